@@ -1,0 +1,105 @@
+"""The errors specdec raises, each with a message that names the thing at fault and the way out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+class SpecdecError(Exception):
+    """Base of every error specdec raises on purpose."""
+
+
+class ConfigError(SpecdecError):
+    """A configuration value is wrong; the message names the field."""
+
+
+class ModelError(SpecdecError):
+    """A model can not be found, read, verified or fitted in memory."""
+
+
+class UnsupportedModelError(ModelError):
+    """The file is sound, but its architecture or tensor type is not one specdec runs."""
+
+
+class TokenizerMismatchError(ModelError):
+    """Target and draft must share a vocabulary, and do not."""
+
+
+class KernelError(SpecdecError):
+    """The native kernels could not be built, loaded or failed their self-test."""
+
+
+@dataclass(frozen=True)
+class FieldViolation:
+    """One bad field of a request: where it is and what is wrong with it."""
+
+    field: str
+    description: str
+
+
+class RequestError(SpecdecError):
+    """A request was refused. ``reason`` is the upper-case machine-readable cause."""
+
+    reason = "REQUEST_FAILED"
+
+
+class InvalidRequestError(RequestError):
+    """One or more fields of a request are invalid; every bad one is listed in ``violations``."""
+
+    reason = "INVALID_ARGUMENT"
+
+    def __init__(self, violations: list[FieldViolation]) -> None:
+        self.violations = violations
+        super().__init__("; ".join(f"{v.field}: {v.description}" for v in violations))
+
+
+class PromptTooLongError(RequestError):
+    """The prompt and the room for one token do not fit the model's context or the KV cache."""
+
+    reason = "CONTEXT_LENGTH_EXCEEDED"
+
+    def __init__(self, limit: int, got: int) -> None:
+        self.limit, self.got = limit, got
+        super().__init__(f"prompt has {got} tokens, the limit is {limit}; shorten the prompt")
+
+
+class QueueFullError(RequestError):
+    """The bounded queue is full; try again after ``retry_after_s``."""
+
+    reason = "QUEUE_FULL"
+
+    def __init__(self, limit: int, retry_after_s: float) -> None:
+        self.limit, self.retry_after_s = limit, retry_after_s
+        super().__init__(f"queue is full ({limit} requests); retry in {retry_after_s:.1f} s")
+
+
+class DuplicateRequestError(RequestError):
+    """A request with this id is already in flight."""
+
+    reason = "DUPLICATE_REQUEST_ID"
+
+
+class EngineDeadError(RequestError):
+    """The engine process died or went silent; it is being restarted."""
+
+    reason = "ENGINE_UNAVAILABLE"
+
+    def __init__(self, message: str = "the engine process stopped; it is being restarted, retry shortly") -> None:
+        super().__init__(message)
+
+
+@dataclass
+class ViolationCollector:
+    """Collects field violations so that a refusal names every bad field at once."""
+
+    violations: list[FieldViolation] = field(default_factory=list)
+
+    def check(self, ok: bool, name: str, description: str) -> None:
+        """Record a violation of ``name`` unless ``ok``."""
+        if not ok:
+            self.violations.append(FieldViolation(name, description))
+
+    def raise_if_any(self) -> None:
+        """Raise :class:`InvalidRequestError` when anything was recorded."""
+        if self.violations:
+            raise InvalidRequestError(self.violations)

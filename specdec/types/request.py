@@ -1,0 +1,96 @@
+"""What a request asks for. Every field is validated once, at admission (`specdec.engine.validation`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen from the logits (DESIGN section 4).
+
+    ``temperature`` 0 is greedy (lowest id wins ties). ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 are off.
+    ``seed`` None: the engine draws one and reports it in :class:`~specdec.types.Started`.
+    ``n`` samples share the prompt; sample i uses the seed derived from (seed, i); sample 0 uses ``seed`` itself.
+    ``allowed_token_ids`` empty: all allowed. ``repetition_penalty`` divides positive and multiplies negative
+    logits of tokens seen in prompt or output; presence and frequency penalties count output tokens only.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    seed: int | None = None
+    n: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class StoppingParams:
+    """When to stop. ``max_tokens`` None: up to the context limit. Stop tokens and strings are cut from the
+    text unless ``include_stop``. Below ``min_tokens`` EOS and stop token ids are masked out of the logits and
+    stop strings are not looked for."""
+
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop: bool = False
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OutputParams:
+    """What comes back. ``logprobs`` None: none; k >= 0: the chosen token's and the top k's log-probabilities
+    of the model's unprocessed logits. ``text`` False: token ids only."""
+
+    logprobs: int | None = None
+    text: bool = True
+    skip_special_tokens: bool = True
+
+
+class SpeculationMode(StrEnum):
+    """AUTO lets the controller decide, OFF is plain decode, ON always drafts the caps given."""
+
+    AUTO = "auto"
+    OFF = "off"
+    ON = "on"
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationParams:
+    """Per-request control of speculation; None leaves a choice to the engine's configuration.
+
+    ``max_nodes`` caps the draft nodes of one tree (without the pending token), ``max_depth`` its depth,
+    ``width`` the children per node; ``drafters`` names which drafters may propose.
+    """
+
+    mode: SpeculationMode = SpeculationMode.AUTO
+    drafters: tuple[str, ...] | None = None
+    max_nodes: int | None = None
+    max_depth: int | None = None
+    width: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request as the engine takes it. ``deadline_s`` is seconds from arrival at the engine (None: none).
+
+    ``cache_salt`` separates prefix caches: requests share cached prefixes only with an equal salt.
+    ``max_tokens`` 0 in ``stopping`` means prefill only: warm the prefix cache, emit no token.
+    """
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    stopping: StoppingParams = field(default_factory=StoppingParams)
+    output: OutputParams = field(default_factory=OutputParams)
+    speculation: SpeculationParams = field(default_factory=SpeculationParams)
+    priority: int = 0
+    deadline_s: float | None = None
+    cache_salt: str = ""
