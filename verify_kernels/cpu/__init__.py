@@ -1,1 +1,1 @@
-"""TBD"""
+"""Native CPU kernels: C++ sources in `csrc`, how they are built, and their ctypes bindings."""

@@ -1,0 +1,112 @@
+"""A decoder-only transformer as a list of bound kernels: built once, run per step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specdec.models.kv_pool import KvPool
+from specdec.models.model_config import ModelConfig
+from specdec.models.rope import rope_tables
+from specdec.models.weights import LayerWeights, ModelWeights
+from verify_kernels.attention_spec import AttentionSpec
+from verify_kernels.backend import Backend, BatchOp, RowsOp
+from verify_kernels.forward_batch import ForwardBatch
+from verify_kernels.linear_spec import LinearSpec
+
+
+class Decoder:
+    """Runs a model's forward pass over a `ForwardBatch`.
+
+    Buffers for ``max_rows`` rows and ``max_logit_rows`` rows of logits are allocated here; a step allocates
+    nothing that grows with context. Results of `forward` are views, valid until the next call.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: ModelWeights,
+        backend: Backend,
+        pool: KvPool,
+        *,
+        max_rows: int,
+        max_logit_rows: int,
+        max_positions: int,
+    ) -> None:
+        self.config, self.weights, self.backend, self.pool = config, weights, backend, pool
+        self.max_rows, self.max_logit_rows, self.max_positions = max_rows, max_logit_rows, max_positions
+        widest = max(config.hidden_size, config.intermediate_size, config.q_size)
+        backend.reserve(max_rows, widest, config.q_size)
+        self._x = torch.zeros(max_rows, config.hidden_size)
+        self._qkv = torch.zeros(max_rows, config.q_size + 2 * config.kv_size)
+        self._attended = torch.zeros(max_rows, config.q_size)
+        self._gate_up = torch.zeros(max_rows, 2 * config.intermediate_size)
+        self._chosen = torch.zeros(max_logit_rows, config.hidden_size)
+        self._logits = torch.zeros(max_logit_rows, config.vocab_size)
+        self._tables = {
+            local: rope_tables(config.rope, config.head_dim, max_positions, local=local) for local in (False, True)
+        }
+        self._layers = [self._bind(i, layer) for i, layer in enumerate(weights.layers)]
+        self._lm_head = backend.linear(
+            LinearSpec(
+                weights.lm_head, self._chosen, self._logits, "rms", "store", weights.final_norm, None, config.norm_eps
+            )
+        )
+
+    def _bind(self, index: int, layer: LayerWeights) -> tuple[RowsOp, BatchOp, RowsOp, RowsOp, RowsOp]:
+        c, linear = self.config, self.backend.linear
+        sliding = bool(c.sliding_layers and c.sliding_layers[index])
+        cos, sin = self._tables[sliding]
+        k_pool, v_pool = self.pool.layer(index)
+        post = "norm_add" if c.post_norms else "add"
+        gate = "silu" if c.activation == "silu" else "gelu"
+        return (
+            linear(LinearSpec(layer.qkv, self._x, self._qkv, "rms", "store", layer.attn_norm, None, c.norm_eps)),
+            self.backend.attention(
+                AttentionSpec(
+                    c.n_heads, c.n_kv_heads, c.head_dim, c.attn_scale, c.norm_eps,
+                    (c.sliding_window or 0) if sliding else 0, layer.q_norm, layer.k_norm,
+                    cos, sin, self._qkv, self._attended, k_pool, v_pool,
+                )  # fmt: skip
+            ),
+            linear(LinearSpec(layer.o, self._attended, self._x, "none", post, None, layer.attn_post_norm, c.norm_eps)),
+            linear(LinearSpec(layer.gate_up, self._x, self._gate_up, "rms", "store", layer.mlp_norm, None, c.norm_eps)),
+            linear(LinearSpec(layer.down, self._gate_up, self._x, gate, post, None, layer.mlp_post_norm, c.norm_eps)),
+        )
+
+    def forward(self, batch: ForwardBatch, logit_rows: Sequence[int]) -> Tensor:
+        """Compute every row, write its KV, and return logits float32 [len(logit_rows), vocab] of the rows named.
+
+        Raises:
+            ValueError: more rows, logit rows or positions than the buffers hold, or a token id out of range.
+        """
+        self._check(batch, logit_rows)
+        rows = batch.rows
+        self.backend.embed(self.weights.embed, batch.tokens, self.config.embed_scale, self._x)
+        for qkv, attention, o, gate_up, down in self._layers:
+            qkv(rows)
+            attention(batch)
+            o(rows)
+            gate_up(rows)
+            down(rows)
+        if not logit_rows:
+            return self._logits[:0]
+        self.backend.gather_rows(self._x, np.asarray(logit_rows, np.int32), self._chosen)
+        self._lm_head(len(logit_rows))
+        return self._logits[: len(logit_rows)]
+
+    def _check(self, batch: ForwardBatch, logit_rows: Sequence[int]) -> None:
+        if batch.rows > self.max_rows:
+            raise ValueError(f"batch: {batch.rows} rows, the buffers hold {self.max_rows}")
+        if len(logit_rows) > self.max_logit_rows:
+            raise ValueError(f"logit_rows: {len(logit_rows)} rows, the buffers hold {self.max_logit_rows}")
+        last = int((batch.entry_ctx[batch.entry_of] + batch.depth).max())
+        if last >= self.max_positions:
+            raise ValueError(f"batch: position {last}, the limit is {self.max_positions - 1}")
+        if int(batch.tokens.min()) < 0 or int(batch.tokens.max()) >= self.config.vocab_size:
+            raise ValueError(f"tokens: ids must lie in [0, {self.config.vocab_size})")
+        if int(batch.page_table.min()) < 0 or int(batch.page_table.max()) >= self.pool.pages:
+            raise ValueError(f"page_table: ids must lie in [0, {self.pool.pages})")

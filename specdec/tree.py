@@ -1,0 +1,106 @@
+"""The token tree of one sequence: what the drafters propose and one forward verifies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+MAX_NODES = 64
+
+
+class TokenTree:
+    """Nodes in topological order; node 0 is the pending token (committed, its KV not yet computed).
+
+    tokens, parents (-1 for the root), depths, scores (estimated log-probability that the node is reached) and
+    sources (the drafter that proposed it, "" for the root) are parallel lists. Children of a node hold distinct
+    tokens: adding one again raises its score, so proposals of several drafters merge into one trie.
+    One node is plain decode.
+    """
+
+    __slots__ = ("_children", "depths", "parents", "scores", "sources", "tokens")
+
+    def __init__(self, pending: int) -> None:
+        self.tokens = [pending]
+        self.parents = [-1]
+        self.depths = [0]
+        self.scores = [0.0]
+        self.sources = [""]
+        self._children: dict[tuple[int, int], int] = {}
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def add(self, parent: int, token: int, score: float, source: str) -> int:
+        """Add ``token`` under ``parent``, or find it there; returns its node. Its score is the best given.
+
+        Raises:
+            ValueError: ``parent`` is not a node, or the tree is full.
+        """
+        known = self._children.get((parent, token))
+        if known is not None:
+            self.scores[known] = max(self.scores[known], score)
+            return known
+        if not 0 <= parent < len(self.tokens):
+            raise ValueError(f"parent: {parent} is not a node of a tree of {len(self.tokens)}")
+        if len(self.tokens) >= MAX_NODES:
+            raise ValueError(f"tree: holds at most {MAX_NODES} nodes")
+        node = len(self.tokens)
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.depths.append(self.depths[parent] + 1)
+        self.scores.append(score)
+        self.sources.append(source)
+        self._children[parent, token] = node
+        return node
+
+    def child(self, node: int, token: int) -> int | None:
+        """The child of ``node`` that holds ``token``, if there is one."""
+        return self._children.get((node, token))
+
+    def path(self, node: int) -> list[int]:
+        """Nodes from the root's child down to ``node``; empty for the root."""
+        nodes = []
+        while node > 0:
+            nodes.append(node)
+            node = self.parents[node]
+        return nodes[::-1]
+
+    def path_tokens(self, node: int) -> list[int]:
+        """Tokens from the root's child down to ``node``."""
+        return [self.tokens[n] for n in self.path(node)]
+
+    def best(self, limit: int) -> TokenTree:
+        """At most ``limit`` draft nodes of highest score, in depth-first order, best child first.
+
+        A node's score is capped by its parent's, so the best nodes always form a tree; in this order the likely
+        path lies at slots that are its positions, and its KV needs no move when accepted.
+        """
+        capped = list(self.scores)
+        for node in range(1, len(self.tokens)):
+            capped[node] = min(capped[node], capped[self.parents[node]])
+        # Stable in topological order: at equal scores a parent precedes its child.
+        kept = sorted(range(1, len(self.tokens)), key=lambda n: -capped[n])[:limit]
+        children: dict[int, list[int]] = {}
+        for node in kept:
+            children.setdefault(self.parents[node], []).append(node)
+        out = TokenTree(self.tokens[0])
+        stack = [(node, 0) for node in reversed(children.get(0, []))]
+        while stack:
+            node, parent = stack.pop()
+            new = out.add(parent, self.tokens[node], capped[node], self.sources[node])
+            stack.extend((child, new) for child in reversed(children.get(node, [])))
+        return out
+
+
+def check_tree(tokens: Sequence[int], parents: Sequence[int], vocab_size: int) -> None:
+    """Check what a drafter handed over.
+
+    Raises:
+        ValueError: lengths differ, a parent does not precede its child, or a token is no id of the vocabulary.
+    """
+    if len(tokens) != len(parents):
+        raise ValueError(f"tree: {len(tokens)} tokens but {len(parents)} parents")
+    for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
+        if not -1 <= parent < node or (parent == -1) != (node == 0):
+            raise ValueError(f"parents: node {node} names parent {parent}")
+        if not 0 <= token < vocab_size:
+            raise ValueError(f"tokens: node {node} holds {token}, the vocabulary ends at {vocab_size}")

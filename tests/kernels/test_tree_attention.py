@@ -1,0 +1,132 @@
+"""Tree attention: against the torch twin, and the promise that a node's bits do not depend on its company."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.kernels.batches import random_batch
+from tests.kernels.natives import native_backend
+from verify_kernels.attention_spec import AttentionSpec
+from verify_kernels.backend import Backend
+from verify_kernels.forward_batch import NEVER, BatchEntry, ForwardBatch
+from verify_kernels.reference_backend import ReferenceBackend
+
+PAGES, MAX_ROWS, POSITIONS = 24, 96, 1024
+
+
+def make_spec(heads: int, kv_heads: int, dim: int, window: int, qk_norm: bool, seed: int = 0) -> AttentionSpec:
+    g = torch.Generator().manual_seed(seed)
+    angles = torch.outer(torch.arange(POSITIONS), 10000.0 ** -(torch.arange(0, dim, 2) / dim))
+    norm = torch.rand(dim, generator=g) + 0.5 if qk_norm else None
+    return AttentionSpec(
+        heads, kv_heads, dim, dim**-0.5, 1e-6, window, norm, norm, angles.cos(), angles.sin(),
+        torch.randn(MAX_ROWS, (heads + 2 * kv_heads) * dim, generator=g),
+        torch.zeros(MAX_ROWS, heads * dim),
+        torch.randn(PAGES, kv_heads, dim, 64, generator=g),
+        torch.randn(PAGES, kv_heads, 64, dim, generator=g),
+    )  # fmt: skip
+
+
+def run(backend: Backend, spec: AttentionSpec, batch: ForwardBatch) -> torch.Tensor:
+    backend.reserve(MAX_ROWS, 64, spec.n_heads * spec.head_dim)
+    fresh = dataclasses.replace(
+        spec, out=torch.zeros_like(spec.out), k_pool=spec.k_pool.clone(), v_pool=spec.v_pool.clone()
+    )
+    backend.attention(fresh)(batch)
+    return fresh.out[: batch.rows]
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 64), (9, 3, 64), (12, 2, 128), (4, 1, 256), (5, 1, 80)])
+@pytest.mark.parametrize("window", [0, 100])
+def test_native_matches_reference(heads: int, kv_heads: int, dim: int, window: int) -> None:
+    rng = np.random.default_rng(heads * dim + window)
+    batch, _ = random_batch(rng, [(130, 0, 7), (0, 20, 3), (63, 2, 9), (200, 0, 0)], PAGES, 10)
+    spec = make_spec(heads, kv_heads, dim, window, qk_norm=dim == 64)
+    expected = run(ReferenceBackend(1), spec, batch)
+    got = run(native_backend(), spec, batch)
+    assert torch.allclose(got, expected, rtol=1e-4, atol=2e-6)
+
+
+def replay_plainly(spec: AttentionSpec, entry: BatchEntry, qkv: torch.Tensor, node: int, threads: int) -> torch.Tensor:
+    """Decode the path to ``node`` one row at a time on an otherwise empty batch; its output."""
+    path = [node]
+    while entry.parents[path[0]] >= 0:
+        path.insert(0, entry.parents[path[0]])
+    backend = native_backend(threads)
+    backend.reserve(MAX_ROWS, 64, spec.n_heads * spec.head_dim)
+    own = dataclasses.replace(
+        spec, qkv=torch.zeros_like(spec.qkv), out=torch.zeros_like(spec.out),
+        k_pool=spec.k_pool.clone(), v_pool=spec.v_pool.clone(),
+    )  # fmt: skip
+    op = backend.attention(own)
+    for depth, row in enumerate(path):
+        own.qkv[0] = qkv[row]
+        op(ForwardBatch.build([BatchEntry([0], [-1], entry.ctx + depth, entry.pages)]))
+    return own.out[0].clone()
+
+
+@settings(max_examples=40)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    shapes=st.lists(
+        st.tuples(st.integers(0, 200), st.integers(0, 12), st.integers(0, 15)), min_size=1, max_size=3
+    ),
+    geometry=st.sampled_from([(4, 2, 16, 0), (6, 1, 64, 0), (3, 3, 80, 0), (4, 2, 16, 70), (4, 1, 32, 3)]),
+    threads=st.integers(1, 3),
+)  # fmt: skip
+def test_tree_nodes_equal_plain_decode_bitwise(
+    seed: int, shapes: list[tuple[int, int, int]], geometry: tuple[int, int, int, int], threads: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    heads, kv_heads, dim, window = geometry
+    batch, entries = random_batch(rng, shapes, PAGES, 10)
+    spec = make_spec(heads, kv_heads, dim, window, qk_norm=bool(seed % 2), seed=seed % 1000)
+    got = run(native_backend(threads), spec, batch)
+    for index, entry in enumerate(entries):
+        first = int(batch.entry_start[index])
+        rows = len(entry.tokens)
+        for node in {0, rows - 1, int(rng.integers(rows))}:
+            plain = replay_plainly(spec, entry, spec.qkv[first : first + rows], node, 1 + seed % 2)
+            assert torch.equal(got[first + node], plain), f"entry {index} node {node}"
+
+
+def test_batch_metadata() -> None:
+    # root 0 with children 1 and 3; 2 under 1; 4 under 3
+    batch = ForwardBatch.build([BatchEntry([5, 6, 7, 8, 9], [-1, 0, 1, 0, 3], 10, [3])])
+    assert batch.depth.tolist() == [0, 1, 2, 1, 2]
+    assert batch.diverge.tolist() == [NEVER, NEVER, NEVER, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        (BatchEntry([], [], 0, [0]), "entry"),
+        (BatchEntry([1, 2], [-1, 1], 0, [0]), "parents"),
+        (BatchEntry([1, 2], [-1, -1], 0, [0]), "parents"),
+        (BatchEntry([1, 2], [-1, 0], 63, [0]), "pages"),
+    ],
+)
+def test_bad_entries_are_refused(entry: BatchEntry, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ForwardBatch.build([entry])
+
+
+def test_move_kv_equals_reference() -> None:
+    k = torch.randn(2, 6, 2, 16, 64)
+    v = torch.randn(2, 6, 2, 64, 16)
+    source = np.asarray([64 * 3 + 5, 64 * 3 + 9, 64 * 1 + 2], np.int64)
+    target = np.asarray([64 * 3 + 3, 64 * 3 + 5, 64 * 3 + 9], np.int64)
+    pools = []
+    for backend in (native_backend(), ReferenceBackend(1)):
+        own_k, own_v = k.clone(), v.clone()
+        backend.move_kv(own_k, own_v, source, target)
+        pools.append((own_k, own_v))
+    assert torch.equal(pools[0][0], pools[1][0])
+    assert torch.equal(pools[0][1], pools[1][1])
+    assert not torch.equal(pools[0][0], k)

@@ -1,0 +1,287 @@
+// A row's keys are reduced in logical order, in blocks at absolute multiples of 64, whatever the slots they lie
+// in and whoever else is in the batch: a tree node gets bitwise what plain decode would give it.
+#include "attention.h"
+
+#include <atomic>
+#include <cmath>
+
+#include "parallel.h"
+#include "prologue.h"
+#include "vec.h"
+
+namespace sd {
+namespace {
+
+constexpr int BLOCK = 64;      // keys per block = tokens per page
+constexpr int MAX_HEADS = 4;   // query heads of one node computed together
+constexpr int MAX_DIM = 256;
+constexpr int NODE_BLOCK = 8;  // nodes of one unit: a K/V block stays in cache while they all read it
+constexpr int MAX_PATH = 64;   // path keys a block can hold
+
+struct State {  // running softmax of one (node, head)
+  float peak, sum;
+  float acc[MAX_DIM];
+};
+
+struct Patch {  // keys of a block that are not where their position says
+  int n = 0;
+  int lane[MAX_PATH];
+  const float* k[MAX_PATH];  // element d at k[d * BLOCK]
+  const float* v[MAX_PATH];
+};
+
+// scores[h][0..63] = q_h . K of one block.
+template <int H>
+void block_scores(const float* k, const float* const* q, int dim, float (*scores)[BLOCK]) {
+  v16 s[H][4];
+  for (int h = 0; h < H; ++h)
+    for (int j = 0; j < 4; ++j) s[h][j] = splat(0);
+  for (int d = 0; d < dim; ++d, k += BLOCK) {
+    const v16 k0 = load16(k), k1 = load16(k + 16), k2 = load16(k + 32), k3 = load16(k + 48);
+    for (int h = 0; h < H; ++h) {
+      const v16 x = splat(q[h][d]);
+      s[h][0] = fma16(x, k0, s[h][0]);
+      s[h][1] = fma16(x, k1, s[h][1]);
+      s[h][2] = fma16(x, k2, s[h][2]);
+      s[h][3] = fma16(x, k3, s[h][3]);
+    }
+  }
+  for (int h = 0; h < H; ++h)
+    for (int j = 0; j < 4; ++j) store16(&scores[h][16 * j], s[h][j]);
+}
+
+// The same sum as one lane of block_scores, for patched keys; several heads at once hide the latency.
+template <int H>
+void patch_scores(const Patch& patch, const float* const* q, int dim, float (*scores)[BLOCK]) {
+  for (int i = 0; i < patch.n; ++i) {
+    float s[H] = {0};
+    for (int d = 0; d < dim; ++d) {
+      const float x = patch.k[i][(int64_t)d * BLOCK];
+      for (int h = 0; h < H; ++h) s[h] = fma1(q[h][d], x, s[h]);
+    }
+    for (int h = 0; h < H; ++h) scores[h][patch.lane[i]] = s[h];
+  }
+}
+
+// acc_h += sum_j p_h[j] V[j] over keys [lo, hi), j ascending.
+template <int H>
+void add_values(const float* const* v, float (*p)[BLOCK], int lo, int hi, int dim, State* const* state) {
+  int d = 0;
+  for (; d + 64 <= dim; d += 64) {
+    v16 a[H][4];
+    for (int h = 0; h < H; ++h)
+      for (int j = 0; j < 4; ++j) a[h][j] = load16(state[h]->acc + d + 16 * j);
+    for (int key = lo; key < hi; ++key) {
+      const float* row = v[key] + d;
+      const v16 v0 = load16(row), v1 = load16(row + 16), v2 = load16(row + 32), v3 = load16(row + 48);
+      for (int h = 0; h < H; ++h) {
+        const v16 x = splat(p[h][key]);
+        a[h][0] = fma16(x, v0, a[h][0]);
+        a[h][1] = fma16(x, v1, a[h][1]);
+        a[h][2] = fma16(x, v2, a[h][2]);
+        a[h][3] = fma16(x, v3, a[h][3]);
+      }
+    }
+    for (int h = 0; h < H; ++h)
+      for (int j = 0; j < 4; ++j) store16(state[h]->acc + d + 16 * j, a[h][j]);
+  }
+  for (; d < dim; ++d)
+    for (int h = 0; h < H; ++h)
+      for (int key = lo; key < hi; ++key) state[h]->acc[d] = fma1(p[h][key], v[key][d], state[h]->acc[d]);
+}
+
+// Turns scores into probabilities relative to the running peak; keys outside [lo, hi) count for nothing.
+void softmax_block(float* scores, int lo, int hi, int dim, State& state) {
+  for (int j = 0; j < lo; ++j) scores[j] = -INFINITY;
+  for (int j = hi; j < BLOCK; ++j) scores[j] = -INFINITY;
+  const v16 top = max16(max16(load16(scores), load16(scores + 16)), max16(load16(scores + 32), load16(scores + 48)));
+  const float block_peak = hmax16(top), peak = block_peak > state.peak ? block_peak : state.peak;
+  const float shrink = exp1(state.peak - peak);
+  v16 sum = splat(0);
+  for (int j = 0; j < BLOCK; j += 16) {
+    const v16 p = exp16(load16(scores + j) - splat(peak));
+    store16(scores + j, p);
+    sum = sum + p;
+  }
+  state.sum = fma1(state.sum, shrink, sum16(sum));
+  state.peak = peak;
+  if (shrink != 1.0f)
+    for (int d = 0; d < dim; ++d) state.acc[d] *= shrink;
+}
+
+template <int H>
+void heads_block(const float* k, const float* const* v, const Patch& patch, int lo, int hi, int dim,
+                 const float* const* q, State* const* state) {
+  alignas(64) float scores[H][BLOCK];
+  block_scores<H>(k, q, dim, scores);
+  if (patch.n) patch_scores<H>(patch, q, dim, scores);
+  for (int h = 0; h < H; ++h) softmax_block(scores[h], lo, hi, dim, *state[h]);
+  add_values<H>(v, scores, lo, hi, dim, state);
+}
+
+void attend_block(const float* k, const float* const* v, const Patch& patch, int lo, int hi, int dim, int heads,
+                  const float* q0, State* state0) {
+  const float* q[MAX_HEADS];
+  State* state[MAX_HEADS];
+  for (int h = 0; h < heads; ++h) q[h] = q0 + h * dim, state[h] = state0 + h;
+  switch (heads) {
+    case 1: heads_block<1>(k, v, patch, lo, hi, dim, q, state); break;
+    case 2: heads_block<2>(k, v, patch, lo, hi, dim, q, state); break;
+    case 3: heads_block<3>(k, v, patch, lo, hi, dim, q, state); break;
+    default: heads_block<4>(k, v, patch, lo, hi, dim, q, state);
+  }
+}
+
+// Norm and rotate one head in place of a copy: out = rope(norm(x)) * scale.
+void rotate_head(const float* x, const float* norm, float eps, const float* cos, const float* sin, int dim,
+                 float scale, float* out) {
+  float y[MAX_DIM];
+  if (norm) rms_norm(x, norm, dim, eps, y);
+  else memcpy(y, x, dim * 4);
+  const int half = dim / 2;
+  for (int i = 0; i < half; ++i) {
+    const float a = y[i], b = y[i + half];
+    out[i] = (a * cos[i] - b * sin[i]) * scale;
+    out[i + half] = (b * cos[i] + a * sin[i]) * scale;
+  }
+}
+
+void write_row(const sd_attention_args& a, const sd_batch& b, int row) {
+  const int dim = a.head_dim, entry = b.entry_of[row], ctx = b.entry_ctx[entry];
+  const int position = ctx + b.depth[row], slot = ctx + (row - b.entry_start[entry]);
+  const int64_t page = b.page_table[(int64_t)entry * b.max_pages + slot / BLOCK];
+  const int lane = slot % BLOCK;
+  const float *cos = a.cos + (int64_t)position * (dim / 2), *sin = a.sin + (int64_t)position * (dim / 2);
+  const float* x = a.qkv + (int64_t)row * (a.n_heads + 2 * a.n_kv_heads) * dim;
+  float* q = a.q + (int64_t)row * a.n_heads * dim;
+  for (int h = 0; h < a.n_heads; ++h, x += dim)
+    rotate_head(x, a.q_norm, a.eps, cos, sin, dim, a.scale, q + h * dim);
+  for (int h = 0; h < a.n_kv_heads; ++h, x += dim) {
+    float k[MAX_DIM];
+    rotate_head(x, a.k_norm, a.eps, cos, sin, dim, 1.0f, k);
+    float* out = a.k_pool + (page * a.n_kv_heads + h) * dim * BLOCK + lane;
+    for (int d = 0; d < dim; ++d) out[(int64_t)d * BLOCK] = k[d];
+  }
+  for (int h = 0; h < a.n_kv_heads; ++h, x += dim)
+    memcpy(a.v_pool + ((page * a.n_kv_heads + h) * BLOCK + lane) * dim, x, dim * 4);
+}
+
+struct View {  // one entry's cache as one KV head sees it
+  const sd_attention_args& a;
+  const int32_t* pages;
+  int head;
+  const float* k(int block) const {
+    return a.k_pool + ((int64_t)pages[block] * a.n_kv_heads + head) * a.head_dim * BLOCK;
+  }
+  const float* v(int block) const {
+    return a.v_pool + ((int64_t)pages[block] * a.n_kv_heads + head) * BLOCK * a.head_dim;
+  }
+};
+
+// The path keys of `row` that fall into `block` and are not at their position's slot.
+void collect_patch(const View& view, const sd_batch& b, int row, int block, const float** v, Patch& patch) {
+  const int entry = b.entry_of[row], first = b.entry_start[entry], ctx = b.entry_ctx[entry];
+  patch.n = 0;
+  for (int j = row - first; j >= 0 && b.depth[first + j] >= b.diverge[row]; j = b.parent[first + j]) {
+    const int position = ctx + b.depth[first + j], slot = ctx + j;
+    if (position / BLOCK != block) continue;
+    const int i = patch.n++;
+    patch.lane[i] = position % BLOCK;
+    patch.k[i] = view.k(slot / BLOCK) + slot % BLOCK;
+    patch.v[i] = view.v(slot / BLOCK) + (int64_t)(slot % BLOCK) * view.a.head_dim;
+    v[patch.lane[i]] = patch.v[i];
+  }
+}
+
+// One unit: nodes [begin, end) of one entry, query heads [head, head + heads) of one KV head.
+void attend_unit(const sd_attention_args& a, const sd_batch& b, int begin, int end, int kv_head, int head, int heads,
+                 State (*state)[MAX_HEADS]) {
+  const int entry = b.entry_of[begin], ctx = b.entry_ctx[entry], dim = a.head_dim;
+  const View view{a, b.page_table + (int64_t)entry * b.max_pages, kv_head};
+  int last = 0;
+  for (int row = begin; row < end; ++row) {
+    last = ctx + b.depth[row] > last ? ctx + b.depth[row] : last;
+    for (int h = 0; h < heads; ++h) {
+      State& s = state[row - begin][h];
+      s.peak = -1e30f, s.sum = 0;
+      memset(s.acc, 0, dim * 4);
+    }
+  }
+  Patch patch;
+  for (int block = 0; block <= last / BLOCK; ++block) {
+    const float *k = view.k(block), *block_v = view.v(block);
+    const float* v[BLOCK];
+    for (int row = begin; row < end; ++row) {
+      const int position = ctx + b.depth[row], base = block * BLOCK;
+      const int floor = a.window && position - a.window + 1 > 0 ? position - a.window + 1 : 0;
+      const int lo = floor > base ? floor - base : 0, hi = position + 1 - base < BLOCK ? position + 1 - base : BLOCK;
+      if (lo >= hi) continue;
+      for (int j = 0; j < BLOCK; ++j) v[j] = block_v + (int64_t)j * dim;
+      patch.n = 0;
+      if (ctx + b.diverge[row] < base + BLOCK && b.diverge[row] <= b.depth[row])
+        collect_patch(view, b, row, block, v, patch);
+      attend_block(k, v, patch, lo, hi, dim, heads, a.q + ((int64_t)row * a.n_heads + head) * dim,
+                   state[row - begin]);
+    }
+  }
+  for (int row = begin; row < end; ++row) {
+    for (int h = 0; h < heads; ++h) {
+      const State& s = state[row - begin][h];
+      float* out = a.out + ((int64_t)row * a.n_heads + head + h) * dim;
+      for (int d = 0; d < dim; ++d) out[d] = s.acc[d] / s.sum;
+    }
+  }
+}
+
+struct Grid {  // how the work is cut; the cut never shows in a result
+  int heads_per_unit, head_units, node_units;
+  int nodes_per_unit;
+};
+
+Grid cut(const sd_attention_args& a, const sd_batch& b) {
+  const int group = a.n_heads / a.n_kv_heads;
+  int heads = group < MAX_HEADS ? group : (group % 4 == 0 ? 4 : group % 3 == 0 ? 3 : group % 2 == 0 ? 2 : MAX_HEADS);
+  // A lone row leaves few units: halve the heads until every thread finds several.
+  while (heads > 1 && b.rows * a.n_kv_heads * ((group + heads - 1) / heads) < 4 * a.threads) heads /= 2;
+  const int head_units = (group + heads - 1) / heads;
+  int nodes = NODE_BLOCK;
+  while (nodes > 1 && (b.rows + nodes - 1) / nodes * a.n_kv_heads * head_units < 4 * a.threads) nodes /= 2;
+  int node_units = 0;
+  for (int e = 0; e < b.entries; ++e) node_units += (b.entry_start[e + 1] - b.entry_start[e] + nodes - 1) / nodes;
+  return {heads, head_units, node_units, nodes};
+}
+
+void run_unit(const sd_attention_args& a, const sd_batch& b, const Grid& grid, int unit, State (*state)[MAX_HEADS]) {
+  const int group = a.n_heads / a.n_kv_heads, per_node = a.n_kv_heads * grid.head_units;
+  int node_unit = unit / per_node, entry = 0;
+  for (;; ++entry) {
+    const int own = (b.entry_start[entry + 1] - b.entry_start[entry] + grid.nodes_per_unit - 1) / grid.nodes_per_unit;
+    if (node_unit < own) break;
+    node_unit -= own;
+  }
+  const int begin = b.entry_start[entry] + node_unit * grid.nodes_per_unit, limit = b.entry_start[entry + 1];
+  const int end = begin + grid.nodes_per_unit < limit ? begin + grid.nodes_per_unit : limit;
+  const int kv_head = unit % per_node / grid.head_units, part = unit % grid.head_units;
+  const int offset = part * grid.heads_per_unit;
+  const int heads = group - offset < grid.heads_per_unit ? group - offset : grid.heads_per_unit;
+  attend_unit(a, b, begin, end, kv_head, kv_head * group + offset, heads, state);
+}
+
+}  // namespace
+}  // namespace sd
+
+extern "C" void sd_attention(const sd_attention_args* args, const sd_batch* batch) {
+  using namespace sd;
+  const sd_attention_args& a = *args;
+  const sd_batch& b = *batch;
+  const Grid grid = cut(a, b);
+  std::atomic<int> next_row{0}, next_unit{0};
+#pragma omp parallel num_threads(a.threads)
+  {
+    State state[NODE_BLOCK][MAX_HEADS];
+    for_units(b.rows, 4, next_row, [&](int row) { write_row(a, b, row); });
+#pragma omp barrier
+    for_units(grid.node_units * a.n_kv_heads * grid.head_units, 1, next_unit,
+              [&](int unit) { run_unit(a, b, grid, unit, state); });
+  }
+}

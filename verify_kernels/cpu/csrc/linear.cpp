@@ -1,0 +1,182 @@
+// y = prologue(x) W^T + b, then stored, added to the residual stream, or normed and added.
+//
+// Every output element is computed by the same sequence of operations whatever the number of rows: rows are
+// blocked only to reuse a loaded weight, never to reorder a sum.
+#include "linear.h"
+
+#include <atomic>
+
+#include "parallel.h"
+#include "prologue.h"
+
+namespace sd {
+namespace {
+
+constexpr int TILE = 64;        // output channels per tile, as packed
+constexpr int ROW_BLOCK = 192;  // rows whose partial sums (64 floats each) stay in cache beside the weights
+constexpr int MAX_MR = 6;       // rows per register block: 6 x 4 accumulators + 4 weights + 1 activation
+
+template <int MR>
+inline void int8_block(const uint8_t* w, const int8_t* q, int64_t ld, int groups, int32_t (*acc)[TILE]) {
+#if defined(__AVX512VNNI__)
+  __m512i sum[MR][4];
+  for (int m = 0; m < MR; ++m)
+    for (int j = 0; j < 4; ++j) sum[m][j] = _mm512_setzero_si512();
+  for (int g = 0; g < groups; ++g) {
+    const __m512i w0 = _mm512_loadu_si512(w), w1 = _mm512_loadu_si512(w + 64);
+    const __m512i w2 = _mm512_loadu_si512(w + 128), w3 = _mm512_loadu_si512(w + 192);
+    w += 256;
+    for (int m = 0; m < MR; ++m) {
+      int32_t four;
+      memcpy(&four, q + m * ld + 4 * g, 4);
+      const __m512i a = _mm512_set1_epi32(four);
+      sum[m][0] = _mm512_dpbusd_epi32(sum[m][0], w0, a);
+      sum[m][1] = _mm512_dpbusd_epi32(sum[m][1], w1, a);
+      sum[m][2] = _mm512_dpbusd_epi32(sum[m][2], w2, a);
+      sum[m][3] = _mm512_dpbusd_epi32(sum[m][3], w3, a);
+    }
+  }
+  for (int m = 0; m < MR; ++m)
+    for (int j = 0; j < 4; ++j) _mm512_storeu_si512(&acc[m][16 * j], sum[m][j]);
+#else
+  for (int m = 0; m < MR; ++m) {
+    memset(acc[m], 0, sizeof(acc[m]));
+    for (int g = 0; g < groups; ++g) {
+      const uint8_t* wg = w + 256 * (int64_t)g;
+      const int8_t* a = q + m * ld + 4 * g;
+      for (int n = 0; n < TILE; ++n)
+        for (int j = 0; j < 4; ++j) acc[m][n] += (int32_t)wg[4 * n + j] * (int32_t)a[j];
+    }
+  }
+#endif
+}
+
+// sums[m] += (acc - offset) * scale for one chunk.
+template <int MR>
+void int8_chunk(const sd_linear_args& a, int tile, int chunk, int row, float* sums) {
+  const int begin = chunk * CHUNK, chunks = (a.k_pad + CHUNK - 1) / CHUNK;
+  const int width = a.k_pad - begin < CHUNK ? a.k_pad - begin : CHUNK;
+  const uint8_t* w = (const uint8_t*)a.weight + ((int64_t)tile * a.k_pad + begin) * TILE;
+  alignas(64) int32_t acc[MR][TILE];
+  int8_block<MR>(w, a.q + (int64_t)row * a.k_pad + begin, a.k_pad, width / 4, acc);
+  for (int m = 0; m < MR; ++m) {
+    const float scale = a.q_scale[(row + m) * chunks + chunk];
+    const int32_t offset = a.q_sum[(row + m) * chunks + chunk];
+    for (int n = 0; n < TILE; ++n) sums[m * TILE + n] += (float)(acc[m][n] - offset) * scale;
+  }
+}
+
+inline v16 weight16(const float* w) { return load16(w); }
+inline v16 weight16(const uint16_t* w) {
+#if defined(__AVX512F__)
+  return (v16)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)w)), 16);
+#else
+  i16v wide;
+  for (int i = 0; i < 16; ++i) wide[i] = (int32_t)((uint32_t)w[i] << 16);
+  return (v16)wide;
+#endif
+}
+
+template <int MR, class W>
+void float_chunk(const sd_linear_args& a, int tile, int chunk, int row, float* sums) {
+  const int begin = chunk * CHUNK, width = a.k - begin < CHUNK ? a.k - begin : CHUNK;
+  const W* w = (const W*)a.weight + ((int64_t)tile * a.k + begin) * TILE;
+  const float* x = a.x + (int64_t)row * a.k_pad + begin;
+  v16 sum[MR][4];
+  for (int m = 0; m < MR; ++m)
+    for (int j = 0; j < 4; ++j) sum[m][j] = load16(sums + m * TILE + 16 * j);
+  for (int i = 0; i < width; ++i, w += TILE) {
+    const v16 w0 = weight16(w), w1 = weight16(w + 16), w2 = weight16(w + 32), w3 = weight16(w + 48);
+    for (int m = 0; m < MR; ++m) {
+      const v16 v = splat(x[m * (int64_t)a.k_pad + i]);
+      sum[m][0] = fma16(v, w0, sum[m][0]);
+      sum[m][1] = fma16(v, w1, sum[m][1]);
+      sum[m][2] = fma16(v, w2, sum[m][2]);
+      sum[m][3] = fma16(v, w3, sum[m][3]);
+    }
+  }
+  for (int m = 0; m < MR; ++m)
+    for (int j = 0; j < 4; ++j) store16(sums + m * TILE + 16 * j, sum[m][j]);
+}
+
+template <int MR>
+void chunk_rows(const sd_linear_args& a, int tile, int chunk, int row, float* sums) {
+  if (a.kind == SD_INT8) int8_chunk<MR>(a, tile, chunk, row, sums);
+  else if (a.kind == SD_BF16) float_chunk<MR, uint16_t>(a, tile, chunk, row, sums);
+  else float_chunk<MR, float>(a, tile, chunk, row, sums);
+}
+
+void chunk_dispatch(const sd_linear_args& a, int tile, int chunk, int row, int mr, float* sums) {
+  switch (mr) {
+    case 1: chunk_rows<1>(a, tile, chunk, row, sums); break;
+    case 2: chunk_rows<2>(a, tile, chunk, row, sums); break;
+    case 3: chunk_rows<3>(a, tile, chunk, row, sums); break;
+    case 4: chunk_rows<4>(a, tile, chunk, row, sums); break;
+    case 5: chunk_rows<5>(a, tile, chunk, row, sums); break;
+    default: chunk_rows<6>(a, tile, chunk, row, sums);
+  }
+}
+
+void finish_tile(const sd_linear_args& a, int tile, int row, int rows, const float* sums) {
+  const int first = tile * TILE, width = a.n - first < TILE ? a.n - first : TILE;
+  const float* scale = a.weight_scale ? a.weight_scale + first : nullptr;
+  const float* bias = a.bias ? a.bias + first : nullptr;
+  const bool staged = a.post == SD_POST_NORM_ADD;
+  float* out = staged ? a.result : a.dst;
+  const int64_t ld = staged ? (int64_t)a.tiles * TILE : a.ld_dst;
+  for (int m = 0; m < rows; ++m) {
+    float y[TILE];
+    memcpy(y, sums + m * TILE, sizeof(y));
+    if (scale) for (int n = 0; n < TILE; ++n) y[n] *= scale[n];
+    if (bias) for (int n = 0; n < TILE; ++n) y[n] += bias[n];
+    float* dst = out + (row + m) * ld + first;
+    if (a.post == SD_POST_ADD) for (int n = 0; n < width; ++n) dst[n] += y[n];
+    else memcpy(dst, y, width * 4);
+  }
+}
+
+void compute_unit(const sd_linear_args& a, int tile, int row, int rows, float* sums) {
+  memset(sums, 0, (size_t)rows * TILE * 4);
+  const int chunks = (a.k_pad + CHUNK - 1) / CHUNK;
+  const int blocks = (rows + MAX_MR - 1) / MAX_MR;
+  for (int c = 0; c < chunks; ++c) {
+    for (int b = 0; b < blocks; ++b) {  // blocks of nearly equal height: 8 rows are 4 + 4, not 6 + 2
+      const int begin = (int64_t)rows * b / blocks, end = (int64_t)rows * (b + 1) / blocks;
+      chunk_dispatch(a, tile, c, row + begin, end - begin, sums + begin * TILE);
+    }
+  }
+  finish_tile(a, tile, row, rows, sums);
+}
+
+void post_norm_row(const sd_linear_args& a, int row) {
+  float* y = a.result + (int64_t)row * a.tiles * TILE;
+  float* dst = a.dst + row * a.ld_dst;
+  const float s = rms_scale(y, a.n, a.eps);
+  for (int i = 0; i < a.n; ++i) dst[i] += y[i] * s * a.post_norm[i];
+}
+
+}  // namespace
+}  // namespace sd
+
+extern "C" void sd_linear(const sd_linear_args* args, int32_t rows) {
+  using namespace sd;
+  const sd_linear_args& a = *args;
+  const int row_blocks = (rows + ROW_BLOCK - 1) / ROW_BLOCK;
+  std::atomic<int> next_row{0}, next_unit{0}, next_norm{0};
+  const int units = a.tiles * row_blocks;
+  const int grain = units > 64 * a.threads ? 4 : 1;
+#pragma omp parallel num_threads(a.threads)
+  {
+    alignas(64) float sums[ROW_BLOCK * TILE];
+    for_units(rows, 1, next_row, [&](int row) { prepare_row(a, row); });
+#pragma omp barrier
+    for_units(units, grain, next_unit, [&](int unit) {
+      const int block = unit / a.tiles, row = block * ROW_BLOCK;
+      compute_unit(a, unit % a.tiles, row, rows - row < ROW_BLOCK ? rows - row : ROW_BLOCK, sums);
+    });
+    if (a.post == SD_POST_NORM_ADD) {
+#pragma omp barrier
+      for_units(rows, 1, next_norm, [&](int row) { post_norm_row(a, row); });
+    }
+  }
+}

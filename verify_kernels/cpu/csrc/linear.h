@@ -1,0 +1,33 @@
+// A linear layer with what comes before it (norm, gate) and after it (bias, residual, norm) in one call.
+#pragma once
+#include <cstdint>
+
+extern "C" {
+
+enum { SD_INT8 = 0, SD_BF16 = 1, SD_FP32 = 2 };
+enum { SD_PRE_NONE = 0, SD_PRE_RMS = 1, SD_PRE_SILU = 2, SD_PRE_GELU = 3 };
+enum { SD_POST_STORE = 0, SD_POST_ADD = 1, SD_POST_NORM_ADD = 2 };
+
+// Mirrors LinearArgs in verify_kernels/cpu/linear.py, field by field.
+struct sd_linear_args {
+  int32_t kind, pre, post, threads;
+  int32_t n, k, k_pad, tiles;
+  int64_t ld_src, ld_dst;  // row strides in floats
+  const void* weight;
+  const float* weight_scale;
+  const float* bias;
+  const float* src;
+  float* dst;
+  const float* pre_norm;
+  const float* post_norm;
+  float eps;
+  float unused;
+  float* x;         // [rows, k_pad] what the product reads (float kinds), or the normed row on its way to int8
+  int8_t* q;        // [rows, k_pad] quantised rows
+  float* q_scale;   // [rows, chunks]
+  int32_t* q_sum;   // [rows, chunks] 128 * sum of the chunk's int8 values
+  float* result;    // [rows, tiles * 64] for SD_POST_NORM_ADD, else unused
+};
+
+void sd_linear(const sd_linear_args* args, int32_t rows);
+}

@@ -1,0 +1,85 @@
+// Row-wise helpers around the layers: embedding lookup, KV rows of an accepted path, and what a machine can read.
+#include <cstdint>
+#include <cstring>
+
+#include "parallel.h"
+#include "vec.h"
+
+namespace {
+
+constexpr int PAGE = 64;
+
+inline float half_to_float(uint16_t h) {
+  const uint32_t sign = (uint32_t)(h & 0x8000) << 16, mantissa = h & 0x3ff;
+  uint32_t exponent = (h >> 10) & 0x1f, bits;
+  if (exponent == 0) {  // zero and subnormals: mantissa * 2^-24 is exact in float
+    float value = (float)mantissa * 5.9604644775390625e-8f;
+    memcpy(&bits, &value, 4);
+  } else {
+    bits = (exponent == 31 ? 0x7f800000u : (exponent + 112) << 23) | (mantissa << 13);
+  }
+  bits |= sign;
+  float out;
+  memcpy(&out, &bits, 4);
+  return out;
+}
+
+}  // namespace
+
+extern "C" {
+
+// out[r] = table[ids[r]] * scale; table float16 (is_half) or float32 [vocab, dim].
+void sd_embed(const void* table, int32_t is_half, int32_t dim, const int32_t* ids, int32_t rows, float scale,
+              float* out) {
+  for (int r = 0; r < rows; ++r) {
+    float* y = out + (int64_t)r * dim;
+    if (is_half) {
+      const uint16_t* x = (const uint16_t*)table + (int64_t)ids[r] * dim;
+      for (int i = 0; i < dim; ++i) y[i] = half_to_float(x[i]) * scale;
+    } else {
+      const float* x = (const float*)table + (int64_t)ids[r] * dim;
+      for (int i = 0; i < dim; ++i) y[i] = x[i] * scale;
+    }
+  }
+}
+
+// out[i] = x[index[i]], rows of `dim` floats.
+void sd_gather_rows(const float* x, int32_t dim, const int32_t* index, int32_t rows, float* out) {
+  for (int r = 0; r < rows; ++r) memcpy(out + (int64_t)r * dim, x + (int64_t)index[r] * dim, (size_t)dim * 4);
+}
+
+// Copies KV of token slots from[i] to to[i] (page * 64 + lane) in every layer, i ascending. An accepted path moves
+// towards the front and its order is kept, so a copy never overwrites a source still to be read.
+void sd_move_kv(float* k_pool, float* v_pool, int32_t layers, int64_t pages, int32_t kv_heads, int32_t dim,
+                const int64_t* from, const int64_t* to, int32_t n) {
+  const int64_t layer_size = pages * kv_heads * dim * PAGE;
+  for (int layer = 0; layer < layers; ++layer) {
+    float *k = k_pool + layer * layer_size, *v = v_pool + layer * layer_size;
+    for (int i = 0; i < n; ++i) {
+      for (int h = 0; h < kv_heads; ++h) {
+        const int64_t src = (from[i] / PAGE * kv_heads + h) * dim * PAGE, a = from[i] % PAGE;
+        const int64_t dst = (to[i] / PAGE * kv_heads + h) * dim * PAGE, b = to[i] % PAGE;
+        for (int d = 0; d < dim; ++d) k[dst + (int64_t)d * PAGE + b] = k[src + (int64_t)d * PAGE + a];
+        memcpy(v + dst + b * dim, v + src + a * dim, (size_t)dim * 4);
+      }
+    }
+  }
+}
+
+// Reads `bytes` (a multiple of 4096) with `threads` threads and returns a checksum: what the memory can deliver.
+uint64_t sd_read_bandwidth(const uint8_t* data, int64_t bytes, int32_t threads) {
+  uint64_t total = 0;
+  std::atomic<int> next{0};
+  const int64_t unit = 1 << 16;
+#pragma omp parallel num_threads(threads) reduction(+ : total)
+  {
+    sd::i16v sum{};
+    sd::for_units((int)(bytes / unit), 4, next, [&](int u) {
+      const sd::i16v* p = (const sd::i16v*)(data + u * unit);
+      for (int64_t i = 0; i < unit / 64; i += 4) sum += (p[i] ^ p[i + 1]) + (p[i + 2] ^ p[i + 3]);
+    });
+    for (int i = 0; i < 16; ++i) total += (uint32_t)sum[i];
+  }
+  return total;
+}
+}

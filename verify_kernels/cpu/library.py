@@ -1,0 +1,93 @@
+"""Builds the native kernels once per machine and source state, and loads them."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import torch  # noqa: F401  loads torch's OpenMP runtime first, so that the process has one thread pool, not two
+
+from specdec.errors import KernelError
+
+SOURCES = Path(__file__).parent / "csrc"
+# -ffp-contract=off: a multiply and an add fuse only where the source says so, so the vector and the scalar
+# paths round alike and a result does not depend on how the compiler laid out a loop.
+FLAGS = ("-O3", "-march=native", "-std=c++20", "-fopenmp", "-ffp-contract=off", "-fno-math-errno", "-w", "-fPIC", "-shared")
+BUILD_TIMEOUT_S = 300
+
+
+@functools.cache
+def load_library(cache_dir: Path) -> ctypes.CDLL:
+    """The compiled kernels, built into ``cache_dir/kernels`` when this machine has none for these sources.
+
+    Raises:
+        KernelError: no C++ compiler, the compiler failed, or the library does not load.
+    """
+    path = build_library(cache_dir)
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise KernelError(f"native kernels {path} do not load: {error}; delete the file to rebuild it") from None
+
+
+def build_library(cache_dir: Path) -> Path:
+    """Compile `csrc` for this very processor unless that was done before; returns the shared library's path."""
+    compiler = shutil.which("g++") or shutil.which("c++")
+    if compiler is None:
+        raise KernelError("no C++ compiler (g++) found; install one, or set engine.kernels to `reference`")
+    folder = cache_dir.expanduser() / "kernels"
+    target = folder / f"specdec-{_fingerprint(compiler)}.so"
+    if target.exists():
+        return target
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "build.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two processes starting at once: the second finds the first one's build
+        if not target.exists():
+            _compile(compiler, folder, target)
+    return target
+
+
+def _compile(compiler: str, folder: Path, target: Path) -> None:
+    sources = sorted(str(p) for p in SOURCES.glob("*.cpp"))
+    handle, scratch = tempfile.mkstemp(suffix=".so", dir=folder)
+    os.close(handle)
+    try:
+        run = subprocess.run(
+            [compiler, *FLAGS, "-o", scratch, *sources], capture_output=True, text=True, timeout=BUILD_TIMEOUT_S
+        )
+        if run.returncode != 0:
+            raise KernelError(f"compiling the native kernels failed:\n{run.stderr[-2000:]}")
+        os.replace(scratch, target)
+    except subprocess.TimeoutExpired:
+        raise KernelError(f"compiling the native kernels took over {BUILD_TIMEOUT_S} s") from None
+    finally:
+        Path(scratch).unlink(missing_ok=True)
+
+
+def _fingerprint(compiler: str) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(SOURCES.iterdir()):
+        digest.update(path.name.encode() + path.read_bytes())
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
+    digest.update("\0".join((version, platform.machine(), _cpu_flags(), *FLAGS)).encode())
+    return digest.hexdigest()[:16]
+
+
+def _cpu_flags() -> str:
+    """The processor's instruction sets: a cache folder may be shared by machines that differ in them."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            for line in file:
+                if line.startswith(("flags", "Features")):
+                    return line
+    except OSError:
+        return platform.processor()
+    return platform.processor()

@@ -1,0 +1,148 @@
+"""The native CPU kernels behind the `Backend` protocol."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from verify_kernels.attention_spec import AttentionSpec
+from verify_kernels.backend import BatchOp, RowsOp
+from verify_kernels.cpu.library import load_library
+from verify_kernels.cpu.structs import AttentionArgs, BatchArgs, LinearArgs
+from verify_kernels.forward_batch import ForwardBatch
+from verify_kernels.linear_spec import LinearSpec
+
+CHUNK = 256  # input channels per activation scale, as in csrc/prologue.h
+_KINDS = {"int8": 0, "bf16": 1, "fp32": 2}
+_PROLOGUES = {"none": 0, "rms": 1, "silu": 2, "gelu": 3}
+_EPILOGUES = {"store": 0, "add": 1, "norm_add": 2}
+
+
+class NativeBackend:
+    """C++ kernels: one call per fused layer, argument records bound once, no allocation in a step.
+
+    Raises:
+        KernelError: the kernels can not be built or loaded here.
+    """
+
+    name = "native"
+
+    def __init__(self, cache_dir: Path, threads: int) -> None:
+        self.threads = threads
+        self._library = load_library(cache_dir)
+        self._batch: tuple[ForwardBatch, BatchArgs] | None = None
+
+    def reserve(self, max_rows: int, max_width: int, max_heads_width: int) -> None:
+        """Allocate scratch shared by every bound layer (layers run one after the other)."""
+        chunks = -(-max_width // CHUNK)
+        wide = -(-max_width // 64) * 64
+        self._x = torch.zeros(max_rows, wide)
+        self._q = torch.zeros(max_rows, wide, dtype=torch.int8)
+        self._q_scale = torch.zeros(max_rows, chunks)
+        self._q_sum = torch.zeros(max_rows, chunks, dtype=torch.int32)
+        self._result = torch.zeros(max_rows, wide)
+        self._heads = torch.zeros(max_rows, max_heads_width)
+        self._max_rows = max_rows
+
+    def linear(self, spec: LinearSpec) -> RowsOp:
+        """Bind a linear layer.
+
+        Raises:
+            ValueError: a buffer does not fit the weight's shape.
+        """
+        weight = spec.weight
+        width = weight.k * (2 if spec.prologue in ("silu", "gelu") else 1)
+        _need("src", spec.src, width)
+        _need("dst", spec.dst, weight.n)
+        if weight.k > self._x.shape[1] or (spec.epilogue == "norm_add" and weight.n > self._result.shape[1]):
+            raise ValueError(f"weight: {weight.n} x {weight.k} exceeds the reserved scratch")
+        k_pad = weight.data.shape[1] * 4 if weight.kind == "int8" else weight.k
+        args = LinearArgs(
+            kind=_KINDS[weight.kind], pre=_PROLOGUES[spec.prologue], post=_EPILOGUES[spec.epilogue],
+            threads=self.threads, n=weight.n, k=weight.k, k_pad=k_pad, tiles=weight.tiles,
+            ld_src=spec.src.stride(0), ld_dst=spec.dst.stride(0),
+            weight=weight.data.data_ptr(), weight_scale=_pointer(weight.scale), bias=_pointer(weight.bias),
+            src=spec.src.data_ptr(), dst=spec.dst.data_ptr(),
+            pre_norm=_pointer(spec.pre_norm), post_norm=_pointer(spec.post_norm), eps=spec.eps,
+            x=self._x.data_ptr(), q=self._q.data_ptr(), q_scale=self._q_scale.data_ptr(),
+            q_sum=self._q_sum.data_ptr(), result=self._result.data_ptr(),
+        )  # fmt: skip
+        run, pointer = self._library.sd_linear, ctypes.byref(args)
+
+        def op(rows: int, _keep: tuple[object, ...] = (spec, args)) -> None:
+            run(pointer, rows)
+
+        return op
+
+    def attention(self, spec: AttentionSpec) -> BatchOp:
+        """Bind a layer's attention.
+
+        Raises:
+            ValueError: the head size is not supported, or a buffer does not fit.
+        """
+        if spec.head_dim > 256 or spec.head_dim % 2:
+            raise ValueError(f"head_dim: must be even and at most 256, got {spec.head_dim}")
+        if spec.n_heads % spec.n_kv_heads:
+            raise ValueError(f"n_heads: {spec.n_heads} is not a multiple of n_kv_heads {spec.n_kv_heads}")
+        _need("qkv", spec.qkv, (spec.n_heads + 2 * spec.n_kv_heads) * spec.head_dim)
+        _need("out", spec.out, spec.n_heads * spec.head_dim)
+        args = AttentionArgs(
+            n_heads=spec.n_heads, n_kv_heads=spec.n_kv_heads, head_dim=spec.head_dim, window=spec.window,
+            threads=self.threads, scale=spec.scale, eps=spec.eps,
+            q_norm=_pointer(spec.q_norm), k_norm=_pointer(spec.k_norm),
+            cos=spec.cos.data_ptr(), sin=spec.sin.data_ptr(), qkv=spec.qkv.data_ptr(), q=self._heads.data_ptr(),
+            out=spec.out.data_ptr(), k_pool=spec.k_pool.data_ptr(), v_pool=spec.v_pool.data_ptr(),
+        )  # fmt: skip
+        run, pointer = self._library.sd_attention, ctypes.byref(args)
+
+        def op(batch: ForwardBatch, _keep: tuple[object, ...] = (spec, args)) -> None:
+            run(pointer, ctypes.byref(self._batch_args(batch)))
+
+        return op
+
+    def _batch_args(self, batch: ForwardBatch) -> BatchArgs:
+        if self._batch is None or self._batch[0] is not batch:  # the first layer converts, the others reuse
+            args = BatchArgs(
+                rows=batch.rows, entries=batch.entry_ctx.shape[0], max_pages=batch.page_table.shape[1],
+                entry_start=batch.entry_start.ctypes.data, entry_ctx=batch.entry_ctx.ctypes.data,
+                page_table=batch.page_table.ctypes.data, entry_of=batch.entry_of.ctypes.data,
+                parent=batch.parent.ctypes.data, depth=batch.depth.ctypes.data, diverge=batch.diverge.ctypes.data,
+            )  # fmt: skip
+            self._batch = (batch, args)
+        return self._batch[1]
+
+    def embed(self, table: Tensor, tokens: NDArray[np.int32], scale: float, out: Tensor) -> None:
+        """Look up token embeddings."""
+        self._library.sd_embed(
+            ctypes.c_void_p(table.data_ptr()), int(table.dtype == torch.float16), table.shape[1],
+            ctypes.c_void_p(tokens.ctypes.data), len(tokens), ctypes.c_float(scale), ctypes.c_void_p(out.data_ptr()),
+        )  # fmt: skip
+
+    def gather_rows(self, x: Tensor, rows: NDArray[np.int32], out: Tensor) -> None:
+        """Copy chosen rows."""
+        self._library.sd_gather_rows(
+            ctypes.c_void_p(x.data_ptr()), x.shape[1], ctypes.c_void_p(rows.ctypes.data), len(rows),
+            ctypes.c_void_p(out.data_ptr()),
+        )  # fmt: skip
+
+    def move_kv(self, k_pool: Tensor, v_pool: Tensor, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
+        """Copy cache rows; pools are [layers, pages, kv_heads, head_dim, 64] and [..., 64, head_dim]."""
+        layers, pages, heads, dim, _ = k_pool.shape
+        self._library.sd_move_kv(
+            ctypes.c_void_p(k_pool.data_ptr()), ctypes.c_void_p(v_pool.data_ptr()), layers, ctypes.c_int64(pages),
+            heads, dim, ctypes.c_void_p(source.ctypes.data), ctypes.c_void_p(target.ctypes.data), len(source),
+        )  # fmt: skip
+
+
+def _pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _need(name: str, tensor: Tensor, width: int) -> None:
+    if tensor.dtype != torch.float32 or tensor.ndim != 2 or tensor.shape[1] < width or tensor.stride(1) != 1:
+        raise ValueError(f"{name}: must be float32 [rows, >= {width}], got {tensor.dtype} {tuple(tensor.shape)}")

@@ -1,0 +1,94 @@
+"""The rows of one forward pass: who they belong to, where they stand in their trees, where their KV goes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+PAGE_SIZE = 64
+NEVER = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class BatchEntry:
+    """One sequence's rows: a chain of committed tokens, then a tree rooted at its last one.
+
+    tokens: the rows' token ids. parents: row index within the entry, -1 for row 0; row i of the leading chain has
+    parent i - 1. ctx: slots already filled; row i is written to slot ctx + i. pages: the sequence's page ids.
+    """
+
+    tokens: Sequence[int]
+    parents: Sequence[int]
+    ctx: int
+    pages: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBatch:
+    """Rows of all entries, flattened; every array int32.
+
+    tokens, entry_of, parent, depth, diverge: [rows]; entry_start: [entries + 1]; entry_ctx: [entries];
+    page_table: [entries, max_pages]. ``diverge[r]`` is the first depth on row r's path whose slot is not its
+    position (NEVER on the principal path).
+    """
+
+    tokens: NDArray[np.int32]
+    entry_of: NDArray[np.int32]
+    parent: NDArray[np.int32]
+    depth: NDArray[np.int32]
+    diverge: NDArray[np.int32]
+    entry_start: NDArray[np.int32]
+    entry_ctx: NDArray[np.int32]
+    page_table: NDArray[np.int32]
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return self.tokens.shape[0]
+
+    @staticmethod
+    def build(entries: Sequence[BatchEntry]) -> ForwardBatch:
+        """Flatten ``entries``.
+
+        Raises:
+            ValueError: an entry is empty, a parent does not precede its child, or pages do not cover the slots.
+        """
+        starts = np.zeros(len(entries) + 1, np.int32)
+        depths: list[int] = []
+        diverges: list[int] = []
+        for index, entry in enumerate(entries):
+            starts[index + 1] = starts[index] + len(entry.tokens)
+            _walk(entry, depths, diverges)
+        widest = max(len(e.pages) for e in entries)
+        table = np.zeros((len(entries), widest), np.int32)
+        for index, entry in enumerate(entries):
+            table[index, : len(entry.pages)] = entry.pages
+        return ForwardBatch(
+            tokens=np.fromiter((t for e in entries for t in e.tokens), np.int32, int(starts[-1])),
+            entry_of=np.repeat(np.arange(len(entries), dtype=np.int32), np.diff(starts)),
+            parent=np.fromiter((p for e in entries for p in e.parents), np.int32, int(starts[-1])),
+            depth=np.asarray(depths, np.int32),
+            diverge=np.asarray(diverges, np.int32),
+            entry_start=starts,
+            entry_ctx=np.asarray([e.ctx for e in entries], np.int32),
+            page_table=table,
+        )
+
+
+def _walk(entry: BatchEntry, depths: list[int], diverges: list[int]) -> None:
+    n = len(entry.tokens)
+    if n == 0 or len(entry.parents) != n:
+        raise ValueError(f"entry: {n} tokens and {len(entry.parents)} parents; must be equal and not zero")
+    if len(entry.pages) * PAGE_SIZE < entry.ctx + n:
+        raise ValueError(f"pages: {len(entry.pages)} pages do not hold {entry.ctx + n} slots")
+    base = len(depths)
+    for row, parent in enumerate(entry.parents):
+        if not -1 <= parent < row or (parent == -1) != (row == 0):
+            raise ValueError(f"parents: row {row} names parent {parent}; parents precede children, row 0 has -1")
+        depth = depths[base + parent] + 1 if row else 0
+        diverge = diverges[base + parent] if row else NEVER
+        depths.append(depth)
+        diverges.append(min(diverge, depth) if depth != row else diverge)

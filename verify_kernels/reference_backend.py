@@ -1,0 +1,153 @@
+"""The kernels in plain torch: the oracle of the native ones, and what runs where those can not be built."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from verify_kernels.attention_spec import AttentionSpec
+from verify_kernels.backend import BatchOp, RowsOp
+from verify_kernels.forward_batch import ForwardBatch
+from verify_kernels.linear_spec import LinearSpec
+from verify_kernels.packed_linear import unpack_linear
+
+PAGE = 64
+CHUNK = 256
+
+
+class ReferenceBackend:
+    """Torch twins of the native kernels. Row by row and unpacked: right, simple and slow.
+
+    Rows go through the matrix product one at a time, so that a row's bits do not depend on the others.
+    """
+
+    name = "reference"
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        torch.set_num_threads(threads)
+
+    def reserve(self, max_rows: int, max_width: int, max_heads_width: int) -> None:
+        """Nothing to reserve: torch allocates as it goes."""
+
+    def linear(self, spec: LinearSpec) -> RowsOp:
+        """Bind a linear layer; weights are unpacked to float32 once."""
+        weight, bias = unpack_linear(spec.weight), spec.weight.bias
+
+        def op(rows: int) -> None:
+            x = _prologue(spec, spec.src[:rows])
+            if spec.weight.kind == "int8":
+                x = fake_quantise(x)
+            y = torch.stack([torch.mv(weight, row) for row in x])
+            if bias is not None:
+                y = y + bias[: spec.weight.n]
+            dst = spec.dst[:rows, : spec.weight.n]
+            if spec.epilogue == "store":
+                dst.copy_(y)
+            elif spec.epilogue == "add":
+                dst.add_(y)
+            else:
+                assert spec.post_norm is not None
+                dst.add_(rms_norm(y, spec.post_norm, spec.eps))
+
+        return op
+
+    def attention(self, spec: AttentionSpec) -> BatchOp:
+        """Bind a layer's attention."""
+
+        def op(batch: ForwardBatch) -> None:
+            q = _write(spec, batch)
+            for row in range(batch.rows):
+                spec.out[row, : spec.n_heads * spec.head_dim] = _attend(spec, batch, row, q[row]).reshape(-1)
+
+        return op
+
+    def embed(self, table: Tensor, tokens: NDArray[np.int32], scale: float, out: Tensor) -> None:
+        """Look up token embeddings."""
+        out[: len(tokens)] = table[torch.from_numpy(tokens).long()].float() * scale
+
+    def gather_rows(self, x: Tensor, rows: NDArray[np.int32], out: Tensor) -> None:
+        """Copy chosen rows."""
+        out[: len(rows)] = x[torch.from_numpy(rows).long()]
+
+    def move_kv(self, k_pool: Tensor, v_pool: Tensor, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
+        """Copy cache rows, one after the other."""
+        for a, b in zip(source.tolist(), target.tolist(), strict=True):
+            k_pool[:, b // PAGE, :, :, b % PAGE] = k_pool[:, a // PAGE, :, :, a % PAGE]
+            v_pool[:, b // PAGE, :, b % PAGE] = v_pool[:, a // PAGE, :, a % PAGE]
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight, over the last dimension, float32."""
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+
+
+def fake_quantise(x: Tensor) -> Tensor:
+    """What ``x`` [rows, k] is after int8 rounding with one scale per row and 256 channels."""
+    parts: list[Tensor] = []
+    for part in x.split(CHUNK, dim=-1):
+        peak = part.abs().amax(-1, keepdim=True)
+        inverse = torch.where(peak > 0, 127.0 / peak, 0.0)
+        parts.append(torch.round(part * inverse) * (peak / 127.0))
+    return torch.cat(parts, dim=-1)
+
+
+def _prologue(spec: LinearSpec, x: Tensor) -> Tensor:
+    k = spec.weight.k
+    if spec.prologue == "rms":
+        assert spec.pre_norm is not None
+        return rms_norm(x[:, :k], spec.pre_norm, spec.eps)
+    if spec.prologue == "silu":
+        return torch.nn.functional.silu(x[:, :k]) * x[:, k : 2 * k]
+    if spec.prologue == "gelu":
+        return torch.nn.functional.gelu(x[:, :k], approximate="tanh") * x[:, k : 2 * k]
+    return x[:, :k]
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    half = x.shape[-1] // 2
+    a, b = x[..., :half], x[..., half:]
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+
+def _write(spec: AttentionSpec, batch: ForwardBatch) -> Tensor:
+    """Norm and rotate q and k, write K and V to their slots; returns q [rows, n_heads, head_dim]."""
+    n = batch.rows
+    qkv = spec.qkv[:n].reshape(n, spec.n_heads + 2 * spec.n_kv_heads, spec.head_dim)
+    q, k, v = qkv.split([spec.n_heads, spec.n_kv_heads, spec.n_kv_heads], dim=1)
+    if spec.q_norm is not None:
+        q = rms_norm(q, spec.q_norm, spec.eps)
+    if spec.k_norm is not None:
+        k = rms_norm(k, spec.k_norm, spec.eps)
+    ctx = batch.entry_ctx[batch.entry_of]
+    position = torch.from_numpy(ctx + batch.depth).long()
+    cos, sin = spec.cos[position][:, None], spec.sin[position][:, None]
+    q, k = _rotate(q, cos, sin) * spec.scale, _rotate(k, cos, sin)
+    slot = ctx + np.arange(n) - batch.entry_start[batch.entry_of]
+    page = torch.from_numpy(batch.page_table[batch.entry_of, slot // PAGE]).long()
+    lane = torch.from_numpy(slot % PAGE).long()
+    spec.k_pool[page, :, :, lane] = k
+    spec.v_pool[page, :, lane] = v
+    return q
+
+
+def _attend(spec: AttentionSpec, batch: ForwardBatch, row: int, q: Tensor) -> Tensor:
+    """Attention of one row over its keys in logical order; q [n_heads, head_dim]."""
+    entry = int(batch.entry_of[row])
+    first, ctx = int(batch.entry_start[entry]), int(batch.entry_ctx[entry])
+    path: list[int] = []
+    node = row - first
+    while node >= 0:
+        path.append(ctx + node)
+        node = int(batch.parent[first + node])
+    slots = np.asarray([*range(ctx), *reversed(path)])
+    if spec.window:
+        slots = slots[-spec.window :]
+    page = torch.from_numpy(batch.page_table[entry, slots // PAGE]).long()
+    lane = torch.from_numpy(slots % PAGE).long()
+    k = spec.k_pool[page, :, :, lane].repeat_interleave(spec.n_heads // spec.n_kv_heads, dim=1)  # [keys, heads, dim]
+    v = spec.v_pool[page, :, lane].repeat_interleave(spec.n_heads // spec.n_kv_heads, dim=1)
+    weights = torch.einsum("hd,jhd->hj", q, k).softmax(-1)
+    return torch.einsum("hj,jhd->hd", weights, v)
