@@ -14,10 +14,14 @@ namespace {
 
 constexpr int TILE = 64;        // output channels per tile, as packed
 constexpr int ROW_BLOCK = 192;  // rows whose partial sums (64 floats each) stay in cache beside the weights
+constexpr int AHEAD = CHUNK * TILE;  // bytes of one chunk of int8 weights
 constexpr int MAX_MR = 6;       // rows per register block: 6 x 4 accumulators + 4 weights + 1 activation
 
+// `ahead`: where to fetch from while multiplying, `ahead_step` bytes a group. A lone thread can not keep enough
+// loads in flight by itself: without this a step reads at two thirds of what the memory delivers.
 template <int MR>
-inline void int8_block(const uint8_t* w, const int8_t* q, int64_t ld, int groups, int32_t (*acc)[TILE]) {
+inline void int8_block(const uint8_t* w, const int8_t* q, int64_t ld, int groups, const uint8_t* ahead,
+                       int ahead_step, int32_t (*acc)[TILE]) {
 #if defined(__AVX512VNNI__)
   __m512i sum[MR][4];
   for (int m = 0; m < MR; ++m)
@@ -26,6 +30,8 @@ inline void int8_block(const uint8_t* w, const int8_t* q, int64_t ld, int groups
     const __m512i w0 = _mm512_loadu_si512(w), w1 = _mm512_loadu_si512(w + 64);
     const __m512i w2 = _mm512_loadu_si512(w + 128), w3 = _mm512_loadu_si512(w + 192);
     w += 256;
+    for (int line = 0; line < ahead_step; line += 64) _mm_prefetch((const char*)ahead + line, _MM_HINT_T0);
+    ahead += ahead_step;
     for (int m = 0; m < MR; ++m) {
       int32_t four;
       memcpy(&four, q + m * ld + 4 * g, 4);
@@ -53,12 +59,16 @@ inline void int8_block(const uint8_t* w, const int8_t* q, int64_t ld, int groups
 
 // sums[m] += (acc - offset) * scale for one chunk.
 template <int MR>
-void int8_chunk(const sd_linear_args& a, int tile, int chunk, int row, float* sums) {
+void int8_chunk(const sd_linear_args& a, int tile, int chunk, int row, int block, int blocks, float* sums) {
   const int begin = chunk * CHUNK, chunks = (a.k_pad + CHUNK - 1) / CHUNK;
   const int width = a.k_pad - begin < CHUNK ? a.k_pad - begin : CHUNK;
   const uint8_t* w = (const uint8_t*)a.weight + ((int64_t)tile * a.k_pad + begin) * TILE;
   alignas(64) int32_t acc[MR][TILE];
-  int8_block<MR>(w, a.q + (int64_t)row * a.k_pad + begin, a.k_pad, width / 4, acc);
+  // The row blocks of a chunk share out the fetching of the next chunk, which lies right behind this one.
+  const int sharing = blocks < 4 ? (blocks == 3 ? 2 : blocks) : 4;
+  const int step = block < sharing ? 256 / sharing : 0;
+  const uint8_t* ahead = w + AHEAD + (int64_t)block * (width / 4) * step;
+  int8_block<MR>(w, a.q + (int64_t)row * a.k_pad + begin, a.k_pad, width / 4, ahead, step, acc);
   for (int m = 0; m < MR; ++m) {
     const float scale = a.q_scale[(row + m) * chunks + chunk];
     const int32_t offset = a.q_sum[(row + m) * chunks + chunk];
@@ -100,20 +110,21 @@ void float_chunk(const sd_linear_args& a, int tile, int chunk, int row, float* s
 }
 
 template <int MR>
-void chunk_rows(const sd_linear_args& a, int tile, int chunk, int row, float* sums) {
-  if (a.kind == SD_INT8) int8_chunk<MR>(a, tile, chunk, row, sums);
+void chunk_rows(const sd_linear_args& a, int tile, int chunk, int row, int block, int blocks, float* sums) {
+  if (a.kind == SD_INT8) int8_chunk<MR>(a, tile, chunk, row, block, blocks, sums);
   else if (a.kind == SD_BF16) float_chunk<MR, uint16_t>(a, tile, chunk, row, sums);
   else float_chunk<MR, float>(a, tile, chunk, row, sums);
 }
 
-void chunk_dispatch(const sd_linear_args& a, int tile, int chunk, int row, int mr, float* sums) {
+void chunk_dispatch(const sd_linear_args& a, int tile, int chunk, int row, int mr, int block, int blocks,
+                    float* sums) {
   switch (mr) {
-    case 1: chunk_rows<1>(a, tile, chunk, row, sums); break;
-    case 2: chunk_rows<2>(a, tile, chunk, row, sums); break;
-    case 3: chunk_rows<3>(a, tile, chunk, row, sums); break;
-    case 4: chunk_rows<4>(a, tile, chunk, row, sums); break;
-    case 5: chunk_rows<5>(a, tile, chunk, row, sums); break;
-    default: chunk_rows<6>(a, tile, chunk, row, sums);
+    case 1: chunk_rows<1>(a, tile, chunk, row, block, blocks, sums); break;
+    case 2: chunk_rows<2>(a, tile, chunk, row, block, blocks, sums); break;
+    case 3: chunk_rows<3>(a, tile, chunk, row, block, blocks, sums); break;
+    case 4: chunk_rows<4>(a, tile, chunk, row, block, blocks, sums); break;
+    case 5: chunk_rows<5>(a, tile, chunk, row, block, blocks, sums); break;
+    default: chunk_rows<6>(a, tile, chunk, row, block, blocks, sums);
   }
 }
 
@@ -142,7 +153,7 @@ void compute_unit(const sd_linear_args& a, int tile, int row, int rows, float* s
   for (int c = 0; c < chunks; ++c) {
     for (int b = 0; b < blocks; ++b) {  // blocks of nearly equal height: 8 rows are 4 + 4, not 6 + 2
       const int begin = (int64_t)rows * b / blocks, end = (int64_t)rows * (b + 1) / blocks;
-      chunk_dispatch(a, tile, c, row + begin, end - begin, sums + begin * TILE);
+      chunk_dispatch(a, tile, c, row + begin, end - begin, b, blocks, sums + begin * TILE);
     }
   }
   finish_tile(a, tile, row, rows, sums);

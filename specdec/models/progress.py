@@ -1,0 +1,12 @@
+"""How long work reports itself: a plain callable, so that a terminal, a log or a test can listen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+# (what is being done, units done, units in all); a total of 0 means the size is not known
+Progress = Callable[[str, int, int], None]
+
+
+def silent(label: str, done: int, total: int) -> None:
+    """A listener that shows nothing."""
