@@ -1,0 +1,1 @@
+"""The engine: takes requests, runs steps, says what happened."""

@@ -1,0 +1,200 @@
+"""The engine: one thread, one `step` at a time; requests in, events out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+from draft.panel import DraftPanel
+from draft.protocol import Drafter
+from specdec.config import EngineConfig
+from specdec.engine.throughput import Throughput
+from specdec.engine.validation import validate_request
+from specdec.errors import DuplicateRequestError
+from specdec.kv_cache import KvCacheManager
+from specdec.models.decoder import Decoder
+from specdec.models.tokenizer import Tokenizer
+from specdec.sampling import Sampler, draw_seed, sample_seed
+from specdec.scheduler import Scheduler, SchedulerLimits
+from specdec.sequence import Sequence
+from specdec.step.sequence_state import Ending, SequenceState
+from specdec.step.step import Step, StepResult
+from specdec.step.verifier import Verifier
+from specdec.types import EngineInfo, EngineLoad, Finished, FinishReason, Request, RequestEvent, Started, Usage
+
+
+@dataclass(slots=True)
+class _Live:
+    """A request in flight: its sequences that have not finished, and whether Started was said."""
+
+    request: Request
+    seed: int
+    sequences: list[Sequence]
+    started: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """What an engine is assembled from; `specdec.engine.build` makes it, tests replace pieces of it."""
+
+    config: EngineConfig
+    info: EngineInfo
+    tokenizer: Tokenizer
+    decoder: Decoder
+    sampler: Sampler
+    kv: KvCacheManager
+    drafters: Seq[Drafter] = field(default_factory=list)
+
+
+class Engine:
+    """Serves requests by steps. Not thread-safe: the process that owns it calls it from one thread.
+
+    `step` returns what happened since the last call: for each request Started, Deltas and one Finished per sample.
+    """
+
+    def __init__(self, parts: EngineParts) -> None:
+        config, info = parts.config, parts.info
+        self._info, self._tokenizer, self._kv = info, parts.tokenizer, parts.kv
+        limits = SchedulerLimits(
+            max_batch=config.max_batch,
+            max_step_rows=config.max_step_rows,
+            prefill_chunk=config.prefill_chunk,
+            max_context=info.max_context,
+            max_queued=config.max_queued_requests,
+        )
+        self._scheduler = Scheduler(parts.kv, limits)
+        self._states: dict[Sequence, SequenceState] = {}
+        self._panel = DraftPanel(parts.drafters, info.vocab_size)
+        verifier = Verifier(parts.decoder, parts.sampler)
+        self._step = Step(self._scheduler, parts.kv, self._panel, verifier, config.speculation, self._states)
+        self._live: dict[str, _Live] = {}
+        self._events: list[RequestEvent] = []
+        self._throughput = Throughput()
+        self.last_step: StepResult | None = None
+
+    def submit(self, request: Request) -> None:
+        """Queue ``request``.
+
+        Raises:
+            InvalidRequestError, PromptTooLongError: it can not be served as it is.
+            DuplicateRequestError: its id is in flight.
+            QueueFullError: too many wait already.
+        """
+        validate_request(request, self._info.vocab_size, self._info.max_context, self._panel.names)
+        if request.request_id in self._live:
+            raise DuplicateRequestError(f"request_id {request.request_id!r} is in flight; choose another")
+        seed = draw_seed() if request.sampling.seed is None else request.sampling.seed
+        arrival = time.monotonic()
+        sequences = [
+            Sequence(request, index, sample_seed(seed, index), arrival) for index in range(request.sampling.n)
+        ]
+        self._scheduler.add(sequences)
+        for sequence in sequences:
+            self._states[sequence] = SequenceState.create(
+                sequence, self._tokenizer, self._info.vocab_size, self._info.max_context
+            )
+        self._live[request.request_id] = _Live(request, seed, sequences)
+
+    def abort(self, request_id: str) -> bool:
+        """End a request now; its pages are free on return. False when no such request is in flight."""
+        live = self._live.get(request_id)
+        if live is None:
+            return False
+        for sequence in list(live.sequences):
+            self._finish(self._states[sequence], Ending(FinishReason.ABORTED))
+        return True
+
+    def has_work(self) -> bool:
+        """Whether a `step` would do anything."""
+        return bool(self._live or self._events)
+
+    def step(self) -> list[RequestEvent]:
+        """Run one step and return the events since the last one."""
+        self._expire()
+        if self._live:
+            result = self._step.run()
+            self.last_step = result
+            self._report(result)
+        events, self._events = self._events, []
+        return events
+
+    def info(self) -> EngineInfo:
+        """What this engine is."""
+        return self._info
+
+    def load(self) -> EngineLoad:
+        """How busy it is now."""
+        return EngineLoad(
+            running_requests=len({s.request.request_id for s in self._scheduler.running}),
+            waiting_requests=self._scheduler.n_waiting_requests,
+            free_pages=self._kv.n_free,
+            total_pages=self._kv.n_total,
+            tokens_per_second=self._throughput.per_second(time.monotonic()),
+            prefix_hit_tokens=self._throughput.hit_tokens,
+            prompt_tokens=self._throughput.prompt_tokens,
+        )
+
+    def close(self) -> None:
+        """End every request."""
+        for request_id in list(self._live):
+            self.abort(request_id)
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        for live in list(self._live.values()):
+            for sequence in list(live.sequences):
+                if sequence.deadline is not None and now >= sequence.deadline:
+                    self._finish(self._states[sequence], Ending(FinishReason.DEADLINE))
+
+    def _report(self, result: StepResult) -> None:
+        now = time.monotonic()
+        for sequence in result.admitted:
+            self._started(sequence, now)
+        for state in result.prefilled:
+            self._finish(state, Ending(FinishReason.LENGTH))
+        emitted = 0
+        for state, delta in result.deltas:
+            if state.sequence.first_token_s is None:
+                state.sequence.first_token_s = now
+            emitted += len(delta.token_ids)
+            self._events.append(delta)
+            if state.ending is not None:
+                self._finish(state, state.ending)
+        self._throughput.add(emitted, now)
+
+    def _started(self, sequence: Sequence, now: float) -> None:
+        if sequence.first_scheduled_s is None:
+            sequence.first_scheduled_s = now
+        live = self._live[sequence.request.request_id]
+        if live.started:
+            return
+        live.started = True
+        self._throughput.prompt(sequence.n_prompt, sequence.cached_tokens)
+        queue_ms = (sequence.first_scheduled_s - sequence.arrival_s) * 1e3
+        self._events.append(
+            Started(live.request.request_id, live.seed, sequence.n_prompt, sequence.cached_tokens, queue_ms)
+        )
+
+    def _finish(self, state: SequenceState, ending: Ending) -> None:
+        sequence = state.sequence
+        self._scheduler.finish(sequence)
+        self._panel.end(sequence)
+        del self._states[sequence]
+        live = self._live[sequence.request.request_id]
+        live.sequences.remove(sequence)
+        if not live.sequences:
+            del self._live[sequence.request.request_id]
+        now = time.monotonic()
+        first = sequence.first_scheduled_s if sequence.first_scheduled_s is not None else now
+        token = sequence.first_token_s if sequence.first_token_s is not None else now
+        state.timings.queue_ms = (first - sequence.arrival_s) * 1e3
+        state.timings.prefill_ms = (token - first) * 1e3
+        state.timings.decode_ms = (now - token) * 1e3
+        usage = Usage(sequence.n_prompt, sequence.cached_tokens, sequence.n_output, sequence.preemptions)
+        self._events.append(
+            Finished(
+                sequence.request.request_id, sequence.index, ending.reason, ending.matched_stop,
+                usage, state.stats, state.timings,
+            )  # fmt: skip
+        )

@@ -1,0 +1,85 @@
+"""Checks a request at the engine's door; every bad field is named at once."""
+
+from __future__ import annotations
+
+import math
+
+from specdec.errors import PromptTooLongError, ViolationCollector
+from specdec.tree import MAX_NODES
+from specdec.types import Request, SamplingParams, SpeculationParams, StoppingParams
+
+MAX_N = 16
+MAX_LOGPROBS = 20
+MAX_STOPS = 64
+
+
+def validate_request(request: Request, vocab_size: int, max_context: int, drafters: tuple[str, ...]) -> None:
+    """Refuse what can not be served.
+
+    Raises:
+        InvalidRequestError: fields out of range, each one listed.
+        PromptTooLongError: prompt and one new token exceed ``max_context``.
+    """
+    seen = ViolationCollector()
+    seen.check(bool(request.request_id), "request_id", "must not be empty")
+    seen.check(bool(request.prompt_ids), "prompt", "must hold at least one token")
+    seen.check(_ids_ok(request.prompt_ids, vocab_size), "prompt.token_ids", f"ids must lie in [0, {vocab_size})")
+    seen.check(_positive_or_none(request.deadline_s), "deadline_s", "must be a positive number of seconds")
+    _check_sampling(seen, request.sampling, vocab_size)
+    _check_stopping(seen, request.stopping, vocab_size)
+    logprobs = request.output.logprobs
+    seen.check(logprobs is None or 0 <= logprobs <= MAX_LOGPROBS, "output.logprobs", f"must lie in 0..{MAX_LOGPROBS}")
+    _check_speculation(seen, request.speculation, drafters)
+    seen.raise_if_any()
+    if len(request.prompt_ids) + 1 > max_context:
+        raise PromptTooLongError(max_context - 1, len(request.prompt_ids))
+
+
+def _check_sampling(seen: ViolationCollector, s: SamplingParams, vocab_size: int) -> None:
+    seen.check(_within(s.temperature, 0.0, 100.0), "sampling.temperature", "must lie in [0, 100]")
+    seen.check(s.top_k >= 0, "sampling.top_k", "must be 0 (off) or positive")
+    seen.check(_within(s.top_p, 0.0, 1.0) and s.top_p > 0, "sampling.top_p", "must lie in (0, 1]")
+    seen.check(_within(s.min_p, 0.0, 1.0), "sampling.min_p", "must lie in [0, 1]")
+    seen.check(_within(s.repetition_penalty, 1e-3, 1e3), "sampling.repetition_penalty", "must lie in [0.001, 1000]")
+    for name in ("presence_penalty", "frequency_penalty"):
+        seen.check(_within(getattr(s, name), -100.0, 100.0), f"sampling.{name}", "must lie in [-100, 100]")
+    bias_ok = all(0 <= t < vocab_size and math.isfinite(b) for t, b in s.logit_bias)
+    seen.check(bias_ok, "sampling.logit_bias", f"ids must lie in [0, {vocab_size}) and biases be finite")
+    seen.check(
+        _ids_ok(s.allowed_token_ids, vocab_size), "sampling.allowed_token_ids", f"ids must lie in [0, {vocab_size})"
+    )
+    seen.check(s.seed is None or 0 <= s.seed < 1 << 64, "sampling.seed", "must be an unsigned 64-bit number")
+    seen.check(1 <= s.n <= MAX_N, "sampling.n", f"must lie in 1..{MAX_N}")
+
+
+def _check_stopping(seen: ViolationCollector, s: StoppingParams, vocab_size: int) -> None:
+    seen.check(s.max_tokens is None or s.max_tokens >= 0, "stopping.max_tokens", "must not be negative")
+    seen.check(s.min_tokens >= 0, "stopping.min_tokens", "must not be negative")
+    if s.max_tokens is not None:
+        seen.check(s.min_tokens <= s.max_tokens, "stopping.min_tokens", "must not exceed max_tokens")
+    seen.check(all(s.stop) and len(s.stop) <= MAX_STOPS, "stopping.stop", f"at most {MAX_STOPS} non-empty strings")
+    seen.check(
+        _ids_ok(s.stop_token_ids, vocab_size), "stopping.stop_token_ids", f"ids must lie in [0, {vocab_size})"
+    )
+
+
+def _check_speculation(seen: ViolationCollector, s: SpeculationParams, drafters: tuple[str, ...]) -> None:
+    limit = MAX_NODES - 1
+    seen.check(s.max_nodes is None or 0 <= s.max_nodes <= limit, "speculation.max_nodes", f"must lie in 0..{limit}")
+    seen.check(s.max_depth is None or 0 <= s.max_depth <= limit, "speculation.max_depth", f"must lie in 0..{limit}")
+    seen.check(s.width is None or 1 <= s.width <= 16, "speculation.width", "must lie in 1..16")
+    unknown = sorted(set(s.drafters or ()) - set(drafters))
+    loaded = ", ".join(drafters) or "none"
+    seen.check(not unknown, "speculation.drafters", f"unknown {', '.join(unknown)}; loaded: {loaded}")
+
+
+def _within(value: float, low: float, high: float) -> bool:
+    return math.isfinite(value) and low <= value <= high
+
+
+def _positive_or_none(value: float | None) -> bool:
+    return value is None or (math.isfinite(value) and value > 0)
+
+
+def _ids_ok(ids: tuple[int, ...], vocab_size: int) -> bool:
+    return not ids or (min(ids) >= 0 and max(ids) < vocab_size)

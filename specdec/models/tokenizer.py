@@ -1,0 +1,186 @@
+"""Text to token ids and back, over the `tokenizers` library."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import tokenizers
+
+from specdec.errors import ModelError
+from specdec.models.chat_template import ChatTemplate
+from specdec.models.token_bytes import TokenBytes
+from specdec.models.tokenizer_info import TokenizerInfo
+
+# Breaks special tokens written inside a chat message; a noncharacter, which Unicode reserves for uses like this
+_BREAK = "\ufdd0"
+
+
+class Tokenizer:
+    """A model's tokenizer. Safe to use from several threads.
+
+    ``serialised`` is the text of a ``tokenizer.json``.
+
+    Raises:
+        ModelError: ``serialised`` is not a tokenizer.
+    """
+
+    def __init__(self, serialised: str, info: TokenizerInfo) -> None:
+        try:
+            data, changed = _normalise(json.loads(serialised))
+            self._backend = tokenizers.Tokenizer.from_str(json.dumps(data) if changed else serialised)
+        except Exception as error:  # the library raises bare Exception
+            raise ModelError(f"tokenizer.json can not be read ({error}); fetch the model again") from None
+        self._data = data
+        self._lock = threading.Lock()  # guards the backend's switch `encode_special_tokens`
+        self._info = info
+        self._token_bytes = TokenBytes(data.get("decoder"))
+        self._added = {token["id"]: token for token in data.get("added_tokens", [])}
+        self._bytes: dict[int, bytes] = {}
+        self.special_ids = frozenset(i for i, token in self._added.items() if token["special"])
+        self.bos_id = info.bos_id
+        self.add_bos = info.add_bos and info.bos_id is not None
+        self.eos_ids = info.eos_ids
+
+    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """Token ids of ``text``, after the begin token where the model wants one and ``add_special`` is set.
+
+        Unless ``parse_special``, a special token's name in the text is encoded as the characters it is made of.
+        """
+        with self._lock:
+            self._backend.encode_special_tokens = not parse_special
+            ids = self._backend.encode(text, add_special_tokens=False).ids
+        return [self.bos_id, *ids] if add_special and self.add_bos else ids
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """Text of ``ids``; bytes that are not UTF-8 become U+FFFD."""
+        return self._backend.decode(list(ids), skip_special_tokens=skip_special)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Raw bytes of one token; a special token gives its name, an id outside the vocabulary nothing."""
+        found = self._bytes.get(token_id)
+        if found is None:
+            piece = self._backend.id_to_token(token_id) if token_id >= 0 else None
+            if piece is None:
+                return b""
+            found = piece.encode() if token_id in self.special_ids else self._token_bytes.of(piece)
+            self._bytes[token_id] = found
+        return found
+
+    def token_id(self, token: str) -> int | None:
+        """Id of the vocabulary entry ``token``, such as the name of a special token; None when there is none."""
+        return self._backend.token_to_id(token)
+
+    @cached_property
+    def vocabulary(self) -> Mapping[str, int]:
+        """Every entry, special ones too, and its id."""
+        return self._backend.get_vocab(with_added_tokens=True)
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """One more than the highest id."""
+        return max(self.vocabulary.values(), default=-1) + 1
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of the mapping from token to id: equal exactly when two tokenizers share a vocabulary."""
+        digest = hashlib.sha256()
+        for token, token_id in sorted(self.vocabulary.items(), key=lambda item: (item[1], item[0])):
+            digest.update(f"{token_id}\0{token}\0".encode())
+        return digest.hexdigest()
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether `render_chat` can be used."""
+        return self._info.chat_template is not None
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
+        """The prompt text of a conversation, by the model's chat template.
+
+        Raises:
+            ModelError: the model has no chat template, or one that does not compile.
+            InvalidRequestError: the template refuses the messages.
+        """
+        return self._template.render(messages, add_generation_prompt)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> list[int]:
+        """Token ids of a conversation. The template's special tokens are parsed; those that a message's own text
+        spells out are not, so that a message can not forge a turn. Raises as `render_chat`."""
+        names = [self._added[i]["content"] for i in self.special_ids]
+        guarded = [_guard(message, names) for message in messages]
+        text = self.render_chat(guarded, add_generation_prompt=add_generation_prompt)
+        if _BREAK in text:
+            ids = self._guarded_backend.encode(text, add_special_tokens=False).ids
+        else:
+            ids = self.encode(text, add_special=False, parse_special=True)
+        return ids if not self.add_bos or ids[:1] == [self.bos_id] else [self.bos_id, *ids]
+
+    @cached_property
+    def _template(self) -> ChatTemplate:
+        if self._info.chat_template is None:
+            raise ModelError("the model has no chat template; send a plain prompt, or use an instruct model")
+        return ChatTemplate(self._info.chat_template, self._info.template_variables)
+
+    @cached_property
+    def _guarded_backend(self) -> Any:
+        """A twin whose normaliser, which runs after special tokens were found, drops the break characters."""
+        drop = {"type": "Replace", "pattern": {"String": _BREAK}, "content": ""}
+        own = self._data.get("normalizer")
+        steps = [drop] if own is None else [drop, own]
+        return tokenizers.Tokenizer.from_str(
+            json.dumps(self._data | {"normalizer": {"type": "Sequence", "normalizers": steps}})
+        )
+
+
+def _normalise(data: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+    """Tokens named like control tokens are special whatever the file says (Qwen's <|fim_prefix|> is not marked),
+    special tokens match literally, and nothing is cut or padded. Also tells whether anything had to change."""
+    changed = data.get("truncation") is not None or data.get("padding") is not None
+    for token in data.get("added_tokens", []):
+        name = token["content"]
+        special = token["special"] or (name.startswith("<|") and name.endswith("|>"))
+        normalised = token["normalized"] and not special
+        changed |= (special, normalised) != (token["special"], token["normalized"])
+        token["special"], token["normalized"] = special, normalised
+    return data | {"truncation": None, "padding": None}, changed
+
+
+def _guarded_backend(self) -> Any:
+        """A twin whose normaliser, which runs after special tokens were found, drops the break characters."""
+        drop = {"type": "Replace", "pattern": {"String": _BREAK}, "content": ""}
+        own = self._data.get("normalizer")
+        steps = [drop] if own is None else [drop, own]
+        return tokenizers.Tokenizer.from_str(
+            json.dumps(self._data | {"normalizer": {"type": "Sequence", "normalizers": steps}})
+        )
+
+    def save(self) -> str:
+        """The text of a ``tokenizer.json`` that gives this tokenizer again."""
+        return json.dumps(self._data, ensure_ascii=False)
+
+
+def _normalise(data: dict[str, Any]) -> dict[str, Any]:
+    """Tokens named like control tokens are special whatever the file says (Qwen's <|fim_prefix|> is not marked),
+    special tokens match literally, and nothing is cut or padded."""
+    for token in data.get("added_tokens", []):
+        name = token["content"]
+        token["special"] = token["special"] or (name.startswith("<|") and name.endswith("|>"))
+        if token["special"]:
+            token["normalized"] = False
+    return data | {"truncation": None, "padding": None}
+
+
+def _guard(message: Mapping[str, Any], names: Sequence[str]) -> Mapping[str, Any]:
+    guarded = {}
+    for key, value in message.items():
+        if isinstance(value, str):
+            value = value.replace(_BREAK, "")
+            for name in names:
+                if name in value:
+                    value = value.replace(name, name[0] + _BREAK + name[1:])
+        guarded[key] = value
+    return guarded

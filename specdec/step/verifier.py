@@ -1,0 +1,110 @@
+"""Verify: one target forward over chains and trees, then the walk down each tree by sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+import numpy as np
+from torch import Tensor
+
+from specdec.models.decoder import Decoder
+from specdec.sampling import Sampler
+from specdec.scheduler import PlanEntry
+from specdec.step.sequence_state import SequenceState
+from specdec.tree import TokenTree
+from specdec.types import TokenLogprobs
+from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
+
+
+@dataclass(slots=True)
+class Walk:
+    """One sequence's way down its tree: the nodes accepted, and the tokens emitted (one more than nodes)."""
+
+    nodes: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+
+class Verifier:
+    """Runs the target on a step's rows and decides what each sequence emits.
+
+    At a node the target's own choice x is sampled exactly as plain decode would; the walk goes on in the child
+    that holds x and stops where there is none. The tree decides how many tokens a step yields, never which.
+    """
+
+    def __init__(self, decoder: Decoder, sampler: Sampler) -> None:
+        self._decoder, self._sampler = decoder, sampler
+
+    def run(self, entries: Seq[PlanEntry], trees: Seq[TokenTree | None], states: Seq[SequenceState]) -> list[Walk]:
+        """Forward all rows, walk all trees level by level, move the accepted KV; one Walk per entry."""
+        logits, offsets = self._forward(entries, trees)
+        walks = [Walk() for _ in entries]
+        active = [(i, 0) for i, tree in enumerate(trees) if tree is not None]
+        while active:
+            active = self._descend(active, logits, offsets, trees, states, walks)
+        self._move(entries, walks)
+        return walks
+
+    def _forward(self, entries: Seq[PlanEntry], trees: Seq[TokenTree | None]) -> tuple[Tensor, list[int]]:
+        """Logits of every tree node, and where each entry's begin."""
+        batch_entries, logit_rows, offsets, row = [], [], [], 0
+        for entry, tree in zip(entries, trees, strict=True):
+            seq, chain = entry.seq, entry.chain
+            tokens = seq.tokens[seq.n_computed : seq.n_computed + chain]
+            parents = list(range(-1, chain - 1))
+            offsets.append(len(logit_rows))
+            if tree is not None:
+                tokens += tree.tokens
+                parents += [chain - 1, *(chain + parent for parent in tree.parents[1:])]
+                logit_rows += range(row + chain, row + chain + len(tree))
+            row += len(tokens)
+            batch_entries.append(BatchEntry(tokens, parents, seq.n_computed, seq.pages))
+        return self._decoder.forward(ForwardBatch.build(batch_entries), logit_rows), offsets
+
+    def _descend(
+        self,
+        active: list[tuple[int, int]],
+        logits: Tensor,
+        offsets: list[int],
+        trees: Seq[TokenTree | None],
+        states: Seq[SequenceState],
+        walks: list[Walk],
+    ) -> list[tuple[int, int]]:
+        """Sample every sequence's current node; returns those whose choice is in their tree, one level down."""
+        rows, wanted, at = [], [], []
+        for i, node in active:
+            sequence, walk = states[i].sequence, walks[i]
+            depth = len(walk.tokens)
+            rows.append(states[i].sampling.row(len(sequence.tokens) + depth, walk.tokens, sequence.n_output + depth))
+            wanted.append(sequence.request.output.logprobs)
+            at.append(offsets[i] + node)
+        sampled = self._sampler.sample(logits, rows, wanted, at)
+        following = []
+        for (i, node), token, logprob in zip(active, sampled.tokens, sampled.logprobs, strict=True):
+            tree, walk = trees[i], walks[i]
+            walk.tokens.append(token)
+            if logprob is not None:
+                walk.logprobs.append(logprob)
+            child = tree.child(node, token) if tree is not None else None
+            if child is not None:
+                walk.nodes.append(child)
+                following.append((i, child))
+        return following
+
+    def _move(self, entries: Seq[PlanEntry], walks: Seq[Walk]) -> None:
+        """Bring accepted KV from slot root + node to slot root + depth, for all sequences in one call."""
+        source, target = [], []
+        for entry, walk in zip(entries, walks, strict=True):
+            root = entry.seq.n_computed + entry.chain
+            for depth, node in enumerate(walk.nodes, 1):
+                if node != depth:
+                    source.append(_global_slot(entry.seq.pages, root + node))
+                    target.append(_global_slot(entry.seq.pages, root + depth))
+        if source:
+            pool = self._decoder.pool
+            self._decoder.backend.move_kv(pool.k, pool.v, np.asarray(source, np.int64), np.asarray(target, np.int64))
+
+
+def _global_slot(pages: Seq[int], slot: int) -> int:
+    return pages[slot // PAGE_SIZE] * PAGE_SIZE + slot % PAGE_SIZE
