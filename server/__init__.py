@@ -1,1 +1,1 @@
-"""TBD"""
+"""What people connect to: the engine's process and its client, gRPC, probes."""

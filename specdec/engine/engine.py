@@ -21,7 +21,7 @@ from specdec.sequence import Sequence
 from specdec.step.sequence_state import Ending, SequenceState
 from specdec.step.step import Step, StepResult
 from specdec.step.verifier import Verifier
-from specdec.types import EngineInfo, EngineLoad, Finished, FinishReason, Request, RequestEvent, Started, Usage
+from specdec.types import EngineInfo, EngineLoad, Failed, Finished, FinishReason, Request, RequestEvent, Started, Usage
 
 
 @dataclass(slots=True)
@@ -153,8 +153,12 @@ class Engine:
             self._started(sequence, now)
         for state in result.prefilled:
             self._finish(state, Ending(FinishReason.LENGTH))
+        for state in result.broken:
+            self._fail(state)
         emitted = 0
         for state, delta in result.deltas:
+            if state.sequence not in self._states:
+                continue  # a sibling broke down in this very step, and took the request with it
             if state.sequence.first_token_s is None:
                 state.sequence.first_token_s = now
             emitted += len(delta.token_ids)
@@ -176,8 +180,16 @@ class Engine:
             Started(live.request.request_id, live.seed, sequence.n_prompt, sequence.cached_tokens, queue_ms)
         )
 
-    def _finish(self, state: SequenceState, ending: Ending) -> None:
-        sequence = state.sequence
+    def _fail(self, state: SequenceState) -> None:
+        """The model broke down on this request: end all its samples with an error, and only them."""
+        request_id = state.sequence.request.request_id
+        live = self._live.get(request_id)
+        for sequence in list(live.sequences) if live is not None else []:
+            self._release(sequence)
+        message = "the model gave no finite logit for this request; the weights or the prompt are broken"
+        self._events.append(Failed(request_id, "MODEL_BROKEN", message))
+
+    def _release(self, sequence: Sequence) -> None:
         self._scheduler.finish(sequence)
         self._panel.end(sequence)
         del self._states[sequence]
@@ -185,6 +197,10 @@ class Engine:
         live.sequences.remove(sequence)
         if not live.sequences:
             del self._live[sequence.request.request_id]
+
+    def _finish(self, state: SequenceState, ending: Ending) -> None:
+        sequence = state.sequence
+        self._release(sequence)
         now = time.monotonic()
         first = sequence.first_scheduled_s if sequence.first_scheduled_s is not None else now
         token = sequence.first_token_s if sequence.first_token_s is not None else now

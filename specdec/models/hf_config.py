@@ -78,7 +78,11 @@ class _Reader:
 
     def read(self) -> ModelConfig:
         self._refuse_unsupported()
-        hidden, heads, layers = self._int("hidden_size"), self._int("num_attention_heads"), self._int("num_hidden_layers")
+        hidden, heads, layers = (
+            self._int("hidden_size"),
+            self._int("num_attention_heads"),
+            self._int("num_hidden_layers"),
+        )
         gemma = self.family == "gemma3"
         head_dim = self._int("head_dim", hidden // heads)
         window, sliding = self._sliding(layers)
@@ -136,7 +140,9 @@ class _Reader:
         types = self.data.get("layer_types")
         if types is not None:
             if len(types) != layers:
-                raise ModelError(f"{self.name}: config.json: 'layer_types' has {len(types)} entries for {layers} layers")
+                raise ModelError(
+                    f"{self.name}: config.json: 'layer_types' has {len(types)} entries for {layers} layers"
+                )
             flags = tuple(kind == "sliding_attention" for kind in types)
         elif self.family == "gemma3":
             flags = tuple((i + 1) % int(self.data["sliding_window_pattern"]) != 0 for i in range(layers))

@@ -160,7 +160,9 @@ def weight_files(folder: Path) -> list[Path]:
     else:
         files = sorted(folder.glob("*.safetensors"))
     if not files:
-        raise ModelError(f"{folder}: no .safetensors weights; convert the model with save_pretrained or use a GGUF file")
+        raise ModelError(
+            f"{folder}: no .safetensors weights; convert the model with save_pretrained or use a GGUF file"
+        )
     return files
 
 

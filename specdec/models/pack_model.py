@@ -17,7 +17,9 @@ from specdec.models.tensor_source import TensorSource
 from specdec.models.weights_buffer import WeightsBuffer
 from verify_kernels.packed_linear import TILE_N, pack_linear
 
-SLICE_VALUES = 1 << 20  # values converted at a time: small enough to stay near the cache, large enough to amortise calls
+SLICE_VALUES = (
+    1 << 20
+)  # values converted at a time: small enough to stay near the cache, large enough to amortise calls
 
 
 def pack_model(source: TensorSource, dtype: Dtype, progress: Progress) -> WeightsBuffer:
@@ -87,7 +89,13 @@ def _jobs(source: TensorSource, dtype: Dtype, buffer: WeightsBuffer) -> list[tup
 
 
 def _pack_job(
-    source: TensorSource, plan: LinearPlan, dtype: Dtype, buffer: WeightsBuffer, low: int, high: int, bias: Tensor | None
+    source: TensorSource,
+    plan: LinearPlan,
+    dtype: Dtype,
+    buffer: WeightsBuffer,
+    low: int,
+    high: int,
+    bias: Tensor | None,
 ) -> Callable[[], None]:
     def job() -> None:
         piece = None if bias is None else bias[low:high]
@@ -122,6 +130,7 @@ def _fused_rows(source: TensorSource, plan: LinearPlan, low: int, high: int) -> 
 
 def _fused_bias(source: TensorSource, plan: LinearPlan) -> Tensor:
     pieces = [
-        source.vector(role + ".bias") if source.has(role + ".bias") else torch.zeros(count) for role, count in plan.parts
+        source.vector(role + ".bias") if source.has(role + ".bias") else torch.zeros(count)
+        for role, count in plan.parts
     ]
     return torch.cat(pieces)

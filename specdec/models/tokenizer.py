@@ -43,7 +43,8 @@ class Tokenizer:
         self._bytes: dict[int, bytes] = {}
         self.special_ids = frozenset(i for i, token in self._added.items() if token["special"])
         self.bos_id = info.bos_id
-        self.add_bos = info.add_bos and info.bos_id is not None
+        self._prefix = [info.bos_id] if info.add_bos and info.bos_id is not None else []
+        self.add_bos = bool(self._prefix)
         self.eos_ids = info.eos_ids
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
@@ -54,7 +55,7 @@ class Tokenizer:
         with self._lock:
             self._backend.encode_special_tokens = not parse_special
             ids = self._backend.encode(text, add_special_tokens=False).ids
-        return [self.bos_id, *ids] if add_special and self.add_bos else ids
+        return [*self._prefix, *ids] if add_special else ids
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Text of ``ids``; bytes that are not UTF-8 become U+FFFD."""
@@ -84,6 +85,11 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """One more than the highest id."""
         return max(self.vocabulary.values(), default=-1) + 1
+
+    @property
+    def base_size(self) -> int:
+        """Number of entries without added tokens."""
+        return self._backend.get_vocab_size(with_added_tokens=False)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -117,7 +123,7 @@ class Tokenizer:
             ids = self._guarded_backend.encode(text, add_special_tokens=False).ids
         else:
             ids = self.encode(text, add_special=False, parse_special=True)
-        return ids if not self.add_bos or ids[:1] == [self.bos_id] else [self.bos_id, *ids]
+        return ids if ids[: len(self._prefix)] == self._prefix else [*self._prefix, *ids]
 
     @cached_property
     def _template(self) -> ChatTemplate:
@@ -149,38 +155,15 @@ def _normalise(data: dict[str, Any]) -> tuple[dict[str, Any], bool]:
     return data | {"truncation": None, "padding": None}, changed
 
 
-def _guarded_backend(self) -> Any:
-        """A twin whose normaliser, which runs after special tokens were found, drops the break characters."""
-        drop = {"type": "Replace", "pattern": {"String": _BREAK}, "content": ""}
-        own = self._data.get("normalizer")
-        steps = [drop] if own is None else [drop, own]
-        return tokenizers.Tokenizer.from_str(
-            json.dumps(self._data | {"normalizer": {"type": "Sequence", "normalizers": steps}})
-        )
-
-    def save(self) -> str:
-        """The text of a ``tokenizer.json`` that gives this tokenizer again."""
-        return json.dumps(self._data, ensure_ascii=False)
-
-
-def _normalise(data: dict[str, Any]) -> dict[str, Any]:
-    """Tokens named like control tokens are special whatever the file says (Qwen's <|fim_prefix|> is not marked),
-    special tokens match literally, and nothing is cut or padded."""
-    for token in data.get("added_tokens", []):
-        name = token["content"]
-        token["special"] = token["special"] or (name.startswith("<|") and name.endswith("|>"))
-        if token["special"]:
-            token["normalized"] = False
-    return data | {"truncation": None, "padding": None}
-
-
-def _guard(message: Mapping[str, Any], names: Sequence[str]) -> Mapping[str, Any]:
-    guarded = {}
-    for key, value in message.items():
-        if isinstance(value, str):
-            value = value.replace(_BREAK, "")
-            for name in names:
-                if name in value:
-                    value = value.replace(name, name[0] + _BREAK + name[1:])
-        guarded[key] = value
-    return guarded
+def _guard(value: Any, names: Sequence[str]) -> Any:
+    """``value`` with every special token's name inside its texts broken, however deep they lie."""
+    if isinstance(value, str):
+        value = value.replace(_BREAK, "")
+        for name in names:
+            value = value.replace(name, name[0] + _BREAK + name[1:])
+        return value
+    if isinstance(value, Mapping):
+        return {key: _guard(inner, names) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_guard(inner, names) for inner in value]
+    return value

@@ -68,7 +68,9 @@ class WeightsBuffer:
         )
 
     def _linear(self, name: str, dtype: Dtype, n: int, k: int) -> PackedLinear:
-        return PackedLinear(dtype, n, k, self.view(name + ".data"), self.find(name + ".scale"), self.find(name + ".bias"))
+        return PackedLinear(
+            dtype, n, k, self.view(name + ".data"), self.find(name + ".scale"), self.find(name + ".bias")
+        )
 
 
 def _allocate(nbytes: int) -> mmap.mmap:

@@ -26,6 +26,7 @@ class StepResult:
     admitted: list[Sequence] = field(default_factory=list)
     deltas: list[tuple[SequenceState, Delta]] = field(default_factory=list)
     prefilled: list[SequenceState] = field(default_factory=list)
+    broken: list[SequenceState] = field(default_factory=list)
     rows: int = 0
     plan_ms: float = 0.0
     draft_ms: float = 0.0
@@ -98,6 +99,7 @@ class Step:
         self, plan: StepPlan, trees: Seq[TokenTree | None], walks: Seq[Walk], draft_ms: float, verify_ms: float
     ) -> StepResult:
         result = StepResult(admitted=plan.admitted, draft_ms=draft_ms, verify_ms=verify_ms)
+        result.prefilled = [self._states[seq] for seq in plan.prefilled]
         for entry, tree, walk in zip(plan.entries, trees, walks, strict=True):
             seq, state = entry.seq, self._states[entry.seq]
             result.rows += entry.chain + (len(tree) if tree is not None else 0)
@@ -106,6 +108,9 @@ class Step:
                 self._kv.publish(seq)
                 if seq.prefill_only and not seq.prefilling:
                     result.prefilled.append(state)
+                continue
+            if walk.broken:  # the model gave no usable logit: no token of this step can be trusted
+                result.broken.append(state)
                 continue
             delta = state.take(walk.tokens, walk.logprobs)
             taken = len(delta.token_ids)

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from specdec.models.decoder import Decoder
-from specdec.sampling import Sampler
+from specdec.sampling import NO_TOKEN, Sampler
 from specdec.scheduler import PlanEntry
 from specdec.step.sequence_state import SequenceState
 from specdec.tree import TokenTree
@@ -19,11 +19,15 @@ from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
 
 @dataclass(slots=True)
 class Walk:
-    """One sequence's way down its tree: the nodes accepted, and the tokens emitted (one more than nodes)."""
+    """One sequence's way down its tree: the nodes accepted, and the tokens emitted (one more than nodes).
+
+    ``broken``: a row held no usable logit, so the way ends there and the request can not go on.
+    """
 
     nodes: list[int] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    broken: bool = False
 
 
 class Verifier:
@@ -79,10 +83,14 @@ class Verifier:
             rows.append(states[i].sampling.row(len(sequence.tokens) + depth, walk.tokens, sequence.n_output + depth))
             wanted.append(sequence.request.output.logprobs)
             at.append(offsets[i] + node)
-        sampled = self._sampler.sample(logits, rows, wanted, at)
+        picked = logits[at[0] : at[0] + 1] if len(at) == 1 else logits[at]  # a lone sequence is not copied
+        sampled = self._sampler.sample(picked, rows, wanted)
         following = []
         for (i, node), token, logprob in zip(active, sampled.tokens, sampled.logprobs, strict=True):
             tree, walk = trees[i], walks[i]
+            if token == NO_TOKEN:
+                walk.broken = True
+                continue
             walk.tokens.append(token)
             if logprob is not None:
                 walk.logprobs.append(logprob)

@@ -1,5 +1,6 @@
 """The vocabulary of specdec: what a request says, and what an engine answers. No torch, no I/O."""
 
+from specdec.types.engine_info import EngineInfo, EngineLoad
 from specdec.types.events import Delta, Failed, Finished, RequestEvent, Started, TokenLogprobs
 from specdec.types.finish_reason import FinishReason
 from specdec.types.request import (
@@ -14,6 +15,8 @@ from specdec.types.stats import SpeculationStats, Timings, Usage
 
 __all__ = [
     "Delta",
+    "EngineInfo",
+    "EngineLoad",
     "Failed",
     "FinishReason",
     "Finished",

@@ -1,0 +1,61 @@
+# specdec: `make help` lists everything.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# A CPU machine gets this very build: an open range would pull gigabytes of CUDA libraries. With an NVIDIA GPU the
+# current CUDA build is wanted.
+TORCH := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1 && echo 'torch>=2.11' || echo 'torch==2.13.0')
+MODEL ?= smollm2-135m
+ARGS ?=
+STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+.PHONY: help setup model serve test test-slow lint format bench verify proto clean
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## make .venv with pinned dependencies and build the native kernels
+
+$(STAMP): requirements.lock pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --progress-bar on '$(TORCH)'
+	$(PIP) install --progress-bar on -r requirements.lock
+	$(PIP) install --quiet --no-deps --no-build-isolation -e .
+	@touch $@
+
+model: setup ## fetch the default model (MODEL=name for another)
+	$(BIN)/specdec models fetch $(MODEL)
+
+serve: model ## set up, fetch the default model, start the server (ARGS="--grpc-port 9000" for options)
+	$(BIN)/specdec serve --target $(MODEL) $(ARGS)
+
+test: model ## set up, then run the test suite
+	$(BIN)/python -m pytest -q $(ARGS)
+
+test-slow: model ## the long runs: full verify, perplexity, soak
+	$(BIN)/python -m pytest -q -m slow $(ARGS)
+
+lint: setup ## ruff format and check, mypy, import-linter, buf
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/buf lint
+
+format: setup ## let ruff format and fix
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: model ## step benchmark on the default model (MODEL=qwen2.5-coder-1.5b for the real one)
+	$(BIN)/specdec bench step --target $(MODEL) $(ARGS)
+
+verify: model ## path identity, as a user can run it
+	$(BIN)/specdec verify --target $(MODEL) $(ARGS)
+
+proto: setup ## regenerate the gRPC stubs from specdec/api/v1/*.proto
+	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. specdec/api/v1/*.proto
+
+clean: ## remove the environment and caches of this folder
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -1,0 +1,148 @@
+"""`specdec bench step`: what one forward costs by rows and context, prefill, and all that is not the forward."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from bench.bandwidth import BandwidthProbe
+from bench.texts import long_text
+from specdec.config import EngineConfig
+from specdec.engine.engine import Engine, EngineParts
+from specdec.models.decoder import Decoder
+from specdec.types import Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
+from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
+
+ROWS = (1, 2, 4, 8, 16, 32)
+CONTEXTS = (256, 2048)
+
+
+@dataclass(slots=True)
+class StepFigures:
+    """Medians of one run. ``step_ms[context][rows]`` is one forward with logits of every row."""
+
+    weight_bytes: int
+    bandwidth: float
+    step_ms: dict[int, dict[int, float]] = field(default_factory=dict)
+    prefill_tokens_per_s: float = 0.0
+    overhead_ms: float = 0.0
+    engine_step_ms: float = 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """The figures by name, as `--json` prints them."""
+        first = min(self.step_ms)
+        one = self.step_ms[first][1]
+        figures: dict[str, Any] = {
+            "weight_bytes": self.weight_bytes,
+            "read_bandwidth_gb_s": round(self.bandwidth / 1e9, 2),
+            "row1_ms": round(one, 3),
+            "bandwidth_fraction": round(self.weight_bytes / (one / 1e3) / self.bandwidth, 3),
+            "rows8_over_rows1": round(self.step_ms[first][8] / one, 3),
+            "prefill_tokens_per_s": round(self.prefill_tokens_per_s, 1),
+            "not_forward_ms": round(self.overhead_ms, 3),
+            "engine_step_ms": round(self.engine_step_ms, 3),
+            "step_ms": {str(c): {str(r): round(t, 3) for r, t in row.items()} for c, row in self.step_ms.items()},
+        }
+        for context in self.step_ms:
+            ratio = self.step_ms[context][8] / self.step_ms[context][1]
+            figures[f"rows8_over_rows1_at_{context}"] = round(ratio, 3)
+        return figures
+
+
+class StepBench:
+    """Measures a loaded model; every repeat visits all settings in turn, so drift falls on all alike."""
+
+    def __init__(self, parts: EngineParts, config: EngineConfig) -> None:
+        self._parts, self._config = parts, config
+        self._decoder: Decoder = parts.decoder
+        self._tokens = parts.tokenizer.encode(long_text())
+
+    def run(self, repeats: int = 15) -> StepFigures:
+        """All figures; raises ValueError when the context or the cache is too small to measure in."""
+        contexts = [c for c in CONTEXTS if c + max(ROWS) <= self._parts.info.max_context]
+        if not contexts:
+            raise ValueError(f"max_context: must be at least {CONTEXTS[0] + max(ROWS)} to measure a step")
+        probe = BandwidthProbe(self._config.cache_dir, self._parts.info.threads)
+        weights = self._parts.decoder.weights
+        size = weights.lm_head.nbytes + sum(
+            w.nbytes for layer in weights.layers for w in (layer.qkv, layer.o, layer.gate_up, layer.down)
+        )
+        self._fill(max(contexts))
+        times: dict[int, dict[int, list[float]]] = {c: {r: [] for r in ROWS} for c in contexts}
+        bandwidths = []
+        for _ in range(repeats):
+            bandwidths.append(probe.measure(2))
+            for context in contexts:
+                for rows in ROWS:
+                    times[context][rows].append(self._forward(context, rows))
+        figures = StepFigures(size, statistics.median(bandwidths))
+        figures.step_ms = {c: {r: statistics.median(t) for r, t in row.items()} for c, row in times.items()}
+        figures.prefill_tokens_per_s = statistics.median(self._prefill() for _ in range(3))
+        figures.overhead_ms, figures.engine_step_ms = self._overhead()
+        return figures
+
+    def _pages(self, tokens: int) -> list[int]:
+        return list(range(-(-tokens // PAGE_SIZE)))
+
+    def _fill(self, upto: int) -> None:
+        """Real text into the cache, so that attention reads real keys."""
+        chunk = self._config.prefill_chunk
+        for start in range(0, upto, chunk):
+            tokens = self._text(start, min(chunk, upto - start))
+            parents = list(range(-1, len(tokens) - 1))
+            self._decoder.forward(
+                ForwardBatch.build([BatchEntry(tokens, parents, start, self._pages(start + len(tokens)))]), []
+            )
+
+    def _text(self, start: int, count: int) -> list[int]:
+        return [self._tokens[i % len(self._tokens)] for i in range(start, start + count)]
+
+    def _forward(self, context: int, rows: int) -> float:
+        """Milliseconds of one forward: a two-way tree of ``rows`` nodes at ``context``."""
+        parents = [-1, *((i - 1) // 2 for i in range(1, rows))]
+        entry = BatchEntry(self._text(context, rows), parents, context, self._pages(context + rows))
+        batch = ForwardBatch.build([entry])
+        began = time.perf_counter()
+        self._decoder.forward(batch, range(rows))
+        return (time.perf_counter() - began) * 1e3
+
+    def _prefill(self) -> float:
+        tokens = min(1024, self._parts.info.max_context - 1)
+        began = time.perf_counter()
+        self._fill(tokens)
+        return tokens / (time.perf_counter() - began)
+
+    def _overhead(self) -> tuple[float, float]:
+        """Medians over plain decode steps of a real request: all but the forward, and the whole step."""
+        engine, forward_s = Engine(self._parts), 0.0
+        original = self._decoder.forward
+
+        def timed(*args: Any) -> Any:
+            nonlocal forward_s
+            began = time.perf_counter()
+            result = original(*args)
+            forward_s = time.perf_counter() - began
+            return result
+
+        request = Request(
+            "bench",
+            tuple(self._tokens[:64]),
+            SamplingParams(temperature=0.0),
+            StoppingParams(max_tokens=48, ignore_eos=True),
+            speculation=SpeculationParams(SpeculationMode.OFF),
+        )
+        self._decoder.forward = timed  # type: ignore[method-assign]
+        try:
+            engine.submit(request)
+            rest, whole = [], []
+            while engine.has_work():
+                began = time.perf_counter()
+                engine.step()
+                seconds = time.perf_counter() - began
+                rest.append((seconds - forward_s) * 1e3)
+                whole.append(seconds * 1e3)
+        finally:
+            del self._decoder.forward  # type: ignore[method-assign]
+        return statistics.median(rest[1:]), statistics.median(whole[1:])

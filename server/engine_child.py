@@ -1,0 +1,130 @@
+"""One run of the engine process, seen from the front end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Any
+
+from server.frames import Frame, FrameReader, pack_frame
+from specdec.config import EngineConfig
+
+_LOG = logging.getLogger("specdec.engine_process")
+_CHUNK_BYTES = 1 << 18
+_TAIL_LINES = 60
+
+
+class EngineChild:
+    """The process, its socket, and the tail of what it printed. Make one with `spawn`."""
+
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        self._process, self._reader, self._writer = process, reader, writer
+        self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        self._printing = asyncio.create_task(self._read_output())
+        self.last_frame_s = time.monotonic()
+
+    @classmethod
+    async def spawn(cls, config: EngineConfig, factory: str, heartbeat_s: float) -> EngineChild:
+        """Start the process; it begins to load at once.
+
+        Raises:
+            OSError: the system refuses to start a process.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            with theirs:
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable, "-m", "server.engine_process",
+                    "--fd", str(theirs.fileno()), "--config", config.model_dump_json(),
+                    "--factory", factory, "--heartbeat", str(heartbeat_s),
+                    stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+                    pass_fds=[theirs.fileno()],
+                    # The child must find the modules this process finds, from wherever it was started.
+                    env={**os.environ, "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)},
+                )  # fmt: skip
+            reader, writer = await asyncio.open_unix_connection(sock=ours)
+        except BaseException:
+            ours.close()
+            raise
+        return cls(process, reader, writer)
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    def send(self, *parts: Any) -> None:
+        """Queue one frame for the process; a dead one is noticed by `frames`."""
+        if not self._writer.is_closing():
+            self._writer.write(pack_frame(*parts))
+
+    async def frames(self) -> AsyncIterator[list[Any]]:
+        """Every frame the process sends, until it ends.
+
+        Raises:
+            FrameError: it sent something else.
+        """
+        cut = FrameReader()
+        while True:
+            try:
+                data = await self._reader.read(_CHUNK_BYTES)
+            except ConnectionError:
+                return
+            if not data:
+                return
+            self.last_frame_s = time.monotonic()
+            for frame in cut.feed(data):
+                yield frame
+
+    def kill(self) -> None:
+        """End the process now; `frames` ends with it."""
+        if self._process.returncode is None:
+            self._process.kill()
+
+    async def ended(self) -> str:
+        """Wait for the end of a process that is ending, and say how it ended, with the tail of its output."""
+        code = await self._process.wait()
+        self._writer.close()
+        # A grandchild may hold the pipe open; what came until now is enough then.
+        await asyncio.wait([self._printing], timeout=1.0)
+        self._printing.cancel()
+        how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+        return "\n  ".join([how, *self._tail])
+
+    async def close(self, grace_s: float) -> None:
+        """Ask the process to end, kill it after ``grace_s`` seconds, and wait for it."""
+        self.send(Frame.CLOSE)
+        try:
+            await asyncio.wait_for(self._process.wait(), grace_s)
+        except TimeoutError:
+            _LOG.warning("engine process %d did not close within %g s and is killed", self.pid, grace_s)
+            self.kill()
+        await self.ended()
+
+    async def _read_output(self) -> None:
+        assert self._process.stdout is not None  # it was asked for as a pipe
+        while line := await _line(self._process.stdout):
+            text = line.decode("utf-8", "replace").rstrip()
+            self._tail.append(text)
+            _LOG.info("%s", text)
+
+
+async def _line(stream: asyncio.StreamReader) -> bytes:
+    """The next line, or what there is of one that exceeds the reader's limit; empty at the end."""
+    try:
+        return await stream.readuntil(b"\n")
+    except asyncio.IncompleteReadError as error:
+        return error.partial
+    except asyncio.LimitOverrunError as error:
+        return await stream.read(max(error.consumed, 1))

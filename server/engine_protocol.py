@@ -1,0 +1,36 @@
+"""What the serving side needs of an engine."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from specdec.types import EngineInfo, EngineLoad, Request, RequestEvent
+
+
+class EngineLike(Protocol):
+    """An engine as its process drives it, from one thread."""
+
+    def submit(self, request: Request) -> None:
+        """Queue ``request``.
+
+        Raises:
+            RequestError: it is refused; the engine is as before.
+        """
+
+    def abort(self, request_id: str) -> bool:
+        """End a request now, its memory free on return; its unfinished samples' Finished come with the next `step`."""
+
+    def step(self) -> list[RequestEvent]:
+        """Run one step; empty when idle. An exception means that the engine is broken."""
+
+    def has_work(self) -> bool:
+        """Whether `step` would do anything."""
+
+    def info(self) -> EngineInfo:
+        """What the engine is."""
+
+    def load(self) -> EngineLoad:
+        """How busy it is."""
+
+    def close(self) -> None:
+        """End every request and let go of resources."""

@@ -1,0 +1,145 @@
+"""Requests, events and facts as msgpack-able tuples and back. Positional, so both ends must be of one version."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+from specdec.types import (
+    Delta,
+    EngineInfo,
+    EngineLoad,
+    Failed,
+    Finished,
+    FinishReason,
+    OutputParams,
+    Request,
+    RequestEvent,
+    SamplingParams,
+    SpeculationMode,
+    SpeculationParams,
+    SpeculationStats,
+    Started,
+    StoppingParams,
+    Timings,
+    TokenLogprobs,
+    Usage,
+)
+
+_STARTED, _DELTA, _FINISHED, _FAILED = range(4)
+
+
+def pack_request(request: Request) -> tuple[Any, ...]:
+    """``request`` as nested tuples of plain values."""
+    return (
+        request.request_id,
+        request.prompt_ids,
+        _values(request.sampling),
+        _values(request.stopping),
+        _values(request.output),
+        _values(request.speculation),
+        request.priority,
+        request.deadline_s,
+        request.cache_salt,
+    )
+
+
+def unpack_request(parts: Sequence[Any]) -> Request:
+    """The inverse of `pack_request`, after msgpack made lists of the tuples."""
+    request_id, prompt_ids, sampling, stopping, output, speculation, priority, deadline_s, salt = parts
+    return Request(
+        request_id=request_id,
+        prompt_ids=tuple(prompt_ids),
+        sampling=_sampling(sampling),
+        stopping=StoppingParams(*_frozen(stopping)),
+        output=OutputParams(*output),
+        speculation=_speculation(speculation),
+        priority=priority,
+        deadline_s=deadline_s,
+        cache_salt=salt,
+    )
+
+
+def pack_event(event: RequestEvent) -> tuple[Any, ...]:
+    """``event`` as a tuple that begins with its kind and request id."""
+    match event:
+        case Delta(request_id, index, token_ids, text, logprobs):
+            rows = [(p.token_id, p.logprob, p.top) for p in logprobs]
+            return (_DELTA, request_id, index, token_ids, text, rows)
+        case Started():
+            return (_STARTED, *_values(event))
+        case Finished(request_id, index, reason, matched_stop, usage, stats, timings):
+            figures = (_values(usage), _values(stats), _values(timings))
+            return (_FINISHED, request_id, index, reason.value, matched_stop, *figures)
+        case Failed():
+            return (_FAILED, *_values(event))
+
+
+def unpack_event(parts: Sequence[Any]) -> RequestEvent:
+    """The inverse of `pack_event`.
+
+    Raises:
+        ValueError: the kind is none of ours.
+    """
+    kind, *rest = parts
+    if kind == _DELTA:
+        request_id, index, token_ids, text, rows = rest
+        logprobs = [TokenLogprobs(t, p, [(i, q) for i, q in top]) for t, p, top in rows]
+        return Delta(request_id, index, token_ids, text, logprobs)
+    if kind == _STARTED:
+        return Started(*rest)
+    if kind == _FINISHED:
+        request_id, index, reason, matched, usage, stats, timings = rest
+        return Finished(
+            request_id, index, FinishReason(reason), matched, Usage(*usage), _stats(stats), Timings(*timings)
+        )
+    if kind == _FAILED:
+        return Failed(*rest)
+    raise ValueError(f"unknown kind of event {kind!r}")
+
+
+def pack_info(info: EngineInfo) -> tuple[Any, ...]:
+    """``info`` as plain values."""
+    return _values(info)
+
+
+def unpack_info(parts: Sequence[Any]) -> EngineInfo:
+    """The inverse of `pack_info`."""
+    return EngineInfo(*_frozen(parts))
+
+
+def pack_load(load: EngineLoad) -> tuple[Any, ...]:
+    """``load`` as plain values."""
+    return _values(load)
+
+
+def unpack_load(parts: Sequence[Any]) -> EngineLoad:
+    """The inverse of `pack_load`."""
+    return EngineLoad(*parts)
+
+
+def _values(record: Any) -> tuple[Any, ...]:
+    return tuple(getattr(record, f.name) for f in fields(record))
+
+
+def _frozen(values: Sequence[Any]) -> tuple[Any, ...]:
+    """Lists back to the tuples they were, one level deep."""
+    return tuple(tuple(v) if isinstance(v, list) else v for v in values)
+
+
+def _sampling(values: Sequence[Any]) -> SamplingParams:
+    params = dict(zip((f.name for f in fields(SamplingParams)), values, strict=True))
+    params["logit_bias"] = tuple((t, b) for t, b in params["logit_bias"])
+    params["allowed_token_ids"] = tuple(params["allowed_token_ids"])
+    return SamplingParams(**params)
+
+
+def _speculation(values: Sequence[Any]) -> SpeculationParams:
+    mode, *rest = _frozen(values)
+    return SpeculationParams(SpeculationMode(mode), *rest)
+
+
+def _stats(values: Sequence[Any]) -> SpeculationStats:
+    steps, drafted, accepted, histogram, by_drafter = values
+    return SpeculationStats(steps, drafted, accepted, histogram, {n: (p, a) for n, (p, a) in by_drafter.items()})

@@ -1,0 +1,1 @@
+"""The public gRPC interface: one package per version."""

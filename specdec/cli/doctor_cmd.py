@@ -1,0 +1,58 @@
+"""`specdec doctor`: what this machine is and how specdec runs on it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+
+import click
+
+from specdec.cli.options import engine_options
+from specdec.config import EngineConfig
+
+PACKAGES = ("torch", "triton", "transformers", "tokenizers", "gguf", "grpcio", "numpy")
+
+
+@click.command("doctor")
+@engine_options
+def doctor_command(engine_config: EngineConfig) -> None:
+    """Check device, kernels, numeric self-test, memory bandwidth and versions."""
+    import os
+
+    import psutil
+    from rich.console import Console
+
+    from bench.bandwidth import BandwidthProbe
+    from verify_kernels.kernels import load_kernels
+    from verify_kernels.self_test import self_test
+
+    console = Console()
+    threads = engine_config.threads or len(os.sched_getaffinity(0))
+    memory = psutil.virtual_memory()
+    console.print(f"machine      {platform.machine()}, {threads} threads, Python {platform.python_version()}")
+    console.print(f"memory       {memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB free")
+    console.print(f"vector unit  {', '.join(vector_features()) or 'none detected'}")
+    kernels = load_kernels(engine_config.kernels, engine_config.cache_dir, threads)
+    console.print(f"kernels      {kernels.name}")
+    for kind in ("int8", "bf16", "fp32"):
+        console.print(f"self-test    {kind}: {self_test(kernels.backend(), kind)}")
+    if kernels.name == "native":
+        rate = BandwidthProbe(engine_config.cache_dir, threads).measure()
+        console.print(f"memory read  {rate / 1e9:.1f} GB/s")
+    for name in PACKAGES:
+        try:
+            console.print(f"{name:12} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            console.print(f"{name:12} not installed")
+
+
+def vector_features() -> list[str]:
+    """The instruction sets that matter to the kernels, as the processor reports them."""
+    wanted = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "asimd", "i8mm")
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            line = next((text for text in file if text.startswith(("flags", "Features"))), "")
+    except OSError:
+        return []
+    present = set(line.split())
+    return [name for name in wanted if name in present]

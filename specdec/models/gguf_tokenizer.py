@@ -1,0 +1,164 @@
+"""Builds a tokenizer from the vocabulary inside a GGUF file.
+
+Done here rather than through transformers because that takes ten seconds for a large vocabulary and gives every
+byte-level BPE model but a few the same text splitting, which changes tokens (SmolLM2 splits single digits off).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from specdec.errors import ModelError, UnsupportedModelError
+from specdec.models.gguf_file import GGUFFile
+from specdec.models.tokenizer_info import TokenizerInfo
+
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
+_PADDING = re.compile(r"\[PAD\d+\]")  # rows that only round the vocabulary up
+
+# Tokens that end an answer wherever a vocabulary marks them as control tokens
+_END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>")
+
+_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
+_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_LLAMA3 = rf"{_WORDS}|\p{{N}}{{1,3}}|{_REST}"
+_QWEN2 = rf"{_WORDS}|\p{{N}}|{_REST}"
+_UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
+_TEKKEN = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*|\p{{N}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+# tokenizer.ggml.pre -> splitting; None is GPT-2's own
+_SPLITS: dict[str, str | None] = {
+    "default": None,
+    "gpt-2": None,
+    "llama-bpe": _LLAMA3,
+    "llama3": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "qwen2": _QWEN2,
+    "deepseek-r1-qwen": _QWEN2,
+    "tekken": _TEKKEN,
+}
+_SINGLE_DIGITS = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell"})
+_IGNORE_MERGES = frozenset({"llama-bpe", "llama3", "llama-v3", "tekken"})
+
+
+def convert_gguf_tokenizer(file: GGUFFile) -> tuple[str, TokenizerInfo]:
+    """The text of a ``tokenizer.json`` and what it does not say, from the file's metadata.
+
+    Raises:
+        UnsupportedModelError: the kind of tokenizer, or its text splitting, is not known.
+        ModelError: the file holds no vocabulary, or an inconsistent one.
+    """
+    meta = file.metadata
+    kind, tokens = meta.get("tokenizer.ggml.model"), meta.get("tokenizer.ggml.tokens")
+    if not kind or not tokens:
+        raise ModelError(f"{file.path}: holds no tokenizer; convert the model again, or use its Hugging Face folder")
+    types = meta.get("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)
+    if len(types) != len(tokens):
+        raise ModelError(f"{file.path}: {len(tokens)} tokens but {len(types)} token types; the file is corrupt")
+    if kind == "gpt2":
+        tokenizer = _byte_level(file, tokens, types)
+    elif kind == "llama":
+        tokenizer = _sentencepiece(file, tokens, types)
+    else:
+        raise UnsupportedModelError(f"{file.path}: tokenizer kind '{kind}' is not supported; use the model's HF folder")
+    _add_named(tokenizer, tokens, types)
+    return tokenizer.to_str(), _info(meta, tokens, types, begins=kind == "llama")
+
+
+def _byte_level(file: GGUFFile, tokens: list[str], types: list[int]) -> Tokenizer:
+    pre = str(file.metadata.get("tokenizer.ggml.pre", "default"))
+    if pre not in _SPLITS and pre not in _SINGLE_DIGITS:
+        raise UnsupportedModelError(f"{file.path}: text splitting '{pre}' is not known; use the model's HF folder")
+    merges = [tuple(merge.split(" ", 1)) for merge in file.metadata.get("tokenizer.ggml.merges", [])]
+    tokenizer = Tokenizer(_bpe(file, _vocabulary(tokens, types), merges, ignore_merges=pre in _IGNORE_MERGES))
+    if pre in _SINGLE_DIGITS:
+        steps = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    elif (pattern := _SPLITS[pre]) is None:
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    else:
+        split = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
+        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
+    if pre in ("qwen2", "deepseek-r1-qwen"):
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _sentencepiece(file: GGUFFile, tokens: list[str], types: list[int]) -> Tokenizer:
+    scores = file.metadata.get("tokenizer.ggml.scores")
+    if not scores or len(scores) != len(tokens):
+        raise ModelError(f"{file.path}: the vocabulary has no scores for its tokens; the file is corrupt")
+    vocabulary = _vocabulary(tokens, types)
+    unknown = next((token for token, kind in zip(tokens, types, strict=True) if kind == _UNKNOWN), None)
+    merges = _merges_from_scores(vocabulary, tokens, types, scores)
+    tokenizer = Tokenizer(
+        _bpe(file, vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=_BYTE in types)
+    )
+    prefix = bool(file.metadata.get("tokenizer.ggml.add_space_prefix", True))
+    space = normalizers.Replace(" ", "▁")
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), space]) if prefix else space
+    steps: list[Any] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefix else steps)
+    return tokenizer
+
+
+def _bpe(file: GGUFFile, vocabulary: dict[str, int], merges: list[Any], **options: Any) -> models.BPE:
+    try:
+        return models.BPE(vocabulary, merges, **options)
+    except Exception as error:  # the library raises bare Exception
+        raise ModelError(f"{file.path}: the vocabulary is inconsistent ({error}); fetch the file again") from None
+
+
+def _vocabulary(tokens: list[str], types: list[int]) -> dict[str, int]:
+    entries = enumerate(zip(tokens, types, strict=True))
+    return {token: i for i, (token, kind) in entries if kind != _UNUSED or not _PADDING.fullmatch(token)}
+
+
+def _merges_from_scores(
+    vocabulary: dict[str, int], tokens: list[str], types: list[int], scores: list[float]
+) -> list[tuple[str, str]]:
+    """SentencePiece joins the neighbours whose union scores highest; as ranked pairs: every way to split a token
+    into two others, by falling score of the token."""
+    joinable = {t: i for i, (t, kind) in enumerate(zip(tokens, types, strict=True)) if kind in (_NORMAL, _USER_DEFINED)}
+    ranked: list[tuple[float, int, int, str, str]] = []
+    for token, token_id in joinable.items():
+        for cut in range(1, len(token)):
+            left, right = token[:cut], token[cut:]
+            if left in joinable and right in joinable:
+                ranked.append((-scores[token_id], vocabulary[left], vocabulary[right], left, right))
+    ranked.sort()
+    return [(left, right) for *_, left, right in ranked]
+
+
+def _add_named(tokenizer: Tokenizer, tokens: list[str], types: list[int]) -> None:
+    named = [(token, kind) for token, kind in zip(tokens, types, strict=True) if kind in (_CONTROL, _USER_DEFINED)]
+    for kind, add in ((_CONTROL, tokenizer.add_special_tokens), (_USER_DEFINED, tokenizer.add_tokens)):
+        add([AddedToken(token, normalized=False, special=kind == _CONTROL) for token, own in named if own == kind])
+
+
+def _info(meta: dict[str, Any], tokens: list[str], types: list[int], *, begins: bool) -> TokenizerInfo:
+    def given(name: str) -> int | None:
+        value = meta.get(f"tokenizer.ggml.{name}_token_id")
+        return int(value) if value is not None and 0 <= int(value) < len(tokens) else None
+
+    ends = [given("eos"), given("eot"), given("eom")]
+    ends += [i for i, (t, kind) in enumerate(zip(tokens, types, strict=True)) if kind == _CONTROL and t in _END_OF_TURN]
+    named = {
+        "bos_token": given("bos"),
+        "eos_token": given("eos"),
+        "unk_token": given("unknown"),
+        "pad_token": given("padding"),
+    }
+    return TokenizerInfo(
+        bos_id=given("bos"),
+        add_bos=bool(meta.get("tokenizer.ggml.add_bos_token", begins)),
+        eos_ids=tuple(dict.fromkeys(i for i in ends if i is not None)),
+        chat_template=meta.get("tokenizer.chat_template"),
+        template_variables={name: tokens[i] for name, i in named.items() if i is not None},
+    )

@@ -1,0 +1,33 @@
+"""A Hugging Face model folder as a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from specdec.models.fingerprint import fingerprint_files
+from specdec.models.hf_source import HFSource, weight_files
+from specdec.models.hf_tokenizer import load_hf_tokenizer
+from specdec.models.model_config import ModelConfig
+from specdec.models.tokenizer import Tokenizer
+
+
+class HFCheckpoint:
+    """config.json, safetensors and tokenizer.json in ``path``."""
+
+    def __init__(self, path: Path, name: str | None = None) -> None:
+        self.path = path
+        self.name = name or path.resolve().name
+
+    def fingerprint(self) -> str:
+        """Over the configuration and every weight file."""
+        optional = self.path / "generation_config.json"
+        extra = [optional] if optional.exists() else []
+        return fingerprint_files([self.path / "config.json", *extra, *weight_files(self.path)])
+
+    def open(self) -> HFSource:
+        """The tensors."""
+        return HFSource(self.path)
+
+    def tokenizer(self, cache_dir: Path, config: ModelConfig) -> Tokenizer:
+        """The folder's own tokenizer; nothing has to be converted."""
+        return load_hf_tokenizer(self.path, config)

@@ -1,0 +1,70 @@
+"""Loads a model by whatever name it is given."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from specdec.config import Dtype
+from specdec.errors import ModelError
+from specdec.models.checkpoint import Checkpoint
+from specdec.models.layout import layout_bytes, plan_layout
+from specdec.models.loaded_model import LoadedModel
+from specdec.models.memory import check_memory
+from specdec.models.model_config import ModelConfig
+from specdec.models.pack_model import pack_model
+from specdec.models.packed_cache import PackedCache
+from specdec.models.progress import Progress, silent
+from specdec.models.resolve import resolve
+from specdec.models.tokenizer import Tokenizer
+from specdec.models.weights_buffer import WeightsBuffer
+
+
+def load_model(ref: str, *, dtype: Dtype, cache_dir: Path, progress: Progress | None = None) -> LoadedModel:
+    """Load the model that ``ref`` names: an HF folder, a .gguf file, a catalogue name (fetched when missing) or a
+    hub id.
+
+    Packed weights and converted tokenizers are kept in ``cache_dir``; a damaged cache is rebuilt.
+
+    Raises:
+        ModelError: not found, truncated, corrupt, without tokenizer, or too large for the memory there is.
+        UnsupportedModelError: sound, but of an architecture or tensor type that specdec does not run.
+    """
+    cache_dir = cache_dir.expanduser()
+    progress = progress or silent
+    checkpoint = resolve(ref, cache_dir, progress)
+    cache = PackedCache(cache_dir / "packed", checkpoint, dtype)
+    config, buffer = _cached(cache, checkpoint.name, dtype, progress) or _packed(cache, checkpoint, dtype, progress)
+    tokenizer = checkpoint.tokenizer(cache_dir, config)
+    _check_vocabulary(checkpoint.name, config, tokenizer)
+    config = replace(config, bos_id=tokenizer.bos_id, add_bos=tokenizer.add_bos, eos_ids=tokenizer.eos_ids)
+    return LoadedModel(checkpoint.name, config, buffer.weights(config, dtype), tokenizer, cache.key)
+
+
+def _cached(
+    cache: PackedCache, name: str, dtype: Dtype, progress: Progress
+) -> tuple[ModelConfig, WeightsBuffer] | None:
+    file = cache.open()
+    if file is None:
+        return None
+    check_memory(name, file.nbytes, dtype)
+    buffer = cache.read(file, progress)
+    return None if buffer is None else (file.config, buffer)
+
+
+def _packed(
+    cache: PackedCache, checkpoint: Checkpoint, dtype: Dtype, progress: Progress
+) -> tuple[ModelConfig, WeightsBuffer]:
+    source = checkpoint.open()
+    check_memory(checkpoint.name, layout_bytes(plan_layout(source, dtype)), dtype)
+    buffer = pack_model(source, dtype, progress)
+    cache.write(source.config, buffer)
+    return source.config, buffer
+
+
+def _check_vocabulary(name: str, config: ModelConfig, tokenizer: Tokenizer) -> None:
+    if tokenizer.base_size > config.vocab_size:
+        raise ModelError(
+            f"{name}: the tokenizer has {tokenizer.base_size} tokens, the model {config.vocab_size}; "
+            "they do not belong together, fetch the model again"
+        )

@@ -1,0 +1,1 @@
+"""`specdec verify`: path identity as something a user can run."""

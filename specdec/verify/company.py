@@ -1,0 +1,49 @@
+"""The circumstances a request is decoded in: everything that must not show in its tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Company:
+    """One way to run the same requests.
+
+    drafters: who proposes, () for plain decode. max_nodes, max_depth, width: the shape of the trees.
+    concurrency: requests in flight together. prefill_chunk: prompt rows per step. kv_pages: a cache this small
+    forces preemption; None leaves it ample. warm: every prompt was decoded once before, so prefixes hit.
+    """
+
+    name: str
+    drafters: tuple[str, ...] = ()
+    max_nodes: int = 0
+    max_depth: int = 0
+    width: int = 1
+    concurrency: int = 1
+    prefill_chunk: int = 192
+    kv_pages: int | None = None
+    warm: bool = False
+
+
+PLAIN = Company("plain decode, one at a time")
+
+
+def standard_companies(drafters: tuple[str, ...], max_batch: int) -> list[Company]:
+    """The companies `specdec verify` tries, from the ``drafters`` that are loaded."""
+    many = min(8, max_batch)
+    companies = [
+        Company("plain, many at once", concurrency=many),
+        Company("plain, chunks of 7", concurrency=many, prefill_chunk=7),
+        Company("plain, prefix hits", concurrency=2, warm=True),
+        Company("plain, pages short", concurrency=many, kv_pages=14, prefill_chunk=33),
+    ]
+    sets = [(name,) for name in drafters] + ([drafters] if len(drafters) > 1 else [])
+    for chosen in sets:
+        name = "+".join(chosen)
+        companies += [
+            Company(f"{name}, chain of 4", chosen, 4, 4, 1),
+            Company(f"{name}, wide tree", chosen, 15, 4, 4, concurrency=3, prefill_chunk=50),
+            Company(f"{name}, tree among many", chosen, 7, 7, 2, concurrency=many, warm=True),
+            Company(f"{name}, tree, pages short", chosen, 10, 5, 3, concurrency=many, kv_pages=14, prefill_chunk=20),
+        ]
+    return companies

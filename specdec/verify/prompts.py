@@ -1,0 +1,50 @@
+"""Prompts that look like people's: code, prose, edits and chat, of different lengths."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+from specdec.models.tokenizer import Tokenizer
+from specdec.types import OutputParams, Request, SamplingParams, StoppingParams
+
+TEXTS = (
+    "def fibonacci(n):\n    if n < 2:\n        return n\n    return",
+    "The capital of France is Paris. The capital of Italy is Rome. The capital of Spain is",
+    "import numpy as np\n\nx = np.zeros((3, 4))\ny = np.zeros((3, 4))\nz = np.",
+    "Once upon a time there was a small engine that wanted to be fast. Every morning it",
+    'class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n        self.items.append(item)'
+    "\n\n    def pop(self):\n        return self.items.pop()\n\n    def peek(self):\n",
+    "Q: What is 2 + 2?\nA: 4\nQ: What is 3 + 5?\nA: 8\nQ: What is 6 + 1?\nA:",
+    "SELECT name, age FROM users WHERE age > 21 ORDER BY name;\nSELECT name, city FROM users WHERE",
+    "for i in range(10):\n    print(i)\nfor j in range(10):\n    print(j)\nfor k in range(",
+    "Dear Sir or Madam,\n\nI am writing to you about the order that I placed on Monday. The",
+    "<ul>\n  <li>one</li>\n  <li>two</li>\n  <li>three</li>\n",
+    "It was the best of times, it was the worst of times, it was the age of wisdom, it was the age of",
+    '{"name": "Ada", "born": 1815}\n{"name": "Alan", "born": 1912}\n{"name": "Grace", "born":',
+)
+
+
+def make_requests(tokenizer: Tokenizer, count: int, seed: int, max_tokens: int) -> Iterator[Request]:
+    """``count`` requests: a third greedy, the others sampled with every option in turn; all ask for logprobs."""
+    rng = random.Random(seed)
+    for number in range(count):
+        text = " ".join(rng.sample(TEXTS, rng.choice((1, 1, 2, 3)))) if number % 3 else rng.choice(TEXTS)
+        prompt = tuple(tokenizer.encode(text))
+        stop = ("\n\n",) if number % 7 == 3 else ()
+        stopping = StoppingParams(max_tokens=rng.randint(max_tokens // 2, max_tokens), stop=stop, ignore_eos=True)
+        logprobs = (0, 3, None)[number % 3]
+        yield Request(f"r{number}", prompt, _sampling(rng, number), stopping, OutputParams(logprobs=logprobs))
+
+
+def _sampling(rng: random.Random, number: int) -> SamplingParams:
+    seed = rng.getrandbits(64)
+    kinds = (
+        SamplingParams(temperature=0.0, seed=seed),
+        SamplingParams(temperature=rng.uniform(0.2, 1.5), seed=seed),
+        SamplingParams(temperature=0.8, top_k=rng.randint(2, 60), top_p=rng.uniform(0.5, 0.99), seed=seed),
+        SamplingParams(temperature=0.0, repetition_penalty=1.2, seed=seed),
+        SamplingParams(temperature=1.0, min_p=0.05, frequency_penalty=0.5, presence_penalty=0.3, seed=seed),
+        SamplingParams(temperature=0.7, seed=seed, n=2, logit_bias=((11, 2.0), (13, -3.0))),
+    )
+    return kinds[number % len(kinds)]

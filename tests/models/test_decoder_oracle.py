@@ -1,0 +1,85 @@
+"""The decoder against transformers: logits of every family, in fp32, by chunked prefill and by single steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from specdec.models import load_model
+from specdec.models.decoder import Decoder
+from specdec.models.kv_pool import KvPool
+from tests.kernels.natives import native_backend
+from tests.models.tiny import FAMILIES, VOCAB_SIZE, make_tiny_model
+from verify_kernels.backend import Backend
+from verify_kernels.forward_batch import BatchEntry, ForwardBatch
+from verify_kernels.reference_backend import ReferenceBackend
+
+LENGTH = 150
+
+
+def make_decoder(folder: Path, cache: Path, backend: Backend, dtype: str = "fp32") -> Decoder:
+    model = load_model(str(folder), dtype=dtype, cache_dir=cache)  # type: ignore[arg-type]
+    pool = KvPool(model.config, 8)
+    return Decoder(model.config, model.weights, backend, pool, max_rows=64, max_logit_rows=64, max_positions=256)
+
+
+def run_in_chunks(decoder: Decoder, tokens: list[int], sizes: list[int]) -> torch.Tensor:
+    """Logits of every position, fed in chunks of the given sizes (the last repeats)."""
+    pages = [5, 2, 7]
+    done, out = 0, []
+    while done < len(tokens):
+        size = sizes.pop(0) if len(sizes) > 1 else sizes[0]
+        chunk = tokens[done : done + size]
+        batch = ForwardBatch.build([BatchEntry(chunk, list(range(-1, len(chunk) - 1)), done, pages)])
+        out.append(decoder.forward(batch, range(len(chunk))).clone())
+        done += len(chunk)
+    return torch.cat(out)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("backend_name", ["native", "reference"])
+def test_logits_equal_transformers(family: str, backend_name: str, tmp_path: Path) -> None:
+    folder = make_tiny_model(family, tmp_path / family)
+    backend = native_backend() if backend_name == "native" else ReferenceBackend(1)
+    decoder = make_decoder(folder, tmp_path / "cache", backend)
+    tokens = torch.randint(0, VOCAB_SIZE, (LENGTH,), generator=torch.Generator().manual_seed(3)).tolist()
+    oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    with torch.no_grad():
+        expected = oracle(torch.tensor([tokens])).logits[0]
+    got = run_in_chunks(decoder, tokens, [1, 63, 20])
+    error = torch.linalg.norm(got - expected) / torch.linalg.norm(expected)
+    assert error <= 1e-4
+    assert torch.equal(got.argmax(-1), expected.argmax(-1))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", ["int8", "bf16", "fp32"])
+def test_chunks_do_not_change_bits(family: str, dtype: str, tmp_path: Path) -> None:
+    folder = make_tiny_model(family, tmp_path / family)
+    tokens = torch.randint(0, VOCAB_SIZE, (LENGTH,), generator=torch.Generator().manual_seed(4)).tolist()
+    decoder = make_decoder(folder, tmp_path / "cache", native_backend(), dtype)
+    one_by_one = run_in_chunks(decoder, tokens, [1])
+    assert torch.equal(run_in_chunks(decoder, tokens, [64]), one_by_one)
+    assert torch.equal(run_in_chunks(decoder, tokens, [3, 61, 7]), one_by_one)
+
+
+def test_bad_batches_are_refused(tmp_path: Path) -> None:
+    decoder = make_decoder(make_tiny_model("llama", tmp_path / "m"), tmp_path / "cache", native_backend())
+
+    def run(tokens: list[int], ctx: int, pages: list[int]) -> None:
+        parents = list(range(-1, len(tokens) - 1))
+        decoder.forward(ForwardBatch.build([BatchEntry(tokens, parents, ctx, pages)]), [])
+
+    with pytest.raises(ValueError, match="tokens"):
+        run([VOCAB_SIZE], 0, [0])
+    with pytest.raises(ValueError, match="tokens"):
+        run([-1], 0, [0])
+    with pytest.raises(ValueError, match="page_table"):
+        run([1], 0, [8])
+    with pytest.raises(ValueError, match="position"):
+        run([1], 256, [0, 1, 2, 3, 4])
+    with pytest.raises(ValueError, match="rows"):
+        run([1] * 65, 0, [0, 1])
