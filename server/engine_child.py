@@ -18,6 +18,7 @@ from specdec.config import EngineConfig
 _LOG = logging.getLogger("specdec.engine_process")
 _CHUNK_BYTES = 1 << 18
 _TAIL_LINES = 60
+_LINGER_S = 2.0
 
 
 class EngineChild:
@@ -93,8 +94,15 @@ class EngineChild:
             self._process.kill()
 
     async def ended(self) -> str:
-        """Wait for the end of a process that is ending, and say how it ended, with the tail of its output."""
-        code = await self._process.wait()
+        """Wait for the end of a process that has closed its socket, and say how it ended, with the tail of its output.
+
+        One that lingers is killed: there must never be two engines at once.
+        """
+        try:
+            code = await asyncio.wait_for(self._process.wait(), _LINGER_S)
+        except TimeoutError:
+            self.kill()
+            code = await self._process.wait()
         self._writer.close()
         # A grandchild may hold the pipe open; what came until now is enough then.
         await asyncio.wait([self._printing], timeout=1.0)

@@ -12,11 +12,10 @@ import logging
 import signal
 import socket
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 
 from server.engine_loop import EngineLoop
-from server.engine_protocol import EngineLike
+from server.engine_protocol import EngineLike, ProgressListener
 from server.frames import Frame
 from server.parent_link import ParentGoneError, ParentLink
 from server.wire import pack_info
@@ -26,7 +25,7 @@ from specdec.errors import SpecdecError
 _LOG = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG = 1
 DEFAULT_FACTORY = "specdec.engine.build:build_engine"
-EngineFactory = Callable[[EngineConfig, Callable[[str, int, int], None]], EngineLike]
+EngineFactory = Callable[[EngineConfig, ProgressListener], EngineLike]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -67,7 +66,7 @@ def _last_words(link: ParentLink, error: Exception) -> int:
     if not refusal:
         _LOG.critical("the engine broke", exc_info=error)
     try:
-        link.send(Frame.DIED, refusal, message, "".join(traceback.format_exception(error)))
+        link.send(Frame.DIED, refusal, message)
     except ParentGoneError:
         _LOG.warning("the front end is gone already")
     return 2 if refusal else 1

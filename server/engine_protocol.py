@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from specdec.types import EngineInfo, EngineLoad, Request, RequestEvent
+
+# (what is being done, units done, units in all); a total of 0 means the size is not known
+ProgressListener = Callable[[str, int, int], None]
 
 
 class EngineLike(Protocol):

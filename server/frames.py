@@ -17,7 +17,7 @@ class Frame(StrEnum):
 
     To the engine process: ``SUBMIT`` request, ``ABORT`` request id, ``CLOSE``.
     From it: ``PROGRESS`` label, done, total; ``READY`` info; ``EVENTS`` list, one frame per step;
-    ``REFUSED`` request id, error; ``ALIVE`` load; ``DIED`` whether it was a refusal to start, message, traceback.
+    ``REFUSED`` request id, error; ``ALIVE`` load; ``DIED`` whether it was a refusal to start, message.
     """
 
     SUBMIT = "submit"

@@ -10,6 +10,7 @@ from typing import Literal
 
 from specdec.errors import KernelError
 from verify_kernels.backend import Backend
+from verify_kernels.cpu.library import load_library
 from verify_kernels.cpu.native_backend import NativeBackend
 from verify_kernels.cpu.sampling import NativeSampling
 from verify_kernels.reference_backend import ReferenceBackend
@@ -36,7 +37,7 @@ def load_kernels(choice: Literal["auto", "native", "reference"], cache_dir: Path
     """
     if choice != "reference":
         try:
-            return Kernels("native", lambda: NativeBackend(cache_dir, threads), NativeSampling(cache_dir))
+            return Kernels("native", lambda: NativeBackend(cache_dir, threads), NativeSampling(load_library(cache_dir)))
         except KernelError as error:
             if choice == "native":
                 raise

@@ -94,6 +94,8 @@ class GGUFFile:
             self.metadata[key] = self._value(self._scalar("I"))
         places = [self._tensor_place() for _ in range(n_tensors)]
         alignment = self.metadata.get("general.alignment", 32)
+        if not isinstance(alignment, int) or alignment <= 0:
+            raise ModelError(f"{self.path}: alignment {alignment!r} makes no sense; the file is corrupt")
         start = -(-self._at // alignment) * alignment
         for name, shape, kind, offset in places:
             block, block_bytes = GGML_QUANT_SIZES[kind]

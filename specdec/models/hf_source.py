@@ -114,7 +114,7 @@ class HFSource:
         view = self._files[self._where[tensor]].get_slice(tensor)
         if view.get_dtype() not in _FLOATS:
             raise UnsupportedModelError(
-                f"{self._folder}: tensor {tensor} has type {view.get_dtype()}; use weights in bf16, fp16 or fp32, or GGUF"
+                f"{self._folder}: tensor {tensor} has type {view.get_dtype()}; use bf16, fp16 or fp32 weights, or GGUF"
             )
         return view
 

@@ -57,7 +57,7 @@ def _template_adds(processor: dict[str, Any] | None, bos: str | None) -> bool:
         return False
     if processor.get("type") == "Sequence":
         return any(_template_adds(step, bos) for step in processor["processors"])
-    first = next(iter(processor.get("single") or []), {})
+    first: dict[str, Any] = next(iter(processor.get("single") or []), {})
     return first.get("SpecialToken", {}).get("id") == bos
 
 

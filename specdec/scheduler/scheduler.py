@@ -24,8 +24,8 @@ PREFILL_SHARE = 4  # drafts leave prompts a quarter of a step's rows, or heavy d
 class Scheduler:
     """Decides who runs. Importance is priority (high first), then arrival.
 
-    What never happens: a decoding sequence without its row, a preemption for drafts, for a prompt or for a less
-    important sequence, a request overtaken by a later one of its priority because it needs more pages.
+    What never happens: a running, decoding sequence without its row; a preemption for drafts, for a prompt or for a
+    less important sequence; a request overtaken by a later one of its priority because it needs more pages.
 
     Raises:
         ConfigError: ``max_context`` exceeds what the KV cache holds, so that one sequence could exhaust it alone.

@@ -60,10 +60,10 @@ inline float top_k_bound(const View& view, int k, Scratch& s) {
 
 inline bool candidate_before(const Candidate& a, const Candidate& b) { return a.before(b); }
 
-// Last token of the shortest prefix of `c` that weighs at least `need`: quickselect by weight.
-inline Cut weighted_cut(std::vector<Candidate>& c, double need, float z_max) {
+// Last token of the shortest prefix of `c` that weighs `need` together with the `before` ahead of it: quickselect by
+// weight.
+inline Cut weighted_cut(std::vector<Candidate>& c, double need, int64_t before, float z_max) {
   size_t low = 0, high = c.size();
-  int64_t before = 0;
   while (high - low > 1) {
     size_t middle = (low + high) / 2;
     std::nth_element(c.begin() + low, c.begin() + middle, c.begin() + high, candidate_before);
@@ -79,16 +79,51 @@ inline Cut weighted_cut(std::vector<Candidate>& c, double need, float z_max) {
   return {c[low].z, c[low].id};
 }
 
+// Bins of falling z, 1/16 wide; monotone, so a bin holds a contiguous run of the order.
+constexpr int BINS = 513;
+inline int bin_of(float z, float z_max) {
+  float at = (z_max - z) * 16.0f;
+  return (int)(at < (float)(BINS - 1) ? at : (float)(BINS - 1));
+}
+
+// Flat distributions: weigh every token into its bin, then select within the bin where the sum reaches `need`.
+inline Cut binned_cut(const View& view, double need, float z_max, Scratch& s) {
+  int64_t bins[BINS] = {}, weight[BLOCK], before = 0;
+  int32_t bin[BLOCK];
+  for (int b = 0; b < view.blocks; ++b) {
+    int begin = view.begin(b), n = view.end(b) - begin;
+    if (!(view.block_max[b] / view.temperature - z_max >= NO_WEIGHT_BELOW)) continue;
+    float x[BLOCK];
+    for (int i = 0; i < BLOCK; ++i) x[i] = i < n ? view.x[begin + i] : DEAD;
+    for (int i = 0; i < BLOCK; ++i) {
+      float z = live(x[i]) / view.temperature;
+      weight[i] = softmax_weight(z - z_max);
+      bin[i] = bin_of(z, z_max);
+    }
+    for (int i = 0; i < BLOCK; ++i) bins[bin[i]] += weight[i];
+  }
+  int at = 0;
+  while (at < BINS - 1 && (double)(before + bins[at]) < need) before += bins[at++];
+  s.candidates.clear();
+  for (int b = 0; b < view.blocks; ++b) {
+    if (view.block_max[b] == DEAD || bin_of(view.block_max[b] / view.temperature, z_max) > at) continue;
+    for (int v = view.begin(b), end = view.end(b); v < end; ++v) {
+      float z = view.z(v);
+      if (z > DEAD && bin_of(z, z_max) == at) s.candidates.push_back({z, v});
+    }
+  }
+  return weighted_cut(s.candidates, need, before, z_max);
+}
+
 inline Cut top_p_cut(const View& view, double top_p, Scratch& s) {
+  constexpr float NEAR = 4.0f;  // most distributions have their mass here
   float z_max = view.max / view.temperature;
   double need = top_p * (double)total_weight(view, Cut());
-  for (float reach = 4.0f;; reach *= 2) {
-    bool whole = reach > 32.0f;  // what lies further weighs nothing
-    collect(view, whole ? -FLT_MAX : z_max - reach, s.candidates);
-    int64_t sum = 0;
+  collect(view, z_max - NEAR, s.candidates);
+  int64_t sum = 0;
+  if (s.candidates.size() <= 4096)
     for (const Candidate& c : s.candidates) sum += weight_of(c, z_max);
-    if (whole || (double)sum >= need) return weighted_cut(s.candidates, need, z_max);
-  }
+  return (double)sum >= need && sum ? weighted_cut(s.candidates, need, 0, z_max) : binned_cut(view, need, z_max, s);
 }
 
 // The row must have a live logit.
@@ -99,7 +134,7 @@ inline Cut make_cut(const View& view, const sd_sample_row& row, Scratch& s) {
   if (by_k) {
     collect(view, top_k_bound(view, row.top_k, s), s.candidates);
     std::vector<Candidate>& c = s.candidates;
-    if ((size_t)row.top_k < c.size()) {
+    if (c.size() >= (size_t)row.top_k) {
       std::nth_element(c.begin(), c.begin() + (row.top_k - 1), c.end(), candidate_before);
       c.resize(row.top_k);
       cut = {c.back().z, c.back().id};
@@ -107,7 +142,7 @@ inline Cut make_cut(const View& view, const sd_sample_row& row, Scratch& s) {
     if (by_p) {
       int64_t total = 0;
       for (const Candidate& one : c) total += weight_of(one, z_max);
-      cut = weighted_cut(c, row.top_p * (double)total, z_max);
+      cut = weighted_cut(c, row.top_p * (double)total, 0, z_max);
     }
   } else if (by_p) {
     cut = top_p_cut(view, row.top_p, s);

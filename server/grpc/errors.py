@@ -1,0 +1,126 @@
+"""Refusals as gRPC statuses with google.rpc details, and the one place where a call's exceptions end."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import grpc
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, ResourceInfo, RetryInfo
+from google.rpc.status_pb2 import Status
+
+from server.request_errors import ChatNotSupportedError, DeadlinePassedError, DrainingError, UnknownModelError
+from specdec.errors import (
+    DuplicateRequestError,
+    EngineDeadError,
+    InvalidRequestError,
+    PromptTooLongError,
+    QueueFullError,
+    RequestError,
+)
+
+_LOG = logging.getLogger(__name__)
+DOMAIN = "specdec"
+UNAVAILABLE_RETRY_S = 1.0
+# Clients take 8 KiB of trailers by default, and the details travel in them.
+_MESSAGE_BYTES = 1000
+_DESCRIPTION_BYTES = 160
+
+_CODES: dict[str, grpc.StatusCode] = {
+    InvalidRequestError.reason: grpc.StatusCode.INVALID_ARGUMENT,
+    PromptTooLongError.reason: grpc.StatusCode.INVALID_ARGUMENT,
+    ChatNotSupportedError.reason: grpc.StatusCode.FAILED_PRECONDITION,
+    UnknownModelError.reason: grpc.StatusCode.NOT_FOUND,
+    DuplicateRequestError.reason: grpc.StatusCode.ALREADY_EXISTS,
+    QueueFullError.reason: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    DeadlinePassedError.reason: grpc.StatusCode.DEADLINE_EXCEEDED,
+    EngineDeadError.reason: grpc.StatusCode.UNAVAILABLE,
+    DrainingError.reason: grpc.StatusCode.UNAVAILABLE,
+}
+
+Method = TypeVar("Method", bound=Callable[..., Awaitable[Any]])
+
+
+def guarded(method: Method) -> Method:
+    """Decorates a servicer's coroutine method: a `RequestError` becomes its status, anything else INTERNAL."""
+
+    @functools.wraps(method)
+    async def call(self: Any, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        try:
+            return await method(self, request, context)
+        except RequestError as error:
+            await refuse(context, error)
+        except Exception:
+            request_id = getattr(request, "request_id", "") or "without an id"
+            _LOG.exception("%s: request %s", method.__name__, request_id)
+            await context.abort(grpc.StatusCode.INTERNAL, "internal error; the server's log tells more")
+
+    return call  # type: ignore[return-value]
+
+
+async def refuse(context: grpc.aio.ServicerContext[Any, Any], error: RequestError) -> None:
+    """End the call with the status of ``error``; raises, as `context.abort` does."""
+    code = _CODES.get(error.reason, grpc.StatusCode.INTERNAL)
+    if code == grpc.StatusCode.INTERNAL:
+        _LOG.error("request failed: %s: %s", error.reason, error)
+    status = rich_status(code, error)
+    trailers: list[tuple[str, str | bytes]] = [("grpc-status-details-bin", status.SerializeToString())]
+    retry_s = _retry_after_s(error)
+    if retry_s is not None:
+        trailers.append(("grpc-retry-pushback-ms", str(round(retry_s * 1e3))))
+    await context.abort(code, status.message, tuple(trailers))
+
+
+def rich_status(code: grpc.StatusCode, error: RequestError) -> Status:
+    """The google.rpc.Status of ``error``, its details and all."""
+    details: list[Message] = []
+    metadata: dict[str, str] = {}
+    if isinstance(error, InvalidRequestError):
+        details.append(
+            BadRequest(
+                field_violations=[
+                    BadRequest.FieldViolation(field=v.field, description=_cut(v.description, _DESCRIPTION_BYTES))
+                    for v in error.violations
+                ]
+            )
+        )
+    elif isinstance(error, PromptTooLongError):
+        metadata = {"limit": str(error.limit), "got": str(error.got)}
+    elif isinstance(error, QueueFullError):
+        metadata = {"limit": str(error.limit)}
+    elif isinstance(error, UnknownModelError):
+        details.append(ResourceInfo(resource_type="model", resource_name=_cut(error.asked, _DESCRIPTION_BYTES)))
+    details.append(ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=metadata))
+    retry_s = _retry_after_s(error)
+    if retry_s is not None:
+        details.append(RetryInfo(retry_delay=_duration(retry_s)))
+    status = Status(code=code.value[0], message=_cut(str(error), _MESSAGE_BYTES))
+    for detail in details:
+        packed = AnyMessage()
+        packed.Pack(detail)
+        status.details.append(packed)
+    return status
+
+
+def _retry_after_s(error: RequestError) -> float | None:
+    if isinstance(error, QueueFullError):
+        return error.retry_after_s
+    if _CODES.get(error.reason) == grpc.StatusCode.UNAVAILABLE:
+        return UNAVAILABLE_RETRY_S
+    return None
+
+
+def _duration(seconds: float) -> Duration:
+    whole = int(seconds)
+    return Duration(seconds=whole, nanos=round((seconds - whole) * 1e9))
+
+
+def _cut(text: str, limit: int) -> str:
+    """``text`` within ``limit`` bytes of UTF-8, give or take the dots."""
+    data = text.encode()
+    return text if len(data) <= limit else data[:limit].decode(errors="ignore") + "..."

@@ -1,0 +1,78 @@
+"""The events of one request, as the one who asked reads them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+
+from server.request_errors import GenerationFailedError
+from specdec.errors import RequestError
+from specdec.types import Failed, Finished, RequestEvent
+
+
+class RequestStream:
+    """Async iterator over a request's events; ends after the last sample's Finished, or raises a `RequestError`.
+
+    Use as ``async with``: leaving it before the end, by a break, an error or a cancellation, aborts the request at
+    once. Nothing that the reader does holds up the engine: unread events wait here.
+    """
+
+    def __init__(self, request_id: str, samples: int, on_end: Callable[[bool], None]) -> None:
+        self.request_id = request_id
+        self._samples_left = samples
+        self._on_end: Callable[[bool], None] | None = on_end
+        self._items: asyncio.Queue[RequestEvent | RequestError] = asyncio.Queue()
+        self._over = False
+
+    def push(self, event: RequestEvent) -> None:
+        """Take the engine's next event of this request."""
+        if isinstance(event, Failed):
+            self.fail(GenerationFailedError(event.reason, event.message))
+            return
+        event.request_id = self.request_id
+        self._items.put_nowait(event)
+        if isinstance(event, Finished):
+            self._samples_left -= 1
+            if self._samples_left == 0:
+                self._end(complete=True)
+
+    def fail(self, error: RequestError) -> None:
+        """End the request with ``error``, after what came before it was read."""
+        if self._on_end is not None:
+            self._items.put_nowait(error)
+            self._end(complete=True)
+
+    def close(self) -> None:
+        """Nobody reads on: abort the request unless it is complete."""
+        self._over = True
+        self._end(complete=False)
+
+    def __aiter__(self) -> RequestStream:
+        return self
+
+    async def __anext__(self) -> RequestEvent:
+        if self._over or (self._on_end is None and self._items.empty()):
+            raise StopAsyncIteration
+        item = await self._items.get()
+        if isinstance(item, RequestError):
+            self._over = True
+            raise item
+        return item
+
+    async def aclose(self) -> None:
+        """As `close`; what `contextlib.aclosing` looks for."""
+        self.close()
+
+    async def __aenter__(self) -> RequestStream:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _end(self, *, complete: bool) -> None:
+        if self._on_end is not None:
+            on_end, self._on_end = self._on_end, None
+            on_end(complete)

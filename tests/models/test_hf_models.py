@@ -1,0 +1,190 @@
+"""Weights and configuration read from Hugging Face folders, against transformers."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from specdec.errors import ModelError, UnsupportedModelError
+from specdec.models import load_model
+from specdec.models.hf_config import parse_hf_config
+from specdec.models.hf_source import HFSource
+from tests.models.oracle_weights import differences
+from tests.models.tiny import FAMILIES, load_oracle, make_tiny_model
+from verify_kernels.packed_linear import pack_linear
+
+Tiny = Callable[[str], Path]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_weights_are_the_oracles(family: str, tiny: Tiny, tmp_path: Path) -> None:
+    loaded = load_model(str(tiny(family)), dtype="fp32", cache_dir=tmp_path)
+    assert len(loaded.weights.layers) == loaded.config.n_layers
+    assert differences(loaded.weights, load_oracle(tiny(family))) == []
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_config_agrees_with_transformers(family: str, tiny: Tiny) -> None:
+    ours, theirs = HFSource(tiny(family)).config, load_oracle(tiny(family)).config
+    assert ours.family == ("llama" if family == "llama3" else family)
+    assert (ours.vocab_size, ours.hidden_size, ours.n_layers) == (384, 64, theirs.num_hidden_layers)
+    assert (ours.n_heads, ours.n_kv_heads, ours.intermediate_size, ours.max_context) == (4, 2, 96, 512)
+    assert ours.head_dim == (getattr(theirs, "head_dim", None) or 16)
+    assert ours.norm_eps == theirs.rms_norm_eps
+    assert ours.tie_embeddings == theirs.tie_word_embeddings
+    assert ours.attn_scale == pytest.approx(getattr(theirs, "query_pre_attn_scalar", ours.head_dim) ** -0.5)
+    kinds = (
+        getattr(theirs, "layer_types", None) or ["sliding_attention" if family == "mistral" else "full_attention"] * 2
+    )
+    assert ours.sliding_layers == tuple(kind == "sliding_attention" for kind in kinds)
+    assert ours.sliding_window == (24 if family in ("mistral", "gemma3") else None)
+    assert (ours.embed_scale, ours.post_norms) == ((8.0, True) if family == "gemma3" else (1.0, False))
+    assert ours.qk_norm == (family in ("qwen3", "gemma3"))
+    assert ours.qkv_bias == (family == "qwen2")
+    assert ours.eos_ids == (2,)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "bf16"])
+def test_slices_pack_as_the_whole_matrix_does(dtype: Any, tmp_path: Path) -> None:
+    # 3072 fused gate and up rows of 512 columns need several slices, the middle one crossing from gate to up
+    folder = make_tiny_model("qwen2", tmp_path / "m", hidden_size=512, intermediate_size=1536, num_hidden_layers=1)
+    loaded, state = load_model(str(folder), dtype=dtype, cache_dir=tmp_path), load_oracle(folder).state_dict()
+    p = "model.layers.0."
+    gate_up = torch.cat([state[p + "mlp.gate_proj.weight"], state[p + "mlp.up_proj.weight"]])
+    qkv, bias = (torch.cat([state[f"{p}self_attn.{x}_proj.{kind}"] for x in "qkv"]) for kind in ("weight", "bias"))
+    for expected, found in (
+        (pack_linear(gate_up, None, dtype), loaded.weights.layers[0].gate_up),
+        (pack_linear(qkv, bias, dtype), loaded.weights.layers[0].qkv),
+        (pack_linear(state["lm_head.weight"], None, dtype), loaded.weights.lm_head),
+    ):
+        assert (expected.kind, expected.n, expected.k) == (found.kind, found.n, found.k)
+        for name in ("data", "scale", "bias"):
+            ours, theirs = getattr(found, name), getattr(expected, name)
+            assert (ours is None) == (theirs is None)
+            assert ours is None or torch.equal(ours, theirs)
+    assert torch.equal(loaded.weights.embed, state["model.embed_tokens.weight"].half())
+
+
+def test_sharded_equals_unsharded(tiny: Tiny, tmp_path: Path) -> None:
+    folder = make_tiny_model("llama3", tmp_path / "sharded", max_shard_size="60KB")
+    assert len(list(folder.glob("*.safetensors"))) > 2
+    loaded = load_model(str(folder), dtype="fp32", cache_dir=tmp_path)
+    assert differences(loaded.weights, load_oracle(tiny("llama3"))) == []
+    next(folder.glob("*00002*.safetensors")).unlink()
+    with pytest.raises(ModelError, match="00002.*missing"):
+        load_model(str(folder), dtype="fp32", cache_dir=tmp_path)
+
+
+def test_bf16_file_loads_exactly(tmp_path: Path) -> None:
+    folder = make_tiny_model("llama", tmp_path / "m", dtype=torch.bfloat16)
+    assert differences(load_model(str(folder), dtype="fp32", cache_dir=tmp_path).weights, load_oracle(folder)) == []
+
+
+def test_attention_and_mlp_bias_are_kept(tmp_path: Path) -> None:
+    folder = make_tiny_model("llama", tmp_path / "m", attention_bias=True, mlp_bias=True)
+    layer = load_model(str(folder), dtype="fp32", cache_dir=tmp_path).weights.layers[1]
+    state = load_oracle(folder).state_dict()
+    assert layer.o.bias is not None
+    assert layer.down.bias is not None
+    assert torch.equal(layer.o.bias[:64], state["model.layers.1.self_attn.o_proj.bias"])
+    assert torch.equal(layer.down.bias[:64], state["model.layers.1.mlp.down_proj.bias"])
+
+
+def test_rope_in_either_spelling() -> None:
+    base = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}
+    base |= {"intermediate_size": 96, "vocab_size": 384}
+    scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+    old = base | {"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", **scaling}}
+    new = base | {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **scaling}}
+    assert parse_hf_config(old, "m") == parse_hf_config(new, "m")
+    assert parse_hf_config(old, "m").rope.scaling == ("llama3", 8.0, 1.0, 4.0, 64.0)
+    linear = parse_hf_config(base | {"rope_scaling": {"type": "linear", "factor": 2.0}}, "m")
+    assert (linear.rope.theta, linear.rope.scaling) == (10000.0, ("linear", 2.0))
+
+
+def test_sparse_multimodal_gemma_config() -> None:
+    text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
+    text |= {"model_type": "gemma3_text", "rope_scaling": {"factor": 8.0, "rope_type": "linear"}}
+    config = parse_hf_config({"model_type": "gemma3", "eos_token_id": [1, 106], "text_config": text}, "m")
+    assert (config.n_heads, config.n_kv_heads, config.head_dim, config.attn_scale) == (8, 4, 256, 1 / 16)
+    assert (config.rope.theta, config.rope.local_theta, config.rope.scaling) == (1e6, 1e4, ("linear", 8.0))
+    assert [i for i, sliding in enumerate(config.sliding_layers) if not sliding] == [5, 11, 17, 23, 29]
+    assert (config.tie_embeddings, config.eos_ids, config.embed_scale) == (True, (1, 106), math.sqrt(2560))
+
+
+def test_qwen_window_needs_its_switch() -> None:
+    base = {"model_type": "qwen2", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 3}
+    base |= {"intermediate_size": 96, "vocab_size": 384, "sliding_window": 32, "max_window_layers": 1}
+    assert parse_hf_config(base, "m").sliding_window is None
+    on = parse_hf_config(base | {"use_sliding_window": True}, "m")
+    assert (on.sliding_window, on.sliding_layers) == (32, (False, True, True))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"model_type": "mamba"}, UnsupportedModelError, "'mamba' is not supported.*llama"),
+        ({"quantization_config": {"quant_method": "gptq"}}, UnsupportedModelError, "gptq.*GGUF"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1.0}}, UnsupportedModelError, "rope scaling 'yarn'"),
+        ({"hidden_act": "relu"}, UnsupportedModelError, "activation 'relu'"),
+        ({"num_hidden_layers": 0}, ModelError, "num_hidden_layers.*positive"),
+        ({"hidden_size": 128}, ModelError, r"shape \[.*64\].*calls for \[.*128\]"),
+        ({"num_hidden_layers": 3}, ModelError, "layers.2.*missing"),
+        ({"tie_word_embeddings": False}, ModelError, "lm_head.weight is missing"),
+    ],
+)
+def test_wrong_configurations_are_refused(
+    change: dict[str, Any], error: type[ModelError], words: str, tiny: Tiny, tmp_path: Path
+) -> None:
+    folder = _copy(tiny("llama"), tmp_path)
+    data = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(data | change))
+    with pytest.raises(error, match=words) as caught:
+        load_model(str(folder), dtype="int8", cache_dir=tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("keep", [0, 7, 100, 5000, -1])
+def test_truncated_weights_are_refused(keep: int, tiny: Tiny, tmp_path: Path) -> None:
+    folder = _copy(tiny("llama"), tmp_path)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:keep])
+    with pytest.raises(ModelError, match="truncated or corrupt.*fetch"):
+        load_model(str(folder), dtype="int8", cache_dir=tmp_path)
+
+
+def test_integer_weights_are_refused(tiny: Tiny, tmp_path: Path) -> None:
+    folder = _copy(tiny("llama"), tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.0.mlp.up_proj.weight"] = tensors["model.layers.0.mlp.up_proj.weight"].to(torch.int8)
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(UnsupportedModelError, match="up_proj.weight has type I8"):
+        load_model(str(folder), dtype="int8", cache_dir=tmp_path)
+
+
+def test_incomplete_folders_are_refused(tiny: Tiny, tmp_path: Path) -> None:
+    folder = _copy(tiny("llama"), tmp_path)
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(ModelError, match=r"no tokenizer\.json"):
+        load_model(str(folder), dtype="int8", cache_dir=tmp_path)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match="no .safetensors"):
+        load_model(str(folder), dtype="int8", cache_dir=tmp_path)
+    (folder / "config.json").write_text("{")
+    with pytest.raises(ModelError, match=r"config\.json: can not be read"):
+        load_model(str(folder), dtype="int8", cache_dir=tmp_path)
+    (folder / "config.json").unlink()
+    with pytest.raises(ModelError, match=r"no config\.json"):
+        load_model(str(folder), dtype="int8", cache_dir=tmp_path)
+
+
+def _copy(folder: Path, to: Path) -> Path:
+    return Path(shutil.copytree(folder, to / "copy"))

@@ -1,0 +1,71 @@
+"""A scheduler with a cache, and the shortest engine there is: computes what the plan says, emits one token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from specdec.kv_cache import KvCacheManager
+from specdec.scheduler import PlanEntry, Scheduler, SchedulerLimits, StepPlan
+from specdec.sequence import Sequence
+from tests.kv_cache.sequences import make_request, make_samples, text
+
+
+class Rig:
+    """Sizes default to roomy; a test narrows the one it is about. ``now`` is the clock."""
+
+    def __init__(
+        self,
+        pages: int = 64,
+        max_batch: int = 8,
+        max_step_rows: int = 256,
+        prefill_chunk: int = 192,
+        max_context: int = 1024,
+        max_queued: int = 64,
+        prefix_cache: bool = True,
+    ) -> None:
+        self.now = 100.0
+        self.kv = KvCacheManager(pages, prefix_cache=prefix_cache)
+        limits = SchedulerLimits(max_batch, max_step_rows, prefill_chunk, min(max_context, pages * 64), max_queued)
+        self.scheduler = Scheduler(self.kv, limits, clock=lambda: self.now)
+        self._requests = 0
+
+    def add(
+        self, length: int, *, priority: int = 0, n: int = 1, seed: int | None = None, max_tokens: int | None = None
+    ) -> list[Sequence]:
+        """Queue a request of ``length`` prompt tokens; texts differ unless ``seed`` says otherwise."""
+        self._requests += 1
+        tokens = text(length, self._requests if seed is None else seed)
+        request = make_request(tokens, "", priority, n, max_tokens, f"r{self._requests}")
+        samples = make_samples(request, self.now)
+        self.scheduler.add(samples)
+        return samples
+
+    def plan(self, want: int | Callable[[Sequence], int] = 0) -> StepPlan:
+        return self.scheduler.plan(want if callable(want) else lambda seq: want)
+
+    def commit(self, plan: StepPlan, emit: int = 1) -> None:
+        """Compute the rows; a sampling sequence emits ``emit`` tokens, at most one more than its nodes."""
+        for entry in plan.entries:
+            seq = entry.seq
+            seq.n_computed += entry.chain
+            if entry.samples:
+                count = min(emit, entry.nodes + 1)
+                seq.tokens += [len(seq.tokens)] * count
+                seq.n_computed += count
+            self.kv.publish(seq)
+
+    def step(self, want: int = 0, emit: int = 1) -> StepPlan:
+        plan = self.plan(want)
+        self.commit(plan, emit)
+        return plan
+
+    def start(self, length: int, **kwargs: int) -> Sequence:
+        """A request that is past its prompt and decodes."""
+        (seq,) = self.add(length, **kwargs)
+        while seq.n_output == 0:
+            self.step()
+        return seq
+
+    def entry(self, plan: StepPlan, seq: Sequence) -> PlanEntry:
+        (entry,) = [e for e in plan.entries if e.seq is seq]
+        return entry

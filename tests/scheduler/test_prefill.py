@@ -1,0 +1,155 @@
+"""Prompts: in chunks, beside decodes, in order of importance, with pages for the whole prompt at admission."""
+
+from __future__ import annotations
+
+from specdec.sequence import SequencePhase
+from tests.scheduler.rig import Rig
+
+
+def test_a_prompt_is_computed_in_chunks() -> None:
+    rig = Rig(prefill_chunk=100)
+    (seq,) = rig.add(251)
+    seen = []
+    while seq.n_output == 0:
+        (entry,) = rig.step(want=0).entries
+        seen.append((entry.chain, entry.samples))
+    assert seen == [(100, False), (100, False), (50, True)]
+
+
+def test_a_one_token_prompt_is_sampled_at_once() -> None:
+    rig = Rig()
+    (seq,) = rig.add(1)
+    plan = rig.plan()
+    assert plan.admitted == [seq]
+    assert [(e.chain, e.samples, e.rows) for e in plan.entries] == [(0, True, 1)]
+
+
+def test_the_chunk_is_shared_by_all_prompts_in_order() -> None:
+    rig = Rig(prefill_chunk=100)
+    first, second, third = rig.add(71)[0], rig.add(71)[0], rig.add(71)[0]
+    plan = rig.step()
+    assert [(e.seq, e.chain, e.samples) for e in plan.entries] == [(first, 70, True), (second, 30, False)]
+    assert third.state is SequencePhase.WAITING
+    plan = rig.step()
+    assert [(e.seq, e.chain, e.samples) for e in plan.entries] == [
+        (first, 0, True), (second, 40, True), (third, 60, False),
+    ]  # fmt: skip
+
+
+def test_rows_bound_a_step_and_leave_the_pending_row_for_the_next() -> None:
+    rig = Rig(max_batch=4, max_step_rows=64, prefill_chunk=64)
+    (seq,) = rig.add(65)
+    assert [(e.chain, e.samples) for e in rig.step().entries] == [(64, False)]
+    assert [(e.chain, e.samples) for e in rig.step().entries] == [(0, True)]
+    assert seq.n_output == 1
+
+
+def test_decodes_never_wait_for_a_prefill() -> None:
+    rig = Rig(max_step_rows=64, prefill_chunk=64)
+    decoding = rig.start(10)
+    (prompt,) = rig.add(500)
+    steps = 0
+    while prompt.n_output == 0:
+        plan = rig.step()
+        assert rig.entry(plan, decoding).samples
+        assert sum(e.rows for e in plan.entries) <= 64
+        steps += 1
+    assert steps == 8  # 63 prompt rows beside the decode's one: 499 = 7 x 63 + 58
+    assert decoding.n_output == 1 + steps
+
+
+def test_heavy_drafting_leaves_prompts_a_quarter_of_the_rows() -> None:
+    rig = Rig(max_step_rows=64, prefill_chunk=64)
+    decoding = rig.start(10)
+    (prompt,) = rig.add(500)
+    plan = rig.plan(want=60)
+    assert rig.entry(plan, decoding).nodes == 64 - 1 - 16
+    assert rig.entry(plan, prompt).chain == 16
+    (waiting,) = rig.add(500)
+    rig.commit(plan)
+    assert rig.entry(rig.plan(want=60), prompt).chain == 16
+    assert waiting.state is SequencePhase.WAITING
+
+
+def test_a_prompt_that_ends_may_draft_with_the_rows_left() -> None:
+    rig = Rig(max_step_rows=64, prefill_chunk=64)
+    (seq,) = rig.add(50)
+    (entry,) = rig.plan(want=60).entries
+    assert (entry.chain, entry.samples, entry.nodes) == (49, True, 14)
+    assert len(seq.pages) * 64 >= entry.rows
+
+
+def test_a_prompt_that_does_not_end_has_no_nodes() -> None:
+    rig = Rig(prefill_chunk=32)
+    rig.add(50)
+    assert [(e.samples, e.nodes) for e in rig.plan(want=60).entries] == [(False, 0)]
+
+
+def test_a_cached_prefix_is_not_computed_again() -> None:
+    rig = Rig()
+    first = rig.start(200, seed=5)
+    (second,) = rig.add(180, seed=5)
+    plan = rig.plan()
+    assert second.pages[:2] == first.pages[:2]
+    assert (second.cached_tokens, second.n_computed) == (128, 128)
+    assert rig.entry(plan, second).chain == 51
+
+
+def test_admission_leaves_a_page_for_each_running_sequence() -> None:
+    rig = Rig(pages=5)
+    a, b = rig.start(10), rig.start(10)
+    (c,) = rig.add(100)
+    assert rig.kv.n_free == 3
+    assert rig.step().admitted == []  # its two pages and two in reserve are four
+    rig.scheduler.finish(b)
+    assert rig.step().admitted == [c]
+    rig.kv.check([a, c])
+
+
+def test_a_big_request_at_the_head_is_not_overtaken() -> None:
+    rig = Rig(pages=6)
+    rig.start(100)
+    (big,) = rig.add(300)
+    (small,) = rig.add(10)
+    (urgent,) = rig.add(10, priority=1)
+    plan = rig.step()
+    assert plan.admitted == [urgent]
+    assert list(rig.scheduler.waiting) == [big, small]
+
+
+def test_priority_then_arrival_order_admission() -> None:
+    rig = Rig(max_batch=2)
+    first, second, urgent = rig.add(5)[0], rig.add(5)[0], rig.add(5, priority=3)[0]
+    assert rig.plan().admitted == [urgent, first]
+    assert list(rig.scheduler.waiting) == [second]
+    assert list(rig.scheduler.running) == [urgent, first]
+
+
+def test_max_batch() -> None:
+    rig = Rig(max_batch=3)
+    for _ in range(5):
+        rig.add(5)
+    assert len(rig.plan().entries) == 3
+    assert len(rig.scheduler.running) == 3
+
+
+def test_prefill_only_never_samples_and_reports_its_end() -> None:
+    rig = Rig(prefill_chunk=100)
+    (seq,) = rig.add(151, max_tokens=0)
+    assert [(e.chain, e.samples, e.nodes) for e in rig.step(want=5).entries] == [(100, False, 0)]
+    assert [(e.chain, e.samples, e.nodes) for e in rig.step(want=5).entries] == [(50, False, 0)]
+    assert not seq.prefilling
+    plan = rig.step(want=5)  # an engine would have finished it by now; no row is wasted on it
+    assert (plan.entries, plan.prefilled) == ([], [seq])
+    rig.scheduler.finish(seq)
+    assert rig.kv.match(seq.tokens, "").n_tokens == 128
+
+
+def test_prefill_only_with_nothing_to_compute_is_done_at_admission() -> None:
+    rig = Rig()
+    rig.scheduler.finish(rig.start(129, seed=9))
+    (cached,) = rig.add(129, seed=9, max_tokens=0)
+    (single,) = rig.add(1, max_tokens=0)
+    plan = rig.plan()
+    assert plan.entries == []
+    assert plan.prefilled == plan.admitted == [cached, single]

@@ -1,0 +1,176 @@
+"""The queue: its bound, what a refused client is told, and siblings that wait for their shared prompt."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specdec.errors import PromptTooLongError, QueueFullError
+from specdec.scheduler.fair_shares import fair_shares
+from specdec.scheduler.retry_estimate import RetryEstimate
+from specdec.sequence import SequencePhase
+from tests.kv_cache.sequences import make_request, make_samples, text
+from tests.scheduler.rig import Rig
+
+
+def test_the_queue_is_bounded_in_requests() -> None:
+    rig = Rig(max_batch=1, max_queued=2)
+    rig.start(5)
+    rig.add(100, n=4)
+    rig.add(5)
+    assert rig.scheduler.n_waiting_requests == 2
+    with pytest.raises(QueueFullError) as caught:
+        rig.add(5)
+    assert caught.value.limit == 2
+    assert caught.value.retry_after_s >= 0.1
+    assert len(rig.scheduler.waiting) == 5
+
+
+def test_a_queue_of_none_takes_a_request_while_a_place_is_free() -> None:
+    rig = Rig(max_batch=1, max_queued=0)
+    rig.start(5)
+    with pytest.raises(QueueFullError):
+        rig.add(5)
+    rig.scheduler.finish(rig.scheduler.running[0])
+    assert rig.start(5).n_output == 1
+
+
+def test_a_request_with_a_running_sample_does_not_wait() -> None:
+    rig = Rig(max_batch=1)
+    rig.add(10, n=3)
+    assert rig.scheduler.n_waiting_requests == 1
+    rig.step()
+    assert rig.scheduler.n_waiting_requests == 0
+    assert len(rig.scheduler.waiting) == 2
+
+
+def test_oldest_wait() -> None:
+    rig = Rig(max_batch=1)
+    rig.start(5)
+    assert rig.scheduler.oldest_wait_s == 0.0
+    rig.add(5)
+    rig.now += 3.0
+    rig.add(5)
+    assert rig.scheduler.oldest_wait_s == 3.0
+
+
+def test_a_prompt_beyond_the_context_is_refused() -> None:
+    rig = Rig(max_context=100)
+    samples = make_samples(make_request(text(101)))
+    with pytest.raises(PromptTooLongError) as caught:
+        rig.scheduler.add(samples)
+    assert (caught.value.limit, caught.value.got) == (100, 101)
+    assert len(rig.scheduler.waiting) == 0
+
+
+def test_the_retry_estimate_follows_completions_and_not_idleness() -> None:
+    rig = Rig(max_batch=1, max_queued=1)
+    for _ in range(30):
+        rig.now += 1000.0
+        seq = rig.start(5)
+        rig.now += 2.5
+        rig.scheduler.finish(seq)
+    rig.start(5)
+    rig.add(5)
+    with pytest.raises(QueueFullError) as caught:
+        rig.add(5)
+    assert caught.value.retry_after_s == pytest.approx(2.5)
+
+
+def test_the_retry_estimate_has_a_floor_and_a_start() -> None:
+    estimate = RetryEstimate()
+    assert estimate.retry_after_s() == 1.0
+    estimate.start(5.0)
+    estimate.completed(5.01)
+    assert estimate.retry_after_s() == 0.1
+    estimate.completed(10.01)
+    assert estimate.retry_after_s() == pytest.approx(0.01 + 0.2 * (5.0 - 0.01))
+
+
+def test_siblings_wait_for_the_prompt_and_then_share_its_pages() -> None:
+    rig = Rig(prefill_chunk=100)
+    leader, *siblings = rig.add(200, n=3)
+    for _ in range(2):
+        assert {e.seq for e in rig.step().entries} == {leader}
+    plan = rig.plan()
+    assert plan.admitted == siblings
+    for seq in siblings:
+        assert seq.pages[:3] == leader.pages[:3]
+        assert seq.cached_tokens == 192
+        assert rig.entry(plan, seq).chain == 7
+    rig.kv.check([leader, *siblings])
+
+
+def test_siblings_keep_their_place_before_later_requests() -> None:
+    rig = Rig(max_batch=2)
+    leader, sibling = rig.add(100, n=2)
+    rig.step()
+    (later,) = rig.add(5)
+    assert rig.plan().admitted == [sibling]
+    assert list(rig.scheduler.running) == [leader, sibling]
+    assert list(rig.scheduler.waiting) == [later]
+
+
+def test_held_siblings_do_not_block_the_queue() -> None:
+    rig = Rig()
+    leader, _ = rig.add(100, n=2)
+    (later,) = rig.add(5)
+    assert rig.plan().admitted == [leader, later]
+
+
+@pytest.mark.parametrize("prefix_cache", [True, False])
+def test_siblings_with_no_page_to_share_start_together(prefix_cache: bool) -> None:
+    rig = Rig(prefix_cache=prefix_cache)
+    samples = rig.add(64 if prefix_cache else 150, n=3)
+    admitted = []
+    for _ in range(3):
+        admitted += rig.step().admitted
+    assert admitted == samples
+    assert samples[0].n_output <= samples[1].n_output + 1
+
+
+def test_where_the_leader_is_aborted_in_its_prompt_the_next_sample_leads() -> None:
+    rig = Rig(prefill_chunk=50)
+    leader, second, third = rig.add(200, n=3)
+    rig.step()
+    rig.scheduler.finish(leader)
+    assert rig.step().admitted == [second]
+    assert third.state is SequencePhase.WAITING
+    while third.state is SequencePhase.WAITING:
+        assert second.n_output == 0
+        rig.step()
+    assert third.cached_tokens == 192
+
+
+def test_where_the_leader_ends_at_once_its_siblings_follow() -> None:
+    rig = Rig()
+    leader, *siblings = rig.add(150, n=3)
+    rig.step()
+    rig.scheduler.finish(leader)
+    assert rig.plan().admitted == siblings
+    assert all(seq.cached_tokens == 128 for seq in siblings)
+
+
+def test_aborting_all_samples_leaves_nothing_behind() -> None:
+    rig = Rig()
+    for seq in rig.add(150, n=4):
+        rig.scheduler.finish(seq)
+    assert rig.plan().entries == []
+    assert rig.scheduler.n_waiting_requests == 0
+
+
+def _dealt(wishes: list[int], budget: int) -> list[int]:
+    """The rule itself: one node each, round after round."""
+    shares = [0] * len(wishes)
+    while budget > 0 and shares != wishes:
+        for i, wish in enumerate(wishes):
+            if shares[i] < wish and budget > 0:
+                shares[i] += 1
+                budget -= 1
+    return shares
+
+
+@given(st.lists(st.integers(0, 70), max_size=20), st.integers(0, 300))
+def test_fair_shares_deal_round(wishes: list[int], budget: int) -> None:
+    assert fair_shares(wishes, budget) == _dealt(wishes, budget)

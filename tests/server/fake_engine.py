@@ -1,0 +1,168 @@
+"""An engine that echoes its prompt, one token a step, and misbehaves on command.
+
+Token ids are bytes, so text and ids are the same thing. A request's ``cache_salt`` is its script:
+``slow`` 0.05 s a step, ``die`` raises in step, ``exit`` leaves the process, ``hang`` sleeps in step, ``broken``
+fails the request, ``full``, ``bug`` and ``long`` make submit raise. The configuration's ``target`` scripts the start.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+
+from server.engine_protocol import ProgressListener
+from specdec.config import EngineConfig
+from specdec.errors import DuplicateRequestError, ModelError, PromptTooLongError, QueueFullError
+from specdec.types import (
+    Delta,
+    EngineInfo,
+    EngineLoad,
+    Failed,
+    Finished,
+    FinishReason,
+    Request,
+    RequestEvent,
+    SpeculationStats,
+    Started,
+    Timings,
+    TokenLogprobs,
+    Usage,
+)
+
+DEFAULT_SEED = 4242
+MAX_CONTEXT = 128
+VOCAB_SIZE = 256
+
+
+@dataclass
+class _Running:
+    request: Request
+    arrival_s: float
+    started: bool = False
+    emitted: dict[int, int] = field(default_factory=dict)
+
+
+class FakeEngine:
+    """Sample i of a request echoes the prompt shifted by i; ``width`` tokens come per step."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._running: dict[str, _Running] = {}
+        self._events: list[RequestEvent] = []
+        self._aborts = 0
+
+    def submit(self, request: Request) -> None:
+        if request.request_id in self._running:
+            raise DuplicateRequestError("twice")
+        if request.cache_salt == "full":
+            raise QueueFullError(7, 2.5)
+        if request.cache_salt == "long":
+            raise PromptTooLongError(11, 12)
+        if request.cache_salt == "bug":
+            raise RuntimeError("a secret of the inside")
+        running = _Running(request, time.monotonic(), emitted={i: 0 for i in range(request.sampling.n)})
+        self._running[request.request_id] = running
+
+    def abort(self, request_id: str) -> bool:
+        running = self._running.pop(request_id, None)
+        if running is None:
+            return False
+        self._aborts += 1
+        self._events += [_finished(running, i, FinishReason.ABORTED) for i in running.emitted]
+        return True
+
+    def step(self) -> list[RequestEvent]:
+        events, self._events = self._events, []
+        salts = {running.request.cache_salt for running in self._running.values()}
+        if "slow" in salts:
+            time.sleep(0.05)
+        if "die" in salts:
+            raise RuntimeError("the fake engine was told to die")
+        if "exit" in salts:
+            os._exit(7)
+        if "hang" in salts:
+            time.sleep(3600)
+        for running in list(self._running.values()):
+            events += self._advance(running)
+        return events
+
+    def has_work(self) -> bool:
+        return bool(self._running or self._events)
+
+    def info(self) -> EngineInfo:
+        return EngineInfo(
+            target="fake", draft="fake-draft", dtype="int8", kernels="reference", numeric_mode="bitwise",
+            max_context=MAX_CONTEXT, vocab_size=VOCAB_SIZE, kv_tokens=4096, max_batch=8, drafters=("suffix",),
+            eos_ids=(0,), threads=1, version="0",
+        )  # fmt: skip
+
+    def load(self) -> EngineLoad:
+        """The prefix figures count aborts, for tests to see."""
+        return EngineLoad(running_requests=len(self._running), total_pages=64, prefix_hit_tokens=self._aborts)
+
+    def close(self) -> None:
+        self._running.clear()
+
+    def _advance(self, running: _Running) -> list[RequestEvent]:
+        request = running.request
+        events: list[RequestEvent] = []
+        if not running.started:
+            running.started = True
+            seed = DEFAULT_SEED if request.sampling.seed is None else request.sampling.seed
+            events.append(Started(request.request_id, seed, len(request.prompt_ids), 3, 0.5))
+        if request.cache_salt == "broken":
+            del self._running[request.request_id]
+            return [*events, Failed(request.request_id, "MODEL_BROKEN", "no finite logit")]
+        late = request.deadline_s is not None and time.monotonic() - running.arrival_s > request.deadline_s
+        for index in list(running.emitted):
+            if late:
+                events.append(_finished(running, index, FinishReason.DEADLINE))
+                del running.emitted[index]
+            else:
+                events += self._emit(running, index)
+        if not running.emitted:
+            del self._running[request.request_id]
+        return events
+
+    def _emit(self, running: _Running, index: int) -> list[RequestEvent]:
+        request, at = running.request, running.emitted[index]
+        limit = len(request.prompt_ids) if request.stopping.max_tokens is None else request.stopping.max_tokens
+        take = min(request.speculation.width or 1, limit - at)
+        prompt = request.prompt_ids
+        ids = [prompt[(at + index + k) % len(prompt)] for k in range(take)]
+        running.emitted[index] += take
+        events: list[RequestEvent] = []
+        if ids:
+            text = bytes(ids).decode("latin-1") if request.output.text else ""
+            wanted = request.output.logprobs is not None
+            logprobs = [TokenLogprobs(t, -0.5, [(t, -0.5), (1, -1.25)]) for t in ids] if wanted else []
+            events.append(Delta(request.request_id, index, ids, text, logprobs))
+        if running.emitted[index] >= limit:
+            events.append(_finished(running, index, FinishReason.LENGTH))
+            del running.emitted[index]
+        return events
+
+
+def _finished(running: _Running, index: int, reason: FinishReason) -> Finished:
+    n_prompt = len(running.request.prompt_ids)
+    return Finished(
+        running.request.request_id,
+        index,
+        reason,
+        None,
+        Usage(n_prompt, 3, running.emitted[index], 0),
+        SpeculationStats(2, 6, 4, [0, 1, 1], {"suffix": (6, 4)}),
+        Timings(0.5, 1.5, 2.5, 0.25, 0.75),
+    )
+
+
+def build(config: EngineConfig, progress: ProgressListener) -> FakeEngine:
+    """The factory the engine process is given."""
+    progress("load fake", 1, 2)
+    if config.target == "missing":
+        raise ModelError("model 'missing' can not be found; fetch it")
+    if config.target == "crash":
+        raise RuntimeError("crashed while loading")
+    progress("load fake", 2, 2)
+    return FakeEngine(config)
