@@ -116,7 +116,7 @@ class EngineChild:
         try:
             await asyncio.wait_for(self._process.wait(), grace_s)
         except TimeoutError:
-            _LOG.warning("engine process %d did not close within %g s and is killed", self.pid, grace_s)
+            _LOG.info("engine process %d did not close within %g s and is killed", self.pid, grace_s)
             self.kill()
         await self.ended()
 

@@ -148,10 +148,12 @@ class EngineClient:
 
     async def close(self) -> None:
         """End the process and every request."""
+        # A process that loads does not listen yet, so there is no point in asking it.
+        grace_s = _CLOSE_GRACE_S if self.state == EngineState.READY else 0.0
         self._board.become(EngineState.CLOSED)
         self._table.fail_all(EngineDeadError("the server stopped"))
         if self._child is not None:
-            await self._child.close(_CLOSE_GRACE_S)
+            await self._child.close(grace_s)
         if self._supervisor is not None:
             self._supervisor.cancel()
             await asyncio.wait([self._supervisor])

@@ -64,8 +64,8 @@ class EngineLoop:
         except Exception:
             # A bug that one request runs into must not cost the others theirs; a broken engine will fail in step.
             _LOG.exception("submit of request %s raised", request.request_id)
-            error = GenerationFailedError("INTERNAL", "the engine could not take the request")
-            self._link.send(Frame.REFUSED, request.request_id, pack_error(error))
+            fault = GenerationFailedError("INTERNAL", "the engine could not take the request")
+            self._link.send(Frame.REFUSED, request.request_id, pack_error(fault))
 
     def _tell_load(self) -> None:
         now = time.monotonic()

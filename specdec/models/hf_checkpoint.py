@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from specdec.models.fingerprint import fingerprint_files
-from specdec.models.hf_source import HFSource, weight_files
+from specdec.models.hf_source import HFSource, read_json, weight_files
 from specdec.models.hf_tokenizer import load_hf_tokenizer
 from specdec.models.model_config import ModelConfig
 from specdec.models.tokenizer import Tokenizer
@@ -20,6 +20,7 @@ class HFCheckpoint:
 
     def fingerprint(self) -> str:
         """Over the configuration and every weight file."""
+        read_json(self.path / "config.json")  # first, because a folder without one is most often no model at all
         optional = self.path / "generation_config.json"
         extra = [optional] if optional.exists() else []
         return fingerprint_files([self.path / "config.json", *extra, *weight_files(self.path)])

@@ -73,9 +73,9 @@ def _banned(
 ) -> tuple[int, ...]:
     if stopping.min_tokens <= 0:
         return ()
-    banned = sorted({token for token in (*eos_ids, *stopping.stop_token_ids) if 0 <= token < vocab_size})
+    banned = {token for token in (*eos_ids, *stopping.stop_token_ids) if 0 <= token < vocab_size}
     allowed = set(sampling.allowed_token_ids) or range(vocab_size)
-    return tuple(banned) if any(token not in set(banned) for token in allowed) else ()
+    return tuple(sorted(banned)) if any(token not in banned for token in allowed) else ()
 
 
 def _mask(allowed: Sequence[int], vocab_size: int) -> NDArray[np.uint32] | None:

@@ -60,7 +60,9 @@ def differences(weights: ModelWeights, oracle: Any) -> list[str]:
     for i, layer in enumerate(weights.layers):
         expected, found = expected_layer(state, i, gemma), found_layer(layer)
         names = expected.keys() | found.keys()
-        for name in sorted(names):
-            if name not in expected or name not in found or not torch.equal(expected[name], found[name]):
-                wrong.append(f"layers.{i}.{name}")
+        wrong += [
+            f"layers.{i}.{name}"
+            for name in sorted(names)
+            if name not in expected or name not in found or not torch.equal(expected[name], found[name])
+        ]
     return wrong

@@ -79,7 +79,7 @@ def test_sharded_equals_unsharded(tiny: Tiny, tmp_path: Path) -> None:
     loaded = load_model(str(folder), dtype="fp32", cache_dir=tmp_path)
     assert differences(loaded.weights, load_oracle(tiny("llama3"))) == []
     next(folder.glob("*00002*.safetensors")).unlink()
-    with pytest.raises(ModelError, match="00002.*missing"):
+    with pytest.raises(ModelError, match=r"00002.*missing"):
         load_model(str(folder), dtype="fp32", cache_dir=tmp_path)
 
 
@@ -157,7 +157,7 @@ def test_truncated_weights_are_refused(keep: int, tiny: Tiny, tmp_path: Path) ->
     folder = _copy(tiny("llama"), tmp_path)
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:keep])
-    with pytest.raises(ModelError, match="truncated or corrupt.*fetch"):
+    with pytest.raises(ModelError, match=r"truncated or corrupt.*fetch"):
         load_model(str(folder), dtype="int8", cache_dir=tmp_path)
 
 
@@ -166,7 +166,7 @@ def test_integer_weights_are_refused(tiny: Tiny, tmp_path: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     tensors["model.layers.0.mlp.up_proj.weight"] = tensors["model.layers.0.mlp.up_proj.weight"].to(torch.int8)
     save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(UnsupportedModelError, match="up_proj.weight has type I8"):
+    with pytest.raises(UnsupportedModelError, match=r"up_proj\.weight has type I8"):
         load_model(str(folder), dtype="int8", cache_dir=tmp_path)
 
 
@@ -176,7 +176,7 @@ def test_incomplete_folders_are_refused(tiny: Tiny, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"no tokenizer\.json"):
         load_model(str(folder), dtype="int8", cache_dir=tmp_path)
     (folder / "model.safetensors").unlink()
-    with pytest.raises(ModelError, match="no .safetensors"):
+    with pytest.raises(ModelError, match=r"no \.safetensors"):
         load_model(str(folder), dtype="int8", cache_dir=tmp_path)
     (folder / "config.json").write_text("{")
     with pytest.raises(ModelError, match=r"config\.json: can not be read"):

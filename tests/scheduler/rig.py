@@ -59,12 +59,25 @@ class Rig:
         self.commit(plan, emit)
         return plan
 
-    def start(self, length: int, **kwargs: int) -> Sequence:
+    def until(self, done: Callable[[], bool]) -> StepPlan:
+        """Step until ``done``; the last plan."""
+        for _ in range(1000):
+            plan = self.step()
+            if done():
+                return plan
+        raise AssertionError("1000 steps were not enough")
+
+    def start(self, length: int, *, priority: int = 0, seed: int | None = None) -> Sequence:
         """A request that is past its prompt and decodes."""
-        (seq,) = self.add(length, **kwargs)
-        while seq.n_output == 0:
-            self.step()
+        (seq,) = self.add(length, priority=priority, seed=seed)
+        self.until(lambda: seq.n_output > 0)
         return seq
+
+    def squeeze(self, left: int = 0) -> Sequence:
+        """Take all available pages but ``left``, as if by a sequence the scheduler does not know; returns it."""
+        hog = make_samples(make_request([0], name="hog"))[0]
+        assert self.kv.ensure(hog, (self.kv.n_free - left) * 64)
+        return hog
 
     def entry(self, plan: StepPlan, seq: Sequence) -> PlanEntry:
         (entry,) = [e for e in plan.entries if e.seq is seq]

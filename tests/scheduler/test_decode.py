@@ -53,113 +53,118 @@ def test_slots_of_all_nodes_have_pages() -> None:
 
 
 def test_drafts_are_cut_to_the_pages_available() -> None:
-    rig = Rig(pages=2)
-    a, b = rig.start(60), rig.start(60)
-    assert rig.kv.n_free == 0
+    rig = Rig()
+    (a,), (b,) = rig.add(60), rig.add(60)
+    rig.step()
+    rig.squeeze(0)
     plan = rig.plan(want=30)
-    assert [e.nodes for e in plan.entries] == [3, 3]  # slots 60 is the pending token's, 61..63 are left
+    assert [e.nodes for e in plan.entries] == [3, 3]  # slot 60 is the pending token's, 61..63 are left
     assert plan.preempted == []
-    assert {len(a.pages), len(b.pages)} == {1}
+    assert (len(a.pages), len(b.pages)) == (1, 1)
 
 
 def test_drafts_may_evict_cached_pages() -> None:
-    rig = Rig(pages=2)
-    old = rig.start(65)
-    rig.scheduler.finish(old)
-    assert rig.kv.n_cached == 1
+    rig = Rig()
+    rig.scheduler.finish(rig.start(65))
     rig.start(60)
+    rig.squeeze(1)
+    assert (rig.kv.n_cached, rig.kv.n_free) == (1, 1)
     assert rig.plan(want=30).entries[0].nodes == 30
     assert rig.kv.n_cached == 0
 
 
 def test_room_for_drafts_is_taken_back_before_anyone_is_preempted() -> None:
-    rig = Rig(pages=4)
-    drafting, growing = rig.start(100), rig.start(60)
+    rig = Rig()
+    (drafting,), (growing,) = rig.add(100), rig.add(60)
+    rig.step()
     rig.commit(rig.plan(lambda seq: 40 if seq is drafting else 0))
     assert len(drafting.pages) == 3
-    while len(growing.tokens) < 64:
-        assert rig.step().preempted == []
-    assert rig.kv.n_free == 0
-    rig.step()
-    plan = rig.step()
+    hog = rig.squeeze(0)
+    plan = rig.until(lambda: len(growing.pages) == 2)
     assert plan.preempted == []
-    assert (len(drafting.pages), len(growing.pages)) == (2, 2)
-    rig.kv.check([drafting, growing])
+    assert len(drafting.pages) == 2
+    assert drafting.preemptions == growing.preemptions == 0
+    rig.kv.check([drafting, growing, hog])
 
 
 def test_the_latest_arrival_is_preempted_first() -> None:
-    rig = Rig(pages=4)
-    a, b, c = rig.start(60), rig.start(30), rig.start(70)
-    while len(a.tokens) <= 64:
-        assert a.preemptions == b.preemptions == c.preemptions == 0
-        last = rig.step()
-    last = rig.plan()
-    assert last.preempted == [c]
-    assert [e.seq for e in last.entries] == [a, b]
+    rig = Rig()
+    (a,), (b,), (c,) = rig.add(60), rig.add(30), rig.add(70)
+    rig.step()
+    hog = rig.squeeze(0)
+    plan = rig.until(lambda: bool(c.preemptions))
+    assert len(a.pages) == 2  # the page it was preempted for
+    assert plan.preempted == [c]
+    assert [e.seq for e in plan.entries] == [a, b]
     assert (c.state, c.n_computed, c.draft_computed, c.preemptions) == (SequencePhase.WAITING, 0, 0, 1)
     assert c.pages == []
     assert list(rig.scheduler.waiting) == [c]
-    rig.kv.check([a, b])
+    rig.kv.check([a, b, hog])
 
 
 def test_priority_counts_before_arrival() -> None:
-    rig = Rig(pages=3)
-    low = rig.start(70, priority=-1)
-    high = rig.start(60, priority=1)
-    while high.preemptions == low.preemptions == 0:
-        plan = rig.step()
+    rig = Rig()
+    (low,), (high,) = rig.add(70, priority=-1), rig.add(60, priority=1)
+    rig.step()
+    rig.squeeze(0)
+    plan = rig.until(lambda: bool(high.preemptions or low.preemptions))
     assert plan.preempted == [low]
-    assert high in rig.scheduler.running
+    assert list(rig.scheduler.running) == [high]
 
 
 def test_the_least_important_yields_itself() -> None:
-    rig = Rig(pages=3)
-    first, last = rig.start(70), rig.start(60)
-    while last.preemptions == 0:
-        plan = rig.step()
+    rig = Rig()
+    (first,), (last,) = rig.add(70), rig.add(60)
+    rig.step()
+    rig.squeeze(0)
+    plan = rig.until(lambda: bool(last.preemptions))
     assert plan.preempted == [last]
     assert [e.seq for e in plan.entries] == [first]
     assert first.preemptions == 0
 
 
 def test_a_preempted_sequence_returns_to_its_place_and_finds_its_pages() -> None:
-    rig = Rig(pages=4)
-    a, b = rig.start(130), rig.start(60)
-    (later,) = rig.add(600)[:1] if False else rig.add(100)
-    while b.preemptions == 0:
-        plan = rig.step()
+    rig = Rig()
+    (a,), (b,) = rig.add(130), rig.add(60)
+    rig.step()
+    rig.squeeze(0)
+    (later,) = rig.add(5)
+    rig.until(lambda: bool(b.preemptions))
     assert list(rig.scheduler.waiting) == [b, later]
     rig.scheduler.finish(a)
-    plan = rig.step()
-    assert plan.admitted[0] is b
+    plan = rig.plan()
+    assert plan.admitted == [b, later]
+    assert b.n_computed == 64
     assert b.cached_tokens == 0  # the hit at first scheduling, not this one
-    assert rig.entry(plan, b).chain + b.cached_tokens <= 64
 
 
 def test_preempted_output_is_recomputed_from_the_cache_where_possible() -> None:
-    rig = Rig(pages=4)
-    a, b = rig.start(100), rig.start(100)
-    while b.preemptions == 0:
-        rig.step()
+    rig = Rig()
+    (a,), (b,) = rig.add(100), rig.add(100)
+    rig.step()
+    rig.squeeze(0)
+    rig.until(lambda: bool(b.preemptions))
     tokens = list(b.tokens)
-    assert b.n_output > 1
+    assert len(tokens) == 129
     rig.scheduler.finish(a)
     plan = rig.plan()
     assert plan.admitted == [b]
-    assert b.n_computed in (64, 128)
+    assert b.n_computed == 64  # a took the page that held 64..127
     assert b.tokens == tokens
     entry = rig.entry(plan, b)
-    assert (entry.chain, entry.samples) == (len(tokens) - 1 - b.n_computed, True)
+    assert (entry.chain, entry.samples) == (128 - 64, True)
 
 
 def test_a_step_that_preempts_admits_nobody() -> None:
-    rig = Rig(pages=3)
-    rig.start(70)
-    last = rig.start(60)
-    rig.add(2)
-    while last.preemptions == 0:
-        plan = rig.step()
-    assert plan.admitted == []
+    rig = Rig()
+    (first,), (last,) = rig.add(60), rig.add(130)
+    rig.step()
+    rig.squeeze(0)
+    (urgent,) = rig.add(2, priority=1)
+    plan = rig.until(lambda: bool(last.preemptions))
+    assert (plan.admitted, rig.kv.n_free) == ([], 2)
+    assert rig.plan().admitted == [urgent]
+    assert first in rig.scheduler.running
 
 
 def test_finish_is_idempotent_in_every_state() -> None:

@@ -51,6 +51,7 @@ class FakeEngine:
         self._running: dict[str, _Running] = {}
         self._events: list[RequestEvent] = []
         self._aborts = 0
+        self._deadline_s = 0.0
 
     def submit(self, request: Request) -> None:
         if request.request_id in self._running:
@@ -61,7 +62,8 @@ class FakeEngine:
             raise PromptTooLongError(11, 12)
         if request.cache_salt == "bug":
             raise RuntimeError("a secret of the inside")
-        running = _Running(request, time.monotonic(), emitted={i: 0 for i in range(request.sampling.n)})
+        self._deadline_s = request.deadline_s or 0.0
+        running = _Running(request, time.monotonic(), emitted=dict.fromkeys(range(request.sampling.n), 0))
         self._running[request.request_id] = running
 
     def abort(self, request_id: str) -> bool:
@@ -98,8 +100,13 @@ class FakeEngine:
         )  # fmt: skip
 
     def load(self) -> EngineLoad:
-        """The prefix figures count aborts, for tests to see."""
-        return EngineLoad(running_requests=len(self._running), total_pages=64, prefix_hit_tokens=self._aborts)
+        """For tests to see: the prefix figure counts aborts, the rate is the deadline of the last request."""
+        return EngineLoad(
+            running_requests=len(self._running),
+            total_pages=64,
+            tokens_per_second=self._deadline_s,
+            prefix_hit_tokens=self._aborts,
+        )
 
     def close(self) -> None:
         self._running.clear()

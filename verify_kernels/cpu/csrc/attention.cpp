@@ -2,7 +2,6 @@
 // in and whoever else is in the batch: a tree node gets bitwise what plain decode would give it.
 #include "attention.h"
 
-#include <atomic>
 #include <cmath>
 
 #include "parallel.h"
@@ -275,13 +274,9 @@ extern "C" void sd_attention(const sd_attention_args* args, const sd_batch* batc
   const sd_attention_args& a = *args;
   const sd_batch& b = *batch;
   const Grid grid = cut(a, b);
-  std::atomic<int> next_row{0}, next_unit{0};
-#pragma omp parallel num_threads(a.threads)
-  {
+  for_units(a.threads, b.rows, [&](int row) { write_row(a, b, row); });
+  for_units(a.threads, grid.node_units * a.n_kv_heads * grid.head_units, [&](int unit) {
     State state[NODE_BLOCK][MAX_HEADS];
-    for_units(b.rows, 4, next_row, [&](int row) { write_row(a, b, row); });
-#pragma omp barrier
-    for_units(grid.node_units * a.n_kv_heads * grid.head_units, 1, next_unit,
-              [&](int unit) { run_unit(a, b, grid, unit, state); });
-  }
+    run_unit(a, b, grid, unit, state);
+  });
 }

@@ -4,8 +4,6 @@
 // blocked only to reuse a loaded weight, never to reorder a sum.
 #include "linear.h"
 
-#include <atomic>
-
 #include "parallel.h"
 #include "prologue.h"
 
@@ -173,21 +171,15 @@ extern "C" void sd_linear(const sd_linear_args* args, int32_t rows) {
   using namespace sd;
   const sd_linear_args& a = *args;
   const int row_blocks = (rows + ROW_BLOCK - 1) / ROW_BLOCK;
-  std::atomic<int> next_row{0}, next_unit{0}, next_norm{0};
-  const int units = a.tiles * row_blocks;
-  const int grain = units > 64 * a.threads ? 4 : 1;
-#pragma omp parallel num_threads(a.threads)
-  {
+  // A unit is a run of tiles: long enough to stream, short enough that the threads finish together.
+  const int grain = a.tiles * row_blocks > 64 * a.threads ? 4 : 1;
+  const int runs = (a.tiles + grain - 1) / grain;
+  for_units(a.threads, rows, [&](int row) { prepare_row(a, row); });
+  for_units(a.threads, runs * row_blocks, [&](int unit) {
     alignas(64) float sums[ROW_BLOCK * TILE];
-    for_units(rows, 1, next_row, [&](int row) { prepare_row(a, row); });
-#pragma omp barrier
-    for_units(units, grain, next_unit, [&](int unit) {
-      const int block = unit / a.tiles, row = block * ROW_BLOCK;
-      compute_unit(a, unit % a.tiles, row, rows - row < ROW_BLOCK ? rows - row : ROW_BLOCK, sums);
-    });
-    if (a.post == SD_POST_NORM_ADD) {
-#pragma omp barrier
-      for_units(rows, 1, next_norm, [&](int row) { post_norm_row(a, row); });
-    }
-  }
+    const int row = unit / runs * ROW_BLOCK, first = unit % runs * grain;
+    const int height = rows - row < ROW_BLOCK ? rows - row : ROW_BLOCK;
+    for (int tile = first; tile < first + grain && tile < a.tiles; ++tile) compute_unit(a, tile, row, height, sums);
+  });
+  if (a.post == SD_POST_NORM_ADD) for_units(a.threads, rows, [&](int row) { post_norm_row(a, row); });
 }

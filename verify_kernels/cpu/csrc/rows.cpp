@@ -1,4 +1,5 @@
 // Row-wise helpers around the layers: embedding lookup, KV rows of an accepted path, and what a machine can read.
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 
@@ -8,6 +9,7 @@
 namespace {
 
 constexpr int PAGE = 64;
+constexpr int AHEAD = 16384;  // bytes fetched ahead, as the linear kernels do
 
 inline float half_to_float(uint16_t h) {
   const uint32_t sign = (uint32_t)(h & 0x8000) << 16, mantissa = h & 0x3ff;
@@ -66,20 +68,22 @@ void sd_move_kv(float* k_pool, float* v_pool, int32_t layers, int64_t pages, int
   }
 }
 
-// Reads `bytes` (a multiple of 4096) with `threads` threads and returns a checksum: what the memory can deliver.
+// Reads `bytes` (a multiple of 256 KiB) with `threads` threads and returns a checksum: what the memory can deliver.
 uint64_t sd_read_bandwidth(const uint8_t* data, int64_t bytes, int32_t threads) {
-  uint64_t total = 0;
-  std::atomic<int> next{0};
-  const int64_t unit = 1 << 16;
-#pragma omp parallel num_threads(threads) reduction(+ : total)
-  {
+  std::atomic<uint64_t> total{0};
+  const int64_t unit = 1 << 18;
+  sd::for_units(threads, (int)(bytes / unit), [&](int u) {
     sd::i16v sum{};
-    sd::for_units((int)(bytes / unit), 4, next, [&](int u) {
-      const sd::i16v* p = (const sd::i16v*)(data + u * unit);
-      for (int64_t i = 0; i < unit / 64; i += 4) sum += (p[i] ^ p[i + 1]) + (p[i + 2] ^ p[i + 3]);
-    });
-    for (int i = 0; i < 16; ++i) total += (uint32_t)sum[i];
-  }
+    const char* p = (const char*)data + u * unit;
+    for (int64_t i = 0; i < unit; i += 256) {
+      for (int line = 0; line < 256; line += 64) __builtin_prefetch(p + i + AHEAD + line);
+      const sd::i16v* v = (const sd::i16v*)(p + i);
+      sum += (v[0] ^ v[1]) + (v[2] ^ v[3]);
+    }
+    uint64_t part = 0;
+    for (int i = 0; i < 16; ++i) part += (uint32_t)sum[i];
+    total.fetch_add(part);
+  });
   return total;
 }
 }

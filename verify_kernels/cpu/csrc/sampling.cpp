@@ -1,22 +1,11 @@
 // Entry points of the sampling kernels (DESIGN section 4). One row is one unit of work, done start to end by one
 // thread: a result is a function of its row alone.
-#include <omp.h>
-
+#include "parallel.h"
 #include "sampling_scan.h"
 
 namespace {
 
 using namespace sd;
-
-template <class Body>
-void for_rows(int rows, int threads, Body body) {
-  if (rows == 1 || threads == 1) {
-    for (int r = 0; r < rows; ++r) body(r);
-    return;
-  }
-#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
-  for (int r = 0; r < rows; ++r) body(r);
-}
 
 Scratch& scratch() {  // grows to the vocabulary once per thread
   static thread_local Scratch s;
@@ -77,18 +66,18 @@ double logprobs_of(const float* raw, int vocab, int32_t token, int top, int32_t*
 extern "C" {
 
 void sd_sample_greedy(const float* logits, int64_t ld, int rows, int vocab, int threads, int32_t* out) {
-  for_rows(rows, threads, [&](int r) { out[r] = argmax(make_view(logits + r * ld, vocab, 0, scratch())); });
+  for_units(threads, rows, [&](int r) { out[r] = argmax(make_view(logits + r * ld, vocab, 0, scratch())); });
 }
 
 void sd_sample_rows(const float* logits, int64_t ld, int rows, int vocab, int threads, const sd_sample_row* how,
                     const int32_t* path, int32_t* out) {
-  for_rows(rows, threads, [&](int r) { out[r] = sample_row(logits + r * ld, vocab, how[r], path); });
+  for_units(threads, rows, [&](int r) { out[r] = sample_row(logits + r * ld, vocab, how[r], path); });
 }
 
 // ids and values: [rows, width], width <= 64.
 void sd_sample_children(const float* logits, int64_t ld, int rows, int vocab, int threads, const sd_sample_row* how,
                         const int32_t* path, int width, int32_t* ids, double* values) {
-  for_rows(rows, threads, [&](int r) {
+  for_units(threads, rows, [&](int r) {
     children_of(logits + r * ld, vocab, how[r], path, width, ids + (int64_t)r * width, values + (int64_t)r * width);
   });
 }
@@ -96,7 +85,7 @@ void sd_sample_children(const float* logits, int64_t ld, int rows, int vocab, in
 // ids and values: [rows, top], top <= 64.
 void sd_sample_logprobs(const float* logits, int64_t ld, int rows, int vocab, int threads, const int32_t* tokens,
                         int top, double* chosen, int32_t* ids, double* values) {
-  for_rows(rows, threads, [&](int r) {
+  for_units(threads, rows, [&](int r) {
     chosen[r] = logprobs_of(logits + r * ld, vocab, tokens[r], top, ids + (int64_t)r * top, values + (int64_t)r * top);
   });
 }

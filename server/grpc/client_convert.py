@@ -1,0 +1,87 @@
+"""A client's side of the conversion: requests to messages, messages to events."""
+
+from __future__ import annotations
+
+from server.grpc.convert import REASONS
+from specdec.api.v1 import generation_pb2 as pb
+from specdec.api.v1 import options_pb2 as options
+from specdec.types import (
+    Delta,
+    Finished,
+    FinishReason,
+    Request,
+    SpeculationMode,
+    SpeculationStats,
+    Started,
+    Timings,
+    TokenLogprobs,
+    Usage,
+)
+
+_REASONS_BACK: dict[int, FinishReason] = {number: reason for reason, number in REASONS.items()}
+_MODES = {
+    SpeculationMode.AUTO: options.SpeculationOptions.MODE_AUTO,
+    SpeculationMode.OFF: options.SpeculationOptions.MODE_OFF,
+    SpeculationMode.ON: options.SpeculationOptions.MODE_ON,
+}
+
+
+def event_from_message(message: pb.GenerateStreamResponse, request_id: str) -> Started | Delta | Finished | None:
+    """What a client reads off the stream, as the engine said it; None for a kind of a later version."""
+    which = message.WhichOneof("event")
+    if which == "started":
+        m = message.started
+        return Started(m.request_id, m.seed, m.prompt_tokens, m.cached_tokens, m.queue_ms)
+    if which == "delta":
+        d = message.delta
+        rows = [TokenLogprobs(p.token_id, p.logprob, [(t.token_id, t.logprob) for t in p.top]) for p in d.logprobs]
+        return Delta(request_id, d.index, list(d.token_ids), d.text, rows)
+    if which == "finished":
+        return _finished(message.finished, request_id)
+    return None
+
+
+def stream_request(request: Request) -> pb.GenerateStreamRequest:
+    """``request`` as a client sends it, all but the prompt and the id."""
+    s, stop, out, spec = request.sampling, request.stopping, request.output, request.speculation
+    return pb.GenerateStreamRequest(
+        sampling=options.SamplingOptions(
+            temperature=s.temperature, top_p=s.top_p, top_k=s.top_k, min_p=s.min_p,
+            repetition_penalty=s.repetition_penalty, presence_penalty=s.presence_penalty,
+            frequency_penalty=s.frequency_penalty, logit_bias=dict(s.logit_bias),
+            allowed_token_ids=s.allowed_token_ids, seed=s.seed, n=s.n,
+        ),
+        stopping=options.StoppingOptions(
+            max_tokens=stop.max_tokens, min_tokens=stop.min_tokens, stop=stop.stop,
+            stop_token_ids=stop.stop_token_ids, include_stop=stop.include_stop, ignore_eos=stop.ignore_eos,
+        ),
+        output=options.OutputOptions(
+            logprobs=out.logprobs, text=out.text, skip_special_tokens=out.skip_special_tokens
+        ),
+        speculation=options.SpeculationOptions(
+            mode=_MODES[spec.mode], drafters=spec.drafters or (), max_nodes=spec.max_nodes,
+            max_depth=spec.max_depth, width=spec.width,
+        ),
+        cache=options.CacheOptions(salt=request.cache_salt),
+        scheduling=options.SchedulingOptions(priority=request.priority),
+    )  # fmt: skip
+
+
+def _finished(m: pb.Finished, request_id: str) -> Finished:
+    stop = m.WhichOneof("matched_stop")
+    matched: str | int | None = None
+    if stop is not None:
+        matched = m.stop_string if stop == "stop_string" else m.stop_token_id
+    u, s, t = m.usage, m.speculation, m.timings
+    return Finished(
+        request_id,
+        m.index,
+        _REASONS_BACK[m.finish_reason],
+        matched,
+        Usage(u.prompt_tokens, u.cached_tokens, u.output_tokens, u.preemptions),
+        SpeculationStats(
+            s.num_steps, s.num_draft_tokens, s.num_accepted_tokens, list(s.acceptance_histogram),
+            {name: (d.proposed_tokens, d.accepted_tokens) for name, d in s.by_drafter.items()},
+        ),
+        Timings(t.queue_ms, t.prefill_ms, t.decode_ms, t.draft_ms, t.verify_ms),
+    )  # fmt: skip

@@ -1,0 +1,160 @@
+"""The whole server: ports, engine, health, and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from server.engine_client import EngineClient, EngineStartError
+from server.engine_process import DEFAULT_FACTORY
+from server.engine_protocol import ProgressListener
+from server.engine_state import EngineState
+from server.frontend import Frontend
+from server.grpc.grpc_server import GrpcServer
+from server.probe_server import ProbeServer
+from server.restart_policy import RestartPolicy
+from server.tokenizer_protocol import TokenizerLike
+from specdec.config import Config
+from specdec.errors import EngineDeadError
+from specdec.types import EngineInfo
+
+_LOG = logging.getLogger(__name__)
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where the server listens."""
+
+    host: str
+    grpc_port: int
+    http_port: int | None
+
+
+class Serving:
+    """Runs a server from its configuration to its end. ``load_tokenizer`` is called once the engine is ready, in a
+    thread: by then the model's files are there."""
+
+    def __init__(
+        self,
+        config: Config,
+        load_tokenizer: Callable[[], TokenizerLike],
+        *,
+        factory: str = DEFAULT_FACTORY,
+        progress: ProgressListener | None = None,
+        policy: RestartPolicy | None = None,
+    ) -> None:
+        self._config, self._load_tokenizer = config, load_tokenizer
+        self.client = EngineClient(config, factory=factory, progress=progress, policy=policy)
+        self._frontend = Frontend(self.client)
+        self._grpc = GrpcServer(config.server, self._frontend)
+        self._health_task: asyncio.Task[None] | None = None
+        port = config.server.http_port
+        self._probes = None if port is None else ProbeServer(config.server.host, port, self._probe_state)
+
+    async def start(self) -> Addresses:
+        """Listen, not serving yet, and begin to load.
+
+        Raises:
+            ConfigError: a port can not be had.
+        """
+        grpc_port = await self._grpc.start()
+        try:
+            http_port = await self._probes.start() if self._probes else None
+        except BaseException:
+            await self._grpc.stop()
+            raise
+        await self.client.start()
+        return Addresses(self._config.server.host, grpc_port, http_port)
+
+    async def wait_ready(self) -> EngineInfo:
+        """Wait until requests are served.
+
+        Raises:
+            EngineStartError: the engine can not be started.
+            ModelError: the tokenizer can not be loaded.
+        """
+        info = await self.client.wait_ready()
+        self._frontend.tokenizer = await asyncio.to_thread(self._load_tokenizer)
+        self._health_task = asyncio.create_task(self._report_health(), name="health")
+        return info
+
+    async def stop(self, drain_s: float = 0.0) -> None:
+        """Take no new request, let running ones finish for up to ``drain_s`` seconds, and end everything."""
+        await self._grpc.begin_shutdown()
+        left = await self._frontend.gate.drain(drain_s)
+        if left:
+            _LOG.warning("%d calls were still running after %g s and are cut off", left, drain_s)
+            self.client.fail_all(EngineDeadError("the server shut down before the request was complete"))
+        if self._health_task is not None:
+            self._health_task.cancel()
+        await self._grpc.stop()
+        if self._probes is not None:
+            await self._probes.stop()
+        await self.client.close()
+
+    async def run(self, on_ready: Callable[[Addresses, EngineInfo], None]) -> None:
+        """Serve until SIGTERM or SIGINT, then drain; a second signal cuts the drain short.
+
+        Raises:
+            ConfigError: a port can not be had.
+            EngineStartError: the engine could not be started, or died too often.
+        """
+        signals: asyncio.Queue[int] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+        for number in _STOP_SIGNALS:
+            loop.add_signal_handler(number, signals.put_nowait, number)
+        try:
+            addresses = await self.start()
+            try:
+                await self._serve(addresses, on_ready, signals)
+            finally:
+                await self._stop_or_second_signal(signals)
+        finally:
+            for number in _STOP_SIGNALS:
+                loop.remove_signal_handler(number)
+
+    async def _serve(
+        self, addresses: Addresses, on_ready: Callable[[Addresses, EngineInfo], None], signals: asyncio.Queue[int]
+    ) -> None:
+        """Until the first signal, or the engine's final failure, which raises."""
+        signalled = asyncio.create_task(signals.get())
+        failed = asyncio.create_task(self.client.wait_failed())
+        ready = asyncio.create_task(self.wait_ready())
+        try:
+            await asyncio.wait([signalled, failed, ready], return_when=asyncio.FIRST_COMPLETED)
+            if not signalled.done():
+                on_ready(addresses, await ready)
+                await asyncio.wait([signalled, failed], return_when=asyncio.FIRST_COMPLETED)
+            if signalled.done():
+                _LOG.info("%s: shutting down", signal.Signals(signalled.result()).name)
+            else:
+                raise EngineStartError(failed.result())
+        finally:
+            for task in (signalled, failed, ready):
+                task.cancel()
+
+    async def _stop_or_second_signal(self, signals: asyncio.Queue[int]) -> None:
+        stopping = asyncio.create_task(self.stop(self._config.server.drain_s))
+        again = asyncio.create_task(signals.get())
+        await asyncio.wait([stopping, again], return_when=asyncio.FIRST_COMPLETED)
+        again.cancel()
+        if not stopping.done():
+            _LOG.warning("second signal: stopping at once")
+            stopping.cancel()
+            await asyncio.wait([stopping])
+            await self.stop()
+        else:
+            stopping.result()
+
+    async def _report_health(self) -> None:
+        states = self.client.watch()
+        while True:
+            await self._grpc.set_serving(await states.get() == EngineState.READY)
+
+    def _probe_state(self) -> tuple[str, bool]:
+        ready = self.client.state == EngineState.READY and self._frontend.tokenizer is not None
+        return self.client.state, ready and not self._frontend.gate.is_closed

@@ -1,0 +1,143 @@
+"""Models read from GGUF files, against the HF models they were written from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+
+from specdec.errors import ModelError, UnsupportedModelError
+from specdec.models import load_model
+from specdec.models.gguf_config import parse_gguf_config
+from specdec.models.gguf_file import GGUFFile
+from tests.models.oracle_weights import differences
+from tests.models.tiny import FAMILIES, load_oracle, make_tiny_model
+from tests.models.tiny_gguf import interleave, write_tiny_gguf
+from verify_kernels.packed_linear import unpack_linear
+
+Tiny = Callable[[str], Path]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_float_file_equals_its_source(family: str, tiny: Tiny, tmp_path: Path) -> None:
+    write_tiny_gguf(tiny(family), tmp_path / "m.gguf")
+    loaded = load_model(str(tmp_path / "m.gguf"), dtype="fp32", cache_dir=tmp_path)
+    assert differences(loaded.weights, load_oracle(tiny(family))) == []
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma3"])
+def test_config_equals_its_source(family: str, tmp_path: Path) -> None:
+    layers = {"num_hidden_layers": 7, "layer_types": None} if family == "gemma3" else {}
+    scalar = {"query_pre_attn_scalar": 32} if family == "gemma3" else {}
+    folder = make_tiny_model(family, tmp_path / "hf", **layers, **scalar)
+    write_tiny_gguf(folder, tmp_path / "m.gguf")
+    ours = load_model(str(tmp_path / "m.gguf"), dtype="fp32", cache_dir=tmp_path).config
+    theirs = load_model(str(folder), dtype="fp32", cache_dir=tmp_path).config
+    different = {
+        name: (getattr(ours, name), getattr(theirs, name))
+        for name in theirs.__slots__
+        if getattr(ours, name) != getattr(theirs, name)
+    }
+    assert different.keys() <= {"norm_eps", "eos_ids"}  # stored as float32; vocabularies mark more end tokens
+    assert ours.norm_eps == pytest.approx(theirs.norm_eps)
+    assert ours.eos_ids == (2, 0)
+
+
+@pytest.mark.parametrize("kind", [Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1])
+def test_quantised_file_equals_what_was_stored(kind: Kind, tiny: Tiny, tmp_path: Path) -> None:
+    stored = {k: torch.from_numpy(v) for k, v in write_tiny_gguf(tiny("llama3"), tmp_path / "m.gguf", kind).items()}
+    weights = load_model(str(tmp_path / "m.gguf"), dtype="fp32", cache_dir=tmp_path).weights
+    assert torch.equal(weights.embed, stored["token_embd.weight"])
+    assert torch.equal(unpack_linear(weights.lm_head), stored["output.weight"])
+    for i, layer in enumerate(weights.layers):
+        q, k, v = (stored[f"blk.{i}.attn_{x}.weight"] for x in "qkv")
+        qkv = unpack_linear(layer.qkv)
+        assert torch.equal(interleave(qkv[:64], 4), q)
+        assert torch.equal(interleave(qkv[64:96], 2), k)
+        assert torch.equal(qkv[96:], v)
+        assert torch.equal(unpack_linear(layer.down), stored[f"blk.{i}.ffn_down.weight"])
+
+
+def test_llama3_rope_factors(tiny: Tiny, tmp_path: Path) -> None:
+    factors = [1.0, 1.0, 1.5, 3.0, 8.0, 8.0, 8.0, 8.0]
+    write_tiny_gguf(tiny("llama3"), tmp_path / "m.gguf", rope_factors=factors)
+    config = load_model(str(tmp_path / "m.gguf"), dtype="fp32", cache_dir=tmp_path).config
+    assert config.rope.scaling == ("factors", *factors)
+    again = load_model(str(tmp_path / "m.gguf"), dtype="fp32", cache_dir=tmp_path).config
+    assert again == config  # this one came from the cache
+
+
+def test_folder_with_one_gguf_file(tiny: Tiny, tmp_path: Path) -> None:
+    (tmp_path / "f").mkdir()
+    write_tiny_gguf(tiny("qwen2"), tmp_path / "f" / "some.gguf")
+    assert load_model(str(tmp_path / "f"), dtype="int8", cache_dir=tmp_path).name == "some"
+    write_tiny_gguf(tiny("qwen2"), tmp_path / "f" / "other.gguf")
+    with pytest.raises(ModelError, match=r"holds 2 \.gguf files; name one"):
+        load_model(str(tmp_path / "f"), dtype="int8", cache_dir=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "error", "words"),
+    [
+        (
+            "general.architecture",
+            "mamba",
+            UnsupportedModelError,
+            "architecture 'mamba' is not supported.*gemma3, llama",
+        ),
+        ("llama.expert_count", 8, UnsupportedModelError, "mixture-of-experts"),
+        ("llama.rope.scaling.type", "yarn", UnsupportedModelError, "rope scaling 'yarn'"),
+        ("llama.attention.value_length", 8, UnsupportedModelError, "equal lengths"),
+        ("llama.attention.head_count_kv", [1, 2], UnsupportedModelError, "differs between layers"),
+        ("llama.block_count", None, ModelError, "'llama.block_count' must be a positive integer"),
+    ],
+)
+def test_wrong_metadata_is_refused(
+    key: str, value: Any, error: type[ModelError], words: str, tiny: Tiny, tmp_path: Path
+) -> None:
+    write_tiny_gguf(tiny("llama"), tmp_path / "m.gguf")
+    file = GGUFFile(tmp_path / "m.gguf")
+    file.metadata[key] = value
+    with pytest.raises(error, match=words):
+        parse_gguf_config(file)
+
+
+def test_unsupported_tensor_type_is_refused(tiny: Tiny, tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    write_tiny_gguf(tiny("llama"), path)
+    raw = path.read_bytes()
+    name = b"blk.0.ffn_down.weight"
+    at = raw.index(name) + len(name) + 4 + 2 * 8  # after its name: dimensions, their sizes, then the type
+    assert int.from_bytes(raw[at : at + 4], "little") == Kind.F32
+    path.write_bytes(raw[:at] + int(Kind.I32).to_bytes(4, "little") + raw[at + 4 :])
+    with pytest.raises(UnsupportedModelError, match=r"blk\.0\.ffn_down\.weight has type I32; use a GGUF of one of"):
+        load_model(str(path), dtype="int8", cache_dir=tmp_path)
+
+
+def test_file_without_vocabulary_or_tensor_is_refused(tiny: Tiny, tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    write_tiny_gguf(tiny("llama"), path)
+    raw = path.read_bytes()
+    path.write_bytes(raw.replace(b"blk.1.attn_k.weight", b"blk.1.attn_x.weight"))
+    with pytest.raises(ModelError, match=r"tensor blk\.1\.attn_k\.weight is missing"):
+        load_model(str(path), dtype="int8", cache_dir=tmp_path)
+    path.write_bytes(raw.replace(b"tokenizer.ggml.tokens", b"tokenizer.ggml.tokenz"))
+    with pytest.raises(ModelError, match="holds no tokenizer"):
+        load_model(str(path), dtype="int8", cache_dir=tmp_path)
+    path.write_bytes(raw.replace(b"\x04\0\0\0\0\0\0\0gpt2", b"\x04\0\0\0\0\0\0\0bert"))
+    with pytest.raises(UnsupportedModelError, match="tokenizer kind 'bert'"):
+        load_model(str(path), dtype="int8", cache_dir=tmp_path)
+
+
+def test_metadata_equals_the_gguf_librarys(tiny: Tiny, tmp_path: Path) -> None:
+    write_tiny_gguf(tiny("gemma3"), tmp_path / "m.gguf")
+    ours, theirs = GGUFFile(tmp_path / "m.gguf"), gguf.GGUFReader(tmp_path / "m.gguf")
+    expected = {k: f.contents() for k, f in theirs.fields.items() if not k.startswith("GGUF.")}
+    assert ours.metadata == expected
+    assert [t.name for t in theirs.tensors] == list(ours.tensors)
+    assert [t.data_offset for t in theirs.tensors] == [t.offset for t in ours.tensors.values()]

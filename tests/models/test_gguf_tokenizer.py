@@ -1,0 +1,172 @@
+"""Tokenizers built from GGUF vocabularies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specdec.errors import ModelError, UnsupportedModelError
+from specdec.models import Tokenizer, check_same_vocabulary, load_model
+from specdec.models.gguf_tokenizer import convert_gguf_tokenizer
+from tests.models.tiny_gguf import write_tiny_gguf
+
+Tiny = Callable[[str], Path]
+
+PIECES = ["▁", "a", "b", "c", "▁a", "ab", "bc", "abc", "▁ab", "ca", "cab", "aa", "bcab", "▁▁", "é"]
+SCORES = [-9.0, -9.1, -9.2, -9.3, -3.0, -2.0, -1.0, -4.0, -2.5, -5.0, -0.5, -6.0, -0.7, -3.5, -9.4]
+
+
+def _convert(**metadata: Any) -> Tokenizer:
+    keys = {f"tokenizer.ggml.{name}": value for name, value in metadata.items()}
+    return Tokenizer(*convert_gguf_tokenizer(SimpleNamespace(path=Path("m.gguf"), metadata=keys)))  # type: ignore[arg-type]
+
+
+def _sentencepiece(**metadata: Any) -> Tokenizer:
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *PIECES]
+    types = [2, 3, 3, *[6] * 256, *[1] * len(PIECES)]
+    scores = [0.0] * 259 + SCORES
+    given = {"bos_token_id": 1, "eos_token_id": 2} | metadata
+    return _convert(model="llama", tokens=tokens, token_type=types, scores=scores, **given)
+
+
+def _join_best(text: str) -> list[str]:
+    """SentencePiece's rule, naively: join the best scoring neighbours, leftmost first, while any pair is a piece."""
+    score = dict(zip(PIECES, SCORES, strict=True))
+    symbols = list(text)
+    while True:
+        joins = [
+            (score[a + b], -i) for i, (a, b) in enumerate(zip(symbols, symbols[1:], strict=False)) if a + b in score
+        ]
+        if not joins:
+            return symbols
+        at = -max(joins)[1]
+        symbols[at : at + 2] = [symbols[at] + symbols[at + 1]]
+
+
+@given(text=st.text(alphabet="abc ", max_size=24))
+def test_scores_join_as_sentencepiece_does(text: str) -> None:
+    tokenizer = SENTENCEPIECE
+    names = {token_id: token for token, token_id in tokenizer.vocabulary.items()}
+    found = [names[i] for i in tokenizer.encode(text, add_special=False)]
+    assert found == _join_best(text.replace(" ", "▁"))
+
+
+@given(text=st.text(max_size=12))
+def test_sentencepiece_bytes_come_back(text: str) -> None:
+    ids = SENTENCEPIECE.encode(text, add_special=False)
+    assert b"".join(map(SENTENCEPIECE.token_bytes, ids)) == text.replace("▁", " ").encode()
+    assert not SENTENCEPIECE.special_ids.intersection(ids)
+
+
+SENTENCEPIECE = _sentencepiece(add_space_prefix=False)
+
+
+def test_sentencepiece_prefix_and_begin_token() -> None:
+    tokenizer = _sentencepiece()
+    assert tokenizer.encode("ab") == [1, tokenizer.token_id("▁ab")]
+    assert tokenizer.decode(tokenizer.encode("ab")) == "ab"
+    assert tokenizer.encode("</s>")[1:] != [2]
+    assert tokenizer.encode("</s>", add_special=False, parse_special=True) == [2]
+    assert _sentencepiece(add_bos_token=False).encode("ab") == tokenizer.encode("ab")[1:]
+    assert tokenizer.eos_ids == (2,)
+
+
+def test_byte_level_equals_its_source(tiny: Tiny, tmp_path: Path) -> None:
+    write_tiny_gguf(tiny("qwen2"), tmp_path / "m.gguf")
+    ours = load_model(str(tmp_path / "m.gguf"), dtype="int8", cache_dir=tmp_path).tokenizer
+    theirs = load_model(str(tiny("qwen2")), dtype="int8", cache_dir=tmp_path).tokenizer
+    check_same_vocabulary(ours, theirs)
+    for text in ("for i in range(10):\n    print(i)", "  é 世界 <|im_end|> 12", ""):
+        for parse in (True, False):
+            assert ours.encode(text, parse_special=parse) == theirs.encode(text, parse_special=parse)
+    messages = [{"role": "user", "content": "hi"}]
+    assert ours.encode_chat(messages) == theirs.encode_chat(messages)
+    assert ours.eos_ids == (2, 0)  # the named one first, then what else ends a turn
+
+
+def test_conversion_is_cached_and_mended(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_tiny_gguf(tiny("llama"), tmp_path / "m.gguf")
+    calls = []
+
+    def counting(file: Any) -> Any:
+        calls.append(file)
+        return convert_gguf_tokenizer(file)
+
+    monkeypatch.setattr("specdec.models.gguf_checkpoint.convert_gguf_tokenizer", counting)
+
+    def load() -> Tokenizer:
+        return load_model(str(tmp_path / "m.gguf"), dtype="int8", cache_dir=tmp_path).tokenizer
+
+    first, second = load(), load()
+    assert len(calls) == 1
+    assert first.fingerprint == second.fingerprint
+    assert (first.eos_ids, first.bos_id) == (second.eos_ids, second.bos_id)
+    assert second.has_chat_template
+    (cached,) = (tmp_path / "tokenizers").iterdir()
+    text = (cached / "tokenizer.json").read_text()
+    (cached / "tokenizer.json").write_text(text.replace('"ab"', '"ba"').replace("im_start", "im_stray"))
+    assert load().fingerprint == first.fingerprint
+    assert len(calls) == 2
+    (cached / "info.json").write_text("{")
+    assert load().fingerprint == first.fingerprint
+    assert len(calls) == 3
+
+
+def _pairs(*texts: str) -> dict[str, Any]:
+    """A byte-level vocabulary of single bytes and the given texts, each joined left to right."""
+    from specdec.models.token_bytes import byte_level_alphabet
+
+    tokens, merges = list(byte_level_alphabet()), []
+    for text in texts:
+        for end in range(2, len(text) + 1):
+            merges.append(f"{text[: end - 1]} {text[end - 1]}")
+            tokens.append(text[:end])
+    return {"model": "gpt2", "tokens": tokens, "merges": merges}
+
+
+@pytest.mark.parametrize(
+    ("pre", "expected"),
+    [
+        ("gpt-2", [b"a", b" ", b" 1", b"2", b"3"]),  # its splitting keeps one space with the number
+        ("smollm", [b"a", b"  ", b"1", b"2", b"3"]),  # digits are split off first
+        ("qwen2", [b"a", b" ", b" ", b"1", b"2", b"3"]),  # a number takes no space, and digits stand alone
+        ("llama-bpe", [b"a", b" ", b" ", b"12", b"3"]),  # up to three digits go together
+    ],
+)
+def test_text_splitting_follows_the_file(pre: str, expected: list[bytes]) -> None:
+    tokenizer = _convert(pre=pre, **_pairs("ĠĠ", "Ġ1", "12"))
+    assert [tokenizer.token_bytes(i) for i in tokenizer.encode("a  123")] == expected
+
+
+def test_qwen_normalises() -> None:
+    composed, decomposed = "é", "e\u0301"
+    tokenizer = _convert(pre="qwen2", **_pairs())
+    assert tokenizer.encode(decomposed) == tokenizer.encode(composed)
+    assert _convert(pre="smollm", **_pairs()).decode(tokenizer.encode(composed)) == composed
+
+
+def test_padding_rows_are_no_tokens() -> None:
+    vocabulary = _pairs("ab")
+    size = len(vocabulary["tokens"])
+    tokens = [*vocabulary["tokens"], "<|im_end|>", f"[PAD{size + 1}]"]
+    types = [1] * size + [3, 5]
+    tokenizer = _convert(pre="gpt-2", **vocabulary | {"tokens": tokens, "token_type": types})
+    assert tokenizer.vocab_size == size + 1
+    assert tokenizer.eos_ids == (size,)
+
+
+def test_damaged_vocabularies_are_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"m\.gguf: text splitting 'klingon' is not known"):
+        _convert(pre="klingon", **_pairs())
+    with pytest.raises(ModelError, match="256 tokens but 1 token types"):
+        _convert(pre="gpt-2", **_pairs(), token_type=[1])
+    with pytest.raises(ModelError, match="vocabulary is inconsistent"):
+        _convert(pre="gpt-2", **_pairs() | {"merges": ["x yz"]})
+    with pytest.raises(ModelError, match="no scores"):
+        _convert(model="llama", tokens=["a"], token_type=[1])

@@ -1,0 +1,40 @@
+"""The sampling kernels under test: the native ones (a skip where no compiler is at hand) and broken builds of them."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from verify_kernels.cpu.library import FLAGS, SOURCES, load_library
+from verify_kernels.cpu.sampling import NativeSampling
+
+CACHE = Path("~/.cache/specdec")
+
+
+def native_sampling() -> NativeSampling:
+    """The native sampler as it is served; skips the test when no C++ compiler is installed."""
+    _need_compiler()
+    return NativeSampling(load_library(CACHE))
+
+
+def broken_native(folder: Path, file: str, right: str, wrong: str) -> NativeSampling:
+    """The native sampler with ``right`` in ``file`` replaced by ``wrong``, compiled into ``folder``."""
+    _need_compiler()
+    for source in SOURCES.iterdir():
+        if source.name.startswith(("sampling", "philox")):
+            shutil.copy(source, folder / source.name)
+    text = (folder / file).read_text()
+    assert text.count(right) == 1, f"{file} no longer holds {right!r} once: bring the mutant up to date"
+    (folder / file).write_text(text.replace(right, wrong))
+    library = folder / "broken.so"
+    subprocess.run(["g++", *FLAGS, "-o", str(library), str(folder / "sampling.cpp")], check=True, timeout=120)
+    return NativeSampling(ctypes.CDLL(str(library)))
+
+
+def _need_compiler() -> None:
+    if shutil.which("g++") is None:
+        pytest.skip("no g++ here: the native kernels can not be built")

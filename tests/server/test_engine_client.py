@@ -1,0 +1,220 @@
+"""The engine's process seen from its client: order, aborts, deaths, restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from server.engine_client import EngineClient, EngineStartError
+from server.engine_state import EngineState
+from server.request_errors import GenerationFailedError
+from specdec.errors import DuplicateRequestError, EngineDeadError, PromptTooLongError, QueueFullError
+from specdec.types import (
+    Delta,
+    Finished,
+    FinishReason,
+    Request,
+    RequestEvent,
+    SamplingParams,
+    SpeculationParams,
+    Started,
+)
+from tests.server.harness import FACTORY, make_config, quick_policy, running_client
+
+
+def make_request(request_id: str = "r", text: bytes = b"hello", salt: str = "", n: int = 1) -> Request:
+    return Request(request_id, tuple(text), SamplingParams(n=n), cache_salt=salt)
+
+
+async def collect(client: EngineClient, request: Request) -> list[RequestEvent]:
+    async with client.generate(request) as stream:
+        return [event async for event in stream]
+
+
+async def eventually_aborts(client: EngineClient, count: int) -> bool:
+    """Whether the fake engine's count of aborts, told by heartbeat, comes to ``count``."""
+    for _ in range(100):
+        if client.load.prefix_hit_tokens == count and client.load.running_requests == 0:
+            return True
+        await asyncio.sleep(0.05)
+    return False
+
+
+async def test_events_come_in_order_and_under_the_callers_id() -> None:
+    async with running_client() as client:
+        events = await collect(client, make_request("mine", n=2))
+        assert client.in_flight == 0
+    assert isinstance(events[0], Started)
+    assert {e.request_id for e in events} == {"mine"}
+    for index, echo in enumerate([b"hello", b"elloh"]):
+        own = [e for e in events[1:] if not isinstance(e, Started) and getattr(e, "index", None) == index]
+        deltas, last = own[:-1], own[-1]
+        assert bytes(t for d in deltas if isinstance(d, Delta) for t in d.token_ids) == echo
+        assert isinstance(last, Finished)
+        assert (last.reason, last.usage.output_tokens) == (FinishReason.LENGTH, 5)
+
+
+async def test_one_frame_per_step_carries_several_tokens() -> None:
+    async with running_client() as client:
+        request = Request("r", tuple(b"abcdef"), speculation=SpeculationParams(width=3))
+        events = await collect(client, request)
+    assert [e.text for e in events if isinstance(e, Delta)] == ["abc", "def"]
+
+
+async def test_leaving_a_stream_aborts_the_request_at_once() -> None:
+    async with running_client(make_config(heartbeat_timeout_s=2.0)) as client:
+        async with client.generate(make_request("left", b"x" * 100, "slow")) as stream:
+            await anext(stream)
+        assert client.in_flight == 0
+        task = asyncio.create_task(collect(client, make_request("cancelled", b"x" * 100, "slow")))
+        await asyncio.sleep(0.2)
+        task.cancel()
+        assert await eventually_aborts(client, 2)
+        again = await collect(client, make_request("left"))  # the id is free for use again
+    assert len([e for e in again if isinstance(e, Delta)]) == 5
+
+
+async def test_abort_ends_every_open_sample() -> None:
+    async with running_client() as client:
+        async with client.generate(make_request("a", b"x" * 100, "slow", n=3)) as stream:
+            await anext(stream)
+            assert client.abort("a")
+            rest = [e async for e in stream]
+        assert not client.abort("a")
+    assert sorted((e.index, e.reason) for e in rest if isinstance(e, Finished)) == [
+        (i, FinishReason.ABORTED) for i in range(3)
+    ]
+
+
+async def test_the_engine_ends_what_is_late() -> None:
+    async with running_client() as client:
+        events = await collect(client, Request("late", tuple(b"x" * 100), deadline_s=0.2, cache_salt="slow"))
+    assert isinstance(events[-1], Finished)
+    assert events[-1].reason == FinishReason.DEADLINE
+
+
+async def test_refusals_come_back_as_themselves_and_harm_nobody() -> None:
+    async with running_client() as client:
+        other = asyncio.create_task(collect(client, make_request("other", b"x" * 20, "slow")))
+        with pytest.raises(QueueFullError) as full:
+            await collect(client, make_request("f", salt="full"))
+        with pytest.raises(PromptTooLongError) as long:
+            await collect(client, make_request("l", salt="long"))
+        with pytest.raises(GenerationFailedError) as bug:
+            await collect(client, make_request("b", salt="bug"))
+        with pytest.raises(GenerationFailedError) as broken:
+            await collect(client, make_request("m", salt="broken"))
+        async with client.generate(make_request("twin", salt="slow")):
+            with pytest.raises(DuplicateRequestError):
+                client.generate(make_request("twin"))
+        events = await other
+        assert (client.restarts, client.in_flight) == (0, 0)
+    assert (full.value.limit, full.value.retry_after_s) == (7, 2.5)
+    assert (long.value.limit, long.value.got) == (11, 12)
+    assert (bug.value.reason, broken.value.reason) == ("INTERNAL", "MODEL_BROKEN")
+    assert "secret" not in str(bug.value)
+    assert len([e for e in events if isinstance(e, Delta)]) == 20
+
+
+@pytest.mark.parametrize("how", ["die", "exit", "kill"])
+async def test_a_death_fails_all_in_flight_and_the_engine_comes_back(
+    how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running_client() as client:
+        bystander = asyncio.create_task(collect(client, make_request("bystander", b"x" * 100, "slow")))
+        await asyncio.sleep(0.15)
+        assert client.pid is not None
+        if how == "kill":
+            os.kill(client.pid, signal.SIGKILL)
+        else:
+            with pytest.raises(EngineDeadError):
+                await collect(client, make_request("cause", salt=how))
+        with pytest.raises(EngineDeadError):
+            await bystander
+        with pytest.raises(EngineDeadError):
+            client.generate(make_request("too early"))
+        assert client.state == EngineState.RESTARTING
+        await client.wait_ready()
+        events = await collect(client, make_request("after"))
+        assert client.restarts == 1
+    assert isinstance(events[-1], Finished)
+    logged = caplog.text
+    assert {"die": "the fake engine was told to die", "exit": "exit code 7", "kill": "killed by signal 9"}[
+        how
+    ] in logged
+
+
+async def test_a_silent_engine_is_restarted_and_an_idle_one_is_not() -> None:
+    async with running_client(make_config(heartbeat_timeout_s=0.8)) as client:
+        await asyncio.sleep(1.2)
+        assert client.restarts == 0
+        with pytest.raises(EngineDeadError):
+            await collect(client, make_request(salt="hang"))
+        await client.wait_ready()
+        assert client.restarts == 1
+        assert isinstance((await collect(client, make_request()))[-1], Finished)
+
+
+async def test_quick_deaths_in_a_row_end_in_failure() -> None:
+    async with running_client(give_up_after=2) as client:
+        for _ in range(2):
+            with pytest.raises(EngineDeadError):
+                await collect(client, make_request(salt="exit"))
+            if client.state != EngineState.FAILED:
+                await asyncio.wait([asyncio.create_task(client.wait_ready())], timeout=5)
+        failure = await asyncio.wait_for(client.wait_failed(), 5)
+        with pytest.raises(EngineDeadError):
+            client.generate(make_request())
+        assert client.state == EngineState.FAILED
+    assert "2 times" in failure
+    assert "exit code 7" in failure
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [("missing", "model 'missing' can not be found; fetch it"), ("crash", "crashed while loading")],
+)
+async def test_an_engine_that_can_not_start_says_why(target: str, message: str) -> None:
+    client = EngineClient(make_config(target=target), factory=FACTORY, policy=quick_policy(give_up_after=2))
+    await client.start()
+    with pytest.raises(EngineStartError) as caught:
+        await asyncio.wait_for(client.wait_ready(), 20)
+    await client.close()
+    assert message in str(caught.value)
+    assert client.restarts == (0 if target == "missing" else 1)
+
+
+async def test_loading_is_told() -> None:
+    seen: list[tuple[str, int, int]] = []
+    client = EngineClient(
+        make_config(), factory=FACTORY, progress=lambda label, done, total: seen.append((label, done, total))
+    )
+    await client.start()
+    info = await client.wait_ready()
+    await client.close()
+    assert (info.target, info.eos_ids) == ("fake", (0,))
+    assert seen == [("load fake", 1, 2), ("load fake", 2, 2)]
+
+
+async def test_the_process_ends_with_its_parent() -> None:
+    async with running_client() as client:
+        pid = client.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGTERM)  # its parent decides, not a signal to the group
+        await asyncio.sleep(0.1)
+        assert client.pid == pid
+        assert isinstance((await collect(client, make_request()))[-1], Finished)
+    assert client.state == EngineState.CLOSED
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+async def test_a_reader_that_never_reads_holds_up_nobody() -> None:
+    async with running_client() as client:
+        async with client.generate(make_request("idle", b"x" * 100, n=16)):
+            for i in range(5):
+                assert isinstance((await collect(client, make_request(f"r{i}")))[-1], Finished)
+        assert client.in_flight == 0

@@ -1,0 +1,175 @@
+"""The status table: each condition's code and google.rpc details."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import signal
+
+import grpc
+import pytest
+from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, ResourceInfo, RetryInfo
+
+from server.grpc.errors import rich_status
+from specdec.api.v1 import generation_pb2 as pb
+from specdec.api.v1 import model_pb2, options_pb2
+from specdec.errors import FieldViolation, InvalidRequestError
+from tests.server.fake_tokenizer import FakeTokenizer
+from tests.server.harness import refused, rich, running_server, stream_request
+
+
+def bad_fields(error: grpc.aio.AioRpcError) -> set[str]:
+    return {v.field for v in rich(error)[BadRequest].field_violations}
+
+
+async def test_all_bad_fields_are_named_at_once() -> None:
+    request = stream_request(
+        "hello",
+        sampling=options_pb2.SamplingOptions(
+            temperature=math.nan, top_p=0.0, min_p=-0.5, repetition_penalty=math.inf, presence_penalty=1e9,
+            frequency_penalty=-math.inf, logit_bias={999: 1.0}, allowed_token_ids=[256],
+        ),
+        stopping=options_pb2.StoppingOptions(max_tokens=2, min_tokens=3, stop=["ok", ""], stop_token_ids=[300]),
+        output=options_pb2.OutputOptions(logprobs=21),
+        speculation=options_pb2.SpeculationOptions(
+            mode=99, drafters=["nobody"], max_nodes=64, max_depth=64, width=17  # type: ignore[arg-type]
+        ),
+        request_id="r" * 129,
+    )  # fmt: skip
+    request.sampling.n = 17
+    async with running_server() as server:
+        error = await refused(server.generation.GenerateStream(request))
+        ok = [m async for m in server.generation.GenerateStream(stream_request("hello"))]
+    assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert bad_fields(error) == {
+        "sampling.temperature", "sampling.top_p", "sampling.min_p", "sampling.repetition_penalty",
+        "sampling.presence_penalty", "sampling.frequency_penalty", "sampling.logit_bias",
+        "sampling.allowed_token_ids", "sampling.n", "stopping.min_tokens", "stopping.stop",
+        "stopping.stop_token_ids", "output.logprobs", "speculation.mode", "speculation.drafters",
+        "speculation.max_nodes", "speculation.max_depth", "speculation.width", "request_id",
+    }  # fmt: skip
+    assert rich(error)[ErrorInfo].domain == "specdec"
+    assert ok[-1].WhichOneof("event") == "finished"
+
+
+async def test_bad_prompts_are_named() -> None:
+    chat = options_pb2.ChatPrompt(messages=[options_pb2.ChatMessage(role="robot", content="x")])
+    nobody = options_pb2.ChatPrompt(messages=[options_pb2.ChatMessage(content="x")])
+    cases = {
+        "prompt": pb.GenerateRequest(),
+        "prompt.token_ids": pb.GenerateRequest(token_ids=options_pb2.TokenIds(ids=[1, 256])),
+        "chat": pb.GenerateRequest(chat=chat),
+        "chat.messages": pb.GenerateRequest(chat=options_pb2.ChatPrompt()),
+        "chat.messages[0].role": pb.GenerateRequest(chat=nobody),
+    }
+    async with running_server() as server:
+        for field, request in cases.items():
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await server.generation.Generate(request)
+            assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+            assert field in bad_fields(caught.value)
+        for call in (
+            server.generation.Tokenize(pb.TokenizeRequest()),
+            server.generation.Detokenize(pb.DetokenizeRequest(token_ids=[256])),
+            server.generation.Abort(pb.AbortRequest()),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call
+            assert bad_fields(caught.value) <= {"input", "token_ids", "request_id"}
+
+
+async def test_prompt_too_long_tells_limit_and_length() -> None:
+    async with running_server() as server:
+        by_front_end = await refused(server.generation.GenerateStream(stream_request("x" * 200)))
+        by_engine = await refused(server.generation.GenerateStream(stream_request(salt="long")))
+        empty = stream_request("x" * 200)
+        empty.sampling.temperature = -1
+        both = await refused(server.generation.GenerateStream(empty))
+    for error, limit, got in ((by_front_end, "127", "201"), (by_engine, "11", "12")):
+        assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+        info = rich(error)[ErrorInfo]
+        assert (info.reason, info.metadata["limit"], info.metadata["got"]) == ("CONTEXT_LENGTH_EXCEEDED", limit, got)
+    assert bad_fields(both) == {"sampling.temperature"}
+
+
+async def test_queue_full_says_when_to_come_back() -> None:
+    async with running_server() as server:
+        error = await refused(server.generation.GenerateStream(stream_request(salt="full")))
+    assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    found = rich(error)
+    assert (found[ErrorInfo].reason, found[ErrorInfo].metadata["limit"]) == ("QUEUE_FULL", "7")
+    assert found[RetryInfo].retry_delay.ToTimedelta().total_seconds() == 2.5
+    assert dict(error.trailing_metadata() or ())["grpc-retry-pushback-ms"] == "2500"
+
+
+async def test_duplicate_id_unknown_model_and_no_chat() -> None:
+    async with running_server(lambda: FakeTokenizer(has_chat=False)) as server:
+        running = server.generation.GenerateStream(stream_request("x" * 50, salt="slow", request_id="one"))
+        await anext(aiter(running))
+        twin = await refused(server.generation.GenerateStream(stream_request(request_id="one")))
+        running.cancel()
+        other = await refused(server.generation.GenerateStream(stream_request(model="other")))
+        chat = options_pb2.ChatPrompt(messages=[options_pb2.ChatMessage(role="user", content="x")])
+        with pytest.raises(grpc.aio.AioRpcError) as no_chat:
+            await server.generation.Generate(pb.GenerateRequest(chat=chat))
+    assert twin.code() == grpc.StatusCode.ALREADY_EXISTS
+    assert rich(twin)[ErrorInfo].reason == "DUPLICATE_REQUEST_ID"
+    assert other.code() == grpc.StatusCode.NOT_FOUND
+    assert rich(other)[ResourceInfo].resource_name == "other"
+    assert no_chat.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+    assert rich(no_chat.value)[ErrorInfo].reason == "CHAT_NOT_SUPPORTED"
+
+
+async def test_engine_faults_are_internal_and_leak_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    class Faulty(FakeTokenizer):
+        def decode(self, ids: object, *, skip_special: bool = True) -> str:
+            raise RuntimeError("a secret of the inside")
+
+    async with running_server(Faulty) as server:
+        bug = await refused(server.generation.GenerateStream(stream_request(salt="bug")))
+        broken = await refused(server.generation.GenerateStream(stream_request(salt="broken")))
+        with pytest.raises(grpc.aio.AioRpcError) as fault:
+            await server.generation.Detokenize(pb.DetokenizeRequest(token_ids=[1]))
+    assert {e.code() for e in (bug, broken, fault.value)} == {grpc.StatusCode.INTERNAL}
+    assert rich(broken)[ErrorInfo].reason == "MODEL_BROKEN"
+    assert all("secret" not in str(e.details()) for e in (bug, fault.value))
+    assert caplog.text.count("a secret of the inside") >= 2  # the log has both
+
+
+async def test_a_killed_engine_is_unavailable_then_back() -> None:
+    async with running_server() as server:
+        calls = [server.generation.GenerateStream(stream_request("x" * 100, salt="slow")) for _ in range(3)]
+        for call in calls:
+            await anext(aiter(call))
+        pid = server.serving.client.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        errors = await asyncio.gather(*(refused(call) for call in calls))
+        while_down = await refused(server.generation.GenerateStream(stream_request()))
+        await server.serving.client.wait_ready()
+        after = [m async for m in server.generation.GenerateStream(stream_request("hello"))]
+        info = await server.models.GetServerInfo(model_pb2.GetServerInfoRequest())
+    for error in (*errors, while_down):
+        assert error.code() == grpc.StatusCode.UNAVAILABLE
+        found = rich(error)
+        assert found[ErrorInfo].reason == "ENGINE_UNAVAILABLE"
+        assert found[RetryInfo].retry_delay.ToTimedelta().total_seconds() > 0
+    assert after[-1].WhichOneof("event") == "finished"
+    assert info.engine_restarts == 1
+
+
+async def test_before_the_engine_is_ready_calls_are_unavailable() -> None:
+    async with running_server(wait=False) as server:
+        error = await refused(server.generation.GenerateStream(stream_request()))
+        with pytest.raises(grpc.aio.AioRpcError) as info:
+            await server.models.GetServerInfo(model_pb2.GetServerInfoRequest())
+    assert {error.code(), info.value.code()} == {grpc.StatusCode.UNAVAILABLE}
+    assert RetryInfo in rich(error)
+
+
+def test_details_stay_within_what_clients_accept() -> None:
+    violations = [FieldViolation(f"speculation.field{i}", "\N{GRINNING FACE}" * 500) for i in range(20)]
+    status = rich_status(grpc.StatusCode.INVALID_ARGUMENT, InvalidRequestError(violations))
+    assert len(status.SerializeToString()) < 6000
+    assert len(status.message.encode()) < 1010

@@ -1,0 +1,193 @@
+"""Health, reflection, probes, drain, signals."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import os
+import signal
+import socket
+
+import grpc
+import pytest
+from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from server.engine_client import EngineStartError
+from server.grpc.grpc_server import SERVICES
+from server.serving import Addresses, Serving
+from specdec.errors import ConfigError
+from specdec.types import EngineInfo
+from tests.server.fake_tokenizer import FakeTokenizer
+from tests.server.harness import FACTORY, Harness, make_config, quick_policy, rich, running_server, stream_request
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+async def check(server: Harness, service: str = "") -> int:
+    stub = health_pb2_grpc.HealthStub(server.channel)
+    status: int = (await stub.Check(health_pb2.HealthCheckRequest(service=service))).status
+    return status
+
+
+async def test_health_watch_sees_loading_ready_restart_and_drain() -> None:
+    async with running_server(wait=False) as server:
+        stub = health_pb2_grpc.HealthStub(server.channel)
+        watches = [stub.Watch(health_pb2.HealthCheckRequest(service=name)) for name in ("", *SERVICES)]
+        seen = [[(await watch.read()).status for watch in watches]]
+        await server.serving.wait_ready()
+        seen.append([(await watch.read()).status for watch in watches])
+        pid = server.serving.client.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        seen.append([(await watch.read()).status for watch in watches])
+        seen.append([(await watch.read()).status for watch in watches])
+        stopping = asyncio.create_task(server.serving.stop())
+        seen.append([(await watch.read()).status for watch in watches])
+        await stopping
+    assert seen == [[status] * 3 for status in (NOT_SERVING, SERVING, NOT_SERVING, SERVING, NOT_SERVING)]
+
+
+async def test_health_of_an_unknown_service_is_not_found() -> None:
+    async with running_server() as server:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await check(server, "specdec.api.v1.NoSuchService")
+        assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+async def test_reflection_lists_the_services_unless_switched_off(enabled: bool) -> None:
+    async with running_server(reflection=enabled) as server:
+        stub = reflection_pb2_grpc.ServerReflectionStub(server.channel)
+        call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
+        if enabled:
+            names = {s.name for s in (await call.read()).list_services_response.service}
+            assert names >= {*SERVICES, "grpc.health.v1.Health"}
+        else:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call.read()
+            assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_drain_finishes_what_runs_and_refuses_what_is_new() -> None:
+    async with running_server() as server:
+        call = server.generation.GenerateStream(stream_request("x" * 15, salt="slow"))
+        await anext(aiter(call))
+        stopping = asyncio.create_task(server.serving.stop(drain_s=20))
+        await asyncio.sleep(0.1)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await server.generation.GenerateStream(stream_request()).read()
+        assert await check(server) == NOT_SERVING
+        messages = [m async for m in call]
+        await asyncio.wait_for(stopping, 10)
+    assert messages[-1].WhichOneof("event") == "finished"
+    assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+    assert rich(caught.value)[ErrorInfo].reason == "DRAINING"
+    assert RetryInfo in rich(caught.value)
+
+
+async def test_a_drain_that_takes_too_long_cuts_calls_off_as_unavailable() -> None:
+    async with running_server() as server:
+        call = server.generation.GenerateStream(stream_request("x" * 120, salt="slow"))
+        await anext(aiter(call))
+        stopping = asyncio.create_task(server.serving.stop(drain_s=0.2))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _ in call:
+                pass
+        await asyncio.wait_for(stopping, 10)
+    assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+    assert "shut down" in str(caught.value.details())
+
+
+async def run_until_ready(serving: Serving) -> tuple[asyncio.Task[None], Addresses]:
+    ready: asyncio.Future[Addresses] = asyncio.get_running_loop().create_future()
+
+    def on_ready(addresses: Addresses, _: EngineInfo) -> None:
+        ready.set_result(addresses)
+
+    return asyncio.create_task(serving.run(on_ready)), await ready
+
+
+async def test_sigterm_drains_and_a_second_one_does_not_wait() -> None:
+    for signals in (1, 2):
+        serving = Serving(make_config(drain_s=30), FakeTokenizer, factory=FACTORY)
+        running, addresses = await run_until_ready(serving)
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{addresses.grpc_port}") as channel:
+            server = Harness(serving, addresses, channel)
+            call = server.generation.GenerateStream(stream_request("x" * (10 if signals == 1 else 100), salt="slow"))
+            await anext(aiter(call))
+            for _ in range(signals):
+                os.kill(os.getpid(), signal.SIGTERM)
+                await asyncio.sleep(0.05)
+            if signals == 1:
+                assert [m async for m in call][-1].WhichOneof("event") == "finished"
+            else:
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    async for _ in call:
+                        pass
+                assert caught.value.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+            await asyncio.wait_for(running, 10)
+
+
+async def test_run_ends_when_the_engine_can_not_start_or_dies_too_often() -> None:
+    missing = Serving(make_config(target="missing"), FakeTokenizer, factory=FACTORY)
+    with pytest.raises(EngineStartError, match="can not be found"):
+        await asyncio.wait_for(missing.run(lambda *_: None), 20)
+    frail = Serving(make_config(), FakeTokenizer, factory=FACTORY, policy=quick_policy(give_up_after=1))
+    running, _ = await run_until_ready(frail)
+    assert frail.client.pid is not None
+    os.kill(frail.client.pid, signal.SIGKILL)
+    with pytest.raises(EngineStartError, match="signal 9"):
+        await asyncio.wait_for(running, 10)
+
+
+async def test_a_port_in_use_is_one_clear_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for ports in ({"grpc_port": port}, {"http_port": port}):
+            config = make_config()
+            config = config.model_copy(update={"server": config.server.model_copy(update=ports)})
+            with pytest.raises(ConfigError, match=f"{port}.*in use"):
+                await Serving(config, FakeTokenizer, factory=FACTORY).start()
+
+
+def get(port: int, path: str, method: str = "GET") -> tuple[int, dict[str, str]]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request(method, path)
+        response = connection.getresponse()
+        body = response.read()
+        assert response.getheader("content-type") == "application/json"
+        return response.status, json.loads(body) if body else {}
+    finally:
+        connection.close()
+
+
+async def test_probes() -> None:
+    async with running_server(wait=False, http_port=0) as server:
+        port = server.addresses.http_port
+        assert port is not None
+        assert (await asyncio.to_thread(get, port, "/livez"))[0] == 200
+        assert await asyncio.to_thread(get, port, "/readyz") == (503, {"status": "not ready", "engine": "loading"})
+        await server.serving.wait_ready()
+        assert await asyncio.to_thread(get, port, "/readyz?x=1") == (200, {"status": "ready", "engine": "ready"})
+        assert (await asyncio.to_thread(get, port, "/version"))[0] == 200
+        assert (await asyncio.to_thread(get, port, "/nothing"))[0] == 404
+        assert (await asyncio.to_thread(get, port, "/livez", "POST"))[0] == 405
+        assert await asyncio.to_thread(get, port, "/livez", "HEAD") == (200, {})
+
+
+async def test_probes_keep_a_connection_and_refuse_what_is_not_http() -> None:
+    async with running_server(http_port=0) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.addresses.http_port)
+        for _ in range(2):
+            writer.write(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n")
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200")
+            assert (await reader.readuntil(b"}")).startswith(b'{"status":"ok"')
+        writer.write(b"\x00nonsense\r\n\r\n")
+        assert (await reader.read()).startswith(b"HTTP/1.1 400")
+        writer.close()

@@ -1,0 +1,179 @@
+"""Requests and events survive the process boundary unchanged, whatever is in them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.frames import Frame, FrameError, FrameReader, pack_frame
+from server.request_errors import GenerationFailedError, pack_error, unpack_error
+from server.wire import (
+    pack_event,
+    pack_info,
+    pack_load,
+    pack_request,
+    unpack_event,
+    unpack_info,
+    unpack_load,
+    unpack_request,
+)
+from specdec.errors import (
+    DuplicateRequestError,
+    EngineDeadError,
+    FieldViolation,
+    InvalidRequestError,
+    PromptTooLongError,
+    QueueFullError,
+    RequestError,
+)
+from specdec.types import (
+    Delta,
+    EngineInfo,
+    EngineLoad,
+    Failed,
+    Finished,
+    FinishReason,
+    OutputParams,
+    Request,
+    RequestEvent,
+    SamplingParams,
+    SpeculationMode,
+    SpeculationParams,
+    SpeculationStats,
+    Started,
+    StoppingParams,
+    Timings,
+    TokenLogprobs,
+    Usage,
+)
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+COUNT = st.integers(0, 2**31)
+U64 = st.integers(0, 2**64 - 1)
+FLOAT = st.floats(allow_nan=False)
+IDS = st.lists(COUNT, max_size=5)
+ID_TUPLE = st.tuples() | IDS.map(tuple)
+MAYBE_COUNT = st.none() | COUNT
+
+REQUESTS = st.builds(
+    Request,
+    request_id=TEXT,
+    prompt_ids=ID_TUPLE,
+    sampling=st.builds(
+        SamplingParams,
+        temperature=FLOAT, top_k=COUNT, top_p=FLOAT, min_p=FLOAT, repetition_penalty=FLOAT, presence_penalty=FLOAT,
+        frequency_penalty=FLOAT, logit_bias=st.lists(st.tuples(COUNT, FLOAT), max_size=3).map(tuple),
+        allowed_token_ids=ID_TUPLE, seed=st.none() | U64, n=COUNT,
+    ),
+    stopping=st.builds(
+        StoppingParams,
+        max_tokens=MAYBE_COUNT, min_tokens=COUNT, stop=st.lists(TEXT, max_size=3).map(tuple), stop_token_ids=ID_TUPLE,
+        include_stop=st.booleans(), ignore_eos=st.booleans(),
+    ),
+    output=st.builds(OutputParams, logprobs=MAYBE_COUNT, text=st.booleans(), skip_special_tokens=st.booleans()),
+    speculation=st.builds(
+        SpeculationParams,
+        mode=st.sampled_from(SpeculationMode), drafters=st.none() | st.lists(TEXT, max_size=2).map(tuple),
+        max_nodes=MAYBE_COUNT, max_depth=MAYBE_COUNT, width=MAYBE_COUNT,
+    ),
+    priority=st.integers(-(2**31), 2**31),
+    deadline_s=st.none() | FLOAT,
+    cache_salt=TEXT,
+)  # fmt: skip
+
+LOGPROBS = st.builds(TokenLogprobs, token_id=COUNT, logprob=FLOAT, top=st.lists(st.tuples(COUNT, FLOAT), max_size=3))
+EVENTS = st.one_of(
+    st.builds(Started, TEXT, U64, COUNT, COUNT, FLOAT),
+    st.builds(Delta, TEXT, COUNT, IDS, TEXT, st.lists(LOGPROBS, max_size=3)),
+    st.builds(
+        Finished, TEXT, COUNT, st.sampled_from(FinishReason), st.none() | TEXT | COUNT,
+        st.builds(Usage, COUNT, COUNT, COUNT, COUNT),
+        st.builds(
+            SpeculationStats, COUNT, COUNT, COUNT, IDS, st.dictionaries(TEXT, st.tuples(COUNT, COUNT), max_size=3)
+        ),
+        st.builds(Timings, FLOAT, FLOAT, FLOAT, FLOAT, FLOAT),
+    ),
+    st.builds(Failed, TEXT, TEXT, TEXT),
+)  # fmt: skip
+
+
+def _over_the_wire(value: object) -> object:
+    (frame,) = FrameReader().feed(pack_frame(Frame.EVENTS, value))
+    assert frame[0] == Frame.EVENTS
+    return frame[1]
+
+
+@given(REQUESTS)
+def test_request_round_trip(request: Request) -> None:
+    back = unpack_request(_over_the_wire(pack_request(request)))  # type: ignore[arg-type]
+    assert back == request
+    assert hash(back) == hash(request)  # lists left where tuples were would not hash
+
+
+@given(EVENTS)
+def test_event_round_trip(event: RequestEvent) -> None:
+    back = unpack_event(_over_the_wire(pack_event(event)))  # type: ignore[arg-type]
+    assert back == event
+    assert type(back) is type(event)
+    if isinstance(event, Finished):
+        assert isinstance(back, Finished)
+        assert isinstance(back.reason, FinishReason)
+
+
+def test_nan_and_infinity_reach_the_engine_that_refuses_them() -> None:
+    request = Request("r", (1,), SamplingParams(temperature=math.nan, top_p=math.inf))
+    back = unpack_request(_over_the_wire(pack_request(request)))  # type: ignore[arg-type]
+    assert math.isnan(back.sampling.temperature)
+    assert back.sampling.top_p == math.inf
+
+
+def test_info_and_load_round_trip() -> None:
+    info = EngineInfo("t", None, "int8", "native", "bitwise", 100, 200, 300, 4, ("suffix", "model"), (0, 2), 2, "1.2.3")
+    load = EngineLoad(1, 2, 3, 4, 5.5, 6, 7)
+    assert unpack_info(_over_the_wire(pack_info(info))) == info  # type: ignore[arg-type]
+    assert unpack_load(_over_the_wire(pack_load(load))) == load  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        InvalidRequestError([FieldViolation("a.b", "bad"), FieldViolation("c", "worse")]),
+        PromptTooLongError(10, 12),
+        QueueFullError(3, 1.25),
+        DuplicateRequestError("again"),
+        EngineDeadError("gone"),
+    ],
+)
+def test_refusals_are_rebuilt_exactly(error: RequestError) -> None:
+    back = unpack_error(_over_the_wire(pack_error(error)))  # type: ignore[arg-type]
+    assert type(back) is type(error)
+    assert str(back) == str(error)
+    assert vars(back) == vars(error)
+
+
+def test_a_refusal_of_unknown_reason_keeps_reason_and_message() -> None:
+    back = unpack_error(_over_the_wire(pack_error(GenerationFailedError("NEW_REASON", "why"))))  # type: ignore[arg-type]
+    assert (back.reason, str(back)) == ("NEW_REASON", "why")
+
+
+@given(st.lists(st.tuples(TEXT, st.binary(max_size=40)), max_size=6), st.data())
+def test_frames_survive_any_cut(messages: list[tuple[str, bytes]], data: st.DataObject) -> None:
+    stream = b"".join(pack_frame(*message) for message in messages)
+    reader, got, at = FrameReader(), [], 0
+    while at < len(stream):
+        size = data.draw(st.integers(1, len(stream) - at))
+        got += reader.feed(stream[at : at + size])
+        at += size
+    assert [tuple(frame) for frame in got] == messages
+
+
+@pytest.mark.parametrize(
+    "data", [b"\xff\xff\xff\xff", b"\x01\x00\x00\x00\xc1", b"\x01\x00\x00\x00\x90", b"\x01\0\0\0\x05"]
+)
+def test_what_is_no_frame_is_refused(data: bytes) -> None:
+    with pytest.raises(FrameError) as caught:
+        FrameReader().feed(data)
+    assert "frame" in str(caught.value)
