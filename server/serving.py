@@ -55,6 +55,12 @@ class Serving:
         port = config.server.http_port
         self._probes = None if port is None else ProbeServer(config.server.host, port, self._probe_state)
 
+    @property
+    def knows_chat(self) -> bool:
+        """Whether a conversation can be sent: the model is loaded and has a chat template."""
+        tokenizer = self._frontend.tokenizer
+        return tokenizer is not None and tokenizer.has_chat_template
+
     async def start(self) -> Addresses:
         """Listen, not serving yet, and begin to load.
 

@@ -9,6 +9,10 @@ from typing import Any, Protocol
 class TokenizerLike(Protocol):
     """Text to ids and back; safe to use from several threads."""
 
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether `encode_chat` can be used."""
+
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Ids of ``text``."""
 

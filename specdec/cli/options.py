@@ -9,9 +9,12 @@ from typing import Any
 
 import click
 
-from specdec.config import load_config
+from specdec.config import Config, load_config
 
-_OPTIONS = (
+Command = Callable[..., Any]
+_Option = tuple[str, str, dict[str, Any], str]
+
+_ENGINE: tuple[_Option, ...] = (
     ("--config", "config_file", {"type": click.Path(exists=True, dir_okay=False, path_type=Path)},
      "YAML file with `engine:` and `server:`."),
     ("--target", "engine.target", {}, "HF folder, .gguf file, hub id or catalogue name."),
@@ -24,19 +27,66 @@ _OPTIONS = (
     ("--cache-dir", "engine.cache_dir", {"type": click.Path(path_type=Path)}, "Downloads and built artefacts."),
 )  # fmt: skip
 
+_SERVER: tuple[_Option, ...] = (
+    ("--host", "server.host", {}, "Address to listen on."),
+    ("--grpc-port", "server.grpc_port", {"type": int}, "gRPC port; 0: any free one."),
+    ("--http-port", "server.http_port", {"type": int}, "Port of the HTTP probes; 0: any free one."),
+    ("--drain", "server.drain_s", {"type": float}, "Seconds a stop waits for running requests."),
+    ("--reflection/--no-reflection", "server.reflection", {}, "gRPC reflection."),
+)  # fmt: skip
 
-def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
+
+def engine_options(command: Command) -> Command:
     """Add the engine's options to ``command``, which receives ``engine_config``, validated."""
 
     @functools.wraps(command)
-    def wrapper(drafter: tuple[str, ...], config_file: Path | None, **values: Any) -> Any:
-        overrides = {name.replace("__", "."): values.pop(name) for name in list(values) if name.startswith("engine__")}
-        if drafter:
-            overrides["engine.speculation.drafters"] = drafter
-        elif overrides.get("engine.draft") is not None:
-            overrides["engine.speculation.drafters"] = ("suffix", "model")
-        return command(engine_config=load_config(config_file, overrides).engine, **values)
+    def wrapper(**values: Any) -> Any:
+        config = pop_config(values)
+        return command(engine_config=config.engine, **values)
 
-    for flag, name, settings, text in reversed(_OPTIONS):
-        wrapper = click.option(flag, name.replace(".", "__"), default=None, help=text, **settings)(wrapper)
-    return click.option("--drafter", multiple=True, help="none, suffix or model; may be repeated.")(wrapper)
+    return add_engine_options(wrapper)
+
+
+def server_options(command: Command) -> Command:
+    """Add the engine's and the server's options to ``command``, which receives ``config``, validated."""
+
+    @functools.wraps(command)
+    def wrapper(**values: Any) -> Any:
+        config = pop_config(values)
+        return command(config=config, **values)
+
+    return add_engine_options(_add(wrapper, _SERVER))
+
+
+def add_engine_options(command: Command) -> Command:
+    """Add the engine's options to ``command``, which gives its keyword arguments to `pop_config` itself."""
+    drafter = click.option("--drafter", "--drafters", multiple=True, help="none, suffix or model; may be repeated.")
+    return _add(drafter(command), _ENGINE)
+
+
+def pop_config(values: dict[str, Any]) -> Config:
+    """Take what the options of this module put into ``values`` out of it, as a configuration.
+
+    Raises:
+        ConfigError: a value is out of range, or the configuration file is bad; names every such field.
+    """
+    drafters = drafter_names(values.pop("drafter"))
+    file = values.pop("config_file")
+    prefixes = ("engine__", "server__")
+    overrides = {name.replace("__", "."): values.pop(name) for name in list(values) if name.startswith(prefixes)}
+    if drafters:
+        overrides["engine.speculation.drafters"] = drafters
+    elif overrides.get("engine.draft") is not None:
+        overrides["engine.speculation.drafters"] = ("suffix", "model")
+    return load_config(file, overrides)
+
+
+def drafter_names(given: tuple[str, ...]) -> tuple[str, ...]:
+    """The names in repeated or comma-separated options."""
+    return tuple(name.strip() for text in given for name in text.split(",") if name.strip())
+
+
+def _add(command: Command, options: tuple[_Option, ...]) -> Command:
+    for flag, name, settings, text in reversed(options):
+        command = click.option(flag, name.replace(".", "__"), default=None, help=text, **settings)(command)
+    return command

@@ -150,7 +150,7 @@ class Engine:
     def _report(self, result: StepResult) -> None:
         now = time.monotonic()
         for sequence in result.admitted:
-            self._started(sequence, now)
+            self._started(sequence)
         for state in result.prefilled:
             self._finish(state, Ending(FinishReason.LENGTH))
         for state in result.broken:
@@ -167,15 +167,14 @@ class Engine:
                 self._finish(state, state.ending)
         self._throughput.add(emitted, now)
 
-    def _started(self, sequence: Sequence, now: float) -> None:
-        if sequence.first_scheduled_s is None:
-            sequence.first_scheduled_s = now
+    def _started(self, sequence: Sequence) -> None:
         live = self._live[sequence.request.request_id]
         if live.started:
             return
         live.started = True
         self._throughput.prompt(sequence.n_prompt, sequence.cached_tokens)
-        queue_ms = (sequence.first_scheduled_s - sequence.arrival_s) * 1e3
+        scheduled = sequence.first_scheduled_s or sequence.arrival_s
+        queue_ms = (scheduled - sequence.arrival_s) * 1e3
         self._events.append(
             Started(live.request.request_id, live.seed, sequence.n_prompt, sequence.cached_tokens, queue_ms)
         )

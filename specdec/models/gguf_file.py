@@ -53,7 +53,7 @@ class GGUFFile:
             self._bytes = np.memmap(path, mode="r", dtype=np.uint8)
         except (OSError, ValueError) as error:
             raise ModelError(f"{path}: can not be read ({error})") from None
-        self._data = memoryview(self._bytes)
+        self._data = self._bytes.data
         self._at = 0
         self.metadata: dict[str, Any] = {}
         self.tensors: dict[str, GGUFTensor] = {}

@@ -12,7 +12,9 @@ class RopeConfig:
 
     ``theta`` is the base for full-attention layers, ``local_theta`` for sliding-window layers where the family
     has its own (Gemma 3), else None. ``scaling`` None or one of: ("linear", factor) or
-    ("llama3", factor, low_freq_factor, high_freq_factor, original_context).
+    ("llama3", factor, low_freq_factor, high_freq_factor, original_context) or
+    ("factors", f_0, ..., f_{head_dim/2 - 1}): frequency i is divided by f_i (GGUF files hold llama3 scaling so).
+    Scaling never applies to layers that use ``local_theta``.
     """
 
     theta: float

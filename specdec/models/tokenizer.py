@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -116,8 +117,7 @@ class Tokenizer:
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> list[int]:
         """Token ids of a conversation. The template's special tokens are parsed; those that a message's own text
         spells out are not, so that a message can not forge a turn. Raises as `render_chat`."""
-        names = [self._added[i]["content"] for i in self.special_ids]
-        guarded = [_guard(message, names) for message in messages]
+        guarded = [_guard(message, self._special_starts) for message in messages]
         text = self.render_chat(guarded, add_generation_prompt=add_generation_prompt)
         if _BREAK in text:
             ids = self._guarded_backend.encode(text, add_special_tokens=False).ids
@@ -130,6 +130,12 @@ class Tokenizer:
         if self._info.chat_template is None:
             raise ModelError("the model has no chat template; send a plain prompt, or use an instruct model")
         return ChatTemplate(self._info.chat_template, self._info.template_variables)
+
+    @cached_property
+    def _special_starts(self) -> re.Pattern[str]:
+        """Matches the first character of every special token's name, also where names overlap."""
+        names = [re.escape(self._added[i]["content"]) for i in self.special_ids]
+        return re.compile(f"(?=(?:{'|'.join(names)})).", re.DOTALL) if names else re.compile(r"(?!)")
 
     @cached_property
     def _guarded_backend(self) -> Any:
@@ -155,15 +161,12 @@ def _normalise(data: dict[str, Any]) -> tuple[dict[str, Any], bool]:
     return data | {"truncation": None, "padding": None}, changed
 
 
-def _guard(value: Any, names: Sequence[str]) -> Any:
-    """``value`` with every special token's name inside its texts broken, however deep they lie."""
+def _guard(value: Any, starts: re.Pattern[str]) -> Any:
+    """``value`` with a break after each character where a special token's name starts, however deep texts lie."""
     if isinstance(value, str):
-        value = value.replace(_BREAK, "")
-        for name in names:
-            value = value.replace(name, name[0] + _BREAK + name[1:])
-        return value
+        return starts.sub(lambda match: match[0] + _BREAK, value.replace(_BREAK, ""))
     if isinstance(value, Mapping):
-        return {key: _guard(inner, names) for key, inner in value.items()}
+        return {key: _guard(inner, starts) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_guard(inner, names) for inner in value]
+        return [_guard(inner, starts) for inner in value]
     return value

@@ -72,6 +72,8 @@ class Step:
         for sequence in plan.preempted:
             self._panel.rewind(sequence)
         for sequence in plan.admitted:
+            if sequence.first_scheduled_s is None:
+                sequence.first_scheduled_s = time.monotonic()
             if sequence.preemptions == 0:
                 self._panel.begin(sequence, self._allowed(sequence))
         return plan

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -40,9 +41,7 @@ def _join_best(text: str) -> list[str]:
     score = dict(zip(PIECES, SCORES, strict=True))
     symbols = list(text)
     while True:
-        joins = [
-            (score[a + b], -i) for i, (a, b) in enumerate(zip(symbols, symbols[1:], strict=False)) if a + b in score
-        ]
+        joins = [(score[a + b], -i) for i, (a, b) in enumerate(pairwise(symbols)) if a + b in score]
         if not joins:
             return symbols
         at = -max(joins)[1]

@@ -138,7 +138,7 @@ def test_template_helpers() -> None:
     )
     assert render("{% for m in messages %}{% break %}{% endfor %}-{{ add_generation_prompt }}") == "-True"
     assert len(render("{{ strftime_now('%Y') }}")) == 4
-    with pytest.raises(InvalidRequestError, match="messages: .*roles must alternate"):
+    with pytest.raises(InvalidRequestError, match=r"messages: .*roles must alternate"):
         render("{{ raise_exception('roles must alternate') }}")
     with pytest.raises(ModelError, match="can not be compiled"):
         render("{% if %}")
@@ -170,5 +170,5 @@ def test_vocabularies_are_compared(tokenizer: Tokenizer, tmp_path: Path) -> None
     data["model"]["merges"].pop()
     del vocabulary[last]
     shorter = Tokenizer(json.dumps(data), TokenizerInfo())
-    with pytest.raises(TokenizerMismatchError, match="1 missing from the draft .*; 2 have other ids"):
+    with pytest.raises(TokenizerMismatchError, match=r"1 missing from the draft .*; 2 have other ids"):
         check_same_vocabulary(tokenizer, shorter)

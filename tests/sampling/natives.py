@@ -25,13 +25,14 @@ def broken_native(folder: Path, file: str, right: str, wrong: str) -> NativeSamp
     """The native sampler with ``right`` in ``file`` replaced by ``wrong``, compiled into ``folder``."""
     _need_compiler()
     for source in SOURCES.iterdir():
-        if source.name.startswith(("sampling", "philox")):
+        if source.name.startswith(("sampling", "philox", "parallel")):
             shutil.copy(source, folder / source.name)
     text = (folder / file).read_text()
     assert text.count(right) == 1, f"{file} no longer holds {right!r} once: bring the mutant up to date"
     (folder / file).write_text(text.replace(right, wrong))
     library = folder / "broken.so"
-    subprocess.run(["g++", *FLAGS, "-o", str(library), str(folder / "sampling.cpp")], check=True, timeout=120)
+    sources = [str(path) for path in sorted(folder.glob("*.cpp"))]
+    subprocess.run(["g++", *FLAGS, "-o", str(library), *sources], check=True, timeout=120)
     return NativeSampling(ctypes.CDLL(str(library)))
 
 

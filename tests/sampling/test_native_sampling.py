@@ -111,7 +111,7 @@ def test_a_row_of_dead_logits_has_no_token(make: Callable[[], SamplingKernels]) 
 MUTANTS = {
     "noise bound too tight": ("sampling_scan.h", "* 1.001 * 0x1p32 + 2.0", "* 0.9 * 0x1p32"),
     "largest noise too small": ("sampling_scan.h", "LARGEST_NOISE = 23.0", "LARGEST_NOISE = 4.0"),
-    "highest id wins ties": ("sampling_scan.h", "(value == x[n - 1] && token < id[n - 1]))) return", "false)) return"),
+    "highest id wins ties": ("sampling_scan.h", "token < id[n - 1]))) return", "token > id[n - 1]))) return"),
     "noise of the next lane": ("sampling_scan.h", "bits[v & 3][(v >> 2) & 15]", "bits[(v + 1) & 3][(v >> 2) & 15]"),
     "top-k one too many": ("sampling_filter.h", "c.resize(row.top_k);\n      cut", "cut"),
     "top-k loses a tie": ("sampling_filter.h", "token <= id)", "token < id)"),

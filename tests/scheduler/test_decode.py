@@ -139,7 +139,7 @@ def test_a_preempted_sequence_returns_to_its_place_and_finds_its_pages() -> None
 
 
 def test_preempted_output_is_recomputed_from_the_cache_where_possible() -> None:
-    rig = Rig()
+    rig = Rig(prefill_chunk=200)
     (a,), (b,) = rig.add(100), rig.add(100)
     rig.step()
     rig.squeeze(0)

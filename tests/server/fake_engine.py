@@ -134,7 +134,8 @@ class FakeEngine:
 
     def _emit(self, running: _Running, index: int) -> list[RequestEvent]:
         request, at = running.request, running.emitted[index]
-        limit = len(request.prompt_ids) if request.stopping.max_tokens is None else request.stopping.max_tokens
+        asked = request.stopping.max_tokens
+        limit = len(request.prompt_ids) if asked is None else min(asked, len(request.prompt_ids))
         take = min(request.speculation.width or 1, limit - at)
         prompt = request.prompt_ids
         ids = [prompt[(at + index + k) % len(prompt)] for k in range(take)]

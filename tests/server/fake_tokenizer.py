@@ -14,7 +14,7 @@ class FakeTokenizer:
     """``add_special`` puts ``BOS`` first; a chat is "role:content;" per message."""
 
     def __init__(self, *, has_chat: bool = True) -> None:
-        self._has_chat = has_chat
+        self.has_chat_template = has_chat
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         ids = list(text.encode("latin-1", "replace"))
@@ -26,7 +26,7 @@ class FakeTokenizer:
         return bytes(i for i in ids if not (skip_special and i == BOS)).decode("latin-1")
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> list[int]:
-        if not self._has_chat:
+        if not self.has_chat_template:
             raise ModelError("the model has no chat template")
         if any(m["role"] == "robot" for m in messages):
             raise InvalidRequestError([FieldViolation("chat", "unknown role robot")])

@@ -16,7 +16,7 @@ from tests.server.harness import Harness, refused, running_server, stream_reques
 
 async def load_shows(server: Harness, aborts: int) -> bool:
     """Whether the engine comes to report so many aborts and nothing running."""
-    for _ in range(100):
+    for _ in range(40):
         load = await server.models.GetLoad(model_pb2.GetLoadRequest())
         if (load.prefix_hit_tokens, load.running_requests) == (aborts, 0):
             return True
@@ -71,10 +71,13 @@ async def test_unary_equals_stream_for_n_samples() -> None:
 async def test_every_kind_of_prompt() -> None:
     async with running_server() as server:
         chat = options_pb2.ChatPrompt(messages=[options_pb2.ChatMessage(role="user", content="hi")])
-        wanted = {"text": [BOS, *b"ab"], "token_ids": [7, 8], "chat": list(b"user:hi;")}
-        for kind, value in {"text": "ab", "token_ids": options_pb2.TokenIds(ids=[7, 8]), "chat": chat}.items():
-            response = await server.generation.Generate(pb.GenerateRequest(**{kind: value}))
-            assert list(response.samples[0].token_ids) == wanted[kind]
+        for request, wanted in (
+            (pb.GenerateRequest(text="ab"), [BOS, *b"ab"]),
+            (pb.GenerateRequest(token_ids=options_pb2.TokenIds(ids=[7, 8])), [7, 8]),
+            (pb.GenerateRequest(chat=chat), list(b"user:hi;")),
+        ):
+            response = await server.generation.Generate(request)
+            assert list(response.samples[0].token_ids) == wanted
         tokens = await server.generation.Tokenize(pb.TokenizeRequest(text="a!"))
         raw = await server.generation.Tokenize(pb.TokenizeRequest(text="a!", add_special=False, parse_special=True))
         talk = await server.generation.Tokenize(pb.TokenizeRequest(chat=chat))
@@ -84,7 +87,7 @@ async def test_every_kind_of_prompt() -> None:
         )
     assert list(tokens.token_ids) == [BOS, *b"a!"]
     assert list(raw.token_ids) == [ord("a"), 255]
-    assert list(talk.token_ids) == wanted["chat"]
+    assert list(talk.token_ids) == list(b"user:hi;")
     assert (skipped.text, kept.text) == ("hi", chr(BOS) + "hi")
 
 
@@ -129,7 +132,8 @@ async def test_a_deadline_reaches_the_engine() -> None:
         assert error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
         assert first[-1].WhichOneof("event") == "delta"
         assert server.serving.client.in_flight == 0
-        assert await load_shows(server, 1)
+        # Whether the engine's clock or the call's cancellation was first, nothing runs on.
+        assert await load_shows(server, 0) or await load_shows(server, 1)
         assert 0.3 < server.serving.client.load.tokens_per_second <= 0.5  # what the engine was given
         with pytest.raises(grpc.aio.AioRpcError) as unary:
             await server.generation.Prefill(pb.PrefillRequest(text="x"), timeout=1e-6)

@@ -12,7 +12,8 @@ namespace sd {
 namespace {
 
 constexpr int BLOCK = 64;      // keys per block = tokens per page
-constexpr int MAX_HEADS = 4;   // query heads of one node computed together
+constexpr int STREAMS = 6;     // (node, head) pairs computed together: 6 x 4 accumulators, 4 keys, 1 query
+constexpr int MAX_HEADS = 6;   // query heads of one unit
 constexpr int MAX_DIM = 256;
 constexpr int NODE_BLOCK = 8;  // nodes of one unit: a K/V block stays in cache while they all read it
 constexpr int MAX_PATH = 64;   // path keys a block can hold
@@ -95,7 +96,7 @@ void softmax_block(float* scores, int lo, int hi, int dim, State& state) {
   for (int j = hi; j < BLOCK; ++j) scores[j] = -INFINITY;
   const v16 top = max16(max16(load16(scores), load16(scores + 16)), max16(load16(scores + 32), load16(scores + 48)));
   const float block_peak = hmax16(top), peak = block_peak > state.peak ? block_peak : state.peak;
-  const float shrink = exp1(state.peak - peak);
+  const float shrink = peak == state.peak ? 1.0f : exp1(state.peak - peak);  // exp(0) is exactly 1
   v16 sum = splat(0);
   for (int j = 0; j < BLOCK; j += 16) {
     const v16 p = exp16(load16(scores + j) - splat(peak));
@@ -118,16 +119,16 @@ void heads_block(const float* k, const float* const* v, const Patch& patch, int 
   add_values<H>(v, scores, lo, hi, dim, state);
 }
 
-void attend_block(const float* k, const float* const* v, const Patch& patch, int lo, int hi, int dim, int heads,
-                  const float* q0, State* state0) {
-  const float* q[MAX_HEADS];
-  State* state[MAX_HEADS];
-  for (int h = 0; h < heads; ++h) q[h] = q0 + h * dim, state[h] = state0 + h;
-  switch (heads) {
+// One block for up to STREAMS (node, head) pairs that see the same keys of it.
+void attend_block(const float* k, const float* const* v, const Patch& patch, int lo, int hi, int dim, int streams,
+                  const float* const* q, State* const* state) {
+  switch (streams) {
     case 1: heads_block<1>(k, v, patch, lo, hi, dim, q, state); break;
     case 2: heads_block<2>(k, v, patch, lo, hi, dim, q, state); break;
     case 3: heads_block<3>(k, v, patch, lo, hi, dim, q, state); break;
-    default: heads_block<4>(k, v, patch, lo, hi, dim, q, state);
+    case 4: heads_block<4>(k, v, patch, lo, hi, dim, q, state); break;
+    case 5: heads_block<5>(k, v, patch, lo, hi, dim, q, state); break;
+    default: heads_block<6>(k, v, patch, lo, hi, dim, q, state);
   }
 }
 
@@ -192,45 +193,91 @@ void collect_patch(const View& view, const sd_batch& b, int row, int block, cons
   }
 }
 
-// One unit: nodes [begin, end) of one entry, query heads [head, head + heads) of one KV head.
-void attend_unit(const sd_attention_args& a, const sd_batch& b, int begin, int end, int kv_head, int head, int heads,
-                 State (*state)[MAX_HEADS]) {
-  const int entry = b.entry_of[begin], ctx = b.entry_ctx[entry], dim = a.head_dim;
-  const View view{a, b.page_table + (int64_t)entry * b.max_pages, kv_head};
-  int last = 0;
-  for (int row = begin; row < end; ++row) {
-    last = ctx + b.depth[row] > last ? ctx + b.depth[row] : last;
-    for (int h = 0; h < heads; ++h) {
-      State& s = state[row - begin][h];
-      s.peak = -1e30f, s.sum = 0;
-      memset(s.acc, 0, dim * 4);
-    }
-  }
-  Patch patch;
-  for (int block = 0; block <= last / BLOCK; ++block) {
-    const float *k = view.k(block), *block_v = view.v(block);
-    const float* v[BLOCK];
-    for (int row = begin; row < end; ++row) {
-      const int position = ctx + b.depth[row], base = block * BLOCK;
-      const int floor = a.window && position - a.window + 1 > 0 ? position - a.window + 1 : 0;
-      const int lo = floor > base ? floor - base : 0, hi = position + 1 - base < BLOCK ? position + 1 - base : BLOCK;
-      if (lo >= hi) continue;
-      for (int j = 0; j < BLOCK; ++j) v[j] = block_v + (int64_t)j * dim;
-      patch.n = 0;
-      if (ctx + b.diverge[row] < base + BLOCK && b.diverge[row] <= b.depth[row])
-        collect_patch(view, b, row, block, v, patch);
-      attend_block(k, v, patch, lo, hi, dim, heads, a.q + ((int64_t)row * a.n_heads + head) * dim,
-                   state[row - begin]);
-    }
-  }
-  for (int row = begin; row < end; ++row) {
-    for (int h = 0; h < heads; ++h) {
-      const State& s = state[row - begin][h];
-      float* out = a.out + ((int64_t)row * a.n_heads + head + h) * dim;
-      for (int d = 0; d < dim; ++d) out[d] = s.acc[d] / s.sum;
-    }
-  }
+// What one row sees of one block: keys [lo, hi), and whether they all lie at their positions' slots.
+struct Sight {
+  int lo, hi;
+  bool patched;
+};
+
+Sight sight(const sd_attention_args& a, const sd_batch& b, int ctx, int row, int block) {
+  const int position = ctx + b.depth[row], base = block * BLOCK;
+  const int floor = a.window && position - a.window + 1 > 0 ? position - a.window + 1 : 0;
+  return {floor > base ? floor - base : 0, position + 1 - base < BLOCK ? position + 1 - base : BLOCK,
+          b.diverge[row] <= b.depth[row] && ctx + b.diverge[row] < base + BLOCK};
 }
+
+// One unit: nodes [begin, end) of one entry, query heads [head, head + heads) of one KV head. Nodes that see the
+// whole of a block share its loads; how they are bundled does not show, as each stream has its own accumulators.
+struct Unit {
+  const sd_attention_args& a;
+  const sd_batch& b;
+  View view;
+  int begin, end, head, heads, ctx;
+  State (*state)[MAX_HEADS];
+
+  void bundle(const float* k, const float* const* v, const int* rows, int n) const {
+    Patch none;
+    const float* q[STREAMS];
+    State* s[STREAMS];
+    int filled = 0;
+    for (int i = 0; i < n; ++i) {
+      for (int h = 0; h < heads; ++h) {
+        q[filled] = a.q + ((int64_t)rows[i] * a.n_heads + head + h) * a.head_dim;
+        s[filled++] = &state[rows[i] - begin][h];
+        if (filled == STREAMS || (i == n - 1 && h == heads - 1)) {
+          attend_block(k, v, none, 0, BLOCK, a.head_dim, filled, q, s);
+          filled = 0;
+        }
+      }
+    }
+  }
+
+  void single(const float* k, const float** v, int row, int block, const Sight& seen) const {
+    Patch patch;
+    if (seen.patched) collect_patch(view, b, row, block, v, patch);
+    const float* q[STREAMS];
+    State* s[STREAMS];
+    for (int h = 0; h < heads; ++h) {
+      q[h] = a.q + ((int64_t)row * a.n_heads + head + h) * a.head_dim;
+      s[h] = &state[row - begin][h];
+    }
+    attend_block(k, v, patch, seen.lo, seen.hi, a.head_dim, heads, q, s);
+    for (int i = 0; i < patch.n; ++i) v[patch.lane[i]] = view.v(block) + (int64_t)patch.lane[i] * a.head_dim;
+  }
+
+  void run_block(int block) const {
+    const float *k = view.k(block), *v[BLOCK];
+    for (int j = 0; j < BLOCK; ++j) v[j] = view.v(block) + (int64_t)j * a.head_dim;
+    int whole[NODE_BLOCK], n = 0;
+    for (int row = begin; row < end; ++row) {
+      const Sight seen = sight(a, b, ctx, row, block);
+      if (seen.lo >= seen.hi) continue;
+      if (seen.lo == 0 && seen.hi == BLOCK && !seen.patched) whole[n++] = row;
+      else single(k, v, row, block, seen);
+    }
+    bundle(k, v, whole, n);
+  }
+
+  void run() const {
+    int last = 0;
+    for (int row = begin; row < end; ++row) {
+      last = ctx + b.depth[row] > last ? ctx + b.depth[row] : last;
+      for (int h = 0; h < heads; ++h) {
+        State& s = state[row - begin][h];
+        s.peak = -1e30f, s.sum = 0;
+        memset(s.acc, 0, a.head_dim * 4);
+      }
+    }
+    for (int block = 0; block <= last / BLOCK; ++block) run_block(block);
+    for (int row = begin; row < end; ++row) {
+      for (int h = 0; h < heads; ++h) {
+        const State& s = state[row - begin][h];
+        float* out = a.out + ((int64_t)row * a.n_heads + head + h) * a.head_dim;
+        for (int d = 0; d < a.head_dim; ++d) out[d] = s.acc[d] / s.sum;
+      }
+    }
+  }
+};
 
 struct Grid {  // how the work is cut; the cut never shows in a result
   int heads_per_unit, head_units, node_units;
@@ -239,7 +286,7 @@ struct Grid {  // how the work is cut; the cut never shows in a result
 
 Grid cut(const sd_attention_args& a, const sd_batch& b) {
   const int group = a.n_heads / a.n_kv_heads;
-  int heads = group < MAX_HEADS ? group : (group % 4 == 0 ? 4 : group % 3 == 0 ? 3 : group % 2 == 0 ? 2 : MAX_HEADS);
+  int heads = group <= MAX_HEADS ? group : (group % 6 == 0 ? 6 : group % 5 == 0 ? 5 : group % 4 == 0 ? 4 : MAX_HEADS);
   // A lone row leaves few units: halve the heads until every thread finds several.
   while (heads > 1 && b.rows * a.n_kv_heads * ((group + heads - 1) / heads) < 4 * a.threads) heads /= 2;
   const int head_units = (group + heads - 1) / heads;
@@ -263,7 +310,8 @@ void run_unit(const sd_attention_args& a, const sd_batch& b, const Grid& grid, i
   const int kv_head = unit % per_node / grid.head_units, part = unit % grid.head_units;
   const int offset = part * grid.heads_per_unit;
   const int heads = group - offset < grid.heads_per_unit ? group - offset : grid.heads_per_unit;
-  attend_unit(a, b, begin, end, kv_head, kv_head * group + offset, heads, state);
+  const View view{a, b.page_table + (int64_t)entry * b.max_pages, kv_head};
+  Unit{a, b, view, begin, end, kv_head * group + offset, heads, b.entry_ctx[entry], state}.run();
 }
 
 }  // namespace

@@ -20,9 +20,11 @@ inline void relax() {
 #endif
 }
 
+constexpr uint32_t CLOSED = 0xffffffff;
+
 // One job at a time. `ticket_` holds (job number, next unit): a unit is claimed by advancing it with
-// compare-and-swap, which fails when the job has changed meanwhile, so a late worker can never run a unit of a
-// job whose function it did not read.
+// compare-and-swap. Before a job's fields are rewritten its ticket is closed, so a late worker that read a mixture
+// of two jobs holds a ticket that has changed, and its claim fails.
 class Pool {
  public:
   void run(int threads, int units, void (*unit)(void*, int), void* context) {
@@ -32,12 +34,13 @@ class Pool {
       return;
     }
     grow(threads - 1);
-    unit_.store(unit, std::memory_order_relaxed);
-    context_.store(context, std::memory_order_relaxed);
-    units_.store(units, std::memory_order_relaxed);
-    helpers_.store(threads - 1, std::memory_order_relaxed);
-    done_.store(0, std::memory_order_relaxed);
-    const uint64_t job = (ticket_.load(std::memory_order_relaxed) >> 32) + 1;
+    const uint64_t last = ticket_.load(std::memory_order_relaxed) >> 32, job = last + 1;
+    ticket_.store(last << 32 | CLOSED, std::memory_order_seq_cst);
+    unit_.store(unit, std::memory_order_release);
+    context_.store(context, std::memory_order_release);
+    units_.store(units, std::memory_order_release);
+    helpers_.store(threads - 1, std::memory_order_release);
+    done_.store(0, std::memory_order_release);
     ticket_.store(job << 32, std::memory_order_seq_cst);
     if (sleeping_.load(std::memory_order_seq_cst) > 0) {
       std::lock_guard<std::mutex> guard(sleep_);
@@ -62,12 +65,12 @@ class Pool {
   void work(uint64_t job) {
     for (;;) {
       uint64_t ticket = ticket_.load(std::memory_order_acquire);
-      void (*unit)(void*, int) = unit_.load(std::memory_order_relaxed);
-      void* context = context_.load(std::memory_order_relaxed);
-      const int units = units_.load(std::memory_order_relaxed);
-      if (ticket >> 32 != job || (int)(uint32_t)ticket >= units) return;
+      void (*unit)(void*, int) = unit_.load(std::memory_order_acquire);
+      void* context = context_.load(std::memory_order_acquire);
+      const uint32_t units = (uint32_t)units_.load(std::memory_order_acquire), next = (uint32_t)ticket;
+      if (ticket >> 32 != job || next >= units) return;
       if (!ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel)) continue;
-      unit(context, (int)(uint32_t)ticket);
+      unit(context, (int)next);
       done_.fetch_add(1, std::memory_order_release);
     }
   }
@@ -79,7 +82,7 @@ class Pool {
       const uint64_t job = ticket_.load(std::memory_order_acquire) >> 32;
       if (job != seen) {
         seen = job;
-        if (index < helpers_.load(std::memory_order_relaxed)) work(job);
+        if (index < helpers_.load(std::memory_order_acquire)) work(job);
         idle_since = Clock::now();
         continue;
       }

@@ -47,6 +47,9 @@ inline v16 abs16(v16 a) { return (v16)((i16v)a & 0x7fffffff); }
 
 // Horizontal reductions in one fixed order: halves, quarters, ...
 inline float sum16(v16 x) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps((__m512)x);
+#endif
   float a[16];
   memcpy(a, &x, 64);
   for (int h = 8; h; h >>= 1)
@@ -55,6 +58,9 @@ inline float sum16(v16 x) {
 }
 
 inline float hmax16(v16 x) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps((__m512)x);
+#endif
   float a[16];
   memcpy(a, &x, 64);
   for (int h = 8; h; h >>= 1)

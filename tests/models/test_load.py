@@ -1,0 +1,110 @@
+"""What a model reference may be, and what is said when it is nothing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from specdec.errors import ModelError
+from specdec.models import load_model
+from specdec.models.memory import available_bytes, check_memory
+from specdec.models.tensor_source import TensorSource
+
+Tiny = Callable[[str], Path]
+
+
+@pytest.mark.parametrize(
+    ("ref", "words"),
+    [
+        ("smollm2-135", r"smollm2-135: no such file, folder or catalogue model; did you mean smollm2-135m\?"),
+        ("SmolLM2", r"did you mean smollm2-135m\?"),
+        ("nothing like it", "the catalogue has smollm2-135m, qwen2.5-coder-1.5b, gemma3-270m"),
+        ("./absent", r"\./absent: no such file or folder"),
+        ("absent.gguf", r"absent\.gguf: no such file or folder"),
+    ],
+)
+def test_unknown_references(ref: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=words) as caught:
+        load_model(ref, dtype="int8", cache_dir=tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_of_another_kind(tmp_path: Path) -> None:
+    (tmp_path / "model.bin").write_bytes(b"x")
+    with pytest.raises(ModelError, match=r"model\.bin: not a model; give a \.gguf file"):
+        load_model(str(tmp_path / "model.bin"), dtype="int8", cache_dir=tmp_path)
+
+
+def test_hub_ids(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def snapshot(repository: str, **options: Any) -> str:
+        asked.append((repository, options["allow_patterns"]))
+        return str(tiny("llama"))
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+    loaded = load_model("some-org/Some-Model", dtype="int8", cache_dir=tmp_path)
+    assert loaded.name == "Some-Model"
+    assert [repository for repository, _ in asked] == ["some-org/Some-Model"]
+    assert "*.safetensors" in asked[0][1]
+
+    def offline(repository: str, **options: Any) -> str:
+        raise ConnectionError("no route\nto host")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
+    with pytest.raises(ModelError, match=r"some-org/Some-Model: can not be had from the hub \(no route\)") as caught:
+        load_model("some-org/Some-Model", dtype="int8", cache_dir=tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_tokenizer_larger_than_the_model(tiny: Tiny, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny("llama"), tmp_path / "m"))
+    data = json.loads((folder / "tokenizer.json").read_text())
+    data["model"]["vocab"] |= {f"extra {i}": 1000 + i for i in range(400)}
+    (folder / "tokenizer.json").write_text(json.dumps(data))
+    with pytest.raises(ModelError, match=r"m: the tokenizer has \d+ tokens, the model 384; they do not belong"):
+        load_model(str(folder), dtype="int8", cache_dir=tmp_path)
+
+
+def test_end_tokens_come_from_every_file(tiny: Tiny, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny("llama"), tmp_path / "m"))
+    data = json.loads((folder / "generation_config.json").read_text())
+    (folder / "generation_config.json").write_text(json.dumps(data | {"eos_token_id": [2, 5]}))
+    loaded = load_model(str(folder), dtype="int8", cache_dir=tmp_path)
+    assert loaded.config.eos_ids == loaded.tokenizer.eos_ids == (2, 5)
+    assert loaded.config.bos_id == loaded.tokenizer.bos_id == 0
+
+
+def test_a_failing_source_stops_packing(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(self: TensorSource, role: str, low: int, high: int) -> torch.Tensor:
+        raise ModelError(f"{role} is unreadable")
+
+    threads = torch.get_num_threads()
+    monkeypatch.setattr("specdec.models.hf_source.HFSource.rows", failing)
+    with pytest.raises(ModelError, match="is unreadable"):
+        load_model(str(tiny("llama")), dtype="int8", cache_dir=tmp_path)
+    assert torch.get_num_threads() == threads
+    assert not list(tmp_path.glob("packed/*"))
+
+
+def test_available_memory_respects_the_containers_limit(tmp_path: Path) -> None:
+    machine = available_bytes(tmp_path)
+    assert machine > 0
+    (tmp_path / "memory.max").write_text("max\n")
+    assert available_bytes(tmp_path) == pytest.approx(machine, rel=0.2)
+    (tmp_path / "memory.max").write_text("1000000\n")
+    (tmp_path / "memory.current").write_text("900000\n")
+    (tmp_path / "memory.stat").write_text("anon 5\ninactive_file 300000\nactive_file 1000\n")
+    assert available_bytes(tmp_path) == 401000
+
+
+def test_memory_message_names_sizes_and_ways() -> None:
+    check_memory("m", 1 << 30, "int8", available=2 << 30)
+    with pytest.raises(ModelError, match=r"m: too little memory: fp32 weights need 2\.2 GiB, 2\.0 GiB.*dtype int8"):
+        check_memory("m", 2 << 30, "fp32", available=2 << 30)

@@ -1,0 +1,48 @@
+"""`specdec models list` and `fetch`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from specdec.cli.models_cmd import models_group
+from specdec.models import CATALOGUE, Fetcher
+from specdec.models.catalogue_entry import CatalogueEntry
+
+
+def test_list_shows_what_is_here(tmp_path: Path) -> None:
+    result = CliRunner().invoke(models_group, ["list", "--json", "--cache-dir", str(tmp_path)])
+    rows = json.loads(result.output)
+    assert [(row["name"], row["path"], row["default"]) for row in rows] == [
+        ("smollm2-135m", None, True),
+        ("qwen2.5-coder-1.5b", None, False),
+        ("gemma3-270m", None, False),
+    ]
+    path = Fetcher(tmp_path / "models").path(CATALOGUE["gemma3-270m"])
+    path.parent.mkdir()
+    with path.open("wb") as file:
+        file.truncate(CATALOGUE["gemma3-270m"].size)
+    result = CliRunner().invoke(models_group, ["list", "--json", "--cache-dir", str(tmp_path)])
+    assert [row["path"] for row in json.loads(result.output)] == [None, None, str(path)]
+    table = CliRunner().invoke(models_group, ["list", "--cache-dir", str(tmp_path)]).output
+    assert "253 MB" in table
+    assert "Apache-2.0" in table
+
+
+def test_fetch_prints_the_path_or_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetched = []
+
+    def fetch(self: Fetcher, entry: CatalogueEntry, progress: object) -> Path:
+        fetched.append(entry.name)
+        return self.path(entry)
+
+    monkeypatch.setattr(Fetcher, "fetch", fetch)
+    result = CliRunner().invoke(models_group, ["fetch", "gemma3-270m", "--cache-dir", str(tmp_path)])
+    assert (result.exit_code, result.output) == (0, f"{tmp_path}/models/gemma3-270m.gguf\n")
+    assert fetched == ["gemma3-270m"]
+    result = CliRunner().invoke(models_group, ["fetch", "gemma", "--cache-dir", str(tmp_path)])
+    assert result.exit_code == 1
+    assert result.output.startswith("Error: gemma: not in the catalogue")
