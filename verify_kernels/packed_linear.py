@@ -8,6 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from verify_kernels.hadamard import rotate
+
 TILE_N = 64  # output channels per tile: four AVX-512 registers of int32
 GROUP_K = 4  # input channels one int8 dot-product instruction consumes
 
@@ -18,7 +20,8 @@ WeightKind = Literal["int8", "bf16", "fp32"]
 class PackedLinear:
     """y = x W^T + b, packed.
 
-    data: int8  -> uint8  [tiles, k_pad/4, 64, 4]: round(w / scale) + 128, so padding is 128.
+    data: int8  -> uint8  [tiles, k_pad/4, 64, 4]: round(rotate(w) / scale) + 128, so padding is 128; the inputs are
+                   rotated alike (`verify_kernels.hadamard`).
           bf16  -> bfloat16 [tiles, k, 64]
           fp32  -> float32  [tiles, k, 64]
     scale: float32 [tiles * 64] per output channel (int8 only, else None); 0 in padded channels.
@@ -46,7 +49,7 @@ class PackedLinear:
 def pack_linear(weight: Tensor, bias: Tensor | None, kind: WeightKind) -> PackedLinear:
     """Pack ``weight`` [n, k] float32 and ``bias`` [n] or None.
 
-    int8 is symmetric per output channel: scale = max|w| / 127, round half to even.
+    int8 is symmetric per output channel of the rotated matrix: scale = max|w| / 127, round half to even.
 
     Raises:
         ValueError: ``weight`` is not a float32 matrix, or ``bias`` does not fit it.
@@ -76,7 +79,7 @@ def _pack_int8(weight: Tensor, tiles: int) -> tuple[Tensor, Tensor]:
     data = torch.empty((tiles, k_pad // GROUP_K, TILE_N, GROUP_K), dtype=torch.uint8)
     padded = torch.zeros((TILE_N, k_pad))
     for t in range(tiles):
-        rows = weight[t * TILE_N : (t + 1) * TILE_N]
+        rows = rotate(weight[t * TILE_N : (t + 1) * TILE_N])
         row_scale = rows.abs().amax(dim=1) / 127.0
         scale[t * TILE_N : t * TILE_N + rows.shape[0]] = row_scale
         padded.zero_()
@@ -93,4 +96,4 @@ def unpack_linear(packed: PackedLinear) -> Tensor:
     assert packed.scale is not None
     tiles, groups, _, _ = packed.data.shape
     ints = packed.data.float().sub_(128.0).transpose(1, 2).reshape(tiles * TILE_N, groups * GROUP_K)
-    return (ints * packed.scale[:, None])[: packed.n, : packed.k]
+    return rotate((ints * packed.scale[:, None])[: packed.n, : packed.k])

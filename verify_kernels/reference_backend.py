@@ -10,6 +10,7 @@ from torch import Tensor
 from verify_kernels.attention_spec import AttentionSpec
 from verify_kernels.backend import BatchOp, RowsOp
 from verify_kernels.forward_batch import ForwardBatch
+from verify_kernels.hadamard import rotate
 from verify_kernels.linear_spec import LinearSpec
 from verify_kernels.packed_linear import unpack_linear
 
@@ -39,7 +40,7 @@ class ReferenceBackend:
         def op(rows: int) -> None:
             x = _prologue(spec, spec.src[:rows])
             if spec.weight.kind == "int8":
-                x = fake_quantise(x)
+                x = rotate(fake_quantise(rotate(x)))
             y = torch.stack([torch.mv(weight, row) for row in x])
             if bias is not None:
                 y = y + bias[: spec.weight.n]

@@ -43,3 +43,27 @@ def step_command(engine_config: EngineConfig, repeats: int, as_json: bool) -> No
     for name, value in figures.items():
         if name != "step_ms":
             console.print(f"{name:24} {value}")
+
+
+@bench_group.command("perplexity")
+@engine_options
+@click.option("--tokens", default=4096, show_default=True, help="Tokens of real text to score.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def perplexity_command(engine_config: EngineConfig, tokens: int, as_json: bool) -> None:
+    """Perplexity in each numeric type, and its ratio to fp32."""
+    from bench.perplexity import perplexity
+    from specdec.engine.build import build_parts
+    from specdec.models.progress_bar import ProgressBar
+
+    found: dict[str, float] = {}
+    for dtype in ("fp32", "bf16", "int8"):
+        with ProgressBar() as progress:
+            parts = build_parts(engine_config.model_copy(update={"dtype": dtype}), progress)
+        found[dtype] = perplexity(parts, tokens)
+    figures = {f"{dtype}_perplexity": round(value, 4) for dtype, value in found.items()}
+    figures |= {f"{dtype}_over_fp32": round(found[dtype] / found["fp32"], 5) for dtype in ("bf16", "int8")}
+    if as_json:
+        click.echo(json.dumps({"target": engine_config.target, "tokens": tokens, **figures}))
+        return
+    for name, figure in figures.items():
+        click.echo(f"{name:18} {figure}")

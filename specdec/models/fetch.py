@@ -62,6 +62,8 @@ class Fetcher:
     def _fetch(self, entry: CatalogueEntry, progress: Progress) -> None:
         parts = self._folder / f"{entry.name}.parts"
         parts.mkdir(parents=True, exist_ok=True)
+        for scratch in parts.glob("tmp*"):  # what a killed fetch left; nobody else is here, we hold the lock
+            shutil.rmtree(scratch)
         self._check_disk(entry, parts)
         label, done = f"fetching {entry.name}", 0
         for i, part in enumerate(entry.parts):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 SPECDEC = [sys.executable, "-m", "specdec.cli.main"]
-PROMPT = "def add(a, b):\n    return a + b\n\ndef sub(a, b):\n"
+PROMPT = "red green blue black white\n" * 6  # repetition, so that there is something to draft
 
 
 def generate(*args: str) -> dict[str, Any]:
@@ -41,4 +41,5 @@ def test_a_real_server_streams_and_stops_in_order() -> None:
     assert off["token_ids"] == auto["token_ids"] == here["token_ids"]
     assert off["text"] == auto["text"] == here["text"]
     assert off["speculation"]["num_draft_tokens"] == 0
+    assert auto["speculation"]["num_accepted_tokens"] > 0
     assert auto["speculation"]["num_steps"] < off["speculation"]["num_steps"]

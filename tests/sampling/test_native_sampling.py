@@ -128,7 +128,10 @@ MUTANTS = {
 }
 
 
-@pytest.mark.parametrize("name", MUTANTS)
+QUICK = ("noise bound too tight", "highest id wins ties", "top-p one too few", "path penalties dropped")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in MUTANTS])
 def test_broken_native_kernels_are_caught(name: str, tmp_path: Path) -> None:
     broken: NativeSampling = broken_native(tmp_path, *MUTANTS[name])
     search = settings(max_examples=2000, phases=[Phase.generate], database=None)

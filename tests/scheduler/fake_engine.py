@@ -19,7 +19,9 @@ from specdec.scheduler import PlanEntry, Scheduler, SchedulerLimits, StepPlan
 from specdec.sequence import Sequence, SequencePhase
 from specdec.types import Request, SamplingParams, StoppingParams
 
-TEXTS = [random.Random(seed).choices(range(9), k=2048) for seed in range(3)]
+BLOCKS = [random.Random(seed).choices(range(9), k=PAGE_SIZE) for seed in range(3)]
+# Texts of equal pages in different order, so that a page is tempting after the wrong beginning too.
+TEXTS = [[token for block in order for token in BLOCKS[int(block)]] for order in ("0120120", "0210210", "1110122")]
 REJECTED = -1  # what a draft node that was not accepted leaves in its slot
 
 

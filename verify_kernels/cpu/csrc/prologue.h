@@ -51,6 +51,49 @@ void gate(const float* src, int n, float* out, Act act) {
   }
 }
 
+// The Hadamard rotation of `n` floats (a power of two), in place, unscaled: butterflies at distance 1, 2, 4, ...
+inline void hadamard(float* x, int n) {
+  if (n < 16) {
+    for (int h = 1; h < n; h *= 2)
+      for (int i = 0; i < n; ++i)
+        if (!(i & h)) {
+          const float a = x[i], b = x[i + h];
+          x[i] = a + b, x[i + h] = a - b;
+        }
+    return;
+  }
+  const i16v lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  for (int i = 0; i < n; i += 16) {  // distances inside a vector: lane i takes x[i] +- x[i ^ h]
+    v16 v = load16(x + i);
+    for (int h = 1; h < 16; h *= 2) {
+      const i16v flip = ((lane & h) != 0) & (int32_t)0x80000000;
+      v = __builtin_shuffle(v, lane ^ h) + (v16)((i16v)v ^ flip);
+    }
+    store16(x + i, v);
+  }
+  for (int h = 16; h < n; h *= 2) {
+    for (int i = 0; i < n; i += 16) {
+      if (i & h) continue;
+      const v16 a = load16(x + i), b = load16(x + i + h);
+      store16(x + i, a + b);
+      store16(x + i + h, a - b);
+    }
+  }
+}
+
+// Rotates a chunk block by block (256, or falling powers of two) into `out`, as verify_kernels/hadamard.py does.
+inline void rotate_chunk(const float* x, int n, float* out) {
+  memcpy(out, x, (size_t)n * 4);
+  for (int start = 0; start < n;) {
+    int size = CHUNK;
+    while (size > n - start) size /= 2;
+    hadamard(out + start, size);
+    const float scale = 1.0f / std::sqrt((float)size);
+    for (int i = 0; i < size; ++i) out[start + i] *= scale;
+    start += size;
+  }
+}
+
 // One chunk to int8: scale = max|x| / 127, round half to even; also 128 * sum, which undoes the weights' offset.
 inline void quantise_chunk(const float* x, int n, int8_t* q, float* scale, int32_t* offset) {
   v16 top = splat(0);
@@ -90,7 +133,9 @@ inline void prepare_row(const sd_linear_args& a, int row) {
   int8_t* q = a.q + (int64_t)row * a.k_pad;
   for (int c = 0; c < chunks; ++c) {
     const int begin = c * CHUNK, n = (a.k - begin < CHUNK ? a.k - begin : CHUNK);
-    quantise_chunk(ready + begin, n, q + begin, a.q_scale + row * chunks + c, a.q_sum + row * chunks + c);
+    float rotated[CHUNK];
+    rotate_chunk(ready + begin, n, rotated);
+    quantise_chunk(rotated, n, q + begin, a.q_scale + row * chunks + c, a.q_sum + row * chunks + c);
   }
   for (int i = a.k; i < a.k_pad; ++i) q[i] = 0;
 }
