@@ -55,7 +55,7 @@ verify: model ## path identity, as a user can run it
 	$(BIN)/specdec verify --target $(MODEL) $(ARGS)
 
 proto: setup ## regenerate the gRPC stubs from specdec/api/v1/*.proto
-	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. specdec/api/v1/*.proto
+	$(BIN)/python -m specdec.api.generate
 
 clean: ## remove the environment and caches of this folder
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -156,7 +156,7 @@ def log_softmax(z: Row, support: Ids) -> NDArray[np.float64]:
     """log softmax of ``z`` over ``support`` (by falling z); float64 [vocab], meaningful on ``support``."""
     best = z[support[0]]
     normaliser = log_of_weight(int(softmax_weights(z[support] - best).sum()))
-    return (z.astype(np.float64) - float(best)) - normaliser
+    return (z.astype(np.float64) - float(best)) - normaliser + 0.0  # never -0
 
 
 def _argmax(z: Row) -> int:

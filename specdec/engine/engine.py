@@ -105,6 +105,16 @@ class Engine:
             self._finish(self._states[sequence], Ending(FinishReason.ABORTED))
         return True
 
+    def preempt_newest(self) -> None:
+        """Take the pages of the least important decoding sequence, as a full cache would: it is computed again.
+
+        For verification and tests; a request never notices but by its time. One that still prefills is spared, or
+        preempting often would keep it from ever emitting a token.
+        """
+        decoding = [seq for seq in self._scheduler.running if not seq.prefilling]
+        if decoding:
+            self._scheduler.preempt(decoding[-1])
+
     def has_work(self) -> bool:
         """Whether a `step` would do anything."""
         return bool(self._live or self._events)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from specdec.errors import PromptTooLongError, ViolationCollector
+from specdec.sampling import MIN_TEMPERATURE
 from specdec.tree import MAX_NODES
 from specdec.types import Request, SamplingParams, SpeculationParams, StoppingParams
 
@@ -36,8 +37,9 @@ def validate_request(request: Request, vocab_size: int, max_context: int, drafte
 
 
 def _check_sampling(seen: ViolationCollector, s: SamplingParams, vocab_size: int) -> None:
-    seen.check(_within(s.temperature, 0.0, 100.0), "sampling.temperature", "must lie in [0, 100]")
-    seen.check(s.top_k >= 0, "sampling.top_k", "must be 0 (off) or positive")
+    warm = s.temperature == 0 or _within(s.temperature, MIN_TEMPERATURE, 100.0)
+    seen.check(warm, "sampling.temperature", f"must be 0 (greedy) or lie in [{MIN_TEMPERATURE}, 100]")
+    seen.check(0 <= s.top_k < 1 << 31, "sampling.top_k", "must be 0 (off) or positive, and below 2^31")
     seen.check(_within(s.top_p, 0.0, 1.0) and s.top_p > 0, "sampling.top_p", "must lie in (0, 1]")
     seen.check(_within(s.min_p, 0.0, 1.0), "sampling.min_p", "must lie in [0, 1]")
     seen.check(_within(s.repetition_penalty, 1e-3, 1e3), "sampling.repetition_penalty", "must lie in [0.001, 1000]")

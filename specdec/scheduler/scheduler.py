@@ -43,6 +43,7 @@ class Scheduler:
         self._running: list[Sequence] = []
         self._waiting = WaitingQueue()
         self._serial = itertools.count()
+        self._to_preempt: list[Sequence] = []
         self._retry = RetryEstimate()
 
     @property
@@ -107,10 +108,18 @@ class Scheduler:
         seq.state = SequencePhase.FINISHED
         self._kv.release(seq)
 
+    def preempt(self, seq: Sequence) -> None:
+        """Let ``seq`` give up its pages at the next plan, as if they had run out; no-op unless it runs then."""
+        self._to_preempt.append(seq)
+
     def plan(self, want: Callable[[Sequence], int]) -> StepPlan:
         """Decide the next step. ``want(seq)``: draft nodes the budget would like for a sequence that samples."""
         self._waiting.let_siblings_in()
         plan = StepPlan()
+        for seq in self._to_preempt:
+            if seq.state is SequencePhase.RUNNING:
+                self._preempt(seq, plan)
+        self._to_preempt.clear()
         prefilling = self._plan_decodes(plan)
         rows = self._limits.max_step_rows - len(plan.entries)
         rows -= self._grant_nodes(plan.entries, want, rows - self._rows_for_prompts(prefilling, rows))

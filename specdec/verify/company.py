@@ -10,8 +10,9 @@ class Company:
     """One way to run the same requests.
 
     drafters: who proposes, () for plain decode. max_nodes, max_depth, width: the shape of the trees.
-    concurrency: requests in flight together. prefill_chunk: prompt rows per step. kv_pages: a cache this small
-    forces preemption; None leaves it ample. warm: every prompt was decoded once before, so prefixes hit.
+    concurrency: requests in flight together. prefill_chunk: prompt rows per step. kv_pages: size of the cache, None
+    leaves it ample. preempt_every: steps between forced preemptions, 0 for none. warm: every prompt was decoded once
+    before, so prefixes hit.
     """
 
     name: str
@@ -22,6 +23,7 @@ class Company:
     concurrency: int = 1
     prefill_chunk: int = 192
     kv_pages: int | None = None
+    preempt_every: int = 0
     warm: bool = False
 
 
@@ -35,7 +37,7 @@ def standard_companies(drafters: tuple[str, ...], max_batch: int) -> list[Compan
         Company("plain, many at once", concurrency=many),
         Company("plain, chunks of 7", concurrency=many, prefill_chunk=7),
         Company("plain, prefix hits", concurrency=2, warm=True),
-        Company("plain, pages short", concurrency=many, kv_pages=14, prefill_chunk=33),
+        Company("plain, preempted", concurrency=many, preempt_every=5, prefill_chunk=33),
     ]
     sets = [(name,) for name in drafters] + ([drafters] if len(drafters) > 1 else [])
     for chosen in sets:
@@ -44,6 +46,6 @@ def standard_companies(drafters: tuple[str, ...], max_batch: int) -> list[Compan
             Company(f"{name}, chain of 4", chosen, 4, 4, 1),
             Company(f"{name}, wide tree", chosen, 15, 4, 4, concurrency=3, prefill_chunk=50),
             Company(f"{name}, tree among many", chosen, 7, 7, 2, concurrency=many, warm=True),
-            Company(f"{name}, tree, pages short", chosen, 10, 5, 3, concurrency=many, kv_pages=14, prefill_chunk=20),
+            Company(f"{name}, tree, preempted", chosen, 10, 5, 3, concurrency=many, preempt_every=4, prefill_chunk=20),
         ]
     return companies

@@ -24,12 +24,21 @@ TEXTS = (
     '{"name": "Ada", "born": 1815}\n{"name": "Alan", "born": 1912}\n{"name": "Grace", "born":',
 )
 
+# Longer than a page in any vocabulary: requests that begin with it share cached pages.
+PREAMBLE = (
+    "You are a careful assistant who answers questions about programs. Read the text that follows, keep to its style, "
+    "do not repeat it needlessly, and continue exactly where it ends. Prefer short names, plain sentences and small "
+    "functions; say what a function returns, which errors it raises, and in which units its arguments are given. "
+    "When something is unclear, choose the simplest reading that a user would expect, and carry on from there.\n\n"
+)
+
 
 def make_requests(tokenizer: Tokenizer, count: int, seed: int, max_tokens: int) -> Iterator[Request]:
     """``count`` requests: a third greedy, the others sampled with every option in turn; all ask for logprobs."""
     rng = random.Random(seed)
     for number in range(count):
-        text = " ".join(rng.sample(TEXTS, rng.choice((1, 1, 2, 3)))) if number % 3 else rng.choice(TEXTS)
+        preamble = PREAMBLE if number % 4 == 1 else ""
+        text = preamble + " ".join(rng.sample(TEXTS, rng.choice((1, 1, 2, 3)))) 
         prompt = tuple(tokenizer.encode(text))
         stop = ("\n\n",) if number % 7 == 3 else ()
         stopping = StoppingParams(max_tokens=rng.randint(max_tokens // 2, max_tokens), stop=stop, ignore_eos=True)

@@ -44,8 +44,8 @@ class CompanyRunner:
         """
         engine = Engine(self._assemble(company))
         if company.warm:
-            _decode(engine, requests, company.concurrency, lambda: None)
-        return _decode(engine, requests, company.concurrency, on_done)
+            _decode(engine, requests, company, lambda: None)
+        return _decode(engine, requests, company, on_done)
 
     def _assemble(self, company: Company) -> EngineParts:
         parts = self._parts
@@ -72,15 +72,19 @@ class CompanyRunner:
         return dataclasses.replace(parts, config=config, info=info, drafters=drafters, kv=kv)
 
 
-def _decode(engine: Engine, requests: Sequence[Request], concurrency: int, on_done: Callable[[], None]) -> Outcomes:
+def _decode(engine: Engine, requests: Sequence[Request], company: Company, on_done: Callable[[], None]) -> Outcomes:
     outcomes: Outcomes = {}
+    steps = 0
     waiting = list(reversed(requests))
     running: dict[str, int] = {}
     while waiting or running:
-        while waiting and len(running) < concurrency:
+        while waiting and len(running) < company.concurrency:
             request = waiting.pop()
             engine.submit(request)
             running[request.request_id] = request.sampling.n
+        steps += 1
+        if company.preempt_every and steps % company.preempt_every == 0:
+            engine.preempt_newest()
         for event in engine.step():
             if isinstance(event, Failed):
                 raise SpecdecError(f"request {event.request_id} failed: {event.message}")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 SPECDEC = [sys.executable, "-m", "specdec.cli.main"]
-PROMPT = "red green blue black white\n" * 6  # repetition, so that there is something to draft
+PROMPT = "red green blue black white\n" * 4 + "red"  # repetition, so that there is something to draft
 
 
 def generate(*args: str) -> dict[str, Any]:

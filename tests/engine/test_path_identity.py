@@ -66,8 +66,9 @@ companies = st.builds(
     max_depth=st.integers(1, 8),
     width=st.integers(1, 5),
     concurrency=st.integers(1, 8),
-    prefill_chunk=st.sampled_from([1, 5, 33, 64]),
+    prefill_chunk=st.sampled_from([6, 33, 64]),
     kv_pages=st.sampled_from([None, 9, 12]),
+    preempt_every=st.sampled_from([0, 0, 5, 11]),
     warm=st.booleans(),
 )
 
@@ -114,7 +115,7 @@ def _drafted() -> Outcomes:
         Request("", tuple([7 + i, 8, 9, 10, 11] * 20), SamplingParams(temperature=t, seed=i), StoppingParams(max_tokens=140, ignore_eos=True))
         for i, t in enumerate([0.0, 0.0, 0.2, 0.2, 1.0, 1.0])
     ]
-    return check(tiny_parts(), drawn, Company("mix", ("suffix", "model"), 12, 5, 3, 6, 64, 9, False))
+    return check(tiny_parts(), drawn, Company("mix", ("suffix", "model"), 12, 5, 3, 6, 64, kv_pages=9))
 
 
 def test_the_mix_accepts_drafts() -> None:

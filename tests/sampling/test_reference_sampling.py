@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from verify_kernels.noise import gumbel
 from verify_kernels.reference_sampling import ReferenceSampling, live, processed_logits, ranked
 from verify_kernels.row_sampling import RowSampling
 from verify_kernels.sampling_policy import SamplingPolicy
@@ -55,7 +56,7 @@ def test_min_p_is_relative_to_the_best() -> None:
 @given(st.integers(0, 2**32), st.sampled_from([0.3, 0.9, 0.95, 0.99]), st.sampled_from([0, 5, 40]))
 def test_filters_agree_with_torch(seed: int, p: float, k: int) -> None:
     z = np.random.default_rng(seed).standard_normal(300).astype(np.float32) * 3
-    values, ids = torch.sort(torch.from_numpy(z).double(), descending=True, stable=True)
+    values, ids = torch.sort(torch.from_numpy(z).double(), stable=True, descending=True)
     keep = ids[:k] if k else ids
     cumulative = torch.softmax(values[: len(keep)], 0).cumsum(0)
     if bool(((cumulative - p).abs() < 1e-6).any()):
@@ -65,8 +66,6 @@ def test_filters_agree_with_torch(seed: int, p: float, k: int) -> None:
 
 
 def test_sampling_is_the_argmax_of_z_plus_noise() -> None:
-    from verify_kernels.noise import gumbel
-
     logits = torch.randn(1, 500, generator=torch.Generator().manual_seed(0))
     policy = SamplingPolicy(seed=77, temperature=0.5)
     expected = int(np.argmax(logits[0].numpy() / np.float32(0.5) + gumbel(77, 12, np.arange(500))))
@@ -100,7 +99,7 @@ def test_logprobs_are_log_softmax_best_first_lower_id_among_equals() -> None:
     logits = torch.randn(3, 400, generator=torch.Generator().manual_seed(4)).round(decimals=1) * 4
     chosen, ids, values = REFERENCE.logprobs(logits, np.asarray([7, 8, 9], np.int32), 20, 1)
     expected = torch.log_softmax(logits.double(), -1)
-    best, order = torch.sort(expected, -1, descending=True, stable=True)
+    best, order = torch.sort(expected, stable=True, dim=-1, descending=True)
     assert ids.tolist() == order[:, :20].tolist()
     assert np.allclose(values, best[:, :20], atol=1e-6)
     assert chosen == pytest.approx([float(expected[r, 7 + r]) for r in range(3)], abs=1e-6)

@@ -148,7 +148,7 @@ async def test_a_death_fails_all_in_flight_and_the_engine_comes_back(
 
 
 async def test_a_silent_engine_is_restarted_and_an_idle_one_is_not() -> None:
-    async with running_client(make_config(heartbeat_timeout_s=0.8)) as client:
+    async with running_client(make_config(heartbeat_timeout_s=0.8)) as client, asyncio.timeout(20):
         await asyncio.sleep(1.2)
         assert client.restarts == 0
         with pytest.raises(EngineDeadError):

@@ -16,7 +16,7 @@ from tests.server.harness import Harness, refused, running_server, stream_reques
 
 async def load_shows(server: Harness, aborts: int) -> bool:
     """Whether the engine comes to report so many aborts and nothing running."""
-    for _ in range(40):
+    for _ in range(100):
         load = await server.models.GetLoad(model_pb2.GetLoadRequest())
         if (load.prefix_hit_tokens, load.running_requests) == (aborts, 0):
             return True
@@ -132,9 +132,10 @@ async def test_a_deadline_reaches_the_engine() -> None:
         assert error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
         assert first[-1].WhichOneof("event") == "delta"
         assert server.serving.client.in_flight == 0
-        # Whether the engine's clock or the call's cancellation was first, nothing runs on.
-        assert await load_shows(server, 0) or await load_shows(server, 1)
-        assert 0.3 < server.serving.client.load.tokens_per_second <= 0.5  # what the engine was given
+        async with asyncio.timeout(5):
+            while (load := server.serving.client.load).tokens_per_second == 0 or load.running_requests:
+                await asyncio.sleep(0.05)
+        assert 0.3 < load.tokens_per_second <= 0.5  # the deadline that the engine was given
         with pytest.raises(grpc.aio.AioRpcError) as unary:
             await server.generation.Prefill(pb.PrefillRequest(text="x"), timeout=1e-6)
         assert unary.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED

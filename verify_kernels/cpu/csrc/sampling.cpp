@@ -22,12 +22,16 @@ int32_t sample_row(const float* raw, int vocab, const sd_sample_row& row, const 
   return best.n ? best.id[0] : -1;
 }
 
+double logprob(float z, float z_max, double normaliser) {
+  return ((double)z - (double)z_max) - normaliser + 0.0;  // never -0: which zero is the maximum is nobody's matter
+}
+
 void write_best(const View& view, const Best& best, const Cut& cut, int32_t* ids, double* values) {
   float z_max = view.max / view.temperature;
   double normaliser = log_of_weight(total_weight(view, cut));
   for (int i = 0; i < best.width; ++i) {
     ids[i] = i < best.n ? best.id[i] : -1;
-    values[i] = i < best.n ? ((double)best.z[i] - (double)z_max) - normaliser : (double)DEAD;
+    values[i] = i < best.n ? logprob(best.z[i], z_max, normaliser) : (double)DEAD;
   }
 }
 
@@ -56,9 +60,9 @@ double logprobs_of(const float* raw, int vocab, int32_t token, int top, int32_t*
   double normaliser = usable ? log_of_weight(total_weight(view, Cut())) : 0;
   for (int i = 0; i < top; ++i) {
     ids[i] = i < best.n ? best.id[i] : -1;
-    values[i] = i < best.n ? ((double)best.z[i] - (double)view.max) - normaliser : (double)DEAD;
+    values[i] = i < best.n ? logprob(best.z[i], view.max, normaliser) : (double)DEAD;
   }
-  return usable ? ((double)view.z(token) - (double)view.max) - normaliser : (double)DEAD;
+  return usable ? logprob(view.z(token), view.max, normaliser) : (double)DEAD;
 }
 
 }  // namespace

@@ -16,16 +16,18 @@ struct Cut {
 
 inline int64_t weight_of(const Candidate& c, float z_max) { return softmax_weight(c.z - z_max); }
 
-// All live tokens with z >= bound.
-inline void collect(const View& view, float bound, std::vector<Candidate>& out) {
+// All live tokens with z >= bound; false, and not all of them, when they are more than `limit`.
+inline bool collect(const View& view, float bound, size_t limit, std::vector<Candidate>& out) {
   out.clear();
   for (int b = 0; b < view.blocks; ++b) {
+    if (out.size() > limit) return false;
     if (view.block_max[b] == DEAD || view.block_max[b] / view.temperature < bound) continue;
     for (int v = view.begin(b); v < view.end(b); ++v) {
       float z = view.z(v);
       if (z >= bound && z > DEAD) out.push_back({z, v});
     }
   }
+  return out.size() <= limit;
 }
 
 // Weight of every token the cut keeps.
@@ -107,7 +109,9 @@ inline Cut binned_cut(const View& view, double need, float z_max, Scratch& s) {
   s.candidates.clear();
   for (int b = 0; b < view.blocks; ++b) {
     if (view.block_max[b] == DEAD || bin_of(view.block_max[b] / view.temperature, z_max) > at) continue;
-    for (int v = view.begin(b), end = view.end(b); v < end; ++v) {
+    int hits = 0;  // counted by the vector unit: most blocks have none
+    for (int v = view.begin(b), end = view.end(b); v < end; ++v) hits += bin_of(view.z(v), z_max) == at;
+    for (int v = view.begin(b), end = hits ? view.end(b) : 0; v < end; ++v) {
       float z = view.z(v);
       if (z > DEAD && bin_of(z, z_max) == at) s.candidates.push_back({z, v});
     }
@@ -116,14 +120,16 @@ inline Cut binned_cut(const View& view, double need, float z_max, Scratch& s) {
 }
 
 inline Cut top_p_cut(const View& view, double top_p, Scratch& s) {
-  constexpr float NEAR = 4.0f;  // most distributions have their mass here
+  constexpr float NEAR = 4.0f;  // most distributions have their mass here, on few tokens
+  constexpr size_t FEW = 4096;
   float z_max = view.max / view.temperature;
   double need = top_p * (double)total_weight(view, Cut());
-  collect(view, z_max - NEAR, s.candidates);
-  int64_t sum = 0;
-  if (s.candidates.size() <= 4096)
+  if (collect(view, z_max - NEAR, FEW, s.candidates)) {
+    int64_t sum = 0;
     for (const Candidate& c : s.candidates) sum += weight_of(c, z_max);
-  return (double)sum >= need && sum ? weighted_cut(s.candidates, need, 0, z_max) : binned_cut(view, need, z_max, s);
+    if ((double)sum >= need) return weighted_cut(s.candidates, need, 0, z_max);
+  }
+  return binned_cut(view, need, z_max, s);
 }
 
 // The row must have a live logit.
@@ -132,7 +138,7 @@ inline Cut make_cut(const View& view, const sd_sample_row& row, Scratch& s) {
   float z_max = view.max / view.temperature;
   bool by_k = row.top_k > 0 && row.top_k < view.vocab, by_p = row.top_p < 1.0;
   if (by_k) {
-    collect(view, top_k_bound(view, row.top_k, s), s.candidates);
+    collect(view, top_k_bound(view, row.top_k, s), SIZE_MAX, s.candidates);
     std::vector<Candidate>& c = s.candidates;
     if (c.size() >= (size_t)row.top_k) {
       std::nth_element(c.begin(), c.begin() + (row.top_k - 1), c.end(), candidate_before);
