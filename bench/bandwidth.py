@@ -42,5 +42,3 @@ class BandwidthProbe:
             ctypes.c_void_p(self._data.data_ptr()), ctypes.c_int64(SIZE), ctypes.c_int32(self._threads)
         )
         return SIZE / (time.perf_counter() - began)
-
-

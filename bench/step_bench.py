@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from bench.bandwidth import BandwidthProbe
 from bench.texts import long_text
+from bench.timed_decoder import TimedDecoder
 from specdec.config import EngineConfig
 from specdec.engine.engine import Engine, EngineParts
 from specdec.models.decoder import Decoder
@@ -116,16 +118,8 @@ class StepBench:
 
     def _overhead(self) -> tuple[float, float]:
         """Medians over plain decode steps of a real request: all but the forward, and the whole step."""
-        engine, forward_s = Engine(self._parts), 0.0
-        original = self._decoder.forward
-
-        def timed(*args: Any) -> Any:
-            nonlocal forward_s
-            began = time.perf_counter()
-            result = original(*args)
-            forward_s = time.perf_counter() - began
-            return result
-
+        timed = TimedDecoder(self._decoder)
+        engine = Engine(dataclasses.replace(self._parts, decoder=cast(Decoder, timed)))
         request = Request(
             "bench",
             tuple(self._tokens[:64]),
@@ -133,16 +127,12 @@ class StepBench:
             StoppingParams(max_tokens=48, ignore_eos=True),
             speculation=SpeculationParams(SpeculationMode.OFF),
         )
-        self._decoder.forward = timed  # type: ignore[method-assign]
-        try:
-            engine.submit(request)
-            rest, whole = [], []
-            while engine.has_work():
-                began = time.perf_counter()
-                engine.step()
-                seconds = time.perf_counter() - began
-                rest.append((seconds - forward_s) * 1e3)
-                whole.append(seconds * 1e3)
-        finally:
-            del self._decoder.forward  # type: ignore[method-assign]
+        engine.submit(request)
+        rest, whole = [], []
+        while engine.has_work():
+            began = time.perf_counter()
+            engine.step()
+            seconds = time.perf_counter() - began
+            rest.append((seconds - timed.seconds) * 1e3)
+            whole.append(seconds * 1e3)
         return statistics.median(rest[1:]), statistics.median(whole[1:])

@@ -39,9 +39,7 @@ def test_best_keeps_the_top_nodes_in_depth_first_order(made: list[tuple[int, int
     tree = build(made)
     best = tree.best(limit)
     assert len(best) == min(limit, len(tree) - 1) + 1
-    reached = []
-    for node in range(1, len(tree)):
-        reached.append(min(tree.scores[n] for n in tree.path(node)))
+    reached = [min(tree.scores[n] for n in tree.path(node)) for node in range(1, len(tree))]
     assert sorted(best.scores[1:]) == sorted(sorted(reached, reverse=True)[: len(best) - 1])
     paths = {tuple(tree.path_tokens(n)) for n in range(len(tree))}
     for node in range(1, len(best)):
@@ -74,7 +72,12 @@ def test_bounds() -> None:
 
 @pytest.mark.parametrize(
     ("tokens", "parents", "message"),
-    [([1, 2], [-1], "parents"), ([1, 2], [-1, 1], "node 1"), ([1, 2], [-1, -1], "node 1"), ([1, 9], [-1, 0], "holds 9")],
+    [
+        ([1, 2], [-1], "parents"),
+        ([1, 2], [-1, 1], "node 1"),
+        ([1, 2], [-1, -1], "node 1"),
+        ([1, 9], [-1, 0], "holds 9"),
+    ],
 )
 def test_check_tree_refuses(tokens: list[int], parents: list[int], message: str) -> None:
     with pytest.raises(ValueError, match=message):

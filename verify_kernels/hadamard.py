@@ -28,7 +28,7 @@ def blocks(width: int) -> list[tuple[int, int]]:
 
 
 def rotate(x: Tensor) -> Tensor:
-    """``x`` [..., width] float32 with every block of its last dimension multiplied by the Hadamard matrix / sqrt(size)."""
+    """``x`` [..., width] float32, every block of its last dimension times the Hadamard matrix over sqrt(size)."""
     parts = []
     whole = x.shape[-1] // BLOCK * BLOCK
     if whole:

@@ -73,7 +73,7 @@ def pack_linear(weight: Tensor, bias: Tensor | None, kind: WeightKind) -> Packed
 
 
 def _pack_int8(weight: Tensor, tiles: int) -> tuple[Tensor, Tensor]:
-    n, k = weight.shape
+    k = weight.shape[1]
     k_pad = -(-k // GROUP_K) * GROUP_K
     scale = torch.zeros(tiles * TILE_N)
     data = torch.empty((tiles, k_pad // GROUP_K, TILE_N, GROUP_K), dtype=torch.uint8)

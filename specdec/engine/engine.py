@@ -86,9 +86,7 @@ class Engine:
             raise DuplicateRequestError(f"request_id {request.request_id!r} is in flight; choose another")
         seed = draw_seed() if request.sampling.seed is None else request.sampling.seed
         arrival = time.monotonic()
-        sequences = [
-            Sequence(request, index, sample_seed(seed, index), arrival) for index in range(request.sampling.n)
-        ]
+        sequences = [Sequence(request, index, sample_seed(seed, index), arrival) for index in range(request.sampling.n)]
         self._scheduler.add(sequences)
         for sequence in sequences:
             self._states[sequence] = SequenceState.create(
@@ -217,9 +215,7 @@ class Engine:
         state.timings.prefill_ms = (token - first) * 1e3
         state.timings.decode_ms = (now - token) * 1e3
         usage = Usage(sequence.n_prompt, sequence.cached_tokens, sequence.n_output, sequence.preemptions)
+        request_id, index = sequence.request.request_id, sequence.index
         self._events.append(
-            Finished(
-                sequence.request.request_id, sequence.index, ending.reason, ending.matched_stop,
-                usage, state.stats, state.timings,
-            )  # fmt: skip
+            Finished(request_id, index, ending.reason, ending.matched_stop, usage, state.stats, state.timings)
         )

@@ -60,9 +60,7 @@ def _check_stopping(seen: ViolationCollector, s: StoppingParams, vocab_size: int
     if s.max_tokens is not None:
         seen.check(s.min_tokens <= s.max_tokens, "stopping.min_tokens", "must not exceed max_tokens")
     seen.check(all(s.stop) and len(s.stop) <= MAX_STOPS, "stopping.stop", f"at most {MAX_STOPS} non-empty strings")
-    seen.check(
-        _ids_ok(s.stop_token_ids, vocab_size), "stopping.stop_token_ids", f"ids must lie in [0, {vocab_size})"
-    )
+    seen.check(_ids_ok(s.stop_token_ids, vocab_size), "stopping.stop_token_ids", f"ids must lie in [0, {vocab_size})")
 
 
 def _check_speculation(seen: ViolationCollector, s: SpeculationParams, drafters: tuple[str, ...]) -> None:

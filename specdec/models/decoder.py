@@ -15,7 +15,7 @@ from specdec.models.weights import LayerWeights, ModelWeights
 from verify_kernels.attention_spec import AttentionSpec
 from verify_kernels.backend import Backend, BatchOp, RowsOp
 from verify_kernels.forward_batch import ForwardBatch
-from verify_kernels.linear_spec import LinearSpec
+from verify_kernels.linear_spec import Epilogue, LinearSpec, Prologue
 
 
 class Decoder:
@@ -58,23 +58,36 @@ class Decoder:
 
     def _bind(self, index: int, layer: LayerWeights) -> tuple[RowsOp, BatchOp, RowsOp, RowsOp, RowsOp]:
         c, linear = self.config, self.backend.linear
-        sliding = bool(c.sliding_layers and c.sliding_layers[index])
-        cos, sin = self._tables[sliding]
-        k_pool, v_pool = self.pool.layer(index)
-        post = "norm_add" if c.post_norms else "add"
-        gate = "silu" if c.activation == "silu" else "gelu"
+        post: Epilogue = "norm_add" if c.post_norms else "add"
+        gate: Prologue = "silu" if c.activation == "silu" else "gelu"
         return (
             linear(LinearSpec(layer.qkv, self._x, self._qkv, "rms", "store", layer.attn_norm, None, c.norm_eps)),
-            self.backend.attention(
-                AttentionSpec(
-                    c.n_heads, c.n_kv_heads, c.head_dim, c.attn_scale, c.norm_eps,
-                    (c.sliding_window or 0) if sliding else 0, layer.q_norm, layer.k_norm,
-                    cos, sin, self._qkv, self._attended, k_pool, v_pool,
-                )  # fmt: skip
-            ),
+            self.backend.attention(self._attention_spec(index, layer)),
             linear(LinearSpec(layer.o, self._attended, self._x, "none", post, None, layer.attn_post_norm, c.norm_eps)),
             linear(LinearSpec(layer.gate_up, self._x, self._gate_up, "rms", "store", layer.mlp_norm, None, c.norm_eps)),
             linear(LinearSpec(layer.down, self._gate_up, self._x, gate, post, None, layer.mlp_post_norm, c.norm_eps)),
+        )
+
+    def _attention_spec(self, index: int, layer: LayerWeights) -> AttentionSpec:
+        c = self.config
+        sliding = bool(c.sliding_layers and c.sliding_layers[index])
+        cos, sin = self._tables[sliding]
+        k_pool, v_pool = self.pool.layer(index)
+        return AttentionSpec(
+            n_heads=c.n_heads,
+            n_kv_heads=c.n_kv_heads,
+            head_dim=c.head_dim,
+            scale=c.attn_scale,
+            eps=c.norm_eps,
+            window=(c.sliding_window or 0) if sliding else 0,
+            q_norm=layer.q_norm,
+            k_norm=layer.k_norm,
+            cos=cos,
+            sin=sin,
+            qkv=self._qkv,
+            out=self._attended,
+            k_pool=k_pool,
+            v_pool=v_pool,
         )
 
     def forward(self, batch: ForwardBatch, logit_rows: Sequence[int]) -> Tensor:

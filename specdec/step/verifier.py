@@ -52,7 +52,10 @@ class Verifier:
 
     def _forward(self, entries: Seq[PlanEntry], trees: Seq[TokenTree | None]) -> tuple[Tensor, list[int]]:
         """Logits of every tree node, and where each entry's begin."""
-        batch_entries, logit_rows, offsets, row = [], [], [], 0
+        batch_entries: list[BatchEntry] = []
+        logit_rows: list[int] = []
+        offsets: list[int] = []
+        row = 0
         for entry, tree in zip(entries, trees, strict=True):
             seq, chain = entry.seq, entry.chain
             tokens = seq.tokens[seq.n_computed : seq.n_computed + chain]

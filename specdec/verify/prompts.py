@@ -13,8 +13,8 @@ TEXTS = (
     "The capital of France is Paris. The capital of Italy is Rome. The capital of Spain is",
     "import numpy as np\n\nx = np.zeros((3, 4))\ny = np.zeros((3, 4))\nz = np.",
     "Once upon a time there was a small engine that wanted to be fast. Every morning it",
-    'class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n        self.items.append(item)'
-    "\n\n    def pop(self):\n        return self.items.pop()\n\n    def peek(self):\n",
+    "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n"
+    "        self.items.append(item)\n\n    def pop(self):\n        return self.items.pop()\n\n    def peek(self):\n",
     "Q: What is 2 + 2?\nA: 4\nQ: What is 3 + 5?\nA: 8\nQ: What is 6 + 1?\nA:",
     "SELECT name, age FROM users WHERE age > 21 ORDER BY name;\nSELECT name, city FROM users WHERE",
     "for i in range(10):\n    print(i)\nfor j in range(10):\n    print(j)\nfor k in range(",
@@ -38,7 +38,7 @@ def make_requests(tokenizer: Tokenizer, count: int, seed: int, max_tokens: int) 
     rng = random.Random(seed)
     for number in range(count):
         preamble = PREAMBLE if number % 4 == 1 else ""
-        text = preamble + " ".join(rng.sample(TEXTS, rng.choice((1, 1, 2, 3)))) 
+        text = preamble + " ".join(rng.sample(TEXTS, rng.choice((1, 1, 2, 3))))
         prompt = tuple(tokenizer.encode(text))
         stop = ("\n\n",) if number % 7 == 3 else ()
         stopping = StoppingParams(max_tokens=rng.randint(max_tokens // 2, max_tokens), stop=stop, ignore_eos=True)

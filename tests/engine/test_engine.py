@@ -27,7 +27,9 @@ GREEDY = SamplingParams(temperature=0.0)
 PROMPT = tuple(range(5, 45))
 
 
-def request(name: str = "r", prompt: tuple[int, ...] = PROMPT, max_tokens: int | None = 20, **kwargs: object) -> Request:
+def request(
+    name: str = "r", prompt: tuple[int, ...] = PROMPT, max_tokens: int | None = 20, **kwargs: object
+) -> Request:
     kwargs.setdefault("sampling", GREEDY)
     kwargs.setdefault("stopping", StoppingParams(max_tokens=max_tokens, ignore_eos=True))
     return Request(name, prompt, **kwargs)  # type: ignore[arg-type]
@@ -75,7 +77,9 @@ def test_stop_token_cuts_there() -> None:
     ids, _ = free_run()
     stop = ids[7]
     first = ids.index(stop)
-    events = run_all(tiny_engine(), [request(stopping=StoppingParams(max_tokens=30, stop_token_ids=(stop,), ignore_eos=True))])
+    events = run_all(
+        tiny_engine(), [request(stopping=StoppingParams(max_tokens=30, stop_token_ids=(stop,), ignore_eos=True))]
+    )
     assert tokens_of(events, "r") == ids[: first + 1]
     assert text_of(events, "r") == tiny_parts().tokenizer.decode(ids[:first])
     done = finish_of(events, "r")
@@ -108,7 +112,9 @@ def test_samples_differ_and_sample_zero_is_the_single_one() -> None:
     events = run_all(tiny_engine(), [request(sampling=sampling, prompt=tuple(range(100)))])
     outs = [tuple(tokens_of(events, "r", i)) for i in range(3)]
     assert len(set(outs)) == 3
-    alone = run_all(tiny_engine(), [request(sampling=SamplingParams(temperature=1.0, seed=11), prompt=tuple(range(100)))])
+    alone = run_all(
+        tiny_engine(), [request(sampling=SamplingParams(temperature=1.0, seed=11), prompt=tuple(range(100)))]
+    )
     assert tuple(tokens_of(alone, "r")) == outs[0]
     assert len([e for e in events if isinstance(e, Started)]) == 1
     assert finish_of(events, "r", 1).usage.cached_tokens == 64

@@ -112,7 +112,12 @@ def test_every_dtype(dtype: str, drawn: list[Request], company: Company) -> None
 def _drafted() -> Outcomes:
     """A fixed mix that must draft, preempt and share, or the properties above would be about nothing."""
     drawn = [
-        Request("", tuple([7 + i, 8, 9, 10, 11] * 20), SamplingParams(temperature=t, seed=i), StoppingParams(max_tokens=140, ignore_eos=True))
+        Request(
+            "",
+            tuple([7 + i, 8, 9, 10, 11] * 20),
+            SamplingParams(temperature=t, seed=i),
+            StoppingParams(max_tokens=140, ignore_eos=True),
+        )
         for i, t in enumerate([0.0, 0.0, 0.2, 0.2, 1.0, 1.0])
     ]
     return check(tiny_parts(), drawn, Company("mix", ("suffix", "model"), 12, 5, 3, 6, 64, kv_pages=9))

@@ -135,7 +135,7 @@ MUTANTS = {
         "total = total_weight(view, Cut());",
     ),
     "min-p dropped": ("sampling_filter.h", "return floor > cut.z ?", "return false ?"),
-    "temperature dropped": ("sampling_view.h", "return live(x[v]) / temperature", "return live(x[v])"),
+    "temperature dropped": ("sampling_view.h", "temperature > 0 ? temperature : 1.0f", "1.0f"),
     "path penalties dropped": ("sampling_view.h", "penalised(live(raw[v]), path[2 * i + 1], row)", "z[v]"),
     "mask shifted": ("sampling_view.h", "bits >> i & 1 ?", "bits >> (31 - i) & 1 ?"),
 }

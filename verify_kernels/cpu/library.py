@@ -18,7 +18,17 @@ from specdec.errors import KernelError
 SOURCES = Path(__file__).parent / "csrc"
 # -ffp-contract=off: a multiply and an add fuse only where the source says so, so the vector and the scalar
 # paths round alike and a result does not depend on how the compiler laid out a loop.
-FLAGS = ("-O3", "-march=native", "-std=c++20", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-w", "-fPIC", "-shared")
+FLAGS = (
+    "-O3",
+    "-march=native",
+    "-std=c++20",
+    "-pthread",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-w",
+    "-fPIC",
+    "-shared",
+)
 BUILD_TIMEOUT_S = 300
 
 
