@@ -23,10 +23,13 @@ CONTEXTS = (256, 2048)
 
 @dataclass(slots=True)
 class StepFigures:
-    """Medians of one run. ``step_ms[context][rows]`` is one forward with logits of every row."""
+    """Medians of one run. ``step_ms[context][rows]`` is one forward with logits of every row; the two ratios are
+    medians over repeats of neighbouring measurements, as the memory of a shared machine drifts within seconds."""
 
     weight_bytes: int
-    bandwidth: float
+    bandwidth: float = 0.0
+    bandwidth_fraction: float = 0.0
+    rows8_over_rows1: dict[int, float] = field(default_factory=dict)
     step_ms: dict[int, dict[int, float]] = field(default_factory=dict)
     prefill_tokens_per_s: float = 0.0
     overhead_ms: float = 0.0
@@ -35,26 +38,24 @@ class StepFigures:
     def as_dict(self) -> dict[str, Any]:
         """The figures by name, as `--json` prints them."""
         first = min(self.step_ms)
-        one = self.step_ms[first][1]
         figures: dict[str, Any] = {
             "weight_bytes": self.weight_bytes,
             "read_bandwidth_gb_s": round(self.bandwidth / 1e9, 2),
-            "row1_ms": round(one, 3),
-            "bandwidth_fraction": round(self.weight_bytes / (one / 1e3) / self.bandwidth, 3),
-            "rows8_over_rows1": round(self.step_ms[first][8] / one, 3),
+            "row1_ms": round(self.step_ms[first][1], 3),
+            "bandwidth_fraction": round(self.bandwidth_fraction, 3),
+            "rows8_over_rows1": round(self.rows8_over_rows1[first], 3),
             "prefill_tokens_per_s": round(self.prefill_tokens_per_s, 1),
             "not_forward_ms": round(self.overhead_ms, 3),
             "engine_step_ms": round(self.engine_step_ms, 3),
-            "step_ms": {str(c): {str(r): round(t, 3) for r, t in row.items()} for c, row in self.step_ms.items()},
         }
-        for context in self.step_ms:
-            ratio = self.step_ms[context][8] / self.step_ms[context][1]
+        for context, ratio in self.rows8_over_rows1.items():
             figures[f"rows8_over_rows1_at_{context}"] = round(ratio, 3)
+        figures["step_ms"] = {str(c): {str(r): round(t, 3) for r, t in row.items()} for c, row in self.step_ms.items()}
         return figures
 
 
 class StepBench:
-    """Measures a loaded model; every repeat visits all settings in turn, so drift falls on all alike."""
+    """Measures a loaded model. What a ratio compares is measured side by side, again and again."""
 
     def __init__(self, parts: EngineParts, config: EngineConfig) -> None:
         self._parts, self._config = parts, config
@@ -66,24 +67,36 @@ class StepBench:
         contexts = [c for c in CONTEXTS if c + max(ROWS) <= self._parts.info.max_context]
         if not contexts:
             raise ValueError(f"max_context: must be at least {CONTEXTS[0] + max(ROWS)} to measure a step")
-        probe = BandwidthProbe(self._config.cache_dir, self._parts.info.threads)
-        weights = self._parts.decoder.weights
-        size = weights.lm_head.nbytes + sum(
-            w.nbytes for layer in weights.layers for w in (layer.qkv, layer.o, layer.gate_up, layer.down)
-        )
+        figures = StepFigures(weight_bytes(self._decoder))
         self._fill(max(contexts))
+        self._measure_bandwidth(figures, min(contexts), repeats)
+        for context in contexts:
+            self._forward(context, 8)  # warms caches and branch predictors of this shape
+            pairs = [(self._forward(context, 1), self._forward(context, 8)) for _ in range(repeats)]
+            figures.rows8_over_rows1[context] = statistics.median(eight / one for one, eight in pairs)
         times: dict[int, dict[int, list[float]]] = {c: {r: [] for r in ROWS} for c in contexts}
-        bandwidths = []
-        for _ in range(repeats):
-            bandwidths.append(probe.measure(2))
+        for _ in range(max(3, repeats // 2)):
             for context in contexts:
                 for rows in ROWS:
                     times[context][rows].append(self._forward(context, rows))
-        figures = StepFigures(size, statistics.median(bandwidths))
         figures.step_ms = {c: {r: statistics.median(t) for r, t in row.items()} for c, row in times.items()}
         figures.prefill_tokens_per_s = statistics.median(self._prefill() for _ in range(3))
         figures.overhead_ms, figures.engine_step_ms = self._overhead()
         return figures
+
+    def _measure_bandwidth(self, figures: StepFigures, context: int, repeats: int) -> None:
+        """A step between two reads of plain memory, compared with the faster of the two."""
+        probe = BandwidthProbe(self._config.cache_dir, self._parts.info.threads)
+        fractions, bandwidths = [], []
+        before = probe.measure(2)
+        for _ in range(repeats):
+            step_s = self._forward(context, 1) / 1e3
+            after = probe.measure(2)
+            fractions.append(figures.weight_bytes / step_s / max(before, after))
+            bandwidths.append(after)
+            before = after
+        figures.bandwidth_fraction = statistics.median(fractions)
+        figures.bandwidth = statistics.median(bandwidths)
 
     def _pages(self, tokens: int) -> list[int]:
         return list(range(-(-tokens // PAGE_SIZE)))
@@ -136,3 +149,10 @@ class StepBench:
             rest.append((seconds - timed.seconds) * 1e3)
             whole.append(seconds * 1e3)
         return statistics.median(rest[1:]), statistics.median(whole[1:])
+
+
+def weight_bytes(decoder: Decoder) -> int:
+    """Bytes of packed weights one step reads."""
+    weights = decoder.weights
+    linears = [w for layer in weights.layers for w in (layer.qkv, layer.o, layer.gate_up, layer.down)]
+    return weights.lm_head.nbytes + sum(w.nbytes for w in linears)

@@ -56,26 +56,31 @@ class ForwardBatch:
         Raises:
             ValueError: an entry is empty, a parent does not precede its child, or pages do not cover the slots.
         """
-        starts = np.zeros(len(entries) + 1, np.int32)
+        tokens: list[int] = []
+        entry_of: list[int] = []
+        parents: list[int] = []
         depths: list[int] = []
         diverges: list[int] = []
+        starts = [0]
+        table: list[int] = []
+        widest = max(len(entry.pages) for entry in entries)
         for index, entry in enumerate(entries):
-            starts[index + 1] = starts[index] + len(entry.tokens)
             _walk(entry, depths, diverges)
-        widest = max(len(e.pages) for e in entries)
-        table = np.zeros((len(entries), widest), np.int32)
-        for index, entry in enumerate(entries):
-            table[index, : len(entry.pages)] = entry.pages
-        return ForwardBatch(
-            tokens=np.fromiter((t for e in entries for t in e.tokens), np.int32, int(starts[-1])),
-            entry_of=np.repeat(np.arange(len(entries), dtype=np.int32), np.diff(starts)),
-            parent=np.fromiter((p for e in entries for p in e.parents), np.int32, int(starts[-1])),
-            depth=np.asarray(depths, np.int32),
-            diverge=np.asarray(diverges, np.int32),
-            entry_start=starts,
-            entry_ctx=np.asarray([e.ctx for e in entries], np.int32),
-            page_table=table,
-        )
+            tokens += entry.tokens
+            parents += entry.parents
+            entry_of += [index] * len(entry.tokens)
+            starts.append(len(tokens))
+            table += entry.pages
+            table += [0] * (widest - len(entry.pages))
+        # One conversion for everything: a step's metadata is small, and each call into numpy costs as much as it all.
+        parts = (tokens, entry_of, parents, depths, diverges, starts, [entry.ctx for entry in entries], table)
+        flat = np.array([value for part in parts for value in part], np.int32)
+        cut, views = 0, []
+        for part in parts:
+            views.append(flat[cut : cut + len(part)])
+            cut += len(part)
+        ids, owner, parent, depth, diverge, start, ctx, pages = views
+        return ForwardBatch(ids, owner, parent, depth, diverge, start, ctx, pages.reshape(len(entries), widest))
 
 
 def _walk(entry: BatchEntry, depths: list[int], diverges: list[int]) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+import psutil
+
 import specdec
 from draft.model import ModelDrafter
 from draft.protocol import Drafter
@@ -75,17 +77,17 @@ def context_limit(config: EngineConfig, model: ModelConfig) -> int:
 
 def _decoder(config: EngineConfig, model: LoadedModel, backend: Backend, pages: int, positions: int) -> Decoder:
     need = pages * KvPool.bytes_per_page(model.config)
-    try:
-        pool = KvPool(model.config, pages)
-    except RuntimeError:
+    free = psutil.virtual_memory().available
+    if need > free:  # checked here: the pool takes its memory page by page, and would fail in the middle of a request
         raise ModelError(
-            f"engine.kv_tokens: a KV cache of {need / 2**30:.1f} GiB can not be allocated; lower kv_tokens"
-        ) from None
+            f"engine.kv_tokens: the KV cache of {model.name} needs {need / 2**30:.1f} GiB, "
+            f"{free / 2**30:.1f} GiB are free; lower kv_tokens"
+        )
     return Decoder(
         model.config,
         model.weights,
         backend,
-        pool,
+        KvPool(model.config, pages),
         max_rows=config.max_step_rows,
         max_logit_rows=config.max_step_rows,
         max_positions=positions + PAGE_SIZE,

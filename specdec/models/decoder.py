@@ -116,7 +116,10 @@ class Decoder:
             raise ValueError(f"batch: {batch.rows} rows, the buffers hold {self.max_rows}")
         if len(logit_rows) > self.max_logit_rows:
             raise ValueError(f"logit_rows: {len(logit_rows)} rows, the buffers hold {self.max_logit_rows}")
-        last = int((batch.entry_ctx[batch.entry_of] + batch.depth).max())
+        # An upper bound on the last position; exact for one entry, and cheaper than a gather per row.
+        last = int(batch.entry_ctx.max()) + int(batch.depth.max())
+        if last >= self.max_positions:
+            last = int((batch.entry_ctx[batch.entry_of] + batch.depth).max())
         if last >= self.max_positions:
             raise ValueError(f"batch: position {last}, the limit is {self.max_positions - 1}")
         if int(batch.tokens.min()) < 0 or int(batch.tokens.max()) >= self.config.vocab_size:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import mmap
+
 import torch
 from torch import Tensor
 
@@ -19,8 +22,8 @@ class KvPool:
     def __init__(self, config: ModelConfig, pages: int) -> None:
         shape = (config.n_layers, pages, config.n_kv_heads)
         self.pages = pages
-        self.k = torch.zeros(*shape, config.head_dim, PAGE_SIZE)
-        self.v = torch.zeros(*shape, PAGE_SIZE, config.head_dim)
+        self.k = _zeros(*shape, config.head_dim, PAGE_SIZE)
+        self.v = _zeros(*shape, PAGE_SIZE, config.head_dim)
 
     @staticmethod
     def bytes_per_page(config: ModelConfig) -> int:
@@ -30,3 +33,11 @@ class KvPool:
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """K and V of one layer."""
         return self.k[index], self.v[index]
+
+
+def _zeros(*shape: int) -> Tensor:
+    """Zero-filled float32 on huge pages where the system grants them; memory is taken as it is first written."""
+    memory = mmap.mmap(-1, math.prod(shape) * 4)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.float32).view(*shape)

@@ -74,7 +74,7 @@ class NativeBackend:
         )  # fmt: skip
         run, pointer = self._library.sd_linear, ctypes.byref(args)
 
-        def op(rows: int, _keep: tuple[object, ...] = (spec, args)) -> None:
+        def op(rows: int, _keep: tuple[object, ...] = (self, spec, args)) -> None:
             run(pointer, rows)
 
         return op
@@ -100,7 +100,7 @@ class NativeBackend:
         )  # fmt: skip
         run, pointer = self._library.sd_attention, ctypes.byref(args)
 
-        def op(batch: ForwardBatch, _keep: tuple[object, ...] = (spec, args)) -> None:
+        def op(batch: ForwardBatch, _keep: tuple[object, ...] = (self, spec, args)) -> None:
             run(pointer, ctypes.byref(self._batch_args(batch)))
 
         return op

@@ -30,6 +30,12 @@ struct Patch {  // keys of a block that are not where their position says
   const float* v[MAX_PATH];
 };
 
+constexpr int AHEAD = 1024;  // floats: hardware prefetch stops at every 4 KiB, so the next 4 KiB are asked for here
+
+inline void fetch_row(const float* p) {  // 256 bytes
+  for (int i = 0; i < 64; i += 16) __builtin_prefetch(p + i);
+}
+
 // scores[h][0..63] = q_h . K of one block.
 template <int H>
 void block_scores(const float* k, const float* const* q, int dim, float (*scores)[BLOCK]) {
@@ -37,6 +43,7 @@ void block_scores(const float* k, const float* const* q, int dim, float (*scores
   for (int h = 0; h < H; ++h)
     for (int j = 0; j < 4; ++j) s[h][j] = splat(0);
   for (int d = 0; d < dim; ++d, k += BLOCK) {
+    fetch_row(k + AHEAD);
     const v16 k0 = load16(k), k1 = load16(k + 16), k2 = load16(k + 32), k3 = load16(k + 48);
     for (int h = 0; h < H; ++h) {
       const v16 x = splat(q[h][d]);
@@ -73,6 +80,7 @@ void add_values(const float* const* v, float (*p)[BLOCK], int lo, int hi, int di
       for (int j = 0; j < 4; ++j) a[h][j] = load16(state[h]->acc + d + 16 * j);
     for (int key = lo; key < hi; ++key) {
       const float* row = v[key] + d;
+      fetch_row(row + AHEAD);
       const v16 v0 = load16(row), v1 = load16(row + 16), v2 = load16(row + 32), v3 = load16(row + 48);
       for (int h = 0; h < H; ++h) {
         const v16 x = splat(p[h][key]);
@@ -247,6 +255,7 @@ struct Unit {
 
   void run_block(int block) const {
     const float *k = view.k(block), *v[BLOCK];
+    for (int i = 0; i < AHEAD; i += BLOCK) fetch_row(view.v(block) + i);  // values are read right after the keys
     for (int j = 0; j < BLOCK; ++j) v[j] = view.v(block) + (int64_t)j * a.head_dim;
     int whole[NODE_BLOCK], n = 0;
     for (int row = begin; row < end; ++row) {
@@ -287,11 +296,16 @@ struct Grid {  // how the work is cut; the cut never shows in a result
 Grid cut(const sd_attention_args& a, const sd_batch& b) {
   const int group = a.n_heads / a.n_kv_heads;
   int heads = group <= MAX_HEADS ? group : (group % 6 == 0 ? 6 : group % 5 == 0 ? 5 : group % 4 == 0 ? 4 : MAX_HEADS);
-  // A lone row leaves few units: halve the heads until every thread finds several.
-  while (heads > 1 && b.rows * a.n_kv_heads * ((group + heads - 1) / heads) < 4 * a.threads) heads /= 2;
-  const int head_units = (group + heads - 1) / heads;
-  int nodes = NODE_BLOCK;
-  while (nodes > 1 && (b.rows + nodes - 1) / nodes * a.n_kv_heads * head_units < 4 * a.threads) nodes /= 2;
+  // Few units leave threads idle, but finer ones read the same keys again: cut only where the work does not come
+  // out even. Nodes are cut first (their queries are small), then the heads of a group.
+  const auto even = [&](int units) { return units >= 4 * a.threads || units % a.threads == 0; };
+  int nodes = NODE_BLOCK, head_units = (group + heads - 1) / heads;
+  const auto units = [&] { return (b.rows + nodes - 1) / nodes * a.n_kv_heads * head_units; };
+  while (nodes > 2 && !even(units())) nodes /= 2;
+  while (heads > 1 && !even(units())) {
+    heads /= 2;
+    head_units = (group + heads - 1) / heads;
+  }
   int node_units = 0;
   for (int e = 0; e < b.entries; ++e) node_units += (b.entry_start[e + 1] - b.entry_start[e] + nodes - 1) / nodes;
   return {heads, head_units, node_units, nodes};

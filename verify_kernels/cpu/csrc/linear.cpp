@@ -12,7 +12,7 @@ namespace {
 
 constexpr int TILE = 64;        // output channels per tile, as packed
 constexpr int ROW_BLOCK = 192;  // rows whose partial sums (64 floats each) stay in cache beside the weights
-constexpr int AHEAD = CHUNK * TILE;  // bytes of one chunk of int8 weights
+constexpr int AHEAD = 2 * CHUNK * TILE;  // bytes: two chunks of int8 weights
 constexpr int MAX_MR = 6;       // rows per register block: 6 x 4 accumulators + 4 weights + 1 activation
 
 // `ahead`: where to fetch from while multiplying, `ahead_step` bytes a group. A lone thread can not keep enough
@@ -62,7 +62,7 @@ void int8_chunk(const sd_linear_args& a, int tile, int chunk, int row, int block
   const int width = a.k_pad - begin < CHUNK ? a.k_pad - begin : CHUNK;
   const uint8_t* w = (const uint8_t*)a.weight + ((int64_t)tile * a.k_pad + begin) * TILE;
   alignas(64) int32_t acc[MR][TILE];
-  // The row blocks of a chunk share out the fetching of the next chunk, which lies right behind this one.
+  // The row blocks of a chunk share out the fetching of the chunk after the next, which lies right behind it.
   const int sharing = blocks < 4 ? (blocks == 3 ? 2 : blocks) : 4;
   const int step = block < sharing ? 256 / sharing : 0;
   const uint8_t* ahead = w + AHEAD + (int64_t)block * (width / 4) * step;
