@@ -10,7 +10,7 @@ ARGS ?=
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help setup model serve test test-slow lint format bench verify proto clean
+.PHONY: help setup model serve test test-slow lint format bench verify proto map clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -56,6 +56,9 @@ verify: model ## path identity, as a user can run it
 
 proto: setup ## regenerate the gRPC stubs from specdec/api/v1/*.proto
 	$(BIN)/python -m specdec.api.generate
+
+map: setup ## bring the code map of docs/architecture.md up to date
+	$(BIN)/python -m tools.code_map
 
 clean: ## remove the environment and caches of this folder
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -1,3 +1,4 @@
+// The worker pool behind parallel.h.
 #include "parallel.h"
 
 #include <atomic>

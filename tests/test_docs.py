@@ -1,0 +1,31 @@
+"""The documents tell today's truth where a machine can check it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tools.code_map import DOCUMENT, ROOT, updated
+
+
+def test_the_code_map_is_current() -> None:
+    text = DOCUMENT.read_text(encoding="utf-8")
+    assert text == updated(text), "run `make map`"
+
+
+def test_every_file_has_a_first_line() -> None:
+    entries = re.findall(r"^- `[^`]+`(.*)$", updated(DOCUMENT.read_text(encoding="utf-8")), re.MULTILINE)
+    assert len(entries) > 100
+    assert all(len(text.strip()) > 10 for text in entries), [t for t in entries if len(t.strip()) <= 10]
+
+
+def test_links_in_the_documents_lead_somewhere() -> None:
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_makefile_lists_its_targets() -> None:
+    text = Path(ROOT / "Makefile").read_text(encoding="utf-8")
+    phony = set(re.search(r"^\.PHONY: (.*)$", text, re.MULTILINE).group(1).split())  # type: ignore[union-attr]
+    assert phony == set(re.findall(r"^([a-z-]+):.*## ", text, re.MULTILINE))
