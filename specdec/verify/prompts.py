@@ -55,5 +55,7 @@ def _sampling(rng: random.Random, number: int) -> SamplingParams:
         SamplingParams(temperature=0.0, repetition_penalty=1.2, seed=seed),
         SamplingParams(temperature=1.0, min_p=0.05, frequency_penalty=0.5, presence_penalty=0.3, seed=seed),
         SamplingParams(temperature=0.7, seed=seed, n=2, logit_bias=((11, 2.0), (13, -3.0))),
+        # Few tokens under a strong penalty: every drafted token changes what may follow it.
+        SamplingParams(temperature=0.0, frequency_penalty=0.8, allowed_token_ids=tuple(range(20, 32)), seed=seed),
     )
     return kinds[number % len(kinds)]

@@ -13,7 +13,7 @@ from specdec.verify.prompts import make_requests
 from specdec.verify.report import CompanyResult, VerifyReport
 from specdec.verify.runner import CompanyRunner, Outcomes
 
-MIN_REQUESTS = 12  # fewer would leave out some kinds of sampling
+MIN_REQUESTS = 14  # fewer would leave out some kinds of sampling
 
 
 def verify(

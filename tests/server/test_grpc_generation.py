@@ -131,8 +131,9 @@ async def test_a_deadline_reaches_the_engine() -> None:
         error = await refused(call)
         assert error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
         assert first[-1].WhichOneof("event") == "delta"
-        assert server.serving.client.in_flight == 0
         async with asyncio.timeout(5):
+            while server.serving.client.in_flight:  # the client's clock may ring a moment before the server's
+                await asyncio.sleep(0.01)
             while (load := server.serving.client.load).tokens_per_second == 0 or load.running_requests:
                 await asyncio.sleep(0.05)
         assert 0.3 < load.tokens_per_second <= 0.5  # the deadline that the engine was given

@@ -1,0 +1,69 @@
+"""The promises on the real default model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from transformers import AutoModelForCausalLM
+
+from bench.texts import long_text
+from specdec.cli.main import cli
+from specdec.config import EngineConfig
+from specdec.engine.build import build_parts
+from specdec.models import Fetcher, find_entry
+from verify_kernels.forward_batch import BatchEntry, ForwardBatch
+
+CACHE = Path("~/.cache/specdec").expanduser()
+pytestmark = pytest.mark.model
+
+
+def _verify(*options: str) -> dict[str, object]:
+    result = CliRunner().invoke(cli, ["verify", "--target", "smollm2-135m", "--json", *options])
+    assert result.exit_code == 0, result.output
+    return dict(json.loads(result.stdout))
+
+
+def test_verify_finds_no_mismatch() -> None:
+    figures = _verify("-n", "60", "--max-tokens", "24", "--draft", "smollm2-135m", "--kv-tokens", "8192")
+    assert figures["pairs"] >= 60  # type: ignore[operator]
+    assert figures["mismatches"] == 0
+    assert figures["accepted"] > 100  # type: ignore[operator]
+    assert figures["preemptions"] > 0  # type: ignore[operator]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_verify_a_thousand_pairs() -> None:
+    figures = _verify("-n", "1000", "--draft", "smollm2-135m", "--kv-tokens", "8192", "--seed", "5")
+    assert figures["pairs"] >= 1000  # type: ignore[operator]
+    assert figures["mismatches"] == 0
+
+
+def test_fp32_logits_equal_transformers() -> None:
+    path = Fetcher(CACHE / "models").path(find_entry("smollm2-135m"))  # type: ignore[arg-type]
+    parts = build_parts(EngineConfig(target="smollm2-135m", dtype="fp32", kv_tokens=1024, cache_dir=CACHE))
+    tokens = parts.tokenizer.encode(long_text())[:200]
+    logits = []
+    for start in range(0, len(tokens), 50):
+        rows = tokens[start : start + 50]
+        batch = ForwardBatch.build([BatchEntry(rows, list(range(-1, len(rows) - 1)), start, [3, 1, 2, 0])])
+        logits.append(parts.decoder.forward(batch, range(len(rows))).clone())
+    got = torch.cat(logits)
+    oracle = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
+    with torch.no_grad():
+        expected = oracle(torch.tensor([tokens])).logits[0]
+    assert torch.linalg.norm(got - expected) / torch.linalg.norm(expected) <= 1e-4
+    assert torch.equal(got.argmax(-1), expected.argmax(-1))
+
+
+@pytest.mark.slow
+def test_int8_perplexity_is_within_one_percent() -> None:
+    result = CliRunner().invoke(cli, ["bench", "perplexity", "--target", "smollm2-135m", "--json"])
+    assert result.exit_code == 0, result.output
+    figures = json.loads(result.stdout)
+    assert abs(figures["int8_over_fp32"] - 1) <= 0.01
+    assert abs(figures["bf16_over_fp32"] - 1) <= 0.01
