@@ -10,7 +10,7 @@ from torch import Tensor
 
 from verify_kernels.hadamard import rotate
 
-TILE_N = 64  # output channels per tile: four AVX-512 registers of int32
+TILE_N = 32  # output channels per tile: two AVX-512 registers of int32, so that 12 rows fit beside them
 GROUP_K = 4  # input channels one int8 dot-product instruction consumes
 
 WeightKind = Literal["int8", "bf16", "fp32"]
@@ -20,12 +20,12 @@ WeightKind = Literal["int8", "bf16", "fp32"]
 class PackedLinear:
     """y = x W^T + b, packed.
 
-    data: int8  -> uint8  [tiles, k_pad/4, 64, 4]: round(rotate(w) / scale) + 128, so padding is 128; the inputs are
+    data: int8  -> uint8  [tiles, k_pad/4, 32, 4]: round(rotate(w) / scale) + 128, so padding is 128; the inputs are
                    rotated alike (`verify_kernels.hadamard`).
-          bf16  -> bfloat16 [tiles, k, 64]
-          fp32  -> float32  [tiles, k, 64]
-    scale: float32 [tiles * 64] per output channel (int8 only, else None); 0 in padded channels.
-    bias:  float32 [tiles * 64] or None.
+          bf16  -> bfloat16 [tiles, k, 32]
+          fp32  -> float32  [tiles, k, 32]
+    scale: float32 [tiles * 32] per output channel (int8 only, else None); 0 in padded channels.
+    bias:  float32 [tiles * 32] or None.
     """
 
     kind: WeightKind
@@ -42,7 +42,7 @@ class PackedLinear:
 
     @property
     def tiles(self) -> int:
-        """Number of 64-channel tiles."""
+        """Number of 32-channel tiles."""
         return self.data.shape[0]
 
 

@@ -10,43 +10,42 @@
 namespace sd {
 namespace {
 
-constexpr int TILE = 64;        // output channels per tile, as packed
-constexpr int ROW_BLOCK = 192;  // rows whose partial sums (64 floats each) stay in cache beside the weights
+constexpr int TILE = 32;        // output channels per tile, as packed
+constexpr int ROW_BLOCK = 192;  // rows whose partial sums (32 floats each) stay in cache beside the weights
 constexpr int AHEAD = 2 * CHUNK * TILE;  // bytes: two chunks of int8 weights
-constexpr int MAX_MR = 6;       // rows per register block: 6 x 4 accumulators + 4 weights + 1 activation
+constexpr int MAX_MR = 12;      // rows per register block: 12 x 2 accumulators, 2 weights, 1 activation
 
-// `ahead`: where to fetch from while multiplying, `ahead_step` bytes a group. A lone thread can not keep enough
-// loads in flight by itself: without this a step reads at two thirds of what the memory delivers.
+// One register block. Up to MAX_MR rows pass over the weights once: a tree's rows ride on the stream of weights that
+// one row needs anyway. `ahead` bytes further on are asked for meanwhile, if `fetch`.
 template <int MR>
-inline void int8_block(const uint8_t* w, const int8_t* q, int64_t ld, int groups, const uint8_t* ahead,
-                       int ahead_step, int32_t (*acc)[TILE]) {
+inline void int8_block(const uint8_t* w, const int8_t* q, int64_t ld, int groups, bool fetch, int32_t (*acc)[TILE]) {
 #if defined(__AVX512VNNI__)
-  __m512i sum[MR][4];
-  for (int m = 0; m < MR; ++m)
-    for (int j = 0; j < 4; ++j) sum[m][j] = _mm512_setzero_si512();
+  __m512i sum[MR][2];
+  for (int m = 0; m < MR; ++m) sum[m][0] = sum[m][1] = _mm512_setzero_si512();
   for (int g = 0; g < groups; ++g) {
     const __m512i w0 = _mm512_loadu_si512(w), w1 = _mm512_loadu_si512(w + 64);
-    const __m512i w2 = _mm512_loadu_si512(w + 128), w3 = _mm512_loadu_si512(w + 192);
-    w += 256;
-    for (int line = 0; line < ahead_step; line += 64) _mm_prefetch((const char*)ahead + line, _MM_HINT_T0);
-    ahead += ahead_step;
+    if (fetch) {
+      _mm_prefetch((const char*)w + AHEAD, _MM_HINT_T0);
+      _mm_prefetch((const char*)w + AHEAD + 64, _MM_HINT_T0);
+    }
+    w += 4 * TILE;
     for (int m = 0; m < MR; ++m) {
       int32_t four;
       memcpy(&four, q + m * ld + 4 * g, 4);
       const __m512i a = _mm512_set1_epi32(four);
       sum[m][0] = _mm512_dpbusd_epi32(sum[m][0], w0, a);
       sum[m][1] = _mm512_dpbusd_epi32(sum[m][1], w1, a);
-      sum[m][2] = _mm512_dpbusd_epi32(sum[m][2], w2, a);
-      sum[m][3] = _mm512_dpbusd_epi32(sum[m][3], w3, a);
     }
   }
-  for (int m = 0; m < MR; ++m)
-    for (int j = 0; j < 4; ++j) _mm512_storeu_si512(&acc[m][16 * j], sum[m][j]);
+  for (int m = 0; m < MR; ++m) {
+    _mm512_storeu_si512(&acc[m][0], sum[m][0]);
+    _mm512_storeu_si512(&acc[m][16], sum[m][1]);
+  }
 #else
   for (int m = 0; m < MR; ++m) {
     memset(acc[m], 0, sizeof(acc[m]));
     for (int g = 0; g < groups; ++g) {
-      const uint8_t* wg = w + 256 * (int64_t)g;
+      const uint8_t* wg = w + 4 * TILE * (int64_t)g;
       const int8_t* a = q + m * ld + 4 * g;
       for (int n = 0; n < TILE; ++n)
         for (int j = 0; j < 4; ++j) acc[m][n] += (int32_t)wg[4 * n + j] * (int32_t)a[j];
@@ -57,16 +56,12 @@ inline void int8_block(const uint8_t* w, const int8_t* q, int64_t ld, int groups
 
 // sums[m] += (acc - offset) * scale for one chunk.
 template <int MR>
-void int8_chunk(const sd_linear_args& a, int tile, int chunk, int row, int block, int blocks, float* sums) {
+void int8_chunk(const sd_linear_args& a, int tile, int chunk, int row, bool fetch, float* sums) {
   const int begin = chunk * CHUNK, chunks = (a.k_pad + CHUNK - 1) / CHUNK;
   const int width = a.k_pad - begin < CHUNK ? a.k_pad - begin : CHUNK;
   const uint8_t* w = (const uint8_t*)a.weight + ((int64_t)tile * a.k_pad + begin) * TILE;
   alignas(64) int32_t acc[MR][TILE];
-  // The row blocks of a chunk share out the fetching of the chunk after the next, which lies right behind it.
-  const int sharing = blocks < 4 ? (blocks == 3 ? 2 : blocks) : 4;
-  const int step = block < sharing ? 256 / sharing : 0;
-  const uint8_t* ahead = w + AHEAD + (int64_t)block * (width / 4) * step;
-  int8_block<MR>(w, a.q + (int64_t)row * a.k_pad + begin, a.k_pad, width / 4, ahead, step, acc);
+  int8_block<MR>(w, a.q + (int64_t)row * a.k_pad + begin, a.k_pad, width / 4, fetch, acc);
   for (int m = 0; m < MR; ++m) {
     const float scale = a.q_scale[(row + m) * chunks + chunk];
     const int32_t offset = a.q_sum[(row + m) * chunks + chunk];
@@ -90,39 +85,42 @@ void float_chunk(const sd_linear_args& a, int tile, int chunk, int row, float* s
   const int begin = chunk * CHUNK, width = a.k - begin < CHUNK ? a.k - begin : CHUNK;
   const W* w = (const W*)a.weight + ((int64_t)tile * a.k + begin) * TILE;
   const float* x = a.x + (int64_t)row * a.k_pad + begin;
-  v16 sum[MR][4];
+  v16 sum[MR][2];
   for (int m = 0; m < MR; ++m)
-    for (int j = 0; j < 4; ++j) sum[m][j] = load16(sums + m * TILE + 16 * j);
+    for (int j = 0; j < 2; ++j) sum[m][j] = load16(sums + m * TILE + 16 * j);
   for (int i = 0; i < width; ++i, w += TILE) {
-    const v16 w0 = weight16(w), w1 = weight16(w + 16), w2 = weight16(w + 32), w3 = weight16(w + 48);
+    const v16 w0 = weight16(w), w1 = weight16(w + 16);
     for (int m = 0; m < MR; ++m) {
       const v16 v = splat(x[m * (int64_t)a.k_pad + i]);
       sum[m][0] = fma16(v, w0, sum[m][0]);
       sum[m][1] = fma16(v, w1, sum[m][1]);
-      sum[m][2] = fma16(v, w2, sum[m][2]);
-      sum[m][3] = fma16(v, w3, sum[m][3]);
     }
   }
   for (int m = 0; m < MR; ++m)
-    for (int j = 0; j < 4; ++j) store16(sums + m * TILE + 16 * j, sum[m][j]);
+    for (int j = 0; j < 2; ++j) store16(sums + m * TILE + 16 * j, sum[m][j]);
 }
 
 template <int MR>
-void chunk_rows(const sd_linear_args& a, int tile, int chunk, int row, int block, int blocks, float* sums) {
-  if (a.kind == SD_INT8) int8_chunk<MR>(a, tile, chunk, row, block, blocks, sums);
+void chunk_rows(const sd_linear_args& a, int tile, int chunk, int row, bool fetch, float* sums) {
+  if (a.kind == SD_INT8) int8_chunk<MR>(a, tile, chunk, row, fetch, sums);
   else if (a.kind == SD_BF16) float_chunk<MR, uint16_t>(a, tile, chunk, row, sums);
   else float_chunk<MR, float>(a, tile, chunk, row, sums);
 }
 
-void chunk_dispatch(const sd_linear_args& a, int tile, int chunk, int row, int mr, int block, int blocks,
-                    float* sums) {
+void chunk_dispatch(const sd_linear_args& a, int tile, int chunk, int row, int mr, bool fetch, float* sums) {
   switch (mr) {
-    case 1: chunk_rows<1>(a, tile, chunk, row, block, blocks, sums); break;
-    case 2: chunk_rows<2>(a, tile, chunk, row, block, blocks, sums); break;
-    case 3: chunk_rows<3>(a, tile, chunk, row, block, blocks, sums); break;
-    case 4: chunk_rows<4>(a, tile, chunk, row, block, blocks, sums); break;
-    case 5: chunk_rows<5>(a, tile, chunk, row, block, blocks, sums); break;
-    default: chunk_rows<6>(a, tile, chunk, row, block, blocks, sums);
+    case 1: chunk_rows<1>(a, tile, chunk, row, fetch, sums); break;
+    case 2: chunk_rows<2>(a, tile, chunk, row, fetch, sums); break;
+    case 3: chunk_rows<3>(a, tile, chunk, row, fetch, sums); break;
+    case 4: chunk_rows<4>(a, tile, chunk, row, fetch, sums); break;
+    case 5: chunk_rows<5>(a, tile, chunk, row, fetch, sums); break;
+    case 6: chunk_rows<6>(a, tile, chunk, row, fetch, sums); break;
+    case 7: chunk_rows<7>(a, tile, chunk, row, fetch, sums); break;
+    case 8: chunk_rows<8>(a, tile, chunk, row, fetch, sums); break;
+    case 9: chunk_rows<9>(a, tile, chunk, row, fetch, sums); break;
+    case 10: chunk_rows<10>(a, tile, chunk, row, fetch, sums); break;
+    case 11: chunk_rows<11>(a, tile, chunk, row, fetch, sums); break;
+    default: chunk_rows<12>(a, tile, chunk, row, fetch, sums);
   }
 }
 
@@ -149,9 +147,9 @@ void compute_unit(const sd_linear_args& a, int tile, int row, int rows, float* s
   const int chunks = (a.k_pad + CHUNK - 1) / CHUNK;
   const int blocks = (rows + MAX_MR - 1) / MAX_MR;
   for (int c = 0; c < chunks; ++c) {
-    for (int b = 0; b < blocks; ++b) {  // blocks of nearly equal height: 8 rows are 4 + 4, not 6 + 2
+    for (int b = 0; b < blocks; ++b) {  // blocks of nearly equal height: 16 rows are 8 + 8, not 12 + 4
       const int begin = (int64_t)rows * b / blocks, end = (int64_t)rows * (b + 1) / blocks;
-      chunk_dispatch(a, tile, c, row + begin, end - begin, b, blocks, sums + begin * TILE);
+      chunk_dispatch(a, tile, c, row + begin, end - begin, b == 0, sums + begin * TILE);
     }
   }
   finish_tile(a, tile, row, rows, sums);
@@ -172,7 +170,7 @@ extern "C" void sd_linear(const sd_linear_args* args, int32_t rows) {
   const sd_linear_args& a = *args;
   const int row_blocks = (rows + ROW_BLOCK - 1) / ROW_BLOCK;
   // A unit is a run of tiles: long enough to stream, short enough that the threads finish together.
-  const int grain = a.tiles * row_blocks > 64 * a.threads ? 4 : 1;
+  const int grain = a.tiles * row_blocks > 64 * a.threads ? 8 : 2;
   const int runs = (a.tiles + grain - 1) / grain;
   for_units(a.threads, rows, [&](int row) { prepare_row(a, row); });
   for_units(a.threads, runs * row_blocks, [&](int unit) {

@@ -26,7 +26,7 @@ struct sd_linear_args {
   int8_t* q;        // [rows, k_pad] quantised rows
   float* q_scale;   // [rows, chunks]
   int32_t* q_sum;   // [rows, chunks] 128 * sum of the chunk's int8 values
-  float* result;    // [rows, tiles * 64] for SD_POST_NORM_ADD, else unused
+  float* result;    // [rows, tiles * 32] for SD_POST_NORM_ADD, else unused
 };
 
 void sd_linear(const sd_linear_args* args, int32_t rows);
