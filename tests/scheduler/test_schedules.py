@@ -117,16 +117,16 @@ def _random_schedule(seed: int) -> dict[str, int]:
     return met
 
 
-def _run(seeds: range) -> None:
+def _check_schedules(seeds: range) -> None:
     met = [_random_schedule(seed) for seed in seeds]
     for what in ("preemptions", "hits", "refused"):
         assert sum(m[what] > 0 for m in met) > len(seeds) // 20, f"too few schedules met {what}"
 
 
 def test_random_schedules() -> None:
-    _run(range(1000))
+    _check_schedules(range(1000))
 
 
 @pytest.mark.slow
 def test_thousands_of_random_schedules() -> None:
-    _run(range(1000, 5000))
+    _check_schedules(range(1000, 5000))
