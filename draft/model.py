@@ -63,24 +63,29 @@ class ModelDrafter:
     def _catch_up(self, tasks: Seq[DraftTask], trees: Seq[TokenTree]) -> list[_Growing]:
         """Feed committed tokens; sequences that reached their pending token and may draft start to grow."""
         room = self._decoder.max_rows
-        entries, last_rows, ready, row = [], [], [], 0
+        entries, last_rows, ready, computed, row = [], [], [], [], 0
         for task, tree in zip(tasks, trees, strict=True):
             seq = task.sequence
+            if max(seq.tokens) >= self._decoder.config.vocab_size:
+                continue  # a padding id of the target's larger table: this model has no row for it
+            drafts = task.max_nodes > 0 and task.max_depth > 0
             # While the target is still prefilling, only slots it has pages for can be filled.
-            upto = len(seq.tokens) if task.max_nodes > 0 else min(len(seq.tokens) - 1, seq.n_computed)
+            upto = len(seq.tokens) if drafts else min(len(seq.tokens) - 1, seq.n_computed)
             chain = seq.tokens[min(seq.draft_computed, len(seq.tokens) - 1) : upto][: room - row]
             if not chain:
                 continue
             start = min(seq.draft_computed, len(seq.tokens) - 1)
             entries.append(BatchEntry(chain, list(range(-1, len(chain) - 1)), start, seq.pages))
             row += len(chain)
-            seq.draft_computed = min(start + len(chain), len(seq.tokens) - 1)
-            if start + len(chain) == len(seq.tokens) and task.max_nodes > 0 and task.max_depth > 0:
+            computed.append((seq, min(start + len(chain), len(seq.tokens) - 1)))
+            if start + len(chain) == len(seq.tokens) and drafts:
                 last_rows.append(row - 1)
                 ready.append(_Growing(task, tree, [0]))
         if not entries:
             return []
         logits = self._decoder.forward(ForwardBatch.build(entries), last_rows)
+        for seq, upto in computed:  # only now is it true
+            seq.draft_computed = upto
         return self._expand(ready, logits)
 
     def _grow(self, growing: Seq[_Growing]) -> list[_Growing]:
@@ -115,7 +120,8 @@ class ModelDrafter:
             own = children[at : at + len(item.frontier)]
             at += len(item.frontier)
             item.frontier = self._add(item, own)
-            if item.frontier and item.tree.depths[item.frontier[0]] < item.task.max_depth:
+            room = len(item.tree) - 1 < item.task.max_nodes
+            if room and item.frontier and item.tree.depths[item.frontier[0]] < item.task.max_depth:
                 following.append(item)
         return following
 

@@ -24,7 +24,8 @@ class DraftPanel:
     def __init__(self, drafters: Seq[Drafter], vocab_size: int) -> None:
         self._drafters = list(drafters)
         self._vocab_size = vocab_size
-        self._asked: dict[int, set[str]] = {}  # per sequence, the drafters still trusted
+        self._begun: dict[int, list[Drafter]] = {}  # per sequence, the drafters that know it
+        self._asked: dict[int, set[str]] = {}  # of those, the ones still trusted
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -33,7 +34,9 @@ class DraftPanel:
 
     def begin(self, sequence: Sequence, allowed: tuple[str, ...] | None) -> None:
         """A sequence enters; ``allowed`` None: every drafter may propose for it."""
-        self._asked[id(sequence)] = {d.name for d in self._drafters if allowed is None or d.name in allowed}
+        begun = [d for d in self._drafters if allowed is None or d.name in allowed]
+        self._begun[id(sequence)] = begun
+        self._asked[id(sequence)] = {d.name for d in begun}
         self._tell(sequence, lambda drafter: drafter.begin(sequence))
 
     def observe(self, sequence: Sequence, tokens: Seq[int]) -> None:
@@ -45,9 +48,14 @@ class DraftPanel:
         self._tell(sequence, lambda drafter: drafter.rewind(sequence))
 
     def end(self, sequence: Sequence) -> None:
-        """The sequence left."""
+        """The sequence left: every drafter that knows it is told, trusted or not, or it would remember it for ever."""
+        self._asked[id(sequence)] = {d.name for d in self._begun.pop(id(sequence), [])}
         self._tell(sequence, lambda drafter: drafter.end(sequence))
-        self._asked.pop(id(sequence), None)
+        del self._asked[id(sequence)]
+
+    def drafts_for(self, sequence: Sequence) -> bool:
+        """Whether any drafter may still propose for it."""
+        return bool(self._asked.get(id(sequence)))
 
     def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
         """One tree per task, at most its ``max_nodes`` draft nodes."""

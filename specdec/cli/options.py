@@ -76,8 +76,6 @@ def pop_config(values: dict[str, Any]) -> Config:
     overrides = {name.replace("__", "."): values.pop(name) for name in list(values) if name.startswith(prefixes)}
     if drafters:
         overrides["engine.speculation.drafters"] = drafters
-    elif overrides.get("engine.draft") is not None:
-        overrides["engine.speculation.drafters"] = ("suffix", "model")
     return load_config(file, overrides)
 
 

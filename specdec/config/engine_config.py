@@ -19,7 +19,7 @@ class SpeculationConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     enabled: bool = True
-    drafters: tuple[str, ...] = ("suffix",)
+    drafters: tuple[str, ...] | None = Field(None, description="default: suffix, and model when `draft` is set")
     max_nodes: int = Field(7, ge=0, le=63, description="draft nodes per tree, without the pending token")
     max_depth: int = Field(7, ge=0, le=63)
     width: int = Field(2, ge=1, le=16, description="children per node a drafter may propose")
@@ -50,11 +50,24 @@ class EngineConfig(BaseModel):
     speculation: SpeculationConfig = SpeculationConfig()
 
     @model_validator(mode="after")
+    def _choose_drafters(self) -> EngineConfig:
+        if self.speculation.drafters is None:
+            chosen = ("suffix", "model") if self.draft is not None else ("suffix",)
+            # The one place where a validated value is completed; the configuration is frozen from here on.
+            object.__setattr__(self, "speculation", self.speculation.model_copy(update={"drafters": chosen}))
+        return self
+
+    @property
+    def drafters(self) -> tuple[str, ...]:
+        """The drafters to load, in order."""
+        return self.speculation.drafters or ()
+
+    @model_validator(mode="after")
     def _fits(self) -> EngineConfig:
         if self.prefill_chunk > self.max_step_rows:
             raise ValueError("prefill_chunk must not exceed max_step_rows")
         if self.max_batch > self.max_step_rows:
             raise ValueError("max_batch must not exceed max_step_rows: every sequence needs one row")
-        if "model" in self.speculation.drafters and self.draft is None:
+        if "model" in self.drafters and self.draft is None:
             raise ValueError("speculation.drafters names `model`, but draft gives no model")
         return self

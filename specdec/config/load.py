@@ -26,7 +26,10 @@ def load_config(path: Path | None = None, overrides: Mapping[str, Any] | None = 
         node = data
         *parents, leaf = dotted.split(".")
         for name in parents:
-            node = node.setdefault(name, {})
+            node[name] = node.get(name) or {}  # `engine:` with nothing under it reads as null
+            node = node[name]
+            if not isinstance(node, dict):
+                raise ConfigError(f"{path}: `{name}` must hold a mapping")
         node[leaf] = value
     try:
         return Config.model_validate(data)
@@ -40,6 +43,8 @@ def _read(path: Path) -> dict[str, Any]:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: can not be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: is not UTF-8 text") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not valid YAML: {error}") from None
     if data is None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-import psutil
-
 import specdec
 from draft.model import ModelDrafter
 from draft.protocol import Drafter
@@ -18,6 +16,7 @@ from specdec.kv_cache import KvCacheManager
 from specdec.models import LoadedModel, Progress, check_same_vocabulary, load_model
 from specdec.models.decoder import Decoder
 from specdec.models.kv_pool import KvPool
+from specdec.models.memory import available_bytes
 from specdec.models.model_config import ModelConfig
 from specdec.sampling import Sampler
 from specdec.types import EngineInfo
@@ -41,7 +40,10 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
 
 def build_parts(config: EngineConfig, progress: Progress | None = None) -> EngineParts:
     """What `build_engine` assembles; raises as it does."""
-    threads = config.threads or len(os.sched_getaffinity(0))
+    cores = len(os.sched_getaffinity(0))
+    if config.threads > cores:
+        raise ConfigError(f"engine.threads: {config.threads} threads on {cores} cores only get in each other's way")
+    threads = config.threads or cores
     kernels = load_kernels(config.kernels, config.cache_dir, threads)
     mode = self_test(kernels.backend(), config.dtype)
     if config.strict and mode != "bitwise":
@@ -75,13 +77,22 @@ def context_limit(config: EngineConfig, model: ModelConfig) -> int:
     return max(1, min(wanted, -(-config.kv_tokens // PAGE_SIZE) * PAGE_SIZE - PAGE_SIZE))
 
 
-def _decoder(config: EngineConfig, model: LoadedModel, backend: Backend, pages: int, positions: int) -> Decoder:
+def _decoder(
+    config: EngineConfig,
+    model: LoadedModel,
+    backend: Backend,
+    pages: int,
+    positions: int,
+    already_promised: int = 0,
+) -> Decoder:
     need = pages * KvPool.bytes_per_page(model.config)
-    free = psutil.virtual_memory().available
-    if need > free:  # checked here: the pool takes its memory page by page, and would fail in the middle of a request
+    # Pools and logits take their memory page by page: what is promised is not yet missing from what is free.
+    promised = config.max_step_rows * model.config.vocab_size * 4 + already_promised
+    free = available_bytes() - promised
+    if need > free:
         raise ModelError(
             f"engine.kv_tokens: the KV cache of {model.name} needs {need / 2**30:.1f} GiB, "
-            f"{free / 2**30:.1f} GiB are free; lower kv_tokens"
+            f"{max(free, 0) / 2**30:.1f} GiB are free; lower kv_tokens"
         )
     return Decoder(
         model.config,
@@ -113,12 +124,14 @@ def _drafters(
         model = load_model(config.draft, dtype=config.dtype, cache_dir=config.cache_dir, progress=progress)
         check_same_vocabulary(target.tokenizer, model.tokenizer)
         draft_name = model.name
-        return ModelDrafter(_decoder(config, model, kernels.backend(), pages, max_context), sampler)
+        promised = pages * KvPool.bytes_per_page(target.config) + config.max_step_rows * target.config.vocab_size * 4
+        decoder = _decoder(config, model, kernels.backend(), pages, max_context, promised)
+        return ModelDrafter(decoder, sampler)
 
     makers: dict[str, Callable[[], Drafter]] = {"suffix": SuffixDrafter, "model": model_drafter}
     if not config.speculation.enabled:
         return drafters, draft_name
-    for name in config.speculation.drafters:
+    for name in config.drafters:
         if name == "none":
             continue
         if name not in makers:

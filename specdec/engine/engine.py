@@ -87,11 +87,12 @@ class Engine:
         seed = draw_seed() if request.sampling.seed is None else request.sampling.seed
         arrival = time.monotonic()
         sequences = [Sequence(request, index, sample_seed(seed, index), arrival) for index in range(request.sampling.n)]
-        self._scheduler.add(sequences)
-        for sequence in sequences:
-            self._states[sequence] = SequenceState.create(
-                sequence, self._tokenizer, self._info.vocab_size, self._info.max_context
-            )
+        states = {
+            sequence: SequenceState.create(sequence, self._tokenizer, self._info.vocab_size, self._info.max_context)
+            for sequence in sequences
+        }
+        self._scheduler.add(sequences)  # last of what may refuse: a refused request leaves no trace
+        self._states.update(states)
         self._live[request.request_id] = _Live(request, seed, sequences)
 
     def abort(self, request_id: str) -> bool:
@@ -161,18 +162,16 @@ class Engine:
             self._started(sequence)
         for state in result.prefilled:
             self._finish(state, Ending(FinishReason.LENGTH))
-        for state in result.broken:
-            self._fail(state)
         emitted = 0
         for state, delta in result.deltas:
-            if state.sequence not in self._states:
-                continue  # a sibling broke down in this very step, and took the request with it
             if state.sequence.first_token_s is None:
                 state.sequence.first_token_s = now
             emitted += len(delta.token_ids)
             self._events.append(delta)
             if state.ending is not None:
                 self._finish(state, state.ending)
+        for state in result.broken:
+            self._fail(state)
         self._throughput.add(emitted, now)
 
     def _started(self, sequence: Sequence) -> None:
@@ -191,7 +190,9 @@ class Engine:
         """The model broke down on this request: end all its samples with an error, and only them."""
         request_id = state.sequence.request.request_id
         live = self._live.get(request_id)
-        for sequence in list(live.sequences) if live is not None else []:
+        if live is None:
+            return  # a sibling broke down in this very step and took the request with it
+        for sequence in list(live.sequences):
             self._release(sequence)
         message = "the model gave no finite logit for this request; the weights or the prompt are broken"
         self._events.append(Failed(request_id, "MODEL_BROKEN", message))

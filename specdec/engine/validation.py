@@ -12,6 +12,7 @@ from specdec.types import Request, SamplingParams, SpeculationParams, StoppingPa
 MAX_N = 16
 MAX_LOGPROBS = 20
 MAX_STOPS = 64
+MAX_BIAS = 1e4  # far beyond any logit, and far from what a float32 sum could turn into infinity
 
 
 def validate_request(request: Request, vocab_size: int, max_context: int, drafters: tuple[str, ...]) -> None:
@@ -24,6 +25,7 @@ def validate_request(request: Request, vocab_size: int, max_context: int, drafte
     seen = ViolationCollector()
     seen.check(bool(request.request_id), "request_id", "must not be empty")
     seen.check(bool(request.prompt_ids), "prompt", "must hold at least one token")
+    seen.check(_encodable(request.cache_salt), "cache_salt", "must be text that UTF-8 can hold")
     seen.check(_ids_ok(request.prompt_ids, vocab_size), "prompt.token_ids", f"ids must lie in [0, {vocab_size})")
     seen.check(_positive_or_none(request.deadline_s), "deadline_s", "must be a positive number of seconds")
     _check_sampling(seen, request.sampling, vocab_size)
@@ -45,8 +47,9 @@ def _check_sampling(seen: ViolationCollector, s: SamplingParams, vocab_size: int
     seen.check(_within(s.repetition_penalty, 1e-3, 1e3), "sampling.repetition_penalty", "must lie in [0.001, 1000]")
     for name in ("presence_penalty", "frequency_penalty"):
         seen.check(_within(getattr(s, name), -100.0, 100.0), f"sampling.{name}", "must lie in [-100, 100]")
-    bias_ok = all(0 <= t < vocab_size and math.isfinite(b) for t, b in s.logit_bias)
-    seen.check(bias_ok, "sampling.logit_bias", f"ids must lie in [0, {vocab_size}) and biases be finite")
+    bias_ok = all(0 <= t < vocab_size and _within(b, -MAX_BIAS, MAX_BIAS) for t, b in s.logit_bias)
+    bounds = f"ids must lie in [0, {vocab_size}) and biases in [-{MAX_BIAS:g}, {MAX_BIAS:g}]"
+    seen.check(bias_ok, "sampling.logit_bias", bounds)
     seen.check(
         _ids_ok(s.allowed_token_ids, vocab_size), "sampling.allowed_token_ids", f"ids must lie in [0, {vocab_size})"
     )
@@ -82,4 +85,12 @@ def _positive_or_none(value: float | None) -> bool:
 
 
 def _ids_ok(ids: tuple[int, ...], vocab_size: int) -> bool:
-    return not ids or (min(ids) >= 0 and max(ids) < vocab_size)
+    return all(isinstance(i, int) for i in ids) and (not ids or (min(ids) >= 0 and max(ids) < vocab_size))
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -38,6 +38,8 @@ class Decoder:
     ) -> None:
         self.config, self.weights, self.backend, self.pool = config, weights, backend, pool
         self.max_rows, self.max_logit_rows, self.max_positions = max_rows, max_logit_rows, max_positions
+        if max_logit_rows > max_rows:
+            raise ValueError(f"max_logit_rows: {max_logit_rows} exceeds max_rows {max_rows}, which sizes the scratch")
         widest = max(config.hidden_size, config.intermediate_size, config.q_size)
         backend.reserve(max_rows, widest, config.q_size)
         self._x = torch.zeros(max_rows, config.hidden_size)
@@ -118,6 +120,8 @@ class Decoder:
             raise ValueError(f"logit_rows: {len(logit_rows)} rows, the buffers hold {self.max_logit_rows}")
         # An upper bound on the last position; exact for one entry, and cheaper than a gather per row.
         last = int(batch.entry_ctx.max()) + int(batch.depth.max())
+        if logit_rows and not 0 <= min(logit_rows) <= max(logit_rows) < batch.rows:
+            raise ValueError(f"logit_rows: must lie in [0, {batch.rows})")
         if last >= self.max_positions:
             last = int((batch.entry_ctx[batch.entry_of] + batch.depth).max())
         if last >= self.max_positions:

@@ -67,7 +67,9 @@ def parse_hf_config(data: dict[str, Any], name: str) -> ModelConfig:
     if "text_config" in data:  # a multimodal checkpoint: the language model's part of it
         data = {k: v for k, v in data.items() if k in ("bos_token_id", "eos_token_id", "tie_word_embeddings")}
         data |= outer["text_config"]
-    return _Reader(name, family, _COMMON | _DEFAULTS[family] | {k: v for k, v in data.items() if v is not None}).read()
+    # A null means "the default", but for the window: there it means that the model has none.
+    said = {k: v for k, v in data.items() if v is not None or k == "sliding_window"}
+    return _Reader(name, family, _COMMON | _DEFAULTS[family] | said).read()
 
 
 @dataclass(frozen=True)

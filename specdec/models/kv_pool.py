@@ -15,8 +15,7 @@ from verify_kernels.forward_batch import PAGE_SIZE
 class KvPool:
     """K [layers, pages, kv_heads, head_dim, 64] and V [layers, pages, kv_heads, 64, head_dim], float32.
 
-    K pages are transposed so that one vector load serves 16 keys. Zero-filled: an unwritten slot must hold a
-    finite number, as masked keys are multiplied by zero.
+    K pages are transposed so that one vector load serves 16 keys. Zero-filled.
     """
 
     def __init__(self, config: ModelConfig, pages: int) -> None:

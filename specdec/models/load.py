@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from specdec.config import Dtype
-from specdec.errors import ModelError
+from specdec.errors import ModelError, UnsupportedModelError
 from specdec.models.checkpoint import Checkpoint
 from specdec.models.layout import layout_bytes, plan_layout
 from specdec.models.loaded_model import LoadedModel
@@ -18,6 +18,8 @@ from specdec.models.progress import Progress, silent
 from specdec.models.resolve import resolve
 from specdec.models.tokenizer import Tokenizer
 from specdec.models.weights_buffer import WeightsBuffer
+
+MAX_HEAD_DIM = 256
 
 
 def load_model(ref: str, *, dtype: Dtype, cache_dir: Path, progress: Progress | None = None) -> LoadedModel:
@@ -37,6 +39,7 @@ def load_model(ref: str, *, dtype: Dtype, cache_dir: Path, progress: Progress | 
     config, buffer = _cached(cache, checkpoint.name, dtype, progress) or _packed(cache, checkpoint, dtype, progress)
     tokenizer = checkpoint.tokenizer(cache_dir, config)
     _check_vocabulary(checkpoint.name, config, tokenizer)
+    _check_heads(checkpoint.name, config)
     config = replace(config, bos_id=tokenizer.bos_id, add_bos=tokenizer.add_bos, eos_ids=tokenizer.eos_ids)
     return LoadedModel(checkpoint.name, config, buffer.weights(config, dtype), tokenizer, cache.key)
 
@@ -67,4 +70,13 @@ def _check_vocabulary(name: str, config: ModelConfig, tokenizer: Tokenizer) -> N
         raise ModelError(
             f"{name}: the tokenizer has {tokenizer.base_size} tokens, the model {config.vocab_size}; "
             "they do not belong together, fetch the model again"
+        )
+
+
+def _check_heads(name: str, config: ModelConfig) -> None:
+    """What the attention kernels take; said here, where it is one line, rather than when a decoder is built."""
+    if config.head_dim % 2 or config.head_dim > MAX_HEAD_DIM or config.n_heads % config.n_kv_heads:
+        raise UnsupportedModelError(
+            f"{name}: {config.n_heads} heads of {config.head_dim} over {config.n_kv_heads} KV heads are not supported; "
+            f"heads must be even, at most {MAX_HEAD_DIM} wide, and a multiple of the KV heads"
         )

@@ -111,10 +111,9 @@ class Step:
                 if seq.prefill_only and not seq.prefilling:
                     result.prefilled.append(state)
                 continue
-            if walk.broken:  # the model gave no usable logit: no token of this step can be trusted
-                result.broken.append(state)
-                continue
             delta = state.take(walk.tokens, walk.logprobs)
+            if walk.broken and state.ending is None:
+                result.broken.append(state)  # as plain decode: the tokens before it stand, the next can't be had
             taken = len(delta.token_ids)
             # The last token taken is pending; all before it have their KV, wherever the walk would have led.
             seq.n_computed = len(seq.tokens) - 1
@@ -128,8 +127,11 @@ class Step:
         """Draft nodes the fixed budget gives ``seq``: never more than it may still emit."""
         if not self._drafts(seq):
             return 0
-        wish = seq.request.speculation.max_nodes
-        budget = self._speculation.max_nodes if wish is None else wish
+        wish, ours = seq.request.speculation, self._speculation
+        depth = ours.max_depth if wish.max_depth is None else wish.max_depth
+        if depth == 0 or not self._panel.drafts_for(seq):
+            return 0
+        budget = ours.max_nodes if wish.max_nodes is None else wish.max_nodes
         return max(0, min(budget, self._states[seq].room - 1))
 
     def _drafts(self, seq: Sequence) -> bool:

@@ -66,8 +66,8 @@ class SpeculationMode(StrEnum):
 class SpeculationParams:
     """Per-request control of speculation; None leaves a choice to the engine's configuration.
 
-    ``max_nodes`` caps the draft nodes of one tree (without the pending token), ``max_depth`` its depth,
-    ``width`` the children per node; ``drafters`` names which drafters may propose.
+    ``max_nodes`` (draft nodes of one tree, without the pending token), ``max_depth`` and ``width`` (children per
+    node) replace the configured ones for this request; ``drafters`` names which drafters may propose.
     """
 
     mode: SpeculationMode = SpeculationMode.AUTO

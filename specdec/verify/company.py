@@ -12,7 +12,7 @@ class Company:
     drafters: who proposes, () for plain decode. max_nodes, max_depth, width: the shape of the trees.
     concurrency: requests in flight together. prefill_chunk: prompt rows per step. kv_pages: size of the cache, None
     leaves it ample. preempt_every: steps between forced preemptions, 0 for none. warm: every prompt was decoded once
-    before, so prefixes hit.
+    before, so prefixes hit; prefix_cache False computes every prompt afresh.
     """
 
     name: str
@@ -24,10 +24,11 @@ class Company:
     prefill_chunk: int = 192
     kv_pages: int | None = None
     preempt_every: int = 0
+    prefix_cache: bool = True
     warm: bool = False
 
 
-PLAIN = Company("plain decode, one at a time")
+PLAIN = Company("plain decode, one at a time", prefix_cache=False)
 
 
 def standard_companies(drafters: tuple[str, ...], max_batch: int) -> list[Company]:

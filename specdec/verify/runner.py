@@ -68,7 +68,7 @@ class CompanyRunner:
         # A short cache must still hold the longest request, so the context shrinks with it.
         limit = min(parts.info.max_context, pages * 64 - 64)
         info = dataclasses.replace(parts.info, max_context=limit)
-        kv = KvCacheManager(pages, prefix_cache=True)
+        kv = KvCacheManager(pages, prefix_cache=company.prefix_cache)
         return dataclasses.replace(parts, config=config, info=info, drafters=drafters, kv=kv)
 
 

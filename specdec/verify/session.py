@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 from specdec.engine.engine import EngineParts
+from specdec.errors import ConfigError
 from specdec.types import Request
 from specdec.verify.company import PLAIN, Company, standard_companies
 from specdec.verify.compare import first_mismatches
@@ -21,12 +23,20 @@ def verify(
 ) -> VerifyReport:
     """Decode requests plainly and then in every standard company, until ``pairs`` pairs were compared.
 
+    Raises:
+        ConfigError: the context is too small for the prompts.
+
     Each pair is one sample of one request in one company, against the same sample decoded plainly and alone.
     """
     companies = standard_companies(tuple(d.name for d in parts.drafters), parts.config.max_batch)
     count = max(MIN_REQUESTS, -(-pairs // len(companies)))
-    requests = list(make_requests(parts.tokenizer, count, seed, max_tokens))
-    requests = [r for r in requests if _fits(r, parts)]
+    fitting = (r for r in make_requests(parts.tokenizer, 10 * count, seed, max_tokens) if _fits(r, parts))
+    requests = list(itertools.islice(fitting, count))
+    if len(requests) < count:
+        raise ConfigError(
+            f"engine.max_context: {parts.info.max_context} tokens hold too few of the prompts to verify with; "
+            "raise max_context or kv_tokens, or lower --max-tokens"
+        )
     runner = CompanyRunner(parts)
     say(f"{len(requests)} requests, plainly and alone")
     plain = runner.run(PLAIN, requests)

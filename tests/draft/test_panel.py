@@ -115,3 +115,15 @@ def test_only_allowed_drafters_are_asked() -> None:
     assert tree.tokens == [0, 2]
     panel.end(sequence)
     assert (a.calls, a.ended, b.ended) == (0, 0, 1)
+
+
+def test_a_drafter_that_failed_is_still_told_of_the_end() -> None:
+    bad = Scripted("bad", broken)
+    panel = DraftPanel([bad], VOCAB)
+    sequence = make_sequence([1])
+    panel.begin(sequence, None)
+    assert panel.drafts_for(sequence)
+    panel.propose([make_task(sequence)])
+    assert not panel.drafts_for(sequence)
+    panel.end(sequence)
+    assert bad.ended == 1

@@ -259,3 +259,40 @@ def test_reference_kernels_run_the_same_engine() -> None:
     events = run_all(tiny_engine(small), [request(max_tokens=6)])
     assert len(tokens_of(events, "r")) == 6
     assert finish_of(events, "r").stats.num_steps <= 6
+
+
+def test_a_break_after_the_end_of_an_accepted_run_does_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain decode never sees the row behind a stop token; a tree may, and must end all the same."""
+    parts = tiny_parts()
+    ids, _ = free_run()
+    stop = ids[3]
+    original = parts.decoder.forward
+
+    def forward(batch: object, rows: list[int]) -> torch.Tensor:
+        logits = original(batch, rows)  # type: ignore[arg-type]
+        for at, row in enumerate(rows):
+            if batch.tokens[row] == stop:  # type: ignore[attr-defined]
+                logits[at] = float("nan")
+        return logits
+
+    monkeypatch.setattr(parts.decoder, "forward", forward)
+    stopping = StoppingParams(max_tokens=30, stop_token_ids=(stop,), ignore_eos=True)
+    # the answer is in the prompt, so that the suffix drafter proposes it, stop token and what follows included
+    prompt = PROMPT + tuple(ids[:8]) + PROMPT
+    if stop in prompt[:-1]:
+        prompt = tuple(t for t in prompt if t != stop)
+    for mode in (SpeculationMode.OFF, SpeculationMode.AUTO):
+        events = run_all(
+            tiny_engine(parts), [request(prompt=prompt, stopping=stopping, speculation=SpeculationParams(mode))]
+        )
+        outcome = [type(e).__name__ for e in events if isinstance(e, (Finished, Failed))]
+        assert outcome == ["Finished"], mode
+
+
+def test_a_bias_that_would_overflow_and_a_salt_that_is_no_text_are_refused() -> None:
+    engine = tiny_engine()
+    with pytest.raises(InvalidRequestError, match=r"sampling\.logit_bias"):
+        engine.submit(request(sampling=SamplingParams(temperature=0.0, logit_bias=((5, -1e39),))))
+    with pytest.raises(InvalidRequestError, match="cache_salt"):
+        engine.submit(request(cache_salt="\ud800"))
+    assert not engine.has_work()

@@ -42,7 +42,10 @@ def run(backend: Backend, spec: AttentionSpec, batch: ForwardBatch) -> torch.Ten
     return fresh.out[: batch.rows]
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 64), (9, 3, 64), (12, 2, 128), (4, 1, 256), (5, 1, 80), (7, 1, 64), (16, 2, 64)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim"),
+    [(4, 2, 64), (9, 3, 64), (12, 2, 128), (4, 1, 256), (5, 1, 80), (7, 1, 64), (16, 2, 64)],
+)
 @pytest.mark.parametrize("window", [0, 100])
 def test_native_matches_reference(heads: int, kv_heads: int, dim: int, window: int) -> None:
     rng = np.random.default_rng(heads * dim + window)
@@ -77,7 +80,9 @@ def replay_plainly(spec: AttentionSpec, entry: BatchEntry, qkv: torch.Tensor, no
     shapes=st.lists(
         st.tuples(st.integers(0, 200), st.integers(0, 12), st.integers(0, 15)), min_size=1, max_size=3
     ),
-    geometry=st.sampled_from([(4, 2, 16, 0), (6, 1, 64, 0), (3, 3, 80, 0), (4, 2, 16, 70), (4, 1, 32, 3), (7, 1, 16, 0)]),
+    geometry=st.sampled_from(
+        [(4, 2, 16, 0), (6, 1, 64, 0), (3, 3, 80, 0), (4, 2, 16, 70), (4, 1, 32, 3), (7, 1, 16, 0)]
+    ),
     threads=st.integers(1, 3),
 )  # fmt: skip
 def test_tree_nodes_equal_plain_decode_bitwise(

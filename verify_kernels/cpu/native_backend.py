@@ -89,8 +89,14 @@ class NativeBackend:
             raise ValueError(f"head_dim: must be even and at most 256, got {spec.head_dim}")
         if spec.n_heads % spec.n_kv_heads:
             raise ValueError(f"n_heads: {spec.n_heads} is not a multiple of n_kv_heads {spec.n_kv_heads}")
-        _need("qkv", spec.qkv, (spec.n_heads + 2 * spec.n_kv_heads) * spec.head_dim)
-        _need("out", spec.out, spec.n_heads * spec.head_dim)
+        for name, buffer, heads in (
+            ("qkv", spec.qkv, spec.n_heads + 2 * spec.n_kv_heads),
+            ("out", spec.out, spec.n_heads),
+            ("heads scratch", self._heads, spec.n_heads),
+        ):
+            _need(name, buffer, heads * spec.head_dim)
+            if name != "heads scratch" and buffer.stride(0) != heads * spec.head_dim:
+                raise ValueError(f"{name}: rows must lie {heads * spec.head_dim} floats apart")
         args = AttentionArgs(
             n_heads=spec.n_heads, n_kv_heads=spec.n_kv_heads, head_dim=spec.head_dim, window=spec.window,
             threads=self.threads, scale=spec.scale, eps=spec.eps,

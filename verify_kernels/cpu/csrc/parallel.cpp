@@ -35,7 +35,7 @@ class Pool {
       return;
     }
     grow(threads - 1);
-    const uint64_t last = ticket_.load(std::memory_order_relaxed) >> 32, job = last + 1;
+    const uint64_t last = ticket_.load(std::memory_order_relaxed) >> 32, job = (uint32_t)(last + 1);
     ticket_.store(last << 32 | CLOSED, std::memory_order_seq_cst);
     unit_.store(unit, std::memory_order_release);
     context_.store(context, std::memory_order_release);

@@ -1,0 +1,57 @@
+"""The configuration: defaults that depend on each other, and files that are wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from specdec.config import load_config
+from specdec.errors import ConfigError
+from specdec.models.hf_config import parse_hf_config
+
+
+def write(folder: Path, text: str | bytes) -> Path:
+    path = folder / "c.yaml"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+def test_a_draft_model_brings_its_drafter(tmp_path: Path) -> None:
+    assert load_config().engine.drafters == ("suffix",)
+    assert load_config(write(tmp_path, "engine: {draft: foo}")).engine.drafters == ("suffix", "model")
+    chosen = load_config(write(tmp_path, "engine: {draft: foo, speculation: {drafters: [suffix]}}"))
+    assert chosen.engine.drafters == ("suffix",)
+
+
+def test_overrides_win_and_empty_sections_are_fine(tmp_path: Path) -> None:
+    config = load_config(write(tmp_path, "engine:\nserver: {grpc_port: 1}\n"), {"engine.target": "x"})
+    assert (config.engine.target, config.server.grpc_port) == ("x", 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("engine: {targt: x}", "targt"),
+        ("engine: {max_batch: 0}", "max_batch"),
+        ("engine: {prefill_chunk: 500}", "prefill_chunk"),
+        ("engine: {speculation: {drafters: [model]}}", "model"),
+        ("[1, 2]", "mapping"),
+        ("engine: [1]", "engine"),
+        ("a: b: c", "YAML"),
+        (b"\xff\xfe", "UTF-8"),
+    ],
+)
+def test_a_wrong_file_is_refused_by_name(tmp_path: Path, text: str | bytes, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config(write(tmp_path, text), {"engine.kernels": "auto"})
+
+
+def test_a_null_window_means_none() -> None:
+    shape = {
+        "model_type": "mistral", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128, "rms_norm_eps": 1e-5,
+        "rope_theta": 1e4,
+    }  # fmt: skip
+    assert not any(parse_hf_config({**shape, "sliding_window": None}, "m").sliding_layers)
+    assert all(parse_hf_config({**shape, "sliding_window": 16}, "m").sliding_layers)
