@@ -47,7 +47,9 @@ def step_command(engine_config: EngineConfig, repeats: int, as_json: bool) -> No
 
 @bench_group.command("perplexity")
 @engine_options
-@click.option("--tokens", default=4096, show_default=True, help="Tokens of real text to score.")
+@click.option(
+    "--tokens", type=click.IntRange(min=1), default=4096, show_default=True, help="Tokens of real text to score."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def perplexity_command(engine_config: EngineConfig, tokens: int, as_json: bool) -> None:
     """Perplexity in each numeric type, and its ratio to fp32."""
@@ -60,6 +62,7 @@ def perplexity_command(engine_config: EngineConfig, tokens: int, as_json: bool) 
         with ProgressBar() as progress:
             parts = build_parts(engine_config.model_copy(update={"dtype": dtype}), progress)
         found[dtype] = perplexity(parts, tokens)
+        del parts  # or two models would be in memory at once
     figures = {f"{dtype}_perplexity": round(value, 4) for dtype, value in found.items()}
     figures |= {f"{dtype}_over_fp32": round(found[dtype] / found["fp32"], 5) for dtype in ("bf16", "int8")}
     if as_json:

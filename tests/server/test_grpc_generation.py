@@ -137,8 +137,10 @@ async def test_a_deadline_reaches_the_engine() -> None:
             while (load := server.serving.client.load).tokens_per_second == 0 or load.running_requests:
                 await asyncio.sleep(0.05)
         assert 0.3 < load.tokens_per_second <= 0.5  # the deadline that the engine was given
+        slow = pb.GenerateRequest(text="x" * 100)
+        slow.cache.salt = "slow"
         with pytest.raises(grpc.aio.AioRpcError) as unary:
-            await server.generation.Prefill(pb.PrefillRequest(text="x"), timeout=1e-6)
+            await server.generation.Generate(slow, timeout=0.2)
         assert unary.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
 
 
