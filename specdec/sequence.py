@@ -70,11 +70,6 @@ class Sequence:
         return len(self.tokens) - self.n_prompt
 
     @property
-    def pending(self) -> int:
-        """The pending token."""
-        return self.tokens[-1]
-
-    @property
     def prefilling(self) -> bool:
         """Whether tokens before the pending one still lack their KV."""
         return self.n_computed < len(self.tokens) - 1

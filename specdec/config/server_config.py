@@ -19,7 +19,6 @@ class ServerConfig(BaseModel):
     max_message_bytes: int = Field(16 << 20, ge=1 << 16)
     heartbeat_timeout_s: float = Field(30.0, gt=0, description="an engine silent for this long is restarted")
     drain_s: float = Field(30.0, ge=0, description="how long a stop waits for running requests")
-    log_prompts: bool = False
 
 
 class Config(BaseModel):

@@ -40,12 +40,13 @@ def verify(
     runner = CompanyRunner(parts)
     say(f"{len(requests)} requests, plainly and alone")
     plain = runner.run(PLAIN, requests)
-    report = VerifyReport(PLAIN, _result(PLAIN, plain, plain))
+    report = VerifyReport(PLAIN, _result(PLAIN, plain, 0))
     for company in companies:
         say(f"in company: {company.name}")
         outcomes = runner.run(company, requests)
-        report.results.append(_result(company, plain, outcomes))
-        report.mismatches += first_mismatches(company.name, plain, outcomes)
+        found = first_mismatches(company.name, plain, outcomes)
+        report.mismatches += found
+        report.results.append(_result(company, outcomes, len(found)))
     return report
 
 
@@ -53,12 +54,12 @@ def _fits(request: Request, parts: EngineParts) -> bool:
     return len(request.prompt_ids) + (request.stopping.max_tokens or 0) <= parts.info.max_context
 
 
-def _result(company: Company, plain: Outcomes, outcomes: Outcomes) -> CompanyResult:
+def _result(company: Company, outcomes: Outcomes, mismatches: int) -> CompanyResult:
     return CompanyResult(
         company=company,
-        pairs=len(plain),
+        pairs=len(outcomes),
         tokens=sum(len(o.tokens) for o in outcomes.values()),
         accepted=sum(o.accepted for o in outcomes.values()),
         preemptions=sum(o.preemptions for o in outcomes.values()),
-        mismatches=len(first_mismatches(company.name, plain, outcomes)),
+        mismatches=mismatches,
     )
