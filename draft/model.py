@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 
 from torch import Tensor
 
+from draft.growth import Growth, feed
 from draft.protocol import DraftTask
 from specdec.models.decoder import Decoder
 from specdec.sampling import Sampler
@@ -15,27 +16,18 @@ from specdec.tree import TokenTree
 from verify_kernels.forward_batch import BatchEntry, ForwardBatch
 
 
-@dataclass(slots=True)
-class _Growing:
-    """A tree being grown: ``frontier`` are the nodes to expand next, at most one level apart from the leaves."""
-
-    task: DraftTask
-    tree: TokenTree
-    frontier: list[int]
-
-
 class ModelDrafter:
     """Proposes the top-w of log q / T + G under the request's own filters, where G is the noise the target will
     use: a without-replacement sample ordered by the chance of holding the target's choice (Daliri et al.,
     arXiv 2408.07978). With T = 0 these are simply the w likeliest tokens.
 
     Its KV lies in its own pool under the shared page table: slot s of a sequence is slot s in both. Committed
-    tokens that it has not seen (a prompt, an accepted run) are fed as a chain before the first level; on a CPU
-    those rows cost next to nothing, so nothing is ever moved. A level feeds the whole tree so far again, for the
-    same reason.
+    tokens that it has not seen (a prompt, an accepted run) are fed as a chain before the first level, when it is
+    asked for the first time: a request that never needs it never pays for it.
     """
 
     name = "model"
+    costly = True
 
     def __init__(self, decoder: Decoder, sampler: Sampler) -> None:
         self._decoder, self._sampler = decoder, sampler
@@ -52,90 +44,88 @@ class ModelDrafter:
     def end(self, sequence: Sequence) -> None:
         """Nothing to do: the pages are the scheduler's."""
 
+    def backlog(self, sequence: Sequence) -> int:
+        """Committed tokens whose KV it lacks."""
+        return len(sequence.tokens) - sequence.draft_computed
+
+    def rehearse(self, rows: int) -> None:
+        """One level for ``rows`` sequences: their rows and their logits."""
+        entry = BatchEntry([0] * rows, list(range(-1, rows - 1)), 0, list(range(-(-rows // 64))))
+        self._decoder.forward(ForwardBatch.build([entry]), list(range(rows)))
+
     def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
-        """Catch up with the committed tokens, then grow every tree by levels until its budget is used."""
+        """Catch up with the committed tokens, then grow every tree by levels until deeper ones do not pay."""
         trees = [TokenTree(task.sequence.tokens[-1]) for task in tasks]
-        growing = self._catch_up(tasks, trees)
-        while growing:
-            growing = self._grow(growing)
+        growing = [
+            Growth(task, tree, len(task.sequence.tokens) - 1, task.sequence.pages, [task.sequence.tokens[-1]])
+            for task, tree in zip(tasks, trees, strict=True)
+            # A padding id of the target's larger table: this model has no row for it.
+            if max(task.sequence.tokens) < self._decoder.config.vocab_size and task.max_nodes > 0 < task.max_depth
+        ]
+        growing, logits = self._catch_up(growing)
+        while growing and logits is not None:
+            growing = self._expand(growing, logits)
+            growing, logits = feed(self._decoder, growing)
         return trees
 
-    def _catch_up(self, tasks: Seq[DraftTask], trees: Seq[TokenTree]) -> list[_Growing]:
-        """Feed committed tokens; sequences that reached their pending token and may draft start to grow."""
-        room = self._decoder.max_rows
-        entries, last_rows, ready, computed, row = [], [], [], [], 0
-        for task, tree in zip(tasks, trees, strict=True):
-            seq = task.sequence
-            if max(seq.tokens) >= self._decoder.config.vocab_size:
-                continue  # a padding id of the target's larger table: this model has no row for it
-            drafts = task.max_nodes > 0 and task.max_depth > 0
-            # While the target is still prefilling, only slots it has pages for can be filled.
-            upto = len(seq.tokens) if drafts else min(len(seq.tokens) - 1, seq.n_computed)
-            chain = seq.tokens[min(seq.draft_computed, len(seq.tokens) - 1) : upto][: room - row]
-            if not chain:
+    def _catch_up(self, growing: Seq[Growth]) -> tuple[list[Growth], Tensor | None]:
+        """Feed committed tokens, in as many forwards as they take; logits of the pending ones of the last."""
+        waiting = list(growing)
+        while waiting:
+            entries, rows, ready, done, total = [], [], [], [], 0
+            for growth in waiting:
+                seq = growth.task.sequence
+                start = min(seq.draft_computed, len(seq.tokens) - 1)
+                chain = seq.tokens[start:][: self._decoder.max_rows - total]
+                if not chain:
+                    continue
+                entries.append(BatchEntry(chain, list(range(-1, len(chain) - 1)), start, seq.pages))
+                total += len(chain)
+                done.append((seq, min(start + len(chain), len(seq.tokens) - 1)))
+                if start + len(chain) == len(seq.tokens):
+                    rows.append(total - 1)
+                    ready.append(growth)
+            logits = self._decoder.forward(ForwardBatch.build(entries), rows)
+            for seq, upto in done:  # only now is it true
+                seq.draft_computed = upto
+            if len(ready) == len(waiting):
+                return ready, logits
+            if ready:  # those with short backlogs go on with the others: their pending rows are fed once more
                 continue
-            start = min(seq.draft_computed, len(seq.tokens) - 1)
-            entries.append(BatchEntry(chain, list(range(-1, len(chain) - 1)), start, seq.pages))
-            row += len(chain)
-            computed.append((seq, min(start + len(chain), len(seq.tokens) - 1)))
-            if start + len(chain) == len(seq.tokens) and drafts:
-                last_rows.append(row - 1)
-                ready.append(_Growing(task, tree, [0]))
-        if not entries:
-            return []
-        logits = self._decoder.forward(ForwardBatch.build(entries), last_rows)
-        for seq, upto in computed:  # only now is it true
-            seq.draft_computed = upto
-        return self._expand(ready, logits)
+        return [], None
 
-    def _grow(self, growing: Seq[_Growing]) -> list[_Growing]:
-        """One level: feed every tree, expand its frontier."""
-        entries, rows, row, fed = [], [], 0, []
-        for item in growing:
-            seq, tree = item.task.sequence, item.tree
-            if row + len(tree) > self._decoder.max_rows:
-                continue
-            entries.append(BatchEntry(tree.tokens, tree.parents, len(seq.tokens) - 1, seq.pages))
-            rows += [row + node for node in item.frontier]
-            row += len(tree)
-            fed.append(item)
-        if not entries:
-            return []
-        return self._expand(fed, self._decoder.forward(ForwardBatch.build(entries), rows))
-
-    def _expand(self, growing: Seq[_Growing], logits: Tensor) -> list[_Growing]:
-        """Give frontier nodes their children, best first, within each budget; returns those that can go on."""
-        if not growing:
-            return []
-        width = max(item.task.width for item in growing)
+    def _expand(self, growing: Seq[Growth], logits: Tensor) -> list[Growth]:
+        """Give frontier nodes their children, best first; returns the growths that can go on."""
         rows = []
-        for item in growing:
-            seq = item.task.sequence
-            for node in item.frontier:
-                path = item.tree.path_tokens(node)
-                rows.append(item.task.sampling.row(len(seq.tokens) + len(path), path, seq.n_output + len(path)))
-        children = self._sampler.children(logits, rows, width)
-        following, at = [], 0
-        for item in growing:
-            own = children[at : at + len(item.frontier)]
-            at += len(item.frontier)
-            item.frontier = self._add(item, own)
-            room = len(item.tree) - 1 < item.task.max_nodes
-            if room and item.frontier and item.tree.depths[item.frontier[0]] < item.task.max_depth:
-                following.append(item)
-        return following
+        for growth in growing:
+            seq, tree = growth.task.sequence, growth.tree
+            for node in growth.frontier:
+                path = tree.path_tokens(growth.anchors[node])
+                rows.append(growth.task.sampling.row(len(seq.tokens) + len(path), path, seq.n_output + len(path)))
+        children = self._sampler.children(logits, rows, max(growth.task.width for growth in growing))
+        at = 0
+        for growth in growing:
+            own = children[at : at + len(growth.frontier)]
+            at += len(growth.frontier)
+            growth.advance(self._add(growth, own))
+        return [growth for growth in growing if growth.frontier]
 
-    def _add(self, item: _Growing, children: Seq[Seq[tuple[int, float]]]) -> list[int]:
-        """Add the best of the level's children, leaving room for deeper levels; returns the new nodes."""
-        tree, task = item.tree, item.task
-        left = task.max_nodes - (len(tree) - 1)
-        levels_left = task.max_depth - tree.depths[item.frontier[0]]
-        share = max(1, left // max(1, levels_left)) if levels_left > 1 else left
+    def _add(self, growth: Growth, children: Seq[Seq[tuple[int, float]]]) -> list[int]:
+        """Add a level's children, the likeliest first, leaving room for deeper levels; returns the new nodes."""
+        task, tree = growth.task, growth.tree
         offered = [
-            (tree.scores[node] + logprob, rank, node, token)
-            for node, options in zip(item.frontier, children, strict=True)
+            (rank, tree.scores[growth.anchors[node]] + logprob, node, token, logprob)
+            for node, options in zip(growth.frontier, children, strict=True)
             for rank, (token, logprob) in enumerate(options[: task.width])
         ]
-        # The first-ranked child holds the target's choice most often, whatever its probability.
-        offered.sort(key=lambda o: (o[1], -o[0]))
-        return [tree.add(node, token, score, self.name) for score, _, node, token in offered[: min(share, left)]]
+        offered.sort(key=lambda o: (o[0], -o[1]))
+        levels_left = task.max_depth - tree.depths[growth.anchors[growth.frontier[0]]]
+        share = max(1, (task.max_nodes - len(tree) + 1) // max(1, min(levels_left, task.max_nodes)))
+        if task.level_floor > -math.inf:  # what pays is decided by chances then, not by a division of the budget
+            share = len(offered)
+        fresh = []
+        for rank, _, node, token, logprob in offered[: max(share, len(growth.frontier))]:
+            anchor = task.add(tree, growth.anchors[node], token, math.exp(logprob), rank)
+            if anchor >= 0:
+                fresh.append(growth.add(node, token, anchor))
+        return fresh

@@ -1,42 +1,62 @@
-"""All drafters of an engine as one: isolates their faults and merges their proposals."""
+"""All drafters of an engine: who knows which sequence, who is still trusted, and what each proposes."""
 
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from typing import cast
 
-from draft.merge import merge
-from draft.protocol import Drafter, DraftTask
+from draft.protocol import CostlyDrafter, Drafter, DraftTask
+from specdec.control.outcome import DraftWork
 from specdec.sequence import Sequence
 from specdec.tree import TokenTree, check_tree
 
 logger = logging.getLogger(__name__)
 
+STRIKES = 3  # faulty calls in a row after which a drafter rests for everyone
+REST_S = 300.0
+READS_AT_ONCE = 64  # tokens of backlog that earn a drafter as much time again as it has for a step
+
 
 class DraftPanel:
-    """Asks each drafter that a sequence allows and merges what comes back.
+    """Asks drafters and isolates their faults.
 
-    A drafter that raises or hands over a malformed tree is logged and not asked again for those sequences; it
-    costs them speed, never output.
+    A drafter that raises, takes longer than ``stall_ms`` or hands over a malformed tree is logged and not asked again
+    for those sequences; it costs them speed, never output. After three such calls in a row it rests for everyone.
     """
 
-    def __init__(self, drafters: Seq[Drafter], vocab_size: int) -> None:
-        self._drafters = list(drafters)
-        self._vocab_size = vocab_size
+    def __init__(
+        self,
+        drafters: Seq[Drafter],
+        vocab_size: int,
+        stall_ms: float = math.inf,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._drafters = {d.name: d for d in drafters}
+        self._vocab_size, self._stall_ms, self._clock = vocab_size, stall_ms, clock
         self._begun: dict[int, list[Drafter]] = {}  # per sequence, the drafters that know it
-        self._asked: dict[int, set[str]] = {}  # of those, the ones still trusted
+        self._trusted: dict[int, set[str]] = {}  # of those, the ones still trusted
+        self._strikes = dict.fromkeys(self._drafters, 0)
+        self._rests_until = dict.fromkeys(self._drafters, -math.inf)
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the drafters loaded."""
-        return tuple(d.name for d in self._drafters)
+        return tuple(self._drafters)
+
+    @property
+    def costly(self) -> dict[str, bool]:
+        """Whether proposing takes a model's forward, by drafter."""
+        return {name: drafter.costly for name, drafter in self._drafters.items()}
 
     def begin(self, sequence: Sequence, allowed: tuple[str, ...] | None) -> None:
         """A sequence enters; ``allowed`` None: every drafter may propose for it."""
-        begun = [d for d in self._drafters if allowed is None or d.name in allowed]
+        begun = [d for d in self._drafters.values() if allowed is None or d.name in allowed]
         self._begun[id(sequence)] = begun
-        self._asked[id(sequence)] = {d.name for d in begun}
+        self._trusted[id(sequence)] = {d.name for d in begun}
         self._tell(sequence, lambda drafter: drafter.begin(sequence))
 
     def observe(self, sequence: Sequence, tokens: Seq[int]) -> None:
@@ -49,53 +69,84 @@ class DraftPanel:
 
     def end(self, sequence: Sequence) -> None:
         """The sequence left: every drafter that knows it is told, trusted or not, or it would remember it for ever."""
-        self._asked[id(sequence)] = {d.name for d in self._begun.pop(id(sequence), [])}
+        self._trusted[id(sequence)] = {d.name for d in self._begun.pop(id(sequence), [])}
         self._tell(sequence, lambda drafter: drafter.end(sequence))
-        del self._asked[id(sequence)]
+        del self._trusted[id(sequence)]
 
     def drafts_for(self, sequence: Sequence) -> bool:
         """Whether any drafter may still propose for it."""
-        return bool(self._asked.get(id(sequence)))
+        return bool(self._trusted.get(id(sequence)))
 
-    def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
-        """One tree per task, at most its ``max_nodes`` draft nodes."""
-        proposals: list[list[TokenTree]] = [[TokenTree(task.sequence.tokens[-1])] for task in tasks]
-        for drafter in self._drafters:
-            turns = [i for i, task in enumerate(tasks) if drafter.name in self._asked.get(id(task.sequence), ())]
-            if not turns:
-                continue
-            try:
-                trees = drafter.propose([tasks[i] for i in turns])
-                if len(trees) != len(turns):
-                    raise ValueError(f"{len(turns)} tasks but {len(trees)} trees")
-            except Exception:
-                logger.exception("drafter %s failed; not asked again for %d sequence(s)", drafter.name, len(turns))
-                for i in turns:
-                    self._asked[id(tasks[i].sequence)].discard(drafter.name)
-                continue
-            for i, tree in zip(turns, trees, strict=True):
-                if self._sound(drafter, tasks[i], tree):
-                    proposals[i].append(tree)
-        return [merge(trees, task.max_nodes) for trees, task in zip(proposals, tasks, strict=True)]
+    def trusts(self, name: str, sequence: Sequence) -> bool:
+        """Whether drafter ``name`` may propose for it now."""
+        return name in self._trusted.get(id(sequence), ()) and self._clock() >= self._rests_until[name]
 
-    def _sound(self, drafter: Drafter, task: DraftTask, tree: TokenTree) -> bool:
+    def backlog(self, name: str, sequence: Sequence) -> int:
+        """Tokens costly drafter ``name`` must read before it can draft for a sequence that it knows."""
+        try:
+            return max(0, int(cast(CostlyDrafter, self._drafters[name]).backlog(sequence)))
+        except Exception:
+            self._distrust(name, [sequence], "failed to tell its backlog")
+            return 0
+
+    def ask(self, name: str, tasks: Seq[DraftTask | None], backlog: int = 0) -> DraftWork:
+        """Let ``name`` propose; None marks sequences that are not its turn. ``backlog``: tokens it reads first."""
+        work = DraftWork([None] * len(tasks))
+        turns = [(i, task) for i, task in enumerate(tasks) if task is not None]
+        if not turns:
+            return work
+        sequences = [task.sequence for _, task in turns]
+        began = self._clock()
+        try:
+            trees = self._drafters[name].propose([task for _, task in turns])
+            if len(trees) != len(turns):
+                raise ValueError(f"{len(turns)} tasks but {len(trees)} trees")
+        except Exception:
+            work.ms = (self._clock() - began) * 1e3
+            self._distrust(name, sequences, "failed")
+            return work
+        work.ms = (self._clock() - began) * 1e3
+        for (i, task), tree in zip(turns, trees, strict=True):
+            if self._sound(name, task, tree):
+                work.trees[i] = tree
+                work.levels = max(work.levels, 1, *tree.depths)
+        if work.ms > self._stall_ms * (1 + backlog / READS_AT_ONCE):
+            self._distrust(name, sequences, f"took {work.ms:.0f} ms")
+        elif len(work.trees) - work.trees.count(None) == len(turns):
+            self._strikes[name] = 0
+        return work
+
+    def _sound(self, name: str, task: DraftTask, tree: TokenTree) -> bool:
+        """Whether ``tree`` is what was asked for; anything can come from a broken drafter."""
         try:
             check_tree(tree.tokens, tree.parents, self._vocab_size)
             if tree.tokens[0] != task.sequence.tokens[-1]:
                 raise ValueError("the root is not the pending token")
-        except ValueError as error:
-            logger.error("drafter %s handed over a bad tree (%s); not asked again for it", drafter.name, error)
-            self._asked[id(task.sequence)].discard(drafter.name)
+            if len(tree) - 1 > task.max_nodes:
+                raise ValueError(f"{len(tree) - 1} nodes where {task.max_nodes} were asked for")
+            if len(tree.scores) != len(tree) or not all(score <= 0 for score in tree.scores):
+                raise ValueError("scores: must be log-probabilities, one per node")
+        except Exception as error:
+            self._distrust(name, [task.sequence], f"handed over a bad tree ({error})")
             return False
         return True
 
+    def _distrust(self, name: str, sequences: Seq[Sequence], what: str) -> None:
+        logger.error("drafter %s %s; not asked again for %d request(s)", name, what, len(sequences), exc_info=True)
+        for sequence in sequences:
+            self._trusted.get(id(sequence), set()).discard(name)
+        self._strikes[name] += 1
+        if self._strikes[name] >= STRIKES:
+            logger.error("drafter %s failed %d times in a row; it rests for %.0f s", name, STRIKES, REST_S)
+            self._strikes[name] = 0
+            self._rests_until[name] = self._clock() + REST_S
+
     def _tell(self, sequence: Sequence, call: Callable[[Drafter], None]) -> None:
-        trusted = self._asked.get(id(sequence), set())
-        for drafter in self._drafters:
-            if drafter.name not in trusted:
+        trusted = self._trusted.get(id(sequence), set())
+        for name, drafter in self._drafters.items():
+            if name not in trusted:
                 continue
             try:
                 call(drafter)
             except Exception:
-                logger.exception("drafter %s failed; not asked again for this sequence", drafter.name)
-                trusted.discard(drafter.name)
+                self._distrust(name, [sequence], "failed")

@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol
 
 from specdec.sampling import SequenceSampling
 from specdec.sequence import Sequence
-from specdec.tree import TokenTree
+from specdec.tree import MAX_NODES, TokenTree
+
+Odds = Callable[[int, int, float], tuple[float, int]]
+"""(rank, depth, prob) -> (log of the chance that such a child is accepted once its parent is, calibration cell)."""
+
+_LEAST = 1e-6
+
+
+def raw_odds(rank: int, depth: int, prob: float) -> tuple[float, int]:
+    """A drafter's probabilities taken at their word: what is used where no controller calibrates them."""
+    return math.log(min(1.0, max(prob, _LEAST))), -1
 
 
 @dataclass(frozen=True, slots=True)
 class DraftTask:
-    """One sequence's turn. ``max_nodes`` 0: propose nothing, but work that must keep up may be done.
+    """One sequence's turn with one drafter. ``max_nodes`` 0: propose nothing, but work that must keep up may be done.
 
     ``sequence.tokens`` are all committed; the last is the pending token, the root of the tree to fill.
+    ``source``: the drafter's name. ``odds`` turns its probabilities into calibrated ones. ``floor``: a node whose
+    score (log of the chance that it is reached) lies below is not worth proposing, nor its children.
+    ``level_floor``: a node below it is not worth a forward of a costly drafter to find its children.
     """
 
     sequence: Sequence
@@ -23,12 +38,34 @@ class DraftTask:
     max_nodes: int
     max_depth: int
     width: int
+    source: str = ""
+    odds: Odds = raw_odds
+    floor: float = -math.inf
+    level_floor: float = -math.inf
+
+    def add(self, tree: TokenTree, parent: int, token: int, prob: float, rank: int = 0) -> int:
+        """Propose ``token`` under ``parent``; returns its node, or -1 where it is not worth it or there is no room.
+
+        prob: the drafter's own estimate, in (0, 1], that the target chooses ``token`` once it is at ``parent``.
+        rank: 0 for the drafter's first choice at ``parent``, 1 for its second, and so on.
+        """
+        depth = tree.depths[parent] + 1
+        chance, cell = self.odds(rank, depth, prob)
+        score = tree.scores[parent] + chance
+        full = len(tree) > self.max_nodes or len(tree) >= MAX_NODES
+        if score < self.floor or depth > self.max_depth or (full and tree.child(parent, token) is None):
+            return -1
+        return tree.add(parent, token, score, self.source, cell)
 
 
 class Drafter(Protocol):
-    """Proposes trees. A drafter can be wrong, slow or broken; it can not change what comes out."""
+    """Proposes trees. A drafter can be wrong, slow or broken; it can not change what comes out.
+
+    ``costly``: proposing takes a model's forward, so it is asked only where that pays. The others are asked always.
+    """
 
     name: str
+    costly: bool
 
     def begin(self, sequence: Sequence) -> None:
         """A sequence enters; ``sequence.tokens`` holds its prompt."""
@@ -44,3 +81,13 @@ class Drafter(Protocol):
 
     def end(self, sequence: Sequence) -> None:
         """The sequence left; forget it. Called once, also for sequences that failed."""
+
+
+class CostlyDrafter(Drafter, Protocol):
+    """A drafter that runs a model."""
+
+    def backlog(self, sequence: Sequence) -> int:
+        """Tokens of a sequence that was begun which it must read before it can propose for it."""
+
+    def rehearse(self, rows: int) -> None:
+        """Run one level's forward over ``rows`` rows of nonsense, to measure it; before any sequence begins."""

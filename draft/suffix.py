@@ -1,59 +1,57 @@
-"""Drafts from the request's own text: what followed the longest suffix seen before."""
+"""Drafts from text: what followed the longest suffix of the sequence that was seen before."""
 
 from __future__ import annotations
 
-import heapq
-import math
+import time
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
+from draft.continuation import expand
 from draft.protocol import DraftTask
-from draft.suffix_automaton import SuffixAutomaton
+from draft.suffix_reader import SuffixReader
+from draft.text_library import TextLibrary
+from specdec.config import SpeculationConfig
 from specdec.sequence import Sequence
 from specdec.tree import TokenTree
 
-MIN_MATCH = 2  # shorter contexts guess too badly to be worth a row
-CATCH_UP = 4096  # prompt tokens indexed per step: a long prompt must not hold up the others
-
-
-class _Text:
-    __slots__ = ("automaton", "indexed")
-
-    def __init__(self) -> None:
-        self.automaton = SuffixAutomaton()
-        self.indexed = 0
+CATCH_UP = 2048  # tokens indexed per step, of all sequences together: a long prompt must not hold up the others
 
 
 class SuffixDrafter:
-    """Best-first continuation of the longest repeated suffix, by counts.
+    """Continues the longest suffixes of the sequence that were seen before, by counts, best first.
 
-    A child's score is log(its share of its parent's continuations), scaled by a trust that grows with the length
-    of the match: a context of two tokens recurs by chance, one of twenty does not.
+    Looks in the request's own prompt, output and prediction, in its session's earlier texts, and in the finished
+    texts of requests with the same salt.
     """
 
     name = "suffix"
+    costly = False
 
-    def __init__(self) -> None:
-        self._texts: dict[int, _Text] = {}
+    def __init__(self, config: SpeculationConfig, clock: Callable[[], float] = time.monotonic) -> None:
+        self._library = TextLibrary(config, clock)
+        self._readers: dict[int, SuffixReader] = {}
 
     def begin(self, sequence: Sequence) -> None:
         """Start an index; it is filled while the prompt is prefilled."""
-        self._texts[id(sequence)] = _Text()
+        self._readers[id(sequence)] = SuffixReader(sequence, self._library.stores(sequence.request))
 
     def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
-        """Index what is new and continue each sequence's longest repeated suffix."""
-        return [self._one(task) for task in tasks]
-
-    def _one(self, task: DraftTask) -> TokenTree:
-        tokens = task.sequence.tokens
-        tree = TokenTree(tokens[-1])
-        text = self._texts[id(task.sequence)]
-        upto = min(len(tokens), text.indexed + CATCH_UP)
-        for token in tokens[text.indexed : upto]:
-            text.automaton.extend(token)
-        text.indexed = upto
-        if task.max_nodes > 0 and upto == len(tokens):
-            _expand(text.automaton, task, tree)
-        return tree
+        """Index what is new and continue each sequence."""
+        budget = CATCH_UP
+        trees = []
+        for task in tasks:
+            tokens = task.sequence.tokens
+            reader = self._readers[id(task.sequence)]
+            while budget and reader.indexed < len(tokens):
+                budget -= reader.catch_up(tokens, budget)
+            tree = TokenTree(tokens[-1])
+            if task.max_nodes > 0 and task.max_depth > 0:
+                contexts = reader.contexts(tokens)
+                if contexts:
+                    expand(task, tree, contexts)
+            trees.append(tree)
+        self._library.work(max(budget, CATCH_UP // 8))
+        return trees
 
     def observe(self, sequence: Sequence, tokens: Seq[int]) -> None:
         """Nothing to do: `propose` reads the committed tokens."""
@@ -62,33 +60,6 @@ class SuffixDrafter:
         """Nothing to do: the index holds tokens, not KV."""
 
     def end(self, sequence: Sequence) -> None:
-        """Forget the sequence."""
-        self._texts.pop(id(sequence), None)
-
-
-def _expand(automaton: SuffixAutomaton, task: DraftTask, tree: TokenTree) -> None:
-    start = automaton.match(MIN_MATCH)
-    if start == 0:
-        return
-    length = automaton.lengths[start]
-    trust = math.log(length / (length + 1.0))
-    # (cost, order, parent node, token, state): `order` settles equal costs, so the tree is the same every time.
-    heap: list[tuple[float, int, int, int, int]] = []
-    order = 0
-
-    def push_children(state: int, node: int, score: float) -> None:
-        nonlocal order
-        edges, counts = automaton.edges[state], automaton.counts
-        if not edges or tree.depths[node] >= task.max_depth:
-            return
-        total = sum(counts[s] for s in edges.values()) or 1
-        for token, target in sorted(edges.items(), key=lambda e: -counts[e[1]])[: task.width]:
-            share = max(counts[target], 1) / max(total, 1)
-            heapq.heappush(heap, (-(score + trust + math.log(min(share, 1.0))), order, node, token, target))
-            order += 1
-
-    push_children(start, 0, 0.0)
-    while heap and len(tree) <= task.max_nodes:
-        cost, _, parent, token, state = heapq.heappop(heap)
-        node = tree.add(parent, token, -cost, SuffixDrafter.name)
-        push_children(state, node, -cost)
+        """Forget the sequence, but keep its text for later ones."""
+        if self._readers.pop(id(sequence), None) is not None:
+            self._library.add(sequence.request, sequence.tokens)

@@ -2,70 +2,121 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
+
 COUNT_WALK = 32  # suffixes of one token whose counts are raised; bounds the cost on repetitive text
+BREAK = -1  # ends one text where another follows: no sequence holds it, so no match crosses it
+MAX_FOLLOWERS = 64  # looked at per context; one with more guesses badly anyway
+_NONE = -2
 
 
 class SuffixAutomaton:
     """Online suffix automaton (Blumer et al. 1985): O(1) amortised per token.
 
-    State s stands for contexts of up to ``lengths[s]`` tokens; ``edges[s]`` leads to what followed them;
-    ``counts[s]`` tells how often they were seen, exact for the ``COUNT_WALK`` longest contexts at each token
-    and a lower bound for shorter ones.
+    State s stands for contexts of up to ``lengths[s]`` tokens, all longer than ``lengths[links[s]]``; ``counts[s]``
+    tells how often they were seen, exact for the ``COUNT_WALK`` longest contexts at each token and a lower bound for
+    shorter ones. State 0 is the empty context. Most states have one follower: it lies in flat arrays, further ones
+    in a dict of the few states that branch, so that a token takes some 150 bytes instead of 500.
     """
 
-    __slots__ = ("counts", "edges", "last", "lengths", "links")
+    __slots__ = ("_branches", "_first_state", "_first_token", "counts", "last", "lengths", "links", "size")
 
-    def __init__(self) -> None:
-        self.edges: list[dict[int, int]] = [{}]
-        self.links = [-1]
-        self.lengths = [0]
-        self.counts = [0]
+    def __init__(self, tokens: Iterable[int] = ()) -> None:
+        self._first_token, self._first_state = array("i", (_NONE,)), array("i", (0,))
+        self._branches: dict[int, dict[int, int]] = {}
+        self.links, self.lengths, self.counts = array("i", (-1,)), array("i", (0,)), array("i", (0,))
         self.last = 0
+        self.size = 0
+        self.extend(tokens)
 
-    def extend(self, token: int) -> None:
+    def extend(self, tokens: Iterable[int]) -> None:
+        """Append tokens to the text."""
+        for token in tokens:
+            self.append(token)
+
+    def append(self, token: int) -> None:
         """Append one token to the text."""
-        edges, links, lengths = self.edges, self.links, self.lengths
-        new = self._state(lengths[self.last] + 1, {})
-        state = self.last
-        while state != -1 and token not in edges[state]:
-            edges[state][token] = new
+        first_token, first_state, branches = self._first_token, self._first_state, self._branches
+        links, lengths = self.links, self.lengths
+        self.size += 1
+        new = self._state(lengths[self.last] + 1, _NONE, 0)
+        state, target = self.last, -1
+        while state != -1:
+            first = first_token[state]
+            if first == token:
+                target = first_state[state]
+                break
+            if first == _NONE:
+                first_token[state], first_state[state] = token, new
+            else:
+                more = branches.get(state)
+                if more is None:
+                    branches[state] = {token: new}
+                elif token in more:
+                    target = more[token]
+                    break
+                else:
+                    more[token] = new
             state = links[state]
-        if state == -1:
+        if target == -1:
             links[new] = 0
         else:
-            target = edges[state][token]
             links[new] = target if lengths[target] == lengths[state] + 1 else self._split(state, token, target)
         self.last = new
         self._count(new)
 
     def _split(self, state: int, token: int, target: int) -> int:
-        clone = self._state(self.lengths[state] + 1, dict(self.edges[target]))
+        """Give the contexts of ``target`` that end ``state``'s in ``token`` a state of their own."""
+        clone = self._state(self.lengths[state] + 1, self._first_token[target], self._first_state[target])
+        if target in self._branches:
+            self._branches[clone] = dict(self._branches[target])
         self.links[clone] = self.links[target]
         self.counts[clone] = self.counts[target]
         self.links[target] = clone
-        while state != -1 and self.edges[state].get(token) == target:
-            self.edges[state][token] = clone
+        while state != -1 and self.follow(state, token) == target:
+            if self._first_token[state] == token:
+                self._first_state[state] = clone
+            else:
+                self._branches[state][token] = clone
             state = self.links[state]
         return clone
 
     def _count(self, state: int) -> None:
+        counts, links = self.counts, self.links
         for _ in range(COUNT_WALK):
             if state <= 0:
                 return
-            self.counts[state] += 1
-            state = self.links[state]
+            counts[state] += 1
+            state = links[state]
 
-    def _state(self, length: int, edges: dict[int, int]) -> int:
-        self.edges.append(edges)
+    def _state(self, length: int, token: int, follower: int) -> int:
+        self._first_token.append(token)
+        self._first_state.append(follower)
         self.links.append(-1)
         self.lengths.append(length)
         self.counts.append(0)
-        return len(self.edges) - 1
+        return len(self.links) - 1
 
-    def match(self, min_length: int) -> int:
-        """The state of the longest suffix of the text that was followed by something before; 0 if it is shorter
-        than ``min_length``."""
-        state = self.links[self.last]
-        while state > 0 and not self.edges[state]:
-            state = self.links[state]
-        return state if state > 0 and self.lengths[state] >= min_length else 0
+    def follow(self, state: int, token: int) -> int:
+        """The state after ``token`` in the contexts of ``state``; -1 if it never followed them."""
+        if self._first_token[state] == token:
+            return self._first_state[state]
+        more = self._branches.get(state)
+        return -1 if more is None else more.get(token, -1)
+
+    def followers(self, state: int) -> Iterator[tuple[int, int]]:
+        """(token, state after it) for what followed ``state``, in order of first sight, at most ``MAX_FOLLOWERS``."""
+        first = self._first_token[state]
+        if first == _NONE:
+            return iter(())
+        own = ((first, self._first_state[state]),)
+        more = self._branches.get(state)
+        return iter(own) if more is None else islice(chain(own, more.items()), MAX_FOLLOWERS)
+
+    def sole_follower(self, state: int) -> tuple[int, int]:
+        """The token that always followed ``state`` and the state after it; token -2 if there is none, or several."""
+        if state in self._branches:
+            return _NONE, 0
+        return self._first_token[state], self._first_state[state]

@@ -16,10 +16,11 @@ from server.request_errors import unpack_error
 from server.request_stream import RequestStream
 from server.request_table import RequestTable
 from server.restart_policy import RestartPolicy
+from server.trace_calls import TraceCalls
 from server.wire import pack_request, unpack_event, unpack_info, unpack_load
 from specdec.config import Config
 from specdec.errors import EngineDeadError, SpecdecError
-from specdec.types import EngineInfo, EngineLoad, Request
+from specdec.types import EngineInfo, EngineLoad, Request, StepTrace
 
 _LOG = logging.getLogger(__name__)
 _CLOSE_GRACE_S = 5.0
@@ -47,6 +48,7 @@ class EngineClient:
         self._policy = policy or RestartPolicy()
         self._board = StateBoard()
         self._table = RequestTable(self._abort_ticket)
+        self._traces = TraceCalls()
         self._child: EngineChild | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._info: EngineInfo | None = None
@@ -133,6 +135,19 @@ class EngineClient:
         self._child.send(Frame.SUBMIT, (ticket, *pack_request(request)[1:]))
         return stream
 
+    async def trace(self, limit: int) -> list[StepTrace]:
+        """The engine's last ``limit`` steps, newest last; waits for the step that runs.
+
+        Raises:
+            EngineDeadError: the engine is not ready, or ends before it answers.
+            GenerationFailedError: the engine could not tell.
+        """
+        if self.state != EngineState.READY or self._child is None:
+            raise EngineDeadError(self._why_not())
+        number, answer = self._traces.open()
+        self._child.send(Frame.TRACE, number, limit)
+        return await answer
+
     def abort(self, request_id: str) -> bool:
         """End a request: its reader gets Finished(ABORTED) per open sample. False when it is not in flight."""
         ticket = self._table.ticket(request_id)
@@ -151,7 +166,7 @@ class EngineClient:
         # A process that loads does not listen yet, so there is no point in asking it.
         grace_s = _CLOSE_GRACE_S if self.state == EngineState.READY else 0.0
         self._board.become(EngineState.CLOSED)
-        self._table.fail_all(EngineDeadError("the server stopped"))
+        self._end_calls(EngineDeadError("the server stopped"))
         if self._child is not None:
             await self._child.close(grace_s)
         if self._supervisor is not None:
@@ -199,7 +214,7 @@ class EngineClient:
             return None
         if self._info is not None:
             self._board.become(EngineState.RESTARTING)
-        self._table.fail_all(EngineDeadError())
+        self._end_calls(EngineDeadError())
         return self._after_death(child.pid, await child.ended())
 
     def _after_death(self, pid: int, how: str) -> float | None:
@@ -220,7 +235,11 @@ class EngineClient:
     def _give_up(self, why: str) -> None:
         self._failure = why
         self._board.become(EngineState.FAILED)
-        self._table.fail_all(EngineDeadError(self._why_not()))
+        self._end_calls(EngineDeadError(self._why_not()))
+
+    def _end_calls(self, error: EngineDeadError) -> None:
+        self._table.fail_all(error)
+        self._traces.fail_all(error)
 
     def _take(self, frame: list[Any]) -> None:
         kind, *rest = frame
@@ -232,6 +251,8 @@ class EngineClient:
                 self._load = unpack_load(rest[0])
             case Frame.REFUSED:
                 self._table.refuse(rest[0], unpack_error(rest[1]))
+            case Frame.TRACE:
+                self._traces.answer(*rest)
             case Frame.PROGRESS:
                 if self._progress is not None:
                     self._progress(*rest)

@@ -10,7 +10,7 @@ from server.engine_protocol import EngineLike
 from server.frames import Frame
 from server.parent_link import ParentLink
 from server.request_errors import GenerationFailedError, pack_error
-from server.wire import pack_event, pack_load, unpack_request
+from server.wire import pack_event, pack_load, pack_trace, unpack_request
 from specdec.errors import RequestError
 
 _LOG = logging.getLogger(__name__)
@@ -49,6 +49,8 @@ class EngineLoop:
                 self._submit(*rest)
             elif kind == Frame.ABORT:
                 self._engine.abort(*rest)
+            elif kind == Frame.TRACE:
+                self._tell_trace(*rest)
             elif kind == Frame.CLOSE:
                 return False
             else:
@@ -66,6 +68,15 @@ class EngineLoop:
             _LOG.exception("submit of request %s raised", request.request_id)
             fault = GenerationFailedError("INTERNAL", "the engine could not take the request")
             self._link.send(Frame.REFUSED, request.request_id, pack_error(fault))
+
+    def _tell_trace(self, number: int, limit: int) -> None:
+        steps: list[Any] | None = None
+        try:
+            steps = [pack_trace(step) for step in self._engine.trace(limit)]
+        except Exception:
+            # Who looks on must not cost those who generate their requests.
+            _LOG.exception("the trace can not be told")
+        self._link.send(Frame.TRACE, number, steps)
 
     def _tell_load(self) -> None:
         now = time.monotonic()

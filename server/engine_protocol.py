@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from specdec.types import EngineInfo, EngineLoad, Request, RequestEvent
+from specdec.types import EngineInfo, EngineLoad, Request, RequestEvent, StepTrace
 
 # (what is being done, units done, units in all); a total of 0 means the size is not known
 ProgressListener = Callable[[str, int, int], None]
@@ -35,6 +35,9 @@ class EngineLike(Protocol):
 
     def load(self) -> EngineLoad:
         """How busy it is."""
+
+    def trace(self, limit: int) -> list[StepTrace]:
+        """The last ``limit`` steps, or as many as are kept; newest last."""
 
     def close(self) -> None:
         """End every request and let go of resources."""

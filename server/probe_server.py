@@ -1,27 +1,37 @@
-"""Plain HTTP for probes: GET /livez, /readyz, /version answer JSON. Parsed by h11, served by asyncio."""
+"""Plain HTTP for probes: GET /livez, /readyz, /version, /trace answer JSON. Parsed by h11, served by asyncio."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from urllib.parse import parse_qs
 
 import h11
 
 import specdec
-from specdec.errors import ConfigError
+from server.trace_calls import DEFAULT_STEPS, LIMIT_RULE, MAX_STEPS
+from specdec.errors import ConfigError, RequestError
+from specdec.types import StepTrace
+from specdec.types.as_json import trace_dict
 
 _IDLE_S = 30.0
 _CHUNK_BYTES = 1 << 14
 # status and JSON body of a path
-Answer = tuple[int, dict[str, object]]
+Answer = tuple[int, object]
 
 
 class ProbeServer:
-    """``state`` gives the engine's state and whether the server would take a request now."""
+    """``state`` gives the engine's state and whether the server would take a request now, ``trace`` its last steps."""
 
-    def __init__(self, host: str, port: int, state: Callable[[], tuple[str, bool]]) -> None:
-        self._host, self._port, self._state = host, port, state
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        state: Callable[[], tuple[str, bool]],
+        trace: Callable[[int], Awaitable[list[StepTrace]]],
+    ) -> None:
+        self._host, self._port, self._state, self._trace = host, port, state, trace
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
 
@@ -47,8 +57,9 @@ class ProbeServer:
         if self._connections:
             await asyncio.wait(self._connections)
 
-    def answer(self, method: str, path: str) -> Answer:
-        """What a request gets."""
+    async def answer(self, method: str, target: str) -> Answer:
+        """What a request gets. ``target``: path and query."""
+        path, _, query = target.partition("?")
         state, ready = self._state()
         if method not in ("GET", "HEAD"):
             return 405, {"error": "only GET is served here"}
@@ -58,7 +69,18 @@ class ProbeServer:
             return (200 if ready else 503), {"status": "ready" if ready else "not ready", "engine": state}
         if path == "/version":
             return 200, {"version": specdec.__version__}
-        return 404, {"error": "not found; served here: /livez, /readyz, /version"}
+        if path == "/trace":
+            return await self._trace_answer(query)
+        return 404, {"error": "not found; served here: /livez, /readyz, /version, /trace"}
+
+    async def _trace_answer(self, query: str) -> Answer:
+        given = parse_qs(query, keep_blank_values=True).get("limit", [str(DEFAULT_STEPS)])[-1]
+        if not (given.isascii() and given.isdigit() and len(given) <= 9 and 1 <= int(given) <= MAX_STEPS):
+            return 400, {"error": f"limit: {LIMIT_RULE}", "field": "limit"}
+        try:
+            return 200, [trace_dict(step) for step in await self._trace(int(given))]
+        except RequestError as error:
+            return 503, {"error": str(error)}
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -88,8 +110,8 @@ class ProbeServer:
                 request = event
             elif isinstance(event, h11.EndOfMessage):
                 assert request is not None  # h11 gives a message's head first
-                method, path = request.method.decode("ascii"), request.target.decode("ascii").partition("?")[0]
-                await _reply(http, writer, method, self.answer(method, path))
+                method, target = request.method.decode("ascii"), request.target.decode("ascii")
+                await _reply(http, writer, method, await self.answer(method, target))
                 if http.our_state is not h11.DONE or http.their_state is not h11.DONE:
                     return
                 http.start_next_cycle()

@@ -53,7 +53,9 @@ class Serving:
         self._grpc = GrpcServer(config.server, self._frontend)
         self._health_task: asyncio.Task[None] | None = None
         port = config.server.http_port
-        self._probes = None if port is None else ProbeServer(config.server.host, port, self._probe_state)
+        self._probes: ProbeServer | None = None
+        if port is not None:
+            self._probes = ProbeServer(config.server.host, port, self._probe_state, self.client.trace)
 
     @property
     def knows_chat(self) -> bool:

@@ -8,11 +8,15 @@ from typing import Any
 
 from specdec.types import (
     Delta,
+    DrafterStats,
+    DrafterTrace,
     EngineInfo,
     EngineLoad,
     Failed,
     Finished,
     FinishReason,
+    GrammarKind,
+    GrammarParams,
     OutputParams,
     Request,
     RequestEvent,
@@ -21,6 +25,7 @@ from specdec.types import (
     SpeculationParams,
     SpeculationStats,
     Started,
+    StepTrace,
     StoppingParams,
     Timings,
     TokenLogprobs,
@@ -28,6 +33,7 @@ from specdec.types import (
 )
 
 _STARTED, _DELTA, _FINISHED, _FAILED = range(4)
+_PLAIN: dict[Any, type] = {"int": int, "float": float, "str": str}
 
 
 def pack_request(request: Request) -> tuple[Any, ...]:
@@ -42,12 +48,17 @@ def pack_request(request: Request) -> tuple[Any, ...]:
         request.priority,
         request.deadline_s,
         request.cache_salt,
+        request.prediction_ids,
+        request.session,
+        request.target_tpot_ms,
+        None if request.grammar is None else _values(request.grammar),
     )
 
 
 def unpack_request(parts: Sequence[Any]) -> Request:
     """The inverse of `pack_request`, after msgpack made lists of the tuples."""
-    request_id, prompt_ids, sampling, stopping, output, speculation, priority, deadline_s, salt = parts
+    request_id, prompt_ids, sampling, stopping, output, speculation, priority, deadline_s, salt, *more = parts
+    prediction, session, target_tpot_ms, grammar = more
     return Request(
         request_id=request_id,
         prompt_ids=tuple(prompt_ids),
@@ -58,6 +69,10 @@ def unpack_request(parts: Sequence[Any]) -> Request:
         priority=priority,
         deadline_s=deadline_s,
         cache_salt=salt,
+        prediction_ids=tuple(prediction),
+        session=session,
+        target_tpot_ms=target_tpot_ms,
+        grammar=None if grammar is None else GrammarParams(GrammarKind(grammar[0]), grammar[1]),
     )
 
 
@@ -70,7 +85,8 @@ def pack_event(event: RequestEvent) -> tuple[Any, ...]:
         case Started():
             return (_STARTED, *_values(event))
         case Finished(request_id, index, reason, matched_stop, usage, stats, timings):
-            figures = (_values(usage), _values(stats), _values(timings))
+            by_drafter = {name: _values(part) for name, part in stats.by_drafter.items()}
+            figures = (_values(usage), (*_values(stats)[:-1], by_drafter), _values(timings))
             return (_FINISHED, request_id, index, reason.value, matched_stop, *figures)
         case Failed():
             return (_FAILED, *_values(event))
@@ -119,6 +135,22 @@ def unpack_load(parts: Sequence[Any]) -> EngineLoad:
     return EngineLoad(*parts)
 
 
+def pack_trace(step: StepTrace) -> tuple[Any, ...]:
+    """``step`` as nested tuples of plain values, without what replay needs."""
+    return (*_plain_values(step), [_plain_values(part) for part in step.drafters])
+
+
+def unpack_trace(parts: Sequence[Any]) -> StepTrace:
+    """The inverse of `pack_trace`."""
+    *scalars, drafters = parts
+    return StepTrace(*[*scalars, [DrafterTrace(*part) for part in drafters]])
+
+
+def _plain_values(record: StepTrace | DrafterTrace) -> tuple[Any, ...]:
+    """The scalar fields. What the controller computes in numpy is no number to msgpack, so each is converted."""
+    return tuple(_PLAIN[f.type](getattr(record, f.name)) for f in fields(record) if f.type in _PLAIN)
+
+
 def _values(record: Any) -> tuple[Any, ...]:
     return tuple(getattr(record, f.name) for f in fields(record))
 
@@ -141,5 +173,5 @@ def _speculation(values: Sequence[Any]) -> SpeculationParams:
 
 
 def _stats(values: Sequence[Any]) -> SpeculationStats:
-    steps, drafted, accepted, histogram, by_drafter = values
-    return SpeculationStats(steps, drafted, accepted, histogram, {n: (p, a) for n, (p, a) in by_drafter.items()})
+    *scalars, by_drafter = values
+    return SpeculationStats(*[*scalars, {name: DrafterStats(*pair) for name, pair in by_drafter.items()}])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 MAX_NODES = 64
 
@@ -10,34 +10,39 @@ MAX_NODES = 64
 class TokenTree:
     """Nodes in topological order; node 0 is the pending token (committed, its KV not yet computed).
 
-    tokens, parents (-1 for the root), depths, scores (estimated log-probability that the node is reached) and
-    sources (the drafter that proposed it, "" for the root) are parallel lists. Children of a node hold distinct
-    tokens: adding one again raises its score, so proposals of several drafters merge into one trie.
-    One node is plain decode.
+    tokens, parents (-1 for the root), depths, scores (estimated log-probability that the node is reached), sources
+    (the drafters that proposed it, none for the root) and cells (where calibration counts it, -1 for nowhere) are
+    parallel lists. Children of a node hold distinct tokens: adding one again raises its score and adds its source,
+    so proposals merge into one trie. One node is plain decode.
     """
 
-    __slots__ = ("_children", "depths", "parents", "scores", "sources", "tokens")
+    __slots__ = ("_children", "cells", "depths", "parents", "scores", "sources", "tokens")
 
     def __init__(self, pending: int) -> None:
         self.tokens = [pending]
         self.parents = [-1]
         self.depths = [0]
         self.scores = [0.0]
-        self.sources = [""]
+        self.sources: list[tuple[str, ...]] = [()]
+        self.cells = [-1]
         self._children: dict[tuple[int, int], int] = {}
 
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def add(self, parent: int, token: int, score: float, source: str) -> int:
-        """Add ``token`` under ``parent``, or find it there; returns its node. Its score is the best given.
+    def add(self, parent: int, token: int, score: float, source: str | tuple[str, ...], cell: int = -1) -> int:
+        """Add ``token`` under ``parent``, or find it there; returns its node. Its score and cell are the best given.
 
         Raises:
             ValueError: ``parent`` is not a node, or the tree is full.
         """
         known = self._children.get((parent, token))
+        named = (source,) if isinstance(source, str) else source
         if known is not None:
-            self.scores[known] = max(self.scores[known], score)
+            if score > self.scores[known]:
+                self.scores[known], self.cells[known] = score, cell
+            if named != self.sources[known]:
+                self.sources[known] = tuple(dict.fromkeys(self.sources[known] + named))
             return known
         if not 0 <= parent < len(self.tokens):
             raise ValueError(f"parent: {parent} is not a node of a tree of {len(self.tokens)}")
@@ -48,7 +53,8 @@ class TokenTree:
         self.parents.append(parent)
         self.depths.append(self.depths[parent] + 1)
         self.scores.append(score)
-        self.sources.append(source)
+        self.sources.append(named)
+        self.cells.append(cell)
         self._children[parent, token] = node
         return node
 
@@ -74,11 +80,20 @@ class TokenTree:
         A node's score is capped by its parent's, so the best nodes always form a tree; in this order the likely
         path lies at slots that are its positions, and its KV needs no move when accepted.
         """
+        capped = self.capped_scores()
+        # Stable in topological order: at equal scores a parent precedes its child.
+        return self.subtree(sorted(range(1, len(self.tokens)), key=lambda n: -capped[n])[:limit])
+
+    def capped_scores(self) -> list[float]:
+        """Scores in which no node exceeds its parent."""
         capped = list(self.scores)
         for node in range(1, len(self.tokens)):
             capped[node] = min(capped[node], capped[self.parents[node]])
-        # Stable in topological order: at equal scores a parent precedes its child.
-        kept = sorted(range(1, len(self.tokens)), key=lambda n: -capped[n])[:limit]
+        return capped
+
+    def subtree(self, kept: Iterable[int]) -> TokenTree:
+        """The tree of the nodes ``kept``, given best first and with every node's parent among them (or the root)."""
+        capped = self.capped_scores()
         children: dict[int, list[int]] = {}
         for node in kept:
             children.setdefault(self.parents[node], []).append(node)
@@ -86,7 +101,7 @@ class TokenTree:
         stack = [(node, 0) for node in reversed(children.get(0, []))]
         while stack:
             node, parent = stack.pop()
-            new = out.add(parent, self.tokens[node], capped[node], self.sources[node])
+            new = out.add(parent, self.tokens[node], capped[node], self.sources[node], self.cells[node])
             stack.extend((child, new) for child in reversed(children.get(node, [])))
         return out
 

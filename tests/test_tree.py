@@ -56,7 +56,7 @@ def test_adding_twice_merges_and_keeps_the_better_score() -> None:
     node = tree.add(0, 5, -2.0, "a")
     assert tree.add(0, 5, -1.0, "b") == node
     assert tree.add(0, 5, -3.0, "b") == node
-    assert (tree.scores[node], tree.sources[node], len(tree)) == (-1.0, "a", 2)
+    assert (tree.scores[node], tree.sources[node], len(tree)) == (-1.0, ("a",), 2)
 
 
 def test_bounds() -> None:

@@ -100,7 +100,7 @@ def processed_logits(row: Row, how: RowSampling) -> Row:
         _penalise(z, raw, path[:, 0], path[:, 1], policy)
     inside = edits.bias_ids < z.size
     np.add.at(z, edits.bias_ids[inside], edits.bias_values[inside])
-    _mask(z, edits, how.ban)
+    _mask(z, edits, how)
     return live(z)
 
 
@@ -113,12 +113,13 @@ def _penalise(z: Row, raw: Row, ids: NDArray[np.int32], counts: NDArray[np.int32
     z[ids] = np.where(counts > 0, value - np.float32(policy.presence_penalty), value)
 
 
-def _mask(z: Row, edits: SequenceEdits, ban: bool) -> None:
-    if edits.mask is not None:
-        bits = np.unpackbits(edits.mask.astype("<u4").view(np.uint8), bitorder="little")[: z.size].astype(bool)
+def _mask(z: Row, edits: SequenceEdits, how: RowSampling) -> None:
+    mask = edits.mask if how.mask is None else how.mask
+    if mask is not None:
+        bits = np.unpackbits(mask.astype("<u4").view(np.uint8), bitorder="little")[: z.size].astype(bool)
         z[: bits.size][~bits] = -np.inf
         z[bits.size :] = -np.inf
-    if ban:
+    if how.ban:
         z[edits.banned[edits.banned < z.size]] = -np.inf
 
 

@@ -62,17 +62,25 @@ class SequenceEdits:
             totals[token] += 1
         return tuple(number for pair in totals.items() for number in pair)
 
-    def record(self, ban: bool) -> bytes:
-        """The trailing 72 bytes of ``sd_sample_row`` in ``cpu/csrc/sampling.h``; kept until the arrays grow."""
+    def record(self, ban: bool, mask: NDArray[np.uint32] | None = None) -> bytes:
+        """The trailing 72 bytes of ``sd_sample_row`` in ``cpu/csrc/sampling.h``; kept until the arrays grow.
+
+        mask: a row's own, which replaces ``self.mask``; its record is not kept, as the mask lives with the row.
+        """
+        if mask is not None:
+            return self._packed(ban, mask)
         record = self._records.get(ban)
         if record is None:
-            mask, words = (0, 0) if self.mask is None else (self.mask.ctypes.data, self.mask.shape[0])
-            record = self._records[ban] = _RECORD.pack(
-                self._ids.ctypes.data, self._counts.ctypes.data, self._n_seen,
-                self.bias_ids.ctypes.data, self.bias_values.ctypes.data, _lengths(self.bias_ids.shape[0], words),
-                mask, self.banned.ctypes.data, self.banned.shape[0] if ban else 0,
-            )  # fmt: skip
+            record = self._records[ban] = self._packed(ban, self.mask)
         return record
+
+    def _packed(self, ban: bool, mask: NDArray[np.uint32] | None) -> bytes:
+        address, words = (0, 0) if mask is None else (mask.ctypes.data, mask.shape[0])
+        return _RECORD.pack(
+            self._ids.ctypes.data, self._counts.ctypes.data, self._n_seen,
+            self.bias_ids.ctypes.data, self.bias_values.ctypes.data, _lengths(self.bias_ids.shape[0], words),
+            address, self.banned.ctypes.data, self.banned.shape[0] if ban else 0,
+        )  # fmt: skip
 
     def _grow(self, token: int) -> None:
         if self._n_seen == self._ids.shape[0]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from server.grpc.convert import REASONS
+from server.grpc.grammar_convert import grammar_message
 from specdec.api.v1 import generation_pb2 as pb
 from specdec.api.v1 import options_pb2 as options
+from specdec.api.v1 import result_pb2 as result
 from specdec.types import (
     Delta,
+    DrafterStats,
     Finished,
     FinishReason,
     Request,
@@ -43,6 +46,7 @@ def event_from_message(message: pb.GenerateStreamResponse, request_id: str) -> S
 
 def stream_request(request: Request) -> pb.GenerateStreamRequest:
     """``request`` as a client sends it, all but the prompt and the id."""
+    ids, grammar = request.prediction_ids, request.grammar
     s, stop, out, spec = request.sampling, request.stopping, request.output, request.speculation
     return pb.GenerateStreamRequest(
         sampling=options.SamplingOptions(
@@ -63,7 +67,10 @@ def stream_request(request: Request) -> pb.GenerateStreamRequest:
             max_depth=spec.max_depth, width=spec.width,
         ),
         cache=options.CacheOptions(salt=request.cache_salt),
-        scheduling=options.SchedulingOptions(priority=request.priority),
+        scheduling=options.SchedulingOptions(priority=request.priority, target_tpot_ms=request.target_tpot_ms),
+        prediction=options.PredictionOptions(token_ids=options.TokenIds(ids=ids)) if ids else None,
+        session=options.SessionOptions(id=request.session),
+        grammar=None if grammar is None else grammar_message(grammar),
     )  # fmt: skip
 
 
@@ -72,16 +79,30 @@ def _finished(m: pb.Finished, request_id: str) -> Finished:
     matched: str | int | None = None
     if stop is not None:
         matched = m.stop_string if stop == "stop_string" else m.stop_token_id
-    u, s, t = m.usage, m.speculation, m.timings
+    u, t = m.usage, m.timings
     return Finished(
         request_id,
         m.index,
         _REASONS_BACK[m.finish_reason],
         matched,
-        Usage(u.prompt_tokens, u.cached_tokens, u.output_tokens, u.preemptions),
-        SpeculationStats(
-            s.num_steps, s.num_draft_tokens, s.num_accepted_tokens, list(s.acceptance_histogram),
-            {name: (d.proposed_tokens, d.accepted_tokens) for name, d in s.by_drafter.items()},
+        Usage(
+            u.prompt_tokens, u.cached_tokens, u.output_tokens, u.preemptions,
+            u.accepted_prediction_tokens, u.rejected_prediction_tokens,
         ),
+        _stats(m.metrics.speculative_decoding),
         Timings(t.queue_ms, t.prefill_ms, t.decode_ms, t.draft_ms, t.verify_ms),
     )  # fmt: skip
+
+
+def _stats(m: result.SpeculativeDecodingMetrics) -> SpeculationStats:
+    return SpeculationStats(
+        num_steps=m.num_steps,
+        num_spec_steps=m.num_spec_steps,
+        num_draft_tokens=m.num_draft_tokens,
+        num_accepted_draft_tokens=m.num_accepted_draft_tokens,
+        acceptance_histogram=list(m.acceptance_histogram),
+        by_drafter={
+            name: DrafterStats(part.num_draft_tokens, part.num_accepted_draft_tokens)
+            for name, part in m.by_drafter.items()
+        },
+    )

@@ -52,7 +52,7 @@ def finished_message(event: Finished) -> pb.Finished:
         index=event.index,
         finish_reason=REASONS[event.reason],
         usage=_usage(event.usage),
-        speculation=_stats(event.stats),
+        metrics=metrics_message(event.stats),
         timings=timings_message(event.timings),
     )
     _set_stop(message, event.matched_stop)
@@ -68,7 +68,7 @@ def sample_message(index: int, deltas: list[Delta], end: Finished) -> pb.Sample:
         logprobs=logprobs_messages(p for d in deltas for p in d.logprobs),
         finish_reason=REASONS[end.reason],
         usage=_usage(end.usage),
-        speculation=_stats(end.stats),
+        metrics=metrics_message(end.stats),
         timings=timings_message(end.timings),
     )
     _set_stop(message, end.matched_stop)
@@ -95,6 +95,29 @@ def timings_message(timings: Timings) -> result.Timings:
     )  # fmt: skip
 
 
+def metrics_message(stats: SpeculationStats) -> result.Metrics:
+    """What speculation did, in the shape of vLLM's answers."""
+    return result.Metrics(
+        speculative_decoding=result.SpeculativeDecodingMetrics(
+            mean_acceptance_length=stats.mean_acceptance_length,
+            draft_acceptance_rate=stats.draft_acceptance_rate,
+            acceptance_histogram=stats.acceptance_histogram,
+            num_spec_steps=stats.num_spec_steps,
+            num_draft_tokens=stats.num_draft_tokens,
+            num_accepted_draft_tokens=stats.num_accepted_draft_tokens,
+            num_steps=stats.num_steps,
+            by_drafter={
+                name: result.DrafterMetrics(
+                    num_draft_tokens=part.num_draft_tokens,
+                    num_accepted_draft_tokens=part.num_accepted_draft_tokens,
+                    draft_acceptance_rate=part.draft_acceptance_rate,
+                )
+                for name, part in stats.by_drafter.items()
+            },
+        )
+    )
+
+
 def info_message(info: EngineInfo, restarts: int) -> model.GetServerInfoResponse:
     """Facts about the engine."""
     return model.GetServerInfoResponse(
@@ -117,21 +140,9 @@ def load_message(load: EngineLoad) -> model.GetLoadResponse:
 def _usage(usage: Usage) -> result.Usage:
     return result.Usage(
         prompt_tokens=usage.prompt_tokens, cached_tokens=usage.cached_tokens, output_tokens=usage.output_tokens,
-        preemptions=usage.preemptions,
+        preemptions=usage.preemptions, accepted_prediction_tokens=usage.accepted_prediction_tokens,
+        rejected_prediction_tokens=usage.rejected_prediction_tokens,
     )  # fmt: skip
-
-
-def _stats(stats: SpeculationStats) -> result.SpeculationStats:
-    return result.SpeculationStats(
-        num_steps=stats.num_steps,
-        num_draft_tokens=stats.num_draft_tokens,
-        num_accepted_tokens=stats.num_accepted_tokens,
-        acceptance_histogram=stats.acceptance_histogram,
-        by_drafter={
-            name: result.DrafterStats(proposed_tokens=proposed, accepted_tokens=accepted)
-            for name, (proposed, accepted) in stats.by_drafter.items()
-        },
-    )
 
 
 def _set_stop(message: pb.Finished | pb.Sample, matched: str | int | None) -> None:

@@ -9,13 +9,15 @@ from grpc_reflection.v1alpha import reflection
 from server.frontend import Frontend
 from server.grpc.generation_servicer import GenerationServicer
 from server.grpc.model_servicer import ModelServicer
-from specdec.api.v1 import generation_pb2, generation_pb2_grpc, model_pb2, model_pb2_grpc
+from server.grpc.trace_servicer import TraceServicer
+from specdec.api.v1 import generation_pb2, generation_pb2_grpc, model_pb2, model_pb2_grpc, trace_pb2, trace_pb2_grpc
 from specdec.config import ServerConfig
 from specdec.errors import ConfigError
 
 SERVICES = (
     generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name,
     model_pb2.DESCRIPTOR.services_by_name["ModelService"].full_name,
+    trace_pb2.DESCRIPTOR.services_by_name["TraceService"].full_name,
 )
 _STOP_GRACE_S = 1.0
 _SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -40,6 +42,7 @@ class GrpcServer:
         )
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationServicer(frontend), self._server)
         model_pb2_grpc.add_ModelServiceServicer_to_server(ModelServicer(frontend), self._server)
+        trace_pb2_grpc.add_TraceServiceServicer_to_server(TraceServicer(frontend), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         if config.reflection:
             names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)

@@ -6,6 +6,7 @@ import uuid
 from typing import Any
 
 from server.frontend import Frontend
+from server.grpc.grammar_convert import read_grammar
 from server.grpc.validation import validate
 from server.request_errors import UnknownModelError
 from specdec.api.v1 import generation_pb2 as pb
@@ -38,6 +39,7 @@ async def read_generate(message: GenerateMessage, frontend: Frontend) -> Request
         RequestError: it can not be served; every bad field is named.
     """
     seen = ViolationCollector()
+    scheduling = message.scheduling
     request = Request(
         request_id=message.request_id or uuid.uuid4().hex,
         prompt_ids=await _prompt(message, frontend, seen),
@@ -45,8 +47,12 @@ async def read_generate(message: GenerateMessage, frontend: Frontend) -> Request
         stopping=_stopping(message.stopping),
         output=_output(message.output),
         speculation=_speculation(message.speculation, seen),
-        priority=message.scheduling.priority,
+        priority=scheduling.priority,
         cache_salt=message.cache.salt,
+        prediction_ids=await _prediction(message, frontend, seen),
+        session=message.session.id,
+        target_tpot_ms=scheduling.target_tpot_ms if scheduling.HasField("target_tpot_ms") else None,
+        grammar=read_grammar(message.grammar, seen) if message.HasField("grammar") else None,
     )
     validate(request, frontend.info, seen)
     return request
@@ -102,6 +108,15 @@ async def _prompt(message: PromptMessage, frontend: Frontend, seen: ViolationCol
         problem = "must hold at least one token" if which else "one of text, token_ids and chat is needed"
         seen.violations.append(FieldViolation("prompt", problem))
     return tuple(ids)
+
+
+async def _prediction(message: GenerateMessage, frontend: Frontend, seen: ViolationCollector) -> tuple[int, ...]:
+    which = message.prediction.WhichOneof("content")
+    if which == "text":
+        return tuple(await frontend.encode(message.prediction.text, add_special=False))
+    unclear = which is None and message.HasField("prediction")
+    seen.check(not unclear, "prediction", "one of text and token_ids is needed")
+    return tuple(message.prediction.token_ids.ids)
 
 
 def _sampling(message: options.SamplingOptions) -> SamplingParams:

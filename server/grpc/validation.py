@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from specdec.engine.validation import validate_request
-from specdec.errors import InvalidRequestError, PromptTooLongError, ViolationCollector
+from specdec.errors import FieldViolation, InvalidRequestError, PromptTooLongError, ViolationCollector
 from specdec.types import EngineInfo, Request
 
 MAX_REQUEST_ID_CHARACTERS = 128
+# The engine's fields that have another path in the messages.
+_PATHS = {
+    "cache_salt": "cache.salt",
+    "prediction": "prediction.token_ids",
+    "target_tpot_ms": "scheduling.target_tpot_ms",
+}
 
 
 def validate(request: Request, info: EngineInfo, seen: ViolationCollector) -> None:
@@ -22,7 +28,8 @@ def validate(request: Request, info: EngineInfo, seen: ViolationCollector) -> No
         validate_request(request, info.vocab_size, info.max_context, info.drafters)
     except InvalidRequestError as error:
         known = {v.field for v in seen.violations}
-        seen.violations += [v for v in error.violations if v.field not in known]
+        found = [FieldViolation(_PATHS.get(v.field, v.field), v.description) for v in error.violations]
+        seen.violations += [v for v in found if v.field not in known]
     except PromptTooLongError:
         seen.raise_if_any()
         raise

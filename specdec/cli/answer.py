@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from specdec.types import Delta, Finished, RequestEvent, Started, TokenLogprobs
+from specdec.types.as_json import metrics_dict
 
 
 @dataclass(slots=True)
@@ -86,7 +87,7 @@ def _sample_dict(index: int, sample: _Sample, logprobs: bool) -> dict[str, Any]:
             "finish_reason": end.reason.value,
             "matched_stop": end.matched_stop,
             "usage": asdict(end.usage),
-            "speculation": asdict(end.stats),
+            "metrics": metrics_dict(end.stats),
             "timings": asdict(end.timings),
         }
     if logprobs:

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from specdec.cli.options import drafter_names
+from specdec.cli.texts import GRAMMAR_OPTIONS, PREDICTION_OPTIONS, check_text, pop_grammar, pop_prediction
 from specdec.types import (
     OutputParams,
     Request,
@@ -34,32 +35,44 @@ _OPTIONS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("--stop", {"multiple": True}, "Stop at this text; may be repeated."),
     ("--ignore-eos", {"is_flag": True}, "Do not stop at the model's end token."),
     ("--logprobs", {"type": _U32}, "Log-probabilities of the chosen and the k likeliest tokens; needs --json."),
-    ("--speculation", {"type": click.Choice([m.value for m in SpeculationMode]), "default": "auto"}, "Drafting."),
+    ("--speculation", {"type": click.Choice([m.value for m in SpeculationMode]), "default": "auto"},
+     "Drafting: as the controller decides, never, or always up to the caps."),
     ("--max-nodes", {"type": _U32}, "Draft nodes of one tree."),
     ("--max-depth", {"type": _U32}, "Depth of one tree."),
     ("--width", {"type": _U32}, "Children per node."),
+    ("--session", {"default": ""}, "Name of an editor or conversation whose earlier texts may be drafted from."),
+    ("--target-tpot-ms", {"type": float}, "Milliseconds per token to keep to: drafts go to those that lag behind."),
     ("--timeout", {"type": float}, "Seconds after which the request is given up."),
 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A prompt still in words, and a request without its prompt ids."""
+    """Prompt and prediction still in words (an empty prediction is none), and a request without their ids."""
 
     prompt: str
     chat: bool
+    prediction: str
     request: Request
 
 
 def ask_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the request's options to ``command``, which gives its keyword arguments to `pop_request`."""
-    for flag, settings, text in reversed(_OPTIONS):
+    """Add the request's options to ``command``, which gives its keyword arguments to `pop_ask`."""
+    for flag, settings, text in reversed((*_OPTIONS, *PREDICTION_OPTIONS, *GRAMMAR_OPTIONS)):
         command = click.option(flag, help=text, **settings)(command)
     return command
 
 
-def pop_request(request_id: str, values: dict[str, Any], drafters: tuple[str, ...]) -> Request:
-    """Take the request's options out of ``values``; ``drafters`` as `--drafter` gave them."""
+def pop_ask(prompt: str, chat: bool, request_id: str, values: dict[str, Any], drafters: tuple[str, ...]) -> Ask:
+    """Take the request's options out of ``values``; ``drafters`` as `--drafter` gave them.
+
+    Raises:
+        click.UsageError: options contradict each other, or a text is not UTF-8.
+    """
+    return Ask(check_text(prompt, "the prompt"), chat, pop_prediction(values), _request(request_id, values, drafters))
+
+
+def _request(request_id: str, values: dict[str, Any], drafters: tuple[str, ...]) -> Request:
     names = [flag.lstrip("-").replace("-", "_") for flag, _, _ in _OPTIONS]
     v = {name: values.pop(name) for name in names}
     sampling = (
@@ -81,4 +94,7 @@ def pop_request(request_id: str, values: dict[str, Any], drafters: tuple[str, ..
             width=v["width"],
         ),
         deadline_s=v["timeout"],
+        session=check_text(v["session"], "--session"),
+        target_tpot_ms=v["target_tpot_ms"],
+        grammar=pop_grammar(values),
     )

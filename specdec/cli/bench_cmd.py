@@ -6,6 +6,7 @@ import json
 
 import click
 
+from specdec.cli.bench_engine_cmd import engine_command
 from specdec.cli.options import engine_options
 from specdec.config import EngineConfig
 
@@ -13,6 +14,9 @@ from specdec.config import EngineConfig
 @click.group("bench")
 def bench_group() -> None:
     """Measure this machine with a real model."""
+
+
+bench_group.add_command(engine_command)
 
 
 @bench_group.command("step")

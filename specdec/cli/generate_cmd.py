@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specdec.cli.ask import Ask, ask_options, pop_request
-from specdec.cli.options import add_engine_options, pop_config
+from specdec.cli.ask import Ask, ask_options, pop_ask
+from specdec.cli.options import add_engine_options, flag_of, pop_config
 
 if TYPE_CHECKING:
     from specdec.cli.local_runner import LocalRunner
@@ -33,13 +33,14 @@ def generate_command(prompt: str | None, server: str | None, chat: bool, as_json
     """Generate text for PROMPT (or standard input), and stream it to standard output."""
     if values["logprobs"] is not None and not as_json:
         raise click.UsageError("--logprobs needs --json")
-    request = pop_request(uuid.uuid4().hex, values, values["drafter"])
     if server is not None:
         _refuse_engine_options(values)
-    config = pop_config(values)
-    ask = Ask(_read_prompt(prompt), chat, request)
+    drafters = values["drafter"]
+    # On a server, drafters are chosen among those it has loaded: they say nothing about an engine here.
+    config = pop_config(values).engine if server is None else None
+    ask = pop_ask(_read_prompt(prompt), chat, uuid.uuid4().hex, values, drafters)
     try:
-        with _runner(server, config.engine) as runner:
+        with _runner(server, config) as runner:
             _show(runner, ask, as_json)
     except KeyboardInterrupt:
         click.echo("\ncancelled", err=True)
@@ -47,7 +48,7 @@ def generate_command(prompt: str | None, server: str | None, chat: bool, as_json
 
 
 @contextmanager
-def _runner(server: str | None, config: EngineConfig) -> Iterator[LocalRunner | RemoteRunner]:
+def _runner(server: str | None, config: EngineConfig | None) -> Iterator[LocalRunner | RemoteRunner]:
     if server is not None:
         from specdec.cli.remote_runner import RemoteRunner
 
@@ -59,6 +60,7 @@ def _runner(server: str | None, config: EngineConfig) -> Iterator[LocalRunner | 
     from specdec.engine.engine import Engine
     from specdec.models.progress_bar import ProgressBar
 
+    assert config is not None  # without a server there is one
     with ProgressBar() as progress:
         parts = build_parts(config, progress)
     with closing(Engine(parts)) as engine:
@@ -89,16 +91,12 @@ def _read_prompt(prompt: str | None) -> str:
         if sys.stdin.isatty():
             raise click.UsageError("give a PROMPT, or pipe one in")
         prompt = sys.stdin.read().removesuffix("\n")
-    try:
-        prompt.encode()
-    except UnicodeEncodeError:
-        raise click.UsageError("the prompt is not valid UTF-8") from None
     return prompt
 
 
 def _refuse_engine_options(values: dict[str, Any]) -> None:
     """The server's model is the server's; an option that would do nothing is a mistake to be told."""
-    given = [name for name, value in values.items() if name.startswith("engine__") and value is not None]
-    if given or values["config_file"] is not None:
-        flags = [f"--{name.removeprefix('engine__').replace('_', '-')}" for name in given]
-        raise click.UsageError(f"{', '.join(flags or ['--config'])} can not be used with --server")
+    names = [name for name in values if name.startswith("engine__") or name == "config_file"]
+    given = [flag_of(name) for name in names if values[name] is not None]
+    if given:
+        raise click.UsageError(f"{', '.join(given)} can not be used with --server")

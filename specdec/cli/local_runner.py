@@ -33,7 +33,9 @@ class LocalRunner:
             ids = self._tokenizer.encode_chat([{"role": "user", "content": ask.prompt}])
         else:
             ids = self._tokenizer.encode(ask.prompt)
-        self._engine.submit(dataclasses.replace(ask.request, prompt_ids=tuple(ids)))
+        prediction = self._tokenizer.encode(ask.prediction, add_special=False)
+        request = dataclasses.replace(ask.request, prompt_ids=tuple(ids), prediction_ids=tuple(prediction))
+        self._engine.submit(request)
         try:
             while self._engine.has_work():
                 for event in self._engine.step():

@@ -18,14 +18,27 @@ _ENGINE: tuple[_Option, ...] = (
     ("--config", "config_file", {"type": click.Path(exists=True, dir_okay=False, path_type=Path)},
      "YAML file with `engine:` and `server:`."),
     ("--target", "engine.target", {}, "HF folder, .gguf file, hub id or catalogue name."),
-    ("--draft", "engine.draft", {}, "Model for the `model` drafter; same vocabulary as the target."),
+    ("--draft", "engine.draft", {}, "Small model for the `model` drafter; any vocabulary, same forms as --target."),
+    ("--draft-head", "engine.draft_head", {}, "EAGLE-3 checkpoint folder for the `head` drafter."),
     ("--dtype", "engine.dtype", {"type": click.Choice(["int8", "bf16", "fp32"])}, "Weights' numeric type."),
     ("--kernels", "engine.kernels", {"type": click.Choice(["auto", "native", "reference"])}, "Which kernels to run."),
     ("--threads", "engine.threads", {"type": int}, "Compute threads; 0: all cores."),
     ("--kv-tokens", "engine.kv_tokens", {"type": int}, "Tokens the KV cache holds."),
     ("--max-context", "engine.max_context", {"type": int}, "Longest sequence; 0: the model's, at most 8192."),
     ("--cache-dir", "engine.cache_dir", {"type": click.Path(path_type=Path)}, "Downloads and built artefacts."),
+    ("--trace-file", "engine.speculation.trace_file", {"type": click.Path(dir_okay=False, path_type=Path)},
+     "Write every step's drafting decision here, as JSON lines for `specdec trace`."),
 )  # fmt: skip
+
+# `specdec generate` has a --speculation of its own, for its one request.
+_SWITCH: tuple[_Option, ...] = (
+    ("--speculation/--no-speculation", "engine.speculation.enabled", {}, "Off: plain decoding, whatever is asked for."),
+)
+
+_DRAFTERS = (
+    "none, grammar, prediction, suffix, model, head, or oracle:P (tests and benchmarks: right with chance P); "
+    "may be repeated."
+)
 
 _SERVER: tuple[_Option, ...] = (
     ("--host", "server.host", {}, "Address to listen on."),
@@ -44,7 +57,7 @@ def engine_options(command: Command) -> Command:
         config = pop_config(values)
         return command(engine_config=config.engine, **values)
 
-    return add_engine_options(wrapper)
+    return add_engine_options(_add(wrapper, _SWITCH))
 
 
 def server_options(command: Command) -> Command:
@@ -55,12 +68,12 @@ def server_options(command: Command) -> Command:
         config = pop_config(values)
         return command(config=config, **values)
 
-    return add_engine_options(_add(wrapper, _SERVER))
+    return add_engine_options(_add(_add(wrapper, _SERVER), _SWITCH))
 
 
 def add_engine_options(command: Command) -> Command:
     """Add the engine's options to ``command``, which gives its keyword arguments to `pop_config` itself."""
-    drafter = click.option("--drafter", "--drafters", multiple=True, help="none, suffix or model; may be repeated.")
+    drafter = click.option("--drafter", "--drafters", multiple=True, help=_DRAFTERS)
     return _add(drafter(command), _ENGINE)
 
 
@@ -77,6 +90,11 @@ def pop_config(values: dict[str, Any]) -> Config:
     if drafters:
         overrides["engine.speculation.drafters"] = drafters
     return load_config(file, overrides)
+
+
+def flag_of(name: str) -> str:
+    """The flag that fills ``name``, a keyword argument of a command."""
+    return next(flag for flag, dotted, _, _ in (*_ENGINE, *_SWITCH, *_SERVER) if dotted.replace(".", "__") == name)
 
 
 def drafter_names(given: tuple[str, ...]) -> tuple[str, ...]:

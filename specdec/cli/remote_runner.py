@@ -1,4 +1,4 @@
-"""Runs one request on a server."""
+"""Runs one request on a server, or reads its decision trace."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from google.rpc.error_details_pb2 import BadRequest
 from google.rpc.status_pb2 import Status
 
 from server.grpc.client_convert import event_from_message, stream_request
-from specdec.api.v1 import generation_pb2_grpc, model_pb2, model_pb2_grpc
+from server.grpc.trace_convert import trace_from_message
+from specdec.api.v1 import generation_pb2_grpc, model_pb2, model_pb2_grpc, trace_pb2, trace_pb2_grpc
 from specdec.api.v1 import options_pb2 as options
 from specdec.cli.ask import Ask
 from specdec.errors import SpecdecError
-from specdec.types import RequestEvent
+from specdec.types import RequestEvent, StepTrace
 
 _CONNECT_S = 10.0
 
@@ -31,6 +32,7 @@ class RemoteRunner:
         self._channel = grpc.insecure_channel(address, options=[("grpc.max_receive_message_length", -1)])
         self._generation = generation_pb2_grpc.GenerationServiceStub(self._channel)
         self._models = model_pb2_grpc.ModelServiceStub(self._channel)
+        self._traces = trace_pb2_grpc.TraceServiceStub(self._channel)
 
     def __enter__(self) -> RemoteRunner:
         return self
@@ -52,6 +54,18 @@ class RemoteRunner:
         except grpc.RpcError as error:
             raise self._explained(error) from None
 
+    def trace(self, limit: int) -> list[StepTrace]:
+        """The last ``limit`` steps of the server's engine, newest last.
+
+        Raises:
+            ServerError: the server can not be reached, is not ready, or refuses ``limit``.
+        """
+        try:
+            response = self._traces.GetTrace(trace_pb2.GetTraceRequest(limit=limit), timeout=_CONNECT_S)
+        except grpc.RpcError as error:
+            raise self._explained(error) from None
+        return [trace_from_message(step) for step in response.steps]
+
     def events(self, ask: Ask) -> Generator[RequestEvent, None, None]:
         """Everything about one request, in order.
 
@@ -64,6 +78,8 @@ class RemoteRunner:
             message.chat.messages.append(options.ChatMessage(role="user", content=ask.prompt))
         else:
             message.text = ask.prompt
+        if ask.prediction:
+            message.prediction.text = ask.prediction
         call = self._generation.GenerateStream(message, timeout=ask.request.deadline_s)
         try:
             for response in call:

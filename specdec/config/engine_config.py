@@ -11,18 +11,32 @@ Dtype = Literal["int8", "bf16", "fp32"]
 
 
 class SpeculationConfig(BaseModel):
-    """The fixed drafting budget, until a controller decides it, and which drafters are loaded.
+    """Which drafters are loaded, how far each request may draft, and how the controller behaves.
 
-    ``drafters`` are tried together and their proposals merged into one tree.
+    ``drafters`` are tried together and their proposals merged into one tree. ``max_nodes``, ``max_depth`` and
+    ``width`` bound every tree; in mode ON, where nothing is decided, a request that names no caps of its own drafts
+    ``fixed_nodes`` nodes to ``fixed_depth``.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     enabled: bool = True
-    drafters: tuple[str, ...] | None = Field(None, description="default: suffix, and model when `draft` is set")
-    max_nodes: int = Field(7, ge=0, le=63, description="draft nodes per tree, without the pending token")
-    max_depth: int = Field(7, ge=0, le=63)
-    width: int = Field(2, ge=1, le=16, description="children per node a drafter may propose")
+    drafters: tuple[str, ...] | None = Field(None, description="default: prediction and suffix, and the model drafters")
+    max_nodes: int = Field(31, ge=0, le=63, description="draft nodes per tree, without the pending token")
+    max_depth: int = Field(31, ge=0, le=63)
+    width: int = Field(3, ge=1, le=16, description="children per node a drafter may propose")
+    fixed_nodes: int = Field(7, ge=0, le=63, description="mode ON: draft nodes per tree")
+    fixed_depth: int = Field(7, ge=0, le=63, description="mode ON: depth of a tree")
+    profile_s: float = Field(3.0, ge=0, le=60, description="seconds spent at start on measuring costs")
+    probe_every: int = Field(16, ge=2, description="steps between probes of a drafter that is off")
+    stall_ms: float = Field(2000.0, gt=0, description="a drafter slower than this is dropped for the request")
+    trace_steps: int = Field(1024, ge=0, le=1_000_000, description="steps the decision trace keeps; 0: none")
+    trace_file: Path | None = Field(None, description="JSON lines of every step's decision, for replay")
+    session_tokens: int = Field(65536, ge=0, description="earlier text kept per session; 0: none")
+    sessions: int = Field(64, ge=0, description="sessions remembered")
+    shared_tokens: int = Field(262144, ge=0, description="finished text kept for other requests of a salt; 0: none")
+    shared_age_s: float = Field(3600.0, gt=0, description="seconds after which shared text is forgotten")
+    shared_salts: int = Field(16, ge=1, description="salts (tenants) whose finished texts are kept")
 
 
 class EngineConfig(BaseModel):
@@ -31,7 +45,8 @@ class EngineConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     target: str = Field("smollm2-135m", min_length=1, description="HF folder, .gguf file, hub id or catalogue name")
-    draft: str | None = Field(None, description="model for the `model` drafter; same forms as target")
+    draft: str | None = Field(None, description="small model that drafts; same forms as target, any vocabulary")
+    draft_head: str | None = Field(None, description="EAGLE-3 checkpoint folder for the `head` drafter")
     dtype: Dtype = "int8"
     kernels: Literal["auto", "native", "reference"] = "auto"
     strict: bool = Field(False, description="refuse to serve unless the numeric mode is `bitwise`")
@@ -52,7 +67,8 @@ class EngineConfig(BaseModel):
     @model_validator(mode="after")
     def _choose_drafters(self) -> EngineConfig:
         if self.speculation.drafters is None:
-            chosen = ("suffix", "model") if self.draft is not None else ("suffix",)
+            models = ("model",) * (self.draft is not None) + ("head",) * (self.draft_head is not None)
+            chosen = ("suffix", *models)
             # The one place where a validated value is completed; the configuration is frozen from here on.
             object.__setattr__(self, "speculation", self.speculation.model_copy(update={"drafters": chosen}))
         return self
@@ -70,4 +86,6 @@ class EngineConfig(BaseModel):
             raise ValueError("max_batch must not exceed max_step_rows: every sequence needs one row")
         if "model" in self.drafters and self.draft is None:
             raise ValueError("speculation.drafters names `model`, but draft gives no model")
+        if "head" in self.drafters and self.draft_head is None:
+            raise ValueError("speculation.drafters names `head`, but draft_head gives no checkpoint")
         return self

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import cast
 
 import specdec
+from draft.cross_vocab import CrossVocabularyDrafter
 from draft.model import ModelDrafter
-from draft.protocol import Drafter
+from draft.protocol import CostlyDrafter, Drafter
 from draft.suffix import SuffixDrafter
 from specdec.config import EngineConfig
 from specdec.engine.engine import Engine, EngineParts
+from specdec.engine.profile_costs import profile_costs
 from specdec.errors import ConfigError, ModelError
 from specdec.kv_cache import KvCacheManager
-from specdec.models import LoadedModel, Progress, check_same_vocabulary, load_model
+from specdec.models import LoadedModel, Progress, load_model
 from specdec.models.decoder import Decoder
 from specdec.models.kv_pool import KvPool
 from specdec.models.memory import available_bytes
@@ -61,7 +64,11 @@ def build_parts(config: EngineConfig, progress: Progress | None = None) -> Engin
         threads=threads, version=specdec.__version__,
     )  # fmt: skip
     kv = KvCacheManager(pages, prefix_cache=config.prefix_cache)
-    return EngineParts(config, info, target.tokenizer, decoder, sampler, kv, drafters)
+    costs = None
+    if config.speculation.enabled and drafters and config.speculation.profile_s > 0:
+        costly = [cast(CostlyDrafter, drafter) for drafter in drafters if drafter.costly]
+        costs = profile_costs(decoder, costly, config.speculation.profile_s)
+    return EngineParts(config, info, target.tokenizer, decoder, sampler, kv, drafters, costs)
 
 
 def context_limit(config: EngineConfig, model: ModelConfig) -> int:
@@ -122,13 +129,22 @@ def _drafters(
         nonlocal draft_name
         assert config.draft is not None  # the configuration checks it
         model = load_model(config.draft, dtype=config.dtype, cache_dir=config.cache_dir, progress=progress)
-        check_same_vocabulary(target.tokenizer, model.tokenizer)
         draft_name = model.name
         promised = pages * KvPool.bytes_per_page(target.config) + config.max_step_rows * target.config.vocab_size * 4
-        decoder = _decoder(config, model, kernels.backend(), pages, max_context, promised)
-        return ModelDrafter(decoder, sampler)
+        same = target.tokenizer.fingerprint == model.tokenizer.fingerprint
+        # Its tokens may be more than the target's for the same text, but a model reads no further than it was taught.
+        positions = max_context if same else min(max_context * 3 // 2, model.config.max_context)
+        decoder = _decoder(config, model, kernels.backend(), pages, positions, promised)
+        if same:
+            return ModelDrafter(decoder, sampler)
+        return CrossVocabularyDrafter(
+            decoder, sampler, target.tokenizer, model.tokenizer, target.config.vocab_size, config.max_batch
+        )
 
-    makers: dict[str, Callable[[], Drafter]] = {"suffix": SuffixDrafter, "model": model_drafter}
+    makers: dict[str, Callable[[], Drafter]] = {
+        "suffix": lambda: SuffixDrafter(config.speculation),
+        "model": model_drafter,
+    }
     if not config.speculation.enabled:
         return drafters, draft_name
     for name in config.drafters:

@@ -9,6 +9,11 @@ from dataclasses import dataclass, field
 from draft.panel import DraftPanel
 from draft.protocol import Drafter
 from specdec.config import EngineConfig
+from specdec.control.controller import Controller
+from specdec.control.cost_table import CostTable
+from specdec.control.trace_file import TraceWriter
+from specdec.control.trace_log import TraceLog
+from specdec.engine.profile_costs import StepCosts
 from specdec.engine.throughput import Throughput
 from specdec.engine.validation import validate_request
 from specdec.errors import DuplicateRequestError
@@ -18,10 +23,23 @@ from specdec.models.tokenizer import Tokenizer
 from specdec.sampling import Sampler, draw_seed, sample_seed
 from specdec.scheduler import Scheduler, SchedulerLimits
 from specdec.sequence import Sequence
+from specdec.step.drafting import Drafting
 from specdec.step.sequence_state import Ending, SequenceState
 from specdec.step.step import Step, StepResult
+from specdec.step.step_tracer import StepTracer
 from specdec.step.verifier import Verifier
-from specdec.types import EngineInfo, EngineLoad, Failed, Finished, FinishReason, Request, RequestEvent, Started, Usage
+from specdec.types import (
+    EngineInfo,
+    EngineLoad,
+    Failed,
+    Finished,
+    FinishReason,
+    Request,
+    RequestEvent,
+    Started,
+    StepTrace,
+    Usage,
+)
 
 
 @dataclass(slots=True)
@@ -36,7 +54,10 @@ class _Live:
 
 @dataclass(frozen=True, slots=True)
 class EngineParts:
-    """What an engine is assembled from; `specdec.engine.build` makes it, tests replace pieces of it."""
+    """What an engine is assembled from; `specdec.engine.build` makes it, tests replace pieces of it.
+
+    ``costs`` None: the controller starts from a guess.
+    """
 
     config: EngineConfig
     info: EngineInfo
@@ -45,6 +66,7 @@ class EngineParts:
     sampler: Sampler
     kv: KvCacheManager
     drafters: Seq[Drafter] = field(default_factory=list)
+    costs: StepCosts | None = None
 
 
 class Engine:
@@ -65,9 +87,17 @@ class Engine:
         )
         self._scheduler = Scheduler(parts.kv, limits)
         self._states: dict[Sequence, SequenceState] = {}
-        self._panel = DraftPanel(parts.drafters, info.vocab_size)
+        speculation = config.speculation
+        self._panel = DraftPanel(parts.drafters, info.vocab_size, speculation.stall_ms)
+        self._controller = _controller(parts, self._panel)
+        writer = None
+        if speculation.trace_file is not None:
+            writer = TraceWriter(speculation.trace_file, self._controller.as_dict())
+        self._trace = TraceLog(speculation.trace_steps, writer)
+        tracer = StepTracer(self._trace, time.perf_counter()) if self._trace.enabled else None
+        drafting = Drafting(self._panel, self._controller, speculation, self._states)
         verifier = Verifier(parts.decoder, parts.sampler)
-        self._step = Step(self._scheduler, parts.kv, self._panel, verifier, config.speculation, self._states)
+        self._step = Step(self._scheduler, parts.kv, self._panel, drafting, verifier, self._states, tracer)
         self._live: dict[str, _Live] = {}
         self._events: list[RequestEvent] = []
         self._throughput = Throughput()
@@ -144,10 +174,19 @@ class Engine:
             prompt_tokens=self._throughput.prompt_tokens,
         )
 
+    def trace(self, limit: int) -> list[StepTrace]:
+        """What the last ``limit`` steps decided and what came of it, oldest first."""
+        return self._trace.last(limit)
+
+    def reliability(self) -> dict[str, list[tuple[float, float, float]]]:
+        """Per drafter and bin of predicted chance: mean prediction, rate observed, nodes."""
+        return self._controller.reliability.table()
+
     def close(self) -> None:
-        """End every request."""
+        """End every request and the trace file."""
         for request_id in list(self._live):
             self.abort(request_id)
+        self._trace.close()
 
     def _expire(self) -> None:
         now = time.monotonic()
@@ -220,3 +259,15 @@ class Engine:
         self._events.append(
             Finished(request_id, index, ending.reason, ending.matched_stop, usage, state.stats, state.timings)
         )
+
+
+def _controller(parts: EngineParts, panel: DraftPanel) -> Controller:
+    """A fresh controller over what was measured at start."""
+    limit, costs = parts.config.max_step_rows, parts.costs
+    verify = CostTable.guess(limit) if costs is None else CostTable.from_dict(costs.verify)
+    drafting = {}
+    for name, costly in panel.costly.items():
+        if costly:
+            known = None if costs is None else costs.drafting.get(name)
+            drafting[name] = CostTable.guess(limit, 1.0) if known is None else CostTable.from_dict(known)
+    return Controller(panel.costly, verify, drafting, parts.config.speculation.probe_every)

@@ -7,11 +7,13 @@ import math
 from specdec.errors import PromptTooLongError, ViolationCollector
 from specdec.sampling import MIN_TEMPERATURE
 from specdec.tree import MAX_NODES
-from specdec.types import Request, SamplingParams, SpeculationParams, StoppingParams
+from specdec.types import GrammarKind, GrammarParams, Request, SamplingParams, SpeculationParams, StoppingParams
 
 MAX_N = 16
 MAX_LOGPROBS = 20
 MAX_STOPS = 64
+MAX_SCHEMA_BYTES = 1 << 16  # what the compiler's stack is known to bear, see `specdec.grammar.grammar_compiler`
+MAX_GRAMMAR_BYTES = 1 << 14  # of an expression or of rules, which can take far longer to compile than a schema
 MAX_BIAS = 1e4  # far beyond any logit, and far from what a float32 sum could turn into infinity
 
 
@@ -27,12 +29,18 @@ def validate_request(request: Request, vocab_size: int, max_context: int, drafte
     seen.check(bool(request.prompt_ids), "prompt", "must hold at least one token")
     seen.check(_encodable(request.cache_salt), "cache_salt", "must be text that UTF-8 can hold")
     seen.check(_ids_ok(request.prompt_ids, vocab_size), "prompt.token_ids", f"ids must lie in [0, {vocab_size})")
+    seen.check(_ids_ok(request.prediction_ids, vocab_size), "prediction", f"ids must lie in [0, {vocab_size})")
+    seen.check(_encodable(request.session), "session", "must be text that UTF-8 can hold")
     seen.check(_positive_or_none(request.deadline_s), "deadline_s", "must be a positive number of seconds")
+    tpot = "must be a positive number of milliseconds"
+    seen.check(_positive_or_none(request.target_tpot_ms), "target_tpot_ms", tpot)
     _check_sampling(seen, request.sampling, vocab_size)
     _check_stopping(seen, request.stopping, vocab_size)
     logprobs = request.output.logprobs
     seen.check(logprobs is None or 0 <= logprobs <= MAX_LOGPROBS, "output.logprobs", f"must lie in 0..{MAX_LOGPROBS}")
     _check_speculation(seen, request.speculation, drafters)
+    if request.grammar is not None:
+        _check_grammar(seen, request.grammar)
     seen.raise_if_any()
     if len(request.prompt_ids) + 1 > max_context:
         raise PromptTooLongError(max_context - 1, len(request.prompt_ids))
@@ -74,6 +82,22 @@ def _check_speculation(seen: ViolationCollector, s: SpeculationParams, drafters:
     unknown = sorted(set(s.drafters or ()) - set(drafters))
     loaded = ", ".join(drafters) or "none"
     seen.check(not unknown, "speculation.drafters", f"unknown {', '.join(unknown)}; loaded: {loaded}")
+
+
+def _check_grammar(seen: ViolationCollector, grammar: GrammarParams) -> None:
+    """What can be said without compiling it; ``GrammarCompiler.compile`` says the rest."""
+    kinds = ", ".join(kind.value for kind in GrammarKind)
+    if grammar.kind not in list(GrammarKind):
+        seen.check(False, "grammar", f"unknown kind {grammar.kind!r}; choose one of {kinds}")
+    elif grammar.kind is GrammarKind.JSON_OBJECT:
+        seen.check(not grammar.text, "grammar", "json_object takes no text; use json_schema for a schema")
+    elif not _encodable(grammar.text):
+        seen.check(False, "grammar", "must be text that UTF-8 can hold")
+    else:
+        seen.check(bool(grammar.text.strip()), "grammar", f"{grammar.kind.value} needs a text")
+        wide = grammar.kind in (GrammarKind.JSON_SCHEMA, GrammarKind.CHOICE)
+        limit = MAX_SCHEMA_BYTES if wide else MAX_GRAMMAR_BYTES
+        seen.check(len(grammar.text.encode()) <= limit, "grammar", f"must not exceed {limit} bytes; simplify it")
 
 
 def _within(value: float, low: float, high: float) -> bool:

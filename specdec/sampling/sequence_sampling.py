@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from specdec.sampling.token_grammar import TokenGrammar
 from specdec.types import SamplingParams, StoppingParams
 from verify_kernels.row_sampling import RowSampling
 from verify_kernels.sampling_policy import SamplingPolicy
@@ -17,7 +18,10 @@ class SequenceSampling:
     """Makes the `RowSampling` of each tree node of one sequence.
 
     seed: the sample's own (see ``sample_seed``). vocab_size: columns of the logits. Stop token ids and EOS are banned
-    below ``min_tokens``, but never so that a request with allowed ids is left without any: such a ban is void.
+    below ``min_tokens``, but never so that a request with allowed ids, or a node of its grammar, is left without
+    any: such a ban is void.
+
+    grammar: the sequence's own; each node's mask is joined to the allowed ids, and it moves on with `commit`.
 
     Raises:
         ValueError: a parameter is out of range, or an allowed or biased id lies outside the vocabulary.
@@ -31,7 +35,9 @@ class SequenceSampling:
         vocab_size: int,
         eos_ids: Iterable[int],
         prompt_ids: Sequence[int],
+        grammar: TokenGrammar | None = None,
     ) -> None:
+        self.grammar = grammar
         self.policy = SamplingPolicy(
             seed=seed, temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p,
             min_p=sampling.min_p, repetition_penalty=sampling.repetition_penalty,
@@ -42,19 +48,24 @@ class SequenceSampling:
         banned = _banned(sampling, stopping, vocab_size, eos_ids)
         self._min_tokens = stopping.min_tokens if banned else 0
         self._penalises = self.policy.penalises
-        self._always = self._penalises or bool(sampling.logit_bias) or bool(sampling.allowed_token_ids)
+        edited = self._penalises or bool(sampling.logit_bias) or bool(sampling.allowed_token_ids)
+        self._always = edited or grammar is not None
+        self._unbanned = None if grammar is None else ~_mask(banned, vocab_size)
         self._edits = SequenceEdits(
             bias_ids=np.asarray([token for token, _ in sampling.logit_bias], np.int32),
             bias_values=np.asarray([bias for _, bias in sampling.logit_bias], np.float32),
-            mask=_mask(sampling.allowed_token_ids, vocab_size),
+            mask=_mask(sampling.allowed_token_ids, vocab_size) if sampling.allowed_token_ids else None,
             banned=np.asarray(banned, np.int32),
             seen=prompt_ids if sampling.repetition_penalty != 1 else (),
         )
 
     def commit(self, tokens: Iterable[int]) -> None:
         """Move accepted tokens into the base state. Rows made before are stale after it."""
+        taken = list(tokens)
         if self._penalises:
-            self._edits.add_output(tokens)
+            self._edits.add_output(taken)
+        if self.grammar is not None:
+            self.grammar.commit(taken)
 
     def row(self, position: int, path: Sequence[int], n_output: int) -> RowSampling:
         """The sampling of the token that will occupy ``position``.
@@ -65,7 +76,14 @@ class SequenceSampling:
         if not self._always and n_output >= self._min_tokens:
             return RowSampling(self.policy, position)
         counts = self._edits.path_counts(path) if self._penalises and path else ()
-        return RowSampling(self.policy, position, self._edits, counts, n_output < self._min_tokens)
+        ban = n_output < self._min_tokens
+        if self.grammar is None or self._unbanned is None:
+            return RowSampling(self.policy, position, self._edits, counts, ban)
+        mask = self.grammar.mask(path)
+        if self._edits.mask is not None:
+            mask = mask & self._edits.mask
+        ban = ban and bool((mask & self._unbanned).any())
+        return RowSampling(self.policy, position, self._edits, counts, ban, mask)
 
 
 def _banned(
@@ -78,12 +96,9 @@ def _banned(
     return tuple(sorted(banned)) if any(token not in banned for token in allowed) else ()
 
 
-def _mask(allowed: Sequence[int], vocab_size: int) -> NDArray[np.uint32] | None:
-    if not allowed:
-        return None
-    ids = np.unique(np.asarray(allowed, np.int64))
+def _mask(ids: Sequence[int], vocab_size: int) -> NDArray[np.uint32]:
     bits = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
-    bits[ids] = 1
+    bits[np.asarray(ids, np.int64)] = 1
     return np.packbits(bits, bitorder="little").view("<u4").astype(np.uint32)
 
 

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from specdec.control.sequence_control import SequenceControl
 from specdec.models.tokenizer import Tokenizer
 from specdec.sampling import SequenceSampling
 from specdec.sequence import Sequence
 from specdec.step.text_stream import TextStream
 from specdec.tree import TokenTree
-from specdec.types import Delta, FinishReason, SpeculationMode, SpeculationStats, Timings, TokenLogprobs
+from specdec.types import (
+    Delta,
+    DrafterStats,
+    FinishReason,
+    SpeculationMode,
+    SpeculationStats,
+    Timings,
+    TokenLogprobs,
+)
 
 
 @dataclass(slots=True)
@@ -32,6 +41,7 @@ class SequenceState:
     stats: SpeculationStats = field(default_factory=SpeculationStats)
     timings: Timings = field(default_factory=Timings)
     ending: Ending | None = None
+    control: SequenceControl | None = None
 
     @staticmethod
     def create(sequence: Sequence, tokenizer: Tokenizer, vocab_size: int, max_context: int) -> SequenceState:
@@ -90,14 +100,19 @@ class SequenceState:
         """Count one verify step; of the ``accepted`` nodes only those whose token was taken count."""
         used, stats = accepted[:taken], self.stats
         stats.num_steps += 1
+        self.timings.draft_ms += draft_ms
+        self.timings.verify_ms += verify_ms
+        if len(tree) == 1:
+            return
+        stats.num_spec_steps += 1
         stats.num_draft_tokens += len(tree) - 1
-        stats.num_accepted_tokens += len(used)
+        stats.num_accepted_draft_tokens += len(used)
         while len(stats.acceptance_histogram) <= len(used):
             stats.acceptance_histogram.append(0)
         stats.acceptance_histogram[len(used)] += 1
-        for source in set(tree.sources[1:]):
-            proposed, kept = stats.by_drafter.get(source, (0, 0))
-            proposed += tree.sources.count(source)
-            stats.by_drafter[source] = (proposed, kept + sum(tree.sources[n] == source for n in used))
-        self.timings.draft_ms += draft_ms
-        self.timings.verify_ms += verify_ms
+        for node in range(1, len(tree)):
+            for source in tree.sources[node]:
+                stats.by_drafter.setdefault(source, DrafterStats()).num_draft_tokens += 1
+        for node in used:
+            for source in tree.sources[node]:
+                stats.by_drafter[source].num_accepted_draft_tokens += 1

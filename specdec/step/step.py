@@ -8,14 +8,14 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from draft.panel import DraftPanel
-from draft.protocol import DraftTask
-from specdec.config import SpeculationConfig
+from specdec.control.outcome import Outcome
 from specdec.kv_cache import KvCacheManager
-from specdec.scheduler import PlanEntry, Scheduler, StepPlan
+from specdec.scheduler import Scheduler, StepPlan
 from specdec.sequence import Sequence
+from specdec.step.drafting import Drafting, Proposals
 from specdec.step.sequence_state import SequenceState
+from specdec.step.step_tracer import StepTracer
 from specdec.step.verifier import Verifier, Walk
-from specdec.tree import TokenTree
 from specdec.types import Delta
 
 
@@ -37,7 +37,7 @@ class StepResult:
 class Step:
     """Runs steps over the sequences a scheduler holds.
 
-    ``states`` maps each live sequence to its state; the engine owns it.
+    ``states`` maps each live sequence to its state; the engine owns it. ``tracer`` None: nothing is written down.
     """
 
     def __init__(
@@ -45,64 +45,53 @@ class Step:
         scheduler: Scheduler,
         kv: KvCacheManager,
         panel: DraftPanel,
+        drafting: Drafting,
         verifier: Verifier,
-        speculation: SpeculationConfig,
         states: dict[Sequence, SequenceState],
+        tracer: StepTracer | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._scheduler, self._kv, self._panel, self._verifier = scheduler, kv, panel, verifier
-        self._speculation, self._states, self._clock = speculation, states, clock
+        self._scheduler, self._kv, self._panel, self._drafting = scheduler, kv, panel, drafting
+        self._verifier, self._states, self._tracer, self._clock = verifier, states, tracer, clock
 
     def run(self) -> StepResult:
         """One step. Returns an empty result when there is nothing to do."""
         began = self._clock()
         plan = self._plan()
         planned = self._clock()
-        trees = self._propose(plan)
+        proposals = self._drafting.propose(plan.entries)
         proposed = self._clock()
-        walks = self._verify(plan, trees)
+        walks = self._verify(plan, proposals)
         verified = self._clock()
-        result = self._commit(plan, trees, walks, (proposed - planned) * 1e3, (verified - proposed) * 1e3)
+        context = _mean_context(plan)  # before the commit moves what it is counted from
+        result = self._commit(plan, proposals, walks, (proposed - planned) * 1e3, (verified - proposed) * 1e3)
         result.plan_ms = (planned - began) * 1e3
         result.commit_ms = (self._clock() - verified) * 1e3
+        self._learn(plan, proposals, walks, result, context, began)
         return result
 
     def _plan(self) -> StepPlan:
-        plan = self._scheduler.plan(self._want)
+        plan = self._scheduler.plan(self._drafting.want)
         for sequence in plan.preempted:
             self._panel.rewind(sequence)
         for sequence in plan.admitted:
             if sequence.first_scheduled_s is None:
                 sequence.first_scheduled_s = time.monotonic()
             if sequence.preemptions == 0:
-                self._panel.begin(sequence, self._allowed(sequence))
+                self._drafting.begin(sequence)
         return plan
 
-    def _propose(self, plan: StepPlan) -> list[TokenTree | None]:
-        """One tree per entry; None while its prompt is still being prefilled."""
-        trees: list[TokenTree | None] = []
-        tasks = []
-        for entry in plan.entries:
-            trees.append(TokenTree(entry.seq.tokens[-1]) if entry.samples else None)
-            if self._drafts(entry.seq):
-                tasks.append((len(trees) - 1, self._task(entry)))
-        if tasks:
-            for (index, _), tree in zip(tasks, self._panel.propose([task for _, task in tasks]), strict=True):
-                if trees[index] is not None:
-                    trees[index] = tree
-        return trees
-
-    def _verify(self, plan: StepPlan, trees: Seq[TokenTree | None]) -> list[Walk]:
+    def _verify(self, plan: StepPlan, proposals: Proposals) -> list[Walk]:
         if not plan.entries:
             return []
-        return self._verifier.run(plan.entries, trees, [self._states[e.seq] for e in plan.entries])
+        return self._verifier.run(plan.entries, proposals.trees, [self._states[e.seq] for e in plan.entries])
 
     def _commit(
-        self, plan: StepPlan, trees: Seq[TokenTree | None], walks: Seq[Walk], draft_ms: float, verify_ms: float
+        self, plan: StepPlan, proposals: Proposals, walks: Seq[Walk], draft_ms: float, verify_ms: float
     ) -> StepResult:
         result = StepResult(admitted=plan.admitted, draft_ms=draft_ms, verify_ms=verify_ms)
         result.prefilled = [self._states[seq] for seq in plan.prefilled]
-        for entry, tree, walk in zip(plan.entries, trees, walks, strict=True):
+        for entry, tree, walk in zip(plan.entries, proposals.trees, walks, strict=True):
             seq, state = entry.seq, self._states[entry.seq]
             result.rows += entry.chain + (len(tree) if tree is not None else 0)
             if tree is None:
@@ -123,29 +112,34 @@ class Step:
             result.deltas.append((state, delta))
         return result
 
-    def _want(self, seq: Sequence) -> int:
-        """Draft nodes the fixed budget gives ``seq``: never more than it may still emit."""
-        if not self._drafts(seq):
-            return 0
-        wish, ours = seq.request.speculation, self._speculation
-        depth = ours.max_depth if wish.max_depth is None else wish.max_depth
-        if depth == 0 or not self._panel.drafts_for(seq):
-            return 0
-        budget = ours.max_nodes if wish.max_nodes is None else wish.max_nodes
-        return max(0, min(budget, self._states[seq].room - 1))
+    def _learn(
+        self, plan: StepPlan, proposals: Proposals, walks: Seq[Walk], result: StepResult, context: float, began: float
+    ) -> None:
+        """Tell the controller what came of its decisions, and write them down."""
+        if not result.deltas:
+            return
+        tokens = [delta.token_ids for _, delta in result.deltas]
+        outcome = Outcome(tokens, result.rows, context, result.verify_ms, proposals.work)
+        predicted_ms, record = 0.0, None
+        if proposals.turns:
+            predicted_ms = self._drafting.predicted_ms(proposals)
+            record = self._tracer.record(proposals) if self._tracer else None
+            self._drafting.learn(proposals, outcome)
+        if self._tracer is not None:
+            nodes = [walk.nodes[: len(taken)] for walk, taken in zip(_sampled(plan, walks), tokens, strict=True)]
+            times = (began, result.plan_ms, result.draft_ms, result.commit_ms)
+            self._tracer.add(proposals, outcome, nodes, record, predicted_ms, times)
 
-    def _drafts(self, seq: Sequence) -> bool:
-        return self._speculation.enabled and self._states[seq].speculates
 
-    def _allowed(self, seq: Sequence) -> tuple[str, ...] | None:
-        return seq.request.speculation.drafters if self._drafts(seq) else ()
+def _sampled(plan: StepPlan, walks: Seq[Walk]) -> list[Walk]:
+    return [walk for entry, walk in zip(plan.entries, walks, strict=True) if entry.samples]
 
-    def _task(self, entry: PlanEntry) -> DraftTask:
-        wish, ours = entry.seq.request.speculation, self._speculation
-        return DraftTask(
-            entry.seq,
-            self._states[entry.seq].sampling,
-            entry.nodes if entry.samples else 0,
-            ours.max_depth if wish.max_depth is None else wish.max_depth,
-            ours.width if wish.width is None else wish.width,
-        )
+
+def _mean_context(plan: StepPlan) -> float:
+    """Tokens a row looked back on, the mean over rows; a prompt's rows see half their own chunk."""
+    rows = looked = 0.0
+    for entry in plan.entries:
+        n = entry.chain + 1
+        rows += n
+        looked += n * (entry.seq.n_computed + 0.5 * entry.chain)
+    return looked / rows if rows else 0.0

@@ -4,6 +4,8 @@ from specdec.types.engine_info import EngineInfo, EngineLoad
 from specdec.types.events import Delta, Failed, Finished, RequestEvent, Started, TokenLogprobs
 from specdec.types.finish_reason import FinishReason
 from specdec.types.request import (
+    GrammarKind,
+    GrammarParams,
     OutputParams,
     Request,
     SamplingParams,
@@ -11,15 +13,20 @@ from specdec.types.request import (
     SpeculationParams,
     StoppingParams,
 )
-from specdec.types.stats import SpeculationStats, Timings, Usage
+from specdec.types.stats import DrafterStats, SpeculationStats, Timings, Usage
+from specdec.types.step_trace import DrafterTrace, StepTrace
 
 __all__ = [
     "Delta",
+    "DrafterStats",
+    "DrafterTrace",
     "EngineInfo",
     "EngineLoad",
     "Failed",
     "FinishReason",
     "Finished",
+    "GrammarKind",
+    "GrammarParams",
     "OutputParams",
     "Request",
     "RequestEvent",
@@ -28,6 +35,7 @@ __all__ = [
     "SpeculationParams",
     "SpeculationStats",
     "Started",
+    "StepTrace",
     "StoppingParams",
     "Timings",
     "TokenLogprobs",

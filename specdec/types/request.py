@@ -77,12 +77,34 @@ class SpeculationParams:
     width: int | None = None
 
 
+class GrammarKind(StrEnum):
+    """What the text of a grammar is written in. ``CHOICE``: a JSON array of strings; ``JSON_OBJECT``: no text."""
+
+    JSON_SCHEMA = "json_schema"
+    JSON_OBJECT = "json_object"
+    REGEX = "regex"
+    EBNF = "ebnf"
+    CHOICE = "choice"
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarParams:
+    """What the output must match, from its first token to its end."""
+
+    kind: GrammarKind
+    text: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One request as the engine takes it. ``deadline_s`` is seconds from arrival at the engine (None: none).
 
-    ``cache_salt`` separates prefix caches: requests share cached prefixes only with an equal salt.
+    ``cache_salt`` separates prefix caches and draft texts: requests share them only with an equal salt.
     ``max_tokens`` 0 in ``stopping`` means prefill only: warm the prefix cache, emit no token.
+    ``prediction_ids`` is what the caller expects the output to look like, ``session`` names an editor or a
+    conversation whose earlier texts may be drafted from; both change how fast tokens come, never which.
+    ``target_tpot_ms`` is the time per output token this request should keep to; while it lags behind, its drafts
+    are verified before others'.
     """
 
     request_id: str
@@ -94,3 +116,7 @@ class Request:
     priority: int = 0
     deadline_s: float | None = None
     cache_salt: str = ""
+    prediction_ids: tuple[int, ...] = ()
+    session: str = ""
+    target_tpot_ms: float | None = None
+    grammar: GrammarParams | None = None

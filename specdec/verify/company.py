@@ -9,7 +9,9 @@ from dataclasses import dataclass
 class Company:
     """One way to run the same requests.
 
-    drafters: who proposes, () for plain decode. max_nodes, max_depth, width: the shape of the trees.
+    drafters: who proposes, () for plain decode. max_nodes, max_depth, width: the shape of the trees. controlled: the
+    controller decides within these bounds (mode AUTO), else every step drafts up to them (mode ON). free: it believes
+    that drafting costs next to nothing, so that it drafts where it would not.
     concurrency: requests in flight together. prefill_chunk: prompt rows per step. kv_pages: size of the cache, None
     leaves it ample. preempt_every: steps between forced preemptions, 0 for none. warm: every prompt was decoded once
     before, so prefixes hit; prefix_cache False computes every prompt afresh.
@@ -20,6 +22,8 @@ class Company:
     max_nodes: int = 0
     max_depth: int = 0
     width: int = 1
+    controlled: bool = False
+    free: bool = False
     concurrency: int = 1
     prefill_chunk: int = 192
     kv_pages: int | None = None
@@ -40,6 +44,16 @@ def standard_companies(drafters: tuple[str, ...], max_batch: int) -> list[Compan
         Company("plain, prefix hits", concurrency=2, warm=True),
         Company("plain, preempted", concurrency=many, preempt_every=5, prefill_chunk=33),
     ]
+    if drafters:
+        companies += [
+            Company("controlled", drafters, 31, 31, 3, controlled=True, warm=True),
+            Company("controlled, many at once", drafters, 31, 31, 3, controlled=True, concurrency=many),
+            Company("controlled, drafts free", drafters, 20, 12, 4, controlled=True, free=True, concurrency=3),
+            Company(
+                "controlled, free, preempted", drafters, 15, 15, 2, controlled=True, free=True, concurrency=many,
+                preempt_every=6, prefill_chunk=40,
+            ),
+        ]  # fmt: skip
     sets = [(name,) for name in drafters] + ([drafters] if len(drafters) > 1 else [])
     for chosen in sets:
         name = "+".join(chosen)

@@ -7,10 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from specdec.config import EngineConfig
+from specdec.control.cost_table import CostTable
 from specdec.engine.engine import Engine, EngineParts
+from specdec.engine.profile_costs import StepCosts
 from specdec.errors import SpecdecError
 from specdec.kv_cache import KvCacheManager
-from specdec.types import Delta, Failed, Finished, Request
+from specdec.types import Delta, Failed, Finished, Request, SpeculationMode
 from specdec.verify.company import Company
 
 
@@ -54,7 +56,10 @@ class CompanyRunner:
                 "enabled": bool(company.drafters),
                 "max_nodes": company.max_nodes,
                 "max_depth": company.max_depth,
+                "fixed_nodes": company.max_nodes,
+                "fixed_depth": company.max_depth,
                 "width": company.width,
+                "trace_file": None,
             }
         )
         config: EngineConfig = parts.config.model_copy(
@@ -69,7 +74,21 @@ class CompanyRunner:
         limit = min(parts.info.max_context, pages * 64 - 64)
         info = dataclasses.replace(parts.info, max_context=limit)
         kv = KvCacheManager(pages, prefix_cache=company.prefix_cache)
-        return dataclasses.replace(parts, config=config, info=info, drafters=drafters, kv=kv)
+        costs = _free_drafting(parts) if company.free else parts.costs
+        return dataclasses.replace(parts, config=config, info=info, drafters=drafters, kv=kv, costs=costs)
+
+
+def _free_drafting(parts: EngineParts) -> StepCosts:
+    """Costs under which more rows cost little and drafting nothing: the controller drafts wherever it sees a chance."""
+    rows = [1, parts.config.max_step_rows]
+    verify = CostTable(rows, [0], [[1e6, 1.01e6]]).as_dict()
+    level = CostTable(rows, [0], [[1.0, 1.0]]).as_dict()
+    return StepCosts(verify, {drafter.name: level for drafter in parts.drafters if drafter.costly})
+
+
+def _in_mode(request: Request, company: Company) -> Request:
+    mode = SpeculationMode.AUTO if company.controlled else SpeculationMode.ON
+    return dataclasses.replace(request, speculation=dataclasses.replace(request.speculation, mode=mode))
 
 
 def _decode(engine: Engine, requests: Sequence[Request], company: Company, on_done: Callable[[], None]) -> Outcomes:
@@ -80,7 +99,7 @@ def _decode(engine: Engine, requests: Sequence[Request], company: Company, on_do
     while waiting or running:
         while waiting and len(running) < company.concurrency:
             request = waiting.pop()
-            engine.submit(request)
+            engine.submit(_in_mode(request, company))
             running[request.request_id] = request.sampling.n
         steps += 1
         if company.preempt_every and steps % company.preempt_every == 0:
@@ -95,7 +114,7 @@ def _decode(engine: Engine, requests: Sequence[Request], company: Company, on_do
             elif isinstance(event, Finished):
                 outcome = outcomes.setdefault((event.request_id, event.index), Outcome())
                 outcome.finish = str(event.reason)
-                outcome.accepted = event.stats.num_accepted_tokens
+                outcome.accepted = event.stats.num_accepted_draft_tokens
                 outcome.preemptions = event.usage.preemptions
                 running[event.request_id] -= 1
                 if running[event.request_id] == 0:

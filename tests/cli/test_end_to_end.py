@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,9 +24,17 @@ def generate(*args: str) -> dict[str, Any]:
     return found
 
 
+def trace(*args: str) -> str:
+    """What `specdec trace` prints."""
+    done = subprocess.run([*SPECDEC, "trace", *args], capture_output=True, text=True, check=True, timeout=60)
+    return done.stdout
+
+
 @pytest.mark.model
-def test_a_real_server_streams_and_stops_in_order() -> None:
+def test_a_real_server_streams_and_stops_in_order(tmp_path: Path) -> None:
+    file = tmp_path / "trace"
     command = [*SPECDEC, "serve", "--grpc-port", "0", "--http-port", "0", "--kv-tokens", "2048", "--quiet"]
+    command += ["--trace-file", str(file)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
@@ -34,12 +43,18 @@ def test_a_real_server_streams_and_stops_in_order() -> None:
             address = re.findall(r"gRPC +(\S+)", lines[1])[0]
             off, auto = (generate("--server", address, "--speculation", mode) for mode in ("off", "auto"))
             here = generate("--kv-tokens", "2048")
+            told = [json.loads(line) for line in trace("--server", address, "--limit", "1000", "--json").splitlines()]
         finally:
             process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=30) == 0
     assert len(off["token_ids"]) == off["usage"]["output_tokens"] > 0
     assert off["token_ids"] == auto["token_ids"] == here["token_ids"]
     assert off["text"] == auto["text"] == here["text"]
-    assert off["speculation"]["num_draft_tokens"] == 0
-    assert auto["speculation"]["num_accepted_tokens"] > 0
-    assert auto["speculation"]["num_steps"] < off["speculation"]["num_steps"]
+    plain, drafted = (found["metrics"]["speculative_decoding"] for found in (off, auto))
+    assert plain["num_draft_tokens"] == 0
+    assert drafted["num_accepted_draft_tokens"] > 0
+    assert drafted["num_steps"] < plain["num_steps"]
+    kept = [json.loads(line) for line in trace("show", str(file), "--limit", "1000", "--json").splitlines()]
+    assert kept == told
+    assert sum(step["realised_tokens"] for step in told) >= 2 * len(off["token_ids"])
+    assert "0 differences" in trace("replay", str(file))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from specdec.cli import generate_cmd
 from specdec.cli.local_runner import LocalRunner
 from specdec.cli.main import cli
 from specdec.config import EngineConfig
-from specdec.types import Request, RequestEvent
+from specdec.types import GrammarKind, GrammarParams, Request, RequestEvent
 from tests.server.fake_engine import DEFAULT_SEED, FakeEngine
 from tests.server.fake_tokenizer import BOS, FakeTokenizer
 from tests.server.harness import running_server
@@ -83,7 +85,7 @@ def test_every_option_reaches_the_request(run_on: Callable[[SpyEngine], Invoke])
         "--max-tokens 3 --min-tokens 1 --temperature 0.5 --top-k 4 --top-p 0.75 --min-p 0.25 --repetition-penalty 1.5 "
         "--presence-penalty 0.125 --frequency-penalty 0.5 --seed 18446744073709551615 --n 2 --stop a --stop b "
         "--ignore-eos --logprobs 3 --speculation on --drafter suffix,model --max-nodes 5 --max-depth 4 --width 1 "
-        "--timeout 9 --json --draft d"
+        "--timeout 9 --json --draft d --prediction later --session editor-1 --target-tpot-ms 12.5 --json-object"
     )
     result = run_on(engine)("hello", *flags.split())
     assert result.exit_code == 0, result.output
@@ -99,6 +101,42 @@ def test_every_option_reaches_the_request(run_on: Callable[[SpyEngine], Invoke])
         "on", ("suffix", "model"), 5, 4, 1,
     )  # fmt: skip
     assert (r.output.logprobs, r.deadline_s) == (3, 9.0)
+    assert (r.prediction_ids, r.session, r.target_tpot_ms) == (tuple(b"later"), "editor-1", 12.5)
+    assert r.grammar == GrammarParams(GrammarKind.JSON_OBJECT)
+
+
+def test_options_that_are_not_given_are_unset(run_on: Callable[[SpyEngine], Invoke]) -> None:
+    engine = SpyEngine()
+    assert run_on(engine)("hello").exit_code == 0
+    (r,) = engine.requests
+    assert (r.prediction_ids, r.session, r.target_tpot_ms, r.grammar) == ((), "", None, None)
+
+
+def test_texts_may_come_from_files(run_on: Callable[[SpyEngine], Invoke], tmp_path: Path) -> None:
+    file = tmp_path / "text"
+    file.write_bytes(b"a\r\nb\n")
+    engine = SpyEngine()
+    invoke = run_on(engine)
+    for args in (
+        ["--prediction-file", str(file)],
+        ["--json-schema", str(file)],
+        ["--json-schema", "{}" * 3000],
+        ["--ebnf", str(file)],
+        ["--ebnf", 'start: "a"'],
+        ["--regex", str(file)],
+        ["--choice", "yes", "--choice", '"no"\n'],
+    ):
+        assert invoke("x", *args).exit_code == 0
+    prediction, *grammars = engine.requests
+    assert prediction.prediction_ids == tuple(b"a\r\nb\n")
+    assert [r.grammar for r in grammars] == [
+        GrammarParams(GrammarKind.JSON_SCHEMA, "a\r\nb\n"),
+        GrammarParams(GrammarKind.JSON_SCHEMA, "{}" * 3000),
+        GrammarParams(GrammarKind.EBNF, "a\r\nb\n"),
+        GrammarParams(GrammarKind.EBNF, 'start: "a"'),
+        GrammarParams(GrammarKind.REGEX, str(file)),
+        GrammarParams(GrammarKind.CHOICE, '["yes", "\\"no\\"\\n"]'),
+    ]
 
 
 def check_json(found: dict[str, Any]) -> None:
@@ -112,11 +150,21 @@ def check_json(found: dict[str, Any]) -> None:
     assert {key: found[key] for key in first if key != "index"} == {k: v for k, v in first.items() if k != "index"}
     assert found["token_ids"] == [BOS, *b"hello"]
     assert (found["finish_reason"], found["matched_stop"]) == ("length", None)
-    assert found["usage"] == {"prompt_tokens": 6, "cached_tokens": 3, "output_tokens": 6, "preemptions": 0}
-    assert found["speculation"] == {
-        "num_steps": 2, "num_draft_tokens": 6, "num_accepted_tokens": 4, "acceptance_histogram": [0, 1, 1],
-        "by_drafter": {"suffix": [6, 4]},
+    assert found["usage"] == {
+        "prompt_tokens": 6, "cached_tokens": 3, "output_tokens": 6, "preemptions": 0,
+        "accepted_prediction_tokens": 1, "rejected_prediction_tokens": 2,
     }  # fmt: skip
+    assert found["metrics"] == {
+        "speculative_decoding": {
+            "mean_acceptance_length": 2.0, "draft_acceptance_rate": 0.5, "acceptance_histogram": [1, 1, 1],
+            "num_spec_steps": 3, "num_draft_tokens": 6, "num_accepted_draft_tokens": 3, "num_steps": 5,
+            "by_drafter": {
+                "suffix": {"num_draft_tokens": 4, "num_accepted_draft_tokens": 3, "draft_acceptance_rate": 0.75},
+                "idle": {"num_draft_tokens": 0, "num_accepted_draft_tokens": 0, "draft_acceptance_rate": 0.0},
+            },
+        }
+    }  # fmt: skip
+    assert "speculation" not in found
     assert found["timings"] == {
         "queue_ms": 0.5, "prefill_ms": 1.5, "decode_ms": 2.5, "draft_ms": 0.25, "verify_ms": 0.75,
     }  # fmt: skip
@@ -124,7 +172,8 @@ def check_json(found: dict[str, Any]) -> None:
 
 
 async def test_json_is_the_same_here_and_on_a_server(run_on: Callable[[SpyEngine], Invoke]) -> None:
-    args = ["hello", "--json", "--n", "2", "--logprobs", "2"]
+    # The fake engine counts the places at which prediction and prompt, BOS first, agree.
+    args = ["hello", "--json", "--n", "2", "--logprobs", "2", "--prediction", "xhx", "--session", "s"]
     async with running_server() as server:
         remote = ["generate", "--server", f"127.0.0.1:{server.addresses.grpc_port}", *args]
         over_grpc = await asyncio.to_thread(CliRunner().invoke, cli, remote)
@@ -148,7 +197,10 @@ async def test_a_server_streams_text_chat_and_refusals() -> None:
         several = await run("ab", "--n", "2")
         bad = await run("x", "--n", "17", "--temperature", "-1")
         long = await run("x" * 200)
-        mistaken = await run("x", "--target", "m", "--kv-tokens", "512")
+        mistaken = await run("x", "--target", "m", "--kv-tokens", "512", "--trace-file", "f")
+        # A drafter of the server's is not one of an engine here: `model` needs no --draft.
+        unknown = await run("x", "--drafter", "model")
+        slow = await run("x", "--target-tpot-ms", "-1", "--regex", "(")
     assert chat.stdout == "user:hi;\n"
     assert f"--- sample 1\nab{chr(BOS)}\n" in several.stdout
     assert (bad.exit_code, bad.stdout) == (1, "")
@@ -159,7 +211,9 @@ async def test_a_server_streams_text_chat_and_refusals() -> None:
     assert (long.exit_code, len(long.stderr.splitlines())) == (1, 1)
     assert "the limit is 127" in long.stderr
     assert mistaken.exit_code == 2
-    assert "--target, --kv-tokens can not be used with --server" in mistaken.stderr
+    assert "--target, --kv-tokens, --trace-file can not be used with --server" in mistaken.stderr
+    assert "speculation.drafters: unknown model; loaded: suffix" in unknown.stderr
+    assert "target_tpot_ms" in slow.stderr
 
 
 def test_errors_are_one_line_and_exit_code_1(run_on: Callable[[SpyEngine], Invoke]) -> None:
@@ -174,8 +228,15 @@ def test_errors_are_one_line_and_exit_code_1(run_on: Callable[[SpyEngine], Invok
 
 def test_misuse_is_told(run_on: Callable[[SpyEngine], Invoke]) -> None:
     invoke = run_on(SpyEngine())
-    for args in (["x", "--logprobs", "2"], ["x", "--seed", "-1"], ["x", "--n", "0"], ["\udcff"]):
-        assert invoke(*args).exit_code == 2
+    for args in (
+        ["x", "--logprobs", "2"], ["x", "--seed", "-1"], ["x", "--n", "0"], ["\udcff"],
+        ["x", "--prediction", "\udcff"], ["x", "--session", "\udcff"], ["x", "--choice", "\udcff"],
+        ["x", "--regex", "\udcff"], ["x", "--prediction-file", "/no/such/file"], ["x", "--json-schema", sys.executable],
+        ["x", "--json-object", "--regex", "a"], ["x", "--choice", "a", "--ebnf", "b"],
+        ["x", "--prediction", "a", "--prediction-file", __file__],
+    ):  # fmt: skip
+        result = invoke(*args)
+        assert (result.exit_code, "Error" in result.stderr) == (2, True), args
 
 
 def test_ctrl_c_aborts_and_leaves_quietly(run_on: Callable[[SpyEngine], Invoke]) -> None:

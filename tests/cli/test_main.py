@@ -9,13 +9,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
 import specdec
 from server.serving import Addresses
 from specdec.cli.main import cli
+from specdec.cli.options import engine_options
 from specdec.cli.serve_cmd import ready_lines
+from specdec.config import EngineConfig
 from specdec.types import EngineInfo
 
 INFO = EngineInfo("m", None, "int8", "native", "bitwise", 64, 64, 64, 1, ("suffix",), (0,), 1, "0")
@@ -30,12 +33,12 @@ def test_help_lists_every_command_and_imports_nothing_heavy() -> None:
         "print([m for m in ('torch', 'grpc', 'transformers', 'rich', 'specdec.engine') if m in sys.modules])\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    for name in ("serve", "generate", "models", "verify", "bench", "doctor"):
+    for name in ("serve", "generate", "trace", "models", "verify", "bench", "doctor"):
         assert f"\n  {name}" in done.stdout
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-@pytest.mark.parametrize("command", ["serve", "generate", "models", "verify", "bench", "doctor"])
+@pytest.mark.parametrize("command", ["serve", "generate", "trace", "models", "verify", "bench", "doctor"])
 def test_every_command_can_be_loaded(command: str) -> None:
     result = CliRunner().invoke(cli, [command, "--help"])
     assert (result.exit_code, "Usage:" in result.stdout) == (0, True), result.output
@@ -65,6 +68,26 @@ def test_serve_reads_its_configuration_file(tmp_path: Path) -> None:
     assert result.exit_code == 1
     for name in ("server.grpc_port", "engine.kv_tokens", "engine.nonsense"):
         assert name in result.stderr
+
+
+def test_engine_options_reach_the_configuration(tmp_path: Path) -> None:
+    found: list[EngineConfig] = []
+
+    @click.command()
+    @engine_options
+    def command(engine_config: EngineConfig) -> None:
+        found.append(engine_config)
+
+    flags = f"--draft d --draft-head h --trace-file {tmp_path}/trace --no-speculation --drafter grammar,suffix"
+    for args in (flags.split(), []):
+        result = CliRunner().invoke(command, args)
+        assert result.exit_code == 0, result.output
+    given, plain = found
+    assert (given.draft, given.draft_head) == ("d", "h")
+    speculation = given.speculation
+    assert (speculation.enabled, speculation.trace_file) == (False, tmp_path / "trace")
+    assert speculation.drafters == ("grammar", "suffix")
+    assert plain == EngineConfig()
 
 
 @pytest.mark.parametrize(

@@ -46,8 +46,8 @@ def rejected(engine: Engine) -> int:
     """Draft tokens verified and not accepted, over all requests that finish now."""
     done = [e for e in drain(engine) if isinstance(e, Finished)]
     assert done
-    assert sum(e.stats.num_accepted_tokens for e in done) > 20
-    return sum(e.stats.num_draft_tokens - e.stats.num_accepted_tokens for e in done)
+    assert sum(e.stats.num_accepted_draft_tokens for e in done) > 20
+    return sum(e.stats.num_draft_tokens - e.stats.num_accepted_draft_tokens for e in done)
 
 
 def test_a_chunked_prompt_leaves_no_gap() -> None:

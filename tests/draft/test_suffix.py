@@ -1,103 +1,232 @@
-"""The suffix automaton against brute force, and what the suffix drafter proposes."""
+"""What the suffix drafter proposes, and from whose text."""
 
 from __future__ import annotations
 
-from collections import Counter
+import math
+from collections.abc import Iterator
+from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draft.suffix import SuffixDrafter
-from draft.suffix_automaton import COUNT_WALK, SuffixAutomaton
-from tests.draft.helpers import make_sequence, make_task
+from draft import suffix
+from draft.suffix import CATCH_UP, SuffixDrafter
+from specdec.config import SpeculationConfig
+from specdec.sequence import Sequence
+from specdec.tree import TokenTree
+from tests.draft.helpers import accepted, code_like, make_sequence, make_task, propose, replay
 
-texts = st.lists(st.integers(0, 3), min_size=1, max_size=60)
-
-
-def occurrences(text: list[int], part: list[int]) -> list[int]:
-    """End positions of ``part`` in ``text``."""
-    return [i + len(part) for i in range(len(text) - len(part) + 1) if text[i : i + len(part)] == part]
-
-
-def state_of(automaton: SuffixAutomaton, part: list[int]) -> int | None:
-    state: int | None = 0
-    for token in part:
-        state = automaton.edges[state].get(token) if state is not None else None
-    return state
+ALONE = SpeculationConfig(shared_tokens=0, session_tokens=0)
+texts = st.lists(st.integers(0, 4), min_size=1, max_size=80)
 
 
-@given(texts, texts)
-def test_accepts_exactly_the_substrings(text: list[int], other: list[int]) -> None:
-    automaton = SuffixAutomaton()
-    for token in text:
-        automaton.extend(token)
-    for part in (other, other[:2], text[1:4], text[-3:]):
-        assert (state_of(automaton, part) is not None) == bool(occurrences(text, part) or not part)
+def drafter(config: SpeculationConfig | None = None) -> SuffixDrafter:
+    return SuffixDrafter(config or SpeculationConfig())
 
 
-@given(st.lists(st.integers(0, 2), min_size=1, max_size=COUNT_WALK - 1))
-def test_counts_are_exact_for_short_texts(text: list[int]) -> None:
-    automaton = SuffixAutomaton()
-    for token in text:
-        automaton.extend(token)
-    for start in range(len(text)):
-        for end in range(start + 1, len(text) + 1):
-            state = state_of(automaton, text[start:end])
-            assert state is not None
-            assert automaton.counts[state] == len(occurrences(text, text[start:end]))
+def begun(of: SuffixDrafter, tokens: list[int], **fields: object) -> Sequence:
+    sequence = make_sequence(tokens, **fields)
+    of.begin(sequence)
+    return sequence
 
 
-@given(texts)
-def test_match_is_the_longest_suffix_seen_before(text: list[int]) -> None:
-    automaton = SuffixAutomaton()
-    for token in text:
-        automaton.extend(token)
-    longest = 0
-    for size in range(1, len(text)):
-        if len(occurrences(text, text[-size:])) > 1:
-            longest = size
-    state = automaton.match(1)
-    assert automaton.lengths[state] == longest
-    followers = Counter(text[e] for e in occurrences(text, text[len(text) - longest :]) if longest and e < len(text))
-    assert set(automaton.edges[state]) >= set(followers)
+def finish(of: SuffixDrafter, tokens: list[int], **fields: object) -> None:
+    """A request with this text comes and goes, and its text is written."""
+    of.end(begun(of, tokens, **fields))
+    other = begun(of, [0], cache_salt="nobody's")
+    for _ in range(2 + len(tokens) // CATCH_UP):
+        of.propose([make_task(other, nodes=0)])
+
+
+def edges(tree: TokenTree) -> Iterator[tuple[int, int]]:
+    return ((tree.tokens[tree.parents[node]], tree.tokens[node]) for node in range(1, len(tree)))
+
+
+def pairs(*texts: list[int]) -> set[tuple[int, int]]:
+    return {pair for text in texts for pair in pairwise(text)}
 
 
 def test_continues_a_repetition() -> None:
-    drafter = SuffixDrafter()
-    sequence = make_sequence([1, 2, 3, 4, 5, 6, 9, 1, 2, 3])
-    drafter.begin(sequence)
-    (tree,) = drafter.propose([make_task(sequence, nodes=3)])
+    suffixes = drafter(ALONE)
+    sequence = begun(suffixes, [1, 2, 3, 4, 5, 6, 9, 1, 2, 3])
+    tree = propose(suffixes, sequence, nodes=3)
     assert tree.tokens == [3, 4, 5, 6]
     assert tree.parents == [-1, 0, 1, 2]
 
 
 def test_branches_by_counts_best_first() -> None:
-    drafter = SuffixDrafter()
-    sequence = make_sequence([1, 2, 7, 0, 1, 2, 8, 0, 1, 2, 7, 5, 1, 2])
-    drafter.begin(sequence)
-    (tree,) = drafter.propose([make_task(sequence, nodes=2, depth=1)])
+    suffixes = drafter(ALONE)
+    sequence = begun(suffixes, [1, 2, 7, 0, 1, 2, 8, 0, 1, 2, 7, 5, 1, 2])
+    tree = propose(suffixes, sequence, nodes=2, depth=1)
     assert tree.tokens == [2, 7, 8]
     assert tree.parents == [-1, 0, 0]
     assert tree.scores[1] > tree.scores[2]
 
 
+@given(texts, st.integers(0, 20), st.integers(0, 20), st.integers(1, 4))
+def test_every_proposed_step_was_seen(text: list[int], nodes: int, depth: int, width: int) -> None:
+    prediction, earlier = text[::-1], [*text[5:], *text[:5]]
+    suffixes = drafter(SpeculationConfig(shared_tokens=4 * len(text) + 100))
+    finish(suffixes, earlier)
+    sequence = begun(suffixes, text[:3], prediction_ids=tuple(prediction))
+    for token in text[3:]:
+        sequence.tokens.append(token)
+        tree = propose(suffixes, sequence, nodes, depth, width)
+        assert set(edges(tree)) <= pairs(prediction, earlier, sequence.tokens)
+
+
+@given(texts)
+def test_the_first_choice_follows_the_longest_suffix(text: list[int]) -> None:
+    suffixes = drafter(ALONE)
+    tree = propose(suffixes, begun(suffixes, text), nodes=5, depth=1, width=5)
+    for size in range(len(text) - 1, 0, -1):
+        followers = [text[i + size] for i in range(len(text) - size) if text[i : i + size] == text[-size:]]
+        if followers:
+            assert set(tree.tokens[1:]) == set(followers)
+            assert followers.count(tree.tokens[1]) == max(followers.count(token) for token in followers)
+            return
+    assert len(tree) == 1
+
+
+def test_a_long_match_is_trusted_more() -> None:
+    def first(text: list[int]) -> float:
+        suffixes = drafter(ALONE)
+        return propose(suffixes, begun(suffixes, text)).scores[1]
+
+    line = list(range(10, 40))
+    seen = [first([*line[-size:], 99, 5, *line[-size:]]) for size in (1, 2, 5, 10, 30)]
+    assert seen == sorted(seen)
+    assert math.exp(seen[0]) < 0.4
+    assert math.exp(seen[-1]) > 0.9
+
+
+def test_a_chain_is_trusted_more_the_further_it_goes() -> None:
+    suffixes = drafter(ALONE)
+    line = list(range(10, 60))
+    scores = propose(suffixes, begun(suffixes, [*line, 99, *line[:3]]), nodes=31).scores
+    steps = [below - above for above, below in pairwise(scores)]
+    assert steps == sorted(steps)
+    assert steps[-1] > steps[0] / 4
+
+
+def test_obeys_the_floor() -> None:
+    suffixes = drafter(ALONE)
+    sequence = begun(suffixes, code_like(600, 1))
+    everything = propose(suffixes, sequence, nodes=31)
+    for floor in (-0.5, -2.0, -5.0):
+        (tree,) = suffixes.propose([make_task(sequence, 31, 63, 3, floor)])
+        assert all(score >= floor for score in tree.scores)
+        assert len(tree) <= len(everything)
+        above = sum(score >= floor for score in everything.scores)
+        assert len(tree) >= above
+
+
+def test_proposes_the_same_every_time() -> None:
+    trees = []
+    for _ in range(2):
+        suffixes = drafter()
+        finish(suffixes, code_like(500, 2))
+        trees.append(propose(suffixes, begun(suffixes, code_like(400, 2)), nodes=31))
+    assert len(trees[0]) > 16
+    assert (trees[0].tokens, trees[0].parents) == (trees[1].tokens, trees[1].parents)
+
+
 def test_obeys_limits_and_forgets() -> None:
-    drafter = SuffixDrafter()
-    sequence = make_sequence([1, 2, 3] * 30)
-    drafter.begin(sequence)
+    suffixes = drafter()
+    sequence = begun(suffixes, [1, 2, 3] * 30)
     for nodes, depth in ((0, 7), (1, 7), (5, 2), (7, 0)):
-        (tree,) = drafter.propose([make_task(sequence, nodes, depth)])
-        assert len(tree) - 1 <= nodes
-        assert max(tree.depths) <= depth
-    drafter.end(sequence)
-    assert not drafter._texts
+        propose(suffixes, sequence, nodes, depth)
+    assert len(propose(suffixes, sequence, 63, 63)) == 64  # a short period goes round
+    suffixes.end(sequence)
+    assert not suffixes._readers
+    suffixes.end(sequence)
 
 
 def test_follows_committed_tokens() -> None:
-    drafter = SuffixDrafter()
-    sequence = make_sequence([1, 2, 3, 4])
-    drafter.begin(sequence)
-    assert len(drafter.propose([make_task(sequence)])[0]) == 1
+    suffixes = drafter(ALONE)
+    sequence = begun(suffixes, [1, 2, 3, 4])
+    assert len(propose(suffixes, sequence)) == 1
     sequence.tokens += [9, 1, 2]
-    (tree,) = drafter.propose([make_task(sequence, nodes=2)])
-    assert tree.tokens == [2, 3, 4]
+    assert propose(suffixes, sequence, nodes=2).tokens == [2, 3, 4]
+
+
+def test_the_prediction_is_text_of_its_own() -> None:
+    suffixes = drafter(ALONE)
+    sequence = begun(suffixes, [7, 7, 7, 50], prediction_ids=(20, 21, 22, 23, 24))
+    assert len(propose(suffixes, sequence)) == 1
+    sequence.tokens.append(20)
+    assert propose(suffixes, sequence).tokens == [20, 21, 22, 23, 24]  # and nothing of the prompt behind its end
+
+
+@pytest.mark.parametrize("session", ["", "editor"])
+def test_the_text_of_an_earlier_request_is_continued(session: str) -> None:
+    config = SpeculationConfig(shared_tokens=0) if session else SpeculationConfig(session_tokens=0)
+    suffixes, text = drafter(config), code_like(300, 3)
+    finish(suffixes, text, session=session)
+    sequence = begun(suffixes, [5000, *text[100:120]], session=session)
+    assert propose(suffixes, sequence, nodes=31, width=1).tokens == text[119:151]
+
+
+def test_the_text_of_others_is_not() -> None:
+    suffixes, text = drafter(), list(range(300))
+    finish(suffixes, text, session="editor", cache_salt="ours")
+    for fields in ({}, {"cache_salt": "theirs"}, {"session": "editor"}, {"cache_salt": "theirs", "session": "editor"}):
+        sequence = begun(suffixes, [5000, *text[100:103]], **fields)
+        assert len(propose(suffixes, sequence, nodes=31)) == 1
+    sequence = begun(suffixes, [5000, *text[100:103]], cache_salt="ours")
+    assert len(propose(suffixes, sequence, nodes=31)) > 1
+
+
+def test_text_that_arrives_while_a_sequence_runs_is_used() -> None:
+    suffixes, text = drafter(), code_like(300, 4)
+    sequence = begun(suffixes, [5000, *text[100:120]])
+    assert accepted(propose(suffixes, sequence, nodes=31), text[120:]) < 4
+    finish(suffixes, text)
+    assert accepted(propose(suffixes, sequence, nodes=31), text[120:]) > 20
+
+
+def test_a_change_in_a_known_text_costs_no_more_than_itself() -> None:
+    suffixes, text = drafter(), code_like(600, 5)
+    changed = [*text[:200], 7001, 7002, *text[203:400], *text[420:]]
+    fresh = replay(drafter(ALONE), make_sequence([9999]), changed)
+    finish(suffixes, text)
+    assert fresh < 3
+    assert replay(suffixes, make_sequence([9999]), changed) > 8
+
+
+def test_a_long_prompt_is_indexed_in_bounded_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suffix, "CATCH_UP", 10)
+    suffixes = drafter(ALONE)
+    long = begun(suffixes, [*range(100, 135), 100, 101], prediction_ids=tuple(range(200, 205)))
+    short = begun(suffixes, [1, 2, 3, 1, 2])
+    sizes = []
+    for step in range(6):
+        tasks = [make_task(short), make_task(long)]
+        ours, theirs = suffixes.propose(tasks)
+        assert ours.tokens[:2] == [2, 3]  # the others go on meanwhile
+        assert (len(theirs) > 1) == (step > 3)
+        sizes.append(suffixes._readers[id(long)].automaton.size)
+    assert sizes == [5, 15, 25, 35, 43, 43]
+    assert theirs.tokens[1] == 102
+
+
+def test_prompts_are_indexed_while_nothing_may_be_proposed() -> None:
+    suffixes = drafter(ALONE)
+    sequence = begun(suffixes, [1, 2, 3, 1, 2])
+    (tree,) = suffixes.propose([make_task(sequence, nodes=0)])
+    assert len(tree) == 1
+    assert suffixes._readers[id(sequence)].automaton.size == 5
+
+
+def test_finished_texts_are_written_in_bounded_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suffix, "CATCH_UP", 16)
+    suffixes, text = drafter(), list(range(100, 140))
+    suffixes.end(begun(suffixes, text))
+    sequence = begun(suffixes, [1])
+    (store,) = suffixes._readers[id(sequence)].stores
+    sizes = []
+    for _ in range(4):
+        suffixes.propose([make_task(sequence, nodes=0)])
+        sizes.append(store.young.size)
+    assert sizes == [15, 31, 40, 40]

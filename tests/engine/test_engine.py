@@ -48,8 +48,8 @@ def test_events_come_in_order_and_text_is_the_tokens_text() -> None:
     done = finish_of(events, "r")
     assert done.reason is FinishReason.LENGTH
     assert (done.usage.prompt_tokens, done.usage.output_tokens) == (len(PROMPT), 20)
-    assert done.stats.num_accepted_tokens + done.stats.num_steps == 20
-    assert sum(done.stats.acceptance_histogram) == done.stats.num_steps
+    assert done.stats.num_accepted_draft_tokens + done.stats.num_steps == 20
+    assert sum(done.stats.acceptance_histogram) == done.stats.num_spec_steps <= done.stats.num_steps
 
 
 def test_speculation_off_drafts_nothing() -> None:
@@ -60,7 +60,7 @@ def test_speculation_off_drafts_nothing() -> None:
 
 def test_per_request_caps_and_drafters_are_obeyed() -> None:
     events = run_all(
-        tiny_engine(), [request(speculation=SpeculationParams(max_nodes=2, max_depth=1, drafters=("model",)))]
+        tiny_engine(), [request(speculation=SpeculationParams(SpeculationMode.ON, ("model",), max_nodes=2, max_depth=1))]
     )
     stats = finish_of(events, "r").stats
     assert set(stats.by_drafter) <= {"model"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from specdec.sampling import NO_TOKEN, Sampler, SequenceSampling, draw_seed, sample_seed
 from specdec.types import SamplingParams, StoppingParams
+from tests.sampling.natives import native_sampling
 from verify_kernels.reference_sampling import ReferenceSampling, processed_logits
 from verify_kernels.sampling_policy import SamplingPolicy
 
@@ -154,3 +157,64 @@ def test_seeds_are_stable_and_checked() -> None:
 
 
 GOLDEN = 18220876575004849820
+
+
+class StubGrammar:
+    """Allows 3 to 6, and after a path that ends in 6 only the end token; remembers what was committed."""
+
+    error, finished = "", False
+
+    def __init__(self) -> None:
+        self.committed: list[int] = []
+
+    def mask(self, path: Sequence[int]) -> NDArray[np.uint32]:
+        last = [*self.committed, *path][-1:]
+        return np.asarray([1 << 19 if last == [6] else 0b1111000], np.uint32)
+
+    def commit(self, tokens: Iterable[int]) -> None:
+        self.committed += tokens
+
+    def forced(self, path: Sequence[int], limit: int) -> list[int]:
+        return []
+
+
+def constrained(stopping: StoppingParams | None = None, **changes: Any) -> SequenceSampling:
+    return SequenceSampling(SamplingParams(**changes), stopping or StoppingParams(), 5, 20, (19,), (), StubGrammar())
+
+
+def possible(row: Any) -> list[int]:
+    """The tokens a row leaves, by both samplers' reading of it."""
+    left = np.flatnonzero(np.isfinite(processed(row))).tolist()
+    logits = torch.from_numpy(np.arange(20, dtype=np.float32)[None] % 3 - 1)
+    warm = row._replace(policy=SamplingPolicy(seed=1))
+    for kernels in (ReferenceSampling(), native_sampling()):
+        (children,) = Sampler(kernels, 1).children(logits, [warm], 20)
+        assert sorted(token for token, _ in children) == left
+    return left
+
+
+def test_a_row_carries_the_mask_of_its_node() -> None:
+    ours = constrained(temperature=0.0)
+    assert possible(ours.row(0, (), 0)) == [3, 4, 5, 6]
+    assert possible(ours.row(1, (6,), 1)) == [19]
+    assert possible(ours.row(2, (6, 4), 2)) == [3, 4, 5, 6]
+    ours.commit(iter([4, 6]))
+    assert possible(ours.row(2, (), 2)) == [19]
+
+
+def test_a_grammar_joins_penalties_bias_and_allowed_ids() -> None:
+    ours = constrained(logit_bias=((4, 2.5), (9, 50.0)), allowed_token_ids=(4, 5, 9, 19), presence_penalty=1.0)
+    z = processed(ours.row(1, (4,), 1))
+    assert {token: value for token, value in enumerate(z) if value != -np.inf} == {4: 1.5, 5: 1.0}
+    assert possible(constrained(allowed_token_ids=(1, 19)).row(0, (), 0)) == []
+    nothing = constrained(allowed_token_ids=(1,)).row(0, (), 0)
+    assert Sampler(ReferenceSampling(), 1).sample(torch.zeros(1, 20), [nothing]).tokens == [NO_TOKEN]
+
+
+def test_a_ban_is_void_where_the_grammar_leaves_nothing_else() -> None:
+    stopping = StoppingParams(min_tokens=5, stop_token_ids=(3, 4))
+    ours = constrained(stopping)
+    assert possible(ours.row(0, (), 0)) == [5, 6]
+    assert possible(ours.row(1, (6,), 1)) == [19]  # the text is complete: it can only end
+    assert possible(ours.row(5, (), 5)) == [3, 4, 5, 6]
+    assert possible(constrained(stopping, allowed_token_ids=(3, 19)).row(0, (), 0)) == [3]

@@ -2,20 +2,26 @@
 
 Token ids are bytes, so text and ids are the same thing. A request's ``cache_salt`` is its script:
 ``slow`` 0.05 s a step, ``die`` raises in step, ``exit`` leaves the process, ``hang`` sleeps in step, ``broken``
-fails the request, ``full``, ``bug`` and ``long`` make submit raise. The configuration's ``target`` scripts the start.
+fails the request, ``full``, ``bug`` and ``long`` make submit raise, ``untold`` every trace from then on. The
+configuration's ``target`` scripts the start.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from server.engine_protocol import ProgressListener
 from specdec.config import EngineConfig
 from specdec.errors import DuplicateRequestError, ModelError, PromptTooLongError, QueueFullError
 from specdec.types import (
     Delta,
+    DrafterStats,
+    DrafterTrace,
     EngineInfo,
     EngineLoad,
     Failed,
@@ -25,6 +31,7 @@ from specdec.types import (
     RequestEvent,
     SpeculationStats,
     Started,
+    StepTrace,
     Timings,
     TokenLogprobs,
     Usage,
@@ -33,6 +40,7 @@ from specdec.types import (
 DEFAULT_SEED = 4242
 MAX_CONTEXT = 128
 VOCAB_SIZE = 256
+TRACE_STEPS = 40
 
 
 @dataclass
@@ -52,6 +60,9 @@ class FakeEngine:
         self._events: list[RequestEvent] = []
         self._aborts = 0
         self._deadline_s = 0.0
+        self._untold = False
+        self._steps = 0
+        self._trace: deque[StepTrace] = deque(maxlen=TRACE_STEPS)
 
     def submit(self, request: Request) -> None:
         if request.request_id in self._running:
@@ -63,6 +74,7 @@ class FakeEngine:
         if request.cache_salt == "bug":
             raise RuntimeError("a secret of the inside")
         self._deadline_s = request.deadline_s or 0.0
+        self._untold = self._untold or request.cache_salt == "untold"
         running = _Running(request, time.monotonic(), emitted=dict.fromkeys(range(request.sampling.n), 0))
         self._running[request.request_id] = running
 
@@ -85,8 +97,11 @@ class FakeEngine:
             os._exit(7)
         if "hang" in salts:
             time.sleep(3600)
+        n = len(self._running)
         for running in list(self._running.values()):
             events += self._advance(running)
+        self._steps += 1
+        self._trace.append(fake_step(self._steps, n))
         return events
 
     def has_work(self) -> bool:
@@ -107,6 +122,11 @@ class FakeEngine:
             tokens_per_second=self._deadline_s,
             prefix_hit_tokens=self._aborts,
         )
+
+    def trace(self, limit: int) -> list[StepTrace]:
+        if self._untold:
+            raise RuntimeError("a secret of the inside")
+        return list(self._trace)[-limit:]
 
     def close(self) -> None:
         self._running.clear()
@@ -153,16 +173,29 @@ class FakeEngine:
 
 
 def _finished(running: _Running, index: int, reason: FinishReason) -> Finished:
-    n_prompt = len(running.request.prompt_ids)
+    request = running.request
+    n_prompt, n_prediction = len(request.prompt_ids), len(request.prediction_ids)
+    expected = sum(a == b for a, b in zip(request.prompt_ids, request.prediction_ids, strict=False))
     return Finished(
         running.request.request_id,
         index,
         reason,
         None,
-        Usage(n_prompt, 3, running.emitted[index], 0),
-        SpeculationStats(2, 6, 4, [0, 1, 1], {"suffix": (6, 4)}),
+        Usage(n_prompt, 3, running.emitted[index], 0, expected, n_prediction - expected),
+        SpeculationStats(5, 3, 6, 3, [1, 1, 1], {"suffix": DrafterStats(4, 3), "idle": DrafterStats()}),
         Timings(0.5, 1.5, 2.5, 0.25, 0.75),
     )
+
+
+def fake_step(step: int, sequences: int) -> StepTrace:
+    """A step whose figures tell their names apart, some of them numpy's as a controller's may be."""
+    parts = [DrafterTrace("suffix", "free", sequences, 5, 4, 3, np.float64(2.5), 0.125), DrafterTrace("model", "off")]
+    return StepTrace(
+        step=step, at_s=step / 8, sequences=sequences, rows=sequences + 4, prefill_rows=2, context=17.5,
+        candidates=np.int64(5), budget=np.int64(4), predicted_tokens=np.float32(3.5), realised_tokens=4,
+        predicted_draft_ms=0.25, realised_draft_ms=0.5, predicted_verify_ms=8.0, realised_verify_ms=9.0, plan_ms=0.375,
+        commit_ms=0.125, control_ms=0.0625, drafters=parts, replay={"not": "told"},
+    )  # type: ignore[arg-type]  # fmt: skip
 
 
 def build(config: EngineConfig, progress: ProgressListener) -> FakeEngine:

@@ -6,6 +6,7 @@ import asyncio
 import math
 import os
 import signal
+from typing import Any
 
 import grpc
 import pytest
@@ -51,6 +52,27 @@ async def test_all_bad_fields_are_named_at_once() -> None:
     }  # fmt: skip
     assert rich(error)[ErrorInfo].domain == "specdec"
     assert ok[-1].WhichOneof("event") == "finished"
+
+
+async def test_what_drives_drafting_is_checked_too() -> None:
+    prediction, grammar, scheduling = (
+        options_pb2.PredictionOptions, options_pb2.GrammarOptions, options_pb2.SchedulingOptions,
+    )  # fmt: skip
+    cases: list[tuple[str, dict[str, Any]]] = [
+        ("prediction.token_ids", {"prediction": prediction(token_ids=options_pb2.TokenIds(ids=[1, 256]))}),
+        ("prediction", {"prediction": prediction()}),
+        ("scheduling.target_tpot_ms", {"scheduling": scheduling(target_tpot_ms=0)}),
+        ("scheduling.target_tpot_ms", {"scheduling": scheduling(target_tpot_ms=math.nan)}),
+        ("grammar", {"grammar": grammar()}),
+        ("grammar", {"grammar": grammar(regex="")}),
+        ("grammar", {"grammar": grammar(json_schema="x" * (1 << 17))}),
+        ("grammar.json_object", {"grammar": grammar(json_object=False)}),
+    ]
+    async with running_server() as server:
+        errors = [await refused(server.generation.GenerateStream(stream_request(**bad))) for _, bad in cases]
+    for (field, _), error in zip(cases, errors, strict=True):
+        assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert bad_fields(error) == {field}
 
 
 async def test_bad_prompts_are_named() -> None:

@@ -43,10 +43,15 @@ async def test_stream_in_order_and_complete() -> None:
     assert finished.finish_reason == result_pb2.FINISH_REASON_LENGTH
     assert finished.WhichOneof("matched_stop") is None
     assert (finished.usage.prompt_tokens, finished.usage.cached_tokens, finished.usage.output_tokens) == (6, 3, 6)
-    stats = finished.speculation
-    assert (stats.num_steps, stats.num_draft_tokens, stats.num_accepted_tokens) == (2, 6, 4)
-    assert list(stats.acceptance_histogram) == [0, 1, 1]
-    assert stats.by_drafter["suffix"].accepted_tokens == 4
+    stats = finished.metrics.speculative_decoding
+    assert (stats.num_steps, stats.num_spec_steps, stats.num_draft_tokens) == (5, 3, 6)
+    assert (stats.num_accepted_draft_tokens, list(stats.acceptance_histogram)) == (3, [1, 1, 1])
+    assert (stats.mean_acceptance_length, stats.draft_acceptance_rate) == (2.0, 0.5)
+    parts = {
+        n: (d.num_draft_tokens, d.num_accepted_draft_tokens, d.draft_acceptance_rate)
+        for n, d in stats.by_drafter.items()
+    }
+    assert parts == {"suffix": (4, 3, 0.75), "idle": (0, 0, 0.0)}
     t = finished.timings
     assert (t.queue_ms, t.prefill_ms, t.decode_ms, t.draft_ms, t.verify_ms) == (0.5, 1.5, 2.5, 0.25, 0.75)
 
@@ -66,6 +71,21 @@ async def test_unary_equals_stream_for_n_samples() -> None:
     assert len(set(texts.values())) == 3
     assert all(sample.finish_reason == result_pb2.FINISH_REASON_LENGTH for sample in response.samples)
     assert response.request_id  # made by the server
+    assert {sample.metrics.speculative_decoding.num_draft_tokens for sample in response.samples} == {6}
+
+
+async def test_every_kind_of_prediction() -> None:
+    async with running_server() as server:
+        for prediction, wanted in (
+            (None, (0, 0)),
+            (options_pb2.PredictionOptions(text=""), (0, 0)),
+            (options_pb2.PredictionOptions(text="abX!"), (2, 2)),  # no begin token, no special tokens
+            (options_pb2.PredictionOptions(token_ids=options_pb2.TokenIds(ids=[97, 1])), (1, 1)),
+        ):
+            prompt = options_pb2.TokenIds(ids=b"abc")
+            response = await server.generation.Generate(pb.GenerateRequest(token_ids=prompt, prediction=prediction))
+            usage = response.samples[0].usage
+            assert (usage.accepted_prediction_tokens, usage.rejected_prediction_tokens) == wanted
 
 
 async def test_every_kind_of_prompt() -> None:

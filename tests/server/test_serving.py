@@ -48,7 +48,9 @@ async def test_health_watch_sees_loading_ready_restart_and_drain() -> None:
         stopping = asyncio.create_task(server.serving.stop())
         seen.append([(await watch.read()).status for watch in watches])
         await stopping
-    assert seen == [[status] * 3 for status in (NOT_SERVING, SERVING, NOT_SERVING, SERVING, NOT_SERVING)]
+    assert seen == [
+        [status] * (1 + len(SERVICES)) for status in (NOT_SERVING, SERVING, NOT_SERVING, SERVING, NOT_SERVING)
+    ]
 
 
 async def test_health_of_an_unknown_service_is_not_found() -> None:

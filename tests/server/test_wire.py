@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -15,10 +16,12 @@ from server.wire import (
     pack_info,
     pack_load,
     pack_request,
+    pack_trace,
     unpack_event,
     unpack_info,
     unpack_load,
     unpack_request,
+    unpack_trace,
 )
 from specdec.errors import (
     DuplicateRequestError,
@@ -31,11 +34,15 @@ from specdec.errors import (
 )
 from specdec.types import (
     Delta,
+    DrafterStats,
+    DrafterTrace,
     EngineInfo,
     EngineLoad,
     Failed,
     Finished,
     FinishReason,
+    GrammarKind,
+    GrammarParams,
     OutputParams,
     Request,
     RequestEvent,
@@ -44,11 +51,13 @@ from specdec.types import (
     SpeculationParams,
     SpeculationStats,
     Started,
+    StepTrace,
     StoppingParams,
     Timings,
     TokenLogprobs,
     Usage,
 )
+from tests.server.fake_engine import fake_step
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 COUNT = st.integers(0, 2**31)
@@ -82,6 +91,10 @@ REQUESTS = st.builds(
     priority=st.integers(-(2**31), 2**31),
     deadline_s=st.none() | FLOAT,
     cache_salt=TEXT,
+    prediction_ids=ID_TUPLE,
+    session=TEXT,
+    target_tpot_ms=st.none() | FLOAT,
+    grammar=st.none() | st.builds(GrammarParams, st.sampled_from(GrammarKind), TEXT),
 )  # fmt: skip
 
 LOGPROBS = st.builds(TokenLogprobs, token_id=COUNT, logprob=FLOAT, top=st.lists(st.tuples(COUNT, FLOAT), max_size=3))
@@ -90,13 +103,20 @@ EVENTS = st.one_of(
     st.builds(Delta, TEXT, COUNT, IDS, TEXT, st.lists(LOGPROBS, max_size=3)),
     st.builds(
         Finished, TEXT, COUNT, st.sampled_from(FinishReason), st.none() | TEXT | COUNT,
-        st.builds(Usage, COUNT, COUNT, COUNT, COUNT),
+        st.builds(Usage, COUNT, COUNT, COUNT, COUNT, COUNT, COUNT),
         st.builds(
-            SpeculationStats, COUNT, COUNT, COUNT, IDS, st.dictionaries(TEXT, st.tuples(COUNT, COUNT), max_size=3)
+            SpeculationStats, COUNT, COUNT, COUNT, COUNT, IDS,
+            st.dictionaries(TEXT, st.builds(DrafterStats, COUNT, COUNT), max_size=3),
         ),
         st.builds(Timings, FLOAT, FLOAT, FLOAT, FLOAT, FLOAT),
     ),
     st.builds(Failed, TEXT, TEXT, TEXT),
+)  # fmt: skip
+
+
+TRACES = st.builds(
+    StepTrace, COUNT, FLOAT, COUNT, COUNT, COUNT, FLOAT, COUNT, COUNT, FLOAT, COUNT, FLOAT, FLOAT, FLOAT, FLOAT, FLOAT,
+    FLOAT, FLOAT, st.lists(st.builds(DrafterTrace, TEXT, TEXT, COUNT, COUNT, COUNT, COUNT, FLOAT, FLOAT), max_size=3),
 )  # fmt: skip
 
 
@@ -121,6 +141,19 @@ def test_event_round_trip(event: RequestEvent) -> None:
     if isinstance(event, Finished):
         assert isinstance(back, Finished)
         assert isinstance(back.reason, FinishReason)
+
+
+@given(TRACES)
+def test_trace_round_trip(step: StepTrace) -> None:
+    assert unpack_trace(_over_the_wire(pack_trace(step))) == step  # type: ignore[arg-type]
+
+
+def test_a_trace_leaves_replay_behind_and_may_hold_numpy_numbers() -> None:
+    step = fake_step(3, 2)
+    back = unpack_trace(_over_the_wire(pack_trace(step)))  # type: ignore[arg-type]
+    assert step.replay
+    assert back == dataclasses.replace(step, replay={})
+    assert {type(v) for v in (back.candidates, back.budget, back.predicted_tokens)} == {int, float}
 
 
 def test_nan_and_infinity_reach_the_engine_that_refuses_them() -> None:

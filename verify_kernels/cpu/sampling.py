@@ -96,7 +96,7 @@ def _pack(rows: Sequence[RowSampling]) -> tuple[bytes, NDArray[np.int32]]:
     for row in rows:
         parts.append(row.policy.record)
         parts.append(_PLACE.pack(row.position, len(path) // 2, len(row.path) // 2))
-        parts.append(_NO_EDITS if row.edits is None else row.edits.record(row.ban))
+        parts.append(_NO_EDITS if row.edits is None else row.edits.record(row.ban, row.mask))
         path.extend(row.path)
     return b"".join(parts), np.asarray(path, np.int32)
 

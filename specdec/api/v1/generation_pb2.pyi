@@ -35,6 +35,9 @@ class GenerateRequest(_message.Message):
     SPECULATION_FIELD_NUMBER: _builtins.int
     CACHE_FIELD_NUMBER: _builtins.int
     SCHEDULING_FIELD_NUMBER: _builtins.int
+    PREDICTION_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
+    GRAMMAR_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Shown in logs and taken by Abort; must not be in flight already. Empty: the server makes one."""
     model: _builtins.str
@@ -59,6 +62,16 @@ class GenerateRequest(_message.Message):
     def cache(self) -> _options_pb2.CacheOptions: ...
     @_builtins.property
     def scheduling(self) -> _options_pb2.SchedulingOptions: ...
+    @_builtins.property
+    def prediction(self) -> _options_pb2.PredictionOptions:
+        """What the output is expected to look like."""
+
+    @_builtins.property
+    def session(self) -> _options_pb2.SessionOptions: ...
+    @_builtins.property
+    def grammar(self) -> _options_pb2.GrammarOptions:
+        """Unset: any text."""
+
     def __init__(
         self,
         *,
@@ -73,10 +86,13 @@ class GenerateRequest(_message.Message):
         speculation: _options_pb2.SpeculationOptions | None = ...,
         cache: _options_pb2.CacheOptions | None = ...,
         scheduling: _options_pb2.SchedulingOptions | None = ...,
+        prediction: _options_pb2.PredictionOptions | None = ...,
+        session: _options_pb2.SessionOptions | None = ...,
+        grammar: _options_pb2.GrammarOptions | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "chat", b"chat", "output", b"output", "prompt", b"prompt", "sampling", b"sampling", "scheduling", b"scheduling", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "chat", b"chat", "grammar", b"grammar", "output", b"output", "prediction", b"prediction", "prompt", b"prompt", "sampling", b"sampling", "scheduling", b"scheduling", "session", b"session", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "chat", b"chat", "model", b"model", "output", b"output", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "scheduling", b"scheduling", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "chat", b"chat", "grammar", b"grammar", "model", b"model", "output", b"output", "prediction", b"prediction", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "scheduling", b"scheduling", "session", b"session", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "token_ids", "chat"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
@@ -101,6 +117,9 @@ class GenerateStreamRequest(_message.Message):
     SPECULATION_FIELD_NUMBER: _builtins.int
     CACHE_FIELD_NUMBER: _builtins.int
     SCHEDULING_FIELD_NUMBER: _builtins.int
+    PREDICTION_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
+    GRAMMAR_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Shown in logs and taken by Abort; must not be in flight already. Empty: the server makes one."""
     model: _builtins.str
@@ -125,6 +144,16 @@ class GenerateStreamRequest(_message.Message):
     def cache(self) -> _options_pb2.CacheOptions: ...
     @_builtins.property
     def scheduling(self) -> _options_pb2.SchedulingOptions: ...
+    @_builtins.property
+    def prediction(self) -> _options_pb2.PredictionOptions:
+        """What the output is expected to look like."""
+
+    @_builtins.property
+    def session(self) -> _options_pb2.SessionOptions: ...
+    @_builtins.property
+    def grammar(self) -> _options_pb2.GrammarOptions:
+        """Unset: any text."""
+
     def __init__(
         self,
         *,
@@ -139,10 +168,13 @@ class GenerateStreamRequest(_message.Message):
         speculation: _options_pb2.SpeculationOptions | None = ...,
         cache: _options_pb2.CacheOptions | None = ...,
         scheduling: _options_pb2.SchedulingOptions | None = ...,
+        prediction: _options_pb2.PredictionOptions | None = ...,
+        session: _options_pb2.SessionOptions | None = ...,
+        grammar: _options_pb2.GrammarOptions | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "chat", b"chat", "output", b"output", "prompt", b"prompt", "sampling", b"sampling", "scheduling", b"scheduling", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "chat", b"chat", "grammar", b"grammar", "output", b"output", "prediction", b"prediction", "prompt", b"prompt", "sampling", b"sampling", "scheduling", b"scheduling", "session", b"session", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "chat", b"chat", "model", b"model", "output", b"output", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "scheduling", b"scheduling", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "chat", b"chat", "grammar", b"grammar", "model", b"model", "output", b"output", "prediction", b"prediction", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "scheduling", b"scheduling", "session", b"session", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "token_ids", "chat"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
@@ -196,7 +228,7 @@ class Sample(_message.Message):
     STOP_STRING_FIELD_NUMBER: _builtins.int
     STOP_TOKEN_ID_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
-    SPECULATION_FIELD_NUMBER: _builtins.int
+    METRICS_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     text: _builtins.str
@@ -212,7 +244,7 @@ class Sample(_message.Message):
     @_builtins.property
     def usage(self) -> _result_pb2.Usage: ...
     @_builtins.property
-    def speculation(self) -> _result_pb2.SpeculationStats: ...
+    def metrics(self) -> _result_pb2.Metrics: ...
     @_builtins.property
     def timings(self) -> _result_pb2.Timings: ...
     def __init__(
@@ -226,12 +258,12 @@ class Sample(_message.Message):
         stop_string: _builtins.str = ...,
         stop_token_id: _builtins.int = ...,
         usage: _result_pb2.Usage | None = ...,
-        speculation: _result_pb2.SpeculationStats | None = ...,
+        metrics: _result_pb2.Metrics | None = ...,
         timings: _result_pb2.Timings | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["matched_stop", b"matched_stop", "speculation", b"speculation", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["matched_stop", b"matched_stop", "metrics", b"metrics", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "index", b"index", "logprobs", b"logprobs", "matched_stop", b"matched_stop", "speculation", b"speculation", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "text", b"text", "timings", b"timings", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "index", b"index", "logprobs", b"logprobs", "matched_stop", b"matched_stop", "metrics", b"metrics", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "text", b"text", "timings", b"timings", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_matched_stop: _TypeAlias = _typing.Literal["stop_string", "stop_token_id"]  # noqa: Y015
     _WhichOneofArgType_matched_stop: _TypeAlias = _typing.Literal["matched_stop", b"matched_stop"]  # noqa: Y015
@@ -353,7 +385,7 @@ class Finished(_message.Message):
     STOP_STRING_FIELD_NUMBER: _builtins.int
     STOP_TOKEN_ID_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
-    SPECULATION_FIELD_NUMBER: _builtins.int
+    METRICS_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     finish_reason: _result_pb2.FinishReason.ValueType
@@ -362,7 +394,7 @@ class Finished(_message.Message):
     @_builtins.property
     def usage(self) -> _result_pb2.Usage: ...
     @_builtins.property
-    def speculation(self) -> _result_pb2.SpeculationStats: ...
+    def metrics(self) -> _result_pb2.Metrics: ...
     @_builtins.property
     def timings(self) -> _result_pb2.Timings: ...
     def __init__(
@@ -373,12 +405,12 @@ class Finished(_message.Message):
         stop_string: _builtins.str = ...,
         stop_token_id: _builtins.int = ...,
         usage: _result_pb2.Usage | None = ...,
-        speculation: _result_pb2.SpeculationStats | None = ...,
+        metrics: _result_pb2.Metrics | None = ...,
         timings: _result_pb2.Timings | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["matched_stop", b"matched_stop", "speculation", b"speculation", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["matched_stop", b"matched_stop", "metrics", b"metrics", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "index", b"index", "matched_stop", b"matched_stop", "speculation", b"speculation", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "index", b"index", "matched_stop", b"matched_stop", "metrics", b"metrics", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_matched_stop: _TypeAlias = _typing.Literal["stop_string", "stop_token_id"]  # noqa: Y015
     _WhichOneofArgType_matched_stop: _TypeAlias = _typing.Literal["matched_stop", b"matched_stop"]  # noqa: Y015

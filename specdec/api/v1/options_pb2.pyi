@@ -409,19 +409,148 @@ class SchedulingOptions(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PRIORITY_FIELD_NUMBER: _builtins.int
+    TARGET_TPOT_MS_FIELD_NUMBER: _builtins.int
     priority: _builtins.int
     """A higher number is scheduled first. Default 0."""
+    target_tpot_ms: _builtins.float
+    """Milliseconds per output token this request should keep to: while it lags behind, its drafts are verified before
+    others'. Positive. Unset: none.
+    """
     def __init__(
         self,
         *,
         priority: _builtins.int | None = ...,
+        target_tpot_ms: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "priority", b"priority"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "_target_tpot_ms", b"_target_tpot_ms", "priority", b"priority", "target_tpot_ms", b"target_tpot_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "priority", b"priority"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "_target_tpot_ms", b"_target_tpot_ms", "priority", b"priority", "target_tpot_ms", b"target_tpot_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
     _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
+    _WhichOneofReturnType__target_tpot_ms: _TypeAlias = _typing.Literal["target_tpot_ms"]  # noqa: Y015
+    _WhichOneofArgType__target_tpot_ms: _TypeAlias = _typing.Literal["_target_tpot_ms", b"_target_tpot_ms"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__priority) -> _WhichOneofReturnType__priority | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__target_tpot_ms) -> _WhichOneofReturnType__target_tpot_ms | None: ...
 
 Global___SchedulingOptions: _TypeAlias = SchedulingOptions  # noqa: Y015
+
+@_typing.final
+class PredictionOptions(_message.Message):
+    """Text the output is expected to resemble, such as the file before an edit. It is drafted from where it fits; it
+    changes how fast tokens come, never which.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """Encoded without a begin token; special tokens spelled out in it stay plain text."""
+    @_builtins.property
+    def token_ids(self) -> Global___TokenIds:
+        """Taken as they are."""
+
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        token_ids: Global___TokenIds | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_content: _TypeAlias = _typing.Literal["text", "token_ids"]  # noqa: Y015
+    _WhichOneofArgType_content: _TypeAlias = _typing.Literal["content", b"content"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_content) -> _WhichOneofReturnType_content | None: ...
+
+Global___PredictionOptions: _TypeAlias = PredictionOptions  # noqa: Y015
+
+@_typing.final
+class SessionOptions(_message.Message):
+    """An editor or a conversation. The earlier texts of a session may be drafted from, under an equal cache salt."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """Chosen by the client. Empty: no session."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionOptions: _TypeAlias = SessionOptions  # noqa: Y015
+
+@_typing.final
+class Choices(_message.Message):
+    """Strings to choose among."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VALUES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        values: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Choices: _TypeAlias = Choices  # noqa: Y015
+
+@_typing.final
+class GrammarOptions(_message.Message):
+    """What the output must match, from its first token to its end. Composes with everything else."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JSON_SCHEMA_FIELD_NUMBER: _builtins.int
+    JSON_OBJECT_FIELD_NUMBER: _builtins.int
+    REGEX_FIELD_NUMBER: _builtins.int
+    EBNF_FIELD_NUMBER: _builtins.int
+    CHOICE_FIELD_NUMBER: _builtins.int
+    json_schema: _builtins.str
+    """The text of a JSON schema, an object. White space between tokens is free."""
+    json_object: _builtins.bool
+    """True: any JSON object."""
+    regex: _builtins.str
+    """A regular expression that matches the whole output: Rust's syntax, without anchors and look-around."""
+    ebnf: _builtins.str
+    """Lark rules with a `start`, or llama.cpp's GBNF with a `root`."""
+    @_builtins.property
+    def choice(self) -> Global___Choices:
+        """One of these strings."""
+
+    def __init__(
+        self,
+        *,
+        json_schema: _builtins.str = ...,
+        json_object: _builtins.bool = ...,
+        regex: _builtins.str = ...,
+        ebnf: _builtins.str = ...,
+        choice: Global___Choices | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "ebnf", b"ebnf", "json_object", b"json_object", "json_schema", b"json_schema", "kind", b"kind", "regex", b"regex"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "ebnf", b"ebnf", "json_object", b"json_object", "json_schema", b"json_schema", "kind", b"kind", "regex", b"regex"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["json_schema", "json_object", "regex", "ebnf", "choice"]  # noqa: Y015
+    _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
+
+Global___GrammarOptions: _TypeAlias = GrammarOptions  # noqa: Y015

@@ -111,12 +111,18 @@ class Usage(_message.Message):
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     PREEMPTIONS_FIELD_NUMBER: _builtins.int
+    ACCEPTED_PREDICTION_TOKENS_FIELD_NUMBER: _builtins.int
+    REJECTED_PREDICTION_TOKENS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     cached_tokens: _builtins.int
     """Prompt tokens whose KV came from the prefix cache."""
     output_tokens: _builtins.int
     preemptions: _builtins.int
     """How often the sample was set aside and recomputed because KV pages ran out."""
+    accepted_prediction_tokens: _builtins.int
+    """Tokens of the request's prediction that were drafted and came out."""
+    rejected_prediction_tokens: _builtins.int
+    """The others of it."""
     def __init__(
         self,
         *,
@@ -124,40 +130,49 @@ class Usage(_message.Message):
         cached_tokens: _builtins.int = ...,
         output_tokens: _builtins.int = ...,
         preemptions: _builtins.int = ...,
+        accepted_prediction_tokens: _builtins.int = ...,
+        rejected_prediction_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "output_tokens", b"output_tokens", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_prediction_tokens", b"accepted_prediction_tokens", "cached_tokens", b"cached_tokens", "output_tokens", b"output_tokens", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens", "rejected_prediction_tokens", b"rejected_prediction_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Usage: _TypeAlias = Usage  # noqa: Y015
 
 @_typing.final
-class DrafterStats(_message.Message):
+class DrafterMetrics(_message.Message):
+    """One drafter's part. A node that several drafters proposed counts for each."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
-    PROPOSED_TOKENS_FIELD_NUMBER: _builtins.int
-    ACCEPTED_TOKENS_FIELD_NUMBER: _builtins.int
-    proposed_tokens: _builtins.int
-    accepted_tokens: _builtins.int
+    NUM_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    DRAFT_ACCEPTANCE_RATE_FIELD_NUMBER: _builtins.int
+    num_draft_tokens: _builtins.int
+    """Nodes of its that were verified."""
+    num_accepted_draft_tokens: _builtins.int
+    draft_acceptance_rate: _builtins.float
+    """Accepted of verified; 0 when none was verified."""
     def __init__(
         self,
         *,
-        proposed_tokens: _builtins.int = ...,
-        accepted_tokens: _builtins.int = ...,
+        num_draft_tokens: _builtins.int = ...,
+        num_accepted_draft_tokens: _builtins.int = ...,
+        draft_acceptance_rate: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "proposed_tokens", b"proposed_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_acceptance_rate", b"draft_acceptance_rate", "num_accepted_draft_tokens", b"num_accepted_draft_tokens", "num_draft_tokens", b"num_draft_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___DrafterStats: _TypeAlias = DrafterStats  # noqa: Y015
+Global___DrafterMetrics: _TypeAlias = DrafterMetrics  # noqa: Y015
 
 @_typing.final
-class SpeculationStats(_message.Message):
-    """What speculation did for one sample."""
+class SpeculativeDecodingMetrics(_message.Message):
+    """What speculation did for one sample. Fields that vLLM has too are named as there."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -169,12 +184,12 @@ class SpeculationStats(_message.Message):
         VALUE_FIELD_NUMBER: _builtins.int
         key: _builtins.str
         @_builtins.property
-        def value(self) -> Global___DrafterStats: ...
+        def value(self) -> Global___DrafterMetrics: ...
         def __init__(
             self,
             *,
             key: _builtins.str = ...,
-            value: Global___DrafterStats | None = ...,
+            value: Global___DrafterMetrics | None = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -182,37 +197,73 @@ class SpeculationStats(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-    NUM_STEPS_FIELD_NUMBER: _builtins.int
-    NUM_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
-    NUM_ACCEPTED_TOKENS_FIELD_NUMBER: _builtins.int
+    MEAN_ACCEPTANCE_LENGTH_FIELD_NUMBER: _builtins.int
+    DRAFT_ACCEPTANCE_RATE_FIELD_NUMBER: _builtins.int
     ACCEPTANCE_HISTOGRAM_FIELD_NUMBER: _builtins.int
+    NUM_SPEC_STEPS_FIELD_NUMBER: _builtins.int
+    NUM_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_STEPS_FIELD_NUMBER: _builtins.int
     BY_DRAFTER_FIELD_NUMBER: _builtins.int
-    num_steps: _builtins.int
-    """Verify steps."""
+    mean_acceptance_length: _builtins.float
+    """Tokens per speculative step, the target's own one included; 1 when there was none."""
+    draft_acceptance_rate: _builtins.float
+    """Accepted of verified draft tokens; 0 when none was verified."""
+    num_spec_steps: _builtins.int
+    """Verify steps with at least one draft token."""
     num_draft_tokens: _builtins.int
-    num_accepted_tokens: _builtins.int
+    num_accepted_draft_tokens: _builtins.int
+    num_steps: _builtins.int
+    """All verify steps."""
     @_builtins.property
     def acceptance_histogram(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Entry k counts the steps that accepted k draft tokens."""
+        """Entry k counts the speculative steps that accepted k draft tokens."""
 
     @_builtins.property
-    def by_drafter(self) -> _containers.MessageMap[_builtins.str, Global___DrafterStats]: ...
+    def by_drafter(self) -> _containers.MessageMap[_builtins.str, Global___DrafterMetrics]:
+        """By the drafter's name."""
+
     def __init__(
         self,
         *,
-        num_steps: _builtins.int = ...,
-        num_draft_tokens: _builtins.int = ...,
-        num_accepted_tokens: _builtins.int = ...,
+        mean_acceptance_length: _builtins.float = ...,
+        draft_acceptance_rate: _builtins.float = ...,
         acceptance_histogram: _abc.Iterable[_builtins.int] | None = ...,
-        by_drafter: _abc.Mapping[_builtins.str, Global___DrafterStats] | None = ...,
+        num_spec_steps: _builtins.int = ...,
+        num_draft_tokens: _builtins.int = ...,
+        num_accepted_draft_tokens: _builtins.int = ...,
+        num_steps: _builtins.int = ...,
+        by_drafter: _abc.Mapping[_builtins.str, Global___DrafterMetrics] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_histogram", b"acceptance_histogram", "by_drafter", b"by_drafter", "num_accepted_tokens", b"num_accepted_tokens", "num_draft_tokens", b"num_draft_tokens", "num_steps", b"num_steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_histogram", b"acceptance_histogram", "by_drafter", b"by_drafter", "draft_acceptance_rate", b"draft_acceptance_rate", "mean_acceptance_length", b"mean_acceptance_length", "num_accepted_draft_tokens", b"num_accepted_draft_tokens", "num_draft_tokens", b"num_draft_tokens", "num_spec_steps", b"num_spec_steps", "num_steps", b"num_steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___SpeculationStats: _TypeAlias = SpeculationStats  # noqa: Y015
+Global___SpeculativeDecodingMetrics: _TypeAlias = SpeculativeDecodingMetrics  # noqa: Y015
+
+@_typing.final
+class Metrics(_message.Message):
+    """Figures about one sample."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SPECULATIVE_DECODING_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def speculative_decoding(self) -> Global___SpeculativeDecodingMetrics: ...
+    def __init__(
+        self,
+        *,
+        speculative_decoding: Global___SpeculativeDecodingMetrics | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["speculative_decoding", b"speculative_decoding"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["speculative_decoding", b"speculative_decoding"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Metrics: _TypeAlias = Metrics  # noqa: Y015
 
 @_typing.final
 class Timings(_message.Message):

@@ -1,0 +1,91 @@
+"""`specdec bench engine`: the same requests with and without speculation, on one engine and one set of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+
+from bench.engine_arm import AUTO, OFF, Arm, balanced_order
+from bench.engine_bench_error import BenchError
+from bench.engine_control_times import ControlTimes
+from bench.engine_group_run import GroupRun
+from bench.engine_runner import EngineRunner
+from bench.engine_workload_runs import WorkloadRuns
+from bench.workloads.bench_prompt import BenchPrompt
+from bench.workloads.workload import Workload
+from specdec.engine.engine import Engine
+from specdec.types import SamplingParams
+
+Say = Callable[[str], None]
+
+
+class EngineBench:
+    """Runs workloads; every prompt in every arm before the next one, the order of the arms balanced.
+
+    Each arm of a workload has a cache salt of its own: what it drafts from is what itself has seen, and no arm finds
+    another's output. ``arms`` are those compared beside off and auto.
+    """
+
+    def __init__(self, engine: Engine, sampling: SamplingParams, say: Say, arms: Seq[Arm] = ()) -> None:
+        self._engine, self._say = engine, say
+        self._arms = (OFF, AUTO, *arms)
+        self._runner = EngineRunner(engine, sampling)
+        self.control_times = ControlTimes()
+
+    def run(self, workload: Workload) -> WorkloadRuns:
+        """All prompts of ``workload`` in all arms.
+
+        Raises:
+            BenchError: the arms gave different tokens, or the engine failed.
+            RequestError: the engine refused a prompt, mostly because it is too long for its context.
+        """
+        runs = WorkloadRuns(workload.name, workload.concurrent)
+        for group in workload.groups:
+            by_arm = self._group(workload, group, len(runs.rounds))
+            if group[0].counted:
+                runs.rounds.append(by_arm)
+                self._say(f"{workload.name} {len(runs.rounds)}/{workload.n_counted}: {_line(by_arm)}")
+            else:
+                self._say(f"{workload.name}: warming up with {group[0].name}")
+        return runs
+
+    def _group(self, workload: Workload, group: Seq[BenchPrompt], turn: int) -> dict[str, GroupRun]:
+        by_arm: dict[str, GroupRun] = {}
+        for arm in balanced_order(self._arms, turn):
+            self.control_times.skip(self._engine)
+            by_arm[arm.name] = self._runner.run(group, arm, salt=f"{workload.name}/{arm.name}")
+            if arm is AUTO:
+                self.control_times.collect(self._engine)
+        check_same_output(workload.name, by_arm)
+        return {arm.name: by_arm[arm.name] for arm in self._arms}
+
+
+def check_same_output(workload: str, by_arm: dict[str, GroupRun]) -> None:
+    """Path identity: every arm must give the tokens of plain decode.
+
+    Raises:
+        BenchError: one does not; names the prompt, the arm and the first place.
+    """
+    for name, group in by_arm.items():
+        for plain, other in zip(by_arm[OFF.name].requests, group.requests, strict=True):
+            if plain.tokens == other.tokens:
+                continue
+            same = [a == b for a, b in zip(plain.tokens, other.tokens, strict=False)]
+            at = same.index(False) if False in same else len(same)
+            raise BenchError(
+                f"{workload}, {plain.prompt}: {name} gave other tokens than {OFF.name}, first at {at} "
+                f"({other.tokens[at : at + 3]} for {plain.tokens[at : at + 3]}); path identity is broken, "
+                "so the times compare nothing: run `specdec verify`"
+            )
+
+
+def _line(by_arm: dict[str, GroupRun]) -> str:
+    """One group's figures in words."""
+    parts = []
+    for name, group in by_arm.items():
+        (request, *others) = group.requests
+        if others:
+            parts.append(f"{name} {group.tokens_per_s:.1f} tokens/s")
+        elif request.tpot_ms is not None:
+            parts.append(f"{name} {request.tpot_ms:.1f}")
+    return ", ".join(parts) or "too short to time"

@@ -1,0 +1,86 @@
+"""One whole run of `specdec bench engine`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from bench.engine_arm import AUTO, FIXED_GRID
+from bench.engine_bench import EngineBench, Say
+from bench.engine_bench_error import BenchError
+from bench.engine_machine import machine_facts
+from bench.engine_off_cost import OffCostBench
+from bench.engine_report import EngineReport
+from bench.engine_runner import EngineRunner
+from bench.workloads.batch import batch_prompts
+from bench.workloads.make import make_workload
+from bench.workloads.workload import Workload
+from bench.workloads.workload_unavailable_error import WorkloadUnavailableError
+from specdec.engine.engine import Engine, EngineParts
+from specdec.types import SamplingParams
+
+SEED = 20_26
+
+
+@dataclass(frozen=True, slots=True)
+class EngineBenchPlan:
+    """What to measure. ``max_tokens`` None: each workload's own limit. ``batch``: sequences at once for the
+    controller's time, beside those of the workloads; 0: none."""
+
+    workloads: tuple[str, ...]
+    prompts: int = 8
+    max_tokens: int | None = None
+    temperature: float = 0.0
+    fixed: bool = False
+    off_cost: bool = False
+    control_time: bool = False
+    batch: int = 0
+
+
+def run_session(parts: EngineParts, plan: EngineBenchPlan, say: Say) -> EngineReport:
+    """All that ``plan`` asks for, on one engine. ``say`` gets a line now and then.
+
+    Raises:
+        BenchError: the arms gave different tokens, the engine failed, or not one workload could be run.
+    """
+    began = time.perf_counter()
+    report = EngineReport(machine_facts(parts.config, parts.info))
+    report.fixed = tuple(arm.name for arm in FIXED_GRID) if plan.fixed else ()
+    workloads = _workloads(parts, plan, report, say)
+    engine = Engine(parts)
+    sampling = SamplingParams(temperature=plan.temperature, seed=SEED)
+    bench = EngineBench(engine, sampling, say, FIXED_GRID if plan.fixed else ())
+    for workload in workloads:
+        report.runs.append(bench.run(workload))
+    if plan.batch:
+        say(f"batch: {plan.batch} sequences at once")
+        bench.control_times.skip(engine)
+        EngineRunner(engine, sampling).run(batch_prompts(parts.tokenizer, plan.batch), AUTO, "batch")
+        bench.control_times.collect(engine)
+    if plan.control_time or plan.batch:
+        report.control_times = bench.control_times
+    report.reliability = engine.reliability()
+    if plan.off_cost:
+        say("cost of speculation that is off")
+        report.off_cost = OffCostBench(engine, parts).run()
+    report.seconds = time.perf_counter() - began
+    return report
+
+
+def _workloads(parts: EngineParts, plan: EngineBenchPlan, report: EngineReport, say: Say) -> Seq[Workload]:
+    """All of them before any is run: what is wrong with one is said at once."""
+
+    def note(line: str) -> None:
+        report.skipped.append(line)
+        say(f"skipped {line}")
+
+    found: list[Workload] = []
+    for name in plan.workloads:
+        try:
+            found += make_workload(name, parts.tokenizer, plan.prompts, plan.max_tokens, note)
+        except WorkloadUnavailableError as error:
+            note(f"{name}: {error}")
+    if plan.workloads and not found:
+        raise BenchError("nothing to measure: " + "; ".join(report.skipped))
+    return found

@@ -1,0 +1,50 @@
+"""Eight requests at once, of one kind or of several."""
+
+from __future__ import annotations
+
+from itertools import chain, zip_longest
+
+from bench.workloads.bench_prompt import BenchPrompt
+from bench.workloads.chat import chat_prompts
+from bench.workloads.edit import edit_prompts
+from bench.workloads.humaneval import humaneval_prompts
+from bench.workloads.workload import Workload, uncounted
+from specdec.models.tokenizer import Tokenizer
+
+AT_ONCE = 8
+EDIT_TOKENS = 256
+WARM_UP_TOKENS = 24
+MIXES = ("humaneval", "chat", "mixed", "edit")
+
+
+def concurrent_workload(
+    mix: str, tokenizer: Tokenizer, count: int, max_tokens: int | None = None, *, warm_up: bool = True
+) -> Workload:
+    """``count`` prompts in rounds of `AT_ONCE`, one round at least, after a short round to ``warm_up``.
+
+    Raises:
+        WorkloadUnavailableError: as the prompts of ``mix``.
+    """
+    rounds = max(1, count // AT_ONCE) + warm_up
+    prompts = _prompts(mix, tokenizer, rounds * AT_ONCE, max_tokens)
+    groups = [tuple(prompts[i : i + AT_ONCE]) for i in range(0, len(prompts) - AT_ONCE + 1, AT_ONCE)]
+    if warm_up:
+        groups[0] = tuple(uncounted(groups[0], WARM_UP_TOKENS))
+    return Workload(f"concurrent/{mix}", tuple(groups))
+
+
+def _prompts(mix: str, tokenizer: Tokenizer, count: int, max_tokens: int | None) -> list[BenchPrompt]:
+    edit_tokens = max_tokens or EDIT_TOKENS
+    if mix == "humaneval":
+        return humaneval_prompts(tokenizer, count, max_tokens)
+    if mix == "chat":
+        return chat_prompts(tokenizer, count, max_tokens)
+    if mix == "edit":
+        return edit_prompts(tokenizer, count, edit_tokens)
+    each = -(-count // 3)
+    kinds = (
+        edit_prompts(tokenizer, each, edit_tokens),
+        chat_prompts(tokenizer, each, max_tokens),
+        humaneval_prompts(tokenizer, each, max_tokens),
+    )
+    return [prompt for prompt in chain(*zip_longest(*kinds)) if prompt is not None][:count]

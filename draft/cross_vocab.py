@@ -1,0 +1,223 @@
+"""Drafts with a small model of another vocabulary: it reads text, and what it says is put into the target's words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from draft.growth import WIDEST_LEVEL, Growth, feed
+from draft.protocol import DraftTask
+from draft.respelling import respell
+from draft.retold_text import RetoldText
+from draft.vocabulary_bridge import VocabularyBridge, best_tokens
+from specdec.kv_cache import PAGE_SIZE, KvCacheManager
+from specdec.models.decoder import Decoder
+from specdec.models.tokenizer import Tokenizer
+from specdec.sampling import Sampler
+from specdec.sequence import Sequence
+from specdec.tree import TokenTree
+from specdec.types import Request
+from verify_kernels.forward_batch import BatchEntry, ForwardBatch
+
+SPELLED_ON = 0.95  # chance that the rest of a word follows once its first token is right
+
+
+@dataclass(slots=True)
+class _Reader:
+    """The draft's side of a sequence: its text, how much of the target's it has heard, and its own pages.
+
+    ``shadow`` is a sequence of the draft's tokens, as the page books know it; None until it is needed.
+    """
+
+    text: RetoldText
+    heard: int
+    computed: int = 0
+    shadow: Sequence | None = None
+
+
+class CrossVocabularyDrafter:
+    """A level takes the draft's logits over to the tokens both vocabularies have (token-level intersection), where the
+    request's own filters and the target's noise choose the children; a favourite without a twin is proposed in the
+    target's spelling, as a path. In the end the likeliest path is put into the target's own tokenisation, which
+    joins what the draft says in two words.
+
+    Its KV lies in pages of its own, since the two count tokens differently, with a prefix cache of its own.
+
+    target_size: rows of the target's output table. max_batch: sequences drafted together at most.
+    """
+
+    name = "model"
+    costly = True
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        sampler: Sampler,
+        target: Tokenizer,
+        draft: Tokenizer,
+        target_size: int,
+        max_batch: int,
+    ) -> None:
+        self._decoder, self._sampler, self._target, self._draft = decoder, sampler, target, draft
+        self._bridge = VocabularyBridge(target, draft, target_size, decoder.config.vocab_size)
+        self._kv = KvCacheManager(decoder.pool.pages, prefix_cache=True)
+        self._logits = self._bridge.buffer(WIDEST_LEVEL * max_batch)
+        self._readers: dict[int, _Reader] = {}
+
+    def begin(self, sequence: Sequence) -> None:
+        """Nothing yet: many a request never needs it."""
+
+    def observe(self, sequence: Sequence, tokens: Seq[int]) -> None:
+        """Nothing to do: `propose` reads the committed tokens."""
+
+    def rewind(self, sequence: Sequence) -> None:
+        """Nothing to do: its pages are its own."""
+
+    def end(self, sequence: Sequence) -> None:
+        """Forget the sequence; its full pages stay to be found."""
+        reader = self._readers.pop(id(sequence), None)
+        if reader is not None and reader.shadow is not None:
+            self._kv.release(reader.shadow)
+
+    def backlog(self, sequence: Sequence) -> int:
+        """About how many of its tokens it must read; the first call looks up what its prefix cache knows."""
+        reader = self._readers.get(id(sequence)) or self._hear(sequence)
+        return len(sequence.tokens) - reader.heard + len(reader.text.ids) - reader.computed
+
+    def rehearse(self, rows: int) -> None:
+        """One level for ``rows`` sequences: rows, logits, and their way into the target's vocabulary."""
+        pages = list(range(-(-rows // PAGE_SIZE)))
+        batch = ForwardBatch.build([BatchEntry([0] * rows, list(range(-1, rows - 1)), 0, pages)])
+        logits = self._decoder.forward(batch, list(range(rows)))
+        if rows <= self._logits.shape[0]:
+            self._bridge.translate(logits, self._logits)
+
+    def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
+        """Read what is new, then grow every tree by levels until deeper ones do not pay."""
+        trees = [TokenTree(task.sequence.tokens[-1]) for task in tasks]
+        growing = []
+        for task, tree in zip(tasks, trees, strict=True):
+            reader = self._readers.get(id(task.sequence)) or self._hear(task.sequence)
+            if task.max_nodes > 0 < task.max_depth and self._listen(reader, task):
+                assert reader.shadow is not None  # `_listen` saw to it
+                ids = reader.text.ids
+                growing.append((Growth(task, tree, len(ids) - 1, reader.shadow.pages, [ids[-1]]), reader))
+        logits = self._catch_up([reader for _, reader in growing])
+        current = [growth for growth, _ in growing]
+        likelihoods: dict[int, list[float]] = {id(growth): [0.0] for growth in current}
+        while current and logits is not None:
+            current = self._expand(current, logits, likelihoods)
+            current, logits = feed(self._decoder, current)
+        for growth, _ in growing:
+            respell(growth, likelihoods[id(growth)], self._target)
+        return trees
+
+    def _hear(self, sequence: Sequence) -> _Reader:
+        """Start to follow a sequence."""
+        text = RetoldText(self._target, self._draft, self._bridge, sequence.tokens)
+        reader = self._readers[id(sequence)] = _Reader(text, len(sequence.tokens))
+        settled = text.ids[: text.settled]
+        shadow = Sequence(Request("", tuple(settled), cache_salt=sequence.salt), 0, 0, 0.0)
+        if settled and self._kv.admit(shadow) is not None:
+            reader.shadow, reader.computed = shadow, shadow.n_computed
+        return reader
+
+    def _listen(self, reader: _Reader, task: DraftTask) -> bool:
+        """Take in what was committed since; whether a proposal can begin here."""
+        tokens = task.sequence.tokens
+        reader.computed = min(reader.computed, reader.text.extend(tokens[reader.heard :]))
+        reader.heard = len(tokens)
+        ids = reader.text.ids
+        if not reader.text.whole or not ids:
+            return False
+        if reader.shadow is None:
+            reader.shadow = Sequence(Request("", (ids[0],), cache_salt=task.sequence.salt), 0, 0, 0.0)
+        needed = len(ids) + task.max_nodes + 1
+        reader.computed = min(reader.computed, len(ids) - 1)
+        return needed < self._decoder.max_positions and self._kv.ensure(reader.shadow, needed)
+
+    def _catch_up(self, readers: Seq[_Reader]) -> Tensor | None:
+        """Feed what is new, in as many forwards as it takes; logits of each text's last token."""
+        while readers:
+            entries, rows, done, total, ready = [], [], [], 0, 0
+            for reader in readers:
+                ids, start = reader.text.ids, reader.computed
+                chain = ids[start:][: self._decoder.max_rows - total]
+                if not chain:
+                    continue
+                assert reader.shadow is not None
+                entries.append(BatchEntry(chain, list(range(-1, len(chain) - 1)), start, reader.shadow.pages))
+                total += len(chain)
+                done.append((reader, min(start + len(chain), len(ids) - 1)))
+                if start + len(chain) == len(ids):
+                    rows.append(total - 1)
+                    ready += 1
+            logits = self._decoder.forward(ForwardBatch.build(entries), rows)
+            for reader, upto in done:
+                reader.computed = upto
+                self._publish(reader)
+            if ready == len(readers):
+                return logits
+        return None
+
+    def _publish(self, reader: _Reader) -> None:
+        """Let other texts find the full pages of what will not change any more."""
+        shadow, text = reader.shadow, reader.text
+        assert shadow is not None
+        if len(shadow.tokens) < text.settled:
+            shadow.tokens += text.ids[len(shadow.tokens) : text.settled]
+        shadow.n_computed = min(reader.computed, text.settled, len(shadow.tokens))
+        self._kv.publish(shadow)
+
+    def _expand(
+        self, growing: Seq[Growth], logits: Tensor, likelihoods: dict[int, list[float]]
+    ) -> list[Growth]:  # fmt: skip
+        """Give frontier nodes their children; returns the growths that can go on."""
+        rows = []
+        for growth in growing:
+            seq, tree = growth.task.sequence, growth.tree
+            for node in growth.frontier:
+                path = tree.path_tokens(growth.anchors[node])
+                rows.append(growth.task.sampling.row(len(seq.tokens) + len(path), path, seq.n_output + len(path)))
+        width = max(growth.task.width for growth in growing)
+        children = self._sampler.children(self._bridge.translate(logits, self._logits), rows, width)
+        favourites, chances = best_tokens(logits)
+        at = 0
+        for growth in growing:
+            fresh: list[int] = []
+            for node in growth.frontier:
+                known = likelihoods[id(growth)]
+                if self._bridge.to_target[favourites[at]] < 0:
+                    fresh += self._spell_out(growth, node, favourites[at], chances[at], known)
+                fresh += self._twins(growth, node, children[at], known)
+                at += 1
+            growth.advance(fresh)
+        return [growth for growth in growing if growth.frontier]
+
+    def _twins(
+        self, growth: Growth, parent: int, options: Seq[tuple[int, float]], likelihoods: list[float]
+    ) -> list[int]:  # fmt: skip
+        fresh = []
+        for rank, (token, logprob) in enumerate(options[: growth.task.width]):
+            anchor = growth.task.add(growth.tree, growth.anchors[parent], token, math.exp(logprob), rank)
+            if anchor >= 0:
+                fresh.append(growth.add(parent, self._bridge.to_draft[token], anchor))
+                likelihoods.append(logprob)
+        return fresh
+
+    def _spell_out(
+        self, growth: Growth, parent: int, token: int, chance: float, likelihoods: list[float]
+    ) -> list[int]:  # fmt: skip
+        """A favourite that the target spells with several tokens."""
+        anchor = growth.anchors[parent]
+        for i, part in enumerate(self._bridge.spelled(token)):
+            anchor = growth.task.add(growth.tree, anchor, part, SPELLED_ON if i else chance)
+            if anchor < 0:
+                return []
+        if anchor == growth.anchors[parent]:
+            return []
+        likelihoods.append(math.log(max(chance, 1e-9)))
+        return [growth.add(parent, token, anchor)]

@@ -1,0 +1,147 @@
+"""Drafts with a chosen acceptance rate, for tests and benchmarks: it has seen the very same request before."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+from draft.protocol import DraftTask
+from specdec.sequence import Sequence
+from specdec.tree import TokenTree
+
+OUTPUTS = 1024  # remembered, the ones used last
+PREFIX = "oracle:"
+_LEAST = 1e-6
+
+
+@dataclass(slots=True)
+class _Running:
+    """A sequence on its way: its key, how much of its output was found to be as remembered (-1: it came out
+    differently), and the tokens errors are made of."""
+
+    key: bytes
+    agreed: int = 0
+    vocabulary: list[int] = field(default_factory=list)
+
+
+class OracleDrafter:
+    """Proposes a request's own remembered output as a chain, each token right with probability ``rate``.
+
+    Which are right depends on (``seed``, request, position) alone, so runs repeat. A wrong token is another one of
+    the same prompt and output; the chain goes on for one node behind it. A request not seen before, or one that
+    comes out differently this time, gets the empty tree.
+
+    Raises:
+        ValueError: ``rate`` is not within 0..1.
+    """
+
+    costly = False
+
+    def __init__(self, rate: float, seed: int = 0) -> None:
+        if not 0.0 <= rate <= 1.0:
+            raise ValueError(f"oracle: the rate must be within 0 and 1, got {rate}")
+        self.name = f"{PREFIX}{rate:g}"
+        self._rate, self._seed = rate, seed
+        self._outputs: OrderedDict[bytes, list[int]] = OrderedDict()
+        self._running: dict[int, _Running] = {}
+
+    @classmethod
+    def parse(cls, name: str) -> float | None:
+        """The rate in a drafter's name like ``oracle:0.8``; None for a name that is not an oracle's.
+
+        Raises:
+            ValueError: it is an oracle's, but what follows is no number within 0..1.
+        """
+        if not name.startswith(PREFIX):
+            return None
+        try:
+            rate = float(name.removeprefix(PREFIX))
+        except ValueError:
+            rate = -1.0
+        if not 0.0 <= rate <= 1.0:
+            raise ValueError(f"{name}: an oracle's rate is a number within 0 and 1")
+        return rate
+
+    def begin(self, sequence: Sequence) -> None:
+        """Look the request up."""
+        key = _key(sequence)
+        if key in self._outputs:
+            self._outputs.move_to_end(key)
+        self._running[id(sequence)] = _Running(key)
+
+    def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
+        """The remembered continuation of each sequence, with this oracle's share of errors."""
+        return [self._one(task) for task in tasks]
+
+    def _one(self, task: DraftTask) -> TokenTree:
+        sequence = task.sequence
+        tree = TokenTree(sequence.tokens[-1])
+        running = self._running[id(sequence)]
+        output = self._outputs.get(running.key)
+        if output is None or task.max_nodes == 0 or running.agreed < 0:
+            return tree
+        done = sequence.n_output
+        if sequence.tokens[sequence.n_prompt + running.agreed :] != output[running.agreed : done]:
+            running.agreed = -1  # it comes out differently: the oracle knows nothing
+            return tree
+        running.agreed = done
+        node, behind_error = 0, False
+        for position in range(done, len(output)):
+            token = output[position] if behind_error else self._guess(running, sequence, output, position)
+            if token < 0:
+                break
+            node = task.add(tree, node, token, max(self._rate, _LEAST))
+            if node < 0 or behind_error:
+                break
+            behind_error = token != output[position]
+        return tree
+
+    def _guess(self, running: _Running, sequence: Sequence, output: Seq[int], position: int) -> int:
+        """The token at ``position``, or with probability 1 - rate another one; -1 if no other is known."""
+        draw, pick = self._draw(running.key, position)
+        if draw < self._rate:
+            return output[position]
+        if not running.vocabulary:
+            running.vocabulary = sorted({*sequence.request.prompt_ids, *output})
+        others = len(running.vocabulary) - 1
+        if not others:
+            return -1
+        token = running.vocabulary[pick % others]
+        return token if token != output[position] else running.vocabulary[-1]
+
+    def _draw(self, key: bytes, position: int) -> tuple[float, int]:
+        """Two independent draws of a counter-based hash: one in [0, 1), one unsigned integer of 64 bits."""
+        material = key + (self._seed % (1 << 64)).to_bytes(8, "little") + position.to_bytes(8, "little")
+        digest = hashlib.blake2b(material, digest_size=16).digest()
+        return (int.from_bytes(digest[:8], "little") >> 11) / (1 << 53), int.from_bytes(digest[8:], "little")
+
+    def observe(self, sequence: Sequence, tokens: Seq[int]) -> None:
+        """Nothing to do: `propose` reads the committed tokens."""
+
+    def rewind(self, sequence: Sequence) -> None:
+        """Nothing to do: the tokens stay."""
+
+    def end(self, sequence: Sequence) -> None:
+        """Remember the output, unless a longer one that begins with it is known."""
+        running = self._running.pop(id(sequence), None)
+        if running is None:
+            return
+        output = sequence.tokens[sequence.n_prompt :]
+        known = self._outputs.pop(running.key, [])
+        self._outputs[running.key] = known if known[: len(output)] == output else output
+        while len(self._outputs) > OUTPUTS:
+            self._outputs.popitem(last=False)
+
+
+def _key(sequence: Sequence) -> bytes:
+    """What decides the output: prompt, parameters, and where sampling is random, seed and sample."""
+    request = sequence.request
+    sampling = dataclasses.replace(request.sampling, seed=None, n=1)
+    noise = (sequence.seed, sequence.index) if sampling.temperature > 0 else ()
+    stopping = (request.stopping.min_tokens, request.stopping.ignore_eos, request.stopping.stop_token_ids)
+    rest = repr((sampling, request.grammar, stopping, noise)).encode()
+    return hashlib.blake2b(array("q", request.prompt_ids).tobytes() + rest, digest_size=16).digest()

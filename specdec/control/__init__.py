@@ -1,0 +1,1 @@
+"""The goodput controller: how much to draft, decided from measured cost and calibrated chances. No torch."""

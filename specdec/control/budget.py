@@ -1,0 +1,86 @@
+"""Which draft nodes of all running sequences are worth verifying."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specdec.control.turn import Turn
+from specdec.tree import TokenTree
+
+
+@dataclass(slots=True)
+class Choice:
+    """kept: per tree the nodes to verify, best first. predicted_tokens: expected tokens of the step, the target's own
+    included. value: expected tokens per millisecond."""
+
+    kept: list[list[int]]
+    budget: int
+    candidates: int
+    predicted_tokens: float
+    value: float
+    scores: list[list[float]] = field(default_factory=list)
+
+
+def choose(
+    turns: Sequence[Turn], trees: Sequence[TokenTree], curve: NDArray[np.float64], fixed_rows: int, draft_ms: float
+) -> Choice:
+    """Maximise (N + sum of the B best chances) / (draft_ms + curve[fixed_rows + B]) over B (DESIGN section 7).
+
+    One heap over all sequences; since no chance exceeds its parent's, the best B always form trees. Nodes of forced
+    turns, and those a lagging turn needs to keep its objective, come before all others and are not up for decision.
+    ``curve``: milliseconds by rows; ``fixed_rows``: those computed anyway, the pending tokens among them.
+    """
+    owners: list[int] = []
+    nodes: list[int] = []
+    flat: list[float] = []
+    capped = []
+    for i, tree in enumerate(trees):
+        n = len(tree) - 1
+        scores = tree.capped_scores() if n else [0.0]
+        capped.append(scores)
+        if n:
+            owners += [i] * n
+            nodes += range(1, n + 1)
+            flat += scores[1:]
+    kept: list[list[int]] = [[] for _ in trees]
+    if not flat:
+        return Choice(
+            kept, 0, 0, float(len(turns)), len(turns) / max(draft_ms + float(curve[fixed_rows]), 1e-9), capped
+        )
+    chances = np.exp(np.asarray(flat))
+    must = _must(turns, owners, chances)
+    order = np.lexsort((np.arange(len(flat)), -chances, ~must))  # stable: a parent before its child of equal chance
+    least = int(must.sum())
+    most = max(least, min(len(flat), len(curve) - 1 - fixed_rows))
+    tokens = len(turns) + np.concatenate(([0.0], np.cumsum(chances[order])))
+    rows = np.minimum(fixed_rows + np.arange(least, most + 1), len(curve) - 1)
+    values = tokens[least : most + 1] / (draft_ms + curve[rows])
+    best = least + int(values.argmax())
+    room = [turn.nodes for turn in turns]
+    budget = 0
+    for at in order[:best].tolist():
+        if len(kept[owners[at]]) < room[owners[at]]:
+            kept[owners[at]].append(nodes[at])
+            budget += 1
+    return Choice(kept, budget, len(flat), float(tokens[best]), float(values[best - least]), capped)
+
+
+def _must(turns: Sequence[Turn], owners: Sequence[int], chances: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Nodes that are verified whatever they cost."""
+    must = np.zeros(len(chances), bool)
+    if not any(turn.forced or turn.lag > 0 for turn in turns):
+        return must
+    owned = np.asarray(owners)
+    for i, turn in enumerate(turns):
+        mine = np.flatnonzero(owned == i)
+        if turn.forced:
+            must[mine] = True
+        elif turn.lag > 1 and mine.size:
+            best = mine[np.argsort(-chances[mine], kind="stable")]
+            reached = 1.0 + np.cumsum(chances[best])
+            must[best[: int(np.searchsorted(reached, turn.lag)) + 1]] = True
+    return must

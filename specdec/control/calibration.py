@@ -1,0 +1,94 @@
+"""The chance that a proposed node is accepted once its parent is, learnt while serving."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+PROB_EDGES = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 0.985)
+DEPTH_EDGES = (2, 3, 4, 6, 9)  # depths 1, 2, 3, 4-5, 6-8, 9 and more
+TEMPERATURE_EDGES = (1e-9, 0.5, 1.0)  # greedy, up to 0.5, up to 1, above
+RANKS = 4
+_PROBS, _DEPTHS, _TEMPERATURES = len(PROB_EDGES) + 1, len(DEPTH_EDGES) + 1, len(TEMPERATURE_EDGES) + 1
+_SHAPE = (_TEMPERATURES, RANKS, _DEPTHS, _PROBS)
+CELLS = math.prod(_SHAPE)
+SHRINKAGE = 8.0  # observations that weigh as much as the coarser estimate above
+MEMORY = 300.0  # observations a cell remembers: when it has more, all are halved
+LEAST, MOST = 1e-3, 0.995
+
+
+def temperature_bucket(temperature: float) -> int:
+    """0 greedy, 1 up to 0.5, 2 up to 1, 3 above."""
+    return bisect_right(TEMPERATURE_EDGES, temperature) if temperature > 0 else 0
+
+
+class Calibration:
+    """Hit rates of nodes by drafter, temperature, rank among siblings, depth, and the drafter's own probability.
+
+    Only nodes whose parent was reached are counted: what lies under a rejected parent was not observed (censored),
+    which is not the same as rejected. Rates shrink towards coarser ones (over depths, then over temperatures too) and
+    in the end towards the drafter's own word; they are never certain. Counts decay by halving.
+    """
+
+    def __init__(self, drafters: Sequence[str]) -> None:
+        self._index = {name: i for i, name in enumerate(drafters)}
+        shape = (len(drafters), *_SHAPE)
+        self._hits, self._trials = np.zeros(shape), np.zeros(shape)
+        self._flat_hits, self._flat_trials = self._hits.reshape(-1), self._trials.reshape(-1)
+        self._prior = np.broadcast_to(_prior(), shape)
+        self._rates = self._estimate()
+
+    def cell(self, drafter: str, bucket: int, rank: int, depth: int, prob: float) -> int:
+        """Where a node of ``drafter`` is counted; ``bucket`` of `temperature_bucket`, depth from 1."""
+        at = (self._index[drafter] * _TEMPERATURES + bucket) * RANKS + (rank if rank < RANKS else RANKS - 1)
+        return (at * _DEPTHS + bisect_right(DEPTH_EDGES, depth)) * _PROBS + bisect_right(PROB_EDGES, prob)
+
+    def chance(self, cell: int) -> float:
+        """Estimated chance that a node of ``cell`` is accepted, its parent being so."""
+        return self._rates[cell]
+
+    def observe(self, trials: Iterable[tuple[int, bool]]) -> None:
+        """Count nodes whose parent was reached: (cell, whether the target chose it)."""
+        hits, counts = self._flat_hits, self._flat_trials
+        for cell, hit in trials:
+            counts[cell] += 1.0
+            if hit:
+                hits[cell] += 1.0
+
+    def refresh(self) -> None:
+        """Let what was observed since the last call show in `chance`."""
+        self._rates = self._estimate()
+
+    def _estimate(self) -> list[float]:
+        """Every cell's rate, from the coarsest estimate down."""
+        old = self._trials > MEMORY
+        if old.any():
+            self._hits[old] *= 0.5
+            self._trials[old] *= 0.5
+        rate = _shrunk(self._hits.sum((1, 3), keepdims=True), self._trials.sum((1, 3), keepdims=True), self._prior)
+        rate = _shrunk(self._hits.sum(3, keepdims=True), self._trials.sum(3, keepdims=True), rate)
+        rate = _shrunk(self._hits, self._trials, rate)
+        rates: list[float] = np.clip(rate, LEAST, MOST).reshape(-1).tolist()
+        return rates
+
+
+def _shrunk(
+    hits: NDArray[np.float64], trials: NDArray[np.float64], towards: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    return (hits + SHRINKAGE * towards) / (trials + SHRINKAGE)
+
+
+def _middles() -> list[float]:
+    edges = (0.01, *PROB_EDGES, 1.0)
+    return [math.sqrt(a * b) for a, b in pairwise(edges)]
+
+
+def _prior() -> NDArray[np.float64]:
+    """A drafter's first choice is believed somewhat less than it believes itself, later ones as much."""
+    own = np.asarray(_middles())
+    return np.broadcast_to(np.stack([0.9 * own, *[own] * (RANKS - 1)])[None, :, None, :], _SHAPE)

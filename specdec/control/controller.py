@@ -1,0 +1,215 @@
+"""The goodput controller: who drafts, how far, and which nodes are verified."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from specdec.control.budget import Choice, choose
+from specdec.control.calibration import MOST, Calibration, temperature_bucket
+from specdec.control.cost_table import CostTable
+from specdec.control.costly_gate import CostlyGate
+from specdec.control.outcome import DraftWork, Outcome
+from specdec.control.reliability import Reliability
+from specdec.control.sequence_control import SequenceControl, Skill
+from specdec.control.turn import Turn
+from specdec.tree import TokenTree
+
+Odds = Callable[[int, int, float], tuple[float, int]]
+
+REFRESH_EVERY = 6  # steps between recomputations of the calibrated chances
+RATE_FADE = 0.1  # weight of one step in the running speed-up
+LOWEST_CHANCE = 2e-3  # nodes less likely than this are never worth a row
+EXPLORES = 0.5  # of the price of a row: what may be proposed, since a node's chance is an estimate
+SLEEPS_AFTER = 64  # steps without a verified node until free drafters, too, are only probed
+FREE_SHARE = 0.004  # of a step's time: below it free drafters are asked always
+
+
+class Controller:
+    """Decides from numbers alone; a step calls, in order: `begin`, `asks_free`, `gate` for each costly drafter,
+    `choose`, `observe`. Everything it does is a function of those calls' arguments, so a trace of them replays it.
+
+    drafters: name -> whether it is costly. verify: cost of the target's forward. drafting: per costly drafter the
+    cost of one level by the number of sequences drafted together. probe_every: steps between probes of what is off.
+    """
+
+    def __init__(
+        self, drafters: Mapping[str, bool], verify: CostTable, drafting: Mapping[str, CostTable], probe_every: int
+    ) -> None:
+        self.verify = verify
+        self.calibration = Calibration(tuple(drafters))
+        self.reliability = Reliability(drafters)
+        self._drafters, self._probe_every = dict(drafters), probe_every
+        self._gates = {name: CostlyGate(name, table, probe_every) for name, table in drafting.items()}
+        self._entered = self._steps = 0
+        self._speedup = 1.0
+        self._idle_steps = self._asleep = 0
+        self._free_ms = 0.0
+        self._turns: Sequence[Turn] = ()
+        self._fixed_rows, self._context, self._plain_ms, self._row_ms = 1, 0.0, 1.0, 0.0
+
+    @property
+    def order(self) -> list[str]:
+        """Drafters as they are asked: the free ones first."""
+        return sorted(self._drafters, key=self._drafters.__getitem__)
+
+    def as_dict(self) -> dict[str, Any]:
+        """What it was built from, as plain values."""
+        return {
+            "drafters": self._drafters,
+            "verify": self.verify.as_dict(),
+            "drafting": {name: gate.cost.as_dict() for name, gate in self._gates.items()},
+            "probe_every": self._probe_every,
+        }
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> Controller:
+        """A fresh controller from what `as_dict` gave."""
+        drafting = {name: CostTable.from_dict(table) for name, table in data["drafting"].items()}
+        return Controller(data["drafters"], CostTable.from_dict(data["verify"]), drafting, data["probe_every"])
+
+    def enter(self, temperature: float) -> SequenceControl:
+        """A sequence begins."""
+        self._entered += 1
+        return SequenceControl(self._entered, temperature_bucket(temperature))
+
+    def begin(self, turns: Sequence[Turn], prefill_rows: int) -> None:
+        """A step in which ``turns`` sample and ``prefill_rows`` rows of prompts are computed besides."""
+        self._turns = turns
+        n = len(turns)
+        self._fixed_rows = n + prefill_rows
+        self._context = sum(turn.context for turn in turns) / n if n else 0.0
+        self._plain_ms = max(self.verify.ms(self._fixed_rows, self._context), 1e-6)
+        self._row_ms = (self.verify.ms(self._fixed_rows + 8, self._context) - self._plain_ms) / 8
+
+    @property
+    def rate(self) -> float:
+        """Tokens per millisecond that a step of this batch is expected to earn."""
+        return self._speedup * len(self._turns) / self._plain_ms
+
+    @property
+    def node_floor(self) -> float:
+        """Log of the least chance of being reached for which a node is worth proposing."""
+        return math.log(max(LOWEST_CHANCE, EXPLORES * self.rate * self._row_ms))
+
+    def odds(self, drafter: str, turn: Turn) -> Odds:
+        """How likely ``drafter``'s nodes are accepted on this sequence: (rank, depth, prob) -> (log chance, cell)."""
+        bucket, cell_of = turn.control.bucket, self.calibration.cell
+        skill = turn.control.skills.get(drafter)
+        log_chance = self.cell_odds(1.0 if skill is None else skill.factor)
+
+        def odds(rank: int, depth: int, prob: float) -> tuple[float, int]:
+            cell = cell_of(drafter, bucket, rank, depth, prob)
+            return log_chance(cell), cell
+
+        return odds
+
+    def cell_odds(self, skill: float) -> Callable[[int], float]:
+        """Log of a cell's chance, for a drafter with this `Skill.factor` on the sequence."""
+        chance_of, log = self.calibration.chance, math.log
+        return lambda cell: log(min(MOST, chance_of(cell) * skill))
+
+    def asks_free(self) -> bool:
+        """Whether the free drafters are asked: always, unless their little time has been for nothing for long."""
+        if self._idle_steps < SLEEPS_AFTER or self._free_ms < FREE_SHARE * self._plain_ms:
+            return True
+        if any(turn.forced for turn in self._turns):
+            return True
+        self._asleep += 1
+        return self._asleep % self._probe_every == 0
+
+    def gate(self, drafter: str, trees: Sequence[Sequence[TokenTree]], eligible: Sequence[bool]) -> list[str]:
+        """Per turn whether costly ``drafter`` is asked (`on`, `probe`, `forced`) or not (`off`, ``).
+
+        trees: per turn what the others proposed. eligible: whether the turn's request lets it draft here.
+        """
+        covered = [max((_first_level(tree) for tree in own), default=0.0) for own in trees]
+        allowed = [ok and (turn.forced or not turn.fresh) for ok, turn in zip(eligible, self._turns, strict=True)]
+        gate = self._gates[drafter]
+        return gate.decide(self._turns, covered, allowed, self.rate, self._row_ms, self._plain_ms)
+
+    def level_floor(self, drafter: str, batch: int) -> float:
+        """Log of the chance below which a costly drafter asked for ``batch`` sequences should not go deeper."""
+        return self._gates[drafter].floor(batch, self.rate, self._row_ms)
+
+    def choose(self, trees: Sequence[TokenTree], draft_ms: float) -> Choice:
+        """The nodes to verify, one (merged) tree per turn; ``draft_ms`` was spent on proposing."""
+        curve = self.verify.curve(self._context)
+        choice = choose(self._turns, trees, curve, min(self._fixed_rows, len(curve) - 1), draft_ms)
+        if self._turns and not any(turn.forced for turn in self._turns):
+            gained = choice.value * self._plain_ms / len(self._turns)
+            self._speedup += RATE_FADE * (max(gained, 0.5) - self._speedup)
+            self._idle_steps = 0 if choice.budget else self._idle_steps + 1
+        return choice
+
+    def predicted_ms(self, budget: int) -> float:
+        """Expected milliseconds of this step's forward with ``budget`` draft nodes."""
+        return self.verify.ms(self._fixed_rows + budget, self._context)
+
+    def draft_ms(self, drafter: str, batch: int, levels: int) -> float:
+        """Expected milliseconds of ``levels`` forwards of a costly drafter for ``batch`` sequences."""
+        return levels * self._gates[drafter].cost.ms(batch)
+
+    def observe(self, outcome: Outcome, decisions: Mapping[str, Sequence[str]]) -> None:
+        """Learn from what the step yielded."""
+        self.verify.observe(outcome.rows, outcome.context, outcome.verify_ms)
+        free_ms = 0.0
+        for name, work in outcome.work.items():
+            gate = self._gates.get(name)
+            if gate is None:
+                free_ms += work.ms
+            self._learn(name, work, outcome.tokens, gate, decisions.get(name, ()))
+        if outcome.work:
+            self._free_ms += 0.1 * (free_ms - self._free_ms)
+        self._steps += 1
+        if self._steps % REFRESH_EVERY == 0:
+            self.calibration.refresh()
+
+    def _learn(
+        self, name: str, work: DraftWork, tokens: Sequence[list[int]], gate: CostlyGate | None, decided: Sequence[str]
+    ) -> None:
+        trials: list[tuple[int, bool]] = []
+        asked = backlog = 0
+        for i, (turn, tree) in enumerate(zip(self._turns, work.trees, strict=True)):
+            if tree is None:
+                continue
+            asked += 1
+            backlog += turn.backlog.get(name, 0)
+            gain = self._walk(name, turn.control, tree, tokens[i], trials) if len(tree) > 1 else 0
+            if gate is not None:
+                gate.observe(turn, gain, max(1, max(tree.depths)), decided[i] if decided else "on")
+        self.calibration.observe(trials)
+        # A long text read for the first time says nothing about the price of a level.
+        if gate is not None and work.levels and backlog <= 16 * asked:
+            gate.cost.observe(asked, 0, work.ms / work.levels)
+
+    def _walk(
+        self,
+        name: str,
+        control: SequenceControl,
+        tree: TokenTree,
+        tokens: Sequence[int],
+        trials: list[tuple[int, bool]],
+    ) -> int:
+        """Follow the committed ``tokens`` down a drafter's own tree, verified or not; returns how many it held."""
+        skill = control.skills.setdefault(name, Skill())
+        reached, depth = {0}, 0
+        parents, depths, cells, scores, own = tree.parents, tree.depths, tree.cells, tree.scores, tree.tokens
+        for node in range(1, len(own)):
+            parent = parents[node]
+            if parent not in reached or depths[node] > len(tokens) or cells[node] < 0:
+                continue
+            hit = own[node] == tokens[depths[node] - 1]
+            chance = math.exp(scores[node] - scores[parent])
+            trials.append((cells[node], hit))
+            skill.add(chance, hit)
+            self.reliability.add(name, chance, hit)
+            if hit:
+                reached.add(node)
+                depth = max(depth, depths[node])
+        return depth
+
+
+def _first_level(tree: TokenTree) -> float:
+    return min(1.0, sum(math.exp(tree.scores[n]) for n in range(1, len(tree)) if tree.parents[n] == 0))

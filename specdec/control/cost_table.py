@@ -1,0 +1,118 @@
+"""What a forward costs by rows and context: measured once, then refined by every step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+DRIFT = 0.15  # weight of one observation in the machine's present speed
+SHAPE = 0.04  # and in the cost of its number of rows against the others
+CLIP = 0.25  # log of the largest surprise one observation may claim: an outlier is somebody else's process
+MAX_SHAPE = 0.7
+CONTEXT_STEP = 128  # curves are kept for multiples of this
+
+
+class CostTable:
+    """Milliseconds of a forward over ``rows`` rows that look back on ``context`` tokens each.
+
+    A grid measured at start, times exp(drift + shape[rows]): the drift follows the machine's speed within some ten
+    steps (memory bandwidth of a shared machine halves and doubles), the shape what the grid got wrong about a number
+    of rows. Both move by clipped steps. Costs never fall with rows.
+
+    rows, contexts: rising grid points. ms: float [contexts, rows].
+
+    Raises:
+        ValueError: the grid does not rise, or a cost is not positive.
+    """
+
+    def __init__(self, rows: Sequence[int], contexts: Sequence[int], ms: Sequence[Sequence[float]]) -> None:
+        self._rows = np.asarray(rows, float)
+        self._contexts = np.asarray(contexts, float)
+        self._ms = np.asarray(ms, float)
+        if self._ms.shape != (len(contexts), len(rows)) or not (self._ms > 0).all():
+            raise ValueError("ms: must be positive, one row per context and one column per number of rows")
+        if (np.diff(self._rows) <= 0).any() or (np.diff(self._contexts) <= 0).any():
+            raise ValueError("rows, contexts: must rise")
+        # Noise only ever adds: what more rows did in less time, fewer rows can do as well.
+        self._ms = np.minimum.accumulate(self._ms[:, ::-1], axis=1)[:, ::-1]
+        self._shape = np.zeros(len(rows))
+        self._drift = 0.0
+        self._curves: dict[int, NDArray[np.float64]] = {}
+        self._observed = 0
+
+    @staticmethod
+    def guess(max_rows: int, first_ms: float = 10.0) -> CostTable:
+        """A table for a machine nobody measured: a forward whose rows add 3 % each. Observations correct it."""
+        rows = sorted({1, 2, 4, 8, 16, 32, 64, 128, 256, max_rows} & set(range(1, max_rows + 1)))
+        return CostTable(rows, [0], [[first_ms * (1 + 0.03 * (r - 1)) for r in rows]])
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> CostTable:
+        """The inverse of `as_dict`."""
+        return CostTable(data["rows"], data["contexts"], data["ms"])
+
+    def as_dict(self) -> dict[str, Any]:
+        """The measured grid, without what was learnt since."""
+        return {"rows": self._rows.tolist(), "contexts": self._contexts.tolist(), "ms": self._ms.tolist()}
+
+    def curve(self, context: float) -> NDArray[np.float64]:
+        """Milliseconds by number of rows, float64 [largest rows + 1]; entry 0 is 0. Do not write to it."""
+        return self._curve(context) * math.exp(self._drift)
+
+    def ms(self, rows: int, context: float = 0) -> float:
+        """Expected milliseconds; beyond the grid, in proportion."""
+        curve = self._curve(context)
+        last = len(curve) - 1
+        base = curve[rows] if rows <= last else curve[last] * rows / last
+        return float(base) * math.exp(self._drift)
+
+    def observe(self, rows: int, context: float, ms: float) -> None:
+        """A forward took ``ms``."""
+        if rows < 1 or ms <= 0:
+            return
+        surprise = math.log(ms / self.ms(rows, context))
+        # A first observation tells what no measurement did: take it nearly whole.
+        step = max(-CLIP, min(CLIP, surprise)) if self._observed else max(-2.0, min(2.0, surprise))
+        self._drift += (DRIFT if self._observed >= 4 else 0.5) * step
+        self._observed += 1
+        right = int(np.searchsorted(self._rows, rows))
+        for at in {max(right - 1, 0), min(right, len(self._rows) - 1)}:
+            near = 1.0 - min(1.0, abs(math.log(rows / self._rows[at])) / math.log(2.0))
+            moved = self._shape[at] + SHAPE * near * max(-CLIP, min(CLIP, step))
+            self._shape[at] = max(-MAX_SHAPE, min(MAX_SHAPE, moved))
+        if self._observed % 16 == 0:
+            self._curves.clear()
+
+    def _curve(self, context: float) -> NDArray[np.float64]:
+        key = round(context / CONTEXT_STEP)
+        found = self._curves.get(key)
+        if found is None:
+            at = min(max(key * CONTEXT_STEP, self._contexts[0]), self._contexts[-1])
+            grid = np.array([np.interp(at, self._contexts, column) for column in self._ms.T])
+            if len(self._contexts) > 1 and key * CONTEXT_STEP > self._contexts[-1]:  # attention grows in proportion
+                slope = (self._ms[-1] - self._ms[-2]) / (self._contexts[-1] - self._contexts[-2])
+                grid = grid + np.maximum(slope, 0) * (key * CONTEXT_STEP - self._contexts[-1])
+            grid = rising(grid * np.exp(self._shape - self._shape.mean()))
+            found = np.interp(np.arange(int(self._rows[-1]) + 1), self._rows, grid)
+            found[0] = 0.0
+            self._curves[key] = found
+        return found
+
+
+def rising(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The closest rising sequence in the least-squares sense (pool adjacent violators)."""
+    means: list[float] = []
+    counts: list[int] = []
+    for value in values.tolist():
+        mean, count = value, 1
+        while means and means[-1] > mean:
+            other = counts.pop()
+            mean = (means.pop() * other + mean * count) / (other + count)
+            count += other
+        means.append(mean)
+        counts.append(count)
+    return np.repeat(means, counts)

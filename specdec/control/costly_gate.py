@@ -1,0 +1,123 @@
+"""Decides which sequences a costly drafter is asked for: where its tokens earn more than its time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from specdec.control.cost_table import CostTable
+from specdec.control.sequence_control import Usage
+from specdec.control.turn import Turn
+
+HYSTERESIS = 0.12  # of the price: a drafter that is on stays on a little below it, one that is off needs more
+FADE = 0.12  # weight of one turn in a sequence's averages
+POOL_FADE = 0.03  # and in the drafter's own, from which new sequences start
+HORIZON = 96  # tokens over which reading a prompt must pay
+LONGEST_PAUSE = 4  # probes back off to this many times the interval
+FIRST_GAIN, FIRST_LEVELS = 1.5, 3.0
+SHORT_BACKLOG = 16  # what an accepted run or a pause leaves behind rides along with the first level
+CHUNK = 192  # rows of a prompt read in one forward
+GIVES_UP = 12  # in plain steps: a probe whose backlog costs more than this is not made
+
+
+class CostlyGate:
+    """One drafter's on and off.
+
+    For each sequence it keeps how many tokens the drafter's own tree yields per turn and how many levels (forwards)
+    that takes. Where the free drafters' tree is strong already, only the rest counts: gain x (1 - chance that their
+    first level holds the target's choice). A level's price is shared by the sequences that are asked together.
+    """
+
+    def __init__(self, name: str, cost: CostTable, probe_every: int) -> None:
+        self.name, self.cost = name, cost
+        self._probe_every = probe_every
+        self._pools: dict[int, Usage] = {}
+
+    def usage(self, turn: Turn) -> Usage:
+        """What is known of the drafter on this sequence; a new one starts from the average of its temperature."""
+        found = turn.control.usage.get(self.name)
+        if found is None:
+            pool = self._pool(turn.control.bucket)
+            found = turn.control.usage[self.name] = Usage(pool.gain, pool.levels)
+        return found
+
+    def decide(
+        self, turns: Sequence[Turn], covered: Sequence[float], eligible: Sequence[bool], rate: float, row_ms: float,
+        plain_ms: float,
+    ) -> list[str]:  # fmt: skip
+        """Per turn `on`, `off`, `probe`, `forced`, or `` where it is not eligible.
+
+        covered: chance that the other drafters' trees hold the target's next token. rate: tokens per millisecond that
+        a step of this batch earns without this drafter. row_ms: price of verifying one row.
+        """
+        decisions = [
+            "" if not ok else "forced" if turn.forced else "off" for turn, ok in zip(turns, eligible, strict=True)
+        ]
+        for i in self._paying(turns, covered, decisions, rate, row_ms):
+            decisions[i] = "on"
+        for i, decision in enumerate(decisions):
+            if decision == "off" and self._probes(turns[i], plain_ms):
+                decisions[i] = "probe"
+        self._note(turns, decisions)
+        return decisions
+
+    def floor(self, batch: int, rate: float, row_ms: float) -> float:
+        """Log of the least chance that a node must be reached with for one more level below it to pay."""
+        if batch == 0:
+            return -math.inf
+        price = rate * (self.cost.ms(batch) / batch + row_ms)
+        return math.log(min(0.95, max(price, 1e-3)))
+
+    def observe(self, turn: Turn, gain: int, levels: int, decision: str) -> None:
+        """The drafter's own tree would have yielded ``gain`` tokens and took ``levels`` forwards."""
+        usage = self.usage(turn)
+        fade = 2.5 * FADE if decision == "probe" else FADE
+        for record, weight in ((usage, fade), (self._pool(turn.control.bucket), POOL_FADE)):
+            record.gain += weight * (gain - record.gain)
+            record.levels += weight * (levels - record.levels)
+        if decision == "probe":
+            usage.misses = 0 if gain >= 2 else min(usage.misses + 1, 8)
+
+    def _pool(self, bucket: int) -> Usage:
+        return self._pools.setdefault(bucket, Usage(FIRST_GAIN, FIRST_LEVELS))
+
+    def _paying(
+        self, turns: Sequence[Turn], covered: Sequence[float], decisions: Sequence[str], rate: float, row_ms: float
+    ) -> list[int]:
+        """The largest set of turns that all pay when they share the price of each level."""
+        forced = decisions.count("forced")
+        worth = [(self._worth(turns[i], covered[i], rate), i) for i, d in enumerate(decisions) if d == "off"]
+        worth.sort(reverse=True)
+        for n in range(len(worth), 0, -1):
+            if worth[n - 1][0] > self.cost.ms(forced + n) / (forced + n) + row_ms:
+                return [i for _, i in worth[:n]]
+        return []
+
+    def _worth(self, turn: Turn, covered: float, rate: float) -> float:
+        """The highest price of a level (milliseconds) at which the drafter still pays on this turn."""
+        usage = self.usage(turn)
+        gained_ms = usage.gain * (1.0 - covered) / rate
+        backlog = self._backlog_ms(turn)
+        if backlog > 0:
+            gained_ms -= backlog / max(min(turn.room, HORIZON) / (1.0 + usage.gain), 1.0)
+        return gained_ms / (usage.levels * (1.0 - HYSTERESIS if usage.on else 1.0 + HYSTERESIS))
+
+    def _backlog_ms(self, turn: Turn) -> float:
+        """What reading what it has not seen costs beyond an ordinary first level."""
+        backlog = turn.backlog.get(self.name, 0)
+        if backlog <= SHORT_BACKLOG:
+            return 0.0
+        return self.cost.ms(min(backlog, CHUNK)) * max(1.0, backlog / CHUNK) - self.cost.ms(1)
+
+    def _probes(self, turn: Turn, plain_ms: float) -> bool:
+        usage = self.usage(turn)
+        pause = self._probe_every * min(LONGEST_PAUSE, 1 << usage.misses)
+        return usage.idle + 1 >= pause and turn.room > 8 and self._backlog_ms(turn) < GIVES_UP * plain_ms
+
+    def _note(self, turns: Sequence[Turn], decisions: Sequence[str]) -> None:
+        for turn, decision in zip(turns, decisions, strict=True):
+            if not decision:
+                continue
+            usage = self.usage(turn)
+            usage.on = decision in ("on", "forced")
+            usage.idle = usage.idle + 1 if decision == "off" else 0

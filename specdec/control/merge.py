@@ -1,0 +1,62 @@
+"""Several drafters' trees become one trie: competing sources need no arbitration."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from specdec.tree import MAX_NODES, TokenTree
+
+AGREEMENT = 0.5  # of the way from the better chance to that of independent witnesses: drafters read the same text
+FULL = 0.995  # siblings exclude each other, so their chances sum to less than 1
+
+
+def merge(trees: Sequence[TokenTree]) -> TokenTree:
+    """All draft nodes of ``trees``, which share their pending token, as far as one tree has room.
+
+    A node proposed by several counts for all of them, and its chance rises: between the better of the two and
+    1 - (1 - a)(1 - b). Siblings' chances are scaled down where they would sum to more than 1.
+
+    Raises:
+        ValueError: the trees have different roots.
+    """
+    if any(tree.tokens[0] != trees[0].tokens[0] for tree in trees):
+        raise ValueError("trees: must share their pending token")
+    proposals = [tree for tree in trees if len(tree) > 1]
+    if len(proposals) < 2:
+        return proposals[0] if proposals else TokenTree(trees[0].tokens[0])
+    merged = TokenTree(trees[0].tokens[0])
+    chances = [1.0]
+    for tree in proposals:
+        nodes = {0: 0}
+        for node in range(1, len(tree)):
+            parent = nodes.get(tree.parents[node])
+            if parent is None:
+                continue
+            chance = math.exp(min(0.0, tree.scores[node] - tree.scores[tree.parents[node]]))
+            known = merged.child(parent, tree.tokens[node])
+            if known is not None:
+                chances[known] = _combined(chances[known], chance)
+            elif len(merged) >= MAX_NODES:
+                continue
+            else:
+                chances.append(chance)
+            nodes[node] = merged.add(parent, tree.tokens[node], -math.inf, tree.sources[node], tree.cells[node])
+    _score(merged, chances)
+    return merged
+
+
+def _combined(one: float, other: float) -> float:
+    best = max(one, other)
+    return best + AGREEMENT * (1.0 - (1.0 - one) * (1.0 - other) - best)
+
+
+def _score(tree: TokenTree, chances: Sequence[float]) -> None:
+    """Log-chances along each path, siblings scaled to leave room for what nobody proposed."""
+    totals = [0.0] * len(tree)
+    for node in range(1, len(tree)):
+        totals[tree.parents[node]] += chances[node]
+    for node in range(1, len(tree)):
+        parent = tree.parents[node]
+        share = chances[node] * min(1.0, FULL / totals[parent])
+        tree.scores[node] = tree.scores[parent] + math.log(max(share, 1e-9))

@@ -1,0 +1,86 @@
+"""Runs the controller alone over a recorded trace: the same inputs must give the same decisions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from specdec.control.controller import Controller
+from specdec.control.merge import merge
+from specdec.control.outcome import DraftWork, Outcome
+from specdec.control.sequence_control import SequenceControl
+from specdec.control.step_record import StepRecord, rebuilt_tree, rebuilt_turn
+from specdec.control.trace_file import read_trace
+from specdec.control.turn import Turn
+from specdec.tree import TokenTree
+
+
+@dataclass(slots=True)
+class ReplayReport:
+    """How many steps were decided again, and every decision that came out otherwise."""
+
+    steps: int = 0
+    differences: list[str] = field(default_factory=list)
+
+
+def replay_file(path: Path) -> ReplayReport:
+    """Decide every step of the trace at ``path`` again.
+
+    Raises:
+        ConfigError: it is no trace, or one without the values a replay needs.
+    """
+    header, steps = read_trace(path)
+    controller = Controller.from_dict(header)
+    report = ReplayReport()
+    controls: dict[int, SequenceControl] = {}
+    for step in steps:
+        if step.replay:
+            record = StepRecord(**cast(dict[str, Any], step.replay))
+            _replay(controller, record, controls, step.step, report)
+    return report
+
+
+def _replay(
+    controller: Controller, record: StepRecord, controls: dict[int, SequenceControl], number: int, report: ReplayReport
+) -> None:
+    report.steps += 1
+    turns = [rebuilt_turn(values, controls) for values in record.turns]
+    controller.begin(turns, record.prefill_rows)
+    work = _decide(controller, record, turns, number, report)
+    trees = [
+        merge([TokenTree(pending), *(tree for done in work.values() if (tree := done.trees[i]) is not None)])
+        for i, pending in enumerate(record.pending)
+    ]
+    choice = controller.choose(trees, sum(done.ms for done in work.values()))
+    if choice.kept != record.kept:
+        report.differences.append(f"step {number}: nodes verified {choice.kept}, recorded {record.kept}")
+    outcome = Outcome(record.tokens, record.rows, record.context, record.verify_ms, work)
+    controller.observe(outcome, record.decisions)
+
+
+def _decide(
+    controller: Controller, record: StepRecord, turns: list[Turn], number: int, report: ReplayReport
+) -> dict[str, DraftWork]:
+    free = controller.asks_free()
+    if free != record.free:
+        report.differences.append(f"step {number}: free drafters asked {free}, recorded {record.free}")
+    work: dict[str, DraftWork] = {}
+    for name in controller.order:
+        if name in record.decisions:
+            others: list[list[TokenTree]] = [
+                [tree for done in work.values() if (tree := done.trees[i]) is not None] for i in range(len(turns))
+            ]
+            recorded = record.decisions[name]
+            decided = controller.gate(name, others, [decision != "" for decision in recorded])
+            # A turn that was not eligible, and one that was but may not draft now, both read ``.
+            if decided != recorded:
+                report.differences.append(f"step {number}: {name} {decided}, recorded {recorded}")
+        if name in record.trees:
+            trees = [
+                None if nodes is None else rebuilt_tree(controller, name, turn, pending, nodes)
+                for turn, pending, nodes in zip(turns, record.pending, record.trees[name], strict=True)
+            ]
+            levels, ms = record.work[name]
+            work[name] = DraftWork(trees, levels, ms)
+    return work

@@ -1,0 +1,193 @@
+"""Propose: which drafters are asked, what they propose merged into one tree each, and what of it is verified."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+from draft.panel import DraftPanel
+from draft.protocol import DraftTask
+from specdec.config import SpeculationConfig
+from specdec.control.budget import Choice
+from specdec.control.controller import Controller
+from specdec.control.merge import merge
+from specdec.control.outcome import DraftWork, Outcome
+from specdec.control.turn import Turn
+from specdec.scheduler import PlanEntry
+from specdec.sequence import Sequence
+from specdec.step.latency import tokens_due
+from specdec.step.sequence_state import SequenceState
+from specdec.tree import TokenTree
+from specdec.types import SpeculationMode
+
+PROBE_DEPTH = 3  # a probe asks whether drafting pays again, not how far
+
+
+@dataclass(slots=True)
+class Proposals:
+    """What one step drafts. trees: one per plan entry, None while its prompt is prefilled. The rest is the
+    controller's: turns (one per tree), what it decided by costly drafter, what each drafter did, and its choice."""
+
+    trees: list[TokenTree | None]
+    turns: list[Turn] = field(default_factory=list)
+    prefill_rows: int = 0
+    free: bool = True
+    decisions: dict[str, list[str]] = field(default_factory=dict)
+    work: dict[str, DraftWork] = field(default_factory=dict)
+    choice: Choice | None = None
+    control_ms: float = 0.0
+    predicted_draft_ms: float = 0.0
+
+
+@dataclass(slots=True)
+class _Caps:
+    nodes: int
+    depth: int
+    width: int
+
+
+class Drafting:
+    """The propose stage. With nothing to draft for, it hands out trees of one node and touches nothing else."""
+
+    def __init__(
+        self,
+        panel: DraftPanel,
+        controller: Controller,
+        config: SpeculationConfig,
+        states: Mapping[Sequence, SequenceState],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._panel, self.controller, self._config, self._states, self._clock = panel, controller, config, states, clock
+
+    def begin(self, sequence: Sequence) -> None:
+        """A sequence runs for the first time."""
+        state = self._states[sequence]
+        drafts = self._config.enabled and state.speculates
+        if drafts:
+            state.control = self.controller.enter(sequence.request.sampling.temperature)
+        self._panel.begin(sequence, sequence.request.speculation.drafters if drafts else ())
+
+    def want(self, sequence: Sequence) -> int:
+        """The most draft nodes ``sequence`` may have verified: never more than it may still emit."""
+        if not self._drafts(sequence) or not self._panel.drafts_for(sequence):
+            return 0
+        caps = self._caps(sequence)
+        return max(0, min(caps.nodes, self._states[sequence].room - 1)) if caps.depth else 0
+
+    def propose(self, entries: Seq[PlanEntry]) -> Proposals:
+        """One tree per entry."""
+        out = Proposals([TokenTree(entry.seq.tokens[-1]) if entry.samples else None for entry in entries])
+        self._keep_up(entries)
+        at = [i for i, entry in enumerate(entries) if entry.samples]
+        if not any(entries[i].nodes for i in at):
+            return out
+        sampling = [entries[i] for i in at]
+        self._begin(sampling, sum(entry.chain for entry in entries), out)
+        own: list[list[TokenTree]] = [[TokenTree(entry.seq.tokens[-1])] for entry in sampling]
+        for name in self.controller.order:
+            self._ask(name, sampling, own, out)
+        merged = [merge(trees) for trees in own]
+        began = self._clock()
+        out.choice = self.controller.choose(merged, sum(done.ms for done in out.work.values()))
+        out.control_ms += (self._clock() - began) * 1e3
+        for i, tree, kept in zip(at, merged, out.choice.kept, strict=True):
+            out.trees[i] = tree.subtree(kept)
+        return out
+
+    def predicted_ms(self, out: Proposals) -> float:
+        """What the forward was expected to take."""
+        return self.controller.predicted_ms(out.choice.budget if out.choice else 0)
+
+    def learn(self, out: Proposals, outcome: Outcome) -> None:
+        """The step is over."""
+        began = self._clock()
+        self.controller.observe(outcome, out.decisions)
+        out.control_ms += (self._clock() - began) * 1e3
+
+    def _begin(self, sampling: Seq[PlanEntry], prefill_rows: int, out: Proposals) -> None:
+        costly = [name for name in self.controller.order if self._panel.costly[name]]
+        out.turns = [self._turn(entry, costly) for entry in sampling]
+        out.prefill_rows = prefill_rows
+        began = self._clock()
+        self.controller.begin(out.turns, prefill_rows)
+        for entry, turn in zip(sampling, out.turns, strict=True):
+            turn.lag = tokens_due(entry.seq, self._states[entry.seq].room, self.controller.predicted_ms(0))
+        out.free = self.controller.asks_free()
+        out.control_ms += (self._clock() - began) * 1e3
+
+    def _turn(self, entry: PlanEntry, costly: Seq[str]) -> Turn:
+        seq = entry.seq
+        state = self._states[seq]
+        if state.control is None:  # mode OFF: it takes part in the batch, not in drafting
+            state.control = self.controller.enter(seq.request.sampling.temperature)
+        backlog = {name: self._panel.backlog(name, seq) for name in costly if self._panel.trusts(name, seq)}
+        forced = seq.request.speculation.mode is SpeculationMode.ON
+        context = seq.n_computed + entry.chain
+        return Turn(state.control, context, entry.nodes, state.room, forced, 0.0, entry.chain > 0, backlog)
+
+    def _ask(self, name: str, sampling: Seq[PlanEntry], own: list[list[TokenTree]], out: Proposals) -> None:
+        """Let one drafter propose for those it is worth asking for; adds its trees to ``own``."""
+        costly = self._panel.costly[name]
+        if not costly and not out.free:
+            return
+        eligible = [entry.nodes > 0 and self._panel.trusts(name, entry.seq) for entry in sampling]
+        began = self._clock()
+        decisions = self.controller.gate(name, own, eligible) if costly else ["free" if e else "" for e in eligible]
+        batch = sum(decision not in ("", "off") for decision in decisions)
+        floors = self.controller.node_floor, self.controller.level_floor(name, batch) if costly else 0.0
+        out.control_ms += (self._clock() - began) * 1e3
+        if costly:
+            out.decisions[name] = decisions
+        tasks = [
+            self._task(name, entry, turn, decision, floors) if decision not in ("", "off") else None
+            for entry, turn, decision in zip(sampling, out.turns, decisions, strict=True)
+        ]
+        if not batch:
+            return
+        backlog = sum(turn.backlog.get(name, 0) for turn, task in zip(out.turns, tasks, strict=True) if task)
+        done = out.work[name] = self._panel.ask(name, tasks, backlog)
+        if costly:
+            out.predicted_draft_ms += self.controller.draft_ms(name, batch, done.levels)
+        for trees, tree in zip(own, done.trees, strict=True):
+            if tree is not None:
+                trees.append(tree)
+
+    def _task(
+        self, name: str, entry: PlanEntry, turn: Turn, decision: str, floors: tuple[float, float]
+    ) -> DraftTask:  # fmt: skip
+        caps = self._caps(entry.seq)
+        sampling, odds = self._states[entry.seq].sampling, self.controller.odds(name, turn)
+        if turn.forced:
+            return DraftTask(entry.seq, sampling, entry.nodes, caps.depth, caps.width, name, odds)
+        depth = min(caps.depth, PROBE_DEPTH) if decision == "probe" else caps.depth
+        return DraftTask(entry.seq, sampling, entry.nodes, depth, caps.width, name, odds, *floors)
+
+    def _keep_up(self, entries: Seq[PlanEntry]) -> None:
+        """Free drafters read prompts while these are prefilled."""
+        waiting = [e for e in entries if not e.samples and self._drafts(e.seq)]
+        if not waiting:
+            return
+        for name, costly in self._panel.costly.items():
+            if not costly:
+                tasks = [
+                    DraftTask(entry.seq, self._states[entry.seq].sampling, 0, 0, 1, name)
+                    if self._panel.trusts(name, entry.seq)
+                    else None
+                    for entry in waiting
+                ]
+                self._panel.ask(name, tasks)
+
+    def _drafts(self, seq: Sequence) -> bool:
+        return self._config.enabled and self._states[seq].speculates
+
+    def _caps(self, seq: Sequence) -> _Caps:
+        wish, ours = seq.request.speculation, self._config
+        forced = wish.mode is SpeculationMode.ON
+        nodes, depth = (ours.fixed_nodes, ours.fixed_depth) if forced else (ours.max_nodes, ours.max_depth)
+        return _Caps(
+            nodes if wish.max_nodes is None else wish.max_nodes,
+            depth if wish.max_depth is None else wish.max_depth,
+            ours.width if wish.width is None else wish.width,
+        )

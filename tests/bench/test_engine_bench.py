@@ -1,0 +1,185 @@
+"""The benchmark's figures, against an engine whose every step takes a known time."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.engine_arm import AUTO, FIXED_GRID, OFF, Arm, balanced_order
+from bench.engine_bench import EngineBench, check_same_output
+from bench.engine_bench_error import BenchError
+from bench.engine_control_times import MIN_STEPS, ControlTimes
+from bench.engine_fixed import best_fixed, fixed_figures
+from bench.engine_group_run import GroupRun
+from bench.engine_request_run import RequestRun
+from bench.engine_runner import EngineRunner
+from bench.workloads.bench_prompt import BenchPrompt
+from bench.workloads.workload import Workload, uncounted
+from specdec.engine.engine import Engine
+from specdec.types import SamplingParams, SpeculationMode, StoppingParams
+from tests.bench.fake_engine import FakeEngine
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+def prompt(number: int, tokens: int = 13, **fields: Any) -> BenchPrompt:
+    return BenchPrompt(f"p{number}", (1000 * number, 7), StoppingParams(max_tokens=tokens), **fields)
+
+
+def runner(engine: FakeEngine) -> EngineRunner:
+    return EngineRunner(cast(Engine, engine), GREEDY, engine.clock)
+
+
+def bench(engine: FakeEngine, arms: tuple[Arm, ...] = ()) -> tuple[EngineBench, list[str]]:
+    said: list[str] = []
+    made = EngineBench(cast(Engine, engine), GREEDY, said.append, arms)
+    made._runner = runner(engine)
+    return made, said
+
+
+def test_time_per_token_is_of_decode_steps_only() -> None:
+    run = runner(FakeEngine()).run([prompt(1)], OFF, "s").requests[0]
+    assert run.tokens == list(range(1000, 1013))
+    assert run.text == "x" * 13
+    assert (run.decode_s, run.gaps, run.tpot_ms, run.first_tokens) == (12.0, 12, 1000.0, 1)
+    # 4 tokens come with the prefill, 9 in three steps of 2 s.
+    run = runner(FakeEngine()).run([prompt(1)], AUTO, "s").requests[0]
+    assert (run.decode_s, run.tpot_ms, run.stats.num_steps, run.first_tokens) == (6.0, 500.0, 4, 4)
+
+
+def test_too_few_tokens_or_all_in_the_first_step_are_not_timed() -> None:
+    assert runner(FakeEngine()).run([prompt(1, 3)], OFF, "s").requests[0].tpot_ms is None
+    assert runner(FakeEngine()).run([prompt(1, 4)], OFF, "s").requests[0].tpot_ms == 1000.0
+    assert runner(FakeEngine()).run([prompt(1, 4)], AUTO, "s").requests[0].tpot_ms is None
+
+
+def test_a_group_runs_at_once_with_its_prompts_prefilled_before() -> None:
+    engine = FakeEngine()
+    group = runner(engine).run([prompt(1), prompt(2)], AUTO, "s")
+    assert [r.stopping.max_tokens for r in engine.seen] == [0, 0, 13, 13]
+    assert {r.speculation.mode for r in engine.seen[:2]} == {SpeculationMode.OFF}
+    assert {r.cache_salt for r in engine.seen} == {"s"}
+    assert (group.total_s, group.n_tokens) == (2 * 100.0 + 3 * 2.0, 26)
+    assert group.tokens_per_s == pytest.approx(26 / 206)
+
+
+def test_what_a_prompt_says_reaches_the_engine() -> None:
+    engine = FakeEngine()
+    runner(engine).run([prompt(1, prediction_ids=(5, 6), session="file.py")], FIXED_GRID[-1], "w/arm")
+    (request,) = engine.seen
+    assert (request.prediction_ids, request.session, request.cache_salt) == ((5, 6), "w/arm/file.py", "w/arm")
+    assert (request.speculation.mode, request.sampling) == (SpeculationMode.ON, GREEDY)
+    assert (request.speculation.max_depth, request.speculation.width, request.speculation.max_nodes) == (6, 3, 15)
+
+
+def test_an_engine_that_fails_stops_the_benchmark() -> None:
+    with pytest.raises(BenchError, match=r"p1.*MODEL_BROKEN"):
+        runner(FakeEngine(failing=True)).run([prompt(1)], OFF, "s")
+
+
+@pytest.mark.parametrize("wrong", [SpeculationMode.AUTO, SpeculationMode.OFF])
+def test_other_tokens_in_an_arm_stop_the_benchmark(wrong: SpeculationMode) -> None:
+    made, _ = bench(FakeEngine(wrong=wrong))
+    with pytest.raises(BenchError, match=r"w, p1: auto gave other tokens than off, first at 12 .*path identity"):
+        made.run(Workload.one_by_one("w", [prompt(1)]))
+
+
+def test_a_text_that_only_ends_earlier_is_another_text() -> None:
+    long, short = GroupRun((RequestRun("p", [1, 2, 3]),), 1.0), GroupRun((RequestRun("p", [1, 2]),), 1.0)
+    check_same_output("w", {"off": long, "auto": long})
+    with pytest.raises(BenchError, match="first at 2"):
+        check_same_output("w", {"off": long, "auto": short})
+
+
+def test_arms_alternate_and_never_share_a_salt() -> None:
+    engine = FakeEngine()
+    made, said = bench(engine)
+    made.run(Workload.one_by_one("w", [*uncounted([prompt(9)]), *map(prompt, range(1, 5))]))
+    modes = [str(r.speculation.mode) for r in engine.seen]
+    assert modes == ["off", "auto", "off", "auto", "auto", "off", "off", "auto", "auto", "off"]
+    assert {(str(r.speculation.mode), r.cache_salt) for r in engine.seen} == {("off", "w/off"), ("auto", "w/auto")}
+    assert said[0] == "w: warming up with p9"
+    assert said[1] == "w 1/4: off 1000.0, auto 500.0"
+
+
+def test_summary_of_a_workload() -> None:
+    engine = FakeEngine()
+    made, _ = bench(engine)
+    lengths = (13, 13, 5, 2)  # ratios 2, 2, 4 / 2 = 2 and none
+    runs = made.run(Workload.one_by_one("w", [prompt(i, n) for i, n in enumerate(lengths)]))
+    engine.spec_step_s = 8.0
+    runs.rounds += made.run(Workload.one_by_one("w", [prompt(8)])).rounds  # 12 s against 24
+    found = runs.summary()
+    assert (found.prompts, found.timed, found.worst, found.worst_prompt) == (5, 4, 0.5, "p8")
+    assert (found.ratio_median, found.ratio_p90) == (2.0, 2.0)
+    assert found.ratio_p10 == pytest.approx(0.5 + 0.3 * 1.5)
+    assert found.base_ms == pytest.approx((12 * 3 + 4 + 1) / 41 * 1e3)
+    assert found.arm_ms == pytest.approx((6 * 2 + 2 + 24) / 41 * 1e3)
+    assert found.total_ratio == pytest.approx(41 / 38)
+    assert found.tokens_per_step == pytest.approx(46 / (4 * 3 + 2 + 1))
+    assert found.drafters["suffix"].draft_acceptance_rate == 0.5
+    rows = json.loads(json.dumps(runs.as_dict()))
+    assert [row["ratio"] for row in rows] == [2.0, 2.0, 2.0, None, 0.5]
+    assert rows[0]["arms"]["auto"]["by_drafter"] == {"suffix": [18, 9]}
+
+
+def test_summary_without_anything_to_time() -> None:
+    made, said = bench(FakeEngine())
+    found = made.run(Workload.one_by_one("w", [prompt(1, 1)])).summary()
+    assert (found.timed, found.ratio_median, found.worst, found.total_ratio) == (0, None, None, None)
+    assert said == ["w 1/1: too short to time"]
+    json.dumps(found.as_dict(), allow_nan=False)
+
+
+def test_summary_of_requests_at_once_compares_the_rate_of_all() -> None:
+    made, said = bench(FakeEngine())
+    workload = Workload("c", ((prompt(1), prompt(2)),))
+    found = made.run(workload).summary().as_dict()
+    off, auto = 26 / (200 + 12), 26 / 206
+    assert found["off_tokens_per_s"] == pytest.approx(off, abs=1e-4)
+    assert found["auto_tokens_per_s"] == pytest.approx(auto, abs=1e-4)
+    assert found["ratio_total"] == pytest.approx(212 / 206, abs=1e-4)
+    assert "tokens/s" in said[0]
+
+
+def test_best_fixed_setting_is_compared_with_auto() -> None:
+    engine = FakeEngine()
+    made, _ = bench(engine, FIXED_GRID)
+    runs = made.run(Workload.one_by_one("w", [prompt(1)]))
+    for name, by_arm in runs.rounds[0].items():
+        by_arm.requests[0].decode_s = {"off": 12.0, "auto": 6.0, "6x3/15": 3.0}.get(name, 9.0)
+    fixed = tuple(arm.name for arm in FIXED_GRID)
+    assert len(set(fixed)) == 7
+    assert fixed_figures(runs, fixed)["6x3/15"] == 250.0
+    assert best_fixed(runs, fixed) == {"setting": "6x3/15", "ms_per_token": 250.0, "over_auto": 0.5}
+
+
+@given(st.integers(2, 9), st.integers(0, 40))
+def test_order_of_arms_is_balanced(n: int, pairs: int) -> None:
+    arms = [Arm(str(i)) for i in range(n)]
+    orders = [balanced_order(arms, turn) for turn in range(2 * pairs)]
+    assert all(sorted(order, key=lambda arm: int(arm.name)) == arms for order in orders)
+    for first, second in pairwise(arms):
+        earlier = sum(order.index(first) < order.index(second) for order in orders)
+        assert earlier == pairs
+
+
+def test_control_time_counts_only_the_steps_of_auto() -> None:
+    engine = FakeEngine(run=1)
+    made, _ = bench(engine)
+    made.run(Workload.one_by_one("w", [prompt(1, 40), prompt(2, 40)]))  # off, auto, auto, off: 41 steps each
+    times = made.control_times.by_sequences[1]
+    assert times == [pytest.approx(0.01 * step) for step in (*range(41, 82), *range(82, 123))]
+    (row,) = made.control_times.rows()
+    assert (row.sequences, row.steps, row.median_ms) == (1, 82, pytest.approx(0.815))
+    assert row.p99_ms == pytest.approx(0.41 + 0.99 * 0.81)
+
+
+def test_control_time_of_a_few_steps_is_not_reported() -> None:
+    times = ControlTimes({1: [1.0] * (MIN_STEPS - 1), 2: [1.0] * MIN_STEPS})
+    assert [row.sequences for row in times.rows()] == [2]

@@ -1,0 +1,192 @@
+"""A whole run on a tiny model: real engine, real drafters, every table and the JSON file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+from bench import engine_off_cost, engine_session
+from bench.engine_arm import FIXED_GRID
+from bench.engine_bench_error import BenchError
+from bench.engine_machine import commit, cpu_model, machine_facts
+from bench.engine_off_cost import OffCost, OffCostBench
+from bench.engine_report import EngineReport
+from bench.engine_session import EngineBenchPlan, run_session
+from bench.engine_tables import report_tables
+from bench.workloads import WORKLOAD_NAMES
+from bench.workloads.bench_prompt import BenchPrompt
+from bench.workloads.workload import Workload, uncounted
+from bench.workloads.workload_unavailable_error import WorkloadUnavailableError
+from specdec.cli.main import cli
+from specdec.config import EngineConfig
+from specdec.engine.engine import Engine, EngineParts
+from specdec.models.tokenizer import Tokenizer
+from specdec.types import StoppingParams
+from tests.engine.tiny_engine import tiny_parts
+
+TEXTS = ("def add(first, second):\n    return", "for i in range(10):\n    print(", "The quick brown fox jumps over")
+STEPS = 12  # of each request of the cost of off
+
+
+def small_workload(
+    name: str, tokenizer: Tokenizer, count: int, max_tokens: int | None, note: Callable[[str], None]
+) -> list[Workload]:
+    """Stands in for `make_workload`: prompts that fit a tiny model."""
+    if name == "fim":
+        raise WorkloadUnavailableError("the model has no fill-in-the-middle tokens")
+    stopping = StoppingParams(max_tokens=max_tokens or 24, ignore_eos=True)
+    prompts = [
+        BenchPrompt(f"{name}/{i}", tuple(tokenizer.encode(text)), stopping, tuple(tokenizer.encode(text)), name)
+        for i, text in enumerate(TEXTS)
+    ]
+    if name == "concurrent":
+        return [Workload("concurrent/all", (tuple(prompts),))]
+    return [Workload.one_by_one(name, [*uncounted(prompts[:1]), *prompts[1:]])]
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_session, "make_workload", small_workload)
+    monkeypatch.setattr(engine_session, "FIXED_GRID", (FIXED_GRID[0], FIXED_GRID[-1]))
+    monkeypatch.setattr(engine_off_cost, "MAX_TOKENS", STEPS + 1)
+    monkeypatch.setattr("bench.engine_machine.BandwidthProbe", _Probe)
+
+
+class _Probe:
+    def __init__(self, cache_dir: Path, threads: int) -> None:
+        pass
+
+    def median(self) -> float:
+        """Bytes per second."""
+        return 4.2e10
+
+
+def run(**fields: Any) -> tuple[EngineReport, list[str]]:
+    said: list[str] = []
+    return run_session(tiny_parts(), EngineBenchPlan(**fields), said.append), said
+
+
+def shown(report: EngineReport) -> str:
+    console = Console(width=240)
+    with console.capture() as capture:
+        for table in report_tables(report):
+            console.print(table)
+    return capture.get()
+
+
+def test_everything_at_once() -> None:
+    report, said = run(
+        workloads=("chat", "fim", "concurrent"), fixed=True, off_cost=True, control_time=True, batch=4, temperature=0.8
+    )
+    figures = json.loads(json.dumps(report.as_dict(), allow_nan=False))
+    assert figures["workloads"]["chat"]["prompts"] == 2
+    assert figures["workloads"]["concurrent/all"]["prompts"] == 3
+    assert figures["skipped"] == ["fim: the model has no fill-in-the-middle tokens"]
+    assert "skipped fim: the model has no fill-in-the-middle tokens" in said
+    assert set(figures["fixed_ms_per_token"]["chat"]) == {"off", "auto", *report.fixed}
+    assert figures["auto_against_best_fixed"]["chat"]["setting"] in report.fixed
+    assert len(figures["prompts"]["chat"][0]["arms"]) == 4
+    assert {row["sequences"] for row in figures["control_times"]} >= {1, 4}
+    assert figures["off_cost"]["steps"] == 8 * STEPS
+    assert set(figures["reliability"]) == set(report.machine["drafters"])
+    assert figures["machine"]["read_bandwidth_gb_s"] == 42.0
+    text = shown(report)
+    for word in ("chat", "concurrent/all", "best fixed", "step_ratio_of_medians", "controller's own time"):
+        assert word in text
+
+
+def test_fixed_settings_draft_and_off_does_not() -> None:
+    report, _ = run(workloads=("chat",), fixed=True)
+    for row in report.as_dict()["prompts"]["chat"]:
+        arms = row["arms"]
+        assert arms["off"]["draft_tokens"] == 0
+        assert arms["off"]["steps"] == arms["off"]["tokens"] == 24
+        assert arms["2x1"]["draft_tokens"] > 0
+        assert arms["2x1"]["draft_tokens"] <= 2 * arms["2x1"]["steps"]
+
+
+def test_what_was_not_asked_for_is_not_reported() -> None:
+    report, _ = run(workloads=("chat",))
+    assert set(report.as_dict()) == {"machine", "seconds", "skipped", "workloads", "reliability", "prompts"}
+    assert "best fixed" not in shown(report)
+
+
+def test_nothing_to_measure_is_an_error() -> None:
+    with pytest.raises(BenchError, match="nothing to measure: fim: the model has no fill"):
+        run(workloads=("fim",))
+
+
+def test_cost_of_off_compares_equal_work_and_leaves_the_cache_as_it_was() -> None:
+    parts = tiny_parts()
+    engine = Engine(parts)
+    free = parts.kv.n_free
+    cost = OffCostBench(engine, parts).run(2)
+    assert len(cost.loaded_ms) == len(cost.bare_ms) == 2 * STEPS
+    assert len(cost.loaded_request_ms) == len(cost.bare_request_ms) == 2
+    assert not engine.has_work()
+    assert parts.kv.n_free == free
+
+
+def test_ratios_of_the_cost_of_off() -> None:
+    cost = OffCost()
+    cost.add([2.0, 2.0, 8.0], [1.0, 4.0, 4.0])
+    cost.add([3.0, 3.0, 3.0], [3.0, 3.0, 3.0])
+    figures = cost.as_dict()
+    assert (figures["loaded_step_ms"], figures["bare_step_ms"]) == (3.0, 3.0)
+    assert figures["step_ratio_of_medians"] == 1.0
+    assert figures["step_median_of_ratios"] == 1.0
+    assert figures["tpot_ratio_of_medians"] == pytest.approx(3.5 / 3.0, abs=1e-4)
+
+
+def test_machine() -> None:
+    facts = machine_facts(tiny_parts().config, tiny_parts().info)
+    assert facts["cpu"] == cpu_model() != ""
+    assert facts["drafters"] == list(tiny_parts().info.drafters)
+    assert facts["date"].endswith("+00:00")
+
+
+def test_no_commit_outside_a_checkout(tmp_path: Path) -> None:
+    assert commit(tmp_path) is None
+
+
+def test_command_writes_json_and_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[EngineConfig] = []
+
+    def build(config: EngineConfig, progress: object) -> EngineParts:
+        built.append(config)
+        return tiny_parts()
+
+    monkeypatch.setattr("specdec.engine.build.build_parts", build)
+    path = tmp_path / "figures.json"
+    words = ["bench", "engine", "--workload", "chat", "--max-tokens", "12", "--batch", "3", "--json", str(path)]
+    result = CliRunner().invoke(cli, words)
+    assert result.exit_code == 0, result.output
+    assert json.loads(path.read_text())["workloads"]["chat"]["prompts"] == 2
+    assert "speculation off and auto" in result.stdout
+    assert "chat 2/2: off" in result.stderr
+    assert built[0].max_batch == 16
+    assert CliRunner().invoke(cli, [*words, "--batch", "300"]).exit_code == 2
+    assert CliRunner().invoke(cli, [*words[:-1], str(tmp_path / "no" / "folder.json")]).exit_code == 2
+
+
+def test_command_makes_room_for_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[EngineConfig] = []
+
+    def build(config: EngineConfig, progress: object) -> EngineParts:
+        built.append(config)
+        raise BenchError("enough")
+
+    monkeypatch.setattr("specdec.engine.build.build_parts", build)
+    result = CliRunner().invoke(cli, ["bench", "engine", "--batch", "32"])
+    assert (result.exit_code, built[0].max_batch) == (1, 32)
+    assert "enough" in result.stderr
+
+
+def test_names_of_workloads_are_those_of_the_command() -> None:
+    assert set(WORKLOAD_NAMES) == {"humaneval", "edit", "fim", "chat", "concurrent", "mixed"}

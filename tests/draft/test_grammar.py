@@ -1,0 +1,61 @@
+"""Drafts of what a grammar forces."""
+
+from __future__ import annotations
+
+import math
+
+from draft.grammar import GrammarDrafter
+from draft.protocol import DraftTask
+from specdec.sampling import SequenceSampling
+from specdec.types import GrammarKind, GrammarParams, SamplingParams, StoppingParams
+from tests.draft.helpers import make_sequence, make_task
+from tests.grammar.helpers import EOS, byte_level, ids_of, start
+
+HELLO = GrammarParams(GrammarKind.CHOICE, '["hello there", "hello world"]')
+PENDING = 40
+
+
+def task_at(output: str, nodes: int = 31, depth: int = 31, floor: float = -math.inf) -> DraftTask:
+    """A turn after ``output`` was committed; the pending token is its last, or the prompt's."""
+    tokens = byte_level().encode(output)
+    sampling = SequenceSampling(SamplingParams(), StoppingParams(), 1, 384, (EOS,), (PENDING,), start(HELLO))
+    sampling.commit(tokens)
+    return DraftTask(make_sequence([PENDING, *tokens]), sampling, nodes, depth, 2, "grammar", floor=floor)
+
+
+def drafted(task: DraftTask) -> bytes:
+    (tree,) = GrammarDrafter().propose([task])
+    assert tree.tokens[0] == task.sequence.tokens[-1]
+    assert tree.parents == list(range(-1, len(tree) - 1))  # a chain
+    assert all(sources == ("grammar",) for sources in tree.sources[1:])
+    return b"".join(byte_level().token_bytes(token) for token in tree.tokens[1:] if token != EOS)
+
+
+def test_the_forced_text_and_the_end_are_drafted_as_a_chain() -> None:
+    assert b"hello ".startswith(drafted(task_at("")))
+    assert len(drafted(task_at(""))) >= len(b"hello")
+    task = task_at("hello w")
+    assert drafted(task) == b"orld"
+    (tree,) = GrammarDrafter().propose([task])
+    assert tree.tokens[-1] == EOS
+    assert tree.scores[-1] > math.log(0.8)
+    for node in range(1, len(tree)):
+        assert tree.tokens[node] in ids_of(task.sampling.row(0, tree.path_tokens(node - 1), 0).mask)
+
+
+def test_it_keeps_to_the_budget_and_the_floor() -> None:
+    whole = GrammarDrafter().propose([task_at("hello w")])[0].tokens
+    assert len(whole) > 3
+    for changes in ({"nodes": 2}, {"depth": 2}, {"floor": 2.5 * math.log(0.99)}):
+        assert GrammarDrafter().propose([task_at("hello w", **changes)])[0].tokens == whole[:3]
+    assert len(GrammarDrafter().propose([task_at("hello w", nodes=0)])[0]) == 1
+
+
+def test_without_a_grammar_or_anything_forced_it_proposes_nothing() -> None:
+    drafter = GrammarDrafter()
+    assert not drafter.costly
+    trees = drafter.propose([make_task(make_sequence([1, 2, 3])), task_at("hello there"), task_at("hello w")])
+    assert [len(tree) > 1 for tree in trees] == [False, True, True]
+    ended = task_at("hello there")
+    ended.sampling.commit([EOS])
+    assert len(drafter.propose([ended])[0]) == 1

@@ -1,0 +1,224 @@
+"""The prediction drafter: aligned, edited, moved, and fed nonsense."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draft import prediction
+from draft.prediction import PredictionDrafter
+from draft.prediction_cursor import MAX_PLACES, PredictionCursor
+from draft.prediction_index import AFTER, BEFORE, LONGEST, SEED, PredictionIndex
+from specdec.sequence import Sequence
+from tests.draft.helpers import accepted, code_like, make_sequence, make_task, propose, replay
+
+PROMPT = [8001, 8002]
+tokens = st.lists(st.integers(0, 6), max_size=60)
+
+
+def begun(of: PredictionDrafter, expected: list[int], output: list[int]) -> Sequence:
+    """A sequence that expects ``expected`` and has said ``output``, token by token."""
+    sequence = make_sequence(PROMPT, prediction_ids=tuple(expected))
+    of.begin(sequence)
+    for token in output:
+        propose(of, sequence)
+        sequence.tokens.append(token)
+    return sequence
+
+
+def speed(expected: list[int], output: list[int], nodes: int = 15) -> float:
+    """Tokens per step."""
+    return replay(PredictionDrafter(), make_sequence(PROMPT, prediction_ids=tuple(expected)), output, nodes)
+
+
+def edit(text: list[int], rate: float, rng: random.Random) -> list[int]:
+    """``text`` with runs of 1 to 8 tokens replaced, put in, dropped or brought from elsewhere."""
+    out: list[int] = []
+    at = 0
+    while at < len(text):
+        if rng.random() >= rate:
+            out.append(text[at])
+            at += 1
+            continue
+        kind, size = rng.choice(["replace", "insert", "delete", "move"]), rng.randint(1, 8)
+        if kind == "move":
+            source = rng.randrange(len(text))
+            out += text[source : source + 24]
+        elif kind != "delete":
+            out += [rng.choice(text) if rng.random() < 0.5 else 9000 + rng.randrange(500) for _ in range(size)]
+        at += size if kind in ("replace", "delete") else 0
+    return out
+
+
+def test_without_a_prediction_there_is_nothing() -> None:
+    drafter = PredictionDrafter()
+    sequence = begun(drafter, [], [1, 2])
+    assert len(propose(drafter, sequence)) == 1
+    assert not drafter._cursors
+    drafter.end(sequence)
+
+
+def test_an_output_as_predicted_takes_full_steps() -> None:
+    text = code_like(640, 1)
+    assert speed(text, text) > 15.5
+
+
+@pytest.mark.parametrize(("rate", "least"), [(0.01, 8.0), (0.03, 5.5), (0.06, 4.0), (0.1, 2.8)])
+def test_edits_cost_a_few_steps_each(rate: float, least: float) -> None:
+    for seed in range(5):
+        text = code_like(800, seed)
+        assert speed(text, edit(text, rate, random.Random(seed))) > least
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 12])
+def test_one_edit_of_any_kind_is_got_over_at_once(size: int) -> None:
+    text, new = list(range(400)), list(range(7000, 7000 + size))
+    outputs = {
+        "replace": [*text[:200], *new, *text[200 + size :]],
+        "insert": [*text[:200], *new, *text[200:]],
+        "delete": [*text[:200], *text[200 + size :]],
+    }
+    for kind, output in outputs.items():
+        steps = len(output) / speed(text, output)
+        assert steps <= 400 / 16 + size + 3, kind  # the new tokens are nobody's to guess
+
+
+def test_a_block_moved_is_found_where_it_is() -> None:
+    text = code_like(600, 3)
+    moved = [*text[300:450], *text[:300], *text[450:]]
+    assert speed(text, moved) > 10
+
+
+@pytest.mark.parametrize("heading", [[9001], [9001, 9002], list(range(9000, 9030))])
+def test_a_heading_before_the_predicted_text(heading: list[int]) -> None:
+    text = code_like(400, 4)
+    assert len([*heading, *text]) / speed(text, [*heading, *text]) <= len(heading) + 400 / 16 + 8
+
+
+@pytest.mark.parametrize("cut", [[9001], [9001, 9002], []])
+def test_first_tokens_cut_otherwise(cut: list[int]) -> None:
+    text = code_like(400, 5)
+    output = [*cut, *text[1:]]
+    assert len(output) / speed(text, output) <= 400 / 16 + 5
+
+
+def test_after_an_unknown_token_all_three_places_are_open() -> None:
+    drafter, text = PredictionDrafter(), list(range(100, 140))
+    tree = propose(drafter, begun(drafter, text, [*text[:10], 7]), nodes=8)
+    assert accepted(tree, text[11:]) >= 2  # replaced
+    assert accepted(tree, text[10:]) >= 2  # put in
+    tree = propose(drafter, begun(drafter, text, [*text[:10], text[14]]), nodes=9)
+    assert accepted(tree, text[15:]) >= 2  # dropped
+    assert tree.tokens[1] == text[15]
+
+
+def test_trust_grows_with_what_matched() -> None:
+    drafter, text = PredictionDrafter(), list(range(100, 160))
+    firsts = [propose(drafter, begun(drafter, text, text[:count])).scores[1] for count in (0, 1, 3, 10, 40)]
+    assert firsts == sorted(firsts)
+    assert len(set(firsts)) == 5
+
+
+def test_the_end_of_the_prediction_is_the_end() -> None:
+    drafter, text = PredictionDrafter(), list(range(100, 120))
+    assert propose(drafter, begun(drafter, text, text[:18]), nodes=31).tokens == [117, 118, 119]
+    assert len(propose(drafter, begun(drafter, text, text))) == 1
+    assert len(propose(drafter, begun(drafter, text, [*text, 1, 2, 3]))) <= 2
+
+
+@given(tokens, tokens, st.integers(0, 9), st.integers(0, 9), st.integers(1, 3))
+def test_any_output_of_any_prediction(expected: list[int], output: list[int], nodes: int, depth: int, w: int) -> None:
+    drafter = PredictionDrafter()
+    sequence = make_sequence(PROMPT, prediction_ids=tuple(expected))
+    drafter.begin(sequence)
+    followed = set(pairwise(expected))
+    for token in output:
+        tree = propose(drafter, sequence, nodes, depth, w)
+        for node in range(1, len(tree)):
+            parent = tree.parents[node]
+            assert tree.tokens[node] in expected
+            assert parent == 0 or (tree.tokens[parent], tree.tokens[node]) in followed
+        sequence.tokens.append(token)
+    drafter.end(sequence)
+    assert not drafter._cursors
+    assert not drafter._read
+
+
+few = st.integers(0, 2)
+
+
+@given(st.lists(few, max_size=60), st.lists(few, min_size=1, max_size=6), st.integers(0, 60))
+def test_find_is_the_longest_match_the_nearest_first(text: list[int], recent: list[int], near: int) -> None:
+    index = PredictionIndex(text)
+    index.grow(1000)
+
+    def length(place: int) -> int:
+        sizes = range(1, min(place, len(recent), LONGEST) + 1)
+        return max((size for size in sizes if text[place - size : place] == recent[-size:]), default=0)
+
+    far = {place: length(place) for place in range(1, len(text) + 1) if length(place) >= SEED}
+    ahead = {place: length(place) for place in range(near + 1, len(text) + 1) if length(place)}
+    place, size = index.find(recent, near)
+    after = sorted(place for place in far if place >= near)[:AFTER]
+    before = sorted((place for place in far if place < near), reverse=True)[:BEFORE]
+    if far:
+        looked = [*after, *before]
+        assert (place, size) == max(
+            ((p, far[p]) for p in looked), key=lambda found: (found[1], -looked.index(found[0]))
+        )
+    elif size:
+        assert ahead[place] == size == max(ahead[p] for p in sorted(ahead)[:AFTER] if p <= near + LONGEST)
+    else:
+        assert all(p > near + LONGEST for p in ahead)
+
+
+class CountingIndex(PredictionIndex):
+    """Counts the tokens compared."""
+
+    compared = 0
+
+    def _length(self, recent: list[int], place: int) -> int:  # type: ignore[override]
+        length = super()._length(recent, place)
+        self.compared += length + 1
+        return length
+
+
+@pytest.mark.parametrize("expected", [[5] * 4000, [5, 6] * 2000, [*[5] * 20, 6] * 190], ids=["same", "two", "runs"])
+def test_repetition_costs_a_bounded_look_per_token(expected: list[int]) -> None:
+    rng = random.Random(1)
+    output = [rng.choice((5, 5, 5, 6, 7)) for _ in range(500)]
+    cursor = PredictionCursor(expected)
+    cursor.index = CountingIndex(expected)
+    cursor.index.grow(10_000)
+    for token in output:
+        before = cursor.index.compared
+        cursor.advance(token)
+        assert cursor.index.compared - before <= (AFTER + BEFORE) * (LONGEST + 1)
+        assert len(cursor.places) <= MAX_PLACES
+        positions = [place.position for place in cursor.places]
+        assert len(positions) == len(set(positions))
+
+
+def test_a_long_prediction_is_indexed_in_bounded_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prediction, "CATCH_UP", 10)
+    drafter, text = PredictionDrafter(), list(range(100, 140))
+    sequence = make_sequence(PROMPT, prediction_ids=tuple(text))
+    drafter.begin(sequence)
+    index = drafter._cursors[id(sequence)].index
+    for step in range(5):
+        assert index.find(text[30:33], 0) == ((33, 3) if step == 4 else (-1, 0))
+        (tree,) = drafter.propose([make_task(sequence, nodes=0)])
+        assert len(tree) == 1
+
+
+def test_a_prompt_is_no_output() -> None:
+    drafter = PredictionDrafter()
+    sequence = make_sequence([100, 101, 102], prediction_ids=(100, 101, 102, 103))
+    drafter.begin(sequence)
+    assert propose(drafter, sequence).tokens == [102, 100, 101, 102, 103]
+    sequence.tokens.append(100)
+    assert propose(drafter, sequence, nodes=3).tokens == [100, 101, 102, 103]

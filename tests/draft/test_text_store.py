@@ -1,0 +1,261 @@
+"""Stores of text: bounds, age, what is not written twice, and who sees what."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draft import text_library, text_writer
+from draft.suffix_automaton import SuffixAutomaton
+from draft.text_library import TextLibrary
+from draft.text_store import TextStore
+from draft.text_writer import KNOWN, OVERLAP, TextWriter
+from specdec.config import SpeculationConfig
+from specdec.types import Request
+
+ROOMY = 1_000_000
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def write(store: TextStore, text: list[int], budget: int = 7) -> None:
+    writer = TextWriter(store, text)
+    while writer.remaining:
+        assert 0 < writer.work(budget) <= budget
+
+
+def holds(store: TextStore, part: list[int]) -> bool:
+    return any(inside(text, part) for text in store.generations)
+
+
+def inside(text: SuffixAutomaton, part: list[int]) -> bool:
+    state = 0
+    for token in part:
+        state = text.follow(state, token)
+        if state < 0:
+            return False
+    return True
+
+
+def novel(count: int, seed: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(10_000) for _ in range(count)]
+
+
+def check_windows(texts: list[list[int]], budget: int, overlap: int) -> None:
+    """Whatever is left out as known, every short run of every text can be found."""
+    store = TextStore(ROOMY)
+    for text in texts:
+        write(store, text, budget)
+        for at in range(len(text)):
+            assert holds(store, text[at : at + overlap + 1]), (text, at)
+
+
+def shrink(patch: pytest.MonkeyPatch, known: int, overlap: int) -> None:
+    patch.setattr(text_writer, "KNOWN", known)
+    patch.setattr(text_writer, "OVERLAP", overlap)
+
+
+def test_every_short_run_of_every_text_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    shrink(monkeypatch, 4, 2)
+
+    @given(st.lists(st.lists(st.integers(0, 2), max_size=40), max_size=5), st.integers(1, 50))
+    def check(texts: list[list[int]], budget: int) -> None:
+        check_windows(texts, budget, 2)
+
+    check()
+
+
+def test_the_check_of_runs_sees_a_missing_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = novel(30, 1), novel(10, 2)
+    texts = [first, [*first[:15], *second, *first[15:]]]
+    shrink(monkeypatch, 4, 2)
+    check_windows(texts, 5, 2)
+    shrink(monkeypatch, 4, 0)
+    with pytest.raises(AssertionError):
+        check_windows(texts, 5, 2)
+
+
+def test_the_same_text_is_not_written_again() -> None:
+    store, text = TextStore(ROOMY), novel(500, 3)
+    write(store, text)
+    size = store.young.size
+    assert size == len(text)
+    for _ in range(5):
+        write(store, text)
+        write(store, text[100:400])
+    assert store.young.size == size
+
+
+def test_of_an_edited_text_only_the_edit_is_written() -> None:
+    store, text = TextStore(ROOMY), novel(500, 4)
+    write(store, text)
+    size = store.young.size
+    edited = [*text[:200], *novel(5, 5), *text[210:], *novel(7, 6)]
+    write(store, edited)
+    assert store.young.size <= size + 5 + 7 + 4 * OVERLAP + 2
+    seam = edited[200 - OVERLAP : 205 + OVERLAP]
+    assert holds(store, seam)
+    assert holds(store, edited[-7 - OVERLAP :])
+
+
+def test_a_short_match_is_not_taken_for_known_text() -> None:
+    store, text = TextStore(ROOMY), novel(KNOWN - 1, 7)
+    write(store, text)
+    write(store, text)
+    assert store.young.size == 2 * len(text) + 1
+
+
+@given(st.integers(1, 60), st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=50), max_size=12))
+def test_a_store_keeps_its_limit(limit: int, texts: list[list[int]]) -> None:
+    store = TextStore(limit)
+    for text in texts:
+        write(store, text)
+        assert sum(generation.size for generation in store.generations) <= max(2, limit)
+
+
+def test_the_newest_half_is_always_there_and_the_oldest_goes() -> None:
+    store = TextStore(400)
+    texts = [novel(50, seed) for seed in range(20)]
+    for at, text in enumerate(texts):
+        write(store, text)
+        for recent in texts[max(0, at - 2) : at + 1]:
+            assert all(holds(store, recent[i : i + OVERLAP + 1]) for i in range(len(recent)))
+    assert not any(holds(store, text[:5]) for text in texts[:10])
+
+
+def test_text_that_is_used_stays() -> None:
+    store, used = TextStore(400), novel(60, 100)
+    for seed in range(20):
+        write(store, used)
+        write(store, novel(50, seed))
+    assert holds(store, used)
+
+
+def test_old_text_is_forgotten() -> None:
+    clock = Clock()
+    store = TextStore(ROOMY, age_s=10.0, clock=clock)
+    early, late = novel(40, 1), novel(40, 2)
+    write(store, early)
+    clock.now += 4.9
+    write(store, late)
+    assert holds(store, early)
+    clock.now += 5.0
+    assert holds(store, late)
+    clock.now += 0.2
+    assert not holds(store, early)  # 10.1 seconds
+    clock.now += 100.0
+    assert not holds(store, late)
+    assert sum(generation.size for generation in store.generations) == 0
+
+
+def test_text_is_kept_for_half_the_age_at_least() -> None:
+    clock = Clock()
+    store = TextStore(ROOMY, age_s=10.0, clock=clock)
+    for seed in range(40):
+        write(store, novel(20, seed))
+        clock.now += 0.7
+        assert all(holds(store, novel(20, late)) for late in range(max(0, seed - 6), seed + 1))
+
+
+def test_a_text_that_outlives_its_generation_is_written_on() -> None:
+    clock = Clock()
+    store = TextStore(ROOMY, age_s=10.0, clock=clock)
+    text = novel(100, 1)
+    writer = TextWriter(store, text)
+    writer.work(50)
+    clock.now += 6.0
+    writer.work(50)
+    assert not writer.remaining
+    assert holds(store, text[:49])
+    assert inside(store.young, text[60:])
+
+
+def library(**limits: float) -> TextLibrary:
+    return TextLibrary(SpeculationConfig.model_validate(limits), Clock())
+
+
+def request(salt: str = "", session: str = "") -> Request:
+    return Request("r", (1, 2), cache_salt=salt, session=session)
+
+
+def seen(of: TextLibrary, asked: Request, part: list[int]) -> bool:
+    return any(holds(store, part) for store in of.stores(asked))
+
+
+def test_salts_never_see_each_other() -> None:
+    texts = library()
+    texts.add(request("a", "editor"), [1, 2, 3])
+    texts.work(1000)
+    assert seen(texts, request("a", "editor"), [1, 2, 3])
+    assert seen(texts, request("a"), [1, 2, 3])
+    for other in (request("b", "editor"), request("", "editor"), request("b")):
+        assert not seen(texts, other, [1, 2])
+
+
+def test_sessions_never_see_each_other_where_nothing_is_shared() -> None:
+    texts = library(shared_tokens=0)
+    texts.add(request(session="one"), [1, 2, 3])
+    texts.work(1000)
+    assert seen(texts, request(session="one"), [1, 2, 3])
+    assert not seen(texts, request(session="two"), [1, 2])
+    assert texts.stores(request()) == []
+
+
+def test_limits_of_zero_keep_nothing() -> None:
+    for limits in ({"session_tokens": 0, "shared_tokens": 0}, {"sessions": 0, "shared_tokens": 0}):
+        texts = library(**limits)
+        texts.add(request(session="one"), [1, 2, 3])
+        assert texts.stores(request(session="one")) == []
+
+
+def test_the_sessions_and_salts_used_last_are_kept() -> None:
+    texts = library(sessions=2, shared_salts=2)
+    for name in ("one", "two"):
+        texts.add(request(name, name), [1, 2, 3])
+    texts.work(1000)
+    assert seen(texts, request("one", "one"), [1, 2, 3])  # and is now used later than the other
+    texts.stores(request("three", "three"))
+    assert seen(texts, request("one", "one"), [1, 2, 3])
+    assert not seen(texts, request("two", "two"), [1, 2])
+
+
+def test_work_is_bounded_and_goes_on_where_it_stopped() -> None:
+    texts = library(session_tokens=0)
+    text = novel(100, 1)
+    texts.add(request(), text)
+    texts.work(40)
+    assert not seen(texts, request(), text)
+    assert not seen(texts, request(), text[45:50])
+    texts.work(60)
+    assert seen(texts, request(), text)
+
+
+def test_a_backlog_is_cut_at_its_old_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_library, "BACKLOG", 100)
+    texts = library(session_tokens=0)
+    for start in (0, 40, 80):
+        texts.add(request(), list(range(start, start + 40)))
+    texts.work(1000)
+    assert not seen(texts, request(), [0, 1])
+    assert seen(texts, request(), list(range(40, 80)))
+    assert seen(texts, request(), list(range(80, 120)))
+
+
+def test_a_text_is_copied_when_it_is_added() -> None:
+    texts = library()
+    tokens = [1, 2, 3]
+    texts.add(request(), tokens)
+    tokens[:] = [7, 8, 9]
+    texts.work(1000)
+    assert seen(texts, request(), [1, 2, 3])
+    assert not seen(texts, request(), [7])

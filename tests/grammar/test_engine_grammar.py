@@ -1,0 +1,151 @@
+"""Grammars through a real engine: valid output, the same with and without drafts, and refusals without a trace."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import json
+from typing import Any
+
+import pytest
+
+from draft.grammar import GrammarDrafter
+from specdec.engine.engine import Engine, EngineParts
+from specdec.errors import InvalidRequestError
+from specdec.step.sequence_state import SequenceState
+from specdec.types import (
+    FinishReason,
+    GrammarKind,
+    GrammarParams,
+    Request,
+    RequestEvent,
+    SamplingParams,
+    SpeculationMode,
+    SpeculationParams,
+    StoppingParams,
+)
+from tests.engine.tiny_engine import failures, finish_of, run_all, text_of, tiny_engine, tiny_parts, tokens_of
+from tests.grammar.helpers import EOS, PERSON
+
+pytestmark = pytest.mark.skipif(
+    "grammar" not in inspect.signature(SequenceState.create).parameters, reason="the engine does not take grammars yet"
+)
+
+SCHEMA = GrammarParams(GrammarKind.JSON_SCHEMA, json.dumps(PERSON))
+LOOSE = GrammarParams(
+    GrammarKind.JSON_SCHEMA,
+    json.dumps({k: v for k, v in PERSON.items() if k != "x-guidance"} | {"x-guidance": {"whitespace_pattern": "[ ]?"}}),
+)
+YES_NO = GrammarParams(GrammarKind.CHOICE, '["yes indeed", "no thanks"]')
+
+
+@functools.cache
+def parts() -> EngineParts:
+    """The tiny engine's parts, with the drafter of grammars before the others."""
+    made = tiny_parts()
+    if "grammar" in made.info.drafters:
+        return made
+    drafters = [GrammarDrafter(), *made.drafters]
+    info = dataclasses.replace(made.info, drafters=tuple(drafter.name for drafter in drafters))
+    return dataclasses.replace(made, drafters=drafters, info=info)
+
+
+def engine() -> Engine:
+    return tiny_engine(parts())
+
+
+def ask(grammar: GrammarParams, name: str = "r", seed: int = 1, temperature: float = 1.0, **changes: Any) -> Request:
+    sampling = SamplingParams(temperature=temperature, seed=seed, **changes.pop("sampling", {}))
+    stopping = changes.pop("stopping", StoppingParams(max_tokens=80))
+    prompt = tuple(parts().tokenizer.encode("def add(first, second):"))
+    return Request(name, prompt, sampling=sampling, stopping=stopping, grammar=grammar, **changes)
+
+
+def outputs(events: list[RequestEvent], name: str = "r", n: int = 1) -> list[tuple[list[int], str]]:
+    return [(tokens_of(events, name, i), text_of(events, name, i)) for i in range(n)]
+
+
+@pytest.mark.parametrize("grammar", [SCHEMA, LOOSE], ids=["compact", "spaced"])
+def test_json_by_a_schema_always_parses(grammar: GrammarParams) -> None:
+    requests = [ask(grammar, f"r{seed}", seed, 0.0 if seed == 0 else 1.5) for seed in range(8)]
+    events = run_all(engine(), requests)
+    assert not failures(events)
+    ended = [r.request_id for r in requests if finish_of(events, r.request_id).reason is FinishReason.EOS]
+    assert len(ended) == len(requests)
+    for name in ended:
+        value = json.loads(text_of(events, name))
+        assert set(value) == {"kind", "name", "age"}
+        assert value["kind"] in ("person", "pet")
+        assert 0 <= value["age"] <= 99
+        assert tokens_of(events, name)[-1] == EOS
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.2])
+@pytest.mark.parametrize("drafters", [("grammar",), ("suffix", "model"), ("grammar", "suffix", "model")])
+def test_drafts_do_not_change_what_a_grammar_lets_out(drafters: tuple[str, ...], temperature: float) -> None:
+    changes = {"sampling": {"n": 3, "repetition_penalty": 1.1}, "temperature": temperature}
+    off = SpeculationParams(mode=SpeculationMode.OFF)
+    on = SpeculationParams(mode=SpeculationMode.ON, drafters=drafters, max_nodes=7)
+    plain = run_all(engine(), [ask(LOOSE, speculation=off, **changes)])
+    drafted = run_all(engine(), [ask(LOOSE, speculation=on, **changes)])
+    assert outputs(plain, n=3) == outputs(drafted, n=3)
+    assert [finish_of(plain, "r", i).reason for i in range(3)] == [finish_of(drafted, "r", i).reason for i in range(3)]
+
+
+def test_forced_text_is_accepted_whole() -> None:
+    on = SpeculationParams(mode=SpeculationMode.ON, drafters=("grammar",), max_nodes=7)
+    events = run_all(engine(), [ask(SCHEMA, speculation=on)])
+    stats = finish_of(events, "r").stats
+    assert stats.num_draft_tokens > 10
+    assert stats.num_accepted_draft_tokens == stats.num_draft_tokens
+    assert stats.num_steps < len(tokens_of(events, "r")) / 1.5
+
+
+def test_stop_strings_min_tokens_and_ignore_eos() -> None:
+    stopped = run_all(engine(), [ask(YES_NO, stopping=StoppingParams(max_tokens=40, stop=(" indeed", " thanks")))])
+    assert text_of(stopped, "r") in ("yes", "no")
+    assert finish_of(stopped, "r").reason is FinishReason.STOP_STRING
+    longer = run_all(engine(), [ask(YES_NO, stopping=StoppingParams(max_tokens=40, min_tokens=20))])
+    assert text_of(longer, "r") in ("yes indeed", "no thanks")
+    assert finish_of(longer, "r").reason is FinishReason.EOS
+    assert len(tokens_of(longer, "r")) == 21
+    endless = run_all(engine(), [ask(YES_NO, stopping=StoppingParams(max_tokens=30, ignore_eos=True))])
+    assert text_of(endless, "r") in ("yes indeed", "no thanks")
+    assert finish_of(endless, "r").reason is FinishReason.LENGTH
+    assert len(tokens_of(endless, "r")) == 30
+
+
+def test_a_preempted_sequence_keeps_its_place() -> None:
+    plain = outputs(run_all(engine(), [ask(LOOSE)]))
+    shaken = engine()
+    shaken.submit(ask(LOOSE))
+    events: list[RequestEvent] = []
+    for step in range(2000):
+        if not shaken.has_work():
+            break
+        if step % 4 == 3:
+            shaken.preempt_newest()
+        events += shaken.step()
+    assert outputs(events) == plain
+    assert finish_of(events, "r").usage.preemptions > 0
+
+
+def test_a_refused_grammar_leaves_no_trace() -> None:
+    ours = engine()
+    for bad in (GrammarParams(GrammarKind.REGEX, "(a"), GrammarParams(GrammarKind.CHOICE, "[]")):
+        with pytest.raises(InvalidRequestError, match="grammar"):
+            ours.submit(ask(bad))
+        assert not ours.has_work()
+    with pytest.raises(InvalidRequestError, match="allowed_token_ids"):
+        ours.submit(ask(YES_NO, sampling={"allowed_token_ids": (5,)}))
+    assert not ours.has_work()
+    assert text_of(run_all(ours, [ask(YES_NO)]), "r") in ("yes indeed", "no thanks")
+
+
+def test_what_allowed_ids_leave_no_way_for_fails_alone() -> None:
+    tokenizer = parts().tokenizer
+    fork = {"allowed_token_ids": (*(t for t in range(384) if tokenizer.token_bytes(t)[:1] in (b"y", b"n")), EOS)}
+    events = run_all(engine(), [ask(YES_NO, "dead", sampling=fork), ask(YES_NO, "live")])
+    assert [failed.request_id for failed in failures(events)] == ["dead"]
+    assert text_of(events, "live") in ("yes indeed", "no thanks")

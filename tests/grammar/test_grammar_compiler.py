@@ -1,0 +1,140 @@
+"""What is compiled, what is refused and how, and that no grammar takes the process down."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+
+from specdec.errors import InvalidRequestError, QueueFullError
+from specdec.grammar import GrammarCompiler, grammar_compiler
+from specdec.models.tokenizer import Tokenizer
+from specdec.models.tokenizer_info import TokenizerInfo
+from specdec.types import GrammarKind, GrammarParams
+from tests.grammar.helpers import EOS, byte_level, compiler, ids_of, start
+from tests.models.tiny import VOCAB_SIZE
+
+KIND = GrammarKind
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "said"),
+    [
+        (KIND.JSON_SCHEMA, '{"type": "thing"}', "Invalid type: thing"),
+        (KIND.JSON_SCHEMA, "[1]", "must be a JSON object"),
+        (KIND.JSON_SCHEMA, "true", "must be a JSON object"),
+        (KIND.JSON_SCHEMA, '{"type": ', "not JSON"),
+        (KIND.JSON_SCHEMA, "[" * 50_000, "recursion"),
+        (KIND.JSON_SCHEMA, '{"$ref": "http://localhost/schema"}', "http://localhost/schema"),
+        (KIND.REGEX, "(a", "unclosed group"),
+        (KIND.REGEX, "[a&&b]", "nothing matches"),
+        (KIND.REGEX, "(" * 5000 + ")" * 5000, "regex"),
+        (KIND.EBNF, "start: missing", "missing"),
+        (KIND.EBNF, "root ::= missing", "missing"),
+        (KIND.EBNF, "neither this nor that", "::="),
+        (KIND.EBNF, 'root ::= "a"\n' * 600, "Lark"),
+        (KIND.CHOICE, "[]", "array of at least one string"),
+        (KIND.CHOICE, '["a", 1]', "array of at least one string"),
+        (KIND.CHOICE, '"a"', "array of at least one string"),
+        (KIND.CHOICE, "a, b", "not JSON"),
+        (KIND.CHOICE, r'["\ud800"]', "surrogate"),
+    ],
+)
+def test_a_bad_grammar_is_refused_by_name(kind: GrammarKind, text: str, said: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        compiler().compile(GrammarParams(kind, text))
+    (violation,) = caught.value.violations
+    assert violation.field == "grammar"
+    assert said in violation.description
+    assert len(violation.description) < 400
+    assert "\n" not in violation.description
+
+
+def test_deep_recursion_of_a_grammar_does_not_end_the_process() -> None:
+    """Rules that lead to rules overflowed a thread's usual stack of 8 MiB: a segmentation fault."""
+    deep = "".join(f"s{i}: s{i + 1}\n" for i in range(5000)) + 's5000: "a"\nstart: s0'
+    assert ids_of(start(GrammarParams(KIND.EBNF, deep)).mask(())) == byte_level().encode("a")
+    links = {f"d{i}": {"items": {"$ref": f"#/$defs/d{i + 1}"}} for i in range(1500)} | {"d1500": {"type": "null"}}
+    start(GrammarParams(KIND.JSON_SCHEMA, json.dumps({"$defs": links, "$ref": "#/$defs/d0"})))
+
+
+def test_thousands_of_choices_and_every_character() -> None:
+    state = start(GrammarParams(KIND.CHOICE, json.dumps([f"option {i}" for i in range(6000)])))
+    state.commit(byte_level().encode("option 599"))
+    assert EOS in ids_of(state.mask(()))
+    for text in ('"\\/\n\t\x00\x7f', "😀 é", "start: x", " "):
+        state = start(GrammarParams(KIND.CHOICE, json.dumps([text])))
+        state.commit(byte_level().encode(text))
+        assert state.finished
+
+
+def test_a_grammar_that_takes_too_long_is_given_up_and_others_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = threading.Event()
+    real = grammar_compiler.grammar_source
+
+    def slow(params: GrammarParams) -> str:
+        if params.text.startswith("slow"):
+            gate.wait(20)
+        return real(params)
+
+    monkeypatch.setattr(grammar_compiler, "grammar_source", slow)
+    ours = GrammarCompiler(byte_level(), VOCAB_SIZE, seconds=0.05)
+    for at in range(grammar_compiler.MAX_OVERDUE):
+        with pytest.raises(InvalidRequestError, match="too complex"):
+            ours.compile(GrammarParams(KIND.REGEX, f"slow{at}"))
+    with pytest.raises(QueueFullError):
+        ours.compile(GrammarParams(KIND.REGEX, "quick"))
+    gate.set()
+    for thread in threading.enumerate():
+        if thread.name == "specdec-grammar":
+            thread.join(20)
+    ours._seconds = 20.0
+    assert ours.compile(GrammarParams(KIND.REGEX, "slow")).mask(()).any()
+
+
+def test_compiled_grammars_are_kept_and_the_oldest_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = []
+    real = grammar_compiler.grammar_source
+    monkeypatch.setattr(grammar_compiler, "grammar_source", lambda params: (built.append(params.text), real(params))[1])
+    monkeypatch.setattr(grammar_compiler, "CACHED", 2)
+    ours = GrammarCompiler(byte_level(), VOCAB_SIZE)
+    for text in ("a", "b", "a", "c", "a", "b"):
+        ours.compile(GrammarParams(KIND.REGEX, text))
+    assert built == ["a", "b", "c", "b"]
+
+
+def test_a_kept_grammar_is_not_moved_by_those_who_use_it() -> None:
+    params = GrammarParams(KIND.CHOICE, '["one", "two"]')
+    first = start(params)
+    first.commit(byte_level().encode("one"))
+    assert first.finished
+    assert not start(params).finished
+
+
+def test_allowed_ids_that_can_not_work_are_refused() -> None:
+    params, a = GrammarParams(KIND.REGEX, "a+"), byte_level().encode("a")[0]
+    compiler().compile(params, (a, EOS))
+    for allowed, said in (((a,), "end token"), ((a + 1, EOS), "none of them can begin")):
+        with pytest.raises(InvalidRequestError) as caught:
+            compiler().compile(params, allowed)
+        assert caught.value.violations[0].field == "sampling.allowed_token_ids"
+        assert said in caught.value.violations[0].description
+
+
+def test_a_model_without_an_end_token_can_not_be_constrained() -> None:
+    endless = Tokenizer(byte_level()._backend.to_str(), TokenizerInfo(eos_ids=(VOCAB_SIZE + 5,)))
+    ours = GrammarCompiler(endless, VOCAB_SIZE)
+    ours.prepare()
+    with pytest.raises(InvalidRequestError, match="end token"):
+        ours.compile(GrammarParams(KIND.JSON_OBJECT))
+
+
+def test_several_end_tokens_are_all_allowed() -> None:
+    both = Tokenizer(byte_level()._backend.to_str(), TokenizerInfo(eos_ids=(EOS, 0)))
+    state = GrammarCompiler(both, VOCAB_SIZE).compile(GrammarParams(KIND.CHOICE, '["a"]'))
+    state.commit(byte_level().encode("a"))
+    assert ids_of(state.mask(())) == [0, EOS]
+    assert state.finished
+    assert state.forced((), 3) == [EOS]
+    assert ids_of(state.mask([0])) == [0, EOS]

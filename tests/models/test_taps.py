@@ -1,0 +1,71 @@
+"""Taps: the residual stream before chosen layers, against transformers, and free of the other rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from specdec.models import load_model
+from specdec.models.decoder import Decoder
+from specdec.models.kv_pool import KvPool
+from tests.kernels.natives import native_backend
+from tests.models.tiny import load_oracle, make_tiny_model
+from verify_kernels.forward_batch import BatchEntry, ForwardBatch
+
+LAYERS, HIDDEN = 6, 64
+TOKENS = [5, 9, 200, 31, 77, 310, 8, 9, 5, 44]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model("llama", tmp_path_factory.mktemp("taps") / "six", num_hidden_layers=LAYERS)
+
+
+def make_decoder(folder: Path, taps: tuple[int, ...], dtype: str = "fp32") -> Decoder:
+    model = load_model(str(folder), dtype=dtype, cache_dir=folder.parent / "cache")  # type: ignore[arg-type]
+    pool, backend = KvPool(model.config, 8), native_backend()
+    return Decoder(
+        model.config, model.weights, backend, pool, max_rows=32, max_logit_rows=32, max_positions=256, taps=taps
+    )
+
+
+def chain(tokens: list[int], ctx: int, pages: list[int]) -> BatchEntry:
+    return BatchEntry(tokens, list(range(-1, len(tokens) - 1)), ctx, pages)
+
+
+def test_taps_are_the_inputs_of_their_layers(folder: Path) -> None:
+    taps = (2, LAYERS // 2, LAYERS - 3, 0)  # 3 twice, and out of order: columns follow the taps
+    decoder = make_decoder(folder, taps)
+    decoder.forward(ForwardBatch.build([chain(TOKENS, 0, [3])]), [])
+    with torch.no_grad():
+        states = load_oracle(folder)(torch.tensor([TOKENS]), output_hidden_states=True).hidden_states
+    expected = torch.cat([states[tap][0] for tap in taps], dim=-1)
+    assert decoder.tapped.shape == (32, len(taps) * HIDDEN)
+    torch.testing.assert_close(decoder.tapped[: len(TOKENS)], expected, atol=1e-4, rtol=1e-4)
+    assert not decoder.tapped[len(TOKENS) :].any()
+
+
+@pytest.mark.parametrize("dtype", ["int8", "bf16", "fp32"])
+def test_a_rows_features_do_not_depend_on_its_company(folder: Path, dtype: str) -> None:
+    decoder = make_decoder(folder, (2, 3, 4), dtype)
+    alone = []
+    for i, token in enumerate(TOKENS):
+        decoder.forward(ForwardBatch.build([chain([token], i, [1])]), [])
+        alone.append(decoder.tapped[0].clone())
+    others = chain([7, 7, 40, 41], 0, [2])
+    decoder.forward(ForwardBatch.build([others, chain(TOKENS, 0, [5])]), [0])
+    assert torch.equal(decoder.tapped[4 : 4 + len(TOKENS)], torch.stack(alone))
+
+
+def test_taps_change_no_logits(folder: Path) -> None:
+    batch = ForwardBatch.build([chain(TOKENS, 0, [3])])
+    plain = make_decoder(folder, ()).forward(batch, range(len(TOKENS))).clone()
+    assert torch.equal(make_decoder(folder, (1, 5)).forward(batch, range(len(TOKENS))), plain)
+
+
+@pytest.mark.parametrize("taps", [(LAYERS,), (0, -1)])
+def test_a_tap_must_be_a_layer(folder: Path, taps: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="taps"):
+        make_decoder(folder, taps)

@@ -1,0 +1,154 @@
+"""What a client asks for is what the engine is given, field by field."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.engine_client import EngineClient
+from server.frontend import Frontend
+from server.grpc.client_convert import event_from_message, stream_request
+from server.grpc.convert import REASONS, finished_message
+from server.grpc.grammar_convert import grammar_message, read_grammar
+from server.grpc.request_reader import read_generate
+from specdec.api.v1 import generation_pb2 as pb
+from specdec.api.v1 import options_pb2 as options
+from specdec.config import EngineConfig
+from specdec.errors import InvalidRequestError, ViolationCollector
+from specdec.types import (
+    DrafterStats,
+    Finished,
+    GrammarKind,
+    GrammarParams,
+    OutputParams,
+    Request,
+    SamplingParams,
+    SpeculationMode,
+    SpeculationParams,
+    SpeculationStats,
+    StoppingParams,
+    Timings,
+    Usage,
+)
+from tests.server.fake_engine import FakeEngine
+from tests.server.fake_tokenizer import FakeTokenizer
+
+IDS = st.lists(st.integers(0, 255), max_size=4).map(tuple)
+NAME = st.text(st.characters(codec="utf-8"), max_size=8)
+FEW = st.integers(1, 16)
+COUNT = st.integers(0, 2**32 - 1)
+CHOICES = st.lists(NAME.filter(bool), min_size=1, max_size=3, unique=True)
+GRAMMARS = st.one_of(
+    st.just(GrammarParams(GrammarKind.JSON_SCHEMA, '{"type":"object"}')),
+    st.just(GrammarParams(GrammarKind.JSON_OBJECT)),
+    st.just(GrammarParams(GrammarKind.REGEX, "[a-f]+")),
+    st.just(GrammarParams(GrammarKind.EBNF, 'start: "a" | "b"')),
+    CHOICES.map(lambda texts: GrammarParams(GrammarKind.CHOICE, json.dumps(texts, ensure_ascii=False))),
+)
+REQUESTS = st.builds(
+    Request,
+    request_id=st.just("r"),
+    prompt_ids=st.just((7, 8)),
+    sampling=st.builds(
+        SamplingParams, temperature=st.sampled_from([0.0, 0.7]), top_k=st.integers(0, 9), top_p=st.just(0.5),
+        seed=st.none() | st.integers(0, 2**64 - 1), n=FEW,
+    ),
+    stopping=st.builds(StoppingParams, max_tokens=st.none() | FEW, stop_token_ids=IDS, ignore_eos=st.booleans()),
+    output=st.builds(OutputParams, logprobs=st.none() | st.integers(0, 20), text=st.booleans()),
+    speculation=st.builds(
+        SpeculationParams, mode=st.sampled_from(SpeculationMode), drafters=st.none() | st.just(("suffix",)),
+        max_nodes=st.none() | FEW, max_depth=st.none() | FEW, width=st.none() | FEW,
+    ),
+    priority=st.integers(-9, 9),
+    cache_salt=NAME,
+    prediction_ids=IDS,
+    session=NAME,
+    target_tpot_ms=st.none() | st.floats(0.001, 1000),
+    grammar=st.none() | GRAMMARS,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def frontend() -> Frontend:
+    info = FakeEngine(EngineConfig(target="fake")).info()
+    found = Frontend(cast(EngineClient, SimpleNamespace(info=info)))
+    found.tokenizer = FakeTokenizer()
+    return found
+
+
+@given(request=REQUESTS)
+def test_a_request_comes_out_as_it_went_in(frontend: Frontend, request: Request) -> None:
+    message = stream_request(request)
+    message.request_id = request.request_id
+    message.token_ids.ids.extend(request.prompt_ids)
+    assert asyncio.run(read_generate(message, frontend)) == request
+
+
+def test_every_field_of_a_request_is_in_the_property_above() -> None:
+    seen = {name: set[Any]() for name in (f.name for f in dataclasses.fields(Request))}
+
+    @given(request=REQUESTS)
+    def collect(request: Request) -> None:
+        for name, values in seen.items():
+            values.add(getattr(request, name))
+
+    collect()
+    constant = {name for name, values in seen.items() if len(values) < 2}
+    assert constant == {"request_id", "prompt_ids", "deadline_s"}  # the call carries these otherwise
+
+
+def test_unset_fields_are_unset(frontend: Frontend) -> None:
+    message = pb.GenerateRequest(request_id="r", token_ids=options.TokenIds(ids=[1]))
+    assert asyncio.run(read_generate(message, frontend)) == Request("r", (1,))
+
+
+@given(grammar=GRAMMARS)
+def test_grammars_survive_the_message(grammar: GrammarParams) -> None:
+    seen = ViolationCollector()
+    assert read_grammar(grammar_message(grammar), seen) == grammar
+    assert not seen.violations
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ("grammar", pb.GenerateRequest(grammar=options.GrammarOptions())),
+        ("grammar.json_object", pb.GenerateRequest(grammar=options.GrammarOptions(json_object=False))),
+        ("prediction", pb.GenerateRequest(prediction=options.PredictionOptions())),
+    ],
+)
+def test_what_is_said_by_halves_is_refused(frontend: Frontend, field: str, message: pb.GenerateRequest) -> None:
+    message.token_ids.ids.append(1)
+    with pytest.raises(InvalidRequestError) as caught:
+        asyncio.run(read_generate(message, frontend))
+    assert [v.field for v in caught.value.violations] == [field]
+
+
+FINISHED = st.builds(
+    Finished, st.just("r"), COUNT, st.sampled_from(sorted(REASONS)), st.none() | NAME | COUNT,
+    st.builds(Usage, COUNT, COUNT, COUNT, COUNT, COUNT, COUNT),
+    st.builds(
+        SpeculationStats, COUNT, COUNT, COUNT, COUNT, st.lists(COUNT, max_size=4),
+        st.dictionaries(NAME, st.builds(DrafterStats, COUNT, COUNT), max_size=3),
+    ),
+    st.builds(Timings, *[st.floats(0, 1e9)] * 5),
+)  # fmt: skip
+
+
+@given(FINISHED)
+def test_a_samples_end_comes_out_as_it_went_in(event: Finished) -> None:
+    message = pb.GenerateStreamResponse(finished=finished_message(event))
+    back = pb.GenerateStreamResponse.FromString(message.SerializeToString())
+    assert event_from_message(back, "r") == event
+    metrics, stats = back.finished.metrics.speculative_decoding, event.stats
+    assert metrics.mean_acceptance_length == stats.mean_acceptance_length
+    assert metrics.draft_acceptance_rate == stats.draft_acceptance_rate
+    rates = {name: part.draft_acceptance_rate for name, part in metrics.by_drafter.items()}
+    assert rates == {name: part.draft_acceptance_rate for name, part in stats.by_drafter.items()}

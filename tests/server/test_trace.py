@@ -1,0 +1,164 @@
+"""The decision trace, read out of the engine's process by gRPC and by HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import http.client
+import json
+import logging
+import os
+import signal
+from typing import Any
+
+import grpc
+import pytest
+from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
+
+from server.grpc.trace_convert import trace_from_message, trace_message
+from server.request_errors import GenerationFailedError
+from server.trace_calls import MAX_STEPS, TraceCalls
+from specdec.api.v1 import trace_pb2 as pb
+from specdec.errors import EngineDeadError
+from specdec.types import DrafterTrace, StepTrace
+from tests.server.fake_engine import TRACE_STEPS, fake_step
+from tests.server.harness import Harness, rich, running_client, running_server, stream_request
+from tests.server.test_engine_client import collect, make_request
+
+
+def told(step: int) -> StepTrace:
+    """What a reader sees of the fake engine's step with one sequence."""
+    return dataclasses.replace(fake_step(step, 1), replay={})
+
+
+async def generate(server: Harness, text: str = "hello", salt: str = "") -> None:
+    async for _ in server.generation.GenerateStream(stream_request(text, salt=salt)):
+        pass
+
+
+def get(port: int | None, path: str) -> tuple[int, Any]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        body = response.read()
+        assert b" " not in body or response.status != 200  # compact
+        return response.status, json.loads(body)
+    finally:
+        connection.close()
+
+
+def test_messages_have_the_fields_of_a_trace_by_name_and_keep_them() -> None:
+    def names(kind: type) -> list[str]:
+        return [f.name for f in dataclasses.fields(kind) if f.name != "replay"]
+
+    assert [f.name for f in pb.StepTrace.DESCRIPTOR.fields] == names(StepTrace)
+    assert [f.name for f in pb.DrafterTrace.DESCRIPTOR.fields] == names(DrafterTrace)
+    message = pb.StepTrace.FromString(trace_message(told(7)).SerializeToString())
+    assert trace_from_message(message) == told(7)
+
+
+async def test_the_last_steps_newest_last() -> None:
+    async with running_client() as client:
+        assert await client.trace(5) == []
+        await collect(client, make_request(text=b"x" * 50))
+        steps = await client.trace(3)
+        kept = await client.trace(MAX_STEPS)
+        at_once = await asyncio.gather(*(client.trace(n) for n in (1, 2, 3)))
+    assert steps == [told(n) for n in (48, 49, 50)]
+    assert [step.step for step in kept] == list(range(51 - TRACE_STEPS, 51))
+    assert [len(found) for found in at_once] == [1, 2, 3]
+
+
+async def test_a_running_engine_answers_between_steps() -> None:
+    async with running_client() as client:
+        async with client.generate(make_request(text=b"x" * 100, salt="slow")) as stream:
+            await anext(stream)
+            first = await client.trace(1)
+            second = await client.trace(1)
+        assert first[0].step < second[0].step
+
+
+async def test_a_fault_in_telling_costs_nobody_a_request(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)  # the child's own log comes at this level
+    async with running_client() as client:
+        await collect(client, make_request(salt="untold"))
+        with pytest.raises(GenerationFailedError, match="could not tell") as caught:
+            await client.trace(1)
+        assert len(await collect(client, make_request("after"))) > 1
+        assert client.restarts == 0
+    assert "secret" not in str(caught.value)
+
+
+async def test_a_read_ends_with_the_engine() -> None:
+    async with running_client() as client:
+        hanging = asyncio.create_task(collect(client, make_request(salt="hang")))
+        await asyncio.sleep(0.1)
+        waiting = asyncio.create_task(client.trace(1))
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        assert client.pid is not None
+        os.kill(client.pid, signal.SIGKILL)
+        for task in (waiting, hanging):
+            with pytest.raises(EngineDeadError):
+                await asyncio.wait_for(task, 10)
+        with pytest.raises(EngineDeadError):
+            await client.trace(1)
+        await client.wait_ready()
+        assert await client.trace(1) == []
+
+
+async def test_an_answer_nobody_waits_for_is_dropped() -> None:
+    calls = TraceCalls()
+    number, future = calls.open()
+    future.cancel()
+    calls.answer(number, [])
+    calls.answer(99, None)
+    left_number, left = calls.open()
+    calls.fail_all(EngineDeadError())
+    calls.answer(left_number, [])
+    with pytest.raises(EngineDeadError):
+        await left
+
+
+async def test_grpc_tells_steps_and_names_a_bad_limit() -> None:
+    async with running_server() as server:
+        await generate(server, "x" * 59)
+        assert [s.step for s in (await server.traces.GetTrace(pb.GetTraceRequest(limit=2))).steps] == [59, 60]
+        everything = await server.traces.GetTrace(pb.GetTraceRequest(limit=MAX_STEPS))
+        by_default = await server.traces.GetTrace(pb.GetTraceRequest())
+        for limit in (0, MAX_STEPS + 1):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await server.traces.GetTrace(pb.GetTraceRequest(limit=limit))
+            assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+            assert [v.field for v in rich(caught.value)[BadRequest].field_violations] == ["limit"]
+    assert trace_from_message(everything.steps[-1]) == told(60)
+    assert len(everything.steps) == len(by_default.steps) == TRACE_STEPS
+
+
+async def test_before_the_engine_is_ready_there_is_no_trace() -> None:
+    async with running_server(wait=False, http_port=0) as server:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await server.traces.GetTrace(pb.GetTraceRequest())
+        status, answer = await asyncio.to_thread(get, server.addresses.http_port, "/trace")
+    assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+    assert rich(caught.value)[ErrorInfo].reason == "ENGINE_UNAVAILABLE"
+    assert (status, "loading" in answer["error"]) == (503, True)
+
+
+async def test_http_tells_steps_and_names_a_bad_limit() -> None:
+    async with running_server(http_port=0) as server:
+        port = server.addresses.http_port
+        assert await asyncio.to_thread(get, port, "/trace") == (200, [])
+        await generate(server)
+        status, steps = await asyncio.to_thread(get, port, "/trace?limit=2")
+        for bad in ("0", "-1", str(MAX_STEPS + 1), "", "x", "1.5", "%D9%A3", "9" * 5000):
+            assert await asyncio.to_thread(get, port, f"/trace?limit={bad}") == (
+                400,
+                {"error": f"limit: must lie in 1..{MAX_STEPS}", "field": "limit"},
+            )
+        await generate(server, salt="untold")
+        assert (await asyncio.to_thread(get, port, "/trace"))[0] == 503
+    wanted = dataclasses.asdict(told(6))
+    del wanted["replay"]
+    assert (status, [step["step"] for step in steps], steps[-1]) == (200, [5, 6], wanted)
