@@ -24,6 +24,9 @@ from verify_kernels.forward_batch import BatchEntry, ForwardBatch
 
 SPELLED_ON = 0.95  # chance that the rest of a word follows once its first token is right
 
+_Offer = tuple[int, float, int, int, float]
+"""(rank, minus the log of the chance to be reached, own parent, token of the target, log-probability)"""
+
 
 @dataclass(slots=True)
 class _Reader:
@@ -134,7 +137,8 @@ class CrossVocabularyDrafter:
         if not reader.text.whole or not ids:
             return False
         if reader.shadow is None:
-            reader.shadow = Sequence(Request("", (ids[0],), cache_salt=task.sequence.salt), 0, 0, 0.0)
+            # No token yet: none is settled, and pages are found by tokens that never change.
+            reader.shadow = Sequence(Request("", (), cache_salt=task.sequence.salt), 0, 0, 0.0)
         needed = len(ids) + task.max_nodes + 1
         reader.computed = min(reader.computed, len(ids) - 1)
         return needed < self._decoder.max_positions and self._kv.ensure(reader.shadow, needed)
@@ -176,33 +180,28 @@ class CrossVocabularyDrafter:
         self, growing: Seq[Growth], logits: Tensor, likelihoods: dict[int, list[float]]
     ) -> list[Growth]:  # fmt: skip
         """Give frontier nodes their children; returns the growths that can go on."""
-        rows = []
-        for growth in growing:
-            seq, tree = growth.task.sequence, growth.tree
-            for node in growth.frontier:
-                path = tree.path_tokens(growth.anchors[node])
-                rows.append(growth.task.sampling.row(len(seq.tokens) + len(path), path, seq.n_output + len(path)))
+        rows = [g.row(g.tree.path_tokens(g.anchors[node])) for g in growing for node in g.frontier]
         width = max(growth.task.width for growth in growing)
         children = self._sampler.children(self._bridge.translate(logits, self._logits), rows, width)
         favourites, chances = best_tokens(logits)
         at = 0
         for growth in growing:
+            known, room = likelihoods[id(growth)], growth.level_room
             fresh: list[int] = []
+            offered: list[_Offer] = []
             for node in growth.frontier:
-                known = likelihoods[id(growth)]
                 if self._bridge.to_target[favourites[at]] < 0:
                     fresh += self._spell_out(growth, node, favourites[at], chances[at], known)
-                fresh += self._twins(growth, node, children[at], known)
+                offered += _offers(growth, node, children[at])
                 at += 1
-            growth.advance(fresh)
+            offered.sort()
+            growth.advance(fresh + self._twins(growth, offered[: max(0, room - len(fresh))], known))
         return [growth for growth in growing if growth.frontier]
 
-    def _twins(
-        self, growth: Growth, parent: int, options: Seq[tuple[int, float]], likelihoods: list[float]
-    ) -> list[int]:  # fmt: skip
+    def _twins(self, growth: Growth, offered: Seq[_Offer], likelihoods: list[float]) -> list[int]:
         fresh = []
-        for rank, (token, logprob) in enumerate(options[: growth.task.width]):
-            anchor = growth.task.add(growth.tree, growth.anchors[parent], token, math.exp(logprob), rank)
+        for rank, _, parent, token, logprob in offered:
+            anchor = growth.offer(growth.anchors[parent], token, math.exp(logprob), rank)
             if anchor >= 0:
                 fresh.append(growth.add(parent, self._bridge.to_draft[token], anchor))
                 likelihoods.append(logprob)
@@ -213,11 +212,20 @@ class CrossVocabularyDrafter:
     ) -> list[int]:  # fmt: skip
         """A favourite that the target spells with several tokens."""
         anchor = growth.anchors[parent]
-        for i, part in enumerate(self._bridge.spelled(token)):
-            anchor = growth.task.add(growth.tree, anchor, part, SPELLED_ON if i else chance)
+        path, parts = growth.tree.path_tokens(anchor), self._bridge.spelled(token)
+        if not parts or not all(growth.permits([*path, *parts[:i]], part) for i, part in enumerate(parts)):
+            return []
+        for i, part in enumerate(parts):
+            anchor = growth.offer(anchor, part, SPELLED_ON if i else chance)
             if anchor < 0:
                 return []
-        if anchor == growth.anchors[parent]:
-            return []
         likelihoods.append(math.log(max(chance, 1e-9)))
         return [growth.add(parent, token, anchor)]
+
+
+def _offers(growth: Growth, node: int, options: Seq[tuple[int, float]]) -> list[_Offer]:
+    above = growth.tree.scores[growth.anchors[node]]
+    return [
+        (rank, -above - logprob, node, token, logprob)
+        for rank, (token, logprob) in enumerate(options[: growth.task.width])
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
@@ -9,8 +10,9 @@ from torch import Tensor
 
 from draft.protocol import DraftTask
 from specdec.models.decoder import Decoder
-from specdec.tree import TokenTree
-from verify_kernels.forward_batch import BatchEntry, ForwardBatch
+from specdec.tree import MAX_NODES, TokenTree
+from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
+from verify_kernels.row_sampling import RowSampling
 
 WIDEST_LEVEL = 4  # nodes expanded per level: more of them are too unlikely to be reached
 
@@ -47,6 +49,37 @@ class Growth:
             nodes.append(node)
         return nodes[::-1]
 
+    def offer(self, parent: int, token: int, prob: float, rank: int = 0) -> int:
+        """As `DraftTask.add`; several of the drafter's nodes may stand for ``parent``, which has ``width`` children."""
+        if self.tree.child(parent, token) is None and self.tree.parents.count(parent) >= self.task.width:
+            return -1
+        return self.task.add(self.tree, parent, token, prob, rank)
+
+    def row(self, path: Seq[int]) -> RowSampling:
+        """How the token after ``path``, tokens of ``tree`` from the root's child down, is sampled."""
+        seq = self.task.sequence
+        return self.task.sampling.row(len(seq.tokens) + len(path), path, seq.n_output + len(path))
+
+    def permits(self, path: Seq[int], token: int) -> bool:
+        """Whether the request lets the target choose ``token`` after ``path``: what is not sampled is not filtered."""
+        row = self.row(path)
+        if row.edits is None:
+            return True
+        mask = row.edits.mask if row.mask is None else row.mask
+        if mask is not None and (token >= 32 * len(mask) or not int(mask[token >> 5]) >> (token & 31) & 1):
+            return False
+        return not (row.ban and token in row.edits.banned)
+
+    @property
+    def level_room(self) -> int:
+        """Nodes to add in this level. Where chances do not tell what pays, the budget is shared with deeper levels."""
+        tree, task = self.tree, self.task
+        if task.level_floor > -math.inf:
+            return MAX_NODES
+        levels_left = task.max_depth - tree.depths[self.anchors[self.frontier[0]]]
+        share = (task.max_nodes - len(tree) + 1) // max(1, min(levels_left, task.max_nodes))
+        return max(1, share, len(self.frontier))
+
     def advance(self, fresh: Seq[int]) -> None:
         """Make the best of the ``fresh`` nodes the frontier, as far as deeper levels pay."""
         tree, task = self.tree, self.task
@@ -59,6 +92,9 @@ class Growth:
 def feed(decoder: Decoder, growths: Seq[Growth]) -> tuple[list[Growth], Tensor | None]:
     """One level: compute the frontier of every growth; those that fit, and logits of their frontiers in order.
 
+    A growth fits when the forward and its own pages have room for its rows: where several of the drafter's nodes
+    stand for one of the tree, there may be more of them than were provided for.
+
     What lies in the cache as a chain is not computed again, so a tree that is a chain costs one row per level. Where
     the frontier branches off higher up, the part below the last common node of the chain is computed anew.
     """
@@ -68,7 +104,8 @@ def feed(decoder: Decoder, growths: Seq[Growth]) -> tuple[list[Growth], Tensor |
     total = 0
     for growth in growths:
         entry, wanted = _entry(growth)
-        if total + len(entry.tokens) > decoder.max_rows:
+        room = min(decoder.max_rows - total, len(entry.pages) * PAGE_SIZE - entry.ctx)
+        if len(entry.tokens) > room or len(rows) + len(wanted) > decoder.max_logit_rows:
             growth.frontier = []
             continue
         rows += [total + row for row in wanted]

@@ -94,6 +94,18 @@ class HeadDrafter:
         """Forget the sequence; what its pages hold stays known."""
         self._contexts.pop(id(sequence), None)
 
+    def backlog(self, sequence: Sequence) -> int:
+        """Features that wait; never many, since they are read as they gather."""
+        context = self._contexts.get(id(sequence))
+        return 0 if context is None else context.n_pending
+
+    def rehearse(self, rows: int) -> None:
+        """One level for ``rows`` sequences."""
+        rows = min(rows, self._network.max_logit_rows)
+        hidden = self._network.fuse(torch.zeros(rows, self._network.features_width))
+        entry = BatchEntry([0] * rows, list(range(-1, rows - 1)), 0, list(range(-(-rows // PAGE_SIZE))))
+        self._network.forward(ForwardBatch.build([entry]), hidden, list(range(rows)))
+
     def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
         """Catch up with the committed tokens, then grow every tree by levels until its budget is used."""
         trees = [HeadTree(task) for task in tasks]

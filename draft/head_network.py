@@ -79,6 +79,11 @@ class HeadNetwork:
             k_pool=k_pool, v_pool=v_pool,
         )  # fmt: skip
 
+    @property
+    def features_width(self) -> int:
+        """Columns of the target's features."""
+        return self.head.fc.k
+
     def fuse(self, features: Tensor) -> Tensor:
         """x float32 [n, hidden] of the target's features float32 [n, taps * target hidden], n at most ``max_rows``.
 

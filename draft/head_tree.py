@@ -52,11 +52,16 @@ class HeadTree:
         # The first-ranked child holds the target's choice most often, whatever its probability.
         offered.sort()
         parents, self.frontier = self.frontier, []
+        if task.level_floor > -math.inf:  # what pays is decided by chances then, not by a division of the budget
+            share = left
+        fresh = 0
         for rank, _, at, token, logprob in offered:
-            if len(self.frontier) == min(share, left):
+            if fresh == min(share, left):
                 break
             node = task.add(tree, parents[at], token, math.exp(logprob), rank)
             if node == len(self.hidden):
                 self.hidden.append(z[at])
-                self.frontier.append(node)
+                fresh += 1
+                if tree.scores[node] >= task.level_floor:
+                    self.frontier.append(node)
         return bool(self.frontier) and len(tree) <= task.max_nodes and levels > 1

@@ -96,12 +96,7 @@ class ModelDrafter:
 
     def _expand(self, growing: Seq[Growth], logits: Tensor) -> list[Growth]:
         """Give frontier nodes their children, best first; returns the growths that can go on."""
-        rows = []
-        for growth in growing:
-            seq, tree = growth.task.sequence, growth.tree
-            for node in growth.frontier:
-                path = tree.path_tokens(growth.anchors[node])
-                rows.append(growth.task.sampling.row(len(seq.tokens) + len(path), path, seq.n_output + len(path)))
+        rows = [g.row(g.tree.path_tokens(g.anchors[node])) for g in growing for node in g.frontier]
         children = self._sampler.children(logits, rows, max(growth.task.width for growth in growing))
         at = 0
         for growth in growing:
@@ -119,12 +114,8 @@ class ModelDrafter:
             for rank, (token, logprob) in enumerate(options[: task.width])
         ]
         offered.sort(key=lambda o: (o[0], -o[1]))
-        levels_left = task.max_depth - tree.depths[growth.anchors[growth.frontier[0]]]
-        share = max(1, (task.max_nodes - len(tree) + 1) // max(1, min(levels_left, task.max_nodes)))
-        if task.level_floor > -math.inf:  # what pays is decided by chances then, not by a division of the budget
-            share = len(offered)
         fresh = []
-        for rank, _, node, token, logprob in offered[: max(share, len(growth.frontier))]:
+        for rank, _, node, token, logprob in offered[: growth.level_room]:
             anchor = task.add(tree, growth.anchors[node], token, math.exp(logprob), rank)
             if anchor >= 0:
                 fresh.append(growth.add(node, token, anchor))

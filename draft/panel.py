@@ -9,6 +9,8 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import cast
 
+from torch import Tensor
+
 from draft.protocol import CostlyDrafter, Drafter, DraftTask
 from specdec.control.outcome import DraftWork
 from specdec.sequence import Sequence
@@ -62,6 +64,16 @@ class DraftPanel:
     def observe(self, sequence: Sequence, tokens: Seq[int]) -> None:
         """Tokens were committed."""
         self._tell(sequence, lambda drafter: drafter.observe(sequence, tokens))
+
+    def features(self, sequence: Sequence, start: int, rows: Tensor) -> None:
+        """The target's hidden states of positions ``start`` on; before `observe`, while the rows are still there."""
+
+        def tell(drafter: Drafter) -> None:
+            hear = getattr(drafter, "features", None)
+            if hear is not None:
+                hear(sequence, start, rows)
+
+        self._tell(sequence, tell)
 
     def rewind(self, sequence: Sequence) -> None:
         """The sequence was preempted."""

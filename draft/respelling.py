@@ -40,6 +40,8 @@ def respell(growth: Growth, likelihoods: Seq[float], target: Tokenizer) -> None:
     ends = list(accumulate(len(target.token_bytes(token)) for token in canonical))
     if ends[-1] != len(data) or len(chances) < len(data):
         return
+    if not all(growth.permits(canonical[:i], canonical[i]) for i in range(same, len(canonical))):
+        return  # the request itself keeps the target from spelling it its own way
     _doubt(growth, nodes[same])
     parent = nodes[same - 1] if same else 0
     for token, begin, end in zip(canonical[same:], [0, *ends][same:], ends[same:], strict=False):

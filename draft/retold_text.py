@@ -33,7 +33,9 @@ class RetoldText:
         self.settled = len(self.ids)
         self._tail = ""
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self.extend(_reading_order(target, prompt))
+        told = _reading_order(target, prompt)
+        # The target's own begin token would be said twice where both call it by the same name.
+        self.extend(told[1:] if self.ids and told and bridge.to_draft[told[0]] == self.ids[0] else told)
 
     @property
     def whole(self) -> bool:
@@ -46,7 +48,7 @@ class RetoldText:
         pieces: list[bytes] = []
         for token in tokens:
             if token in self._target.special_ids:
-                kept = min(kept, self._say(b"".join(pieces)))
+                kept = min(kept, self._say(b"".join(pieces), final=True))
                 pieces.clear()
                 self._settle(0)
                 twin = self._bridge.to_draft[token]
@@ -57,8 +59,9 @@ class RetoldText:
                 pieces.append(self._target.token_bytes(token))
         return min(kept, self._say(b"".join(pieces)))
 
-    def _say(self, data: bytes) -> int:
-        text = self._utf8.decode(data)
+    def _say(self, data: bytes, final: bool = False) -> int:
+        """``final``: a character that has only begun will not be completed."""
+        text = self._utf8.decode(data, final)
         if not text:
             return len(self.ids)
         self._tail += text

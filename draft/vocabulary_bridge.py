@@ -54,7 +54,8 @@ class VocabularyBridge:
         return torch.full((rows, len(self.to_draft)), DEAD)
 
     def spelled(self, draft_token: int) -> tuple[int, ...]:
-        """The target's tokens for a draft token without a twin; none where its bytes are no text."""
+        """The target's tokens for a draft token without a twin; none where its bytes are no text, or
+        the target writes another text for it (a space in front, another normal form)."""
         return self._spell(draft_token)
 
     def _spelled(self, draft_token: int) -> tuple[int, ...]:
@@ -64,7 +65,9 @@ class VocabularyBridge:
             text = self._draft.token_bytes(draft_token).decode()
         except UnicodeDecodeError:
             return ()
-        return tuple(self._target.encode(text, add_special=False)) if text else ()
+        ids = self._target.encode(text, add_special=False)
+        same = b"".join(self._target.token_bytes(token) for token in ids) == self._draft.token_bytes(draft_token)
+        return tuple(ids) if same and max(ids, default=0) < len(self.to_draft) else ()
 
 
 def best_tokens(logits: Tensor) -> tuple[list[int], list[float]]:

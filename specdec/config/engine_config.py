@@ -68,7 +68,7 @@ class EngineConfig(BaseModel):
     def _choose_drafters(self) -> EngineConfig:
         if self.speculation.drafters is None:
             models = ("model",) * (self.draft is not None) + ("head",) * (self.draft_head is not None)
-            chosen = ("suffix", *models)
+            chosen = ("grammar", "prediction", "suffix", *models)
             # The one place where a validated value is completed; the configuration is frozen from here on.
             object.__setattr__(self, "speculation", self.speculation.model_copy(update={"drafters": chosen}))
         return self

@@ -7,6 +7,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from draft.panel import DraftPanel
+from draft.prediction import PredictionDrafter
 from draft.protocol import Drafter
 from specdec.config import EngineConfig
 from specdec.control.controller import Controller
@@ -17,6 +18,7 @@ from specdec.engine.profile_costs import StepCosts
 from specdec.engine.throughput import Throughput
 from specdec.engine.validation import validate_request
 from specdec.errors import DuplicateRequestError
+from specdec.grammar.grammar_compiler import GrammarCompiler
 from specdec.kv_cache import KvCacheManager
 from specdec.models.decoder import Decoder
 from specdec.models.tokenizer import Tokenizer
@@ -98,6 +100,7 @@ class Engine:
         drafting = Drafting(self._panel, self._controller, speculation, self._states)
         verifier = Verifier(parts.decoder, parts.sampler)
         self._step = Step(self._scheduler, parts.kv, self._panel, drafting, verifier, self._states, tracer)
+        self._grammars = GrammarCompiler(parts.tokenizer, info.vocab_size)
         self._live: dict[str, _Live] = {}
         self._events: list[RequestEvent] = []
         self._throughput = Throughput()
@@ -107,7 +110,7 @@ class Engine:
         """Queue ``request``.
 
         Raises:
-            InvalidRequestError, PromptTooLongError: it can not be served as it is.
+            InvalidRequestError, PromptTooLongError: it can not be served as it is, or its grammar is none.
             DuplicateRequestError: its id is in flight.
             QueueFullError: too many wait already.
         """
@@ -117,13 +120,17 @@ class Engine:
         seed = draw_seed() if request.sampling.seed is None else request.sampling.seed
         arrival = time.monotonic()
         sequences = [Sequence(request, index, sample_seed(seed, index), arrival) for index in range(request.sampling.n)]
-        states = {
-            sequence: SequenceState.create(sequence, self._tokenizer, self._info.vocab_size, self._info.max_context)
-            for sequence in sequences
-        }
+        states = {sequence: self._state(sequence) for sequence in sequences}
         self._scheduler.add(sequences)  # last of what may refuse: a refused request leaves no trace
         self._states.update(states)
         self._live[request.request_id] = _Live(request, seed, sequences)
+
+    def _state(self, sequence: Sequence) -> SequenceState:
+        request, info = sequence.request, self._info
+        grammar = None
+        if request.grammar is not None:
+            grammar = self._grammars.compile(request.grammar, request.sampling.allowed_token_ids)
+        return SequenceState.create(sequence, self._tokenizer, info.vocab_size, info.max_context, grammar)
 
     def abort(self, request_id: str) -> bool:
         """End a request now; its pages are free on return. False when no such request is in flight."""
@@ -233,8 +240,7 @@ class Engine:
             return  # a sibling broke down in this very step and took the request with it
         for sequence in list(live.sequences):
             self._release(sequence)
-        message = "the model gave no finite logit for this request; the weights or the prompt are broken"
-        self._events.append(Failed(request_id, "MODEL_BROKEN", message))
+        self._events.append(Failed(request_id, *_breakdown(state)))
 
     def _release(self, sequence: Sequence) -> None:
         self._scheduler.finish(sequence)
@@ -254,7 +260,9 @@ class Engine:
         state.timings.queue_ms = (first - sequence.arrival_s) * 1e3
         state.timings.prefill_ms = (token - first) * 1e3
         state.timings.decode_ms = (now - token) * 1e3
-        usage = Usage(sequence.n_prompt, sequence.cached_tokens, sequence.n_output, sequence.preemptions)
+        usage = Usage(
+            sequence.n_prompt, sequence.cached_tokens, sequence.n_output, sequence.preemptions, *_predicted(state)
+        )
         request_id, index = sequence.request.request_id, sequence.index
         self._events.append(
             Finished(request_id, index, ending.reason, ending.matched_stop, usage, state.stats, state.timings)
@@ -271,3 +279,21 @@ def _controller(parts: EngineParts, panel: DraftPanel) -> Controller:
             known = None if costs is None else costs.drafting.get(name)
             drafting[name] = CostTable.guess(limit, 1.0) if known is None else CostTable.from_dict(known)
     return Controller(panel.costly, verify, drafting, parts.config.speculation.probe_every)
+
+
+def _predicted(state: SequenceState) -> tuple[int, int]:
+    """Tokens of the request's prediction that were drafted and came out, and the others."""
+    given = len(state.sequence.request.prediction_ids)
+    used = state.stats.by_drafter.get(PredictionDrafter.name)
+    accepted = 0 if used is None else min(given, used.num_accepted_draft_tokens)
+    return accepted, given - accepted
+
+
+def _breakdown(state: SequenceState) -> tuple[str, str]:
+    """Reason and message for a row in which no token was left to choose."""
+    request, grammar = state.sequence.request, state.sampling.grammar
+    if grammar is not None and grammar.error:
+        return "GRAMMAR_TOO_COMPLEX", f"grammar: {grammar.error}; simplify it"
+    if grammar is not None and request.sampling.allowed_token_ids:
+        return "NO_TOKEN_LEFT", "sampling.allowed_token_ids: none of them may follow in the grammar here; allow more"
+    return "MODEL_BROKEN", "the model gave no finite logit for this request; the weights or the prompt are broken"

@@ -64,7 +64,7 @@ class GrammarState:
         """Move ``tokens`` into the base state."""
         self._place = self._walk(tuple(tokens))
         self._base += self._path
-        pass
+        self._path.clear()
         self._masks.clear()
 
     def forced(self, path: Sequence[int], limit: int) -> list[int]:
@@ -142,4 +142,4 @@ class GrammarState:
         self.error = self._matcher.get_error()
         self._matcher = self._origin.deep_copy()
         self._matcher.try_consume_tokens(self._base)
-        pass
+        self._path.clear()

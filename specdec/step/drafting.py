@@ -150,6 +150,10 @@ class Drafting:
         done = out.work[name] = self._panel.ask(name, tasks, backlog)
         if costly:
             out.predicted_draft_ms += self.controller.draft_ms(name, batch, done.levels)
+        done.trees = [
+            None if tree is None else self._lawful(entry.seq, tree)
+            for entry, tree in zip(sampling, done.trees, strict=True)
+        ]
         for trees, tree in zip(own, done.trees, strict=True):
             if tree is not None:
                 trees.append(tree)
@@ -178,6 +182,22 @@ class Drafting:
                     for entry in waiting
                 ]
                 self._panel.ask(name, tasks)
+
+    def _lawful(self, seq: Sequence, tree: TokenTree) -> TokenTree:
+        """``tree`` without nodes that the request's grammar forbids: drafters of texts know nothing of it."""
+        grammar = self._states[seq].sampling.grammar
+        if grammar is None or len(tree) == 1:
+            return tree
+        lawful = {0}
+        for node in range(1, len(tree)):
+            if tree.parents[node] in lawful:
+                token = tree.tokens[node]
+                mask = grammar.mask(tree.path_tokens(tree.parents[node]))
+                if mask[token >> 5] >> (token & 31) & 1:
+                    lawful.add(node)
+        if len(lawful) == len(tree):
+            return tree
+        return tree.subtree(sorted(lawful - {0}, key=lambda n: -tree.scores[n]))
 
     def _drafts(self, seq: Sequence) -> bool:
         return self._config.enabled and self._states[seq].speculates

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from specdec.control.sequence_control import SequenceControl
 from specdec.models.tokenizer import Tokenizer
 from specdec.sampling import SequenceSampling
+from specdec.sampling.token_grammar import TokenGrammar
 from specdec.sequence import Sequence
 from specdec.step.text_stream import TextStream
 from specdec.tree import TokenTree
@@ -44,11 +45,23 @@ class SequenceState:
     control: SequenceControl | None = None
 
     @staticmethod
-    def create(sequence: Sequence, tokenizer: Tokenizer, vocab_size: int, max_context: int) -> SequenceState:
-        """A fresh state for ``sequence``."""
+    def create(
+        sequence: Sequence,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        max_context: int,
+        grammar: TokenGrammar | None = None,
+    ) -> SequenceState:
+        """A fresh state for ``sequence``; ``grammar``: what its output must match, at its start."""
         request = sequence.request
         sampling = SequenceSampling(
-            request.sampling, request.stopping, sequence.seed, vocab_size, tokenizer.eos_ids, request.prompt_ids
+            request.sampling,
+            request.stopping,
+            sequence.seed,
+            vocab_size,
+            tokenizer.eos_ids,
+            request.prompt_ids,
+            grammar,
         )
         text = TextStream(tokenizer, request.stopping, request.output)
         return SequenceState(sequence, sampling, text, frozenset(tokenizer.eos_ids), max_context)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from draft.panel import DraftPanel
 from specdec.control.outcome import Outcome
 from specdec.kv_cache import KvCacheManager
-from specdec.scheduler import Scheduler, StepPlan
+from specdec.scheduler import PlanEntry, Scheduler, StepPlan
 from specdec.sequence import Sequence
 from specdec.step.drafting import Drafting, Proposals
 from specdec.step.sequence_state import SequenceState
@@ -91,11 +91,12 @@ class Step:
     ) -> StepResult:
         result = StepResult(admitted=plan.admitted, draft_ms=draft_ms, verify_ms=verify_ms)
         result.prefilled = [self._states[seq] for seq in plan.prefilled]
-        for entry, tree, walk in zip(plan.entries, proposals.trees, walks, strict=True):
-            seq, state = entry.seq, self._states[entry.seq]
+        for i, (entry, tree, walk) in enumerate(zip(plan.entries, proposals.trees, walks, strict=True)):
+            seq, state, start = entry.seq, self._states[entry.seq], entry.seq.n_computed
             result.rows += entry.chain + (len(tree) if tree is not None else 0)
             if tree is None:
                 seq.n_computed += entry.chain
+                self._tell_features(i, entry, walk, start)
                 self._kv.publish(seq)
                 if seq.prefill_only and not seq.prefilling:
                     result.prefilled.append(state)
@@ -107,10 +108,17 @@ class Step:
             # The last token taken is pending; all before it have their KV, wherever the walk would have led.
             seq.n_computed = len(seq.tokens) - 1
             state.record(tree, walk.nodes, taken, draft_ms, verify_ms)
+            self._tell_features(i, entry, walk, start)
             self._kv.publish(seq)
             self._panel.observe(seq, delta.token_ids)
             result.deltas.append((state, delta))
         return result
+
+    def _tell_features(self, index: int, entry: PlanEntry, walk: Walk, start: int) -> None:
+        """Hand the target's hidden states of what was computed for good to a feature head, if there is one."""
+        count = entry.seq.n_computed - start
+        if self._verifier.taps and count > 0 and self._states[entry.seq].speculates:
+            self._panel.features(entry.seq, start, self._verifier.features(index, entry.chain, walk, count))
 
     def _learn(
         self, plan: StepPlan, proposals: Proposals, walks: Seq[Walk], result: StepResult, context: float, began: float

@@ -39,6 +39,19 @@ class Verifier:
 
     def __init__(self, decoder: Decoder, sampler: Sampler) -> None:
         self._decoder, self._sampler = decoder, sampler
+        self._first_rows: list[int] = []  # of the last forward's entries
+
+    @property
+    def taps(self) -> bool:
+        """Whether the target keeps hidden states for a feature head."""
+        return bool(self._decoder.taps)
+
+    def features(self, index: int, chain: int, walk: Walk, count: int) -> Tensor:
+        """Hidden states of the last run's entry ``index``: its ``chain`` prompt rows, the root, the accepted path; the
+        first ``count`` of them, float32 [count, taps * hidden]."""
+        first = self._first_rows[index]
+        rows = [*range(first, first + chain + 1), *(first + chain + node for node in walk.nodes)]
+        return self._decoder.tapped[rows[:count]]
 
     def run(self, entries: Seq[PlanEntry], trees: Seq[TokenTree | None], states: Seq[SequenceState]) -> list[Walk]:
         """Forward all rows, walk all trees level by level, move the accepted KV; one Walk per entry."""
@@ -55,12 +68,14 @@ class Verifier:
         batch_entries: list[BatchEntry] = []
         logit_rows: list[int] = []
         offsets: list[int] = []
+        self._first_rows = []
         row = 0
         for entry, tree in zip(entries, trees, strict=True):
             seq, chain = entry.seq, entry.chain
             tokens = seq.tokens[seq.n_computed : seq.n_computed + chain]
             parents = list(range(-1, chain - 1))
             offsets.append(len(logit_rows))
+            self._first_rows.append(row)
             if tree is not None:
                 tokens += tree.tokens
                 parents += [chain - 1, *(chain + parent for parent in tree.parents[1:])]

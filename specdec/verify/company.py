@@ -22,14 +22,14 @@ class Company:
     max_nodes: int = 0
     max_depth: int = 0
     width: int = 1
-    controlled: bool = False
-    free: bool = False
     concurrency: int = 1
     prefill_chunk: int = 192
     kv_pages: int | None = None
     preempt_every: int = 0
     prefix_cache: bool = True
     warm: bool = False
+    controlled: bool = False
+    free: bool = False
 
 
 PLAIN = Company("plain decode, one at a time", prefix_cache=False)

@@ -23,6 +23,7 @@ class Outcome:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[tuple[float, tuple[tuple[int, float], ...]]] = field(default_factory=list)
     finish: str = ""
+    drafted: int = 0
     accepted: int = 0
     preemptions: int = 0
 
@@ -114,6 +115,7 @@ def _decode(engine: Engine, requests: Sequence[Request], company: Company, on_do
             elif isinstance(event, Finished):
                 outcome = outcomes.setdefault((event.request_id, event.index), Outcome())
                 outcome.finish = str(event.reason)
+                outcome.drafted = event.stats.num_draft_tokens
                 outcome.accepted = event.stats.num_accepted_draft_tokens
                 outcome.preemptions = event.usage.preemptions
                 running[event.request_id] -= 1

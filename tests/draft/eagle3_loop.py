@@ -115,32 +115,32 @@ class Loop:
     def continuation(self, tokens: list[int], n: int) -> list[int]:
         """What plain decode makes of ``tokens``."""
         out: list[int] = []
-        logits, _ = self._plain(tokens)
+        logits, _ = self.plain(tokens)
         while len(out) < n:
             out.append(int(logits[-1].argmax()))
             entry = BatchEntry([out[-1]], [-1], len(tokens) + len(out) - 1, list(range(8)))
             logits = self.truth.forward(ForwardBatch.build([entry]), [0])
         return out
 
-    def expected_chain(self, sequence: Sequence, depth: int, begin: int = 0) -> list[int]:
-        """The greedy chain of the reference; ``begin``: where the head's context begins."""
+    def expected_chain(self, sequence: Sequence, depth: int, begin: int = 0) -> list[tuple[int, float]]:
+        """The reference's greedy chain with log-probabilities; ``begin``: where the head's context begins."""
         reference, tokens = self.reference(), sequence.tokens
-        _, features = self._plain(tokens)
+        _, features = self.plain(tokens)
         slots = reference.committed(tokens[begin:], features[begin:])
-        chain: list[int] = []
+        chain: list[tuple[int, float]] = []
         while len(chain) < depth:
             chain.append(self._best(slots[-1]))
-            slots.append(reference.slot(slots[-1].z, chain[-1], len(slots), slots))
+            slots.append(reference.slot(slots[-1].z, chain[-1][0], len(slots), slots))
         return chain
 
     def reference(self) -> Eagle3Reference:
         return Eagle3Reference(self.tensors)
 
-    def _best(self, slot: Slot) -> int:
+    def _best(self, slot: Slot) -> tuple[int, float]:
         draft_id = int(slot.logits.argmax())
-        return draft_id + int(self.tensors["d2t"][draft_id])
+        return draft_id + int(self.tensors["d2t"][draft_id]), float(slot.logits.log_softmax(0)[draft_id])
 
-    def _plain(self, tokens: list[int]) -> tuple[Tensor, Tensor]:
+    def plain(self, tokens: list[int]) -> tuple[Tensor, Tensor]:
         """Logits of the last token, and features of all, computed afresh."""
         features = []
         for low in range(0, len(tokens), 96):

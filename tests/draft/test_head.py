@@ -16,12 +16,15 @@ from hypothesis import strategies as st
 from draft.head import _spans
 from draft.head_pages import HeadPages
 from draft.protocol import DraftTask
-from specdec.sampling import SequenceSampling
+from specdec.sampling import Sampler, SequenceSampling
 from specdec.sequence import Sequence
 from specdec.tree import TokenTree
 from specdec.types import SamplingParams, StoppingParams
 from tests.draft.eagle3_loop import Loop
 from tests.models.tiny import VOCAB_SIZE
+from verify_kernels.reference_sampling import ReferenceSampling
+from verify_kernels.row_sampling import RowSampling
+from verify_kernels.sampling_policy import SamplingPolicy
 
 PROMPT = [(7 * i * i + 3 * i + 11) % VOCAB_SIZE for i in range(150)]
 DEPTH = 5
@@ -33,15 +36,19 @@ def make_loop(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Loop]:
     return lambda **options: Loop(folder, **options)
 
 
-def chain(tree: TokenTree) -> list[int]:
-    assert tree.parents == list(range(-1, len(tree) - 1))
-    return tree.tokens[1:]
+def check_chain(loop: Loop, sequence: Sequence, tree: TokenTree, begin: int = 0) -> None:
+    """Tokens and log-probabilities: one wrong slot of the context seldom changes the former."""
+    assert tree.parents == list(range(-1, DEPTH))
+    expected = loop.expected_chain(sequence, DEPTH, begin)
+    assert tree.tokens[1:] == [token for token, _ in expected]
+    steps = [tree.scores[node] - tree.scores[node - 1] for node in range(1, len(tree))]
+    assert steps == pytest.approx([logprob for _, logprob in expected], abs=1e-3)
 
 
 def check(loop: Loop, sequence: Sequence, begin: int = 0) -> TokenTree:
     """Propose, and compare with the reference."""
     (tree,) = loop.drafter.propose([loop.task(sequence, DEPTH, DEPTH)])
-    assert chain(tree) == loop.expected_chain(sequence, DEPTH, begin)
+    check_chain(loop, sequence, tree, begin)
     return tree
 
 
@@ -161,7 +168,7 @@ def test_a_batch_is_drafted_as_each_alone(make_loop: Callable[..., Loop], max_ro
     for _ in range(2):
         trees = loop.drafter.propose([loop.task(sequence, DEPTH, DEPTH) for sequence in sequences])
         for sequence, tree in zip(sequences, trees, strict=True):
-            assert chain(tree) == loop.expected_chain(sequence, DEPTH)
+            check_chain(loop, sequence, tree)
             loop.step(sequence, tree)
 
 
@@ -176,7 +183,7 @@ def test_trees_follow_the_reference(make_loop: Callable[..., Loop]) -> None:
     assert max(tree.depths.count(d) for d in range(4)) > width  # several parents had children
     assert {source for sources in tree.sources[1:] for source in sources} == {"head"}
     reference = loop.reference()
-    _, features = loop._plain(sequence.tokens)
+    _, features = loop.plain(sequence.tokens)
     slots = reference.committed(sequence.tokens, features)
     ids = torch.arange(loop.tensors["d2t"].shape[0]) + loop.tensors["d2t"]
     for node, slot in enumerate(reference.tree(slots, tree.tokens, tree.parents)):
@@ -205,7 +212,27 @@ def test_the_requests_own_filters_and_noise_hold(make_loop: Callable[..., Loop])
     outside = next(t for t in range(VOCAB_SIZE) if t not in ids)
     assert tokens(1, 1.0, (outside,)) == []  # nothing the head knows is allowed
     assert tokens(1, 9.0, ()) != tokens(2, 9.0, ())
-    assert tokens(1, 9.0, ()) == tokens(1, 9.0, ())
+    reference = loop.reference()
+    slots = reference.committed(sequence.tokens, loop.plain(sequence.tokens)[1])
+    sampler = Sampler(ReferenceSampling(), 1)
+    for depth, token in enumerate(tokens(1, 9.0, ())):  # the noise of the very position the token will occupy
+        logits = torch.full((1, VOCAB_SIZE), -1e31).index_copy_(1, torch.tensor(ids), slots[-1].logits[None])
+        policy = SamplingPolicy(seed=1, temperature=9.0)
+        assert sampler.sample(logits, [RowSampling(policy, len(sequence.tokens) + depth)]).tokens == [token]
+        slots.append(reference.slot(slots[-1].z, token, len(slots), slots))
+
+
+def test_a_page_drafted_into_is_no_longer_known(make_loop: Callable[..., Loop]) -> None:
+    loop = make_loop()
+    sequence = loop.admit(PROMPT[:63])
+    loop.prefill(sequence, 96)
+    task, book = loop.task(sequence, DEPTH, DEPTH), loop.drafter._pages
+    for page in sequence.pages:
+        book.filled(page, b"old", 0)
+    check_chain(loop, sequence, loop.drafter.propose([task])[0])  # slots 62 to 66
+    assert book.first_page(sequence.pages[:1], [b"old"]) is None
+    book.filled(sequence.pages[0], b"old", 0)
+    assert book.first_page(sequence.pages[:2], [b"old", b"old"]) is None
 
 
 def test_refused_nodes_are_not_expanded(make_loop: Callable[..., Loop]) -> None:

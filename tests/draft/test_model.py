@@ -1,106 +1,262 @@
 """The model drafter: its KV must stay valid, which only acceptance can show.
 
-Stale draft KV never changes the output, so path identity is blind to it. Here the draft *is* the target: in greedy
-decoding every proposal must be accepted, whatever happened to the sequence before.
+Stale draft KV never changes the output, so path identity is blind to it. Here the draft *is* the target: every
+proposal must be accepted, whatever happened to the sequence before, greedy and (by the same noise) sampled.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from functools import cache
-from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
 
 from draft.model import ModelDrafter
-from specdec.engine.build import build_parts
+from draft.protocol import DraftTask
 from specdec.engine.engine import Engine, EngineParts
 from specdec.kv_cache import KvCacheManager
-from specdec.types import Finished, Request, SamplingParams, StoppingParams
-from tests.engine.tiny_engine import drain, tiny_parts
+from specdec.sampling import Sampler, SequenceSampling
+from specdec.tree import TokenTree
+from specdec.types import Request, SamplingParams, SpeculationParams, StoppingParams
+from tests.draft.helpers import make_sequence
+from tests.draft.tiny_drafts import decoder, finished, forced, fresh, kernels, own_drafter, parts, rejected
+from verify_kernels.forward_batch import BatchEntry, ForwardBatch
 
-CHAIN = 4
+ALLOWED = tuple(range(300))
+TEMPERATURES = (0.0, 0.7, 1.5)
 
 
 @cache
 def twin_parts() -> EngineParts:
-    """Parts whose draft model is the target itself, drafting chains."""
-    config = tiny_parts().config
-    speculation = config.speculation.model_copy(
-        update={"drafters": ("model",), "max_nodes": CHAIN, "max_depth": CHAIN, "width": 1}
-    )
-    target = str(Path(config.target))
-    return build_parts(config.model_copy(update={"draft": target, "speculation": speculation, "prefill_chunk": 24}))
+    """Parts whose draft model is the target itself."""
+    return parts("target", prefill_chunk=24)
 
 
-def twin_engine() -> Engine:
-    parts = twin_parts()
-    kv = KvCacheManager(parts.info.kv_tokens // 64, prefix_cache=True)
-    return Engine(dataclasses.replace(parts, kv=kv))
+def twin_engine(pages: int | None = None) -> Engine:
+    return fresh(twin_parts(), pages)
 
 
-def ask(name: str, prompt: tuple[int, ...], max_tokens: int = 41) -> Request:
-    sampling = SamplingParams(temperature=0.0, allowed_token_ids=tuple(range(300)))
-    return Request(name, prompt, sampling, StoppingParams(max_tokens=max_tokens, ignore_eos=True))
+def ask(
+    name: str,
+    prompt: tuple[int, ...],
+    max_tokens: int = 41,
+    speculation: SpeculationParams | None = None,
+    allowed: tuple[int, ...] = ALLOWED,
+    **sampling: Any,
+) -> Request:
+    params = SamplingParams(**{"temperature": 0.0, "seed": 7, "allowed_token_ids": allowed} | sampling)
+    stopping = StoppingParams(max_tokens=max_tokens, ignore_eos=True)
+    return Request(name, prompt, params, stopping, speculation=speculation or forced())
 
 
-def rejected(engine: Engine) -> int:
-    """Draft tokens verified and not accepted, over all requests that finish now."""
-    done = [e for e in drain(engine) if isinstance(e, Finished)]
-    assert done
-    assert sum(e.stats.num_accepted_draft_tokens for e in done) > 20
-    return sum(e.stats.num_draft_tokens - e.stats.num_accepted_draft_tokens for e in done)
-
-
-def test_a_chunked_prompt_leaves_no_gap() -> None:
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_a_chunked_prompt_leaves_no_gap(temperature: float) -> None:
     engine = twin_engine()
-    engine.submit(ask("a", tuple(range(5, 155))))
-    assert rejected(engine) == 0
+    engine.submit(ask("a", tuple(range(5, 155)), temperature=temperature))
+    assert rejected(finished(engine)) == 0
 
 
-def test_a_prefix_hit_covers_the_draft() -> None:
+def test_a_prompt_longer_than_a_forward_is_read() -> None:
+    engine = twin_engine()
+    rows = twin_parts().decoder.max_rows
+    for i, length in enumerate((3 * rows + 7, 2, 2 * rows, rows + 1, 40)):
+        engine.submit(ask(f"r{i}", tuple((7 * j + i) % 380 for j in range(length))))
+    assert rejected(finished(engine), 100) == 0
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_a_prefix_hit_covers_the_draft(temperature: float) -> None:
     engine = twin_engine()
     prompt = tuple(range(5, 155))
     engine.submit(ask("a", prompt))
-    drain(engine)
-    engine.submit(ask("b", (*prompt, 7, 8, 9)))
-    assert rejected(engine) == 0
+    finished(engine)
+    engine.submit(ask("b", (*prompt, 7, 8, 9), temperature=temperature))
+    done = finished(engine)
+    assert done[0].usage.cached_tokens == 128
+    assert rejected(done) == 0
 
 
 def test_a_prefix_that_the_draft_never_saw_is_computed() -> None:
     engine = twin_engine()
     prompt = tuple(range(5, 155))
-    parts = twin_parts()
-    silent = dataclasses.replace(parts, drafters=[], kv=engine._kv)
-    quiet = Engine(silent)
-    quiet.submit(ask("a", prompt))
-    drain(quiet)
+    quiet = Engine(dataclasses.replace(twin_parts(), drafters=[], kv=engine._kv))
+    quiet.submit(ask("a", prompt, speculation=SpeculationParams()))
+    finished(quiet)
     engine.submit(ask("b", prompt))
-    assert rejected(engine) == 0
+    done = finished(engine)
+    assert done[0].usage.cached_tokens == 128
+    assert rejected(done) == 0
 
 
-def test_preemption_is_recovered_from() -> None:
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_preemption_is_recovered_from(temperature: float) -> None:
     engine = twin_engine()
     for i in range(3):
-        engine.submit(ask(f"r{i}", tuple(range(5 + i, 105 + i))))
+        engine.submit(ask(f"r{i}", tuple(range(5 + i, 105 + i)), temperature=temperature))
     for _ in range(3):
-        engine.step()
-        for _ in range(6):
+        for _ in range(7):
             engine.step()
         engine.preempt_newest()
-    assert rejected(engine) == 0
+    done = finished(engine)
+    assert sum(event.usage.preemptions for event in done) > 0
+    assert rejected(done) == 0
+
+
+def test_pages_run_short() -> None:
+    engine = twin_engine(pages=6)
+    for i in range(4):
+        engine.submit(ask(f"r{i}", tuple(range(5 + i, 65 + i)), max_tokens=130))
+    done = finished(engine)
+    assert sum(event.usage.preemptions for event in done) > 0
+    assert rejected(done, 100) == 0
+    engine._kv.check([])
+
+
+def test_samples_share_a_prompt() -> None:
+    engine = twin_engine()
+    engine.submit(ask("a", tuple(range(5, 155)), n=3, temperature=1.0))
+    done = finished(engine)
+    assert len(done) == 3
+    assert rejected(done, 60) == 0
+
+
+def test_penalties_and_filters_are_the_targets() -> None:
+    engine = twin_engine()
+    filters = {"top_k": 20, "top_p": 0.9, "min_p": 0.01, "frequency_penalty": 0.5, "repetition_penalty": 1.2}
+    engine.submit(ask("a", tuple(range(5, 155)), temperature=0.9, logit_bias=((5, 2.0),), **filters))
+    assert rejected(finished(engine)) == 0
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_a_wide_tree_holds_the_targets_path(temperature: float) -> None:
+    """With room for the best child at each level, every step takes a full path, whatever hangs beside it."""
+    engine = twin_engine()
+    engine.submit(ask("a", tuple(range(5, 155)), 61, forced(12, 4, 3), temperature=temperature))
+    (done,) = finished(engine)
+    stats = done.stats
+    full = stats.acceptance_histogram[4]
+    assert full >= stats.num_spec_steps - 1  # the last step has room for less
+    assert stats.num_draft_tokens > stats.num_accepted_draft_tokens
+
+
+def test_auto_mode_drafts_and_rejects_nothing() -> None:
+    engine = twin_engine()
+    engine.submit(ask("a", tuple(range(5, 155)), 200, SpeculationParams(drafters=("model",), width=1)))
+    assert rejected(finished(engine), 0) == 0
+
+
+def test_late_drafting_reads_what_it_missed() -> None:
+    """A sequence long decoded without this drafter, then asked for: the whole output is its backlog."""
+    drafter, tokens, sampling = lone_drafter(), [(5 * i) % 300 for i in range(333)], greedy()
+    sequence = make_sequence(tokens)
+    kv = KvCacheManager(40, prefix_cache=False)
+    assert kv.admit(sequence) is not None
+    kv.ensure(sequence, len(tokens) + 16)
+    assert drafter.backlog(sequence) == 333
+    tree = propose(drafter, [DraftTask(sequence, sampling, 8, 8, 1, "model")])[0]
+    assert drafter.backlog(sequence) == 1
+    assert tree.tokens[1:] == plain(tokens, 8)
+
+
+def test_many_backlogs_at_once() -> None:
+    drafter, kv = lone_drafter(), KvCacheManager(40, prefix_cache=False)
+    texts = [[(5 * i + n) % 300 for i in range(length)] for n, length in enumerate((1, 200, 97, 96, 1, 95, 30))]
+    tasks = []
+    for text in texts:
+        sequence = make_sequence(text)
+        assert kv.admit(sequence) is not None
+        kv.ensure(sequence, len(text) + 16)
+        tasks.append(DraftTask(sequence, greedy(), 5, 5, 1, "model"))
+    for tree, text in zip(propose(drafter, tasks), texts, strict=True):
+        assert tree.tokens[1:] == plain(text, 5)
+
+
+def test_caps_are_kept_to() -> None:
+    drafter, kv = lone_drafter(), KvCacheManager(40, prefix_cache=False)
+    sequence = make_sequence(list(range(30)))
+    kv.admit(sequence)
+    kv.ensure(sequence, 128)
+    for nodes, depth, width in [(0, 5, 2), (5, 0, 2), (1, 1, 1), (20, 3, 2), (7, 7, 16), (63, 63, 4)]:
+        (tree,) = propose(drafter, [DraftTask(sequence, greedy(), nodes, depth, width, "model")])
+        assert len(tree) - 1 <= nodes
+        assert max(tree.depths) <= depth
+        assert all(tree.parents.count(node) <= width for node in range(len(tree)))
+        if nodes and depth:
+            assert len(tree) - 1 >= min(nodes, depth)
+
+
+def test_floors_are_kept_to() -> None:
+    drafter, kv = lone_drafter(), KvCacheManager(40, prefix_cache=False)
+    sequence = make_sequence(list(range(30)))
+    kv.admit(sequence)
+    kv.ensure(sequence, 128)
+    floor, level_floor = math.log(0.05), math.log(0.2)
+    (tree,) = propose(drafter, [DraftTask(sequence, greedy(), 40, 20, 3, "model", floor=floor, level_floor=level_floor)])
+    assert 1 < len(tree) < 41
+    assert min(tree.scores) >= floor
+    assert all(tree.scores[parent] >= level_floor for parent in tree.parents[1:])
+
+
+def test_what_the_target_may_not_say_is_not_proposed() -> None:
+    drafter, kv = lone_drafter(), KvCacheManager(40, prefix_cache=False)
+    sequence = make_sequence(list(range(30)))
+    kv.admit(sequence)
+    kv.ensure(sequence, 128)
+    allowed = (3, 50, 51, 300)
+    params = SamplingParams(temperature=0.0, allowed_token_ids=allowed)
+    sampling = SequenceSampling(params, StoppingParams(min_tokens=2, stop_token_ids=(3,)), 1, 384, (2,), sequence.tokens)
+    (tree,) = propose(drafter, [DraftTask(sequence, sampling, 40, 4, 16, "model")])
+    assert set(tree.tokens[1:]) <= set(allowed)
+    assert {tree.depths[node] for node in range(len(tree)) if tree.tokens[node] == 3} <= {3, 4}
+    assert len(tree) > 8
 
 
 def test_a_token_beyond_the_drafts_vocabulary_costs_only_its_request() -> None:
     engine = twin_engine()
-    (drafter,) = twin_parts().drafters
-    assert isinstance(drafter, ModelDrafter)
-    decoder = drafter._decoder
-    full = decoder.config
-    decoder.config = dataclasses.replace(full, vocab_size=300)
+    drafter = own_drafter(twin_parts())
+    full = drafter._decoder.config
+    drafter._decoder.config = dataclasses.replace(full, vocab_size=300)
     try:
         engine.submit(ask("odd", (350, 5, 6, 7), max_tokens=9))
         engine.submit(ask("fine", tuple(range(5, 105))))
-        done = {e.request_id: e for e in drain(engine) if isinstance(e, Finished)}
+        done = {event.request_id: event for event in finished(engine)}
     finally:
-        decoder.config = full
+        drafter._decoder.config = full
     assert done["odd"].stats.num_draft_tokens == 0
     assert done["fine"].stats.num_draft_tokens > 0
+
+
+@cache
+def _lone() -> ModelDrafter:
+    return ModelDrafter(decoder("target"), Sampler(kernels().sampling, 2))
+
+
+def lone_drafter() -> ModelDrafter:
+    """A drafter outside any engine; its pool holds whatever earlier tests left there."""
+    return _lone()
+
+
+def propose(drafter: ModelDrafter, tasks: list[DraftTask]) -> list[TokenTree]:
+    return drafter.propose(tasks)
+
+
+def greedy() -> SequenceSampling:
+    return SequenceSampling(SamplingParams(temperature=0.0), StoppingParams(), 1, 384, (), (1,))
+
+
+@cache
+def _plain_decoder() -> Any:
+    return decoder("target", rows=400)
+
+
+def plain(tokens: list[int], count: int) -> list[int]:
+    """What the model says next, each token from a forward over everything."""
+    text = list(tokens)
+    for _ in range(count):
+        entry = BatchEntry(text, list(range(-1, len(text) - 1)), 0, list(range(8)))
+        logits = _plain_decoder().forward(ForwardBatch.build([entry]), [len(text) - 1])
+        text.append(int(np.argmax(logits.numpy()[0])))
+    return text[len(tokens) :]

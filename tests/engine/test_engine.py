@@ -60,7 +60,8 @@ def test_speculation_off_drafts_nothing() -> None:
 
 def test_per_request_caps_and_drafters_are_obeyed() -> None:
     events = run_all(
-        tiny_engine(), [request(speculation=SpeculationParams(SpeculationMode.ON, ("model",), max_nodes=2, max_depth=1))]
+        tiny_engine(),
+        [request(speculation=SpeculationParams(SpeculationMode.ON, ("model",), max_nodes=2, max_depth=1))],
     )
     stats = finish_of(events, "r").stats
     assert set(stats.by_drafter) <= {"model"}

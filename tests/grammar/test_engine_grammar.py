@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 import json
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 from draft.grammar import GrammarDrafter
 from specdec.engine.engine import Engine, EngineParts
 from specdec.errors import InvalidRequestError
-from specdec.step.sequence_state import SequenceState
 from specdec.types import (
     FinishReason,
     GrammarKind,
@@ -27,10 +25,6 @@ from specdec.types import (
 )
 from tests.engine.tiny_engine import failures, finish_of, run_all, text_of, tiny_engine, tiny_parts, tokens_of
 from tests.grammar.helpers import EOS, PERSON
-
-pytestmark = pytest.mark.skipif(
-    "grammar" not in inspect.signature(SequenceState.create).parameters, reason="the engine does not take grammars yet"
-)
 
 SCHEMA = GrammarParams(GrammarKind.JSON_SCHEMA, json.dumps(PERSON))
 LOOSE = GrammarParams(

@@ -1,0 +1,119 @@
+"""Loads the drafters a configuration names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from draft.cross_vocab import CrossVocabularyDrafter
+from draft.grammar import GrammarDrafter
+from draft.head import HeadDrafter
+from draft.head_load import load_head
+from draft.head_model import HeadModel
+from draft.head_network import HeadNetwork
+from draft.model import ModelDrafter
+from draft.oracle import OracleDrafter
+from draft.prediction import PredictionDrafter
+from draft.protocol import Drafter
+from draft.suffix import SuffixDrafter
+from specdec.config import EngineConfig
+from specdec.engine.build_decoder import build_decoder
+from specdec.errors import ConfigError
+from specdec.models import LoadedModel, Progress, load_model
+from specdec.models.kv_pool import KvPool
+from specdec.sampling import Sampler
+from verify_kernels.forward_batch import PAGE_SIZE
+from verify_kernels.kernels import Kernels
+
+
+def read_head(config: EngineConfig, target: LoadedModel) -> HeadModel | None:
+    """The feature head, where one is asked for: the target's decoder must be built to its liking.
+
+    Raises:
+        ModelError: it can not be read, or was made for another target.
+    """
+    if not config.speculation.enabled or "head" not in config.drafters or config.draft_head is None:
+        return None
+    folder = Path(config.draft_head).expanduser()
+    return load_head(folder, dtype=config.dtype, target=target.config, target_embed=target.weights.embed)
+
+
+class DrafterBuilder:
+    """Builds drafters by name. ``draft_name``: the draft model's, once one was loaded."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        target: LoadedModel,
+        kernels: Kernels,
+        sampler: Sampler,
+        pages: int,
+        max_context: int,
+        progress: Progress | None,
+    ) -> None:
+        self._config, self._target, self._kernels, self._sampler = config, target, kernels, sampler
+        self._pages, self._max_context, self._progress = pages, max_context, progress
+        self.draft_name: str | None = None
+
+    def build(self, head: HeadModel | None) -> list[Drafter]:
+        """The drafters named, in order; ``head`` as `read_head` gave it.
+
+        Raises:
+            ConfigError: a name is unknown.
+            ModelError: a draft model can not be had, or memory is short.
+        """
+        if not self._config.speculation.enabled:
+            return []
+        makers: dict[str, Callable[[], Drafter]] = {
+            "grammar": GrammarDrafter,
+            "prediction": PredictionDrafter,
+            "suffix": lambda: SuffixDrafter(self._config.speculation),
+            "model": self._model,
+            "head": lambda: self._head(head),
+        }
+        drafters = []
+        for name in dict.fromkeys(self._config.drafters):
+            maker = makers.get(name) or _oracle(name)
+            if maker is not None:
+                drafters.append(maker())
+            elif name != "none":
+                known = ", ".join(["none", *makers, "oracle:RATE"])
+                raise ConfigError(f"engine.speculation.drafters: unknown drafter {name!r}; known: {known}")
+        return drafters
+
+    def _model(self) -> Drafter:
+        config, target = self._config, self._target
+        assert config.draft is not None  # the configuration checks it
+        model = load_model(config.draft, dtype=config.dtype, cache_dir=config.cache_dir, progress=self._progress)
+        self.draft_name = model.name
+        promised = (
+            self._pages * KvPool.bytes_per_page(target.config) + config.max_step_rows * target.config.vocab_size * 4
+        )
+        same = target.tokenizer.fingerprint == model.tokenizer.fingerprint
+        # Its tokens may be more than the target's for the same text, but a model reads no further than it was taught.
+        positions = self._max_context if same else min(self._max_context * 3 // 2, model.config.max_context)
+        decoder = build_decoder(config, model, self._kernels.backend(), self._pages, positions, promised)
+        if same:
+            return ModelDrafter(decoder, self._sampler)
+        return CrossVocabularyDrafter(
+            decoder, self._sampler, target.tokenizer, model.tokenizer, target.config.vocab_size, config.max_batch
+        )
+
+    def _head(self, head: HeadModel | None) -> Drafter:
+        assert head is not None  # `read_head` read it, since the configuration names it
+        network = HeadNetwork(
+            head,
+            self._kernels.backend(),
+            KvPool(head.config.model, self._pages),
+            max_rows=self._config.max_step_rows,
+            max_positions=self._max_context + PAGE_SIZE,
+        )
+        return HeadDrafter(network, self._sampler)
+
+
+def _oracle(name: str) -> Callable[[], Drafter] | None:
+    try:
+        rate = OracleDrafter.parse(name)
+    except ValueError as error:
+        raise ConfigError(f"engine.speculation.drafters: {error}") from None
+    return None if rate is None else lambda: OracleDrafter(rate)

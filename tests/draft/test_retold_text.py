@@ -1,0 +1,238 @@
+"""A text retold token by token is the same text, in the draft's own spelling."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import json
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draft.retold_text import FIM_MARKS, RetoldText
+from draft.vocabulary_bridge import VocabularyBridge
+from specdec.config import EngineConfig
+from specdec.models.load_tokenizer import load_tokenizer
+from specdec.models.tokenizer import Tokenizer
+from specdec.models.tokenizer_info import TokenizerInfo
+from tests.draft.tiny_drafts import make_tiny, wordy_tokenizer
+
+Pair = tuple[Tokenizer, Tokenizer, VocabularyBridge]
+
+texts = st.lists(
+    st.one_of(
+        st.sampled_from([" the", " lazy", "jump", "jumped", " it", "read", "return first + second\n", "    ", "\n\n"]),
+        st.text(max_size=4),
+        st.sampled_from(["世界", "é", "e\u0301", "👩‍👩‍👧", "ï", "\t", " ", "'s", "123", "(((", "—"]),
+    ),
+    max_size=60,
+).map("".join)
+
+
+def paired(target: Tokenizer, draft: Tokenizer) -> Pair:
+    return target, draft, VocabularyBridge(target, draft, target.vocab_size, draft.vocab_size)
+
+
+@functools.cache
+def tiny_pair(backwards: bool = False) -> Pair:
+    pair = make_tiny("target"), make_tiny("other")
+    return paired(*pair[::-1]) if backwards else paired(*pair)
+
+
+def cut(tokenizer: Tokenizer, text: str, rng: random.Random) -> list[int]:
+    """``text`` in tokens of which many are not the tokenizer's own choice."""
+    data = text.encode()
+    by_bytes = {tokenizer.token_bytes(t): t for t in range(tokenizer.vocab_size) if t not in tokenizer.special_ids}
+    ids, at = [], 0
+    while at < len(data):
+        lengths = [n for n in range(1, 9) if data[at : at + n] in by_bytes and at + n <= len(data)]
+        length = rng.choice(lengths)
+        ids.append(by_bytes[data[at : at + length]])
+        at += length
+    return ids
+
+
+def said(tokenizer: Tokenizer, ids: list[int]) -> bytes:
+    return b"".join(tokenizer.token_bytes(token) for token in ids)
+
+
+def tell(pair: Pair, ids: list[int], rng: random.Random, first: int = 1) -> RetoldText:
+    """Retell ``ids`` a few at a time, checking at each step what must never break."""
+    retold = RetoldText(*pair, ids[:first])
+    at = first
+    while at < len(ids):
+        step = rng.choice((0, 1, 1, 2, 3, 9))
+        before, settled = list(retold.ids), retold.settled
+        kept = retold.extend(ids[at : at + step])
+        at += step
+        assert retold.ids[:kept] == before[:kept], "ids said to have stayed have changed"
+        assert kept >= settled, "settled ids were not kept"
+        assert kept <= len(retold.ids)
+        assert settled <= retold.settled <= len(retold.ids)
+    return retold
+
+
+@settings(max_examples=150)
+@given(text=texts, seed=st.integers(0, 2**32), backwards=st.booleans())
+def test_the_text_is_the_same(text: str, seed: int, backwards: bool) -> None:
+    rng, pair = random.Random(seed), tiny_pair(backwards)
+    ids = cut(pair[0], text, rng)
+    retold = tell(pair, ids, rng, rng.randint(0, len(ids)))
+    assert retold.whole
+    assert said(pair[1], retold.ids) == text.encode()
+
+
+@settings(max_examples=60)
+@given(text=texts, seed=st.integers(0, 2**32))
+def test_an_open_character_waits(text: str, seed: int) -> None:
+    """After every single token: the text up to the last whole character, and ``whole`` tells of the rest."""
+    rng, pair = random.Random(seed), tiny_pair()
+    ids = cut(pair[0], text, rng)
+    retold = RetoldText(*pair, [])
+    for at, token in enumerate(ids):
+        retold.extend([token])
+        heard = said(pair[0], ids[: at + 1])
+        told = said(pair[1], retold.ids)
+        assert heard.startswith(told)
+        assert retold.whole == (told == heard)
+        assert len(heard) - len(told) < 4
+
+
+@settings(max_examples=60)
+@given(data=st.binary(max_size=60), text=texts, seed=st.integers(0, 2**32))
+def test_bytes_that_are_no_text_are_replaced(data: bytes, text: str, seed: int) -> None:
+    rng, pair = random.Random(seed), tiny_pair()
+    target, draft, _ = pair
+    by_bytes = {target.token_bytes(t): t for t in range(target.vocab_size) if t not in target.special_ids}
+    ids = [by_bytes[bytes([byte])] for byte in data] + cut(target, text, rng)
+    retold = tell(pair, ids, rng, rng.randint(0, len(ids)))
+    whole = said(target, ids).decode(errors="replace")
+    told = said(draft, retold.ids).decode()
+    assert told == whole if retold.whole else whole.startswith(told)
+
+
+@settings(max_examples=60)
+@given(pieces=st.lists(texts, min_size=1, max_size=5), seed=st.integers(0, 2**32))
+def test_special_tokens_keep_their_meaning(pieces: list[str], seed: int) -> None:
+    """Those the draft knows by name are told, others left out; the text between them is untouched."""
+    rng, pair = random.Random(seed), tiny_pair()
+    target, draft, bridge = pair
+    specials = sorted(target.special_ids)
+    ids, expected = cut(target, pieces[0], rng), pieces[0].encode()
+    for piece in pieces[1:]:
+        token = rng.choice(specials)
+        ids += [token, *cut(target, piece, rng)]
+        twin = bridge.to_draft[token]
+        expected += (draft.token_bytes(twin) if twin >= 0 else b"") + piece.encode()
+    retold = tell(pair, ids, rng, rng.randint(0, len(ids)))
+    assert said(draft, retold.ids) == expected
+    assert retold.whole
+
+
+def test_a_special_token_ends_an_open_character() -> None:
+    target, draft, _ = pair = tiny_pair()
+    half = target.encode("世", add_special=False)[0]
+    start = target.token_id("<|im_start|>")
+    assert start is not None
+    retold = RetoldText(*pair, [half])
+    assert not retold.whole
+    retold.extend([start])
+    assert retold.whole
+    retold.extend(target.encode("x", add_special=False))
+    assert draft.decode(retold.ids, skip_special=False) == "\ufffd<|im_start|>x"
+
+
+def test_a_word_said_in_two_is_mended() -> None:
+    pair = paired(wordy_tokenizer(("jump", "ed")), wordy_tokenizer(("jumped", "ju")))
+    target, draft, _ = pair
+    first, second = target.encode("jumped", add_special=False)
+    retold = RetoldText(*pair, [first])
+    before = list(retold.ids)
+    assert said(draft, before) == b"jump"
+    assert retold.extend([second]) == 0
+    assert retold.ids == draft.encode("jumped", add_special=False)
+    assert len(retold.ids) == 1
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 2**32), backwards=st.booleans())
+def test_words_are_told_as_if_heard_at_once(seed: int, backwards: bool) -> None:
+    rng, pair = random.Random(seed), tiny_pair(backwards)
+    known = ["the", "lazy", "jumped", "read", "reader", "first", "event", "other", "course", "becomes", "12", "(", "="]
+    text = "".join(rng.choice((" ", "", "\n", "    ")) + rng.choice(known) for _ in range(rng.randint(1, 90)))
+    ids = cut(pair[0], text, rng)
+    assert tell(pair, ids, rng).ids == pair[1].encode(text, add_special=False)
+
+
+def test_a_long_text_settles() -> None:
+    """Otherwise every token would cost as much as the whole text."""
+    target, _, _ = pair = tiny_pair()
+    retold = RetoldText(*pair, [])
+    for token in target.encode("the quick brown fox 世界 jumps over it " * 20, add_special=False):
+        retold.extend([token])
+        assert len(retold.ids) - retold.settled <= 40
+
+
+def begun(tokenizer_words: tuple[str, ...], begin: str) -> Tokenizer:
+    """A tokenizer whose prompts begin with special token ``begin``."""
+    plain = wordy_tokenizer(tokenizer_words, (begin, "<|x|>"))
+    return Tokenizer(json.dumps(plain._data), TokenizerInfo(bos_id=plain.token_id(begin), add_bos=True))
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [("<s>", "<s>"), ("<s>", "<bos>")])
+def test_the_draft_begins_its_own_way_once(ours: str, theirs: str) -> None:
+    target, draft = begun(("the",), ours), begun(("dog",), theirs)
+    retold = RetoldText(*paired(target, draft), target.encode("the dog"))
+    assert retold.ids == draft.encode("the dog")
+    assert retold.ids[0] == draft.bos_id
+
+
+@pytest.mark.parametrize("marks", FIM_MARKS)
+@pytest.mark.parametrize("order", ["psm", "spm", "spm, as code llama", "broken"])
+@pytest.mark.parametrize("output", ["", "MIDDLE"])
+def test_fill_in_the_middle_is_told_in_reading_order(marks: tuple[str, str, str], order: str, output: str) -> None:
+    prefix, suffix, middle = marks
+    target = wordy_tokenizer(("the", "def"), (*marks, "<|repo|>"))
+    draft = wordy_tokenizer(("he", "ef"), ("<|repo|>",))
+    prompts = {
+        "psm": f"<|repo|>f.py {prefix}def a{suffix} the end {middle}{output}",
+        "spm": f"<|repo|>f.py {suffix} the end {prefix}def a{middle}{output}",
+        "spm, as code llama": f"<|repo|>f.py {prefix}{suffix} the end {middle}def a{output}",
+        "broken": f"<|repo|>f.py {middle}def a{prefix}{output}",
+    }
+    ids = target.encode(prompts[order], add_special=False, parse_special=True)
+    told = draft.decode(RetoldText(*paired(target, draft), ids).ids, skip_special=False)
+    assert told == f"<|repo|>f.py {'' if order == 'broken' else ' the end '}def a{output}"
+
+
+@functools.cache
+def real_pair(backwards: bool) -> Pair:
+    cache_dir = EngineConfig().cache_dir.expanduser()
+    found = load_tokenizer("qwen2.5-coder-1.5b", cache_dir), load_tokenizer("smollm2-135m", cache_dir)
+    return paired(*found[::-1]) if backwards else paired(*found)
+
+
+def real_text(seed: int) -> str:
+    rng = random.Random(seed)
+    source = Path(__file__).read_text() if seed % 2 else Path(random.__file__).read_text()
+    at = rng.randrange(len(source) - 1500)
+    return source[at : at + 1500] + "你好, 世界 — naïve 👩‍👩‍👧 1234567 " + "".join(rng.choices("ab \n\t(.=é世", k=150))
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_real_vocabularies(seed: int, backwards: bool) -> None:
+    rng, pair = random.Random(seed), real_pair(backwards)
+    text = real_text(seed)
+    ids = pair[0].encode(text, add_special=False)
+    if seed > 1:  # also words cut where no tokenizer would
+        ids = [t for i in range(0, len(text), 5) for t in pair[0].encode(text[i : i + 5], add_special=False)]
+    retold = tell(pair, ids, rng)
+    assert said(pair[1], retold.ids).decode() == text
+    whole = pair[1].encode(text, add_special=False)
+    blocks = difflib.SequenceMatcher(None, retold.ids, whole, autojunk=False).get_matching_blocks()
+    assert sum(block.size for block in blocks) >= 0.99 * len(whole)

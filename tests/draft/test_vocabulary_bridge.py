@@ -1,0 +1,143 @@
+"""Twins of two vocabularies, and logits taken from one to the other."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draft.vocabulary_bridge import DEAD, VocabularyBridge, best_tokens
+from specdec.models.tokenizer import Tokenizer
+from tests.draft.tiny_drafts import make_tiny, wordy_tokenizer
+
+
+@functools.cache
+def pair() -> tuple[Tokenizer, Tokenizer]:
+    """Two byte-level vocabularies that share bytes, some words and some special tokens."""
+    return make_tiny("target"), make_tiny("other")
+
+
+@functools.cache
+def bridge(spare: int = 9) -> VocabularyBridge:
+    target, draft = pair()
+    return VocabularyBridge(target, draft, target.vocab_size + spare, draft.vocab_size + spare)
+
+
+def test_twins_mean_the_same() -> None:
+    target, draft = pair()
+    found = 0
+    for token, twin in enumerate(bridge().to_draft):
+        if twin >= 0:
+            found += 1
+            assert target.token_bytes(token) == draft.token_bytes(twin)
+            assert (token in target.special_ids) == (twin in draft.special_ids)
+    assert found == bridge().shared > 256
+
+
+def test_the_maps_are_inverse() -> None:
+    both = bridge()
+    for token, twin in enumerate(both.to_draft):
+        assert twin < 0 or both.to_target[twin] == token
+    for twin, token in enumerate(both.to_target):
+        assert token < 0 or both.to_draft[token] == twin
+
+
+def test_nothing_that_has_a_twin_goes_without() -> None:
+    target, draft = pair()
+    theirs = {(i in draft.special_ids, draft.token_bytes(i)) for i in range(draft.vocab_size)}
+    for token in range(target.vocab_size):
+        has = (token in target.special_ids, target.token_bytes(token)) in theirs
+        assert has == (bridge().to_draft[token] >= 0)
+
+
+def test_special_tokens_meet_by_name() -> None:
+    target, draft = pair()
+    start, end = target.token_id("<|im_start|>"), target.token_id("<|im_end|>")
+    assert start is not None
+    assert end is not None
+    assert bridge().to_draft[start] == draft.token_id("<|im_start|>")
+    assert bridge().to_draft[end] == -1  # the draft has none of that name
+
+
+def test_a_special_name_is_not_the_text() -> None:
+    text, special = wordy_tokenizer(("<a>",), ()), wordy_tokenizer((), ("<a>",))
+    both = VocabularyBridge(text, special, text.vocab_size, special.vocab_size)
+    assert both.to_target[special.token_id("<a>") or -1] == -1
+
+
+def test_padding_has_no_twin() -> None:
+    target, draft = pair()
+    assert set(bridge().to_draft[target.vocab_size :]) == {-1}
+    assert set(bridge().to_target[draft.vocab_size :]) == {-1}
+
+
+def test_a_table_smaller_than_the_vocabulary_is_kept_to() -> None:
+    target, draft = pair()
+    both = VocabularyBridge(target, draft, 100, 90)
+    assert (len(both.to_draft), len(both.to_target)) == (100, 90)
+    assert max(both.to_draft) < 90
+    assert max(both.to_target) < 100
+    word = draft.encode(" jumped", add_special=False)[0]
+    assert all(token < 100 for token in both.spelled(word))
+
+
+@settings(max_examples=20)
+@given(seed=st.integers(0, 2**32), rows=st.integers(1, 4))
+def test_translate_equals_a_loop(seed: int, rows: int) -> None:
+    both = bridge()
+    logits = torch.randn(rows, len(both.to_target), generator=torch.Generator().manual_seed(seed))
+    out = both.buffer(5)
+    both.translate(torch.randn(5, len(both.to_target)), out)  # what another batch left behind
+    found = both.translate(logits, out)
+    assert found.shape == (rows, len(both.to_draft))
+    for row in range(rows):
+        expected = [logits[row, twin].item() if twin >= 0 else DEAD for twin in both.to_draft]
+        assert torch.equal(found[row], torch.tensor(expected))
+
+
+def test_a_word_is_spelled_in_the_targets_tokens() -> None:
+    target, draft = pair()
+    strange = [t for t in range(draft.vocab_size) if bridge().to_target[t] < 0 and t not in draft.special_ids]
+    spelled = 0
+    for token in strange:
+        parts = bridge().spelled(token)
+        data = draft.token_bytes(token)
+        try:
+            text = data.decode()
+        except UnicodeDecodeError:
+            assert parts == ()
+            continue
+        spelled += 1
+        assert list(parts) == target.encode(text, add_special=False)
+        assert b"".join(map(target.token_bytes, parts)) == data
+    assert spelled > 10
+
+
+def test_what_is_no_text_is_not_spelled() -> None:
+    _, draft = pair()
+    half = draft.encode("世", add_special=False)[0]
+    assert draft.token_bytes(half) != "世".encode()
+    assert bridge().spelled(half) == ()
+    assert bridge().spelled(draft.token_id("<|im_start|>") or -1) == ()
+    assert bridge().spelled(draft.vocab_size + 3) == ()
+
+
+def test_another_text_is_no_spelling() -> None:
+    """A tokenizer that writes a space in front of whatever it is given can not spell the middle of a word."""
+    _, draft = pair()
+    target = make_tiny("spaced")
+    both = VocabularyBridge(target, draft, target.vocab_size, draft.vocab_size)
+    inner = draft.encode("jumped", add_special=False)
+    assert all(b"".join(map(target.token_bytes, both.spelled(t))) in (b"", draft.token_bytes(t)) for t in inner)
+
+
+@settings(max_examples=20)
+@given(seed=st.integers(0, 2**32))
+def test_best_tokens(seed: int) -> None:
+    logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(seed)) * 30
+    tokens, chances = best_tokens(logits)
+    assert tokens == logits.argmax(1).tolist()
+    assert chances == pytest.approx(logits.softmax(1).max(1).values.tolist(), rel=1e-4)

@@ -1,0 +1,102 @@
+"""All drafters at once in a real engine, a random feature head among them: speed may change, output may not."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draft.head import HeadDrafter
+from specdec.engine.build import build_parts
+from specdec.engine.engine import EngineParts
+from specdec.types import Request, SamplingParams, StoppingParams
+from specdec.verify.company import PLAIN, Company
+from specdec.verify.compare import first_mismatches
+from specdec.verify.runner import CompanyRunner
+from tests.draft.eagle3_checkpoint import head_config, head_tensors, write_head
+from tests.engine.test_path_identity import named, prompts, samplings, stoppings
+from tests.engine.tiny_engine import tiny_parts
+
+GREEDY = SamplingParams(temperature=0.0)
+LONG = StoppingParams(max_tokens=40, ignore_eos=True)
+ALL = ("grammar", "prediction", "suffix", "model", "head", "oracle:0.7")
+
+
+@functools.cache
+def every_parts() -> EngineParts:
+    base = tiny_parts()
+    vocab = base.info.vocab_size
+    folder = Path(base.config.target).parent / "head"
+    hidden = json.loads((Path(base.config.target) / "config.json").read_text())["hidden_size"]
+    write_head(
+        folder, head_config(vocab, 200, eagle_aux_hidden_state_layer_ids=[0, 1, 1]), head_tensors(hidden, vocab, 200)
+    )
+    speculation = base.config.speculation.model_copy(update={"drafters": ALL})
+    return build_parts(base.config.model_copy(update={"draft_head": str(folder), "speculation": speculation}))
+
+
+requests = st.builds(
+    Request,
+    request_id=st.just(""),
+    prompt_ids=prompts(),
+    sampling=samplings,
+    stopping=stoppings,
+    prediction_ids=st.lists(st.integers(0, 379), max_size=30).map(tuple),
+    session=st.sampled_from(["", "s"]),
+    target_tpot_ms=st.sampled_from([None, 0.01, 1e6]),
+)
+companies = st.builds(
+    Company,
+    name=st.just("drawn"),
+    drafters=st.sampled_from([ALL, ("head",), ("head", "model"), ("oracle:0.7",), ("prediction", "suffix")]),
+    max_nodes=st.integers(1, 20),
+    max_depth=st.integers(1, 8),
+    width=st.integers(1, 4),
+    concurrency=st.integers(1, 8),
+    prefill_chunk=st.sampled_from([6, 64]),
+    kv_pages=st.sampled_from([None, 9, 12]),
+    preempt_every=st.sampled_from([0, 5]),
+    warm=st.booleans(),
+    controlled=st.booleans(),
+    free=st.booleans(),
+)
+
+
+@settings(max_examples=40)
+@given(drawn=st.lists(requests, min_size=1, max_size=6), company=companies)
+def test_no_drafter_shows(drawn: list[Request], company: Company) -> None:
+    runner = CompanyRunner(every_parts())
+    plain = runner.run(PLAIN, named(drawn))
+    mismatches = first_mismatches(company.name, plain, runner.run(company, named(drawn)))
+    assert not mismatches, str(mismatches[0])
+
+
+@pytest.mark.parametrize("drafter", ["head", "model", "suffix", "oracle:0.7", "prediction"])
+def test_each_drafter_takes_part(drafter: str) -> None:
+    prompt = tuple([7, 8, 9, 10, 11] * 20)
+    ask = Request("", prompt, GREEDY, LONG, prediction_ids=tuple(prompt))
+    runner = CompanyRunner(every_parts())
+    company = Company("one", (drafter,), 6, 3, 2)
+    runner.run(company, named([ask]))  # the oracle learns
+    outcome = runner.run(company, named([ask]))[("r0", 0)]
+    assert outcome.drafted > 0
+
+
+def test_the_head_hears_what_the_target_computes() -> None:
+    (head,) = [d for d in every_parts().drafters if isinstance(d, HeadDrafter)]
+    heard: list[tuple[int, int]] = []
+    listen = head.features
+    head.features = lambda seq, start, rows: (heard.append((start, rows.shape[0])), listen(seq, start, rows))  # type: ignore[method-assign,func-returns-value,assignment]
+    try:
+        prompt = tuple(range(5, 105))
+        CompanyRunner(every_parts()).run(Company("one", ("head",), 4, 4, 1), named([Request("", prompt, GREEDY, LONG)]))
+    finally:
+        head.features = listen  # type: ignore[method-assign]
+    ends = [start + n for start, n in heard]
+    assert heard[0][0] == 0
+    assert [start for start, _ in heard[1:]] == ends[:-1]  # no gap, no overlap
+    assert ends[-1] == 100 + 40 - 1
