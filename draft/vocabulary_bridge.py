@@ -33,8 +33,8 @@ class VocabularyBridge:
             if twin is not None and self.to_target[twin] < 0:
                 self.to_draft[token], self.to_target[twin] = twin, token
         shared = [(t, d) for t, d in enumerate(self.to_draft) if d >= 0]
-        self._target_ids = torch.tensor([t for t, _ in shared], dtype=torch.int64)
-        self._draft_ids = torch.tensor([d for _, d in shared], dtype=torch.int64)
+        self._target_ids = np.array([t for t, _ in shared], np.intp)
+        self._draft_ids = np.array([d for _, d in shared], np.intp)
         self._spell = lru_cache(maxsize=65536)(self._spelled)
 
     @property
@@ -45,9 +45,11 @@ class VocabularyBridge:
     def translate(self, logits: Tensor, out: Tensor) -> Tensor:
         """The draft's logits [rows, draft vocabulary] under the target's ids, in the first rows of ``out`` (float32
         [>= rows, target vocabulary], `DEAD` where there is no twin, as `buffer` makes it)."""
-        into = out[: logits.shape[0]]
-        into.index_copy_(1, self._target_ids, logits.index_select(1, self._draft_ids))
-        return into
+        # numpy, since torch wakes its own thread pool for this and waits for it longer than the copy takes
+        source, into = logits.numpy(), out.numpy()
+        for row in range(logits.shape[0]):
+            into[row, self._target_ids] = source[row, self._draft_ids]
+        return out[: logits.shape[0]]
 
     def buffer(self, rows: int) -> Tensor:
         """What `translate` writes to."""

@@ -39,7 +39,7 @@ class ReferenceBackend:
 
         def op(rows: int) -> None:
             x = _prologue(spec, spec.src[:rows])
-            if spec.weight.kind == "int8":
+            if spec.weight.kind in ("int4", "int8"):
                 x = rotate(fake_quantise(rotate(x)))
             y = torch.stack([torch.mv(weight, row) for row in x])
             if bias is not None:

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Dtype = Literal["int8", "bf16", "fp32"]
+WeightDtype = Literal["int4", "int8", "bf16", "fp32"]
 
 
 class SpeculationConfig(BaseModel):
@@ -46,6 +47,7 @@ class EngineConfig(BaseModel):
 
     target: str = Field("smollm2-135m", min_length=1, description="HF folder, .gguf file, hub id or catalogue name")
     draft: str | None = Field(None, description="small model that drafts; same forms as target, any vocabulary")
+    draft_dtype: WeightDtype | None = Field(None, description="default: int4 beside an int8 target, else the target's")
     draft_head: str | None = Field(None, description="EAGLE-3 checkpoint folder for the `head` drafter")
     dtype: Dtype = "int8"
     kernels: Literal["auto", "native", "reference"] = "auto"

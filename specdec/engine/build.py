@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import cast
 
+import torch
+
 import specdec
 from draft.protocol import CostlyDrafter
 from specdec.config import EngineConfig
@@ -60,6 +62,9 @@ def build_parts(config: EngineConfig, progress: Progress | None = None) -> Engin
         max_batch=config.max_batch, drafters=tuple(d.name for d in drafters), eos_ids=tuple(target.tokenizer.eos_ids),
         threads=threads, version=specdec.__version__,
     )  # fmt: skip
+    if kernels.name == "native":
+        # The kernels have their own workers; torch's, woken for a small copy, spin beside them for milliseconds.
+        torch.set_num_threads(1)
     kv = KvCacheManager(pages, prefix_cache=config.prefix_cache)
     costs = None
     if config.speculation.enabled and drafters and config.speculation.profile_s > 0:

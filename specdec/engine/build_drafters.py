@@ -84,7 +84,8 @@ class DrafterBuilder:
     def _model(self) -> Drafter:
         config, target = self._config, self._target
         assert config.draft is not None  # the configuration checks it
-        model = load_model(config.draft, dtype=config.dtype, cache_dir=config.cache_dir, progress=self._progress)
+        dtype = config.draft_dtype or ("int4" if config.dtype == "int8" else config.dtype)
+        model = load_model(config.draft, dtype=dtype, cache_dir=config.cache_dir, progress=self._progress)
         self.draft_name = model.name
         promised = (
             self._pages * KvPool.bytes_per_page(target.config) + config.max_step_rows * target.config.vocab_size * 4

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specdec.config import Dtype
+from specdec.config import WeightDtype
 from specdec.models.array_spec import ArraySpec
 from specdec.models.model_config import ModelConfig
 from specdec.models.tensor_source import TensorSource
-from verify_kernels.packed_linear import GROUP_K, TILE_N
+from verify_kernels.packed_linear import CHUNK_K, GROUP_K, TILE_N
 
 ALIGNMENT = 4096  # a page: arrays can be read straight into place, and no two share a page
 
@@ -54,23 +54,34 @@ def norm_plans(config: ModelConfig) -> list[tuple[str, int]]:
     return [*layers, ("final_norm", config.hidden_size)]
 
 
+def linear_kind(name: str, dtype: WeightDtype) -> WeightDtype:
+    """How the linear layer ``name`` is stored in a model of ``dtype``: an int4 model's output layer stays int8, since
+    its errors go straight into the choice of tokens."""
+    return "int8" if dtype == "int4" and name == "lm_head" else dtype
+
+
 def has_bias(plan: LinearPlan, source: TensorSource) -> bool:
     """Whether any part of the linear layer carries a bias (the others' is zero then)."""
     return any(source.has(role + ".bias") for role, _ in plan.parts)
 
 
-def plan_layout(source: TensorSource, dtype: Dtype) -> list[ArraySpec]:
+def plan_layout(source: TensorSource, dtype: WeightDtype) -> list[ArraySpec]:
     """Arrays of the packed model with their page-aligned offsets, in file order."""
     config = source.config
     arrays: list[tuple[str, str, tuple[int, ...]]] = []
     for plan in linear_plans(config, config.tie_embeddings):
         tiles, groups = -(-plan.rows // TILE_N), -(-plan.columns // GROUP_K)
-        if dtype == "int8":
+        kind = linear_kind(plan.name, dtype)
+        if kind == "int4":
+            pairs, chunks = -(-plan.columns // (2 * GROUP_K)), -(-plan.columns // CHUNK_K)
+            arrays.append((plan.name + ".data", "uint8", (tiles, pairs, TILE_N, GROUP_K)))
+            arrays.append((plan.name + ".scale", "float32", (tiles, chunks, TILE_N)))
+        elif kind == "int8":
             arrays.append((plan.name + ".data", "uint8", (tiles, groups, TILE_N, GROUP_K)))
             arrays.append((plan.name + ".scale", "float32", (tiles * TILE_N,)))
         else:
-            kind = "bfloat16" if dtype == "bf16" else "float32"
-            arrays.append((plan.name + ".data", kind, (tiles, plan.columns, TILE_N)))
+            stored = "bfloat16" if kind == "bf16" else "float32"
+            arrays.append((plan.name + ".data", stored, (tiles, plan.columns, TILE_N)))
         if has_bias(plan, source):
             arrays.append((plan.name + ".bias", "float32", (tiles * TILE_N,)))
     arrays += [(role, "float32", (size,)) for role, size in norm_plans(config)]

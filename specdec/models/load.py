@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from specdec.config import Dtype
+from specdec.config import WeightDtype
 from specdec.errors import ModelError, UnsupportedModelError
 from specdec.models.checkpoint import Checkpoint
 from specdec.models.layout import layout_bytes, plan_layout
@@ -22,7 +22,7 @@ from specdec.models.weights_buffer import WeightsBuffer
 MAX_HEAD_DIM = 256
 
 
-def load_model(ref: str, *, dtype: Dtype, cache_dir: Path, progress: Progress | None = None) -> LoadedModel:
+def load_model(ref: str, *, dtype: WeightDtype, cache_dir: Path, progress: Progress | None = None) -> LoadedModel:
     """Load the model that ``ref`` names: an HF folder, a .gguf file, a catalogue name (fetched when missing) or a
     hub id.
 
@@ -45,7 +45,7 @@ def load_model(ref: str, *, dtype: Dtype, cache_dir: Path, progress: Progress | 
 
 
 def _cached(
-    cache: PackedCache, name: str, dtype: Dtype, progress: Progress
+    cache: PackedCache, name: str, dtype: WeightDtype, progress: Progress
 ) -> tuple[ModelConfig, WeightsBuffer] | None:
     file = cache.open()
     if file is None:
@@ -56,7 +56,7 @@ def _cached(
 
 
 def _packed(
-    cache: PackedCache, checkpoint: Checkpoint, dtype: Dtype, progress: Progress
+    cache: PackedCache, checkpoint: Checkpoint, dtype: WeightDtype, progress: Progress
 ) -> tuple[ModelConfig, WeightsBuffer]:
     source = checkpoint.open()
     check_memory(checkpoint.name, layout_bytes(plan_layout(source, dtype)), dtype)

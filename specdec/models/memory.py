@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psutil
 
-from specdec.config import Dtype
+from specdec.config import WeightDtype
 from specdec.errors import ModelError
 
 GIB = 1 << 30
@@ -26,7 +26,7 @@ def available_bytes(cgroup: Path = _CGROUP) -> int:
     return min(free, int(text) - used + reclaimable)
 
 
-def check_memory(name: str, nbytes: int, dtype: Dtype, available: int | None = None) -> None:
+def check_memory(name: str, nbytes: int, dtype: WeightDtype, available: int | None = None) -> None:
     """ModelError unless ``nbytes`` of weights and some working space fit in ``available`` (default: measured)."""
     available = available_bytes() if available is None else available
     needed = nbytes + WORKING_BYTES

@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 import torch
 from torch import Tensor
 
-from specdec.config import Dtype
+from specdec.config import WeightDtype
 from specdec.errors import ModelError
-from specdec.models.layout import LinearPlan, has_bias, linear_plans, norm_plans, plan_layout
+from specdec.models.layout import LinearPlan, has_bias, linear_kind, linear_plans, norm_plans, plan_layout
 from specdec.models.progress import Progress
 from specdec.models.tensor_source import TensorSource
 from specdec.models.weights_buffer import WeightsBuffer
@@ -22,7 +22,7 @@ SLICE_VALUES = (
 )  # values converted at a time: small enough to stay near the cache, large enough to amortise calls
 
 
-def pack_model(source: TensorSource, dtype: Dtype, progress: Progress) -> WeightsBuffer:
+def pack_model(source: TensorSource, dtype: WeightDtype, progress: Progress) -> WeightsBuffer:
     """Pack every tensor of ``source`` into a fresh buffer. Besides the buffer only slices are held in memory.
 
     Raises:
@@ -71,7 +71,7 @@ def check_shapes(source: TensorSource) -> None:
             )
 
 
-def _jobs(source: TensorSource, dtype: Dtype, buffer: WeightsBuffer) -> list[tuple[int, Callable[[], None]]]:
+def _jobs(source: TensorSource, dtype: WeightDtype, buffer: WeightsBuffer) -> list[tuple[int, Callable[[], None]]]:
     jobs: list[tuple[int, Callable[[], None]]] = []
     for plan in linear_plans(source.config, source.config.tie_embeddings):
         step = max(SLICE_VALUES // plan.columns // TILE_N, 1) * TILE_N
@@ -91,7 +91,7 @@ def _jobs(source: TensorSource, dtype: Dtype, buffer: WeightsBuffer) -> list[tup
 def _pack_job(
     source: TensorSource,
     plan: LinearPlan,
-    dtype: Dtype,
+    dtype: WeightDtype,
     buffer: WeightsBuffer,
     low: int,
     high: int,
@@ -99,12 +99,13 @@ def _pack_job(
 ) -> Callable[[], None]:
     def job() -> None:
         piece = None if bias is None else bias[low:high]
-        packed = pack_linear(_fused_rows(source, plan, low, high), piece, dtype)
+        packed = pack_linear(_fused_rows(source, plan, low, high), piece, linear_kind(plan.name, dtype))
         first = low // TILE_N  # slices begin on a tile, and tiles are packed independently
         buffer.view(plan.name + ".data")[first : first + packed.tiles] = packed.data
         channels = slice(first * TILE_N, (first + packed.tiles) * TILE_N)
-        if packed.scale is not None:
-            buffer.view(plan.name + ".scale")[channels] = packed.scale
+        if packed.scale is not None:  # by tile for int4, by channel for int8
+            scales = buffer.view(plan.name + ".scale")
+            scales[slice(first, first + packed.tiles) if scales.ndim > 1 else channels] = packed.scale
         if packed.bias is not None:
             buffer.view(plan.name + ".bias")[channels] = packed.bias
 

@@ -8,7 +8,7 @@ import re
 import shutil
 from pathlib import Path
 
-from specdec.config import Dtype
+from specdec.config import WeightDtype
 from specdec.models.checkpoint import Checkpoint
 from specdec.models.model_config import ModelConfig
 from specdec.models.packed_file import PackedFile, PackedFileError, write_packed_file
@@ -28,7 +28,7 @@ class PackedCache:
     key does, and what was kept for that place before is deleted.
     """
 
-    def __init__(self, folder: Path, checkpoint: Checkpoint, dtype: Dtype) -> None:
+    def __init__(self, folder: Path, checkpoint: Checkpoint, dtype: WeightDtype) -> None:
         self._name = checkpoint.name
         self.key = hashlib.sha256(f"{checkpoint.fingerprint()}|{dtype}|{_FORMAT}".encode()).hexdigest()
         place = hashlib.sha256(str(checkpoint.path.resolve()).encode()).hexdigest()[:8]

@@ -8,9 +8,9 @@ import mmap
 import torch
 from torch import Tensor
 
-from specdec.config import Dtype
+from specdec.config import WeightDtype
 from specdec.models.array_spec import DTYPES, ArraySpec
-from specdec.models.layout import layout_bytes
+from specdec.models.layout import layout_bytes, linear_kind
 from specdec.models.model_config import ModelConfig
 from specdec.models.weights import LayerWeights, ModelWeights
 from verify_kernels.packed_linear import PackedLinear
@@ -42,7 +42,7 @@ class WeightsBuffer:
         """The array called ``name``, or None when the model has none."""
         return self._views.get(name)
 
-    def weights(self, config: ModelConfig, dtype: Dtype) -> ModelWeights:
+    def weights(self, config: ModelConfig, dtype: WeightDtype) -> ModelWeights:
         """The decoder's view of the buffer; shares its memory."""
         hidden = config.hidden_size
         return ModelWeights(
@@ -52,7 +52,7 @@ class WeightsBuffer:
             lm_head=self._linear("lm_head", dtype, config.vocab_size, hidden),
         )
 
-    def _layer(self, config: ModelConfig, dtype: Dtype, p: str) -> LayerWeights:
+    def _layer(self, config: ModelConfig, dtype: WeightDtype, p: str) -> LayerWeights:
         hidden, ffn = config.hidden_size, config.intermediate_size
         return LayerWeights(
             attn_norm=self.view(p + "attn_norm"),
@@ -67,9 +67,10 @@ class WeightsBuffer:
             mlp_post_norm=self.find(p + "mlp_post_norm"),
         )
 
-    def _linear(self, name: str, dtype: Dtype, n: int, k: int) -> PackedLinear:
+    def _linear(self, name: str, dtype: WeightDtype, n: int, k: int) -> PackedLinear:
+        kind = linear_kind(name, dtype)
         return PackedLinear(
-            dtype, n, k, self.view(name + ".data"), self.find(name + ".scale"), self.find(name + ".bias")
+            kind, n, k, self.view(name + ".data"), self.find(name + ".scale"), self.find(name + ".bias")
         )
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from specdec.models.tokenizer import Tokenizer
-from specdec.types import OutputParams, Request, SamplingParams, StoppingParams
+from specdec.types import GrammarKind, GrammarParams, OutputParams, Request, SamplingParams, StoppingParams
 
 TEXTS = (
     "def fibonacci(n):\n    if n < 2:\n        return n\n    return",
@@ -33,8 +34,22 @@ PREAMBLE = (
 )
 
 
+GRAMMARS = (
+    GrammarParams(
+        GrammarKind.JSON_SCHEMA,
+        '{"type": "object", "properties": {"name": {"type": "string", "maxLength": 12}, "born": {"type": "integer"}, '
+        '"alive": {"type": "boolean"}}, "required": ["name", "born", "alive"], "additionalProperties": false}',
+    ),
+    GrammarParams(GrammarKind.REGEX, r"(the|a|one) [a-z]{2,9}( and [a-z]{2,9})*\."),
+    GrammarParams(GrammarKind.CHOICE, '["certainly, and at once", "certainly not", "perhaps"]'),
+    GrammarParams(GrammarKind.JSON_OBJECT),
+    GrammarParams(GrammarKind.EBNF, 'start: "(" INT (", " INT)* ")"\nINT: /[0-9]{1,3}/'),
+)
+
+
 def make_requests(tokenizer: Tokenizer, count: int, seed: int, max_tokens: int) -> Iterator[Request]:
-    """``count`` requests: a third greedy, the others sampled with every option in turn; all ask for logprobs."""
+    """``count`` requests: a third greedy, the others sampled with every option in turn, some in a grammar or of a
+    session; most ask for logprobs."""
     rng = random.Random(seed)
     for number in range(count):
         preamble = PREAMBLE if number % 4 == 1 else ""
@@ -43,7 +58,25 @@ def make_requests(tokenizer: Tokenizer, count: int, seed: int, max_tokens: int) 
         stop = ("\n\n",) if number % 7 == 3 else ()
         stopping = StoppingParams(max_tokens=rng.randint(max_tokens // 2, max_tokens), stop=stop, ignore_eos=True)
         logprobs = (0, 3, None)[number % 3]
-        yield Request(f"r{number}", prompt, _sampling(rng, number), stopping, OutputParams(logprobs=logprobs))
+        sampling = _sampling(rng, number)
+        grammar = GRAMMARS[number // 5 % len(GRAMMARS)] if number % 5 == 3 and tokenizer.eos_ids else None
+        yield Request(
+            f"r{number}",
+            prompt,
+            replace(sampling, allowed_token_ids=()) if grammar else sampling,
+            stopping,
+            OutputParams(logprobs=logprobs),
+            session=("", "editor", "chat")[number % 3],
+            grammar=grammar,
+        )
+
+
+def predicted(request: Request, output: Sequence[int], rng: random.Random) -> Request:
+    """``request`` with a prediction as a caller's might be: its ``output``, with something missing and something of
+    the prompt put in its place."""
+    cut, gap = rng.randrange(len(output) + 1), rng.randrange(4)
+    wrong = request.prompt_ids[: rng.randrange(4)]
+    return replace(request, prediction_ids=(*output[:cut], *wrong, *output[cut + gap :]))
 
 
 def _sampling(rng: random.Random, number: int) -> SamplingParams:

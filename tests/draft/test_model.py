@@ -47,7 +47,8 @@ def ask(
     allowed: tuple[int, ...] = ALLOWED,
     **sampling: Any,
 ) -> Request:
-    params = SamplingParams(**{"temperature": 0.0, "seed": 7, "allowed_token_ids": allowed} | sampling)
+    base: dict[str, Any] = {"temperature": 0.0, "seed": 7, "allowed_token_ids": allowed}
+    params = SamplingParams(**(base | sampling))
     stopping = StoppingParams(max_tokens=max_tokens, ignore_eos=True)
     return Request(name, prompt, params, stopping, speculation=speculation or forced())
 
@@ -125,7 +126,13 @@ def test_samples_share_a_prompt() -> None:
 
 def test_penalties_and_filters_are_the_targets() -> None:
     engine = twin_engine()
-    filters = {"top_k": 20, "top_p": 0.9, "min_p": 0.01, "frequency_penalty": 0.5, "repetition_penalty": 1.2}
+    filters: dict[str, Any] = {
+        "top_k": 20,
+        "top_p": 0.9,
+        "min_p": 0.01,
+        "frequency_penalty": 0.5,
+        "repetition_penalty": 1.2,
+    }
     engine.submit(ask("a", tuple(range(5, 155)), temperature=0.9, logit_bias=((5, 2.0),), **filters))
     assert rejected(finished(engine)) == 0
 
@@ -194,7 +201,9 @@ def test_floors_are_kept_to() -> None:
     kv.admit(sequence)
     kv.ensure(sequence, 128)
     floor, level_floor = math.log(0.05), math.log(0.2)
-    (tree,) = propose(drafter, [DraftTask(sequence, greedy(), 40, 20, 3, "model", floor=floor, level_floor=level_floor)])
+    (tree,) = propose(
+        drafter, [DraftTask(sequence, greedy(), 40, 20, 3, "model", floor=floor, level_floor=level_floor)]
+    )
     assert 1 < len(tree) < 41
     assert min(tree.scores) >= floor
     assert all(tree.scores[parent] >= level_floor for parent in tree.parents[1:])
@@ -207,7 +216,9 @@ def test_what_the_target_may_not_say_is_not_proposed() -> None:
     kv.ensure(sequence, 128)
     allowed = (3, 50, 51, 300)
     params = SamplingParams(temperature=0.0, allowed_token_ids=allowed)
-    sampling = SequenceSampling(params, StoppingParams(min_tokens=2, stop_token_ids=(3,)), 1, 384, (2,), sequence.tokens)
+    sampling = SequenceSampling(
+        params, StoppingParams(min_tokens=2, stop_token_ids=(3,)), 1, 384, (2,), sequence.tokens
+    )
     (tree,) = propose(drafter, [DraftTask(sequence, sampling, 40, 4, 16, "model")])
     assert set(tree.tokens[1:]) <= set(allowed)
     assert {tree.depths[node] for node in range(len(tree)) if tree.tokens[node] == 3} <= {3, 4}

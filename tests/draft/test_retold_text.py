@@ -18,7 +18,7 @@ from specdec.config import EngineConfig
 from specdec.models.load_tokenizer import load_tokenizer
 from specdec.models.tokenizer import Tokenizer
 from specdec.models.tokenizer_info import TokenizerInfo
-from tests.draft.tiny_drafts import make_tiny, wordy_tokenizer
+from tests.draft.tiny_drafts import cut, make_tiny, wordy_tokenizer
 
 Pair = tuple[Tokenizer, Tokenizer, VocabularyBridge]
 
@@ -40,19 +40,6 @@ def paired(target: Tokenizer, draft: Tokenizer) -> Pair:
 def tiny_pair(backwards: bool = False) -> Pair:
     pair = make_tiny("target"), make_tiny("other")
     return paired(*pair[::-1]) if backwards else paired(*pair)
-
-
-def cut(tokenizer: Tokenizer, text: str, rng: random.Random) -> list[int]:
-    """``text`` in tokens of which many are not the tokenizer's own choice."""
-    data = text.encode()
-    by_bytes = {tokenizer.token_bytes(t): t for t in range(tokenizer.vocab_size) if t not in tokenizer.special_ids}
-    ids, at = [], 0
-    while at < len(data):
-        lengths = [n for n in range(1, 9) if data[at : at + n] in by_bytes and at + n <= len(data)]
-        length = rng.choice(lengths)
-        ids.append(by_bytes[data[at : at + length]])
-        at += length
-    return ids
 
 
 def said(tokenizer: Tokenizer, ids: list[int]) -> bytes:

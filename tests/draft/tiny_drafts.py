@@ -26,13 +26,14 @@ from specdec.models.decoder import Decoder
 from specdec.models.kv_pool import KvPool
 from specdec.models.tokenizer import Tokenizer
 from specdec.models.tokenizer_info import TokenizerInfo
+from specdec.sampling import Sampler
 from specdec.types import Finished, SpeculationMode, SpeculationParams
 from tests.engine.tiny_engine import drain
 from tests.models.tiny import SPECIALS, make_tiny_model, make_tiny_tokenizer
 from verify_kernels.kernels import Kernels, load_kernels
 
 CACHE = Path("~/.cache/specdec")
-PAGES, ROWS = 40, 96
+PAGES, ROWS, VOCAB = 40, 96, 384
 OTHER_TEXT = [
     "class Reader:\n    def read(self, name: str) -> bytes:\n        return open(name, 'rb').read()\n",
     "The brown dog of the other day was not so lazy; it jumped and it was quick to read the event.",
@@ -184,6 +185,19 @@ def forced(nodes: int = 4, depth: int = 4, width: int = 1) -> SpeculationParams:
     return SpeculationParams(SpeculationMode.ON, ("model",), nodes, depth, width)
 
 
+def cut(tokenizer: Tokenizer, text: str, rng: random.Random) -> list[int]:
+    """``text`` in tokens of which many are not the tokenizer's own choice."""
+    data = text.encode()
+    by_bytes = {tokenizer.token_bytes(t): t for t in range(tokenizer.vocab_size) if t not in tokenizer.special_ids}
+    ids, at = [], 0
+    while at < len(data):
+        lengths = [n for n in range(1, 9) if data[at : at + n] in by_bytes and at + n <= len(data)]
+        length = rng.choice(lengths)
+        ids.append(by_bytes[data[at : at + length]])
+        at += length
+    return ids
+
+
 @functools.cache
 def word_ids() -> tuple[int, ...]:
     """The target's tokens for a space and a whole word: any sequence of them is the tokenizer's own spelling."""
@@ -215,3 +229,16 @@ def rejected(done: list[Finished], least: int = 20) -> int:
     accepted = sum(event.stats.num_accepted_draft_tokens for event in done)
     assert accepted >= least, f"only {accepted} draft tokens were accepted"
     return sum(event.stats.num_draft_tokens for event in done) - accepted
+
+
+def cross_drafter(name: str = "other", pages: int = 40) -> CrossVocabularyDrafter:
+    """A drafter outside any engine, with an empty pool."""
+    return CrossVocabularyDrafter(
+        decoder(name, pages), Sampler(kernels().sampling, 2), model("target").tokenizer, model(name).tokenizer, VOCAB, 8
+    )
+
+
+def books_are_closed(drafter: Any) -> None:
+    """No sequence is remembered, and every page is back."""
+    assert drafter._readers == {}
+    drafter._kv.check([])

@@ -18,7 +18,8 @@ from verify_kernels.forward_batch import ForwardBatch
 from verify_kernels.linear_spec import LinearSpec
 
 CHUNK = 256  # input channels per activation scale, as in csrc/prologue.h
-_KINDS = {"int8": 0, "bf16": 1, "fp32": 2}
+_KINDS = {"int8": 0, "bf16": 1, "fp32": 2, "int4": 3}
+_CHANNELS_PER_GROUP = {"int8": 4, "int4": 8}  # of the second dimension of packed data
 _PROLOGUES = {"none": 0, "rms": 1, "silu": 2, "gelu": 3}
 _EPILOGUES = {"store": 0, "add": 1, "norm_add": 2}
 
@@ -61,7 +62,7 @@ class NativeBackend:
         _need("dst", spec.dst, weight.n)
         if weight.k > self._x.shape[1] or (spec.epilogue == "norm_add" and weight.n > self._result.shape[1]):
             raise ValueError(f"weight: {weight.n} x {weight.k} exceeds the reserved scratch")
-        k_pad = weight.data.shape[1] * 4 if weight.kind == "int8" else weight.k
+        k_pad = weight.data.shape[1] * _CHANNELS_PER_GROUP.get(weight.kind, 1)
         args = LinearArgs(
             kind=_KINDS[weight.kind], pre=_PROLOGUES[spec.prologue], post=_EPILOGUES[spec.epilogue],
             threads=self.threads, n=weight.n, k=weight.k, k_pad=k_pad, tiles=weight.tiles,

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int TILE = 32;        // output channels per tile, as packed
 constexpr int ROW_BLOCK = 192;  // rows whose partial sums (32 floats each) stay in cache beside the weights
-constexpr int AHEAD = 2 * CHUNK * TILE;  // bytes: two chunks of int8 weights
+constexpr int AHEAD = 2 * CHUNK * TILE;  // bytes: two chunks of int8 weights, four of int4
 constexpr int MAX_MR = 12;      // rows per register block: 12 x 2 accumulators, 2 weights, 1 activation
 
 // One register block. Up to MAX_MR rows pass over the weights once: a tree's rows ride on the stream of weights that
@@ -52,6 +52,66 @@ inline void int8_block(const uint8_t* w, const int8_t* q, int64_t ld, int groups
     }
   }
 #endif
+}
+
+// As int8_block for weights of four bits: a byte holds a channel of each of two groups of four.
+template <int MR>
+inline void int4_block(const uint8_t* w, const int8_t* q, int64_t ld, int pairs, bool fetch, int32_t (*acc)[TILE]) {
+#if defined(__AVX512VNNI__)
+  __m512i sum[MR][2];
+  for (int m = 0; m < MR; ++m) sum[m][0] = sum[m][1] = _mm512_setzero_si512();
+  const __m512i low = _mm512_set1_epi8(15);
+  for (int g = 0; g < pairs; ++g) {
+    const __m512i b0 = _mm512_loadu_si512(w), b1 = _mm512_loadu_si512(w + 64);
+    if (fetch) {
+      _mm_prefetch((const char*)w + AHEAD, _MM_HINT_T0);
+      _mm_prefetch((const char*)w + AHEAD + 64, _MM_HINT_T0);
+    }
+    w += 4 * TILE;
+    const __m512i l0 = _mm512_and_si512(b0, low), l1 = _mm512_and_si512(b1, low);
+    const __m512i h0 = _mm512_and_si512(_mm512_srli_epi16(b0, 4), low);
+    const __m512i h1 = _mm512_and_si512(_mm512_srli_epi16(b1, 4), low);
+    for (int m = 0; m < MR; ++m) {
+      int32_t first, second;
+      memcpy(&first, q + m * ld + 8 * g, 4);
+      memcpy(&second, q + m * ld + 8 * g + 4, 4);
+      const __m512i a = _mm512_set1_epi32(first), b = _mm512_set1_epi32(second);
+      sum[m][0] = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(sum[m][0], l0, a), h0, b);
+      sum[m][1] = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(sum[m][1], l1, a), h1, b);
+    }
+  }
+  for (int m = 0; m < MR; ++m) {
+    _mm512_storeu_si512(&acc[m][0], sum[m][0]);
+    _mm512_storeu_si512(&acc[m][16], sum[m][1]);
+  }
+#else
+  for (int m = 0; m < MR; ++m) {
+    memset(acc[m], 0, sizeof(acc[m]));
+    for (int g = 0; g < pairs; ++g) {
+      const uint8_t* wg = w + 4 * TILE * (int64_t)g;
+      const int8_t* a = q + m * ld + 8 * g;
+      for (int n = 0; n < TILE; ++n)
+        for (int j = 0; j < 4; ++j)
+          acc[m][n] += (int32_t)(wg[4 * n + j] & 15) * a[j] + (int32_t)(wg[4 * n + j] >> 4) * a[4 + j];
+    }
+  }
+#endif
+}
+
+// sums[m] += (acc - offset) * scale for one chunk; q_sum counts 128 per value, weights of four bits are off by 8.
+template <int MR>
+void int4_chunk(const sd_linear_args& a, int tile, int chunk, int row, bool fetch, float* sums) {
+  const int begin = chunk * CHUNK, chunks = (a.k_pad + CHUNK - 1) / CHUNK;
+  const int width = a.k_pad - begin < CHUNK ? a.k_pad - begin : CHUNK;
+  const uint8_t* w = (const uint8_t*)a.weight + ((int64_t)tile * a.k_pad + begin) * TILE / 2;
+  const float* weight_scale = a.weight_scale + ((int64_t)tile * chunks + chunk) * TILE;
+  alignas(64) int32_t acc[MR][TILE];
+  int4_block<MR>(w, a.q + (int64_t)row * a.k_pad + begin, a.k_pad, width / 8, fetch, acc);
+  for (int m = 0; m < MR; ++m) {
+    const float scale = a.q_scale[(row + m) * chunks + chunk];
+    const int32_t offset = a.q_sum[(row + m) * chunks + chunk] / 16;
+    for (int n = 0; n < TILE; ++n) sums[m * TILE + n] += (float)(acc[m][n] - offset) * (scale * weight_scale[n]);
+  }
 }
 
 // sums[m] += (acc - offset) * scale for one chunk.
@@ -103,6 +163,7 @@ void float_chunk(const sd_linear_args& a, int tile, int chunk, int row, float* s
 template <int MR>
 void chunk_rows(const sd_linear_args& a, int tile, int chunk, int row, bool fetch, float* sums) {
   if (a.kind == SD_INT8) int8_chunk<MR>(a, tile, chunk, row, fetch, sums);
+  else if (a.kind == SD_INT4) int4_chunk<MR>(a, tile, chunk, row, fetch, sums);
   else if (a.kind == SD_BF16) float_chunk<MR, uint16_t>(a, tile, chunk, row, sums);
   else float_chunk<MR, float>(a, tile, chunk, row, sums);
 }
@@ -126,7 +187,7 @@ void chunk_dispatch(const sd_linear_args& a, int tile, int chunk, int row, int m
 
 void finish_tile(const sd_linear_args& a, int tile, int row, int rows, const float* sums) {
   const int first = tile * TILE, width = a.n - first < TILE ? a.n - first : TILE;
-  const float* scale = a.weight_scale ? a.weight_scale + first : nullptr;
+  const float* scale = a.weight_scale && a.kind != SD_INT4 ? a.weight_scale + first : nullptr;
   const float* bias = a.bias ? a.bias + first : nullptr;
   const bool staged = a.post == SD_POST_NORM_ADD;
   float* out = staged ? a.result : a.dst;

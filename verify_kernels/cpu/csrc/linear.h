@@ -4,7 +4,7 @@
 
 extern "C" {
 
-enum { SD_INT8 = 0, SD_BF16 = 1, SD_FP32 = 2 };
+enum { SD_INT8 = 0, SD_BF16 = 1, SD_FP32 = 2, SD_INT4 = 3 };
 enum { SD_PRE_NONE = 0, SD_PRE_RMS = 1, SD_PRE_SILU = 2, SD_PRE_GELU = 3 };
 enum { SD_POST_STORE = 0, SD_POST_ADD = 1, SD_POST_NORM_ADD = 2 };
 

@@ -162,15 +162,16 @@ inline void prepare_row(const sd_linear_args& a, int row) {
   const float* src = a.src + row * a.ld_src;
   float* x = a.x + (int64_t)row * a.k_pad;
   const float* ready = x;
+  const bool quantised = a.kind == SD_INT8 || a.kind == SD_INT4;
   switch (a.pre) {
     case SD_PRE_RMS: rms_norm(src, a.pre_norm, a.k, a.eps, x); break;
     case SD_PRE_SILU: gate(src, a.k, x, silu16); break;
     case SD_PRE_GELU: gate(src, a.k, x, gelu16); break;
     default:
-      if (a.kind == SD_INT8) ready = src;
+      if (quantised) ready = src;
       else memcpy(x, src, (size_t)a.k * 4);
   }
-  if (a.kind != SD_INT8) return;
+  if (!quantised) return;
   const int chunks = (a.k_pad + CHUNK - 1) / CHUNK;
   int8_t* q = a.q + (int64_t)row * a.k_pad;
   for (int c = 0; c < chunks; ++c) {

@@ -1,0 +1,52 @@
+"""Turns and trees for controller tests."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from hypothesis import strategies as st
+
+from specdec.control.sequence_control import SequenceControl
+from specdec.control.turn import Turn
+from specdec.tree import MAX_NODES, TokenTree
+
+Edge = tuple[int, int, float]
+"""(parent, token, chance given the parent)."""
+
+
+def make_turn(key: int = 1, **fields: Any) -> Turn:
+    """A greedy sequence's turn with ample room; ``fields`` are those of `Turn`."""
+    return Turn(SequenceControl(key, 0), **({"context": 0, "nodes": 63, "room": 1000} | fields))
+
+
+def make_tree(edges: Sequence[Edge], source: str = "s", pending: int = 0, cells: Sequence[int] = ()) -> TokenTree:
+    """A tree of these nodes, in order; an edge whose token its parent has already is merged."""
+    tree = TokenTree(pending)
+    for i, (parent, token, chance) in enumerate(edges):
+        tree.add(parent, token, tree.scores[parent] + math.log(chance), source, cells[i] if cells else -1)
+    return tree
+
+
+def chain(chances: Sequence[float], tokens: Sequence[int] = (), **fields: Any) -> TokenTree:
+    """A tree that is one path."""
+    named = tokens or range(1, len(chances) + 1)
+    return make_tree([(i, token, chance) for i, (token, chance) in enumerate(zip(named, chances, strict=True))], **fields)
+
+
+@st.composite
+def trees(draw: st.DrawFn, most: int = 8, source: str = "s", tokens: int = 3) -> TokenTree:
+    """Any tree of at most ``most`` draft nodes; siblings' chances may sum to more than 1, and may tie."""
+    tree = TokenTree(0)
+    for _ in range(draw(st.integers(0, most))):
+        parent = draw(st.integers(0, len(tree) - 1))
+        chance = draw(st.sampled_from([1.0, 0.9, 0.5, 0.25, 0.1]) | st.floats(0.01, 1.0))
+        if len(tree) < MAX_NODES:
+            tree.add(parent, draw(st.integers(0, tokens - 1)), tree.scores[parent] + math.log(chance), source)
+    return tree
+
+
+def paths(tree: TokenTree) -> set[tuple[int, ...]]:
+    """Token paths of all draft nodes."""
+    return {tuple(tree.path_tokens(node)) for node in range(1, len(tree))}

@@ -1,0 +1,259 @@
+"""A target and drafters that exist as numbers only, to let a real controller decide against known costs and chances."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+from draft.protocol import DraftTask
+from specdec.control.controller import Controller
+from specdec.control.cost_table import CostTable
+from specdec.control.merge import merge
+from specdec.control.outcome import DraftWork, Outcome
+from specdec.control.turn import Turn
+from specdec.tree import TokenTree
+from tests.draft.helpers import make_sequence, make_task
+
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
+WRONG = 1_000_000  # token ids from here on are never the target's
+PROBE_DEPTH, EXPANDED = 3, 4  # as in the drafting stage and in draft models
+DEPTH, NODES = 12, 31
+
+@dataclass(frozen=True, slots=True)
+class Skilled:
+    """A drafter: how often its n-th choice is right on positions of two kinds, easy and hard; how sure it claims to be
+    of its first (None: it knows). ``level_ms``: price of a level for a batch; None makes it a free one."""
+
+    name: str
+    easy: tuple[float, ...]
+    hard: tuple[float, ...]
+    easy_share: float = 0.5
+    claims: float | None = None
+    level_ms: Callable[[int], float] | None = None
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a run came to. asked: steps in which each drafter was asked; verified: draft nodes."""
+
+    tokens: int = 0
+    ms: float = 0.0
+    verified: int = 0
+    asked: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def rate(self) -> float:
+        """Tokens per millisecond."""
+        return self.tokens / self.ms
+
+
+@dataclass(slots=True)
+class World:
+    """verify_ms: true price of a forward by rows. noise: spread of measured times, as a factor's logarithm."""
+
+    drafters: Seq[Skilled]
+    verify_ms: Callable[[int], float]
+    sequences: int = 1
+    noise: float = 0.05
+    seed: int = 1
+    _rng: random.Random = field(default_factory=lambda: random.Random(1))
+    _ranks: dict[tuple[str, int, int], tuple[int, float]] = field(default_factory=dict)
+
+    def rank(self, drafter: Skilled, sequence: int, position: int) -> tuple[int, float]:
+        """Which of the drafter's choices is right at a position (-1: none), and the chance it gives its first."""
+        found = self._ranks.get((drafter.name, sequence, position))
+        if found is None:
+            draws = random.Random(f"{self.seed} {sequence} {position} {drafter.name}")
+            chances = drafter.easy if draws.random() < drafter.easy_share else drafter.hard
+            draw, at = draws.random(), 0
+            while at < len(chances) and draw >= chances[at]:
+                draw, at = draw - chances[at], at + 1
+            claim = chances[0] if drafter.claims is None else drafter.claims
+            found = at if at < len(chances) else -1, claim
+            self._ranks[drafter.name, sequence, position] = found
+        return found
+
+    def timed(self, ms: float) -> float:
+        """A measurement of what truly takes ``ms``."""
+        return ms * math.exp(self._rng.gauss(0.0, self.noise))
+
+    def table(self, price: Callable[[int], float]) -> CostTable:
+        """What a start-up measurement would find."""
+        return CostTable(ROWS, [0], [[price(rows) for rows in ROWS]])
+
+    def controller(self, probe_every: int = 16) -> Controller:
+        """A fresh controller over true costs."""
+        costly = {d.name: self.table(d.level_ms) for d in self.drafters if d.level_ms is not None}
+        return Controller(
+            {d.name: d.level_ms is not None for d in self.drafters}, self.table(self.verify_ms), costly, probe_every
+        )
+
+
+def children(world: World, drafter: Skilled, sequence: int, position: int, right: bool) -> list[tuple[int, float]]:
+    """Tokens and chances the drafter offers at a position; none is right behind an error (``right`` False)."""
+    rank, first = world.rank(drafter, sequence, position)
+    width = max(len(drafter.easy), len(drafter.hard))
+    second = min(1.0, first) * 0.4 * (1.0 - first)
+    return [
+        (position if right and n == rank else WRONG + 64 * position + 8 * n + len(drafter.name), first if n == 0 else second)
+        for n in range(width)
+    ]
+
+
+@dataclass(slots=True)
+class Growth:
+    """One sequence's tree while it grows. right: per node whether it is on the target's way."""
+
+    task: DraftTask
+    sequence: int
+    position: int
+    tree: TokenTree
+    right: dict[int, bool] = field(default_factory=lambda: {0: True})
+    frontier: list[int] = field(default_factory=lambda: [0])
+
+    def advance(self, world: World, drafter: Skilled) -> None:
+        """One level more, as a draft model grows it."""
+        fresh = []
+        for node in self.frontier:
+            at = self.position + self.tree.depths[node]
+            offers = children(world, drafter, self.sequence, at, self.right[node])[: self.task.width]
+            for rank, (token, prob) in enumerate(offers):
+                child = self.task.add(self.tree, node, token, prob, rank)
+                if child >= 0:
+                    self.right[child] = self.right[node] and token == at
+                    fresh.append(child)
+        deep = [
+            node
+            for node in fresh
+            if self.tree.scores[node] >= self.task.level_floor and self.tree.depths[node] < self.task.max_depth
+        ]
+        self.frontier = sorted(deep, key=lambda node: -self.tree.scores[node])[:EXPANDED]
+
+
+def walk(tree: TokenTree, position: int) -> list[int]:
+    """Tokens the target emits: the right path of the tree and one more."""
+    node, tokens = 0, []
+    while True:
+        token = position + len(tokens)
+        tokens.append(token)
+        child = tree.child(node, token)
+        if child is None:
+            return tokens
+        node = child
+
+
+class Simulation:
+    """Steps of a controller in a world; positions go on from call to call."""
+
+    def __init__(self, world: World, controller: Controller | None = None) -> None:
+        self.world = world
+        self.controller = controller or world.controller()
+        self.controls = [self.controller.enter(0.0) for _ in range(world.sequences)]
+        self._positions = [1] * world.sequences
+        self._borrowed = make_task(make_sequence([0]))  # the simulated drafters look at neither
+
+    def renew(self) -> None:
+        """Other requests take the place of those that run."""
+        self.controls = [self.controller.enter(0.0) for _ in self.controls]
+
+    def run(self, steps: int, forced: bool = False) -> Tally:
+        """``steps`` steps; what they came to."""
+        tally = Tally()
+        for _ in range(steps):
+            self._step(tally, forced)
+        return tally
+
+    def _step(self, tally: Tally, forced: bool) -> None:
+        world, controller = self.world, self.controller
+        turns = [Turn(control, 0, NODES, 10_000, forced) for control in self.controls]
+        controller.begin(turns, 0)
+        free = controller.asks_free()
+        own: list[list[TokenTree]] = [[TokenTree(position - 1)] for position in self._positions]
+        work: dict[str, DraftWork] = {}
+        decisions: dict[str, list[str]] = {}
+        draft_ms = 0.0
+        by_name = {drafter.name: drafter for drafter in world.drafters}
+        for name in controller.order:
+            drafter = by_name[name]
+            if drafter.level_ms is None:
+                asked = ["free" if free else "off"] * len(turns)
+            else:
+                asked = decisions[name] = controller.gate(name, own, [True] * len(turns))
+            batch = sum(decision != "off" for decision in asked)
+            if batch:
+                work[name] = self._ask(drafter, turns, asked, batch)
+                draft_ms += work[name].ms
+                tally.asked[name] = tally.asked.get(name, 0) + 1
+                for trees, tree in zip(own, work[name].trees, strict=True):
+                    if tree is not None:
+                        trees.append(tree)
+        merged = [merge(trees) for trees in own]
+        choice = controller.choose(merged, draft_ms)
+        chosen = [tree.subtree(kept) for tree, kept in zip(merged, choice.kept, strict=True)]
+        tokens = [walk(tree, at) for tree, at in zip(chosen, self._positions, strict=True)]
+        rows = sum(map(len, chosen))
+        true_ms = world.verify_ms(rows)
+        controller.observe(Outcome(tokens, rows, 0.0, world.timed(true_ms), work), decisions)
+        self._positions = [at + len(new) for at, new in zip(self._positions, tokens, strict=True)]
+        tally.tokens += sum(map(len, tokens))
+        tally.ms += true_ms + draft_ms
+        tally.verified += rows - len(turns)
+
+    def _ask(self, drafter: Skilled, turns: Seq[Turn], asked: Seq[str], batch: int) -> DraftWork:
+        """Trees of the sequences that are asked, grown together: a level costs what it costs for those still in it."""
+        trees: list[TokenTree | None] = [None] * len(turns)
+        growing = []
+        for i, (turn, decision) in enumerate(zip(turns, asked, strict=True)):
+            if decision != "off":
+                tree = trees[i] = TokenTree(self._positions[i] - 1)
+                growing.append(Growth(self._task(drafter, turn, decision, batch), i, self._positions[i], tree))
+        ms = 0.0
+        while growing:
+            ms += 0.0 if drafter.level_ms is None else drafter.level_ms(len(growing))
+            for growth in growing:
+                growth.advance(self.world, drafter)
+            growing = [growth for growth in growing if growth.frontier]
+        levels = max(1, *(max(tree.depths) for tree in trees if tree is not None), 1)
+        return DraftWork(trees, levels, self.world.timed(ms) if ms else 0.0)
+
+    def _task(self, drafter: Skilled, turn: Turn, decision: str, batch: int) -> DraftTask:
+        sequence, sampling = self._borrowed.sequence, self._borrowed.sampling
+        odds = self.controller.odds(drafter.name, turn)
+        if turn.forced:
+            return DraftTask(sequence, sampling, turn.nodes, DEPTH, 3, drafter.name, odds)
+        depth = PROBE_DEPTH if decision == "probe" else DEPTH
+        floor = self.controller.node_floor
+        costly = drafter.level_ms is not None  # a free drafter knows no levels
+        level_floor = self.controller.level_floor(drafter.name, batch) if costly else -math.inf
+        return DraftTask(sequence, sampling, turn.nodes, depth, 3, drafter.name, odds, floor, level_floor)
+
+
+def fixed_rate(world: World, drafter: Skilled, depth: int, width: int, steps: int) -> float:
+    """Tokens per millisecond of always drafting a chain ``depth`` long with ``width`` children at each of its nodes."""
+    tokens = ms = 0
+    positions = [1] * world.sequences
+    for _ in range(steps):
+        rows = world.sequences * (1 + depth * width)
+        for i, position in enumerate(positions):
+            got = 0
+            while got < depth:
+                rank, _ = world.rank(drafter, i, position + got)
+                if not 0 <= rank < width:
+                    break
+                got += 1
+                if rank:
+                    break  # the chain goes on under the first choice only
+            positions[i] += got + 1
+            tokens += got + 1
+        levels = 0.0 if drafter.level_ms is None else depth * drafter.level_ms(world.sequences)
+        ms += world.verify_ms(rows) + levels
+    return tokens / ms
+
+
+def best_fixed(world: World, drafter: Skilled, steps: int = 300) -> tuple[float, tuple[int, int]]:
+    """The best of all fixed settings, plain decode among them, and its depth and width."""
+    settings = [(0, 1), *((depth, width) for depth in (1, 2, 3, 4, 6, 8, 12) for width in (1, 2))]
+    return max((fixed_rate(world, drafter, *setting, steps), setting) for setting in settings)

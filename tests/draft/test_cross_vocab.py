@@ -1,0 +1,290 @@
+"""The drafter of another vocabulary, with an unrelated draft: nothing of it may show but time.
+
+Its KV and its books must stay right whatever becomes of a sequence, and it proposes only what the target may say.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import random
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from draft.cross_vocab import CrossVocabularyDrafter
+from draft.protocol import DraftTask
+from specdec.sampling import SequenceSampling
+from specdec.sequence import Sequence
+from specdec.tree import TokenTree, check_tree
+from specdec.types import Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
+from specdec.verify.company import PLAIN, Company
+from specdec.verify.compare import first_mismatches
+from specdec.verify.runner import CompanyRunner
+from tests.draft.helpers import make_sequence
+from tests.draft.tiny_drafts import (
+    VOCAB,
+    books_are_closed,
+    cross_drafter,
+    cut,
+    model,
+    own_drafter,
+    parts,
+    word_ids,
+    words,
+)
+from tests.engine.test_path_identity import requests
+
+TEMPERATURES = (0.0, 0.7, 1.5)
+
+
+@pytest.fixture(autouse=True)
+def no_drafter_fails(caplog: pytest.LogCaptureFixture) -> Any:
+    """A drafter that raises is caught and costs only speed, so it would go unseen."""
+    yield
+    assert [record.message for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+def named(drawn: list[Request], mode: SpeculationMode) -> list[Request]:
+    speculation = SpeculationParams(mode)
+    return [dataclasses.replace(r, request_id=f"r{i}", speculation=speculation) for i, r in enumerate(drawn)]
+
+
+companies = st.builds(
+    Company,
+    name=st.just("drawn"),
+    drafters=st.just(("model",)),
+    max_nodes=st.integers(1, 20),
+    max_depth=st.integers(1, 8),
+    width=st.integers(1, 5),
+    concurrency=st.integers(1, 8),
+    prefill_chunk=st.sampled_from([6, 33, 64]),
+    kv_pages=st.sampled_from([None, 9, 12]),
+    preempt_every=st.sampled_from([0, 0, 5, 11]),
+    warm=st.booleans(),
+)
+
+
+@pytest.mark.parametrize("mode", [SpeculationMode.ON, SpeculationMode.AUTO])
+@settings(max_examples=10)
+@given(drawn=st.lists(requests, min_size=1, max_size=6), company=companies)
+def test_it_does_not_show(mode: SpeculationMode, drawn: list[Request], company: Company) -> None:
+    made = parts("other")
+    plain = CompanyRunner(made).run(PLAIN, named(drawn, SpeculationMode.AUTO))
+    other = CompanyRunner(made).run(company, named(drawn, mode))
+    mismatches = first_mismatches(company.name, plain, other)
+    assert not mismatches, str(mismatches[0])
+    books_are_closed(own_drafter(made))
+
+
+def task_for(sequence: Sequence, nodes: int = 10, depth: int = 5, width: int = 3, **fields: Any) -> DraftTask:
+    params = SamplingParams(**{"temperature": 0.0} | fields)
+    sampling = SequenceSampling(params, StoppingParams(), 5, VOCAB, (), sequence.tokens)
+    return DraftTask(sequence, sampling, nodes, depth, width, "model")
+
+
+def same(one: TokenTree, other: TokenTree) -> bool:
+    return (one.tokens, one.parents, one.scores, one.cells) == (other.tokens, other.parents, other.scores, other.cells)
+
+
+def torn_text(rng: random.Random) -> list[int]:
+    """Words of the draft's vocabulary in the target's tokens, torn anywhere, with some tokens that are no text."""
+    tokenizer, ids = model("target").tokenizer, list[int]()
+    while len(ids) < 400:
+        ids += cut(tokenizer, rng.choice(("reader", "jumped", " the", " event", "    return", "class", " 世")), rng)
+        if rng.random() < 0.05:
+            ids.append(rng.randrange(VOCAB))
+    return ids
+
+
+@settings(max_examples=12)
+@given(seed=st.integers(0, 2**32))
+def test_what_is_kept_equals_what_is_computed_anew(seed: int) -> None:
+    """The text's end is spelled anew again and again, under KV that was computed for what it was."""
+    rng = random.Random(seed)
+    keeps, forgets = cross_drafter(), cross_drafter()
+    texts = [torn_text(rng) for _ in range(2)]
+    sequences = [make_sequence(texts[i % 2][: rng.choice((1, 2, 5, 120, 200))]) for i in range(3)]
+    for _ in range(8):
+        asked = [sequence for sequence in sequences if rng.random() < 0.8]
+        tasks = [task_for(sequence, temperature=rng.choice(TEMPERATURES)) for sequence in asked]
+        for sequence in asked:
+            forgets.backlog(sequence)
+            forgets._readers[id(sequence)].computed = 0
+        assert all(map(same, keeps.propose(tasks), forgets.propose(tasks)))
+        for reader in keeps._readers.values():
+            told = [] if reader.shadow is None else reader.shadow.tokens
+            assert told == reader.text.ids[: len(told)], "pages are filed under tokens that are not theirs"
+        for i, sequence in enumerate(sequences):
+            text, at = texts[i % 2], len(sequence.tokens)
+            sequence.tokens += text[at : at + rng.choice((1, 1, 1, 2, 5, 70))]
+            if len(sequence.tokens) > 300 or rng.random() < 0.1:
+                keeps.end(sequence)
+                forgets.end(sequence)
+                sequences[i] = make_sequence(text[: rng.randint(1, 200)])
+    for drafter in (keeps, forgets):
+        drafter._kv.check([reader.shadow for reader in drafter._readers.values() if reader.shadow is not None])
+        for sequence in sequences:
+            drafter.end(sequence)
+        books_are_closed(drafter)
+
+
+def heard(drafter: CrossVocabularyDrafter, prompt: Seq[int], salt: str) -> int:
+    """Tokens that must be read of a new sequence with this prompt, which is then drafted for and ended."""
+    sequence = make_sequence(prompt, cache_salt=salt)
+    backlog = drafter.backlog(sequence)
+    drafter.propose([task_for(sequence)])
+    drafter.end(sequence)
+    return backlog
+
+
+def test_a_prefix_is_found_by_its_own_salt_only() -> None:
+    drafter, prompt = cross_drafter("permuted"), words(200, 8)
+    first = heard(drafter, prompt, "a")
+    assert heard(drafter, prompt, "b") == first
+    assert heard(drafter, prompt, "a") <= first - 128
+    assert heard(drafter, prompt, "b") <= first - 128
+    books_are_closed(drafter)
+
+
+def test_a_text_longer_than_the_draft_reads_is_not_drafted_for() -> None:
+    drafter = cross_drafter("permuted", pages=12)
+    short, long = make_sequence(words(80, 1)), make_sequence(words(480, 2))
+    one, other = drafter.propose([task_for(long, 30), task_for(short, 30)])
+    assert len(one) == 1
+    assert len(other) == 31
+
+
+@settings(max_examples=40)
+@given(
+    seed=st.integers(0, 2**32),
+    length=st.integers(40, 70),
+    nodes=st.integers(0, 63),
+    depth=st.integers(0, 20),
+    width=st.integers(1, 8),
+)
+def test_caps_are_kept_to(seed: int, length: int, nodes: int, depth: int, width: int) -> None:
+    rng = random.Random(seed)
+    drafter = shared_drafter()
+    sequence = make_sequence([rng.randrange(VOCAB) for _ in range(length)])
+    (tree,) = drafter.propose([task_for(sequence, nodes, depth, width, temperature=rng.choice(TEMPERATURES))])
+    drafter.end(sequence)
+    check_tree(tree.tokens, tree.parents, VOCAB)
+    assert len(tree) - 1 <= nodes
+    assert max(tree.depths) <= depth
+    # The target's own spelling may come on top, once.
+    counts = [tree.parents.count(node) for node in range(len(tree))]
+    assert sum(max(0, count - width) for count in counts) <= 1
+    assert all(tree.scores[node] <= tree.scores[tree.parents[node]] for node in range(1, len(tree)))
+
+
+@functools.cache
+def shared_drafter() -> CrossVocabularyDrafter:
+    return cross_drafter()
+
+
+def test_a_forced_tree_reaches_its_depth() -> None:
+    """Where chances do not decide, the budget is spread over the levels."""
+    drafter = cross_drafter("permuted")
+    sequence = make_sequence(words(90, 3))
+    (tree,) = drafter.propose([task_for(sequence, 7, 7, 3, allowed_token_ids=word_ids())])
+    assert max(tree.depths) == 7
+
+
+@settings(max_examples=25)
+@given(seed=st.integers(0, 2**32), temperature=st.sampled_from(TEMPERATURES))
+def test_what_the_target_may_not_say_is_not_proposed(seed: int, temperature: float) -> None:
+    rng = random.Random(seed)
+    drafter = shared_drafter()
+    sequence = make_sequence([rng.randrange(VOCAB) for _ in range(50)])
+    allowed = tuple(rng.sample(range(VOCAB), rng.choice((3, 40, 200))))
+    (tree,) = drafter.propose([task_for(sequence, 40, 6, 3, temperature=temperature, allowed_token_ids=allowed)])
+    drafter.end(sequence)
+    assert set(tree.tokens[1:]) <= set(allowed)
+
+
+class Alternating:
+    """A grammar in which the sum of a text's tokens so far decides which residue may follow."""
+
+    error = ""
+    finished = False
+
+    def __init__(self) -> None:
+        self.total = 0
+
+    def may(self, path: Seq[int], token: int) -> bool:
+        return token % 3 != (self.total + sum(path)) % 3
+
+    def mask(self, path: Seq[int]) -> NDArray[np.uint32]:
+        bits = np.array([self.may(path, token) for token in range(VOCAB)], np.uint8)
+        return np.packbits(bits, bitorder="little").view("<u4").astype(np.uint32)
+
+    def commit(self, tokens: Iterable[int]) -> None:
+        self.total += sum(tokens)
+
+    def forced(self, path: Seq[int], limit: int) -> list[int]:
+        return []
+
+
+@settings(max_examples=20)
+@given(seed=st.integers(0, 2**32), temperature=st.sampled_from(TEMPERATURES))
+def test_a_grammar_is_kept_to(seed: int, temperature: float) -> None:
+    rng, grammar = random.Random(seed), Alternating()
+    drafter = shared_drafter()
+    sequence = make_sequence([rng.randrange(VOCAB) for _ in range(50)])
+    params = SamplingParams(temperature=temperature)
+    sampling = SequenceSampling(params, StoppingParams(), 5, VOCAB, (), sequence.tokens, grammar)
+    (tree,) = drafter.propose([DraftTask(sequence, sampling, 40, 6, 3, "model")])
+    drafter.end(sequence)
+    for node in range(1, len(tree)):
+        assert grammar.may(tree.path_tokens(tree.parents[node]), tree.tokens[node])
+
+
+def test_a_word_without_twin_is_spelled_out() -> None:
+    """The filters above say nothing unless such words are proposed."""
+    drafter, found = shared_drafter(), 0
+    rng = random.Random(1)
+    for _ in range(20):
+        sequence = make_sequence([rng.randrange(VOCAB) for _ in range(50)])
+        (tree,) = drafter.propose([task_for(sequence, 40, 6, 1)])
+        drafter.end(sequence)
+        found += sum(
+            abs(score - tree.scores[tree.parents[n]] - np.log(0.95)) < 1e-9 for n, score in enumerate(tree.scores)
+        )
+    assert found > 0
+
+
+def test_an_open_character_is_waited_for() -> None:
+    drafter, tokenizer = cross_drafter(), model("target").tokenizer
+    ids = tokenizer.encode("you said 世", add_special=False)
+    sequence = make_sequence(ids[:-1])
+    (tree,) = drafter.propose([task_for(sequence)])
+    assert len(tree) == 1
+    sequence.tokens.append(ids[-1])
+    (tree,) = drafter.propose([task_for(sequence)])
+    assert len(tree) > 1
+
+
+def test_a_text_of_nothing_is_not_drafted_for() -> None:
+    drafter, tokenizer = cross_drafter(), model("target").tokenizer
+    end = tokenizer.token_id("<|im_end|>")  # the draft has no such token
+    assert end is not None
+    sequence = make_sequence([end])
+    (tree,) = drafter.propose([task_for(sequence)])
+    assert len(tree) == 1
+    sequence.tokens += tokenizer.encode("the", add_special=False)
+    (tree,) = drafter.propose([task_for(sequence)])
+    assert len(tree) > 1
+
+
+def test_rehearsal_runs() -> None:
+    drafter = cross_drafter()
+    for rows in (1, 8, 64):
+        drafter.rehearse(rows)
