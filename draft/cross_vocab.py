@@ -22,6 +22,7 @@ from specdec.tree import TokenTree
 from specdec.types import Request
 from verify_kernels.forward_batch import BatchEntry, ForwardBatch
 
+TOGETHER = 16  # sequences drafted in one go: bounds the table of logits in the target's vocabulary
 SPELLED_ON = 0.95  # chance that the rest of a word follows once its first token is right
 
 _Offer = tuple[int, float, int, int, float]
@@ -30,13 +31,15 @@ _Offer = tuple[int, float, int, int, float]
 
 @dataclass(slots=True)
 class _Reader:
-    """The draft's side of a sequence: its text, how much of the target's it has heard, and its own pages.
+    """The draft's side of a sequence: its text, how much of the target's it has heard, tokens of it that the prefix
+    cache knew, and its own pages.
 
     ``shadow`` is a sequence of the draft's tokens, as the page books know it; None until it is needed.
     """
 
     text: RetoldText
     heard: int
+    cached: int
     computed: int = 0
     shadow: Sequence | None = None
 
@@ -67,7 +70,7 @@ class CrossVocabularyDrafter:
         self._decoder, self._sampler, self._target, self._draft = decoder, sampler, target, draft
         self._bridge = VocabularyBridge(target, draft, target_size, decoder.config.vocab_size)
         self._kv = KvCacheManager(decoder.pool.pages, prefix_cache=True)
-        self._logits = self._bridge.buffer(WIDEST_LEVEL * max_batch)
+        self._logits = self._bridge.buffer(WIDEST_LEVEL * min(max_batch, TOGETHER))
         self._readers: dict[int, _Reader] = {}
 
     def begin(self, sequence: Sequence) -> None:
@@ -86,20 +89,24 @@ class CrossVocabularyDrafter:
             self._kv.release(reader.shadow)
 
     def backlog(self, sequence: Sequence) -> int:
-        """About how many of its tokens it must read; the first call looks up what its prefix cache knows."""
+        """About how many of its tokens it must read."""
         reader = self._readers.get(id(sequence)) or self._hear(sequence)
-        return len(sequence.tokens) - reader.heard + len(reader.text.ids) - reader.computed
+        known = reader.computed if reader.shadow is not None else reader.cached
+        return len(sequence.tokens) - reader.heard + len(reader.text.ids) - known
 
     def rehearse(self, rows: int) -> None:
         """One level for ``rows`` sequences: rows, logits, and their way into the target's vocabulary."""
         pages = list(range(-(-rows // PAGE_SIZE)))
         batch = ForwardBatch.build([BatchEntry([0] * rows, list(range(-1, rows - 1)), 0, pages)])
         logits = self._decoder.forward(batch, list(range(rows)))
-        if rows <= self._logits.shape[0]:
-            self._bridge.translate(logits, self._logits)
+        for row in range(rows):
+            self._bridge.translate(logits[row : row + 1], self._logits)
 
     def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
         """Read what is new, then grow every tree by levels until deeper ones do not pay."""
+        return [tree for at in range(0, len(tasks), TOGETHER) for tree in self._propose(tasks[at : at + TOGETHER])]
+
+    def _propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
         trees = [TokenTree(task.sequence.tokens[-1]) for task in tasks]
         growing = []
         for task, tree in zip(tasks, trees, strict=True):
@@ -119,13 +126,10 @@ class CrossVocabularyDrafter:
         return trees
 
     def _hear(self, sequence: Sequence) -> _Reader:
-        """Start to follow a sequence."""
+        """Start to follow a sequence; no pages yet, since many are never drafted for."""
         text = RetoldText(self._target, self._draft, self._bridge, sequence.tokens)
-        reader = self._readers[id(sequence)] = _Reader(text, len(sequence.tokens))
-        settled = text.ids[: text.settled]
-        shadow = Sequence(Request("", tuple(settled), cache_salt=sequence.salt), 0, 0, 0.0)
-        if settled and self._kv.admit(shadow) is not None:
-            reader.shadow, reader.computed = shadow, shadow.n_computed
+        cached = self._kv.cached_tokens(text.ids[: text.settled], sequence.salt)
+        reader = self._readers[id(sequence)] = _Reader(text, len(sequence.tokens), cached)
         return reader
 
     def _listen(self, reader: _Reader, task: DraftTask) -> bool:
@@ -137,8 +141,12 @@ class CrossVocabularyDrafter:
         if not reader.text.whole or not ids:
             return False
         if reader.shadow is None:
-            # No token yet: none is settled, and pages are found by tokens that never change.
-            reader.shadow = Sequence(Request("", (), cache_salt=task.sequence.salt), 0, 0, 0.0)
+            # Pages are found by tokens that never change: only settled ones, or none.
+            settled = tuple(ids[: reader.text.settled])
+            shadow = Sequence(Request("", settled, cache_salt=task.sequence.salt), 0, 0, 0.0)
+            if settled and self._kv.admit(shadow) is None:
+                return False
+            reader.shadow, reader.computed = shadow, shadow.n_computed
         needed = len(ids) + task.max_nodes + 1
         reader.computed = min(reader.computed, len(ids) - 1)
         return needed < self._decoder.max_positions and self._kv.ensure(reader.shadow, needed)

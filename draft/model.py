@@ -24,13 +24,15 @@ class ModelDrafter:
     Its KV lies in its own pool under the shared page table: slot s of a sequence is slot s in both. Committed
     tokens that it has not seen (a prompt, an accepted run) are fed as a chain before the first level, when it is
     asked for the first time: a request that never needs it never pays for it.
+
+    target_size: rows of the target's output table; ids beyond it, padding of a larger one, are never proposed.
     """
 
     name = "model"
     costly = True
 
-    def __init__(self, decoder: Decoder, sampler: Sampler) -> None:
-        self._decoder, self._sampler = decoder, sampler
+    def __init__(self, decoder: Decoder, sampler: Sampler, target_size: int) -> None:
+        self._decoder, self._sampler, self._target_size = decoder, sampler, target_size
 
     def begin(self, sequence: Sequence) -> None:
         """Nothing to do: a prefix hit has set ``draft_computed`` already."""
@@ -59,14 +61,18 @@ class ModelDrafter:
         growing = [
             Growth(task, tree, len(task.sequence.tokens) - 1, task.sequence.pages, [task.sequence.tokens[-1]])
             for task, tree in zip(tasks, trees, strict=True)
-            # A padding id of the target's larger table: this model has no row for it.
-            if max(task.sequence.tokens) < self._decoder.config.vocab_size and task.max_nodes > 0 < task.max_depth
+            if task.max_nodes > 0 < task.max_depth and self._knows(task.sequence)
         ]
         growing, logits = self._catch_up(growing)
         while growing and logits is not None:
             growing = self._expand(growing, logits)
             growing, logits = feed(self._decoder, growing)
         return trees
+
+    def _knows(self, sequence: Sequence) -> bool:
+        """Whether it has a row for every token still to be fed: a target's table may be larger, by padding."""
+        start = min(sequence.draft_computed, len(sequence.tokens) - 1)
+        return max(sequence.tokens[start:]) < self._decoder.config.vocab_size
 
     def _catch_up(self, growing: Seq[Growth]) -> tuple[list[Growth], Tensor | None]:
         """Feed committed tokens, in as many forwards as they take; logits of the pending ones of the last."""
@@ -97,7 +103,9 @@ class ModelDrafter:
     def _expand(self, growing: Seq[Growth], logits: Tensor) -> list[Growth]:
         """Give frontier nodes their children, best first; returns the growths that can go on."""
         rows = [g.row(g.tree.path_tokens(g.anchors[node])) for g in growing for node in g.frontier]
-        children = self._sampler.children(logits, rows, max(growth.task.width for growth in growing))
+        children = self._sampler.children(
+            logits[:, : self._target_size], rows, max(growth.task.width for growth in growing)
+        )
         at = 0
         for growth in growing:
             own = children[at : at + len(growth.frontier)]

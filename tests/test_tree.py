@@ -51,12 +51,64 @@ def test_best_keeps_the_top_nodes_in_depth_first_order(made: list[tuple[int, int
     assert best.depths[:first] == list(range(first))
 
 
-def test_adding_twice_merges_and_keeps_the_better_score() -> None:
+@given(moves, st.data())
+def test_a_subtree_holds_the_nodes_kept_as_they_were_in_depth_first_order(
+    made: list[tuple[int, int, float]], data: st.DataObject
+) -> None:
+    tree = build(made)
+    kept: list[int] = []
+    for node in data.draw(st.permutations(range(1, len(tree)))):
+        if tree.parents[node] == 0 or tree.parents[node] in kept:
+            kept.append(node)
+    capped = tree.capped_scores()
+    out = tree.subtree(kept)
+    described = {tuple(tree.path_tokens(n)): (capped[n], tree.sources[n], tree.cells[n], tree.depths[n]) for n in kept}
+    found = {
+        tuple(out.path_tokens(n)): (out.scores[n], out.sources[n], out.cells[n], out.depths[n])
+        for n in range(1, len(out))
+    }
+    assert found == described
+    for node in range(2, len(out)):
+        parent = out.parents[node]
+        assert parent == node - 1 or node - 1 not in out.path(parent)
+    if kept:
+        assert out.path_tokens(1) == tree.path_tokens(kept[0])  # the best comes first
+
+
+@given(moves)
+def test_capped_scores_never_rise_along_a_path(made: list[tuple[int, int, float]]) -> None:
+    tree = build(made)
+    capped = tree.capped_scores()
+    for node in range(1, len(tree)):
+        assert capped[node] == min([tree.scores[n] for n in tree.path(node)])
+
+
+def test_adding_twice_merges_keeps_the_better_score_with_its_cell_and_credits_both() -> None:
     tree = TokenTree(1)
-    node = tree.add(0, 5, -2.0, "a")
-    assert tree.add(0, 5, -1.0, "b") == node
-    assert tree.add(0, 5, -3.0, "b") == node
-    assert (tree.scores[node], tree.sources[node], len(tree)) == (-1.0, ("a",), 2)
+    node = tree.add(0, 5, -2.0, "a", 11)
+    assert tree.add(0, 5, -1.0, "b", 12) == node
+    assert tree.add(0, 5, -3.0, ("b", "c"), 13) == node
+    assert tree.add(0, 5, -1.0, "a", 14) == node
+    assert (tree.scores[node], tree.cells[node], len(tree)) == (-1.0, 12, 2)
+    assert tree.sources[node] == ("a", "b", "c")
+
+
+def test_the_root_is_nobodys() -> None:
+    tree = TokenTree(9)
+    assert (tree.tokens, tree.parents, tree.depths, tree.scores, tree.sources, tree.cells) == (
+        [9], [-1], [0], [0.0], [()], [-1]
+    )  # fmt: skip
+    assert tree.path(0) == []
+
+
+def test_the_same_token_under_another_parent_is_another_node() -> None:
+    tree = TokenTree(1)
+    first = tree.add(0, 5, -1.0, "a")
+    second = tree.add(first, 5, -2.0, "a")
+    assert first != second
+    assert tree.child(0, 5) == first
+    assert tree.child(first, 5) == second
+    assert tree.child(second, 5) is None
 
 
 def test_bounds() -> None:

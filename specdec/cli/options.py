@@ -19,6 +19,8 @@ _ENGINE: tuple[_Option, ...] = (
      "YAML file with `engine:` and `server:`."),
     ("--target", "engine.target", {}, "HF folder, .gguf file, hub id or catalogue name."),
     ("--draft", "engine.draft", {}, "Small model for the `model` drafter; any vocabulary, same forms as --target."),
+    ("--draft-dtype", "engine.draft_dtype", {"type": click.Choice(["int4", "int8", "bf16", "fp32"])},
+     "The draft model's numeric type; default int4 beside an int8 target."),
     ("--draft-head", "engine.draft_head", {}, "EAGLE-3 checkpoint folder for the `head` drafter."),
     ("--dtype", "engine.dtype", {"type": click.Choice(["int8", "bf16", "fp32"])}, "Weights' numeric type."),
     ("--kernels", "engine.kernels", {"type": click.Choice(["auto", "native", "reference"])}, "Which kernels to run."),

@@ -95,7 +95,8 @@ class DrafterBuilder:
         positions = self._max_context if same else min(self._max_context * 3 // 2, model.config.max_context)
         decoder = build_decoder(config, model, self._kernels.backend(), self._pages, positions, promised)
         if same:
-            return ModelDrafter(decoder, self._sampler)
+            return ModelDrafter(decoder, self._sampler, target.config.vocab_size)
+        _check_no_added_space(model)
         return CrossVocabularyDrafter(
             decoder, self._sampler, target.tokenizer, model.tokenizer, target.config.vocab_size, config.max_batch
         )
@@ -110,6 +111,20 @@ class DrafterBuilder:
             max_positions=self._max_context + PAGE_SIZE,
         )
         return HeadDrafter(network, self._sampler)
+
+
+def _check_no_added_space(model: LoadedModel) -> None:
+    """A text is retold piece by piece, which a tokenizer that begins every text with a space would spoil.
+
+    Raises:
+        ConfigError: the draft's tokenizer is such a one.
+    """
+    tokenizer = model.tokenizer
+    if b"".join(tokenizer.token_bytes(t) for t in tokenizer.encode("a b", add_special=False)) != b"a b":
+        raise ConfigError(
+            f"engine.draft: the tokenizer of {model.name} adds spaces or rewrites text, so it can not draft for "
+            "another vocabulary; use a draft of the target's family, or one with a byte-level tokenizer"
+        )
 
 
 def _oracle(name: str) -> Callable[[], Drafter] | None:

@@ -45,6 +45,10 @@ class KvCacheManager:
             self._pool.retain(page)
         return hit
 
+    def cached_tokens(self, tokens: Seq[int], salt: str) -> int:
+        """How many of ``tokens[:-1]`` the prefix cache holds now; nothing is held for the caller."""
+        return self._find(tokens, salt, []).n_tokens if tokens else 0
+
     def admit(self, seq: Sequence, reserve: int = 0) -> PrefixHit | None:
         """Give ``seq``, which holds no page, its cached prefix and pages for all its tokens.
 

@@ -32,7 +32,9 @@ def make_tree(edges: Sequence[Edge], source: str = "s", pending: int = 0, cells:
 def chain(chances: Sequence[float], tokens: Sequence[int] = (), **fields: Any) -> TokenTree:
     """A tree that is one path."""
     named = tokens or range(1, len(chances) + 1)
-    return make_tree([(i, token, chance) for i, (token, chance) in enumerate(zip(named, chances, strict=True))], **fields)
+    return make_tree(
+        [(i, token, chance) for i, (token, chance) in enumerate(zip(named, chances, strict=True))], **fields
+    )
 
 
 @st.composite

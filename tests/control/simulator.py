@@ -22,6 +22,7 @@ WRONG = 1_000_000  # token ids from here on are never the target's
 PROBE_DEPTH, EXPANDED = 3, 4  # as in the drafting stage and in draft models
 DEPTH, NODES = 12, 31
 
+
 @dataclass(frozen=True, slots=True)
 class Skilled:
     """A drafter: how often its n-th choice is right on positions of two kinds, easy and hard; how sure it claims to be
@@ -98,7 +99,10 @@ def children(world: World, drafter: Skilled, sequence: int, position: int, right
     width = max(len(drafter.easy), len(drafter.hard))
     second = min(1.0, first) * 0.4 * (1.0 - first)
     return [
-        (position if right and n == rank else WRONG + 64 * position + 8 * n + len(drafter.name), first if n == 0 else second)
+        (
+            position if right and n == rank else WRONG + 64 * position + 8 * n + len(drafter.name),
+            first if n == 0 else second,
+        )
         for n in range(width)
     ]
 
@@ -135,7 +139,8 @@ class Growth:
 
 def walk(tree: TokenTree, position: int) -> list[int]:
     """Tokens the target emits: the right path of the tree and one more."""
-    node, tokens = 0, []
+    node = 0
+    tokens: list[int] = []
     while True:
         token = position + len(tokens)
         tokens.append(token)
@@ -233,7 +238,7 @@ class Simulation:
 
 def fixed_rate(world: World, drafter: Skilled, depth: int, width: int, steps: int) -> float:
     """Tokens per millisecond of always drafting a chain ``depth`` long with ``width`` children at each of its nodes."""
-    tokens = ms = 0
+    tokens, ms = 0, 0.0
     positions = [1] * world.sequences
     for _ in range(steps):
         rows = world.sequences * (1 + depth * width)

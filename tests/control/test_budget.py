@@ -84,9 +84,7 @@ def test_bug_no_set_within_the_caps_earns_more() -> None:
         value(2, list(kept), forest, curve, 2, 0.0)
         for kept in itertools.product(*(subtrees(tree, turn.nodes) for tree, turn in zip(forest, turns, strict=True)))
     )
-    expected = sum(
-        math.exp(tree.scores[node]) for tree, kept in zip(forest, choice.kept, strict=True) for node in kept
-    )
+    expected = sum(math.exp(tree.scores[node]) for tree, kept in zip(forest, choice.kept, strict=True) for node in kept)
     assert choice.predicted_tokens == pytest.approx(2 + expected)
     assert value(2, choice.kept, forest, curve, 2, 0.0) == pytest.approx(best)
 
@@ -97,7 +95,10 @@ def crowds(draw: st.DrawFn) -> tuple[list[Turn], list[TokenTree]]:
     forest = draw(st.lists(trees(most=12), min_size=1, max_size=5))
     turns = [
         make_turn(
-            i, nodes=draw(st.integers(0, 14)), forced=draw(st.booleans()), lag=draw(st.sampled_from([0.0, 0.5, 1.4, 9.0]))
+            i,
+            nodes=draw(st.integers(0, 14)),
+            forced=draw(st.booleans()),
+            lag=draw(st.sampled_from([0.0, 0.5, 1.4, 9.0])),
         )
         for i in range(len(forest))
     ]

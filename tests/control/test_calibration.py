@@ -56,7 +56,8 @@ def test_the_controller_leaves_out_what_lies_under_a_rejected_node() -> None:
     calibration, rng = controller.calibration, random.Random(3)
     turn = make_turn()
     for _ in range(6000):
-        tree, tokens = TokenTree(0), []
+        tree = TokenTree(0)
+        tokens: list[int] = []
         for depth, rate in RATES.items():
             tree.add(depth - 1, depth, -0.1 * depth, "d", depth_cell(calibration, depth))
             if len(tokens) == depth - 1 and rng.random() < rate:
@@ -70,6 +71,20 @@ def test_the_controller_leaves_out_what_lies_under_a_rejected_node() -> None:
     assert predicted == pytest.approx(math.exp(-0.1))
     assert observed < 0.8
     assert 6000 < nodes < 15000
+
+
+def test_nothing_is_learnt_of_what_hangs_under_a_rejected_sibling() -> None:
+    """The target says 1, 2; so it does under the rejected 9, which nobody observed."""
+    controller = Controller({"d": False}, CostTable.guess(64), {}, 16)
+    tree, cell = TokenTree(0), depth_cell(controller.calibration, 1)
+    right, wrong = tree.add(0, 1, -0.1, "d", cell), tree.add(0, 9, -1.0, "d", cell)
+    tree.add(wrong, 2, -1.1, "d", cell)
+    tree.add(right, 7, -0.2, "d", cell)
+    controller.begin([make_turn()], 0)
+    controller.observe(Outcome([[1, 2]], 5, 0.0, 10.0, {"d": DraftWork([tree])}), {})
+    found = controller.reliability.table()["d"]
+    assert sum(nodes for _, _, nodes in found) == 3
+    assert sum(rate * nodes for _, rate, nodes in found) == 1
 
 
 def test_nothing_is_learnt_of_nodes_beyond_the_tokens_committed() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.optimize import isotonic_regression
+from scipy.optimize import isotonic_regression  # type: ignore[import-untyped]
 
 from specdec.control.cost_table import CostTable, rising
 
@@ -37,7 +38,7 @@ def test_costs_never_fall_with_rows_whatever_is_observed(
     predicted = [table.ms(rows, context) for rows in range(1, 100)]
     assert all(np.isfinite(predicted))
     assert predicted[0] > 0
-    assert all(more >= less for less, more in zip(predicted, predicted[1:], strict=False))
+    assert all(more >= less for less, more in itertools.pairwise(predicted))
     curve = table.curve(context)
     assert curve[0] == 0
     assert curve[1:].tolist() == pytest.approx(predicted[: len(curve) - 1])
@@ -60,7 +61,7 @@ def test_rising_is_the_closest_of_all_rising_sequences(values: list[int]) -> Non
         for end in ends:
             block = values[len(fit) : end]
             fit += [sum(block) / len(block)] * len(block)
-        if all(a <= b for a, b in zip(fit, fit[1:], strict=False)):
+        if all(a <= b for a, b in itertools.pairwise(fit)):
             best = min(best, sum((a - b) ** 2 for a, b in zip(fit, values, strict=True)))
     found = rising(np.asarray(values, float))
     assert ((found - values) ** 2).sum() == pytest.approx(best)

@@ -242,7 +242,7 @@ def test_a_token_beyond_the_drafts_vocabulary_costs_only_its_request() -> None:
 
 @cache
 def _lone() -> ModelDrafter:
-    return ModelDrafter(decoder("target"), Sampler(kernels().sampling, 2))
+    return ModelDrafter(decoder("target"), Sampler(kernels().sampling, 2), decoder("target").config.vocab_size)
 
 
 def lone_drafter() -> ModelDrafter:

@@ -2,128 +2,398 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from typing import Any
 
 import pytest
 
-from draft.panel import DraftPanel
+from draft.panel import READS_AT_ONCE, REST_S, STRIKES, DraftPanel
 from draft.protocol import DraftTask
+from specdec.control.outcome import DraftWork
 from specdec.sequence import Sequence
-from specdec.tree import TokenTree
+from specdec.tree import MAX_NODES, TokenTree
 from tests.draft.helpers import make_sequence, make_task
 
 VOCAB = 100
+Make = Callable[[DraftTask], TokenTree]
+
+
+class Clock:
+    """Seconds, as told."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 class Scripted:
-    """A drafter that answers with whatever a function makes of each task."""
+    """A drafter that answers with whatever a function makes of each task, and raises in the methods it is told to."""
 
-    def __init__(self, name: str, make: Callable[[DraftTask], TokenTree]) -> None:
-        self.name, self.make, self.calls, self.ended = name, make, 0, 0
+    def __init__(self, name: str, make: Make, costly: bool = False) -> None:
+        self.name, self.make, self.costly = name, make, costly
+        self.calls: list[str] = []
+        self.raises: set[str] = set()
+        self.owes: Any = 0
 
-    def begin(self, sequence: Sequence) -> None: ...
+    def _called(self, method: str) -> None:
+        self.calls.append(method)
+        if method in self.raises:
+            raise RuntimeError(method)
 
-    def observe(self, sequence: Sequence, tokens: Seq[int]) -> None: ...
+    def begin(self, sequence: Sequence) -> None:
+        self._called("begin")
 
-    def rewind(self, sequence: Sequence) -> None: ...
+    def observe(self, sequence: Sequence, tokens: Seq[int]) -> None:
+        self._called("observe")
+
+    def rewind(self, sequence: Sequence) -> None:
+        self._called("rewind")
 
     def end(self, sequence: Sequence) -> None:
-        self.ended += 1
+        self._called("end")
+
+    def backlog(self, sequence: Sequence) -> int:
+        self._called("backlog")
+        answer: int = self.owes
+        return answer
+
+    def rehearse(self, rows: int) -> None:
+        self._called("rehearse")
 
     def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
-        self.calls += 1
+        self._called("propose")
         return [self.make(task) for task in tasks]
 
 
-def chain(*tokens: int, score: float = -1.0) -> Callable[[DraftTask], TokenTree]:
+def chain(*tokens: int, score: float = -1.0) -> Make:
+    """Proposes these tokens one after the other."""
+
     def make(task: DraftTask) -> TokenTree:
         tree = TokenTree(task.sequence.tokens[-1])
         node = 0
-        for token in tokens:
-            node = tree.add(node, token, score, "s")
+        for depth, token in enumerate(tokens, 1):
+            node = tree.add(node, token, depth * score, "s")
         return tree
 
     return make
 
 
-def broken(task: DraftTask) -> TokenTree:
-    raise RuntimeError("boom")
+def spoilt(spoil: Callable[[TokenTree], object]) -> Make:
+    """A good chain of two, spoilt."""
+
+    def make(task: DraftTask) -> TokenTree:
+        tree = chain(5, 6)(task)
+        spoil(tree)
+        return tree
+
+    return make
 
 
 def wrong_root(task: DraftTask) -> TokenTree:
     return TokenTree(task.sequence.tokens[-1] + 1)
 
 
-def cycle(task: DraftTask) -> TokenTree:
-    tree = chain(1, 2)(task)
-    tree.parents[1] = 2
-    return tree
+def no_tree(task: DraftTask) -> TokenTree:
+    return "tree"  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize("make", [broken, wrong_root, cycle, chain(VOCAB), chain(-1)])
-def test_a_bad_drafter_is_dropped_for_its_sequence(make: Callable[[DraftTask], TokenTree]) -> None:
+def nothing(task: DraftTask) -> TokenTree:
+    return None  # type: ignore[return-value]
+
+
+def set_item(values: list[Any], at: int, value: Any) -> None:
+    values[at] = value
+
+
+GARBAGE: dict[str, Make] = {
+    "wrong root": wrong_root,
+    "not a tree": no_tree,
+    "None": nothing,
+    "beyond the vocabulary": chain(10**6),
+    "negative token": chain(-1),
+    "token that is a word": spoilt(lambda t: set_item(t.tokens, 1, "a")),
+    "cycle": spoilt(lambda t: set_item(t.parents, 1, 2)),
+    "own parent": spoilt(lambda t: set_item(t.parents, 1, 1)),
+    "two roots": spoilt(lambda t: set_item(t.parents, 1, -1)),
+    "token missing": spoilt(lambda t: t.tokens.pop()),
+    "score NaN": spoilt(lambda t: set_item(t.scores, 2, math.nan)),
+    "score above 0": spoilt(lambda t: set_item(t.scores, 2, 0.5)),
+    "score missing": spoilt(lambda t: t.scores.pop()),
+    "score that is a word": spoilt(lambda t: set_item(t.scores, 1, "a")),
+    "too many nodes": chain(*range(1, 9)),
+}
+SLIPS_THROUGH: dict[str, Make] = {
+    "cell of no drafter": spoilt(lambda t: set_item(t.cells, 1, 10**9)),
+    "cells missing": spoilt(lambda t: t.cells.clear()),
+    "depths missing": spoilt(lambda t: t.depths.clear()),
+    "sources missing": spoilt(lambda t: t.sources.clear()),
+    "never reached, but counted": spoilt(lambda t: scored(t, -math.inf, -math.inf)),
+    "likelier than its parent by far": spoilt(lambda t: scored(t, -1e4, -1.0)),
+}
+"""What the panel takes for sound, and breaks the step."""
+
+HARMLESS: dict[str, Make] = {
+    "depth wrong": spoilt(lambda t: set_item(t.depths, 2, 7)),
+    "never reached": spoilt(lambda t: set_item(t.scores, 1, -math.inf)),
+    "likelier than its parent": spoilt(lambda t: set_item(t.scores, 1, -3.0)),
+    "token that is a fraction": spoilt(lambda t: set_item(t.tokens, 1, 5.5)),
+    "certain": spoilt(lambda t: scored(t, 0.0, 0.0)),
+}
+"""What is no sound tree, but does no harm."""
+
+
+def scored(tree: TokenTree, first: float, second: float) -> None:
+    """Scores of a chain of two, in a cell of the first drafter. The first token is the one the target chooses."""
+    tree.scores[1:], tree.cells[1:] = [first, second], [0, 0]
+
+
+def begun(panel: DraftPanel, *prompts: Seq[int]) -> list[Sequence]:
+    sequences = [make_sequence(list(prompt)) for prompt in prompts]
+    for sequence in sequences:
+        panel.begin(sequence, None)
+    return sequences
+
+
+def ask(panel: DraftPanel, name: str, *sequences: Sequence, backlog: int = 0) -> DraftWork:
+    """Ask for those sequences the drafter is trusted with."""
+    tasks = [make_task(s, source=name) if panel.trusts(name, s) else None for s in sequences]
+    return panel.ask(name, tasks, backlog)
+
+
+def tokens(work: DraftWork) -> list[list[int] | None]:
+    return [None if tree is None else tree.tokens for tree in work.trees]
+
+
+@pytest.mark.parametrize("make", GARBAGE.values(), ids=GARBAGE)
+def test_a_bad_tree_is_dropped_and_the_drafter_not_asked_again(make: Make) -> None:
     bad, good = Scripted("bad", make), Scripted("good", chain(5, 6))
     panel = DraftPanel([bad, good], VOCAB)
-    sequence = make_sequence([1, 2])
-    panel.begin(sequence, None)
+    (sequence,) = begun(panel, [1, 2])
     for _ in range(3):
-        (tree,) = panel.propose([make_task(sequence)])
-        assert tree.tokens == [2, 5, 6]
-    assert bad.calls == 1
-    assert good.calls == 3
+        assert tokens(ask(panel, "bad", sequence)) == [None]
+        assert tokens(ask(panel, "good", sequence)) == [[2, 5, 6]]
+    assert bad.calls.count("propose") == 1
+    assert good.calls.count("propose") == 3
+
+
+@pytest.mark.xfail(strict=True, reason="cells, depths and sources are not checked, nor whether scores are finite "
+                   "and fall along a path; the step breaks on them (tests/engine/test_faults.py)")  # fmt: skip
+@pytest.mark.parametrize("make", SLIPS_THROUGH.values(), ids=SLIPS_THROUGH)
+def test_bug_a_tree_that_breaks_the_step_is_dropped(make: Make) -> None:
+    panel = DraftPanel([Scripted("bad", make)], VOCAB)
+    (sequence,) = begun(panel, [1, 2])
+    assert tokens(ask(panel, "bad", sequence)) == [None]
+
+
+@pytest.mark.parametrize("answer", [[], None, 7, [TokenTree(2)] * 2])
+def test_another_number_of_trees_is_a_fault(answer: Any) -> None:
+    bad = Scripted("bad", chain(1))
+    bad.propose = lambda tasks: answer  # type: ignore[method-assign]
+    panel = DraftPanel([bad], VOCAB)
+    (sequence,) = begun(panel, [1, 2])
+    assert tokens(ask(panel, "bad", sequence)) == [None]
+    assert not panel.trusts("bad", sequence)
+
+
+@pytest.mark.parametrize("method", ["begin", "propose", "observe", "rewind"])
+def test_a_drafter_that_raises_is_dropped_for_its_sequence_only(method: str) -> None:
+    drafter = Scripted("d", chain(5))
+    panel = DraftPanel([drafter], VOCAB)
+    (before,) = begun(panel, [1])
+    drafter.raises = {method}
+    sequence = make_sequence([2])
+    panel.begin(sequence, None)
+    ask(panel, "d", sequence)
+    panel.observe(sequence, [3])
+    panel.rewind(sequence)
+    drafter.raises = set()
+    assert not panel.trusts("d", sequence)
+    assert not panel.drafts_for(sequence)
+    assert tokens(ask(panel, "d", before, sequence)) == [[1, 5], None]
+    seen = len(drafter.calls)
+    panel.observe(sequence, [4])
+    assert len(drafter.calls) == seen
+
+
+def test_a_backlog_that_can_not_be_told_is_a_fault() -> None:
+    for owes, raises in ((0, {"backlog"}), ("many", set()), (math.nan, set()), (None, set()), (math.inf, set())):
+        drafter = Scripted("d", chain(5), costly=True)
+        drafter.owes, drafter.raises = owes, raises
+        panel = DraftPanel([drafter], VOCAB)
+        (sequence,) = begun(panel, [1])
+        assert panel.backlog("d", sequence) == 0
+        assert not panel.trusts("d", sequence)
+
+
+@pytest.mark.parametrize(("owes", "told"), [(7, 7), (-3, 0), (2.5, 2)])
+def test_a_backlog_is_handed_on(owes: float, told: int) -> None:
+    drafter = Scripted("d", chain(5), costly=True)
+    drafter.owes = owes
+    panel = DraftPanel([drafter], VOCAB)
+    (sequence,) = begun(panel, [1])
+    assert panel.backlog("d", sequence) == told
+    assert panel.trusts("d", sequence)
 
 
 def test_a_bad_tree_leaves_other_sequences_their_drafter() -> None:
-    picky = Scripted("picky", lambda task: broken_for_three(task))
-    panel = DraftPanel([picky], VOCAB)
-    three, four = make_sequence([3]), make_sequence([4])
-    panel.begin(three, None)
-    panel.begin(four, None)
-    for _ in range(2):
-        trees = panel.propose([make_task(three), make_task(four)])
-        assert [t.tokens for t in trees] == [[3], [4, 5]]
+    panel = DraftPanel([Scripted("picky", lambda t: chain(VOCAB if t.sequence.tokens[-1] == 3 else 5)(t))], VOCAB)
+    three, four = begun(panel, [3], [4])
+    assert tokens(ask(panel, "picky", three, four)) == [None, [4, 5]]
+    assert tokens(ask(panel, "picky", three, four)) == [None, [4, 5]]
+    assert (panel.trusts("picky", three), panel.trusts("picky", four)) == (False, True)
 
 
-def broken_for_three(task: DraftTask) -> TokenTree:
-    return chain(VOCAB + 1)(task) if task.sequence.tokens[-1] == 3 else chain(5)(task)
+def test_only_its_turns_reach_a_drafter() -> None:
+    drafter = Scripted("d", chain(5))
+    panel = DraftPanel([drafter], VOCAB)
+    (sequence,) = begun(panel, [1])
+    assert tokens(panel.ask("d", [None, make_task(sequence), None])) == [None, [1, 5], None]
+    assert tokens(panel.ask("d", [None, None])) == [None, None]
+    assert drafter.calls.count("propose") == 1
 
 
-def test_too_many_nodes_are_cut() -> None:
-    panel = DraftPanel([Scripted("greedy", chain(*range(1, 40)))], VOCAB)
-    sequence = make_sequence([0])
-    panel.begin(sequence, None)
-    (tree,) = panel.propose([make_task(sequence, nodes=4)])
-    assert tree.tokens == [0, 1, 2, 3, 4]
+def test_work_counts_levels_and_time() -> None:
+    clock = Clock()
+
+    def slow(task: DraftTask) -> TokenTree:
+        clock.now += 0.25
+        return chain(5, 6, 7)(task)
+
+    panel = DraftPanel([Scripted("d", slow)], VOCAB, clock=clock)
+    one, other = begun(panel, [1], [2])
+    work = ask(panel, "d", one, other)
+    assert (work.levels, work.ms) == (3, 500.0)
 
 
-def test_proposals_merge_into_one_trie() -> None:
-    panel = DraftPanel([Scripted("a", chain(1, 2, score=-1.0)), Scripted("b", chain(1, 3, score=-0.5))], VOCAB)
-    sequence = make_sequence([0])
-    panel.begin(sequence, None)
-    (tree,) = panel.propose([make_task(sequence, nodes=7)])
-    assert sorted(map(tuple, (tree.path_tokens(n) for n in range(len(tree))))) == [(), (1,), (1, 2), (1, 3)]
-    assert tree.tokens == [0, 1, 3, 2]  # the better child first
+def test_a_tree_without_nodes_took_a_level_too() -> None:
+    panel = DraftPanel([Scripted("d", chain())], VOCAB)
+    (sequence,) = begun(panel, [1])
+    assert ask(panel, "d", sequence).levels == 1
 
 
-def test_only_allowed_drafters_are_asked() -> None:
+def stalling(clock: Clock, seconds: float) -> Make:
+    def make(task: DraftTask) -> TokenTree:
+        clock.now += seconds
+        return chain(5)(task)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("seconds", "backlog", "trusted"),
+    [(0.9, 0, True), (1.1, 0, False), (1.9, READS_AT_ONCE, True), (2.1, READS_AT_ONCE, False)],
+)
+def test_a_drafter_that_stalls_is_dropped_but_has_time_to_read(seconds: float, backlog: int, trusted: bool) -> None:
+    clock = Clock()
+    panel = DraftPanel([Scripted("d", stalling(clock, seconds))], VOCAB, 1000.0, clock)
+    (sequence,) = begun(panel, [1])
+    assert tokens(ask(panel, "d", sequence, backlog=backlog)) == [[1, 5]]  # it is here now
+    assert panel.trusts("d", sequence) is trusted
+
+
+def test_three_faults_in_a_row_rest_a_drafter_for_everyone_and_it_comes_back() -> None:
+    clock = Clock()
+    drafter = Scripted("d", chain(5))
+    panel = DraftPanel([drafter, Scripted("other", chain(6))], VOCAB, clock=clock)
+    good, *others = begun(panel, [1], *[[n] for n in range(2, 2 + STRIKES)])
+    drafter.raises = {"propose"}
+    for n, sequence in enumerate(others):
+        assert panel.trusts("d", good) is (n < STRIKES)
+        ask(panel, "d", sequence)
+    drafter.raises = set()
+    assert not panel.trusts("d", good)
+    assert panel.trusts("other", good)
+    (late,) = begun(panel, [9])
+    clock.now += REST_S - 1
+    assert not panel.trusts("d", late)
+    clock.now += 1
+    assert tokens(ask(panel, "d", good, late, *others)) == [[1, 5], [9, 5], *[None] * STRIKES]
+
+
+def test_a_good_call_in_between_wipes_the_strikes_out() -> None:
+    drafter = Scripted("d", chain(5))
+    panel = DraftPanel([drafter], VOCAB)
+    good, *others = begun(panel, [1], *[[n] for n in range(2, 10)])
+    for sequence in others:
+        drafter.raises = {"propose"}
+        ask(panel, "d", sequence)
+        drafter.raises = set()
+        assert tokens(ask(panel, "d", good)) == [[1, 5]]
+
+
+@pytest.mark.xfail(strict=True, reason="each bad tree is a strike, so one call for three sequences rests the drafter")
+def test_bug_one_call_is_one_strike() -> None:
+    panel = DraftPanel([Scripted("d", lambda t: chain(VOCAB if t.sequence.tokens[-1] > 1 else 5)(t))], VOCAB)
+    good, *others = begun(panel, [1], *[[n] for n in range(2, 2 + STRIKES)])
+    ask(panel, "d", good, *others)
+    assert panel.trusts("d", good)
+
+
+def test_a_resting_drafter_still_hears_of_the_sequences_it_knows() -> None:
+    drafter = Scripted("d", chain(5))
+    panel = DraftPanel([drafter], VOCAB)
+    good, *others = begun(panel, [1], *[[n] for n in range(2, 2 + STRIKES)])
+    drafter.raises = {"propose"}
+    for sequence in others:
+        ask(panel, "d", sequence)
+    drafter.calls.clear()
+    panel.observe(good, [2])
+    panel.rewind(good)
+    assert drafter.calls == ["observe", "rewind"]
+
+
+def test_only_allowed_drafters_know_of_a_sequence() -> None:
     a, b = Scripted("a", chain(1)), Scripted("b", chain(2))
     panel = DraftPanel([a, b], VOCAB)
     sequence = make_sequence([0])
     panel.begin(sequence, ("b",))
-    (tree,) = panel.propose([make_task(sequence)])
-    assert tree.tokens == [0, 2]
+    assert (panel.trusts("a", sequence), panel.trusts("b", sequence)) == (False, True)
+    panel.observe(sequence, [1])
     panel.end(sequence)
-    assert (a.calls, a.ended, b.ended) == (0, 0, 1)
+    assert a.calls == []
+    assert b.calls == ["begin", "observe", "end"]
+
+
+def test_without_allowed_drafters_nobody_drafts() -> None:
+    panel = DraftPanel([Scripted("a", chain(1))], VOCAB)
+    sequence = make_sequence([0])
+    panel.begin(sequence, ())
+    assert not panel.drafts_for(sequence)
+    panel.end(sequence)
 
 
 def test_a_drafter_that_failed_is_still_told_of_the_end() -> None:
-    bad = Scripted("bad", broken)
+    bad = Scripted("bad", chain(5))
+    bad.raises = {"propose", "end"}
     panel = DraftPanel([bad], VOCAB)
-    sequence = make_sequence([1])
-    panel.begin(sequence, None)
+    (sequence,) = begun(panel, [1])
     assert panel.drafts_for(sequence)
-    panel.propose([make_task(sequence)])
+    ask(panel, "bad", sequence)
     assert not panel.drafts_for(sequence)
     panel.end(sequence)
-    assert bad.ended == 1
+    assert bad.calls.count("end") == 1
+    assert not panel.drafts_for(sequence)
+
+
+def test_a_sequence_never_begun_may_end() -> None:
+    drafter = Scripted("d", chain(5))
+    DraftPanel([drafter], VOCAB).end(make_sequence([1]))
+    assert drafter.calls == []
+
+
+def test_names_and_prices() -> None:
+    panel = DraftPanel([Scripted("a", chain()), Scripted("b", chain(), costly=True)], VOCAB)
+    assert panel.names == ("a", "b")
+    assert panel.costly == {"a": False, "b": True}
+
+
+def test_a_tree_of_the_most_nodes_is_sound() -> None:
+    panel = DraftPanel([Scripted("d", chain(*[7] * (MAX_NODES - 1), score=-0.01))], VOCAB)
+    (sequence,) = begun(panel, [1])
+    (tree,) = panel.ask("d", [make_task(sequence, nodes=MAX_NODES - 1, depth=63)]).trees
+    assert tree is not None
+    assert len(tree) == MAX_NODES

@@ -21,6 +21,7 @@ template <int MR>
 inline void int8_block(const uint8_t* w, const int8_t* q, int64_t ld, int groups, bool fetch, int32_t (*acc)[TILE]) {
 #if defined(__AVX512VNNI__)
   __m512i sum[MR][2];
+#pragma GCC unroll 12
   for (int m = 0; m < MR; ++m) sum[m][0] = sum[m][1] = _mm512_setzero_si512();
   for (int g = 0; g < groups; ++g) {
     const __m512i w0 = _mm512_loadu_si512(w), w1 = _mm512_loadu_si512(w + 64);
@@ -29,6 +30,7 @@ inline void int8_block(const uint8_t* w, const int8_t* q, int64_t ld, int groups
       _mm_prefetch((const char*)w + AHEAD + 64, _MM_HINT_T0);
     }
     w += 4 * TILE;
+#pragma GCC unroll 12
     for (int m = 0; m < MR; ++m) {
       int32_t four;
       memcpy(&four, q + m * ld + 4 * g, 4);
@@ -37,6 +39,7 @@ inline void int8_block(const uint8_t* w, const int8_t* q, int64_t ld, int groups
       sum[m][1] = _mm512_dpbusd_epi32(sum[m][1], w1, a);
     }
   }
+#pragma GCC unroll 12
   for (int m = 0; m < MR; ++m) {
     _mm512_storeu_si512(&acc[m][0], sum[m][0]);
     _mm512_storeu_si512(&acc[m][16], sum[m][1]);
@@ -59,6 +62,7 @@ template <int MR>
 inline void int4_block(const uint8_t* w, const int8_t* q, int64_t ld, int pairs, bool fetch, int32_t (*acc)[TILE]) {
 #if defined(__AVX512VNNI__)
   __m512i sum[MR][2];
+#pragma GCC unroll 12
   for (int m = 0; m < MR; ++m) sum[m][0] = sum[m][1] = _mm512_setzero_si512();
   const __m512i low = _mm512_set1_epi8(15);
   for (int g = 0; g < pairs; ++g) {
@@ -71,6 +75,7 @@ inline void int4_block(const uint8_t* w, const int8_t* q, int64_t ld, int pairs,
     const __m512i l0 = _mm512_and_si512(b0, low), l1 = _mm512_and_si512(b1, low);
     const __m512i h0 = _mm512_and_si512(_mm512_srli_epi16(b0, 4), low);
     const __m512i h1 = _mm512_and_si512(_mm512_srli_epi16(b1, 4), low);
+#pragma GCC unroll 12
     for (int m = 0; m < MR; ++m) {
       int32_t first, second;
       memcpy(&first, q + m * ld + 8 * g, 4);
@@ -80,6 +85,7 @@ inline void int4_block(const uint8_t* w, const int8_t* q, int64_t ld, int pairs,
       sum[m][1] = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(sum[m][1], l1, a), h1, b);
     }
   }
+#pragma GCC unroll 12
   for (int m = 0; m < MR; ++m) {
     _mm512_storeu_si512(&acc[m][0], sum[m][0]);
     _mm512_storeu_si512(&acc[m][16], sum[m][1]);

@@ -1,0 +1,180 @@
+"""Replay: the controller alone decides a recorded run again, and notices what was altered."""
+
+from __future__ import annotations
+
+import functools
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdec.control.replay import replay_file
+from specdec.control.trace_file import read_trace
+from specdec.errors import ConfigError
+from specdec.types import Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
+from tests.engine.tiny_engine import run_all, tiny_engine, tiny_parts
+
+Line = dict[str, Any]
+
+
+@functools.cache
+def recorded() -> tuple[str, int]:
+    """A trace of a run that mixes modes, temperatures, drafters and objectives, and the tokens it came to."""
+    path = Path(tempfile.mkdtemp(prefix="specdec-test-")) / "trace.jsonl"
+    speculation = tiny_parts().config.speculation.model_copy(update={"trace_file": path, "trace_steps": 7})
+    engine = tiny_engine(speculation=speculation)
+    modes = [SpeculationMode.AUTO, SpeculationMode.ON, SpeculationMode.OFF]
+    requests = [
+        Request(
+            f"r{i}",
+            tuple([7 + i % 4, 8, 9, 10] * (4 + 3 * i)),
+            SamplingParams(temperature=(0.0, 0.4, 1.0)[i % 3], seed=i, n=1 + (i == 2)),
+            StoppingParams(max_tokens=20 + i, ignore_eos=True),
+            speculation=SpeculationParams(modes[i % 3] if i < 6 else SpeculationMode.AUTO, (None, ("suffix",))[i == 7]),
+            target_tpot_ms=(None, 1e-6, 1e6)[i % 3],
+            deadline_s=600.0 if i == 5 else None,
+        )
+        for i in range(10)
+    ]
+    run_all(engine, requests)
+    assert len(engine.trace(100)) == 7
+    engine.close()
+    return path.read_text(), sum(20 + i for i in range(10)) + 22
+
+
+def steps_of(text: str) -> list[Line]:
+    return [json.loads(line) for line in text.splitlines()[1:]]
+
+
+def altered(tmp_path: Path, change: Callable[[Line], bool]) -> Path:
+    """The trace with the first step changed that ``change`` can be made on; it returns whether it was."""
+    lines = recorded()[0].splitlines()
+    for i in range(1, len(lines)):
+        values = json.loads(lines[i])
+        if values["replay"] and change(values["replay"]):
+            lines[i] = json.dumps(values)
+            break
+    else:
+        raise AssertionError("no step to change")
+    path = tmp_path / "altered.jsonl"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_the_same_inputs_give_the_same_decisions(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text(recorded()[0])
+    report = replay_file(path)
+    assert report.differences == []
+    assert report.steps > 30
+
+
+def test_the_recorded_run_is_worth_replaying() -> None:
+    """Modes, drafters and objectives of all kinds took part, and tokens are all accounted for."""
+    text, tokens = recorded()
+    steps = steps_of(text)
+    decisions = {d for s in steps if s["replay"] for own in s["replay"]["decisions"].values() for d in own}
+    assert {"on", "forced", ""} <= decisions
+    assert {d["name"] for s in steps for d in s["drafters"]} == {"suffix", "model"}
+    assert any(s["sequences"] > 3 for s in steps)
+    assert any(turn["lag"] > 1 for s in steps if s["replay"] for turn in s["replay"]["turns"])
+    assert any(any(s["replay"]["kept"]) for s in steps if s["replay"])
+    assert sum(s["realised_tokens"] for s in steps) == tokens
+    assert [s["step"] for s in steps] == list(range(len(steps)))
+
+
+def test_figures_of_a_step_fit_each_other() -> None:
+    for step in steps_of(recorded()[0]):
+        assert step["rows"] == step["prefill_rows"] + step["sequences"] + step["budget"]
+        assert 0 <= step["budget"] <= step["candidates"]
+        assert sum(d["accepted"] for d in step["drafters"]) >= step["realised_tokens"] - step["sequences"]
+        assert step["predicted_tokens"] >= step["sequences"]
+        for drafter in step["drafters"]:
+            assert drafter["accepted"] <= drafter["verified"]
+
+
+def flip_kept(replay: Line) -> bool:
+    for kept in replay["kept"]:
+        if kept:
+            kept.pop()
+            return True
+    return False
+
+
+def flip_decision(replay: Line) -> bool:
+    for own in replay["decisions"].values():
+        if "on" in own:
+            own[own.index("on")] = "off"
+            return True
+    return False
+
+
+def flip_free(replay: Line) -> bool:
+    replay["free"] = not replay["free"]
+    return True
+
+
+@pytest.mark.parametrize("change", [flip_kept, flip_decision, flip_free])
+def test_a_decision_that_was_altered_is_found(tmp_path: Path, change: Callable[[Line], bool]) -> None:
+    report = replay_file(altered(tmp_path, change))
+    assert len(report.differences) == 1
+    assert report.differences[0].startswith("step ")
+
+
+def another_speed(header: Line) -> None:
+    verify = header["controller"]["verify"]
+    verify["ms"] = [[1e-3 * 4**i for i, _ in enumerate(own)] for own in verify["ms"]]
+
+
+def test_what_was_told_decides(tmp_path: Path) -> None:
+    """With another measured cost than was recorded, later decisions come out otherwise."""
+    lines = recorded()[0].splitlines()
+    header = json.loads(lines[0])
+    another_speed(header)
+    path = tmp_path / "t.jsonl"
+    path.write_text("\n".join([json.dumps(header), *lines[1:]]) + "\n")
+    assert replay_file(path).differences
+
+
+def test_an_outcome_that_was_altered_shows_in_later_decisions(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    lines = recorded()[0].splitlines()
+    for i in range(1, len(lines)):
+        values = json.loads(lines[i])
+        if values["replay"]:
+            values["replay"]["tokens"] = [[0] for _ in values["replay"]["tokens"]]
+            lines[i] = json.dumps(values)
+    path.write_text("\n".join(lines) + "\n")
+    assert replay_file(path).differences
+
+
+def test_a_last_line_cut_short_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    text = recorded()[0]
+    path.write_text(text[:-30])
+    whole = tmp_path / "whole.jsonl"
+    whole.write_text(text)
+    report = replay_file(path)
+    assert report.differences == []
+    assert replay_file(whole).steps - report.steps in (0, 1)
+    assert len(list(read_trace(path)[1])) == len(steps_of(text)) - 1
+
+
+@pytest.mark.xfail(strict=True, raises=(KeyError, TypeError), reason="`replay_file` promises ConfigError")
+@pytest.mark.parametrize("broken", ["header", "step"])
+def test_bug_a_trace_that_lacks_what_a_replay_needs_is_refused(tmp_path: Path, broken: str) -> None:
+    lines = recorded()[0].splitlines()
+    if broken == "header":
+        lines[0] = '{"specdec_trace":1,"controller":{}}'
+    else:
+        i = next(i for i, line in enumerate(lines) if i and json.loads(line)["replay"])
+        values = json.loads(lines[i])
+        del values["replay"]["kept"]
+        lines[i] = json.dumps(values)
+    path = tmp_path / "t.jsonl"
+    path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(ConfigError):
+        replay_file(path)

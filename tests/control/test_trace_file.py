@@ -1,0 +1,149 @@
+"""The trace on disk and in memory: what was written is read, what is no trace is refused, memory stays bounded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from specdec.control.trace_file import TraceWriter, read_trace
+from specdec.control.trace_log import TraceLog
+from specdec.errors import ConfigError
+from specdec.types import DrafterTrace, StepTrace
+
+HEADER = '{"specdec_trace":1,"controller":{}}\n'
+
+
+def step(number: int, **fields: object) -> StepTrace:
+    drafters = [DrafterTrace("naïve", "free", 1, 2, 3, 4, 0.5, 0.1)]
+    numbers = [0.5, 1, 2, 3, 4.0, 5, 6, 7.5, 8, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
+    return StepTrace(number, *numbers, drafters=drafters, **fields)  # type: ignore[arg-type, misc]
+
+
+def write(path: Path, steps: int) -> None:
+    writer = TraceWriter(path, {"probe_every": 16})
+    for number in range(steps):
+        writer.write(step(number, replay={"pending": [1]}))
+    writer.close()
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    write(tmp_path / "t.jsonl", 3)
+    header, steps = read_trace(tmp_path / "t.jsonl")
+    assert header == {"probe_every": 16}
+    assert list(steps) == [step(number, replay={"pending": [1]}) for number in range(3)]
+
+
+@pytest.mark.parametrize("cut", [1, 2, 40, 150])
+def test_a_last_line_cut_short_ends_the_trace(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "t.jsonl"
+    write(path, 3)
+    path.write_bytes(path.read_bytes()[:-cut])
+    _, steps = read_trace(path)
+    assert [found.step for found in steps] == ([0, 1, 2] if cut == 1 else [0, 1])
+
+
+def test_a_last_line_cut_within_a_letter_ends_it_too(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(HEADER.encode() + '{"name": "ï'.encode()[:-1])
+    assert list(read_trace(path)[1]) == []
+
+
+def test_a_header_alone_is_an_empty_trace(tmp_path: Path) -> None:
+    write(tmp_path / "t.jsonl", 0)
+    assert list(read_trace(tmp_path / "t.jsonl")[1]) == []
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "", "\n", "{", "[]\n", "7\n", '{"specdec_trace":2,"controller":{}}\n', '{"controller":{}}\n',
+        '{"specdec_trace":1}\n', '{"specdec_trace":1,"controller":7}\n', '{"specdec_trace":1,"contr',
+    ],
+)  # fmt: skip
+def test_a_file_that_is_no_trace_is_refused(tmp_path: Path, header: str) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text(header)
+    with pytest.raises(ConfigError, match=str(path)):
+        read_trace(path)
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "t").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="can not be read"):
+        read_trace(tmp_path / "t")
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="can not be read"):
+        read_trace(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "7", "[]", "{}", "null", '{"drafters":[]}', '{"drafters":7}', '{"drafters":[7],"step":1}', "{broken",
+        json.dumps({"step": 1, "drafters": [{"name": "a", "decision": "on", "mood": 7}]}),
+    ],
+)  # fmt: skip
+def test_a_line_that_is_no_step_is_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text(HEADER + line + "\n")
+    with pytest.raises(ConfigError, match="line 2"):
+        list(read_trace(path)[1])
+
+
+def test_a_field_too_many_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    write(path, 1)
+    path.write_text(path.read_text().replace('"rows"', '"cows"'))
+    with pytest.raises(ConfigError, match=r"line 2 .*cows"):
+        list(read_trace(path)[1])
+
+
+def test_a_trace_that_can_not_be_written_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="trace_file"):
+        TraceWriter(tmp_path / "no" / "folder", {})
+
+
+def test_the_ring_is_bounded_and_counts_on() -> None:
+    log = TraceLog(5)
+    for number in range(12):
+        log.add(step(number))
+    assert [found.step for found in log.last(100)] == [7, 8, 9, 10, 11]
+    assert [found.step for found in log.last(2)] == [10, 11]
+    assert log.last(0) == log.last(-3) == []
+    assert log.count == 12
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+def test_with_a_file_the_ring_keeps_no_replay(tmp_path: Path, steps: int) -> None:
+    log = TraceLog(steps, TraceWriter(tmp_path / "t.jsonl", {}))
+    assert log.keeps_replay
+    assert log.enabled
+    for number in range(4):
+        log.add(step(number, replay={"pending": [1]}))
+    assert all(found.replay == {} for found in log.last(10))
+    assert len(log.last(10)) == steps
+    log.close()
+    log.add(step(4))  # nothing is written any more
+    log.close()
+    assert [found.replay for found in read_trace(tmp_path / "t.jsonl")[1]] == [{"pending": [1]}] * 4
+
+
+def test_without_ring_and_file_nothing_is_to_be_traced() -> None:
+    log = TraceLog(0)
+    assert not log.enabled
+    assert not log.keeps_replay
+
+
+@pytest.mark.xfail(
+    strict=True, raises=OSError, reason="the error goes through `Engine.step` and takes all requests along"
+)
+def test_bug_a_full_disk_ends_the_trace_and_nothing_else() -> None:
+    log = TraceLog(3, TraceWriter(Path("/dev/full"), {}))
+    for number in range(300):
+        log.add(step(number))
+    assert [found.step for found in log.last(1)] == [299]
+    log.close()

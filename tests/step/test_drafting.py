@@ -1,0 +1,186 @@
+"""The drafting stage in a running engine: who is asked, how far, and what the trace says of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import pytest
+
+from draft.protocol import DraftTask
+from specdec.config import SpeculationConfig
+from specdec.control.cost_table import CostTable
+from specdec.engine.engine import Engine
+from specdec.engine.profile_costs import StepCosts
+from specdec.sequence import Sequence
+from specdec.step.drafting import PROBE_DEPTH
+from specdec.tree import TokenTree
+from specdec.types import Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
+from tests.engine.tiny_engine import drain, run_all, tiny_engine, tiny_parts, tokens_of
+
+AUTO, ON, OFF = SpeculationMode.AUTO, SpeculationMode.ON, SpeculationMode.OFF
+ROWS = [1, 96]
+
+
+class Recorder:
+    """Proposes one chain of token 3 as deep as it may, and keeps the tasks it was given."""
+
+    def __init__(self, name: str, costly: bool, backlog: int = 0) -> None:
+        self.name, self.costly, self._backlog = name, costly, backlog
+        self.tasks: list[DraftTask] = []
+        self.batches: list[int] = []
+        self.outputs: list[int] = []  # per task, tokens its sequence had emitted
+
+    def begin(self, sequence: Sequence) -> None: ...
+
+    def observe(self, sequence: Sequence, tokens: Seq[int]) -> None: ...
+
+    def rewind(self, sequence: Sequence) -> None: ...
+
+    def end(self, sequence: Sequence) -> None: ...
+
+    def rehearse(self, rows: int) -> None: ...
+
+    def backlog(self, sequence: Sequence) -> int:
+        return self._backlog
+
+    def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
+        self.tasks += tasks
+        self.batches.append(len(tasks))
+        self.outputs += [task.sequence.n_output for task in tasks]
+        trees = []
+        for task in tasks:
+            tree, node = TokenTree(task.sequence.tokens[-1]), 0
+            while node >= 0 and task.max_nodes:
+                node = task.add(tree, node, 3, 0.9)
+            trees.append(tree)
+        return trees
+
+
+def engine_with(*drafters: Recorder, level_ms: float = 1.0, row_ms: float = 0.01, **speculation: Any) -> Engine:
+    """The target's forward is believed to take 10 ms and ``row_ms`` a row, a level ``level_ms``."""
+    verify = CostTable(ROWS, [0], [[10.0, 10.0 + 95 * row_ms]]).as_dict()
+    level = CostTable(ROWS, [0], [[level_ms, level_ms]]).as_dict()
+    costs = StepCosts(verify, {drafter.name: level for drafter in drafters if drafter.costly})
+    parts = tiny_parts()
+    config: SpeculationConfig = parts.config.speculation.model_copy(
+        update={"max_nodes": 31, "max_depth": 12, "fixed_nodes": 5, "fixed_depth": 4} | speculation
+    )
+    return tiny_engine(dataclasses.replace(parts, drafters=list(drafters), costs=costs), speculation=config)
+
+
+def request(name: str, mode: SpeculationMode, tokens: int = 30, prompt: int = 9, **wishes: Any) -> Request:
+    return Request(
+        name,
+        tuple(range(7, 7 + prompt)),
+        SamplingParams(temperature=0.0),
+        StoppingParams(max_tokens=tokens, ignore_eos=True),
+        speculation=SpeculationParams(mode, **wishes),
+    )
+
+
+def drafting_tasks(drafter: Recorder) -> list[DraftTask]:
+    return [task for task in drafter.tasks if task.max_nodes]
+
+
+def test_mode_off_asks_nobody_also_in_company() -> None:
+    free, costly = Recorder("free", False), Recorder("costly", True)
+    run_all(engine_with(free, costly), [request("on", ON), request("off", OFF)])
+    assert {task.sequence.request.request_id for task in free.tasks + costly.tasks} == {"on"}
+
+
+def test_mode_on_drafts_the_fixed_caps_without_floors() -> None:
+    drafter = Recorder("costly", True)
+    run_all(engine_with(drafter, level_ms=1e6), [request("r", ON)])
+    tasks = drafting_tasks(drafter)
+    assert len(tasks) > 3
+    assert {task.max_depth for task in tasks} == {4}
+    assert max(task.max_nodes for task in tasks) == 5
+    assert {(task.floor, task.level_floor) for task in tasks} == {(-math.inf, -math.inf)}
+
+
+@pytest.mark.parametrize("mode", [ON, AUTO])
+def test_a_requests_own_caps_replace_those(mode: SpeculationMode) -> None:
+    drafter = Recorder("free", False)
+    run_all(engine_with(drafter), [request("r", mode, max_nodes=3, max_depth=2, width=1)])
+    tasks = drafting_tasks(drafter)
+    assert {(task.max_depth, task.width) for task in tasks} == {(2, 1)}
+    assert max(task.max_nodes for task in tasks) == 3
+
+
+@pytest.mark.parametrize("mode", [ON, AUTO])
+def test_no_more_is_drafted_than_may_still_be_emitted(mode: SpeculationMode) -> None:
+    drafter = Recorder("free", False)
+    run_all(engine_with(drafter), [request("r", mode, tokens=4)])
+    assert drafting_tasks(drafter)
+    for task, outputs in zip(drafter.tasks, drafter.outputs, strict=True):
+        assert task.max_nodes <= max(0, 4 - outputs - 1)
+
+
+def test_a_drafter_too_dear_is_only_probed_and_not_deep() -> None:
+    drafter = Recorder("costly", True)
+    run_all(engine_with(drafter, level_ms=60.0, probe_every=8), [request("r", AUTO, tokens=100)])
+    tasks = drafting_tasks(drafter)
+    assert 1 <= len(tasks) <= 100 // 8
+    assert {task.max_depth for task in tasks} == {PROBE_DEPTH}
+
+
+def test_the_first_token_waits_for_no_costly_drafter() -> None:
+    """Only in the step that ends the prompt, and not where drafting is forced."""
+    for mode in (AUTO, ON):
+        drafter = Recorder("costly", True)
+        engine = engine_with(drafter, level_ms=1e-3)
+        engine.submit(request("r", mode, prompt=100))
+        engine.step()
+        assert drafting_tasks(drafter) == []
+        engine.step()
+        assert bool(drafting_tasks(drafter)) is (mode is ON)
+        drain(engine)
+        assert drafting_tasks(drafter)
+
+
+def test_free_drafters_hear_of_a_prompt_while_it_is_read() -> None:
+    drafter = Recorder("free", False)
+    engine = engine_with(drafter)
+    engine.submit(request("r", AUTO, prompt=150))
+    engine.step()
+    assert [(task.max_nodes, task.max_depth) for task in drafter.tasks] == [(0, 0)]
+
+
+def test_sequences_are_asked_together() -> None:
+    drafter = Recorder("costly", True)
+    run_all(engine_with(drafter, level_ms=0.01), [request(f"r{i}", AUTO) for i in range(4)])
+    assert max(drafter.batches) == 4
+
+
+def test_the_trace_tells_what_was_asked() -> None:
+    free, costly = Recorder("free", False), Recorder("costly", True)
+    engine = engine_with(free, costly, level_ms=200.0)
+    events = run_all(engine, [request("auto", AUTO), request("off", OFF)])
+    steps = engine.trace(1000)
+    assert sum(step.realised_tokens for step in steps) == len(tokens_of(events, "auto")) + len(tokens_of(events, "off"))
+    assert {drafter.decision for step in steps for drafter in step.drafters if drafter.name == "free"} == {"free"}
+    assert sum(d.sequences for step in steps for d in step.drafters if d.name == "free") == len(drafting_tasks(free))
+    both = [step for step in steps if step.sequences == 2]
+    assert both
+    for step in steps:
+        assert step.rows == step.prefill_rows + step.sequences + step.budget
+        assert all(drafter.sequences <= 1 for drafter in step.drafters)
+        assert step.predicted_verify_ms > 0 or not step.drafters
+
+
+def test_forced_drafting_is_told_as_such() -> None:
+    engine = engine_with(Recorder("costly", True))
+    run_all(engine, [request("r", ON)])
+    assert {drafter.decision for step in engine.trace(1000) for drafter in step.drafters} == {"forced"}
+
+
+def test_trees_of_drafters_without_a_word_leave_plain_decode() -> None:
+    silent = Recorder("free", False)
+    silent.propose = lambda tasks: [TokenTree(task.sequence.tokens[-1]) for task in tasks]  # type: ignore[method-assign]
+    engine = engine_with(silent)
+    events = run_all(engine, [request("r", AUTO)])
+    assert tokens_of(events, "r") == tokens_of(run_all(tiny_engine(), [request("r", OFF)]), "r")
+    assert all(step.budget == 0 for step in engine.trace(1000))
