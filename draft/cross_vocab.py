@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from draft.growth import WIDEST_LEVEL, Growth, feed
+from draft.growth import WIDEST_LEVEL, Growth, feed, going_on
 from draft.protocol import DraftTask
 from draft.respelling import respell
 from draft.retold_text import RetoldText
@@ -204,7 +204,7 @@ class CrossVocabularyDrafter:
                 at += 1
             offered.sort()
             growth.advance(fresh + self._twins(growth, offered[: max(0, room - len(fresh))], known))
-        return [growth for growth in growing if growth.frontier]
+        return going_on(growing)
 
     def _twins(self, growth: Growth, offered: Seq[_Offer], likelihoods: list[float]) -> list[int]:
         fresh = []

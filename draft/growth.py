@@ -89,6 +89,25 @@ class Growth:
         self.frontier = worth[:WIDEST_LEVEL] if len(tree) - 1 < task.max_nodes else []
 
 
+def going_on(growths: Seq[Growth]) -> list[Growth]:
+    """Those with a frontier for which one more level pays, now that some have stopped sharing its price."""
+    ready = [growth for growth in growths if growth.frontier]
+    asked = [growth for growth in ready if growth.task.pace is not None]
+    if not asked:
+        return ready
+    asked.sort(key=_reached, reverse=True)
+    pace = asked[0].task.pace
+    assert pace is not None
+    kept = pace.keep([math.exp(_reached(growth)) for growth in asked], len(ready) - len(asked))
+    stopped = {id(growth) for growth in asked[kept:]}
+    return [growth for growth in ready if id(growth) not in stopped]
+
+
+def _reached(growth: Growth) -> float:
+    """Log of the chance that the best node of the frontier is reached."""
+    return max(growth.tree.scores[growth.anchors[node]] for node in growth.frontier)
+
+
 def feed(decoder: Decoder, growths: Seq[Growth]) -> tuple[list[Growth], Tensor | None]:
     """One level: compute the frontier of every growth; those that fit, and logits of their frontiers in order.
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 
 from torch import Tensor
 
-from draft.growth import Growth, feed
+from draft.growth import Growth, feed, going_on
 from draft.protocol import DraftTask
 from specdec.models.decoder import Decoder
 from specdec.sampling import Sampler
@@ -111,7 +111,7 @@ class ModelDrafter:
             own = children[at : at + len(growth.frontier)]
             at += len(growth.frontier)
             growth.advance(self._add(growth, own))
-        return [growth for growth in growing if growth.frontier]
+        return going_on(growing)
 
     def _add(self, growth: Growth, children: Seq[Seq[tuple[int, float]]]) -> list[int]:
         """Add a level's children, the likeliest first, leaving room for deeper levels; returns the new nodes."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -20,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 STRIKES = 3  # faulty calls in a row after which a drafter rests for everyone
 REST_S = 300.0
+LEAST_SCORE = -1e6
 READS_AT_ONCE = 64  # tokens of backlog that earn a drafter as much time again as it has for a step
 
 
@@ -28,6 +30,8 @@ class DraftPanel:
 
     A drafter that raises, takes longer than ``stall_ms`` or hands over a malformed tree is logged and not asked again
     for those sequences; it costs them speed, never output. After three such calls in a row it rests for everyone.
+
+    cells: of the calibration that nodes may name.
     """
 
     def __init__(
@@ -36,9 +40,10 @@ class DraftPanel:
         vocab_size: int,
         stall_ms: float = math.inf,
         clock: Callable[[], float] = time.perf_counter,
+        cells: int = 0,
     ) -> None:
         self._drafters = {d.name: d for d in drafters}
-        self._vocab_size, self._stall_ms, self._clock = vocab_size, stall_ms, clock
+        self._vocab_size, self._stall_ms, self._cells, self._clock = vocab_size, stall_ms, cells, clock
         self._begun: dict[int, list[Drafter]] = {}  # per sequence, the drafters that know it
         self._trusted: dict[int, set[str]] = {}  # of those, the ones still trusted
         self._strikes = dict.fromkeys(self._drafters, 0)
@@ -89,6 +94,12 @@ class DraftPanel:
         """Whether any drafter may still propose for it."""
         return bool(self._trusted.get(id(sequence)))
 
+    def may_draft(self, sequence: Sequence, allowed: tuple[str, ...] | None) -> bool:
+        """Whether any drafter may propose for it; ``allowed`` as for `begin`, which it may still have before it."""
+        if id(sequence) in self._begun:
+            return self.drafts_for(sequence)
+        return any(allowed is None or name in allowed for name in self._drafters)
+
     def trusts(self, name: str, sequence: Sequence) -> bool:
         """Whether drafter ``name`` may propose for it now."""
         return name in self._trusted.get(id(sequence), ()) and self._clock() >= self._rests_until[name]
@@ -116,15 +127,19 @@ class DraftPanel:
         except Exception:
             work.ms = (self._clock() - began) * 1e3
             self._distrust(name, sequences, "failed")
+            self._strike(name)
             return work
         work.ms = (self._clock() - began) * 1e3
         for (i, task), tree in zip(turns, trees, strict=True):
             if self._sound(name, task, tree):
                 work.trees[i] = tree
                 work.levels = max(work.levels, 1, *tree.depths)
-        if work.ms > self._stall_ms * (1 + backlog / READS_AT_ONCE):
+        stalled = work.ms > self._stall_ms * (1 + backlog / READS_AT_ONCE)
+        if stalled:
             self._distrust(name, sequences, f"took {work.ms:.0f} ms")
-        elif len(work.trees) - work.trees.count(None) == len(turns):
+        if stalled or len(work.trees) - work.trees.count(None) < len(turns):
+            self._strike(name)
+        else:
             self._strikes[name] = 0
         return work
 
@@ -136,22 +151,40 @@ class DraftPanel:
                 raise ValueError("the root is not the pending token")
             if len(tree) - 1 > task.max_nodes:
                 raise ValueError(f"{len(tree) - 1} nodes where {task.max_nodes} were asked for")
-            if len(tree.scores) != len(tree) or not all(score <= 0 for score in tree.scores):
-                raise ValueError("scores: must be log-probabilities, one per node")
+            self._check_annotations(tree)
         except Exception as error:
             self._distrust(name, [task.sequence], f"handed over a bad tree ({error})")
             return False
         return True
 
-    def _distrust(self, name: str, sequences: Seq[Sequence], what: str) -> None:
-        logger.error("drafter %s %s; not asked again for %d request(s)", name, what, len(sequences), exc_info=True)
-        for sequence in sequences:
-            self._trusted.get(id(sequence), set()).discard(name)
+    def _check_annotations(self, tree: TokenTree) -> None:
+        """What the controller computes with."""
+        n = len(tree)
+        if not n == len(tree.scores) == len(tree.depths) == len(tree.cells) == len(tree.sources):
+            raise ValueError("scores, depths, cells and sources: must be one per node")
+        for node in range(1, n):
+            parent, score, cell = tree.parents[node], tree.scores[node], tree.cells[node]
+            if not (LEAST_SCORE < score <= 0.0 and score - tree.scores[parent] <= 1e-9):
+                raise ValueError(f"scores: node {node} has {score}, a finite logarithm of at most its parent's is due")
+            if tree.depths[node] != tree.depths[parent] + 1 or type(tree.tokens[node]) is not int:
+                raise ValueError(f"depths, tokens: node {node} has {tree.depths[node]}, {tree.tokens[node]!r}")
+            if type(cell) is not int or not -1 <= cell < max(self._cells, 0):
+                raise ValueError(f"cells: node {node} names {cell!r}, there are {self._cells}")
+            if not all(type(source) is str for source in tree.sources[node]):
+                raise ValueError(f"sources: node {node} names {tree.sources[node]!r}")
+
+    def _strike(self, name: str) -> None:
         self._strikes[name] += 1
         if self._strikes[name] >= STRIKES:
             logger.error("drafter %s failed %d times in a row; it rests for %.0f s", name, STRIKES, REST_S)
             self._strikes[name] = 0
             self._rests_until[name] = self._clock() + REST_S
+
+    def _distrust(self, name: str, sequences: Seq[Sequence], what: str) -> None:
+        fault = sys.exc_info()[0] is not None
+        logger.error("drafter %s %s; not asked again for %d request(s)", name, what, len(sequences), exc_info=fault)
+        for sequence in sequences:
+            self._trusted.get(id(sequence), set()).discard(name)
 
     def _tell(self, sequence: Sequence, call: Callable[[Drafter], None]) -> None:
         trusted = self._trusted.get(id(sequence), set())

@@ -8,6 +8,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol
 
+from specdec.control.pace import Pace
 from specdec.sampling import SequenceSampling
 from specdec.sequence import Sequence
 from specdec.tree import MAX_NODES, TokenTree
@@ -30,7 +31,8 @@ class DraftTask:
     ``sequence.tokens`` are all committed; the last is the pending token, the root of the tree to fill.
     ``source``: the drafter's name. ``odds`` turns its probabilities into calibrated ones. ``floor``: a node whose
     score (log of the chance that it is reached) lies below is not worth proposing, nor its children.
-    ``level_floor``: a node below it is not worth a forward of a costly drafter to find its children.
+    ``level_floor``: a node below it is not worth a forward of a costly drafter to find its children. ``pace``: says
+    after each level which of the trees that grow together should go on; None: this one always does.
     """
 
     sequence: Sequence
@@ -42,6 +44,7 @@ class DraftTask:
     odds: Odds = raw_odds
     floor: float = -math.inf
     level_floor: float = -math.inf
+    pace: Pace | None = None
 
     def add(self, tree: TokenTree, parent: int, token: int, prob: float, rank: int = 0) -> int:
         """Propose ``token`` under ``parent``; returns its node, or -1 where it is not worth it or there is no room.

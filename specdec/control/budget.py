@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,6 @@ class Choice:
     candidates: int
     predicted_tokens: float
     value: float
-    scores: list[list[float]] = field(default_factory=list)
 
 
 def choose(
@@ -37,20 +36,20 @@ def choose(
     owners: list[int] = []
     nodes: list[int] = []
     flat: list[float] = []
-    capped = []
     for i, tree in enumerate(trees):
         n = len(tree) - 1
-        scores = tree.capped_scores() if n else [0.0]
-        capped.append(scores)
-        if n:
-            owners += [i] * n
-            nodes += range(1, n + 1)
-            flat += scores[1:]
+        if not n:
+            continue
+        scores = tree.capped_scores()
+        mine = list(range(1, n + 1))
+        if n > turns[i].nodes:  # what may not be verified has no part in the decision
+            mine = sorted(mine, key=lambda node: (-scores[node], node))[: turns[i].nodes]
+        owners += [i] * len(mine)
+        nodes += mine
+        flat += [scores[node] for node in mine]
     kept: list[list[int]] = [[] for _ in trees]
     if not flat:
-        return Choice(
-            kept, 0, 0, float(len(turns)), len(turns) / max(draft_ms + float(curve[fixed_rows]), 1e-9), capped
-        )
+        return Choice(kept, 0, 0, float(len(turns)), len(turns) / max(draft_ms + float(curve[fixed_rows]), 1e-9))
     chances = np.exp(np.asarray(flat))
     must = _must(turns, owners, chances)
     order = np.lexsort((np.arange(len(flat)), -chances, ~must))  # stable: a parent before its child of equal chance
@@ -60,13 +59,9 @@ def choose(
     rows = np.minimum(fixed_rows + np.arange(least, most + 1), len(curve) - 1)
     values = tokens[least : most + 1] / (draft_ms + curve[rows])
     best = least + int(values.argmax())
-    room = [turn.nodes for turn in turns]
-    budget = 0
     for at in order[:best].tolist():
-        if len(kept[owners[at]]) < room[owners[at]]:
-            kept[owners[at]].append(nodes[at])
-            budget += 1
-    return Choice(kept, budget, len(flat), float(tokens[best]), float(values[best - least]), capped)
+        kept[owners[at]].append(nodes[at])
+    return Choice(kept, best, len(flat), float(tokens[best]), float(values[best - least]))
 
 
 def _must(turns: Sequence[Turn], owners: Sequence[int], chances: NDArray[np.float64]) -> NDArray[np.bool_]:

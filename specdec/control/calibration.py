@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
@@ -24,7 +24,7 @@ LEAST, MOST = 1e-3, 0.995
 
 def temperature_bucket(temperature: float) -> int:
     """0 greedy, 1 up to 0.5, 2 up to 1, 3 above."""
-    return bisect_right(TEMPERATURE_EDGES, temperature) if temperature > 0 else 0
+    return bisect_left(TEMPERATURE_EDGES, temperature) if temperature > 0 else 0
 
 
 class Calibration:
@@ -42,6 +42,11 @@ class Calibration:
         self._flat_hits, self._flat_trials = self._hits.reshape(-1), self._trials.reshape(-1)
         self._prior = np.broadcast_to(_prior(), shape)
         self._rates = self._estimate()
+
+    @property
+    def size(self) -> int:
+        """Number of cells."""
+        return self._flat_trials.size
 
     def cell(self, drafter: str, bucket: int, rank: int, depth: int, prob: float) -> int:
         """Where a node of ``drafter`` is counted; ``bucket`` of `temperature_bucket`, depth from 1."""

@@ -11,6 +11,7 @@ from specdec.control.calibration import MOST, Calibration, temperature_bucket
 from specdec.control.cost_table import CostTable
 from specdec.control.costly_gate import CostlyGate
 from specdec.control.outcome import DraftWork, Outcome
+from specdec.control.pace import Pace
 from specdec.control.reliability import Reliability
 from specdec.control.sequence_control import SequenceControl, Skill
 from specdec.control.turn import Turn
@@ -88,9 +89,11 @@ class Controller:
         """Tokens per millisecond that a step of this batch is expected to earn."""
         return self._speedup * len(self._turns) / self._plain_ms
 
-    @property
-    def node_floor(self) -> float:
-        """Log of the least chance of being reached for which a node is worth proposing."""
+    def node_floor(self, decision: str) -> float:
+        """Log of the least chance of being reached for which a node is worth proposing; none when the point is to find
+        out, on a probe or for `free` drafters now and then: a chance that fell too low could never be corrected."""
+        if decision == "probe" or (decision == "free" and self._steps % self._probe_every == 0):
+            return -math.inf
         return math.log(max(LOWEST_CHANCE, EXPLORES * self.rate * self._row_ms))
 
     def odds(self, drafter: str, turn: Turn) -> Odds:
@@ -129,9 +132,9 @@ class Controller:
         gate = self._gates[drafter]
         return gate.decide(self._turns, covered, allowed, self.rate, self._row_ms, self._plain_ms)
 
-    def level_floor(self, drafter: str, batch: int) -> float:
-        """Log of the chance below which a costly drafter asked for ``batch`` sequences should not go deeper."""
-        return self._gates[drafter].floor(batch, self.rate, self._row_ms)
+    def pace(self, drafter: str) -> Pace:
+        """How deep costly ``drafter`` should go in this step."""
+        return self._gates[drafter].pace(self.rate, self._row_ms)
 
     def choose(self, trees: Sequence[TokenTree], draft_ms: float) -> Choice:
         """The nodes to verify, one (merged) tree per turn; ``draft_ms`` was spent on proposing."""

@@ -23,13 +23,16 @@ class CostTable:
     steps (memory bandwidth of a shared machine halves and doubles), the shape what the grid got wrong about a number
     of rows. Both move by clipped steps. Costs never fall with rows.
 
-    rows, contexts: rising grid points. ms: float [contexts, rows].
+    rows, contexts: rising grid points. ms: float [contexts, rows]. measured: False for a guess, which the first
+    observation replaces.
 
     Raises:
         ValueError: the grid does not rise, or a cost is not positive.
     """
 
-    def __init__(self, rows: Sequence[int], contexts: Sequence[int], ms: Sequence[Sequence[float]]) -> None:
+    def __init__(
+        self, rows: Sequence[int], contexts: Sequence[int], ms: Sequence[Sequence[float]], measured: bool = True
+    ) -> None:
         self._rows = np.asarray(rows, float)
         self._contexts = np.asarray(contexts, float)
         self._ms = np.asarray(ms, float)
@@ -42,22 +45,27 @@ class CostTable:
         self._shape = np.zeros(len(rows))
         self._drift = 0.0
         self._curves: dict[int, NDArray[np.float64]] = {}
-        self._observed = 0
+        self._observed, self._measured = 0, measured
 
     @staticmethod
     def guess(max_rows: int, first_ms: float = 10.0) -> CostTable:
         """A table for a machine nobody measured: a forward whose rows add 3 % each. Observations correct it."""
         rows = sorted({1, 2, 4, 8, 16, 32, 64, 128, 256, max_rows} & set(range(1, max_rows + 1)))
-        return CostTable(rows, [0], [[first_ms * (1 + 0.03 * (r - 1)) for r in rows]])
+        return CostTable(rows, [0], [[first_ms * (1 + 0.03 * (r - 1)) for r in rows]], measured=False)
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> CostTable:
         """The inverse of `as_dict`."""
-        return CostTable(data["rows"], data["contexts"], data["ms"])
+        return CostTable(data["rows"], data["contexts"], data["ms"], data["measured"])
 
     def as_dict(self) -> dict[str, Any]:
         """The measured grid, without what was learnt since."""
-        return {"rows": self._rows.tolist(), "contexts": self._contexts.tolist(), "ms": self._ms.tolist()}
+        return {
+            "rows": self._rows.tolist(),
+            "contexts": self._contexts.tolist(),
+            "ms": self._ms.tolist(),
+            "measured": self._measured,
+        }
 
     def curve(self, context: float) -> NDArray[np.float64]:
         """Milliseconds by number of rows, float64 [largest rows + 1]; entry 0 is 0. Do not write to it."""
@@ -70,19 +78,26 @@ class CostTable:
         base = curve[rows] if rows <= last else curve[last] * rows / last
         return float(base) * math.exp(self._drift)
 
+    @property
+    def known(self) -> bool:
+        """Whether anything was ever measured."""
+        return self._measured or self._observed > 0
+
     def observe(self, rows: int, context: float, ms: float) -> None:
         """A forward took ``ms``."""
         if rows < 1 or ms <= 0:
             return
         surprise = math.log(ms / self.ms(rows, context))
-        # A first observation tells what no measurement did: take it nearly whole.
-        step = max(-CLIP, min(CLIP, surprise)) if self._observed else max(-2.0, min(2.0, surprise))
-        self._drift += (DRIFT if self._observed >= 4 else 0.5) * step
         self._observed += 1
+        if self._observed == 1 and not self._measured:  # it tells what no measurement did: take it whole
+            self._drift = surprise
+            return
+        step = max(-CLIP, min(CLIP, surprise))
+        self._drift += DRIFT * step
         right = int(np.searchsorted(self._rows, rows))
         for at in {max(right - 1, 0), min(right, len(self._rows) - 1)}:
             near = 1.0 - min(1.0, abs(math.log(rows / self._rows[at])) / math.log(2.0))
-            moved = self._shape[at] + SHAPE * near * max(-CLIP, min(CLIP, step))
+            moved = self._shape[at] + SHAPE * near * step
             self._shape[at] = max(-MAX_SHAPE, min(MAX_SHAPE, moved))
         if self._observed % 16 == 0:
             self._curves.clear()

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from specdec.control.cost_table import CostTable
+from specdec.control.pace import Pace
 from specdec.control.sequence_control import Usage
 from specdec.control.turn import Turn
 
 HYSTERESIS = 0.12  # of the price: a drafter that is on stays on a little below it, one that is off needs more
-FADE = 0.12  # weight of one turn in a sequence's averages
+FADE = 0.05  # weight of one turn in a sequence's averages: a run of bad luck must not switch a drafter off
 POOL_FADE = 0.03  # and in the drafter's own, from which new sequences start
+FIRST_FOLLOW, FOLLOW_FADE = 0.7, 0.02
+LEAST_FOLLOW = 0.2
 HORIZON = 96  # tokens over which reading a prompt must pay
 LONGEST_PAUSE = 4  # probes back off to this many times the interval
+MOST_MISSES = 8
 FIRST_GAIN, FIRST_LEVELS = 1.5, 3.0
 SHORT_BACKLOG = 16  # what an accepted run or a pause leaves behind rides along with the first level
 CHUNK = 192  # rows of a prompt read in one forward
@@ -32,6 +35,7 @@ class CostlyGate:
         self.name, self.cost = name, cost
         self._probe_every = probe_every
         self._pools: dict[int, Usage] = {}
+        self._follow = FIRST_FOLLOW
 
     def usage(self, turn: Turn) -> Usage:
         """What is known of the drafter on this sequence; a new one starts from the average of its temperature."""
@@ -61,12 +65,9 @@ class CostlyGate:
         self._note(turns, decisions)
         return decisions
 
-    def floor(self, batch: int, rate: float, row_ms: float) -> float:
-        """Log of the least chance that a node must be reached with for one more level below it to pay."""
-        if batch == 0:
-            return -math.inf
-        price = rate * (self.cost.ms(batch) / batch + row_ms)
-        return math.log(min(0.95, max(price, 1e-3)))
+    def pace(self, rate: float, row_ms: float) -> Pace:
+        """How deep to go in this step."""
+        return Pace(self.cost, rate, row_ms, max(LEAST_FOLLOW, self._follow))
 
     def observe(self, turn: Turn, gain: int, levels: int, decision: str) -> None:
         """The drafter's own tree would have yielded ``gain`` tokens and took ``levels`` forwards."""
@@ -75,8 +76,10 @@ class CostlyGate:
         for record, weight in ((usage, fade), (self._pool(turn.control.bucket), POOL_FADE)):
             record.gain += weight * (gain - record.gain)
             record.levels += weight * (levels - record.levels)
+        tried = min(gain + 1, levels)  # levels whose parent was reached
+        self._follow += FOLLOW_FADE * (gain - self._follow * tried)
         if decision == "probe":
-            usage.misses = 0 if gain >= 2 else min(usage.misses + 1, 8)
+            usage.misses = 0 if gain > usage.price * levels else min(usage.misses + 1, MOST_MISSES)
 
     def _pool(self, bucket: int) -> Usage:
         return self._pools.setdefault(bucket, Usage(FIRST_GAIN, FIRST_LEVELS))
@@ -88,6 +91,12 @@ class CostlyGate:
         forced = decisions.count("forced")
         worth = [(self._worth(turns[i], covered[i], rate), i) for i, d in enumerate(decisions) if d == "off"]
         worth.sort(reverse=True)
+        if not self.cost.known:
+            return [i for _, i in worth]  # asking is the way to learn what it costs
+        if worth:
+            price = rate * (self.cost.ms(forced + len(worth)) / (forced + len(worth)) + row_ms)
+            for _, i in worth:
+                self.usage(turns[i]).price = price
         for n in range(len(worth), 0, -1):
             if worth[n - 1][0] > self.cost.ms(forced + n) / (forced + n) + row_ms:
                 return [i for _, i in worth[:n]]

@@ -22,8 +22,8 @@ def merge(trees: Sequence[TokenTree]) -> TokenTree:
     """
     if any(tree.tokens[0] != trees[0].tokens[0] for tree in trees):
         raise ValueError("trees: must share their pending token")
-    proposals = [tree for tree in trees if len(tree) > 1]
-    if len(proposals) < 2:
+    proposals = _fitting([tree for tree in trees if len(tree) > 1])
+    if not proposals or (len(proposals) == 1 and _sums_up(proposals[0])):
         return proposals[0] if proposals else TokenTree(trees[0].tokens[0])
     merged = TokenTree(trees[0].tokens[0])
     chances = [1.0]
@@ -37,13 +37,38 @@ def merge(trees: Sequence[TokenTree]) -> TokenTree:
             known = merged.child(parent, tree.tokens[node])
             if known is not None:
                 chances[known] = _combined(chances[known], chance)
-            elif len(merged) >= MAX_NODES:
-                continue
             else:
                 chances.append(chance)
             nodes[node] = merged.add(parent, tree.tokens[node], -math.inf, tree.sources[node], tree.cells[node])
     _score(merged, chances)
     return merged
+
+
+def _fitting(trees: list[TokenTree]) -> list[TokenTree]:
+    """``trees`` without their least likely nodes, where all together might not fit into one."""
+    total = sum(len(tree) - 1 for tree in trees)
+    if total < MAX_NODES:
+        return trees
+    scores = sorted((score for tree in trees for score in tree.capped_scores()[1:]), reverse=True)
+    least = scores[MAX_NODES - 2]
+    room = MAX_NODES - 1 - sum(score > least for score in scores)
+    fitting = []
+    for tree in trees:
+        capped = tree.capped_scores()
+        above = sum(score > least for score in capped[1:])
+        equal = min(room, sum(score == least for score in capped[1:]))
+        room -= equal
+        fitting.append(tree.best(above + equal))
+    return [tree for tree in fitting if len(tree) > 1]
+
+
+def _sums_up(tree: TokenTree) -> bool:
+    """Whether the chances of no node's children sum to more than they can."""
+    totals = [0.0] * len(tree)
+    for node in range(1, len(tree)):
+        parent = tree.parents[node]
+        totals[parent] += math.exp(min(0.0, tree.scores[node] - tree.scores[parent]))
+    return max(totals) <= FULL
 
 
 def _combined(one: float, other: float) -> float:

@@ -13,6 +13,7 @@ from specdec.control.sequence_control import SequenceControl
 from specdec.control.step_record import StepRecord, rebuilt_tree, rebuilt_turn
 from specdec.control.trace_file import read_trace
 from specdec.control.turn import Turn
+from specdec.errors import ConfigError
 from specdec.tree import TokenTree
 
 
@@ -31,13 +32,18 @@ def replay_file(path: Path) -> ReplayReport:
         ConfigError: it is no trace, or one without the values a replay needs.
     """
     header, steps = read_trace(path)
-    controller = Controller.from_dict(header)
     report = ReplayReport()
     controls: dict[int, SequenceControl] = {}
-    for step in steps:
-        if step.replay:
-            record = StepRecord(**cast(dict[str, Any], step.replay))
-            _replay(controller, record, controls, step.step, report)
+    try:
+        controller = Controller.from_dict(header)
+        for step in steps:
+            if step.replay:
+                record = StepRecord(**cast(dict[str, Any], step.replay))
+                _replay(controller, record, controls, step.step, report)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise ConfigError(f"{path}: is damaged, or was written by another version ({error!r})") from None
+    if not report.steps:
+        raise ConfigError(f"{path}: holds nothing to replay; record requests in mode AUTO with --trace-file")
     return report
 
 

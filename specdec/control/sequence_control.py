@@ -32,7 +32,8 @@ class Skill:
 class Usage:
     """What a costly drafter brings here: tokens accepted of its own tree, and levels it ran, per turn (averages).
 
-    ``idle``: steps since it was asked; ``misses``: probes in a row that did not pay.
+    ``idle``: steps since it was asked; ``misses``: probes in a row that did not pay; ``price``: tokens a level must
+    bring to pay, when last decided.
     """
 
     gain: float
@@ -40,6 +41,7 @@ class Usage:
     on: bool = True
     idle: int = 0
     misses: int = 0
+    price: float = 0.0
 
 
 @dataclass(slots=True)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 
 from specdec.control.trace_file import TraceWriter
 from specdec.types import StepTrace
+
+logger = logging.getLogger(__name__)
 
 
 class TraceLog:
@@ -22,9 +25,17 @@ class TraceLog:
         """The newest step."""
         self.count += 1
         if self._writer is not None:
-            self._writer.write(step)
+            self._write(self._writer, step)
             step.replay = {}  # on disk now; the ring stays small
         self._ring.append(step)
+
+    def _write(self, writer: TraceWriter, step: StepTrace) -> None:
+        """A full disk ends the file, not the requests."""
+        try:
+            writer.write(step)
+        except OSError as error:
+            logger.error("the trace file can not be written any more (%s); it ends at step %d", error, step.step)
+            self._writer, self.keeps_replay = None, False
 
     def last(self, limit: int) -> list[StepTrace]:
         """The newest ``limit`` steps, oldest first."""
@@ -33,6 +44,9 @@ class TraceLog:
 
     def close(self) -> None:
         """Finish the file."""
-        if self._writer is not None:
-            self._writer.close()
-            self._writer, self.keeps_replay = None, False
+        writer, self._writer, self.keeps_replay = self._writer, None, False
+        if writer is not None:
+            try:
+                writer.close()
+            except OSError as error:
+                logger.error("the end of the trace file could not be written (%s)", error)

@@ -90,8 +90,9 @@ class Engine:
         self._scheduler = Scheduler(parts.kv, limits)
         self._states: dict[Sequence, SequenceState] = {}
         speculation = config.speculation
-        self._panel = DraftPanel(parts.drafters, info.vocab_size, speculation.stall_ms)
-        self._controller = _controller(parts, self._panel)
+        self._controller = _controller(parts)
+        cells = self._controller.calibration.size
+        self._panel = DraftPanel(parts.drafters, info.vocab_size, speculation.stall_ms, cells=cells)
         writer = None
         if speculation.trace_file is not None:
             writer = TraceWriter(speculation.trace_file, self._controller.as_dict())
@@ -269,16 +270,16 @@ class Engine:
         )
 
 
-def _controller(parts: EngineParts, panel: DraftPanel) -> Controller:
+def _controller(parts: EngineParts) -> Controller:
     """A fresh controller over what was measured at start."""
     limit, costs = parts.config.max_step_rows, parts.costs
     verify = CostTable.guess(limit) if costs is None else CostTable.from_dict(costs.verify)
     drafting = {}
-    for name, costly in panel.costly.items():
-        if costly:
-            known = None if costs is None else costs.drafting.get(name)
-            drafting[name] = CostTable.guess(limit, 1.0) if known is None else CostTable.from_dict(known)
-    return Controller(panel.costly, verify, drafting, parts.config.speculation.probe_every)
+    for name in (drafter.name for drafter in parts.drafters if drafter.costly):
+        known = None if costs is None else costs.drafting.get(name)
+        drafting[name] = CostTable.guess(limit, 1.0) if known is None else CostTable.from_dict(known)
+    costly = {drafter.name: drafter.costly for drafter in parts.drafters}
+    return Controller(costly, verify, drafting, parts.config.speculation.probe_every)
 
 
 def _predicted(state: SequenceState) -> tuple[int, int]:

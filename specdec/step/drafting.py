@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
@@ -14,6 +15,7 @@ from specdec.control.budget import Choice
 from specdec.control.controller import Controller
 from specdec.control.merge import merge
 from specdec.control.outcome import DraftWork, Outcome
+from specdec.control.pace import Pace
 from specdec.control.turn import Turn
 from specdec.scheduler import PlanEntry
 from specdec.sequence import Sequence
@@ -71,7 +73,7 @@ class Drafting:
 
     def want(self, sequence: Sequence) -> int:
         """The most draft nodes ``sequence`` may have verified: never more than it may still emit."""
-        if not self._drafts(sequence) or not self._panel.drafts_for(sequence):
+        if not self._drafts(sequence) or not self._panel.may_draft(sequence, sequence.request.speculation.drafters):
             return 0
         caps = self._caps(sequence)
         return max(0, min(caps.nodes, self._states[sequence].room - 1)) if caps.depth else 0
@@ -136,12 +138,12 @@ class Drafting:
         began = self._clock()
         decisions = self.controller.gate(name, own, eligible) if costly else ["free" if e else "" for e in eligible]
         batch = sum(decision not in ("", "off") for decision in decisions)
-        floors = self.controller.node_floor, self.controller.level_floor(name, batch) if costly else 0.0
+        pace = self.controller.pace(name) if costly and batch else None
         out.control_ms += (self._clock() - began) * 1e3
         if costly:
             out.decisions[name] = decisions
         tasks = [
-            self._task(name, entry, turn, decision, floors) if decision not in ("", "off") else None
+            self._task(name, entry, turn, decision, pace, batch) if decision not in ("", "off") else None
             for entry, turn, decision in zip(sampling, out.turns, decisions, strict=True)
         ]
         if not batch:
@@ -158,15 +160,15 @@ class Drafting:
             if tree is not None:
                 trees.append(tree)
 
-    def _task(
-        self, name: str, entry: PlanEntry, turn: Turn, decision: str, floors: tuple[float, float]
-    ) -> DraftTask:  # fmt: skip
+    def _task(self, name: str, entry: PlanEntry, turn: Turn, decision: str, pace: Pace | None, batch: int) -> DraftTask:
         caps = self._caps(entry.seq)
         sampling, odds = self._states[entry.seq].sampling, self.controller.odds(name, turn)
         if turn.forced:
             return DraftTask(entry.seq, sampling, entry.nodes, caps.depth, caps.width, name, odds)
         depth = min(caps.depth, PROBE_DEPTH) if decision == "probe" else caps.depth
-        return DraftTask(entry.seq, sampling, entry.nodes, depth, caps.width, name, odds, *floors)
+        floor = self.controller.node_floor(decision)
+        deep = -math.inf if pace is None else pace.floor(batch)
+        return DraftTask(entry.seq, sampling, entry.nodes, depth, caps.width, name, odds, floor, deep, pace)
 
     def _keep_up(self, entries: Seq[PlanEntry]) -> None:
         """Free drafters read prompts while these are prefilled."""

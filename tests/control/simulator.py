@@ -136,6 +136,19 @@ class Growth:
         ]
         self.frontier = sorted(deep, key=lambda node: -self.tree.scores[node])[:EXPANDED]
 
+    def reached(self) -> float:
+        """Log of the chance that the best node of the frontier is reached."""
+        return max(self.tree.scores[node] for node in self.frontier)
+
+
+def going_on(growing: list[Growth]) -> list[Growth]:
+    """As `draft.growth.going_on`, for the growths of this module."""
+    asked = sorted(growing, key=Growth.reached, reverse=True)
+    pace = asked[0].task.pace if asked else None
+    if pace is None:
+        return growing
+    return asked[: pace.keep([math.exp(growth.reached()) for growth in asked])]
+
 
 def walk(tree: TokenTree, position: int) -> list[int]:
     """Tokens the target emits: the right path of the tree and one more."""
@@ -220,7 +233,7 @@ class Simulation:
             ms += 0.0 if drafter.level_ms is None else drafter.level_ms(len(growing))
             for growth in growing:
                 growth.advance(self.world, drafter)
-            growing = [growth for growth in growing if growth.frontier]
+            growing = going_on([growth for growth in growing if growth.frontier])
         levels = max(1, *(max(tree.depths) for tree in trees if tree is not None), 1)
         return DraftWork(trees, levels, self.world.timed(ms) if ms else 0.0)
 
@@ -230,10 +243,10 @@ class Simulation:
         if turn.forced:
             return DraftTask(sequence, sampling, turn.nodes, DEPTH, 3, drafter.name, odds)
         depth = PROBE_DEPTH if decision == "probe" else DEPTH
-        floor = self.controller.node_floor
-        costly = drafter.level_ms is not None  # a free drafter knows no levels
-        level_floor = self.controller.level_floor(drafter.name, batch) if costly else -math.inf
-        return DraftTask(sequence, sampling, turn.nodes, depth, 3, drafter.name, odds, floor, level_floor)
+        floor = self.controller.node_floor(decision)
+        pace = self.controller.pace(drafter.name) if drafter.level_ms is not None else None
+        deep = -math.inf if pace is None else pace.floor(batch)
+        return DraftTask(sequence, sampling, turn.nodes, depth, 3, drafter.name, odds, floor, deep, pace)
 
 
 def fixed_rate(world: World, drafter: Skilled, depth: int, width: int, steps: int) -> float:

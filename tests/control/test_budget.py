@@ -73,7 +73,6 @@ def test_no_set_of_trees_earns_more(
     assert all(is_tree(tree, kept) for tree, kept in zip(forest, choice.kept, strict=True))
 
 
-@pytest.mark.xfail(strict=True, reason="nodes over a turn's cap take part in the argmax and in the prediction")
 def test_bug_no_set_within_the_caps_earns_more() -> None:
     """Two nodes of the first sequence may not be verified, but make a tier of four rows look worth its price."""
     forest = [chain([0.9, 0.9, 0.9]), chain([0.3])]

@@ -176,7 +176,6 @@ def test_temperature_buckets(temperature: float, bucket: int) -> None:
     assert temperature_bucket(temperature) == bucket
 
 
-@pytest.mark.xfail(strict=True, reason="`bisect_right` puts an edge into the bucket above, against the docstring")
 @pytest.mark.parametrize(("temperature", "bucket"), [(0.5, 1), (1.0, 2)])
 def test_bug_temperature_edges_belong_below(temperature: float, bucket: int) -> None:
     assert temperature_bucket(temperature) == bucket

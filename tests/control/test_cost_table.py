@@ -135,7 +135,6 @@ def test_observations_correct_a_guess() -> None:
     assert table.ms(1) == pytest.approx(60.0, rel=0.1)
 
 
-@pytest.mark.xfail(strict=True, reason="half of it is taken, whatever the comment in `observe` says")
 def test_bug_the_first_observation_of_a_guess_is_taken_nearly_whole() -> None:
     table = CostTable.guess(256)
     table.observe(1, 0, 60.0)
@@ -171,7 +170,6 @@ def test_a_grid_that_is_none_is_refused(rows: list[int], contexts: list[int], ms
         CostTable(rows, contexts, ms)
 
 
-@pytest.mark.xfail(strict=True, reason="the first observation is believed nearly whole even where a grid was measured")
 def test_bug_a_spike_at_the_very_first_step_moves_a_measured_table_little() -> None:
     table = flat()
     table.observe(1, 0, 100.0)

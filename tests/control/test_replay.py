@@ -163,7 +163,6 @@ def test_a_last_line_cut_short_is_left_out(tmp_path: Path) -> None:
     assert len(list(read_trace(path)[1])) == len(steps_of(text)) - 1
 
 
-@pytest.mark.xfail(strict=True, raises=(KeyError, TypeError), reason="`replay_file` promises ConfigError")
 @pytest.mark.parametrize("broken", ["header", "step"])
 def test_bug_a_trace_that_lacks_what_a_replay_needs_is_refused(tmp_path: Path, broken: str) -> None:
     lines = recorded()[0].splitlines()

@@ -138,9 +138,6 @@ def test_without_ring_and_file_nothing_is_to_be_traced() -> None:
     assert not log.keeps_replay
 
 
-@pytest.mark.xfail(
-    strict=True, raises=OSError, reason="the error goes through `Engine.step` and takes all requests along"
-)
 def test_bug_a_full_disk_ends_the_trace_and_nothing_else() -> None:
     log = TraceLog(3, TraceWriter(Path("/dev/full"), {}))
     for number in range(300):

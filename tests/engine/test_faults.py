@@ -178,9 +178,6 @@ def truly(make: Make) -> Make:
     return made
 
 
-@pytest.mark.xfail(
-    strict=True, reason="the panel takes the tree for sound, and the step breaks on it: all requests lost"
-)
 @pytest.mark.parametrize("alone", [False, True])
 @pytest.mark.parametrize("make", SLIPS_THROUGH.values(), ids=SLIPS_THROUGH)
 def test_bug_garbage_that_slips_through_changes_no_token(make: Make, alone: bool) -> None:
