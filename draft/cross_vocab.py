@@ -21,8 +21,10 @@ from specdec.sequence import Sequence
 from specdec.tree import TokenTree
 from specdec.types import Request
 from verify_kernels.forward_batch import BatchEntry, ForwardBatch
+from verify_kernels.row_sampling import RowSampling
 
 TOGETHER = 16  # sequences drafted in one go: bounds the table of logits in the target's vocabulary
+SPARE = 3  # tokens looked at beyond the width, in place of those without a twin
 SPELLED_ON = 0.95  # chance that the rest of a word follows once its first token is right
 
 _Offer = tuple[int, float, int, int, float]
@@ -190,21 +192,35 @@ class CrossVocabularyDrafter:
         """Give frontier nodes their children; returns the growths that can go on."""
         rows = [g.row(g.tree.path_tokens(g.anchors[node])) for g in growing for node in g.frontier]
         width = max(growth.task.width for growth in growing)
-        children = self._sampler.children(self._bridge.translate(logits, self._logits), rows, width)
-        favourites, chances = best_tokens(logits)
+        children, favourites = self._children(logits, rows, width)
         at = 0
         for growth in growing:
             known, room = likelihoods[id(growth)], growth.level_room
             fresh: list[int] = []
             offered: list[_Offer] = []
             for node in growth.frontier:
-                if self._bridge.to_target[favourites[at]] < 0:
-                    fresh += self._spell_out(growth, node, favourites[at], chances[at], known)
+                favourite, chance = favourites[at]
+                if self._bridge.to_target[favourite] < 0:
+                    fresh += self._spell_out(growth, node, favourite, chance, known)
                 offered += _offers(growth, node, children[at])
                 at += 1
             offered.sort()
             growth.advance(fresh + self._twins(growth, offered[: max(0, room - len(fresh))], known))
         return going_on(growing)
+
+    def _children(
+        self, logits: Tensor, rows: Seq[RowSampling], width: int
+    ) -> tuple[list[list[tuple[int, float]]], list[tuple[int, float]]]:
+        """Per row of the draft's logits the best tokens of the target with their log-probabilities, and the draft's own
+        favourite with its probability."""
+        if any(row.edits is not None or row.policy.temperature > 0 for row in rows):
+            children = self._sampler.children(self._bridge.translate(logits, self._logits), rows, width)
+            return children, best_tokens(logits)
+        # Nothing depends on the target's ids: the draft's own ranking will do, and its table is a third as long.
+        own = self._sampler.children(logits, rows, width + SPARE)
+        to_target = self._bridge.to_target
+        twins = [[(to_target[token], logprob) for token, logprob in row if to_target[token] >= 0] for row in own]
+        return [row[:width] for row in twins], [(row[0][0], math.exp(row[0][1])) for row in own]
 
     def _twins(self, growth: Growth, offered: Seq[_Offer], likelihoods: list[float]) -> list[int]:
         fresh = []

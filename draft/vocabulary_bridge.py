@@ -72,9 +72,10 @@ class VocabularyBridge:
         return tuple(ids) if same and max(ids, default=0) < len(self.to_draft) else ()
 
 
-def best_tokens(logits: Tensor) -> tuple[list[int], list[float]]:
+def best_tokens(logits: Tensor) -> list[tuple[int, float]]:
     """The likeliest token of each row and its probability."""
     values = logits.numpy()
     best = values.argmax(axis=1)
     top = values[np.arange(len(best)), best]
-    return best.tolist(), (1.0 / np.exp(values - top[:, None]).sum(axis=1)).tolist()
+    chances = 1.0 / np.exp(values - top[:, None]).sum(axis=1)
+    return list(zip(best.tolist(), chances.tolist(), strict=True))

@@ -12,16 +12,18 @@ from numpy.typing import NDArray
 DRIFT = 0.15  # weight of one observation in the machine's present speed
 SHAPE = 0.04  # and in the cost of its number of rows against the others
 CLIP = 0.25  # log of the largest surprise one observation may claim: an outlier is somebody else's process
-MAX_SHAPE = 0.7
+MAX_SHAPE = 1.5
+LEAST_SHARE = 0.2  # of the grid's cost that no shift goes below
 CONTEXT_STEP = 128  # curves are kept for multiples of this
 
 
 class CostTable:
     """Milliseconds of a forward over ``rows`` rows that look back on ``context`` tokens each.
 
-    A grid measured at start, times exp(drift + shape[rows]): the drift follows the machine's speed within some ten
-    steps (memory bandwidth of a shared machine halves and doubles), the shape what the grid got wrong about a number
-    of rows. Both move by clipped steps. Costs never fall with rows.
+    A grid measured at start, times exp(shape[rows]), plus a shift. The shift follows the machine's speed within some
+    ten steps: what halves and doubles on a shared machine is memory bandwidth, which all rows of a forward pay once.
+    The shape learns slowly what the grid got wrong about a number of rows. Both move by clipped steps. Costs never
+    fall with rows.
 
     rows, contexts: rising grid points. ms: float [contexts, rows]. measured: False for a guess, which the first
     observation replaces.
@@ -43,7 +45,7 @@ class CostTable:
         # Noise only ever adds: what more rows did in less time, fewer rows can do as well.
         self._ms = np.minimum.accumulate(self._ms[:, ::-1], axis=1)[:, ::-1]
         self._shape = np.zeros(len(rows))
-        self._drift = 0.0
+        self._shift = 0.0
         self._curves: dict[int, NDArray[np.float64]] = {}
         self._observed, self._measured = 0, measured
 
@@ -69,14 +71,17 @@ class CostTable:
 
     def curve(self, context: float) -> NDArray[np.float64]:
         """Milliseconds by number of rows, float64 [largest rows + 1]; entry 0 is 0. Do not write to it."""
-        return self._curve(context) * math.exp(self._drift)
+        curve = self._curve(context)
+        shifted = np.maximum(curve + self._shift, LEAST_SHARE * curve)
+        shifted[0] = 0.0
+        return shifted
 
     def ms(self, rows: int, context: float = 0) -> float:
         """Expected milliseconds; beyond the grid, in proportion."""
         curve = self._curve(context)
         last = len(curve) - 1
-        base = curve[rows] if rows <= last else curve[last] * rows / last
-        return float(base) * math.exp(self._drift)
+        base = float(curve[rows] if rows <= last else curve[last] * rows / last)
+        return max(base + self._shift, LEAST_SHARE * base)
 
     @property
     def known(self) -> bool:
@@ -87,13 +92,15 @@ class CostTable:
         """A forward took ``ms``."""
         if rows < 1 or ms <= 0:
             return
-        surprise = math.log(ms / self.ms(rows, context))
+        expected = self.ms(rows, context)
         self._observed += 1
         if self._observed == 1 and not self._measured:  # it tells what no measurement did: take it whole
-            self._drift = surprise
+            self._ms = self._ms * (ms / expected)
+            self._curves.clear()
             return
-        step = max(-CLIP, min(CLIP, surprise))
-        self._drift += DRIFT * step
+        step = max(-CLIP, min(CLIP, math.log(ms / expected)))
+        first = float(self._curve(context)[1])
+        self._shift += DRIFT * step * min(expected, 2.0 * first)
         right = int(np.searchsorted(self._rows, rows))
         for at in {max(right - 1, 0), min(right, len(self._rows) - 1)}:
             near = 1.0 - min(1.0, abs(math.log(rows / self._rows[at])) / math.log(2.0))
@@ -111,7 +118,7 @@ class CostTable:
             if len(self._contexts) > 1 and key * CONTEXT_STEP > self._contexts[-1]:  # attention grows in proportion
                 slope = (self._ms[-1] - self._ms[-2]) / (self._contexts[-1] - self._contexts[-2])
                 grid = grid + np.maximum(slope, 0) * (key * CONTEXT_STEP - self._contexts[-1])
-            grid = rising(grid * np.exp(self._shape - self._shape.mean()))
+            grid = rising(grid * np.exp(self._shape))
             found = np.interp(np.arange(int(self._rows[-1]) + 1), self._rows, grid)
             found[0] = 0.0
             self._curves[key] = found

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int TILE = 32;        // output channels per tile, as packed
 constexpr int ROW_BLOCK = 192;  // rows whose partial sums (32 floats each) stay in cache beside the weights
-constexpr int AHEAD = 2 * CHUNK * TILE;  // bytes: two chunks of int8 weights, four of int4
+constexpr int AHEAD = 4096;     // bytes; farther, and several rows' values are pushed out of the first cache
 constexpr int MAX_MR = 12;      // rows per register block: 12 x 2 accumulators, 2 weights, 1 activation
 
 // One register block. Up to MAX_MR rows pass over the weights once: a tree's rows ride on the stream of weights that
