@@ -21,10 +21,6 @@ class UnsupportedModelError(ModelError):
     """The file is sound, but its architecture or tensor type is not one specdec runs."""
 
 
-class TokenizerMismatchError(ModelError):
-    """Target and draft must share a vocabulary, and do not."""
-
-
 class KernelError(SpecdecError):
     """The native kernels could not be built, loaded or failed their self-test."""
 

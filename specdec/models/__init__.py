@@ -6,7 +6,6 @@ from specdec.models.load import load_model
 from specdec.models.loaded_model import LoadedModel
 from specdec.models.model_config import ModelConfig, RopeConfig
 from specdec.models.progress import Progress
-from specdec.models.shared_vocabulary import check_same_vocabulary
 from specdec.models.tokenizer import Tokenizer
 from specdec.models.weights import LayerWeights, ModelWeights
 
@@ -21,7 +20,6 @@ __all__ = [
     "Progress",
     "RopeConfig",
     "Tokenizer",
-    "check_same_vocabulary",
     "find_entry",
     "load_model",
 ]

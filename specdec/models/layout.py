@@ -55,9 +55,10 @@ def norm_plans(config: ModelConfig) -> list[tuple[str, int]]:
 
 
 def linear_kind(name: str, dtype: WeightDtype) -> WeightDtype:
-    """How the linear layer ``name`` is stored in a model of ``dtype``: an int4 model's output layer stays int8, since
-    its errors go straight into the choice of tokens."""
-    return "int8" if dtype == "int4" and name == "lm_head" else dtype
+    """How the linear layer ``name`` is stored in a model of ``dtype``. Of an int4 model only the gate and up
+    projections are, half of its weights; the rest is int8: all of it in int4 costs a small draft model a fifth of its
+    accepted tokens (log, 2026-11-21)."""
+    return "int8" if dtype == "int4" and not name.endswith("gate_up") else dtype
 
 
 def has_bias(plan: LinearPlan, source: TensorSource) -> bool:

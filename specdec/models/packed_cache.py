@@ -17,7 +17,7 @@ from specdec.models.weights_buffer import WeightsBuffer
 
 logger = logging.getLogger(__name__)
 
-_FORMAT = 3  # raise when packing or its layout changes
+_FORMAT = 4  # raise when packing or its layout changes
 _SPARE_BYTES = 1 << 30  # disk left free for others
 
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.errors import InvalidRequestError, ModelError, TokenizerMismatchError
-from specdec.models import Tokenizer, check_same_vocabulary
+from specdec.errors import InvalidRequestError, ModelError
+from specdec.models import Tokenizer
 from specdec.models.hf_source import HFSource
 from specdec.models.hf_tokenizer import load_hf_tokenizer
 from specdec.models.tokenizer_info import TokenizerInfo
@@ -158,17 +158,13 @@ def test_no_template_is_said(tiny: Tiny) -> None:
 def test_vocabularies_are_compared(tokenizer: Tokenizer, tmp_path: Path) -> None:
     data = json.loads(make_tiny_tokenizer(tmp_path).to_str())
     same = Tokenizer(json.dumps(data), TokenizerInfo())
-    check_same_vocabulary(tokenizer, same)
     assert same.fingerprint == tokenizer.fingerprint
     vocabulary = data["model"]["vocab"]
     vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
     swapped = Tokenizer(json.dumps(data), TokenizerInfo())
     assert swapped.fingerprint != tokenizer.fingerprint
-    with pytest.raises(TokenizerMismatchError, match=r"2 have other ids \(such as 'a': \d+ and \d+\)"):
-        check_same_vocabulary(tokenizer, swapped)
     last = max(vocabulary, key=vocabulary.__getitem__)
     data["model"]["merges"].pop()
     del vocabulary[last]
     shorter = Tokenizer(json.dumps(data), TokenizerInfo())
-    with pytest.raises(TokenizerMismatchError, match=r"1 missing from the draft .*; 2 have other ids"):
-        check_same_vocabulary(tokenizer, shorter)
+    assert shorter.fingerprint not in (tokenizer.fingerprint, swapped.fingerprint)
