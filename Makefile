@@ -10,11 +10,11 @@ ARGS ?=
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help setup model serve test test-slow lint format bench verify proto map clean
+.PHONY: help setup model serve test test-slow lint format bench bench-engine verify proto map clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## make .venv with pinned dependencies and build the native kernels
 
@@ -50,6 +50,11 @@ format: setup ## let ruff format and fix
 
 bench: model ## step benchmark on the default model (MODEL=qwen2.5-coder-1.5b for the real one)
 	$(BIN)/specdec bench step --target $(MODEL) $(ARGS)
+
+bench-engine: setup ## speculation off against auto on real work (ARGS="--prompts 4 --fixed"); fetches Qwen 1.5B
+	$(BIN)/specdec models fetch smollm2-135m
+	$(BIN)/specdec models fetch qwen2.5-coder-1.5b
+	$(BIN)/specdec bench engine --target qwen2.5-coder-1.5b --draft smollm2-135m $(ARGS)
 
 verify: model ## path identity, as a user can run it
 	$(BIN)/specdec verify --target $(MODEL) $(ARGS)

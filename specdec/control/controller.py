@@ -19,7 +19,7 @@ from specdec.tree import TokenTree
 
 Odds = Callable[[int, int, float], tuple[float, int]]
 
-REFRESH_EVERY = 6  # steps between recomputations of the calibrated chances
+REFRESH_EVERY = 12  # steps between recomputations of the calibrated chances
 RATE_FADE = 0.1  # weight of one step in the running speed-up
 LOWEST_CHANCE = 2e-3  # nodes less likely than this are never worth a row
 EXPLORES = 0.5  # of the price of a row: what may be proposed, since a node's chance is an estimate
@@ -158,6 +158,8 @@ class Controller:
         """Learn from what the step yielded."""
         self.verify.observe(outcome.rows, outcome.context, outcome.verify_ms)
         free_ms = 0.0
+        for turn, tokens in zip(self._turns, outcome.tokens, strict=True):
+            turn.control.emitted += len(tokens)
         for name, work in outcome.work.items():
             gate = self._gates.get(name)
             if gate is None:

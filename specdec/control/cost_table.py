@@ -14,6 +14,7 @@ SHAPE = 0.04  # and in the cost of its number of rows against the others
 CLIP = 0.25  # log of the largest surprise one observation may claim: an outlier is somebody else's process
 MAX_SHAPE = 1.5
 LEAST_SHARE = 0.2  # of the grid's cost that no shift goes below
+REDRAW_EVERY = 48  # observations between which a curve keeps its shape
 CONTEXT_STEP = 128  # curves are kept for multiples of this
 
 
@@ -106,23 +107,28 @@ class CostTable:
             near = 1.0 - min(1.0, abs(math.log(rows / self._rows[at])) / math.log(2.0))
             moved = self._shape[at] + SHAPE * near * step
             self._shape[at] = max(-MAX_SHAPE, min(MAX_SHAPE, moved))
-        if self._observed % 16 == 0:
+        if self._observed % REDRAW_EVERY == 0:
             self._curves.clear()
 
     def _curve(self, context: float) -> NDArray[np.float64]:
         key = round(context / CONTEXT_STEP)
         found = self._curves.get(key)
         if found is None:
-            at = min(max(key * CONTEXT_STEP, self._contexts[0]), self._contexts[-1])
-            grid = np.array([np.interp(at, self._contexts, column) for column in self._ms.T])
-            if len(self._contexts) > 1 and key * CONTEXT_STEP > self._contexts[-1]:  # attention grows in proportion
-                slope = (self._ms[-1] - self._ms[-2]) / (self._contexts[-1] - self._contexts[-2])
-                grid = grid + np.maximum(slope, 0) * (key * CONTEXT_STEP - self._contexts[-1])
-            grid = rising(grid * np.exp(self._shape))
+            grid = rising(self._grid(key * CONTEXT_STEP) * np.exp(self._shape))
             found = np.interp(np.arange(int(self._rows[-1]) + 1), self._rows, grid)
             found[0] = 0.0
             self._curves[key] = found
         return found
+
+    def _grid(self, context: float) -> NDArray[np.float64]:
+        """The measured costs at ``context``; beyond the last one attention grows in proportion."""
+        if len(self._contexts) == 1:
+            return self._ms[0]
+        low = int(np.clip(np.searchsorted(self._contexts, context) - 1, 0, len(self._contexts) - 2))
+        slope = (self._ms[low + 1] - self._ms[low]) / (self._contexts[low + 1] - self._contexts[low])
+        if context > self._contexts[-1]:
+            return self._ms[-1] + np.maximum(slope, 0.0) * (context - self._contexts[-1])
+        return self._ms[low] + slope * (max(context, self._contexts[0]) - self._contexts[low])
 
 
 def rising(values: NDArray[np.float64]) -> NDArray[np.float64]:

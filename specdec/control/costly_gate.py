@@ -14,13 +14,15 @@ FADE = 0.05  # weight of one turn in a sequence's averages: a run of bad luck mu
 POOL_FADE = 0.03  # and in the drafter's own, from which new sequences start
 FIRST_FOLLOW, FOLLOW_FADE = 0.7, 0.02
 LEAST_FOLLOW = 0.2
-HORIZON = 96  # tokens over which reading a prompt must pay
+HORIZON = 24  # tokens over which reading a prompt must pay, or as many as came already: an answer may end any time
+PROBE_SHARE = 0.025  # of the time, at most, that probes of all sequences take
+PROBE_LEVELS = 2.0  # what a probe takes; more only when it finds something
+MOST_CREDIT = 60.0  # plain steps' worth of time that probes may save up for
 LONGEST_PAUSE = 4  # probes back off to this many times the interval
 MOST_MISSES = 8
 FIRST_GAIN, FIRST_LEVELS = 1.5, 3.0
 SHORT_BACKLOG = 16  # what an accepted run or a pause leaves behind rides along with the first level
 CHUNK = 192  # rows of a prompt read in one forward
-GIVES_UP = 12  # in plain steps: a probe whose backlog costs more than this is not made
 
 
 class CostlyGate:
@@ -36,6 +38,7 @@ class CostlyGate:
         self._probe_every = probe_every
         self._pools: dict[int, Usage] = {}
         self._follow = FIRST_FOLLOW
+        self._credit_ms = 0.0
 
     def usage(self, turn: Turn) -> Usage:
         """What is known of the drafter on this sequence; a new one starts from the average of its temperature."""
@@ -59,8 +62,9 @@ class CostlyGate:
         ]
         for i in self._paying(turns, covered, decisions, rate, row_ms):
             decisions[i] = "on"
+        self._credit_ms = min(self._credit_ms + PROBE_SHARE * plain_ms, PROBE_SHARE * MOST_CREDIT * plain_ms)
         for i, decision in enumerate(decisions):
-            if decision == "off" and self._probes(turns[i], plain_ms):
+            if decision == "off" and self._probes(turns[i]):
                 decisions[i] = "probe"
         self._note(turns, decisions)
         return decisions
@@ -108,7 +112,8 @@ class CostlyGate:
         gained_ms = usage.gain * (1.0 - covered) / rate
         backlog = self._backlog_ms(turn)
         if backlog > 0:
-            gained_ms -= backlog / max(min(turn.room, HORIZON) / (1.0 + usage.gain), 1.0)
+            ahead = min(turn.room, max(HORIZON, turn.control.emitted))
+            gained_ms -= backlog / max(ahead / (1.0 + usage.gain), 1.0)
         return gained_ms / (usage.levels * (1.0 - HYSTERESIS if usage.on else 1.0 + HYSTERESIS))
 
     def _backlog_ms(self, turn: Turn) -> float:
@@ -118,10 +123,17 @@ class CostlyGate:
             return 0.0
         return self.cost.ms(min(backlog, CHUNK)) * max(1.0, backlog / CHUNK) - self.cost.ms(1)
 
-    def _probes(self, turn: Turn, plain_ms: float) -> bool:
+    def _probes(self, turn: Turn) -> bool:
+        """Whether it is time to look again, and there is time saved up for it."""
         usage = self.usage(turn)
         pause = self._probe_every * min(LONGEST_PAUSE, 1 << usage.misses)
-        return usage.idle + 1 >= pause and turn.room > 8 and self._backlog_ms(turn) < GIVES_UP * plain_ms
+        if usage.idle + 1 < pause or turn.room <= 8:
+            return False
+        price = self._backlog_ms(turn) + max(1.0, min(usage.levels, PROBE_LEVELS)) * self.cost.ms(1)
+        if self._credit_ms < price - 1e-9:
+            return False
+        self._credit_ms -= price
+        return True
 
     def _note(self, turns: Sequence[Turn], decisions: Sequence[str]) -> None:
         for turn, decision in zip(turns, decisions, strict=True):

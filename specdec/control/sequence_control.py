@@ -46,9 +46,11 @@ class Usage:
 
 @dataclass(slots=True)
 class SequenceControl:
-    """State of one sequence; ``key`` numbers sequences in order of entry, ``bucket`` is its temperature's."""
+    """State of one sequence; ``key`` numbers sequences in order of entry, ``bucket`` is its temperature's. ``emitted``:
+    tokens that came out so far."""
 
     key: int
     bucket: int
+    emitted: int = 0
     skills: dict[str, Skill] = field(default_factory=dict)
     usage: dict[str, Usage] = field(default_factory=dict)

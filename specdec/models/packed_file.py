@@ -21,6 +21,7 @@ from specdec.models.weights_buffer import WeightsBuffer
 
 _MAGIC = b"SPECDECW"
 _PREAMBLE = struct.Struct("<8sQ32s")  # magic, header bytes, SHA-256 of the header
+MAX_HEADER = 1 << 26  # bytes; real ones take some 100 per array
 _CHUNK = 32 << 20  # bytes read and summed by one thread at a time
 
 
@@ -104,7 +105,8 @@ def _read_header(file: BinaryIO) -> tuple[dict[str, Any], int]:
     magic, length, digest = _PREAMBLE.unpack(file.read(_PREAMBLE.size))
     if magic != _MAGIC:
         raise PackedFileError("not a packed file")
-    header = file.read(length)
+    # A damaged length may ask for more than any file holds, or any memory.
+    header = file.read(min(length, MAX_HEADER))
     if hashlib.sha256(header).digest() != digest:
         raise PackedFileError("header is damaged")
     return json.loads(header), align(_PREAMBLE.size + length)

@@ -81,15 +81,16 @@ def test_a_spike_now_and_then_moves_predictions_little() -> None:
             assert 9.0 < table.ms(1) < 11.5
 
 
-@pytest.mark.parametrize("factor", [2.0, 0.5])
+@pytest.mark.parametrize("factor", [2.0, 0.6])
 def test_a_lasting_change_of_speed_is_followed_soon(factor: float) -> None:
-    table = flat()
+    """Memory became slower or faster: every forward's price of reading the weights changes, whatever its rows."""
+    table, change = flat(), (factor - 1) * flat().ms(1)
     for _ in range(30):
         table.observe(4, 0, flat().ms(4))
     for _ in range(18):
-        table.observe(4, 0, flat().ms(4) * factor)
+        table.observe(4, 0, flat().ms(4) + change)
     for rows in (1, 4, 16, 64):
-        assert table.ms(rows) / flat().ms(rows) == pytest.approx(factor, rel=0.2)
+        assert table.ms(rows) == pytest.approx(flat().ms(rows) + change, rel=0.2)
 
 
 def test_a_grid_that_was_wrong_about_the_shape_is_corrected() -> None:

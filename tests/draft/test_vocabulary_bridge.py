@@ -139,5 +139,5 @@ def test_another_text_is_no_spelling() -> None:
 def test_best_tokens(seed: int) -> None:
     logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(seed)) * 30
     tokens, chances = zip(*best_tokens(logits), strict=True)
-    assert tokens == logits.argmax(1).tolist()
-    assert chances == pytest.approx(logits.softmax(1).max(1).values.tolist(), rel=1e-4)
+    assert list(tokens) == logits.argmax(1).tolist()
+    assert list(chances) == pytest.approx(logits.softmax(1).max(1).values.tolist(), rel=1e-4)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from specdec.errors import SpecdecError
 from specdec.models.decoder import Decoder
 from specdec.sampling import SequenceSampling
 from specdec.scheduler import Scheduler
@@ -86,7 +87,11 @@ MUTANTS = (
 @pytest.mark.parametrize("mutate", MUTANTS, ids=lambda m: m.__name__)
 def test_mutants_are_caught(mutate: Callable[[Patch], None], monkeypatch: Patch) -> None:
     mutate(monkeypatch)
-    report = verify(tiny_parts(), pairs=1, max_tokens=24, seed=1)
+    try:
+        report = verify(tiny_parts(), pairs=1, max_tokens=24, seed=1)
+    except SpecdecError as error:  # a token that the request's own filters forbid came out, and nothing may follow it
+        assert "no finite logit" in str(error)
+        return
     assert report.mismatches
     assert "expected" in str(report.mismatches[0])
 
