@@ -18,13 +18,9 @@ def write(folder: Path, text: str | bytes) -> Path:
 
 
 def test_a_draft_model_brings_its_drafter(tmp_path: Path) -> None:
-    assert load_config().engine.drafters == ("grammar", "prediction", "suffix")
-    assert load_config(write(tmp_path, "engine: {draft: foo}")).engine.drafters == (
-        "grammar",
-        "prediction",
-        "suffix",
-        "model",
-    )
+    free = ("grammar", "prediction", "suffix")
+    assert load_config().engine.drafters == free
+    assert load_config(write(tmp_path, "engine: {draft: foo}")).engine.drafters == (*free, "model")
     chosen = load_config(write(tmp_path, "engine: {draft: foo, speculation: {drafters: [suffix]}}"))
     assert chosen.engine.drafters == ("suffix",)
 

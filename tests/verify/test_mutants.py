@@ -87,11 +87,11 @@ MUTANTS = (
 @pytest.mark.parametrize("mutate", MUTANTS, ids=lambda m: m.__name__)
 def test_mutants_are_caught(mutate: Callable[[Patch], None], monkeypatch: Patch) -> None:
     mutate(monkeypatch)
-    try:
-        report = verify(tiny_parts(), pairs=1, max_tokens=24, seed=1)
-    except SpecdecError as error:  # a token that the request's own filters forbid came out, and nothing may follow it
-        assert "no finite logit" in str(error)
+    if mutate is penalties_ignore_the_path:  # and masks: a token the grammar forbids comes out, nothing may follow it
+        with pytest.raises(SpecdecError, match="no finite logit"):
+            verify(tiny_parts(), pairs=1, max_tokens=24, seed=1)
         return
+    report = verify(tiny_parts(), pairs=1, max_tokens=24, seed=1)
     assert report.mismatches
     assert "expected" in str(report.mismatches[0])
 
