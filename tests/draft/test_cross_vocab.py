@@ -284,7 +284,8 @@ def test_a_text_of_nothing_is_not_drafted_for() -> None:
     assert len(tree) > 1
 
 
-def test_rehearsal_runs() -> None:
+def test_a_rehearsal_takes_no_pages() -> None:
     drafter = cross_drafter()
     for rows in (1, 8, 64):
         drafter.rehearse(rows)
+    assert drafter._kv.n_free == drafter._kv.n_total
