@@ -49,6 +49,7 @@ class Controller:
         self._free_ms = 0.0
         self._turns: Sequence[Turn] = ()
         self._fixed_rows, self._context, self._plain_ms, self._row_ms = 1, 0.0, 1.0, 0.0
+        self._decode_ms, self._prefills = 1.0, False
 
     @property
     def order(self) -> list[str]:
@@ -82,12 +83,15 @@ class Controller:
         self._fixed_rows = n + prefill_rows
         self._context = sum(turn.context for turn in turns) / n if n else 0.0
         self._plain_ms = max(self.verify.ms(self._fixed_rows, self._context), 1e-6)
+        # A prompt that is read beside them makes this step long; the time of those that decode is worth no less.
+        self._decode_ms = max(self.verify.ms(max(n, 1), self._context), 1e-6)
+        self._prefills = prefill_rows > 0
         self._row_ms = (self.verify.ms(self._fixed_rows + 8, self._context) - self._plain_ms) / 8
 
     @property
     def rate(self) -> float:
-        """Tokens per millisecond that a step of this batch is expected to earn."""
-        return self._speedup * len(self._turns) / self._plain_ms
+        """Tokens per millisecond that this batch is expected to earn by decoding."""
+        return self._speedup * len(self._turns) / self._decode_ms
 
     def node_floor(self, decision: str) -> float:
         """Log of the least chance of being reached for which a node is worth proposing; none when the point is to find
@@ -130,7 +134,7 @@ class Controller:
         covered = [max((_first_level(tree) for tree in own), default=0.0) for own in trees]
         allowed = [ok and (turn.forced or not turn.fresh) for ok, turn in zip(eligible, self._turns, strict=True)]
         gate = self._gates[drafter]
-        return gate.decide(self._turns, covered, allowed, self.rate, self._row_ms, self._plain_ms)
+        return gate.decide(self._turns, covered, allowed, self.rate, self._row_ms, self._decode_ms)
 
     def pace(self, drafter: str) -> Pace:
         """How deep costly ``drafter`` should go in this step."""
@@ -140,7 +144,7 @@ class Controller:
         """The nodes to verify, one (merged) tree per turn; ``draft_ms`` was spent on proposing."""
         curve = self.verify.curve(self._context)
         choice = choose(self._turns, trees, curve, min(self._fixed_rows, len(curve) - 1), draft_ms)
-        if self._turns and not any(turn.forced for turn in self._turns):
+        if self._turns and not self._prefills and not any(turn.forced for turn in self._turns):
             gained = choice.value * self._plain_ms / len(self._turns)
             self._speedup += RATE_FADE * (max(gained, 0.5) - self._speedup)
             self._idle_steps = 0 if choice.budget else self._idle_steps + 1
