@@ -156,7 +156,7 @@ class CrossVocabularyDrafter:
     def _catch_up(self, readers: Seq[_Reader]) -> Tensor | None:
         """Feed what is new, in as many forwards as it takes; logits of each text's last token."""
         while readers:
-            entries, rows, done, total, ready = [], [], [], 0, 0
+            entries, rows, done, total = [], [], [], 0
             for reader in readers:
                 ids, start = reader.text.ids, reader.computed
                 chain = ids[start:][: self._decoder.max_rows - total]
@@ -168,12 +168,11 @@ class CrossVocabularyDrafter:
                 done.append((reader, min(start + len(chain), len(ids) - 1)))
                 if start + len(chain) == len(ids):
                     rows.append(total - 1)
-                    ready += 1
             logits = self._decoder.forward(ForwardBatch.build(entries), rows)
             for reader, upto in done:
                 reader.computed = upto
                 self._publish(reader)
-            if ready == len(readers):
+            if len(rows) == len(readers):
                 return logits
         return None
 

@@ -63,7 +63,7 @@ class ModelDrafter:
             for task, tree in zip(tasks, trees, strict=True)
             if task.max_nodes > 0 < task.max_depth and self._knows(task.sequence)
         ]
-        growing, logits = self._catch_up(growing)
+        logits = self._catch_up(growing)
         while growing and logits is not None:
             growing = self._expand(growing, logits)
             growing, logits = feed(self._decoder, growing)
@@ -74,12 +74,12 @@ class ModelDrafter:
         start = min(sequence.draft_computed, len(sequence.tokens) - 1)
         return max(sequence.tokens[start:]) < self._decoder.config.vocab_size
 
-    def _catch_up(self, growing: Seq[Growth]) -> tuple[list[Growth], Tensor | None]:
-        """Feed committed tokens, in as many forwards as they take; logits of the pending ones of the last."""
-        waiting = list(growing)
-        while waiting:
-            entries, rows, ready, done, total = [], [], [], [], 0
-            for growth in waiting:
+    def _catch_up(self, growing: Seq[Growth]) -> Tensor | None:
+        """Feed committed tokens, in as many forwards as they take; logits of all pending ones. Those with short
+        backlogs go on with the others: their pending rows are fed once more."""
+        while growing:
+            entries, rows, done, total = [], [], [], 0
+            for growth in growing:
                 seq = growth.task.sequence
                 start = min(seq.draft_computed, len(seq.tokens) - 1)
                 chain = seq.tokens[start:][: self._decoder.max_rows - total]
@@ -90,15 +90,12 @@ class ModelDrafter:
                 done.append((seq, min(start + len(chain), len(seq.tokens) - 1)))
                 if start + len(chain) == len(seq.tokens):
                     rows.append(total - 1)
-                    ready.append(growth)
             logits = self._decoder.forward(ForwardBatch.build(entries), rows)
             for seq, upto in done:  # only now is it true
                 seq.draft_computed = upto
-            if len(ready) == len(waiting):
-                return ready, logits
-            if ready:  # those with short backlogs go on with the others: their pending rows are fed once more
-                continue
-        return [], None
+            if len(rows) == len(growing):
+                return logits
+        return None
 
     def _expand(self, growing: Seq[Growth], logits: Tensor) -> list[Growth]:
         """Give frontier nodes their children, best first; returns the growths that can go on."""
