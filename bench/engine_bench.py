@@ -53,7 +53,7 @@ class EngineBench:
         by_arm: dict[str, GroupRun] = {}
         for arm in balanced_order(self._arms, turn):
             self.control_times.skip(self._engine)
-            by_arm[arm.name] = self._runner.run(group, arm, salt=f"{workload.name}/{arm.name}")
+            by_arm[arm.name] = self._runner.run(group, arm, f"{workload.name}/{arm.name}", workload.at_once)
             if arm is AUTO:
                 self.control_times.collect(self._engine)
         check_same_output(workload.name, by_arm)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
+from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
@@ -29,8 +30,9 @@ class EngineRunner:
         self._engine, self._sampling, self._clock = engine, sampling, clock
         self._serial = itertools.count()
 
-    def run(self, group: Seq[BenchPrompt], arm: Arm, salt: str) -> GroupRun:
-        """All of ``group`` at once, to the end. ``salt`` separates prefix cache and draft texts from other runs'.
+    def run(self, group: Seq[BenchPrompt], arm: Arm, salt: str, at_once: int | None = None) -> GroupRun:
+        """All of ``group`` to the end, ``at_once`` at a time (None: all). ``salt`` separates prefix cache and draft
+        texts from other runs'.
 
         The prompts of a larger group are prefilled before, so that its time is that of decoding together.
 
@@ -44,13 +46,17 @@ class EngineRunner:
         runs = {request.request_id: RequestRun(prompt.name) for request, prompt in zip(requests, group, strict=True)}
         first: dict[str, float] = {}
         busy = 0.0
-        for request in requests:
-            self._engine.submit(request)
-        while self._engine.has_work():
+        waiting = deque(requests)
+        running = 0
+        while waiting or self._engine.has_work():
+            while waiting and (at_once is None or running < at_once):
+                self._engine.submit(waiting.popleft())
+                running += 1
             began = self._clock()
             events = self._engine.step()
             busy += self._clock() - began
             for event in events:
+                running -= isinstance(event, Finished)
                 _take(runs[event.request_id], event)
                 if isinstance(event, Delta) and event.token_ids:
                     run = runs[event.request_id]

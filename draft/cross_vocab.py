@@ -54,7 +54,8 @@ class CrossVocabularyDrafter:
 
     Its KV lies in pages of its own, since the two count tokens differently, with a prefix cache of its own.
 
-    target_size: rows of the target's output table. max_batch: sequences drafted together at most.
+    target_size: rows of the target's output table. max_batch: sequences drafted together at most. reads: how much of a
+    long prompt it reads (`RetoldText`).
     """
 
     name = "model"
@@ -68,11 +69,13 @@ class CrossVocabularyDrafter:
         draft: Tokenizer,
         target_size: int,
         max_batch: int,
+        reads: int = 0,
     ) -> None:
         self._decoder, self._sampler, self._target, self._draft = decoder, sampler, target, draft
         self._bridge = VocabularyBridge(target, draft, target_size, decoder.config.vocab_size)
         self._kv = KvCacheManager(decoder.pool.pages, prefix_cache=True)
         self._logits = self._bridge.buffer(WIDEST_LEVEL * min(max_batch, TOGETHER))
+        self._reads = reads
         self._readers: dict[int, _Reader] = {}
 
     def begin(self, sequence: Sequence) -> None:
@@ -129,7 +132,7 @@ class CrossVocabularyDrafter:
 
     def _hear(self, sequence: Sequence) -> _Reader:
         """Start to follow a sequence; no pages yet, since many are never drafted for."""
-        text = RetoldText(self._target, self._draft, self._bridge, sequence.tokens)
+        text = RetoldText(self._target, self._draft, self._bridge, sequence.tokens, self._reads)
         cached = self._kv.cached_tokens(text.ids[: text.settled], sequence.salt)
         reader = self._readers[id(sequence)] = _Reader(text, len(sequence.tokens), cached)
         return reader

@@ -5,17 +5,12 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence as Seq
 
+from draft.reading_order import ReadingOrder
 from draft.vocabulary_bridge import VocabularyBridge
 from specdec.models.tokenizer import Tokenizer
 
 SETTLED = 8  # tokens from the end that text to come may still change
 LONGEST_TAIL = 32
-FIM_MARKS = (  # before the prefix, before the suffix, before the middle
-    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
-    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
-    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
-    ("<PRE>", "<SUF>", "<MID>"),
-)
 
 
 class RetoldText:
@@ -25,17 +20,28 @@ class RetoldText:
     Special tokens keep their meaning where the draft knows one of that name, else they are left out. A
     fill-in-the-middle prompt is told in reading order, suffix first and prefix last: the draft just continues. A
     character of which only some bytes have come waits; ``whole`` tells whether none does.
+
+    ``reads``: of a longer prompt only the last tokens are told, at least ``reads`` of them and less than twice as
+    many; the cut moves in steps, so that the next keystroke finds the same beginning. 0: all of it.
     """
 
-    def __init__(self, target: Tokenizer, draft: Tokenizer, bridge: VocabularyBridge, prompt: Seq[int]) -> None:
+    def __init__(
+        self, target: Tokenizer, draft: Tokenizer, bridge: VocabularyBridge, prompt: Seq[int], reads: int = 0
+    ) -> None:
         self._target, self._draft, self._bridge = target, draft, bridge
         self.ids: list[int] = [draft.bos_id] if draft.bos_id is not None and draft.add_bos else []
         self.settled = len(self.ids)
         self._tail = ""
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        told = _reading_order(target, prompt)
+        parts = ReadingOrder(target).parts(prompt)
+        told = parts.head + parts.suffix + parts.prefix + parts.middle
         # The target's own begin token would be said twice where both call it by the same name.
+        begin = len(self.ids)
         self.extend(told[1:] if self.ids and told and bridge.to_draft[told[0]] == self.ids[0] else told)
+        cut = (self.settled - begin) // reads * reads - reads if reads else 0
+        if cut > 0:
+            del self.ids[begin : begin + cut]
+            self.settled -= cut
 
     @property
     def whole(self) -> bool:
@@ -88,15 +94,3 @@ class RetoldText:
             except UnicodeDecodeError:
                 settled -= 1
         self.settled = settled
-
-
-def _reading_order(tokenizer: Tokenizer, prompt: Seq[int]) -> list[int]:
-    ids = list(prompt)
-    for marks in FIM_MARKS:
-        places = [ids.index(token) if (token := tokenizer.token_id(m)) in ids else -1 for m in marks]
-        prefix, suffix, middle = places
-        if 0 <= prefix < suffix < middle:
-            return ids[:prefix] + ids[suffix + 1 : middle] + ids[prefix + 1 : suffix] + ids[middle + 1 :]
-        if 0 <= suffix < prefix < middle:  # suffix-prefix-middle order is the reading order already
-            return ids[:suffix] + ids[suffix + 1 : prefix] + ids[prefix + 1 : middle] + ids[middle + 1 :]
-    return ids

@@ -8,6 +8,7 @@ from collections.abc import Sequence as Seq
 
 from draft.continuation import expand
 from draft.protocol import DraftTask
+from draft.reading_order import ReadingOrder
 from draft.suffix_reader import SuffixReader
 from draft.text_library import TextLibrary
 from specdec.config import SpeculationConfig
@@ -21,19 +22,26 @@ class SuffixDrafter:
     """Continues the longest suffixes of the sequence that were seen before, by counts, best first.
 
     Looks in the request's own prompt, output and prediction, in its session's earlier texts, and in the finished
-    texts of requests with the same salt.
+    texts of requests with the same salt. ``order`` takes fill-in-the-middle prompts apart: what is written next follows
+    the text before the cursor, and a finished text is remembered as the document it makes.
     """
 
     name = "suffix"
     costly = False
 
-    def __init__(self, config: SpeculationConfig, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        config: SpeculationConfig,
+        order: ReadingOrder | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._order = order
         self._library = TextLibrary(config, clock)
         self._readers: dict[int, SuffixReader] = {}
 
     def begin(self, sequence: Sequence) -> None:
         """Start an index; it is filled while the prompt is prefilled."""
-        self._readers[id(sequence)] = SuffixReader(sequence, self._library.stores(sequence.request))
+        self._readers[id(sequence)] = SuffixReader(sequence, self._library.stores(sequence.request), self._order)
 
     def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
         """Index what is new and continue each sequence."""
@@ -42,11 +50,12 @@ class SuffixDrafter:
         for task in tasks:
             tokens = task.sequence.tokens
             reader = self._readers[id(task.sequence)]
-            while budget and reader.indexed < len(tokens):
-                budget -= reader.catch_up(tokens, budget)
+            reader.hear(tokens)
+            while budget and reader.behind:
+                budget -= reader.catch_up(budget)
             tree = TokenTree(tokens[-1])
             if task.max_nodes > 0 and task.max_depth > 0:
-                contexts = reader.contexts(tokens)
+                contexts = reader.contexts()
                 if contexts:
                     expand(task, tree, contexts)
             trees.append(tree)
@@ -61,5 +70,7 @@ class SuffixDrafter:
 
     def end(self, sequence: Sequence) -> None:
         """Forget the sequence, but keep its text for later ones."""
-        if self._readers.pop(id(sequence), None) is not None:
-            self._library.add(sequence.request, sequence.tokens)
+        reader = self._readers.pop(id(sequence), None)
+        if reader is not None:
+            reader.hear(sequence.tokens)
+            self._library.add(sequence.request, reader.document)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 MAX_NODES = 64
 
@@ -73,6 +73,18 @@ class TokenTree:
     def path_tokens(self, node: int) -> list[int]:
         """Tokens from the root's child down to ``node``."""
         return [self.tokens[n] for n in self.path(node)]
+
+    def walk(self, tokens: Sequence[int], among: Collection[int]) -> list[int]:
+        """Nodes that ``tokens`` lead down to from the root, as long as they are ``among`` those named."""
+        nodes: list[int] = []
+        node = 0
+        for token in tokens:
+            child = self._children.get((node, token))
+            if child is None or child not in among:
+                break
+            nodes.append(child)
+            node = child
+        return nodes
 
     def best(self, limit: int) -> TokenTree:
         """At most ``limit`` draft nodes of highest score, in depth-first order, best child first.

@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-WORKLOAD_NAMES = ("humaneval", "edit", "fim", "chat", "concurrent", "mixed")
+WORKLOAD_NAMES = ("humaneval", "edit", "fim", "typing", "chat", "concurrent", "mixed")

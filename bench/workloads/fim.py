@@ -39,10 +39,7 @@ def fim_prompts(tokenizer: Tokenizer, count: int, max_tokens: int | None = None)
     Raises:
         WorkloadUnavailableError: the model was not trained to fill in the middle.
     """
-    if any(tokenizer.token_id(mark) is None for mark in MARKS):
-        raise WorkloadUnavailableError(f"the model has no fill-in-the-middle tokens ({', '.join(MARKS)})")
-    ends = tuple(found for name in ENDS if (found := tokenizer.token_id(name)) is not None)
-    stopping = StoppingParams(max_tokens=max_tokens or MAX_TOKENS, stop=("\n\n",), stop_token_ids=ends)
+    stopping = fim_stopping(tokenizer, max_tokens)
     prompts: list[BenchPrompt] = []
     for place in FILES[: -(-count // HOLES)]:
         source = source_of(place)
@@ -51,6 +48,18 @@ def fim_prompts(tokenizer: Tokenizer, count: int, max_tokens: int | None = None)
             name = f"fim/{place.removesuffix(':')}.py:{hole.first + 1}-{hole.end}"
             prompts.append(BenchPrompt(name, ids, stopping, session=place, counted=number > 0))
     return prompts
+
+
+def fim_stopping(tokenizer: Tokenizer, max_tokens: int | None) -> StoppingParams:
+    """When a middle ends.
+
+    Raises:
+        WorkloadUnavailableError: the model was not trained to fill in the middle.
+    """
+    if any(tokenizer.token_id(mark) is None for mark in MARKS):
+        raise WorkloadUnavailableError(f"the model has no fill-in-the-middle tokens ({', '.join(MARKS)})")
+    ends = tuple(found for name in ENDS if (found := tokenizer.token_id(name)) is not None)
+    return StoppingParams(max_tokens=max_tokens or MAX_TOKENS, stop=("\n\n",), stop_token_ids=ends)
 
 
 def find_holes(source: str, count: int) -> list[Hole]:
@@ -73,12 +82,14 @@ def find_holes(source: str, count: int) -> list[Hole]:
     return chosen
 
 
-def fim_ids(tokenizer: Tokenizer, source: str, hole: Hole) -> tuple[int, ...]:
-    """Prefix, suffix, middle in Qwen's order, with the cursor behind the first missing line's indentation."""
+def fim_ids(tokenizer: Tokenizer, source: str, hole: Hole, typed: float = 0.0) -> tuple[int, ...]:
+    """Prefix, suffix, middle in Qwen's order, with the cursor behind the first missing line's indentation and so much
+    of the missing text as was ``typed`` already (0 to 1)."""
     lines = source.splitlines(keepends=True)
-    missing = lines[hole.first]
-    indent = missing[: len(missing) - len(missing.lstrip())]
-    before = tokenizer.encode("".join(lines[: hole.first]) + indent, add_special=False)[-PREFIX_TOKENS:]
+    missing = "".join(lines[hole.first : hole.end])
+    indent = len(missing) - len(missing.lstrip())
+    there = missing[: indent + int(typed * len(missing.strip()))]
+    before = tokenizer.encode("".join(lines[: hole.first]) + there, add_special=False)[-PREFIX_TOKENS:]
     after = tokenizer.encode("\n" + "".join(lines[hole.end :]), add_special=False)[:SUFFIX_TOKENS]
     prefix, suffix, middle = (_special(tokenizer, mark) for mark in MARKS)
     return (prefix, *before, suffix, *after, middle)

@@ -10,12 +10,15 @@ from bench.workloads.concurrent import MIXES, concurrent_workload
 from bench.workloads.edit import edit_prompts
 from bench.workloads.fim import fim_prompts
 from bench.workloads.humaneval import humaneval_prompts
+from bench.workloads.keystrokes import typing_prompts
 from bench.workloads.mixed import mixed_prompts
 from bench.workloads.workload import Workload, uncounted
 from bench.workloads.workload_unavailable_error import WorkloadUnavailableError
 from specdec.models.tokenizer import Tokenizer
 
-_ONE_BY_ONE: dict[str, Callable[[Tokenizer, int, int | None], list[BenchPrompt]]] = {
+_Make = Callable[[Tokenizer, int, int | None], list[BenchPrompt]]
+_SESSIONS: dict[str, _Make] = {"fim": fim_prompts, "typing": typing_prompts}
+_ONE_BY_ONE: dict[str, _Make] = {
     "humaneval": humaneval_prompts,
     "edit": edit_prompts,
     "chat": chat_prompts,
@@ -38,8 +41,8 @@ def make_workload(
         return _mixes(tokenizer, count, max_tokens, note)
     if name == "mixed":
         return [Workload.one_by_one(name, mixed_prompts(tokenizer, count, max_tokens, note))]
-    if name == "fim":  # the first hole of a file is warm-up enough
-        prompts = fim_prompts(tokenizer, count, max_tokens)
+    if name in _SESSIONS:  # the first requests of a session are warm-up enough
+        prompts = _SESSIONS[name](tokenizer, count, max_tokens)
     elif name in _ONE_BY_ONE:
         prompts = _ONE_BY_ONE[name](tokenizer, count + 1, max_tokens)
         prompts = uncounted(prompts[:1]) + prompts[1:]

@@ -11,11 +11,12 @@ from bench.workloads.bench_prompt import BenchPrompt
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Groups run one after the other, the prompts of a group at once. No prompt occurs twice: an engine that
-    remembers its texts would know the second answer by heart."""
+    """Groups run one after the other; of a group, ``at_once`` prompts at a time (None: all), the next one entering as
+    one leaves. No prompt occurs twice: an engine that remembers its texts would know the second answer by heart."""
 
     name: str
     groups: tuple[tuple[BenchPrompt, ...], ...]
+    at_once: int | None = None
 
     @property
     def concurrent(self) -> bool:

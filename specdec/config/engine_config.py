@@ -28,6 +28,11 @@ class SpeculationConfig(BaseModel):
     width: int = Field(3, ge=1, le=16, description="children per node a drafter may propose")
     fixed_nodes: int = Field(7, ge=0, le=63, description="mode ON: draft nodes per tree")
     fixed_depth: int = Field(7, ge=0, le=63, description="mode ON: depth of a tree")
+    draft_reads: int = Field(
+        256,
+        ge=0,
+        description="of a long prompt a draft model of another vocabulary reads so many tokens at least; 0: all",
+    )
     profile_s: float = Field(3.0, ge=0, le=60, description="seconds spent at start on measuring costs")
     probe_every: int = Field(16, ge=2, description="steps between probes of a drafter that is off")
     stall_ms: float = Field(2000.0, gt=0, description="a drafter slower than this is dropped for the request")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,8 @@ from numpy.typing import NDArray
 
 from specdec.control.turn import Turn
 from specdec.tree import TokenTree
+
+WORTHWHILE = 1.01  # less is within what the estimates err, and larger trees cost the host some time too
 
 
 @dataclass(slots=True)
@@ -46,7 +49,8 @@ def choose(
             mine = sorted(mine, key=lambda node: (-scores[node], node))[: turns[i].nodes]
         owners += [i] * len(mine)
         nodes += mine
-        flat += [scores[node] for node in mine]
+        trust = math.log(turns[i].control.trust.value)
+        flat += [min(0.0, scores[node] + trust) for node in mine]
     kept: list[list[int]] = [[] for _ in trees]
     if not flat:
         return Choice(kept, 0, 0, float(len(turns)), len(turns) / max(draft_ms + float(curve[fixed_rows]), 1e-9))
@@ -59,6 +63,8 @@ def choose(
     rows = np.minimum(fixed_rows + np.arange(least, most + 1), len(curve) - 1)
     values = tokens[least : most + 1] / (draft_ms + curve[rows])
     best = least + int(values.argmax())
+    if least == 0 and values[best] < WORTHWHILE * values[0]:
+        best = 0
     for at in order[:best].tolist():
         kept[owners[at]].append(nodes[at])
     return Choice(kept, best, len(flat), float(tokens[best]), float(values[best - least]))

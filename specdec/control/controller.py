@@ -10,10 +10,13 @@ from specdec.control.budget import Choice, choose
 from specdec.control.calibration import MOST, Calibration, temperature_bucket
 from specdec.control.cost_table import CostTable
 from specdec.control.costly_gate import CostlyGate
+from specdec.control.free_gate import FreeGate
 from specdec.control.outcome import DraftWork, Outcome
 from specdec.control.pace import Pace
+from specdec.control.ratio import Ratio
 from specdec.control.reliability import Reliability
-from specdec.control.sequence_control import SequenceControl, Skill
+from specdec.control.sequence_control import SequenceControl, trust_ratio
+from specdec.control.skill import Skill
 from specdec.control.turn import Turn
 from specdec.tree import TokenTree
 
@@ -23,12 +26,10 @@ REFRESH_EVERY = 12  # steps between recomputations of the calibrated chances
 RATE_FADE = 0.1  # weight of one step in the running speed-up
 LOWEST_CHANCE = 2e-3  # nodes less likely than this are never worth a row
 EXPLORES = 0.5  # of the price of a row: what may be proposed, since a node's chance is an estimate
-SLEEPS_AFTER = 64  # steps without a verified node until free drafters, too, are only probed
-FREE_SHARE = 0.004  # of a step's time: below it free drafters are asked always
 
 
 class Controller:
-    """Decides from numbers alone; a step calls, in order: `begin`, `asks_free`, `gate` for each costly drafter,
+    """Decides from numbers alone; a step calls, in order: `begin`, `free_gate`, `gate` for each costly drafter,
     `choose`, `observe`. Everything it does is a function of those calls' arguments, so a trace of them replays it.
 
     drafters: name -> whether it is costly. verify: cost of the target's forward. drafting: per costly drafter the
@@ -45,8 +46,10 @@ class Controller:
         self._gates = {name: CostlyGate(name, table, probe_every) for name, table in drafting.items()}
         self._entered = self._steps = 0
         self._speedup = 1.0
-        self._idle_steps = self._asleep = 0
-        self._free_ms = 0.0
+        self._free = FreeGate()
+        self._trust: dict[int, Ratio] = {}
+        self._asked: Sequence[bool] = ()
+        self._chosen: list[tuple[TokenTree, list[int]]] = []
         self._turns: Sequence[Turn] = ()
         self._fixed_rows, self._context, self._plain_ms, self._row_ms = 1, 0.0, 1.0, 0.0
         self._decode_ms, self._prefills = 1.0, False
@@ -74,7 +77,12 @@ class Controller:
     def enter(self, temperature: float) -> SequenceControl:
         """A sequence begins."""
         self._entered += 1
-        return SequenceControl(self._entered, temperature_bucket(temperature))
+        return self.control(self._entered, temperature_bucket(temperature))
+
+    def control(self, key: int, bucket: int) -> SequenceControl:
+        """The state of a sequence that begins; `enter` numbers them."""
+        pool = self._trust.setdefault(bucket, trust_ratio())
+        return SequenceControl(key, bucket, trust=trust_ratio(pool))
 
     def begin(self, turns: Sequence[Turn], prefill_rows: int) -> None:
         """A step in which ``turns`` sample and ``prefill_rows`` rows of prompts are computed besides."""
@@ -87,6 +95,11 @@ class Controller:
         self._decode_ms = max(self.verify.ms(max(n, 1), self._context), 1e-6)
         self._prefills = prefill_rows > 0
         self._row_ms = (self.verify.ms(self._fixed_rows + 8, self._context) - self._plain_ms) / 8
+
+    @property
+    def _token_ms(self) -> float:
+        """Milliseconds that a token of this batch takes without drafts."""
+        return self._decode_ms / max(len(self._turns), 1)
 
     @property
     def rate(self) -> float:
@@ -103,28 +116,24 @@ class Controller:
     def odds(self, drafter: str, turn: Turn) -> Odds:
         """How likely ``drafter``'s nodes are accepted on this sequence: (rank, depth, prob) -> (log chance, cell)."""
         bucket, cell_of = turn.control.bucket, self.calibration.cell
-        skill = turn.control.skills.get(drafter)
-        log_chance = self.cell_odds(1.0 if skill is None else skill.factor)
+        log_chance = self.cell_odds(turn.control.skills.get(drafter))
 
         def odds(rank: int, depth: int, prob: float) -> tuple[float, int]:
             cell = cell_of(drafter, bucket, rank, depth, prob)
-            return log_chance(cell), cell
+            return log_chance(cell, depth), cell
 
         return odds
 
-    def cell_odds(self, skill: float) -> Callable[[int], float]:
-        """Log of a cell's chance, for a drafter with this `Skill.factor` on the sequence."""
+    def cell_odds(self, skill: Skill | None) -> Callable[[int, int], float]:
+        """Log of the chance of a node of (cell, depth), for a drafter with this `Skill` on the sequence."""
         chance_of, log = self.calibration.chance, math.log
-        return lambda cell: log(min(MOST, chance_of(cell) * skill))
+        first, deep = (1.0, 1.0) if skill is None else (skill.factor(True), skill.factor(False))
+        return lambda cell, depth: log(min(MOST, chance_of(cell) * (first if depth == 1 else deep)))
 
-    def asks_free(self) -> bool:
-        """Whether the free drafters are asked: always, unless their little time has been for nothing for long."""
-        if self._idle_steps < SLEEPS_AFTER or self._free_ms < FREE_SHARE * self._plain_ms:
-            return True
-        if any(turn.forced for turn in self._turns):
-            return True
-        self._asleep += 1
-        return self._asleep % self._probe_every == 0
+    def free_gate(self) -> list[bool]:
+        """Per turn whether the free drafters are asked."""
+        self._asked = self._free.decide(self._turns, self._token_ms)
+        return list(self._asked)
 
     def gate(self, drafter: str, trees: Sequence[Sequence[TokenTree]], eligible: Sequence[bool]) -> list[str]:
         """Per turn whether costly ``drafter`` is asked (`on`, `probe`, `forced`) or not (`off`, ``).
@@ -144,10 +153,10 @@ class Controller:
         """The nodes to verify, one (merged) tree per turn; ``draft_ms`` was spent on proposing."""
         curve = self.verify.curve(self._context)
         choice = choose(self._turns, trees, curve, min(self._fixed_rows, len(curve) - 1), draft_ms)
+        self._chosen = list(zip(trees, choice.kept, strict=True))
         if self._turns and not self._prefills and not any(turn.forced for turn in self._turns):
             gained = choice.value * self._plain_ms / len(self._turns)
             self._speedup += RATE_FADE * (max(gained, 0.5) - self._speedup)
-            self._idle_steps = 0 if choice.budget else self._idle_steps + 1
         return choice
 
     def predicted_ms(self, budget: int) -> float:
@@ -161,19 +170,35 @@ class Controller:
     def observe(self, outcome: Outcome, decisions: Mapping[str, Sequence[str]]) -> None:
         """Learn from what the step yielded."""
         self.verify.observe(outcome.rows, outcome.context, outcome.verify_ms)
-        free_ms = 0.0
-        for turn, tokens in zip(self._turns, outcome.tokens, strict=True):
-            turn.control.emitted += len(tokens)
+        free_ms = outcome.draft_ms
+        self._settle(outcome)
         for name, work in outcome.work.items():
             gate = self._gates.get(name)
-            if gate is None:
-                free_ms += work.ms
+            if gate is not None:
+                free_ms -= work.ms
             self._learn(name, work, outcome.tokens, gate, decisions.get(name, ()))
-        if outcome.work:
-            self._free_ms += 0.1 * (free_ms - self._free_ms)
+        self._free.observe_ms(max(0.0, free_ms), sum(self._asked))
         self._steps += 1
         if self._steps % REFRESH_EVERY == 0:
             self.calibration.refresh()
+
+    def _settle(self, outcome: Outcome) -> None:
+        """What the verified nodes of each turn promised, and what they and the free drafters' ones brought."""
+        row_price = self._row_ms / self._token_ms
+        for i, (turn, tokens) in enumerate(zip(self._turns, outcome.tokens, strict=True)):
+            turn.control.emitted += len(tokens)
+            promised, came, gain = 0.0, 0, 0.0
+            if i < len(self._chosen) and self._chosen[i][1]:
+                tree, kept = self._chosen[i]
+                promised = sum(math.exp(tree.scores[node]) for node in kept)
+                free = {node for node in kept if any(not self._drafters[s] for s in tree.sources[node])}
+                accepted = tree.walk(tokens[:-1], set(kept))
+                came = len(accepted)
+                gain = len(free.intersection(accepted)) - row_price * len(free)
+                turn.control.trust.add(promised, came)
+            if i < len(self._asked):
+                self._free.observe(turn.control.free, self._asked[i], gain)
+        self._chosen, self._asked = [], ()
 
     def _learn(
         self, name: str, work: DraftWork, tokens: Sequence[list[int]], gate: CostlyGate | None, decided: Sequence[str]
@@ -203,6 +228,7 @@ class Controller:
     ) -> int:
         """Follow the committed ``tokens`` down a drafter's own tree, verified or not; returns how many it held."""
         skill = control.skills.setdefault(name, Skill())
+        first, deep = skill.first, skill.deep
         reached, depth = {0}, 0
         parents, depths, cells, scores, own = tree.parents, tree.depths, tree.cells, tree.scores, tree.tokens
         for node in range(1, len(own)):
@@ -212,7 +238,7 @@ class Controller:
             hit = own[node] == tokens[depths[node] - 1]
             chance = math.exp(scores[node] - scores[parent])
             trials.append((cells[node], hit))
-            skill.add(chance, hit)
+            (deep if parent else first).add(chance, hit)
             self.reliability.add(name, chance, hit)
             if hit:
                 reached.add(node)

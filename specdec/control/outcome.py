@@ -18,10 +18,12 @@ class DraftWork:
 
 @dataclass(slots=True)
 class Outcome:
-    """tokens: per turn the tokens committed. work: by drafter. rows, context, verify_ms: the forward and its time."""
+    """tokens: per turn the tokens committed. work: by drafter. rows, context, verify_ms: the forward and its time.
+    draft_ms: the whole propose stage, drafters and all."""
 
     tokens: list[list[int]]
     rows: int
     context: float
     verify_ms: float
     work: dict[str, DraftWork] = field(default_factory=dict)
+    draft_ms: float = 0.0

@@ -51,7 +51,7 @@ def _replay(
     controller: Controller, record: StepRecord, controls: dict[int, SequenceControl], number: int, report: ReplayReport
 ) -> None:
     report.steps += 1
-    turns = [rebuilt_turn(values, controls) for values in record.turns]
+    turns = [rebuilt_turn(controller, values, controls) for values in record.turns]
     controller.begin(turns, record.prefill_rows)
     work = _decide(controller, record, turns, number, report)
     trees = [
@@ -61,14 +61,14 @@ def _replay(
     choice = controller.choose(trees, sum(done.ms for done in work.values()))
     if choice.kept != record.kept:
         report.differences.append(f"step {number}: nodes verified {choice.kept}, recorded {record.kept}")
-    outcome = Outcome(record.tokens, record.rows, record.context, record.verify_ms, work)
+    outcome = Outcome(record.tokens, record.rows, record.context, record.verify_ms, work, record.draft_ms)
     controller.observe(outcome, record.decisions)
 
 
 def _decide(
     controller: Controller, record: StepRecord, turns: list[Turn], number: int, report: ReplayReport
 ) -> dict[str, DraftWork]:
-    free = controller.asks_free()
+    free = controller.free_gate()
     if free != record.free:
         report.differences.append(f"step {number}: free drafters asked {free}, recorded {record.free}")
     work: dict[str, DraftWork] = {}

@@ -4,28 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-SKILL_PRIOR = 5.0  # observations that weigh as much as the calibration's own word
-SKILL_FADE = 0.98
-LEAST_SKILL, MOST_SKILL = 0.25, 1.7
+from specdec.control.ratio import Ratio
+from specdec.control.skill import Skill
 
 
-@dataclass(slots=True)
-class Skill:
-    """How much better or worse a drafter does on this text than on texts in general."""
-
-    hits: float = 0.0
-    expected: float = 0.0
-
-    @property
-    def factor(self) -> float:
-        """Observed over expected hits, shrunk to 1."""
-        found = (self.hits + SKILL_PRIOR) / (self.expected + SKILL_PRIOR)
-        return max(LEAST_SKILL, min(MOST_SKILL, found))
-
-    def add(self, expected: float, hit: bool) -> None:
-        """A node whose parent was reached."""
-        self.hits = SKILL_FADE * self.hits + hit
-        self.expected = SKILL_FADE * self.expected + expected
+def trust_ratio(pool: Ratio | None = None) -> Ratio:
+    """Tokens that verified nodes brought over those they promised; ``pool``: that of all sequences."""
+    return Ratio(prior=6.0, least=0.3, most=1.1, keep=0.98 if pool else 0.998, pool=pool)
 
 
 @dataclass(slots=True)
@@ -45,12 +30,27 @@ class Usage:
 
 
 @dataclass(slots=True)
+class FreeUse:
+    """What the free drafters bring here: tokens per turn, less those that their rows cost (running average). ``idle``:
+    turns since they were asked; ``misses``: askings in a row, while they pause, for nothing."""
+
+    gain: float = 1.0
+    idle: int = 0
+    misses: int = 0
+
+
+@dataclass(slots=True)
 class SequenceControl:
-    """State of one sequence; ``key`` numbers sequences in order of entry, ``bucket`` is its temperature's. ``emitted``:
-    tokens that came out so far."""
+    """State of one sequence; ``key`` numbers sequences in order of entry, ``bucket`` is its temperature's.
+
+    ``emitted``: tokens that came out so far. ``trust``: tokens that verified nodes brought over those they promised;
+    the best of many estimates are mostly too high. ``free``: what asking the free drafters brings here.
+    """
 
     key: int
     bucket: int
     emitted: int = 0
+    trust: Ratio = field(default_factory=trust_ratio)
+    free: FreeUse = field(default_factory=FreeUse)
     skills: dict[str, Skill] = field(default_factory=dict)
     usage: dict[str, Usage] = field(default_factory=dict)

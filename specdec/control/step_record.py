@@ -8,7 +8,7 @@ from typing import Any
 
 from specdec.control.controller import Controller
 from specdec.control.outcome import DraftWork, Outcome
-from specdec.control.sequence_control import SequenceControl, Skill
+from specdec.control.sequence_control import SequenceControl
 from specdec.control.turn import Turn
 from specdec.tree import TokenTree
 
@@ -17,13 +17,13 @@ Nodes = list[tuple[int, int, int]]  # (parent, token, cell) of each draft node
 
 @dataclass(slots=True)
 class StepRecord:
-    """turns: fields of `Turn`, its control as (key, bucket). decisions: by costly drafter. trees: by drafter, per
-    turn the draft nodes, None where not asked. work: by drafter (levels, milliseconds). kept: per turn the nodes
-    verified."""
+    """turns: fields of `Turn`, its control as (key, bucket). free: per turn whether the free drafters were asked.
+    decisions: by costly drafter. trees: by drafter, per turn the draft nodes, None where not asked. work: by drafter
+    (levels, milliseconds). kept: per turn the nodes verified."""
 
     turns: list[dict[str, Any]]
     prefill_rows: int
-    free: bool
+    free: list[bool]
     decisions: dict[str, list[str]]
     trees: dict[str, list[Nodes | None]]
     work: dict[str, tuple[int, float]]
@@ -33,12 +33,13 @@ class StepRecord:
     rows: int = 0
     context: float = 0.0
     verify_ms: float = 0.0
+    draft_ms: float = 0.0
 
     @staticmethod
     def of(
         turns: Sequence[Turn],
         prefill_rows: int,
-        free: bool,
+        free: list[bool],
         decisions: Mapping[str, list[str]],
         work: Mapping[str, DraftWork],
         kept: list[list[int]],
@@ -59,24 +60,26 @@ class StepRecord:
     def end(self, outcome: Outcome) -> dict[str, object]:
         """The whole step as plain values."""
         self.tokens, self.rows = outcome.tokens, outcome.rows
-        self.context, self.verify_ms = outcome.context, outcome.verify_ms
+        self.context, self.verify_ms, self.draft_ms = outcome.context, outcome.verify_ms, outcome.draft_ms
         return asdict(self)
 
 
 def rebuilt_tree(controller: Controller, drafter: str, turn: Turn, pending: int, nodes: Nodes) -> TokenTree:
     """The tree as proposed, scored by ``controller`` as it is now."""
     tree = TokenTree(pending)
-    odds = controller.cell_odds(turn.control.skills.get(drafter, Skill()).factor)
+    odds = controller.cell_odds(turn.control.skills.get(drafter))
     for parent, token, cell in nodes:
-        tree.add(parent, token, tree.scores[parent] + odds(cell), drafter, cell)
+        tree.add(parent, token, tree.scores[parent] + odds(cell, tree.depths[parent] + 1), drafter, cell)
     return tree
 
 
-def rebuilt_turn(values: Mapping[str, Any], controls: dict[int, SequenceControl]) -> Turn:
+def rebuilt_turn(controller: Controller, values: Mapping[str, Any], controls: dict[int, SequenceControl]) -> Turn:
     """A turn from its plain values; ``controls`` keeps the sequences seen so far."""
     fields = dict(values)
     key, bucket = fields.pop("control")
-    return Turn(controls.setdefault(key, SequenceControl(key, bucket)), **fields)
+    if key not in controls:
+        controls[key] = controller.control(key, bucket)
+    return Turn(controls[key], **fields)
 
 
 def _turn(turn: Turn) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from draft.model import ModelDrafter
 from draft.oracle import OracleDrafter
 from draft.prediction import PredictionDrafter
 from draft.protocol import Drafter
+from draft.reading_order import ReadingOrder
 from draft.suffix import SuffixDrafter
 from specdec.config import EngineConfig
 from specdec.engine.build_decoder import build_decoder
@@ -67,7 +68,7 @@ class DrafterBuilder:
         makers: dict[str, Callable[[], Drafter]] = {
             "grammar": GrammarDrafter,
             "prediction": PredictionDrafter,
-            "suffix": lambda: SuffixDrafter(self._config.speculation),
+            "suffix": lambda: SuffixDrafter(self._config.speculation, ReadingOrder(self._target.tokenizer)),
             "model": self._model,
             "head": lambda: self._head(head),
         }
@@ -98,7 +99,13 @@ class DrafterBuilder:
             return ModelDrafter(decoder, self._sampler, target.config.vocab_size)
         _check_no_added_space(model)
         return CrossVocabularyDrafter(
-            decoder, self._sampler, target.tokenizer, model.tokenizer, target.config.vocab_size, config.max_batch
+            decoder,
+            self._sampler,
+            target.tokenizer,
+            model.tokenizer,
+            target.config.vocab_size,
+            config.max_batch,
+            config.speculation.draft_reads,
         )
 
     def _head(self, head: HeadModel | None) -> Drafter:

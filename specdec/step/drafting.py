@@ -35,7 +35,7 @@ class Proposals:
     trees: list[TokenTree | None]
     turns: list[Turn] = field(default_factory=list)
     prefill_rows: int = 0
-    free: bool = True
+    free: list[bool] = field(default_factory=list)
     decisions: dict[str, list[str]] = field(default_factory=dict)
     work: dict[str, DraftWork] = field(default_factory=dict)
     choice: Choice | None = None
@@ -116,7 +116,7 @@ class Drafting:
         self.controller.begin(out.turns, prefill_rows)
         for entry, turn in zip(sampling, out.turns, strict=True):
             turn.lag = tokens_due(entry.seq, self._states[entry.seq].room, self.controller.predicted_ms(0))
-        out.free = self.controller.asks_free()
+        out.free = self.controller.free_gate()
         out.control_ms += (self._clock() - began) * 1e3
 
     def _turn(self, entry: PlanEntry, costly: Seq[str]) -> Turn:
@@ -132,9 +132,12 @@ class Drafting:
     def _ask(self, name: str, sampling: Seq[PlanEntry], own: list[list[TokenTree]], out: Proposals) -> None:
         """Let one drafter propose for those it is worth asking for; adds its trees to ``own``."""
         costly = self._panel.costly[name]
-        if not costly and not out.free:
+        if not costly and not any(out.free):
             return
-        eligible = [entry.nodes > 0 and self._panel.trusts(name, entry.seq) for entry in sampling]
+        eligible = [
+            entry.nodes > 0 and (costly or free) and self._panel.trusts(name, entry.seq)
+            for entry, free in zip(sampling, out.free, strict=True)
+        ]
         began = self._clock()
         decisions = self.controller.gate(name, own, eligible) if costly else ["free" if e else "" for e in eligible]
         batch = sum(decision not in ("", "off") for decision in decisions)

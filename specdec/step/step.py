@@ -127,7 +127,7 @@ class Step:
         if not result.deltas:
             return
         tokens = [delta.token_ids for _, delta in result.deltas]
-        outcome = Outcome(tokens, result.rows, context, result.verify_ms, proposals.work)
+        outcome = Outcome(tokens, result.rows, context, result.verify_ms, proposals.work, result.draft_ms)
         predicted_ms, record = 0.0, None
         if proposals.turns:
             predicted_ms = self._drafting.predicted_ms(proposals)

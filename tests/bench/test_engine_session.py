@@ -189,4 +189,4 @@ def test_command_makes_room_for_the_batch(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_names_of_workloads_are_those_of_the_command() -> None:
-    assert set(WORKLOAD_NAMES) == {"humaneval", "edit", "fim", "chat", "concurrent", "mixed"}
+    assert set(WORKLOAD_NAMES) == {"humaneval", "edit", "fim", "typing", "chat", "concurrent", "mixed"}

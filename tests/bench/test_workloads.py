@@ -19,6 +19,7 @@ from bench.workloads.batch import MAX_TOKENS, batch_prompts
 from bench.workloads.chat import QUESTIONS, chat_prompts
 from bench.workloads.edit import EDITS, edit_prompts
 from bench.workloads.fim import ENDS, FILES, HOLES, MAX_LINES, fim_prompts, find_holes
+from bench.workloads.keystrokes import TYPED, typing_prompts
 from bench.workloads.make import make_workload
 from bench.workloads.sources import source_of
 from bench.workloads.workload_unavailable_error import WorkloadUnavailableError
@@ -54,7 +55,8 @@ def test_every_workload_warms_up_then_counts_and_never_repeats(name: str, tokeni
         assert all(p.prompt_ids and p.stopping.max_tokens for p in prompts)
         assert all(len({p.counted for p in group}) == 1 for group in workload.groups)
         if name == "concurrent":
-            assert {len(group) for group in workload.groups} == {8}
+            assert [len(group) for group in workload.groups if group[0].counted] == [24]
+            assert workload.at_once == 8
             assert workload.n_counted == 1
         else:
             assert 9 <= workload.n_counted <= 12
@@ -215,3 +217,19 @@ def test_names_are_light() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == []
+
+
+def test_typing_asks_again_with_more_of_the_text_there(tokenizer: Tokenizer) -> None:
+    prompts = typing_prompts(tokenizer, 9)
+    assert len([p for p in prompts if p.counted]) == 9
+    mark = tokenizer.token_id("<|fim_suffix|>")
+    for first, *later in zip(*[iter(prompts)] * len(TYPED), strict=True):
+        assert not first.counted
+        assert all(p.counted and p.session == first.session for p in later)
+        befores = [tokenizer.decode(p.prompt_ids[1 : p.prompt_ids.index(mark)]) for p in (first, *later)]
+        ends = {p.prompt_ids[p.prompt_ids.index(mark) :] for p in (first, *later)}
+        assert len(ends) == 1, "what is behind the cursor stays"
+        source = source_of(first.session or "")
+        for shorter, longer in pairwise(befores):
+            assert len(longer) > len(shorter) - 8  # the window of the prefix moves on
+            assert longer[-30:] in source

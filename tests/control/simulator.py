@@ -188,7 +188,7 @@ class Simulation:
         world, controller = self.world, self.controller
         turns = [Turn(control, 0, NODES, 10_000, forced) for control in self.controls]
         controller.begin(turns, 0)
-        free = controller.asks_free()
+        free = controller.free_gate()
         own: list[list[TokenTree]] = [[TokenTree(position - 1)] for position in self._positions]
         work: dict[str, DraftWork] = {}
         decisions: dict[str, list[str]] = {}
@@ -197,7 +197,7 @@ class Simulation:
         for name in controller.order:
             drafter = by_name[name]
             if drafter.level_ms is None:
-                asked = ["free" if free else "off"] * len(turns)
+                asked = ["free" if one else "off" for one in free]
             else:
                 asked = decisions[name] = controller.gate(name, own, [True] * len(turns))
             batch = sum(decision != "off" for decision in asked)
@@ -214,7 +214,7 @@ class Simulation:
         tokens = [walk(tree, at) for tree, at in zip(chosen, self._positions, strict=True)]
         rows = sum(map(len, chosen))
         true_ms = world.verify_ms(rows)
-        controller.observe(Outcome(tokens, rows, 0.0, world.timed(true_ms), work), decisions)
+        controller.observe(Outcome(tokens, rows, 0.0, world.timed(true_ms), work, draft_ms), decisions)
         self._positions = [at + len(new) for at, new in zip(self._positions, tokens, strict=True)]
         tally.tokens += sum(map(len, tokens))
         tally.ms += true_ms + draft_ms

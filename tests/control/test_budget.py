@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from specdec.control.budget import choose
+from specdec.control.budget import WORTHWHILE, choose
 from specdec.control.turn import Turn
 from specdec.tree import TokenTree
 from tests.control.helpers import chain, make_tree, make_turn, trees
@@ -66,8 +66,10 @@ def test_no_set_of_trees_earns_more(
         value(n, list(kept), forest, curve, fixed, draft_ms)
         for kept in itertools.product(*(subtrees(tree, 63) for tree in forest))
     )
-    assert value(n, choice.kept, forest, curve, fixed, draft_ms) == pytest.approx(best)
-    assert choice.value == pytest.approx(best)
+    # Less than a percent is not worth the trouble: then nothing is verified.
+    assert value(n, choice.kept, forest, curve, fixed, draft_ms) >= best / WORTHWHILE - 1e-9
+    assert choice.budget == 0 or choice.value == pytest.approx(best)
+    assert choice.value == pytest.approx(value(n, choice.kept, forest, curve, fixed, draft_ms))
     assert choice.budget == sum(map(len, choice.kept))
     assert choice.candidates == sum(len(tree) - 1 for tree in forest)
     assert all(is_tree(tree, kept) for tree, kept in zip(forest, choice.kept, strict=True))

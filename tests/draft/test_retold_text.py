@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draft.retold_text import FIM_MARKS, RetoldText
+from draft.reading_order import FIM_MARKS
+from draft.retold_text import RetoldText
 from draft.vocabulary_bridge import VocabularyBridge
 from specdec.config import EngineConfig
 from specdec.models.load_tokenizer import load_tokenizer
@@ -223,3 +224,26 @@ def test_real_vocabularies(seed: int, backwards: bool) -> None:
     whole = pair[1].encode(text, add_special=False)
     blocks = difflib.SequenceMatcher(None, retold.ids, whole, autojunk=False).get_matching_blocks()
     assert sum(block.size for block in blocks) >= 0.99 * len(whole)
+
+
+@settings(max_examples=60)
+@given(text=texts, more=texts, reads=st.integers(1, 12))
+def test_of_a_long_prompt_the_end_is_told(text: str, more: str, reads: int) -> None:
+    pair = tiny_pair()
+    ids = pair[0].encode(text * 3)
+    whole, short = RetoldText(*pair, ids), RetoldText(*pair, ids, reads)
+    assert short.ids == whole.ids[len(whole.ids) - len(short.ids) :]
+    assert short.settled - whole.settled == len(short.ids) - len(whole.ids)
+    assert min(reads, whole.settled) <= short.settled < 2 * reads or short.ids == whole.ids
+    for token in pair[0].encode(more):
+        kept = short.extend([token])
+        assert kept - whole.extend([token]) == len(short.ids) - len(whole.ids)
+    assert short.ids == whole.ids[len(whole.ids) - len(short.ids) :]
+
+
+def test_the_next_keystroke_keeps_the_cut() -> None:
+    pair = tiny_pair()
+    ids = pair[0].encode(" the lazy dog jumped" * 60)
+    starts = [len(RetoldText(*pair, ids[:n]).ids) - len(RetoldText(*pair, ids[:n], 16).ids) for n in range(80, 160)]
+    assert len(set(starts)) < len(starts) / 5
+    assert all(start % 16 == 0 for start in starts)

@@ -1,0 +1,49 @@
+"""Decides which sequences the free drafters are asked for: they take no forward, but they do take time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specdec.control.sequence_control import FreeUse
+from specdec.control.turn import Turn
+
+FADE = 0.06  # weight of one turn in a sequence's average, and in that of the time asking takes
+SHORTEST_PAUSE = 4  # turns; doubled by every asking that brings nothing
+MOST_MISSES = 2
+
+
+class FreeGate:
+    """The free drafters' on and off, by sequence.
+
+    A fraction of a millisecond each, for every sequence of a batch, is a percent of a step; where a text repeats
+    nothing it buys nothing. A sequence is asked for while what it gains in tokens exceeds that time, else now and then.
+    """
+
+    def __init__(self) -> None:
+        self._ms = 0.0  # per turn asked for
+
+    def decide(self, turns: Sequence[Turn], token_ms: float) -> list[bool]:
+        """Per turn whether the free drafters are asked. token_ms: what a token of this batch takes."""
+        return [self._asks(turn, self._ms / token_ms) for turn in turns]
+
+    def observe_ms(self, ms: float, asked: int) -> None:
+        """Asking for ``asked`` turns took ``ms``."""
+        if asked:
+            self._ms += FADE * (ms / asked - self._ms)
+
+    def observe(self, use: FreeUse, asked: bool, gain: float) -> None:
+        """A turn brought ``gain`` tokens, less the tokens its rows cost."""
+        if not asked:
+            use.idle += 1
+            return
+        paused, use.idle = use.idle > 0, 0
+        if gain > 0:
+            use.gain = max(gain, use.gain) if paused else use.gain + FADE * (gain - use.gain)
+            use.misses = 0
+        else:
+            use.gain += FADE * (gain - use.gain)
+            use.misses = min(use.misses + 1, MOST_MISSES) if paused else 0
+
+    def _asks(self, turn: Turn, price: float) -> bool:
+        use = turn.control.free
+        return turn.forced or turn.fresh or use.gain > price or use.idle + 1 >= SHORTEST_PAUSE << use.misses
