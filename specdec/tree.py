@@ -98,9 +98,11 @@ class TokenTree:
 
     def capped_scores(self) -> list[float]:
         """Scores in which no node exceeds its parent."""
-        capped = list(self.scores)
-        for node in range(1, len(self.tokens)):
-            capped[node] = min(capped[node], capped[self.parents[node]])
+        capped, parents = list(self.scores), self.parents
+        for node in range(1, len(capped)):
+            above = capped[parents[node]]
+            if capped[node] > above:
+                capped[node] = above
         return capped
 
     def subtree(self, kept: Iterable[int]) -> TokenTree:

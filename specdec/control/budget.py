@@ -40,7 +40,7 @@ def choose(
     nodes: list[int] = []
     flat: list[float] = []
     for i, tree in enumerate(trees):
-        n = len(tree) - 1
+        n = len(tree.tokens) - 1
         if not n:
             continue
         scores = tree.capped_scores()

@@ -40,8 +40,11 @@ class Calibration:
         shape = (len(drafters), *_SHAPE)
         self._hits, self._trials = np.zeros(shape), np.zeros(shape)
         self._flat_hits, self._flat_trials = self._hits.reshape(-1), self._trials.reshape(-1)
-        self._prior = np.broadcast_to(_prior(), shape)
-        self._rates = self._estimate()
+        self._prior = _prior()
+        self._rates: list[float] = []
+        self._fresh: set[int] = set()  # drafters observed since the last refresh
+        for drafter in range(len(drafters)):
+            self._rates += self._estimate(drafter)
 
     @property
     def size(self) -> int:
@@ -59,25 +62,29 @@ class Calibration:
 
     def observe(self, trials: Iterable[tuple[int, bool]]) -> None:
         """Count nodes whose parent was reached: (cell, whether the target chose it)."""
-        hits, counts = self._flat_hits, self._flat_trials
+        hits, counts, fresh = self._flat_hits, self._flat_trials, self._fresh
         for cell, hit in trials:
             counts[cell] += 1.0
+            fresh.add(cell // CELLS)
             if hit:
                 hits[cell] += 1.0
 
     def refresh(self) -> None:
         """Let what was observed since the last call show in `chance`."""
-        self._rates = self._estimate()
+        for drafter in sorted(self._fresh):
+            self._rates[drafter * CELLS : (drafter + 1) * CELLS] = self._estimate(drafter)
+        self._fresh.clear()
 
-    def _estimate(self) -> list[float]:
-        """Every cell's rate, from the coarsest estimate down."""
-        old = self._trials > MEMORY
+    def _estimate(self, drafter: int) -> list[float]:
+        """Rates of a drafter's cells, from the coarsest estimate down."""
+        hits, trials = self._hits[drafter], self._trials[drafter]
+        old = trials > MEMORY
         if old.any():
-            self._hits[old] *= 0.5
-            self._trials[old] *= 0.5
-        rate = _shrunk(self._hits.sum((1, 3), keepdims=True), self._trials.sum((1, 3), keepdims=True), self._prior)
-        rate = _shrunk(self._hits.sum(3, keepdims=True), self._trials.sum(3, keepdims=True), rate)
-        rate = _shrunk(self._hits, self._trials, rate)
+            hits[old] *= 0.5
+            trials[old] *= 0.5
+        rate = _shrunk(hits.sum((0, 2), keepdims=True), trials.sum((0, 2), keepdims=True), self._prior)
+        rate = _shrunk(hits.sum(2, keepdims=True), trials.sum(2, keepdims=True), rate)
+        rate = _shrunk(hits, trials, rate)
         rates: list[float] = np.clip(rate, LEAST, MOST).reshape(-1).tolist()
         return rates
 

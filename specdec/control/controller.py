@@ -140,7 +140,7 @@ class Controller:
 
         trees: per turn what the others proposed. eligible: whether the turn's request lets it draft here.
         """
-        covered = [max((_first_level(tree) for tree in own), default=0.0) for own in trees]
+        covered = [_covered(own) for own in trees]
         allowed = [ok and (turn.forced or not turn.fresh) for ok, turn in zip(eligible, self._turns, strict=True)]
         gate = self._gates[drafter]
         return gate.decide(self._turns, covered, allowed, self.rate, self._row_ms, self._decode_ms)
@@ -187,15 +187,13 @@ class Controller:
         row_price = self._row_ms / self._token_ms
         for i, (turn, tokens) in enumerate(zip(self._turns, outcome.tokens, strict=True)):
             turn.control.emitted += len(tokens)
-            promised, came, gain = 0.0, 0, 0.0
+            gain = 0.0
             if i < len(self._chosen) and self._chosen[i][1]:
                 tree, kept = self._chosen[i]
-                promised = sum(math.exp(tree.scores[node]) for node in kept)
                 free = {node for node in kept if any(not self._drafters[s] for s in tree.sources[node])}
                 accepted = tree.walk(tokens[:-1], set(kept))
-                came = len(accepted)
                 gain = len(free.intersection(accepted)) - row_price * len(free)
-                turn.control.trust.add(promised, came)
+                turn.control.trust.add(sum(math.exp(tree.scores[node]) for node in kept), len(accepted))
             if i < len(self._asked):
                 self._free.observe(turn.control.free, self._asked[i], gain)
         self._chosen, self._asked = [], ()
@@ -210,7 +208,7 @@ class Controller:
                 continue
             asked += 1
             backlog += turn.backlog.get(name, 0)
-            gain = self._walk(name, turn.control, tree, tokens[i], trials) if len(tree) > 1 else 0
+            gain = self._walk(name, turn.control, tree, tokens[i], trials) if len(tree.tokens) > 1 else 0
             if gate is not None:
                 gate.observe(turn, gain, max(1, max(tree.depths)), decided[i] if decided else "on")
         self.calibration.observe(trials)
@@ -246,5 +244,11 @@ class Controller:
         return depth
 
 
-def _first_level(tree: TokenTree) -> float:
-    return min(1.0, sum(math.exp(tree.scores[n]) for n in range(1, len(tree)) if tree.parents[n] == 0))
+def _covered(trees: Sequence[TokenTree]) -> float:
+    """Chance that one of ``trees`` holds the next token."""
+    best = 0.0
+    for tree in trees:
+        parents, scores = tree.parents, tree.scores
+        if len(parents) > 1:
+            best = max(best, sum([math.exp(scores[n]) for n in range(1, len(parents)) if parents[n] == 0]))
+    return min(1.0, best)

@@ -85,6 +85,11 @@ class CostTable:
         return max(base + self._shift, LEAST_SHARE * base)
 
     @property
+    def largest(self) -> int:
+        """Most rows that `curve` reaches to."""
+        return int(self._rows[-1])
+
+    @property
     def known(self) -> bool:
         """Whether anything was ever measured."""
         return self._measured or self._observed > 0

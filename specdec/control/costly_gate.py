@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from specdec.control.cost_table import CostTable
 from specdec.control.pace import Pace
 from specdec.control.sequence_control import Usage
@@ -57,16 +59,26 @@ class CostlyGate:
         covered: chance that the other drafters' trees hold the target's next token. rate: tokens per millisecond that
         a step of this batch earns without this drafter. row_ms: price of verifying one row.
         """
+        usages = [turn.control.usage.get(self.name) or self.usage(turn) for turn in turns]
         decisions = [
             "" if not ok else "forced" if turn.forced else "off" for turn, ok in zip(turns, eligible, strict=True)
         ]
-        for i in self._paying(turns, covered, decisions, rate, row_ms):
+        for i in self._paying(turns, usages, covered, decisions, rate, row_ms):
             decisions[i] = "on"
         self._credit_ms = min(self._credit_ms + PROBE_SHARE * plain_ms, PROBE_SHARE * MOST_CREDIT * plain_ms)
-        for i, decision in enumerate(decisions):
-            if decision == "off" and self._probes(turns[i]):
-                decisions[i] = "probe"
-        self._note(turns, decisions)
+        least = self.cost.ms(1) - 1e-9
+        for i, (usage, decision) in enumerate(zip(usages, decisions, strict=True)):
+            if decision == "off":
+                # Most are not due, or nothing is saved up: seen at a glance.
+                due = self._credit_ms >= least and usage.idle + 1 >= self._probe_every
+                if due and self._probes(turns[i], usage):
+                    decisions[i] = "probe"
+                    usage.on, usage.idle = False, 0
+                else:
+                    usage.on = False
+                    usage.idle += 1
+            elif decision:
+                usage.on, usage.idle = True, 0
         return decisions
 
     def pace(self, rate: float, row_ms: float) -> Pace:
@@ -89,26 +101,28 @@ class CostlyGate:
         return self._pools.setdefault(bucket, Usage(FIRST_GAIN, FIRST_LEVELS))
 
     def _paying(
-        self, turns: Sequence[Turn], covered: Sequence[float], decisions: Sequence[str], rate: float, row_ms: float
-    ) -> list[int]:
+        self, turns: Sequence[Turn], usages: Sequence[Usage], covered: Sequence[float], decisions: Sequence[str],
+        rate: float, row_ms: float,
+    ) -> list[int]:  # fmt: skip
         """The largest set of turns that all pay when they share the price of each level."""
+        open_turns = [i for i, decision in enumerate(decisions) if decision == "off"]
+        if not self.cost.known or not open_turns:
+            return open_turns  # asking is the way to learn what it costs
         forced = decisions.count("forced")
-        worth = [(self._worth(turns[i], covered[i], rate), i) for i, d in enumerate(decisions) if d == "off"]
-        worth.sort(reverse=True)
-        if not self.cost.known:
-            return [i for _, i in worth]  # asking is the way to learn what it costs
-        if worth:
-            price = rate * (self.cost.ms(forced + len(worth)) / (forced + len(worth)) + row_ms)
-            for _, i in worth:
-                self.usage(turns[i]).price = price
-        for n in range(len(worth), 0, -1):
-            if worth[n - 1][0] > self.cost.ms(forced + n) / (forced + n) + row_ms:
-                return [i for _, i in worth[:n]]
-        return []
+        count = len(open_turns)
+        together = forced + np.arange(1, count + 1)
+        prices = self.cost.curve(0)[np.minimum(together, self.cost.largest)] / together + row_ms
+        tokens = float(prices[-1]) * rate
+        worth = []
+        for i in open_turns:
+            usages[i].price = tokens
+            worth.append(self._worth(turns[i], usages[i], covered[i], rate))
+        order = np.argsort(-np.asarray(worth), kind="stable")
+        pays = np.flatnonzero(np.asarray(worth)[order] > prices)
+        return [open_turns[k] for k in order[: pays[-1] + 1].tolist()] if pays.size else []
 
-    def _worth(self, turn: Turn, covered: float, rate: float) -> float:
+    def _worth(self, turn: Turn, usage: Usage, covered: float, rate: float) -> float:
         """The highest price of a level (milliseconds) at which the drafter still pays on this turn."""
-        usage = self.usage(turn)
         gained_ms = usage.gain * (1.0 - covered) / rate
         backlog = self._backlog_ms(turn)
         if backlog > 0:
@@ -123,9 +137,8 @@ class CostlyGate:
             return 0.0
         return self.cost.ms(min(backlog, CHUNK)) * max(1.0, backlog / CHUNK) - self.cost.ms(1)
 
-    def _probes(self, turn: Turn) -> bool:
+    def _probes(self, turn: Turn, usage: Usage) -> bool:
         """Whether it is time to look again, and there is time saved up for it."""
-        usage = self.usage(turn)
         pause = self._probe_every * min(LONGEST_PAUSE, 1 << usage.misses)
         if usage.idle + 1 < pause or turn.room <= 8:
             return False
@@ -134,11 +147,3 @@ class CostlyGate:
             return False
         self._credit_ms -= price
         return True
-
-    def _note(self, turns: Sequence[Turn], decisions: Sequence[str]) -> None:
-        for turn, decision in zip(turns, decisions, strict=True):
-            if not decision:
-                continue
-            usage = self.usage(turn)
-            usage.on = decision in ("on", "forced")
-            usage.idle = usage.idle + 1 if decision == "off" else 0

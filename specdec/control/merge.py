@@ -22,7 +22,7 @@ def merge(trees: Sequence[TokenTree]) -> TokenTree:
     """
     if any(tree.tokens[0] != trees[0].tokens[0] for tree in trees):
         raise ValueError("trees: must share their pending token")
-    proposals = _fitting([tree for tree in trees if len(tree) > 1])
+    proposals = _fitting([tree for tree in trees if len(tree.tokens) > 1])
     if not proposals or (len(proposals) == 1 and _sums_up(proposals[0])):
         return proposals[0] if proposals else TokenTree(trees[0].tokens[0])
     merged = TokenTree(trees[0].tokens[0])
