@@ -21,7 +21,7 @@ from bench.engine_runner import EngineRunner
 from bench.workloads.bench_prompt import BenchPrompt
 from bench.workloads.workload import Workload, uncounted
 from specdec.engine.engine import Engine
-from specdec.types import SamplingParams, SpeculationMode, StoppingParams
+from specdec.types import RequestEvent, SamplingParams, SpeculationMode, StoppingParams
 from tests.bench.fake_engine import FakeEngine
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -66,6 +66,24 @@ def test_a_group_runs_at_once_with_its_prompts_prefilled_before() -> None:
     assert {r.cache_salt for r in engine.seen} == {"s"}
     assert (group.total_s, group.n_tokens) == (2 * 100.0 + 3 * 2.0, 26)
     assert group.tokens_per_s == pytest.approx(26 / 206)
+
+
+def test_a_closed_loop_keeps_so_many_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = FakeEngine()
+    at_once: list[int] = []
+    step = FakeEngine.step
+
+    def watched(engine: FakeEngine) -> list[RequestEvent]:
+        at_once.append(len(engine._running))
+        return step(engine)
+
+    monkeypatch.setattr(FakeEngine, "step", watched)
+    monkeypatch.setattr(EngineRunner, "_prefill", lambda self, requests: None)
+    group = runner(engine).run([prompt(i) for i in range(1, 6)], AUTO, "s", 2)
+    assert at_once == [2] * 10 + [1] * 5
+    assert [run.prompt for run in group.requests] == [prompt(i).name for i in range(1, 6)]
+    # Two and two together, then the last: prefill (2 x 100 s), three steps of 2 s each.
+    assert (group.total_s, group.n_tokens) == (3 * (2 * 100.0 + 3 * 2.0), 5 * 13)
 
 
 def test_what_a_prompt_says_reaches_the_engine() -> None:
