@@ -1,0 +1,262 @@
+"""The walk on the device against the host's: a dictionary of children, followed token by token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.kernels.gpu.device_rows import DeviceRows, choices, on, pool_slot, random_entries
+from tests.kernels.gpu.no_host_read import NoHostRead
+from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry
+from verify_kernels.gpu.accept import accept
+from verify_kernels.gpu.accept_result import AcceptResult
+from verify_kernels.gpu.reference.accept import accept as reference_accept
+
+RUNS = pytest.mark.parametrize("run", [accept, reference_accept], ids=["kernel", "reference"])
+N_PAGES = 64
+
+
+@dataclass(slots=True)
+class Walk:
+    """What the host's verifier would find for one entry."""
+
+    rows: list[int]
+    emitted: list[int]
+    next_ctx: int
+    moves: list[tuple[int, int]]
+
+
+def walk(entry: BatchEntry, root: int, sampled: list[int], limit: int = 1 << 30) -> Walk:
+    if root < 0:
+        return Walk([], [], entry.ctx + len(entry.tokens), [])
+    children: dict[tuple[int, int], int] = {}
+    for row in range(root + 1, len(entry.tokens)):
+        children.setdefault((entry.parents[row], entry.tokens[row]), row)
+    rows, emitted = [root], []
+    while True:
+        emitted.append(sampled[rows[-1]])
+        child = children.get((rows[-1], emitted[-1]))
+        if child is None or len(rows) > limit:
+            break
+        rows.append(child)
+    moves = [
+        (pool_slot(entry, row), pool_slot(entry, root + depth)) for depth, row in enumerate(rows) if row != root + depth
+    ]
+    return Walk(rows, emitted, entry.ctx + root + len(rows), moves)
+
+
+def launch(run, rows: DeviceRows, sampled: Tensor, depth: int, **given) -> AcceptResult:  # type: ignore[no-untyped-def]
+    result = AcceptResult.allocate(rows.entry_ctx.shape[0], depth, rows.tokens.device)
+    for name in AcceptResult.__dataclass_fields__:
+        getattr(result, name).fill_(-77)
+    given = {"max_nodes": 64, "n_pages": N_PAGES, "result": result} | given
+    named = {name: getattr(rows, name) for name in ("entry_start", "entry_ctx", "root_row", "parent", "tokens")}
+    run(**named, page_table=rows.page_table, sampled=sampled, **given)
+    return given["result"]
+
+
+def check(result: AcceptResult, entry: int, want: Walk) -> None:
+    count = int(result.counts[entry])
+    assert count == len(want.rows)
+    assert result.rows[entry].tolist() == want.rows + [-1] * (result.rows.shape[1] - count)
+    assert result.emitted[entry].tolist() == want.emitted + [-1] * (result.rows.shape[1] - count)
+    assert int(result.pending[entry]) == (want.emitted[-1] if want.emitted else -1)
+    assert int(result.next_ctx[entry]) == want.next_ctx
+    source, target = result.move_source[entry].tolist(), result.move_target[entry].tolist()
+    pairs = [(a, b) for a, b in zip(source, target, strict=True) if (a, b) != (-1, -1)]
+    assert pairs == want.moves
+    n_moves = int(result.n_moves[entry])
+    assert n_moves == (count - 1 if want.moves else 0)
+    assert all((a, b) == (-1, -1) for a, b in zip(source[n_moves:], target[n_moves:], strict=True))
+
+
+# (ctx, chain, nodes), nodes -1 for no tree; contexts near page ends.
+shape = st.tuples(st.integers(0, 3) | st.integers(50, 130), st.sampled_from([0, 1, 4, 40]), st.integers(-1, 30)).filter(
+    lambda drawn: drawn[1] + drawn[2] >= 0
+)
+
+
+@settings(max_examples=40)
+@given(shapes=st.lists(shape, min_size=1, max_size=4), seed=st.integers(0, 9999), pad=st.integers(0, 3))
+@RUNS
+def test_walks_as_the_host_does(device, run, shapes, seed, pad):  # type: ignore[no-untyped-def]
+    rng = np.random.default_rng(seed)
+    entries, roots = random_entries(rng, shapes, N_PAGES, vocab=6)
+    rows = DeviceRows.build(entries, roots, device, pad_rows=pad, pad_entries=pad)
+    sampled = [choices(rng, entry, root, 6) for entry, root in zip(entries, roots, strict=True)]
+    flat = on(device, [token for tokens in sampled for token in tokens] + [0] * pad)
+    result = launch(run, rows, flat, depth=31)
+    for i, (entry, root) in enumerate(zip(entries, roots, strict=True)):
+        check(result, i, walk(entry, root, sampled[i]))
+    for i in range(len(entries), len(entries) + pad):  # no rows: nothing happens, nothing is filled
+        check(result, i, Walk([], [], int(rows.entry_ctx[i]), []))
+
+
+@settings(max_examples=15)
+@given(shapes=st.lists(shape, min_size=1, max_size=3), seed=st.integers(0, 9999))
+@RUNS
+def test_only_trees_need_be_sampled(device, run, shapes, seed):  # type: ignore[no-untyped-def]
+    rng = np.random.default_rng(seed)
+    entries, roots = random_entries(rng, shapes, N_PAGES, vocab=4)
+    rows = DeviceRows.build(entries, roots, device)
+    sampled = [choices(rng, entry, root, 4) for entry, root in zip(entries, roots, strict=True)]
+    starts, packed = [], [9]
+    for tokens, root in zip(sampled, roots, strict=True):
+        starts.append(len(packed) if root >= 0 else -5)
+        packed += tokens[root:] if root >= 0 else []
+    result = launch(run, rows, on(device, packed), depth=31, sample_start=on(device, starts))
+    for i, (entry, root) in enumerate(zip(entries, roots, strict=True)):
+        check(result, i, walk(entry, root, sampled[i]))
+
+
+CHAIN = BatchEntry([5, 6, 7, 8, 9, 7], [-1, 0, 1, 2, 3, 1], 62, [3, 1])
+
+
+@RUNS
+@pytest.mark.parametrize("depth", [0, 1, 2, 3, 4, 9])
+def test_a_walk_is_no_longer_than_its_room(device, run, depth):  # type: ignore[no-untyped-def]
+    rows = DeviceRows.build([CHAIN], [0], device)
+    sampled = [6, 7, 8, 9, 4, 4]
+    check(launch(run, rows, on(device, sampled), depth), 0, walk(CHAIN, 0, sampled, limit=depth))
+
+
+@RUNS
+@pytest.mark.parametrize("nodes", [1, 2, 3, 4, 5])
+def test_rows_past_the_largest_tree_are_no_nodes(device, run, nodes):  # type: ignore[no-untyped-def]
+    rows = DeviceRows.build([CHAIN], [0], device)
+    cut = BatchEntry(CHAIN.tokens[:nodes], CHAIN.parents[:nodes], CHAIN.ctx, CHAIN.pages)
+    sampled = [6, 7, 8, 9, 4, 4]
+    check(launch(run, rows, on(device, sampled), 8, max_nodes=nodes), 0, walk(cut, 0, sampled))
+
+
+@RUNS
+@pytest.mark.parametrize("at", [0, 2])
+def test_a_row_without_a_usable_logit_ends_the_walk(device, run, at):  # type: ignore[no-untyped-def]
+    rows = DeviceRows.build([CHAIN], [0], device)
+    rows.tokens[3] = -1  # no node holds "no token", whatever it says
+    sampled = [6, 7, 8, 9, 4, 4]
+    sampled[at] = -1
+    result = launch(run, rows, on(device, sampled), 5)
+    assert int(result.counts[0]) == at + 1
+    assert int(result.pending[0]) == -1
+    assert result.emitted[0].tolist() == [*sampled[: at + 1], *[-1] * (5 - at)]
+
+
+@RUNS
+def test_of_siblings_alike_the_first_counts(device, run):  # type: ignore[no-untyped-def]
+    entry = BatchEntry([5, 6, 6, 6, 7], [-1, 0, 0, 0, 1], 0, [0])
+    sampled = [6, 7, 1, 2, 3]
+    check(launch(run, DeviceRows.build([entry], [0], device), on(device, sampled), 4), 0, walk(entry, 0, sampled))
+
+
+@RUNS
+def test_parents_that_lead_nowhere_do_no_harm(device, run):  # type: ignore[no-untyped-def]
+    rows = DeviceRows.build([CHAIN], [0], device)
+    rows.tokens.fill_(6)
+    rows.parent.copy_(on(device, [0, 1, 0, 2, 5, -9]))
+    result = launch(run, rows, on(device, [6] * 6), 5)
+    assert result.rows[0].tolist() == [0, 2, 3, -1, -1, -1]  # row 1 is its own parent, row 4's comes after it
+
+
+@RUNS
+def test_slots_without_a_page_are_not_moved(device, run):  # type: ignore[no-untyped-def]
+    entry = BatchEntry([5, 8, 6, 9, 7], [-1, 0, 0, 2, 2], 62, [1, 2])  # rows 2, 4 in the second page, go to 63, 64
+    rows = DeviceRows.build([entry], [0], device)
+    sampled = on(device, [6, 0, 7, 0, 0])
+    for pages in ([1, -1], [1, N_PAGES], [-3, 2]):
+        rows.page_table.copy_(on(device, pages)[None])
+        result = launch(run, rows, sampled, 4)
+        assert result.rows[0].tolist() == [0, 2, 4, -1, -1]
+        source, target = [2 * 64, 2 * 64 + 2, -1, -1], [64 + 63, 2 * 64, -1, -1]
+        known = [page in range(N_PAGES) for page in pages]
+        assert result.move_source[0].tolist() == [slot if known[1] else -1 for slot in source]
+        assert result.move_target[0].tolist() == [
+            slot if known[i] else -1 for slot, i in zip(target, [0, 1, 0, 0], strict=True)
+        ]
+
+
+@RUNS
+def test_slots_past_the_table_are_not_moved(device, run):  # type: ignore[no-untyped-def]
+    entry = BatchEntry([5, 8, 6], [-1, 0, 0], 0, [1])
+    rows = DeviceRows.build([entry, entry], [0, 0], device)
+    sampled = on(device, [6, 0, 0] * 2)
+    for ctx in (PAGE_SIZE, -PAGE_SIZE):  # next in memory is the other entry's page
+        rows.entry_ctx[0] = ctx
+        result = launch(run, rows, sampled, 2)
+        assert result.rows[0].tolist() == [0, 2, -1]
+        assert (result.move_source[0] == -1).all()
+        assert (result.move_target[0] == -1).all()
+        assert result.move_source[1].tolist() == [PAGE_SIZE + 2, -1]
+
+
+@RUNS
+def test_contexts_advance_in_place_and_one_copy_brings_the_rest(device, run):  # type: ignore[no-untyped-def]
+    rows = DeviceRows.build([CHAIN, CHAIN], [0, 2], device)
+    sampled = on(device, [6, 7, 0, 9, 4, 4] * 2)
+    result = AcceptResult.allocate(2, 3, device)
+    launch(run, rows, sampled, 3, result=replace(result, next_ctx=rows.entry_ctx))
+    assert rows.entry_ctx.tolist() == [65, 65]
+    parts = (result.counts, result.pending, result.rows, result.emitted)
+    assert torch.equal(result.for_host, torch.cat([part.flatten() for part in parts]))
+    assert result.for_host.data_ptr() == result.counts.data_ptr()
+
+
+def test_nothing_is_read_on_the_host(device: torch.device) -> None:
+    rows = DeviceRows.build([CHAIN], [0], device)
+    with NoHostRead(device.type):
+        result = AcceptResult.allocate(1, 4, device)
+        launch(accept, rows, on(device, [6, 7, 8, 9, 4, 4]), 4, result=result)
+    assert result.counts.tolist() == [5]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"entry_start": torch.zeros(2).int()}, "entry_start"),
+        ({"entry_ctx": torch.zeros(2).long()}, "entry_ctx"),
+        ({"entry_ctx": torch.zeros(2, 1).int()}, "entry_ctx"),
+        ({"root_row": torch.zeros(3).int()}, "root_row"),
+        ({"parent": torch.zeros(8).int()[::2]}, "parent"),
+        ({"tokens": torch.zeros(5).int()}, "tokens"),
+        ({"sampled": torch.zeros(5).int()}, "sampled"),
+        ({"sampled": torch.zeros(4).long()}, "sampled"),
+        ({"sampled": torch.zeros(4, device="meta").int()}, "sampled"),
+        ({"sample_start": torch.zeros(1).int()}, "sample_start"),
+        ({"page_table": torch.zeros(1, 3).int()}, "page_table"),
+        ({"page_table": torch.zeros(2).int()}, "page_table"),
+        ({"max_nodes": 0}, "max_nodes"),
+        ({"max_nodes": 257}, "max_nodes"),
+        ({"n_pages": -1}, "n_pages"),
+        ({"n_pages": 2**25}, "n_pages"),
+        ({"result": AcceptResult.allocate(3, 2, torch.device("cpu"))}, r"result\.counts"),
+        ({"result": AcceptResult.allocate(2, 256, torch.device("cpu"))}, r"result\.rows"),
+    ],
+)
+def test_names_the_argument_at_fault(change: dict[str, object], message: str) -> None:
+    entries = {"entry_start": torch.zeros(3).int(), **{n: torch.zeros(2).int() for n in ("entry_ctx", "root_row")}}
+    rows = {name: torch.zeros(4).int() for name in ("parent", "tokens", "sampled")}
+    given = {**entries, **rows, "page_table": torch.zeros(2, 3).int(), "max_nodes": 8, "n_pages": 9}
+    given |= {"result": AcceptResult.allocate(2, 3, torch.device("cpu"))} | change
+    with pytest.raises(ValueError, match=rf"^{message}: "):
+        accept(**given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["pending", "rows", "emitted", "next_ctx", "n_moves", "move_source", "move_target"])
+def test_names_the_result_at_fault(name: str) -> None:
+    result = AcceptResult.allocate(2, 3, torch.device("cpu"))
+    wrong = replace(result, **{name: getattr(result, name).float()})
+    two, four = torch.zeros(2).int(), torch.zeros(4).int()
+    with pytest.raises(ValueError, match=rf"^result\.{name}: "):
+        accept(torch.zeros(3).int(), two, two, four, four, four, two[:, None], wrong, max_nodes=4, n_pages=1)
+
+
+@pytest.mark.parametrize(("entries", "depth"), [(0, 3), (2, -1)])
+def test_a_result_has_an_entry_and_room(entries: int, depth: int) -> None:
+    with pytest.raises(ValueError, match="entries, max_depth"):
+        AcceptResult.allocate(entries, depth, torch.device("cpu"))

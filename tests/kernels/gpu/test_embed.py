@@ -1,0 +1,100 @@
+"""Embeddings and gathered rows: values exact, strange indices read as zeros."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.kernels.gpu.no_host_read import NoHostRead
+from verify_kernels.gpu.embed import embed
+from verify_kernels.gpu.gather_rows import gather_rows
+from verify_kernels.gpu.reference.embed import embed as reference_embed
+from verify_kernels.gpu.reference.gather_rows import gather_rows as reference_gather_rows
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+STRANGE = [-1, -(2**31), 2**31 - 1]
+
+
+def table_of(rows: int, width: int, dtype: torch.dtype, device: torch.device, seed: int = 0) -> Tensor:
+    """Values that every dtype holds exactly, so that conversions can not hide a wrong row."""
+    values = torch.randint(-128, 128, (rows, width), generator=torch.Generator().manual_seed(seed))
+    return values.to(device, dtype)
+
+
+def indices(values: list[int], device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32, device=device)
+
+
+@settings(max_examples=20)
+@given(
+    width=st.sampled_from([1, 80, 1024, 1030]),
+    rows=st.integers(1, 9),
+    picks=st.lists(st.integers(-2, 10) | st.sampled_from(STRANGE), min_size=1, max_size=6),
+    source=st.sampled_from(DTYPES),
+    dtype=st.sampled_from(DTYPES),
+    scale=st.sampled_from([1.0, 0.5, 4.0]),
+)
+@pytest.mark.parametrize("run", [embed, reference_embed], ids=["kernel", "reference"])
+def test_embed_takes_and_scales(device, run, width, rows, picks, source, dtype, scale):  # type: ignore[no-untyped-def]
+    table = table_of(rows, width, source, device)
+    out = torch.full((len(picks), width), torch.nan, dtype=dtype, device=device)
+    run(table, indices(picks, device), scale, out)
+    for row, pick in enumerate(picks):
+        want = table[pick].float() * scale if 0 <= pick < rows else torch.zeros(width, device=device)
+        assert torch.equal(out[row].float(), want)
+
+
+@pytest.mark.parametrize("run", [gather_rows, reference_gather_rows], ids=["kernel", "reference"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gather_keeps_every_bit(device: torch.device, run, dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
+    x = torch.randn(7, 200, generator=torch.Generator().manual_seed(1)).to(device, dtype)
+    x[3, :4] = torch.tensor([torch.inf, -torch.inf, -0.0, 1e-7])
+    out = torch.full((5, 200), torch.nan, dtype=dtype, device=device)
+    run(x, indices([6, 3, 3, -1, 0], device), out)
+    assert torch.equal(out[[0, 1, 2, 4]], x[[6, 3, 3, 0]])
+    assert torch.equal(out[1].signbit(), x[3].signbit())
+    assert torch.equal(out[3], torch.zeros_like(out[3]))
+
+
+def test_a_fraction_is_scaled_in_float32(device: torch.device) -> None:
+    table = table_of(4, 48, torch.float16, device)
+    out = torch.empty(2, 48, device=device)
+    embed(table, indices([2, 1], device), 48**0.5, out)
+    assert torch.equal(out, table[[2, 1]].float() * torch.tensor(48**0.5, device=device))
+
+
+def test_nothing_is_read_on_the_host(device: torch.device) -> None:
+    table, out = table_of(4, 8, torch.float16, device), torch.empty(2, 8, device=device)
+    with NoHostRead(device.type):
+        embed(table, indices([2, 1], device), 2.0, out)
+        gather_rows(table, indices([0, 3], device), out)
+
+
+def test_no_rows_is_no_work(device: torch.device) -> None:
+    gather_rows(torch.ones(3, 4, device=device), indices([], device), torch.empty(0, 4, device=device))
+
+
+@pytest.mark.parametrize(
+    ("table", "index", "out", "message"),
+    [
+        (torch.zeros(4), torch.zeros(2).int(), torch.zeros(2, 8), "TABLE"),
+        (torch.zeros(4, 8).int(), torch.zeros(2).int(), torch.zeros(2, 8), "TABLE"),
+        (torch.zeros(8, 4).T, torch.zeros(2).int(), torch.zeros(2, 8), "TABLE"),
+        (torch.zeros(4, 8, device="meta"), torch.zeros(2).int(), torch.zeros(2, 8), "TABLE"),
+        (torch.zeros(4, 8), torch.zeros(2).long(), torch.zeros(2, 8), "INDEX"),
+        (torch.zeros(4, 8), torch.zeros(2, 1).int(), torch.zeros(2, 8), "INDEX"),
+        (torch.zeros(4, 8), torch.zeros(4).int()[::2], torch.zeros(2, 8), "INDEX"),
+        (torch.zeros(4, 8), torch.zeros(2).int(), torch.zeros(3, 8), "out"),
+        (torch.zeros(4, 8), torch.zeros(2).int(), torch.zeros(2, 7), "out"),
+        (torch.zeros(4, 8), torch.zeros(2).int(), torch.zeros(2, 8).double(), "out"),
+    ],
+)
+def test_names_the_argument_at_fault(table: Tensor, index: Tensor, out: Tensor, message: str) -> None:
+    named = {"TABLE": ("table", "x"), "INDEX": ("tokens", "rows")}.get(message, (message, message))
+    with pytest.raises(ValueError, match=rf"^{named[0]}: "):
+        embed(table, index, 1.0, out)
+    with pytest.raises(ValueError, match=rf"^{named[1]}: "):
+        gather_rows(table, index, out)

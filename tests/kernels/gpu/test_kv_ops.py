@@ -1,0 +1,334 @@
+"""Norm, rotary embedding and KV write against transformers' and torch's own formulas, slot by slot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn.functional import rms_norm
+from transformers.models.llama.modeling_llama import rotate_half
+
+from specdec.models.model_config import RopeConfig
+from specdec.models.rope import rope_tables
+from tests.kernels.gpu.device_rows import DeviceRows, on, random_entries
+from tests.kernels.gpu.no_host_read import NoHostRead
+from verify_kernels.forward_batch import PAGE_SIZE
+from verify_kernels.gpu.kv_ops import HEAD_DIMS, write_kv
+from verify_kernels.gpu.reference.kv_ops import write_kv as reference_write_kv
+
+RUNS = pytest.mark.parametrize("run", [write_kv, reference_write_kv], ids=["kernel", "reference"])
+EPS = 1e-6
+N_PAGES = 12
+POSITIONS = 400
+FP8 = torch.float8_e4m3fn
+# The interpreter cuts bfloat16 off where a GPU rounds it.
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+UNTOUCHED = 7.0
+
+
+@dataclass(slots=True)
+class Case:
+    """One launch: rows, weights, pools filled with UNTOUCHED."""
+
+    rows: DeviceRows
+    qkv: Tensor
+    q_out: Tensor
+    k_pool: Tensor
+    v_pool: Tensor
+    cos: Tensor
+    sin: Tensor
+    extra: dict[str, Any]
+
+    def run(self, run, **change) -> None:  # type: ignore[no-untyped-def]
+        given = {name: getattr(self, name) for name in ("qkv", "q_out", "k_pool", "v_pool", "cos", "sin")}
+        rows = {n: getattr(self.rows, n) for n in ("entry_of", "entry_start", "entry_ctx", "depth", "page_table")}
+        run(**{**given, **rows, **self.extra, **change})
+
+
+def make(
+    rows: DeviceRows,
+    heads: tuple[int, int] = (3, 1),
+    head_dim: int = 64,
+    dtype: torch.dtype = torch.float32,
+    pool: torch.dtype = torch.float32,
+    norms: bool = False,
+    seed: int = 0,
+) -> Case:
+    device, n = rows.tokens.device, rows.tokens.shape[0]
+    generator = torch.Generator().manual_seed(seed)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator).to(device)
+
+    shape = (N_PAGES, heads[1], PAGE_SIZE, head_dim)
+    cos, sin = rope_tables(RopeConfig(10000.0), head_dim, POSITIONS, local=False)
+    extra: dict[str, Any] = {"eps": EPS}
+    if norms:
+        extra |= {"q_norm": random(head_dim).to(dtype), "k_norm": random(head_dim).to(dtype)}
+    return Case(
+        rows,
+        random(n, (heads[0] + 2 * heads[1]) * head_dim).to(dtype),
+        torch.full((n, heads[0], head_dim), UNTOUCHED, dtype=dtype, device=device),
+        torch.full(shape, UNTOUCHED, device=device).to(pool),
+        torch.full(shape, UNTOUCHED, device=device).to(pool),
+        cos.to(device),
+        sin.to(device),
+        extra,
+    )
+
+
+def oracle(case: Case) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k, v of the live rows, float64 [live, heads, head_dim], rotated as transformers does it."""
+    live, (heads, head_dim), kv_heads = case.rows.live, case.q_out.shape[1:], case.k_pool.shape[1]
+    packed = case.qkv[:live].double().view(live, heads + 2 * kv_heads, head_dim)
+    q, k, v = packed.split([heads, kv_heads, kv_heads], dim=1)
+    if "q_norm" in case.extra:
+        q = rms_norm(q, [head_dim], case.extra["q_norm"].double(), EPS)
+        k = rms_norm(k, [head_dim], case.extra["k_norm"].double(), EPS)
+    position = case.rows.entry_ctx[case.rows.entry_of[:live]] + case.rows.depth[:live]
+    inverse = 10000.0 ** -(torch.arange(0, head_dim, 2, dtype=torch.float64, device=q.device) / head_dim)
+    angle = (position[:, None] * inverse).repeat(1, 2)[:, None]
+    return (*((x * angle.cos() + rotate_half(x) * angle.sin()) for x in (q, k)), v)
+
+
+def slots_of(case: Case) -> tuple[Tensor, Tensor]:
+    """Page and lane of each live row."""
+    pairs = []
+    for row in range(case.rows.live):
+        entry = int(case.rows.entry_of[row])
+        slot = int(case.rows.entry_ctx[entry]) + row - int(case.rows.entry_start[entry])
+        pairs.append((int(case.rows.page_table[entry, slot // PAGE_SIZE]), slot % PAGE_SIZE))
+    page, lane = zip(*pairs, strict=True)
+    return torch.tensor(page), torch.tensor(lane)
+
+
+def check(case: Case) -> None:
+    """All live rows are where they should be, all else is untouched."""
+    q, k, v = oracle(case)
+    tolerance = TOLERANCE[case.q_out.dtype]
+    live, (page, lane) = case.rows.live, slots_of(case)
+    torch.testing.assert_close(case.q_out[:live].double(), q, rtol=tolerance, atol=tolerance)
+    assert (case.q_out[live:] == UNTOUCHED).all()
+    tolerance = max(TOLERANCE[case.k_pool.dtype], 1e-6)
+    for pool, want in ((case.k_pool, k), (case.v_pool, v)):
+        torch.testing.assert_close(pool[page, :, lane].double(), want, rtol=tolerance, atol=tolerance)
+        rest = pool.clone()
+        rest[page, :, lane] = UNTOUCHED
+        assert (rest == UNTOUCHED).all()
+
+
+def device_rows(
+    device: torch.device, seed: int, shapes: list[tuple[int, int, int]], pad: int = 0, pad_entries: int = 0
+) -> DeviceRows:
+    entries, roots = random_entries(np.random.default_rng(seed), shapes, N_PAGES)
+    return DeviceRows.build(entries, roots, device, pad_rows=pad, pad_entries=pad_entries)
+
+
+# (ctx, chain, nodes): contexts so that rows straddle a page's end.
+shape = st.tuples(st.sampled_from([0, 1, 60, 63, 64, 126]), st.integers(0, 4), st.integers(0, 4))
+
+
+@settings(max_examples=10)
+@given(
+    shapes=st.lists(shape, min_size=1, max_size=2),
+    heads=st.sampled_from([(1, 1), (3, 1), (6, 2), (7, 7), (5, 3)]),
+    head_dim=st.sampled_from([64, 80]),
+    dtypes=st.sampled_from(
+        [(torch.float32, torch.float32), (torch.float16, torch.float16), (torch.float16, torch.bfloat16)]
+    ),
+    norms=st.booleans(),
+    seed=st.integers(0, 999),
+    pad=st.integers(0, 2),
+)
+@RUNS
+def test_rows_are_rotated_and_written(device, run, shapes, heads, head_dim, dtypes, norms, seed, pad):  # type: ignore[no-untyped-def]
+    case = make(device_rows(device, seed, shapes, pad, pad), heads, head_dim, *dtypes, norms, seed)
+    case.run(run)
+    check(case)
+
+
+@RUNS
+@pytest.mark.parametrize("norms", [False, True])
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_every_head_size(device, run, head_dim, norms):  # type: ignore[no-untyped-def]
+    case = make(device_rows(device, 1, [(63, 0, 1)]), (3, 2), head_dim, torch.float16, torch.float16, norms)
+    case.run(run)
+    check(case)
+
+
+@RUNS
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_rows_and_pool_of_other_types(device, run, dtype):  # type: ignore[no-untyped-def]
+    case = make(device_rows(device, 2, [(5, 1, 1)]), (2, 1), 64, dtype, torch.bfloat16, norms=True)
+    case.run(run)
+    check(case)
+
+
+@RUNS
+def test_q_in_place(device, run):  # type: ignore[no-untyped-def]
+    case = make(device_rows(device, 3, [(62, 2, 2)]), (5, 2), 80, norms=True)
+    original = case.qkv.clone()
+    in_place = case.qkv[:, : 5 * 80].unflatten(1, (5, 80))
+    case.run(run, q_out=in_place)
+    assert torch.equal(case.qkv[:, 5 * 80 :], original[:, 5 * 80 :])
+    case.q_out, case.qkv = in_place.clone(), original
+    check(case)
+
+
+def eighths(device: torch.device, heads: int) -> tuple[DeviceRows, Tensor, Tensor]:
+    """Rows at position 0 (nothing turns), values that e4m3 holds exactly times a scale, and the scales."""
+    rows = device_rows(device, 4, [(0, 0, 0)])
+    rows.entry_ctx.fill_(0)
+    scale = torch.tensor([0.5, 4.0, 0.125], device=device)[:heads]
+    bits = torch.arange(heads * 64, dtype=torch.int32).remainder(0x7F).to(torch.uint8)  # all finite ones above zero
+    return rows, bits.view(heads, 64).view(FP8).float().to(device), scale
+
+
+@RUNS
+def test_float8_pool_holds_value_over_scale(device, run):  # type: ignore[no-untyped-def]
+    rows, values, scale = eighths(device, 3)
+    normal = values.abs() >= 2.0**-6  # the interpreter knows no subnormal e4m3
+    case = make(rows, (1, 3), 64, torch.float32, FP8)
+    case.qkv[0, 64:] = torch.cat([values * scale[:, None], -values * scale[:, None].flip(0)]).flatten()
+    case.run(run, k_scale=scale, v_scale=scale.flip(0).contiguous())
+    page = int(rows.page_table[0, 0])
+    assert torch.equal(case.k_pool[page, :, 0].float()[normal], values[normal])
+    assert torch.equal(case.v_pool[page, :, 0].float()[normal], -values[normal])
+
+
+@RUNS
+def test_float8_pool_keeps_what_is_too_large_finite(device, run):  # type: ignore[no-untyped-def]
+    rows, _, scale = eighths(device, 3)
+    case = make(rows, (1, 3), 64, torch.float32, FP8)
+    case.qkv[0, 64:].view(2, 3, 64).copy_((torch.arange(64, device=device) % 2 * 2 - 1) * 449 * scale[:, None])
+    case.qkv[0, 64 + 3 * 64] = -torch.inf  # of v, which is not rotated
+    case.run(run, k_scale=scale, v_scale=scale)
+    page = int(rows.page_table[0, 0])
+    for pool in (case.k_pool, case.v_pool):
+        assert torch.equal(pool[page, :, 0].float(), (torch.arange(64, device=device) % 2 * 896 - 448.0).expand(3, 64))
+
+
+def test_float8_rounds_as_torch_does(device: torch.device) -> None:
+    if device.type != "cuda":
+        pytest.skip("the interpreter rounds float8 in its own way")
+    rows = device_rows(device, 5, [(60, 3, 5), (0, 1, 2)])
+    one, two = (make(rows, (4, 2), 128, torch.bfloat16, FP8, norms=True) for _ in "ab")
+    scale = torch.tensor([0.01, 0.3], device=device)
+    one.qkv[0, -1] = two.qkv[0, -1] = torch.nan
+    one.run(write_kv, k_scale=scale, v_scale=scale)
+    two.run(reference_write_kv, k_scale=scale, v_scale=scale)
+    assert torch.equal(one.v_pool.view(torch.uint8), two.v_pool.view(torch.uint8))
+    torch.testing.assert_close(one.k_pool.float(), two.k_pool.float(), rtol=0.13, atol=0.01)
+
+
+@pytest.mark.parametrize("head_dim", [80, 128])
+def test_a_row_has_the_same_bits_in_any_company(device: torch.device, head_dim: int) -> None:
+    """An entry on its own, and with others, padding and broken neighbours beside it."""
+    shapes = [(62, 1, 3), (3, 0, 2)]
+    crowd = make(device_rows(device, 6, shapes, 3, 2), (3, 2), head_dim, torch.float16, torch.float16, True)
+    alone = make(device_rows(device, 6, shapes[:1]), (3, 2), head_dim, torch.float16, torch.float16, True)
+    live = alone.rows.live
+    crowd.qkv[:live], crowd.qkv[live:] = alone.qkv, torch.nan
+    alone.extra = crowd.extra
+    crowd.run(write_kv)
+    alone.run(write_kv)
+    assert torch.equal(crowd.q_out[:live], alone.q_out)
+    here, there = slots_of(alone), slots_of(crowd)
+    for one, other in ((alone.k_pool, crowd.k_pool), (alone.v_pool, crowd.v_pool)):
+        assert torch.equal(one[here[0], :, here[1]], other[there[0][:live], :, there[1][:live]])
+
+
+@RUNS
+@pytest.mark.parametrize("page", [-1, N_PAGES, 2**31 - 1])
+def test_a_row_without_a_page_is_not_written(device, run, page):  # type: ignore[no-untyped-def]
+    rows = device_rows(device, 7, [(63, 0, 2)])
+    case = make(rows)
+    first, good = rows.page_table[0].tolist()
+    rows.page_table[0, 0] = page
+    case.run(run)
+    rest = case.k_pool.clone()
+    rest[good, :, :2] = UNTOUCHED
+    assert (rest == UNTOUCHED).all()
+    assert (case.k_pool[good, :, :2] != UNTOUCHED).any()
+    assert (case.q_out != UNTOUCHED).any(-1).all()
+    assert first != good
+
+
+@RUNS
+def test_slots_past_the_table_and_strange_positions_do_no_harm(device, run):  # type: ignore[no-untyped-def]
+    rows = device_rows(device, 8, [(62, 0, 1), (0, 0, 1)])
+    case = make(rows)
+    rows.entry_ctx[0] = PAGE_SIZE + 10  # past its pages: next in memory is the other entry's
+    rows.depth[2:] = on(device, [-5, 2**30])
+    case.run(run)
+    page = int(rows.page_table[1, 0])
+    rest = case.k_pool.clone()
+    rest[page, :, :2] = UNTOUCHED
+    assert (rest == UNTOUCHED).all()
+    q = case.qkv[2, :64]
+    torch.testing.assert_close(case.q_out[2, 0], q)  # held at position 0, where nothing turns
+    assert case.q_out.isfinite().all()
+
+
+def test_nothing_is_read_on_the_host(device: torch.device) -> None:
+    case = make(device_rows(device, 9, [(3, 0, 1)]))
+    with NoHostRead(device.type):
+        case.run(write_kv)
+
+
+def test_no_rows_is_no_work(device: torch.device) -> None:
+    case = make(device_rows(device, 9, [(3, 0, 1)]))
+    none = {"qkv": case.qkv[:0], "q_out": case.q_out[:0], "depth": case.rows.depth[:0]}
+    case.run(write_kv, **none, entry_of=case.rows.entry_of[:0])
+    assert (case.k_pool == UNTOUCHED).all()
+
+
+HALF = torch.zeros(POSITIONS, 32)
+POOL8 = torch.zeros(N_PAGES, 1, 64, 64).to(FP8)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"qkv": torch.zeros(2, 319)}, "qkv"),
+        ({"qkv": torch.zeros(2, 320).double()}, "qkv"),
+        ({"qkv": torch.zeros(320, 2).T}, "qkv"),
+        ({"q_out": torch.zeros(2, 192)}, "q_out"),
+        ({"q_out": torch.zeros(2, 3, 72)}, "q_out"),
+        ({"q_out": torch.zeros(2, 64, 3).transpose(1, 2)}, "q_out"),
+        ({"q_out": torch.zeros(2, 3, 64).int()}, "q_out"),
+        ({"q_out": torch.zeros(2, 3, 64, device="meta")}, "q_out"),
+        ({"q_out": torch.zeros(1, 3, 64).expand(2, 3, 64)}, "q_out"),
+        ({"k_pool": torch.zeros(N_PAGES, 1, 32, 64)}, "k_pool"),
+        ({"k_pool": torch.zeros(N_PAGES, 1, 64, 80)}, "k_pool"),
+        ({"k_pool": torch.zeros(1, N_PAGES, 1, 64, 64)}, "k_pool"),
+        ({"v_pool": torch.zeros(N_PAGES, 1, 64, 64).half()}, "v_pool"),
+        ({"v_pool": torch.zeros(N_PAGES - 1, 1, 64, 64)}, "v_pool"),
+        ({"cos": HALF[:0]}, "cos"),
+        ({"cos": HALF.half()}, "cos"),
+        ({"cos": HALF[:, :31]}, "cos"),
+        ({"sin": HALF[:-1]}, "sin"),
+        ({"entry_of": torch.zeros(3).int()}, "entry_of"),
+        ({"depth": torch.zeros(2).long()}, "depth"),
+        ({"entry_start": torch.zeros(1).int()}, "entry_start"),
+        ({"entry_ctx": torch.zeros(2).int()}, "entry_ctx"),
+        ({"page_table": torch.zeros(3).int()}, "page_table"),
+        ({"page_table": torch.zeros(1, 3).long()}, "page_table"),
+        ({"q_norm": torch.ones(64)}, "q_norm, k_norm"),
+        ({"q_norm": torch.ones(64), "k_norm": torch.ones(32)}, "k_norm"),
+        ({"k_scale": torch.ones(1)}, "k_scale"),
+        ({"k_pool": POOL8, "v_pool": POOL8}, "k_scale"),
+        ({"k_pool": POOL8, "v_pool": POOL8, "k_scale": torch.ones(1), "v_scale": torch.ones(2)}, "v_scale"),
+    ],
+)
+def test_names_the_argument_at_fault(change: dict[str, Tensor], message: str) -> None:
+    case = make(device_rows(torch.device("cpu"), 9, [(3, 0, 1)]))
+    with pytest.raises(ValueError, match=rf"^{message}: "):
+        case.run(write_kv, **change)
+    assert (case.k_pool == UNTOUCHED).all()

@@ -1,0 +1,1 @@
+"""Triton kernels for GPUs. Importing this package needs triton, never a GPU."""

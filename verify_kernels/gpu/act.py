@@ -1,0 +1,51 @@
+"""The gate of an MLP: SiLU or GELU of one half of a row, times the other."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import triton
+from torch import Tensor
+
+from verify_kernels.gpu.act_kernel import act_mul_kernel
+from verify_kernels.gpu.argument_checks import ROW_TYPES, check_rank, check_tensor
+from verify_kernels.gpu.compile_case import CompileCase
+
+BLOCK = 1024
+OPTIONS = {"num_warps": 4, "num_stages": 1, "enable_fp_fusion": False}
+
+
+def act_mul(gate_up: Tensor, out: Tensor, kind: Literal["silu", "gelu"]) -> None:
+    """out = silu(gate) * up, or gelu_tanh(gate) * up, in float32.
+
+    gate_up: [rows, 2 width] = [gate | up]; out: [rows, width]; float32, float16 or bfloat16 each.
+
+    Raises:
+        ValueError: a shape, dtype, device or layout is wrong, or ``kind`` is unknown.
+    """
+    if kind not in ("silu", "gelu"):
+        raise ValueError(f"kind: {kind!r} is not known; must be 'silu' or 'gelu'")
+    check_rank("out", out, 2)
+    rows, width = out.shape
+    check_tensor("out", out, (rows, width), ROW_TYPES, out.device)
+    check_tensor("gate_up", gate_up, (rows, 2 * width), ROW_TYPES, out.device)
+    if out.numel() == 0:
+        return
+    grid = (rows, triton.cdiv(width, BLOCK))
+    act_mul_kernel[grid](gate_up, out, width, GELU=kind == "gelu", BLOCK=BLOCK, **OPTIONS)
+
+
+def compile_cases() -> list[CompileCase]:
+    """Both activations in both dtypes."""
+    return [
+        CompileCase(
+            name=f"act_mul {rows} {'gelu' if gelu else 'silu'}",
+            kernel=act_mul_kernel,
+            signature={"gate_up": f"*{rows}", "out": f"*{rows}", "width": "i32"},
+            constexprs={"GELU": gelu, "BLOCK": BLOCK},
+            divisible=("gate_up", "out", "width"),
+            options=OPTIONS,
+        )
+        for rows in ("bf16", "fp16")
+        for gelu in (False, True)
+    ]

@@ -1,0 +1,58 @@
+"""Chosen rows of a tensor: those whose logits are wanted."""
+
+from __future__ import annotations
+
+import triton
+from torch import Tensor
+
+from verify_kernels.gpu.argument_checks import INDEX, ROW_TYPES, check_rank, check_tensor
+from verify_kernels.gpu.compile_case import CompileCase
+from verify_kernels.gpu.gather_rows_kernel import gather_rows_kernel
+
+BLOCK = 1024
+OPTIONS = {"num_warps": 4, "num_stages": 1, "enable_fp_fusion": False}
+
+
+def gather_rows(x: Tensor, rows: Tensor, out: Tensor) -> None:
+    """out[i] = x[rows[i]]; zeros where rows[i] is no row of x (padding).
+
+    x: [n, width]; rows: int32 [m]; out: [m, width]; x and out float32, float16 or bfloat16 each.
+
+    Raises:
+        ValueError: a shape, dtype, device or layout is wrong.
+    """
+    check_rank("x", x, 2)
+    launch_gather("x", x, "rows", rows, out, 1.0)
+
+
+def launch_gather(table_name: str, table: Tensor, index_name: str, index: Tensor, out: Tensor, scale: float) -> None:
+    """Check and launch out[i] = table[index[i]] * scale, under the names that the caller's arguments have."""
+    check_rank(index_name, index, 1)
+    (m,) = index.shape
+    limit, width = table.shape
+    check_tensor(table_name, table, (limit, width), ROW_TYPES, out.device)
+    check_tensor(index_name, index, (m,), INDEX, out.device)
+    check_tensor("out", out, (m, width), ROW_TYPES, out.device)
+    if out.numel() == 0:
+        return
+    grid = (m, triton.cdiv(width, BLOCK))
+    gather_rows_kernel[grid](table, index, out, width, limit, scale, BLOCK=BLOCK, **OPTIONS)
+
+
+def compile_cases() -> list[CompileCase]:
+    """Same dtype in and out, and into or from a float32 stream; embeddings use these too."""
+    pairs = (("bf16", "bf16"), ("fp16", "fp16"), ("bf16", "fp32"), ("fp16", "fp32"), ("fp32", "bf16"), ("fp32", "fp32"))
+    return [
+        CompileCase(
+            name=f"gather_rows {table} {out}",
+            kernel=gather_rows_kernel,
+            signature={
+                "table": f"*{table}", "index": "*i32", "out": f"*{out}", "width": "i32", "limit": "i32",
+                "scale": "fp32",
+            },
+            constexprs={"BLOCK": BLOCK},
+            divisible=("table", "out", "width"),
+            options=OPTIONS,
+        )
+        for table, out in pairs
+    ]  # fmt: skip

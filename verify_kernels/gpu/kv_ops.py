@@ -1,0 +1,221 @@
+"""What goes into the KV pool: q/k norm, rotary embedding and write of new rows; the move of accepted rows."""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from verify_kernels.forward_batch import PAGE_SIZE
+from verify_kernels.gpu.argument_checks import INDEX, ROW_TYPES, check_rank, check_tensor
+from verify_kernels.gpu.compile_case import CompileCase
+from verify_kernels.gpu.kv_ops_kernel import move_kv_kernel, write_kv_kernel
+
+FP8 = torch.float8_e4m3fn
+HEAD_DIMS = (64, 80, 96, 128, 256)
+WRITE_TILE = 256  # values of half a head that one warp holds: one 16-byte load per thread in two-byte types
+WRITE_OPTIONS = {"num_warps": 1, "num_stages": 1, "enable_fp_fusion": False}
+MOVE_CHUNK = 8  # moves that one warp holds at a time; few walks are longer
+MOVE_OPTIONS = {"num_warps": 1, "num_stages": 1}
+
+
+def write_kv(
+    qkv: Tensor,
+    q_out: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    *,
+    entry_of: Tensor,
+    entry_start: Tensor,
+    entry_ctx: Tensor,
+    depth: Tensor,
+    page_table: Tensor,
+    eps: float = 0.0,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> None:
+    """q_out = rotated q; K and V of row i of an entry go to its slot ctx + i. One launch.
+
+    qkv: [rows, (heads + 2 kv_heads) head_dim] = [q | k | v], float32, float16 or bfloat16. q_out: [rows, heads,
+    head_dim] of such a type; rows may be apart, so a view of ``qkv`` works in place. k_pool, v_pool: one layer's
+    [pages, kv_heads, 64, head_dim], of such a type or float8 e4m3, which needs k_scale and v_scale, float32
+    [kv_heads]: stored = value / scale, held within +-448. cos, sin: float32 [positions, head_dim / 2]; the half-split
+    convention; a row's position is ctx + depth. q_norm, k_norm: [head_dim], both or none: RMSNorm of each head before
+    it is rotated. entry_of, depth: int32 [rows]; entry_start: int32 [entries + 1]; entry_ctx: int32 [entries];
+    page_table: int32 [entries, max_pages].
+
+    A row that lies outside its entry's rows, or whose entry_of is none (padding), is left alone; a row whose slot has
+    no page is not written. All arithmetic is float32 and of the row alone.
+
+    Raises:
+        ValueError: a shape, dtype, device or layout is wrong, or norms or scales are not given as asked.
+    """
+    _check_write(qkv, q_out, k_pool, v_pool, cos, sin)
+    rows, heads, head_dim = q_out.shape
+    _check_rows(rows, qkv.device, entry_of, entry_start, entry_ctx, depth, page_table)
+    _check_norms(head_dim, qkv.device, q_norm, k_norm)
+    _check_scales(k_pool, k_scale, v_scale)
+    if rows == 0:
+        return
+    kv_heads = k_pool.shape[1]
+    half_block, tile_heads = _write_tile(head_dim)
+    write_kv_kernel[(rows, triton.cdiv(heads + 2 * kv_heads, tile_heads))](
+        qkv, q_out, k_pool, v_pool, cos, sin, q_norm, k_norm, k_scale, v_scale,
+        entry_of, entry_start, entry_ctx, depth, page_table,
+        q_out.stride(0), heads, kv_heads, entry_ctx.shape[0], page_table.shape[1], k_pool.shape[0], cos.shape[0], eps,
+        HEAD_DIM=head_dim, HEADS=tile_heads, HALF_BLOCK=half_block,
+        **WRITE_OPTIONS,
+    )  # fmt: skip
+
+
+def move_kv(k_pool: Tensor, v_pool: Tensor, source: Tensor, target: Tensor, n_moves: Tensor) -> None:
+    """Copy KV of slots ``source`` to slots ``target`` in all layers. One launch.
+
+    k_pool, v_pool: [layers, pages, kv_heads, 64, head_dim], any type of 1 to 4 bytes. source, target: int32
+    [entries, max_moves], slots of the pool (page * 64 + lane), of which an entry's first ``n_moves`` (int32 [entries])
+    are looked at; a pair with a slot that is none, or with two equal ones, is passed over.
+
+    Within an entry a move's target is no later move's source, as along an accepted path, where targets ascend and
+    never overtake sources; then it is as if moves were made one after the other. Entries share no slots.
+
+    Raises:
+        ValueError: a shape, dtype, device or layout is wrong.
+    """
+    check_rank("k_pool", k_pool, 5)
+    layers, pages, kv_heads, lanes, head_dim = k_pool.shape
+    if lanes != PAGE_SIZE or not 0 <= pages * PAGE_SIZE < 2**31:
+        raise ValueError(f"k_pool: {pages} pages of {lanes}; must be pages of {PAGE_SIZE}, less than 2^31 slots in all")
+    if head_dim * k_pool.element_size() % 4:
+        raise ValueError(f"k_pool: {head_dim} values of {k_pool.dtype} in a row; must be a multiple of 4 bytes")
+    check_tensor("k_pool", k_pool, k_pool.shape, (*ROW_TYPES, FP8), k_pool.device)
+    check_tensor("v_pool", v_pool, k_pool.shape, (k_pool.dtype,), k_pool.device)
+    check_rank("source", source, 2)
+    check_tensor("source", source, source.shape, INDEX, k_pool.device)
+    check_tensor("target", target, source.shape, INDEX, k_pool.device)
+    check_tensor("n_moves", n_moves, source.shape[:1], INDEX, k_pool.device)
+    if source.numel() == 0 or k_pool.numel() == 0:
+        return
+    words = head_dim * k_pool.element_size() // 4
+    move_kv_kernel[(source.shape[0], layers, kv_heads)](
+        k_pool.view(torch.int32), v_pool.view(torch.int32), source, target, n_moves, source.shape[1], kv_heads, pages,
+        **_move_tile(words), **MOVE_OPTIONS,
+    )  # fmt: skip
+
+
+def compile_cases() -> list[CompileCase]:
+    """Writes of every head size and pool type, with and without norms; moves of every row width."""
+    writes = [
+        _write_case(head_dim, rows, pool, norms)
+        for head_dim in HEAD_DIMS
+        for rows, pool in (("bf16", "bf16"), ("fp16", "fp16"), ("bf16", "fp8e4nv"), ("fp16", "fp8e4nv"))
+        for norms in (False, True)
+    ]
+    widths = sorted({head_dim * size // 4 for head_dim in HEAD_DIMS for size in (1, 2)})
+    return writes + [_move_case(words) for words in widths]
+
+
+def _write_case(head_dim: int, rows: str, pool: str, norms: bool) -> CompileCase:
+    half_block, tile_heads = _write_tile(head_dim)
+    tensors = ("entry_of", "entry_start", "entry_ctx", "depth", "page_table")
+    numbers = ("q_stride", "n_heads", "n_kv", "n_entries", "max_pages", "n_pages", "n_positions")
+    signature = dict.fromkeys(("qkv", "q_out"), f"*{rows}") | dict.fromkeys(("k_pool", "v_pool"), f"*{pool}")
+    signature |= dict.fromkeys(("cos", "sin"), "*fp32") | dict.fromkeys(tensors, "*i32")
+    signature |= dict.fromkeys(numbers, "i32") | {"eps": "fp32"}
+    shape = {"HEAD_DIM": head_dim, "HEADS": tile_heads, "HALF_BLOCK": half_block}
+    absent: dict[str, None] = {}
+    for names, kind, given in ((("q_norm", "k_norm"), rows, norms), (("k_scale", "v_scale"), "fp32", "fp8" in pool)):
+        if given:
+            signature |= dict.fromkeys(names, f"*{kind}")
+        else:
+            absent |= dict.fromkeys(names)
+    aligned = ("qkv", "q_out", "k_pool", "v_pool", "cos", "sin", "q_stride")
+    return CompileCase(
+        name=f"write_kv {head_dim} {rows} {pool}{' norms' if norms else ''}",
+        kernel=write_kv_kernel,
+        signature=signature,
+        constexprs={**shape, **absent},
+        divisible=(*aligned, "q_norm", "k_norm") if norms else aligned,
+        options=WRITE_OPTIONS,
+    )
+
+
+def _move_case(words: int) -> CompileCase:
+    tensors = ("k_pool", "v_pool", "source", "target", "n_moves")
+    return CompileCase(
+        name=f"move_kv {words} words",
+        kernel=move_kv_kernel,
+        signature=dict.fromkeys(tensors, "*i32") | dict.fromkeys(("max_moves", "n_kv", "n_pages"), "i32"),
+        constexprs=_move_tile(words),
+        divisible=("k_pool", "v_pool"),
+        options=MOVE_OPTIONS,
+    )
+
+
+def _write_tile(head_dim: int) -> tuple[int, int]:
+    """Columns of a half head's tile, and heads to a tile; the layout of a head's sum depends on head_dim alone."""
+    half_block = triton.next_power_of_2(head_dim // 2)
+    return half_block, max(1, WRITE_TILE // half_block)
+
+
+def _move_tile(words: int) -> dict[str, int]:
+    return {"WORDS": words, "WORDS_BLOCK": triton.next_power_of_2(words), "CHUNK": MOVE_CHUNK}
+
+
+def _check_write(qkv: Tensor, q_out: Tensor, k_pool: Tensor, v_pool: Tensor, cos: Tensor, sin: Tensor) -> None:
+    device = qkv.device
+    check_rank("q_out", q_out, 3)
+    check_rank("k_pool", k_pool, 4)
+    check_rank("cos", cos, 2)
+    rows, heads, head_dim = q_out.shape
+    pages, kv_heads = k_pool.shape[:2]
+    if head_dim not in HEAD_DIMS:
+        raise ValueError(f"q_out: has head_dim {head_dim}; must be one of {HEAD_DIMS}")
+    if cos.shape[0] == 0:
+        raise ValueError("cos: has no positions; must have at least one")
+    check_tensor("qkv", qkv, (rows, (heads + 2 * kv_heads) * head_dim), ROW_TYPES, device)
+    check_tensor("k_pool", k_pool, (pages, kv_heads, PAGE_SIZE, head_dim), (*ROW_TYPES, FP8), device)
+    check_tensor("v_pool", v_pool, k_pool.shape, (k_pool.dtype,), device)
+    check_tensor("cos", cos, (cos.shape[0], head_dim // 2), (torch.float32,), device)
+    check_tensor("sin", sin, cos.shape, (torch.float32,), device)
+    if q_out.stride()[1:] != (head_dim, 1) or q_out.stride(0) < heads * head_dim:
+        raise ValueError(f"q_out: has strides {q_out.stride()}; heads must lie side by side, rows may be apart")
+    if q_out.dtype not in ROW_TYPES or q_out.device != device or q_out.data_ptr() % 16:
+        raise ValueError(f"q_out: is {q_out.dtype} on {q_out.device}; must be a 16-byte aligned float on {device}")
+
+
+def _check_rows(
+    rows: int,
+    device: torch.device,
+    entry_of: Tensor,
+    entry_start: Tensor,
+    entry_ctx: Tensor,
+    depth: Tensor,
+    page_table: Tensor,
+) -> None:
+    check_rank("page_table", page_table, 2)
+    entries = page_table.shape[0]
+    check_tensor("entry_of", entry_of, (rows,), INDEX, device)
+    check_tensor("depth", depth, (rows,), INDEX, device)
+    check_tensor("entry_start", entry_start, (entries + 1,), INDEX, device)
+    check_tensor("entry_ctx", entry_ctx, (entries,), INDEX, device)
+    check_tensor("page_table", page_table, page_table.shape, INDEX, device)
+
+
+def _check_norms(head_dim: int, device: torch.device, q_norm: Tensor | None, k_norm: Tensor | None) -> None:
+    if (q_norm is None) != (k_norm is None):
+        raise ValueError("q_norm, k_norm: one is None; give both or none")
+    for name, norm in (("q_norm", q_norm), ("k_norm", k_norm)):
+        if norm is not None:
+            check_tensor(name, norm, (head_dim,), ROW_TYPES, device)
+
+
+def _check_scales(k_pool: Tensor, k_scale: Tensor | None, v_scale: Tensor | None) -> None:
+    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
+        if (scale is not None) != (k_pool.dtype == FP8):
+            raise ValueError(f"{name}: goes with float8 pools and only with them; k_pool is {k_pool.dtype}")
+        if scale is not None:
+            check_tensor(name, scale, k_pool.shape[1:2], (torch.float32,), k_pool.device)

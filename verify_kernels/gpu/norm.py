@@ -1,0 +1,100 @@
+"""Residual add and RMSNorm in one launch, with the norm of the added part that Gemma's layers have."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from verify_kernels.gpu.argument_checks import ROW_TYPES, check_rank, check_tensor
+from verify_kernels.gpu.compile_case import CompileCase
+from verify_kernels.gpu.norm_kernel import add_norm_kernel
+
+BLOCKS = (1024, 2048, 4096, 8192, 16384)
+MAX_HIDDEN = BLOCKS[-1]
+PER_WARP = 256
+
+
+def add_norm(
+    residual: Tensor,
+    *,
+    eps: float,
+    y: Tensor | None = None,
+    post_norm: Tensor | None = None,
+    norm: Tensor | None = None,
+    out: Tensor | None = None,
+) -> None:
+    """residual += y, or += rms(y) * post_norm; then out = rms(residual) * norm. rms(x) = x / sqrt(mean(x^2) + eps).
+
+    residual (changed where y is given), y, out: [rows, hidden], hidden <= 16384, float32, float16 or bfloat16 each;
+    post_norm, norm: [hidden]. Sums are float32; ``out`` is the norm of the residual as stored. A row's result does not
+    depend on the other rows.
+
+    Raises:
+        ValueError: a shape, dtype, device or layout is wrong, post_norm comes without y, norm without out (or the
+            reverse), or there is nothing to do.
+    """
+    _check(residual, y, post_norm, norm, out)
+    rows, hidden = residual.shape
+    if rows == 0:
+        return
+    block = next(block for block in BLOCKS if block >= hidden)
+    add_norm_kernel[(rows,)](residual, y, post_norm, norm, out, hidden, eps, BLOCK=block, **_options(block))
+
+
+def compile_cases() -> list[CompileCase]:
+    """Every mode at every block; residual stream as wide as the activations, or float32."""
+    return [
+        _case(block, rows, stream, mode.split())
+        for block in BLOCKS
+        for rows, stream in (("bf16", "bf16"), ("fp16", "fp16"), ("bf16", "fp32"))
+        for mode in ("norm", "y", "y norm", "y post_norm", "y post_norm norm")
+    ]
+
+
+def _case(block: int, rows: str, stream: str, given: list[str]) -> CompileCase:
+    signature = {"residual": f"*{stream}", "hidden": "i32", "eps": "fp32"}
+    absent = {name: None for name in ("y", "post_norm", "norm") if name not in given}
+    signature |= dict.fromkeys(given, f"*{rows}")
+    if "norm" in given:
+        signature["out"] = f"*{rows}"
+    else:
+        absent["out"] = None
+    return CompileCase(
+        name=f"add_norm {block} {rows} {stream} {'+'.join(given)}",
+        kernel=add_norm_kernel,
+        signature=signature,
+        constexprs={"BLOCK": block, **absent},
+        divisible=tuple(name for name in signature if name != "eps"),
+        options=_options(block),
+    )
+
+
+def _options(block: int) -> dict[str, int]:
+    """One 16-byte load per thread where the row allows it: a function of the row's width alone, as are its sums."""
+    options = {"num_warps": min(16, block // PER_WARP), "num_stages": 1, "enable_fp_fusion": False}
+    # Left to itself, the assembler would rather spill the widest rows than give up a second block beside this one.
+    return options | {"maxnreg": 128} if block == MAX_HIDDEN else options
+
+
+def _check(
+    residual: Tensor, y: Tensor | None, post_norm: Tensor | None, norm: Tensor | None, out: Tensor | None
+) -> None:
+    check_rank("residual", residual, 2)
+    shape, device = tuple(residual.shape), residual.device
+    hidden = shape[1]
+    if not 0 < hidden <= MAX_HIDDEN:
+        raise ValueError(f"residual: has rows of {hidden}; must be 1 to {MAX_HIDDEN} wide")
+    check_tensor("residual", residual, shape, ROW_TYPES, device)
+    if y is None and norm is None:
+        raise ValueError("y, norm: both are None; give what to add or what to norm with")
+    if post_norm is not None and y is None:
+        raise ValueError("post_norm: norms y, which is None; give y")
+    if norm is not None and out is None:
+        raise ValueError("out: is None; norm needs a place for its result")
+    if norm is None and out is not None:
+        raise ValueError("norm: is None; out holds a norm's result, give its weight")
+    named: tuple[tuple[str, Tensor | None, tuple[int, ...]], ...] = (
+        ("y", y, shape), ("out", out, shape), ("post_norm", post_norm, (hidden,)), ("norm", norm, (hidden,)),
+    )  # fmt: skip
+    for name, tensor, want in named:
+        if tensor is not None:
+            check_tensor(name, tensor, want, ROW_TYPES, device)

@@ -1,0 +1,65 @@
+"""The walk down each tree in plain Python over torch tensors."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from verify_kernels.forward_batch import PAGE_SIZE
+from verify_kernels.gpu.accept_result import AcceptResult
+
+
+def accept(
+    entry_start: Tensor,
+    entry_ctx: Tensor,
+    root_row: Tensor,
+    parent: Tensor,
+    tokens: Tensor,
+    sampled: Tensor,
+    page_table: Tensor,
+    result: AcceptResult,
+    *,
+    max_nodes: int,
+    n_pages: int,
+    sample_start: Tensor | None = None,
+) -> None:
+    """Walk down each entry's tree; see `verify_kernels.gpu.accept`."""
+    limit = result.rows.shape[1]
+    contexts = entry_ctx.tolist()
+    for name in ("counts", "n_moves"):
+        getattr(result, name).zero_()
+    for name in ("pending", "rows", "emitted", "move_source", "move_target"):
+        getattr(result, name).fill_(-1)
+    for entry, ctx in enumerate(contexts):
+        first, last = entry_start[entry : entry + 2].tolist()
+        root, size = int(root_row[entry]), last - first
+        if not 0 <= root < size:
+            result.next_ctx[entry] = ctx + size
+            continue
+        nodes = list(range(root, min(size, root + max_nodes)))
+        start = first + root if sample_start is None else int(sample_start[entry])
+        walk, emitted = [root], [int(sampled[start])]
+        while emitted[-1] >= 0 and len(walk) < limit:
+            held = [
+                n for n in nodes if n > walk[-1] and parent[first + n] == walk[-1] and tokens[first + n] == emitted[-1]
+            ]
+            if not held:
+                break
+            walk.append(held[0])
+            emitted.append(int(sampled[start + held[0] - root]))
+        count = len(walk)
+        result.counts[entry], result.pending[entry] = count, emitted[-1]
+        result.next_ctx[entry] = ctx + root + count
+        result.rows[entry, :count] = result.rows.new_tensor(walk)
+        result.emitted[entry, :count] = result.emitted.new_tensor(emitted)
+        for step in range(1, count):
+            if walk[step] != root + step:
+                result.move_source[entry, step - 1] = _global_slot(page_table[entry], ctx + walk[step], n_pages)
+                result.move_target[entry, step - 1] = _global_slot(page_table[entry], ctx + root + step, n_pages)
+                result.n_moves[entry] = count - 1
+
+
+def _global_slot(pages: Tensor, slot: int, n_pages: int) -> int:
+    if not 0 <= slot < pages.shape[0] * PAGE_SIZE:
+        return -1
+    page = int(pages[slot // PAGE_SIZE])
+    return page * PAGE_SIZE + slot % PAGE_SIZE if 0 <= page < n_pages else -1
