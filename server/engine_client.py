@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from typing import Any
 
+from server.admin_calls import AdminCalls
+from server.engine_admin import FLUSH_CACHE, SWAP_DRAFT
 from server.engine_child import EngineChild
 from server.engine_process import DEFAULT_FACTORY
 from server.engine_protocol import ProgressListener
@@ -18,7 +21,7 @@ from server.request_table import RequestTable
 from server.restart_policy import RestartPolicy
 from server.trace_calls import TraceCalls
 from server.wire import pack_request, unpack_event, unpack_info, unpack_load
-from specdec.config import Config
+from specdec.config import Config, EngineConfig, WeightDtype
 from specdec.errors import EngineDeadError, SpecdecError
 from specdec.types import EngineInfo, EngineLoad, Request, StepTrace
 
@@ -49,6 +52,8 @@ class EngineClient:
         self._board = StateBoard()
         self._table = RequestTable(self._abort_ticket)
         self._traces = TraceCalls()
+        self._admin = AdminCalls()
+        self._engine_config = config.engine
         self._child: EngineChild | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._info: EngineInfo | None = None
@@ -148,6 +153,43 @@ class EngineClient:
         self._child.send(Frame.TRACE, number, limit)
         return await answer
 
+    async def flush_cache(self) -> int:
+        """Forget the cached prefixes that no running request uses; returns how many pages that frees.
+
+        Raises:
+            EngineDeadError: the engine is not ready, or ends before it answers.
+            RequestError: the engine could not do it.
+        """
+        freed: int = await self._command(int, FLUSH_CACHE)
+        return freed
+
+    async def swap_draft(self, draft: str | None, dtype: WeightDtype | None = None) -> EngineInfo:
+        """Draft with another model from now on, or with none; also after a restart of the engine. Cancelling the call
+        does not end the swap.
+
+        draft, dtype: as in the configuration.
+
+        Raises:
+            DraftNotSwappedError: it can not be had, or does not fit; the old one is still in place.
+            SwapUnderWayError: another one is being loaded.
+            EngineDeadError: the engine is not ready, or ends before it answers.
+        """
+
+        def adopt(parts: list[Any]) -> EngineInfo:
+            self._info = unpack_info(parts)
+            self._engine_config = _with_draft(self._engine_config, draft, dtype)
+            return self._info
+
+        info: EngineInfo = await self._command(adopt, SWAP_DRAFT, draft, dtype)
+        return info
+
+    async def _command(self, read: Callable[[Any], Any], command: str, *args: Any) -> Any:
+        if self.state != EngineState.READY or self._child is None:
+            raise EngineDeadError(self._why_not())
+        number, answer = self._admin.open(read)
+        self._child.send(Frame.ADMIN, number, command, args)
+        return await answer
+
     def abort(self, request_id: str) -> bool:
         """End a request: its reader gets Finished(ABORTED) per open sample. False when it is not in flight."""
         ticket = self._table.ticket(request_id)
@@ -195,7 +237,7 @@ class EngineClient:
     async def _one_life(self) -> float | None:
         """One run of the process. Seconds to wait before the next; None: there is none."""
         self._last_words, self._ready_at, self._load = None, None, EngineLoad()
-        self._child = await EngineChild.spawn(self._config.engine, self._factory, self._heartbeat_s)
+        self._child = await EngineChild.spawn(self._engine_config, self._factory, self._heartbeat_s)
         child, watchdog = self._child, asyncio.create_task(self._watch_heartbeat(self._child))
         try:
             async for frame in child.frames():
@@ -240,6 +282,7 @@ class EngineClient:
     def _end_calls(self, error: EngineDeadError) -> None:
         self._table.fail_all(error)
         self._traces.fail_all(error)
+        self._admin.fail_all(error)
 
     def _take(self, frame: list[Any]) -> None:
         kind, *rest = frame
@@ -253,6 +296,8 @@ class EngineClient:
                 self._table.refuse(rest[0], unpack_error(rest[1]))
             case Frame.TRACE:
                 self._traces.answer(*rest)
+            case Frame.ADMIN:
+                self._admin.answer(*rest)
             case Frame.PROGRESS:
                 if self._progress is not None:
                     self._progress(*rest)
@@ -284,3 +329,10 @@ class EngineClient:
                 self._last_words = (False, f"it was silent for more than {limit:g} s")
                 child.kill()
                 return
+
+
+def _with_draft(config: EngineConfig, draft: str | None, dtype: WeightDtype | None) -> EngineConfig:
+    """``config`` of an engine that drafts with another model, or with none."""
+    drafters = tuple(name for name in config.drafters if name != "model") + (("model",) if draft is not None else ())
+    speculation = config.speculation.model_copy(update={"drafters": drafters})
+    return config.model_copy(update={"draft": draft, "draft_dtype": dtype, "speculation": speculation})

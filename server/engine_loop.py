@@ -6,6 +6,7 @@ import logging
 import time
 from typing import Any
 
+from server.engine_admin import EngineAdmin
 from server.engine_protocol import EngineLike
 from server.frames import Frame
 from server.parent_link import ParentLink
@@ -14,6 +15,7 @@ from server.wire import pack_event, pack_load, pack_trace, unpack_request
 from specdec.errors import RequestError
 
 _LOG = logging.getLogger(__name__)
+_LOADING_POLL_S = 0.02  # how soon an idle engine notices that a draft model is loaded
 
 
 class EngineLoop:
@@ -24,6 +26,7 @@ class EngineLoop:
         self._link = link
         self._heartbeat_s = heartbeat_s
         self._told_at = time.monotonic()
+        self._admin = EngineAdmin(engine, link)
 
     def run(self) -> None:
         """Serve until the front end says close.
@@ -37,6 +40,7 @@ class EngineLoop:
                 events = self._engine.step()
                 if events:
                     self._link.send(Frame.EVENTS, [pack_event(event) for event in events])
+            self._admin.poll()
             self._tell_load()
 
     def _take_commands(self) -> bool:
@@ -44,6 +48,8 @@ class EngineLoop:
         wait = 0.0
         if not self._engine.has_work():
             wait = max(0.0, self._told_at + self._heartbeat_s - time.monotonic())
+            if self._admin.busy:
+                wait = min(wait, _LOADING_POLL_S)
         for kind, *rest in self._link.receive(wait):
             if kind == Frame.SUBMIT:
                 self._submit(*rest)
@@ -51,6 +57,8 @@ class EngineLoop:
                 self._engine.abort(*rest)
             elif kind == Frame.TRACE:
                 self._tell_trace(*rest)
+            elif kind == Frame.ADMIN:
+                self._admin.take(*rest)
             elif kind == Frame.CLOSE:
                 return False
             else:

@@ -16,15 +16,17 @@ class Frame(StrEnum):
     """The kinds of frame and what follows each.
 
     To the engine process: ``SUBMIT`` request, ``ABORT`` request id, ``TRACE`` number of the call, steps at most,
-    ``CLOSE``.
+    ``ADMIN`` number of the call, command, its arguments; ``CLOSE``.
     From it: ``PROGRESS`` label, done, total; ``READY`` info; ``EVENTS`` list, one frame per step;
     ``REFUSED`` request id, error; ``TRACE`` number of the call, list of steps or None where the engine could not tell;
-    ``ALIVE`` load; ``DIED`` whether it was a refusal to start, message.
+    ``ADMIN`` number of the call, error or None, result; ``ALIVE`` load;
+    ``DIED`` whether it was a refusal to start, message.
     """
 
     SUBMIT = "submit"
     ABORT = "abort"
     TRACE = "trace"
+    ADMIN = "admin"
     CLOSE = "close"
     PROGRESS = "progress"
     READY = "ready"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from server.drain_gate import DrainGate
 from server.engine_client import EngineClient
+from server.http.fim_encoder import FimEncoder, FimNotSupportedError
 from server.request_errors import ChatNotSupportedError
 from server.tokenizer_protocol import TokenizerLike
 from specdec.errors import EngineDeadError, ModelError
@@ -16,12 +18,14 @@ _INLINE_CHARACTERS = 4096
 
 
 class Frontend:
-    """Made before the model is there: until `tokenizer` is set, whatever needs it is refused as loading."""
+    """Made before the model is there: until `tokenizer` is set, whatever needs it is refused as loading. ``fim`` stays
+    None where nothing can fill in the middle."""
 
     def __init__(self, client: EngineClient) -> None:
         self.client = client
         self.gate = DrainGate()
         self.tokenizer: TokenizerLike | None = None
+        self.fim: FimEncoder | None = None
 
     @property
     def info(self) -> EngineInfo:
@@ -32,28 +36,55 @@ class Frontend:
         """
         return self.client.info
 
+    @property
+    def loaded_tokenizer(self) -> TokenizerLike:
+        """The tokenizer.
+
+        Raises:
+            EngineDeadError: it is not loaded yet.
+        """
+        if self.tokenizer is None:
+            raise EngineDeadError("the engine is loading; retry shortly")
+        return self.tokenizer
+
     async def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Token ids of ``text``; a long one is encoded in a thread, so that others' streams go on.
 
         Raises:
             EngineDeadError: the tokenizer is not loaded yet.
         """
-        tokenizer = self._loaded()
+        tokenizer = self.loaded_tokenizer
         if len(text) <= _INLINE_CHARACTERS:
             return tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
         return await asyncio.to_thread(tokenizer.encode, text, add_special=add_special, parse_special=parse_special)
 
-    async def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Token ids of a conversation up to the answer's beginning.
+    async def encode_fim(self, prefix: str, suffix: str) -> list[int]:
+        """Token ids of a prompt that asks for what is missing between two texts.
+
+        Raises:
+            FimNotSupportedError: the model can not fill in.
+        """
+        if self.fim is None:
+            raise FimNotSupportedError(
+                "filling in the middle is not available here; leave out suffix, and send what stands before the gap"
+            )
+        if len(prefix) + len(suffix) <= _INLINE_CHARACTERS:
+            return self.fim.encode(prefix, suffix)
+        return await asyncio.to_thread(self.fim.encode, prefix, suffix)
+
+    async def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> list[int]:
+        """Token ids of a conversation up to the answer's beginning; ``tools`` are those that may be called in it.
 
         Raises:
             EngineDeadError: the tokenizer is not loaded yet.
             ChatNotSupportedError: the model has no usable chat template.
             InvalidRequestError: the template refuses the messages.
         """
-        tokenizer = self._loaded()
+        tokenizer = self.loaded_tokenizer
         try:
-            return await asyncio.to_thread(tokenizer.encode_chat, messages)
+            return await asyncio.to_thread(tokenizer.encode_chat, messages, tools=tools)
         except ModelError as error:
             raise ChatNotSupportedError(str(error)) from None
 
@@ -63,12 +94,7 @@ class Frontend:
         Raises:
             EngineDeadError: the tokenizer is not loaded yet.
         """
-        tokenizer = self._loaded()
+        tokenizer = self.loaded_tokenizer
         if len(ids) <= _INLINE_CHARACTERS:
             return tokenizer.decode(ids, skip_special=skip_special)
         return await asyncio.to_thread(tokenizer.decode, ids, skip_special=skip_special)
-
-    def _loaded(self) -> TokenizerLike:
-        if self.tokenizer is None:
-            raise EngineDeadError("the engine is loading; retry shortly")
-        return self.tokenizer

@@ -14,7 +14,9 @@ from server.engine_protocol import ProgressListener
 from server.engine_state import EngineState
 from server.frontend import Frontend
 from server.grpc.grpc_server import GrpcServer
-from server.probe_server import ProbeServer
+from server.http.app import build_app
+from server.http.face import Face
+from server.http.http_server import HttpServer
 from server.restart_policy import RestartPolicy
 from server.tokenizer_protocol import TokenizerLike
 from specdec.config import Config
@@ -53,9 +55,10 @@ class Serving:
         self._grpc = GrpcServer(config.server, self._frontend)
         self._health_task: asyncio.Task[None] | None = None
         port = config.server.http_port
-        self._probes: ProbeServer | None = None
+        self._http: HttpServer | None = None
         if port is not None:
-            self._probes = ProbeServer(config.server.host, port, self._probe_state, self.client.trace)
+            face = Face(self._frontend, self._probe_state, config.server.max_message_bytes)
+            self._http = HttpServer(build_app(face), config.server.host, port)
 
     @property
     def knows_chat(self) -> bool:
@@ -71,7 +74,7 @@ class Serving:
         """
         grpc_port = await self._grpc.start()
         try:
-            http_port = await self._probes.start() if self._probes else None
+            http_port = await self._http.start() if self._http else None
         except BaseException:
             await self._grpc.stop()
             raise
@@ -100,8 +103,8 @@ class Serving:
         if self._health_task is not None:
             self._health_task.cancel()
         await self._grpc.stop()
-        if self._probes is not None:
-            await self._probes.stop()
+        if self._http is not None:
+            await self._http.stop()
         await self.client.close()
 
     async def run(self, on_ready: Callable[[Addresses, EngineInfo], None]) -> None:

@@ -27,6 +27,7 @@ from specdec.types import (
     Started,
     StepTrace,
     StoppingParams,
+    TextRules,
     Timings,
     TokenLogprobs,
     Usage,
@@ -42,7 +43,7 @@ def pack_request(request: Request) -> tuple[Any, ...]:
         request.request_id,
         request.prompt_ids,
         _values(request.sampling),
-        _values(request.stopping),
+        _stopping_values(request.stopping),
         _values(request.output),
         _values(request.speculation),
         request.priority,
@@ -52,18 +53,19 @@ def pack_request(request: Request) -> tuple[Any, ...]:
         request.session,
         request.target_tpot_ms,
         None if request.grammar is None else _values(request.grammar),
+        request.healed,
     )
 
 
 def unpack_request(parts: Sequence[Any]) -> Request:
     """The inverse of `pack_request`, after msgpack made lists of the tuples."""
     request_id, prompt_ids, sampling, stopping, output, speculation, priority, deadline_s, salt, *more = parts
-    prediction, session, target_tpot_ms, grammar = more
+    prediction, session, target_tpot_ms, grammar, healed = more
     return Request(
         request_id=request_id,
         prompt_ids=tuple(prompt_ids),
         sampling=_sampling(sampling),
-        stopping=StoppingParams(*_frozen(stopping)),
+        stopping=_stopping(stopping),
         output=OutputParams(*output),
         speculation=_speculation(speculation),
         priority=priority,
@@ -73,6 +75,7 @@ def unpack_request(parts: Sequence[Any]) -> Request:
         session=session,
         target_tpot_ms=target_tpot_ms,
         grammar=None if grammar is None else GrammarParams(GrammarKind(grammar[0]), grammar[1]),
+        healed=healed,
     )
 
 
@@ -165,6 +168,17 @@ def _sampling(values: Sequence[Any]) -> SamplingParams:
     params["logit_bias"] = tuple((t, b) for t, b in params["logit_bias"])
     params["allowed_token_ids"] = tuple(params["allowed_token_ids"])
     return SamplingParams(**params)
+
+
+def _stopping_values(stopping: StoppingParams) -> tuple[Any, ...]:
+    return tuple(_values(v) if isinstance(v, TextRules) else v for v in _values(stopping))
+
+
+def _stopping(values: Sequence[Any]) -> StoppingParams:
+    params = dict(zip((f.name for f in fields(StoppingParams)), _frozen(values), strict=True))
+    if params["rules"] is not None:
+        params["rules"] = TextRules(*params["rules"])
+    return StoppingParams(**params)
 
 
 def _speculation(values: Sequence[Any]) -> SpeculationParams:

@@ -16,6 +16,7 @@ from specdec.types import (
     SpeculationMode,
     SpeculationStats,
     Started,
+    StoppingParams,
     Timings,
     TokenLogprobs,
     Usage,
@@ -47,7 +48,7 @@ def event_from_message(message: pb.GenerateStreamResponse, request_id: str) -> S
 def stream_request(request: Request) -> pb.GenerateStreamRequest:
     """``request`` as a client sends it, all but the prompt and the id."""
     ids, grammar = request.prediction_ids, request.grammar
-    s, stop, out, spec = request.sampling, request.stopping, request.output, request.speculation
+    s, out, spec = request.sampling, request.output, request.speculation
     return pb.GenerateStreamRequest(
         sampling=options.SamplingOptions(
             temperature=s.temperature, top_p=s.top_p, top_k=s.top_k, min_p=s.min_p,
@@ -55,10 +56,7 @@ def stream_request(request: Request) -> pb.GenerateStreamRequest:
             frequency_penalty=s.frequency_penalty, logit_bias=dict(s.logit_bias),
             allowed_token_ids=s.allowed_token_ids, seed=s.seed, n=s.n,
         ),
-        stopping=options.StoppingOptions(
-            max_tokens=stop.max_tokens, min_tokens=stop.min_tokens, stop=stop.stop,
-            stop_token_ids=stop.stop_token_ids, include_stop=stop.include_stop, ignore_eos=stop.ignore_eos,
-        ),
+        stopping=stopping_message(request.stopping),
         output=options.OutputOptions(
             logprobs=out.logprobs, text=out.text, skip_special_tokens=out.skip_special_tokens
         ),
@@ -72,6 +70,29 @@ def stream_request(request: Request) -> pb.GenerateStreamRequest:
         session=options.SessionOptions(id=request.session),
         grammar=None if grammar is None else grammar_message(grammar),
     )  # fmt: skip
+
+
+def stopping_message(stop: StoppingParams) -> options.StoppingOptions:
+    """``stop`` as a client sends it."""
+    message = options.StoppingOptions(
+        max_tokens=stop.max_tokens, min_tokens=stop.min_tokens, stop=stop.stop, stop_token_ids=stop.stop_token_ids,
+        include_stop=stop.include_stop, ignore_eos=stop.ignore_eos, time_limit_ms=_ms(stop.time_limit_s),
+        decode_time_limit_ms=_ms(stop.decode_limit_s), finish_line=stop.finish_line,
+    )  # fmt: skip
+    rules = stop.rules
+    if rules is not None:
+        brackets = None if rules.closers is None else options.BracketOptions(closers=rules.closers, quote=rules.quote)
+        message.MergeFrom(
+            options.StoppingOptions(
+                max_lines=rules.max_lines, min_indent=rules.min_indent, blank_line=rules.blank_line, brackets=brackets,
+                suffix=rules.suffix, lead=rules.lead,
+            )
+        )  # fmt: skip
+    return message
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1e3
 
 
 def _finished(m: pb.Finished, request_id: str) -> Finished:

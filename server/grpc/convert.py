@@ -27,6 +27,12 @@ REASONS = {
     FinishReason.STOP_STRING: result.FINISH_REASON_STOP_STRING,
     FinishReason.LENGTH: result.FINISH_REASON_LENGTH,
     FinishReason.ABORTED: result.FINISH_REASON_ABORTED,
+    FinishReason.LINES: result.FINISH_REASON_LINES,
+    FinishReason.INDENT: result.FINISH_REASON_INDENT,
+    FinishReason.BLANK_LINE: result.FINISH_REASON_BLANK_LINE,
+    FinishReason.BRACKET: result.FINISH_REASON_BRACKET,
+    FinishReason.SUFFIX: result.FINISH_REASON_SUFFIX,
+    FinishReason.TIME_LIMIT: result.FINISH_REASON_TIME_LIMIT,
 }
 _NUMERIC_MODES = {"bitwise": model.NUMERIC_MODE_BITWISE, "numerical": model.NUMERIC_MODE_NUMERICAL}
 
@@ -51,7 +57,7 @@ def finished_message(event: Finished) -> pb.Finished:
     message = pb.Finished(
         index=event.index,
         finish_reason=REASONS[event.reason],
-        usage=_usage(event.usage),
+        usage=usage_message(event.usage),
         metrics=metrics_message(event.stats),
         timings=timings_message(event.timings),
     )
@@ -67,7 +73,7 @@ def sample_message(index: int, deltas: list[Delta], end: Finished) -> pb.Sample:
         text="".join(d.text for d in deltas),
         logprobs=logprobs_messages(p for d in deltas for p in d.logprobs),
         finish_reason=REASONS[end.reason],
-        usage=_usage(end.usage),
+        usage=usage_message(end.usage),
         metrics=metrics_message(end.stats),
         timings=timings_message(end.timings),
     )
@@ -137,7 +143,8 @@ def load_message(load: EngineLoad) -> model.GetLoadResponse:
     )  # fmt: skip
 
 
-def _usage(usage: Usage) -> result.Usage:
+def usage_message(usage: Usage) -> result.Usage:
+    """Token counts."""
     return result.Usage(
         prompt_tokens=usage.prompt_tokens, cached_tokens=usage.cached_tokens, output_tokens=usage.output_tokens,
         preemptions=usage.preemptions, accepted_prediction_tokens=usage.accepted_prediction_tokens,

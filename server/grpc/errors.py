@@ -11,9 +11,12 @@ import grpc
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
-from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, ResourceInfo, RetryInfo
+from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, QuotaFailure, ResourceInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
+from server.admin_errors import DraftNotSwappedError, NotAdministeredError, SwapUnderWayError
+from server.admission.admission_errors import LateError, RateLimitedError, SupersededError
+from server.auth.auth_errors import KeyChecksBusyError, PermissionDeniedError, UnauthenticatedError
 from server.request_errors import ChatNotSupportedError, DeadlinePassedError, DrainingError, UnknownModelError
 from specdec.errors import (
     DuplicateRequestError,
@@ -35,12 +38,25 @@ _CODES: dict[str, grpc.StatusCode] = {
     InvalidRequestError.reason: grpc.StatusCode.INVALID_ARGUMENT,
     PromptTooLongError.reason: grpc.StatusCode.INVALID_ARGUMENT,
     ChatNotSupportedError.reason: grpc.StatusCode.FAILED_PRECONDITION,
+    "FIM_NOT_SUPPORTED": grpc.StatusCode.UNIMPLEMENTED,
+    # Found out by the engine on the way, but the request's own doing.
+    "GRAMMAR_TOO_COMPLEX": grpc.StatusCode.INVALID_ARGUMENT,
+    "NO_TOKEN_LEFT": grpc.StatusCode.INVALID_ARGUMENT,
     UnknownModelError.reason: grpc.StatusCode.NOT_FOUND,
     DuplicateRequestError.reason: grpc.StatusCode.ALREADY_EXISTS,
     QueueFullError.reason: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    RateLimitedError.reason: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    LateError.reason: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    KeyChecksBusyError.reason: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    SupersededError.reason: grpc.StatusCode.ABORTED,
     DeadlinePassedError.reason: grpc.StatusCode.DEADLINE_EXCEEDED,
     EngineDeadError.reason: grpc.StatusCode.UNAVAILABLE,
     DrainingError.reason: grpc.StatusCode.UNAVAILABLE,
+    UnauthenticatedError.reason: grpc.StatusCode.UNAUTHENTICATED,
+    PermissionDeniedError.reason: grpc.StatusCode.PERMISSION_DENIED,
+    NotAdministeredError.reason: grpc.StatusCode.UNIMPLEMENTED,
+    DraftNotSwappedError.reason: grpc.StatusCode.FAILED_PRECONDITION,
+    SwapUnderWayError.reason: grpc.StatusCode.UNAVAILABLE,
 }
 
 Method = TypeVar("Method", bound=Callable[..., Awaitable[Any]])
@@ -65,7 +81,7 @@ def guarded(method: Method) -> Method:
 
 async def refuse(context: grpc.aio.ServicerContext[Any, Any], error: RequestError) -> None:
     """End the call with the status of ``error``; raises, as `context.abort` does."""
-    code = _CODES.get(error.reason, grpc.StatusCode.INTERNAL)
+    code = status_code(error)
     if code == grpc.StatusCode.INTERNAL:
         _LOG.error("request failed: %s: %s", error.reason, error)
     status = rich_status(code, error)
@@ -74,6 +90,11 @@ async def refuse(context: grpc.aio.ServicerContext[Any, Any], error: RequestErro
     if retry_s is not None:
         trailers.append(("grpc-retry-pushback-ms", str(round(retry_s * 1e3))))
     await context.abort(code, status.message, tuple(trailers))
+
+
+def status_code(error: RequestError) -> grpc.StatusCode:
+    """The code of ``error``."""
+    return _CODES.get(error.reason, grpc.StatusCode.INTERNAL)
 
 
 def rich_status(code: grpc.StatusCode, error: RequestError) -> Status:
@@ -93,6 +114,13 @@ def rich_status(code: grpc.StatusCode, error: RequestError) -> Status:
         metadata = {"limit": str(error.limit), "got": str(error.got)}
     elif isinstance(error, QueueFullError):
         metadata = {"limit": str(error.limit)}
+    elif isinstance(error, RateLimitedError):
+        metadata = {"limit": error.limit, "value": f"{error.value:g}"}
+        details.append(
+            QuotaFailure(violations=[QuotaFailure.Violation(subject=f"key:{error.key}", description=error.limit)])
+        )
+    elif isinstance(error, LateError):
+        metadata = {"needed_s": f"{error.needed_s:.3f}", "deadline_s": f"{error.deadline_s:.3f}"}
     elif isinstance(error, UnknownModelError):
         details.append(ResourceInfo(resource_type="model", resource_name=_cut(error.asked, _DESCRIPTION_BYTES)))
     details.append(ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=metadata))
@@ -108,8 +136,9 @@ def rich_status(code: grpc.StatusCode, error: RequestError) -> Status:
 
 
 def _retry_after_s(error: RequestError) -> float | None:
-    if isinstance(error, QueueFullError):
-        return error.retry_after_s
+    told: float | None = getattr(error, "retry_after_s", None)
+    if told is not None:
+        return told
     if _CODES.get(error.reason) == grpc.StatusCode.UNAVAILABLE:
         return UNAVAILABLE_RETRY_S
     return None

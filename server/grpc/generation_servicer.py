@@ -8,14 +8,18 @@ from typing import Any
 
 import grpc
 
+from server.admission.admission import Admission
+from server.admission.ticket import Ticket
+from server.auth.caller import current_caller
 from server.frontend import Frontend
 from server.grpc.convert import delta_message, finished_message, sample_message, started_message, timings_message
 from server.grpc.errors import guarded
 from server.grpc.request_reader import read_chat, read_generate, read_prefill
 from server.request_errors import DeadlinePassedError
-from server.request_stream import RequestStream
 from specdec.api.v1 import generation_pb2 as pb
 from specdec.api.v1 import generation_pb2_grpc as pb_grpc
+from specdec.api.v1 import options_pb2 as options
+from specdec.config import ServerConfig
 from specdec.errors import ViolationCollector
 from specdec.types import Delta, Finished, FinishReason, Request, RequestEvent, Started
 
@@ -23,11 +27,15 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class GenerationServicer(pb_grpc.GenerationServiceServicer):
-    """Each generating call runs inside the gate and inside its stream's ``async with``: however it ends, by its
-    client's cancel, its deadline or an error, the engine is told at once."""
+    """Each generating call runs inside the gate and inside its ticket's ``async with``: however it ends, by its
+    client's cancel, its deadline or an error, the engine is told at once.
 
-    def __init__(self, frontend: Frontend) -> None:
+    ``admission`` None: one of its own, with the default limits.
+    """
+
+    def __init__(self, frontend: Frontend, admission: Admission | None = None) -> None:
         self._frontend = frontend
+        self._admission = admission or Admission(frontend.client, ServerConfig())
 
     @guarded
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
@@ -37,7 +45,7 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
             response = pb.GenerateResponse(request_id=asked.request_id, model=self._frontend.info.target)
             deltas: dict[int, list[Delta]] = defaultdict(list)
             samples: list[pb.Sample] = []
-            async with self._submit(asked, context) as stream:
+            async with self._admit(asked, request.scheduling, context) as stream:
                 async for event in stream:
                     if isinstance(event, Started):
                         response.seed = event.seed
@@ -55,7 +63,7 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
         with self._frontend.gate.enter():
             asked = await read_generate(request, self._frontend)
             model = self._frontend.info.target
-            async with self._submit(asked, context) as stream:
+            async with self._admit(asked, request.scheduling, context) as stream:
                 async for event in stream:
                     await context.write(_stream_message(event, model))
 
@@ -65,7 +73,7 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
         with self._frontend.gate.enter():
             asked = await read_prefill(request, self._frontend)
             response = pb.PrefillResponse(request_id=asked.request_id)
-            async with self._submit(asked, context) as stream:
+            async with self._admit(asked, request.scheduling, context) as stream:
                 async for event in stream:
                     if isinstance(event, Finished):
                         _check_deadline(event)
@@ -80,7 +88,7 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
         seen = ViolationCollector()
         seen.check(bool(request.request_id), "request_id", "must not be empty")
         seen.raise_if_any()
-        return pb.AbortResponse(aborted=self._frontend.client.abort(request.request_id))
+        return pb.AbortResponse(aborted=self._admission.abort(current_caller(), request.request_id))
 
     @guarded
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
@@ -110,18 +118,18 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
         text = await self._frontend.decode(list(request.token_ids), skip_special=skip)
         return pb.DetokenizeResponse(text=text)
 
-    def _submit(self, request: Request, context: Context) -> RequestStream:
-        """Give the engine the request, with what is left of the call's time.
+    def _admit(self, request: Request, scheduling: options.SchedulingOptions, context: Context) -> Ticket:
+        """Let the request in, with what is left of the call's time.
 
         Raises:
-            RequestError: nothing is left, or the engine does not take it.
+            RequestError: nothing is left, the caller may not, or the engine does not take it.
         """
         remaining = context.time_remaining()
         if remaining is not None:
             if remaining <= 0:
                 raise DeadlinePassedError
             request = dataclasses.replace(request, deadline_s=remaining)
-        return self._frontend.client.generate(request)
+        return self._admission.admit(current_caller(), request, supersedes_key=scheduling.supersedes_key)
 
 
 def _stream_message(event: RequestEvent, model: str) -> pb.GenerateStreamResponse:

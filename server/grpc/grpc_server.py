@@ -6,16 +6,29 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from server.admission.admission import Admission
+from server.completion.completion_service import CompletionService
 from server.frontend import Frontend
+from server.grpc.completion_servicer import CompletionServicer
 from server.grpc.generation_servicer import GenerationServicer
 from server.grpc.model_servicer import ModelServicer
 from server.grpc.trace_servicer import TraceServicer
-from specdec.api.v1 import generation_pb2, generation_pb2_grpc, model_pb2, model_pb2_grpc, trace_pb2, trace_pb2_grpc
+from specdec.api.v1 import (
+    completion_pb2,
+    completion_pb2_grpc,
+    generation_pb2,
+    generation_pb2_grpc,
+    model_pb2,
+    model_pb2_grpc,
+    trace_pb2,
+    trace_pb2_grpc,
+)
 from specdec.config import ServerConfig
 from specdec.errors import ConfigError
 
 SERVICES = (
     generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name,
+    completion_pb2.DESCRIPTOR.services_by_name["CompletionService"].full_name,
     model_pb2.DESCRIPTOR.services_by_name["ModelService"].full_name,
     trace_pb2.DESCRIPTOR.services_by_name["TraceService"].full_name,
 )
@@ -40,7 +53,16 @@ class GrpcServer:
                 ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
             ]
         )
-        generation_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationServicer(frontend), self._server)
+        admission = Admission(frontend.client, config)
+        self.completion = CompletionService(
+            frontend, lambda caller, request, key: admission.admit(caller, request, supersedes_key=key)
+        )
+        generation_pb2_grpc.add_GenerationServiceServicer_to_server(
+            GenerationServicer(frontend, admission), self._server
+        )
+        completion_pb2_grpc.add_CompletionServiceServicer_to_server(
+            CompletionServicer(frontend, self.completion), self._server
+        )
         model_pb2_grpc.add_ModelServiceServicer_to_server(ModelServicer(frontend), self._server)
         trace_pb2_grpc.add_TraceServiceServicer_to_server(TraceServicer(frontend), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

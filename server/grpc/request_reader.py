@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import uuid
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
+from server.auth.caller import current_caller
+from server.completion.completion_options import CompletionOptions
+from server.completion.context_file import ContextFile
+from server.completion.gap import Gap
+from server.completion.request_maker import RequestMaker
 from server.frontend import Frontend
 from server.grpc.grammar_convert import read_grammar
 from server.grpc.validation import validate
 from server.request_errors import UnknownModelError
 from specdec.api.v1 import generation_pb2 as pb
 from specdec.api.v1 import options_pb2 as options
+from specdec.api.v1.completion_pb2 import CompleteRequest
 from specdec.errors import FieldViolation, InvalidRequestError, ViolationCollector
 from specdec.types import (
     OutputParams,
@@ -19,6 +28,7 @@ from specdec.types import (
     SpeculationMode,
     SpeculationParams,
     StoppingParams,
+    TextRules,
 )
 
 GenerateMessage = pb.GenerateRequest | pb.GenerateStreamRequest
@@ -39,17 +49,18 @@ async def read_generate(message: GenerateMessage, frontend: Frontend) -> Request
         RequestError: it can not be served; every bad field is named.
     """
     seen = ViolationCollector()
-    scheduling = message.scheduling
+    scheduling, stopping = message.scheduling, read_stopping(message.stopping)
+    prompt, ends = await _prompt(message, frontend, seen)
     request = Request(
         request_id=message.request_id or uuid.uuid4().hex,
-        prompt_ids=await _prompt(message, frontend, seen),
-        sampling=_sampling(message.sampling),
-        stopping=_stopping(message.stopping),
-        output=_output(message.output),
-        speculation=_speculation(message.speculation, seen),
+        prompt_ids=prompt,
+        sampling=read_sampling(message.sampling),
+        stopping=replace(stopping, stop_token_ids=(*stopping.stop_token_ids, *ends)),
+        output=read_output(message.output),
+        speculation=read_speculation(message.speculation, seen),
         priority=scheduling.priority,
         cache_salt=message.cache.salt,
-        prediction_ids=await _prediction(message, frontend, seen),
+        prediction_ids=await read_prediction(message, frontend, seen),
         session=message.session.id,
         target_tpot_ms=scheduling.target_tpot_ms if scheduling.HasField("target_tpot_ms") else None,
         grammar=read_grammar(message.grammar, seen) if message.HasField("grammar") else None,
@@ -61,9 +72,10 @@ async def read_generate(message: GenerateMessage, frontend: Frontend) -> Request
 async def read_prefill(message: pb.PrefillRequest, frontend: Frontend) -> Request:
     """The prefill-only request ``message`` asks for; raises as `read_generate`."""
     seen = ViolationCollector()
+    prompt, _ = await _prompt(message, frontend, seen)
     request = Request(
         request_id=message.request_id or uuid.uuid4().hex,
-        prompt_ids=await _prompt(message, frontend, seen),
+        prompt_ids=prompt,
         stopping=StoppingParams(max_tokens=0),
         priority=message.scheduling.priority,
         cache_salt=message.cache.salt,
@@ -93,11 +105,38 @@ async def read_chat(chat: options.ChatPrompt, frontend: Frontend, seen: Violatio
         return []
 
 
-async def _prompt(message: PromptMessage, frontend: Frontend, seen: ViolationCollector) -> tuple[int, ...]:
+def read_gap(message: options.FimPrompt) -> Gap:
+    """The gap that ``message`` spells out."""
+    begun = message.HasField("middle_prefix")
+    return Gap(
+        prefix=message.prefix + message.middle_prefix,
+        suffix=message.suffix,
+        head_from=len(message.prefix) if begun else None,
+        files=read_files(message.extra),
+        repo=message.repo_name,
+        path=message.file_name,
+        language=message.language,
+    )
+
+
+def read_files(messages: Iterable[options.ContextFile]) -> tuple[ContextFile, ...]:
+    """Texts beside a gap; a score that is no number is none."""
+    return tuple(
+        ContextFile(m.filename, m.text, m.score if math.isfinite(m.score) else 0.0, m.time_ms) for m in messages
+    )
+
+
+async def _prompt(
+    message: PromptMessage, frontend: Frontend, seen: ViolationCollector
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Ids of the prompt, and those that end an answer to it."""
     served = frontend.info.target
     if message.model not in ("", served):
         raise UnknownModelError(message.model, served)
     which = message.WhichOneof("prompt")
+    if which == "fim":
+        packed = await RequestMaker(frontend).pack(read_gap(message.fim), CompletionOptions(), current_caller())
+        return packed.ids, packed.ends
     if which == "text":
         ids = await frontend.encode(message.text)
     elif which == "chat":
@@ -105,12 +144,19 @@ async def _prompt(message: PromptMessage, frontend: Frontend, seen: ViolationCol
     else:
         ids = list(message.token_ids.ids)
     if not ids and not seen.violations:
-        problem = "must hold at least one token" if which else "one of text, token_ids and chat is needed"
+        problem = "must hold at least one token" if which else "one of text, token_ids, chat and fim is needed"
         seen.violations.append(FieldViolation("prompt", problem))
-    return tuple(ids)
+    return tuple(ids), ()
 
 
-async def _prediction(message: GenerateMessage, frontend: Frontend, seen: ViolationCollector) -> tuple[int, ...]:
+async def read_prediction(
+    message: GenerateMessage | CompleteRequest, frontend: Frontend, seen: ViolationCollector
+) -> tuple[int, ...]:
+    """Token ids of what the output is expected to look like; what is said by halves is told to ``seen``.
+
+    Raises:
+        EngineDeadError: the tokenizer is not loaded yet.
+    """
     which = message.prediction.WhichOneof("content")
     if which == "text":
         return tuple(await frontend.encode(message.prediction.text, add_special=False))
@@ -119,7 +165,8 @@ async def _prediction(message: GenerateMessage, frontend: Frontend, seen: Violat
     return tuple(message.prediction.token_ids.ids)
 
 
-def _sampling(message: options.SamplingOptions) -> SamplingParams:
+def read_sampling(message: options.SamplingOptions) -> SamplingParams:
+    """How tokens are chosen, as ``message`` says; what it does not say is as in `SamplingParams`."""
     unset = SamplingParams()
 
     def scalar(name: str, default: Any) -> Any:
@@ -140,7 +187,8 @@ def _sampling(message: options.SamplingOptions) -> SamplingParams:
     )
 
 
-def _stopping(message: options.StoppingOptions) -> StoppingParams:
+def read_stopping(message: options.StoppingOptions) -> StoppingParams:
+    """When to stop, as ``message`` says; what it does not say is as in `StoppingParams`."""
     return StoppingParams(
         max_tokens=message.max_tokens if message.HasField("max_tokens") else None,
         min_tokens=message.min_tokens,
@@ -148,10 +196,29 @@ def _stopping(message: options.StoppingOptions) -> StoppingParams:
         stop_token_ids=tuple(message.stop_token_ids),
         include_stop=message.include_stop,
         ignore_eos=message.ignore_eos,
+        rules=_rules(message),
+        time_limit_s=message.time_limit_ms / 1e3 if message.HasField("time_limit_ms") else None,
+        decode_limit_s=message.decode_time_limit_ms / 1e3 if message.HasField("decode_time_limit_ms") else None,
+        finish_line=message.finish_line,
     )
 
 
-def _output(message: options.OutputOptions) -> OutputParams:
+def _rules(message: options.StoppingOptions) -> TextRules | None:
+    brackets = message.brackets if message.HasField("brackets") else None
+    rules = TextRules(
+        max_lines=message.max_lines if message.HasField("max_lines") else None,
+        min_indent=message.min_indent if message.HasField("min_indent") else None,
+        blank_line=message.blank_line,
+        closers=None if brackets is None else brackets.closers,
+        quote="" if brackets is None else brackets.quote,
+        suffix=message.suffix,
+        lead=message.lead,
+    )
+    return None if rules == TextRules() else rules
+
+
+def read_output(message: options.OutputOptions) -> OutputParams:
+    """What comes back."""
     return OutputParams(
         logprobs=message.logprobs if message.HasField("logprobs") else None,
         text=message.text if message.HasField("text") else True,
@@ -159,7 +226,8 @@ def _output(message: options.OutputOptions) -> OutputParams:
     )
 
 
-def _speculation(message: options.SpeculationOptions, seen: ViolationCollector) -> SpeculationParams:
+def read_speculation(message: options.SpeculationOptions, seen: ViolationCollector) -> SpeculationParams:
+    """How to draft; an unknown mode is told to ``seen``."""
     known = ", ".join(options.SpeculationOptions.Mode.keys())
     seen.check(message.mode in _MODES, "speculation.mode", f"unknown value {message.mode}; one of {known}")
     return SpeculationParams(

@@ -12,6 +12,8 @@ _PATHS = {
     "cache_salt": "cache.salt",
     "prediction": "prediction.token_ids",
     "target_tpot_ms": "scheduling.target_tpot_ms",
+    "stopping.time_limit_s": "stopping.time_limit_ms",
+    "stopping.decode_limit_s": "stopping.decode_time_limit_ms",
 }
 
 

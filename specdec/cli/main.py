@@ -11,6 +11,7 @@ _COMMANDS = {
     "serve": LazyCommand("specdec.cli.serve_cmd:serve_command", "Serve a model over gRPC."),
     "generate": LazyCommand("specdec.cli.generate_cmd:generate_command", "Generate text, here or on a server."),
     "trace": LazyCommand("specdec.cli.trace_cmd:trace_group", "Show why a server drafted as it did."),
+    "keys": LazyCommand("specdec.cli.keys_cmd:keys_group", "Make keys for a server."),
     "models": LazyCommand("specdec.cli.models_cmd:models_group", "List and fetch the models known by name."),
     "verify": LazyCommand("specdec.cli.verify_cmd:verify_command", "Check path identity on a real model."),
     "bench": LazyCommand("specdec.cli.bench_cmd:bench_group", "Measure this machine with a real model."),

@@ -8,20 +8,43 @@ import os
 import shlex
 import shutil
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from specdec.cli.options import server_options
-from specdec.config import Config
+from specdec.config import Config, ServerConfig
 
 if TYPE_CHECKING:
     from server.serving import Addresses
     from specdec.types import EngineInfo
 
 
+_PATH = click.Path(path_type=Path)
+_SECURITY: tuple[tuple[str, str, dict[str, Any], str], ...] = (
+    ("--keys-file", "server.keys_file", {"type": _PATH}, "YAML file of key hashes, see `specdec keys new`."),
+    ("--tls-cert", "server.tls_cert", {"type": _PATH}, "PEM certificate chain; serve TLS only."),
+    ("--tls-key", "server.tls_key", {"type": _PATH}, "PEM private key of --tls-cert."),
+    ("--tls-client-ca", "server.tls_client_ca", {"type": _PATH}, "PEM authorities; clients must show a certificate."),
+    ("--keys-without-tls", "server.keys_without_tls", {"is_flag": True},
+     "Take keys off loopback in the clear: a proxy in front speaks TLS."),
+    ("--max-queued-tokens", "server.max_queued_tokens", {"type": int}, "Prompt tokens that may wait; 0: no limit."),
+)  # fmt: skip
+_OPEN = ServerConfig()
+
+
+def _security_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add to ``command`` what `server_options` takes for fields of the configuration, by its name."""
+    for flag, name, settings, text in reversed(_SECURITY):
+        command = click.option(flag, name.replace(".", "__"), default=None, help=text, **settings)(command)
+    return command
+
+
 @click.command("serve")
+@_security_options
 @server_options
 @click.option("--quiet", is_flag=True, help="Log warnings and errors only.")
 def serve_command(config: Config, quiet: bool) -> None:
@@ -45,7 +68,7 @@ def serve_command(config: Config, quiet: bool) -> None:
 
             def on_ready(addresses: Addresses, info: EngineInfo) -> None:
                 bars.close()
-                click.echo("\n".join(ready_lines(addresses, info, serving.knows_chat)))
+                click.echo("\n".join(ready_lines(addresses, info, serving.knows_chat, config.server)))
 
             await serving.run(on_ready)
 
@@ -53,17 +76,20 @@ def serve_command(config: Config, quiet: bool) -> None:
     click.echo("stopped", err=True)
 
 
-def ready_lines(addresses: Addresses, info: EngineInfo, knows_chat: bool) -> list[str]:
+def ready_lines(addresses: Addresses, info: EngineInfo, knows_chat: bool, server: ServerConfig = _OPEN) -> list[str]:
     """What a person needs when the server is ready, a client command to paste among it."""
     drafters = ", ".join(info.drafters) or "none"
     host = _reachable(addresses.host)
     ask = '--chat "Why is the sky blue?"' if knows_chat else '"Once upon a time"'
     http = addresses.http_port
+    secure = server.tls_cert is not None
+    scheme, flags = ("https", " --tls") if secure else ("http", "")
+    flags += " --key-file KEY" if server.keys_file is not None else ""
     return [
         f"ready: {info.target}, {info.dtype}, {info.kernels} kernels, {info.numeric_mode}, drafters: {drafters}",
         f"  gRPC  {host}:{addresses.grpc_port}",
-        *([f"  HTTP  http://{host}:{http}/readyz"] if http is not None else []),
-        f"  try   {_program()} generate --server {host}:{addresses.grpc_port} {ask}",
+        *([f"  HTTP  {scheme}://{host}:{http}/readyz"] if http is not None else []),
+        f"  try   {_program()} generate --server {host}:{addresses.grpc_port}{flags} {ask}",
     ]
 
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+import ipaddress
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from specdec.config.engine_config import EngineConfig
 
 
 class ServerConfig(BaseModel):
-    """Where and how people connect. A port of 0 lets the system choose; None leaves that face closed."""
+    """Where and how people connect. A port of 0 lets the system choose; None leaves that face closed.
+
+    ``keys_file``, ``tls_cert``, ``tls_key`` and ``tls_client_ca`` are read again when they change.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -19,6 +25,45 @@ class ServerConfig(BaseModel):
     max_message_bytes: int = Field(16 << 20, ge=1 << 16)
     heartbeat_timeout_s: float = Field(30.0, gt=0, description="an engine silent for this long is restarted")
     drain_s: float = Field(30.0, ge=0, description="how long a stop waits for running requests")
+
+    keys_file: Path | None = Field(None, description="YAML file of key hashes; None: whoever can connect may call")
+    open_health: bool = Field(True, description="health and readiness need no key")
+    open_reflection: bool = Field(False, description="gRPC reflection needs no key")
+    keys_without_tls: bool = Field(False, description="take keys off loopback in the clear: a proxy in front has TLS")
+    tls_cert: Path | None = Field(None, description="PEM certificate chain; with tls_key: serve TLS only")
+    tls_key: Path | None = Field(None, description="PEM private key of tls_cert")
+    tls_client_ca: Path | None = Field(None, description="PEM authorities; clients must show a certificate of theirs")
+
+    max_queued_tokens: int = Field(1 << 18, ge=0, description="prompt tokens that may wait for the engine; 0: no limit")
+    shed_late: bool = Field(True, description="refuse at once what can not be done by its deadline")
+
+    @model_validator(mode="after")
+    def _tls_is_whole(self) -> ServerConfig:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            given, missing = ("tls_cert", "tls_key") if self.tls_key is None else ("tls_key", "tls_cert")
+            raise ValueError(f"{given} needs {missing}: give both, or neither")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ValueError("tls_client_ca needs tls_cert and tls_key: clients are known by certificate only over TLS")
+        return self
+
+    @model_validator(mode="after")
+    def _keys_stay_secret(self) -> ServerConfig:
+        if self.keys_file is not None and self.tls_cert is None and not (self.keys_without_tls or self.on_loopback):
+            raise ValueError(
+                f"keys_file: keys would cross the network in the clear at host {self.host!r}; give tls_cert and "
+                "tls_key, or set host to 127.0.0.1, or set keys_without_tls where a proxy in front speaks TLS"
+            )
+        return self
+
+    @property
+    def on_loopback(self) -> bool:
+        """Whether only this machine can connect."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
 
 
 class Config(BaseModel):

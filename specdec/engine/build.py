@@ -70,7 +70,7 @@ def build_parts(config: EngineConfig, progress: Progress | None = None) -> Engin
     if config.speculation.enabled and drafters and config.speculation.profile_s > 0:
         costly = [cast(CostlyDrafter, drafter) for drafter in drafters if drafter.costly]
         costs = profile_costs(decoder, costly, config.speculation.profile_s)
-    return EngineParts(config, info, target.tokenizer, decoder, sampler, kv, drafters, costs)
+    return EngineParts(config, info, target.tokenizer, decoder, sampler, kv, drafters, costs, builder.model)
 
 
 def context_limit(config: EngineConfig, model: ModelConfig) -> int:

@@ -14,10 +14,10 @@ from draft.head_network import HeadNetwork
 from draft.model import ModelDrafter
 from draft.oracle import OracleDrafter
 from draft.prediction import PredictionDrafter
-from draft.protocol import Drafter
+from draft.protocol import CostlyDrafter, Drafter
 from draft.reading_order import ReadingOrder
 from draft.suffix import SuffixDrafter
-from specdec.config import EngineConfig
+from specdec.config import EngineConfig, WeightDtype
 from specdec.engine.build_decoder import build_decoder
 from specdec.errors import ConfigError
 from specdec.models import LoadedModel, Progress, load_model
@@ -69,7 +69,7 @@ class DrafterBuilder:
             "grammar": GrammarDrafter,
             "prediction": PredictionDrafter,
             "suffix": lambda: SuffixDrafter(self._config.speculation, ReadingOrder(self._target.tokenizer)),
-            "model": self._model,
+            "model": self._configured_model,
             "head": lambda: self._head(head),
         }
         drafters = []
@@ -82,12 +82,27 @@ class DrafterBuilder:
                 raise ConfigError(f"engine.speculation.drafters: unknown drafter {name!r}; known: {known}")
         return drafters
 
-    def _model(self) -> Drafter:
-        config, target = self._config, self._target
+    def _configured_model(self) -> Drafter:
+        config = self._config
         assert config.draft is not None  # the configuration checks it
-        dtype = config.draft_dtype or ("int4" if config.dtype == "int8" else config.dtype)
-        model = load_model(config.draft, dtype=dtype, cache_dir=config.cache_dir, progress=self._progress)
-        self.draft_name = model.name
+        self.draft_name, drafter = self.model(config.draft, config.draft_dtype, self._progress)
+        return drafter
+
+    def model(
+        self, draft: str, dtype: WeightDtype | None, progress: Progress | None = None
+    ) -> tuple[str, CostlyDrafter]:
+        """A draft model's name and the drafter over it, with KV of its own. Shares nothing that changes with what was
+        built before, so it may be built in another thread while an engine runs.
+
+        draft, dtype: as in the configuration.
+
+        Raises:
+            ModelError: it can not be had, or memory is short for it.
+            ConfigError: its tokenizer can not retell the target's text.
+        """
+        config, target = self._config, self._target
+        dtype = dtype or ("int4" if config.dtype == "int8" else config.dtype)
+        model = load_model(draft, dtype=dtype, cache_dir=config.cache_dir, progress=progress)
         promised = (
             self._pages * KvPool.bytes_per_page(target.config) + config.max_step_rows * target.config.vocab_size * 4
         )
@@ -96,9 +111,9 @@ class DrafterBuilder:
         positions = self._max_context if same else min(self._max_context * 3 // 2, model.config.max_context)
         decoder = build_decoder(config, model, self._kernels.backend(), self._pages, positions, promised)
         if same:
-            return ModelDrafter(decoder, self._sampler, target.config.vocab_size)
+            return model.name, ModelDrafter(decoder, self._sampler, target.config.vocab_size)
         _check_no_added_space(model)
-        return CrossVocabularyDrafter(
+        return model.name, CrossVocabularyDrafter(
             decoder,
             self._sampler,
             target.tokenizer,

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
+from draft.model import ModelDrafter
 from draft.panel import DraftPanel
 from draft.prediction import PredictionDrafter
-from draft.protocol import Drafter
-from specdec.config import EngineConfig
+from draft.protocol import CostlyDrafter, Drafter
+from specdec.config import EngineConfig, WeightDtype
 from specdec.control.controller import Controller
 from specdec.control.cost_table import CostTable
 from specdec.control.trace_file import TraceWriter
@@ -17,12 +22,15 @@ from specdec.control.trace_log import TraceLog
 from specdec.engine.profile_costs import StepCosts
 from specdec.engine.throughput import Throughput
 from specdec.engine.validation import validate_request
-from specdec.errors import DuplicateRequestError
+from specdec.errors import ConfigError, DuplicateRequestError
 from specdec.grammar.grammar_compiler import GrammarCompiler
+from specdec.grammar.healed_start import HealedStart
+from specdec.grammar.token_spelling import TokenSpelling
 from specdec.kv_cache import KvCacheManager
 from specdec.models.decoder import Decoder
 from specdec.models.tokenizer import Tokenizer
 from specdec.sampling import Sampler, draw_seed, sample_seed
+from specdec.sampling.token_grammar import TokenGrammar
 from specdec.scheduler import Scheduler, SchedulerLimits
 from specdec.sequence import Sequence
 from specdec.step.drafting import Drafting
@@ -43,6 +51,9 @@ from specdec.types import (
     Usage,
 )
 
+LoadedDraft = tuple[str, CostlyDrafter]
+"""A draft model's name, and the drafter over it."""
+
 
 @dataclass(slots=True)
 class _Live:
@@ -58,7 +69,7 @@ class _Live:
 class EngineParts:
     """What an engine is assembled from; `specdec.engine.build` makes it, tests replace pieces of it.
 
-    ``costs`` None: the controller starts from a guess.
+    ``costs`` None: the controller starts from a guess. ``load_draft`` None: the draft model stays as it is.
     """
 
     config: EngineConfig
@@ -69,6 +80,7 @@ class EngineParts:
     kv: KvCacheManager
     drafters: Seq[Drafter] = field(default_factory=list)
     costs: StepCosts | None = None
+    load_draft: Callable[[str, WeightDtype | None], LoadedDraft] | None = None
 
 
 class Engine:
@@ -89,18 +101,13 @@ class Engine:
         )
         self._scheduler = Scheduler(parts.kv, limits)
         self._states: dict[Sequence, SequenceState] = {}
-        speculation = config.speculation
-        self._controller = _controller(parts)
-        cells = self._controller.calibration.size
-        self._panel = DraftPanel(parts.drafters, info.vocab_size, speculation.stall_ms, cells=cells)
-        writer = None
-        if speculation.trace_file is not None:
-            writer = TraceWriter(speculation.trace_file, self._controller.as_dict())
-        self._trace = TraceLog(speculation.trace_steps, writer)
-        tracer = StepTracer(self._trace, time.perf_counter()) if self._trace.enabled else None
-        drafting = Drafting(self._panel, self._controller, speculation, self._states)
-        verifier = Verifier(parts.decoder, parts.sampler)
-        self._step = Step(self._scheduler, parts.kv, self._panel, drafting, verifier, self._states, tracer)
+        self._speculation, self._load_draft = config.speculation, parts.load_draft
+        self._max_rows, self._began_s, self._swaps = config.max_step_rows, time.perf_counter(), 0
+        self._verifier = Verifier(parts.decoder, parts.sampler)
+        costs = parts.costs or StepCosts(CostTable.guess(config.max_step_rows).as_dict())
+        controller = self._new_controller(parts.drafters, costs.verify, costs.drafting)
+        self._trace = self._new_trace(controller)
+        self._assemble(parts.drafters, controller)
         self._grammars = GrammarCompiler(parts.tokenizer, info.vocab_size)
         self._live: dict[str, _Live] = {}
         self._events: list[RequestEvent] = []
@@ -126,11 +133,48 @@ class Engine:
         self._states.update(states)
         self._live[request.request_id] = _Live(request, seed, sequences)
 
+    def _new_controller(
+        self, drafters: Seq[Drafter], verify: dict[str, Any], drafting: dict[str, dict[str, Any]]
+    ) -> Controller:
+        """A fresh one over what was measured, `CostTable.as_dict` of the target's forward and of levels by drafter."""
+        tables = {}
+        for name in (drafter.name for drafter in drafters if drafter.costly):
+            known = drafting.get(name)
+            tables[name] = CostTable.guess(self._max_rows, 1.0) if known is None else CostTable.from_dict(known)
+        costly = {drafter.name: drafter.costly for drafter in drafters}
+        return Controller(costly, CostTable.from_dict(verify), tables, self._speculation.probe_every)
+
+    def _new_trace(self, controller: Controller) -> TraceLog:
+        """A trace; its file, where one is asked for, begins with ``controller``: each swap starts another."""
+        file, writer = self._speculation.trace_file, None
+        if file is not None:
+            name = f"{file.stem}.{self._swaps}{file.suffix}" if self._swaps else file.name
+            writer = TraceWriter(file.with_name(name), controller.as_dict())
+        return TraceLog(self._speculation.trace_steps, writer)
+
+    def _assemble(self, drafters: Seq[Drafter], controller: Controller) -> None:
+        """The parts of a step that know the drafters."""
+        speculation = self._speculation
+        self._drafters, self._controller = list(drafters), controller
+        cells = controller.calibration.size
+        self._panel = DraftPanel(drafters, self._info.vocab_size, speculation.stall_ms, cells=cells)
+        self._drafting = Drafting(self._panel, controller, speculation, self._states)
+        tracer = StepTracer(self._trace, self._began_s) if self._trace.enabled else None
+        self._step = Step(
+            self._scheduler, self._kv, self._panel, self._drafting, self._verifier, self._states, tracer
+        )  # fmt: skip
+
+    @cached_property
+    def _spelling(self) -> TokenSpelling:
+        return TokenSpelling(self._tokenizer, self._info.vocab_size)
+
     def _state(self, sequence: Sequence) -> SequenceState:
         request, info = sequence.request, self._info
-        grammar = None
+        grammar: TokenGrammar | None = None
         if request.grammar is not None:
             grammar = self._grammars.compile(request.grammar, request.sampling.allowed_token_ids)
+        elif request.healed:
+            grammar = HealedStart(self._spelling, request.healed)
         return SequenceState.create(sequence, self._tokenizer, info.vocab_size, info.max_context, grammar)
 
     def abort(self, request_id: str) -> bool:
@@ -182,6 +226,59 @@ class Engine:
             prompt_tokens=self._throughput.prompt_tokens,
         )
 
+    def flush_cache(self) -> int:
+        """Forget the cached prefixes that no running request uses; returns how many pages that frees."""
+        return self._kv.flush()
+
+    def load_draft(self, draft: str, dtype: WeightDtype | None) -> LoadedDraft:
+        """Load a draft model for `swap_draft`, beside the one in use; may be called from another thread.
+
+        draft, dtype: as in the configuration.
+
+        Raises:
+            ModelError: it can not be had, or memory is short for both.
+            ConfigError: it can not draft for this target, or this engine does not draft.
+        """
+        self._check_swap()
+        assert self._load_draft is not None  # checked above
+        return self._load_draft(draft, dtype)
+
+    def swap_draft(self, draft: LoadedDraft | None) -> EngineInfo:
+        """Draft with another model from now on, or with none; returns what the engine is now.
+
+        Running requests go on with the tokens they would have had: their drafters begin anew, and the controller, which
+        knows nothing of the new model, too. The old model's memory is free on return.
+
+        Raises:
+            ConfigError: this engine does not draft, or its next trace file can not be written; all is as before.
+        """
+        self._check_swap()
+        drafters = [drafter for drafter in self._drafters if drafter.name != ModelDrafter.name]
+        if draft is not None:
+            drafters.append(draft[1])
+        costs = self._controller.as_dict()
+        others = {name: table for name, table in costs["drafting"].items() if name != ModelDrafter.name}
+        controller = self._new_controller(drafters, costs["verify"], others)
+        self._swaps += 1
+        if self._speculation.trace_file is not None:
+            new_trace = self._new_trace(controller)
+            self._trace.close()
+            self._trace = new_trace
+        names = tuple(drafter.name for drafter in drafters)
+        self._info = dataclasses.replace(self._info, draft=None if draft is None else draft[0], drafters=names)
+        self._assemble(drafters, controller)
+        self._kv.forget_drafts()
+        for sequence, state in self._states.items():
+            sequence.draft_computed = sequence.n_draft_published = 0
+            state.control = None
+            if sequence.first_scheduled_s is not None:
+                self._drafting.begin(sequence)
+        return self._info
+
+    def _check_swap(self) -> None:
+        if not self._speculation.enabled or self._load_draft is None:
+            raise ConfigError("engine.speculation.enabled: this engine was started without speculation; start it with")
+
     def trace(self, limit: int) -> list[StepTrace]:
         """What the last ``limit`` steps decided and what came of it, oldest first."""
         return self._trace.last(limit)
@@ -199,9 +296,13 @@ class Engine:
     def _expire(self) -> None:
         now = time.monotonic()
         for live in list(self._live.values()):
-            for sequence in list(live.sequences):
-                if sequence.deadline is not None and now >= sequence.deadline:
-                    self._finish(self._states[sequence], Ending(FinishReason.DEADLINE))
+            for state in [self._states[sequence] for sequence in live.sequences]:
+                ending = state.expired(now)
+                if ending is None:
+                    continue
+                if ending.reason is FinishReason.TIME_LIMIT and (rest := state.rest()).text:
+                    self._events.append(rest)
+                self._finish(state, ending)
 
     def _report(self, result: StepResult) -> None:
         now = time.monotonic()
@@ -268,18 +369,6 @@ class Engine:
         self._events.append(
             Finished(request_id, index, ending.reason, ending.matched_stop, usage, state.stats, state.timings)
         )
-
-
-def _controller(parts: EngineParts) -> Controller:
-    """A fresh controller over what was measured at start."""
-    limit, costs = parts.config.max_step_rows, parts.costs
-    verify = CostTable.guess(limit) if costs is None else CostTable.from_dict(costs.verify)
-    drafting = {}
-    for name in (drafter.name for drafter in parts.drafters if drafter.costly):
-        known = None if costs is None else costs.drafting.get(name)
-        drafting[name] = CostTable.guess(limit, 1.0) if known is None else CostTable.from_dict(known)
-    costly = {drafter.name: drafter.costly for drafter in parts.drafters}
-    return Controller(costly, verify, drafting, parts.config.speculation.probe_every)
 
 
 def _predicted(state: SequenceState) -> tuple[int, int]:

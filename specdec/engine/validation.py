@@ -7,13 +7,24 @@ import math
 from specdec.errors import PromptTooLongError, ViolationCollector
 from specdec.sampling import MIN_TEMPERATURE
 from specdec.tree import MAX_NODES
-from specdec.types import GrammarKind, GrammarParams, Request, SamplingParams, SpeculationParams, StoppingParams
+from specdec.types import (
+    GrammarKind,
+    GrammarParams,
+    Request,
+    SamplingParams,
+    SpeculationParams,
+    StoppingParams,
+    TextRules,
+)
 
 MAX_N = 16
 MAX_LOGPROBS = 20
 MAX_STOPS = 64
 MAX_SCHEMA_BYTES = 1 << 16  # what the compiler's stack is known to bear, see `specdec.grammar.grammar_compiler`
 MAX_GRAMMAR_BYTES = 1 << 14  # of an expression or of rules, which can take far longer to compile than a schema
+MAX_RULE_TEXT = 4096  # characters of what follows in the file, far more than a rule looks at
+MAX_HEALED = 256  # characters; a word has far fewer
+QUOTES = ("", "'", '"', "`", "'''", '"""', "#")
 MAX_BIAS = 1e4  # far beyond any logit, and far from what a float32 sum could turn into infinity
 
 
@@ -41,6 +52,9 @@ def validate_request(request: Request, vocab_size: int, max_context: int, drafte
     _check_speculation(seen, request.speculation, drafters)
     if request.grammar is not None:
         _check_grammar(seen, request.grammar)
+        seen.check(not request.healed, "healed", "goes with no grammar, which is about whole tokens; leave one out")
+    healed = len(request.healed) <= MAX_HEALED and _encodable(request.healed)
+    seen.check(healed, "healed", f"at most {MAX_HEALED} characters of text that UTF-8 can hold")
     seen.raise_if_any()
     if len(request.prompt_ids) + 1 > max_context:
         raise PromptTooLongError(max_context - 1, len(request.prompt_ids))
@@ -72,6 +86,26 @@ def _check_stopping(seen: ViolationCollector, s: StoppingParams, vocab_size: int
         seen.check(s.min_tokens <= s.max_tokens, "stopping.min_tokens", "must not exceed max_tokens")
     seen.check(all(s.stop) and len(s.stop) <= MAX_STOPS, "stopping.stop", f"at most {MAX_STOPS} non-empty strings")
     seen.check(_ids_ok(s.stop_token_ids, vocab_size), "stopping.stop_token_ids", f"ids must lie in [0, {vocab_size})")
+    for name in ("time_limit_s", "decode_limit_s"):
+        seen.check(_positive_or_none(getattr(s, name)), f"stopping.{name}", "must be a positive number of seconds")
+    timed = s.time_limit_s is not None or s.decode_limit_s is not None
+    seen.check(timed or not s.finish_line, "stopping.finish_line", "needs a time limit; set one, or leave it unset")
+    if s.rules is not None:
+        _check_rules(seen, s.rules)
+
+
+def _check_rules(seen: ViolationCollector, rules: TextRules) -> None:
+    lines, indent, closers = rules.max_lines, rules.min_indent, rules.closers
+    seen.check(lines is None or lines >= 1, "stopping.max_lines", "must be positive; leave it unset for any number")
+    seen.check(indent is None or indent >= 0, "stopping.min_indent", "must not be negative")
+    brackets = closers is None or (set(closers) <= set(")]}") and len(closers) <= MAX_RULE_TEXT)
+    seen.check(brackets, "stopping.brackets.closers", f"at most {MAX_RULE_TEXT} closing brackets, of ) ] and }}")
+    seen.check(rules.quote in QUOTES, "stopping.brackets.quote", "must be empty or one of ' \" ` ''' \"\"\" and #")
+    for name in ("suffix", "lead"):
+        text = getattr(rules, name)
+        ok = len(text) <= MAX_RULE_TEXT and _encodable(text)
+        seen.check(ok, f"stopping.{name}", f"at most {MAX_RULE_TEXT} characters of text that UTF-8 can hold")
+    seen.check(not rules.lead.strip(), "stopping.lead", "must be white space only")
 
 
 def _check_speculation(seen: ViolationCollector, s: SpeculationParams, drafters: tuple[str, ...]) -> None:

@@ -14,6 +14,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from specdec.errors import FieldViolation, InvalidRequestError, ModelError
 
+# What a template's expressions may raise on messages of a shape it did not expect
+_REFUSALS = (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError)
+
 
 class GenerationBlock(Extension):
     """``{% generation %}...{% endgeneration %}`` marks the assistant's text for training; here it is only its body."""
@@ -47,17 +50,22 @@ class ChatTemplate:
         except TemplateError as error:
             raise ModelError(f"the model's chat template can not be compiled: {error}; send a plain prompt") from None
 
-    def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
         """The prompt text of ``messages``; InvalidRequestError when the template refuses them."""
         try:
             return self._template.render(
                 messages=messages,
                 add_generation_prompt=add_generation_prompt,
-                tools=None,
+                tools=tools or None,
                 documents=None,
                 **self._variables,
             )
-        except (TemplateError, TypeError, ValueError) as error:
+        except _REFUSALS as error:
             problem = f"the model's chat template refused them: {error}"
             raise InvalidRequestError([FieldViolation("messages", problem)]) from None
 

@@ -20,7 +20,12 @@ class Checkpoint(Protocol):
 
     @property
     def path(self) -> Path:
-        """The file or folder."""
+        """The file or folder; of a model that is in none, a name in its place."""
+        ...
+
+    @property
+    def keeps_packed(self) -> bool:
+        """Whether its packed weights are kept on disk, to load sooner the next time."""
         ...
 
     def fingerprint(self) -> str:

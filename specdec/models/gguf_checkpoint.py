@@ -17,6 +17,8 @@ from specdec.models.tokenizer_cache import TokenizerCache
 class GGUFCheckpoint:
     """The file at ``path``. ``sha256`` is its digest where that is known already (catalogue models)."""
 
+    keeps_packed = True
+
     def __init__(self, path: Path, name: str | None = None, sha256: str | None = None) -> None:
         self.path = path
         self.name = name or path.stem

@@ -8,11 +8,16 @@ from specdec.models.fingerprint import fingerprint_files
 from specdec.models.hf_source import HFSource, read_json, weight_files
 from specdec.models.hf_tokenizer import load_hf_tokenizer
 from specdec.models.model_config import ModelConfig
+from specdec.models.quantized_config import parse_quantized_config
+from specdec.models.quantized_source import QuantizedSource
+from specdec.models.tensor_source import TensorSource
 from specdec.models.tokenizer import Tokenizer
 
 
 class HFCheckpoint:
     """config.json, safetensors and tokenizer.json in ``path``."""
+
+    keeps_packed = True
 
     def __init__(self, path: Path, name: str | None = None) -> None:
         self.path = path
@@ -25,9 +30,13 @@ class HFCheckpoint:
         extra = [optional] if optional.exists() else []
         return fingerprint_files([self.path / "config.json", *extra, *weight_files(self.path)])
 
-    def open(self) -> HFSource:
-        """The tensors."""
-        return HFSource(self.path)
+    def open(self) -> TensorSource:
+        """The tensors; those of AWQ and GPTQ folders dequantised as they are read."""
+        source = HFSource(self.path)
+        quantized = read_json(self.path / "config.json").get("quantization_config")
+        if quantized is None:
+            return source
+        return QuantizedSource(source, parse_quantized_config(quantized, self.name))
 
     def tokenizer(self, cache_dir: Path, config: ModelConfig) -> Tokenizer:
         """The folder's own tokenizer; nothing has to be converted."""

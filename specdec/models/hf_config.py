@@ -8,6 +8,7 @@ from typing import Any
 
 from specdec.errors import ModelError, UnsupportedModelError
 from specdec.models.model_config import ModelConfig, RopeConfig
+from specdec.models.quantized_config import parse_quantized_config
 
 # model_type in config.json -> family
 FAMILIES = {
@@ -58,11 +59,8 @@ def parse_hf_config(data: dict[str, Any], name: str) -> ModelConfig:
     if family is None:
         known = ", ".join(sorted(set(FAMILIES.values())))
         raise UnsupportedModelError(f"{name}: model type '{model_type}' is not supported; use a model of {known}")
-    if "quantization_config" in data:
-        method = data["quantization_config"].get("quant_method", "unknown")
-        raise UnsupportedModelError(
-            f"{name}: weights quantised with '{method}' are not supported; use the unquantised model or a GGUF file"
-        )
+    if data.get("quantization_config") is not None:
+        parse_quantized_config(data["quantization_config"], name)  # refused here, before any weights are looked at
     outer = data
     if "text_config" in data:  # a multimodal checkpoint: the language model's part of it
         data = {k: v for k, v in data.items() if k in ("bos_token_id", "eos_token_id", "tie_word_embeddings")}

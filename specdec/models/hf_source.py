@@ -55,8 +55,8 @@ class HFSource:
         self._files = _open_shards(folder)
         self._where = {tensor: file for file in self._files for tensor in self._files[file].keys()}  # noqa: SIM118
         self._prefix = self._find_prefix()
-        head = next((n for n in self._where if n.endswith("lm_head.weight")), None)
-        self._head = None if head is None else head.removesuffix(".weight")
+        head = next((n for n in self._where if n.endswith(("lm_head.weight", "lm_head.qweight"))), None)
+        self._head = None if head is None else head.rpartition(".")[0]
         if self._head is None and raw.get("tie_word_embeddings") is not False:
             config = replace(config, tie_embeddings=True)
         self._layer_names = _GEMMA_LAYER if config.family == "gemma3" else _LAYER
@@ -99,6 +99,25 @@ class HFSource:
             values = self._slice(name)[:].float()
         return values + 1.0 if self._config.family == "gemma3" and role.endswith("_norm") else values
 
+    def module(self, role: str) -> str:
+        """What the file calls the module that holds matrix ``role``; its tensors are ``module.weight`` and the like."""
+        return self._tensor_name(role).removesuffix(".weight")
+
+    def holds(self, tensor: str) -> bool:
+        """Whether the file holds a tensor of this name."""
+        return tensor in self._where
+
+    def raw_shape(self, tensor: str) -> tuple[int, ...]:
+        """Shape of the tensor that the file calls ``tensor``; ModelError when it is missing."""
+        return tuple(self._view(tensor).get_shape())
+
+    def raw(self, tensor: str, columns: slice | None = None) -> Tensor:
+        """The tensor that the file calls ``tensor``, of whatever type, or ``columns`` of that matrix."""
+        with self._reading(tensor):
+            view = self._view(tensor)
+            values: Tensor = view[:] if columns is None else view[:, columns]
+            return values
+
     def _tensor_name(self, role: str) -> str:
         role, kind = (role.removesuffix(".bias"), ".bias") if role.endswith(".bias") else (role, ".weight")
         if role == "lm_head":
@@ -108,10 +127,13 @@ class HFSource:
         _, layer, part = role.split(".")
         return f"{self._prefix}layers.{layer}.{self._layer_names.get(part, part)}{kind}"
 
-    def _slice(self, tensor: str) -> Any:
+    def _view(self, tensor: str) -> Any:
         if tensor not in self._where:
             raise ModelError(f"{self._folder}: tensor {tensor} is missing; the download is incomplete, fetch it again")
-        view = self._files[self._where[tensor]].get_slice(tensor)
+        return self._files[self._where[tensor]].get_slice(tensor)
+
+    def _slice(self, tensor: str) -> Any:
+        view = self._view(tensor)
         if view.get_dtype() not in _FLOATS:
             raise UnsupportedModelError(
                 f"{self._folder}: tensor {tensor} has type {view.get_dtype()}; use bf16, fp16 or fp32 weights, or GGUF"

@@ -23,8 +23,8 @@ MAX_HEAD_DIM = 256
 
 
 def load_model(ref: str, *, dtype: WeightDtype, cache_dir: Path, progress: Progress | None = None) -> LoadedModel:
-    """Load the model that ``ref`` names: an HF folder, a .gguf file, a catalogue name (fetched when missing) or a
-    hub id.
+    """Load the model that ``ref`` names: an HF folder, a .gguf file, a catalogue name (fetched when missing), a hub
+    id, or "random:SHAPE" (`RANDOM_SHAPES`).
 
     Packed weights and converted tokenizers are kept in ``cache_dir``; a damaged cache is rebuilt.
 
@@ -36,7 +36,8 @@ def load_model(ref: str, *, dtype: WeightDtype, cache_dir: Path, progress: Progr
     progress = progress or silent
     checkpoint = resolve(ref, cache_dir, progress)
     cache = PackedCache(cache_dir / "packed", checkpoint, dtype)
-    config, buffer = _cached(cache, checkpoint.name, dtype, progress) or _packed(cache, checkpoint, dtype, progress)
+    found = _cached(cache, checkpoint.name, dtype, progress) if checkpoint.keeps_packed else None
+    config, buffer = found or _packed(cache, checkpoint, dtype, progress)
     tokenizer = checkpoint.tokenizer(cache_dir, config)
     _check_vocabulary(checkpoint.name, config, tokenizer)
     _check_heads(checkpoint.name, config)
@@ -61,7 +62,8 @@ def _packed(
     source = checkpoint.open()
     check_memory(checkpoint.name, layout_bytes(plan_layout(source, dtype)), dtype)
     buffer = pack_model(source, dtype, progress)
-    cache.write(source.config, buffer)
+    if checkpoint.keeps_packed:
+        cache.write(source.config, buffer)
     return source.config, buffer
 
 

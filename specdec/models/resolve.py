@@ -13,12 +13,13 @@ from specdec.models.gguf_checkpoint import GGUFCheckpoint
 from specdec.models.hf_checkpoint import HFCheckpoint
 from specdec.models.hub import fetch_from_hub
 from specdec.models.progress import Progress
+from specdec.models.random_checkpoint import PREFIX, RandomCheckpoint
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def resolve(ref: str, cache_dir: Path, progress: Progress) -> Checkpoint:
-    """What ``ref`` names: an existing folder or file first, then a catalogue name, then a hub id.
+    """What ``ref`` names: an existing folder or file first, then "random:SHAPE", a catalogue name, or a hub id.
 
     Raises:
         ModelError: it names nothing, or what it names can not be fetched.
@@ -30,6 +31,8 @@ def resolve(ref: str, cache_dir: Path, progress: Progress) -> Checkpoint:
         if path.suffix != ".gguf":
             raise ModelError(f"{path}: not a model; give a .gguf file or a Hugging Face model folder")
         return GGUFCheckpoint(path)
+    if ref.startswith(PREFIX):
+        return RandomCheckpoint(ref)
     if ref in CATALOGUE:
         entry = CATALOGUE[ref]
         fetched = Fetcher(cache_dir / "models").fetch(entry, progress)

@@ -13,6 +13,7 @@ from typing import Any
 import tokenizers
 
 from specdec.errors import ModelError
+from specdec.models.chat_messages import plain_messages
 from specdec.models.chat_template import ChatTemplate
 from specdec.models.token_bytes import TokenBytes
 from specdec.models.tokenizer_info import TokenizerInfo
@@ -100,25 +101,53 @@ class Tokenizer:
             digest.update(f"{token_id}\0{token}\0".encode())
         return digest.hexdigest()
 
+    def special_id(self, name: str) -> int | None:
+        """Id of the special token ``name``; None when there is none of that name."""
+        found = self.token_id(name)
+        return found if found in self.special_ids else None
+
     @property
     def has_chat_template(self) -> bool:
         """Whether `render_chat` can be used."""
         return self._info.chat_template is not None
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
+    @property
+    def has_tool_template(self) -> bool:
+        """Whether the chat template tells the model of tools, which then calls them in its text, as
+        ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``."""
+        template = self._info.chat_template or ""
+        return "tools" in template and "<tool_call>" in template
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> str:
         """The prompt text of a conversation, by the model's chat template.
+
+        A message's content is text, or a list of parts ``{"type": "text", "text": ...}``. ``tools`` are the functions
+        that may be called, as OpenAI's API describes them; a template that knows of none leaves them out.
 
         Raises:
             ModelError: the model has no chat template, or one that does not compile.
-            InvalidRequestError: the template refuses the messages.
+            InvalidRequestError: the template refuses the messages, or a part is not text.
         """
-        return self._template.render(messages, add_generation_prompt)
+        return self._template.render(plain_messages(messages), add_generation_prompt, tools)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> list[int]:
-        """Token ids of a conversation. The template's special tokens are parsed; those that a message's own text
-        spells out are not, so that a message can not forge a turn. Raises as `render_chat`."""
-        guarded = [_guard(message, self._special_starts) for message in messages]
-        text = self.render_chat(guarded, add_generation_prompt=add_generation_prompt)
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> list[int]:
+        """Token ids of a conversation. The template's special tokens are parsed; those that a message's or a tool's
+        own text spells out are not, so that it can not forge a turn. Raises as `render_chat`."""
+        guarded = _guard(plain_messages(messages), self._special_starts)
+        guarded_tools = _guard(tools, self._special_starts)
+        text = self.render_chat(guarded, tools=guarded_tools, add_generation_prompt=add_generation_prompt)
         if _BREAK in text:
             ids = self._guarded_backend.encode(text, add_special_tokens=False).ids
         else:
@@ -166,7 +195,7 @@ def _guard(value: Any, starts: re.Pattern[str]) -> Any:
     if isinstance(value, str):
         return starts.sub(lambda match: match[0] + _BREAK, value.replace(_BREAK, ""))
     if isinstance(value, Mapping):
-        return {key: _guard(inner, starts) for key, inner in value.items()}
+        return {_guard(key, starts): _guard(inner, starts) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_guard(inner, starts) for inner in value]
     return value

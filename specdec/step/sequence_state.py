@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from specdec.control.sequence_control import SequenceControl
+from specdec.grammar.healed_start import HealedStart
 from specdec.models.tokenizer import Tokenizer
 from specdec.sampling import SequenceSampling
 from specdec.sampling.token_grammar import TokenGrammar
@@ -43,6 +45,9 @@ class SequenceState:
     timings: Timings = field(default_factory=Timings)
     ending: Ending | None = None
     control: SequenceControl | None = None
+    finishing: bool = False  # its time is over and it only goes on to the end of its line
+    start: HealedStart | None = None  # what its first tokens must spell, until they have
+    free: Callable[[], SequenceSampling] | None = None  # its sampling without that
 
     @staticmethod
     def create(
@@ -54,17 +59,18 @@ class SequenceState:
     ) -> SequenceState:
         """A fresh state for ``sequence``; ``grammar``: what its output must match, at its start."""
         request = sequence.request
-        sampling = SequenceSampling(
-            request.sampling,
-            request.stopping,
-            sequence.seed,
-            vocab_size,
-            tokenizer.eos_ids,
-            request.prompt_ids,
-            grammar,
-        )
-        text = TextStream(tokenizer, request.stopping, request.output)
-        return SequenceState(sequence, sampling, text, frozenset(tokenizer.eos_ids), max_context)
+
+        def sampling(bound: TokenGrammar | None) -> SequenceSampling:
+            return SequenceSampling(
+                request.sampling, request.stopping, sequence.seed, vocab_size, tokenizer.eos_ids, request.prompt_ids,
+                bound,
+            )  # fmt: skip
+
+        text = TextStream(tokenizer, request.stopping, request.output, len(request.healed))
+        state = SequenceState(sequence, sampling(grammar), text, frozenset(tokenizer.eos_ids), max_context)
+        if isinstance(grammar, HealedStart):
+            state.start, state.free = grammar, lambda: sampling(None)
+        return state
 
     @property
     def room(self) -> int:
@@ -80,7 +86,7 @@ class SequenceState:
 
     def take(self, tokens: list[int], logprobs: list[TokenLogprobs]) -> Delta:
         """Append verified tokens one by one until they are used up or the sequence ends."""
-        sequence, pieces, taken = self.sequence, [], 0
+        sequence, pieces, taken, cut = self.sequence, [], 0, False
         for token in tokens:
             sequence.tokens.append(token)
             taken += 1
@@ -88,16 +94,47 @@ class SequenceState:
             if self.ending is None or sequence.request.stopping.include_stop:
                 piece = self.text.push(token)
                 pieces.append(piece.text)
-                if piece.stop is not None:
-                    self.ending = Ending(FinishReason.STOP_STRING, piece.stop)
+                if piece.reason is not None:
+                    self.ending, cut = Ending(piece.reason, piece.stop), True
             if self.ending is None and self.room <= 0:
                 self.ending = Ending(FinishReason.LENGTH)
             if self.ending is not None:
                 break
-        if self.ending is not None and self.ending.reason is not FinishReason.STOP_STRING:
+        if self.ending is not None and not cut:
             pieces.append(self.text.flush())
         self.sampling.commit(tokens[:taken])
+        self._release_start()
         return Delta(sequence.request.request_id, sequence.index, tokens[:taken], "".join(pieces), logprobs[:taken])
+
+    def _release_start(self) -> None:
+        """Once its start is spelled a sequence is sampled like any other, at no cost for having had one."""
+        if self.start is not None and self.start.done:
+            assert self.free is not None  # made with the start
+            self.sampling, self.start = self.free(), None
+            self.sampling.commit(self.sequence.tokens[self.sequence.n_prompt :])
+
+    def expired(self, now: float) -> Ending | None:
+        """How the sequence ends at ``now`` (monotonic seconds) if its time is over. One that may finish its line is
+        told to, and ends with the token that does."""
+        sequence, stopping = self.sequence, self.sequence.request.stopping
+        if sequence.deadline is not None and now >= sequence.deadline:
+            return Ending(FinishReason.DEADLINE)
+        limit, decode = stopping.time_limit_s, stopping.decode_limit_s
+        late = limit is not None and now >= sequence.arrival_s + limit
+        if decode is not None and sequence.first_token_s is not None:
+            late = late or now >= sequence.first_token_s + decode
+        if not late:
+            return None
+        if not (stopping.finish_line and sequence.n_output):
+            return Ending(FinishReason.TIME_LIMIT)
+        if not self.finishing:
+            self.finishing = True
+            self.text.end_at_line()
+        return None
+
+    def rest(self) -> Delta:
+        """The text that was held back, for a sequence that ends between steps."""
+        return Delta(self.sequence.request.request_id, self.sequence.index, [], self.text.flush())
 
     def _token_ending(self, token: int) -> Ending | None:
         stopping = self.sequence.request.stopping

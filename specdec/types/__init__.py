@@ -12,6 +12,7 @@ from specdec.types.request import (
     SpeculationMode,
     SpeculationParams,
     StoppingParams,
+    TextRules,
 )
 from specdec.types.stats import DrafterStats, SpeculationStats, Timings, Usage
 from specdec.types.step_trace import DrafterTrace, StepTrace
@@ -37,6 +38,7 @@ __all__ = [
     "Started",
     "StepTrace",
     "StoppingParams",
+    "TextRules",
     "Timings",
     "TokenLogprobs",
     "Usage",

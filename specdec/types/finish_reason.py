@@ -6,7 +6,9 @@ from enum import StrEnum
 
 
 class FinishReason(StrEnum):
-    """Why a sequence ended. ``ABORTED`` covers client cancel; ``DEADLINE`` a passed deadline."""
+    """Why a sequence ended. ``ABORTED`` covers client cancel; ``DEADLINE`` a passed deadline, which is an error, where
+    ``TIME_LIMIT`` is an end like any other. ``LINES``, ``INDENT``, ``BLANK_LINE``, ``BRACKET`` and ``SUFFIX`` are the
+    text rules of a request."""
 
     EOS = "eos"
     STOP_TOKEN = "stop_token"
@@ -14,3 +16,9 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     DEADLINE = "deadline"
     ABORTED = "aborted"
+    LINES = "lines"
+    INDENT = "indent"
+    BLANK_LINE = "blank_line"
+    BRACKET = "bracket"
+    SUFFIX = "suffix"
+    TIME_LIMIT = "time_limit"

@@ -31,10 +31,35 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class TextRules:
+    """Where a text that is put into a file ends, by its layout; what ends it is never part of it.
+
+    ``max_lines``: at the end of so many lines; an empty rest of the line it begins in does not count. ``min_indent``:
+    before a line, not the first, whose first visible character has fewer characters of white space before it; lines
+    without one don't matter. ``blank_line``: before a line without visible characters, not the first.
+    ``closers`` None: brackets don't matter; else before a closing bracket ``)``, ``]`` or ``}`` that the text did not
+    open, but for these, which it may close in this order. ``quote``: the quotation mark that is open where the text
+    begins, if one is. ``suffix``: what follows in the file; the text ends where it begins to repeat that. ``lead``:
+    the line break and the white space in front of the text where nothing else is, for a suffix that repeats those too.
+    """
+
+    max_lines: int | None = None
+    min_indent: int | None = None
+    blank_line: bool = False
+    closers: str | None = None
+    quote: str = ""
+    suffix: str = ""
+    lead: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class StoppingParams:
     """When to stop. ``max_tokens`` None: up to the context limit. Stop tokens and strings are cut from the
     text unless ``include_stop``. Below ``min_tokens`` EOS and stop token ids are masked out of the logits and
-    stop strings are not looked for."""
+    stop strings and text rules are not looked for.
+
+    ``time_limit_s`` counts from arrival, ``decode_limit_s`` from the first token; when one has passed, what is there is
+    the answer. With ``finish_line`` a text that has begun goes on to the end of its line first."""
 
     max_tokens: int | None = None
     min_tokens: int = 0
@@ -42,6 +67,10 @@ class StoppingParams:
     stop_token_ids: tuple[int, ...] = ()
     include_stop: bool = False
     ignore_eos: bool = False
+    rules: TextRules | None = None
+    time_limit_s: float | None = None
+    decode_limit_s: float | None = None
+    finish_line: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +134,8 @@ class Request:
     conversation whose earlier texts may be drafted from; both change how fast tokens come, never which.
     ``target_tpot_ms`` is the time per output token this request should keep to; while it lags behind, its drafts
     are verified before others'.
+    ``healed`` is the end of the prompt's text where that may be one token with what follows, left out of
+    ``prompt_ids``: the output spells it first, in tokens that count as output, and its text begins behind it.
     """
 
     request_id: str
@@ -120,3 +151,4 @@ class Request:
     session: str = ""
     target_tpot_ms: float | None = None
     grammar: GrammarParams | None = None
+    healed: str = ""

@@ -6,15 +6,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specdec.errors import FieldViolation, InvalidRequestError, ModelError
+from specdec.models.chat_messages import plain_messages
 
 BOS = 2
 
 
 class FakeTokenizer:
-    """``add_special`` puts ``BOS`` first; a chat is "role:content;" per message."""
+    """``add_special`` puts ``BOS`` first; a chat is "role:content;" per message, after "[names of tools]"."""
 
-    def __init__(self, *, has_chat: bool = True) -> None:
-        self.has_chat_template = has_chat
+    special_ids = frozenset({BOS})
+
+    def __init__(self, *, has_chat: bool = True, has_tools: bool = False) -> None:
+        self.has_chat_template, self.has_tool_template = has_chat, has_tools
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         ids = list(text.encode("latin-1", "replace"))
@@ -25,9 +28,23 @@ class FakeTokenizer:
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         return bytes(i for i in ids if not (skip_special and i == BOS)).decode("latin-1")
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> list[int]:
+    def token_bytes(self, token_id: int) -> bytes:
+        return b"<bos>" if token_id == BOS else bytes([token_id])
+
+    def special_id(self, name: str) -> int | None:
+        return BOS if name == "<bos>" else None
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> list[int]:
         if not self.has_chat_template:
             raise ModelError("the model has no chat template")
         if any(m["role"] == "robot" for m in messages):
             raise InvalidRequestError([FieldViolation("chat", "unknown role robot")])
-        return self.encode("".join(f"{m['role']}:{m['content']};" for m in messages), add_special=False)
+        talk = "".join(f"{m['role']}:{m['content']};" for m in plain_messages(messages))
+        names = f"[{','.join(tool['function']['name'] for tool in tools)}]" if tools else ""
+        return self.encode(names + talk, add_special=False)

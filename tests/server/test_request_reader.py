@@ -34,6 +34,7 @@ from specdec.types import (
     SpeculationParams,
     SpeculationStats,
     StoppingParams,
+    TextRules,
     Timings,
     Usage,
 )
@@ -52,6 +53,10 @@ GRAMMARS = st.one_of(
     st.just(GrammarParams(GrammarKind.EBNF, 'start: "a" | "b"')),
     CHOICES.map(lambda texts: GrammarParams(GrammarKind.CHOICE, json.dumps(texts, ensure_ascii=False))),
 )
+RULES = st.none() | st.builds(
+    TextRules, max_lines=FEW, min_indent=st.none() | st.integers(0, 9), blank_line=st.booleans(),
+    closers=st.none() | st.text(")]}", max_size=3), suffix=NAME, lead=st.sampled_from(["", "\n  "]),
+)  # fmt: skip
 REQUESTS = st.builds(
     Request,
     request_id=st.just("r"),
@@ -60,7 +65,10 @@ REQUESTS = st.builds(
         SamplingParams, temperature=st.sampled_from([0.0, 0.7]), top_k=st.integers(0, 9), top_p=st.just(0.5),
         seed=st.none() | st.integers(0, 2**64 - 1), n=FEW,
     ),
-    stopping=st.builds(StoppingParams, max_tokens=st.none() | FEW, stop_token_ids=IDS, ignore_eos=st.booleans()),
+    stopping=st.builds(
+        StoppingParams, max_tokens=st.none() | FEW, stop_token_ids=IDS, ignore_eos=st.booleans(), rules=RULES,
+        time_limit_s=st.sampled_from([0.5, 2.0]), decode_limit_s=st.none() | st.just(0.25), finish_line=st.booleans(),
+    ),
     output=st.builds(OutputParams, logprobs=st.none() | st.integers(0, 20), text=st.booleans()),
     speculation=st.builds(
         SpeculationParams, mode=st.sampled_from(SpeculationMode), drafters=st.none() | st.just(("suffix",)),

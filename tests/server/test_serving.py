@@ -1,10 +1,8 @@
-"""Health, reflection, probes, drain, signals."""
+"""Health, reflection, drain, signals."""
 
 from __future__ import annotations
 
 import asyncio
-import http.client
-import json
 import os
 import signal
 import socket
@@ -154,42 +152,3 @@ async def test_a_port_in_use_is_one_clear_error() -> None:
             config = config.model_copy(update={"server": config.server.model_copy(update=ports)})
             with pytest.raises(ConfigError, match=f"{port}.*in use"):
                 await Serving(config, FakeTokenizer, factory=FACTORY).start()
-
-
-def get(port: int, path: str, method: str = "GET") -> tuple[int, dict[str, str]]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-    try:
-        connection.request(method, path)
-        response = connection.getresponse()
-        body = response.read()
-        assert response.getheader("content-type") == "application/json"
-        return response.status, json.loads(body) if body else {}
-    finally:
-        connection.close()
-
-
-async def test_probes() -> None:
-    async with running_server(wait=False, http_port=0) as server:
-        port = server.addresses.http_port
-        assert port is not None
-        assert (await asyncio.to_thread(get, port, "/livez"))[0] == 200
-        assert await asyncio.to_thread(get, port, "/readyz") == (503, {"status": "not ready", "engine": "loading"})
-        await server.serving.wait_ready()
-        assert await asyncio.to_thread(get, port, "/readyz?x=1") == (200, {"status": "ready", "engine": "ready"})
-        assert (await asyncio.to_thread(get, port, "/version"))[0] == 200
-        assert (await asyncio.to_thread(get, port, "/nothing"))[0] == 404
-        assert (await asyncio.to_thread(get, port, "/livez", "POST"))[0] == 405
-        assert await asyncio.to_thread(get, port, "/livez", "HEAD") == (200, {})
-
-
-async def test_probes_keep_a_connection_and_refuse_what_is_not_http() -> None:
-    async with running_server(http_port=0) as server:
-        reader, writer = await asyncio.open_connection("127.0.0.1", server.addresses.http_port)
-        for _ in range(2):
-            writer.write(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n")
-            head = await reader.readuntil(b"\r\n\r\n")
-            assert head.startswith(b"HTTP/1.1 200")
-            assert (await reader.readuntil(b"}")).startswith(b'{"status":"ok"')
-        writer.write(b"\x00nonsense\r\n\r\n")
-        assert (await reader.read()).startswith(b"HTTP/1.1 400")
-        writer.close()

@@ -53,6 +53,7 @@ from specdec.types import (
     Started,
     StepTrace,
     StoppingParams,
+    TextRules,
     Timings,
     TokenLogprobs,
     Usage,
@@ -67,6 +68,11 @@ IDS = st.lists(COUNT, max_size=5)
 ID_TUPLE = st.tuples() | IDS.map(tuple)
 MAYBE_COUNT = st.none() | COUNT
 
+RULES = st.builds(
+    TextRules, max_lines=MAYBE_COUNT, min_indent=MAYBE_COUNT, blank_line=st.booleans(), closers=st.none() | TEXT,
+    quote=TEXT, suffix=TEXT, lead=TEXT,
+)  # fmt: skip
+
 REQUESTS = st.builds(
     Request,
     request_id=TEXT,
@@ -80,7 +86,8 @@ REQUESTS = st.builds(
     stopping=st.builds(
         StoppingParams,
         max_tokens=MAYBE_COUNT, min_tokens=COUNT, stop=st.lists(TEXT, max_size=3).map(tuple), stop_token_ids=ID_TUPLE,
-        include_stop=st.booleans(), ignore_eos=st.booleans(),
+        include_stop=st.booleans(), ignore_eos=st.booleans(), rules=st.none() | RULES,
+        time_limit_s=st.none() | FLOAT, decode_limit_s=st.none() | FLOAT, finish_line=st.booleans(),
     ),
     output=st.builds(OutputParams, logprobs=MAYBE_COUNT, text=st.booleans(), skip_special_tokens=st.booleans()),
     speculation=st.builds(

@@ -29,6 +29,7 @@ class GenerateRequest(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     CHAT_FIELD_NUMBER: _builtins.int
+    FIM_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     STOPPING_FIELD_NUMBER: _builtins.int
     OUTPUT_FIELD_NUMBER: _builtins.int
@@ -50,6 +51,8 @@ class GenerateRequest(_message.Message):
 
     @_builtins.property
     def chat(self) -> _options_pb2.ChatPrompt: ...
+    @_builtins.property
+    def fim(self) -> _options_pb2.FimPrompt: ...
     @_builtins.property
     def sampling(self) -> _options_pb2.SamplingOptions: ...
     @_builtins.property
@@ -80,6 +83,7 @@ class GenerateRequest(_message.Message):
         text: _builtins.str = ...,
         token_ids: _options_pb2.TokenIds | None = ...,
         chat: _options_pb2.ChatPrompt | None = ...,
+        fim: _options_pb2.FimPrompt | None = ...,
         sampling: _options_pb2.SamplingOptions | None = ...,
         stopping: _options_pb2.StoppingOptions | None = ...,
         output: _options_pb2.OutputOptions | None = ...,
@@ -90,11 +94,11 @@ class GenerateRequest(_message.Message):
         session: _options_pb2.SessionOptions | None = ...,
         grammar: _options_pb2.GrammarOptions | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "chat", b"chat", "grammar", b"grammar", "output", b"output", "prediction", b"prediction", "prompt", b"prompt", "sampling", b"sampling", "scheduling", b"scheduling", "session", b"session", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "chat", b"chat", "fim", b"fim", "grammar", b"grammar", "output", b"output", "prediction", b"prediction", "prompt", b"prompt", "sampling", b"sampling", "scheduling", b"scheduling", "session", b"session", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "chat", b"chat", "grammar", b"grammar", "model", b"model", "output", b"output", "prediction", b"prediction", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "scheduling", b"scheduling", "session", b"session", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "chat", b"chat", "fim", b"fim", "grammar", b"grammar", "model", b"model", "output", b"output", "prediction", b"prediction", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "scheduling", b"scheduling", "session", b"session", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "token_ids", "chat"]  # noqa: Y015
+    _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "token_ids", "chat", "fim"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
 
@@ -111,6 +115,7 @@ class GenerateStreamRequest(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     CHAT_FIELD_NUMBER: _builtins.int
+    FIM_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     STOPPING_FIELD_NUMBER: _builtins.int
     OUTPUT_FIELD_NUMBER: _builtins.int
@@ -132,6 +137,8 @@ class GenerateStreamRequest(_message.Message):
 
     @_builtins.property
     def chat(self) -> _options_pb2.ChatPrompt: ...
+    @_builtins.property
+    def fim(self) -> _options_pb2.FimPrompt: ...
     @_builtins.property
     def sampling(self) -> _options_pb2.SamplingOptions: ...
     @_builtins.property
@@ -162,6 +169,7 @@ class GenerateStreamRequest(_message.Message):
         text: _builtins.str = ...,
         token_ids: _options_pb2.TokenIds | None = ...,
         chat: _options_pb2.ChatPrompt | None = ...,
+        fim: _options_pb2.FimPrompt | None = ...,
         sampling: _options_pb2.SamplingOptions | None = ...,
         stopping: _options_pb2.StoppingOptions | None = ...,
         output: _options_pb2.OutputOptions | None = ...,
@@ -172,11 +180,11 @@ class GenerateStreamRequest(_message.Message):
         session: _options_pb2.SessionOptions | None = ...,
         grammar: _options_pb2.GrammarOptions | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "chat", b"chat", "grammar", b"grammar", "output", b"output", "prediction", b"prediction", "prompt", b"prompt", "sampling", b"sampling", "scheduling", b"scheduling", "session", b"session", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "chat", b"chat", "fim", b"fim", "grammar", b"grammar", "output", b"output", "prediction", b"prediction", "prompt", b"prompt", "sampling", b"sampling", "scheduling", b"scheduling", "session", b"session", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "chat", b"chat", "grammar", b"grammar", "model", b"model", "output", b"output", "prediction", b"prediction", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "scheduling", b"scheduling", "session", b"session", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "chat", b"chat", "fim", b"fim", "grammar", b"grammar", "model", b"model", "output", b"output", "prediction", b"prediction", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "scheduling", b"scheduling", "session", b"session", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "token_ids", "chat"]  # noqa: Y015
+    _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "token_ids", "chat", "fim"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
 
@@ -427,6 +435,7 @@ class PrefillRequest(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     CHAT_FIELD_NUMBER: _builtins.int
+    FIM_FIELD_NUMBER: _builtins.int
     CACHE_FIELD_NUMBER: _builtins.int
     SCHEDULING_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
@@ -442,6 +451,8 @@ class PrefillRequest(_message.Message):
     @_builtins.property
     def chat(self) -> _options_pb2.ChatPrompt: ...
     @_builtins.property
+    def fim(self) -> _options_pb2.FimPrompt: ...
+    @_builtins.property
     def cache(self) -> _options_pb2.CacheOptions: ...
     @_builtins.property
     def scheduling(self) -> _options_pb2.SchedulingOptions: ...
@@ -453,14 +464,15 @@ class PrefillRequest(_message.Message):
         text: _builtins.str = ...,
         token_ids: _options_pb2.TokenIds | None = ...,
         chat: _options_pb2.ChatPrompt | None = ...,
+        fim: _options_pb2.FimPrompt | None = ...,
         cache: _options_pb2.CacheOptions | None = ...,
         scheduling: _options_pb2.SchedulingOptions | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "chat", b"chat", "prompt", b"prompt", "scheduling", b"scheduling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "chat", b"chat", "fim", b"fim", "prompt", b"prompt", "scheduling", b"scheduling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "chat", b"chat", "model", b"model", "prompt", b"prompt", "request_id", b"request_id", "scheduling", b"scheduling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "chat", b"chat", "fim", b"fim", "model", b"model", "prompt", b"prompt", "request_id", b"request_id", "scheduling", b"scheduling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "token_ids", "chat"]  # noqa: Y015
+    _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "token_ids", "chat", "fim"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cspecdec/api/v1/options.proto\x12\x0especdec.api.v1\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\";\n\nChatPrompt\x12-\n\x08messages\x18\x01 \x03(\x0b\x32\x1b.specdec.api.v1.ChatMessage\"\xfa\x03\n\x0fSamplingOptions\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12\x42\n\nlogit_bias\x18\x08 \x03(\x0b\x32..specdec.api.v1.SamplingOptions.LogitBiasEntry\x12\x19\n\x11\x61llowed_token_ids\x18\t \x03(\r\x12\x11\n\x04seed\x18\n \x01(\x04H\x07\x88\x01\x01\x12\x0e\n\x01n\x18\x0b \x01(\rH\x08\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x07\n\x05_seedB\x04\n\x02_n\"\xdb\x01\n\x0fStoppingOptions\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x0c\n\x04stop\x18\x03 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x04 \x03(\r\x12\x19\n\x0cinclude_stop\x18\x05 \x01(\x08H\x02\x88\x01\x01\x12\x17\n\nignore_eos\x18\x06 \x01(\x08H\x03\x88\x01\x01\x42\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\x0f\n\r_include_stopB\r\n\x0b_ignore_eos\"\x89\x01\n\rOutputOptions\x12\x15\n\x08logprobs\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x11\n\x04text\x18\x02 \x01(\x08H\x01\x88\x01\x01\x12 \n\x13skip_special_tokens\x18\x03 \x01(\x08H\x02\x88\x01\x01\x42\x0b\n\t_logprobsB\x07\n\x05_textB\x16\n\x14_skip_special_tokens\"\x8f\x02\n\x12SpeculationOptions\x12\x35\n\x04mode\x18\x01 \x01(\x0e\x32\'.specdec.api.v1.SpeculationOptions.Mode\x12\x10\n\x08\x64rafters\x18\x02 \x03(\t\x12\x16\n\tmax_nodes\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x16\n\tmax_depth\x18\x04 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05width\x18\x05 \x01(\rH\x02\x88\x01\x01\"F\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\r\n\tMODE_AUTO\x10\x01\x12\x0c\n\x08MODE_OFF\x10\x02\x12\x0b\n\x07MODE_ON\x10\x03\x42\x0c\n\n_max_nodesB\x0c\n\n_max_depthB\x08\n\x06_width\"\x1c\n\x0c\x43\x61\x63heOptions\x12\x0c\n\x04salt\x18\x01 \x01(\t\"g\n\x11SchedulingOptions\x12\x15\n\x08priority\x18\x01 \x01(\x11H\x00\x88\x01\x01\x12\x1b\n\x0etarget_tpot_ms\x18\x02 \x01(\x01H\x01\x88\x01\x01\x42\x0b\n\t_priorityB\x11\n\x0f_target_tpot_ms\"]\n\x11PredictionOptions\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12-\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x18.specdec.api.v1.TokenIdsH\x00\x42\t\n\x07\x63ontent\"\x1c\n\x0eSessionOptions\x12\n\n\x02id\x18\x01 \x01(\t\"\x19\n\x07\x43hoices\x12\x0e\n\x06values\x18\x01 \x03(\t\"\x92\x01\n\x0eGrammarOptions\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x02 \x01(\x08H\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12\x0e\n\x04\x65\x62nf\x18\x04 \x01(\tH\x00\x12)\n\x06\x63hoice\x18\x05 \x01(\x0b\x32\x17.specdec.api.v1.ChoicesH\x00\x42\x06\n\x04kindb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cspecdec/api/v1/options.proto\x12\x0especdec.api.v1\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\";\n\nChatPrompt\x12-\n\x08messages\x18\x01 \x03(\x0b\x32\x1b.specdec.api.v1.ChatMessage\"\xbd\x01\n\tFimPrompt\x12\x0e\n\x06prefix\x18\x01 \x01(\t\x12\x0e\n\x06suffix\x18\x02 \x01(\t\x12\x1a\n\rmiddle_prefix\x18\x03 \x01(\tH\x00\x88\x01\x01\x12*\n\x05\x65xtra\x18\x04 \x03(\x0b\x32\x1b.specdec.api.v1.ContextFile\x12\x11\n\trepo_name\x18\x05 \x01(\t\x12\x11\n\tfile_name\x18\x06 \x01(\t\x12\x10\n\x08language\x18\x07 \x01(\tB\x10\n\x0e_middle_prefix\"M\n\x0b\x43ontextFile\x12\x10\n\x08\x66ilename\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x0f\n\x07time_ms\x18\x03 \x01(\x03\x12\r\n\x05score\x18\x04 \x01(\x01\"\xfa\x03\n\x0fSamplingOptions\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12\x42\n\nlogit_bias\x18\x08 \x03(\x0b\x32..specdec.api.v1.SamplingOptions.LogitBiasEntry\x12\x19\n\x11\x61llowed_token_ids\x18\t \x03(\r\x12\x11\n\x04seed\x18\n \x01(\x04H\x07\x88\x01\x01\x12\x0e\n\x01n\x18\x0b \x01(\rH\x08\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x07\n\x05_seedB\x04\n\x02_n\"\x8c\x04\n\x0fStoppingOptions\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x0c\n\x04stop\x18\x03 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x04 \x03(\r\x12\x19\n\x0cinclude_stop\x18\x05 \x01(\x08H\x02\x88\x01\x01\x12\x17\n\nignore_eos\x18\x06 \x01(\x08H\x03\x88\x01\x01\x12\x16\n\tmax_lines\x18\x07 \x01(\rH\x04\x88\x01\x01\x12\x17\n\nmin_indent\x18\x08 \x01(\rH\x05\x88\x01\x01\x12\x12\n\nblank_line\x18\t \x01(\x08\x12\x30\n\x08\x62rackets\x18\n \x01(\x0b\x32\x1e.specdec.api.v1.BracketOptions\x12\x0e\n\x06suffix\x18\x0b \x01(\t\x12\x0c\n\x04lead\x18\x0c \x01(\t\x12\x1a\n\rtime_limit_ms\x18\r \x01(\x01H\x06\x88\x01\x01\x12!\n\x14\x64\x65\x63ode_time_limit_ms\x18\x0e \x01(\x01H\x07\x88\x01\x01\x12\x13\n\x0b\x66inish_line\x18\x0f \x01(\x08\x42\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\x0f\n\r_include_stopB\r\n\x0b_ignore_eosB\x0c\n\n_max_linesB\r\n\x0b_min_indentB\x10\n\x0e_time_limit_msB\x17\n\x15_decode_time_limit_ms\"0\n\x0e\x42racketOptions\x12\x0f\n\x07\x63losers\x18\x01 \x01(\t\x12\r\n\x05quote\x18\x02 \x01(\t\"\x89\x01\n\rOutputOptions\x12\x15\n\x08logprobs\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x11\n\x04text\x18\x02 \x01(\x08H\x01\x88\x01\x01\x12 \n\x13skip_special_tokens\x18\x03 \x01(\x08H\x02\x88\x01\x01\x42\x0b\n\t_logprobsB\x07\n\x05_textB\x16\n\x14_skip_special_tokens\"\x8f\x02\n\x12SpeculationOptions\x12\x35\n\x04mode\x18\x01 \x01(\x0e\x32\'.specdec.api.v1.SpeculationOptions.Mode\x12\x10\n\x08\x64rafters\x18\x02 \x03(\t\x12\x16\n\tmax_nodes\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x16\n\tmax_depth\x18\x04 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05width\x18\x05 \x01(\rH\x02\x88\x01\x01\"F\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\r\n\tMODE_AUTO\x10\x01\x12\x0c\n\x08MODE_OFF\x10\x02\x12\x0b\n\x07MODE_ON\x10\x03\x42\x0c\n\n_max_nodesB\x0c\n\n_max_depthB\x08\n\x06_width\"\x1c\n\x0c\x43\x61\x63heOptions\x12\x0c\n\x04salt\x18\x01 \x01(\t\"\x7f\n\x11SchedulingOptions\x12\x15\n\x08priority\x18\x01 \x01(\x11H\x00\x88\x01\x01\x12\x1b\n\x0etarget_tpot_ms\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x16\n\x0esupersedes_key\x18\x03 \x01(\tB\x0b\n\t_priorityB\x11\n\x0f_target_tpot_ms\"]\n\x11PredictionOptions\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12-\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x18.specdec.api.v1.TokenIdsH\x00\x42\t\n\x07\x63ontent\"\x1c\n\x0eSessionOptions\x12\n\n\x02id\x18\x01 \x01(\t\"\x19\n\x07\x43hoices\x12\x0e\n\x06values\x18\x01 \x03(\t\"\x92\x01\n\x0eGrammarOptions\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x02 \x01(\x08H\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12\x0e\n\x04\x65\x62nf\x18\x04 \x01(\tH\x00\x12)\n\x06\x63hoice\x18\x05 \x01(\x0b\x32\x17.specdec.api.v1.ChoicesH\x00\x42\x06\n\x04kindb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,28 +39,34 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CHATMESSAGE']._serialized_end=117
   _globals['_CHATPROMPT']._serialized_start=119
   _globals['_CHATPROMPT']._serialized_end=178
-  _globals['_SAMPLINGOPTIONS']._serialized_start=181
-  _globals['_SAMPLINGOPTIONS']._serialized_end=687
-  _globals['_SAMPLINGOPTIONS_LOGITBIASENTRY']._serialized_start=512
-  _globals['_SAMPLINGOPTIONS_LOGITBIASENTRY']._serialized_end=560
-  _globals['_STOPPINGOPTIONS']._serialized_start=690
-  _globals['_STOPPINGOPTIONS']._serialized_end=909
-  _globals['_OUTPUTOPTIONS']._serialized_start=912
-  _globals['_OUTPUTOPTIONS']._serialized_end=1049
-  _globals['_SPECULATIONOPTIONS']._serialized_start=1052
-  _globals['_SPECULATIONOPTIONS']._serialized_end=1323
-  _globals['_SPECULATIONOPTIONS_MODE']._serialized_start=1215
-  _globals['_SPECULATIONOPTIONS_MODE']._serialized_end=1285
-  _globals['_CACHEOPTIONS']._serialized_start=1325
-  _globals['_CACHEOPTIONS']._serialized_end=1353
-  _globals['_SCHEDULINGOPTIONS']._serialized_start=1355
-  _globals['_SCHEDULINGOPTIONS']._serialized_end=1458
-  _globals['_PREDICTIONOPTIONS']._serialized_start=1460
-  _globals['_PREDICTIONOPTIONS']._serialized_end=1553
-  _globals['_SESSIONOPTIONS']._serialized_start=1555
-  _globals['_SESSIONOPTIONS']._serialized_end=1583
-  _globals['_CHOICES']._serialized_start=1585
-  _globals['_CHOICES']._serialized_end=1610
-  _globals['_GRAMMAROPTIONS']._serialized_start=1613
-  _globals['_GRAMMAROPTIONS']._serialized_end=1759
+  _globals['_FIMPROMPT']._serialized_start=181
+  _globals['_FIMPROMPT']._serialized_end=370
+  _globals['_CONTEXTFILE']._serialized_start=372
+  _globals['_CONTEXTFILE']._serialized_end=449
+  _globals['_SAMPLINGOPTIONS']._serialized_start=452
+  _globals['_SAMPLINGOPTIONS']._serialized_end=958
+  _globals['_SAMPLINGOPTIONS_LOGITBIASENTRY']._serialized_start=783
+  _globals['_SAMPLINGOPTIONS_LOGITBIASENTRY']._serialized_end=831
+  _globals['_STOPPINGOPTIONS']._serialized_start=961
+  _globals['_STOPPINGOPTIONS']._serialized_end=1485
+  _globals['_BRACKETOPTIONS']._serialized_start=1487
+  _globals['_BRACKETOPTIONS']._serialized_end=1535
+  _globals['_OUTPUTOPTIONS']._serialized_start=1538
+  _globals['_OUTPUTOPTIONS']._serialized_end=1675
+  _globals['_SPECULATIONOPTIONS']._serialized_start=1678
+  _globals['_SPECULATIONOPTIONS']._serialized_end=1949
+  _globals['_SPECULATIONOPTIONS_MODE']._serialized_start=1841
+  _globals['_SPECULATIONOPTIONS_MODE']._serialized_end=1911
+  _globals['_CACHEOPTIONS']._serialized_start=1951
+  _globals['_CACHEOPTIONS']._serialized_end=1979
+  _globals['_SCHEDULINGOPTIONS']._serialized_start=1981
+  _globals['_SCHEDULINGOPTIONS']._serialized_end=2108
+  _globals['_PREDICTIONOPTIONS']._serialized_start=2110
+  _globals['_PREDICTIONOPTIONS']._serialized_end=2203
+  _globals['_SESSIONOPTIONS']._serialized_start=2205
+  _globals['_SESSIONOPTIONS']._serialized_end=2233
+  _globals['_CHOICES']._serialized_start=2235
+  _globals['_CHOICES']._serialized_end=2260
+  _globals['_GRAMMAROPTIONS']._serialized_start=2263
+  _globals['_GRAMMAROPTIONS']._serialized_end=2409
 # @@protoc_insertion_point(module_scope)

@@ -87,6 +87,90 @@ class ChatPrompt(_message.Message):
 Global___ChatPrompt: _TypeAlias = ChatPrompt  # noqa: Y015
 
 @_typing.final
+class FimPrompt(_message.Message):
+    """A gap in a text, to be filled in by models that were trained to. Special tokens spelled out in it stay plain text.
+    What does not fit the prompt's tokens is left out: the text nearest to the gap stays.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PREFIX_FIELD_NUMBER: _builtins.int
+    SUFFIX_FIELD_NUMBER: _builtins.int
+    MIDDLE_PREFIX_FIELD_NUMBER: _builtins.int
+    EXTRA_FIELD_NUMBER: _builtins.int
+    REPO_NAME_FIELD_NUMBER: _builtins.int
+    FILE_NAME_FIELD_NUMBER: _builtins.int
+    LANGUAGE_FIELD_NUMBER: _builtins.int
+    prefix: _builtins.str
+    suffix: _builtins.str
+    middle_prefix: _builtins.str
+    """What the filling begins with. Set: the model is shown exactly `prefix` before the gap and this as the filling's
+    begin. Unset: the server lets it begin with the last lines of `prefix`, so that typing keeps the prompt's start.
+    """
+    repo_name: _builtins.str
+    file_name: _builtins.str
+    language: _builtins.str
+    """As editors name languages, "python". Unset: as `file_name` ends."""
+    @_builtins.property
+    def extra(self) -> _containers.RepeatedCompositeFieldContainer[Global___ContextFile]:
+        """Other texts of the project."""
+
+    def __init__(
+        self,
+        *,
+        prefix: _builtins.str = ...,
+        suffix: _builtins.str = ...,
+        middle_prefix: _builtins.str | None = ...,
+        extra: _abc.Iterable[Global___ContextFile] | None = ...,
+        repo_name: _builtins.str = ...,
+        file_name: _builtins.str = ...,
+        language: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_middle_prefix", b"_middle_prefix", "middle_prefix", b"middle_prefix"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_middle_prefix", b"_middle_prefix", "extra", b"extra", "file_name", b"file_name", "language", b"language", "middle_prefix", b"middle_prefix", "prefix", b"prefix", "repo_name", b"repo_name", "suffix", b"suffix"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__middle_prefix: _TypeAlias = _typing.Literal["middle_prefix"]  # noqa: Y015
+    _WhichOneofArgType__middle_prefix: _TypeAlias = _typing.Literal["_middle_prefix", b"_middle_prefix"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__middle_prefix) -> _WhichOneofReturnType__middle_prefix | None: ...
+
+Global___FimPrompt: _TypeAlias = FimPrompt  # noqa: Y015
+
+@_typing.final
+class ContextFile(_message.Message):
+    """A file or a part of one. Shown in an order that depends on names and texts alone; where not all fit, those of the
+    lowest score are left out, then the oldest, then the first.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FILENAME_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    TIME_MS_FIELD_NUMBER: _builtins.int
+    SCORE_FIELD_NUMBER: _builtins.int
+    filename: _builtins.str
+    text: _builtins.str
+    time_ms: _builtins.int
+    """When it was last looked at or changed, in milliseconds of Unix time. Default 0."""
+    score: _builtins.float
+    """How relevant it is. Default 0."""
+    def __init__(
+        self,
+        *,
+        filename: _builtins.str = ...,
+        text: _builtins.str = ...,
+        time_ms: _builtins.int = ...,
+        score: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filename", b"filename", "score", b"score", "text", b"text", "time_ms", b"time_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ContextFile: _TypeAlias = ContextFile  # noqa: Y015
+
+@_typing.final
 class SamplingOptions(_message.Message):
     """How the next token is chosen. An unset field takes the default named; doubles, so that a value means the same
     number here as in process.
@@ -221,6 +305,15 @@ class StoppingOptions(_message.Message):
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     INCLUDE_STOP_FIELD_NUMBER: _builtins.int
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
+    MAX_LINES_FIELD_NUMBER: _builtins.int
+    MIN_INDENT_FIELD_NUMBER: _builtins.int
+    BLANK_LINE_FIELD_NUMBER: _builtins.int
+    BRACKETS_FIELD_NUMBER: _builtins.int
+    SUFFIX_FIELD_NUMBER: _builtins.int
+    LEAD_FIELD_NUMBER: _builtins.int
+    TIME_LIMIT_MS_FIELD_NUMBER: _builtins.int
+    DECODE_TIME_LIMIT_MS_FIELD_NUMBER: _builtins.int
+    FINISH_LINE_FIELD_NUMBER: _builtins.int
     max_tokens: _builtins.int
     """Unset: up to the context limit. 0: prefill only."""
     min_tokens: _builtins.int
@@ -229,12 +322,38 @@ class StoppingOptions(_message.Message):
     """Keep what stopped the sample in its text. Default false."""
     ignore_eos: _builtins.bool
     """Default false."""
+    max_lines: _builtins.int
+    """The rest ends a text by its layout, as it is put into a file; what ends it is left out. Not looked for below
+    min_tokens.
+
+    Lines, at least 1. An empty rest of the line that the text begins in is not counted.
+    """
+    min_indent: _builtins.int
+    """Ends before a line, not the first, whose first visible character has fewer characters of white space before it."""
+    blank_line: _builtins.bool
+    """Ends before a line without visible characters, not the first."""
+    suffix: _builtins.str
+    """What follows in the file, its first 4096 characters at most: ends where the text begins to repeat it."""
+    lead: _builtins.str
+    """The line break and the white space in front of the text, where nothing else is: a repetition may take them along."""
+    time_limit_ms: _builtins.float
+    """Milliseconds from arrival at the engine. When they have passed, what is there is the answer, with
+    FINISH_REASON_TIME_LIMIT and no error.
+    """
+    decode_time_limit_ms: _builtins.float
+    """The same from the first token."""
+    finish_line: _builtins.bool
+    """A text that has begun when its time is over goes on to the end of its line."""
     @_builtins.property
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Non-empty strings, at most 64."""
 
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def brackets(self) -> Global___BracketOptions:
+        """Ends before a closing bracket that the text did not open. Unset: brackets don't matter."""
+
     def __init__(
         self,
         *,
@@ -244,29 +363,78 @@ class StoppingOptions(_message.Message):
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         include_stop: _builtins.bool | None = ...,
         ignore_eos: _builtins.bool | None = ...,
+        max_lines: _builtins.int | None = ...,
+        min_indent: _builtins.int | None = ...,
+        blank_line: _builtins.bool = ...,
+        brackets: Global___BracketOptions | None = ...,
+        suffix: _builtins.str = ...,
+        lead: _builtins.str = ...,
+        time_limit_ms: _builtins.float | None = ...,
+        decode_time_limit_ms: _builtins.float | None = ...,
+        finish_line: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_ignore_eos", b"_ignore_eos", "_include_stop", b"_include_stop", "_max_tokens", b"_max_tokens", "_min_tokens", b"_min_tokens", "ignore_eos", b"ignore_eos", "include_stop", b"include_stop", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_decode_time_limit_ms", b"_decode_time_limit_ms", "_ignore_eos", b"_ignore_eos", "_include_stop", b"_include_stop", "_max_lines", b"_max_lines", "_max_tokens", b"_max_tokens", "_min_indent", b"_min_indent", "_min_tokens", b"_min_tokens", "_time_limit_ms", b"_time_limit_ms", "brackets", b"brackets", "decode_time_limit_ms", b"decode_time_limit_ms", "ignore_eos", b"ignore_eos", "include_stop", b"include_stop", "max_lines", b"max_lines", "max_tokens", b"max_tokens", "min_indent", b"min_indent", "min_tokens", b"min_tokens", "time_limit_ms", b"time_limit_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ignore_eos", b"_ignore_eos", "_include_stop", b"_include_stop", "_max_tokens", b"_max_tokens", "_min_tokens", b"_min_tokens", "ignore_eos", b"ignore_eos", "include_stop", b"include_stop", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "stop", b"stop", "stop_token_ids", b"stop_token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_decode_time_limit_ms", b"_decode_time_limit_ms", "_ignore_eos", b"_ignore_eos", "_include_stop", b"_include_stop", "_max_lines", b"_max_lines", "_max_tokens", b"_max_tokens", "_min_indent", b"_min_indent", "_min_tokens", b"_min_tokens", "_time_limit_ms", b"_time_limit_ms", "blank_line", b"blank_line", "brackets", b"brackets", "decode_time_limit_ms", b"decode_time_limit_ms", "finish_line", b"finish_line", "ignore_eos", b"ignore_eos", "include_stop", b"include_stop", "lead", b"lead", "max_lines", b"max_lines", "max_tokens", b"max_tokens", "min_indent", b"min_indent", "min_tokens", b"min_tokens", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "suffix", b"suffix", "time_limit_ms", b"time_limit_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__decode_time_limit_ms: _TypeAlias = _typing.Literal["decode_time_limit_ms"]  # noqa: Y015
+    _WhichOneofArgType__decode_time_limit_ms: _TypeAlias = _typing.Literal["_decode_time_limit_ms", b"_decode_time_limit_ms"]  # noqa: Y015
     _WhichOneofReturnType__ignore_eos: _TypeAlias = _typing.Literal["ignore_eos"]  # noqa: Y015
     _WhichOneofArgType__ignore_eos: _TypeAlias = _typing.Literal["_ignore_eos", b"_ignore_eos"]  # noqa: Y015
     _WhichOneofReturnType__include_stop: _TypeAlias = _typing.Literal["include_stop"]  # noqa: Y015
     _WhichOneofArgType__include_stop: _TypeAlias = _typing.Literal["_include_stop", b"_include_stop"]  # noqa: Y015
+    _WhichOneofReturnType__max_lines: _TypeAlias = _typing.Literal["max_lines"]  # noqa: Y015
+    _WhichOneofArgType__max_lines: _TypeAlias = _typing.Literal["_max_lines", b"_max_lines"]  # noqa: Y015
     _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__min_indent: _TypeAlias = _typing.Literal["min_indent"]  # noqa: Y015
+    _WhichOneofArgType__min_indent: _TypeAlias = _typing.Literal["_min_indent", b"_min_indent"]  # noqa: Y015
     _WhichOneofReturnType__min_tokens: _TypeAlias = _typing.Literal["min_tokens"]  # noqa: Y015
     _WhichOneofArgType__min_tokens: _TypeAlias = _typing.Literal["_min_tokens", b"_min_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__time_limit_ms: _TypeAlias = _typing.Literal["time_limit_ms"]  # noqa: Y015
+    _WhichOneofArgType__time_limit_ms: _TypeAlias = _typing.Literal["_time_limit_ms", b"_time_limit_ms"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__decode_time_limit_ms) -> _WhichOneofReturnType__decode_time_limit_ms | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__ignore_eos) -> _WhichOneofReturnType__ignore_eos | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__include_stop) -> _WhichOneofReturnType__include_stop | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_lines) -> _WhichOneofReturnType__max_lines | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_tokens) -> _WhichOneofReturnType__max_tokens | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_indent) -> _WhichOneofReturnType__min_indent | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__min_tokens) -> _WhichOneofReturnType__min_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__time_limit_ms) -> _WhichOneofReturnType__time_limit_ms | None: ...
 
 Global___StoppingOptions: _TypeAlias = StoppingOptions  # noqa: Y015
+
+@_typing.final
+class BracketOptions(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLOSERS_FIELD_NUMBER: _builtins.int
+    QUOTE_FIELD_NUMBER: _builtins.int
+    closers: _builtins.str
+    """Of ) ] and }: those that the text may close though it did not open them, in this order."""
+    quote: _builtins.str
+    """What the text begins in the middle of: a quotation mark, three of them, # for a comment, or nothing."""
+    def __init__(
+        self,
+        *,
+        closers: _builtins.str = ...,
+        quote: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closers", b"closers", "quote", b"quote"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BracketOptions: _TypeAlias = BracketOptions  # noqa: Y015
 
 @_typing.final
 class OutputOptions(_message.Message):
@@ -410,21 +578,27 @@ class SchedulingOptions(_message.Message):
 
     PRIORITY_FIELD_NUMBER: _builtins.int
     TARGET_TPOT_MS_FIELD_NUMBER: _builtins.int
+    SUPERSEDES_KEY_FIELD_NUMBER: _builtins.int
     priority: _builtins.int
     """A higher number is scheduled first. Default 0."""
     target_tpot_ms: _builtins.float
     """Milliseconds per output token this request should keep to: while it lags behind, its drafts are verified before
     others'. Positive. Unset: none.
     """
+    supersedes_key: _builtins.str
+    """Ends the running request with the same key of the same tenant, which gets ABORTED with the reason SUPERSEDED.
+    Empty: none.
+    """
     def __init__(
         self,
         *,
         priority: _builtins.int | None = ...,
         target_tpot_ms: _builtins.float | None = ...,
+        supersedes_key: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "_target_tpot_ms", b"_target_tpot_ms", "priority", b"priority", "target_tpot_ms", b"target_tpot_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "_target_tpot_ms", b"_target_tpot_ms", "priority", b"priority", "target_tpot_ms", b"target_tpot_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "_target_tpot_ms", b"_target_tpot_ms", "priority", b"priority", "supersedes_key", b"supersedes_key", "target_tpot_ms", b"target_tpot_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
     _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015

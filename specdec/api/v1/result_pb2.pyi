@@ -34,7 +34,20 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     FINISH_REASON_LENGTH: _FinishReason.ValueType  # 4
     """max_tokens or the context limit."""
     FINISH_REASON_ABORTED: _FinishReason.ValueType  # 5
-    """Ended by the Abort call."""
+    """Ended by the Abort call, or by a session's cancel."""
+    FINISH_REASON_LINES: _FinishReason.ValueType  # 6
+    """max_lines."""
+    FINISH_REASON_INDENT: _FinishReason.ValueType  # 7
+    """min_indent."""
+    FINISH_REASON_BLANK_LINE: _FinishReason.ValueType  # 8
+    FINISH_REASON_BRACKET: _FinishReason.ValueType  # 9
+    """A closing bracket that the text did not open."""
+    FINISH_REASON_SUFFIX: _FinishReason.ValueType  # 10
+    """The text began to repeat what follows it."""
+    FINISH_REASON_TIME_LIMIT: _FinishReason.ValueType  # 11
+    """time_limit_ms or decode_time_limit_ms."""
+    FINISH_REASON_SUPERSEDED: _FinishReason.ValueType  # 12
+    """A newer request of the session came before it was complete."""
 
 class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
     """Why a sample ended. A passed deadline is no finish reason: the call ends with DEADLINE_EXCEEDED."""
@@ -48,7 +61,20 @@ FINISH_REASON_STOP_STRING: FinishReason.ValueType  # 3
 FINISH_REASON_LENGTH: FinishReason.ValueType  # 4
 """max_tokens or the context limit."""
 FINISH_REASON_ABORTED: FinishReason.ValueType  # 5
-"""Ended by the Abort call."""
+"""Ended by the Abort call, or by a session's cancel."""
+FINISH_REASON_LINES: FinishReason.ValueType  # 6
+"""max_lines."""
+FINISH_REASON_INDENT: FinishReason.ValueType  # 7
+"""min_indent."""
+FINISH_REASON_BLANK_LINE: FinishReason.ValueType  # 8
+FINISH_REASON_BRACKET: FinishReason.ValueType  # 9
+"""A closing bracket that the text did not open."""
+FINISH_REASON_SUFFIX: FinishReason.ValueType  # 10
+"""The text began to repeat what follows it."""
+FINISH_REASON_TIME_LIMIT: FinishReason.ValueType  # 11
+"""time_limit_ms or decode_time_limit_ms."""
+FINISH_REASON_SUPERSEDED: FinishReason.ValueType  # 12
+"""A newer request of the session came before it was complete."""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
 @_typing.final

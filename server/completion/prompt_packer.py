@@ -1,0 +1,174 @@
+"""Gaps as prompts, within a budget of tokens."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from server.completion.comment_mark import comment_mark
+from server.completion.context_packer import CHARACTERS_PER_TOKEN, ContextPacker
+from server.completion.fim_tokens import FimTokens
+from server.completion.gap import FillMode, Gap
+from server.completion.packed_prompt import PackedPrompt
+from server.completion.prefix_parts import PrefixParts
+from server.completion.user_text import UserText
+from server.http.fim_encoder import FimNotSupportedError
+from server.tokenizer_protocol import TokenizerLike
+
+DEFAULT_TOKENS = 2048
+SMALLEST_BUDGET = 64
+INLINE_CHARACTERS = 4096
+
+
+class PromptPacker:
+    """Lays out prompts for one model. Safe to use from several threads.
+
+    A prompt is: begin token, context, what marks the file, then by the family's order prefix above, suffix, middle,
+    head. *Head* are the last lines in front of the gap, shown as the begin of what is filled in (as the models were
+    trained: a middle is cut out anywhere). So typing adds tokens at the prompt's very end, and whatever was computed
+    for its front, the suffix too, is found in the prefix cache; and a sequence that was started before a key was hit
+    is, when the user types what it says, the sequence that this prompt asks for. The word that the gap is in is left
+    out: the filling spells it first (`Request.healed`), in the tokens that it would have, whole, been written in.
+
+    Of a budget B, suffix and context get B / 4 each at most, the prefix the rest. What the prefix does not need goes to
+    the suffix, then to the context, in steps of B / 8, so that the shares stay while the prefix grows. Nothing here
+    depends on anything but gap and budget: a session's prompts are those of single requests.
+
+    Raises:
+        ConfigError: ``template`` names no family, or one that the model is not of.
+    """
+
+    def __init__(self, tokenizer: TokenizerLike, max_context: int, template: str = "") -> None:
+        self._tokens = FimTokens.of(tokenizer, template)
+        self._prefix_only = FimTokens.prefix_only(tokenizer)
+        self._max_context = max_context
+        self._text = UserText(tokenizer, self._tokens.names | self._prefix_only.names)
+        self._context = ContextPacker(self._text)
+
+    @property
+    def fills_in(self) -> bool:
+        """Whether the model can be shown what follows a gap."""
+        return self._tokens.fills_in
+
+    def encode(self, prefix: str, suffix: str) -> list[int]:
+        """Ids of the prompt for the gap between two texts; what `server.http.fim_encoder.FimEncoder` asks for. All of
+        both is in it as far as the model's context goes, the prefix whole and in front of the suffix: nothing is left
+        to be spelled again, for callers who only give ids on. `pack` is better to the prefix cache.
+
+        Raises:
+            FimNotSupportedError: the model can not fill in.
+        """
+        gap, budget = Gap(prefix, suffix, head_from=len(prefix)), self._max_context * 7 // 8
+        return list(self.pack(gap, FillMode.MIDDLE, budget, heal=False).ids)
+
+    def encode_text(self, text: str, owner: str = "") -> tuple[int, ...]:
+        """Ids of a text that goes on behind a prompt."""
+        return self._text.encode(text, owner)
+
+    def budget(self, wanted: int | None, max_tokens: int) -> int:
+        """Tokens for a prompt where ``wanted`` were asked for. What is to be written, ``max_tokens``, gets a quarter of
+        the context at most."""
+        written = min(max(1, max_tokens), self._max_context // 4)
+        return min(wanted or DEFAULT_TOKENS, self._max_context - written)
+
+    def is_quick(self, gap: Gap, owner: str = "") -> bool:
+        """Whether `pack` takes less than a millisecond or two: there is little text, or it is known."""
+        texts = [file.text for file in gap.files]
+        unknown = sum(len(text) for text in texts if not self._text.knows(text, owner))
+        return unknown + len(gap.prefix) + len(gap.suffix) <= INLINE_CHARACTERS
+
+    def pack(self, gap: Gap, mode: FillMode, budget: int, owner: str = "", *, heal: bool = True) -> PackedPrompt:
+        """The prompt for ``gap``, at most ``budget`` tokens. ``owner``: whose text it is; encodings are kept apart.
+        Not ``heal``: all of the text is in it.
+
+        Raises:
+            FimNotSupportedError: the model can not fill in, and ``mode`` asks for it.
+        """
+        if mode is FillMode.MIDDLE and not self.fills_in:
+            raise FimNotSupportedError(
+                "the model has no tokens for filling in the middle of a text; serve one that was trained to, such as "
+                "qwen2.5-coder-1.5b, or ask to continue the text before the gap (completion.mode MODE_PREFIX)"
+            )
+        tokens = self._prefix_only if mode is FillMode.PREFIX else self._tokens
+        frame = self._frame(gap, tokens, owner)
+        if sum(map(len, frame)) > budget // 2:  # names too long for what is left to say
+            gap = replace(gap, files=(), repo="", path="")
+            frame = self._frame(gap, tokens, owner)
+        room = max(1, budget - sum(map(len, frame)))
+        parts = PrefixParts.of(
+            gap.prefix, self._text, window=room * CHARACTERS_PER_TOKEN, chunk=room // 2, head_from=gap.head_from,
+            heal=heal, spaced=tokens.template.spaced, owner=owner,
+        )  # fmt: skip
+        suffix, context = self._beside(gap, tokens, parts, room, owner)
+        above, head = parts.fit(room - len(suffix) - len(context))
+        ids = self._layout(tokens, frame, context, above, suffix, head)
+        n_healed = len(self._text.encode(parts.healed, owner)) if parts.healed else 0
+        return PackedPrompt(tuple(ids), tokens.fills_in, tokens.ends, parts.healed, n_healed)
+
+    def _beside(
+        self, gap: Gap, tokens: FimTokens, parts: PrefixParts, room: int, owner: str
+    ) -> tuple[list[int], list[int]]:
+        """Ids of suffix and context."""
+        step = max(1, room // 8)
+        needed = parts.n_above + max(len(parts.head), room // 8) if parts.whole else room
+        spare = max(0, room // 2 - needed) // step * step
+        suffix = self._suffix(gap.suffix, room // 4 + spare, owner) if tokens.fills_in else []
+        spare -= min(spare, max(0, len(suffix) - room // 4))
+        if not tokens.fills_in:
+            spare += room // 4
+        files = [(file, self._opening(file.name, gap, tokens, owner)) for file in gap.files if file.text.strip()]
+        context = self._context.pack(files, room // 4 + spare, owner)
+        return suffix, context
+
+    def _suffix(self, suffix: str, room: int, owner: str) -> list[int]:
+        """Its first tokens; where it is cut, behind a line's end."""
+        shown = suffix[: room * CHARACTERS_PER_TOKEN]
+        if len(shown) < len(suffix):
+            shown = shown[: shown.rfind("\n") + 1] or shown
+        ids = self._text.encode(shown, owner)
+        if len(ids) <= room:
+            return list(ids)
+        return list(ids[: self._text.line_end(ids, room - room // 4, room)])
+
+    def _frame(self, gap: Gap, tokens: FimTokens, owner: str) -> tuple[list[int], list[int], list[int]]:
+        """Ids in front of the context, between context and prefix, and the tokens that part the prompt."""
+        marks = [i for i in (tokens.prefix, tokens.suffix, tokens.middle) if i >= 0]
+        if not gap.files and not gap.repo:
+            return list(self._text.begin), [], marks
+        begin = list(self._text.begin)
+        if tokens.repo >= 0 and gap.repo:
+            name = gap.repo + ("\n" if tokens.template.newline else "")
+            begin += [tokens.repo, *self._text.encode(name, owner)]
+        own: list[int] = []
+        if tokens.template.opens_file:
+            own += self._opening(gap.path, gap, tokens, owner)
+        elif tokens.file >= 0:
+            own += [tokens.file]
+        return begin, own, marks
+
+    def _opening(self, name: str, gap: Gap, tokens: FimTokens, owner: str) -> tuple[int, ...]:
+        """What announces a file."""
+        if tokens.file >= 0:
+            return (tokens.file, *self._text.encode(name + "\n", owner))
+        heading = tokens.template.heading
+        if heading is None:
+            heading = comment_mark(gap.language, gap.path) + " {}\n"
+        return self._text.encode(heading.replace("{}", name), owner) if name else ()
+
+    def _layout(
+        self,
+        tokens: FimTokens,
+        frame: tuple[list[int], list[int], list[int]],
+        context: list[int],
+        above: list[int],
+        suffix: list[int],
+        head: list[int],
+    ) -> list[int]:
+        begin, own, _ = frame
+        around = [*context, *own]
+        if not tokens.fills_in:
+            return [*begin, *around, *above, *head]
+        if tokens.template.suffix_first:
+            return [*begin, tokens.suffix, *suffix, tokens.prefix, *around, *above, *head]
+        if tokens.file >= 0:
+            return [*begin, *around, tokens.prefix, *above, tokens.suffix, *suffix, tokens.middle, *head]
+        return [*begin, tokens.prefix, *around, *above, tokens.suffix, *suffix, tokens.middle, *head]

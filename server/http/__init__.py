@@ -1,0 +1,1 @@
+"""The HTTP face: one engine behind several dialects of JSON over HTTP."""

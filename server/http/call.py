@@ -1,0 +1,153 @@
+"""One HTTP exchange: what the client sent, and the way back to it."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Sequence
+from contextlib import suppress
+from email.utils import formatdate
+from functools import cached_property
+from typing import Any
+from urllib.parse import parse_qs
+
+from starlette.types import Receive, Scope, Send
+
+from server.http.body import Body
+from server.http.face import Face
+from server.http.http_errors import BodyTimeoutError, BodyTooLargeError, ClientGoneError
+from server.http.json_codec import read_object, write_json
+from specdec.errors import FieldViolation, InvalidRequestError, ViolationCollector
+
+BODY_IDLE_S = 30.0
+LINGER_S = 2.0
+MAX_ID_CHARACTERS = 100
+JSON = b"application/json"
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+class Call:
+    """``field_names``: the engine's fields that the body calls otherwise; it fills as the body is read."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, face: Face) -> None:
+        self._scope, self._receive, self._send = scope, receive, send
+        self._raw = b""
+        self._request_id = ""
+        self.face = face
+        self.field_names: dict[str, str] = {}
+        self.began = False
+
+    @property
+    def path_params(self) -> dict[str, Any]:
+        """What the path's placeholders stand for."""
+        found: dict[str, Any] = self._scope.get("path_params", {})
+        return found
+
+    @cached_property
+    def query(self) -> dict[str, str]:
+        """The query's fields; of one given twice, the last."""
+        text = self._scope["query_string"].decode("latin-1")
+        return {name: values[-1] for name, values in parse_qs(text, keep_blank_values=True).items()}
+
+    def header(self, name: str) -> str:
+        """A header of the request; empty where it is missing."""
+        wanted = name.encode()
+        return next((value.decode("latin-1") for key, value in self._scope["headers"] if key == wanted), "")
+
+    @property
+    def request_id(self) -> str:
+        """The client's ``x-request-id``, or a fresh id; once asked for, the answer carries it too.
+
+        Raises:
+            InvalidRequestError: it is too long.
+        """
+        if not self._request_id:
+            given = self.header("x-request-id")
+            if len(given) > MAX_ID_CHARACTERS:
+                raise InvalidRequestError([FieldViolation("x-request-id", f"at most {MAX_ID_CHARACTERS} characters")])
+            self._request_id = given or uuid.uuid4().hex
+        return self._request_id
+
+    @cached_property
+    def data(self) -> dict[str, Any]:
+        """The body's JSON object.
+
+        Raises:
+            InvalidRequestError: it is none.
+        """
+        return read_object(self._raw)
+
+    def body(self) -> Body:
+        """The body's fields, to be read one by one; raises as `data`."""
+        return Body(self.data, ViolationCollector(), self.field_names)
+
+    async def read(self) -> None:
+        """Receive the body.
+
+        Raises:
+            BodyTooLargeError, BodyTimeoutError: it is too long, or does not come.
+            ClientGoneError: the client left.
+        """
+        limit = self.face.max_body_bytes
+        pieces, size, more = [], 0, True
+        while more:
+            data, more = await self._receive_piece()
+            pieces.append(data)
+            size += len(data)
+            if size > limit:
+                await self._swallow(more)
+                raise BodyTooLargeError(limit)
+        self._raw = b"".join(pieces)
+
+    async def gone(self) -> None:
+        """Wait until the client has left; to be used once the body is read."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    async def reply(self, status: int, content: Any, headers: Headers = ()) -> None:
+        """Answer with ``content`` as JSON."""
+        await self.reply_data(status, write_json(content), JSON, headers)
+
+    async def reply_data(self, status: int, data: bytes, media_type: bytes, headers: Headers = ()) -> None:
+        """Answer with ``data`` as it is."""
+        await self._start(status, [(b"content-type", media_type), (b"content-length", b"%d" % len(data)), *headers])
+        await self.finish(data)
+
+    async def start_stream(self, media_type: bytes) -> None:
+        """Answer 200 with what `write` and `finish` will bring."""
+        await self._start(
+            200, [(b"content-type", media_type), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+        )
+
+    async def write(self, data: bytes) -> None:
+        """Send the next piece of the answer; waits while the client is slow to read."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def finish(self, data: bytes = b"") -> None:
+        """Send the last piece of the answer."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": False})
+
+    async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self.began = True
+        named = [(b"date", formatdate(usegmt=True).encode()), *headers]
+        if self._request_id:
+            named.append((b"x-request-id", self._request_id.encode("latin-1")))
+        await self._send({"type": "http.response.start", "status": status, "headers": named})
+
+    async def _receive_piece(self) -> tuple[bytes, bool]:
+        """The next piece of the body, and whether there is more."""
+        try:
+            async with asyncio.timeout(BODY_IDLE_S):
+                message = await self._receive()
+        except TimeoutError:
+            raise BodyTimeoutError(BODY_IDLE_S) from None
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError
+        return message.get("body", b""), message.get("more_body", False)
+
+    async def _swallow(self, more: bool) -> None:
+        """Read on for a moment: a client that is cut off while it writes may never see the answer."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_S):
+                while more:
+                    _, more = await self._receive_piece()

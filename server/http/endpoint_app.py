@@ -1,0 +1,66 @@
+"""Runs an endpoint for one call: reads the body, words what goes wrong, and stops when the client leaves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+
+from server.http.call import Call
+from server.http.endpoint import Endpoint
+from server.http.face import Face
+from server.http.http_errors import ClientGoneError
+from server.http.refusal import refusal_of
+
+
+class EndpointApp:
+    """An ASGI application for the ``endpoints`` that share a method and path."""
+
+    def __init__(self, endpoints: Sequence[Endpoint], face: Face) -> None:
+        self._endpoints, self._face = endpoints, face
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        call, endpoint = Call(scope, receive, send, self._face), self._endpoints[-1]
+        try:
+            await call.read()
+            endpoint = self._choose(call)
+            await _unless_gone(call, endpoint.answer(call))
+        except ClientGoneError:
+            return  # the answer went nowhere; leaving ended the request in the engine
+        except Exception as error:
+            refusal = refusal_of(error, call.field_names)
+            if call.began:
+                await call.finish(endpoint.errors.event(refusal))
+            else:
+                await call.reply(refusal.status, endpoint.errors.body(refusal), refusal.headers)
+
+    def _choose(self, call: Call) -> Endpoint:
+        if len(self._endpoints) > 1:
+            for endpoint in self._endpoints:
+                if endpoint.claims is not None and endpoint.claims(call.data):
+                    return endpoint
+        return self._endpoints[-1]
+
+
+async def _unless_gone(call: Call, work: Coroutine[Any, Any, None]) -> None:
+    """Do ``work``, and cancel it at once when the client leaves.
+
+    Raises:
+        ClientGoneError: it did.
+        Exception: what ``work`` raises.
+    """
+    working, leaving = asyncio.create_task(work), asyncio.create_task(call.gone())
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientGoneError
+        working.result()
+    finally:
+        for task in (working, leaving):
+            if not task.done():
+                task.cancel()
+        await asyncio.wait((working,))
+        if not working.cancelled():
+            working.exception()  # looked at, so that one that nobody is left to hear of is not reported as lost

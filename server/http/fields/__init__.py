@@ -1,0 +1,1 @@
+"""Fields of bodies that several dialects share: their readers, and their JSON schemas."""

@@ -1,0 +1,1 @@
+"""OpenAI's dialect: /v1/completions, /v1/chat/completions, /v1/models."""

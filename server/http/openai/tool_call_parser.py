@@ -1,0 +1,71 @@
+"""Finds tool calls in a text that is still being written."""
+
+from __future__ import annotations
+
+from server.http.openai.tool_call import ToolCall
+
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+
+
+class ToolCallParser:
+    """Text comes in as pieces, and out as text and calls, in order.
+
+    A call is what Hermes and Qwen write: ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``. What is not
+    quite that stays text, tags and all. White space around calls is dropped. ``calls`` counts them.
+    """
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._gap = ""  # white space before an open tag, dropped where a call follows
+        self._inside = False
+        self.calls = 0
+
+    def push(self, text: str) -> list[str | ToolCall]:
+        """Take the next piece; what is certain now comes out."""
+        self._held += text
+        found: list[str | ToolCall] = []
+        while self._close(found) if self._inside else self._open(found):
+            pass
+        return found
+
+    def flush(self) -> list[str | ToolCall]:
+        """The text has ended: what was held back is certain now. A call that was not closed counts if it is whole."""
+        found: list[str | ToolCall] = []
+        if self._inside:
+            self._take(self._held, "", found)
+        elif self._held and not (self.calls and self._held.isspace()):
+            found.append(self._held)
+        self._held, self._inside = "", False
+        return found
+
+    def _open(self, found: list[str | ToolCall]) -> bool:
+        """Let go of the text up to an open tag, or of what can not begin one; whether there is a tag."""
+        before, tag, after = self._held.partition(_OPEN)
+        if tag:
+            text = before.rstrip()
+            self._held, self._gap, self._inside = after, before[len(text) :], True
+        else:
+            size = next((n for n in range(len(_OPEN) - 1, 0, -1) if before.endswith(_OPEN[:n])), 0)
+            text = before[: len(before) - size].rstrip()
+            self._held = before[len(text) :]
+        if text:
+            found.append(text)
+        return bool(tag)
+
+    def _close(self, found: list[str | ToolCall]) -> bool:
+        """Take the call up to its close tag, or find that it is none; whether the text goes on outside."""
+        text, tag, after = self._held.partition(_CLOSE)
+        if self._held.lstrip()[:1] not in ("", "{"):  # no call, whatever follows: nobody should wait for its end
+            found.append(self._gap + _OPEN)
+        elif tag:
+            self._take(text, tag, found)
+            self._held = after
+        else:
+            return False
+        self._inside = False
+        return True
+
+    def _take(self, text: str, tag: str, found: list[str | ToolCall]) -> None:
+        call = ToolCall.parse(text)
+        found.append(f"{self._gap}{_OPEN}{text}{tag}" if call is None else call)
+        self.calls += call is not None

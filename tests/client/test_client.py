@@ -1,0 +1,172 @@
+"""The client against a server in another process's engine, with keys and TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from contextlib import aclosing
+from pathlib import Path
+
+import grpc
+import pytest
+
+from specdec.api.v1 import completion_pb2 as completion
+from specdec.api.v1 import options_pb2 as options
+from specdec.client import CallError, ChatTurn, Client, CompletionHints, Credentials, Fim, RetryPolicy
+from specdec.types import Delta, Finished, FinishReason, SamplingParams, Started, StoppingParams
+from tests.server.auth.certificates import Certificates
+from tests.server.auth.key_files import make_key
+from tests.server.fake_admin_engine import FLUSHED
+from tests.server.fake_engine import DEFAULT_SEED
+from tests.server.fake_tokenizer import BOS
+from tests.server.harness import running_server
+from tests.server.secure_harness import secure_server
+
+
+async def test_every_call_over_tls_with_a_key(tmp_path: Path) -> None:
+    certificates = Certificates(tmp_path / "tls")
+    keys = tmp_path / "keys.yaml"
+    key = make_key(keys, "boss", "ops", admin=True)
+    who = Credentials(
+        key, True, certificates.ca, certificates.client, certificates.client
+    )  # trustme writes key and chain into one file
+    async with (
+        secure_server(
+            keys_file=keys, tls_cert=certificates.cert, tls_key=certificates.key, tls_client_ca=certificates.ca
+        ) as server,
+        Client(server.address, who) as client,
+    ):
+        answer = await client.generate("hello", request_id="mine", sampling=SamplingParams(n=2))
+        assert (answer.request_id, answer.model, answer.seed) == ("mine", "fake", DEFAULT_SEED)
+        assert [s.index for s in answer.samples] == [0, 1]
+        assert answer.samples[0].token_ids == [BOS, *b"hello"]
+        assert answer.text == chr(BOS) + "hello"
+        assert answer.samples[1].reason == FinishReason.LENGTH
+        events = [event async for event in client.stream([7, 8, 9], stopping=StoppingParams(max_tokens=2))]
+        assert [type(e) for e in events] == [Started, Delta, Delta, Finished]
+        assert len({e.request_id for e in events}) == 1
+        assert (await client.prefill([ChatTurn("user", "hi")])).prompt_tokens == len("user:hi;")
+        assert await client.tokenize("a!", add_special=False, parse_special=True) == [ord("a"), 255]
+        assert await client.tokenize([ChatTurn("user", "hi")]) == list(b"user:hi;")
+        assert await client.detokenize([BOS, 104, 105]) == "hi"
+        assert await client.detokenize([BOS, 104], skip_special_tokens=False) == chr(BOS) + "h"
+        assert (await client.info()).target == "fake"
+        assert (await client.load()).total_pages in (0, 64)
+        assert len(await client.trace(2)) == 2
+        assert not await client.abort("nothing")
+        assert await client.admin.flush_cache() == FLUSHED
+        assert await client.admin.swap_draft("small", "int4") == ("small-int4", ("suffix", "model"))
+        assert await client.admin.swap_draft() == (None, ("suffix",))
+        assert await client.admin.drain(0.1) == 0
+        with pytest.raises(CallError) as caught:
+            await client.generate("x", timeout_s=0.3)
+        assert (caught.value.reason, caught.value.retry_after_s) == ("DRAINING", 1.0)
+
+
+async def test_completion_as_editors_ask_for_it() -> None:
+    async with running_server() as server:
+        address = f"127.0.0.1:{server.addresses.grpc_port}"
+        async with Client(address) as client:
+            with pytest.raises(CallError) as caught:
+                await anext(client.completion.complete(Fim("a", "b")))
+            assert caught.value.reason == "FIM_NOT_SUPPORTED"
+            gap, hints = Fim("hello", "b"), CompletionHints("prefix", stop_at_suffix=False)
+            events = [e async for e in client.completion.complete(gap, hints, request_id="mine")]
+            assert isinstance(events[0], Started)
+            assert {event.request_id for event in events} == {"mine"}
+            assert "".join(e.text for e in events if isinstance(e, Delta)).endswith("hello")
+            cut = client.completion.complete(gap, hints, stopping=StoppingParams(max_tokens=2))
+            assert sum(isinstance(event, Delta) for event in [e async for e in cut]) == 2
+            assert await client.completion.report_outcome("mine", "accepted", shown_ms=5)
+            assert not await client.completion.report_outcome("nobody", "shown")
+            async with client.completion.session() as session:
+                setup = completion.SessionSetup(completion=completion.CompletionOptions(mode="MODE_PREFIX"))
+                ask = completion.CompletionAsk(id=7, fim=options.FimPrompt(prefix="hello"))
+                await session.send(completion.CompleteSessionRequest(setup=setup, ask=ask))
+                await session.done()
+                answers = [answer async for answer in session]
+            assert answers[0].WhichOneof("event") == "ready"
+            assert answers[-1].finished.ask_id == 7
+            assert "".join(a.delta.text for a in answers).endswith("hello")
+            async with client.completion.session() as session:
+                await session.send(completion.CompleteSessionRequest(ask=ask))  # without a setup
+                with pytest.raises(CallError):
+                    _ = [answer async for answer in session]
+
+
+async def test_leaving_a_stream_ends_the_request() -> None:
+    async with secure_server() as server, Client(server.address) as client:
+        async with aclosing(client.stream("x" * 100, cache_salt="slow")) as events:
+            assert isinstance(await anext(events), Started)
+            assert server.client.in_flight == 1
+        async with asyncio.timeout(5):
+            while server.client.in_flight:
+                await asyncio.sleep(0.01)
+        later = [event async for event in client.stream("after")]
+        assert isinstance(later[-1], Finished)
+
+
+async def test_a_deadline_ends_the_call_and_an_abort_keeps_what_there_is() -> None:
+    async with secure_server() as server, Client(server.address) as client:
+        with pytest.raises(CallError) as caught:
+            await client.generate("x" * 100, cache_salt="slow", timeout_s=0.2)
+        assert caught.value.code == grpc.StatusCode.DEADLINE_EXCEEDED
+        running = asyncio.create_task(client.generate("x" * 100, cache_salt="slow", request_id="long"))
+        async with asyncio.timeout(5):
+            while not await client.abort("long"):
+                await asyncio.sleep(0.05)
+        assert (await running).samples[0].reason == FinishReason.ABORTED
+
+
+async def test_a_superseded_call_says_so() -> None:
+    async with secure_server() as server, Client(server.address) as client:
+        older = asyncio.create_task(client.generate("x" * 100, cache_salt="slow", supersedes_key="doc"))
+        async with asyncio.timeout(5):
+            while not server.client.in_flight:
+                await asyncio.sleep(0.01)
+        newer = await client.generate("hello", supersedes_key="doc")
+        with pytest.raises(CallError) as caught:
+            await older
+    assert newer.text == chr(BOS) + "hello"
+    assert (caught.value.code, caught.value.reason) == (grpc.StatusCode.ABORTED, "SUPERSEDED")
+
+
+async def test_a_wrong_key_and_a_stranger(tmp_path: Path) -> None:
+    certificates, other = Certificates(tmp_path / "a"), Certificates(tmp_path / "b")
+    keys = tmp_path / "keys.yaml"
+    make_key(keys, "a")
+    async with secure_server(keys_file=keys, tls_cert=certificates.cert, tls_key=certificates.key) as server:
+        async with Client(server.address, Credentials("sd-wrong", True, certificates.ca)) as client:
+            with pytest.raises(CallError) as caught:
+                await client.info()
+            assert caught.value.code == grpc.StatusCode.UNAUTHENTICATED
+        once = RetryPolicy(attempts=1)
+        async with Client(server.address, Credentials("sd-k", True, other.ca), once) as client:
+            with pytest.raises(CallError) as caught:
+                await client.info()
+            assert not caught.value.reached  # and the key was not sent to it
+
+
+async def test_a_restart_of_the_engine_is_waited_for() -> None:
+    patient = RetryPolicy(attempts=9)
+    async with secure_server() as server, Client(server.address, retry=patient) as client:
+        running = asyncio.create_task(client.generate("x" * 60, cache_salt="slow"))
+        async with asyncio.timeout(5):
+            while not server.client.in_flight:
+                await asyncio.sleep(0.01)
+        assert server.client.pid is not None
+        os.kill(server.client.pid, signal.SIGKILL)
+        assert (await running).text == chr(BOS) + "x" * 60
+        assert server.client.restarts == 1
+
+
+def test_a_client_needs_neither_torch_nor_the_server() -> None:
+    script = (
+        "import sys, specdec.client\n"
+        "print([m for m in ('torch', 'numpy', 'server', 'transformers', 'pydantic', 'yaml') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

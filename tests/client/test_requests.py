@@ -1,0 +1,119 @@
+"""What a client says is what the engine is given, and what the engine says is what the client hears."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import fields
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.engine_client import EngineClient
+from server.frontend import Frontend
+from server.grpc.convert import REASONS, info_message, load_message, sample_message, started_message
+from server.grpc.request_reader import read_generate
+from server.grpc.trace_convert import trace_message
+from specdec.api.v1 import generation_pb2 as pb
+from specdec.api.v1 import result_pb2 as result
+from specdec.client.chat_turn import ChatTurn
+from specdec.client.context_file import ContextFile
+from specdec.client.fim import Fim
+from specdec.client.generate_options import GenerateOptions
+from specdec.client.requests import fill_request
+from specdec.client.results import event_of, generated_of, info_of, load_of, reason_of, step_of
+from specdec.config import EngineConfig
+from specdec.types import EngineInfo, EngineLoad, FinishReason, Request, Started
+from tests.server.fake_engine import FakeEngine, fake_step
+from tests.server.fake_tokenizer import FakeTokenizer
+from tests.server.test_request_reader import FINISHED, REQUESTS
+
+# Where a field of `Request` goes that is no option of the same name.
+ELSEWHERE = {"prompt_ids": "", "prediction_ids": "prediction", "deadline_s": "timeout_s"}
+
+
+@pytest.fixture(scope="module")
+def frontend() -> Frontend:
+    info = FakeEngine(EngineConfig(target="fake")).info()
+    found = Frontend(cast(EngineClient, SimpleNamespace(info=info)))
+    found.tokenizer = FakeTokenizer()
+    return found
+
+
+def options_of(request: Request) -> GenerateOptions:
+    values = {ELSEWHERE.get(f.name, f.name): getattr(request, f.name) for f in fields(Request)}
+    del values[""]
+    return cast(GenerateOptions, values)
+
+
+@given(request=REQUESTS)
+@pytest.mark.parametrize("kind", [pb.GenerateRequest, pb.GenerateStreamRequest])
+def test_a_request_arrives_as_it_was_asked(frontend: Frontend, kind: Any, request: Request) -> None:
+    message = fill_request(kind(), list(request.prompt_ids), options_of(request))
+    assert asyncio.run(read_generate(kind.FromString(message.SerializeToString()), frontend)) == request
+
+
+def test_every_field_of_a_request_can_be_asked_for() -> None:
+    names = {ELSEWHERE.get(f.name, f.name) for f in fields(Request)} - {""}
+    assert names | {"model", "supersedes_key"} == set(GenerateOptions.__annotations__)
+
+
+def test_what_is_left_out_is_as_in_process(frontend: Frontend) -> None:
+    message = fill_request(pb.GenerateRequest(), [1], {"request_id": "r"})
+    assert asyncio.run(read_generate(message, frontend)) == Request("r", (1,))
+
+
+def test_every_kind_of_prompt_and_what_the_reader_does_not_tell() -> None:
+    asked: GenerateOptions = {"model": "m", "supersedes_key": "k", "prediction": "old text"}
+    message = fill_request(pb.GenerateRequest(), "hello", asked)
+    assert (message.text, message.model, message.scheduling.supersedes_key) == ("hello", "m", "k")
+    assert message.prediction.text == "old text"
+    chat = fill_request(pb.GenerateRequest(), [ChatTurn("system", "a"), ChatTurn("user", "b")], {}).chat
+    assert [(m.role, m.content) for m in chat.messages] == [("system", "a"), ("user", "b")]
+    extra = (ContextFile("x.py", "y = 1", 17, 0.5), ContextFile("z.py", ""))
+    fim = fill_request(pb.GenerateRequest(), Fim("p", "s", "m", extra, "repo", "f.py", "python"), {}).fim
+    assert (fim.prefix, fim.suffix, fim.middle_prefix, fim.repo_name, fim.file_name, fim.language) == (
+        "p", "s", "m", "repo", "f.py", "python",
+    )  # fmt: skip
+    assert [(f.filename, f.text, f.time_ms, f.score) for f in fim.extra] == [
+        ("x.py", "y = 1", 17, 0.5),
+        ("z.py", "", 0, 0),
+    ]
+    assert not fill_request(pb.GenerateRequest(), Fim("p"), {}).fim.HasField("middle_prefix")
+    for empty, which in (("", "text"), ([], "token_ids")):
+        assert fill_request(pb.GenerateRequest(), empty, {}).WhichOneof("prompt") == which
+    assert not fill_request(pb.GenerateRequest(), "x", {}).HasField("prediction")
+
+
+@given(event=FINISHED)
+def test_a_samples_end_is_heard_as_it_was_said(event: Any) -> None:
+    sample = sample_message(event.index, [], event)
+    (heard,) = generated_of(pb.GenerateResponse(samples=[sample])).samples
+    assert (heard.index, heard.reason, heard.matched_stop) == (event.index, event.reason, event.matched_stop)
+    assert (heard.usage, heard.stats, heard.timings) == (event.usage, event.stats, event.timings)
+
+
+def test_reasons_are_those_of_the_engine_and_later_ones_do_no_harm() -> None:
+    assert {number: reason_of(number) for number in REASONS.values()} == {n: r for r, n in REASONS.items()}
+    assert set(FinishReason) - set(REASONS) == {FinishReason.DEADLINE}
+    assert reason_of(max(result.FinishReason.values()) + 1) == FinishReason.ABORTED
+
+
+def test_facts_and_figures_are_heard_as_they_were_said() -> None:
+    info = FakeEngine(EngineConfig(target="fake")).info()
+    assert info_of(info_message(info, 3)) == info
+    plain = EngineInfo(**{f.name: getattr(info, f.name) for f in fields(info)} | {"draft": None})
+    assert info_of(info_message(plain, 0)).draft is None
+    load = EngineLoad(1, 2, 3, 4, 5.5, 6, 7)
+    assert load_of(load_message(load)) == load
+    step = fake_step(4, 2)
+    step.replay = {}
+    assert step_of(trace_message(step)) == step
+
+
+@given(st.builds(Started, st.just("r"), st.integers(0, 2**64 - 1), st.just(3), st.just(2), st.just(0.5)))
+def test_a_beginning_is_heard_as_it_was_said(event: Started) -> None:
+    assert event_of(pb.GenerateStreamResponse(started=started_message(event, "m")), "other") == event
+    assert event_of(pb.GenerateStreamResponse(), "r") is None  # of a later version

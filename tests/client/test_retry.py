@@ -1,0 +1,214 @@
+"""When a call is tried again: by the server's word, within the deadline, never after the first event."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.grpc.errors import refuse
+from server.request_errors import DrainingError, UnknownModelError
+from specdec.client.call_error import CallError
+from specdec.client.connection import Connection
+from specdec.client.credentials import Credentials
+from specdec.client.retry_policy import RetryPolicy
+from specdec.errors import ConfigError, FieldViolation, InvalidRequestError, QueueFullError, RequestError
+
+QUICK = RetryPolicy(first_s=0.01)
+CODES = st.sampled_from(list(grpc.StatusCode))
+
+
+def full(seconds: float = 0.05) -> QueueFullError:
+    return QueueFullError(1, seconds)
+
+
+class Script:
+    """A server that refuses calls with ``errors``, one each, and answers the next; "late" stands for a break after the
+    first message. ``times``: when calls came; ``left``: their time."""
+
+    def __init__(self, *errors: RequestError | grpc.StatusCode | str) -> None:
+        self.errors, self.times, self.left = list(errors), list[float](), list[float | None]()
+        self.metadata: list[dict[str, Any]] = []
+
+    async def unary(self, request: bytes, context: Any) -> bytes:
+        await self._next(context)
+        return b"answer"
+
+    async def stream(self, request: bytes, context: Any) -> None:
+        late = self.errors[0] == "late" if self.errors else False
+        if late:
+            await context.write(b"first")
+        await self._next(context)
+        await context.write(b"answer")
+
+    async def _next(self, context: Any) -> None:
+        self.times.append(time.monotonic())
+        self.left.append(context.time_remaining())
+        self.metadata.append(dict(context.invocation_metadata()))
+        error = self.errors.pop(0) if self.errors else None
+        if isinstance(error, RequestError):
+            await refuse(context, error)
+        elif error is not None:
+            code = error if isinstance(error, grpc.StatusCode) else grpc.StatusCode.UNAVAILABLE
+            await context.abort(code, "bare")
+
+
+@asynccontextmanager
+async def talking(
+    script: Script,
+    retry: RetryPolicy = QUICK,
+    credentials: Credentials = Credentials(),  # noqa: B008
+) -> AsyncIterator[tuple[Connection, Any, Any]]:
+    """A connection, and its two methods."""
+    server = grpc.aio.server()
+    handlers = {
+        "U": grpc.unary_unary_rpc_method_handler(script.unary),
+        "S": grpc.unary_stream_rpc_method_handler(script.stream),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("a.B", handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    connection = Connection(f"127.0.0.1:{port}", credentials, retry)
+    try:
+        yield connection, connection.channel.unary_unary("/a.B/U"), connection.channel.unary_stream("/a.B/S")
+    finally:
+        await connection.close()
+        await server.stop(0)
+
+
+async def failure(call: Any) -> CallError:
+    with pytest.raises(CallError) as caught:
+        await call
+    return caught.value
+
+
+async def whole(connection: Connection, method: Any, timeout_s: float | None = None) -> list[bytes]:
+    async with aclosing(connection.stream(method, b"", timeout_s)) as messages:
+        return [message async for message in messages]
+
+
+@pytest.mark.parametrize(
+    "errors",
+    [(), (full(),), (full(), full()), (DrainingError(), full()), (grpc.StatusCode.UNAVAILABLE,)],
+)
+async def test_what_may_be_tried_again_is(errors: Sequence[Any]) -> None:
+    for stream in (False, True):
+        script = Script(*errors)
+        async with talking(script, RetryPolicy(first_s=0.01, longest_s=2)) as (connection, unary, streaming):
+            if stream:
+                assert await whole(connection, streaming) == [b"answer"]
+            else:
+                assert await connection.unary(unary, b"") == b"answer"
+        assert len(script.times) == len(errors) + 1
+        for error, before, after in zip(errors, script.times, script.times[1:], strict=False):
+            hint = getattr(error, "retry_after_s", 1.0 if isinstance(error, DrainingError) else 0.0)
+            assert after - before >= hint - 0.002
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (InvalidRequestError([FieldViolation("a.b", "is bad")]), "INVALID_ARGUMENT"),
+        (UnknownModelError("x", "y"), "MODEL_NOT_FOUND"),
+        (full(3600), "QUEUE_FULL"),  # later than anybody waits
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, ""),  # without a hint: too large a message
+        (grpc.StatusCode.INTERNAL, ""),
+        (grpc.StatusCode.ABORTED, ""),
+    ],
+)
+async def test_what_may_not_is_told_at_once_with_all_that_was_said(error: Any, reason: str) -> None:
+    script = Script(error, error)
+    async with talking(script) as (connection, unary, streaming):
+        told = await failure(connection.unary(unary, b""))
+        assert len(script.times) == 1
+        same = await failure(whole(connection, streaming))
+    assert (told.reason, told.reached, str(same)) == (reason, True, str(told))
+    if isinstance(error, InvalidRequestError):
+        assert (told.violations, "a.b: is bad" in str(told)) == ((FieldViolation("a.b", "is bad"),), True)
+    if isinstance(error, QueueFullError):
+        assert (told.retry_after_s, told.metadata["limit"]) == (3600, "1")
+
+
+async def test_it_gives_up_after_so_many_tries() -> None:
+    script = Script(*[full(0.01)] * 9)
+    async with talking(script, RetryPolicy(attempts=3)) as (connection, unary, _):
+        assert (await failure(connection.unary(unary, b""))).reason == "QUEUE_FULL"
+    assert len(script.times) == 3
+
+
+async def test_the_deadline_is_over_all_tries_and_the_server_knows_what_is_left() -> None:
+    script = Script(full(0.1), full(0.1))
+    async with talking(script) as (connection, unary, _):
+        await connection.unary(unary, b"", 5.0)
+        lefts = [left for left in script.left if left is not None]
+        assert len(lefts) == 3
+        assert lefts[0] - lefts[2] >= 0.1  # two pauses of 0.1 s; gRPC rounds what it tells by some hundredths
+        script.errors = [full(3.0)]
+        began = time.monotonic()
+        error = await failure(connection.unary(unary, b"", 0.5))  # there is no point in waiting
+        assert (error.reason, time.monotonic() - began < 2.5) == ("QUEUE_FULL", True)
+
+
+async def test_a_stream_that_began_is_not_begun_again() -> None:
+    script = Script("late")
+    async with talking(script) as (connection, _, streaming):
+        seen = []
+        with pytest.raises(CallError):  # noqa: PT012
+            async for message in connection.stream(streaming, b""):
+                seen.append(message)  # noqa: PERF401
+    assert (seen, len(script.times)) == ([b"first"], 1)
+
+
+async def test_nobody_there() -> None:
+    patient, eager = RetryPolicy(attempts=2, first_s=0.01), RetryPolicy(unreachable=False)
+    for retry in (patient, eager):
+        connection = Connection("127.0.0.1:1", Credentials(), retry)
+        error = await failure(connection.unary(connection.channel.unary_unary("/a.B/U"), b""))
+        assert (error.reached, error.code) == (False, grpc.StatusCode.UNAVAILABLE)
+        assert "no specdec server answers at 127.0.0.1:1" in str(error)
+        await connection.close()
+
+
+async def test_every_try_carries_the_key_and_cancelling_ends_it() -> None:
+    script = Script(full(0.01), full(60))
+    policy = RetryPolicy(longest_s=100)
+    async with talking(script, policy, Credentials(key="sd-k")) as (connection, unary, _):
+        waiting = asyncio.create_task(connection.unary(unary, b""))
+        while len(script.times) < 2:
+            await asyncio.sleep(0.01)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+    assert [m["authorization"] for m in script.metadata] == ["Bearer sd-k"] * 2
+
+
+@given(
+    code=CODES, hint=st.none() | st.floats(0, 1000), attempt=st.integers(1, 9), draw=st.floats(0, 1, exclude_max=True)
+)
+def test_a_pause_is_never_shorter_than_asked_nor_longer_than_borne(
+    code: grpc.StatusCode, hint: float | None, attempt: int, draw: float
+) -> None:
+    policy = RetryPolicy(attempts=6, first_s=0.5, longest_s=20, jitter=0.5)
+    pause = policy.pause_s(CallError(code, "", retry_after_s=hint), attempt, draw)
+    wanted = 0.5 * 2 ** (attempt - 1) if hint is None else hint
+    again = code == grpc.StatusCode.UNAVAILABLE or (code == grpc.StatusCode.RESOURCE_EXHAUSTED and hint is not None)
+    if not again or attempt >= 6 or wanted > 20:
+        assert pause is None
+    else:
+        assert pause is not None
+        assert wanted <= pause <= 1.5 * wanted
+
+
+def test_halves_of_credentials_are_refused(tmp_path: Any) -> None:
+    for bad in ({"cert": tmp_path}, {"ca": tmp_path}, {"tls": True, "cert": tmp_path}):
+        with pytest.raises(ConfigError):
+            Credentials(**bad)
+    with pytest.raises(ConfigError, match=r"none\.pem"):
+        Connection("h:1", Credentials(tls=True, ca=tmp_path / "none.pem"), QUICK)

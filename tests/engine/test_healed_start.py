@@ -1,0 +1,120 @@
+"""A prompt that ends within a word: the word is spelled again, and what would have come anyway still comes."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specdec.errors import InvalidRequestError
+from specdec.grammar.healed_start import HealedStart
+from specdec.grammar.token_spelling import TokenSpelling
+from specdec.types import (
+    GrammarKind,
+    GrammarParams,
+    Request,
+    SamplingParams,
+    SpeculationMode,
+    SpeculationParams,
+    StoppingParams,
+)
+from tests.engine.tiny_engine import finish_of, run_all, text_of, tiny_engine, tiny_parts, tokens_of
+
+TOKENIZER = tiny_parts().tokenizer
+VOCAB = tiny_parts().info.vocab_size
+SPELLING = TokenSpelling(TOKENIZER, VOCAB)
+PROMPT = tuple(TOKENIZER.encode("def add(first, second):\n    return first\n" * 2))
+ASCII = tuple(
+    t for t in range(VOCAB) if t not in TOKENIZER.special_ids and (b := TOKENIZER.token_bytes(t)) and b.isascii()
+)
+
+
+def ask(name: str, prompt: tuple[int, ...], healed: str, mode: SpeculationMode, **sampling: float) -> Request:
+    return Request(
+        name, prompt, SamplingParams(seed=5, allowed_token_ids=ASCII, **sampling),  # type: ignore[arg-type]
+        StoppingParams(max_tokens=20, ignore_eos=True), speculation=SpeculationParams(mode), healed=healed,
+    )  # fmt: skip
+
+
+@settings(max_examples=30)
+@given(
+    data=st.data(),
+    mode=st.sampled_from([SpeculationMode.OFF, SpeculationMode.ON]),
+    temperature=st.sampled_from([0.0, 0.8]),
+    top_k=st.sampled_from([0, 40]),
+)
+def test_spelling_again_what_was_said_changes_nothing(
+    data: st.DataObject, mode: SpeculationMode, temperature: float, top_k: int
+) -> None:
+    sampling = {"temperature": temperature, "top_k": top_k}
+    engine = tiny_engine()
+    events = run_all(engine, [ask("whole", PROMPT, "", SpeculationMode.OFF, **sampling)])
+    said, text = tokens_of(events, "whole"), text_of(events, "whole")
+    keep = data.draw(st.integers(0, 12))
+    begun = TOKENIZER.decode(said[:keep])
+    typed = data.draw(st.integers(len(begun), min(len(text) - 1, len(begun) + 9)))
+    events = run_all(engine, [ask("healed", (*PROMPT, *said[:keep]), text[len(begun) : typed], mode, **sampling)])
+    again = tokens_of(events, "healed")
+    assert again[: len(said) - keep] == said[keep:]
+    assert text_of(events, "healed").startswith(text[typed:])
+    assert finish_of(events, "healed").usage.output_tokens == 20
+
+
+@pytest.mark.parametrize("mode", list(SpeculationMode))
+@pytest.mark.parametrize("start", ["x", " retur", "héé\n\n  世", "))) "])
+def test_any_start_is_spelled(start: str, mode: SpeculationMode) -> None:
+    request = Request(
+        "r", PROMPT, SamplingParams(temperature=0.9, seed=3), StoppingParams(max_tokens=40, ignore_eos=True),
+        speculation=SpeculationParams(mode), healed=start,
+    )  # fmt: skip
+    events = run_all(tiny_engine(), [request])
+    said = b"".join(TOKENIZER.token_bytes(t) for t in tokens_of(events, "r") if t not in TOKENIZER.special_ids)
+    assert said.startswith(start.encode())
+    assert text_of(events, "r") == said.decode(errors="replace")[len(start) :]
+
+
+@given(text=st.binary(min_size=1, max_size=6))
+def test_the_mask_holds_the_tokens_that_can_spell(text: bytes) -> None:
+    words = SPELLING.mask(text)
+    for token in range(VOCAB):
+        data = SPELLING.bytes_of(token)
+        can = bool(data) and (data.startswith(text) or text.startswith(data))
+        assert bool(words[token >> 5] >> (token & 31) & 1) == can
+    everything = SPELLING.mask(b"")
+    assert sum(int(word).bit_count() for word in everything) == VOCAB
+
+
+def test_places_along_a_path() -> None:
+    start = HealedStart(SPELLING, "return")
+    r, e, x = (TOKENIZER.encode(text, add_special=False)[0] for text in ("r", "e", "x"))
+    assert (start.mask([r]) == SPELLING.mask(b"eturn")).all()
+    assert not start.mask([x]).any()
+    assert not start.mask([r, x, e]).any()
+    start.commit([r, e])
+    assert not start.done
+    assert (start.mask([]) == SPELLING.mask(b"turn")).all()
+    start.commit(TOKENIZER.encode("turn", add_special=False))
+    assert start.done
+    assert (start.mask([x]) == SPELLING.mask(b"")).all()
+
+
+def test_the_constraint_costs_nothing_once_it_is_met() -> None:
+    served = tiny_engine()
+    served.submit(ask("r", PROMPT, "ret", SpeculationMode.OFF, temperature=0.0))
+    served.step()
+    while (state := next(iter(served._states.values()))).start is not None:
+        served.step()
+    assert state.sampling.grammar is None
+    assert state.sequence.n_output >= 1
+
+
+@pytest.mark.parametrize(
+    "request_", [
+        Request("r", (1,), healed="x" * 257), Request("r", (1,), healed="\ud800"),
+        Request("r", (1,), healed="x", grammar=GrammarParams(GrammarKind.REGEX, "a+")),
+    ],
+)  # fmt: skip
+def test_what_can_not_be_healed_is_refused(request_: Request) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        tiny_engine().submit(request_)
+    assert {v.field for v in caught.value.violations} == {"healed"}

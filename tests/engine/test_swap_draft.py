@@ -1,0 +1,302 @@
+"""The draft model is changed while requests run: no token changes, nothing of the old one stays."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import gc
+import weakref
+from collections.abc import Sequence as Seq
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draft.cross_vocab import CrossVocabularyDrafter
+from draft.model import ModelDrafter
+from specdec.control.replay import replay_file
+from specdec.control.trace_file import read_trace
+from specdec.engine.engine import Engine, EngineParts
+from specdec.errors import ConfigError, InvalidRequestError, ModelError
+from specdec.types import (
+    Delta,
+    Request,
+    RequestEvent,
+    SamplingParams,
+    SpeculationMode,
+    SpeculationParams,
+    StoppingParams,
+)
+from tests.draft.tiny_drafts import folders
+from tests.engine.test_every_drafter import every_parts
+from tests.engine.test_path_identity import named, prompts, samplings, stoppings
+from tests.engine.tiny_engine import drain, finish_of, run_all, tiny_engine, tiny_parts, tokens_of
+from tests.models.tiny import make_tiny_model
+
+GREEDY = SamplingParams(temperature=0.0)
+LONG = StoppingParams(max_tokens=60, ignore_eos=True)
+FORCED = SpeculationParams(SpeculationMode.ON)
+PROMPT = tuple(range(10, 110))
+
+
+@functools.cache
+def drafts() -> dict[str, str]:
+    """Folders of draft models: one of the target's vocabulary, one of another."""
+    folder = Path(tiny_parts().config.target).parent / "second"
+    return {"same": str(make_tiny_model("llama", folder, seed=9)), "other": str(folders()["other"])}
+
+
+def swap(engine: Engine, kind: str | None) -> None:
+    engine.swap_draft(None if kind is None else engine.load_draft(drafts()[kind], None))
+
+
+def run_swapping(
+    engine: Engine, requests: Seq[Request], swaps: dict[int, str | None], late: Request | None = None
+) -> list[RequestEvent]:
+    """All events; before step k the draft becomes ``swaps[k]``. ``late`` comes right after the first swap."""
+    for request in requests:
+        engine.submit(request)
+    events: list[RequestEvent] = []
+    for step in range(5000):
+        if not engine.has_work():
+            return events
+        if step in swaps:
+            swap(engine, swaps[step])
+            if late is not None and step == min(swaps):
+                engine.submit(late)
+        events += engine.step()
+        engine._kv.check()
+    raise AssertionError("still busy")
+
+
+def answers(events: Seq[RequestEvent]) -> dict[tuple[str, int], tuple[list[object], str]]:
+    """Per sample its tokens with their log-probabilities, and its text."""
+    found: dict[tuple[str, int], tuple[list[object], str]] = {}
+    for event in events:
+        if isinstance(event, Delta):
+            rows, text = found.get((event.request_id, event.index), ([], ""))
+            rows += [*event.token_ids, *((p.token_id, p.logprob) for p in event.logprobs)]
+            found[event.request_id, event.index] = (rows, text + event.text)
+    return found
+
+
+requests = st.builds(
+    Request,
+    request_id=st.just(""),
+    prompt_ids=prompts(),
+    sampling=samplings,
+    stopping=stoppings,
+    speculation=st.builds(
+        SpeculationParams,
+        mode=st.sampled_from(SpeculationMode),
+        drafters=st.sampled_from([None, ("suffix",), ("model",), ("suffix", "model")]),
+    ),
+    prediction_ids=st.lists(st.integers(0, 379), max_size=20).map(tuple),
+    session=st.sampled_from(["", "s"]),
+)
+
+
+def seeded(drawn: Seq[Request]) -> list[Request]:
+    """With ids, and with seeds, since two runs are compared."""
+    return [
+        dataclasses.replace(r, sampling=dataclasses.replace(r.sampling, seed=r.sampling.seed or 5))
+        for r in named(list(drawn))
+    ]
+
+
+@settings(max_examples=25)
+@given(
+    drawn=st.lists(requests, min_size=1, max_size=4),
+    swaps=st.dictionaries(st.integers(0, 25), st.sampled_from([None, "same", "other"]), max_size=3),
+    pages=st.sampled_from([None, 9]),
+)
+def test_swaps_never_show(drawn: list[Request], swaps: dict[int, str | None], pages: int | None) -> None:
+    wanted = seeded(drawn)
+    plain = [dataclasses.replace(r, speculation=SpeculationParams(SpeculationMode.OFF)) for r in wanted]
+    expected = answers(run_all(tiny_engine(), plain))
+    assert answers(run_swapping(tiny_engine(pages=pages), wanted, swaps)) == expected
+
+
+@settings(max_examples=8)
+@given(
+    drawn=st.lists(requests, min_size=1, max_size=3),
+    swaps=st.dictionaries(st.integers(0, 25), st.sampled_from([None, "same", "other"]), min_size=1, max_size=2),
+)
+def test_swaps_never_show_beside_every_other_drafter(drawn: list[Request], swaps: dict[int, str | None]) -> None:
+    wanted = [dataclasses.replace(r, speculation=dataclasses.replace(r.speculation, drafters=None)) for r in drawn]
+    wanted = seeded(wanted)
+    plain = [dataclasses.replace(r, speculation=SpeculationParams(SpeculationMode.OFF)) for r in wanted]
+    expected = answers(run_all(tiny_engine(), plain))
+    assert answers(run_swapping(tiny_engine(every_parts()), wanted, swaps)) == expected
+
+
+@pytest.mark.parametrize(("kind", "drafter"), [("same", ModelDrafter), ("other", CrossVocabularyDrafter)])
+def test_the_new_model_drafts_for_requests_that_run_and_for_new_ones(kind: str, drafter: type) -> None:
+    engine = tiny_engine()
+    ask = Request("old", PROMPT, GREEDY, LONG, speculation=FORCED)
+    swap(engine, None)
+    engine.submit(ask)
+    events = [event for _ in range(8) for event in engine.step()]
+    assert engine.info().draft is None
+    swap(engine, kind)
+    (model,) = [d for d in engine._drafters if d.name == "model"]
+    assert isinstance(model, drafter)
+    assert engine.info().draft == Path(drafts()[kind]).name
+    assert engine.info().drafters == ("suffix", "model")
+    engine.submit(dataclasses.replace(ask, request_id="new"))
+    events += drain(engine)
+    for request_id in ("old", "new"):
+        assert finish_of(events, request_id).stats.by_drafter["model"].num_draft_tokens > 0
+
+
+def test_a_drafter_that_was_dropped_is_unknown_from_then_on() -> None:
+    engine = tiny_engine()
+    named_it = Request("r", PROMPT, GREEDY, LONG, speculation=SpeculationParams(SpeculationMode.ON, ("model",)))
+    engine.submit(named_it)
+    for _ in range(6):
+        engine.step()
+    swap(engine, None)
+    events = drain(engine)  # who named it before goes on without
+    assert len(tokens_of(events, "r")) > 0
+    with pytest.raises(InvalidRequestError, match="unknown model"):
+        engine.submit(dataclasses.replace(named_it, request_id="s"))
+    swap(engine, "same")
+    engine.submit(dataclasses.replace(named_it, request_id="t"))
+    assert finish_of(drain(engine), "t").stats.num_draft_tokens > 0
+
+
+def test_the_new_model_reads_the_text_itself() -> None:
+    """A twin of the target drafts what comes, unless it takes the old model's keys for its own."""
+    engine = tiny_engine()
+    chain = SpeculationParams(SpeculationMode.ON, ("model",), max_nodes=4, max_depth=4, width=1)
+    ask = Request("a", PROMPT, GREEDY, LONG, speculation=chain)
+    run_all(engine, [dataclasses.replace(ask, request_id="before")])  # leaves the old model's keys in the cache
+    engine.submit(dataclasses.replace(ask, request_id="running", prompt_ids=PROMPT[::-1]))
+    for _ in range(6):
+        engine.step()
+    (state,) = engine._states.values()
+    drafted, accepted = state.stats.num_draft_tokens, state.stats.num_accepted_draft_tokens
+    assert drafted > accepted + 4  # the old one is bad at it
+    engine.swap_draft(engine.load_draft(tiny_parts().config.target, "int8"))
+    engine.submit(ask)
+    events = drain(engine)
+    stats = finish_of(events, "running").stats
+    assert stats.num_draft_tokens > drafted
+    assert stats.num_draft_tokens - drafted == stats.num_accepted_draft_tokens - accepted
+    hit = finish_of(events, "a")
+    assert hit.usage.cached_tokens > 0  # the target's keys are still good
+    assert 0 < hit.stats.num_draft_tokens == hit.stats.num_accepted_draft_tokens
+
+
+@pytest.mark.parametrize("kind", [None, "same", "other"])
+def test_the_old_models_memory_is_free_on_return(kind: str | None) -> None:
+    engine = tiny_engine()
+    swap(engine, "same")
+    engine.submit(Request("r", PROMPT, GREEDY, LONG, speculation=FORCED))
+    for _ in range(6):
+        engine.step()
+    (old,) = [d for d in engine._drafters if d.name == "model"]
+    assert isinstance(old, ModelDrafter)
+    held = [weakref.ref(old), weakref.ref(old._decoder), weakref.ref(old._decoder.pool), weakref.ref(old._decoder._x)]
+    del old
+    gc.disable()
+    try:
+        swap(engine, kind)
+        assert [ref() for ref in held] == [None] * 4
+    finally:
+        gc.enable()
+    drain(engine)
+
+
+def test_an_other_vocabularys_memory_is_free_on_return() -> None:
+    engine = tiny_engine()
+    swap(engine, "other")
+    engine.submit(Request("r", PROMPT, GREEDY, LONG, speculation=FORCED))
+    for _ in range(6):
+        engine.step()
+    (old,) = [d for d in engine._drafters if d.name == "model"]
+    assert isinstance(old, CrossVocabularyDrafter)
+    held = [weakref.ref(old._decoder), weakref.ref(old._decoder.pool)]
+    del old
+    gc.disable()
+    try:
+        swap(engine, None)
+        assert [ref() for ref in held] == [None] * 2
+    finally:
+        gc.enable()
+
+
+def test_what_can_not_be_loaded_leaves_the_old_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = tiny_engine()
+    before, drafters = engine.info(), engine._drafters
+    with pytest.raises(ModelError, match="nowhere"):
+        engine.load_draft("./nowhere", None)
+    monkeypatch.setattr("specdec.engine.build_decoder.available_bytes", lambda: 1 << 20)
+    with pytest.raises(ModelError, match="kv_tokens"):  # memory is looked at before it is taken
+        engine.load_draft(drafts()["same"], None)
+    assert (engine.info(), engine._drafters) == (before, drafters)
+
+
+def test_an_engine_without_speculation_is_not_given_a_draft() -> None:
+    base = tiny_parts()
+    off = base.config.speculation.model_copy(update={"enabled": False})
+    engine = tiny_engine(dataclasses.replace(base, drafters=[]), speculation=off)
+    with pytest.raises(ConfigError, match="without speculation"):
+        engine.load_draft(drafts()["same"], None)
+    with pytest.raises(ConfigError, match="without speculation"):
+        engine.swap_draft(None)
+    fixed = Engine(dataclasses.replace(base, load_draft=None))
+    with pytest.raises(ConfigError):
+        fixed.swap_draft(None)
+
+
+def traced(path: Path) -> EngineParts:
+    base = tiny_parts()
+    speculation = base.config.speculation.model_copy(update={"trace_file": path})
+    return dataclasses.replace(base, config=base.config.model_copy(update={"speculation": speculation}))
+
+
+def test_each_controller_has_a_trace_that_replays(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    slow = SpeculationParams(max_nodes=1)
+    plain = SpeculationParams(SpeculationMode.OFF)  # takes part in every step's decisions
+    asks = [Request("off", PROMPT[:10], SamplingParams(seed=9), LONG, speculation=plain)]
+    asks += [Request(f"r{i}", PROMPT, SamplingParams(seed=i), LONG, speculation=slow) for i in range(3)]
+    engine = tiny_engine(traced(path))
+    expected = answers(run_all(tiny_engine(), asks))
+    assert answers(run_swapping(engine, asks[:3], {12: "same", 24: None}, asks[3])) == expected
+    engine.close()
+    for name in ("trace.jsonl", "trace.1.jsonl", "trace.2.jsonl"):
+        report = replay_file(tmp_path / name)
+        assert (report.steps > 3, report.differences) == (True, [])
+        records = [cast(dict[str, Any], step.replay) for step in read_trace(tmp_path / name)[1]]
+        assert all(len({turn["control"][0] for turn in r["turns"]}) == len(r["turns"]) for r in records if r)
+
+
+def test_a_trace_file_that_can_not_be_written_leaves_everything(tmp_path: Path) -> None:
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    engine = tiny_engine(traced(folder / "trace.jsonl"))
+    before = engine.info()
+    (folder / "trace.1.jsonl").mkdir()
+    with pytest.raises(ConfigError, match="trace_file"):
+        engine.swap_draft(None)
+    assert engine.info() == before
+    ask = Request("r", PROMPT, GREEDY, LONG, speculation=FORCED)
+    assert "model" in finish_of(run_all(engine, [ask]), "r").stats.by_drafter
+
+
+def test_flushing_frees_what_no_request_uses() -> None:
+    engine = tiny_engine()
+    ask = Request("a", PROMPT, GREEDY, StoppingParams(max_tokens=3, ignore_eos=True))
+    run_all(engine, [ask])
+    running = Request("b", tuple(reversed(PROMPT)), GREEDY, LONG)
+    engine.submit(running)
+    events = [event for _ in range(4) for event in engine.step()]
+    assert engine.flush_cache() == 1  # the one full page of `a`
+    events += drain(engine)
+    assert tokens_of(events, "b") == tokens_of(run_all(tiny_engine(), [running]), "b")
+    again = finish_of(run_all(engine, [dataclasses.replace(ask, request_id="c")]), "c")
+    assert again.usage.cached_tokens == 0

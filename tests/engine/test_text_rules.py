@@ -1,0 +1,126 @@
+"""Text rules and time limits in the engine: cut at the same token with and without speculation, and time is an end."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specdec.engine.engine import Engine
+from specdec.types import (
+    FinishReason,
+    Request,
+    SamplingParams,
+    SpeculationMode,
+    SpeculationParams,
+    StoppingParams,
+    TextRules,
+)
+from tests.engine.tiny_engine import drain, finish_of, run_all, text_of, tiny_engine, tiny_parts, tokens_of
+
+LAYOUT = ("\n", " ", "(", ")", "\n    ", "x", "]")
+RULES = st.builds(
+    TextRules,
+    max_lines=st.none() | st.integers(1, 4),
+    min_indent=st.none() | st.integers(1, 3),
+    blank_line=st.booleans(),
+    closers=st.none() | st.sampled_from(["", ")"]),
+    suffix=st.sampled_from(["", ")\n", "\n x(x", " x)"]),
+)
+
+
+def layout_bias() -> tuple[tuple[int, float], ...]:
+    """Makes a random model write line breaks, white space and brackets most of the time."""
+    tokenizer = tiny_parts().tokenizer
+    ids = {i for text in LAYOUT for i in tokenizer.encode(text, add_special=False)}
+    return tuple((i, 5.0) for i in sorted(ids))
+
+
+def request(name: str, mode: SpeculationMode, seed: int, **stopping: Any) -> Request:
+    return Request(
+        name,
+        tuple(tiny_parts().tokenizer.encode("def add(first, second):\n    return first\n" * 3)),
+        sampling=SamplingParams(temperature=0.7, seed=seed, logit_bias=layout_bias()),
+        stopping=StoppingParams(max_tokens=40, ignore_eos=True, **stopping),
+        speculation=SpeculationParams(mode=mode),
+    )
+
+
+@settings(max_examples=25)
+@given(rules=RULES, seed=st.integers(0, 2**32))
+def test_speculation_cuts_at_the_same_token(rules: TextRules, seed: int) -> None:
+    modes = {"off": SpeculationMode.OFF, "on": SpeculationMode.ON}
+    events = run_all(tiny_engine(), [request(name, mode, seed, rules=rules) for name, mode in modes.items()])
+    off, on = (
+        (tokens_of(events, name), text_of(events, name), finish_of(events, name).reason) for name in modes
+    )  # fmt: skip
+    assert off == on
+
+
+def test_every_rule_ends_something() -> None:
+    """The property above is about something: each rule fires on such text."""
+    rules = {
+        FinishReason.LINES: TextRules(max_lines=2),
+        FinishReason.INDENT: TextRules(min_indent=2),
+        FinishReason.BLANK_LINE: TextRules(blank_line=True),
+        FinishReason.BRACKET: TextRules(closers=""),
+        FinishReason.SUFFIX: TextRules(suffix=")\n"),
+    }
+    for reason, rule in rules.items():
+        asked = [request(str(seed), SpeculationMode.ON, seed, rules=rule) for seed in range(8)]
+        events = run_all(tiny_engine(), asked)
+        ends = [finish_of(events, r.request_id) for r in asked]
+        assert reason in {end.reason for end in ends}
+        short = next(end for end in ends if end.reason is reason)
+        assert short.usage.output_tokens == len(tokens_of(events, short.request_id)) <= 40
+
+
+def step_until(engine: Engine, name: str, tokens: int) -> list[Any]:
+    events: list[Any] = []
+    while len(tokens_of(events, name)) < tokens:
+        events += engine.step()
+    return events
+
+
+@pytest.mark.parametrize("limit", ["time_limit_s", "decode_limit_s"])
+def test_time_over_is_an_end_with_what_is_there(limit: str) -> None:
+    engine = tiny_engine()
+    engine.submit(request("r", SpeculationMode.OFF, 1, **{limit: 0.2}, stop=("never said",)))
+    events = step_until(engine, "r", 3)
+    time.sleep(0.2)
+    events += drain(engine)
+    done = finish_of(events, "r")
+    assert done.reason is FinishReason.TIME_LIMIT
+    assert 3 <= done.usage.output_tokens < 40
+    told = tiny_parts().tokenizer.decode(tokens_of(events, "r"))
+    assert text_of(events, "r") == told
+    assert engine.load().free_pages == engine.load().total_pages
+
+
+def test_time_over_before_the_first_token() -> None:
+    engine = tiny_engine()
+    engine.submit(request("late", SpeculationMode.OFF, 1, time_limit_s=0.01, finish_line=True))
+    engine.submit(request("patient", SpeculationMode.OFF, 1, decode_limit_s=1e-6))
+    time.sleep(0.02)
+    events = drain(engine)
+    late, patient = finish_of(events, "late"), finish_of(events, "patient")
+    assert (late.reason, late.usage.output_tokens) == (FinishReason.TIME_LIMIT, 0)
+    assert (patient.reason, patient.usage.output_tokens) == (FinishReason.TIME_LIMIT, 1)
+
+
+def test_a_line_that_has_begun_is_finished() -> None:
+    free = run_all(tiny_engine(), [request("r", SpeculationMode.ON, 3)])
+    engine = tiny_engine()
+    engine.submit(request("r", SpeculationMode.ON, 3, time_limit_s=1e-6, finish_line=True))
+    engine._live["r"].sequences[0].arrival_s += 1e6  # the clock starts when the first tokens are out
+    events = step_until(engine, "r", 1)
+    engine._live["r"].sequences[0].arrival_s -= 1e6
+    already = len(text_of(events, "r"))
+    events += drain(engine)
+    whole = text_of(free, "r")
+    assert "\n" in whole[already:]
+    assert text_of(events, "r") == whole[: whole.index("\n", already)]
+    assert finish_of(events, "r").reason is FinishReason.TIME_LIMIT

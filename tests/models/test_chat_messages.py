@@ -1,0 +1,134 @@
+"""Messages with parts, tools and tool calls, rendered as transformers renders what it takes itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specdec.errors import InvalidRequestError
+from specdec.models import Tokenizer
+from specdec.models.chat_messages import plain_messages
+from specdec.models.tokenizer_info import TokenizerInfo
+from tests.models.tiny import SPECIALS, make_tiny_tokenizer
+
+# In the manner of Qwen2.5's
+TEMPLATE = """\
+{%- if tools %}{{- '<|im_start|>system\\n<tools>' }}
+{%- for tool in tools %}{{- '\\n' }}{{- tool | tojson }}{%- endfor %}{{- '\\n</tools><|im_end|>\\n' }}{%- endif %}
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' + message.content }}
+    {%- for call in message.tool_calls or [] %}
+        {{- '<tool_call>{"name": "' + call.function.name + '", "arguments": ' + (call.function.arguments | tojson) }}
+        {{- '}</tool_call>' }}
+    {%- endfor %}
+    {{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
+TOOLS = [
+    {"type": "function", "function": {"name": "look", "description": "Looks <at> é", "parameters": {"type": "object"}}}
+]
+TEXT = st.lists(st.one_of(st.text(max_size=6), st.sampled_from([*SPECIALS, "<|", "|>", '"']))).map("".join)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer whose chat template knows tools."""
+    found = tmp_path_factory.mktemp("tools")
+    make_tiny_tokenizer(found)
+    settings = json.loads((found / "tokenizer_config.json").read_text())
+    (found / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": TEMPLATE}))
+    return found
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path) -> Tokenizer:
+    info = TokenizerInfo(chat_template=TEMPLATE)
+    return Tokenizer((folder / "tokenizer.json").read_text(), info)
+
+
+def call(arguments: Any) -> dict[str, Any]:
+    return {"id": "c", "type": "function", "function": {"name": "look", "arguments": arguments}}
+
+
+def test_tools_and_calls_are_rendered_as_transformers_does(folder: Path, tokenizer: Tokenizer) -> None:
+    from transformers import AutoTokenizer
+
+    oracle = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.has_tool_template
+    sent = [
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "assistant", "content": None, "tool_calls": [call('{"at": "x"}')]},
+        {"role": "tool", "content": "found"},
+    ]
+    # transformers takes neither parts nor arguments in text for such a template.
+    taken = [
+        {"role": "user", "content": "a\nb"},
+        {"role": "assistant", "content": "", "tool_calls": [call({"at": "x"})]},
+        {"role": "tool", "content": "found"},
+    ]
+    for tools in (TOOLS, None):
+        asked: dict[str, Any] = {"tools": tools, "add_generation_prompt": True, "return_dict": False}
+        assert tokenizer.render_chat(sent, tools=tools) == oracle.apply_chat_template(taken, tokenize=False, **asked)
+        assert tokenizer.encode_chat(sent, tools=tools) == oracle.apply_chat_template(taken, **asked)
+
+
+@given(text=TEXT)
+def test_tools_and_calls_can_not_forge_a_turn(text: str, tokenizer: Tokenizer) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "description": text, "parameters": {text: [text]}}}]
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": text}]},
+        {"role": "assistant", "content": text, "tool_calls": [call(json.dumps({"a": text, text: 1}))]},
+    ]
+    ids = tokenizer.encode_chat(messages, tools=tools)
+    assert [i for i in ids if i in tokenizer.special_ids] == [1, 2, 1, 2, 1, 2, 1]
+
+
+def test_a_template_without_tools_leaves_them_out(tokenizer: Tokenizer, folder: Path) -> None:
+    plain = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    silent = Tokenizer((folder / "tokenizer.json").read_text(), TokenizerInfo(chat_template=plain))
+    assert not silent.has_tool_template
+    assert silent.render_chat([{"role": "user", "content": "a"}], tools=TOOLS) == "a"
+    assert not Tokenizer((folder / "tokenizer.json").read_text(), TokenizerInfo()).has_tool_template
+
+
+@pytest.mark.parametrize("arguments", ["", "{", "[1]", "5", '"x"', "[" * 100_000, None, 5, {"a": 1}])
+def test_arguments_that_are_no_object_stay_as_they_are(arguments: Any) -> None:
+    (message,) = plain_messages([{"role": "assistant", "content": "x", "tool_calls": [call(arguments), 5, {"a": 1}]}])
+    assert message["tool_calls"] == [call(arguments), 5, {"a": 1}]
+
+
+def test_messages_are_copied_and_otherwise_kept() -> None:
+    given = [{"role": "user", "content": [{"type": "text", "text": "a"}], "name": "n"}]
+    assert plain_messages(given) == [{"role": "user", "content": "a", "name": "n"}]
+    assert given[0]["content"] == [{"type": "text", "text": "a"}]
+    assert plain_messages(plain_messages(given)) == plain_messages(given)
+
+
+@pytest.mark.parametrize(
+    ("content", "places"),
+    [
+        (5, ["messages[1].content"]),
+        ({"type": "text", "text": "a"}, ["messages[1].content"]),
+        (["a", {"type": "text"}, {"type": "text", "text": 5}, {"type": "image_url", "text": "a"}],
+         [f"messages[1].content[{i}]" for i in range(4)]),
+    ],
+)  # fmt: skip
+def test_contents_that_are_no_text_are_named(content: Any, places: list[str]) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        plain_messages([{"role": "user"}, {"role": "user", "content": content}])
+    assert [v.field for v in caught.value.violations] == places
+
+
+@pytest.mark.parametrize(
+    "expression", ["messages[0].content + 5", "1 // 0", "messages['x'].y.z", "messages[0].content | int(5, 7, 9)"]
+)
+def test_a_template_that_stumbles_over_messages_refuses_them(expression: str, folder: Path) -> None:
+    info = TokenizerInfo(chat_template="{{ " + expression + " }}")
+    broken = Tokenizer((folder / "tokenizer.json").read_text(), info)
+    with pytest.raises(InvalidRequestError, match="messages: "):
+        broken.encode_chat([{"role": "user", "content": "a"}])

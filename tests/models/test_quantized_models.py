@@ -1,0 +1,242 @@
+"""AWQ and GPTQ folders: they load as the matrices they stand for, on the CPU and as 4-bit weights for the GPU."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from specdec.errors import ModelError, UnsupportedModelError
+from specdec.models import load_model
+from specdec.models.hf_checkpoint import HFCheckpoint
+from specdec.models.quantized_config import parse_quantized_config
+from specdec.models.quantized_int4 import read_int4
+from specdec.models.quantized_source import QuantizedSource
+from tests.models.oracle_weights import differences
+from tests.models.quantized_folders import Scheme, change_config, quantise, write_folder
+from tests.models.test_decoder_oracle import make_decoder, run_in_chunks
+from tests.models.tiny import VOCAB_SIZE, load_oracle
+from verify_kernels.gpu.linear_int4_weight import unpack_int4
+from verify_kernels.reference_backend import ReferenceBackend
+
+SCHEMES = {
+    "awq": Scheme("awq"),
+    "awq whole": Scheme("awq", group=-1),
+    "gptq": Scheme("gptq"),
+    "gptq sym": Scheme("gptq", sym=True, group=64),
+    "gptq v2": Scheme("gptq", v2=True),
+    "gptq act order": Scheme("gptq", act_order=True),
+    "gptq 8 bits": Scheme("gptq", bits=8),
+    "gptq head": Scheme("gptq", lm_head=True, group=16),
+}
+FOUR_BITS = [name for name in SCHEMES if name not in ("gptq 8 bits", "gptq head")]
+ROLES = ("q", "k", "v", "o", "gate", "up", "down")
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Path]]:
+    """(quantised, plain) by scheme; tests must not write to them."""
+    root = tmp_path_factory.mktemp("quantised")
+    # 256 inputs in one group: more than the GPU kernel's groups hold
+    sizes = {"awq whole": {"intermediate_size": 256}}
+    return {
+        name: write_folder(root / name.replace(" ", "_"), scheme, **sizes.get(name, {}))
+        for name, scheme in SCHEMES.items()
+    }
+
+
+def open_source(folder: Path) -> QuantizedSource:
+    source = HFCheckpoint(folder).open()
+    assert isinstance(source, QuantizedSource)
+    return source
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_weights_are_what_the_levels_stand_for(
+    name: str, folders: dict[str, tuple[Path, Path]], tmp_path: Path
+) -> None:
+    quantised, plain = folders[name]
+    loaded = load_model(str(quantised), dtype="fp32", cache_dir=tmp_path)
+    assert differences(loaded.weights, load_oracle(plain)) == []
+
+
+@pytest.mark.parametrize("name", ["awq", "gptq act order"])
+def test_logits_are_those_of_the_dequantised_model(
+    name: str, folders: dict[str, tuple[Path, Path]], tmp_path: Path
+) -> None:
+    quantised, plain = folders[name]
+    tokens = torch.randint(0, VOCAB_SIZE, (40,), generator=torch.Generator().manual_seed(3)).tolist()
+    with torch.no_grad():
+        expected = load_oracle(plain)(torch.tensor([tokens])).logits[0]
+    got = run_in_chunks(make_decoder(quantised, tmp_path, ReferenceBackend(1)), tokens, [40])
+    assert torch.linalg.norm(got - expected) <= 1e-4 * torch.linalg.norm(expected)
+
+
+def test_default_weights_load_too(folders: dict[str, tuple[Path, Path]], tmp_path: Path) -> None:
+    loaded = load_model(str(folders["gptq"][0]), dtype="int8", cache_dir=tmp_path)
+    assert loaded.weights.layers[0].qkv.kind == "int8"
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_any_slice_is_a_slice_of_the_whole(name: str, folders: dict[str, tuple[Path, Path]]) -> None:
+    source = open_source(folders[name][0])
+    whole = source.rows("layers.1.gate", 0, 128)
+    for low, high in ((0, 1), (3, 5), (8, 16), (7, 100), (127, 128), (64, 64)):
+        assert torch.equal(source.rows("layers.1.gate", low, high), whole[low:high])
+
+
+@pytest.mark.parametrize("name", FOUR_BITS)
+def test_gpu_weights_are_the_same_matrices(name: str, folders: dict[str, tuple[Path, Path]]) -> None:
+    source = open_source(folders[name][0])
+    for role in ROLES:
+        outputs, inputs = source.shape(f"layers.0.{role}")
+        packed = read_int4(source, f"layers.0.{role}")
+        assert (packed.n, packed.k) == (outputs, inputs)
+        assert (packed.perm is not None) == SCHEMES[name].act_order
+        assert torch.equal(unpack_int4(packed), source.rows(f"layers.0.{role}", 0, outputs))
+
+
+def test_what_the_gpu_kernel_can_not_run_is_named(folders: dict[str, tuple[Path, Path]]) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"bits is 8; .*CPU"):
+        read_int4(open_source(folders["gptq 8 bits"][0]), "layers.0.q")
+    with pytest.raises(UnsupportedModelError, match=r"layers.0.q: group_size is 16; .*32, 64 or 128"):
+        read_int4(open_source(folders["gptq head"][0]), "layers.0.q")
+
+
+def test_unquantised_tensors_are_read_as_ever(folders: dict[str, tuple[Path, Path]]) -> None:
+    source, plain = open_source(folders["awq"][0]), HFCheckpoint(folders["awq"][1]).open()
+    assert (source.name, source.config) == ("quantised", plain.config)
+    assert torch.equal(source.rows("embed", 5, 9), plain.rows("embed", 5, 9))
+    assert torch.equal(source.vector("final_norm"), plain.vector("final_norm"))
+    assert source.shape("embed") == plain.shape("embed")
+    assert [source.has(role) for role in ("embed", "layers.0.q", "layers.0.q.bias", "lm_head")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
+def test_a_quantised_head_is_a_head(folders: dict[str, tuple[Path, Path]], tmp_path: Path) -> None:
+    shutil.copytree(folders["gptq head"][0], tmp_path / "m")
+    data = json.loads((tmp_path / "m" / "config.json").read_text())
+    del data["tie_word_embeddings"]
+    (tmp_path / "m" / "config.json").write_text(json.dumps(data))
+    source = open_source(tmp_path / "m")
+    assert not source.config.tie_embeddings
+    assert source.is_quantized("lm_head")
+
+
+def test_biases_that_quantisers_add_are_kept(tmp_path: Path) -> None:
+    folder, _ = write_folder(tmp_path, Scheme("gptq"))
+    state = load_file(folder / "model.safetensors")
+    bias = torch.randn(64, generator=torch.Generator().manual_seed(1))
+    save_file(state | {"model.layers.0.self_attn.o_proj.bias": bias}, folder / "model.safetensors")
+    loaded = load_model(str(folder), dtype="fp32", cache_dir=tmp_path)
+    assert loaded.weights.layers[0].o.bias is not None
+    assert torch.equal(loaded.weights.layers[0].o.bias[:64], bias)
+
+
+def test_the_first_gptq_format_can_mean_16(tmp_path: Path) -> None:
+    folder, _ = write_folder(tmp_path, Scheme("gptq"))
+    state = load_file(folder / "model.safetensors")
+    state["model.layers.0.mlp.up_proj.qzeros"].fill_(-1)  # 15 everywhere, and one more is 16
+    save_file(state, folder / "model.safetensors")
+    source = open_source(folder)
+    assert bool((source.matrix("layers.0.up", 0, 128).zeros == 16).all())
+    assert torch.equal(unpack_int4(read_int4(source, "layers.0.up")), source.rows("layers.0.up", 0, 128))
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"quant_method": "bitsandbytes"}, "quant_method 'bitsandbytes' is not supported; .*GGUF"),
+        ({}, "quant_method 'None'"),
+        (["gptq"], "quant_method 'None'"),
+        (GPTQ | {"bits": 3}, r"\(gptq\): bits is 3; only 4 or 8 is supported"),
+        (AWQ | {"bits": 8}, r"\(awq\): bits is 8; only 4 is supported"),
+        (GPTQ | {"group_size": 0}, "group_size is 0"),
+        (AWQ | {"group_size": None}, "group_size is None"),
+        (AWQ | {"version": "gemv"}, "version 'gemv' is not supported; only gemm"),
+        (AWQ | {"zero_point": False}, "zero_point false"),
+        (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format 'marlin' is not supported; only gptq and gptq_v2"),
+        (GPTQ | {"is_marlin_format": True}, "checkpoint_format 'marlin'"),
+        (GPTQ | {"dynamic": {"-:.*down.*": {}}}, "dynamic"),
+        (GPTQ | {"pack_dtype": "int16"}, "pack_dtype 'int16'"),
+    ],
+)
+def test_layouts_that_can_not_be_read_are_named(config: Any, words: str, folders: Any, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match=words):
+        parse_quantized_config(config, "m")
+    shutil.copytree(folders["gptq"][0], tmp_path / "m")
+    change_config(tmp_path / "m", config)
+    with pytest.raises(UnsupportedModelError, match=words):
+        load_model(str(tmp_path / "m"), dtype="int8", cache_dir=tmp_path / "cache")
+
+
+@pytest.mark.parametrize(
+    ("config", "offset"),
+    [
+        (GPTQ, 1),
+        (GPTQ | {"checkpoint_format": "gptq", "dynamic": {}, "pack_dtype": "int32"}, 1),
+        (GPTQ | {"checkpoint_format": "gptq_v2"}, 0),
+        (GPTQ | {"format": "gptq_v2"}, 0),
+        (AWQ | {"version": "GEMM"}, 0),
+        (AWQ | {"format": "gemm", "zero_point": True}, 0),
+    ],
+)
+def test_layouts_that_can_be_read(config: dict[str, Any], offset: int) -> None:
+    parsed = parse_quantized_config(config, "m")
+    assert (parsed.zero_offset, parsed.bits, parsed.group_size) == (offset, 4, 128)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "part", "words"),
+    [
+        (Scheme("gptq"), "qweight", "q_proj.weight is missing"),
+        (Scheme("awq"), "qzeros", "q_proj.qzeros is missing"),
+        (Scheme("gptq"), "scales", "q_proj.scales is missing"),
+    ],
+)
+def test_missing_parts_are_named(scheme: Scheme, part: str, words: str, tmp_path: Path) -> None:
+    folder, _ = write_folder(tmp_path, scheme)
+    state = load_file(folder / "model.safetensors")
+    del state[f"model.layers.0.self_attn.q_proj.{part}"]
+    save_file(state, folder / "model.safetensors")
+    with pytest.raises(ModelError, match=words):
+        load_model(str(folder), dtype="int8", cache_dir=tmp_path)
+
+
+def test_parts_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    folder, _ = write_folder(tmp_path, Scheme("gptq"))
+    good = load_file(folder / "model.safetensors")
+    q = "model.layers.0.self_attn.q_proj."
+    bad: list[tuple[str, Any, str]] = [
+        ("scales", good[q + "scales"][:1], r"q_proj.scales has shape \[1, 64\]; .*group_size 32 call for \[2, 64\]"),
+        ("qzeros", good[q + "qzeros"][:, :3].contiguous(), "q_proj.qzeros has shape"),
+        ("g_idx", good[q + "g_idx"][:5].contiguous(), "q_proj.g_idx has shape"),
+        ("g_idx", good[q + "g_idx"] + 1, "q_proj.g_idx names groups beyond the 2 there are"),
+        ("qweight", good[q + "qweight"][0], "q_proj.qweight has shape .*; must be a matrix"),
+    ]
+    for part, tensor, words in bad:
+        save_file(good | {q + part: tensor}, folder / "model.safetensors")
+        with pytest.raises(ModelError, match=words):
+            load_model(str(folder), dtype="int8", cache_dir=tmp_path)
+    save_file(good | {q + "g_idx": torch.zeros(64, dtype=torch.int32)}, folder / "model.safetensors")
+    with pytest.raises(UnsupportedModelError, match="g_idx has groups of unequal sizes"):
+        read_int4(open_source(folder), "layers.0.q")
+
+
+def test_the_writer_quantises() -> None:
+    """The tests' own quantiser: close to what it was given, so that the models it makes are not noise."""
+    weight = torch.randn(32, 64, generator=torch.Generator().manual_seed(5)).numpy()
+    for scheme, bound in ((Scheme("awq"), 0.2), (Scheme("gptq", act_order=True), 0.2), (Scheme("gptq", bits=8), 0.02)):
+        _, matrix = quantise(weight, scheme, 1)
+        assert abs(matrix - weight).mean() < bound * abs(weight).mean()

@@ -1,0 +1,119 @@
+"""An engine client whose engine is the test."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from server.admission.admission import Admission
+from server.auth.limits import Limits
+from server.auth.principal import Principal
+from server.request_stream import RequestStream
+from server.request_table import RequestTable
+from specdec.config import ServerConfig
+from specdec.errors import EngineDeadError, RequestError
+from specdec.types import (
+    Delta,
+    EngineInfo,
+    Finished,
+    FinishReason,
+    Request,
+    RequestEvent,
+    SpeculationStats,
+    Started,
+    Timings,
+    Usage,
+)
+from tests.server.fake_engine import FakeEngine
+
+INFO = FakeEngine.info(None)  # type: ignore[arg-type]
+
+
+class StubClient:
+    """What `Admission` uses of `EngineClient`, over the real table of requests. ``given`` and ``aborted``: what the
+    engine was told."""
+
+    def __init__(self, max_batch: int = 4) -> None:
+        self.info: EngineInfo = replace(INFO, max_batch=max_batch)
+        self.given: list[Request] = []
+        self.aborted: list[str] = []
+        self.dead = False
+        self._table = RequestTable(self._abort_ticket)
+
+    def generate(self, request: Request) -> RequestStream:
+        if self.dead:
+            raise EngineDeadError
+        _, stream = self._table.open(request)
+        self.given.append(request)
+        return stream
+
+    def abort(self, request_id: str) -> bool:
+        """As the engine: each open sample ends with what it has."""
+        ticket = self._table.ticket(request_id)
+        if ticket is not None:
+            self._abort_ticket(ticket)
+            request = next(r for r in self.given if r.request_id == request_id)
+            for index in range(request.sampling.n):
+                self.say(finished(request, 0, FinishReason.ABORTED, index))
+        return ticket is not None
+
+    def say(self, event: RequestEvent) -> None:
+        """The engine tells an event, under the id that it was given."""
+        ticket = self._table.ticket(event.request_id)
+        assert ticket is not None
+        event.request_id = ticket
+        self._table.deliver(event)
+
+    def refuse(self, request_id: str, error: RequestError) -> None:
+        """The engine does not take a request."""
+        ticket = self._table.ticket(request_id)
+        assert ticket is not None
+        self._table.refuse(ticket, error)
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._table)
+
+    def _abort_ticket(self, ticket: str) -> None:
+        self.aborted.append(ticket.partition(":")[2])
+
+
+class Clock:
+    """Seconds that pass when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def admission(client: StubClient, clock: Clock | None = None, **config: Any) -> Admission:
+    return Admission(client, ServerConfig(**config), clock or Clock())  # type: ignore[arg-type]
+
+
+def principal(name: str = "a", tenant: str = "t", **limits: Any) -> Principal:
+    return Principal(name, tenant, Limits(**limits))
+
+
+def started(request: Request) -> Started:
+    return Started(request.request_id, 1, len(request.prompt_ids), 0, 0.0)
+
+
+def delta(request: Request, tokens: int) -> Delta:
+    return Delta(request.request_id, 0, [1] * tokens, "x" * tokens)
+
+
+def finished(
+    request: Request,
+    outputs: int,
+    reason: FinishReason = FinishReason.EOS,
+    index: int = 0,
+    prefill_ms: float = 0.0,
+    decode_ms: float = 0.0,
+    cached: int = 0,
+) -> Finished:
+    return Finished(
+        request.request_id, index, reason, None, Usage(len(request.prompt_ids), cached, outputs), SpeculationStats(),
+        Timings(prefill_ms=prefill_ms, decode_ms=decode_ms),
+    )  # fmt: skip

@@ -1,0 +1,364 @@
+"""What is let in, what is refused and when it may come back, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.admission.admission_errors import LateError, RateLimitedError, SupersededError, TokenQueueFullError
+from server.auth.principal import ANYBODY, Principal
+from specdec.errors import DuplicateRequestError, EngineDeadError, QueueFullError
+from specdec.types import Finished, FinishReason, Request, RequestEvent, SamplingParams, StoppingParams
+from tests.server.admission.stub_engine import Clock, StubClient, admission, delta, finished, principal, started
+
+PROMPT = tuple(range(10))
+
+
+def ask(request_id: str = "r", **values: Any) -> Request:
+    return Request(request_id, values.pop("prompt", PROMPT), **values)
+
+
+async def rest_of(ticket: Any) -> list[RequestEvent]:
+    return [event async for event in ticket]
+
+
+async def test_the_engine_is_given_the_tenants_own_and_the_reader_sees_what_it_sent() -> None:
+    client = StubClient()
+    doors = admission(client)
+    async with doors.admit(principal(max_priority=2), ask("x", cache_salt="s", priority=9)) as ticket:
+        (given,) = client.given
+        assert (given.request_id, given.cache_salt, given.priority) == ("t/x", "t/s", 2)
+        for event in (started(given), delta(given, 3), finished(given, 3)):
+            client.say(event)
+        assert [event.request_id for event in await rest_of(ticket)] == ["x"] * 3
+    assert (doors.in_flight, client.in_flight, client.aborted) == (0, 0, [])
+    async with doors.admit(ANYBODY, ask("x", cache_salt="s", priority=9)):
+        assert client.given[-1] == ask("x", cache_salt="s", priority=9)
+    assert client.aborted == ["x"]  # it was left before its end
+
+
+async def test_tenants_do_not_meet_in_ids_aborts_or_keys() -> None:
+    client = StubClient()
+    doors = admission(client)
+    mine, theirs = principal("a", "one"), principal("b", "two")
+    first, second = doors.admit(mine, ask("same"), "doc"), doors.admit(theirs, ask("same"), "doc")
+    with pytest.raises(DuplicateRequestError):
+        doors.admit(mine, ask("same"))
+    assert doors.in_flight == 2  # neither superseded the other
+    assert not doors.abort(theirs, "one/same")
+    assert doors.abort(theirs, "same")
+    assert client.aborted == ["two/same"]
+    first.close()
+    second.close()
+    assert (doors.in_flight, client.in_flight) == (0, 0)
+
+
+async def test_requests_per_minute() -> None:
+    clock, client = Clock(), StubClient()
+    doors, who = admission(client, clock), principal(requests_per_minute=2)
+    for i in range(2):
+        doors.admit(who, ask(f"r{i}")).close()
+    with pytest.raises(RateLimitedError) as caught:
+        doors.admit(who, ask())
+    error = caught.value
+    assert (error.limit, error.value, error.retry_after_s) == ("requests_per_minute", 2, pytest.approx(30))
+    assert len(client.given) == 2
+    doors.admit(principal("other"), ask()).close()  # another key of the same tenant is not concerned
+    clock.now += 29
+    with pytest.raises(RateLimitedError):
+        doors.admit(who, ask())
+    clock.now += 1.01
+    doors.admit(who, ask()).close()
+
+
+async def test_tokens_per_minute_are_those_of_prompt_and_output() -> None:
+    clock, client = Clock(), StubClient()
+    doors, who = admission(client, clock), principal(tokens_per_minute=60)
+    async with doors.admit(who, ask()) as ticket:
+        (given,) = client.given
+        for event in (started(given), delta(given, 45), delta(given, 25), finished(given, 70)):
+            client.say(event)
+        await rest_of(ticket)
+    with pytest.raises(RateLimitedError) as caught:  # 10 + 70 of 60
+        doors.admit(who, ask())
+    assert (caught.value.limit, caught.value.retry_after_s) == ("tokens_per_minute", pytest.approx(21))
+    clock.now += 21.01
+    doors.admit(who, ask(prompt=tuple(range(1000)))).close()  # of any size, once the limit is not used up
+    assert client.aborted  # it was never begun, so its prompt does not count
+    doors.admit(who, ask()).close()
+
+
+async def test_concurrent_requests_of_a_key() -> None:
+    client = StubClient()
+    doors, who = admission(client), principal(max_concurrent=2)
+    first = doors.admit(who, ask("1"), "doc")
+    second = doors.admit(who, ask("2"))
+    with pytest.raises(RateLimitedError) as caught:
+        doors.admit(who, ask("3"))
+    assert caught.value.limit == "max_concurrent"
+    assert caught.value.retry_after_s > 0
+    third = doors.admit(who, ask("3"), "doc")  # takes the first one's place
+    with pytest.raises(RateLimitedError):
+        doors.admit(who, ask("4"))
+    first.close()  # superseded before: its place was given away already
+    with pytest.raises(RateLimitedError):
+        doors.admit(who, ask("4"))
+    client.say(finished(client.given[1], 1))
+    await rest_of(second)
+    fourth = doors.admit(who, ask("4"))
+    for ticket in (third, fourth):
+        ticket.close()
+    assert doors.in_flight == 0
+
+
+async def test_limits_follow_the_key_file() -> None:
+    clock, client = Clock(), StubClient()
+    doors = admission(client, clock)
+    for i in range(5):
+        doors.admit(principal(), ask(f"r{i}")).close()
+    doors.admit(principal(requests_per_minute=1), ask()).close()
+    with pytest.raises(RateLimitedError):
+        doors.admit(principal(requests_per_minute=1), ask())
+    doors.admit(principal(), ask()).close()
+    open_ticket = doors.admit(principal(), ask())
+    with pytest.raises(RateLimitedError):
+        doors.admit(principal(max_concurrent=1), ask("s"))
+    open_ticket.close()
+
+
+async def test_a_newer_request_ends_the_older_one_cleanly() -> None:
+    client = StubClient()
+    doors, who = admission(client), principal()
+    older = doors.admit(who, ask("old", sampling=SamplingParams(n=2)), "doc")
+    client.say(started(client.given[0]))
+    client.say(delta(client.given[0], 2))
+    newer = doors.admit(who, ask("new"), "doc")
+    assert client.aborted == ["t/old"]
+    seen: list[RequestEvent] = []
+    with pytest.raises(SupersededError):  # noqa: PT012 - what came before the error matters
+        async for event in older:
+            seen.append(event)  # noqa: PERF401
+    assert [type(event).__name__ for event in seen] == ["Started", "Delta", "Finished", "Finished"]
+    assert {e.reason for e in seen if isinstance(e, Finished)} == {FinishReason.ABORTED}
+    assert doors.in_flight == 1
+    client.say(finished(client.given[1], 0))
+    assert len(await rest_of(newer)) == 1
+    assert doors.in_flight == client.in_flight == 0
+    doors.admit(who, ask("third"), "doc").close()
+    assert client.aborted == ["t/old", "t/third"]  # who ended by itself is not superseded any more
+
+
+async def test_one_that_was_complete_already_stays_complete() -> None:
+    client = StubClient()
+    doors, who = admission(client), principal()
+    older = doors.admit(who, ask("old"), "doc")
+    client.say(finished(client.given[0], 4))
+    newer = doors.admit(who, ask("new"), "doc")
+    (end,) = await rest_of(older)
+    assert isinstance(end, Finished)
+    assert end.reason == FinishReason.EOS
+    newer.close()
+
+
+async def test_one_that_completes_before_it_hears_of_the_newer_one_is_complete() -> None:
+    client = StubClient()
+    client.abort = lambda request_id: True  # type: ignore[method-assign] # on its way; the engine is quicker
+    doors, who = admission(client), principal()
+    older = doors.admit(who, ask("old"), "doc")
+    newer = doors.admit(who, ask("new"), "doc")
+    client.say(finished(client.given[0], 4))
+    assert len(await rest_of(older)) == 1
+    newer.close()
+
+
+async def test_a_refused_request_supersedes_nothing() -> None:
+    client = StubClient()
+    doors, who = admission(client), principal(requests_per_minute=1)
+    older = doors.admit(who, ask("old"), "doc")
+    with pytest.raises(RateLimitedError):
+        doors.admit(who, ask("new"), "doc")
+    client.dead = True
+    with pytest.raises(EngineDeadError):
+        doors.admit(principal("b"), ask("new"), "doc")
+    client.dead = False
+    with pytest.raises(DuplicateRequestError):
+        doors.admit(principal("b"), ask("old"), "doc")
+    assert (client.aborted, doors.in_flight) == ([], 1)
+    older.close()
+
+
+async def test_the_queue_is_bounded_in_tokens() -> None:
+    client = StubClient()
+    doors, who = admission(client, max_queued_tokens=25), principal()
+    first = doors.admit(who, ask("1", prompt=tuple(range(40))))  # alone, any length may wait
+    with pytest.raises(TokenQueueFullError) as caught:
+        doors.admit(who, ask("2"))
+    error = caught.value
+    assert isinstance(error, QueueFullError)
+    assert (error.limit, error.reason) == (25, "QUEUE_FULL")
+    assert error.retry_after_s > 0
+    assert "40 prompt tokens wait" in str(error)
+    client.say(started(client.given[0]))
+    await anext(first)  # the engine has it: it does not wait any more
+    others = [doors.admit(who, ask(str(i))) for i in (2, 3)]
+    assert doors.waiting_tokens == 20
+    with pytest.raises(TokenQueueFullError):
+        doors.admit(who, ask("4"))
+    for ticket in (first, *others):
+        ticket.close()
+    unlimited = admission(client, max_queued_tokens=0)
+    tickets = [unlimited.admit(who, ask(str(i), prompt=tuple(range(100)))) for i in range(9)]
+    for ticket in tickets:
+        ticket.close()
+
+
+async def test_what_the_engine_refuses_leaves_nothing_and_costs_no_tokens() -> None:
+    client = StubClient()
+    doors, who = admission(client), principal(tokens_per_minute=5)
+    ticket = doors.admit(who, ask())
+    client.refuse("t/r", QueueFullError(3, 1.5))
+    with pytest.raises(QueueFullError):
+        await rest_of(ticket)
+    assert (doors.in_flight, doors.waiting_tokens) == (0, 0)
+    doors.admit(who, ask()).close()
+
+
+async def finish_some(doors: Any, client: StubClient, clock: Clock, count: int = 6) -> None:
+    """The engine takes 10 ms per prompt token and 100 ms per output token, answers have 21 tokens; one a second."""
+    for i in range(count):
+        async with doors.admit(ANYBODY, ask(f"past{i}", prompt=tuple(range(100)))) as ticket:
+            given = client.given[-1]
+            client.say(started(given))
+            clock.now += 1.0
+            client.say(finished(given, 21, prefill_ms=1000.0, decode_ms=2000.0))
+            await rest_of(ticket)
+
+
+async def test_what_can_not_be_done_in_time_is_not_begun() -> None:
+    clock, client = Clock(), StubClient(max_batch=2)
+    doors = admission(client, clock)
+    await finish_some(doors, client, clock)
+    busy = [doors.admit(ANYBODY, ask(f"busy{i}")) for i in range(2)]
+    for request, ticket in zip(client.given[-2:], busy, strict=True):
+        client.say(started(request))
+        await anext(ticket)
+    # One place is missing (1 s), its prompt takes 0.1 s and 20 tokens after the first 2 s.
+    with pytest.raises(LateError) as caught:
+        doors.admit(ANYBODY, ask("late", deadline_s=3.0))
+    error = caught.value
+    assert (error.needed_s, error.deadline_s) == (pytest.approx(3.1), 3.0)
+    assert error.retry_after_s == pytest.approx(0.1)
+    assert not any(request.request_id == "late" for request in client.given)
+    for fine in (
+        ask("time", deadline_s=3.2),
+        ask("none"),
+        ask("short", deadline_s=1.2, stopping=StoppingParams(max_tokens=1)),
+        ask("urgent", deadline_s=3.2, priority=1),
+    ):
+        doors.admit(ANYBODY, fine).close()
+    with pytest.raises(LateError):  # so many tokens are asked for, whatever others had
+        doors.admit(ANYBODY, ask("long", deadline_s=5, stopping=StoppingParams(max_tokens=60, ignore_eos=True)))
+    with pytest.raises(LateError):
+        doors.admit(ANYBODY, ask("prompt", deadline_s=5, prompt=tuple(range(500))))
+    waiting = [doors.admit(ANYBODY, ask(f"waits{i}")) for i in range(3)]
+    with pytest.raises(LateError) as caught:
+        doors.admit(ANYBODY, ask("late", deadline_s=4.0))
+    assert caught.value.needed_s == pytest.approx(6.1)
+    doors.admit(ANYBODY, ask("first", deadline_s=4.0, priority=1)).close()  # goes before those that wait
+    for ticket in (*busy, *waiting):
+        ticket.close()
+
+
+async def test_nothing_is_shed_without_measurements_or_reason() -> None:
+    clock, client = Clock(), StubClient(max_batch=1)
+    doors = admission(client, clock)
+    hopeless = ask("h", deadline_s=0.001, stopping=StoppingParams(max_tokens=1000, ignore_eos=True))
+    running = doors.admit(ANYBODY, ask("running"))
+    doors.admit(ANYBODY, hopeless).close()  # nothing is known yet
+    running.close()
+    await finish_some(doors, client, clock)
+    doors.admit(ANYBODY, hopeless).close()  # an idle engine takes whatever comes
+    running = doors.admit(ANYBODY, ask("running"))
+    with pytest.raises(LateError):
+        doors.admit(ANYBODY, hopeless)
+    clock.now += 60  # what was true a minute ago
+    doors.admit(ANYBODY, hopeless).close()
+    running.close()
+    trusting = admission(client, clock, shed_late=False)
+    await finish_some(trusting, client, clock)
+    running = trusting.admit(ANYBODY, ask("running"))
+    trusting.admit(ANYBODY, hopeless).close()
+    running.close()
+
+
+async def test_leaving_at_any_moment_gives_everything_back() -> None:
+    client = StubClient()
+    doors, who = admission(client), principal(max_concurrent=1)
+
+    async def read(ticket: Any) -> None:
+        async with ticket:
+            await rest_of(ticket)
+
+    for moment in range(3):
+        task = asyncio.create_task(read(doors.admit(who, ask(f"r{moment}"), "k")))
+        await asyncio.sleep(0)
+        for event in (started(client.given[-1]), delta(client.given[-1], 1))[:moment]:
+            client.say(event)
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+        assert (doors.in_flight, client.in_flight, client.aborted[-1]) == (0, 0, f"t/r{moment}")
+
+
+PEOPLE = [
+    principal("a", "one", max_concurrent=3),
+    principal("b", "one"),
+    principal("c", "two", max_priority=0),
+    ANYBODY,
+]
+MOVES = st.lists(
+    st.tuples(st.sampled_from(["admit", "say", "close", "abort"]), st.integers(0, 9), st.sampled_from(["", "k", "l"])),
+    max_size=60,
+)
+
+
+@given(moves=MOVES)
+def test_the_books_hold_over_any_schedule(moves: list[tuple[str, int, str]]) -> None:
+    asyncio.run(play(moves))
+
+
+async def play(moves: list[tuple[str, int, str]]) -> None:
+    client = StubClient()
+    doors = admission(client)
+    open_ones: list[tuple[Principal, Any, Request]] = []
+    for number, (move, pick, key) in enumerate(moves):
+        if move == "admit":
+            who = PEOPLE[pick % len(PEOPLE)]
+            try:
+                ticket = doors.admit(who, ask(f"r{number}"), key)
+            except RateLimitedError:
+                continue
+            open_ones.append((who, ticket, client.given[-1]))
+        elif open_ones:
+            who, ticket, given = open_ones[pick % len(open_ones)]
+            if move == "close":
+                ticket.close()
+            elif move == "abort":
+                doors.abort(who, ticket.request_id)
+            elif client._table.ticket(given.request_id) is not None:
+                client.say(finished(given, 1) if pick % 2 else delta(given, 1))
+        assert doors.in_flight <= len(open_ones)
+        assert {t.key for t in doors._by_key.values()} == set(doors._by_key)
+        keyed = [t for t in doors._tickets if t.key]
+        assert sorted(t.key for t in keyed) == sorted(doors._by_key)  # one request per key
+        running = [usage._running for usage in doors._usage.values()]
+        assert (min(running, default=0) >= 0, sum(running)) == (True, doors.in_flight)
+        assert doors._usage["a"]._running <= 3 if "a" in doors._usage else True
+    for _, ticket, _ in open_ones:
+        ticket.close()
+    assert (doors.in_flight, client.in_flight, doors._by_key) == (0, 0, {})

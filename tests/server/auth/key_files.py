@@ -1,0 +1,21 @@
+"""Files of keys for tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from server.auth.key_entry import KeyEntry
+from server.auth.key_file import add_key
+from server.auth.key_hash import KeyHash, new_key
+from server.auth.limits import Limits
+
+
+def make_key(
+    path: Path, name: str, tenant: str = "team", *, admin: bool = False, slow: bool = False, **limits: Any
+) -> str:
+    """Add a key to the file at ``path``; returns the key itself."""
+    key = new_key()
+    digest = str(KeyHash.of(key, slow=slow))
+    add_key(path, KeyEntry(name=name, tenant=tenant, hash=digest, admin=admin, limits=Limits(**limits)))
+    return key

@@ -1,0 +1,86 @@
+"""The file of keys: read strictly, changed safely."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from server.auth.key_entry import KeyEntry
+from server.auth.key_file import add_key, read_keys
+from server.auth.key_hash import KeyHash
+from server.auth.limits import Limits
+from specdec.errors import ConfigError
+from tests.server.auth.key_files import make_key
+
+HASH = str(KeyHash.of("k"))
+
+
+def entry(name: str = "a", key: str = "k", tenant: str = "t", **rest: object) -> KeyEntry:
+    return KeyEntry(name=name, tenant=tenant, hash=str(KeyHash.of(key)), **rest)  # type: ignore[arg-type]
+
+
+def test_what_is_added_is_read_again_and_comments_stay(tmp_path: Path) -> None:
+    path = tmp_path / "keys.yaml"
+    limits = Limits(requests_per_minute=2.5, tokens_per_minute=1000, max_concurrent=3, max_priority=-1)
+    first, second = entry(), entry("b", "l", "other", admin=True, limits=limits)
+    add_key(path, first)
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.write_text(path.read_text() + "# of the other team:")  # without a line's end
+    path.chmod(0o640)
+    add_key(path, second)
+    assert read_keys(path) == [first, second]
+    assert "# of the other team:\n" in path.read_text()
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert [p.name for p in tmp_path.iterdir()] == ["keys.yaml"]
+    assert second.principal().limits == limits
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[1, 2", "not valid YAML"),
+        ("a: b", "valid list"),
+        (f"- {{name: a, tenant: t, hash: '{HASH}', admn: true}}", "0.admn"),
+        (f"- {{name: a/b, tenant: t, hash: '{HASH}'}}", "0.name"),
+        (f'- {{name: a, tenant: "t\\n", hash: "{HASH}"}}', "0.tenant"),
+        (f"- {{name: a, tenant: '', hash: '{HASH}'}}", "0.tenant"),
+        (f"- {{name: a, tenant: t, hash: '{HASH}', limits: {{requests_per_minute: 0}}}}", "requests_per_minute"),
+        (f"- {{name: a, tenant: t, hash: '{HASH}', limits: {{tokens_per_minute: .inf}}}}", "tokens_per_minute"),
+        (f"- {{name: a, tenant: t, hash: '{HASH}', limits: {{max_concurrent: 0}}}}", "max_concurrent"),
+        (f"- {{name: a, tenant: t, hash: '{HASH}'}}\n- {{name: b, tenant: t, hash: '{HASH}'}}", "'b' has the hash"),
+        (f"- {{name: a, tenant: t, hash: '{HASH}'}}\n- {{name: a, tenant: t, hash: 'sha256:{'0' * 64}'}}", "the name"),
+        ("- {name: a, tenant: t, hash: sd-my-secret-key}", "specdec keys new"),
+    ],
+)
+def test_a_bad_file_is_named_with_the_field_and_without_secrets(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "keys.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_keys(path)
+    assert message in str(caught.value)
+    assert "keys.yaml" in str(caught.value)
+    assert "secret" not in str(caught.value)
+    before = path.read_text()
+    with pytest.raises(ConfigError):
+        add_key(path, entry("z", "z"))
+    assert path.read_text() == before
+
+
+def test_a_file_that_can_not_be_read_or_made(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="can not be read"):
+        read_keys(tmp_path / "none.yaml")
+    with pytest.raises(ConfigError, match="can not be changed"):
+        add_key(tmp_path / "none" / "keys.yaml", entry())
+    flow = tmp_path / "flow.yaml"
+    flow.write_text(f"[{{name: a, tenant: t, hash: '{HASH}'}}]\n")
+    with pytest.raises(ConfigError, match=r"plain list|not valid"):
+        add_key(flow, entry("b", "l"))
+
+
+def test_names_are_not_taken_twice(tmp_path: Path) -> None:
+    path = tmp_path / "keys.yaml"
+    make_key(path, "a")
+    with pytest.raises(ConfigError, match="'a' has the name of another"):
+        make_key(path, "a")
+    assert len(read_keys(path)) == 1

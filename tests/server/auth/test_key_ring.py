@@ -1,0 +1,142 @@
+"""Whose a key is, and how changes of the file take effect."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from server.auth import key_ring
+from server.auth.auth_errors import KeyChecksBusyError, UnauthenticatedError
+from server.auth.file_watch import FileWatch
+from server.auth.key_hash import KeyHash
+from server.auth.key_ring import SLOW_CHECKS, KeyRing
+from server.auth.principal import ANYBODY, Principal
+from specdec.errors import ConfigError
+from specdec.types import Request
+from tests.server.auth.key_files import make_key
+
+
+def ring(path: Path) -> KeyRing:
+    """One that looks at its file at every call."""
+    return KeyRing(path, FileWatch([path], every_s=0))
+
+
+async def test_each_key_is_its_holders(tmp_path: Path) -> None:
+    path = tmp_path / "keys.yaml"
+    keys = {name: make_key(path, name, f"t-{name}", slow=name == "slow") for name in ("a", "slow", "b")}
+    found = ring(path)
+    for name, key in keys.items():
+        for _ in range(2):
+            principal = await found.find(key)
+            assert (principal.name, principal.tenant) == (name, f"t-{name}")
+    for wrong in ("", "sd-", keys["a"][:-1], keys["a"] + "x", keys["a"].swapcase(), "\ud800"):
+        with pytest.raises(UnauthenticatedError, match="not known"):
+            await found.find(wrong)
+
+
+async def test_every_key_is_compared_by_digest_in_constant_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "keys.yaml"
+    keys = [make_key(path, f"k{i}") for i in range(5)]
+    found, compared = ring(path), []
+    compare = key_ring.hmac.compare_digest
+    monkeypatch.setattr(key_ring.hmac, "compare_digest", lambda a, b: compared.append((a, b)) or compare(a, b))
+    for key in (*keys, "sd-unknown"):
+        compared.clear()
+        await asyncio.gather(found.find(key), return_exceptions=True)
+        assert len(compared) == 5  # whichever it is, and if it is none
+        assert all(len(a) == len(b) == 32 and key.encode() not in (a, b) for a, b in compared)
+
+
+async def test_a_slow_hash_is_computed_once_per_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "keys.yaml"
+    key = make_key(path, "slow", slow=True)
+    checks: list[str] = []
+    matches = KeyHash.matches
+    monkeypatch.setattr(KeyHash, "matches", lambda self, k: (checks.append(k), matches(self, k))[1])
+    found = ring(path)
+    names = await asyncio.gather(*(found.find(key) for _ in range(6)))
+    assert {p.name for p in names} == {"slow"}
+    assert len(checks) == 1
+    with pytest.raises(UnauthenticatedError):
+        await found.find("sd-wrong")
+    assert len(checks) == 1  # the only slow key is known by now: nothing else can be it
+    make_key(path, "fast")
+    assert (await found.find(key)).name == "slow"
+    assert len(checks) == 1  # also after the file was read again
+
+
+async def test_guessing_at_slow_hashes_is_bounded(tmp_path: Path) -> None:
+    path = tmp_path / "keys.yaml"
+    make_key(path, "slow", slow=True)
+    fast = make_key(path, "fast")
+    found = ring(path)
+    guesses = [asyncio.create_task(found.find(f"sd-guess-{i}")) for i in range(SLOW_CHECKS + 3)]
+    await asyncio.sleep(0)
+    assert (await found.find(fast)).name == "fast"  # who has a fast one does not wait
+    results = await asyncio.gather(*guesses, return_exceptions=True)
+    busy = [r for r in results if isinstance(r, KeyChecksBusyError)]
+    assert len(busy) == 3
+    assert all(error.retry_after_s > 0 for error in busy)
+    assert sum(isinstance(r, UnauthenticatedError) for r in results) == SLOW_CHECKS
+
+
+async def test_the_file_takes_effect_when_it_changes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "keys.yaml"
+    first = make_key(path, "a")
+    found = ring(path)
+    second = make_key(path, "b")
+    assert (await found.find(second)).name == "b"
+    path.write_text(path.read_text().replace("tenant: team", "tenant: moved"))
+    assert (await found.find(first)).tenant == "moved"
+    good = path.read_text()
+    path.write_text("- {name: a}")
+    assert (await found.find(first)).tenant == "moved"  # a bad file changes nothing
+    assert "0.tenant" in caplog.text
+    os.unlink(path)
+    assert (await found.find(first)).name == "a"
+    assert "can not be read" in caplog.text
+    path.write_text(good.replace("name: a", "name: c"))
+    assert (await found.find(first)).name == "c"
+    path.write_text("[]")  # all of them are taken back
+    for key in (first, second):
+        with pytest.raises(UnauthenticatedError):
+            await found.find(key)
+
+
+def test_a_ring_begins_with_keys(tmp_path: Path) -> None:
+    path = tmp_path / "keys.yaml"
+    path.write_text("# none yet\n")
+    with pytest.raises(ConfigError, match="specdec keys new"):
+        KeyRing(path)
+    with pytest.raises(ConfigError, match="can not be read"):
+        KeyRing(tmp_path / "none")
+
+
+def test_a_watch_looks_now_and_then(tmp_path: Path) -> None:
+    path, now = tmp_path / "f", [0.0]
+    path.write_text("1")
+    watch = FileWatch([path, tmp_path / "never"], every_s=1.0, clock=lambda: now[0])
+    path.write_text("22")
+    assert not watch.changed()  # too soon to look
+    now[0] = 1.0
+    assert (watch.changed(), watch.changed()) == (True, False)
+    now[0] = 2.0
+    assert not watch.changed()
+    path.unlink()
+    now[0] = 3.0
+    assert watch.changed()
+
+
+def test_what_a_tenant_says_no_other_can_say() -> None:
+    one, two = Principal("k", "a"), Principal("l", "a.b")
+    texts = ["", "x", "b/x", "/x", "a/x"]
+    said = [p.scoped(text) for p in (one, two) for text in texts]
+    assert len(set(said)) == len(said)
+    assert [ANYBODY.scoped(text) for text in texts] == texts
+    own = one.own(Request("id", (1,), cache_salt="s", session="e", priority=3))
+    assert (own.request_id, own.cache_salt, own.session, own.priority) == ("a/id", "a/s", "e", 3)

@@ -1,0 +1,109 @@
+"""TLS for sockets of this process: what a handshake shows and asks for, before and after the files change."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from server.auth.file_watch import FileWatch
+from server.auth.tls_files import TlsFiles
+from specdec.errors import ConfigError
+from tests.server.auth.certificates import Certificates
+
+
+def watched(cert: Path, key: Path, ca: Path | None = None) -> TlsFiles:
+    """Files that are looked at in every handshake."""
+    return TlsFiles(cert, key, ca, FileWatch([cert, key, *([ca] if ca else [])], every_s=0))
+
+
+@asynccontextmanager
+async def listening(files: TlsFiles) -> AsyncIterator[int]:
+    """A server that says hello; its port."""
+
+    async def hello(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"hello")
+        writer.close()
+
+    server = await asyncio.start_server(hello, "127.0.0.1", 0, ssl=files.server_context())
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+
+
+async def says(port: int, context: ssl.SSLContext, name: str = "localhost") -> str:
+    """What the server says, or why it can not be heard."""
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname=name)
+        data = await reader.read()
+        writer.close()
+    except (ssl.SSLError, ConnectionError) as error:
+        return type(error).__name__
+    return data.decode() or "nothing"
+
+
+async def test_a_changed_certificate_is_shown_from_the_next_connection_on(tmp_path: Path) -> None:
+    old, new = Certificates(tmp_path / "old"), Certificates(tmp_path / "new")
+    async with listening(watched(old.cert, old.key)) as port:
+        assert await says(port, old.client_context()) == "hello"
+        assert await says(port, new.client_context()) != "hello"
+        new.install(old.cert, old.key)
+        assert await says(port, new.client_context()) == "hello"
+        assert await says(port, new.client_context(), "127.0.0.1") == "hello"  # no name is sent with an address
+        assert await says(port, old.client_context()) == "SSLCertVerificationError"
+
+
+async def test_clients_of_the_authority_in_force_are_let_in(tmp_path: Path) -> None:
+    server, old, new = (Certificates(tmp_path / name) for name in ("server", "old", "new"))
+    authorities = tmp_path / "clients.pem"
+    authorities.write_bytes(old.ca_pem)
+
+    def client(shown: Certificates | None) -> ssl.SSLContext:
+        context = server.client_context()
+        if shown is not None:
+            context.load_cert_chain(shown.client)
+        return context
+
+    async with listening(watched(server.cert, server.key, authorities)) as port:
+        for shown, welcome in ((old, True), (new, False), (None, False)):
+            assert (await says(port, client(shown)) == "hello") == welcome
+        authorities.write_bytes(new.ca_pem)
+        for shown, welcome in ((new, True), (old, False), (None, False)):
+            assert (await says(port, client(shown)) == "hello") == welcome
+
+
+async def test_files_that_do_not_fit_change_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    old, new = Certificates(tmp_path / "old"), Certificates(tmp_path / "new")
+    files = watched(old.cert, old.key)
+    before = files.current()
+    async with listening(files) as port:
+        old.cert.write_bytes(new.cert.read_bytes())  # the key follows a moment later
+        assert await says(port, old.client_context()) == "hello"
+        assert files.current() == before
+        assert "no certificate with its key" in caplog.text
+        old.key.write_bytes(new.key.read_bytes())
+        assert await says(port, new.client_context()) == "hello"
+    found = files.current()
+    assert (found.cert, found.key) == (new.cert.read_bytes(), new.key.read_bytes())
+
+
+def test_what_can_not_be_used_is_refused_at_the_start(tmp_path: Path) -> None:
+    made, other = Certificates(tmp_path / "a"), Certificates(tmp_path / "b")
+    text = tmp_path / "text.pem"
+    text.write_text("nothing")
+    locked = tmp_path / "locked.pem"
+    locked.write_text(
+        "-----BEGIN ENCRYPTED PRIVATE KEY-----\nMIGbMFcGCSqGSIb3DQEFDTBKMCkGCSqGSIb3DQEFDDAc"
+        "\n-----END ENCRYPTED PRIVATE KEY-----\n"
+    )
+    for cert, key in ((made.cert, other.key), (text, made.key), (made.cert, tmp_path / "none"), (made.cert, locked)):
+        with pytest.raises(ConfigError, match=r"server\.tls_cert, server\.tls_key"):
+            TlsFiles(cert, key)
+    for ca in (text, tmp_path / "none"):
+        with pytest.raises(ConfigError, match=r"server\.tls_client_ca"):
+            TlsFiles(made.cert, made.key, ca)

@@ -1,0 +1,113 @@
+"""An engine whose answers the test writes, a piece at a time."""
+
+from __future__ import annotations
+
+import asyncio
+
+from server.auth.principal import Principal
+from server.completion.completion_service import CompletionService
+from server.frontend import Frontend
+from specdec.errors import RequestError
+from specdec.types import (
+    Delta,
+    EngineInfo,
+    Finished,
+    FinishReason,
+    Request,
+    RequestEvent,
+    SpeculationStats,
+    Started,
+    Timings,
+    Usage,
+)
+from tests.server.completion.code_tokenizer import CodeTokenizer
+
+INFO = EngineInfo("m", None, "int8", "native", "bitwise", 4096, 300, 1 << 16, 8, ("suffix",), (261,), 2, "1")
+
+
+class ScriptedRequest:
+    """What was asked, and what the test answers. ``closed``: its reader has let go of it."""
+
+    def __init__(self, principal: Principal, request: Request, supersedes_key: str) -> None:
+        self.principal, self.request, self.supersedes_key = principal, request, supersedes_key
+        self.closed = self.over = False
+        self._events: asyncio.Queue[RequestEvent | Exception | None] = asyncio.Queue()
+
+    def say(self, text: str) -> None:
+        """More text."""
+        self._events.put_nowait(Delta(self.request.request_id, 0, list(text.encode()), text))
+
+    def start(self) -> None:
+        """The request is scheduled."""
+        self._events.put_nowait(Started(self.request.request_id, 7, len(self.request.prompt_ids), 0, 0.5))
+
+    def finish(self, reason: FinishReason = FinishReason.EOS) -> None:
+        """Its end."""
+        usage = Usage(len(self.request.prompt_ids), 64, 5)
+        self._events.put_nowait(
+            Finished(self.request.request_id, 0, reason, None, usage, SpeculationStats(), Timings())
+        )
+        self._events.put_nowait(None)
+
+    def fail(self, error: Exception) -> None:
+        """Its end, otherwise."""
+        self._events.put_nowait(error)
+
+    async def __anext__(self) -> RequestEvent:
+        item = await self._events.get()
+        if item is None:
+            self.over = True
+            raise StopAsyncIteration
+        if isinstance(item, Exception):
+            self.over = True
+            raise item
+        return item
+
+    def close(self) -> None:
+        self.closed = True
+
+    @property
+    def running(self) -> bool:
+        """Whether the engine would still work on it."""
+        return not (self.closed or self.over)
+
+
+class ScriptedEngine:
+    """Collects what is submitted, in order."""
+
+    def __init__(self) -> None:
+        self.requests: list[ScriptedRequest] = []
+        self.refusal: RequestError | None = None
+
+    def submit(self, principal: Principal, request: Request, supersedes_key: str) -> ScriptedRequest:
+        if self.refusal is not None:
+            raise self.refusal
+        self.requests.append(ScriptedRequest(principal, request, supersedes_key))
+        return self.requests[-1]
+
+    @property
+    def running(self) -> int:
+        """Requests that were not let go of and have not ended."""
+        return sum(request.running for request in self.requests)
+
+    @property
+    def last(self) -> ScriptedRequest:
+        """The request submitted last."""
+        return self.requests[-1]
+
+    async def until(self, count: int) -> ScriptedRequest:
+        """Wait for the ``count``-th request."""
+        while len(self.requests) < count:
+            await asyncio.sleep(0)
+        return self.requests[count - 1]
+
+
+class _Client:
+    info = INFO
+
+
+def service_on(engine: ScriptedEngine, tokenizer: CodeTokenizer | None = None) -> CompletionService:
+    """A completion service over ``engine``."""
+    frontend = Frontend(_Client())  # type: ignore[arg-type]
+    frontend.tokenizer = tokenizer or CodeTokenizer()  # type: ignore[assignment]
+    return CompletionService(frontend, engine.submit)

@@ -1,0 +1,354 @@
+"""Sessions: what is typed through goes on, what is not is ended, and nobody is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.auth.principal import ANYBODY
+from server.completion.completion_options import CompletionOptions
+from server.completion.context_file import ContextFile
+from server.completion.editor_session import DOCUMENTS, EditorSession
+from server.completion.gap import Gap
+from server.completion.suggestion import Origin, Suggestion
+from server.completion.text_document import MAX_CHARACTERS, TextDocument
+from specdec.errors import FieldViolation, InvalidRequestError, QueueFullError, RequestError
+from specdec.types import FinishReason, Request, SamplingParams, StoppingParams
+from tests.server.completion.code_tokenizer import CodeTokenizer
+from tests.server.completion.scripted_engine import ScriptedEngine, service_on
+
+OPTIONS = CompletionOptions(session="s")
+GAP = Gap("def add(a, b):\n    re", "\n\nprint(add(1, 2))\n")
+
+
+def accept(request: Request) -> None:
+    """Refuses nothing."""
+
+
+class Desk:
+    """A session over a scripted engine."""
+
+    def __init__(self) -> None:
+        self.engine = ScriptedEngine()
+        self.service = service_on(self.engine)
+        self.session: EditorSession = self.service.sessions.open(("", ""), "s")
+
+    async def ask(self, gap: Gap, options: CompletionOptions = OPTIONS) -> Suggestion:
+        return await self.session.ask(gap, options, ANYBODY, accept)
+
+    def typed(self, text: str) -> Gap:
+        return replace(GAP, prefix=GAP.prefix + text)
+
+
+async def read(suggestion: Suggestion) -> str:
+    return "".join([text async for text in suggestion.texts()])
+
+
+async def settle() -> None:
+    """Let every task come to rest."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def said(desk: Desk, text: str, *, done: bool = False) -> None:
+    """The first generation says ``text``."""
+    await desk.ask(GAP)
+    desk.engine.requests[0].say(text)
+    if done:
+        desk.engine.requests[0].finish()
+    await settle()
+
+
+async def test_a_whole_suggestion() -> None:
+    desk = Desk()
+    suggestion = await desk.ask(GAP)
+    request = desk.engine.last.request
+    assert (suggestion.origin, suggestion.typed, request.session) == (Origin.NEW, 0, "s")
+    assert request.stopping.rules is not None
+    assert request.stopping.rules.min_indent == 4
+    desk.engine.last.say("turn ")
+    desk.engine.last.say("a + b")
+    desk.engine.last.finish()
+    assert [text async for text in suggestion.texts()] == ["turn a + b"]
+    assert (suggestion.text, suggestion.reason) == ("turn a + b", FinishReason.EOS)
+    assert suggestion.finished is not None
+    assert desk.engine.running == desk.service.runs.in_flight == 0
+
+
+async def test_what_was_typed_is_what_was_being_said() -> None:
+    desk = Desk()
+    await said(desk, "turn a")
+    suggestion = await desk.ask(desk.typed("tur"))
+    reading = asyncio.create_task(read(suggestion))
+    await settle()
+    desk.engine.requests[0].say(" + b")
+    desk.engine.requests[0].finish()
+    assert await reading == "n a + b"
+    assert (suggestion.origin, suggestion.typed) == (Origin.CONTINUED, 3)
+    assert len(desk.engine.requests) == 1
+
+
+async def test_a_complete_suggestion_is_typed_through_without_the_engine() -> None:
+    desk = Desk()
+    await said(desk, "turn a + b", done=True)
+    for typed in ("t", "turn a", "turn a + "):
+        suggestion = await desk.ask(desk.typed(typed))
+        assert await read(suggestion) == "turn a + b"[len(typed) :]
+        assert suggestion.reason is FinishReason.EOS
+    assert len(desk.engine.requests) == 1
+    await desk.ask(desk.typed("turn a + b"))  # nothing is left of it
+    assert len(desk.engine.requests) == 2
+
+
+async def test_typing_ahead_of_the_generation_waits_for_it() -> None:
+    desk = Desk()
+    await said(desk, "tu")
+    asking = asyncio.create_task(desk.ask(desk.typed("turn a")))
+    await settle()
+    assert not asking.done()
+    desk.engine.requests[0].say("rn ")
+    desk.engine.requests[0].say("a + b")
+    suggestion = await asking
+    desk.engine.requests[0].finish()
+    assert await read(suggestion) == " + b"
+    assert len(desk.engine.requests) == 1
+
+
+async def test_before_the_first_token_nothing_is_being_said() -> None:
+    desk = Desk()
+    await desk.ask(GAP)
+    desk.engine.last.start()
+    await settle()
+    suggestion = await desk.ask(desk.typed("t"))
+    assert suggestion.origin is Origin.NEW
+    assert [request.closed for request in desk.engine.requests] == [True, False]
+
+
+@pytest.mark.parametrize("how", ["other", "ends", "fails", "far"])
+async def test_where_it_says_something_else_a_new_one_begins(how: str) -> None:
+    desk = Desk()
+    await said(desk, "tu")
+    typed = "turn a" if how != "far" else "turn " + "a" * 20
+    asking = asyncio.create_task(desk.ask(desk.typed(typed)))
+    await settle()
+    if how == "other":
+        desk.engine.requests[0].say("ne")
+    elif how == "ends":
+        desk.engine.requests[0].finish()
+    elif how == "fails":
+        desk.engine.requests[0].fail(RequestError("broken"))
+    suggestion = await asking
+    assert suggestion.origin is Origin.NEW
+    assert not desk.engine.requests[0].running
+    desk.engine.requests[1].say(" + c")
+    desk.engine.requests[1].finish()
+    assert await read(suggestion) == " + c"
+
+
+CHANGES = {
+    "suffix": (replace(GAP, suffix=")" + GAP.suffix), OPTIONS),
+    "text above": (replace(GAP, prefix="import os\n" + GAP.prefix), OPTIONS),
+    "removed": (replace(GAP, prefix=GAP.prefix[:-1]), OPTIONS),
+    "path": (replace(GAP, path="other.py"), OPTIONS),
+    "options": (GAP, replace(OPTIONS, sampling=SamplingParams(temperature=0, top_k=3))),
+    "stops": (GAP, replace(OPTIONS, stopping=StoppingParams(max_tokens=5))),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+async def test_any_other_change_ends_it_first(change: str) -> None:
+    desk = Desk()
+    await said(desk, "turn a")
+    gap, options = CHANGES[change]
+    suggestion = await desk.ask(gap, options)
+    assert suggestion.origin is Origin.NEW
+    assert [request.closed for request in desk.engine.requests] == [True, False]
+
+
+async def test_other_texts_of_the_project_do_not_end_it() -> None:
+    desk = Desk()
+    await said(desk, "turn a")
+    suggestion = await desk.ask(replace(desk.typed("t"), files=(ContextFile("x.py", "x"),)))
+    assert suggestion.origin is Origin.CONTINUED
+
+
+async def test_asking_again_at_the_same_place() -> None:
+    desk = Desk()
+    await said(desk, "turn", done=True)
+    again = await desk.ask(GAP)
+    assert (again.origin, await read(again)) == (Origin.CONTINUED, "turn")
+    chance = replace(OPTIONS, sampling=SamplingParams(temperature=1.0))
+    for count in (2, 3):  # where chance decides, asking again is asking for another one
+        await desk.ask(GAP, chance)
+        assert len(desk.engine.requests) == count
+        desk.engine.last.finish()
+        await settle()
+
+
+async def test_a_time_that_ran_out_is_worth_another_try() -> None:
+    desk = Desk()
+    await desk.ask(GAP)
+    desk.engine.last.say("tu")
+    desk.engine.last.finish(FinishReason.TIME_LIMIT)
+    await settle()
+    typed = await desk.ask(desk.typed("t"))
+    assert (typed.origin, await read(typed)) == (Origin.CONTINUED, "u")
+    again = await desk.ask(GAP)
+    assert again.origin is Origin.NEW
+
+
+async def test_the_rules_of_the_place_cut_what_goes_on() -> None:
+    desk = Desk()
+    gap = Gap("if x:\n    ", "\n")
+    options = replace(OPTIONS, suffix=False)
+    first = await desk.ask(gap, options)
+    desk.engine.last.say("for y in x:\n        print(y)\n    return")
+    await settle()
+    deeper = replace(gap, prefix=gap.prefix + "for y in x:\n        p")
+    suggestion = await desk.ask(deeper, options)
+    assert await read(suggestion) == "rint(y)"  # a fresh request ends where the line leaves its block
+    assert suggestion.reason is FinishReason.INDENT
+    assert desk.engine.requests[0].closed
+    assert first.text == ""
+    on = await desk.ask(replace(deeper, prefix=deeper.prefix + "rint"), options)
+    assert (await read(on), on.reason) == ("(y)", FinishReason.INDENT)
+    assert len(desk.engine.requests) == 1
+
+
+DRAFTS = {
+    "renamed": (GAP.prefix + "turn c", "a + b", "turn a + b"),
+    "typed through": (GAP.prefix + "turn a + b", "", "turn a + b"),
+    "at once other": (GAP.prefix + "peat", "turn a", "turn a"),
+    "taken back": (GAP.prefix[:-2], "return a", "turn a"),
+    "elsewhere": ("x = ", "", "turn a"),
+    "far": (GAP.prefix + "x" * 300, "", "turn a"),
+}
+
+
+@pytest.mark.parametrize("how", DRAFTS)
+async def test_what_is_left_of_the_last_one_is_the_next_ones_prediction(how: str) -> None:
+    desk = Desk()
+    prefix, draft, text = DRAFTS[how]
+    await said(desk, text, done=True)
+    await desk.ask(replace(GAP, prefix=prefix))
+    assert bytes(desk.engine.last.request.prediction_ids).decode() == draft
+
+
+async def test_one_without_text_does_not_hide_the_one_before() -> None:
+    desk = Desk()
+    await said(desk, "turn a")
+    for prefix in (GAP.prefix + "x", GAP.prefix + "xy"):
+        await desk.ask(replace(GAP, prefix=prefix))
+        assert bytes(desk.engine.last.request.prediction_ids) == b"turn a"
+
+
+async def test_equal_asks_of_two_editors_share_one_sequence() -> None:
+    desk = Desk()
+    other = desk.service.sessions.open(("", ""), "t")
+    mine = await desk.ask(GAP)
+    theirs = await other.ask(GAP, replace(OPTIONS, session="t"), ANYBODY, accept)
+    assert (mine.origin, theirs.origin) == (Origin.NEW, Origin.SHARED)
+    desk.session.stop()
+    assert desk.engine.running == 1  # the other one reads on
+    desk.engine.last.say("turn")
+    desk.engine.last.finish()
+    assert await read(theirs) == "turn"
+
+
+async def test_refusals_leave_nothing_running() -> None:
+    desk = Desk()
+    await said(desk, "turn a")
+
+    def refuse(request: Request) -> None:
+        raise InvalidRequestError([FieldViolation("x", "bad")])
+
+    with pytest.raises(InvalidRequestError):
+        await desk.session.ask(Gap("other"), OPTIONS, ANYBODY, refuse)
+    desk.engine.refusal = QueueFullError(1, 1.0)
+    with pytest.raises(QueueFullError):
+        await desk.ask(Gap("other"))
+    assert desk.engine.running == desk.service.runs.in_flight == 0
+    desk.engine.refusal = None
+    suggestion = await desk.ask(GAP)
+    desk.engine.last.fail(QueueFullError(1, 1.0))
+    with pytest.raises(QueueFullError):
+        await read(suggestion)
+
+
+@pytest.mark.parametrize("typed", ["turn a", "xxx"])
+async def test_cancelling_an_ask_at_any_point(typed: str) -> None:
+    for steps in range(12):
+        desk = Desk()
+        desk.service = service_on(desk.engine)
+        await said(desk, "tu")
+        asking = asyncio.create_task(desk.ask(desk.typed(typed)))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.wait([asking])
+        desk.session.stop()
+        await settle()
+        assert desk.engine.running == desk.service.runs.in_flight == 0
+
+
+@given(
+    says=st.text("ab\n ()", min_size=1, max_size=30),
+    cuts=st.lists(st.integers(0, 30), max_size=6),
+    typed=st.lists(st.integers(0, 30), max_size=4),
+    early=st.booleans(),
+)
+def test_typing_through_gives_what_a_fresh_request_would(
+    says: str, cuts: list[int], typed: list[int], early: bool
+) -> None:
+    """The engine says ``says`` behind the gap; wherever its pieces part, and whenever they come, each ask gets what is
+    left of it behind what was typed."""
+    plain = replace(OPTIONS, dedent=False, bracket=False, suffix=False)
+
+    async def scenario() -> None:
+        desk = Desk()
+        await desk.ask(GAP, plain)
+        places = sorted({0, len(says), *(min(cut, len(says)) for cut in cuts)})
+        pieces = [says[a:b] for a, b in pairwise(places)]
+        if not early:
+            for piece in pieces:
+                desk.engine.requests[0].say(piece)
+            desk.engine.requests[0].finish()
+            await settle()
+        else:
+            desk.engine.requests[0].say(pieces.pop(0))
+            await settle()
+        for length in sorted(min(t, len(says) - 1) for t in typed):
+            asking = asyncio.create_task(desk.ask(desk.typed(says[:length]), plain))
+            while early and pieces and not asking.done():
+                desk.engine.requests[0].say(pieces.pop(0))
+                await settle()
+            suggestion = await asking
+            reading = asyncio.create_task(read(suggestion))
+            await settle()
+            if early:
+                for piece in pieces:
+                    desk.engine.requests[0].say(piece)
+                pieces.clear()
+                desk.engine.requests[0].finish()
+            assert await reading == says[length:]
+        assert len(desk.engine.requests) == 1
+
+    asyncio.run(scenario())
+
+
+def test_documents_are_bounded() -> None:
+    desk = Desk.__new__(Desk)
+    desk.engine = ScriptedEngine()
+    session = service_on(desk.engine, CodeTokenizer()).sessions.open(("", ""), "s")
+    for i in range(20):
+        session.keep(f"{i}", TextDocument("x" * 1000, 1))
+    assert list(session.documents) == [f"{i}" for i in range(20 - DOCUMENTS, 20)]
+    session.keep("big", TextDocument("x" * (MAX_CHARACTERS - 1500), 1))
+    assert list(session.documents) == ["19", "big"]
+    session.keep("bigger", TextDocument("x" * MAX_CHARACTERS, 1))
+    assert list(session.documents) == ["bigger"]

@@ -1,0 +1,123 @@
+"""Stops that follow from where the cursor is, and documents that edits keep in step."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.completion.completion_options import CompletionOptions
+from server.completion.gap import Gap
+from server.completion.gap_rules import gap_rules
+from server.completion.open_brackets import open_brackets
+from server.completion.text_document import BEFORE, MAX_CHARACTERS, OffsetUnit, TextDocument, TextEdit, place_of
+from specdec.errors import InvalidRequestError
+from specdec.types import StoppingParams, TextRules
+
+TEXT = st.text("abé世😀\n()", max_size=40)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "suffix", "closers", "quote"),
+    [
+        ("f(", "", ")", ""),
+        ("f(", ")", "", ""),
+        ("f(a[", ")", "]", ""),
+        ("f(a[", "\n", "])", ""),
+        ("if (x) {\n  f(", ");\n}\n", "", ""),
+        ("if (x) {\n  f(", "\n}\n", ")", ""),
+        ("if (x) {\n  for (;;) {\n    ", "\n}\n", "}", ""),
+        ("function f() {\n  ", "", "}", ""),
+        ("print(')' + ", "", ")", ""),
+        ("print('hello ", ")", "", "'"),
+        ("print('hello ", "')", "", "'"),
+        ("x = 1  # (see ", "\n", "", "#"),
+        ('"""Reads (', "\n", "", '"""'),
+        ("a) b] (", "", ")", ""),
+        ("{" + "x\n" * 2000 + "(", "", ")", ""),  # the brace is too far away to be looked at
+        ("(", "x\n" * 1000, "", ""),  # what closes it may come later
+    ],
+)
+def test_brackets_without_a_partner_may_be_closed(prefix: str, suffix: str, closers: str, quote: str) -> None:
+    assert open_brackets(prefix, suffix) == (closers, quote)
+
+
+@pytest.mark.parametrize(
+    ("gap", "rules"),
+    [
+        (
+            Gap("def f():\n    return g(", ")\n\nx = 1\n"),
+            TextRules(min_indent=4, closers="", suffix=")\n\nx = 1\n"),
+        ),
+        (Gap("def f():\n    ", "\nx"), TextRules(min_indent=4, closers="", suffix="\nx", lead="\n    ")),
+        (Gap("def f():\n", "\nx"), TextRules(closers="", suffix="\nx", lead="\n")),
+        (Gap("", "x"), TextRules(closers="", suffix="x")),
+        (Gap("  ", "x"), TextRules(min_indent=2, closers="", suffix="x")),
+        (Gap("\t\tif x", ""), TextRules(min_indent=2, closers="")),
+    ],
+)
+def test_rules_of_a_place(gap: Gap, rules: TextRules) -> None:
+    assert gap_rules(gap, CompletionOptions()) == rules
+
+
+def test_rules_that_were_asked_for_stay() -> None:
+    asked = TextRules(max_lines=3, min_indent=0, closers="}", suffix="zz")
+    options = CompletionOptions(stopping=StoppingParams(rules=asked))
+    assert gap_rules(Gap("    f(", "x"), options) == asked
+    off = CompletionOptions(dedent=False, bracket=False, suffix=False)
+    assert gap_rules(Gap("    f(", "x"), off) is None
+    assert len(gap_rules(Gap("", "x" * 9000), CompletionOptions()).suffix) == 512  # type: ignore[union-attr]
+
+
+@given(text=TEXT, place=st.integers(0, 40))
+def test_offsets_in_every_unit(text: str, place: int) -> None:
+    place = min(place, len(text))
+    head = text[:place]
+    sizes = {
+        OffsetUnit.CODE_POINT: place,
+        OffsetUnit.UTF16: len(head.encode("utf-16-le")) // 2,
+        OffsetUnit.UTF8: len(head.encode()),
+    }
+    for unit, offset in sizes.items():
+        assert place_of(text, offset, unit) == place
+        assert place_of(text, -1, unit) is None
+        assert place_of(text, 10_000, unit) is None
+
+
+def test_no_place_is_inside_of_a_character() -> None:
+    assert place_of("a😀b", 2, OffsetUnit.UTF16) is None
+    assert [place_of("a😀b", i, OffsetUnit.UTF8) for i in range(7)] == [0, 1, None, None, None, 2, 3]
+
+
+@given(text=TEXT, edits=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60), TEXT), max_size=4))
+def test_edits_are_made_in_turn_or_not_at_all(text: str, edits: list[tuple[int, int, str]]) -> None:
+    document, expected, ok = TextDocument(text, 1), text, True
+    for start, end, new in edits:
+        ok = ok and start <= end <= len(expected)
+        expected = expected[:start] + new + expected[end:]
+    changes = [TextEdit(*edit) for edit in edits]
+    if ok:
+        document.apply(changes, 2, OffsetUnit.CODE_POINT)
+        assert (document.text, document.version) == (expected, 2)
+    else:
+        with pytest.raises(InvalidRequestError):
+            document.apply(changes, 2, OffsetUnit.CODE_POINT)
+        assert (document.text, document.version) == (text, 1)
+
+
+def test_documents_do_not_grow_without_end() -> None:
+    document = TextDocument("x" * MAX_CHARACTERS, 1)
+    with pytest.raises(InvalidRequestError, match="characters"):
+        document.apply([TextEdit(0, 0, "y")], 2, OffsetUnit.UTF8)
+
+
+def test_what_is_looked_at_of_a_long_document_begins_at_the_same_place_for_long() -> None:
+    document = TextDocument("0123456789" * 40_000, 1)
+    starts = set()
+    for place in range(200_000, 210_000, 500):
+        prefix, suffix = document.around(place)
+        assert document.text.startswith(suffix[:100], place)
+        assert document.text[:place].endswith(prefix)
+        assert len(prefix) >= BEFORE
+        starts.add(place - len(prefix))
+    assert len(starts) <= 2

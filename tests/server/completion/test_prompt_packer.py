@@ -1,0 +1,191 @@
+"""Prompts: within the budget, nearest text first, and the same at their front while somebody types."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from server.completion.context_file import ContextFile
+from server.completion.gap import FillMode, Gap
+from server.completion.line_breaks import TOP, line_breaks
+from server.completion.packed_prompt import PackedPrompt
+from server.completion.prompt_packer import SMALLEST_BUDGET, PromptPacker
+from tests.server.completion.code_tokenizer import CodeTokenizer
+
+TOKENIZER = CodeTokenizer()
+PACKER = PromptPacker(TOKENIZER, 1 << 20)
+PRE, SUF, MID = (TOKENIZER.names[f"<|fim_{name}|>"] for name in ("prefix", "suffix", "middle"))
+CODE = st.text(st.sampled_from(list("ab (){}=\n\n    \té世")), max_size=600)
+LINES = st.lists(st.text("abc =()", max_size=30), max_size=60).map("\n".join)
+TEXT = CODE | LINES
+FILES = st.lists(
+    st.builds(ContextFile, st.sampled_from(["a.py", "b.py", "dir/c.py"]), TEXT, st.floats(0, 1), st.integers(0, 5)),
+    max_size=4,
+).map(tuple)
+GAPS = st.builds(Gap, TEXT, TEXT, st.none() | st.integers(0, 50), FILES, st.sampled_from(["", "repo"]), st.just("a.py"))
+SOURCE = inspect.getsource(os) + inspect.getsource(random)
+
+
+def spelled(packed: PackedPrompt) -> tuple[int, ...]:
+    """The prompt, and the word that is to be spelled behind it."""
+    return (*packed.ids, *packed.healed.encode())
+
+
+def parts(packed: PackedPrompt) -> tuple[str, str, str, str]:
+    """Context, above, suffix, head of a prompt."""
+    ids = spelled(packed)
+    pre, suf, mid = (ids.index(i) for i in (PRE, SUF, MID))
+    assert pre < suf < mid
+    decode = lambda piece: TOKENIZER.shown(piece)  # noqa: E731
+    return decode(ids[:pre]), decode(ids[pre + 1 : suf]), decode(ids[suf + 1 : mid]), decode(ids[mid + 1 :])
+
+
+@settings(max_examples=200)
+@given(gap=GAPS, budget=st.integers(SMALLEST_BUDGET, 900))
+def test_the_budget_holds_and_what_is_nearest_stays(gap: Gap, budget: int) -> None:
+    packed = PACKER.pack(gap, FillMode.MIDDLE, budget)
+    assert len(packed.ids) <= budget
+    pre, suf, mid = (packed.ids.index(i) for i in (PRE, SUF, MID))
+    kept = bytes(packed.ids[pre + 1 : suf] + packed.ids[mid + 1 :]) + packed.healed.encode()
+    assert gap.prefix.encode().endswith(kept)
+    assert gap.suffix.encode().startswith(bytes(packed.ids[suf + 1 : mid]))
+    # A quarter of the room may stay empty so that the prompt's begin can stay, and what a border leaves over.
+    if len(kept) < len(gap.prefix.encode()) and not gap.files and not gap.repo:
+        assert len(kept) >= budget // 8
+    assert not packed.healed or gap.prefix.endswith(packed.healed)
+    whole = len(gap.prefix.encode()) + len(gap.suffix.encode())
+    if not gap.files and not gap.repo and whole + 3 <= budget // 2 and len(gap.suffix.encode()) <= budget // 4 - 1:
+        assert len(spelled(packed)) == whole + 3
+
+
+@given(gap=GAPS, budget=st.integers(SMALLEST_BUDGET, 900))
+def test_prefix_only_shows_no_suffix(gap: Gap, budget: int) -> None:
+    packed = PACKER.pack(gap, FillMode.PREFIX, budget)
+    assert len(packed.ids) <= budget
+    assert not packed.fills_in
+    assert not {PRE, SUF, MID} & set(packed.ids)
+    kept = [i for i in spelled(packed) if i < 256]
+    assert not gap.prefix or bytes(kept)[-1:] == gap.prefix.encode()[-1:]
+
+
+@given(prefix=TEXT, suffix=TEXT, typed=st.text("abc =(){}é", max_size=8))
+def test_typing_on_a_line_only_adds_at_the_end(prefix: str, suffix: str, typed: str) -> None:
+    before = PACKER.pack(Gap(prefix, suffix), FillMode.MIDDLE, 4096)
+    after = PACKER.pack(Gap(prefix + typed, suffix), FillMode.MIDDLE, 4096)
+    assert spelled(after) == (*spelled(before), *typed.encode())
+
+
+@pytest.mark.parametrize(("budget", "most"), [(600, 40), (2000, 25), (4000, 10)])
+def test_a_file_that_is_typed_keeps_what_is_computed(budget: int, most: int) -> None:
+    start, end = len(SOURCE) // 2, len(SOURCE) // 2 + 3000
+    suffix, shared, before = SOURCE[end:][:9000], [], ()
+    for cursor in range(start, end):
+        ids = PACKER.pack(Gap(SOURCE[:cursor], suffix), FillMode.MIDDLE, budget).ids
+        assert len(ids) <= budget
+        same = next((i for i, (a, b) in enumerate(zip(before, ids, strict=False)) if a != b), len(before))
+        shared.append(same / len(ids))
+        before = ids
+    assert sum(share < 0.5 for share in shared) <= most  # of 3000 keys
+    assert sorted(shared)[len(shared) // 2] > 0.9
+
+
+@given(text=TEXT, more=st.text("ab\n ", max_size=20))
+def test_breaks_stay_while_text_is_added(text: str, more: str) -> None:
+    for before in (False, True):
+        old, new = line_breaks(text, before=before), line_breaks(text + more, before=before)
+        end = text.rfind("\n")
+        assert [b for b in new if b.at < end] == [b for b in old if b.at < end]
+
+
+@given(text=LINES, cut=st.integers(0, 40))
+def test_breaks_are_found_again_in_a_part_of_the_text(text: str, cut: int) -> None:
+    lines = text.split("\n")
+    part = "\n".join(lines[min(cut, len(lines) - 1) :])
+    gone = len(text) - len(part)
+    whole = {b.at - gone: b.level for b in line_breaks(text)}
+    known = [i for i, line in enumerate(part.split("\n")) if line.strip()]
+    if len(known) > 2:  # behind the first two lines that show something
+        settled = len("\n".join(part.split("\n")[: known[1] + 1]))
+        assert all(whole[b.at] == b.level for b in line_breaks(part) if b.at > settled and b.level < TOP)
+
+
+def test_levels_are_as_rare_as_they_are_high() -> None:
+    found = [b.level for b in line_breaks(SOURCE)[1:]]
+    assert len(found) > 1500
+    for level in range(1, 5):
+        share = sum(b >= level for b in found) / len(found)
+        assert 0.6 * 2.0**-level < share < 1.6 * 2.0**-level
+
+
+def test_long_lines_are_parted_too() -> None:
+    text = "x" * 5000
+    packed = PACKER.pack(Gap(text), FillMode.MIDDLE, 500)
+    more = PACKER.pack(Gap(text + "y"), FillMode.MIDDLE, 500)
+    assert 250 <= len(packed.ids) <= 500
+    assert [b.at for b in line_breaks(text)] == [0, 1024, 2048, 3072, 4096]
+    assert spelled(more) == (*spelled(packed), ord("y"))
+
+
+def test_the_middle_begins_where_it_is_said_to() -> None:
+    packed = PACKER.pack(Gap("one\ntwo\nthree", "four", head_from=8), FillMode.MIDDLE, 900)
+    assert (packed.healed, packed.n_healed) == ("three", 5)
+    assert parts(packed) == ("", "one\ntwo\n", "four", "three")
+
+
+def test_context_is_chosen_by_relevance_and_shown_in_an_order_of_its_own() -> None:
+    files = (
+        ContextFile("z.py", "z" * 50, score=0.9),
+        ContextFile("m.py", "m" * 50, score=0.1),
+        ContextFile("a.py", "a" * 50, score=0.5, time_ms=2),
+        ContextFile("b.py", "b" * 50, score=0.5, time_ms=1),
+    )
+    room = 4 * 200 + 40  # a quarter for three of them and their names
+    found = [
+        PACKER.pack(Gap("p" * 2000, files=order, repo="R", path="own.py"), FillMode.MIDDLE, room)
+        for order in (files, files[::-1], files[2:] + files[:2])
+    ]
+    assert found[0].ids == found[1].ids == found[2].ids
+    context = parts(found[0])[0]
+    assert context.startswith("<|repo_name|>R\n<|file_sep|>a.py\naaa")
+    assert context.endswith("<|file_sep|>own.py\n")
+    assert [name in context for name in ("a.py", "b.py", "m.py", "z.py")] == [True, True, False, True]
+
+
+def test_of_equal_texts_the_newest_and_then_the_last_stay() -> None:
+    files = tuple(ContextFile(f"{i}.py", f"{i}" * 60, time_ms=10 * (i == 0)) for i in range(4))
+    context = parts(PACKER.pack(Gap("p" * 2000, files=files, path="x"), FillMode.MIDDLE, 660))[0]
+    assert [f"<|file_sep|>{i}.py" in context for i in range(4)] == [True, False, False, True]
+
+
+def test_a_text_too_long_is_cut_behind_a_line() -> None:
+    files = (ContextFile("a.py", "\n".join(["0123456789"] * 100)),)
+    context = parts(PACKER.pack(Gap("p" * 500, files=files, path="x"), FillMode.MIDDLE, 400))[0]
+    body = context.removeprefix("<|file_sep|>a.py\n").removesuffix("<|file_sep|>x\n")
+    assert body
+    assert set(body.splitlines()) == {"0123456789"}
+
+
+def test_names_too_long_for_the_budget_are_left_out() -> None:
+    gap = Gap("p" * 100, "s" * 100, files=(ContextFile("f" * 900, "text"),), repo="r" * 900, path="q" * 900)
+    assert len(PACKER.pack(gap, FillMode.MIDDLE, SMALLEST_BUDGET).ids) <= SMALLEST_BUDGET
+
+
+def test_the_suffix_takes_what_the_prefix_leaves() -> None:
+    short = parts(PACKER.pack(Gap("p", "s" * 5000), FillMode.MIDDLE, 803))
+    assert len(short[2]) == 200 + 300  # its quarter, and three eighths of the prefix's half
+    long = parts(PACKER.pack(Gap("p\n" * 2000, "s" * 5000), FillMode.MIDDLE, 803))
+    assert len(long[2]) == 200
+
+
+def test_encode_gives_the_prompt_of_two_texts() -> None:
+    ids = PACKER.encode("def f():\n    re", "\n")
+    assert TOKENIZER.shown(ids) == "<|fim_prefix|>def f():\n    re<|fim_suffix|>\n<|fim_middle|>"
+
+
+def test_many_equal_lines_take_no_time() -> None:
+    PACKER.pack(Gap("a\n" * 50_000), FillMode.MIDDLE, 20_000)

@@ -1,0 +1,99 @@
+"""A real model behind a real port: what goes on in a session is what a fresh request gets."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+
+from server.completion.completion_options import CompletionOptions
+from server.completion.gap import FillMode, Gap
+from server.completion.prompt_packer import PromptPacker
+from server.serving import Serving
+from specdec.api.v1 import completion_pb2 as pb
+from specdec.api.v1 import options_pb2
+from specdec.config import Config, EngineConfig, ServerConfig
+from specdec.models.load_tokenizer import load_tokenizer
+from tests.server.completion.editor import Editor, Server
+
+pytestmark = pytest.mark.model
+ABOVE = '''\
+colours = ["red", "green", "blue"]
+numbers = ["one", "two", "three"]
+
+
+def show(words):
+    """Print every word."""
+    for word in words:
+        print(word)
+
+
+show(colours)
+'''
+PLAIN = pb.CompletionOptions(
+    mode=pb.CompletionOptions.MODE_MIDDLE_OR_PREFIX, stop_at_dedent=False, stop_at_bracket=False, stop_at_suffix=False
+)
+
+
+@asynccontextmanager
+async def serving(config: EngineConfig, tokenizer: Any) -> AsyncIterator[Server]:
+    found = Serving(Config(engine=config, server=ServerConfig(grpc_port=0, http_port=None)), lambda: tokenizer)
+    addresses = await found.start()
+    try:
+        await found.wait_ready()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{addresses.grpc_port}") as channel:
+            yield Server(found, channel)
+    finally:
+        await found.stop()
+
+
+async def fresh(server: Server, prefix: str, max_tokens: int) -> tuple[str, list[int]]:
+    """Text and ids of a request that knows nothing of any session."""
+    request = pb.CompleteRequest(
+        fim=options_pb2.FimPrompt(prefix=prefix), completion=PLAIN,
+        stopping=options_pb2.StoppingOptions(max_tokens=max_tokens),
+    )  # fmt: skip
+    messages = [message async for message in server.completion.Complete(request)]
+    return "".join(m.delta.text for m in messages), [i for m in messages for i in m.delta.token_ids]
+
+
+async def test_what_goes_on_is_what_a_fresh_request_gets() -> None:
+    config = EngineConfig(kv_tokens=4096, max_context=1024)
+    tokenizer = load_tokenizer(config.target, config.cache_dir)
+    packer, options = PromptPacker(tokenizer, 1024), CompletionOptions()
+
+    def packed(prefix: str) -> list[int]:
+        budget = packer.budget(None, options.stopping.max_tokens or 0)
+        return list(packer.pack(Gap(prefix), FillMode.MIDDLE_OR_PREFIX, budget).ids)
+
+    prefix = ABOVE + "show("
+    async with serving(config, tokenizer) as server:
+        text, ids = await fresh(server, prefix, 24)
+        assert len(text) > 20
+        editor = Editor(server)
+        await editor.set_up(completion=PLAIN, stopping=options_pb2.StoppingOptions(max_tokens=24))
+        ask = await editor.ask(ask=pb.CompletionAsk(id=1, fim=options_pb2.FimPrompt(prefix=prefix)))
+        _, suggested, _ = await editor.answer(ask)
+        assert suggested == text
+        agreed = 0
+        for count in range(1, len(ids) - 4):
+            typed = tokenizer.decode(ids[:count])
+            ask = await editor.ask(
+                ask=pb.CompletionAsk(id=count + 1, fim=options_pb2.FimPrompt(prefix=prefix + typed))
+            )  # fmt: skip
+            started, rest, _ = await editor.answer(ask)
+            assert started.origin == pb.SuggestionStarted.ORIGIN_CONTINUED
+            assert typed + rest == text
+            if packed(prefix + typed) == packed(prefix) + ids[:count] and count % 3 == 1:
+                agreed += 1
+                anew, _ = await fresh(server, prefix + typed, 24)
+                assert anew.startswith(rest)
+        assert agreed >= 5
+        draft = await editor.ask(
+            ask=pb.CompletionAsk(id=99, fim=options_pb2.FimPrompt(prefix=prefix + "colours)  # x\n" + "show("))
+        )
+        assert (await editor.answer(draft))[0].origin == pb.SuggestionStarted.ORIGIN_NEW
+        assert await server.idle()  # and no page is lost

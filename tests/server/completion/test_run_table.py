@@ -1,0 +1,173 @@
+"""Equal requests share a run, equal prompts are computed once, and who leaves last ends it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from server.auth.principal import ANYBODY, Principal
+from server.completion.run_table import RunTable
+from server.completion.shared_run import SharedRun
+from specdec.errors import EngineDeadError
+from specdec.types import Delta, Finished, Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
+from tests.server.completion.scripted_engine import ScriptedEngine
+
+GREEDY = Request("a", tuple(range(100)), sampling=SamplingParams(temperature=0.0))
+CHANCE = replace(GREEDY, sampling=SamplingParams())
+
+
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def read(run: SharedRun) -> str:
+    return "".join([event.text async for event in run.read() if isinstance(event, Delta)])
+
+
+async def test_equal_requests_are_one() -> None:
+    engine = ScriptedEngine()
+    table = RunTable(engine.submit)
+    run, shared = await table.start(ANYBODY, GREEDY)
+    engine.last.say("one ")
+    await settle()
+    same = replace(
+        GREEDY, request_id="b", priority=3, session="s", prediction_ids=(1,), target_tpot_ms=5.0,
+        speculation=SpeculationParams(SpeculationMode.OFF),
+    )  # fmt: skip
+    later, joined = await table.start(ANYBODY, same)
+    assert (shared, joined, later is run, len(engine.requests)) == (False, True, True, 1)
+    run.leave()
+    assert engine.running == 1
+    engine.last.say("two")
+    engine.last.finish()
+    assert await read(later) == "one two"
+    later.leave()
+    again, joined = await table.start(ANYBODY, GREEDY)  # what has ended is not kept
+    assert (joined, len(engine.requests)) == (False, 2)
+    again.leave()
+    assert (engine.running, table.in_flight) == (0, 0)
+
+
+OTHERS = {
+    "prompt": replace(GREEDY, prompt_ids=(1, 2)),
+    "sampling": replace(GREEDY, sampling=SamplingParams(temperature=0.5, seed=1)),
+    "stops": replace(GREEDY, stopping=StoppingParams(max_tokens=3)),
+    "salt": replace(GREEDY, cache_salt="x"),
+    "time": replace(GREEDY, stopping=StoppingParams(time_limit_s=1.0)),
+    "deadline": replace(GREEDY, deadline_s=5.0),
+}
+
+
+@pytest.mark.parametrize("how", OTHERS)
+async def test_what_may_be_answered_otherwise_is_asked_for_itself(how: str) -> None:
+    engine = ScriptedEngine()
+    table = RunTable(engine.submit)
+    first = OTHERS[how] if how in ("time", "deadline") else GREEDY
+    one, _ = await table.start(ANYBODY, first)
+    engine.last.say("x")
+    await settle()
+    wanted = first if how == "time" else replace(GREEDY, deadline_s=9.0) if how == "deadline" else OTHERS[how]
+    two, shared = await table.start(ANYBODY, wanted)
+    assert not shared
+    assert len(engine.requests) == 2
+    one.leave()
+    two.leave()
+    assert engine.running == 0
+
+
+async def test_a_shorter_deadline_may_join_a_longer_one() -> None:
+    engine = ScriptedEngine()
+    table = RunTable(engine.submit)
+    await table.start(ANYBODY, replace(GREEDY, deadline_s=50.0))
+    assert (await table.start(ANYBODY, replace(GREEDY, deadline_s=5.0)))[1]
+
+
+async def test_tenants_share_nothing() -> None:
+    engine = ScriptedEngine()
+    table = RunTable(engine.submit)
+    await table.start(Principal("k", "a"), GREEDY)
+    _, shared = await asyncio.wait_for(table.start(Principal("k", "b"), GREEDY), 1)
+    assert not shared
+    assert [request.principal.tenant for request in engine.requests] == ["a", "b"]
+
+
+async def test_a_prompt_is_computed_once() -> None:
+    engine = ScriptedEngine()
+    table = RunTable(engine.submit)
+    first, _ = await table.start(ANYBODY, CHANCE)
+    others = [asyncio.create_task(table.start(ANYBODY, replace(CHANCE, request_id=f"{i}"))) for i in range(2)]
+    engine.last.start()
+    await settle()
+    assert len(engine.requests) == 1  # they wait for its prefix
+    engine.last.say("x")
+    await settle()
+    assert len(engine.requests) == 2  # the next one finds it, and so do those behind
+    engine.last.say("y")
+    await settle()
+    assert len(engine.requests) == 3
+    for run in (first, *[(await other)[0] for other in others]):
+        run.leave()
+    assert (engine.running, table.in_flight) == (0, 0)
+
+
+async def test_short_prompts_do_not_wait() -> None:
+    engine = ScriptedEngine()
+    table = RunTable(engine.submit)
+    for i in range(3):
+        await asyncio.wait_for(table.start(ANYBODY, replace(CHANCE, prompt_ids=(1,), request_id=f"{i}")), 1)
+    assert len(engine.requests) == 3
+
+
+@pytest.mark.parametrize("how", ["leaves", "fails", "ends"])
+async def test_who_waits_is_next_when_the_first_is_gone(how: str) -> None:
+    engine = ScriptedEngine()
+    table = RunTable(engine.submit)
+    first, _ = await table.start(ANYBODY, CHANCE)
+    waiting = asyncio.create_task(table.start(ANYBODY, replace(CHANCE, request_id="b")))
+    gone = asyncio.create_task(table.start(ANYBODY, replace(CHANCE, request_id="c")))
+    await settle()
+    gone.cancel()
+    if how == "leaves":
+        first.leave()
+    elif how == "fails":
+        engine.last.fail(EngineDeadError())
+    else:
+        engine.last.finish()
+    await settle()
+    assert waiting.done()
+    assert len(engine.requests) == 2
+    if how == "fails":
+        with pytest.raises(EngineDeadError):
+            await read(first)
+    (await waiting)[0].leave()
+    await settle()
+    assert (engine.running, table.in_flight) == (0, 0)
+
+
+async def test_readers_get_all_events_whenever_they_come() -> None:
+    engine = ScriptedEngine()
+    run, _ = await RunTable(engine.submit).start(ANYBODY, GREEDY)
+    engine.last.start()
+    engine.last.say("a")
+    early = asyncio.create_task(read(run))
+    await settle()
+    engine.last.say("b")
+    engine.last.finish()
+    assert await early == await read(run) == run.text == "ab"
+    assert isinstance(run.finished, Finished)
+    assert [type(event).__name__ for event in run.events] == ["Started", "Delta", "Delta", "Finished"]
+    run.leave()
+
+
+async def test_a_reader_that_breaks_fails_the_run_and_closes_its_source() -> None:
+    engine = ScriptedEngine()
+    run, _ = await RunTable(engine.submit).start(ANYBODY, GREEDY)
+    engine.last.fail(ValueError("a bug"))
+    with pytest.raises(Exception, match="reader broke"):
+        await read(run)
+    with pytest.raises(ValueError, match="a bug"):
+        await run._pump
+    assert engine.last.closed

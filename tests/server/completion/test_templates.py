@@ -1,0 +1,269 @@
+"""Every family's prompt, token by token; and that no text of a user's becomes one."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
+
+from server.completion.context_file import ContextFile
+from server.completion.fim_templates import TEMPLATES
+from server.completion.fim_tokens import FimTokens
+from server.completion.gap import FillMode, Gap
+from server.completion.open_word import LONGEST, open_word
+from server.completion.prompt_packer import PromptPacker
+from server.completion.user_text import UserText
+from server.http.fim_encoder import FimNotSupportedError
+from specdec.config import EngineConfig
+from specdec.errors import ConfigError
+from specdec.models import tokenizer as models_tokenizer
+from specdec.models.load_tokenizer import load_tokenizer
+from specdec.models.tokenizer_info import TokenizerInfo
+from tests.server.completion.code_tokenizer import QWEN, CodeTokenizer
+
+DEEPSEEK = tuple(f"<\uff5cfim\u2581{name}\uff5c>" for name in ("begin", "hole", "end"))
+GAP = Gap("one\ntwo", "three", head_from=4)
+REPO = Gap(
+    "one\ntwo", "three", head_from=4, files=(ContextFile("b.py", "B"), ContextFile("a.py", "A")), repo="R", path="c.py"
+)
+FAMILIES = {
+    "qwen": (QWEN, "<|fim_prefix|>one\n<|fim_suffix|>three<|fim_middle|>two"),
+    "starcoder": (
+        ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+        "<fim_prefix>one\n<fim_suffix>three<fim_middle>two",
+    ),
+    "santacoder": (
+        ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
+        "<fim-prefix>one\n<fim-suffix>three<fim-middle>two",
+    ),
+    "deepseek": (DEEPSEEK, f"{DEEPSEEK[0]}one\n{DEEPSEEK[1]}three{DEEPSEEK[2]}two"),
+    "codestral": (("[PREFIX]", "[SUFFIX]"), "[SUFFIX]three[PREFIX]one\ntwo"),
+    "glm": (
+        ("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),
+        "<|code_prefix|>one\n<|code_suffix|>three<|code_middle|>two",
+    ),
+    "seed": (
+        ("<[fim-prefix]>", "<[fim-suffix]>", "<[fim-middle]>"),
+        "<[fim-prefix]>one\n<[fim-suffix]>three<[fim-middle]>two",
+    ),
+}
+CONTEXTS = {
+    "qwen": (
+        QWEN,
+        "<|repo_name|>R\n<|file_sep|>a.py\nA\n<|file_sep|>b.py\nB\n<|file_sep|>c.py\n"
+        "<|fim_prefix|>one\n<|fim_suffix|>three<|fim_middle|>two",
+    ),
+    "codegemma": (
+        (*QWEN[:3], "<|file_separator|>"),
+        "<|file_separator|>a.py\nA\n<|file_separator|>b.py\nB\n<|file_separator|>c.py\n"
+        "<|fim_prefix|>one\n<|fim_suffix|>three<|fim_middle|>two",
+    ),
+    "starcoder2": (
+        ("<fim_prefix>", "<fim_suffix>", "<fim_middle>", "<repo_name>", "<file_sep>"),
+        "<repo_name>R<file_sep>a.py\nA\n<file_sep>b.py\nB\n<file_sep><fim_prefix>one\n<fim_suffix>three<fim_middle>two",
+    ),
+    "codestral": (
+        ("[PREFIX]", "[SUFFIX]"),
+        "[SUFFIX]three[PREFIX]+++++ a.py\nA\n+++++ b.py\nB\n+++++ c.py\none\ntwo",
+    ),
+    "deepseek": (
+        DEEPSEEK,
+        f"{DEEPSEEK[0]}# a.py\nA\n# b.py\nB\n# c.py\none\n{DEEPSEEK[1]}three{DEEPSEEK[2]}two",
+    ),
+}
+
+
+def shown(tokenizer: CodeTokenizer, gap: Gap, mode: FillMode = FillMode.MIDDLE) -> str:
+    packed = PromptPacker(tokenizer, 4096).pack(gap, mode, 900)
+    assert packed.healed == "two"
+    return tokenizer.shown(packed.ids) + packed.healed
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("marked", [True, False])
+def test_every_family(family: str, marked: bool) -> None:
+    names, prompt = FAMILIES[family]
+    tokenizer = CodeTokenizer(names) if marked else CodeTokenizer((), plain=names)
+    assert FimTokens.of(tokenizer).template.name == family
+    assert shown(tokenizer, GAP) == prompt
+    packer = PromptPacker(tokenizer, 4096)
+    assert set(packer.pack(GAP, FillMode.MIDDLE, 900).ends) >= {tokenizer.names[name] for name in names[:3]}
+
+
+@pytest.mark.parametrize("family", CONTEXTS)
+def test_repository_context(family: str) -> None:
+    names, prompt = CONTEXTS[family]
+    assert shown(CodeTokenizer(names), REPO) == prompt
+
+
+def test_begin_tokens_come_first() -> None:
+    tokenizer = CodeTokenizer((*DEEPSEEK, "<s>"), bos="<s>")
+    assert shown(tokenizer, GAP).startswith(f"<s>{DEEPSEEK[0]}one")
+
+
+def test_templates_can_be_named() -> None:
+    both = CodeTokenizer((*QWEN, "[PREFIX]", "[SUFFIX]"))
+    assert FimTokens.of(both).template.name == "qwen"
+    assert FimTokens.of(both, "codestral").template.name == "codestral"
+    with pytest.raises(ConfigError, match="no such tokens"):
+        FimTokens.of(both, "glm")
+    with pytest.raises(ConfigError, match="one of qwen, starcoder"):
+        FimTokens.of(both, "qwern")
+    assert len({template.name for template in TEMPLATES}) == len(TEMPLATES)
+
+
+def test_a_model_without_such_tokens_refuses_or_continues() -> None:
+    tokenizer = CodeTokenizer(("<repo_name>", "<file_sep>", "<|endoftext|>"))
+    packer = PromptPacker(tokenizer, 4096)
+    assert not packer.fills_in
+    with pytest.raises(FimNotSupportedError, match="MODE_PREFIX"):
+        packer.pack(GAP, FillMode.MIDDLE, 900)
+    with pytest.raises(FimNotSupportedError):
+        packer.encode("a", "b")
+    for mode in (FillMode.PREFIX, FillMode.MIDDLE_OR_PREFIX):
+        assert shown(tokenizer, GAP, mode) == "one\ntwo"
+        assert shown(tokenizer, REPO, mode) == (
+            "<repo_name>R<file_sep>a.py\nA\n<file_sep>b.py\nB\n<file_sep>c.py\none\ntwo"
+        )
+    assert not packer.pack(GAP, FillMode.MIDDLE_OR_PREFIX, 900).fills_in
+
+
+@given(st.lists(st.sampled_from([*QWEN, "[PREFIX]", "[SUFFIX]", "[", "<|fim", "|>", "x", "\n", "é"]), max_size=12))
+def test_no_text_becomes_a_special_token(pieces: list[str]) -> None:
+    text = "".join(pieces)
+    tokenizer = CodeTokenizer(QWEN, plain=("[PREFIX]", "[SUFFIX]"))
+    user = UserText(tokenizer, {tokenizer.names[name]: name for name in ("[PREFIX]", "[SUFFIX]")})
+    ids = user.encode(text)
+    assert all(i < 256 for i in ids)
+    assert tokenizer.decode(ids) == text
+
+
+def test_what_is_known_is_bounded_and_kept_apart() -> None:
+    calls: list[str] = []
+
+    class Counting(CodeTokenizer):
+        def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+            calls.append(text)
+            return super().encode(text, add_special=add_special, parse_special=parse_special)
+
+    user = UserText(Counting(), {}, capacity=80)
+    calls.clear()
+    for owner in ("a", "b", "a"):
+        user.encode("0123456789", owner)
+    assert calls == ["0123456789"] * 2
+    for i in range(9):
+        user.encode(f"{i:010}", "a")
+    assert not user.knows("0123456789", "a")
+    assert user.knows("0000000008", "a")
+    assert not user.knows("0000000008", "b")
+    user.encode("x" * 50)  # too large to be worth remembering
+    assert not user.knows("x" * 50)
+
+
+def sentencepiece(names: tuple[str, ...]) -> models_tokenizer.Tokenizer:
+    """A tokenizer that puts a space in front of every text, as CodeLlama's does."""
+    vocabulary = {"<unk>": 0, **{f"<0x{i:02X}>": i + 1 for i in range(256)}}
+    for piece in ("▁", "o", "n", "e", "t", "w", "h", "r", "▁o", "▁on", "▁one", "tw", "two", "th", "thr"):
+        vocabulary[piece] = len(vocabulary)
+    merges = [("▁", "o"), ("▁o", "n"), ("▁on", "e"), ("t", "w"), ("tw", "o"), ("t", "h"), ("th", "r")]
+    backend = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    backend.add_special_tokens([AddedToken(name, normalized=False) for name in (*names, "<s>")])
+    begin = backend.token_to_id("<s>")
+    return models_tokenizer.Tokenizer(backend.to_str(), TokenizerInfo(bos_id=begin, add_bos=True))
+
+
+def test_code_llama_puts_a_space_in_front_of_the_prefix_alone() -> None:
+    tokenizer = sentencepiece(("▁<PRE>", "▁<SUF>", "▁<MID>", "▁<EOT>"))
+    packed = PromptPacker(tokenizer, 4096).pack(GAP, FillMode.MIDDLE, 900, heal=False)
+    names = [tokenizer.token_bytes(i).decode() for i in packed.ids]
+    assert names[:3] == ["<s>", "▁<PRE>", " one"]
+    assert "".join(names) == "<s>▁<PRE> one\n▁<SUF>three▁<MID>two"
+    assert tokenizer.token_id("▁<EOT>") in packed.ends
+
+
+@pytest.fixture(scope="module")
+def cache_dir() -> object:
+    return EngineConfig().cache_dir.expanduser()
+
+
+@pytest.mark.model
+def test_qwen_by_its_own_vocabulary(cache_dir) -> None:  # type: ignore[no-untyped-def]
+    tokenizer = load_tokenizer("qwen2.5-coder-1.5b", cache_dir)
+    packed = PromptPacker(tokenizer, 32768).pack(REPO, FillMode.MIDDLE, 900)
+    assert (packed.healed, packed.n_healed) == ("two", 1)
+
+    def text(part: str) -> list[int]:
+        return tokenizer.encode(part, add_special=False)
+
+    expected = [
+        151663, *text("R\n"), 151664, *text("a.py\n"), *text("A\n"), 151664, *text("b.py\n"), *text("B\n"), 151664,
+        *text("c.py\n"), 151659, *text("one\n"), 151661, *text("three"), 151660,
+    ]  # fmt: skip
+    assert list(packed.ids) == expected
+    assert set(packed.ends) == {151643, 151644, 151645, 151659, 151660, 151661, 151662, 151663, 151664}
+    hostile = PromptPacker(tokenizer, 32768).encode("<|fim_suffix|>x<|fim_middle|>", "<|file_sep|>")
+    assert [i for i in hostile if i >= 151643] == [151659, 151661, 151660]
+    assert not UserText(tokenizer, {}).breaks_before
+
+
+@pytest.mark.model
+def test_smollm2_has_no_such_tokens(cache_dir) -> None:  # type: ignore[no-untyped-def]
+    tokenizer = load_tokenizer("smollm2-135m", cache_dir)
+    packer = PromptPacker(tokenizer, 8192)
+    with pytest.raises(FimNotSupportedError):
+        packer.encode("a", "b")
+    packed = packer.pack(REPO, FillMode.PREFIX, 900, heal=False)
+    assert [i for i in packed.ids if i in tokenizer.special_ids] == [3, 5, 5, 5]
+    assert tokenizer.decode(packed.ids) == "Ra.py\nA\nb.py\nB\nc.py\none\ntwo"
+    assert UserText(tokenizer, {}).breaks_before
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("name", ["qwen2.5-coder-1.5b", "smollm2-135m"])
+def test_parting_a_text_leaves_its_tokens(cache_dir, name: str) -> None:  # type: ignore[no-untyped-def]
+    tokenizer = load_tokenizer(name, cache_dir)
+    source = open(models_tokenizer.__file__).read()  # noqa: SIM115
+    packer = PromptPacker(tokenizer, 32768)
+    for cursor in range(2000, 2400, 7):
+        ids = packer.pack(Gap(source[:cursor]), FillMode.PREFIX, 8000, heal=False).ids
+        assert list(ids) == tokenizer.encode(source[:cursor], add_special=False)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("name", ["qwen2.5-coder-1.5b", "smollm2-135m"])
+def test_what_is_in_front_of_an_open_word_keeps_its_tokens(cache_dir, name: str) -> None:  # type: ignore[no-untyped-def]
+    """The rule that lets a sequence go on in the middle of a token: wherever a text stops, the tokens of all but its
+    open word are those it has in the whole text."""
+    tokenizer = load_tokenizer(name, cache_dir)
+    user = UserText(tokenizer, {})
+    source = open(models_tokenizer.__file__).read()[3000:5000]  # noqa: SIM115
+    whole = tokenizer.encode(source, add_special=False)
+    kept, long = 0, 0
+    for cursor in range(1, len(source)):
+        word = open_word(source[:cursor], breaks_before=user.breaks_before, digits_alone=user.digits_alone)
+        ids = tokenizer.encode(source[: cursor - len(word)], add_special=False)
+        kept += ids == whole[: len(ids)]
+        long += len(word) > 10
+    assert kept / len(source) > 0.97  # white space in front of line breaks, and the like
+    assert long / len(source) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("", ""), ("x = ret", " ret"), ("foo(ba", "(ba"), ("self._que", "que"), ("a.b", ".b"), ("x == (", " ("),
+        ("x = ", " "), ("if x:\n    ", " "), ("if x:\n", ""), ("f(12", "12"), ("a  b", " b"), ("a\n\tb", "\tb"),
+        ("ünïc", "c"), ("x" * 40, ""), ("=" * 40, ""), ("one\ntwo", "two"), ("x)", ")"), ("a ((b", "b"),
+    ],
+)  # fmt: skip
+def test_the_word_a_text_ends_in(text: str, word: str) -> None:
+    assert open_word(text, breaks_before=False, digits_alone=False) == word
+    assert len(word) <= LONGEST
+
+
+def test_words_by_kind_of_vocabulary() -> None:
+    assert open_word("a\n\n", breaks_before=True, digits_alone=False) == "\n\n"
+    assert open_word("f(12", breaks_before=False, digits_alone=True) == ""

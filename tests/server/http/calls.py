@@ -1,0 +1,85 @@
+"""Calls without a socket: what a dialect's reader makes of a body."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any, TypeVar, cast
+
+from starlette.types import Message, Receive
+
+from server.engine_client import EngineClient
+from server.frontend import Frontend
+from server.http.call import Call
+from server.http.face import Face
+from server.http.fim_encoder import FimEncoder
+from specdec.config import EngineConfig
+from specdec.errors import FieldViolation, InvalidRequestError
+from tests.server.fake_engine import FakeEngine
+from tests.server.fake_tokenizer import FakeTokenizer
+
+Found = TypeVar("Found")
+
+
+class Fim:
+    """Puts 1, 2 and 3 around the texts."""
+
+    def encode(self, prefix: str, suffix: str) -> list[int]:
+        return [1, *prefix.encode(), 2, *suffix.encode(), 3]
+
+
+def make_face(tokenizer: FakeTokenizer | None = None, fim: FimEncoder | None = None, limit: int = 1 << 20) -> Face:
+    """A face over an engine that is known but not there."""
+    info = FakeEngine(EngineConfig(target="fake")).info()
+    frontend = Frontend(cast(EngineClient, SimpleNamespace(info=info)))
+    frontend.tokenizer, frontend.fim = tokenizer or FakeTokenizer(has_tools=True), fim
+    return Face(frontend, lambda: ("ready", True), limit)
+
+
+def receiving(*messages: Message) -> Receive:
+    """An ASGI ``receive`` that gives ``messages``, and then nothing for ever."""
+    left = list(messages)
+
+    async def receive() -> Message:
+        if not left:
+            await asyncio.Event().wait()
+        return left.pop(0)
+
+    return receive
+
+
+async def ignored(message: Message) -> None:
+    """An ASGI ``send``."""
+
+
+def make_call(data: bytes, headers: dict[str, str] | None = None, face: Face | None = None) -> Call:
+    """A call with a body."""
+    scope = {"headers": [(k.encode(), v.encode()) for k, v in (headers or {}).items()], "query_string": b""}
+    return Call(scope, receiving({"type": "http.request", "body": data}), ignored, face or make_face())
+
+
+def asked(
+    reader: Callable[[Call], Awaitable[Found]],
+    body: Any,
+    headers: dict[str, str] | None = None,
+    face: Face | None = None,
+) -> Found:
+    """What ``reader`` makes of ``body``."""
+
+    async def read() -> Found:
+        call = make_call(json.dumps(body).encode(), headers, face)
+        await call.read()
+        return await reader(call)
+
+    return asyncio.run(read())
+
+
+def violations(reader: Callable[[Call], Awaitable[Any]], body: Any) -> list[FieldViolation]:
+    """What ``reader`` finds wrong."""
+    try:
+        asked(reader, body)
+    except InvalidRequestError as error:
+        return error.violations
+    return []

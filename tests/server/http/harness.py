@@ -1,0 +1,127 @@
+"""A whole server in a thread of its own, asked over a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+
+from server.http.fim_encoder import FimEncoder
+from server.serving import Serving
+from specdec.types import EngineLoad
+from tests.server.fake_tokenizer import FakeTokenizer
+from tests.server.harness import make_config, quick_policy
+from tests.server.http.http_engine import FACTORY
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+
+
+class Server:
+    """A running server and a client of it."""
+
+    def __init__(self, serving: Serving, loop: asyncio.AbstractEventLoop, port: int) -> None:
+        self.serving, self.loop, self.port = serving, loop, port
+        self.url = f"http://127.0.0.1:{port}"
+        self.client = httpx.Client(base_url=self.url, timeout=20)
+
+    def ask(self, path: str = COMPLETIONS, **body: Any) -> dict[str, Any]:
+        """The JSON of an answer that must be 200."""
+        response = self.client.post(path, json=body)
+        assert response.status_code == 200, response.text
+        found: dict[str, Any] = response.json()
+        return found
+
+    def refused(self, path: str = COMPLETIONS, **body: Any) -> tuple[int, dict[str, Any]]:
+        """Status and error of an answer that must refuse."""
+        response = self.client.post(path, json=body)
+        assert response.status_code >= 400, response.text
+        assert response.headers["content-type"] == "application/json"
+        found: dict[str, Any] = response.json()["error"]
+        return response.status_code, found
+
+    def stream(self, path: str = COMPLETIONS, **body: Any) -> list[Any]:
+        """Every event of a stream: its JSON, and "[DONE]"."""
+        with self.client.stream("POST", path, json={"stream": True, **body}) as response:
+            assert response.status_code == 200
+            assert response.headers["content-type"] == "text/event-stream"
+            return events(response.read())
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Run ``work`` in the server's loop."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(20)
+
+    @property
+    def load(self) -> EngineLoad:
+        """What the engine last told; its prefix figure counts aborts."""
+        return self.serving.client.load
+
+    def comes_to(self, condition: Callable[[], bool], seconds: float = 8) -> bool:
+        """Whether ``condition`` holds before long."""
+        end = time.monotonic() + seconds
+        while not condition():
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.02)
+        return True
+
+    def idle(self, aborts: int) -> bool:
+        """Whether nothing runs and so many requests were aborted, before long."""
+        return self.comes_to(
+            lambda: (
+                (self.load.prefix_hit_tokens, self.load.running_requests, self.serving.client.in_flight)
+                == (aborts, 0, 0)
+            )
+        )
+
+
+def events(data: bytes) -> list[Any]:
+    """What a stream's bytes say; checks the framing to the letter."""
+    assert data.endswith(b"\n\n")
+    found: list[Any] = []
+    for event in data[:-2].split(b"\n\n"):
+        assert event.startswith(b"data: ")
+        assert b"\n" not in event
+        text = event.removeprefix(b"data: ").decode()
+        found.append(text if text == "[DONE]" else json.loads(text))
+        if text != "[DONE]":
+            assert text == json.dumps(found[-1], separators=(",", ":"), ensure_ascii=False)  # compact
+    return found
+
+
+@contextmanager
+def running(
+    tokenizer: Callable[[], Any] = FakeTokenizer, *, wait: bool = True, fim: FimEncoder | None = None, **config: Any
+) -> Iterator[Server]:
+    """A server, ready unless not to ``wait``."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+
+    def run(work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, loop).result(30)
+
+    settings = make_config(**({"http_port": 0, "heartbeat_timeout_s": 2.0} | config))
+
+    async def make() -> Serving:
+        return Serving(settings, tokenizer, factory=FACTORY, policy=quick_policy())
+
+    serving: Serving = run(make())
+    addresses = run(serving.start())
+    try:
+        if wait:
+            run(serving.wait_ready())
+            serving._frontend.fim = fim
+        server = Server(serving, loop, addresses.http_port)
+        with server.client:
+            yield server
+    finally:
+        run(serving.stop())
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
+        loop.close()

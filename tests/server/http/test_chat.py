@@ -1,0 +1,138 @@
+"""Answers of /v1/chat/completions, field by field."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tests.server.fake_engine import DEFAULT_SEED
+from tests.server.http.harness import CHAT, Server
+from tests.server.http.test_completions import HEAD, SPECULATIVE, checked, usage
+
+HI = [{"role": "user", "content": "hi"}]
+ECHO = "user:hi;"
+
+
+def kinds(server: Server, **body: Any) -> list[dict[str, Any]]:
+    """The chunks of a stream, checked, without its end mark."""
+    chunks = server.stream(CHAT, **body)
+    assert chunks.pop() == "[DONE]"
+    return [checked(chunk, "chat.completion.chunk", "chatcmpl-") for chunk in chunks]
+
+
+def test_a_whole_answer(server: Server) -> None:
+    body = {"messages": HI, "prediction": {"type": "content", "content": "user!"}}
+    assert checked(server.ask(CHAT, **body), "chat.completion", "chatcmpl-") == {
+        **HEAD,
+        "choices": [
+            {
+                "index": 0, "message": {"role": "assistant", "content": ECHO, "refusal": None}, "logprobs": None,
+                "finish_reason": "length", "stop_reason": None,
+            }
+        ],
+        "usage": usage(8, 8, accepted=4, rejected=1),
+        "seed": DEFAULT_SEED,
+        "metrics": {"speculative_decoding": SPECULATIVE},
+    }  # fmt: skip
+
+
+def test_a_streamed_answer_says_the_role_first(server: Server) -> None:
+    def chunk(delta: dict[str, Any]) -> dict[str, Any]:
+        return {**HEAD, "choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}]}
+
+    last = {
+        **HEAD,
+        "choices": [{"index": 0, "delta": {}, "logprobs": None, "finish_reason": "length", "stop_reason": None}],
+        "seed": DEFAULT_SEED,
+        "metrics": {"speculative_decoding": SPECULATIVE},
+    }
+    assert kinds(server, messages=HI) == [
+        chunk({"role": "assistant", "content": ""}), *(chunk({"content": c}) for c in ECHO), last,
+    ]  # fmt: skip
+
+
+def test_usage_comes_last_where_asked_for(server: Server) -> None:
+    chunks = kinds(server, messages=HI, stream_options={"include_usage": True})
+    assert chunks[-1] == {
+        **HEAD, "choices": [], "usage": usage(8, 8), "seed": DEFAULT_SEED,
+        "metrics": {"speculative_decoding": SPECULATIVE},
+    }  # fmt: skip
+    assert all(chunk["usage"] is None for chunk in chunks[:-1])
+
+
+def test_samples(server: Server) -> None:
+    answer = server.ask(CHAT, messages=HI, n=2)
+    wanted = [ECHO, ECHO[1:] + ECHO[0]]
+    assert [(c["index"], c["message"]["content"]) for c in answer["choices"]] == list(enumerate(wanted))
+    assert answer["usage"] == usage(8, 16)
+    texts, roles = ["", ""], []
+    for chunk in kinds(server, messages=HI, n=2):
+        (choice,) = chunk["choices"]
+        texts[choice["index"]] += choice["delta"].get("content", "")
+        if "role" in choice["delta"]:
+            roles.append(choice["index"])
+    assert (texts, roles) == (wanted, [0, 1])
+
+
+def test_logprobs(server: Server) -> None:
+    def token(text: str, logprob: float) -> dict[str, Any]:
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+    wanted = [{**token(c, -0.5), "top_logprobs": [token(c, -0.5), token("\x01", -1.25)]} for c in ECHO]
+    asked = {"messages": HI, "logprobs": True, "top_logprobs": 2}
+    assert server.ask(CHAT, **asked)["choices"][0]["logprobs"] == {"content": wanted, "refusal": None}
+    chunks = [chunk["choices"][0]["logprobs"] for chunk in kinds(server, **asked)]
+    assert chunks == [None, *({"content": [one], "refusal": None} for one in wanted), None]
+
+
+def test_token_ids(server: Server) -> None:
+    answer = server.ask(CHAT, messages=HI, return_token_ids=True)
+    assert (answer["prompt_token_ids"], answer["choices"][0]["token_ids"]) == ([*ECHO.encode()], [*ECHO.encode()])
+    chunks = kinds(server, messages=HI, return_token_ids=True, n=2)
+    assert [chunk.get("prompt_token_ids") for chunk in chunks] == [[*ECHO.encode()]] + [None] * (len(chunks) - 1)
+    ids: list[list[int]] = [[], []]
+    for chunk in chunks:
+        ids[chunk["choices"][0]["index"]] += chunk["choices"][0].get("token_ids", [])
+    assert ids == [[*ECHO.encode()], [*(ECHO[1:] + ECHO[0]).encode()]]
+
+
+TOOLS = [{"type": "function", "function": {"name": "look"}}]
+SAID = 'Let me.\n<tool_call>{"name": "look", "arguments": {"at": 1}}</tool_call>'
+
+
+def test_tool_calls_are_parsed_out_of_the_text(server: Server) -> None:
+    messages = [{"role": "user", "content": SAID}]  # the fake says it back
+    (choice,) = server.ask(CHAT, messages=messages, tools=TOOLS)["choices"]
+    (call,) = choice["message"].pop("tool_calls")
+    assert choice["message"] == {"role": "assistant", "content": "[look]user:Let me.;", "refusal": None}
+    assert call.pop("id").startswith("call_")
+    assert call == {"type": "function", "function": {"name": "look", "arguments": '{"at":1}'}}
+    assert choice["finish_reason"] == "length"  # not "tool_calls": the answer was cut off
+    chunks = kinds(server, messages=messages, tools=TOOLS, logprobs=True)
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert "".join(delta.get("content") or "" for delta in deltas) == "[look]user:Let me.;"
+    (streamed,) = [call for delta in deltas for call in delta.get("tool_calls", [])]
+    assert streamed["index"] == 0
+    assert streamed["function"] == call["function"]
+    rows = [chunk["choices"][0]["logprobs"] for chunk in chunks]
+    assert "".join(row["content"][0]["token"] for row in rows if row) == f"[look]user:{SAID};"
+    for nothing in ({}, {"tools": TOOLS, "tool_choice": "none"}):
+        (choice,) = server.ask(CHAT, messages=messages, **nothing)["choices"]
+        assert choice["message"]["content"] == f"user:{SAID};"
+        assert "tool_calls" not in choice["message"]
+
+
+def test_a_message_of_nothing_but_a_call_has_no_content() -> None:
+    from server.http.openai.chat import _message
+    from server.http.openai.chat_ask import ChatAsk
+
+    ask = ChatAsk(None, None, True, False)  # type: ignore[arg-type]
+    message, called = _message('<tool_call>{"name": "f"}</tool_call>\n', ask)
+    assert (message["content"], called) == (None, True)
+    assert json.loads(message["tool_calls"][0]["function"]["arguments"]) == {}
+    assert _message("", ask)[0]["content"] == ""
+
+
+def test_max_completion_tokens_0_only_computes_the_prompt(server: Server) -> None:
+    answer = server.ask(CHAT, messages=HI, max_completion_tokens=0)
+    assert (answer["choices"][0]["message"]["content"], answer["usage"]) == ("", usage(8, 0))

@@ -1,0 +1,106 @@
+"""A body of /v1/chat/completions is what the engine is given."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from server.http.openai.chat_ask import read_chat
+from server.request_errors import ChatNotSupportedError, UnknownModelError
+from specdec.types import GrammarKind, GrammarParams, OutputParams, Request, SamplingParams, StoppingParams
+from tests.server.fake_tokenizer import FakeTokenizer
+from tests.server.http.calls import asked, make_face, violations
+
+HI = [{"role": "user", "content": "hi"}]
+PLAIN = Request("chatcmpl-r", tuple(b"user:hi;"))
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+
+
+def request(**fields: Any) -> Request:
+    """The request of a body that asks "hi"."""
+    return asked(read_chat, {"messages": HI, **fields}, {"x-request-id": "r"}).request
+
+
+def test_a_body_that_says_nothing_else_gets_the_defaults() -> None:
+    ask = asked(read_chat, {"messages": HI}, {"x-request-id": "r"})
+    assert (ask.request, ask.tools, ask.streaming.stream, ask.return_token_ids) == (PLAIN, False, False, False)
+    assert request(unknown=[], user="u", model="fake", store=True, metadata={}, parallel_tool_calls=True) == PLAIN
+
+
+CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"max_tokens": 5}, {"stopping": StoppingParams(max_tokens=5)}),
+    ({"max_completion_tokens": 0, "max_tokens": 5}, {"stopping": StoppingParams(max_tokens=0)}),
+    ({"logprobs": True}, {"output": OutputParams(logprobs=0)}),
+    ({"logprobs": True, "top_logprobs": 3}, {"output": OutputParams(logprobs=3)}),
+    ({"logprobs": False, "top_logprobs": 0}, {}),
+    ({"n": 2, "seed": 3, "temperature": 0.5}, {"sampling": SamplingParams(n=2, seed=3, temperature=0.5)}),
+    ({"stop": ["a"]}, {"stopping": StoppingParams(stop=("a",))}),
+    ({"response_format": {"type": "json_object"}}, {"grammar": GrammarParams(GrammarKind.JSON_OBJECT)}),
+    ({"prediction": {"type": "content", "content": "ab"}}, {"prediction_ids": tuple(b"ab")}),
+    ({"session": "s", "priority": 3, "cache_salt": "c"}, {"session": "s", "priority": 3, "cache_salt": "c"}),
+]
+
+
+@pytest.mark.parametrize(("fields", "wanted"), CASES)
+def test_fields(fields: dict[str, Any], wanted: dict[str, Any]) -> None:
+    assert request(**fields) == dataclasses.replace(PLAIN, **wanted)
+
+
+def test_contents_may_be_parts_or_missing() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    messages = [{"role": "user", "content": parts}, {"role": "assistant", "content": None}, {"role": "tool"}]
+    assert request(messages=messages).prompt_ids == tuple(b"user:a\nb;assistant:;tool:;")
+
+
+def test_tools_go_through_the_template_unless_the_choice_is_none() -> None:
+    for choice, told in ((None, True), ("auto", True), ("none", False)):
+        ask = asked(read_chat, {"messages": HI, "tools": [TOOL], "tool_choice": choice})
+        assert ask.tools is told
+        assert bytes(ask.request.prompt_ids) == (b"[look]" if told else b"") + b"user:hi;"
+    assert not asked(read_chat, {"messages": HI, "tools": []}).tools
+    silent = make_face(FakeTokenizer(has_tools=False))
+    assert not asked(read_chat, {"messages": HI, "tools": [TOOL]}, face=silent).tools
+
+
+BAD = [
+    ("messages", {"messages": None}), ("messages", {"messages": []}), ("messages", {"messages": 5}),
+    ("messages", {"messages": ["hi"]}), ("messages[0].role", {"messages": [{"content": "x"}]}),
+    ("messages[0].role", {"messages": [{"role": ""}]}), ("messages[1].role", {"messages": [*HI, {"role": 5}]}),
+    ("messages[0].content", {"messages": [{"role": "user", "content": 5}]}),
+    ("messages[0].content[1]",
+     {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url"}]}]}),
+    ("chat", {"messages": [{"role": "robot", "content": ""}]}), ("tools", {"tools": {}}), ("tools", {"tools": [5]}),
+    ("tools[0].function", {"tools": [{}]}), ("tools[0].function", {"tools": [{"function": {}}]}),
+    ("tools[0].function.name", {"tools": [{"function": {"name": 5}}]}), ("tool_choice", {"tool_choice": "required"}),
+    ("tool_choice", {"tool_choice": {"type": "function", "function": {"name": "look"}}}),
+    ("logprobs", {"logprobs": 1}), ("top_logprobs", {"top_logprobs": 2}),
+    ("top_logprobs", {"logprobs": True, "top_logprobs": 21}), ("max_completion_tokens", {"max_completion_tokens": -1}),
+    ("best_of", {"best_of": 2}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("field", "fields"), BAD)
+def test_each_bad_field_is_named(field: str, fields: dict[str, Any]) -> None:
+    assert [v.field for v in violations(read_chat, {"messages": HI, **fields})].count(field) >= 1
+
+
+def test_bad_messages_do_not_hide_other_bad_fields() -> None:
+    found = violations(read_chat, {"messages": [{"role": 5}], "top_p": 7, "tool_choice": "required"})
+    assert {v.field for v in found} == {"messages[0].role", "sampling.top_p", "tool_choice"}
+
+
+def test_a_model_without_chat_and_another_model_are_refused() -> None:
+    with pytest.raises(ChatNotSupportedError):
+        asked(read_chat, {"messages": HI}, face=make_face(FakeTokenizer(has_chat=False)))
+    with pytest.raises(UnknownModelError):
+        asked(read_chat, {"messages": HI, "model": "other"})
+
+
+def test_deep_messages_do_not_exhaust_the_stack() -> None:
+    deep: Any = "x"
+    for _ in range(900):
+        deep = [deep]
+    for fields in ({"messages": [{"role": "user", "content": "x", "more": deep}]}, {"tools": [{**TOOL, "x": deep}]}):
+        assert "nested" in violations(read_chat, {"messages": HI, **fields})[0].description

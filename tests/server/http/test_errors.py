@@ -1,0 +1,219 @@
+"""The status table: each condition's status, body and headers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from typing import Any
+
+import httpx
+import pytest
+
+from server.http.openai.errors import OpenAIErrors
+from server.http.openai.finish import finish_fields
+from server.http.refusal import Refusal, refusal_of
+from server.request_errors import DeadlinePassedError, DrainingError, GenerationFailedError
+from specdec.errors import FieldViolation, InvalidRequestError
+from specdec.types import Finished, FinishReason, SpeculationStats, Timings, Usage
+from tests.server.fake_tokenizer import FakeTokenizer
+from tests.server.http.harness import CHAT, COMPLETIONS, Server, running
+
+HI = [{"role": "user", "content": "hi"}]
+
+
+def parts(error: dict[str, Any]) -> tuple[str, str | None, str]:
+    return error["type"], error["param"], error["code"]
+
+
+def test_every_bad_field_is_told_at_once(server: Server) -> None:
+    status, error = server.refused(prompt="a", n=99, temperature=-1, speculation={"width": 99}, stop=[5])
+    assert (status, parts(error)) == (400, ("invalid_request_error", "n", "invalid_argument"))
+    assert {e["param"] for e in error["errors"]} == {"n", "temperature", "speculation.width", "stop"}
+    assert all(e["message"] in error["message"] for e in error["errors"])
+    status, error = server.refused(CHAT, messages=[], top_p=7)
+    assert {e["param"] for e in error["errors"]} == {"messages", "top_p"}
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"prompt":NaN}', b'{"prompt":"\\ud800"}', b"\xff"])
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_what_is_no_json_object_is_400(server: Server, path: str, data: bytes) -> None:
+    response = server.client.post(path, content=data)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "body"
+
+
+TABLE = [
+    ({"model": "other"}, 404, ("invalid_request_error", "model", "model_not_found")),
+    ({"prompt": "x" * 200}, 400, ("invalid_request_error", "prompt", "context_length_exceeded")),
+    ({"cache_salt": "long"}, 400, ("invalid_request_error", "prompt", "context_length_exceeded")),
+    ({"cache_salt": "full"}, 429, ("rate_limit_error", None, "queue_full")),
+    ({"cache_salt": "bug"}, 500, ("server_error", None, "internal")),
+    ({"cache_salt": "broken", "max_tokens": 0}, 500, ("server_error", None, "model_broken")),
+]
+
+
+@pytest.mark.parametrize(("fields", "status", "wanted"), TABLE)
+def test_table(server: Server, fields: dict[str, Any], status: int, wanted: tuple[str, str | None, str]) -> None:
+    found, error = server.refused(**({"prompt": "a"} | fields))
+    assert (found, parts(error)) == (status, wanted)
+    assert "secret" not in error["message"]
+
+
+def test_a_chat_too_long_names_its_messages(server: Server) -> None:
+    status, error = server.refused(CHAT, messages=[{"role": "user", "content": "x" * 200}])
+    assert (status, parts(error)) == (400, ("invalid_request_error", "messages", "context_length_exceeded"))
+
+
+def test_when_to_come_back_is_in_the_headers(server: Server) -> None:
+    response = server.client.post(COMPLETIONS, json={"prompt": "a", "cache_salt": "full", "stream": True})
+    assert response.status_code == 429  # a stream that has not begun has a status of its own
+    assert (response.headers["retry-after"], response.headers["retry-after-ms"]) == ("3", "2500")
+
+
+def test_one_refused_prompt_ends_the_others(server: Server) -> None:
+    status, _ = server.refused(prompt=["x" * 100, "y"], cache_salt="full")
+    assert status == 429
+    assert server.comes_to(lambda: server.serving.client.in_flight == 0)
+
+
+def test_paths_and_methods(server: Server) -> None:
+    response = server.client.get("/nothing")
+    assert (response.status_code, response.json()["error"]["code"]) == (404, "path_not_found")
+    response = server.client.get(COMPLETIONS)
+    assert (response.status_code, response.json()["error"]["code"]) == (405, "method_not_allowed")
+    assert response.headers["allow"] == "POST"
+
+
+def test_models(server: Server) -> None:
+    (card,) = server.client.get("/v1/models").json()["data"]
+    assert card.pop("created") > 0
+    assert card == {
+        "id": "fake", "object": "model", "owned_by": "specdec", "root": "fake", "parent": None, "max_model_len": 128,
+        "meta": {"n_ctx_train": 128, "n_vocab": 256},
+    }  # fmt: skip
+    assert server.client.get("/v1/models/FAKE:latest").json()["id"] == "fake"
+    for name in ("other", "a/fake"):
+        response = server.client.get(f"/v1/models/{name}")
+        assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
+
+
+def test_two_of_one_id_at_once_conflict(server: Server) -> None:
+    slow = {"prompt": "x" * 100, "max_tokens": 100, "cache_salt": "slow", "stream": True}
+    headers = {"x-request-id": "one"}
+    with server.client.stream("POST", COMPLETIONS, json=slow, headers=headers) as response:
+        lines = response.iter_lines()
+        next(lines)
+        twin = server.client.post(COMPLETIONS, json={"prompt": "a"}, headers=headers)
+    assert (twin.status_code, twin.json()["error"]["param"]) == (409, "x-request-id")
+    long = server.client.post(COMPLETIONS, json={"prompt": "a"}, headers={"x-request-id": "r" * 101})
+    assert (long.status_code, long.json()["error"]["param"]) == (400, "x-request-id")
+
+
+def test_a_fault_after_the_first_byte_is_an_event_and_no_done(server: Server) -> None:
+    *_, last = server.stream(prompt="a", cache_salt="broken")
+    assert last["error"]["code"] == "model_broken"
+
+
+def test_a_killed_engine_ends_streams_with_an_error_and_new_calls_with_503() -> None:
+    with running() as server:
+        body = {"prompt": "x" * 100, "max_tokens": 100, "cache_salt": "slow", "stream": True}
+        with server.client.stream("POST", COMPLETIONS, json=body) as response:
+            lines = response.iter_lines()
+            next(lines)
+            pid = server.serving.client.pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            rest = [line for line in lines if line]
+        assert '"code":"engine_unavailable"' in rest[-1]
+        response = httpx.post(f"{server.url}/v1/completions", json={"prompt": "a"})
+        if response.status_code != 200:  # it may be back already
+            assert response.status_code == 503
+            assert response.headers["retry-after"] == "1"
+        server.run(server.serving.client.wait_ready())
+        assert server.ask(prompt="a")["choices"]
+
+
+def test_while_it_loads_calls_are_503() -> None:
+    with running(wait=False) as server:
+        for path, body in ((COMPLETIONS, {"prompt": "a"}), (CHAT, {"messages": HI})):
+            response = server.client.post(path, json=body)
+            # The tokenizer is loaded only by wait_ready, so this lasts however quick the engine is.
+            assert response.status_code == 503
+            assert response.json()["error"]["code"] == "engine_unavailable"
+            assert int(response.headers["retry-after"]) >= 1
+        assert server.client.get("/readyz").status_code == 503
+        assert server.client.get("/livez").status_code == 200
+
+
+def test_a_drain_finishes_what_runs_and_refuses_what_is_new() -> None:
+    with running() as server:
+        body = {"prompt": "x" * 14, "cache_salt": "slow", "stream": True, "max_tokens": 14}
+        with server.client.stream("POST", COMPLETIONS, json=body) as response:
+            lines = response.iter_lines()
+            next(lines)
+            stopping = asyncio.run_coroutine_threadsafe(server.serving.stop(20), server.loop)
+            assert server.comes_to(lambda: httpx.get(f"{server.url}/readyz").status_code == 503)
+            refused = httpx.post(f"{server.url}{COMPLETIONS}", json={"prompt": "a"})
+            assert httpx.post(f"{server.url}{CHAT}", json={"messages": HI}).status_code == 503
+            rest = [line for line in lines if line]
+        stopping.result(20)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+        assert "retry-after" in refused.headers
+        assert refused.headers["connection"] == "close"
+        assert rest[-1] == "data: [DONE]"
+
+
+def test_a_drain_that_takes_too_long_cuts_streams_off_with_an_error() -> None:
+    with running() as server:
+        body = {"prompt": "x" * 100, "cache_salt": "slow", "stream": True, "max_tokens": 100}
+        with server.client.stream("POST", COMPLETIONS, json=body) as response:
+            lines = response.iter_lines()
+            next(lines)
+            server.run(server.serving.stop(0.2))
+            assert "shut down" in [line for line in lines if line][-1]
+
+
+def test_a_model_without_chat_says_501() -> None:
+    with running(lambda: FakeTokenizer(has_chat=False)) as server:
+        status, error = server.refused(CHAT, messages=HI)
+        assert (status, parts(error)) == (501, ("not_supported_error", "messages", "chat_not_supported"))
+        status, error = server.refused(prompt="a", suffix="b")
+        assert (status, parts(error)) == (501, ("not_supported_error", "suffix", "fim_not_supported"))
+
+
+def test_what_the_engine_finds_in_a_request_is_the_requests_fault() -> None:
+    for reason in ("GRAMMAR_TOO_COMPLEX", "NO_TOKEN_LEFT"):
+        assert refusal_of(GenerationFailedError(reason, "why"), {}).status == 400
+    assert refusal_of(GenerationFailedError("GRAMMAR_TOO_COMPLEX", ""), {"grammar": "guided_regex"}).field == (
+        "guided_regex"
+    )
+    assert refusal_of(DeadlinePassedError(), {}).status == 408
+    assert (b"connection", b"close") in refusal_of(DrainingError(), {}).headers
+
+
+def test_refusals_stay_short(caplog: pytest.LogCaptureFixture) -> None:
+    violations = [FieldViolation(f"sampling.f{i}", "x" * 500) for i in range(500)]
+    refusal = refusal_of(InvalidRequestError(violations), {})
+    assert len(refusal.message) < 2010
+    assert len(refusal.violations) == 32
+    assert refusal.violations[0].field == "f0"
+    assert refusal_of(ValueError("a secret"), {}) == Refusal(
+        500, "INTERNAL", "internal error; the server's log tells more"
+    )
+    assert "a secret" in caplog.text
+    assert "errors" not in OpenAIErrors().body(Refusal(500, "X", "y"))["error"]
+
+
+def test_why_a_sample_ended() -> None:
+    def finish(reason: FinishReason, stop: str | int | None = None, tools: bool = False) -> tuple[str, Any]:
+        fields = finish_fields(Finished("r", 0, reason, stop, Usage(), SpeculationStats(), Timings()), tools)
+        return fields["finish_reason"], fields["stop_reason"]
+
+    assert finish(FinishReason.EOS, 2) == ("stop", None)
+    assert finish(FinishReason.STOP_TOKEN, 7) == ("stop", 7)
+    assert finish(FinishReason.STOP_STRING, "a") == ("stop", "a")
+    assert finish(FinishReason.LENGTH) == ("length", None)
+    assert finish(FinishReason.ABORTED) == ("abort", None)
+    assert finish(FinishReason.EOS, 2, tools=True) == ("tool_calls", None)
+    assert finish(FinishReason.LENGTH, tools=True) == ("length", None)

@@ -1,0 +1,75 @@
+"""Whatever a body holds, the answer is an answer or a 4xx, and the server goes on."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from server.http.openai.endpoints import CHAT_FIELDS, COMPLETION_FIELDS
+from tests.server.http.harness import CHAT, COMPLETIONS, Server
+
+ANY = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4)
+    | st.sampled_from([2**31, 2**64, -(2**63), 1e308, -0.0, "", "auto", "off", "text", "\x00"]),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(
+        st.sampled_from(["role", "content", "type", "text", "function", "name", "schema", "json_schema", "mode", "5"])
+        | st.text(max_size=3),
+        inner,
+        max_size=3,
+    ),
+    max_leaves=5,
+)  # fmt: skip
+
+
+def bodies(fields: Any, good: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
+    """Bodies of known fields with unknown values, mostly around a good one."""
+    some = st.dictionaries(st.sampled_from(sorted(set(fields) - {"cache_salt"})), ANY, max_size=4)
+    return st.tuples(st.booleans(), some).map(lambda pair: (good if pair[0] else {}) | pair[1])
+
+
+CASES = [
+    (COMPLETIONS, COMPLETION_FIELDS, {"prompt": "hi", "max_tokens": 3}),
+    (CHAT, CHAT_FIELDS, {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}),
+]
+
+
+@pytest.mark.parametrize(("path", "fields", "good"), CASES)
+def test_any_values_in_known_fields(server: Server, path: str, fields: Any, good: dict[str, Any]) -> None:
+    @settings(max_examples=250)
+    @given(body=bodies(fields, good))
+    def check(body: dict[str, Any]) -> None:
+        response = server.client.post(path, content=json.dumps(body))
+        assert response.status_code in (200, 400, 404, 501), response.text
+        if response.status_code != 200:
+            error = response.json()["error"]
+            assert error["message"]
+            assert error["code"]
+        elif response.headers["content-type"] == "text/event-stream":
+            assert response.text.endswith("data: [DONE]\n\n")
+        else:
+            assert response.json()["choices"]
+
+    check()
+    assert server.comes_to(lambda: server.serving.client.in_flight == 0)
+    assert server.serving.client.restarts == 0
+
+
+@settings(max_examples=150)
+@given(data=st.binary(max_size=40) | st.text(max_size=40).map(lambda t: t.encode("utf-8", "surrogatepass")))
+def test_any_bytes(server: Server, data: bytes) -> None:
+    for path in (COMPLETIONS, CHAT):
+        assert server.client.post(path, content=data).status_code == 400
+
+
+@settings(max_examples=100)
+@given(prefix=st.text(max_size=5), depth=st.integers(0, 3000), close=st.booleans())
+def test_any_depth(server: Server, prefix: str, depth: int, close: bool) -> None:
+    for path, name in ((COMPLETIONS, "guided_json"), (CHAT, "tools"), (CHAT, "messages")):
+        nested = b'{"a":' * depth + json.dumps(prefix).encode() + b"}" * (depth if close else 0)
+        data = b'{"prompt":"hi","max_tokens":1,"%b":[%b]}' % (name.encode(), nested)
+        assert server.client.post(path, content=data).status_code == 400

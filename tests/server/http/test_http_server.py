@@ -1,0 +1,214 @@
+"""The HTTP server itself: probes, connections, limits, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import socket
+import time
+from typing import Any
+
+import httpx
+import pytest
+
+from server.http import call as call_module
+from server.http import http_protocol
+from server.http.call import Call
+from server.http.http_errors import BodyTimeoutError, BodyTooLargeError, ClientGoneError
+from server.http.http_server import HttpServer
+from specdec.errors import ConfigError
+from tests.server.http.calls import ignored, make_call, make_face, receiving
+from tests.server.http.harness import COMPLETIONS, Server, running
+
+
+def talk(server: Server, data: bytes, *, until: bytes | None = None) -> bytes:
+    """What the server says to ``data``, up to ``until``, or until it closes."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        connection.sendall(data)
+        found = b""
+        while (until is None or until not in found) and (more := connection.recv(1 << 16)):
+            found += more
+        return found
+
+
+def test_probes() -> None:
+    with running(wait=False) as server:
+        assert server.client.get("/livez").json()["status"] == "ok"
+        response = server.client.get("/readyz")
+        assert (response.status_code, response.json()["status"]) == (503, "not ready")
+        server.run(server.serving.wait_ready())
+        response = server.client.get("/readyz?x=1")
+        assert (response.status_code, response.json()) == (200, {"status": "ready", "engine": "ready"})
+        assert server.client.get("/version").json()["version"]
+        assert server.client.post("/livez").status_code == 405
+        response = server.client.head("/livez")
+        assert (response.status_code, response.content) == (200, b"")
+        assert "date" in response.headers
+
+
+def test_a_connection_is_kept_and_what_is_no_http_is_refused(server: Server) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        for _ in range(2):
+            connection.sendall(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n")
+            found = b""
+            while b'"engine"' not in found:
+                found += connection.recv(1 << 16)
+            assert found.startswith(b"HTTP/1.1 200")
+        connection.sendall(b"\x00nonsense\r\n\r\n")
+        found = b""
+        while more := connection.recv(1 << 16):
+            found += more
+        assert found.startswith(b"HTTP/1.1 400")
+
+
+def test_small_writes_are_not_held_back(server: Server) -> None:
+    server.client.get("/livez")
+    assert server.serving._http is not None
+    (*_, connection) = server.serving._http._uvicorn.server_state.connections
+    accepted = connection.transport.get_extra_info("socket")
+    assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+BODY = json.dumps({"prompt": "hello"}).encode()
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n" % len(BODY)
+
+
+def test_bodies_come_whole_in_pieces_or_after_a_question(server: Server) -> None:
+    end = b'"num_draft_tokens":0'
+    upgrade = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AA\r\n\r\n"
+    for request in (HEAD + b"\r\n" + BODY, HEAD + upgrade + BODY):  # Java's client offers HTTP/2 first
+        assert talk(server, request, until=end).startswith(b"HTTP/1.1 200")
+    chunked = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    pieces = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in (BODY[:4], BODY[4:])) + b"0\r\n\r\n"
+    assert talk(server, chunked + pieces, until=end).startswith(b"HTTP/1.1 200")
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        connection.sendall(HEAD + b"expect: 100-continue\r\n\r\n")
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 100")
+        connection.sendall(BODY)
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
+
+
+def test_calls_sent_at_once_over_one_connection_are_answered_in_order(server: Server) -> None:
+    said = talk(server, b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n" * 2 + HEAD + b"\r\n" + BODY, until=b'"idle"')
+    assert said.count(b"HTTP/1.1 200") == 3
+
+
+def test_a_body_too_large_is_413_told_or_not() -> None:
+    with running(max_message_bytes=1 << 16) as server:
+        big = {"prompt": "x" * (1 << 17)}
+        for make in (lambda d: d, lambda d: iter([d[:1000], d[1000:]])):
+            data: Any = make(json.dumps(big).encode())
+            response = server.client.post(COMPLETIONS, content=data)
+            assert (response.status_code, response.json()["error"]["code"]) == (413, "body_too_large")
+        response = server.client.post(COMPLETIONS, json={"prompt": "x" * (1 << 15)})
+        assert (response.status_code, response.json()["error"]["code"]) == (400, "context_length_exceeded")
+        assert server.ask(prompt="a")["choices"]
+
+
+def test_an_endless_head_is_refused(server: Server) -> None:
+    line = b"x-filler: " + b"y" * 1000 + b"\r\n"
+    for request in (b"GET /" + b"y" * 70_000, b"GET /livez HTTP/1.1\r\n" + line * 80):
+        assert talk(server, request).startswith(b"HTTP/1.1 400")
+    assert talk(server, b"GET /livez HTTP/1.1\r\nhost: x\r\n" + line * 50 + b"\r\n", until=b"engine").startswith(
+        b"HTTP/1.1 200"
+    )
+
+
+def test_a_head_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_protocol, "HEAD_S", 0.2)
+    with running() as server:
+        assert talk(server, b"") == b""
+        assert talk(server, b"GET /livez HTTP/1.1\r\nhost:") == b""
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+            for _ in range(2):  # between calls there is more time than that
+                connection.sendall(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n")
+                found = b""
+                while b'"engine"' not in found:
+                    found += connection.recv(1 << 16)
+                time.sleep(0.4)
+            connection.sendall(b"GET /li")  # but once it begins, it must come
+            assert connection.recv(1) == b""
+
+
+async def test_a_body_is_given_up_when_it_stops_coming_or_its_client_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_module, "BODY_IDLE_S", 0.01)
+    monkeypatch.setattr(call_module, "LINGER_S", 0.01)
+    face = make_face(limit=10)
+    piece = {"type": "http.request", "body": b"12345", "more_body": True}
+    for messages, error in (
+        ([piece], BodyTimeoutError),
+        ([piece, {"type": "http.disconnect"}], ClientGoneError),
+        ([piece] * 3, BodyTooLargeError),
+        ([piece] * 3 + [{"type": "http.disconnect"}], ClientGoneError),
+    ):
+        call = Call({"headers": [], "query_string": b""}, receiving(*messages), ignored, face)
+        with pytest.raises(error):
+            await call.read()
+    fits = Call({"headers": []}, receiving(piece, piece | {"more_body": False}), ignored, face)
+    await fits.read()
+    assert (await _gone(fits)) is False
+
+
+async def _gone(call: Call) -> bool:
+    try:
+        await asyncio.wait_for(call.gone(), 0.01)
+    except TimeoutError:
+        return False
+    return True
+
+
+def test_headers_are_found_whatever_their_order() -> None:
+    call = make_call(b"{}", {"x-session-id": "s", "x-other": "o"})
+    assert (call.header("x-session-id"), call.header("x-other"), call.header("nothing")) == ("s", "o", "")
+
+
+def test_the_servers_end_waits_for_no_idle_or_stuck_connection() -> None:
+    with running() as server:
+        idle = socket.create_connection(("127.0.0.1", server.port))
+        half = socket.create_connection(("127.0.0.1", server.port))
+        half.sendall(HEAD + b"\r\n{")
+        server.client.get("/livez")
+        began = time.monotonic()
+        server.run(server.serving.stop())
+        assert time.monotonic() - began < 5
+        idle.settimeout(5)
+        half.settimeout(5)
+        assert idle.recv(1) == b""  # closed in order
+        with contextlib.suppress(ConnectionResetError):
+            assert half.recv(1) == b""
+        idle.close()
+        half.close()
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{server.url}/livez")
+
+
+async def test_a_port_in_use_or_an_address_that_is_not_ours_is_one_clear_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for host, number in (("127.0.0.1", port), ("192.0.2.1", 0), ("no such host", 0)):
+            server = HttpServer(lambda *_: None, host, number)  # type: ignore[arg-type]
+            with pytest.raises(ConfigError, match=f"HTTP can not listen on {host}:{number}: "):
+                await server.start()
+            await server.stop()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "0.0.0.0", ""])
+async def test_every_address_of_a_host_is_served_on_one_port(host: str) -> None:
+    server = HttpServer(lambda *_: None, host, 0)  # type: ignore[arg-type]
+    try:
+        port = await server.start()
+    except ConfigError as error:
+        pytest.skip(str(error))  # a machine without IPv6
+    ports = {listener.getsockname()[1] for one in server._uvicorn.servers for listener in one.sockets}
+    await server.stop()
+    assert ports == {port}
+
+
+async def test_signals_stay_ours() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    server = HttpServer(lambda *_: None, "127.0.0.1", 0)  # type: ignore[arg-type]
+    await server.start()
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    await server.stop()

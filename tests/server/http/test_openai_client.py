@@ -1,0 +1,153 @@
+"""OpenAI's own Python client against a real server and a real model, compared with gRPC token by token."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import openai
+import pytest
+
+from specdec.api.v1 import generation_pb2 as pb
+from specdec.api.v1 import generation_pb2_grpc
+from specdec.api.v1 import options_pb2 as options
+
+pytestmark = pytest.mark.model
+PROMPT = "red green blue black white\n" * 4 + "red"
+QUESTION = [{"role": "user", "content": "Name three colours."}]
+SAMPLING = {"temperature": 0.8, "top_p": 0.95, "seed": 1234}
+TOKENS = 24
+
+
+class Real:
+    """A running `specdec serve`, by both its faces."""
+
+    def __init__(self, grpc_address: str, url: str) -> None:
+        self.url = url
+        self.client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        self._generation = generation_pb2_grpc.GenerationServiceStub(grpc.insecure_channel(grpc_address))
+
+    def over_grpc(self, **prompt: Any) -> pb.Sample:
+        """What gRPC answers."""
+        request = pb.GenerateRequest(
+            sampling=options.SamplingOptions(**SAMPLING),
+            stopping=options.StoppingOptions(max_tokens=TOKENS),
+            output=options.OutputOptions(logprobs=2),
+            **prompt,
+        )
+        (sample,) = self._generation.Generate(request).samples
+        return sample
+
+
+@pytest.fixture(scope="module")
+def real() -> Iterator[Real]:
+    """A server of SmolLM2."""
+    command = [sys.executable, "-m", "specdec.cli.main", "serve", "--grpc-port", "0", "--http-port", "0"]
+    command += ["--kv-tokens", "2048", "--quiet"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            said = "".join(process.stdout.readline() for _ in range(3))
+            yield Real(re.findall(r"gRPC +(\S+)", said)[0], re.findall(r"HTTP +(http://[^/]+)", said)[0])
+        finally:
+            process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=30) == 0
+
+
+def test_completions_are_those_of_grpc(real: Real) -> None:
+    wanted = real.over_grpc(text=PROMPT)
+    assert len(wanted.token_ids) == TOKENS
+    asked: dict[str, Any] = {"model": "smollm2-135m", "prompt": PROMPT, "max_tokens": TOKENS, "logprobs": 2, **SAMPLING}
+    extra = {"return_token_ids": True}
+    for mode in ("auto", "off"):
+        body = {**extra, "speculation": {"mode": mode}}
+        whole = real.client.completions.create(**asked, extra_body=body)
+        (choice,) = whole.choices
+        assert (choice.text, choice.model_extra["token_ids"]) == (wanted.text, list(wanted.token_ids))
+        assert choice.finish_reason == "length"
+        assert whole.usage is not None
+        assert (whole.usage.completion_tokens, whole.usage.total_tokens) == (TOKENS, whole.usage.prompt_tokens + TOKENS)
+        stats = whole.model_extra["metrics"]["speculative_decoding"]
+        assert (stats["num_draft_tokens"] == 0) == (mode == "off")
+        assert choice.logprobs is not None
+        assert choice.logprobs.token_logprobs == [row.logprob for row in wanted.logprobs]
+        assert "".join(choice.logprobs.tokens or []) == wanted.text
+        text, ids, usage = "", [], None
+        stream = real.client.completions.create(
+            **asked, extra_body=body, stream=True, stream_options={"include_usage": True}
+        )
+        for chunk in stream:
+            usage = chunk.usage
+            for part in chunk.choices:
+                text += part.text
+                ids += part.model_extra.get("token_ids") or []
+        assert (text, ids) == (wanted.text, list(wanted.token_ids))
+        assert usage is not None
+        assert usage.completion_tokens == TOKENS
+
+
+def test_chats_are_those_of_grpc(real: Real) -> None:
+    messages = [options.ChatMessage(**message) for message in QUESTION]
+    wanted = real.over_grpc(chat=options.ChatPrompt(messages=messages))
+    asked: dict[str, Any] = {
+        "model": "", "messages": QUESTION, "max_completion_tokens": TOKENS, "logprobs": True, "top_logprobs": 2,
+        **SAMPLING, "extra_body": {"return_token_ids": True},
+    }  # fmt: skip
+    whole = real.client.chat.completions.create(**asked)
+    (choice,) = whole.choices
+    assert choice.message.role == "assistant"
+    assert (choice.message.content, choice.model_extra["token_ids"]) == (wanted.text, list(wanted.token_ids))
+    assert choice.logprobs is not None
+    assert [row.logprob for row in choice.logprobs.content or []] == [row.logprob for row in wanted.logprobs]
+    text, roles, ends = "", [], []
+    for chunk in real.client.chat.completions.create(**asked, stream=True):
+        (part,) = chunk.choices
+        text += part.delta.content or ""
+        roles += [part.delta.role] if part.delta.role else []
+        ends += [part.finish_reason] if part.finish_reason else []
+    assert (text, roles, ends) == (wanted.text, ["assistant"], [choice.finish_reason])
+
+
+def test_forms_stops_and_several_samples(real: Real) -> None:
+    colour = {"colour": {"enum": ["red", "blue"]}}
+    schema = {"type": "object", "properties": colour, "required": ["colour"], "additionalProperties": False}
+    answer = real.client.chat.completions.create(
+        model="smollm2-135m", messages=QUESTION, n=2, max_tokens=40, seed=3,  # type: ignore[arg-type]
+        response_format={"type": "json_schema", "json_schema": {"name": "c", "strict": True, "schema": schema}},
+    )  # fmt: skip
+    for choice in answer.choices:
+        assert json.loads(choice.message.content or "") in ({"colour": "red"}, {"colour": "blue"})
+        assert choice.finish_reason == "stop"
+    stopped = real.client.completions.create(
+        model="smollm2-135m", prompt=[PROMPT, PROMPT], stop=["black"], temperature=0, max_tokens=20
+    )
+    assert [(c.index, c.text, c.finish_reason) for c in stopped.choices] == [
+        (i, " green blue ", "stop") for i in range(2)
+    ]
+    predicted = real.client.completions.create(
+        model="smollm2-135m", prompt=PROMPT, temperature=0, max_tokens=20,
+        extra_body={"prediction": {"type": "content", "content": " green blue black white\nred green"}},
+    )  # fmt: skip
+    assert predicted.usage is not None
+    assert predicted.usage.completion_tokens_details is not None
+    assert (predicted.usage.completion_tokens_details.accepted_prediction_tokens or 0) > 0
+
+
+def test_errors_are_the_clients_own(real: Real) -> None:
+    with pytest.raises(openai.NotFoundError) as missing:
+        real.client.completions.create(model="gpt-5", prompt="a")
+    assert (missing.value.param, missing.value.code) == ("model", "model_not_found")
+    with pytest.raises(openai.BadRequestError) as bad:
+        real.client.completions.create(model="smollm2-135m", prompt="a", temperature=-1, n=99)
+    assert {e["param"] for e in bad.value.body["errors"]} == {"temperature", "n"}  # type: ignore[index]
+    with pytest.raises(openai.BadRequestError) as grammar:
+        real.client.completions.create(model="smollm2-135m", prompt="a", extra_body={"guided_regex": "("}, stream=True)
+    assert grammar.value.param == "guided_regex"
+    assert [model.id for model in real.client.models.list()] == ["smollm2-135m"]
+    assert real.client.models.retrieve("smollm2-135m").model_extra["max_model_len"] > 0

@@ -1,0 +1,79 @@
+"""The OpenAPI document describes what is served, and calls made from it meet no fault."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+
+from server.http.app import ENDPOINTS, build_app
+from server.http.call import Call
+from server.http.openai.chat_ask import read_chat
+from server.http.openai.completion_ask import read_completion
+from server.http.openai.endpoints import CHAT_FIELDS, COMPLETION_FIELDS
+from tests.server.http.calls import make_call, make_face
+from tests.server.http.harness import Server
+
+HI = [{"role": "user", "content": "hi"}]
+
+
+def test_every_endpoint_is_described_and_served(server: Server) -> None:
+    response = server.client.get("/openapi.json")
+    assert response.headers["content-type"] == "application/json"
+    document = response.json()
+    assert document["openapi"].startswith("3.1")
+    described = {(method, path) for path, methods in document["paths"].items() for method in methods}
+    assert described == {(e.method.lower(), e.path.replace(":path", "")) for e in ENDPOINTS}
+    app = build_app(make_face())
+    served = {(method, route.path) for route in app.routes for method in route.methods}  # type: ignore[attr-defined]
+    assert {(e.method, e.path) for e in ENDPOINTS} < served
+
+
+class Watched(dict[str, Any]):
+    """A body that notes which of its fields are asked for."""
+
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        super().__init__(data)
+        self.seen: set[str] = set()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.seen.add(name)
+        return super().get(name, default)
+
+
+@pytest.mark.parametrize(
+    ("reader", "body", "fields"),
+    [(read_completion, {"prompt": "hi"}, COMPLETION_FIELDS), (read_chat, {"messages": HI}, CHAT_FIELDS)],
+)
+def test_the_fields_described_are_those_that_are_read(
+    reader: Callable[[Call], Awaitable[Any]], body: dict[str, Any], fields: Mapping[str, Any]
+) -> None:
+    async def read() -> set[str]:
+        call = make_call(json.dumps(body).encode())
+        await call.read()
+        call.data = watched = Watched(call.data)  # type: ignore[misc]
+        await reader(call)
+        return watched.seen
+
+    assert asyncio.run(read()) == set(fields)
+
+
+def test_calls_made_from_the_document_meet_no_fault(server: Server) -> None:
+    schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
+    for result in schema.get_all_operations():
+
+        @settings(max_examples=15, phases=[Phase.generate], suppress_health_check=list(HealthCheck), database=None)
+        @given(case=result.ok().as_strategy())
+        def check(case: schemathesis.Case) -> None:
+            if isinstance(case.body, dict):
+                case.body.pop("cache_salt", None)  # the fake engine's scripts are not for strangers
+            response = case.call(base_url=server.url)
+            assert response.status_code < 500 or response.status_code == 501, response.text
+
+        check()
+    assert server.serving.client.restarts == 0
