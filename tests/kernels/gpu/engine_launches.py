@@ -1,0 +1,248 @@
+"""Every launcher called as an engine would call it, on the shapes of real models, on any device."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from specdec.models.model_config import ModelConfig
+from specdec.models.random_shapes import RANDOM_SHAPES
+from verify_kernels.gpu import sampling
+from verify_kernels.gpu.accept import accept
+from verify_kernels.gpu.accept_result import AcceptResult
+from verify_kernels.gpu.act import act_mul
+from verify_kernels.gpu.attention_plan import attention_plan
+from verify_kernels.gpu.attention_workspace import AttentionWorkspace
+from verify_kernels.gpu.embed import embed
+from verify_kernels.gpu.gather_rows import gather_rows
+from verify_kernels.gpu.kv_ops import move_kv, write_kv
+from verify_kernels.gpu.linear import linear
+from verify_kernels.gpu.linear_fp8 import linear_fp8
+from verify_kernels.gpu.linear_int4 import linear_int4
+from verify_kernels.gpu.linear_int4_weight import CHUNK, Int4Weight
+from verify_kernels.gpu.linear_permute import permute_columns
+from verify_kernels.gpu.linear_tiles import LinearKind, block_k_of
+from verify_kernels.gpu.linear_workspace import LinearWorkspace
+from verify_kernels.gpu.norm import add_norm
+from verify_kernels.gpu.quantize import quantize_rows
+from verify_kernels.gpu.sampling_needs import SamplingNeeds
+from verify_kernels.gpu.sampling_plan import SamplingPlan
+from verify_kernels.gpu.sampling_table import SamplingTable
+from verify_kernels.gpu.sampling_workspace import SamplingWorkspace
+from verify_kernels.gpu.tree_attention import tree_attention
+from verify_kernels.gpu.tree_build import tree_build
+
+FP8 = torch.float8_e4m3fn
+SHAPES = [shape for name, shape in RANDOM_SHAPES.items() if name != "tiny"]
+ROWS = (1, 8, 16, 33, 64, 200, 512)
+Launch = Callable[[torch.device], None]
+
+
+class _Maker:
+    """Tensors of one device and type."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self.device = device
+        self.dtype = dtype
+        self.streams = (dtype, torch.float32) if dtype == torch.bfloat16 else (dtype,)  # types of the residual stream
+
+    def __call__(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        return torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
+
+    def ints(self, *shape: int) -> Tensor:
+        return self(*shape, dtype=torch.int32)
+
+    def floats(self, *shape: int) -> Tensor:
+        return self(*shape, dtype=torch.float32)
+
+
+def _makers(device: torch.device) -> Iterator[_Maker]:
+    yield from (_Maker(device, dtype) for dtype in (torch.bfloat16, torch.float16))
+
+
+def _rows(device: torch.device) -> None:
+    for make in _makers(device):
+        for shape in SHAPES:
+            hidden = shape.hidden_size
+            for stream in make.streams:
+                embed(make(shape.vocab_size, hidden), make.ints(8), 1.0, make(8, hidden, dtype=stream))
+                residual, y, norm, out = make(8, hidden, dtype=stream), make(8, hidden), make(hidden), make(8, hidden)
+                add_norm(residual, eps=1e-6, norm=norm, out=out)
+                add_norm(residual, eps=1e-6, y=y)
+                add_norm(residual, eps=1e-6, y=y, norm=norm, out=out)
+                add_norm(residual, eps=1e-6, y=y, post_norm=norm)
+                add_norm(residual, eps=1e-6, y=y, post_norm=norm, norm=norm, out=out)
+            gather_rows(make(8, hidden), make.ints(3), make(3, hidden))
+
+
+def _act(device: torch.device) -> None:
+    for make in _makers(device):
+        for shape in SHAPES:
+            width = shape.intermediate_size
+            act_mul(make(8, 2 * width), make(8, width), "silu")
+            act_mul(make(8, 2 * width), make(8, width), "gelu")
+
+
+def _quantize(device: torch.device) -> None:
+    for make in _makers(device):
+        for shape in SHAPES:
+            for k in (shape.hidden_size, shape.intermediate_size):
+                q, scale = make(8, k, dtype=FP8), make.floats(8)
+                quantize_rows(make(8, k), q, scale)
+                quantize_rows(make(8, k), q, scale, prologue="rms", norm=make(k), eps=1e-6)
+                quantize_rows(make(8, 2 * k), q, scale, prologue="silu")
+                quantize_rows(make(8, 2 * k), q, scale, prologue="gelu")
+
+
+def _layers() -> list[tuple[int, int]]:
+    """Output and input width of every linear layer of the models."""
+    found = []
+    for shape in SHAPES:
+        hidden, ffn, q, kv = shape.hidden_size, shape.intermediate_size, shape.q_size, shape.kv_size
+        found += [(q + 2 * kv, hidden), (hidden, q), (2 * ffn, hidden), (hidden, ffn), (shape.vocab_size, hidden)]
+    return sorted(set(found))
+
+
+def _linear(device: torch.device) -> None:
+    for make, kind in zip(_makers(device), ("bf16", "fp16"), strict=True):
+        for n, k in _layers():
+            weight, bias, workspace = make(n, k), make(n), _workspace(n, k, kind, device)
+            for rows in ROWS:
+                linear(make(rows, k), weight, make(rows, n), workspace=workspace)
+                linear(make(rows, k), weight, make(rows, n), workspace=workspace, bias=bias, residual=make(rows, n))
+
+
+def _linear_fp8(device: torch.device) -> None:
+    for make in _makers(device):
+        for n, k in _layers():
+            weight, scale, bias, workspace = (
+                make(n, k, dtype=FP8),
+                make.floats(n),
+                make(n),
+                _workspace(n, k, "fp8", device),
+            )
+            for rows in ROWS:
+                x, x_scale, out = make(rows, k, dtype=FP8), make.floats(rows), make(rows, n)
+                linear_fp8(x, x_scale, weight, scale, out, workspace=workspace)
+                linear_fp8(x, x_scale, weight, scale, out, workspace=workspace, bias=bias, residual=out, mode="fastest")
+
+
+def _linear_int4(device: torch.device) -> None:
+    for make, scale_type in zip(_makers(device), (torch.float16, torch.bfloat16), strict=True):
+        for n, k in _layers()[:-1]:
+            for group in (32, 64, 128):
+                block, chunks = block_k_of("int4", group), -(-n // CHUNK)
+                words = make(chunks, -(-k // block), CHUNK, block // 4, dtype=torch.int16)
+                quants = make.ints(chunks, -(-k // block), block // group, CHUNK)
+                weight = Int4Weight(n, k, group, words, quants, scale_type, None)
+                workspace = _workspace(n, k, "int4", device, group)
+                for rows in ROWS:
+                    linear_int4(make(rows, k), weight, make(rows, n), workspace=workspace)
+
+
+def _permute(device: torch.device) -> None:
+    for make in _makers(device):
+        permute_columns(make(8, 4096), make.ints(4096), make(8, 4096))
+
+
+def _workspace(n: int, k: int, kind: LinearKind, device: torch.device, group: int = 128) -> LinearWorkspace:
+    return LinearWorkspace.for_layers([(n, k, kind, group)], max(ROWS), device)
+
+
+def _kv(device: torch.device) -> None:
+    for make in _makers(device):
+        for shape in SHAPES:
+            heads, kv_heads, d, entries, rows, pages = shape.n_heads, shape.n_kv_heads, shape.head_dim, 3, 40, 64
+            where = {name: make.ints(rows) for name in ("entry_of", "depth")}
+            where |= {"entry_start": make.ints(entries + 1), "entry_ctx": make.ints(entries)}
+            where["page_table"] = make.ints(entries, 16)
+            qkv, q = make(rows, (heads + 2 * kv_heads) * d), make(rows, heads, d)
+            angles = make.floats(4096, d // 2), make.floats(4096, d // 2)
+            norms = {"q_norm": make(d), "k_norm": make(d), "eps": 1e-6}
+            scales = {"k_scale": make.floats(kv_heads), "v_scale": make.floats(kv_heads)}
+            for pool_type, extra in ((None, {}), (FP8, scales)):
+                pools = [make(pages, kv_heads, 64, d, dtype=pool_type) for _ in range(2)]
+                write_kv(qkv, q, *pools, *angles, **where, **extra)
+                write_kv(qkv, q, *pools, *angles, **where, **extra, **norms)
+                layers = [make(shape.n_layers, pages, kv_heads, 64, d, dtype=pool_type) for _ in range(2)]
+                move_kv(*layers, make.ints(entries, 8), make.ints(entries, 8), make.ints(entries))
+
+
+def _attention(device: torch.device) -> None:
+    for make in _makers(device):
+        for shape in SHAPES:
+            for pool_type in (None, FP8):
+                if make.dtype == torch.bfloat16 or pool_type is None:
+                    _attend(make, shape, pool_type)
+
+
+def _attend(make: _Maker, shape: ModelConfig, pool_type: torch.dtype | None) -> None:
+    heads, kv_heads, d, pages = shape.n_heads, shape.n_kv_heads, shape.head_dim, 64
+    pools = [make(pages, kv_heads, 64, d, dtype=pool_type) for _ in range(2)]
+    scales = {f"{name}_scale": make.floats(kv_heads) for name in "kv"} if pool_type else {}
+    workspace = AttentionWorkspace.allocate(
+        heads=heads, kv_heads=kv_heads, head_dim=d, kv_dtype=pools[0].dtype, max_rows=512, max_entries=32,
+        max_pages=64, device=make.device,
+    )  # fmt: skip
+    for entries, rows in ((1, 1), (1, 16), (3, 40), (8, 128), (32, 32), (2, 512)):
+        where = {"entry_start": make.ints(entries + 1), "entry_ctx": make.ints(entries), "depth": make.ints(rows)}
+        attention_plan(parent=make.ints(rows), workspace=workspace, **where)
+        where |= {"entry_of": make.ints(rows), "page_table": make.ints(entries, 64)}
+        for window in (0, 4096):
+            q, out = make(rows, heads, d), make(rows, heads, d)
+            tree_attention(q, *pools, out, workspace, **where, **scales, scale=d**-0.5, window=window)
+
+
+def _trees(device: torch.device) -> None:
+    make, entries, rows = _Maker(device, torch.float32), 3, 40
+    starts, context, roots = make.ints(entries + 1), make.ints(entries), make.ints(entries)
+    parent, tokens, table = make.ints(rows), make.ints(rows), make.ints(entries, 16)
+    for words in (1, 2, 3, 8, 9):
+        anc = make(rows, words, dtype=torch.int64)
+        tree_build(parent, make.ints(rows), starts, roots, make.ints(rows), anc, max_depth=12)
+    for nodes, depth in ((4, 3), (16, 15), (64, 16), (256, 255)):
+        result = AcceptResult.allocate(entries, depth, device)
+        walk = (starts, context, roots, parent, tokens)
+        accept(*walk, tokens, table, result, max_nodes=nodes, n_pages=64)
+        accept(*walk, make.ints(20), table, result, max_nodes=nodes, n_pages=64, sample_start=make.ints(entries))
+
+
+def _sampling(device: torch.device) -> None:
+    make, rows = _Maker(device, torch.float32), 8
+    for vocab in sorted({shape.vocab_size for shape in RANDOM_SHAPES.values()}):
+        logits, ids, best = make(rows, vocab), make.ints(rows), (make.ints(rows, 4), make(rows, 4, dtype=torch.float64))
+        workspace = SamplingWorkspace.allocate(rows, SamplingPlan.of(vocab), device)
+        table = SamplingTable.allocate(rows, 16384, 64, device)
+        sampling.greedy(logits, workspace, ids)
+        for flags in itertools.product((False, True), repeat=4):
+            needs = SamplingNeeds(*flags)
+            sampling.sample(logits, table, needs, workspace, ids)
+            sampling.children(logits, table, needs, workspace, *best)
+        sampling.logprobs(logits, ids, workspace, make(rows, dtype=torch.float64), *best)
+
+
+# Launchers by "module.function"
+ENGINE_LAUNCHES: dict[str, Launch] = {
+    "accept.accept": _trees,
+    "act.act_mul": _act,
+    "attention_plan.attention_plan": _attention,
+    "embed.embed": _rows,
+    "gather_rows.gather_rows": _rows,
+    "kv_ops.move_kv": _kv,
+    "kv_ops.write_kv": _kv,
+    "linear.linear": _linear,
+    "linear_fp8.linear_fp8": _linear_fp8,
+    "linear_int4.linear_int4": _linear_int4,
+    "linear_permute.permute_columns": _permute,
+    "norm.add_norm": _rows,
+    "quantize.quantize_rows": _quantize,
+    "sampling.children": _sampling,
+    "sampling.greedy": _sampling,
+    "sampling.logprobs": _sampling,
+    "sampling.sample": _sampling,
+    "tree_attention.tree_attention": _attention,
+    "tree_build.tree_build": _trees,
+}

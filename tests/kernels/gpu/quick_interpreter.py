@@ -1,0 +1,34 @@
+"""Makes Triton's interpreter several times faster for kernels made of small functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FunctionType
+from typing import Any
+from unittest import mock
+
+import triton.language as tl
+from triton.runtime import interpreter
+
+
+@contextmanager
+def quick_interpreter() -> Iterator[None]:
+    """The interpreter replaces all of triton's language anew at each call of a device function, although the kernel
+    that calls it has had it replaced: in here it does so once per launch.
+    """
+    patch: Callable[[Any], Any] = interpreter._patch_lang
+    whole = FunctionType((lambda: None).__code__, {"tl": tl, "core": tl.core})  # what any device function can see
+    active: list[Any] = []
+
+    def once(function: Any) -> Any:
+        if active:
+            return active[0]
+        scope = patch(whole)
+        restore = scope.restore
+        scope.restore = lambda: (active.clear(), restore())
+        active.append(scope)
+        return scope
+
+    with mock.patch.object(interpreter, "_patch_lang", once):
+        yield

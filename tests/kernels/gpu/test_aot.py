@@ -1,0 +1,186 @@
+"""Ahead-of-time compilation: all kernels compile for the chips, and faults are found and named."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.kernels.gpu import aot_planted
+from verify_kernels.gpu.aot.cases import KERNEL_MODULES, load_cases, plan_jobs
+from verify_kernels.gpu.aot.main import main
+from verify_kernels.gpu.aot.read_usage import read_usage
+from verify_kernels.gpu.aot.target import TARGETS
+from verify_kernels.gpu.aot.usage import Usage
+
+PLANTED = aot_planted.__name__
+KIB = 1024
+SOUND = Usage(threads=128, registers=64, spills=0, shared=0, scratch=0, tensor_memory=0)
+
+
+def compile_all(*arguments: str, modules: tuple[str, ...] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run the command in a process in which kernels are compiled, not interpreted."""
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    call = "main(sys.argv[1:])" if modules is None else f"main(sys.argv[1:], {modules!r})"
+    script = f"import sys; from verify_kernels.gpu.aot.main import main; sys.exit({call})"
+    command = [sys.executable, "-W", "ignore", "-c", script, *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], list[dict[str, Any]]]:
+    file = tmp_path_factory.mktemp("aot") / "report.json"
+    run = compile_all("--target", "sm_90", "gfx942", "--json", str(file), modules=(PLANTED,))
+    return run, json.loads(file.read_text())["rows"]
+
+
+def rows_of(rows: list[dict[str, Any]], case: str) -> dict[str, dict[str, Any]]:
+    """Rows of one planted case by target."""
+    return {row["target"]: row for row in rows if row["case"] == f"aot_planted.{case}"}
+
+
+def test_every_kernel_compiles_for_hopper() -> None:
+    run = compile_all("--target", "sm_90", "--one-per-kernel", "--jobs", "2")
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert ", 0 problems" in run.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_case_compiles_for_every_chip(target: str) -> None:
+    run = compile_all("--target", target)
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_planted_faults_fail_the_command(planted: tuple[Any, Any]) -> None:
+    run, rows = planted
+    assert run.returncode == 1, run.stderr
+    problems = run.stdout.rpartition("problems\n")[2].splitlines()
+    assert len(problems) == sum(len(row["problems"]) for row in rows)
+    assert not [line for line in problems if line.startswith("aot_planted.scale ")]
+    for name in ("spills", "shared", "missing", "crash"):
+        assert any(line.startswith(f"aot_planted.{name} sm_90: ") for line in problems), run.stdout
+
+
+def test_a_sound_case_is_measured(planted: tuple[Any, Any]) -> None:
+    rows = rows_of(planted[1], "scale")
+    assert set(rows) == {"sm_90", "gfx942"}
+    for row in rows.values():
+        assert row["problems"] == []
+        assert row["registers"] > 0
+        assert row["spills"] == 0
+        assert row["kernel"] == "scale_kernel"
+    assert (rows["sm_90"]["threads"], rows["gfx942"]["threads"]) == (4 * 32, 4 * 64)
+
+
+def test_spills_are_found(planted: tuple[Any, Any]) -> None:
+    for row in rows_of(planted[1], "spills").values():
+        assert row["spills"] > 0
+        assert any(text.startswith("spills ") for text in row["problems"])
+
+
+def test_too_much_shared_memory_is_found(planted: tuple[Any, Any]) -> None:
+    rows = rows_of(planted[1], "shared")
+    assert rows["sm_90"]["shared"] > 227 * KIB
+    assert "shared memory" in rows["sm_90"]["problems"][0]
+    assert "232448 at most" in rows["sm_90"]["problems"][0]
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("missing", "arguments lack a type: out"),
+        ("unknown", "name no argument: y"),
+        ("both", "in the signature and in constexprs: n"),
+        ("constexpr_typed", "constexpr arguments stand in the signature: BLOCK"),
+        ("divisible", "divisible names no pointer or integer: FACTOR"),
+        ("option", "none of triton's: num_wraps"),
+        ("does_not_compile", "no_such_name"),
+        ("crash", "the compiler died (exit code 7): planted crash"),
+    ],
+)
+def test_faults_are_named(planted: tuple[Any, Any], case: str, words: str) -> None:
+    rows = rows_of(planted[1], case)
+    assert set(rows) == {"sm_90", "gfx942"}
+    assert all(words in row["problems"][0] for row in rows.values())
+
+
+def test_what_the_compiler_prints_is_reported(planted: tuple[Any, Any]) -> None:
+    (problem,) = rows_of(planted[1], "not_lowered")["sm_90"]["problems"]
+    assert "error: 'llvm.fadd'" in problem or "get_fp8e4nv" in problem  # triton 3.9, 3.6
+
+
+def test_number_formats_a_chip_lacks_are_left_out(planted: tuple[Any, Any]) -> None:
+    assert set(rows_of(planted[1], "fp8")) == {"sm_90"}
+    assert rows_of(planted[1], "fp8_constant") == {}
+
+
+def test_the_interpreter_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert main(["--target", "sm_90"], (PLANTED,)) == 2
+    assert "unset it" in capsys.readouterr().err
+
+
+def test_nothing_to_do_is_an_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert main(["--only", "no such case"], (PLANTED,)) == 2
+    assert "no such case" in capsys.readouterr().err
+
+
+def test_missing_modules_surface() -> None:
+    with pytest.raises(ModuleNotFoundError, match="no_such_kernels"):
+        plan_jobs(["verify_kernels.gpu.no_such_kernels"], [TARGETS["sm_90"]], (), False)
+
+
+def test_cases_need_names_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = aot_planted.compile_cases()[0]
+    monkeypatch.setattr(aot_planted, "compile_cases", lambda: [case, case])
+    with pytest.raises(ValueError, match="names scale twice"):
+        load_cases(PLANTED)
+    monkeypatch.setattr(aot_planted, "compile_cases", list)
+    with pytest.raises(ValueError, match="empty"):
+        load_cases(PLANTED)
+
+
+def test_jobs_are_chosen_by_name_target_and_kernel() -> None:
+    both = [TARGETS["sm_80"], TARGETS["gfx942"]]
+    assert [job.case for job in plan_jobs([PLANTED], both, ["aot_planted.spill"], False)] == ["spills", "spills"]
+    once = plan_jobs([PLANTED], both, (), True)
+    assert [(job.kernel, job.target) for job in once] == [
+        (kernel, target)
+        for target in ("sm_80", "gfx942")
+        for kernel in ("scale_kernel", "hoard_kernel", "matmul_kernel", "mistyped_kernel")
+        if (kernel, target) != ("matmul_kernel", "gfx942")
+    ]
+
+
+@pytest.mark.parametrize(("name", "limit"), [("sm_80", 163), ("sm_90", 227), ("sm_100", 227), ("gfx942", 64)])
+def test_limits_are_exact(name: str, limit: int) -> None:
+    target = TARGETS[name]
+    file = 1024 * (128 if name == "gfx942" else 64)  # registers of a full block
+    assert target.problems(replace(SOUND, shared=limit * KIB, threads=1024, registers=file // 1024)) == []
+    assert "shared memory" in target.problems(replace(SOUND, shared=limit * KIB + 1))[0]
+    assert "register file" in target.problems(replace(SOUND, threads=1024, registers=file // 1024 + 1))[0]
+    assert "threads" in target.problems(replace(SOUND, threads=1056, registers=8))[0]
+    assert "spills 1 " in target.problems(replace(SOUND, spills=1))[0]
+    assert "scratch" in target.problems(replace(SOUND, scratch=8))[0]
+    assert "tensor memory" in target.problems(replace(SOUND, tensor_memory=513))[0]
+
+
+def test_an_unreadable_binary_is_an_error() -> None:
+    with pytest.raises(ValueError, match="tells no registers"):
+        read_usage(SimpleNamespace(metadata=None, asm={"amdgcn": ".vgpr_count: 12\n"}))
+
+
+def test_every_launcher_module_is_listed() -> None:
+    folder = Path(__file__).parents[3] / "verify_kernels" / "gpu"
+    holders = [path for path in folder.glob("*.py") if "def compile_cases(" in path.read_text(encoding="utf-8")]
+    assert sorted(KERNEL_MODULES) == sorted(f"verify_kernels.gpu.{path.stem}" for path in holders)

@@ -1,0 +1,143 @@
+"""The plan of tree attention: as the plain twin makes it, every key of every row read once, room always found."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.kernels.gpu.attention_steps import Geometry, Step, path_of, random_entries
+from verify_kernels.forward_batch import BatchEntry
+from verify_kernels.gpu.attention_plan import attention_plan
+from verify_kernels.gpu.attention_workspace import AttentionWorkspace
+from verify_kernels.gpu.reference import attention_plan as reference
+
+PAGES = 4096
+SHAPES = st.lists(
+    st.tuples(
+        st.one_of(st.integers(0, 300), st.integers(900, 3000)),
+        st.sampled_from([0, 0, 1, 5, 70]),
+        st.one_of(st.integers(0, 12), st.integers(60, 100)),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+def make_step(seed: int, shapes: list[tuple[int, int, int]], device: torch.device) -> tuple[Step, list[BatchEntry]]:
+    entries = random_entries(np.random.default_rng(seed), shapes, PAGES, deep=0.6)
+    return Step.of(entries, device), entries
+
+
+def make_workspace(group: int, processors: int, device: torch.device) -> AttentionWorkspace:
+    ws = Geometry(2 * group, 2).workspace(device, max_rows=768, max_pages=64, max_branch=101)
+    return replace(ws, processors=processors)
+
+
+@settings(max_examples=12)
+@given(
+    seed=st.integers(0, 2**31),
+    shapes=SHAPES,
+    group=st.sampled_from([1, 4, 6, 8, 64]),
+    processors=st.sampled_from([1, 10**6]),
+)
+def test_equals_the_plain_twin(
+    device: torch.device, seed: int, shapes: list[tuple[int, int, int]], group: int, processors: int
+) -> None:
+    step, _ = make_step(seed, shapes, device)
+    kernel, twin = (make_workspace(group, processors, device) for _ in range(2))
+    attention_plan(step.entry_start, step.entry_ctx, step.parent, step.depth, kernel)
+    reference.attention_plan(step.entry_start, step.entry_ctx, step.parent, step.depth, twin)
+    assert kernel.header.tolist() == twin.header.tolist()
+    assert torch.equal(kernel.work[: int(twin.header[0])], twin.work[: int(twin.header[0])])
+    assert torch.equal(kernel.leaf_of[: step.rows], twin.leaf_of[: step.rows])
+
+
+def plain_plan(step: Step, ws: AttentionWorkspace) -> list[list[int]]:
+    reference.attention_plan(step.entry_start, step.entry_ctx, step.parent, step.depth, ws)
+    return ws.work[: int(ws.header[0])].tolist()
+
+
+def path_rows(ws: AttentionWorkspace, work: list[int]) -> list[int]:
+    """Rows of the entry that are the nodes of a work item."""
+    start, first, stop, leaf, leaf_depth, diverge = (work[i] for i in (1, 3, 4, 8, 9, 10))
+    path: Tensor = ws.path[start + leaf]
+    return [int(path[leaf_depth - node]) if node >= diverge else node for node in range(first, stop)]
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 2**31), shapes=SHAPES, group=st.sampled_from([1, 4, 7]), coarse=st.booleans())
+def test_every_tile_of_every_row_is_read_once(
+    device: torch.device, seed: int, shapes: list[tuple[int, int, int]], group: int, coarse: bool
+) -> None:
+    """Counted from work items and parents alone; gathered keys are the path's own."""
+    step, entries = make_step(seed, shapes, device)
+    ws = make_workspace(group, 1 if coarse else 10**6, device)
+    read: Counter[tuple[int, int, int]] = Counter()
+    units: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for work in plain_plan(step, ws):
+        index, first, stop, gather_stop, unit = work[0], work[5], work[6], work[7], work[11]
+        entry = entries[index]
+        assert work[4] - work[3] <= ws.tile(step.rows, len(entries)).block_m // group
+        for row in path_rows(ws, work):
+            committed, end = entry.ctx // 64, max(stop, gather_stop)
+            last = (entry.ctx + len(path_of(entry.parents, row)) - 1) // 64
+            units.setdefault((index, row), []).append((unit, first))
+            if end == committed and committed % 4 and last > committed:
+                continue  # the short stretch: such a row has that segment of its own
+            read.update((index, row, tile) for tile in range(first, end))
+    for index, entry in enumerate(entries):
+        for row in range(len(entry.parents)):
+            last = (entry.ctx + len(path_of(entry.parents, row)) - 1) // 64
+            assert [read[index, row, tile] for tile in range(last + 2)] == [1] * (last + 1) + [0]
+            held = sorted(units[index, row])
+            assert len({unit for unit, _ in held}) == len(held), "two partial sums of a row share a place"
+            assert held[-1][0] < int(ws.header[1])
+            assert [first for _, first in held[1:]] == sorted(first for _, first in held[1:])
+
+
+@pytest.mark.parametrize("processors", [1, 10**6])
+def test_largest_steps_find_room(device: torch.device, processors: int) -> None:
+    """As many rows, entries and pages as the workspace was made for; fine plans give way where they need more."""
+    for max_rows, max_entries, shapes in (
+        (96, 1, [(64 * 30, 95, 0)]), (96, 1, [(64 * 30 + 63, 0, 95)]), (8, 8, [(64 * 32 - 1, 0, 0)] * 8),
+        (64, 4, [(64 * 31 + 50, 0, 15)] * 4),
+    ):  # fmt: skip
+        step, _ = make_step(1, shapes, device)
+        ws = Geometry(8, 2).workspace(
+            device, max_rows=max_rows, max_entries=max_entries, max_pages=33, max_branch=96
+        )  # fmt: skip
+        ws = replace(ws, processors=processors)
+        plain_plan(step, ws)
+        assert step.rows == max_rows
+        assert int(ws.header[0]) < ws.work.shape[0]
+        assert int(ws.header[1]) * step.rows <= ws.slots
+
+
+def test_padding_makes_no_work(device: torch.device) -> None:
+    step, _ = make_step(2, [(70, 0, 5), (3, 0, 0)], device)
+    ws = make_workspace(2, 4, device)
+    attention_plan(step.entry_start, step.entry_ctx, step.parent, step.depth, ws)
+    before = ws.work[: int(ws.header[0])].clone()
+    padded = step.padded(40, 8, 4, garbage=-9)
+    attention_plan(padded.entry_start, padded.entry_ctx, padded.parent, padded.depth, ws)
+    assert torch.equal(ws.work[: int(ws.header[0])], before)
+
+
+@pytest.mark.parametrize("name", ["entry_start", "entry_ctx", "parent", "depth"])
+@pytest.mark.parametrize("fault", ["dtype", "shape", "large", "empty"])
+def test_bad_arguments_are_named(device: torch.device, name: str, fault: str) -> None:
+    step, _ = make_step(3, [(5, 0, 3)], device)
+    given = {key: getattr(step, key) for key in ("entry_start", "entry_ctx", "parent", "depth")}
+    spoilt = {
+        "dtype": given[name].long(), "shape": given[name][:, None], "large": given[name].repeat(800),
+        "empty": given[name][:0],
+    }  # fmt: skip
+    with pytest.raises(ValueError, match=f"^({name}|entry_start|parent):"):
+        attention_plan(**(given | {name: spoilt[fault]}), workspace=make_workspace(1, 4, device))

@@ -1,0 +1,139 @@
+"""Orders, tiles and scratch of the linear kernels: no row count changes what a result's bits depend on."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verify_kernels.gpu.linear_launch import LinearLaunch
+from verify_kernels.gpu.linear_tiles import (
+    FULL_CHIP,
+    MODES,
+    LinearKind,
+    block_k_of,
+    plan_launch,
+    reduction_order,
+    tiles_of,
+)
+from verify_kernels.gpu.linear_workspace import LinearWorkspace
+
+KINDS: tuple[LinearKind, ...] = ("bf16", "fp16", "fp32", "fp8", "int4")
+TENSOR_CORE_KINDS: tuple[LinearKind, ...] = ("bf16", "fp16", "fp8", "int4")
+shapes = st.tuples(st.integers(1, 160_000), st.integers(1, 30_000))
+kinds = st.sampled_from(KINDS)
+
+# The instructions of every compiled linear kernel that multiply, by case.
+KINDS_OF_INSTRUCTION = """
+import json, re, sys, triton
+from importlib import import_module
+from verify_kernels.gpu.aot.source import kernel_source
+from verify_kernels.gpu.aot.target import TARGETS
+wanted, target = json.loads(sys.argv[1]), TARGETS["sm_90"]
+found = {}
+for module in ("linear", "linear_fp8", "linear_int4"):
+    for case in import_module(f"verify_kernels.gpu.{module}").compile_cases():
+        if target.runs(case) and (not wanted or case.name in wanted):
+            ptx = triton.compile(kernel_source(case), target=target.gpu, options=dict(case.options)).asm["ptx"]
+            kinds = sorted(set(re.findall(r"(wgmma.mma_async|mma.sync)\\S*?\\.(m\\d+)", ptx)))
+            found[case.name] = [kinds, "cp.async.cg" in ptx]
+print(json.dumps(found))
+"""
+
+
+@given(shape=shapes, kind=kinds, rows=st.lists(st.integers(1, 5000), min_size=2, max_size=8))
+def test_the_order_is_the_weights_alone(shape: tuple[int, int], kind: LinearKind, rows: list[int]) -> None:
+    assert {plan_launch(count, *shape, kind).order for count in rows} == {reduction_order(*shape, kind)}
+
+
+@given(shape=shapes, kind=kinds, rows=st.integers(1, 5000), mode=st.sampled_from(MODES))
+def test_tiles_cover_the_result_and_fill_the_chip_where_they_can(
+    shape: tuple[int, int], kind: LinearKind, rows: int, mode: str
+) -> None:
+    n, k = shape
+    launch = plan_launch(rows, n, k, kind, mode=mode)  # type: ignore[arg-type]
+    assert launch.m_tiles * launch.tile.block_m >= rows > (launch.m_tiles - 1) * launch.tile.block_m
+    assert launch.n_tiles * launch.tile.block_n >= n > (launch.n_tiles - 1) * launch.tile.block_n
+    if launch.in_sequence:
+        assert launch.grid[0] >= FULL_CHIP
+    if launch.order.split_k > 1:
+        assert -(-k // launch.order.block_k) // launch.order.split_k >= 8
+        assert reduction_order(n, k, kind).split_k == launch.order.split_k
+
+
+def test_fastest_never_splits_where_rows_fill_the_chip() -> None:
+    assert plan_launch(2048, 4096, 4096, "fp8").in_sequence
+    fastest = plan_launch(2048, 4096, 4096, "fp8", mode="fastest")
+    assert (fastest.order.split_k, fastest.in_sequence) == (1, False)
+
+
+@pytest.mark.parametrize("kind", TENSOR_CORE_KINDS)
+def test_every_tile_is_wide_enough_for_one_kind_of_instruction(kind: LinearKind) -> None:
+    for tile in tiles_of(kind):
+        assert (tile.block_n % 64, tile.num_warps % 4, tile.block_m % 16) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("group", [32, 64, 128])
+def test_a_block_of_int4_holds_whole_groups_and_no_nibble_straddles_one(group: int) -> None:
+    block = block_k_of("int4", group)
+    assert block % group == 0
+    assert group % (block // 4) == 0
+
+
+@settings(max_examples=20)
+@given(
+    layers=st.lists(
+        st.tuples(st.integers(1, 9000), st.integers(1, 9000), kinds, st.sampled_from((32, 64, 128))), max_size=4
+    ),
+    max_rows=st.integers(1, 600),
+    share=st.floats(0, 1),
+)
+def test_scratch_is_enough_for_any_rows(
+    layers: list[tuple[int, int, LinearKind, int]], max_rows: int, share: float
+) -> None:
+    meta = torch.device("meta")
+    space = LinearWorkspace.for_layers(layers, max_rows, meta, torch.float16)
+    rows = max(1, round(share * max_rows))
+    for n, k, kind, group in layers:
+        space.check(plan_launch(rows, n, k, kind, group), meta)
+        assert space.permuted is not None
+        assert space.permuted.numel() >= rows * k
+
+
+def test_scratch_on_another_device_is_an_error() -> None:
+    space = LinearWorkspace.for_layers([], 1, torch.device("cpu"))
+    with pytest.raises(ValueError, match="workspace: is on cpu"):
+        space.check(plan_launch(1, 8, 8, "bf16"), torch.device("meta"))
+
+
+def test_amd_pins_the_instruction_and_the_depth() -> None:
+    launch: LinearLaunch = plan_launch(1, 4096, 4096, "bf16")
+    assert launch.options(True) == {"num_warps": 4, "num_stages": 2, "matrix_instr_nonkdim": 16}
+    assert launch.options(False) == {"num_warps": 4, "num_stages": 5}
+
+
+def test_one_kind_of_instruction_from_one_row_to_many() -> None:
+    check_instructions(["bf16 16x64 nvidia", "bf16 128x128 nvidia", "bf16 group 128 16x128 nvidia"], 3)
+
+
+@pytest.mark.slow
+def test_one_kind_of_instruction_in_every_case() -> None:
+    check_instructions([], 100)
+
+
+def check_instructions(names: list[str], at_least: int) -> None:
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    command = [sys.executable, "-W", "ignore", "-c", KINDS_OF_INSTRUCTION, json.dumps(names)]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout)
+    assert len(found) >= at_least
+    for name, (kinds_found, asynchronous) in found.items():
+        assert kinds_found == [["wgmma.mma_async", "m64"]], name
+        assert asynchronous or "odd" in name, name

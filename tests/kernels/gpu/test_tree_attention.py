@@ -1,0 +1,222 @@
+"""Tree attention: right by the oracle and the torch twin, strict about its arguments, unharmed by nonsense."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.kernels.gpu.attention_steps import (
+    Geometry,
+    Layer,
+    Step,
+    attend,
+    dense_oracle,
+    random_entries,
+)
+from verify_kernels.gpu.attention_plan import attention_plan
+from verify_kernels.gpu.attention_workspace import AttentionWorkspace
+from verify_kernels.gpu.reference import attention_plan as reference_plan
+from verify_kernels.gpu.reference import tree_attention as reference
+from verify_kernels.gpu.tree_attention import compile_cases, tree_attention
+
+PAGES = 24
+ERRORS = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}  # relative to the largest value
+
+
+def keywords(layer: Layer, step: Step) -> dict[str, Any]:
+    return {
+        "entry_of": step.entry_of, "entry_start": step.entry_start, "entry_ctx": step.entry_ctx, "depth": step.depth,
+        "page_table": step.page_table, "scale": layer.scale, "window": layer.geometry.window,
+        "k_scale": layer.k_scale, "v_scale": layer.v_scale,
+    }  # fmt: skip
+
+
+def close(got: Tensor, wanted: Tensor, dtype: torch.dtype) -> bool:
+    error = (got.double().cpu() - wanted.double().cpu()).abs().max()
+    return bool(error <= ERRORS[dtype] * wanted.abs().max())
+
+
+def by_reference(layer: Layer, step: Step) -> Tensor:
+    ws = layer.geometry.workspace(step.depth.device)
+    reference_plan.attention_plan(step.entry_start, step.entry_ctx, step.parent, step.depth, ws)
+    out = torch.full_like(layer.q, torch.nan)
+    reference.tree_attention(layer.q, layer.k_pool, layer.v_pool, out, ws, **keywords(layer, step))
+    return out
+
+
+@pytest.mark.parametrize(
+    "geometry",
+    [
+        Geometry(4, 2), Geometry(2, 1, 80, window=50), Geometry(2, 2, 96, torch.float32), Geometry(2, 1, 128, window=9),
+        Geometry(1, 1, 256), Geometry(8, 1), Geometry(6, 1, dtype=torch.float32), Geometry(2, 1, 128, fp8=True),
+        Geometry(2, 1, fp8=True, window=70), Geometry(2, 2, 256, fp8=True),
+    ],
+)  # fmt: skip
+def test_matches_oracle_and_reference(device: torch.device, geometry: Geometry) -> None:
+    rng = np.random.default_rng(geometry.head_dim + geometry.heads)
+    entries = random_entries(rng, [(126, 0, 5), (0, 2, 1), (64, 0, 0)], PAGES)
+    step = Step.of(entries, device)
+    layer = Layer.random(geometry, step.rows, PAGES, 1, device)
+    oracle = dense_oracle(layer, entries)
+    assert close(attend(layer, step), oracle, geometry.dtype)
+    assert close(by_reference(layer, step), oracle, geometry.dtype)
+
+
+@settings(max_examples=6)
+@given(
+    seed=st.integers(0, 2**31),
+    shapes=st.lists(st.tuples(st.integers(0, 280), st.integers(0, 4), st.integers(0, 5)), min_size=1, max_size=2),
+    window=st.sampled_from([0, 0, 3, 130]),
+)
+def test_random_steps(device: torch.device, seed: int, shapes: list[tuple[int, int, int]], window: int) -> None:
+    entries = random_entries(np.random.default_rng(seed), shapes, PAGES)
+    step = Step.of(entries, device)
+    layer = Layer.random(Geometry(2, 1, dtype=torch.float32, window=window), step.rows, PAGES, seed, device)
+    assert close(attend(layer, step), dense_oracle(layer, entries), torch.float32)
+
+
+@pytest.mark.parametrize("kv", ["same", "fp8"])
+def test_bfloat16(device: torch.device, kv: str) -> None:
+    if device.type == "cpu":
+        pytest.skip("the interpreter multiplies bfloat16 wrongly")
+    geometry = Geometry(8, 2, 128, torch.bfloat16, fp8=kv == "fp8")
+    entries = random_entries(np.random.default_rng(2), [(700, 0, 15), (1300, 2, 0)], 40)
+    step = Step.of(entries, device)
+    layer = Layer.random(geometry, step.rows, 40, 2, device)
+    assert close(attend(layer, step), dense_oracle(layer, entries), torch.bfloat16)
+
+
+def test_large_scores_and_queries_as_a_view(device: torch.device) -> None:
+    """Softmax of scores far from zero; queries that lie within rows of qkv."""
+    geometry = Geometry(2, 1, dtype=torch.float32)
+    entries = random_entries(np.random.default_rng(3), [(70, 0, 2)], PAGES)
+    step = Step.of(entries, device)
+    layer = Layer.random(geometry, step.rows, PAGES, 3, device)
+    wide = torch.full((step.rows, 4, 64), torch.nan, device=device)
+    wide[:, :2] = layer.q * 60
+    layer = replace(layer, q=wide[:, :2])
+    out = torch.empty(step.rows, 2, 64, device=device)
+    ws = geometry.workspace(device)
+    attention_plan(step.entry_start, step.entry_ctx, step.parent, step.depth, ws)
+    tree_attention(layer.q, layer.k_pool, layer.v_pool, out, ws, **keywords(layer, step))
+    assert close(out, dense_oracle(layer, entries), torch.float32)
+
+
+def test_slots_never_written_do_not_show(device: torch.device) -> None:
+    geometry = Geometry(2, 1)
+    entries = random_entries(np.random.default_rng(4), [(70, 0, 4), (0, 0, 0)], PAGES)
+    step = Step.of(entries, device)
+    layer = Layer.random(geometry, step.rows, PAGES, 4, device)
+    written = torch.zeros(PAGES, 1, 64, 1, dtype=torch.bool)
+    for entry in entries:
+        for slot in range(entry.ctx + len(entry.parents)):
+            written[entry.pages[slot // 64], 0, slot % 64] = True
+    pools = [pool.masked_fill(~written.to(device), torch.nan) for pool in (layer.k_pool, layer.v_pool)]
+    got = attend(replace(layer, k_pool=pools[0], v_pool=pools[1]), step)
+    assert torch.equal(got, attend(layer, step))
+
+
+def test_nonsense_on_the_device_faults_nothing(device: torch.device) -> None:
+    """Arrays of any values: kernels end, and write nothing outside their own memory."""
+    geometry = Geometry(2, 1)
+    rng = np.random.default_rng(5)
+    for _ in range(3):
+        layer = Layer.random(geometry, 9, PAGES, 5, device)
+        ws = geometry.workspace(device, max_rows=9, max_entries=3, max_pages=5, max_branch=2)
+
+        def noise(*shape: int) -> Tensor:
+            wild = rng.integers(-(2**31), 2**31, shape)
+            return torch.from_numpy(np.where(rng.random(shape) < 0.6, rng.integers(-3, 12, shape), wild)).to(
+                device, torch.int32
+            )
+
+        attend(layer, Step(noise(9), noise(4), noise(3), noise(9), noise(9), noise(3, 5)), ws)
+        assert 0 <= int(ws.header[0]) <= ws.work.shape[0]
+        assert int(ws.header[1]) * 9 <= ws.slots
+
+
+BAD: list[tuple[str, str]] = [
+    ("q", "shape"), ("q", "dtype"), ("q", "strides"), ("k_pool", "shape"), ("k_pool", "dtype"), ("v_pool", "shape"),
+    ("out", "dtype"), ("out", "shape"), ("entry_of", "shape"), ("entry_of", "dtype"), ("entry_start", "shape"),
+    ("entry_ctx", "dtype"), ("depth", "rows"), ("page_table", "shape"), ("page_table", "wide"), ("scale", "zero"),
+    ("scale", "infinite"), ("window", "negative"), ("k_scale", "given"), ("v_scale", "given"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "fault"), BAD)
+def test_bad_arguments_are_named(device: torch.device, name: str, fault: str) -> None:
+    geometry = Geometry(2, 1)
+    step = Step.of(random_entries(np.random.default_rng(6), [(3, 0, 2)], PAGES), device)
+    layer = Layer.random(geometry, step.rows, PAGES, 6, device)
+    given = {"q": layer.q, "k_pool": layer.k_pool, "v_pool": layer.v_pool, "out": torch.zeros_like(layer.q)}
+    given |= keywords(layer, step)
+    given[name] = _spoilt(given[name], fault)
+    ws = geometry.workspace(device, max_pages=3)
+    with pytest.raises(ValueError, match=rf"^{name}:"):
+        tree_attention(workspace=ws, **given)
+
+
+def _spoilt(value: Any, fault: str) -> Any:
+    numbers = {"zero": 0.0, "infinite": float("inf"), "negative": -1}
+    if fault in numbers:
+        return numbers[fault]
+    if fault == "given":
+        return torch.ones(1)
+    if fault == "dtype":
+        return value.to(torch.float64)
+    if fault == "wide":
+        return value.repeat(1, 4)
+    if fault == "rows":
+        return value.repeat(200)
+    if fault == "strides":
+        return value.transpose(1, 2).contiguous().transpose(1, 2)
+    if value.dim() == 4:
+        return value[:, :, :32].contiguous()
+    return torch.cat((value, value[:1]))
+
+
+@pytest.mark.parametrize("missing", ["k_scale", "v_scale"])
+def test_float8_needs_scales(device: torch.device, missing: str) -> None:
+    geometry = Geometry(2, 1, fp8=True)
+    step = Step.of(random_entries(np.random.default_rng(6), [(3, 0, 2)], PAGES), device)
+    layer = Layer.random(geometry, step.rows, PAGES, 6, device)
+    given = keywords(layer, step) | {missing: None}
+    with pytest.raises(ValueError, match=missing):
+        tree_attention(
+            layer.q, layer.k_pool, layer.v_pool, torch.zeros_like(layer.q), geometry.workspace(device), **given
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("heads", 3),
+        ("heads", 0),
+        ("heads", 200),
+        ("head_dim", 72),
+        ("max_rows", 0),
+        ("max_pages", 0),
+        ("max_branch", 0),
+    ],
+)
+def test_bad_workspaces_are_named(device: torch.device, name: str, value: int) -> None:
+    sizes = {"heads": 4, "kv_heads": 2, "head_dim": 64, "max_rows": 8, "max_entries": 2, "max_pages": 4}
+    with pytest.raises(ValueError, match=f"^{name}:"):
+        AttentionWorkspace.allocate(kv_dtype=torch.float16, device=device, **(sizes | {name: value}))
+
+
+def test_compile_cases_cover_every_tile() -> None:
+    """Names are unique, and of every chip, head size and KV type there is a case."""
+    names = [case.name for case in compile_cases()]
+    assert len(set(names)) == len(names)
+    for chip in ("sm_80", "sm_90", "sm_100", "gfx942"):
+        for head_dim in (64, 80, 96, 128, 256):
+            assert f"attend {chip} {head_dim} bf16 tile 64" in names
+    assert "attend sm_90 128 fp8e4nv tile 128 window" in names

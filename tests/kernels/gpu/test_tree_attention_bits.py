@@ -1,0 +1,190 @@
+"""A row's bits are those of decoding its path token by token, in whatever company, cut and place it is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.kernels.gpu.attention_steps import (
+    Geometry,
+    Layer,
+    Shape,
+    Step,
+    attend,
+    path_of,
+    plain_decode,
+    random_entries,
+    with_committed,
+)
+from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry
+from verify_kernels.gpu.attention_workspace import AttentionWorkspace
+
+PAGES = 40
+SMALL = Geometry(2, 1)
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """What two results must share; a plain comparison takes -0 for 0."""
+    return tensor.contiguous().view(torch.uint8)
+
+
+def assert_same(a: torch.Tensor, b: torch.Tensor) -> None:
+    assert not a.isnan().any()
+    assert torch.equal(bits(a), bits(b))
+
+
+def chain_entry(rows: int, ctx: int, pages: Sequence[int]) -> BatchEntry:
+    return BatchEntry([0] * rows, list(range(-1, rows - 1)), ctx, pages)
+
+
+def forced(geometry: Geometry, device: torch.device, *, coarse: bool) -> AttentionWorkspace:
+    """A workspace whose plans are coarse, or as fine as can be, whatever the batch."""
+    return replace(geometry.workspace(device), processors=1 if coarse else 10**6)
+
+
+def check_nodes(device: torch.device, geometry: Geometry, shapes: Sequence[Shape], seed: int, nodes: int) -> None:
+    """``nodes`` rows of each entry against plain decode; the last row always is among them."""
+    rng = np.random.default_rng(seed)
+    entries = random_entries(rng, shapes, PAGES)
+    step = Step.of(entries, device)
+    layer = Layer.random(geometry, step.rows, PAGES, seed, device)
+    got = attend(layer, step)
+    first = 0
+    for entry in entries:
+        n = len(entry.parents)
+        for row in {n - 1, *rng.integers(n, size=nodes - 1).tolist()}:
+            assert_same(got[first + row], plain_decode(layer, entry, first, row))
+        first += n
+
+
+@settings(max_examples=5)
+@given(
+    seed=st.integers(0, 2**31),
+    ctx=st.integers(0, 300),
+    chain=st.sampled_from([0, 0, 3]),
+    drafted=st.integers(0, 14),
+    geometry=st.sampled_from([SMALL, replace(SMALL, window=70), Geometry(3, 1, dtype=torch.float32)]),
+)
+def test_tree_nodes_equal_plain_decode(
+    device: torch.device, seed: int, ctx: int, chain: int, drafted: int, geometry: Geometry
+) -> None:
+    check_nodes(device, geometry, [(ctx, chain, drafted)], seed, 2)
+
+
+# Contexts where the last tile of a path, its segment (256) or its block (1024) is another than the root's.
+@pytest.mark.parametrize(
+    ("geometry", "ctx"),
+    [
+        (SMALL, 60), (SMALL, 62 + 64), (SMALL, 254), (SMALL, 1020), (replace(SMALL, window=66), 190),
+        (Geometry(2, 2, 80, fp8=True), 61), (Geometry(2, 1, 256), 253),
+    ],
+)  # fmt: skip
+def test_paths_that_cross_pages_equal_plain_decode(device: torch.device, geometry: Geometry, ctx: int) -> None:
+    check_nodes(device, geometry, [(ctx, 0, 9)], ctx, 2)
+
+
+def test_tree_of_more_than_64_rows(device: torch.device) -> None:
+    rng = np.random.default_rng(3)
+    (entry,) = random_entries(rng, [(50, 0, 80)], PAGES, deep=0.8)
+    step = Step.of([entry], device)
+    layer = Layer.random(SMALL, step.rows, PAGES, 3, device)
+    got = attend(layer, step)
+    deepest = int(step.depth.argmax())
+    for row in (deepest, 80):
+        assert_same(got[row], plain_decode(layer, entry, 0, row))
+
+
+@pytest.mark.parametrize(("geometry", "cut"), [(SMALL, 1), (SMALL, 24), (replace(SMALL, window=50), 17)])
+def test_chunks_of_a_prompt(device: torch.device, geometry: Geometry, cut: int) -> None:
+    """A chain in one chunk and in two, the second one where the first is cache."""
+    ctx, n = 40, 30 if device.type == "cpu" else 180  # interpreted kernels are slow
+    pages = [int(p) for p in np.random.default_rng(cut).permutation(PAGES)[:4]]
+    layer = Layer.random(geometry, n, PAGES, cut, device)
+    whole = attend(layer, Step.of([chain_entry(n, ctx, pages)], device))
+    for first, stop in ((0, cut), (cut, n)):
+        chunk = Step.of([chain_entry(stop - first, ctx + first, pages)], device)
+        assert_same(attend(replace(layer, q=layer.q[first:stop].clone()), chunk), whole[first:stop])
+
+
+def test_cut_into_work_does_not_show(device: torch.device) -> None:
+    """Fine plans, coarse ones whose blocks are folded in registers, and wide tiles of rows."""
+    geometry = replace(SMALL, dtype=torch.float32)
+    shapes = [(1100, 0, 4), (330, 0, 0)]
+    entries = random_entries(np.random.default_rng(5), shapes, PAGES)
+    step = Step.of(entries, device)
+    layer = Layer.random(geometry, step.rows, PAGES, 5, device)
+    results = {coarse: attend(layer, step, forced(geometry, device, coarse=coarse)) for coarse in (False, True)}
+    assert_same(results[True], results[False])
+
+
+@pytest.mark.parametrize("window", [0, 90])
+def test_wide_tiles_do_not_show(device: torch.device, window: int) -> None:
+    """Rows beside many others come in wider tiles, of eight warps."""
+    geometry = Geometry(4, 1, window=window)
+    rng = np.random.default_rng(6)
+    first, many = random_entries(rng, [(70, 0, 3), (10, 300, 0)], PAGES)
+    layer = Layer.random(geometry, 4 + 301, PAGES, 6, device)
+    ws = geometry.workspace(device, max_rows=320)
+    assert ws.tile(4, 1).block_m < ws.tile(305, 2).block_m
+    alone = attend(replace(layer, q=layer.q[:4].clone()), Step.of([first], device), ws)
+    if device.type == "cpu":  # a hundredth of the work when interpreted: the same tiles, fewer rows
+        many = BatchEntry([0] * 20, many.parents[:20], many.ctx, many.pages)
+        step = Step.of([first, many], device).padded(305, 2, 8, garbage=-1)
+    else:
+        step = Step.of([first, many], device)
+    assert_same(attend(layer, step, ws)[:4], alone)
+
+
+def test_company_padding_and_places_do_not_show(device: torch.device) -> None:
+    rng = np.random.default_rng(7)
+    entries = random_entries(rng, [(70, 0, 5), (200, 0, 0), (3, 9, 2)], PAGES - 8)
+    layer = Layer.random(SMALL, 19, PAGES, 7, device)
+    ws = SMALL.workspace(device)
+    rows = [len(entry.parents) for entry in entries]
+    together = attend(layer, Step.of(entries, device), ws)
+
+    order = [2, 0, 1]
+    spans = [(sum(rows[:i]), sum(rows[: i + 1])) for i in order]
+    shuffled = replace(layer, q=torch.cat([layer.q[a:b] for a, b in spans]))
+    got = attend(shuffled, Step.of([entries[i] for i in order], device), ws)
+    assert_same(got, torch.cat([together[a:b] for a, b in spans]))
+
+    # Other page ids, more room in the page table, padded rows and entries full of nonsense.
+    new_of = torch.from_numpy(rng.permutation(PAGES)).to(device)
+    pools = [torch.full_like(layer.k_pool, torch.nan), torch.full_like(layer.v_pool, torch.nan)]
+    moved_entries = [replace(entry, pages=[int(new_of[p]) for p in entry.pages]) for entry in entries]
+    for entry, moved in zip(entries, moved_entries, strict=True):
+        for slot in range(entry.ctx + len(entry.parents)):
+            at, lane = slot // PAGE_SIZE, slot % PAGE_SIZE
+            for old, new in zip((layer.k_pool, layer.v_pool), pools, strict=True):
+                new[moved.pages[at], :, lane] = old[entry.pages[at], :, lane]
+    for garbage in (-7, 2**31 - 1):
+        q = torch.cat((layer.q, torch.full_like(layer.q[:5], torch.nan)))
+        elsewhere = replace(layer, k_pool=pools[0], v_pool=pools[1], q=q)
+        got = attend(elsewhere, Step.of(moved_entries, device).padded(24, 5, 30, garbage), ws)
+        assert_same(got[:19], together)
+        assert got[19:].isnan().all()
+
+
+@settings(max_examples=4)
+@given(seed=st.integers(0, 2**31), ctx=st.integers(20, 80), accepted=st.integers(1, 6))
+def test_accepted_rows_leave_the_same_bits(device: torch.device, seed: int, ctx: int, accepted: int) -> None:
+    """After a walk its rows are cache: what follows sees them through pages instead of lists."""
+    rng = np.random.default_rng(seed)
+    (entry,) = random_entries(rng, [(ctx, 0, 9)], PAGES, deep=0.7)
+    layer = Layer.random(SMALL, 10, PAGES, seed, device)
+    got = attend(layer, Step.of([entry], device))
+    depth = Step.of([entry], device).depth.tolist()
+    row = max(range(10), key=lambda r: (depth[r] <= accepted, depth[r]))
+    path = path_of(entry.parents, row)
+    for kept in {0, len(path) - 1, len(path) // 2}:
+        rest = path[kept:]
+        chain = chain_entry(len(rest), entry.ctx + kept, entry.pages)
+        later = replace(with_committed(layer, entry, path), q=layer.q[rest].clone())
+        assert_same(attend(later, Step.of([chain], device)), got[rest])
