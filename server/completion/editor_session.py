@@ -26,13 +26,17 @@ class EditorSession:
     """One ask at a time: a new one supersedes the one before. Belongs to one event loop.
 
     Where the user typed what the last generation says, it goes on, running or complete, and what it says beyond that
-    is the answer. What it was begun with are the tokens that a fresh request for the new text begins with, as long as
-    the tokenizer makes of the typed text the tokens that were generated (`PromptPacker` sees to the rest): then the
-    answer is, to the character, the beginning of what that request would get; the limits of the generation, in tokens,
-    lines and time, count from its own begin. In the middle of a token no request can say the same; the answer there is
-    what the last place between tokens got, less what was typed since.
+    is the answer. A fresh request for the new text would be given the prompt of that generation and the first tokens it
+    said, up to the word that is being typed, and has to spell that word (`PromptPacker`, `Request.healed`): greedy or
+    by seed, its choice is the token that was said, wherever typing has got to in it. So the answer is, to the
+    character, the beginning of what a fresh request would get. That holds as long as the tokenizer makes of the typed
+    text the tokens that were said, and the prompt's borders stay (a new line may move them; the answer then is still
+    the text that was begun). The generation's limits, in tokens, lines and time, count from its own begin. Under
+    ``top_p``, which looks at fewer tokens where a word is spelled again, and penalties that count the output's tokens
+    the two may differ.
 
-    Else it is ended first, and what was not typed of it goes along as the new request's predicted output.
+    Else it is ended first, and what was not typed of it goes along as the new request's predicted output. Of one whose
+    first token is still to come nothing was typed: it is ended, and its prompt found in the prefix cache.
     """
 
     def __init__(self, session_id: str, maker: RequestMaker, runs: RunTable) -> None:

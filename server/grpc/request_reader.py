@@ -12,6 +12,7 @@ from server.auth.caller import current_caller
 from server.completion.completion_options import CompletionOptions
 from server.completion.context_file import ContextFile
 from server.completion.gap import Gap
+from server.completion.packed_prompt import PackedPrompt
 from server.completion.request_maker import RequestMaker
 from server.frontend import Frontend
 from server.grpc.grammar_convert import read_grammar
@@ -50,12 +51,13 @@ async def read_generate(message: GenerateMessage, frontend: Frontend) -> Request
     """
     seen = ViolationCollector()
     scheduling, stopping = message.scheduling, read_stopping(message.stopping)
-    prompt, ends = await _prompt(message, frontend, seen)
+    grammar = read_grammar(message.grammar, seen) if message.HasField("grammar") else None
+    prompt = await _prompt(message, frontend, seen, CompletionOptions(grammar=grammar))
     request = Request(
         request_id=message.request_id or uuid.uuid4().hex,
-        prompt_ids=prompt,
+        prompt_ids=prompt.ids,
         sampling=read_sampling(message.sampling),
-        stopping=replace(stopping, stop_token_ids=(*stopping.stop_token_ids, *ends)),
+        stopping=replace(stopping, stop_token_ids=(*stopping.stop_token_ids, *prompt.ends)),
         output=read_output(message.output),
         speculation=read_speculation(message.speculation, seen),
         priority=scheduling.priority,
@@ -63,7 +65,8 @@ async def read_generate(message: GenerateMessage, frontend: Frontend) -> Request
         prediction_ids=await read_prediction(message, frontend, seen),
         session=message.session.id,
         target_tpot_ms=scheduling.target_tpot_ms if scheduling.HasField("target_tpot_ms") else None,
-        grammar=read_grammar(message.grammar, seen) if message.HasField("grammar") else None,
+        grammar=grammar,
+        healed=prompt.healed,
     )
     validate(request, frontend.info, seen)
     return request
@@ -72,10 +75,10 @@ async def read_generate(message: GenerateMessage, frontend: Frontend) -> Request
 async def read_prefill(message: pb.PrefillRequest, frontend: Frontend) -> Request:
     """The prefill-only request ``message`` asks for; raises as `read_generate`."""
     seen = ViolationCollector()
-    prompt, _ = await _prompt(message, frontend, seen)
+    prompt = await _prompt(message, frontend, seen, CompletionOptions())
     request = Request(
         request_id=message.request_id or uuid.uuid4().hex,
-        prompt_ids=prompt,
+        prompt_ids=prompt.ids,
         stopping=StoppingParams(max_tokens=0),
         priority=message.scheduling.priority,
         cache_salt=message.cache.salt,
@@ -127,16 +130,15 @@ def read_files(messages: Iterable[options.ContextFile]) -> tuple[ContextFile, ..
 
 
 async def _prompt(
-    message: PromptMessage, frontend: Frontend, seen: ViolationCollector
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Ids of the prompt, and those that end an answer to it."""
+    message: PromptMessage, frontend: Frontend, seen: ViolationCollector, filling: CompletionOptions
+) -> PackedPrompt:
+    """The prompt; ``filling`` says how a gap is made one."""
     served = frontend.info.target
     if message.model not in ("", served):
         raise UnknownModelError(message.model, served)
     which = message.WhichOneof("prompt")
     if which == "fim":
-        packed = await RequestMaker(frontend).pack(read_gap(message.fim), CompletionOptions(), current_caller())
-        return packed.ids, packed.ends
+        return await RequestMaker(frontend).pack(read_gap(message.fim), filling, current_caller())
     if which == "text":
         ids = await frontend.encode(message.text)
     elif which == "chat":
@@ -146,7 +148,7 @@ async def _prompt(
     if not ids and not seen.violations:
         problem = "must hold at least one token" if which else "one of text, token_ids, chat and fim is needed"
         seen.violations.append(FieldViolation("prompt", problem))
-    return tuple(ids), ()
+    return PackedPrompt(tuple(ids), fills_in=False, ends=())
 
 
 async def read_prediction(

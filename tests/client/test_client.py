@@ -73,7 +73,7 @@ async def test_completion_as_editors_ask_for_it() -> None:
             with pytest.raises(CallError) as caught:
                 await anext(client.completion.complete(Fim("a", "b")))
             assert caught.value.reason == "FIM_NOT_SUPPORTED"
-            gap, hints = Fim("hello", "b"), CompletionHints("prefix", stop_at_suffix=False)
+            gap, hints = Fim("hello", "b", ""), CompletionHints("prefix", stop_at_suffix=False)
             events = [e async for e in client.completion.complete(gap, hints, request_id="mine")]
             assert isinstance(events[0], Started)
             assert {event.request_id for event in events} == {"mine"}
@@ -84,7 +84,7 @@ async def test_completion_as_editors_ask_for_it() -> None:
             assert not await client.completion.report_outcome("nobody", "shown")
             async with client.completion.session() as session:
                 setup = completion.SessionSetup(completion=completion.CompletionOptions(mode="MODE_PREFIX"))
-                ask = completion.CompletionAsk(id=7, fim=options.FimPrompt(prefix="hello"))
+                ask = completion.CompletionAsk(id=7, fim=options.FimPrompt(prefix="hello", middle_prefix=""))
                 await session.send(completion.CompleteSessionRequest(setup=setup, ask=ask))
                 await session.done()
                 answers = [answer async for answer in session]

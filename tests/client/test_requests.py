@@ -16,16 +16,31 @@ from server.frontend import Frontend
 from server.grpc.convert import REASONS, info_message, load_message, sample_message, started_message
 from server.grpc.request_reader import read_generate
 from server.grpc.trace_convert import trace_message
+from specdec.api.v1 import completion_pb2 as completion
 from specdec.api.v1 import generation_pb2 as pb
 from specdec.api.v1 import result_pb2 as result
+from specdec.api.v1.options_pb2 import SpeculationOptions
 from specdec.client.chat_turn import ChatTurn
+from specdec.client.completion_hints import CompletionHints
 from specdec.client.context_file import ContextFile
 from specdec.client.fim import Fim
 from specdec.client.generate_options import GenerateOptions
-from specdec.client.requests import fill_request
+from specdec.client.requests import completion_message, fill_request
 from specdec.client.results import event_of, generated_of, info_of, load_of, reason_of, step_of
 from specdec.config import EngineConfig
-from specdec.types import EngineInfo, EngineLoad, FinishReason, Request, Started
+from specdec.types import (
+    EngineInfo,
+    EngineLoad,
+    FinishReason,
+    GrammarKind,
+    GrammarParams,
+    OutputParams,
+    Request,
+    SamplingParams,
+    SpeculationMode,
+    SpeculationParams,
+    Started,
+)
 from tests.server.fake_engine import FakeEngine, fake_step
 from tests.server.fake_tokenizer import FakeTokenizer
 from tests.server.test_request_reader import FINISHED, REQUESTS
@@ -44,7 +59,7 @@ def frontend() -> Frontend:
 
 def options_of(request: Request) -> GenerateOptions:
     values = {ELSEWHERE.get(f.name, f.name): getattr(request, f.name) for f in fields(Request)}
-    del values[""]
+    del values[""], values["healed"]
     return cast(GenerateOptions, values)
 
 
@@ -56,7 +71,7 @@ def test_a_request_arrives_as_it_was_asked(frontend: Frontend, kind: Any, reques
 
 
 def test_every_field_of_a_request_can_be_asked_for() -> None:
-    names = {ELSEWHERE.get(f.name, f.name) for f in fields(Request)} - {""}
+    names = {ELSEWHERE.get(f.name, f.name) for f in fields(Request)} - {"", "healed"}  # completion asks for that one
     assert names | {"model", "supersedes_key"} == set(GenerateOptions.__annotations__)
 
 
@@ -85,6 +100,31 @@ def test_every_kind_of_prompt_and_what_the_reader_does_not_tell() -> None:
     for empty, which in (("", "text"), ([], "token_ids")):
         assert fill_request(pb.GenerateRequest(), empty, {}).WhichOneof("prompt") == which
     assert not fill_request(pb.GenerateRequest(), "x", {}).HasField("prediction")
+
+
+def test_a_gap_is_asked_for_with_the_servers_own_sampling_unless_told() -> None:
+    hints = CompletionHints("middle_or_prefix", 640, False, True, None)
+    options = {
+        "model": "m", "cache_salt": "s", "session": "e", "priority": 2, "prediction": "old", "supersedes_key": "k",
+        "output": OutputParams(logprobs=3), "speculation": SpeculationParams(SpeculationMode.OFF),
+        "grammar": GrammarParams(GrammarKind.REGEX, "a+"),
+    }  # fmt: skip
+    message = completion_message(Fim("p", "s"), hints, cast(GenerateOptions, options))
+    assert not message.HasField("sampling")
+    assert not message.HasField("stopping")
+    found = message.completion
+    assert (found.mode, found.max_prompt_tokens) == (completion.CompletionOptions.MODE_MIDDLE_OR_PREFIX, 640)
+    assert (found.stop_at_dedent, found.stop_at_bracket, found.HasField("stop_at_suffix")) == (False, True, False)
+    assert (message.fim.prefix, message.model, message.cache.salt, message.session.id) == ("p", "m", "s", "e")
+    assert (message.scheduling.priority, message.scheduling.supersedes_key) == (2, "k")
+    assert (message.output.logprobs, message.prediction.text, message.grammar.regex) == (3, "old", "a+")
+    assert message.speculation.mode == SpeculationOptions.MODE_OFF
+    told = completion_message(Fim("p"), CompletionHints(), {"sampling": SamplingParams(temperature=0.5)})
+    assert told.sampling.temperature == 0.5
+    plain = completion_message(Fim("p"), CompletionHints(), {})
+    assert {field.name for field, _ in plain.ListFields() if field.name in ("prediction", "grammar")} == set()
+    modes = {name.removeprefix("MODE_").lower() for name, _ in completion.CompletionOptions.Mode.items()}
+    assert modes - {"unspecified"} == {"middle", "middle_or_prefix", "prefix"}
 
 
 @given(event=FINISHED)

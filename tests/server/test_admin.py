@@ -79,7 +79,7 @@ async def test_only_admin_keys_may(tmp_path: Path) -> None:
 
 async def test_drain_lets_running_calls_finish(tmp_path: Path) -> None:
     async with administered(tmp_path) as (server, stubs):
-        running = stubs.generation.GenerateStream(stream_request("x" * 15, salt="slow"))
+        running = stubs.generation.GenerateStream(stream_request("x" * 8, salt="slow"))
         await anext(aiter(running))
         short = await stubs.admin.Drain(admin.DrainRequest(timeout_s=0.05))
         assert short.running == 1
@@ -121,7 +121,7 @@ async def test_a_draft_is_changed_and_dropped(tmp_path: Path) -> None:
 
 async def test_a_failed_swap_leaves_the_old_draft(tmp_path: Path) -> None:
     async with administered(tmp_path, "old") as (server, stubs):
-        running = stubs.generation.GenerateStream(stream_request("x" * 30, salt="slow"))
+        running = stubs.generation.GenerateStream(stream_request("x" * 12, salt="slow"))
         for draft, code, reason in (
             ("missing", grpc.StatusCode.FAILED_PRECONDITION, "DRAFT_NOT_SWAPPED"),
             ("unfit", grpc.StatusCode.FAILED_PRECONDITION, "DRAFT_NOT_SWAPPED"),

@@ -81,15 +81,15 @@ async def test_every_call_needs_a_key_that_is_known(tmp_path: Path) -> None:
             assert await code_of(unknown(b"")) == grpc.StatusCode.UNIMPLEMENTED
 
 
-@pytest.mark.parametrize("header", ["Bearer {}", "bearer {}", "BEARER  {}", "{}", "Basic {}", "Bearer", "x-api-key"])
-async def test_how_a_key_is_sent(header: str, tmp_path: Path) -> None:
+async def test_how_a_key_is_sent(tmp_path: Path) -> None:
     path = tmp_path / "keys.yaml"
     key = make_key(path, "a")
-    metadata = [("x-api-key", key)] if header == "x-api-key" else [("authorization", header.format(key))]
+    known = [("authorization", f"{scheme} {key}") for scheme in ("Bearer", "bearer", "BEARER ")] + [("x-api-key", key)]
+    unknown = [("authorization", text) for text in (key, f"Basic {key}", "Bearer", f"Bearer{key}")]
     async with secure_server(keys_file=path) as server, server.stubs() as stubs:
-        code = await code_of(stubs.models.GetServerInfo(model_pb2.GetServerInfoRequest(), metadata=metadata))
-    known = header.lower().startswith("bearer ") or header == "x-api-key"
-    assert code == (grpc.StatusCode.OK if known else grpc.StatusCode.UNAUTHENTICATED)
+        for header in (*known, *unknown):
+            code = await code_of(stubs.models.GetServerInfo(model_pb2.GetServerInfoRequest(), metadata=[header]))
+            assert code == (grpc.StatusCode.OK if header in known else grpc.StatusCode.UNAUTHENTICATED), header
 
 
 @pytest.mark.parametrize("is_open", [True, False])

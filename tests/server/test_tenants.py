@@ -52,39 +52,41 @@ async def answer(stubs: Any, asked: pb.GenerateRequest) -> tuple[list[int], int,
     )  # fmt: skip
 
 
-async def test_no_tenant_hits_what_another_left(tmp_path: Path) -> None:
+async def test_no_tenant_hits_what_another_left_and_a_swap_does_not_show(tmp_path: Path) -> None:
+    """One test, since a real engine takes seconds to start."""
     path = tmp_path / "keys.yaml"
     one, again, other = (make_key(path, name, tenant) for name, tenant in (("a", "x"), ("b", "x"), ("c", "y")))
+    boss = make_key(path, "boss", "ops", admin=True)
     async with secure_server(real_config(path), factory=DEFAULT_FACTORY, tokenizer=tokenizer) as server:
-        async with server.stubs(one) as mine:
-            tokens, cached, first = await answer(mine, request("suffix"))
-            assert cached == 0
-        async with server.stubs(again) as colleague:  # of the same tenant: pages, session and texts are shared
-            same, cached, second = await answer(colleague, request("suffix"))
-            assert (same, cached) == (tokens, 128)
-            assert second[1] > first[1] + 10  # drafted from the session's and the shared texts
-            _, cached, salted = await answer(colleague, request("suffix", salt="t"))
-            assert (cached, salted) == (0, first)
-        async with server.stubs(other) as stranger:
-            for salt in ("s", "x/s", "", "/s", "../x/s"):
-                same, cached, seen = await answer(stranger, request("suffix", salt=salt))
-                assert (same, cached) == (tokens, 0)
-                assert seen == first  # as if nobody had been there before
-            assert (await answer(stranger, request("suffix")))[1] == 128  # its own
-
-
-async def test_a_draft_is_swapped_under_running_calls(tmp_path: Path) -> None:
-    path = tmp_path / "keys.yaml"
-    key = make_key(path, "boss", "ops", admin=True)
-    asks = [request(tokens=200, temperature=1.0, seed=i) for i in range(3)]
-    async with secure_server(real_config(path), factory=DEFAULT_FACTORY, tokenizer=tokenizer) as server:
-        async with server.stubs(key) as stubs:
-            undisturbed = [(await answer(stubs, asked))[0] for asked in asks]
-            for draft in (drafts()["same"], drafts()["other"], ""):
-                await stubs.admin.FlushCache(admin.FlushCacheRequest())
-                running = [asyncio.ensure_future(answer(stubs, asked)) for asked in asks]
-                await asyncio.sleep(0.05)
-                swapped = await stubs.admin.SwapDraft(admin.SwapDraftRequest(draft=draft))
-                assert swapped.draft == (Path(draft).name if draft else "")
-                assert [(await call)[0] for call in running] == undisturbed
+        async with server.stubs(one) as mine, server.stubs(again) as colleague, server.stubs(other) as stranger:
+            await no_tenant_hits_what_another_left(mine, colleague, stranger)
+        async with server.stubs(boss) as stubs:
+            await a_draft_is_swapped_under_running_calls(stubs)
         assert server.client.restarts == 0
+
+
+async def no_tenant_hits_what_another_left(mine: Any, colleague: Any, stranger: Any) -> None:
+    tokens, cached, first = await answer(mine, request("suffix"))
+    assert cached == 0
+    same, cached, second = await answer(colleague, request("suffix"))  # pages, session and texts are the tenant's
+    assert (same, cached) == (tokens, 128)
+    assert second[1] > first[1] + 10
+    _, cached, salted = await answer(colleague, request("suffix", salt="t"))
+    assert (cached, salted) == (0, first)
+    for salt in ("s", "x/s", "", "/s", "../x/s"):
+        same, cached, seen = await answer(stranger, request("suffix", salt=salt))
+        assert (same, cached) == (tokens, 0)
+        assert seen == first  # as if nobody had been there before
+    assert (await answer(stranger, request("suffix")))[1] == 128  # its own
+
+
+async def a_draft_is_swapped_under_running_calls(stubs: Any) -> None:
+    asks = [request(tokens=200, temperature=1.0, seed=i) for i in range(3)]
+    undisturbed = [(await answer(stubs, asked))[0] for asked in asks]
+    for draft in (drafts()["same"], drafts()["other"], ""):
+        await stubs.admin.FlushCache(admin.FlushCacheRequest())
+        running = [asyncio.ensure_future(answer(stubs, asked)) for asked in asks]
+        await asyncio.sleep(0.05)
+        swapped = await stubs.admin.SwapDraft(admin.SwapDraftRequest(draft=draft))
+        assert swapped.draft == (Path(draft).name if draft else "")
+        assert [(await call)[0] for call in running] == undisturbed

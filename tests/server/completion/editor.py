@@ -11,11 +11,21 @@ import grpc
 
 from server.serving import Serving
 from specdec.api.v1 import completion_pb2 as pb
-from specdec.api.v1 import completion_pb2_grpc, generation_pb2_grpc, model_pb2, model_pb2_grpc
+from specdec.api.v1 import completion_pb2_grpc, generation_pb2_grpc, model_pb2, model_pb2_grpc, options_pb2
+from tests.server.completion.book_engine import BOOK
 from tests.server.completion.code_tokenizer import CodeTokenizer
 from tests.server.harness import make_config, quick_policy
 
 FACTORY = "tests.server.completion.book_engine:build"
+AT = BOOK.index("total = add")
+BEHIND = BOOK.index("    return total / len")
+LINE = "total = add(total, value)"
+TEXT = pb.DocumentText(uri="a.py", version=1, text=BOOK[:AT] + "\n" + BOOK[BEHIND:], language="python")
+
+
+def fim(at: int = AT, behind: int = BEHIND, **fields: object) -> options_pb2.FimPrompt:
+    """The book without the line that is asked for."""
+    return options_pb2.FimPrompt(prefix=BOOK[:at], suffix="\n" + BOOK[behind:], **fields)  # type: ignore[arg-type]
 
 
 class Server:
@@ -94,3 +104,13 @@ async def running(tokenizer: Callable[[], Any] = CodeTokenizer) -> AsyncIterator
             yield Server(serving, channel)
     finally:
         await serving.stop()
+
+
+async def failed(call: grpc.aio.Call) -> grpc.aio.AioRpcError:
+    """What the call ends with."""
+    try:
+        while await call.read() is not grpc.aio.EOF:
+            pass
+    except grpc.aio.AioRpcError as error:
+        return error
+    raise AssertionError("the call did not fail")

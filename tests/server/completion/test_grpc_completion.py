@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 
 import grpc
 import pytest
@@ -14,17 +12,8 @@ from specdec.api.v1 import completion_pb2 as pb
 from specdec.api.v1 import generation_pb2, options_pb2, result_pb2
 from tests.server.completion.book_engine import BOOK
 from tests.server.completion.code_tokenizer import QWEN, CodeTokenizer
-from tests.server.completion.editor import Editor, Server, running
+from tests.server.completion.editor import AT, LINE, TEXT, Editor, Server, failed, fim, running
 from tests.server.harness import rich
-
-AT = BOOK.index("total = add")
-BEHIND = BOOK.index("    return total / len")
-LINE = "total = add(total, value)"
-TEXT = pb.DocumentText(uri="a.py", version=1, text=BOOK[:AT] + "\n" + BOOK[BEHIND:], language="python")
-
-
-def fim(at: int = AT, behind: int = BEHIND, **fields: object) -> options_pb2.FimPrompt:
-    return options_pb2.FimPrompt(prefix=BOOK[:at], suffix="\n" + BOOK[behind:], **fields)  # type: ignore[arg-type]
 
 
 def no_fim() -> CodeTokenizer:
@@ -36,15 +25,6 @@ async def complete(server: Server, request: pb.CompleteRequest) -> tuple[list[pb
     return messages, "".join(message.delta.text for message in messages)
 
 
-async def failed(call: grpc.aio.Call) -> grpc.aio.AioRpcError:
-    try:
-        while await call.read() is not grpc.aio.EOF:
-            pass
-    except grpc.aio.AioRpcError as error:
-        return error
-    raise AssertionError("the call did not fail")
-
-
 async def test_a_completion_from_start_to_end() -> None:
     async with running() as server:
         request = pb.CompleteRequest(request_id="mine", fim=fim())
@@ -53,7 +33,7 @@ async def test_a_completion_from_start_to_end() -> None:
         assert [m.WhichOneof("event") for m in messages[:2]] == ["started", "delta"]
         assert (messages[0].started.request_id, messages[0].started.model) == ("mine", "book")
         assert messages[-1].finished.finish_reason == result_pb2.FINISH_REASON_INDENT
-        assert messages[0].started.prompt_tokens == len(TEXT.text) + 3
+        assert messages[0].started.prompt_tokens == len(TEXT.text) + 3 - 1  # the answer spells the blank at the gap
         named = [
             ({"stopping": options_pb2.StoppingOptions(max_tokens=5)}, "total", result_pb2.FINISH_REASON_LENGTH),
             ({"completion": pb.CompletionOptions(stop_at_dedent=False)}, LINE, result_pb2.FINISH_REASON_SUFFIX),
@@ -135,174 +115,6 @@ async def test_equal_requests_at_once_are_one() -> None:
         assert await server.idle(submitted=1, aborted=0)
 
 
-async def test_typing_through_a_session() -> None:
-    async with running() as server:
-        editor = Editor(server)
-        ready = await editor.set_up(cache=options_pb2.CacheOptions(salt="slow"))
-        assert (len(ready.session_id), ready.model, ready.fills_in, dict(ready.documents)) == (32, "book", True, {})
-        first = await editor.ask(text=TEXT, offset=AT)
-        while (await editor.read()).WhichOneof("event") != "delta":
-            pass
-        typed, version = 0, 1
-        for length in (3, 7, 12):  # "tot", "total =", "total = add("
-            edit = pb.TextEdit(start=AT + typed, end=AT + typed, text=LINE[typed:length])
-            change = pb.DocumentEdits(uri="a.py", from_version=version, version=version + 1, edits=[edit])
-            typed, version = length, version + 1
-            ask = await editor.ask(edits=change, offset=AT + typed, version=version)
-            while (message := await editor.read()).WhichOneof("event") == "delta":
-                assert message.delta.ask_id == ask - 1
-            assert message.finished.finish_reason == result_pb2.FINISH_REASON_SUPERSEDED
-            assert message.finished.ask_id == ask - 1
-            started = await editor.read()
-            assert started.started.origin == pb.SuggestionStarted.ORIGIN_CONTINUED
-            assert started.started.typed_characters == typed
-        text = ""
-        while (message := await editor.read()).WhichOneof("event") == "delta":
-            text += message.delta.text
-        assert (first, text) == (1, LINE[12:])
-        assert message.finished.finish_reason == result_pb2.FINISH_REASON_INDENT
-        assert message.finished.usage.cached_tokens == 64
-        assert await server.idle(submitted=1, aborted=0)
-        await editor.call.done_writing()
-        assert await editor.call.read() is grpc.aio.EOF
-        assert await editor.call.code() == grpc.StatusCode.OK
-
-
-async def test_typing_something_else_ends_it_at_once() -> None:
-    async with running() as server:
-        editor = Editor(server)
-        await editor.set_up(cache=options_pb2.CacheOptions(salt="slow"))
-        await editor.ask(text=TEXT, offset=AT)
-        while (await editor.read()).WhichOneof("event") != "delta":
-            pass
-        at = BOOK.index("first + second")
-        ask = await editor.ask(offset=at)
-        while (message := await editor.read()).WhichOneof("event") == "delta":
-            pass
-        assert message.finished.finish_reason == result_pb2.FINISH_REASON_SUPERSEDED
-        started, text, _ = await editor.answer(ask)
-        assert started.origin == pb.SuggestionStarted.ORIGIN_NEW
-        assert BOOK.startswith(text, at)
-        assert await server.idle(submitted=2, aborted=1)
-
-
-async def test_a_cancelled_ask_ends_and_the_stream_goes_on() -> None:
-    async with running() as server:
-        editor = Editor(server)
-        await editor.set_up(cache=options_pb2.CacheOptions(salt="slow"))
-        await editor.ask(text=TEXT, offset=AT)
-        while (await editor.read()).WhichOneof("event") != "delta":
-            pass
-        await editor.send(cancel=True)
-        while (message := await editor.read()).WhichOneof("event") == "delta":
-            pass
-        assert message.finished.finish_reason == result_pb2.FINISH_REASON_ABORTED
-        assert await server.idle(submitted=1, aborted=1)
-        ask = await editor.ask(offset=AT)
-        assert (await editor.answer(ask))[1] == LINE
-
-
-async def test_documents_out_of_step_are_asked_for_again() -> None:
-    async with running() as server:
-        editor = Editor(server)
-        await editor.set_up()
-        await editor.ask(offset=AT)
-        message = await editor.read()
-        assert (message.resync.ask_id, message.resync.uri, message.resync.HasField("version")) == (1, "a.py", False)
-        await editor.ask(text=TEXT, offset=AT, version=2)
-        message = await editor.read()
-        assert (message.resync.ask_id, message.resync.version) == (2, 1)
-        lost = pb.DocumentEdits(uri="a.py", from_version=5, version=6)
-        await editor.send(edits=lost)
-        message = await editor.read()
-        assert (message.resync.ask_id, message.resync.version) == (0, 1)
-        await editor.ask(edits=lost, offset=AT, version=6)
-        assert (await editor.read()).resync.ask_id == 3
-        bad = pb.DocumentEdits(uri="a.py", from_version=1, version=2, edits=[pb.TextEdit(start=9, end=8)])
-        await editor.ask(edits=bad, offset=AT, version=2)
-        refused = (await editor.read()).refused
-        assert (refused.ask_id, refused.code, refused.reason) == (4, 3, "INVALID_ARGUMENT")
-        assert [problem.field for problem in refused.problems] == ["edits[0]"]
-        await editor.ask(offset=10**6)
-        assert (await editor.read()).refused.problems[0].field == "ask.cursor.offset"
-        await editor.send(close="a.py")
-        await editor.ask(offset=AT)
-        assert not (await editor.read()).resync.HasField("version")
-        await editor.ask(ask=pb.CompletionAsk(id=7))
-        assert (await editor.read()).refused.problems[0].field == "ask.place"
-
-
-async def test_refused_asks_say_why_and_the_stream_goes_on() -> None:
-    async with running() as server:
-        editor = Editor(server)
-        await editor.set_up(stopping=options_pb2.StoppingOptions(max_lines=0))
-        ask = await editor.ask(text=TEXT, offset=AT)
-        refused = (await editor.read()).refused
-        assert (refused.ask_id, refused.reason) == (ask, "INVALID_ARGUMENT")
-        assert [problem.field for problem in refused.problems] == ["stopping.max_lines"]
-        await editor.set_up()
-        ask = await editor.ask(offset=AT)
-        assert (await editor.answer(ask))[1] == LINE
-
-
-@pytest.mark.parametrize(
-    ("unit", "width"), [(pb.OFFSET_UNIT_UTF16, 2), (pb.OFFSET_UNIT_UTF8, 4), (pb.OFFSET_UNIT_CODE_POINT, 1)]
-)
-async def test_offsets_count_what_the_client_says(unit: pb.OffsetUnit.ValueType, width: int) -> None:
-    async with running() as server:
-        editor = Editor(server)
-        await editor.set_up(unit=unit)
-        text = pb.DocumentText(uri="a.py", version=1, text="#😀\n" + TEXT.text)
-        ask = await editor.ask(text=text, offset=2 + width + AT)
-        assert (await editor.answer(ask))[1] == LINE
-
-
-async def test_a_stream_that_can_not_be_set_up_ends_with_its_status() -> None:
-    async with running() as server:
-        for message, field in (
-            (pb.CompleteSessionRequest(cancel=True), "setup"),
-            (pb.CompleteSessionRequest(setup=pb.SessionSetup(unit=9)), "setup.unit"),  # type: ignore[arg-type]
-            (
-                pb.CompleteSessionRequest(setup=pb.SessionSetup(sampling=options_pb2.SamplingOptions(n=2))),
-                "sampling.n",
-            ),
-        ):
-            call = server.completion.CompleteSession()
-            await call.write(message)
-            error = await failed(call)
-            assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
-            assert [v.field for v in rich(error)[BadRequest].field_violations] == [field]
-        editor = Editor(server)
-        await editor.set_up(session=options_pb2.SessionOptions(id="one"))
-        await editor.send(setup=pb.SessionSetup(session=options_pb2.SessionOptions(id="two")))
-        assert (await failed(editor.call)).code() == grpc.StatusCode.INVALID_ARGUMENT
-
-
-@pytest.mark.parametrize("when", ["set up", "asked", "answered", "superseding"])
-async def test_a_vanished_editor_leaves_nothing_running(when: str) -> None:
-    async with running() as server:
-        editor = Editor(server)
-        await editor.set_up(cache=options_pb2.CacheOptions(salt="slow"), session=options_pb2.SessionOptions(id="s"))
-        if when != "set up":
-            await editor.ask(text=TEXT, offset=AT)
-        if when == "answered":
-            while (await editor.read()).WhichOneof("event") != "delta":
-                pass
-        if when == "superseding":
-            for at in range(AT, AT + 40):
-                await editor.ask(offset=at)
-        editor.call.cancel()
-        assert await server.idle()
-        again = Editor(server)
-        ready = await again.set_up(
-            cache=options_pb2.CacheOptions(salt="slow"), session=options_pb2.SessionOptions(id="s")
-        )
-        if when == "answered":
-            assert dict(ready.documents) == {"a.py": 1}
-            ask = await again.ask(offset=AT)
-            assert (await again.answer(ask))[1] == LINE
-
-
 async def test_cancelled_completions_leave_nothing_running() -> None:
     async with running() as server:
         slow = options_pb2.CacheOptions(salt="slow")
@@ -313,27 +125,6 @@ async def test_cancelled_completions_leave_nothing_running() -> None:
         error = await failed(server.completion.Complete(pb.CompleteRequest(fim=fim(), cache=slow), timeout=0.15))
         assert error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
         assert await server.idle(submitted=2, aborted=2)
-
-
-async def test_many_asks_at_once_are_all_answered() -> None:
-    async with running() as server:
-        editor = Editor(server)
-        await editor.set_up(cache=options_pb2.CacheOptions(salt="slow"))
-        await editor.send(text=TEXT)
-        for at in range(AT - 30, AT + 1):
-            await editor.ask(offset=at)
-        await editor.call.done_writing()
-        ends: dict[int, int] = {}
-        text = ""
-        while (message := await editor.call.read()) is not grpc.aio.EOF:
-            if message.WhichOneof("event") == "finished":
-                assert message.finished.ask_id not in ends
-                ends[message.finished.ask_id] = message.finished.finish_reason
-            elif message.WhichOneof("event") == "delta" and message.delta.ask_id == 31:
-                text += message.delta.text
-        assert list(ends) == list(range(1, 32))
-        assert text == LINE
-        assert await server.idle()
 
 
 async def test_outcomes_are_reported() -> None:
@@ -367,32 +158,6 @@ async def test_outcomes_are_reported() -> None:
         assert {v.field for v in rich(caught.value)[BadRequest].field_violations} == {
             "suggestion_id", "outcome", "shown_ms",
         }  # fmt: skip
-
-
-async def test_streams_end_when_the_engine_dies_and_when_the_server_drains() -> None:
-    async with running() as server:
-        editor = Editor(server)
-        await editor.set_up(cache=options_pb2.CacheOptions(salt="die"))
-        await editor.ask(text=TEXT, offset=AT)
-        error = await failed(editor.call)
-        assert error.code() == grpc.StatusCode.UNAVAILABLE
-        await server.serving.client.wait_ready()
-        pid = server.serving.client.pid
-        slow = options_pb2.CacheOptions(salt="slow")
-        editor = Editor(server)
-        await editor.set_up(cache=slow)
-        await editor.ask(text=TEXT, offset=AT)
-        while (await editor.read()).WhichOneof("event") != "delta":
-            pass
-        assert pid is not None
-        os.kill(pid, signal.SIGKILL)
-        assert (await failed(editor.call)).code() == grpc.StatusCode.UNAVAILABLE
-        await server.serving.client.wait_ready()
-        editor = Editor(server)
-        await editor.set_up(cache=slow)
-        server.serving._frontend.gate._closed = True
-        await editor.ask(text=TEXT, offset=AT)
-        assert (await failed(editor.call)).code() == grpc.StatusCode.UNAVAILABLE
 
 
 def test_the_book_fits_its_tokenizer() -> None:

@@ -60,38 +60,45 @@ async def fresh(server: Server, prefix: str, max_tokens: int) -> tuple[str, list
     return "".join(m.delta.text for m in messages), [i for m in messages for i in m.delta.token_ids]
 
 
+@pytest.mark.xfail(reason="in work (issue 5): words healed at the gap", strict=False)
 async def test_what_goes_on_is_what_a_fresh_request_gets() -> None:
+    """At every character, also within a token, where the tokenizer makes of the typed text the tokens that were said:
+    a fresh request begins with what the session answers, and goes on where the limit cut that."""
     config = EngineConfig(kv_tokens=4096, max_context=1024)
     tokenizer = load_tokenizer(config.target, config.cache_dir)
     packer, options = PromptPacker(tokenizer, 1024), CompletionOptions()
 
-    def packed(prefix: str) -> list[int]:
+    def packed(prefix: str) -> tuple[list[int], str]:
         budget = packer.budget(None, options.stopping.max_tokens or 0)
-        return list(packer.pack(Gap(prefix), FillMode.MIDDLE_OR_PREFIX, budget).ids)
+        found = packer.pack(Gap(prefix), FillMode.MIDDLE_OR_PREFIX, budget)
+        return list(found.ids), found.healed
 
-    prefix = ABOVE + "show("
+    def begins(ids: list[int], said: list[int], prompt: list[int]) -> bool:
+        """Whether ``ids`` are the prompt and the first tokens that were said."""
+        return ids == [*prompt, *said][: len(ids)] and len(ids) >= len(prompt)
+
+    prefix = ABOVE + "sho"
     async with serving(config, tokenizer) as server:
-        text, ids = await fresh(server, prefix, 24)
+        text, said = await fresh(server, prefix, 24)
         assert len(text) > 20
         editor = Editor(server)
         await editor.set_up(completion=PLAIN, stopping=options_pb2.StoppingOptions(max_tokens=24))
         ask = await editor.ask(ask=pb.CompletionAsk(id=1, fim=options_pb2.FimPrompt(prefix=prefix)))
         _, suggested, _ = await editor.answer(ask)
         assert suggested == text
-        agreed = 0
-        for count in range(1, len(ids) - 4):
-            typed = tokenizer.decode(ids[:count])
-            ask = await editor.ask(
-                ask=pb.CompletionAsk(id=count + 1, fim=options_pb2.FimPrompt(prefix=prefix + typed))
-            )  # fmt: skip
+        prompt, _ = packed(prefix)
+        places = range(1, len(text) - 4)
+        agreed = [typed for typed in places if begins(packed(prefix + text[:typed])[0], said, prompt)]
+        assert len(agreed) >= 0.8 * len(places)
+        for typed in places:
+            place = options_pb2.FimPrompt(prefix=prefix + text[:typed])
+            ask = await editor.ask(ask=pb.CompletionAsk(id=typed + 1, fim=place))
             started, rest, _ = await editor.answer(ask)
             assert started.origin == pb.SuggestionStarted.ORIGIN_CONTINUED
-            assert typed + rest == text
-            if packed(prefix + typed) == packed(prefix) + ids[:count] and count % 3 == 1:
-                agreed += 1
-                anew, _ = await fresh(server, prefix + typed, 24)
+            assert rest == text[typed:]
+            if typed in agreed and typed % 4 == 1:  # in the middle of words too
+                anew, _ = await fresh(server, prefix + text[:typed], 24)
                 assert anew.startswith(rest)
-        assert agreed >= 5
         draft = await editor.ask(
             ask=pb.CompletionAsk(id=99, fim=options_pb2.FimPrompt(prefix=prefix + "colours)  # x\n" + "show("))
         )

@@ -232,6 +232,7 @@ def test_parting_a_text_leaves_its_tokens(cache_dir, name: str) -> None:  # type
         assert list(ids) == tokenizer.encode(source[:cursor], add_special=False)
 
 
+@pytest.mark.xfail(reason="in work (issue 5): words healed at the gap", strict=False)
 @pytest.mark.model
 @pytest.mark.parametrize("name", ["qwen2.5-coder-1.5b", "smollm2-135m"])
 def test_what_is_in_front_of_an_open_word_keeps_its_tokens(cache_dir, name: str) -> None:  # type: ignore[no-untyped-def]
