@@ -47,6 +47,7 @@ class Controller:
         self._entered = self._steps = 0
         self._speedup = 1.0
         self._free = FreeGate()
+        self._free_names = {name for name, costly in drafters.items() if not costly}
         self._trust: dict[int, Ratio] = {}
         self._asked: Sequence[bool] = ()
         self._chosen: list[tuple[TokenTree, list[int]]] = []
@@ -190,7 +191,7 @@ class Controller:
             gain = 0.0
             if i < len(self._chosen) and self._chosen[i][1]:
                 tree, kept = self._chosen[i]
-                free = {node for node in kept if any(not self._drafters[s] for s in tree.sources[node])}
+                free = {node for node in kept if not self._free_names.isdisjoint(tree.sources[node])}
                 accepted = tree.walk(tokens[:-1], set(kept))
                 gain = len(free.intersection(accepted)) - row_price * len(free)
                 turn.control.trust.add(sum(math.exp(tree.scores[node]) for node in kept), len(accepted))
