@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from server.completion.suggestion import Origin, Suggestion
 from server.completion.text_document import MAX_CHARACTERS, TextDocument
 from specdec.types import Request
 
+_WORD = re.compile(r"\A\w+")
 DOCUMENTS = 8
 LARGEST_CHANGE = 256  # characters typed or removed after which a former suggestion says nothing about the next
 LARGEST_DRAFT = 4096
@@ -106,7 +108,9 @@ class EditorSession:
         if change >= 0 and gap.prefix.startswith(prefix):
             typed = gap.prefix[len(prefix) :]
             agreed = next((i for i, (a, b) in enumerate(zip(typed, text, strict=False)) if a != b), len(typed))
-            return text[agreed:][:LARGEST_DRAFT]
+            rest = text[agreed:][:LARGEST_DRAFT]
+            # Another word in the place of one: what comes behind that may still come.
+            return rest if agreed == len(typed) else _WORD.sub("", rest, count=1)
         if change < 0 and prefix.startswith(gap.prefix):
             return (prefix[len(gap.prefix) :] + text)[:LARGEST_DRAFT]
         return ""

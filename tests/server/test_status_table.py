@@ -230,7 +230,7 @@ PLAIN = [row for row in TABLE if not row.server and row.keys is None and not row
 
 
 async def test_rows_of_an_undisturbed_server() -> None:
-    assert len(PLAIN) == 11
+    assert len(PLAIN) == 12
     async with secure_server() as server, server.stubs() as stubs:
         for row in PLAIN:
             check(row, await asyncio.wait_for(row.scenario(server, stubs), 20))

@@ -46,13 +46,17 @@ def post_split(own, partial, counter, SPLIT_K: tl.constexpr):
 @triton.jit
 def sum_splits(partial, counter, COLUMNS: tl.constexpr, BLOCK_M: tl.constexpr, SPLIT_K: tl.constexpr):
     """All splits' sums of this tile, added in order; the counter is ready for the next launch."""
-    at = _within(COLUMNS, BLOCK_M)
+    at = partial + _within(COLUMNS, BLOCK_M)
     tile, tiles = tl.program_id(0), tl.num_programs(0)
-    unroll: tl.constexpr = 8 if COLUMNS * BLOCK_M <= 1024 else 2  # as many loads at once as there are registers for
     total = tl.zeros((COLUMNS, BLOCK_M), tl.float32)
-    for split in tl.range(0, SPLIT_K, loop_unroll_factor=unroll):
-        slot = (split * tiles + tile).to(tl.int64) * (COLUMNS * BLOCK_M)
-        total += tl.load(partial + slot + at, cache_modifier=".cg")
+    if COLUMNS * BLOCK_M <= 1024:  # all loads at once; for larger tiles there are too few registers
+        for split in tl.static_range(SPLIT_K):
+            slot = (split * tiles + tile).to(tl.int64) * (COLUMNS * BLOCK_M)
+            total += tl.load(at + slot, cache_modifier=".cg")
+    else:
+        for split in range(tl.num_programs(1)):
+            slot = (split * tiles + tile).to(tl.int64) * (COLUMNS * BLOCK_M)
+            total += tl.load(at + slot, cache_modifier=".cg")
     tl.store(counter + tile, 0)
     return total
 

@@ -29,7 +29,7 @@ COLUMNS = 128  # the tile width by which splits are counted
 _BLOCK_K: dict[LinearKind, int] = {"bf16": 64, "fp16": 64, "fp32": 32, "fp8": 128, "int4": 256}
 
 # Two or more programs of up to 64 rows fit on a multiprocessor; together they keep over 100 KB on its way.
-_DENSE = (LinearTile(16, 64, 4, 5), LinearTile(32, 128, 4, 5), LinearTile(64, 128, 4, 4), LinearTile(128, 128, 8, 4))
+_DENSE = (LinearTile(16, 64, 4, 5), LinearTile(32, 128, 8, 5), LinearTile(64, 128, 8, 4), LinearTile(128, 128, 8, 4))
 _TILES: dict[LinearKind, tuple[LinearTile, ...]] = {
     "bf16": _DENSE,
     "fp16": _DENSE,

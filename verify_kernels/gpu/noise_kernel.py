@@ -32,10 +32,9 @@ def philox(seed, position, calls):
     c0, c1, c2 = c0 + tl.zeros_like(calls), c1 + tl.zeros_like(calls), calls
     c3 = tl.zeros_like(calls)
     for _ in tl.static_range(10):
-        even, odd = c0, c2
-        c0 = tl.umulhi(odd, _ROUND_ODD) ^ c1 ^ k0
-        c2 = tl.umulhi(even, _ROUND_EVEN) ^ c3 ^ k1
-        c1, c3 = odd * _ROUND_ODD, even * _ROUND_EVEN
+        even, odd = c0.to(tl.uint64) * _ROUND_EVEN, c2.to(tl.uint64) * _ROUND_ODD
+        c0, c1 = (odd >> 32).to(tl.uint32) ^ c1 ^ k0, odd.to(tl.uint32)
+        c2, c3 = (even >> 32).to(tl.uint32) ^ c3 ^ k1, even.to(tl.uint32)
         k0, k1 = k0 + _WEYL_LOW, k1 + _WEYL_HIGH
     return c0, c1, c2, c3
 
@@ -87,17 +86,17 @@ def gumbel_bounds(bits):
 
     For 1 - u <= -log(u) <= (1 - u) / u. They part by 1 - u: next to nothing for the large values that win.
     """
-    high = -_log_nearly(((bits ^ 0xFFFFFFFF).to(tl.float32) + 0.5) * _UNIT)
-    return high + _log_nearly((bits.to(tl.float32) + 0.5) * _UNIT), high
+    high = -_log_of_share((bits ^ 0xFFFFFFFF).to(tl.float32) + 0.5)
+    return high + _log_of_share(bits.to(tl.float32) + 0.5), high
 
 
 @triton.jit
-def _log_nearly(x):
-    """Natural logarithm of positive normal float32 ``x`` within 0.0054: exponent, and a parabola in the mantissa."""
+def _log_of_share(x):
+    """log(x / 2^32) of positive normal float32 ``x`` within 0.0054: by exponent, and a parabola in the mantissa."""
     word = x.to(tl.int32, bitcast=True)
     mantissa = ((word & 0x007FFFFF) | 0x3F800000).to(tl.float32, bitcast=True)
-    straight = word.to(tl.float32) * (LN2 * 2.0**-23) - 127.0 * LN2
-    return straight + (mantissa - 1.0) * (2.0 - mantissa) * 0.24
+    straight = tl.fma(word.to(tl.float32), LN2 * 2.0**-23, -(127 + 32) * LN2 - 0.48)
+    return tl.fma(mantissa, tl.fma(mantissa, -0.24, 0.72), straight)
 
 
 @triton.jit

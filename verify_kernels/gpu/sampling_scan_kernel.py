@@ -166,9 +166,18 @@ def scan_kernel(
             kept = _contenders(z, floor, heat, seed, position, row, first, width, NOISE, WIDE, GROUPS, GROUP)
             if TOTAL:
                 _weigh(z, tl.load(peak + row), floor, weights + at)
-        rank = tl.cumsum(kept.to(tl.int32), axis=0) - 1
-        tl.store(places + at * TOKENS + rank, tl.arange(0, TOKENS).to(tl.int16), mask=kept)
-        tl.store(counts + at, tl.sum(kept.to(tl.int32), axis=0))
+        _list(kept, places + at * TOKENS, counts + at, TOKENS)
+
+
+@triton.jit
+def _list(kept, places, count, TOKENS: tl.constexpr):
+    """Write the places that are kept, in rising order; one alone, as it mostly is, without a scan."""
+    place, n = tl.arange(0, TOKENS), tl.sum(kept.to(tl.int32), axis=0)
+    if n == 1:
+        tl.store(places, tl.sum(tl.where(kept, place, 0), axis=0).to(tl.int16))
+    else:
+        tl.store(places + tl.cumsum(kept.to(tl.int32), axis=0) - 1, place.to(tl.int16), mask=kept)
+    tl.store(count, n)
 
 
 @triton.jit
@@ -188,7 +197,8 @@ def _contenders(
     if NOISE:
         bits = noise_bits_of_run(tl.load(seed + row), tl.load(position + row), first, GROUPS * GROUP)
         below, above = gumbel_bounds(bits)
-        low, high = tl.where(heat > 0.0, z + below, z), tl.where(heat > 0.0, z + above, z)
+        share = tl.where(heat > 0.0, 1.0, 0.0)
+        low, high = tl.fma(below, share, z), tl.fma(above, share, z)
     low = tl.where(plays, low, DEAD)
     if WIDE:
         sure = reached_by(_best_of_groups(low, GROUPS, GROUP), width)

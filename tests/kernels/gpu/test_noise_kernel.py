@@ -59,7 +59,7 @@ def words(values: NDArray[np.uint64], device: torch.device) -> Tensor:
 def test_noise_is_the_cpus_bit_by_bit(device: torch.device, entropy: int) -> None:
     rng = np.random.default_rng(entropy)
     seeds = rng.integers(0, 2**64, 50, dtype=np.uint64)
-    positions = rng.integers(0, 2 ** rng.integers(1, 64), 50).astype(np.uint64)
+    positions = rng.integers(0, 2 ** int(rng.integers(1, 64)), 50).astype(np.uint64)
     tokens = rng.integers(0, 2**18, 50).astype(np.int32)
     noise = torch.zeros(50, device=device)
     gumbel_kernel[(1,)](

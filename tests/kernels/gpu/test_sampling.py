@@ -58,13 +58,13 @@ SMALL = cases().filter(lambda case: case.logits.shape[1] <= 1000)  # the interpr
 WIDTHS = st.sampled_from([1, 2, 3, 20])
 
 
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(SMALL, WIDTHS)
 def test_tokens_are_the_oracles(kernels: TritonSampling, case: Case, width: int) -> None:
     check(kernels, case, width)
 
 
-@settings(max_examples=4)
+@settings(max_examples=3)
 @given(SMALL, st.sampled_from([1, 5, 64]))
 def test_tokens_do_not_depend_on_how_rows_are_cut(device: torch.device, case: Case, width: int) -> None:
     check(TritonSampling(device, ManySplits), case, width)

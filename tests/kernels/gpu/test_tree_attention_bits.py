@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.kernels.gpu.attention_steps import (
+    NO_SHRINKING,
     Geometry,
     Layer,
     Shape,
@@ -23,7 +24,6 @@ from tests.kernels.gpu.attention_steps import (
     with_committed,
 )
 from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry
-from verify_kernels.gpu.attention_workspace import AttentionWorkspace
 
 PAGES = 40
 SMALL = Geometry(2, 1)
@@ -43,11 +43,6 @@ def chain_entry(rows: int, ctx: int, pages: Sequence[int]) -> BatchEntry:
     return BatchEntry([0] * rows, list(range(-1, rows - 1)), ctx, pages)
 
 
-def forced(geometry: Geometry, device: torch.device, *, coarse: bool) -> AttentionWorkspace:
-    """A workspace whose plans are coarse, or as fine as can be, whatever the batch."""
-    return replace(geometry.workspace(device), processors=1 if coarse else 10**6)
-
-
 def check_nodes(device: torch.device, geometry: Geometry, shapes: Sequence[Shape], seed: int, nodes: int) -> None:
     """``nodes`` rows of each entry against plain decode; the last row always is among them."""
     rng = np.random.default_rng(seed)
@@ -63,7 +58,7 @@ def check_nodes(device: torch.device, geometry: Geometry, shapes: Sequence[Shape
         first += n
 
 
-@settings(max_examples=5)
+@settings(max_examples=5, phases=NO_SHRINKING)
 @given(
     seed=st.integers(0, 2**31),
     ctx=st.integers(0, 300),
@@ -112,15 +107,19 @@ def test_chunks_of_a_prompt(device: torch.device, geometry: Geometry, cut: int) 
         assert_same(attend(replace(layer, q=layer.q[first:stop].clone()), chunk), whole[first:stop])
 
 
-def test_cut_into_work_does_not_show(device: torch.device) -> None:
-    """Fine plans, coarse ones whose blocks are folded in registers, and wide tiles of rows."""
-    geometry = replace(SMALL, dtype=torch.float32)
-    shapes = [(1100, 0, 4), (330, 0, 0)]
-    entries = random_entries(np.random.default_rng(5), shapes, PAGES)
+@pytest.mark.parametrize("window", [0, 700])
+def test_cut_into_work_does_not_show(device: torch.device, window: int) -> None:
+    """Plans as fine as can be, and coarse ones, whose blocks are folded in registers."""
+    geometry = Geometry(3, 3, dtype=torch.float32, window=window)
+    entries = random_entries(np.random.default_rng(5), [(1100, 0, 2), (330, 0, 0)], PAGES)
     step = Step.of(entries, device)
     layer = Layer.random(geometry, step.rows, PAGES, 5, device)
-    results = {coarse: attend(layer, step, forced(geometry, device, coarse=coarse)) for coarse in (False, True)}
-    assert_same(results[True], results[False])
+    results = []
+    for processors, coarse in ((1, 1), (10**6, 0)):
+        ws = replace(geometry.workspace(device), processors=processors)
+        results.append(attend(layer, step, ws))
+        assert int(ws.header[2]) == coarse
+    assert_same(*results)
 
 
 @pytest.mark.parametrize("window", [0, 90])
@@ -172,7 +171,7 @@ def test_company_padding_and_places_do_not_show(device: torch.device) -> None:
         assert got[19:].isnan().all()
 
 
-@settings(max_examples=4)
+@settings(max_examples=4, phases=NO_SHRINKING)
 @given(seed=st.integers(0, 2**31), ctx=st.integers(20, 80), accepted=st.integers(1, 6))
 def test_accepted_rows_leave_the_same_bits(device: torch.device, seed: int, ctx: int, accepted: int) -> None:
     """After a walk its rows are cache: what follows sees them through pages instead of lists."""

@@ -232,7 +232,6 @@ def test_parting_a_text_leaves_its_tokens(cache_dir, name: str) -> None:  # type
         assert list(ids) == tokenizer.encode(source[:cursor], add_special=False)
 
 
-@pytest.mark.xfail(reason="in work (issue 5): words healed at the gap", strict=False)
 @pytest.mark.model
 @pytest.mark.parametrize("name", ["qwen2.5-coder-1.5b", "smollm2-135m"])
 def test_what_is_in_front_of_an_open_word_keeps_its_tokens(cache_dir, name: str) -> None:  # type: ignore[no-untyped-def]
@@ -242,14 +241,16 @@ def test_what_is_in_front_of_an_open_word_keeps_its_tokens(cache_dir, name: str)
     user = UserText(tokenizer, {})
     source = open(models_tokenizer.__file__).read()[3000:5000]  # noqa: SIM115
     whole = tokenizer.encode(source, add_special=False)
+    # Within white space nothing can be said: it is one with whatever more of it follows.
+    places = [i for i in range(1, len(source)) if not (source[i - 1].isspace() and source[i].isspace())]
     kept, long = 0, 0
-    for cursor in range(1, len(source)):
+    for cursor in places:
         word = open_word(source[:cursor], breaks_before=user.breaks_before, digits_alone=user.digits_alone)
         ids = tokenizer.encode(source[: cursor - len(word)], add_special=False)
         kept += ids == whole[: len(ids)]
         long += len(word) > 10
-    assert kept / len(source) > 0.97  # white space in front of line breaks, and the like
-    assert long / len(source) < 0.1
+    assert kept / len(places) > 0.98
+    assert long / len(places) < 0.1
 
 
 @pytest.mark.parametrize(
