@@ -7,10 +7,11 @@ BIN := $(VENV)/bin
 TORCH := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1 && echo 'torch>=2.11' || echo 'torch==2.13.0')
 MODEL ?= smollm2-135m
 ARGS ?=
+OUT ?= /tmp/specdec-gpu
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help setup model serve test test-slow lint format bench bench-engine verify proto map clean
+.PHONY: help setup model serve test test-slow lint format bench bench-engine gpu verify proto map clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -37,12 +38,14 @@ test: model ## set up, then run the test suite
 test-slow: model ## the long runs: full verify, perplexity, soak
 	$(BIN)/python -m pytest -q -m slow $(ARGS)
 
-lint: setup ## ruff format and check, mypy, import-linter, buf
+lint: setup ## ruff format and check, mypy, import-linter, buf (also against the last tag)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/buf lint
+	@tag=$$(git describe --tags --abbrev=0 2>/dev/null); if [ -n "$$tag" ]; then \
+	  $(BIN)/buf breaking --against ".git#tag=$$tag"; else echo 'buf breaking: no tag to compare with yet'; fi
 
 format: setup ## let ruff format and fix
 	$(BIN)/ruff format .
@@ -55,6 +58,9 @@ bench-engine: setup ## speculation off against auto on real work (ARGS="--prompt
 	$(BIN)/specdec models fetch smollm2-135m
 	$(BIN)/specdec models fetch qwen2.5-coder-1.5b
 	$(BIN)/specdec bench engine --target qwen2.5-coder-1.5b --draft smollm2-135m $(ARGS)
+
+gpu: ## on a machine with a GPU: its tests, then its benches, within 9 minutes (OUT=folder for the JSON)
+	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m tools.gpu_check $(OUT)
 
 verify: model ## path identity, as a user can run it
 	$(BIN)/specdec verify --target $(MODEL) $(ARGS)

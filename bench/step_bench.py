@@ -55,11 +55,17 @@ class StepFigures:
 
 
 class StepBench:
-    """Measures a loaded model. What a ratio compares is measured side by side, again and again."""
+    """Measures a loaded model. What a ratio compares is measured side by side, again and again.
+
+    Raises:
+        ValueError: the model is on a GPU.
+    """
 
     def __init__(self, parts: EngineParts, config: EngineConfig) -> None:
         self._parts, self._config = parts, config
-        self._decoder: Decoder = parts.decoder
+        if parts.info.kernels == "triton":
+            raise ValueError("engine.device: bench step measures the CPU's kernels; set it to cpu")
+        self._decoder = cast(Decoder, parts.decoder)
         self._tokens = parts.tokenizer.encode(long_text())
 
     def run(self, repeats: int = 15) -> StepFigures:

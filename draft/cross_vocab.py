@@ -14,7 +14,7 @@ from draft.respelling import respell
 from draft.retold_text import RetoldText
 from draft.vocabulary_bridge import VocabularyBridge, best_tokens
 from specdec.kv_cache import PAGE_SIZE, KvCacheManager
-from specdec.models.decoder import Decoder
+from specdec.models.target_decoder import TargetDecoder
 from specdec.models.tokenizer import Tokenizer
 from specdec.sampling import Sampler
 from specdec.sequence import Sequence
@@ -63,7 +63,7 @@ class CrossVocabularyDrafter:
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: TargetDecoder,
         sampler: Sampler,
         target: Tokenizer,
         draft: Tokenizer,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from draft.protocol import DraftTask
-from specdec.models.decoder import Decoder
+from specdec.models.target_decoder import TargetDecoder
 from specdec.tree import MAX_NODES, TokenTree
 from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
 from verify_kernels.row_sampling import RowSampling
@@ -108,7 +108,7 @@ def _reached(growth: Growth) -> float:
     return max(growth.tree.scores[growth.anchors[node]] for node in growth.frontier)
 
 
-def feed(decoder: Decoder, growths: Seq[Growth]) -> tuple[list[Growth], Tensor | None]:
+def feed(decoder: TargetDecoder, growths: Seq[Growth]) -> tuple[list[Growth], Tensor | None]:
     """One level: compute the frontier of every growth; those that fit, and logits of their frontiers in order.
 
     A growth fits when the forward and its own pages have room for its rows: where several of the drafter's nodes

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from draft.growth import Growth, feed, going_on
 from draft.protocol import DraftTask
-from specdec.models.decoder import Decoder
+from specdec.models.target_decoder import TargetDecoder
 from specdec.sampling import Sampler
 from specdec.sequence import Sequence
 from specdec.tree import TokenTree
@@ -31,7 +31,7 @@ class ModelDrafter:
     name = "model"
     costly = True
 
-    def __init__(self, decoder: Decoder, sampler: Sampler, target_size: int) -> None:
+    def __init__(self, decoder: TargetDecoder, sampler: Sampler, target_size: int) -> None:
         self._decoder, self._sampler, self._target_size = decoder, sampler, target_size
 
     def begin(self, sequence: Sequence) -> None:

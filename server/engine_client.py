@@ -19,6 +19,7 @@ from server.request_errors import unpack_error
 from server.request_stream import RequestStream
 from server.request_table import RequestTable
 from server.restart_policy import RestartPolicy
+from server.telemetry.observer import Observer
 from server.trace_calls import TraceCalls
 from server.wire import pack_request, unpack_event, unpack_info, unpack_load
 from specdec.config import Config, EngineConfig, WeightDtype
@@ -36,7 +37,8 @@ class EngineStartError(SpecdecError):
 class EngineClient:
     """Owns the engine process. All methods belong to one event loop.
 
-    ``factory`` (module:function) builds the engine inside the process; ``progress`` hears of loading.
+    ``factory`` (module:function) builds the engine inside the process; ``progress`` hears of loading, ``observer`` of
+    requests.
     """
 
     def __init__(
@@ -46,8 +48,10 @@ class EngineClient:
         factory: str = DEFAULT_FACTORY,
         progress: ProgressListener | None = None,
         policy: RestartPolicy | None = None,
+        observer: Observer | None = None,
     ) -> None:
         self._config, self._factory, self._progress = config, factory, progress
+        self._observer = observer
         self._policy = policy or RestartPolicy()
         self._board = StateBoard()
         self._table = RequestTable(self._abort_ticket)
@@ -137,6 +141,8 @@ class EngineClient:
         if self.state != EngineState.READY or self._child is None:
             raise EngineDeadError(self._why_not())
         ticket, stream = self._table.open(request)
+        if self._observer is not None:
+            stream.record_in(self._observer.request(request))
         self._child.send(Frame.SUBMIT, (ticket, *pack_request(request)[1:]))
         return stream
 

@@ -1,4 +1,4 @@
-"""What every face of the server shares: the engine's client, the tokenizer, the gate."""
+"""What every face of the server shares: the engine's client, the tokenizer, the gate, who may come in."""
 
 from __future__ import annotations
 
@@ -6,11 +6,18 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from server.admission.admission import Admission
+from server.auth.access import Access
+from server.auth.caller import current_caller
+from server.completion.gap import FillMode, Gap
+from server.completion.packed_prompt import PackedPrompt
 from server.drain_gate import DrainGate
 from server.engine_client import EngineClient
 from server.http.fim_encoder import FimEncoder, FimNotSupportedError
+from server.metrics.exporter import Exporter
 from server.request_errors import ChatNotSupportedError
 from server.tokenizer_protocol import TokenizerLike
+from specdec.config import ServerConfig
 from specdec.errors import EngineDeadError, ModelError
 from specdec.types import EngineInfo
 
@@ -18,14 +25,21 @@ _INLINE_CHARACTERS = 4096
 
 
 class Frontend:
-    """Made before the model is there: until `tokenizer` is set, whatever needs it is refused as loading. ``fim`` stays
-    None where nothing can fill in the middle."""
+    """Made before the model is there: until `tokenizer` is set, whatever needs it is refused as loading; ``fim`` is set
+    together with it. ``config`` None: open to anybody, with the default limits.
 
-    def __init__(self, client: EngineClient) -> None:
+    Raises:
+        ConfigError: a file of keys or certificates can not be read or used.
+    """
+
+    def __init__(self, client: EngineClient, config: ServerConfig | None = None) -> None:
         self.client = client
+        self.access = Access(config or ServerConfig())
+        self.admission = Admission(client, config or ServerConfig())
         self.gate = DrainGate()
         self.tokenizer: TokenizerLike | None = None
         self.fim: FimEncoder | None = None
+        self.exporter: Exporter | None = None
 
     @property
     def info(self) -> EngineInfo:
@@ -59,18 +73,27 @@ class Frontend:
         return await asyncio.to_thread(tokenizer.encode, text, add_special=add_special, parse_special=parse_special)
 
     async def encode_fim(self, prefix: str, suffix: str) -> list[int]:
-        """Token ids of a prompt that asks for what is missing between two texts.
+        """Token ids of a prompt that asks for what is missing between two texts; raises as `pack_fim`."""
+        return list((await self.pack_fim(prefix, suffix)).ids)
+
+    async def pack_fim(self, prefix: str, suffix: str, max_tokens: int = 1) -> PackedPrompt:
+        """A prompt that asks for what is missing between two texts, as much of both as leaves room for ``max_tokens``;
+        nothing is left to be spelled again.
 
         Raises:
             FimNotSupportedError: the model can not fill in.
+            EngineDeadError: it is not loaded yet.
         """
-        if self.fim is None:
+        _, fim = self.loaded_tokenizer, self.fim
+        if fim is None:
             raise FimNotSupportedError(
                 "filling in the middle is not available here; leave out suffix, and send what stands before the gap"
             )
+        gap, owner = Gap(prefix, suffix, head_from=len(prefix)), current_caller().tenant
+        budget = fim.budget(self.info.max_context, max_tokens)
         if len(prefix) + len(suffix) <= _INLINE_CHARACTERS:
-            return self.fim.encode(prefix, suffix)
-        return await asyncio.to_thread(self.fim.encode, prefix, suffix)
+            return fim.pack(gap, FillMode.MIDDLE, budget, owner, heal=False)
+        return await asyncio.to_thread(fim.pack, gap, FillMode.MIDDLE, budget, owner, heal=False)
 
     async def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None

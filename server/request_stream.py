@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from server.request_errors import GenerationFailedError
+from server.telemetry.request_record import RequestRecord
 from specdec.errors import RequestError
 from specdec.types import Failed, Finished, RequestEvent
 
@@ -24,12 +25,19 @@ class RequestStream:
         self._on_end: Callable[[bool], None] | None = on_end
         self._items: asyncio.Queue[RequestEvent | RequestError] = asyncio.Queue()
         self._over = False
+        self._record: RequestRecord | None = None
+
+    def record_in(self, record: RequestRecord) -> None:
+        """Tell ``record`` of every event and of the end, whether or not anybody reads."""
+        self._record = record
 
     def push(self, event: RequestEvent) -> None:
         """Take the engine's next event of this request."""
         if isinstance(event, Failed):
             self.fail(GenerationFailedError(event.reason, event.message))
             return
+        if self._record is not None:
+            self._record.saw(event)
         event.request_id = self.request_id
         self._items.put_nowait(event)
         if isinstance(event, Finished):
@@ -40,6 +48,8 @@ class RequestStream:
     def fail(self, error: RequestError) -> None:
         """End the request with ``error``, after what came before it was read."""
         if self._on_end is not None:
+            if self._record is not None:
+                self._record.failed(error)
             self._items.put_nowait(error)
             self._end(complete=True)
 
@@ -76,3 +86,5 @@ class RequestStream:
         if self._on_end is not None:
             on_end, self._on_end = self._on_end, None
             on_end(complete)
+            if self._record is not None:
+                self._record.ended(complete)

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from server.completion.prompt_packer import PromptPacker
 from server.engine_client import EngineClient, EngineStartError
 from server.engine_process import DEFAULT_FACTORY
 from server.engine_protocol import ProgressListener
@@ -17,7 +18,10 @@ from server.grpc.grpc_server import GrpcServer
 from server.http.app import build_app
 from server.http.face import Face
 from server.http.http_server import HttpServer
+from server.metrics.exporter import Exporter
 from server.restart_policy import RestartPolicy
+from server.telemetry.build import build_observer
+from server.telemetry.http_calls import HttpCalls
 from server.tokenizer_protocol import TokenizerLike
 from specdec.config import Config
 from specdec.errors import EngineDeadError
@@ -38,7 +42,11 @@ class Addresses:
 
 class Serving:
     """Runs a server from its configuration to its end. ``load_tokenizer`` is called once the engine is ready, in a
-    thread: by then the model's files are there."""
+    thread: by then the model's files are there.
+
+    Raises:
+        ConfigError: a file of keys or certificates can not be read or used.
+    """
 
     def __init__(
         self,
@@ -50,15 +58,18 @@ class Serving:
         policy: RestartPolicy | None = None,
     ) -> None:
         self._config, self._load_tokenizer = config, load_tokenizer
-        self.client = EngineClient(config, factory=factory, progress=progress, policy=policy)
-        self._frontend = Frontend(self.client)
-        self._grpc = GrpcServer(config.server, self._frontend)
+        self._observer = build_observer(config.server, lambda ids: self._frontend.loaded_tokenizer.decode(ids))
+        self.client = EngineClient(config, factory=factory, progress=progress, policy=policy, observer=self._observer)
+        self._frontend = Frontend(self.client, config.server)
+        self._frontend.exporter = Exporter(self._observer.metrics, self.client, config.server.metrics_compat)
+        self._grpc = GrpcServer(config.server, self._frontend, self._observer)
         self._health_task: asyncio.Task[None] | None = None
         port = config.server.http_port
         self._http: HttpServer | None = None
         if port is not None:
-            face = Face(self._frontend, self._probe_state, config.server.max_message_bytes)
-            self._http = HttpServer(build_app(face), config.server.host, port)
+            face = Face(self._frontend, self._probe_state, config.server.max_message_bytes, self._grpc.completion)
+            tls = self._frontend.access.ssl_context()
+            self._http = HttpServer(HttpCalls(build_app(face), self._observer), config.server.host, port, tls)
 
     @property
     def knows_chat(self) -> bool:
@@ -89,7 +100,9 @@ class Serving:
             ModelError: the tokenizer can not be loaded.
         """
         info = await self.client.wait_ready()
-        self._frontend.tokenizer = await asyncio.to_thread(self._load_tokenizer)
+        tokenizer = await asyncio.to_thread(self._load_tokenizer)
+        self._frontend.fim = await asyncio.to_thread(PromptPacker, tokenizer, info.max_context)
+        self._frontend.tokenizer = tokenizer
         self._health_task = asyncio.create_task(self._report_health(), name="health")
         return info
 
@@ -106,6 +119,7 @@ class Serving:
         if self._http is not None:
             await self._http.stop()
         await self.client.close()
+        await asyncio.to_thread(self._observer.close)
 
     async def run(self, on_ready: Callable[[Addresses, EngineInfo], None]) -> None:
         """Serve until SIGTERM or SIGINT, then drain; a second signal cuts the drain short.

@@ -26,6 +26,7 @@ from specdec.types import (
     SpeculationStats,
     Started,
     StepTrace,
+    StepTree,
     StoppingParams,
     TextRules,
     Timings,
@@ -82,9 +83,9 @@ def unpack_request(parts: Sequence[Any]) -> Request:
 def pack_event(event: RequestEvent) -> tuple[Any, ...]:
     """``event`` as a tuple that begins with its kind and request id."""
     match event:
-        case Delta(request_id, index, token_ids, text, logprobs):
+        case Delta(request_id, index, token_ids, text, logprobs, tree):
             rows = [(p.token_id, p.logprob, p.top) for p in logprobs]
-            return (_DELTA, request_id, index, token_ids, text, rows)
+            return (_DELTA, request_id, index, token_ids, text, rows, None if tree is None else _values(tree))
         case Started():
             return (_STARTED, *_values(event))
         case Finished(request_id, index, reason, matched_stop, usage, stats, timings):
@@ -103,9 +104,9 @@ def unpack_event(parts: Sequence[Any]) -> RequestEvent:
     """
     kind, *rest = parts
     if kind == _DELTA:
-        request_id, index, token_ids, text, rows = rest
+        request_id, index, token_ids, text, rows, tree = rest
         logprobs = [TokenLogprobs(t, p, [(i, q) for i, q in top]) for t, p, top in rows]
-        return Delta(request_id, index, token_ids, text, logprobs)
+        return Delta(request_id, index, token_ids, text, logprobs, None if tree is None else StepTree(*tree))
     if kind == _STARTED:
         return Started(*rest)
     if kind == _FINISHED:

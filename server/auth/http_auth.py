@@ -7,8 +7,12 @@ from collections.abc import Mapping
 from server.auth.access import Access
 from server.auth.principal import ANYBODY, Principal
 
-# Asked by probes, which have no key.
-HEALTH_PATHS = frozenset({"/livez", "/readyz", "/health", "/v1/health", "/version"})
+KEY_HEADERS = ("authorization", "x-api-key")
+# Asked by probes, which have no key. Not Tabby's /v1/health: its agent learns there that its key is wrong.
+HEALTH_PATHS = frozenset({"/livez", "/readyz", "/health", "/version"})
+METRICS_PATH = "/metrics"
+# A browser asks for the page before anybody can give it a key; what the page then asks needs one.
+PAGE_PATHS = frozenset({"/", "/page/{name}"})
 
 
 async def http_caller(access: Access, path: str, headers: Mapping[str, str]) -> Principal:
@@ -20,6 +24,9 @@ async def http_caller(access: Access, path: str, headers: Mapping[str, str]) -> 
         UnauthenticatedError: a key is needed and there is none, or it is not known; 401 with ``WWW-Authenticate``.
         KeyChecksBusyError: too many keys are being checked; 429.
     """
-    if access.open_health and path in HEALTH_PATHS:
+    if path in PAGE_PATHS:
         return ANYBODY
-    return await access.caller(headers.get("authorization"), headers.get("x-api-key"))
+    if (access.open_health and path in HEALTH_PATHS) or (access.open_metrics and path == METRICS_PATH):
+        return ANYBODY
+    authorization, api_key = (headers.get(name) for name in KEY_HEADERS)
+    return await access.caller(authorization, api_key)

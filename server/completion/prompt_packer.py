@@ -86,7 +86,8 @@ class PromptPacker:
         if mode is FillMode.MIDDLE and not self.fills_in:
             raise FimNotSupportedError(
                 "the model has no tokens for filling in the middle of a text; serve one that was trained to, such as "
-                "qwen2.5-coder-1.5b, or ask to continue the text before the gap (completion.mode MODE_PREFIX)"
+                "qwen2.5-coder-1.5b, or ask to continue the text before the gap alone (leave out suffix; on gRPC, "
+                "completion.mode MODE_PREFIX)"
             )
         tokens = self._prefix_only if mode is FillMode.PREFIX else self._tokens
         frame = self._frame(gap, tokens, owner)

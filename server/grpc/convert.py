@@ -15,6 +15,7 @@ from specdec.types import (
     FinishReason,
     SpeculationStats,
     Started,
+    StepTree,
     Timings,
     TokenLogprobs,
     Usage,
@@ -48,8 +49,9 @@ def started_message(event: Started, model_name: str) -> pb.Started:
 def delta_message(event: Delta) -> pb.Delta:
     """New tokens."""
     return pb.Delta(
-        index=event.index, token_ids=event.token_ids, text=event.text, logprobs=logprobs_messages(event.logprobs)
-    )
+        index=event.index, token_ids=event.token_ids, text=event.text, logprobs=logprobs_messages(event.logprobs),
+        tree=None if event.tree is None else tree_message(event.tree),
+    )  # fmt: skip
 
 
 def finished_message(event: Finished) -> pb.Finished:
@@ -91,6 +93,15 @@ def logprobs_messages(rows: Iterable[TokenLogprobs]) -> list[result.TokenLogprob
         )
         for row in rows
     ]
+
+
+def tree_message(tree: StepTree) -> result.StepTree:
+    """What a step verified."""
+    rows = zip(tree.tokens, tree.parents, tree.chances, tree.sources, strict=True)
+    nodes = [result.StepTreeNode(token_id=t, parent=p, chance=c, sources=s) for t, p, c, s in rows]
+    return result.StepTree(
+        nodes=nodes, accepted=tree.accepted, draft_ms=tree.draft_ms, verify_ms=tree.verify_ms
+    )  # fmt: skip
 
 
 def timings_message(timings: Timings) -> result.Timings:
@@ -139,7 +150,9 @@ def load_message(load: EngineLoad) -> model.GetLoadResponse:
     return model.GetLoadResponse(
         running_requests=load.running_requests, waiting_requests=load.waiting_requests, free_pages=load.free_pages,
         total_pages=load.total_pages, tokens_per_second=load.tokens_per_second,
-        prefix_hit_tokens=load.prefix_hit_tokens, prompt_tokens=load.prompt_tokens,
+        prefix_hit_tokens=load.prefix_hit_tokens, prompt_tokens=load.prompt_tokens, steps=load.steps,
+        drafting_steps=load.drafting_steps, step_rows=load.step_rows, draft_rows=load.draft_rows, plan_ms=load.plan_ms,
+        draft_ms=load.draft_ms, verify_ms=load.verify_ms, commit_ms=load.commit_ms,
     )  # fmt: skip
 
 

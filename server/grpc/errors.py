@@ -18,6 +18,7 @@ from server.admin_errors import DraftNotSwappedError, NotAdministeredError, Swap
 from server.admission.admission_errors import LateError, RateLimitedError, SupersededError
 from server.auth.auth_errors import KeyChecksBusyError, PermissionDeniedError, UnauthenticatedError
 from server.request_errors import ChatNotSupportedError, DeadlinePassedError, DrainingError, UnknownModelError
+from server.telemetry.current_call import current_call, note_refusal
 from specdec.errors import (
     DuplicateRequestError,
     EngineDeadError,
@@ -29,6 +30,7 @@ from specdec.errors import (
 
 _LOG = logging.getLogger(__name__)
 DOMAIN = "specdec"
+REQUEST_ID = "x-request-id"
 UNAVAILABLE_RETRY_S = 1.0
 # Clients take 8 KiB of trailers by default, and the details travel in them.
 _MESSAGE_BYTES = 1000
@@ -71,7 +73,8 @@ def guarded(method: Method) -> Method:
             return await method(self, request, context)
         except RequestError as error:
             await refuse(context, error)
-        except Exception:
+        except Exception as error:
+            note_refusal(error)
             request_id = getattr(request, "request_id", "") or "without an id"
             _LOG.exception("%s: request %s", method.__name__, request_id)
             await context.abort(grpc.StatusCode.INTERNAL, "internal error; the server's log tells more")
@@ -81,11 +84,14 @@ def guarded(method: Method) -> Method:
 
 async def refuse(context: grpc.aio.ServicerContext[Any, Any], error: RequestError) -> None:
     """End the call with the status of ``error``; raises, as `context.abort` does."""
+    note_refusal(error)
     code = status_code(error)
     if code == grpc.StatusCode.INTERNAL:
         _LOG.error("request failed: %s: %s", error.reason, error)
     status = rich_status(code, error)
-    trailers: list[tuple[str, str | bytes]] = [("grpc-status-details-bin", status.SerializeToString())]
+    call = current_call()
+    trailers: list[tuple[str, str | bytes]] = [] if call is None else [(REQUEST_ID, call.request_id)]
+    trailers += [("grpc-status-details-bin", status.SerializeToString())]
     retry_s = _retry_after_s(error)
     if retry_s is not None:
         trailers.append(("grpc-retry-pushback-ms", str(round(retry_s * 1e3))))

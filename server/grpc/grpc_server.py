@@ -6,14 +6,19 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from server.admission.admission import Admission
 from server.completion.completion_service import CompletionService
 from server.frontend import Frontend
+from server.grpc.admin_servicer import AdminServicer
+from server.grpc.auth_interceptor import AuthInterceptor
 from server.grpc.completion_servicer import CompletionServicer
 from server.grpc.generation_servicer import GenerationServicer
 from server.grpc.model_servicer import ModelServicer
 from server.grpc.trace_servicer import TraceServicer
+from server.telemetry.grpc_calls import GrpcCalls
+from server.telemetry.observer import Observer
 from specdec.api.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
     completion_pb2,
     completion_pb2_grpc,
     generation_pb2,
@@ -31,6 +36,7 @@ SERVICES = (
     completion_pb2.DESCRIPTOR.services_by_name["CompletionService"].full_name,
     model_pb2.DESCRIPTOR.services_by_name["ModelService"].full_name,
     trace_pb2.DESCRIPTOR.services_by_name["TraceService"].full_name,
+    admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name,
 )
 _STOP_GRACE_S = 1.0
 _SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -40,10 +46,11 @@ _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 class GrpcServer:
     """Made not serving; `set_serving` says when it is, per service and over all."""
 
-    def __init__(self, config: ServerConfig, frontend: Frontend) -> None:
-        self._config = config
+    def __init__(self, config: ServerConfig, frontend: Frontend, observer: Observer | None = None) -> None:
+        self._config, self._access = config, frontend.access
         self._health = health.aio.HealthServicer()
         self._server = grpc.aio.server(
+            interceptors=[GrpcCalls(observer or Observer()), AuthInterceptor(frontend.access)],
             options=[
                 ("grpc.max_receive_message_length", config.max_message_bytes),
                 ("grpc.max_send_message_length", -1),
@@ -51,9 +58,9 @@ class GrpcServer:
                 ("grpc.so_reuseport", 0),
                 ("grpc.keepalive_permit_without_calls", 1),
                 ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
-            ]
+            ],
         )
-        admission = Admission(frontend.client, config)
+        admission = frontend.admission
         self.completion = CompletionService(
             frontend, lambda caller, request, key: admission.admit(caller, request, supersedes_key=key)
         )
@@ -65,6 +72,9 @@ class GrpcServer:
         )
         model_pb2_grpc.add_ModelServiceServicer_to_server(ModelServicer(frontend), self._server)
         trace_pb2_grpc.add_TraceServiceServicer_to_server(TraceServicer(frontend), self._server)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(
+            AdminServicer(frontend, self.begin_shutdown, config.drain_s), self._server
+        )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         if config.reflection:
             names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
@@ -79,10 +89,7 @@ class GrpcServer:
         await self.set_serving(False)
         host, port = self._config.host, self._config.grpc_port
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        try:
-            bound = self._server.add_insecure_port(address)
-        except RuntimeError:
-            bound = 0
+        bound = self._access.listen(self._server, address)
         if bound == 0:
             raise ConfigError(f"gRPC can not listen on {address}: it is in use, or not an address of this machine")
         await self._server.start()

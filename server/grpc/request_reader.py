@@ -225,6 +225,7 @@ def read_output(message: options.OutputOptions) -> OutputParams:
         logprobs=message.logprobs if message.HasField("logprobs") else None,
         text=message.text if message.HasField("text") else True,
         skip_special_tokens=message.skip_special_tokens if message.HasField("skip_special_tokens") else True,
+        trees=message.trees,
     )
 
 

@@ -25,15 +25,16 @@ class StreamWriter(Protocol):
         """What ends the stream."""
 
 
-async def stream_answer(call: Call, requests: Sequence[Request], writer: StreamWriter) -> None:
+async def stream_answer(call: Call, requests: Sequence[Request], writer: StreamWriter, *, share: bool = False) -> None:
     """Answer with a stream. It begins with the engine's first word, so that a refusal still is a status of its own;
-    the end goes out together with the last event.
+    the end goes out together with the last event. ``share``: callers of one tenant who ask for the same at the same
+    time get the same, or at least one prompt's work is done once.
 
     Raises:
         RequestError: the engine refuses or fails one of them.
     """
     left = sum(request.sampling.n for request in requests)
-    async with aclosing(generate(call.face.frontend.client, requests)) as events:
+    async with aclosing(generate(call.face, requests, share=share)) as events:
         async for prompt, event in events:
             data = writer.take(prompt, event)
             if not call.began:
@@ -45,11 +46,11 @@ async def stream_answer(call: Call, requests: Sequence[Request], writer: StreamW
                 await call.write(data)
 
 
-async def whole_answer(call: Call, requests: Sequence[Request]) -> tuple[list[Sample], Totals]:
-    """Every sample, finished, in order, and what they amount to; raises as `stream_answer`."""
+async def whole_answer(call: Call, requests: Sequence[Request], *, share: bool = False) -> tuple[list[Sample], Totals]:
+    """Every sample, finished, in order, and what they amount to; shares and raises as `stream_answer`."""
     n, totals = requests[0].sampling.n, Totals()
     samples = [Sample(index // n, index) for index in range(n * len(requests))]
-    async with aclosing(generate(call.face.frontend.client, requests)) as events:
+    async with aclosing(generate(call.face, requests, share=share)) as events:
         async for _, event in events:
             totals.add(event)
             if isinstance(event, Delta):

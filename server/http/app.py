@@ -12,21 +12,28 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from server.http.call import Call
+from server.http.deepseek.endpoints import DEEPSEEK
 from server.http.endpoint import Endpoint
 from server.http.endpoint_app import EndpointApp
 from server.http.face import Face
 from server.http.fields.schema import RESPONSES
 from server.http.http_errors import MethodNotAllowedError, PathNotFoundError
 from server.http.json_codec import write_json
+from server.http.llamacpp.endpoints import LLAMACPP
+from server.http.metrics_endpoint import METRICS
+from server.http.mistral.endpoints import MISTRAL
+from server.http.ollama.endpoints import OLLAMA
 from server.http.openai.endpoints import OPENAI
 from server.http.openai.errors import OpenAIErrors
 from server.http.openapi import openapi_document
 from server.http.probes import PROBES
 from server.http.refusal import refusal_of
+from server.http.tabby.endpoints import TABBY
+from server.page.endpoints import PAGE
 
 _ERRORS = OpenAIErrors()
 # Dialects that share a path with another come before it, and claim their own bodies.
-ENDPOINTS: tuple[Endpoint, ...] = (*PROBES, *OPENAI)
+ENDPOINTS: tuple[Endpoint, ...] = (*PROBES, *METRICS, *TABBY, *OPENAI, *LLAMACPP, *MISTRAL, *DEEPSEEK, *OLLAMA, *PAGE)
 
 
 def build_app(face: Face, endpoints: Iterable[Endpoint] = ENDPOINTS) -> Starlette:

@@ -1,4 +1,4 @@
-"""Runs an endpoint for one call: reads the body, words what goes wrong, and stops when the client leaves."""
+"""Runs an endpoint for one call: asks for the key, reads the body, words what goes wrong, stops with the client."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
+from server.auth.caller import set_caller
+from server.auth.http_auth import KEY_HEADERS, http_caller
 from server.http.call import Call
 from server.http.endpoint import Endpoint
 from server.http.face import Face
@@ -24,6 +26,8 @@ class EndpointApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         call, endpoint = Call(scope, receive, send, self._face), self._endpoints[-1]
         try:
+            sent = {name: call.header(name) for name in KEY_HEADERS}
+            set_caller(await http_caller(self._face.frontend.access, endpoint.path, sent))
             await call.read()
             endpoint = self._choose(call)
             await _unless_gone(call, endpoint.answer(call))

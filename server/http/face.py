@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import time
 
+from server.completion.completion_service import CompletionService
 from server.frontend import Frontend
 from server.http.model_names import model_names
 from server.request_errors import UnknownModelError
@@ -14,11 +15,13 @@ from specdec.types import EngineInfo
 
 @dataclass(frozen=True, slots=True)
 class Face:
-    """``state`` gives the engine's state and whether a request would be taken now; ``started_s`` is Unix time."""
+    """``state`` gives the engine's state and whether a request would be taken now; ``completion`` fills gaps;
+    ``started_s`` is Unix time."""
 
     frontend: Frontend
     state: Callable[[], tuple[str, bool]]
     max_body_bytes: int
+    completion: CompletionService
     started_s: int = field(default_factory=lambda: int(time()))
 
     @property

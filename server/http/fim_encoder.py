@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from server.completion.gap import FillMode, Gap
+from server.completion.packed_prompt import PackedPrompt
 from specdec.errors import RequestError
 
 
@@ -14,10 +16,13 @@ class FimNotSupportedError(RequestError):
 
 
 class FimEncoder(Protocol):
-    """Puts what stands before and after a gap into a prompt that asks for what is missing."""
+    """Makes a gap in a text a prompt; `server.completion.prompt_packer.PromptPacker` is one."""
 
-    def encode(self, prefix: str, suffix: str) -> list[int]:
-        """Token ids of the prompt; special tokens spelled out in the texts stay plain text.
+    def budget(self, wanted: int | None, max_tokens: int) -> int:
+        """Tokens for a prompt where ``wanted`` were asked for and ``max_tokens`` are to be written."""
+
+    def pack(self, gap: Gap, mode: FillMode, budget: int, owner: str = "", *, heal: bool = True) -> PackedPrompt:
+        """The prompt for ``gap``, at most ``budget`` tokens; special tokens spelled out in texts stay plain text.
 
         Raises:
             RequestError: the model can not fill in (`FimNotSupportedError`), or not this.

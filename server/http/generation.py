@@ -1,4 +1,4 @@
-"""Gives requests to the engine and reads their events."""
+"""Gives a call's requests to the engine, in the name of its caller, and reads their events."""
 
 from __future__ import annotations
 
@@ -6,56 +6,79 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
-from server.engine_client import EngineClient
+from server.admission.ticket import Ticket
+from server.auth.caller import current_caller
+from server.http.face import Face
 from server.request_errors import DeadlinePassedError
-from server.request_stream import RequestStream
 from specdec.errors import RequestError
 from specdec.types import Delta, Finished, FinishReason, Request, RequestEvent
 
 
-async def generate(client: EngineClient, requests: Sequence[Request]) -> AsyncGenerator[tuple[int, RequestEvent]]:
+async def generate(
+    face: Face, requests: Sequence[Request], *, share: bool = False
+) -> AsyncGenerator[tuple[int, RequestEvent]]:
     """The events of ``requests``, one per prompt, as they come: (which request, event).
 
     Samples are numbered through: sample i of request r is r * n + i. To be read inside `contextlib.aclosing`: closing
-    it, by an error or a cancellation too, ends all requests in the engine at once.
+    it, by an error or a cancellation too, ends all requests in the engine at once. ``share``: a single request may be
+    answered with the events of an equal one that runs already (`server.completion.run_table.RunTable`).
 
     Raises:
-        RequestError: the engine refuses or fails one of them.
+        RequestError: the caller may not, or the engine refuses or fails one of them.
     """
-    streams: list[RequestStream] = []
+    if share and len(requests) == 1:
+        async with aclosing(_shared(face, requests[0])) as events:
+            async for event in events:
+                yield 0, _checked(event)
+        return
+    tickets: list[Ticket] = []
     try:
         for request in requests:
-            streams.append(client.generate(request))  # noqa: PERF401 - those before a refused one must be closed
+            tickets.append(face.frontend.admission.admit(current_caller(), request))  # noqa: PERF401 - those before a refused one must be closed
         n = requests[0].sampling.n
-        async with aclosing(_merged(streams) if len(streams) > 1 else _single(streams[0])) as events:
+        async with aclosing(_merged(tickets) if len(tickets) > 1 else _single(tickets[0])) as events:
             async for which, event in events:
-                if isinstance(event, Finished) and event.reason == FinishReason.DEADLINE:
-                    raise DeadlinePassedError
-                if isinstance(event, Delta | Finished):
-                    event.index += which * n
-                yield which, event
+                found = _checked(event)
+                if isinstance(found, Delta | Finished):
+                    found.index += which * n
+                yield which, found
     finally:
-        for stream in streams:
-            stream.close()
+        for ticket in tickets:
+            ticket.close()
 
 
-async def _single(stream: RequestStream) -> AsyncGenerator[tuple[int, RequestEvent]]:
-    async for event in stream:
+def _checked(event: RequestEvent) -> RequestEvent:
+    if isinstance(event, Finished) and event.reason == FinishReason.DEADLINE:
+        raise DeadlinePassedError
+    return event
+
+
+async def _shared(face: Face, request: Request) -> AsyncGenerator[RequestEvent]:
+    run, _ = await face.completion.runs.start(current_caller(), request)
+    try:
+        async for event in run.read():
+            yield event
+    finally:
+        run.leave()
+
+
+async def _single(ticket: Ticket) -> AsyncGenerator[tuple[int, RequestEvent]]:
+    async for event in ticket:
         yield 0, event
 
 
-async def _merged(streams: Sequence[RequestStream]) -> AsyncGenerator[tuple[int, RequestEvent]]:
+async def _merged(tickets: Sequence[Ticket]) -> AsyncGenerator[tuple[int, RequestEvent]]:
     queue: asyncio.Queue[tuple[int, RequestEvent | RequestError | None]] = asyncio.Queue()
 
-    async def pump(which: int, stream: RequestStream) -> None:
+    async def pump(which: int, ticket: Ticket) -> None:
         try:
-            async for event in stream:
+            async for event in ticket:
                 queue.put_nowait((which, event))
             queue.put_nowait((which, None))
         except RequestError as error:
             queue.put_nowait((which, error))
 
-    pumps = [asyncio.create_task(pump(which, stream)) for which, stream in enumerate(streams)]
+    pumps = [asyncio.create_task(pump(which, ticket)) for which, ticket in enumerate(tickets)]
     try:
         left = len(pumps)
         while left:

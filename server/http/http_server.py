@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Collection
 from contextlib import suppress
 from typing import Any
@@ -20,9 +21,10 @@ _LOOK_S = 0.01
 
 
 class HttpServer:
-    """Serves ``app`` on ``host`` and ``port`` (0: one of the system's choice). Signals stay ours."""
+    """Serves ``app`` on ``host`` and ``port`` (0: one of the system's choice), over TLS where there is a context for
+    it. Signals stay ours."""
 
-    def __init__(self, app: ASGIApp, host: str, port: int) -> None:
+    def __init__(self, app: ASGIApp, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
         self._host, self._port = host, port
         config = uvicorn.Config(
             app, http=HttpProtocol, ws="none", lifespan="off", log_config=None, access_log=False, proxy_headers=False,
@@ -30,6 +32,7 @@ class HttpServer:
             h11_max_incomplete_event_size=HEAD_BYTES,
         )  # fmt: skip
         config.load()
+        config.ssl = tls
         self._uvicorn = uvicorn.Server(config)
         self._uvicorn.lifespan = config.lifespan_class(config)
         self._started = False

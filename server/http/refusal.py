@@ -7,9 +7,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from server.admission.admission_errors import LateError, RateLimitedError, SupersededError
+from server.auth.auth_errors import KeyChecksBusyError, PermissionDeniedError, UnauthenticatedError
 from server.http.fim_encoder import FimNotSupportedError
 from server.http.http_errors import BodyTimeoutError, BodyTooLargeError, MethodNotAllowedError, PathNotFoundError
 from server.request_errors import ChatNotSupportedError, DeadlinePassedError, DrainingError, UnknownModelError
+from server.telemetry.current_call import note_refusal
 from specdec.errors import (
     DuplicateRequestError,
     EngineDeadError,
@@ -32,14 +35,20 @@ _STATUS: dict[str, int] = {
     # Found out by the engine on the way, but the request's own doing.
     "GRAMMAR_TOO_COMPLEX": 400,
     "NO_TOKEN_LEFT": 400,
+    UnauthenticatedError.reason: 401,
+    PermissionDeniedError.reason: 403,
     UnknownModelError.reason: 404,
     PathNotFoundError.reason: 404,
     MethodNotAllowedError.reason: 405,
     BodyTimeoutError.reason: 408,
     DeadlinePassedError.reason: 408,
     DuplicateRequestError.reason: 409,
+    SupersededError.reason: 409,
     BodyTooLargeError.reason: 413,
     QueueFullError.reason: 429,
+    RateLimitedError.reason: 429,
+    LateError.reason: 429,
+    KeyChecksBusyError.reason: 429,
     ChatNotSupportedError.reason: 501,
     FimNotSupportedError.reason: 501,
     EngineDeadError.reason: 503,
@@ -75,6 +84,7 @@ def refusal_of(error: Exception, names: Mapping[str, str]) -> Refusal:
 
     ``names``: fields of the engine's request by their names in the body.
     """
+    note_refusal(error)
     if not isinstance(error, RequestError):
         _LOG.error("an HTTP call broke", exc_info=error)
         return Refusal(500, "INTERNAL", "internal error; the server's log tells more")
@@ -83,6 +93,8 @@ def refusal_of(error: Exception, names: Mapping[str, str]) -> Refusal:
         _LOG.error("request failed: %s: %s", error.reason, error)
     retry_s = getattr(error, "retry_after_s", UNAVAILABLE_RETRY_S if status == 503 else None)
     headers = [] if retry_s is None else _retry_headers(retry_s)
+    if status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
     if isinstance(error, DrainingError | BodyTooLargeError | BodyTimeoutError):
         headers.append((b"connection", b"close"))
     found: tuple[FieldViolation, ...] = ()

@@ -7,6 +7,7 @@ import json
 import click
 
 from specdec.cli.bench_engine_cmd import engine_command
+from specdec.cli.bench_serve_cmd import serve_load_command
 from specdec.cli.options import engine_options
 from specdec.config import EngineConfig
 
@@ -17,6 +18,7 @@ def bench_group() -> None:
 
 
 bench_group.add_command(engine_command)
+bench_group.add_command(serve_load_command)
 
 
 @bench_group.command("step")

@@ -39,11 +39,30 @@ def doctor_command(engine_config: EngineConfig) -> None:
     if kernels.name == "native":
         rate = BandwidthProbe(engine_config.cache_dir, threads).measure()
         console.print(f"memory read  {rate / 1e9:.1f} GB/s")
+    for line in memory_lines(engine_config):
+        console.print(f"needs        {line}", highlight=False)
     for name in PACKAGES:
         try:
             console.print(f"{name:12} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
             console.print(f"{name:12} not installed")
+
+
+def memory_lines(config: EngineConfig) -> list[str]:
+    """What an engine of ``config`` would need of memory; nothing is fetched to find that out."""
+    from specdec.engine.plan_memory import plan_memory
+    from specdec.engine.target_device import target_device
+    from specdec.errors import ModelError
+    from specdec.models.resolve import is_here
+
+    missing = [name for name in (config.target, config.draft) if name and not is_here(name, config.cache_dir)]
+    if missing:
+        return [f"not known: {name} is not here; specdec models fetch {name}" for name in missing]
+    try:
+        budget = plan_memory(config, on_device=target_device(config) is not None)
+    except ModelError as error:
+        return [f"not known: {error}"]
+    return [*budget.lines(), "it fits" if budget.fits else "it does not fit"]
 
 
 def vector_features() -> list[str]:

@@ -10,11 +10,13 @@ from specdec.cli.lazy_group import LazyCommand, LazyGroup
 _COMMANDS = {
     "serve": LazyCommand("specdec.cli.serve_cmd:serve_command", "Serve a model over gRPC."),
     "generate": LazyCommand("specdec.cli.generate_cmd:generate_command", "Generate text, here or on a server."),
+    "lsp": LazyCommand("specdec.cli.lsp_cmd:lsp_command", "Suggest code in editors, as a language server."),
     "trace": LazyCommand("specdec.cli.trace_cmd:trace_group", "Show why a server drafted as it did."),
     "keys": LazyCommand("specdec.cli.keys_cmd:keys_group", "Make keys for a server."),
     "models": LazyCommand("specdec.cli.models_cmd:models_group", "List and fetch the models known by name."),
     "verify": LazyCommand("specdec.cli.verify_cmd:verify_command", "Check path identity on a real model."),
     "bench": LazyCommand("specdec.cli.bench_cmd:bench_group", "Measure this machine with a real model."),
+    "ab": LazyCommand("specdec.cli.ab_cmd:ab_group", "Analyse and plan latency experiments."),
     "doctor": LazyCommand("specdec.cli.doctor_cmd:doctor_command", "Check device, kernels, numbers and versions."),
 }
 

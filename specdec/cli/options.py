@@ -23,7 +23,11 @@ _ENGINE: tuple[_Option, ...] = (
      "The draft model's numeric type; default int4 beside an int8 target."),
     ("--draft-head", "engine.draft_head", {}, "EAGLE-3 checkpoint folder for the `head` drafter."),
     ("--dtype", "engine.dtype", {"type": click.Choice(["int8", "bf16", "fp32"])}, "Weights' numeric type."),
-    ("--kernels", "engine.kernels", {"type": click.Choice(["auto", "native", "reference"])}, "Which kernels to run."),
+    ("--kernels", "engine.kernels", {"type": click.Choice(["auto", "native", "reference"])},
+     "Which kernels to run on the CPU."),
+    ("--device", "engine.device", {"type": click.Choice(["auto", "cpu", "cuda"])}, "Where the target runs."),
+    ("--device-dtype", "engine.device_dtype", {"type": click.Choice(["auto", "bf16", "fp16", "fp8", "fp32"])},
+     "Weights' numeric type on a GPU."),
     ("--threads", "engine.threads", {"type": int}, "Compute threads; 0: all cores."),
     ("--kv-tokens", "engine.kv_tokens", {"type": int}, "Tokens the KV cache holds."),
     ("--max-context", "engine.max_context", {"type": int}, "Longest sequence; 0: the model's, at most 8192."),
@@ -45,7 +49,7 @@ _DRAFTERS = (
 _SERVER: tuple[_Option, ...] = (
     ("--host", "server.host", {}, "Address to listen on."),
     ("--grpc-port", "server.grpc_port", {"type": int}, "gRPC port; 0: any free one."),
-    ("--http-port", "server.http_port", {"type": int}, "Port of the HTTP probes; 0: any free one."),
+    ("--http-port", "server.http_port", {"type": int}, "HTTP port: OpenAI's API and other dialects, probes; 0: any free one."),
     ("--drain", "server.drain_s", {"type": float}, "Seconds a stop waits for running requests."),
     ("--reflection/--no-reflection", "server.reflection", {}, "gRPC reflection."),
 )  # fmt: skip

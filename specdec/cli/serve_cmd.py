@@ -33,31 +33,38 @@ _SECURITY: tuple[tuple[str, str, dict[str, Any], str], ...] = (
      "Take keys off loopback in the clear: a proxy in front speaks TLS."),
     ("--max-queued-tokens", "server.max_queued_tokens", {"type": int}, "Prompt tokens that may wait; 0: no limit."),
 )  # fmt: skip
+_WATCHING: tuple[tuple[str, str, dict[str, Any], str], ...] = (
+    ("--metrics-compat", "server.metrics_compat", {"type": click.Choice(["none", "vllm"])},
+     "Names that /metrics has beside specdec's own."),
+    ("--open-metrics", "server.open_metrics", {"is_flag": True}, "/metrics needs no key."),
+    ("--log-format", "server.log_format", {"type": click.Choice(["auto", "json", "text"])},
+     "auto: text on a terminal, else JSON lines."),
+    ("--log-texts", "server.log_texts", {"is_flag": True}, "Log prompts and outputs, which may be confidential."),
+    ("--otlp-endpoint", "server.otlp_endpoint", {"metavar": "URL"},
+     "Send OpenTelemetry traces to this OTLP/gRPC collector; needs the `otel` extra."),
+)  # fmt: skip
 _OPEN = ServerConfig()
 
 
-def _security_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def _more_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add to ``command`` what `server_options` takes for fields of the configuration, by its name."""
-    for flag, name, settings, text in reversed(_SECURITY):
+    for flag, name, settings, text in reversed((*_SECURITY, *_WATCHING)):
         command = click.option(flag, name.replace(".", "__"), default=None, help=text, **settings)(command)
     return command
 
 
 @click.command("serve")
-@_security_options
+@_more_options
 @server_options
 @click.option("--quiet", is_flag=True, help="Log warnings and errors only.")
 def serve_command(config: Config, quiet: bool) -> None:
     """Serve a model over gRPC until SIGTERM or Ctrl-C; then running requests are finished first."""
+    from server.logs.configure import configure_logs
     from server.serving import Serving
     from specdec.models.load_tokenizer import load_tokenizer
     from specdec.models.progress_bar import ProgressBar
 
-    logging.basicConfig(
-        level=logging.WARNING if quiet else logging.INFO,
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
+    configure_logs(config.server.log_format, logging.WARNING if quiet else logging.INFO)
     engine = config.engine
     click.echo(f"loading {engine.target} ...", err=True)
     with ExitStack() as bars:

@@ -137,7 +137,9 @@ def stopping_message(stop: StoppingParams) -> options.StoppingOptions:
 
 def output_message(out: OutputParams) -> options.OutputOptions:
     """What comes back."""
-    return options.OutputOptions(logprobs=out.logprobs, text=out.text, skip_special_tokens=out.skip_special_tokens)
+    return options.OutputOptions(
+        logprobs=out.logprobs, text=out.text, skip_special_tokens=out.skip_special_tokens, trees=out.trees
+    )
 
 
 def speculation_message(spec: SpeculationParams) -> options.SpeculationOptions:

@@ -24,6 +24,7 @@ from specdec.types import (
     SpeculationStats,
     Started,
     StepTrace,
+    StepTree,
     Timings,
     TokenLogprobs,
     Usage,
@@ -47,7 +48,8 @@ def event_of(
         return Started(m.request_id, m.seed, m.prompt_tokens, m.cached_tokens, m.queue_ms)
     if which == "delta":
         d = message.delta
-        return Delta(request_id, d.index, list(d.token_ids), d.text, logprobs_of(d.logprobs))
+        tree = tree_of(d.tree) if d.HasField("tree") else None
+        return Delta(request_id, d.index, list(d.token_ids), d.text, logprobs_of(d.logprobs), tree)
     if which == "finished":
         f = message.finished
         metrics, timings = stats_of(f.metrics), timings_of(f.timings)
@@ -75,6 +77,15 @@ def reason_of(number: int) -> FinishReason:
 def logprobs_of(rows: Iterable[result.TokenLogprobs]) -> list[TokenLogprobs]:
     """One per position."""
     return [TokenLogprobs(p.token_id, p.logprob, [(t.token_id, t.logprob) for t in p.top]) for p in rows]
+
+
+def tree_of(m: result.StepTree) -> StepTree:
+    """What a step verified."""
+    nodes = m.nodes
+    return StepTree(
+        tokens=[n.token_id for n in nodes], parents=[n.parent for n in nodes], chances=[n.chance for n in nodes],
+        sources=[list(n.sources) for n in nodes], accepted=list(m.accepted), draft_ms=m.draft_ms, verify_ms=m.verify_ms,
+    )  # fmt: skip
 
 
 def usage_of(m: result.Usage) -> Usage:

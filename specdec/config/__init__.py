@@ -1,7 +1,16 @@
 """The one validated configuration: `EngineConfig` for the engine, `ServerConfig` for what people connect to."""
 
-from specdec.config.engine_config import Dtype, EngineConfig, SpeculationConfig, WeightDtype
+from specdec.config.engine_config import DeviceDtype, Dtype, EngineConfig, SpeculationConfig, WeightDtype
 from specdec.config.load import load_config
 from specdec.config.server_config import Config, ServerConfig
 
-__all__ = ["Config", "Dtype", "EngineConfig", "ServerConfig", "SpeculationConfig", "WeightDtype", "load_config"]
+__all__ = [
+    "Config",
+    "DeviceDtype",
+    "Dtype",
+    "EngineConfig",
+    "ServerConfig",
+    "SpeculationConfig",
+    "WeightDtype",
+    "load_config",
+]

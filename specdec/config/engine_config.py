@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Dtype = Literal["int8", "bf16", "fp32"]
 WeightDtype = Literal["int4", "int8", "bf16", "fp32"]
+DeviceDtype = Literal["auto", "bf16", "fp16", "fp8", "fp32"]
 
 
 class SpeculationConfig(BaseModel):
@@ -55,7 +56,9 @@ class EngineConfig(BaseModel):
     draft_dtype: WeightDtype | None = Field(None, description="default: int4 beside an int8 target, else the target's")
     draft_head: str | None = Field(None, description="EAGLE-3 checkpoint folder for the `head` drafter")
     dtype: Dtype = "int8"
-    kernels: Literal["auto", "native", "reference"] = "auto"
+    kernels: Literal["auto", "native", "reference"] = Field("auto", description="on a CPU")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the target runs; auto: on a GPU if any")
+    device_dtype: DeviceDtype = Field("auto", description="on a GPU; auto: bf16, or the checkpoint's own 4 bits")
     strict: bool = Field(False, description="refuse to serve unless the numeric mode is `bitwise`")
     threads: int = Field(0, ge=0, description="compute threads; 0: the cores this process may use")
     cache_dir: Path = Field(Path("~/.cache/specdec"), description="downloads, packed weights, built kernels")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -33,6 +34,14 @@ class ServerConfig(BaseModel):
     tls_cert: Path | None = Field(None, description="PEM certificate chain; with tls_key: serve TLS only")
     tls_key: Path | None = Field(None, description="PEM private key of tls_cert")
     tls_client_ca: Path | None = Field(None, description="PEM authorities; clients must show a certificate of theirs")
+
+    metrics_compat: Literal["none", "vllm"] = Field("none", description="/metrics has vLLM's names too")
+    open_metrics: bool = Field(False, description="/metrics needs no key")
+    log_format: Literal["auto", "json", "text"] = Field("auto", description="auto: text on a terminal, else JSON lines")
+    log_calls: bool = Field(True, description="one line per call: who, what, how long, how many tokens")
+    log_texts: bool = Field(False, description="these lines hold prompts and outputs, which may be confidential")
+    otlp_endpoint: str | None = Field(None, description="OTLP/gRPC collector for traces; needs the `otel` extra")
+    trace_ratio: float = Field(1.0, ge=0, le=1, description="part of the traces kept, of those that begin here")
 
     max_queued_tokens: int = Field(1 << 18, ge=0, description="prompt tokens that may wait for the engine; 0: no limit")
     shed_late: bool = Field(True, description="refuse at once what can not be done by its deadline")

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import os
-from typing import cast
 
 import torch
 
 import specdec
-from draft.protocol import CostlyDrafter
 from specdec.config import EngineConfig
 from specdec.engine.build_decoder import build_decoder
 from specdec.engine.build_drafters import DrafterBuilder, read_head
+from specdec.engine.context_limit import context_limit
 from specdec.engine.engine import Engine, EngineParts
-from specdec.engine.profile_costs import profile_costs
+from specdec.engine.plan_memory import plan_memory, tell_memory
+from specdec.engine.profile_costs import costs_at_start
+from specdec.engine.target_device import target_device
 from specdec.errors import ConfigError
 from specdec.kv_cache import KvCacheManager
 from specdec.models import Progress, load_model
-from specdec.models.model_config import ModelConfig
 from specdec.sampling import Sampler
 from specdec.types import EngineInfo
 from verify_kernels.forward_batch import PAGE_SIZE
 from verify_kernels.kernels import load_kernels
 from verify_kernels.self_test import self_test
-
-DEFAULT_CONTEXT = 8192
 
 
 def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engine:
@@ -44,9 +42,15 @@ def build_parts(config: EngineConfig, progress: Progress | None = None) -> Engin
         raise ConfigError(f"engine.threads: {config.threads} threads on {cores} cores only get in each other's way")
     threads = config.threads or cores
     kernels = load_kernels(config.kernels, config.cache_dir, threads)
+    device = target_device(config)
+    if device is not None:
+        from specdec.engine.build_device import build_device_parts  # imports triton, which a CPU machine may lack
+
+        return build_device_parts(config, device, kernels, threads, progress)
     mode = self_test(kernels.backend(), config.dtype)
     if config.strict and mode != "bitwise":
         raise ConfigError(f"engine.strict: {kernels.name} kernels are {mode} here; drop strict or change engine.dtype")
+    tell_memory(plan_memory(config, progress))
     target = load_model(config.target, dtype=config.dtype, cache_dir=config.cache_dir, progress=progress)
     max_context = context_limit(config, target.config)
     pages = -(-max(config.kv_tokens, PAGE_SIZE) // PAGE_SIZE)
@@ -66,21 +70,5 @@ def build_parts(config: EngineConfig, progress: Progress | None = None) -> Engin
         # The kernels have their own workers; torch's, woken for a small copy, spin beside them for milliseconds.
         torch.set_num_threads(1)
     kv = KvCacheManager(pages, prefix_cache=config.prefix_cache)
-    costs = None
-    if config.speculation.enabled and drafters and config.speculation.profile_s > 0:
-        costly = [cast(CostlyDrafter, drafter) for drafter in drafters if drafter.costly]
-        costs = profile_costs(decoder, costly, config.speculation.profile_s)
+    costs = costs_at_start(config.speculation, decoder, drafters)
     return EngineParts(config, info, target.tokenizer, decoder, sampler, kv, drafters, costs, builder.model)
-
-
-def context_limit(config: EngineConfig, model: ModelConfig) -> int:
-    """Longest sequence served: what was asked for, within the model's own limit and the whole KV cache.
-
-    Raises:
-        ConfigError: more context was asked for than the model has.
-    """
-    if config.max_context > model.max_context:
-        raise ConfigError(f"engine.max_context: {config.max_context} exceeds the model's {model.max_context}")
-    wanted = config.max_context or min(model.max_context, DEFAULT_CONTEXT)
-    # One page stays free of context so that a lone sequence always has room for a tree.
-    return max(1, min(wanted, -(-config.kv_tokens // PAGE_SIZE) * PAGE_SIZE - PAGE_SIZE))

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
 
 from draft.cross_vocab import CrossVocabularyDrafter
 from draft.grammar import GrammarDrafter
@@ -17,17 +20,23 @@ from draft.prediction import PredictionDrafter
 from draft.protocol import CostlyDrafter, Drafter
 from draft.reading_order import ReadingOrder
 from draft.suffix import SuffixDrafter
-from specdec.config import EngineConfig, WeightDtype
+from specdec.config import DeviceDtype, EngineConfig, WeightDtype
 from specdec.engine.build_decoder import build_decoder
 from specdec.errors import ConfigError
 from specdec.models import LoadedModel, Progress, load_model
 from specdec.models.kv_pool import KvPool
+from specdec.models.target_decoder import TargetDecoder
 from specdec.sampling import Sampler
 from verify_kernels.forward_batch import PAGE_SIZE
 from verify_kernels.kernels import Kernels
 
+if TYPE_CHECKING:
+    from specdec.models.device.device_model import DeviceModel  # imports triton, which a CPU machine may lack
 
-def read_head(config: EngineConfig, target: LoadedModel) -> HeadModel | None:
+    Target = LoadedModel | DeviceModel
+
+
+def read_head(config: EngineConfig, target: Target) -> HeadModel | None:
     """The feature head, where one is asked for: the target's decoder must be built to its liking.
 
     Raises:
@@ -35,25 +44,29 @@ def read_head(config: EngineConfig, target: LoadedModel) -> HeadModel | None:
     """
     if not config.speculation.enabled or "head" not in config.drafters or config.draft_head is None:
         return None
-    folder = Path(config.draft_head).expanduser()
-    return load_head(folder, dtype=config.dtype, target=target.config, target_embed=target.weights.embed)
+    folder, embed = Path(config.draft_head).expanduser(), target.weights.embed.cpu()
+    if embed.dtype == torch.bfloat16:
+        embed = embed.half()  # as heads, which run on the CPU, want it
+    return load_head(folder, dtype=config.dtype, target=target.config, target_embed=embed)
 
 
 class DrafterBuilder:
-    """Builds drafters by name. ``draft_name``: the draft model's, once one was loaded."""
+    """Builds drafters by name. ``draft_name``: the draft model's, once one was loaded. ``device``: the GPU that it runs
+    on, as the target does; None: the CPU, where heads run in any case."""
 
     def __init__(
         self,
         config: EngineConfig,
-        target: LoadedModel,
+        target: Target,
         kernels: Kernels,
         sampler: Sampler,
         pages: int,
         max_context: int,
         progress: Progress | None,
+        device: torch.device | None = None,
     ) -> None:
         self._config, self._target, self._kernels, self._sampler = config, target, kernels, sampler
-        self._pages, self._max_context, self._progress = pages, max_context, progress
+        self._pages, self._max_context, self._progress, self._device = pages, max_context, progress, device
         self.draft_name: str | None = None
 
     def build(self, head: HeadModel | None) -> list[Drafter]:
@@ -94,22 +107,19 @@ class DrafterBuilder:
         """A draft model's name and the drafter over it, with KV of its own. Shares nothing that changes with what was
         built before, so it may be built in another thread while an engine runs.
 
-        draft, dtype: as in the configuration.
+        draft, dtype: as in the configuration; on a GPU ``dtype`` has no say, the draft is in the target's
+        type, or in 16 bits beside a float8 one.
 
         Raises:
             ModelError: it can not be had, or memory is short for it.
             ConfigError: its tokenizer can not retell the target's text.
         """
         config, target = self._config, self._target
-        dtype = dtype or ("int4" if config.dtype == "int8" else config.dtype)
-        model = load_model(draft, dtype=dtype, cache_dir=config.cache_dir, progress=progress)
-        promised = (
-            self._pages * KvPool.bytes_per_page(target.config) + config.max_step_rows * target.config.vocab_size * 4
-        )
+        model = self._load(draft, dtype, progress)
         same = target.tokenizer.fingerprint == model.tokenizer.fingerprint
         # Its tokens may be more than the target's for the same text, but a model reads no further than it was taught.
         positions = self._max_context if same else min(self._max_context * 3 // 2, model.config.max_context)
-        decoder = build_decoder(config, model, self._kernels.backend(), self._pages, positions, promised)
+        decoder = self._decoder(model, positions)
         if same:
             return model.name, ModelDrafter(decoder, self._sampler, target.config.vocab_size)
         _check_no_added_space(model)
@@ -123,6 +133,29 @@ class DrafterBuilder:
             config.speculation.draft_reads,
         )
 
+    def _load(self, draft: str, dtype: WeightDtype | None, progress: Progress | None) -> Target:
+        config = self._config
+        if self._device is not None:
+            from specdec.models.device.load_device_model import load_device_model
+
+            small: DeviceDtype = "auto" if config.device_dtype == "fp8" else config.device_dtype
+            return load_device_model(
+                draft, dtype=small, cache_dir=config.cache_dir, device=self._device, max_rows=config.max_step_rows,
+                progress=progress,
+            )  # fmt: skip
+        dtype = dtype or ("int4" if config.dtype == "int8" else config.dtype)
+        return load_model(draft, dtype=dtype, cache_dir=config.cache_dir, progress=progress)
+
+    def _decoder(self, model: Target, positions: int) -> TargetDecoder:
+        config, target = self._config, self._target.config
+        if not isinstance(model, LoadedModel):
+            from specdec.engine.build_device_decoder import build_device_decoder
+
+            assert self._device is not None  # or it would be a model for the CPU
+            return build_device_decoder(config, model, self._device, self._pages, positions)
+        promised = self._pages * KvPool.bytes_per_page(target) + config.max_step_rows * target.vocab_size * 4
+        return build_decoder(config, model, self._kernels.backend(), self._pages, positions, promised)
+
     def _head(self, head: HeadModel | None) -> Drafter:
         assert head is not None  # `read_head` read it, since the configuration names it
         network = HeadNetwork(
@@ -135,7 +168,7 @@ class DrafterBuilder:
         return HeadDrafter(network, self._sampler)
 
 
-def _check_no_added_space(model: LoadedModel) -> None:
+def _check_no_added_space(model: Target) -> None:
     """A text is retold piece by piece, which a tokenizer that begins every text with a space would spoil.
 
     Raises:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 from draft.model import ModelDrafter
 from draft.panel import DraftPanel
@@ -20,6 +20,7 @@ from specdec.control.cost_table import CostTable
 from specdec.control.trace_file import TraceWriter
 from specdec.control.trace_log import TraceLog
 from specdec.engine.profile_costs import StepCosts
+from specdec.engine.step_totals import StepTotals
 from specdec.engine.throughput import Throughput
 from specdec.engine.validation import validate_request
 from specdec.errors import ConfigError, DuplicateRequestError
@@ -28,6 +29,7 @@ from specdec.grammar.healed_start import HealedStart
 from specdec.grammar.token_spelling import TokenSpelling
 from specdec.kv_cache import KvCacheManager
 from specdec.models.decoder import Decoder
+from specdec.models.target_decoder import TargetDecoder
 from specdec.models.tokenizer import Tokenizer
 from specdec.sampling import Sampler, draw_seed, sample_seed
 from specdec.sampling.token_grammar import TokenGrammar
@@ -37,6 +39,7 @@ from specdec.step.drafting import Drafting
 from specdec.step.sequence_state import Ending, SequenceState
 from specdec.step.step import Step, StepResult
 from specdec.step.step_tracer import StepTracer
+from specdec.step.step_verifier import StepVerifier
 from specdec.step.verifier import Verifier
 from specdec.types import (
     EngineInfo,
@@ -70,17 +73,19 @@ class EngineParts:
     """What an engine is assembled from; `specdec.engine.build` makes it, tests replace pieces of it.
 
     ``costs`` None: the controller starts from a guess. ``load_draft`` None: the draft model stays as it is.
+    ``verifier`` None: the CPU's, over ``decoder`` and ``sampler``.
     """
 
     config: EngineConfig
     info: EngineInfo
     tokenizer: Tokenizer
-    decoder: Decoder
+    decoder: TargetDecoder
     sampler: Sampler
     kv: KvCacheManager
     drafters: Seq[Drafter] = field(default_factory=list)
     costs: StepCosts | None = None
     load_draft: Callable[[str, WeightDtype | None], LoadedDraft] | None = None
+    verifier: StepVerifier | None = None
 
 
 class Engine:
@@ -103,7 +108,7 @@ class Engine:
         self._states: dict[Sequence, SequenceState] = {}
         self._speculation, self._load_draft = config.speculation, parts.load_draft
         self._max_rows, self._began_s, self._swaps = config.max_step_rows, time.perf_counter(), 0
-        self._verifier = Verifier(parts.decoder, parts.sampler)
+        self._verifier = parts.verifier or Verifier(cast(Decoder, parts.decoder), parts.sampler)
         costs = parts.costs or StepCosts(CostTable.guess(config.max_step_rows).as_dict())
         controller = self._new_controller(parts.drafters, costs.verify, costs.drafting)
         self._trace = self._new_trace(controller)
@@ -111,7 +116,7 @@ class Engine:
         self._grammars = GrammarCompiler(parts.tokenizer, info.vocab_size)
         self._live: dict[str, _Live] = {}
         self._events: list[RequestEvent] = []
-        self._throughput = Throughput()
+        self._throughput, self._totals = Throughput(), StepTotals()
         self.last_step: StepResult | None = None
 
     def submit(self, request: Request) -> None:
@@ -206,6 +211,7 @@ class Engine:
         if self._live:
             result = self._step.run()
             self.last_step = result
+            self._totals.add(result)
             self._report(result)
         events, self._events = self._events, []
         return events
@@ -216,7 +222,7 @@ class Engine:
 
     def load(self) -> EngineLoad:
         """How busy it is now."""
-        return EngineLoad(
+        load = EngineLoad(
             running_requests=len({s.request.request_id for s in self._scheduler.running}),
             waiting_requests=self._scheduler.n_waiting_requests,
             free_pages=self._kv.n_free,
@@ -225,6 +231,7 @@ class Engine:
             prefix_hit_tokens=self._throughput.hit_tokens,
             prompt_tokens=self._throughput.prompt_tokens,
         )
+        return self._totals.told(load)
 
     def flush_cache(self) -> int:
         """Forget the cached prefixes that no running request uses; returns how many pages that frees."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
-from draft.protocol import CostlyDrafter
+from draft.protocol import CostlyDrafter, Drafter
+from specdec.config import SpeculationConfig
 from specdec.control.cost_table import CostTable
-from specdec.models.decoder import Decoder
+from specdec.models.target_decoder import TargetDecoder
 from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
 
 VERIFY_ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
@@ -29,7 +30,17 @@ class StepCosts:
     drafting: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
-def profile_costs(decoder: Decoder, drafters: Iterable[CostlyDrafter], seconds: float) -> StepCosts:
+def costs_at_start(
+    speculation: SpeculationConfig, decoder: TargetDecoder, drafters: Sequence[Drafter]
+) -> StepCosts | None:
+    """What `profile_costs` finds; None where nothing is to be decided by it, or it was given no time."""
+    if not (speculation.enabled and drafters and speculation.profile_s > 0):
+        return None
+    costly = [cast(CostlyDrafter, drafter) for drafter in drafters if drafter.costly]
+    return profile_costs(decoder, costly, speculation.profile_s)
+
+
+def profile_costs(decoder: TargetDecoder, drafters: Iterable[CostlyDrafter], seconds: float) -> StepCosts:
     """Measure for about ``seconds``, at least twice each; nothing may run yet. The grid is walked in turns.
 
     Every forward reads whatever the pool holds and writes to it: only its time is of interest, and no sequence knows
@@ -38,11 +49,11 @@ def profile_costs(decoder: Decoder, drafters: Iterable[CostlyDrafter], seconds: 
     drafters = list(drafters)
     share = seconds * DRAFT_SHARE / len(drafters) if drafters else 0.0
     verify = _verify_table(decoder, seconds - share * len(drafters))
-    drafting = {drafter.name: _level_table(drafter, decoder.max_rows, share) for drafter in drafters}
+    drafting = {drafter.name: _level_table(drafter, decoder, share) for drafter in drafters}
     return StepCosts(verify.as_dict(), {name: table.as_dict() for name, table in drafting.items()})
 
 
-def _verify_table(decoder: Decoder, seconds: float) -> CostTable:
+def _verify_table(decoder: TargetDecoder, seconds: float) -> CostTable:
     limit = min(decoder.pool.pages * PAGE_SIZE, decoder.max_positions)
     rows = [r for r in VERIFY_ROWS if r <= min(decoder.max_logit_rows, decoder.max_rows) and r < limit]
     contexts = [c for c in CONTEXTS if c + rows[-1] <= limit] or [0]
@@ -52,15 +63,25 @@ def _verify_table(decoder: Decoder, seconds: float) -> CostTable:
         entry = BatchEntry([0] * n, list(range(-1, n - 1)), context, pages)
         decoder.forward(ForwardBatch.build([entry]), list(range(n)))
 
-    found = _best({(n, c): partial(forward, n, c) for c in contexts for n in rows}, seconds)
+    points: dict[Any, Callable[[], None]] = {(n, c): partial(forward, n, c) for c in contexts for n in rows}
+    _settle(points, decoder.settling)
+    found = _best(points, seconds)
     grid = [[found[n, c] for n in rows] for c in contexts]
     return _extended(rows, contexts, grid, decoder.max_rows)
 
 
-def _level_table(drafter: CostlyDrafter, max_rows: int, seconds: float) -> CostTable:
-    rows = [r for r in LEVEL_ROWS if r <= max_rows]
-    found = _best({n: partial(drafter.rehearse, n) for n in rows}, seconds)
-    return _extended(rows, [0], [[found[n] for n in rows]], max_rows)
+def _level_table(drafter: CostlyDrafter, target: TargetDecoder, seconds: float) -> CostTable:
+    rows = [r for r in LEVEL_ROWS if r <= target.max_rows]
+    points: dict[Any, Callable[[], None]] = {n: partial(drafter.rehearse, n) for n in rows}
+    _settle(points, target.settling)  # what a drafter's forward runs on is what its target's does
+    found = _best(points, seconds)
+    return _extended(rows, [0], [[found[n] for n in rows]], target.max_rows)
+
+
+def _settle(points: dict[Any, Callable[[], None]], times: int) -> None:
+    for run in points.values():
+        for _ in range(times):
+            run()
 
 
 def _best(points: dict[Any, Callable[[], None]], seconds: float) -> dict[Any, float]:

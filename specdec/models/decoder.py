@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specdec.models.check_batch import check_batch
 from specdec.models.kv_pool import KvPool
 from specdec.models.model_config import ModelConfig
 from specdec.models.rope import rope_tables
@@ -46,6 +47,7 @@ class Decoder:
     ) -> None:
         self.config, self.weights, self.backend, self.pool = config, weights, backend, pool
         self.max_rows, self.max_logit_rows, self.max_positions = max_rows, max_logit_rows, max_positions
+        self.settling = 0
         if max_logit_rows > max_rows:
             raise ValueError(f"max_logit_rows: {max_logit_rows} exceeds max_rows {max_rows}, which sizes the scratch")
         if any(not 0 <= tap < config.n_layers for tap in taps):
@@ -137,19 +139,12 @@ class Decoder:
         return self._logits[: len(logit_rows)]
 
     def _check(self, batch: ForwardBatch, logit_rows: Sequence[int]) -> None:
-        if batch.rows > self.max_rows:
-            raise ValueError(f"batch: {batch.rows} rows, the buffers hold {self.max_rows}")
-        if len(logit_rows) > self.max_logit_rows:
-            raise ValueError(f"logit_rows: {len(logit_rows)} rows, the buffers hold {self.max_logit_rows}")
-        # An upper bound on the last position; exact for one entry, and cheaper than a gather per row.
-        last = int(batch.entry_ctx.max()) + int(batch.depth.max())
-        if logit_rows and not 0 <= min(logit_rows) <= max(logit_rows) < batch.rows:
-            raise ValueError(f"logit_rows: must lie in [0, {batch.rows})")
-        if last >= self.max_positions:
-            last = int((batch.entry_ctx[batch.entry_of] + batch.depth).max())
-        if last >= self.max_positions:
-            raise ValueError(f"batch: position {last}, the limit is {self.max_positions - 1}")
-        if int(batch.tokens.min()) < 0 or int(batch.tokens.max()) >= self.config.vocab_size:
-            raise ValueError(f"tokens: ids must lie in [0, {self.config.vocab_size})")
-        if int(batch.page_table.min()) < 0 or int(batch.page_table.max()) >= self.pool.pages:
-            raise ValueError(f"page_table: ids must lie in [0, {self.pool.pages})")
+        check_batch(
+            batch,
+            logit_rows,
+            max_rows=self.max_rows,
+            max_logit_rows=self.max_logit_rows,
+            max_positions=self.max_positions,
+            vocab_size=self.config.vocab_size,
+            pages=self.pool.pages,
+        )

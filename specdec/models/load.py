@@ -39,7 +39,7 @@ def load_model(ref: str, *, dtype: WeightDtype, cache_dir: Path, progress: Progr
     found = _cached(cache, checkpoint.name, dtype, progress) if checkpoint.keeps_packed else None
     config, buffer = found or _packed(cache, checkpoint, dtype, progress)
     tokenizer = checkpoint.tokenizer(cache_dir, config)
-    _check_vocabulary(checkpoint.name, config, tokenizer)
+    check_vocabulary(checkpoint.name, config, tokenizer)
     _check_heads(checkpoint.name, config)
     config = replace(config, bos_id=tokenizer.bos_id, add_bos=tokenizer.add_bos, eos_ids=tokenizer.eos_ids)
     return LoadedModel(checkpoint.name, config, buffer.weights(config, dtype), tokenizer, cache.key)
@@ -67,7 +67,8 @@ def _packed(
     return source.config, buffer
 
 
-def _check_vocabulary(name: str, config: ModelConfig, tokenizer: Tokenizer) -> None:
+def check_vocabulary(name: str, config: ModelConfig, tokenizer: Tokenizer) -> None:
+    """ModelError unless the model has a row for every token of ``tokenizer``."""
     if tokenizer.base_size > config.vocab_size:
         raise ModelError(
             f"{name}: the tokenizer has {tokenizer.base_size} tokens, the model {config.vocab_size}; "

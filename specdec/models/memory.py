@@ -8,22 +8,19 @@ import psutil
 
 from specdec.config import WeightDtype
 from specdec.errors import ModelError
+from specdec.models.memory_cgroup import cgroup_free
 
 GIB = 1 << 30
 WORKING_BYTES = 256 << 20  # slices in conversion, the tokenizer, the interpreter
-_CGROUP = Path("/sys/fs/cgroup")
+_CGROUP, _OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
-def available_bytes(cgroup: Path = _CGROUP) -> int:
-    """Bytes this process may still take: what the machine has free, or the container's limit leaves."""
+def available_bytes(cgroup: Path = _CGROUP, own: Path = _OWN) -> int:
+    """Bytes this process may still take: what the machine has free, or what the limit of its container, of its unit
+    or of any group around it leaves. cgroup: where the groups are mounted. own: which of them this process is in."""
     free = psutil.virtual_memory().available
-    limit = cgroup / "memory.max"
-    if not limit.exists() or not (text := limit.read_text().strip()).isdigit():
-        return free
-    used = int((cgroup / "memory.current").read_text())
-    stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
-    reclaimable = int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))
-    return min(free, int(text) - used + reclaimable)
+    left = cgroup_free(cgroup, own)
+    return free if left is None else min(free, left)
 
 
 def check_memory(name: str, nbytes: int, dtype: WeightDtype, available: int | None = None) -> None:

@@ -75,7 +75,7 @@ def _jobs(source: TensorSource, dtype: WeightDtype, buffer: WeightsBuffer) -> li
     jobs: list[tuple[int, Callable[[], None]]] = []
     for plan in linear_plans(source.config, source.config.tie_embeddings):
         step = max(SLICE_VALUES // plan.columns // TILE_N, 1) * TILE_N
-        bias = _fused_bias(source, plan) if has_bias(plan, source) else None
+        bias = fused_bias(source, plan) if has_bias(plan, source) else None
         for low in range(0, plan.rows, step):
             high = min(low + step, plan.rows)
             job = _pack_job(source, plan, dtype, buffer, low, high, bias)
@@ -99,7 +99,7 @@ def _pack_job(
 ) -> Callable[[], None]:
     def job() -> None:
         piece = None if bias is None else bias[low:high]
-        packed = pack_linear(_fused_rows(source, plan, low, high), piece, linear_kind(plan.name, dtype))
+        packed = pack_linear(fused_rows(source, plan, low, high), piece, linear_kind(plan.name, dtype))
         first = low // TILE_N  # slices begin on a tile, and tiles are packed independently
         buffer.view(plan.name + ".data")[first : first + packed.tiles] = packed.data
         channels = slice(first * TILE_N, (first + packed.tiles) * TILE_N)
@@ -119,7 +119,8 @@ def _embed_job(source: TensorSource, embed: Tensor, low: int, high: int) -> Call
     return job
 
 
-def _fused_rows(source: TensorSource, plan: LinearPlan, low: int, high: int) -> Tensor:
+def fused_rows(source: TensorSource, plan: LinearPlan, low: int, high: int) -> Tensor:
+    """Rows [low, high) of the fused matrix, float32."""
     pieces, start = [], 0
     for role, count in plan.parts:
         first, last = max(low - start, 0), min(high - start, count)
@@ -129,7 +130,8 @@ def _fused_rows(source: TensorSource, plan: LinearPlan, low: int, high: int) -> 
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
-def _fused_bias(source: TensorSource, plan: LinearPlan) -> Tensor:
+def fused_bias(source: TensorSource, plan: LinearPlan) -> Tensor:
+    """Its bias, float32, zeros for parts that have none."""
     pieces = [
         source.vector(role + ".bias") if source.has(role + ".bias") else torch.zeros(count)
         for role, count in plan.parts

@@ -44,6 +44,14 @@ def resolve(ref: str, cache_dir: Path, progress: Progress) -> Checkpoint:
     raise ModelError(f"{ref}: no such file, folder or catalogue model{suggestion(ref)}")
 
 
+def is_here(ref: str, cache_dir: Path) -> bool:
+    """Whether `resolve` would find ``ref`` without fetching anything; of a hub id that is not known."""
+    if Path(ref).expanduser().exists() or ref.startswith(PREFIX):
+        return True
+    fetcher = Fetcher(cache_dir.expanduser() / "models")
+    return ref in CATALOGUE and fetcher.is_complete(CATALOGUE[ref])
+
+
 def _folder(path: Path) -> Checkpoint:
     """A model folder, or one that just holds a .gguf file."""
     files = sorted(path.glob("*.gguf"))

@@ -30,7 +30,7 @@ class Sampler:
     ) -> SampledRows:
         """The token of every row, and log-probabilities of the unprocessed logits where asked for.
 
-        logits: float32 [rows, vocab] in CPU memory. top_logprobs[r]: None for no log-probabilities, else how many of
+        logits: float32 [rows, vocab] where the kernels can read it. top_logprobs[r]: None for no log-probabilities, else how many of
         the best tokens to report besides the chosen one (at most 20); None in place of the list: none anywhere.
 
         Raises:
@@ -88,7 +88,7 @@ def _pairs(ids: NDArray[np.int32], values: NDArray[np.float64]) -> list[tuple[in
 
 
 def _check(logits: Tensor, rows: Sequence[RowSampling]) -> None:
-    if logits.dtype != torch.float32 or logits.ndim != 2 or logits.stride(1) != 1 or logits.device.type != "cpu":
-        raise ValueError(f"logits: must be float32 [rows, vocab] on the CPU, got {logits.dtype} {tuple(logits.shape)}")
+    if logits.dtype != torch.float32 or logits.ndim != 2 or logits.stride(1) != 1:
+        raise ValueError(f"logits: must be float32 [rows, vocab], got {logits.dtype} {tuple(logits.shape)}")
     if logits.shape[0] != len(rows):
         raise ValueError(f"logits: {logits.shape[0]} rows for {len(rows)} row samplings")

@@ -14,20 +14,24 @@ from specdec.scheduler import PlanEntry, Scheduler, StepPlan
 from specdec.sequence import Sequence
 from specdec.step.drafting import Drafting, Proposals
 from specdec.step.sequence_state import SequenceState
+from specdec.step.shown_tree import shown_tree
 from specdec.step.step_tracer import StepTracer
-from specdec.step.verifier import Verifier, Walk
+from specdec.step.step_verifier import StepVerifier
+from specdec.step.walk import Walk
 from specdec.types import Delta
 
 
 @dataclass(slots=True)
 class StepResult:
-    """What one step did: who entered, what was emitted (with its state), and how long its parts took."""
+    """What one step did: who entered, what was emitted (with its state), and how long its parts took. ``draft_rows``
+    of the ``rows`` were draft tokens."""
 
     admitted: list[Sequence] = field(default_factory=list)
     deltas: list[tuple[SequenceState, Delta]] = field(default_factory=list)
     prefilled: list[SequenceState] = field(default_factory=list)
     broken: list[SequenceState] = field(default_factory=list)
     rows: int = 0
+    draft_rows: int = 0
     plan_ms: float = 0.0
     draft_ms: float = 0.0
     verify_ms: float = 0.0
@@ -46,7 +50,7 @@ class Step:
         kv: KvCacheManager,
         panel: DraftPanel,
         drafting: Drafting,
-        verifier: Verifier,
+        verifier: StepVerifier,
         states: dict[Sequence, SequenceState],
         tracer: StepTracer | None = None,
         clock: Callable[[], float] = time.perf_counter,
@@ -108,6 +112,9 @@ class Step:
             # The last token taken is pending; all before it have their KV, wherever the walk would have led.
             seq.n_computed = len(seq.tokens) - 1
             state.record(tree, walk.nodes, taken, draft_ms, verify_ms)
+            if seq.request.output.trees:
+                delta.tree = shown_tree(tree, walk.nodes[:taken], draft_ms, verify_ms)
+            result.draft_rows += len(tree) - 1
             self._tell_features(i, entry, walk, start)
             self._kv.publish(seq)
             self._panel.observe(seq, delta.token_ids)

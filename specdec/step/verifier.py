@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
 
 import numpy as np
 from torch import Tensor
@@ -12,22 +11,10 @@ from specdec.models.decoder import Decoder
 from specdec.sampling import NO_TOKEN, Sampler
 from specdec.scheduler import PlanEntry
 from specdec.step.sequence_state import SequenceState
+from specdec.step.step_rows import StepRows
+from specdec.step.walk import Walk
 from specdec.tree import TokenTree
-from specdec.types import TokenLogprobs
-from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
-
-
-@dataclass(slots=True)
-class Walk:
-    """One sequence's way down its tree: the nodes accepted, and the tokens emitted (one more than nodes).
-
-    ``broken``: a row held no usable logit, so the way ends there and the request can not go on.
-    """
-
-    nodes: list[int] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    broken: bool = False
+from verify_kernels.forward_batch import PAGE_SIZE
 
 
 class Verifier:
@@ -65,24 +52,9 @@ class Verifier:
 
     def _forward(self, entries: Seq[PlanEntry], trees: Seq[TokenTree | None]) -> tuple[Tensor, list[int]]:
         """Logits of every tree node, and where each entry's begin."""
-        batch_entries: list[BatchEntry] = []
-        logit_rows: list[int] = []
-        offsets: list[int] = []
-        self._first_rows = []
-        row = 0
-        for entry, tree in zip(entries, trees, strict=True):
-            seq, chain = entry.seq, entry.chain
-            tokens = seq.tokens[seq.n_computed : seq.n_computed + chain]
-            parents = list(range(-1, chain - 1))
-            offsets.append(len(logit_rows))
-            self._first_rows.append(row)
-            if tree is not None:
-                tokens += tree.tokens
-                parents += [chain - 1, *(chain + parent for parent in tree.parents[1:])]
-                logit_rows += range(row + chain, row + chain + len(tree))
-            row += len(tokens)
-            batch_entries.append(BatchEntry(tokens, parents, seq.n_computed, seq.pages))
-        return self._decoder.forward(ForwardBatch.build(batch_entries), logit_rows), offsets
+        rows = StepRows.of(entries, trees)
+        self._first_rows = rows.first_rows
+        return self._decoder.forward(rows.batch, rows.logit_rows), rows.offsets
 
     def _descend(
         self,

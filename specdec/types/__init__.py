@@ -16,6 +16,7 @@ from specdec.types.request import (
 )
 from specdec.types.stats import DrafterStats, SpeculationStats, Timings, Usage
 from specdec.types.step_trace import DrafterTrace, StepTrace
+from specdec.types.step_tree import StepTree
 
 __all__ = [
     "Delta",
@@ -37,6 +38,7 @@ __all__ = [
     "SpeculationStats",
     "Started",
     "StepTrace",
+    "StepTree",
     "StoppingParams",
     "TextRules",
     "Timings",

@@ -34,6 +34,9 @@ class EngineLoad:
 
     Requests are counted once whatever their number of samples. ``tokens_per_second`` is a decayed average of emitted
     tokens. ``prefix_hit_tokens`` of ``prompt_tokens`` prompt tokens since the start came from the prefix cache.
+
+    Since the start: ``steps`` were run, with ``step_rows`` rows in all; ``drafting_steps`` of them verified any draft,
+    ``draft_rows`` draft tokens together. They took ``plan_ms``, ``draft_ms``, ``verify_ms`` and ``commit_ms``.
     """
 
     running_requests: int = 0
@@ -43,3 +46,11 @@ class EngineLoad:
     tokens_per_second: float = 0.0
     prefix_hit_tokens: int = 0
     prompt_tokens: int = 0
+    steps: int = 0
+    drafting_steps: int = 0
+    step_rows: int = 0
+    draft_rows: int = 0
+    plan_ms: float = 0.0
+    draft_ms: float = 0.0
+    verify_ms: float = 0.0
+    commit_ms: float = 0.0

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from specdec.types.finish_reason import FinishReason
 from specdec.types.stats import SpeculationStats, Timings, Usage
+from specdec.types.step_tree import StepTree
 
 
 @dataclass(slots=True)
@@ -33,7 +34,8 @@ class Delta:
     """New tokens of sample ``index``, at most one Delta per sample and engine step.
 
     ``text`` holds back incomplete UTF-8 and text that may turn out to begin a stop string, so the text of
-    all Deltas joined is the final text. ``logprobs`` is aligned with ``token_ids`` when asked for, else empty.
+    all Deltas joined is the final text. ``logprobs`` is aligned with ``token_ids`` when asked for, else empty. ``tree`` is
+    what the step verified, when asked for.
     """
 
     request_id: str
@@ -41,6 +43,7 @@ class Delta:
     token_ids: list[int]
     text: str
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    tree: StepTree | None = None
 
 
 @dataclass(slots=True)

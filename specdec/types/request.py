@@ -76,11 +76,12 @@ class StoppingParams:
 @dataclass(frozen=True, slots=True)
 class OutputParams:
     """What comes back. ``logprobs`` None: none; k >= 0: the chosen token's and the top k's log-probabilities
-    of the model's unprocessed logits. ``text`` False: token ids only."""
+    of the model's unprocessed logits. ``text`` False: token ids only. ``trees``: each Delta with its step's tree."""
 
     logprobs: int | None = None
     text: bool = True
     skip_special_tokens: bool = True
+    trees: bool = False
 
 
 class SpeculationMode(StrEnum):

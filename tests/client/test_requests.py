@@ -106,7 +106,7 @@ def test_a_gap_is_asked_for_with_the_servers_own_sampling_unless_told() -> None:
     hints = CompletionHints("middle_or_prefix", 640, False, True, None)
     options = {
         "model": "m", "cache_salt": "s", "session": "e", "priority": 2, "prediction": "old", "supersedes_key": "k",
-        "output": OutputParams(logprobs=3), "speculation": SpeculationParams(SpeculationMode.OFF),
+        "output": OutputParams(logprobs=3, trees=True), "speculation": SpeculationParams(SpeculationMode.OFF),
         "grammar": GrammarParams(GrammarKind.REGEX, "a+"),
     }  # fmt: skip
     message = completion_message(Fim("p", "s"), hints, cast(GenerateOptions, options))
@@ -146,7 +146,7 @@ def test_facts_and_figures_are_heard_as_they_were_said() -> None:
     assert info_of(info_message(info, 3)) == info
     plain = EngineInfo(**{f.name: getattr(info, f.name) for f in fields(info)} | {"draft": None})
     assert info_of(info_message(plain, 0)).draft is None
-    load = EngineLoad(1, 2, 3, 4, 5.5, 6, 7)
+    load = EngineLoad(1, 2, 3, 4, 5.5, 6, 7, 8, 9, 10, 11, 12.5, 13.5, 14.5, 15.5)
     assert load_of(load_message(load)) == load
     step = fake_step(4, 2)
     step.replay = {}

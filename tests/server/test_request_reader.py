@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from server.engine_client import EngineClient
 from server.frontend import Frontend
-from server.grpc.client_convert import event_from_message, stream_request
 from server.grpc.convert import REASONS, finished_message
 from server.grpc.grammar_convert import grammar_message, read_grammar
 from server.grpc.request_reader import read_generate
@@ -38,6 +37,7 @@ from specdec.types import (
     Timings,
     Usage,
 )
+from tests.server.client_convert import event_from_message, stream_request
 from tests.server.fake_engine import FakeEngine
 from tests.server.fake_tokenizer import FakeTokenizer
 
@@ -69,7 +69,7 @@ REQUESTS = st.builds(
         StoppingParams, max_tokens=st.none() | FEW, stop_token_ids=IDS, ignore_eos=st.booleans(), rules=RULES,
         time_limit_s=st.sampled_from([0.5, 2.0]), decode_limit_s=st.none() | st.just(0.25), finish_line=st.booleans(),
     ),
-    output=st.builds(OutputParams, logprobs=st.none() | st.integers(0, 20), text=st.booleans()),
+    output=st.builds(OutputParams, logprobs=st.none() | st.integers(0, 20), text=st.booleans(), trees=st.booleans()),
     speculation=st.builds(
         SpeculationParams, mode=st.sampled_from(SpeculationMode), drafters=st.none() | st.just(("suffix",)),
         max_nodes=st.none() | FEW, max_depth=st.none() | FEW, width=st.none() | FEW,

@@ -52,6 +52,7 @@ from specdec.types import (
     SpeculationStats,
     Started,
     StepTrace,
+    StepTree,
     StoppingParams,
     TextRules,
     Timings,
@@ -89,7 +90,9 @@ REQUESTS = st.builds(
         include_stop=st.booleans(), ignore_eos=st.booleans(), rules=st.none() | RULES,
         time_limit_s=st.none() | FLOAT, decode_limit_s=st.none() | FLOAT, finish_line=st.booleans(),
     ),
-    output=st.builds(OutputParams, logprobs=MAYBE_COUNT, text=st.booleans(), skip_special_tokens=st.booleans()),
+    output=st.builds(
+        OutputParams, logprobs=MAYBE_COUNT, text=st.booleans(), skip_special_tokens=st.booleans(), trees=st.booleans()
+    ),
     speculation=st.builds(
         SpeculationParams,
         mode=st.sampled_from(SpeculationMode), drafters=st.none() | st.lists(TEXT, max_size=2).map(tuple),
@@ -104,10 +107,13 @@ REQUESTS = st.builds(
     grammar=st.none() | st.builds(GrammarParams, st.sampled_from(GrammarKind), TEXT),
 )  # fmt: skip
 
+TREES = st.builds(
+    StepTree, IDS, IDS, st.lists(FLOAT, max_size=3), st.lists(st.lists(TEXT, max_size=2), max_size=3), IDS, FLOAT, FLOAT
+)
 LOGPROBS = st.builds(TokenLogprobs, token_id=COUNT, logprob=FLOAT, top=st.lists(st.tuples(COUNT, FLOAT), max_size=3))
 EVENTS = st.one_of(
     st.builds(Started, TEXT, U64, COUNT, COUNT, FLOAT),
-    st.builds(Delta, TEXT, COUNT, IDS, TEXT, st.lists(LOGPROBS, max_size=3)),
+    st.builds(Delta, TEXT, COUNT, IDS, TEXT, st.lists(LOGPROBS, max_size=3), st.none() | TREES),
     st.builds(
         Finished, TEXT, COUNT, st.sampled_from(FinishReason), st.none() | TEXT | COUNT,
         st.builds(Usage, COUNT, COUNT, COUNT, COUNT, COUNT, COUNT),

@@ -15,7 +15,7 @@ def launches(kind: LinearKind, group: int = 128) -> list[LinearLaunch]:
     """Every tile with one split, with splits side by side, and, for the largest tile, one after the other."""
     block_k, tiles = block_k_of(kind, group), tiles_of(kind)
     side_by_side = [LinearLaunch(LinearOrder(block_k, s), tile, 1, 1, False) for tile in tiles for s in SPLITS]
-    return [*side_by_side, LinearLaunch(LinearOrder(block_k, SPLITS[1]), tiles[-1], 1, 1, True)]
+    return side_by_side + [LinearLaunch(LinearOrder(block_k, s), tiles[-1], 1, 1, True) for s in SPLITS if s > 1]
 
 
 def linear_case(

@@ -59,26 +59,25 @@ def linear_int4(
 
 
 def compile_cases() -> list[CompileCase]:
-    """Every tile, whole and in splits, with all that can be added; groups below 128 and a k that is no multiple of the
-    block in one split only."""
+    """Every tile, whole and in splits, with all that can be added, for bfloat16 rows and float16 scales in groups of
+    any size. Other types, and a k that is no multiple of the block (whole only), in the usual groups."""
+    usual = GROUP_SIZES[-1]
+    forms = [("bf16", tl.float16, group) for group in GROUP_SIZES]
+    forms += [("fp16", tl.float16, usual), ("bf16", tl.bfloat16, usual)]
     return [
-        _case(kind, group, launch, amd, even)
-        for kind in ("bf16", "fp16")
-        for group in GROUP_SIZES
+        _case(kind, scale, group, launch, amd, even)
+        for kind, scale, group in forms
         for launch in launches("int4", group)
         for amd in (False, True)
-        for even in (True, False)
-        if launch.order.split_k == 1 or (group == GROUP_SIZES[-1] and even)
+        for even in ((True, False) if launch.order.split_k == 1 and group == usual else (True,))
     ]
 
 
-def _case(kind: str, group: int, launch: LinearLaunch, amd: bool, even: bool) -> CompileCase:
+def _case(kind: str, scale: tl.dtype, group: int, launch: LinearLaunch, amd: bool, even: bool) -> CompileCase:
     return linear_case(
-        f"{kind} group {group}{'' if even else ' ragged'}", linear_int4_kernel, launch, amd,
+        f"{kind} {scale} scales, group {group}{'' if even else ' ragged'}", linear_int4_kernel, launch, amd,
         pointers={"x": kind, "words": "i16", "quants": "i32", "out": kind, "bias": kind, "residual": kind},
-        constants={
-            "GROUPS": launch.order.block_k // group, "SCALE_TYPE": tl.float16, "EVEN_K": even, "ASM": not amd
-        },
+        constants={"GROUPS": launch.order.block_k // group, "SCALE_TYPE": scale, "EVEN_K": even, "ASM": not amd},
     )  # fmt: skip
 
 

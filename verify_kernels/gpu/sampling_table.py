@@ -91,6 +91,19 @@ class SamplingTable:
         )
 
     @staticmethod
+    def words(rows: int) -> int:
+        """int32 words of a table's columns, without the pool."""
+        return _words(rows)
+
+    @staticmethod
+    def within(rows: int, device_buffer: Tensor, host_buffer: Tensor, saved: Tensor) -> SamplingTable:
+        """A table in memory of others: int32, one length, from a multiple of 16 bytes on; the pool is what is left of
+        it. saved: float32, on the device."""
+        return SamplingTable(
+            rows, **_views(device_buffer, rows), saved=saved, device_buffer=device_buffer, host_buffer=host_buffer
+        )
+
+    @staticmethod
     def of(rows: Sequence[RowSampling], device: torch.device) -> SamplingTable:
         """A table just large enough for ``rows``, and filled with them."""
         pool = SamplingPool(rows)
@@ -117,6 +130,12 @@ class SamplingTable:
         return SamplingNeeds.of(rows)
 
     def _upload(self, rows: Sequence[RowSampling], pool: SamplingPool) -> None:
+        used = self.write(rows, pool)
+        self.device_buffer[:used].copy_(self.host_buffer[:used], non_blocking=True)
+
+    def write(self, rows: Sequence[RowSampling], pool: SamplingPool) -> int:
+        """Replace the contents of the host's buffer by ``rows``, whose pool fits, with inert rows behind them; how many
+        of its words are to be sent."""
         n = len(rows)
         host = {name: view.numpy() for name, view in _views(self.host_buffer, self.rows).items()}
         records = np.frombuffer(b"".join(row.policy.record for row in rows), _RECORD)
@@ -130,8 +149,7 @@ class SamplingTable:
         host["mask_begin"][:n], host["mask_words"][:n] = pool.mask_begin, pool.mask_words
         host["edits"][:n], host["edits"][n:] = pool.edits, 0
         pool.write(host["pool"])
-        used = _words(self.rows) + pool.words
-        self.device_buffer[:used].copy_(self.host_buffer[:used], non_blocking=True)
+        return _words(self.rows) + pool.words
 
 
 def _room(rows: int) -> int:

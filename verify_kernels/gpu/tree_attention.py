@@ -81,8 +81,7 @@ def tree_attention(
         ws.partials, ws.peaks, out, entry_of, entry_start, entry_ctx, depth, ws.header, k_scale, v_scale,
         base_2, window, entries, ws.heads, ws.group,
         HEAD_DIM=ws.head_dim, DIM_BLOCK=block, BLOCKS=COMBINE_BLOCKS, SEG_TILES=tile.seg_tiles,
-        FOLD_SEGS=tile.fold_segs, WINDOWED=windowed, SCALED=k_scale is not None,
-        num_warps=COMBINE_WARPS, num_stages=1, **EXACT,
+        FOLD_SEGS=tile.fold_segs, SCALED=k_scale is not None, num_warps=COMBINE_WARPS, num_stages=1, **EXACT,
     )  # fmt: skip
 
 
@@ -102,9 +101,10 @@ def compile_cases() -> list[CompileCase]:
                     ]
     folds = {(d, attention_tile(chip, d, torch.bfloat16).fold_segs) for chip in CHIPS for d in HEAD_DIMS}
     return cases + [
-        _combine_case(head_dim, fold_segs, windowed, scaled)
+        _combine_case(head_dim, fold_segs, q_type, scaled)
         for head_dim, fold_segs in sorted(folds)
-        for windowed, scaled in ((False, False), (True, True))
+        for q_type in ("bf16", "fp16")
+        for scaled in (False, True)
     ]
 
 
@@ -144,17 +144,17 @@ def _attention_case(
     )
 
 
-def _combine_case(head_dim: int, fold_segs: int, windowed: bool, scaled: bool) -> CompileCase:
+def _combine_case(head_dim: int, fold_segs: int, q_type: str, scaled: bool) -> CompileCase:
     scales = ("k_scale", "v_scale")
     tensors = ("entry_of", "entry_start", "entry_ctx", "depth", "header")
-    signature = dict.fromkeys(("partials", "peaks"), "*fp32") | {"out": "*bf16", "scale": "fp32"}
+    signature = dict.fromkeys(("partials", "peaks"), "*fp32") | {"out": f"*{q_type}", "scale": "fp32"}
     signature |= dict.fromkeys(tensors, "*i32") | dict.fromkeys(("window", "n_entries", "n_heads", "group"), "i32")
     signature |= dict.fromkeys(scales, "*fp32") if scaled else {}
     shape = {"HEAD_DIM": head_dim, "DIM_BLOCK": triton.next_power_of_2(head_dim), "BLOCKS": COMBINE_BLOCKS}
     cut = {"SEG_TILES": attention_tile(CHIPS[0], head_dim, torch.bfloat16).seg_tiles, "FOLD_SEGS": fold_segs}
-    kinds = {"WINDOWED": windowed, "SCALED": scaled} | ({} if scaled else dict.fromkeys(scales))
+    kinds = {"SCALED": scaled} | ({} if scaled else dict.fromkeys(scales))
     return CompileCase(
-        name=f"combine {head_dim} by {fold_segs}{' window' if windowed else ''}{' scales' if scaled else ''}",
+        name=f"combine {head_dim} by {fold_segs} {q_type}{' scales' if scaled else ''}",
         kernel=tree_attention_combine_kernel,
         signature=signature,
         constexprs={**shape, **cut, **kinds},

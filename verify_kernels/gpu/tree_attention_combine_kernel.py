@@ -19,7 +19,7 @@ def tree_attention_combine_kernel(
     partials, peaks, out, entry_of, entry_start, entry_ctx, depth, header, k_scale, v_scale,
     scale, window, n_entries, n_heads, group,
     HEAD_DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
-    SEG_TILES: tl.constexpr, FOLD_SEGS: tl.constexpr, WINDOWED: tl.constexpr, SCALED: tl.constexpr,
+    SEG_TILES: tl.constexpr, FOLD_SEGS: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
     """One program per (row, head): segments are folded into blocks, BLOCKS blocks are summed at a time.
 
@@ -38,9 +38,7 @@ def tree_attention_combine_kernel(
         position = ctx + tl.load(depth + row)
         committed = ctx // 64
         last = position // 64
-        first = 0
-        if WINDOWED:
-            first = tl.maximum(position - window + 1, 0) // 64
+        first = tl.where(window > 0, tl.maximum(position - window + 1, 0) // 64, 0)
         units = tl.load(header + 1)
         blocks = tl.where(tl.load(header + 2) > 0, committed // (SEG_TILES * FOLD_SEGS), 0)
         base = row.to(tl.int64) * units

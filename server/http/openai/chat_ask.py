@@ -13,6 +13,7 @@ from server.http.fields.sampling import read_sampling
 from server.http.fields.stopping import MAX_TOKENS, read_stopping
 from server.http.openai.messages import read_conversation
 from server.http.openai.samples_asked import read_n
+from server.http.openai.step_tree import read_step_trees
 from server.http.openai.stream_options import StreamOptions, read_stream_options
 from server.http.openai.tools import read_tools
 from server.http.validation import validate
@@ -41,17 +42,22 @@ async def read_chat(call: Call) -> ChatAsk:
     call.field_names["prompt"] = "messages"
     tools = read_tools(body)
     ids = await read_conversation(body, frontend, tools)
+    streaming = read_stream_options(body)
     request = Request(
         request_id=f"chatcmpl-{call.request_id}",
         prompt_ids=ids or (0,),  # a stand-in where the messages are bad: the other fields are checked all the same
         sampling=read_sampling(body, read_n(body)),
         stopping=read_stopping(body, frontend.loaded_tokenizer, _max_tokens(body)),
-        output=OutputParams(logprobs=_logprobs(body), skip_special_tokens=body.flag("skip_special_tokens", True)),
+        output=OutputParams(
+            logprobs=_logprobs(body),
+            skip_special_tokens=body.flag("skip_special_tokens", True),
+            trees=read_step_trees(body, streaming),
+        ),
         prediction_ids=await read_prediction(body, frontend),
         grammar=read_grammar(body),
         **read_common(call, body),
     )
-    streaming, token_ids = read_stream_options(body), body.flag("return_token_ids")
+    token_ids = body.flag("return_token_ids")
     body.seen.check(bool(ids) or bool(body.seen.violations), "messages", "must amount to at least one token")
     validate([request], call.face.info, body.seen)
     told = tools is not None and frontend.loaded_tokenizer.has_tool_template

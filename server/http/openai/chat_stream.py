@@ -7,6 +7,7 @@ from typing import Any
 from server.http.openai.chat_ask import ChatAsk
 from server.http.openai.chunks import Chunks
 from server.http.openai.finish import finish_fields
+from server.http.openai.step_tree import step_tree_value
 from server.http.openai.token_logprobs import ChatLogprobs
 from server.http.openai.tool_call import ToolCall
 from server.http.openai.tool_call_parser import ToolCallParser
@@ -21,7 +22,7 @@ class ChatStream:
     media_type = MEDIA_TYPE
 
     def __init__(self, head: dict[str, Any], ask: ChatAsk, tokenizer: TokenizerLike) -> None:
-        self._ask, self._n = ask, ask.request.sampling.n
+        self._ask, self._n, self._tokenizer = ask, ask.request.sampling.n, tokenizer
         self._chunks = Chunks(head, ask.streaming, self._n)
         self._logprobs = None if ask.request.output.logprobs is None else ChatLogprobs(tokenizer)
         self._parsers = [ToolCallParser() for _ in range(self._n)] if ask.tools else None
@@ -52,6 +53,8 @@ class ChatStream:
             beside["logprobs"] = self._logprobs.rows(event.logprobs)
         if self._ask.return_token_ids:
             beside["token_ids"] = event.token_ids
+        if event.tree is not None:
+            beside["step_tree"] = step_tree_value(event.tree, self._tokenizer)
         if beside and not parts:  # what goes along with the tokens goes out, whatever their text amounts to for now
             return self._chunk(event.index, {}, beside)
         return self._parts(event.index, parts, beside)

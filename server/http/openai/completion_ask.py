@@ -14,6 +14,7 @@ from server.http.fields.sampling import read_sampling
 from server.http.fields.stopping import MAX_TOKENS, read_stopping
 from server.http.openai.prompts import Prompt, read_prompts
 from server.http.openai.samples_asked import read_n
+from server.http.openai.step_tree import read_step_trees
 from server.http.openai.stream_options import StreamOptions, read_stream_options
 from server.http.validation import validate
 from specdec.engine.validation import MAX_LOGPROBS
@@ -32,8 +33,8 @@ class CompletionAsk:
     return_token_ids: bool
 
 
-async def read_completion(call: Call) -> CompletionAsk:
-    """What ``call`` asks for.
+async def read_completion(call: Call, default_tokens: int = DEFAULT_MAX_TOKENS) -> CompletionAsk:
+    """What ``call`` asks for; ``default_tokens`` at most where it does not say how many.
 
     Raises:
         RequestError: it can not be served; every bad field is named.
@@ -41,8 +42,17 @@ async def read_completion(call: Call) -> CompletionAsk:
     body = call.body()
     call.face.check_model(body.text("model"))
     call.field_names["prompt.token_ids"] = "prompt"
-    prompts = await read_prompts(body, call.face.frontend)
-    template = await _template(call, body)
+    given = body.integer("max_tokens", 0, MAX_TOKENS)
+    max_tokens = default_tokens if given is None else given
+    prompts = await read_prompts(body, call.face.frontend, max_tokens)
+    streaming = read_stream_options(body)
+    template = await _template(call, body, max_tokens)
+    if prompts:
+        ends = (*template.stopping.stop_token_ids, *prompts[0].ends)
+        template = dataclasses.replace(template, stopping=dataclasses.replace(template.stopping, stop_token_ids=ends))
+    template = dataclasses.replace(
+        template, output=dataclasses.replace(template.output, trees=read_step_trees(body, streaming))
+    )
     request_id = f"cmpl-{call.request_id}"
     # Without a good prompt the other fields are checked all the same, on a stand-in.
     ids = [prompt.ids for prompt in prompts] or [(0,)]
@@ -52,7 +62,7 @@ async def read_completion(call: Call) -> CompletionAsk:
         )
         for i, tokens in enumerate(ids)
     )
-    streaming, echo, token_ids = read_stream_options(body), body.flag("echo"), body.flag("return_token_ids")
+    echo, token_ids = body.flag("echo"), body.flag("return_token_ids")
     if echo and template.output.logprobs is not None:
         body.refuse(
             "echo", "can not go with logprobs; ask for logprobs alone, and put the prompt before the text yourself"
@@ -62,17 +72,14 @@ async def read_completion(call: Call) -> CompletionAsk:
     return CompletionAsk(requests, streaming, tuple(texts), token_ids)
 
 
-async def _template(call: Call, body: Body) -> Request:
+async def _template(call: Call, body: Body, max_tokens: int) -> Request:
     """The request but for prompt and id."""
     frontend = call.face.frontend
-    max_tokens = body.integer("max_tokens", 0, MAX_TOKENS)
     return Request(
         request_id="",
         prompt_ids=(),
         sampling=read_sampling(body, read_n(body)),
-        stopping=read_stopping(
-            body, frontend.loaded_tokenizer, DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens
-        ),
+        stopping=read_stopping(body, frontend.loaded_tokenizer, max_tokens),
         output=OutputParams(
             logprobs=body.integer("logprobs", 0, MAX_LOGPROBS),
             skip_special_tokens=body.flag("skip_special_tokens", True),

@@ -7,6 +7,7 @@ from typing import Any
 from server.http.openai.chunks import Chunks
 from server.http.openai.completion_ask import CompletionAsk
 from server.http.openai.finish import finish_fields
+from server.http.openai.step_tree import step_tree_value
 from server.http.openai.token_logprobs import LegacyLogprobs
 from server.http.sse import MEDIA_TYPE
 from server.tokenizer_protocol import TokenizerLike
@@ -21,7 +22,7 @@ class CompletionStream:
     def __init__(self, head: dict[str, Any], ask: CompletionAsk, tokenizer: TokenizerLike) -> None:
         sampling, output = ask.requests[0].sampling, ask.requests[0].output
         samples = sampling.n * len(ask.requests)
-        self._ask, self._n = ask, sampling.n
+        self._ask, self._n, self._tokenizer = ask, sampling.n, tokenizer
         self._chunks = Chunks(head, ask.streaming, samples)
         self._logprobs = None if output.logprobs is None else [LegacyLogprobs(tokenizer) for _ in range(samples)]
 
@@ -50,7 +51,7 @@ class CompletionStream:
         return self._chunks.chunk(choice)
 
     def _delta(self, event: Delta) -> bytes:
-        if not (event.text or self._logprobs or self._ask.return_token_ids):
+        if not (event.text or self._logprobs or self._ask.return_token_ids or event.tree):
             return b""
         logprobs = None if self._logprobs is None else self._logprobs[event.index].rows(event.logprobs)
         choice: dict[str, Any] = {
@@ -58,4 +59,6 @@ class CompletionStream:
         }  # fmt: skip
         if self._ask.return_token_ids:
             choice["token_ids"] = event.token_ids
+        if event.tree is not None:
+            choice["step_tree"] = step_tree_value(event.tree, self._tokenizer)
         return self._chunks.chunk(choice)

@@ -25,11 +25,12 @@ async def complete(call: Call) -> None:
     frontend = call.face.frontend
     with frontend.gate.enter():
         ask = await read_completion(call)
+        share = bool(call.data.get("suffix"))  # editors ask for the same gap several times at once
         head, tokenizer = answer_head(call, "cmpl", "text_completion"), frontend.loaded_tokenizer
         if ask.streaming.stream:
-            await stream_answer(call, ask.requests, CompletionStream(head, ask, tokenizer))
+            await stream_answer(call, ask.requests, CompletionStream(head, ask, tokenizer), share=share)
             return
-        samples, totals = await whole_answer(call, ask.requests)
+        samples, totals = await whole_answer(call, ask.requests, share=share)
         choices = [_choice(sample, ask, tokenizer) for sample in samples]
         await call.reply(200, {**head, "choices": choices, "usage": usage(totals), **extras(totals)})
 

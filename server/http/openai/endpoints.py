@@ -36,6 +36,7 @@ _SHARED: Mapping[str, Schema] = {
     "stream": FLAG,
     "stream_options": STREAM_OPTIONS,
     "return_token_ids": FLAG,
+    "return_step_trees": {**FLAG, "description": "Streamed chunks with the token tree their step verified."},
     "skip_special_tokens": {**FLAG, "default": True},
     **SAMPLING,
     **STOPPING,

@@ -7,7 +7,10 @@ from typing import Any
 from server.http.refusal import Refusal
 from server.http.sse import sse
 
-_TYPES = {429: "rate_limit_error", 500: "server_error", 501: "not_supported_error", 503: "server_error"}
+_TYPES = {
+    401: "authentication_error", 403: "permission_error", 429: "rate_limit_error", 500: "server_error",
+    501: "not_supported_error", 503: "server_error",
+}  # fmt: skip
 
 
 class OpenAIErrors:

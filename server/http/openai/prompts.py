@@ -14,15 +14,17 @@ _RULE = "must be text, a list of token ids, or a list of such"
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """``text`` is the caller's own where there is one."""
+    """``text`` is the caller's own where there is one; ``ends``: ids that end what fills a gap."""
 
     ids: tuple[int, ...]
     text: str | None = None
+    ends: tuple[int, ...] = ()
 
 
-async def read_prompts(body: Body, frontend: Frontend) -> list[Prompt]:
+async def read_prompts(body: Body, frontend: Frontend, max_tokens: int) -> list[Prompt]:
     """Every prompt, encoded. Special tokens spelled out in a text are read as such unless ``parse_special`` is false:
-    clients write templates of their own. With ``suffix``, each is what stands before a gap.
+    clients write templates of their own. With ``suffix``, each is what stands before a gap, shown as far
+    as there is room for ``max_tokens`` more.
 
     Raises:
         FimNotSupportedError: there is a suffix, and the model can not fill in.
@@ -43,7 +45,8 @@ async def read_prompts(body: Body, frontend: Frontend) -> list[Prompt]:
         if not isinstance(prompt, str):
             prompts.append(Prompt(tuple(prompt)))
         elif suffix:
-            prompts.append(Prompt(tuple(await frontend.encode_fim(prompt, suffix)), prompt))
+            packed = await frontend.pack_fim(prompt, suffix, max_tokens)
+            prompts.append(Prompt(packed.ids, prompt, packed.ends))
         else:
             ids = await frontend.encode(prompt, add_special=special, parse_special=parse)
             prompts.append(Prompt(tuple(ids), prompt))

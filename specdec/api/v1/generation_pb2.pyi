@@ -357,6 +357,7 @@ class Delta(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    TREE_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     text: _builtins.str
     """Text that is certain now: half a character, or what may begin a stop string, comes with a later Delta."""
@@ -366,6 +367,10 @@ class Delta(_message.Message):
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_result_pb2.TokenLogprobs]:
         """Aligned with token_ids when asked for, else empty."""
 
+    @_builtins.property
+    def tree(self) -> _result_pb2.StepTree:
+        """What the step verified, when asked for."""
+
     def __init__(
         self,
         *,
@@ -373,10 +378,11 @@ class Delta(_message.Message):
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         text: _builtins.str = ...,
         logprobs: _abc.Iterable[_result_pb2.TokenLogprobs] | None = ...,
+        tree: _result_pb2.StepTree | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["tree", b"tree"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "logprobs", b"logprobs", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "logprobs", b"logprobs", "text", b"text", "token_ids", b"token_ids", "tree", b"tree"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -226,6 +226,14 @@ class GetLoadResponse(_message.Message):
     TOKENS_PER_SECOND_FIELD_NUMBER: _builtins.int
     PREFIX_HIT_TOKENS_FIELD_NUMBER: _builtins.int
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    DRAFTING_STEPS_FIELD_NUMBER: _builtins.int
+    STEP_ROWS_FIELD_NUMBER: _builtins.int
+    DRAFT_ROWS_FIELD_NUMBER: _builtins.int
+    PLAN_MS_FIELD_NUMBER: _builtins.int
+    DRAFT_MS_FIELD_NUMBER: _builtins.int
+    VERIFY_MS_FIELD_NUMBER: _builtins.int
+    COMMIT_MS_FIELD_NUMBER: _builtins.int
     running_requests: _builtins.int
     waiting_requests: _builtins.int
     free_pages: _builtins.int
@@ -236,6 +244,16 @@ class GetLoadResponse(_message.Message):
     prefix_hit_tokens: _builtins.int
     """Of all prompt tokens since the engine began, those that came from the prefix cache."""
     prompt_tokens: _builtins.int
+    steps: _builtins.int
+    """Since the engine began: steps, those of them that verified drafts, the rows of all and the draft tokens among these."""
+    drafting_steps: _builtins.int
+    step_rows: _builtins.int
+    draft_rows: _builtins.int
+    plan_ms: _builtins.float
+    """Milliseconds of all steps, by part."""
+    draft_ms: _builtins.float
+    verify_ms: _builtins.float
+    commit_ms: _builtins.float
     def __init__(
         self,
         *,
@@ -246,10 +264,18 @@ class GetLoadResponse(_message.Message):
         tokens_per_second: _builtins.float = ...,
         prefix_hit_tokens: _builtins.int = ...,
         prompt_tokens: _builtins.int = ...,
+        steps: _builtins.int = ...,
+        drafting_steps: _builtins.int = ...,
+        step_rows: _builtins.int = ...,
+        draft_rows: _builtins.int = ...,
+        plan_ms: _builtins.float = ...,
+        draft_ms: _builtins.float = ...,
+        verify_ms: _builtins.float = ...,
+        commit_ms: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["free_pages", b"free_pages", "prefix_hit_tokens", b"prefix_hit_tokens", "prompt_tokens", b"prompt_tokens", "running_requests", b"running_requests", "tokens_per_second", b"tokens_per_second", "total_pages", b"total_pages", "waiting_requests", b"waiting_requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit_ms", b"commit_ms", "draft_ms", b"draft_ms", "draft_rows", b"draft_rows", "drafting_steps", b"drafting_steps", "free_pages", b"free_pages", "plan_ms", b"plan_ms", "prefix_hit_tokens", b"prefix_hit_tokens", "prompt_tokens", b"prompt_tokens", "running_requests", b"running_requests", "step_rows", b"step_rows", "steps", b"steps", "tokens_per_second", b"tokens_per_second", "total_pages", b"total_pages", "verify_ms", b"verify_ms", "waiting_requests", b"waiting_requests"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -445,22 +445,26 @@ class OutputOptions(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    TREES_FIELD_NUMBER: _builtins.int
     logprobs: _builtins.int
     """Unset: no log-probabilities. k: the chosen token's and the k likeliest tokens', of the unprocessed logits. 0 to 20."""
     text: _builtins.bool
     """False: token ids only. Default true."""
     skip_special_tokens: _builtins.bool
     """Leave special tokens out of the text. Default true."""
+    trees: _builtins.bool
+    """Each Delta with the tree that its step verified: for looking at, a kilobyte or so per step."""
     def __init__(
         self,
         *,
         logprobs: _builtins.int | None = ...,
         text: _builtins.bool | None = ...,
         skip_special_tokens: _builtins.bool | None = ...,
+        trees: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_skip_special_tokens", b"_skip_special_tokens", "_text", b"_text", "logprobs", b"logprobs", "skip_special_tokens", b"skip_special_tokens", "text", b"text"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_skip_special_tokens", b"_skip_special_tokens", "_text", b"_text", "logprobs", b"logprobs", "skip_special_tokens", b"skip_special_tokens", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_skip_special_tokens", b"_skip_special_tokens", "_text", b"_text", "logprobs", b"logprobs", "skip_special_tokens", b"skip_special_tokens", "text", b"text", "trees", b"trees"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015

@@ -328,3 +328,73 @@ class Timings(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Timings: _TypeAlias = Timings  # noqa: Y015
+
+@_typing.final
+class StepTreeNode(_message.Message):
+    """A node of a verified tree. Nodes are in topological order."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_ID_FIELD_NUMBER: _builtins.int
+    PARENT_FIELD_NUMBER: _builtins.int
+    CHANCE_FIELD_NUMBER: _builtins.int
+    SOURCES_FIELD_NUMBER: _builtins.int
+    token_id: _builtins.int
+    parent: _builtins.int
+    """-1 for the root, the token said last."""
+    chance: _builtins.float
+    """Estimated chance that the node is reached; 1 for the root."""
+    @_builtins.property
+    def sources(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The drafters that proposed it; none for the root."""
+
+    def __init__(
+        self,
+        *,
+        token_id: _builtins.int = ...,
+        parent: _builtins.int = ...,
+        chance: _builtins.float = ...,
+        sources: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chance", b"chance", "parent", b"parent", "sources", b"sources", "token_id", b"token_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StepTreeNode: _TypeAlias = StepTreeNode  # noqa: Y015
+
+@_typing.final
+class StepTree(_message.Message):
+    """What one step verified for one sample, and what came of it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODES_FIELD_NUMBER: _builtins.int
+    ACCEPTED_FIELD_NUMBER: _builtins.int
+    DRAFT_MS_FIELD_NUMBER: _builtins.int
+    VERIFY_MS_FIELD_NUMBER: _builtins.int
+    draft_ms: _builtins.float
+    """Milliseconds of the step, shared by all samples in it."""
+    verify_ms: _builtins.float
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepTreeNode]: ...
+    @_builtins.property
+    def accepted(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The nodes whose tokens the Delta begins with, in order. A token after theirs is the target's own."""
+
+    def __init__(
+        self,
+        *,
+        nodes: _abc.Iterable[Global___StepTreeNode] | None = ...,
+        accepted: _abc.Iterable[_builtins.int] | None = ...,
+        draft_ms: _builtins.float = ...,
+        verify_ms: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "draft_ms", b"draft_ms", "nodes", b"nodes", "verify_ms", b"verify_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StepTree: _TypeAlias = StepTree  # noqa: Y015

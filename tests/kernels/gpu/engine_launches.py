@@ -131,9 +131,12 @@ def _linear_fp8(device: torch.device) -> None:
 
 
 def _linear_int4(device: torch.device) -> None:
-    for make, scale_type in zip(_makers(device), (torch.float16, torch.bfloat16), strict=True):
+    bf16, fp16 = _makers(device)
+    for make, scale_type, groups in (
+        (bf16, torch.float16, (32, 64, 128)), (bf16, torch.bfloat16, (128,)), (fp16, torch.float16, (128,))
+    ):  # fmt: skip
         for n, k in _layers()[:-1]:
-            for group in (32, 64, 128):
+            for group in groups:
                 block, chunks = block_k_of("int4", group), -(-n // CHUNK)
                 words = make(chunks, -(-k // block), CHUNK, block // 4, dtype=torch.int16)
                 quants = make.ints(chunks, -(-k // block), block // group, CHUNK)

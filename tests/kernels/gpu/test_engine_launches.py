@@ -50,7 +50,6 @@ def test_launchers_do_not_read_the_device(name: str, place: str) -> None:
         assert all(type(size) is int and 1 <= size <= most for size, most in zip(launch.grid, MAX_GRID, strict=False))
 
 
-@pytest.mark.xfail(reason="in work (issue 4): launches whose case is not compiled yet", strict=False)
 @pytest.mark.parametrize("name", ENGINE_LAUNCHES)
 def test_every_launch_is_one_that_is_compiled(name: str) -> None:
     cases = [case for module in KERNEL_MODULES for case in load_cases(module)]

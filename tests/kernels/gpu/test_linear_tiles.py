@@ -119,7 +119,7 @@ def test_amd_pins_the_instruction_and_the_depth() -> None:
 
 
 def test_one_kind_of_instruction_from_one_row_to_many() -> None:
-    check_instructions(["bf16 16x64 nvidia", "bf16 128x128 nvidia", "bf16 group 128 16x128 nvidia"], 3)
+    check_instructions(["bf16 16x64 nvidia", "bf16 128x128 nvidia", "bf16 fp16 scales, group 128 16x128 nvidia"], 3)
 
 
 @pytest.mark.slow

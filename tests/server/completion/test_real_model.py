@@ -98,7 +98,7 @@ async def test_what_goes_on_is_what_a_fresh_request_gets() -> None:
             if typed in agreed and typed % 4 == 1:  # in the middle of words too
                 anew, ids = await fresh(server, prefix + text[:typed], 24)
                 # The limit leaves room for the word's respelling, which takes a token more for some than for others.
-                assert anew.startswith(rest) or rest.startswith(anew) and len(said) - len(ids) <= 1
+                assert anew.startswith(rest) or (rest.startswith(anew) and len(said) - len(ids) <= 1)
         draft = await editor.ask(
             ask=pb.CompletionAsk(id=99, fim=options_pb2.FimPrompt(prefix=prefix + "colours)  # x\n" + "show("))
         )

@@ -10,6 +10,9 @@ from typing import Any, TypeVar, cast
 
 from starlette.types import Message, Receive
 
+from server.completion.completion_service import CompletionService
+from server.completion.gap import FillMode, Gap
+from server.completion.packed_prompt import PackedPrompt
 from server.engine_client import EngineClient
 from server.frontend import Frontend
 from server.http.call import Call
@@ -24,10 +27,13 @@ Found = TypeVar("Found")
 
 
 class Fim:
-    """Puts 1, 2 and 3 around the texts."""
+    """Puts 1, 2 and 3 around the texts; 7 ends what fills the gap."""
 
-    def encode(self, prefix: str, suffix: str) -> list[int]:
-        return [1, *prefix.encode(), 2, *suffix.encode(), 3]
+    def budget(self, wanted: int | None, max_tokens: int) -> int:
+        return 64
+
+    def pack(self, gap: Gap, mode: FillMode, budget: int, owner: str = "", *, heal: bool = True) -> PackedPrompt:
+        return PackedPrompt((1, *gap.prefix.encode(), 2, *gap.suffix.encode(), 3), True, (7,))
 
 
 def make_face(tokenizer: FakeTokenizer | None = None, fim: FimEncoder | None = None, limit: int = 1 << 20) -> Face:
@@ -35,7 +41,8 @@ def make_face(tokenizer: FakeTokenizer | None = None, fim: FimEncoder | None = N
     info = FakeEngine(EngineConfig(target="fake")).info()
     frontend = Frontend(cast(EngineClient, SimpleNamespace(info=info)))
     frontend.tokenizer, frontend.fim = tokenizer or FakeTokenizer(has_tools=True), fim
-    return Face(frontend, lambda: ("ready", True), limit)
+    completion = CompletionService(frontend, lambda *asked: frontend.admission.admit(*asked))
+    return Face(frontend, lambda: ("ready", True), limit, completion)
 
 
 def receiving(*messages: Message) -> Receive:

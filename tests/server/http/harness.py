@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -14,6 +15,7 @@ import httpx
 
 from server.http.fim_encoder import FimEncoder
 from server.serving import Serving
+from specdec.config import EngineConfig
 from specdec.types import EngineLoad
 from tests.server.fake_tokenizer import FakeTokenizer
 from tests.server.harness import make_config, quick_policy
@@ -25,10 +27,12 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 class Server:
     """A running server and a client of it."""
 
-    def __init__(self, serving: Serving, loop: asyncio.AbstractEventLoop, port: int) -> None:
+    def __init__(
+        self, serving: Serving, loop: asyncio.AbstractEventLoop, port: int, tls: ssl.SSLContext | None = None
+    ) -> None:
         self.serving, self.loop, self.port = serving, loop, port
-        self.url = f"http://127.0.0.1:{port}"
-        self.client = httpx.Client(base_url=self.url, timeout=20)
+        self.url = f"http{'s' if tls else ''}://127.0.0.1:{port}"
+        self.client = httpx.Client(base_url=self.url, timeout=20, verify=tls or True)
 
     def ask(self, path: str = COMPLETIONS, **body: Any) -> dict[str, Any]:
         """The JSON of an answer that must be 200."""
@@ -96,9 +100,16 @@ def events(data: bytes) -> list[Any]:
 
 @contextmanager
 def running(
-    tokenizer: Callable[[], Any] = FakeTokenizer, *, wait: bool = True, fim: FimEncoder | None = None, **config: Any
+    tokenizer: Callable[[], Any] = FakeTokenizer,
+    *,
+    wait: bool = True,
+    fim: FimEncoder | None = None,
+    factory: str | None = None,
+    engine: EngineConfig | None = None,
+    tls: ssl.SSLContext | None = None,
+    **config: Any,
 ) -> Iterator[Server]:
-    """A server, ready unless not to ``wait``."""
+    """A server, ready unless not to ``wait``; ``tls``: what its client trusts, where it speaks TLS."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
@@ -108,16 +119,19 @@ def running(
 
     settings = make_config(**({"http_port": 0, "heartbeat_timeout_s": 2.0} | config))
 
+    if engine is not None:
+        settings = settings.model_copy(update={"engine": engine})
+
     async def make() -> Serving:
-        return Serving(settings, tokenizer, factory=FACTORY, policy=quick_policy())
+        return Serving(settings, tokenizer, factory=factory or FACTORY, policy=quick_policy())
 
     serving: Serving = run(make())
     addresses = run(serving.start())
     try:
         if wait:
             run(serving.wait_ready())
-            serving._frontend.fim = fim
-        server = Server(serving, loop, addresses.http_port)
+            serving._frontend.fim = fim or serving._frontend.fim
+        server = Server(serving, loop, addresses.http_port, tls)
         with server.client:
             yield server
     finally:

@@ -169,6 +169,7 @@ def test_a_gap_is_filled_by_the_encoder_or_refused() -> None:
     face = make_face(fim=Fim())
     requests = asked(read_completion, {"prompt": ["a", "b"], "suffix": "z"}, face=face).requests
     assert [r.prompt_ids for r in requests] == [(1, *b"a", 2, *b"z", 3), (1, *b"b", 2, *b"z", 3)]
+    assert [r.stopping.stop_token_ids for r in requests] == [(7,), (7,)]
     for nothing in ("", None):
         assert asked(read_completion, {"prompt": "a", "suffix": nothing}, face=face).requests[0].prompt_ids == (
             BOS, *b"a",

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from server.http.mistral.endpoints import FIM_FIELDS
 from server.http.openai.endpoints import CHAT_FIELDS, COMPLETION_FIELDS
 from tests.server.http.harness import CHAT, COMPLETIONS, Server
 
@@ -35,6 +36,7 @@ def bodies(fields: Any, good: dict[str, Any]) -> st.SearchStrategy[dict[str, Any
 CASES = [
     (COMPLETIONS, COMPLETION_FIELDS, {"prompt": "hi", "max_tokens": 3}),
     (CHAT, CHAT_FIELDS, {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}),
+    ("/v1/fim/completions", FIM_FIELDS, {"prompt": "hi", "max_tokens": 3}),
 ]
 
 
@@ -62,7 +64,7 @@ def test_any_values_in_known_fields(server: Server, path: str, fields: Any, good
 @settings(max_examples=150)
 @given(data=st.binary(max_size=40) | st.text(max_size=40).map(lambda t: t.encode("utf-8", "surrogatepass")))
 def test_any_bytes(server: Server, data: bytes) -> None:
-    for path in (COMPLETIONS, CHAT):
+    for path in (COMPLETIONS, CHAT, "/v1/fim/completions", "/infill", "/completion", "/tokenize", "/detokenize"):
         assert server.client.post(path, content=data).status_code == 400
 
 

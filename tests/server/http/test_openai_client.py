@@ -151,3 +151,25 @@ def test_errors_are_the_clients_own(real: Real) -> None:
     assert grammar.value.param == "guided_regex"
     assert [model.id for model in real.client.models.list()] == ["smollm2-135m"]
     assert real.client.models.retrieve("smollm2-135m").model_extra["max_model_len"] > 0
+
+
+def test_streams_show_the_tree_of_each_step(real: Real) -> None:
+    asked: dict[str, Any] = {"model": "", "prompt": "one two one two one two", "max_tokens": 24, "temperature": 0}
+    plain = real.client.completions.create(**asked).choices[0].text
+    extra = {"return_step_trees": True, "return_token_ids": True, "speculation": {"mode": "on"}}
+    text, drafted = "", ""
+    for chunk in real.client.completions.create(**asked, stream=True, extra_body=extra):
+        for part in chunk.choices:
+            text += part.text
+            tree = (part.model_extra or {}).get("step_tree")
+            if tree is None:
+                assert not part.model_extra.get("token_ids")  # a beginning, or an end
+                continue
+            said = [tree["nodes"][node] for node in tree["accepted"]]
+            assert [node["token_id"] for node in said] == part.model_extra["token_ids"][: len(said)]
+            assert all(node["sources"] and 0 <= node["chance"] <= 1 for node in tree["nodes"][1:])
+            drafted += "".join(node["text"] for node in said)
+    assert text == plain
+    assert 0 < len(drafted) < len(text)
+    with pytest.raises(openai.BadRequestError, match="return_step_trees"):
+        real.client.completions.create(**asked, extra_body=extra)

@@ -7,6 +7,7 @@ from server.grpc.grammar_convert import grammar_message
 from specdec.api.v1 import generation_pb2 as pb
 from specdec.api.v1 import options_pb2 as options
 from specdec.api.v1 import result_pb2 as result
+from specdec.client.results import tree_of
 from specdec.types import (
     Delta,
     DrafterStats,
@@ -39,7 +40,8 @@ def event_from_message(message: pb.GenerateStreamResponse, request_id: str) -> S
     if which == "delta":
         d = message.delta
         rows = [TokenLogprobs(p.token_id, p.logprob, [(t.token_id, t.logprob) for t in p.top]) for p in d.logprobs]
-        return Delta(request_id, d.index, list(d.token_ids), d.text, rows)
+        tree = tree_of(d.tree) if d.HasField("tree") else None
+        return Delta(request_id, d.index, list(d.token_ids), d.text, rows, tree)
     if which == "finished":
         return _finished(message.finished, request_id)
     return None
@@ -58,7 +60,7 @@ def stream_request(request: Request) -> pb.GenerateStreamRequest:
         ),
         stopping=stopping_message(request.stopping),
         output=options.OutputOptions(
-            logprobs=out.logprobs, text=out.text, skip_special_tokens=out.skip_special_tokens
+            logprobs=out.logprobs, text=out.text, skip_special_tokens=out.skip_special_tokens, trees=out.trees
         ),
         speculation=options.SpeculationOptions(
             mode=_MODES[spec.mode], drafters=spec.drafters or (), max_nodes=spec.max_nodes,

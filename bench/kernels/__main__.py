@@ -1,0 +1,34 @@
+"""Entry point of ``python -m bench.kernels``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from bench.kernels.kernel_bench import KernelBench
+
+
+def main() -> int:
+    """Measure, print each figure as it comes, write the report. Returns the exit code: 2 without a GPU."""
+    parser = argparse.ArgumentParser(prog="python -m bench.kernels", description=__doc__)
+    parser.add_argument("--json", type=Path, required=True, metavar="FILE", help="where the report goes")
+    parser.add_argument("--seconds", type=float, default=240.0, help="after which no measurement begins (default: 240)")
+    parser.add_argument("--target", default="random:llama-3.1-8b", help="whose step is measured")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("torch finds no GPU; there is nothing to measure", file=sys.stderr)
+        return 2
+    bench = KernelBench(torch.device("cuda", 0), options.target, options.seconds, lambda line: print(line, flush=True))
+    try:
+        bench.run()
+    finally:  # what was measured is kept, whatever happens next
+        options.json.write_text(json.dumps(bench.report, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,95 @@
+"""What `specdec bench serve` prints: progress while it runs, tables at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from bench.serve.load_run import LoadRun
+from bench.serve.serve_report import ServeReport
+from bench.serve.spread import QUANTILES, spread
+
+NAMES = {
+    "ttft_ms": "time to first text, ms",
+    "tpot_ms": "time per output token, ms",
+    "inter_chunk_ms": "between messages, ms",
+    "e2e_ms": "whole answer, ms",
+    "tokens_per_chunk": "tokens per message",
+}
+
+
+def progress_line(run: LoadRun, now_s: float) -> Text:
+    """Where a run is."""
+    ended = [record for record in run.records if record.end_s]
+    answered = [record for record in ended if record.ok]
+    tokens = sum(record.output_tokens for record in answered)
+    passed = max(now_s - run.started_s, 1e-3)
+    ttft = spread([record.ttft_ms for record in answered])
+    of = "" if run.planned is None else f"/{run.planned}"
+    words = [
+        f"{passed:6.1f} s", f"sent {len(run.records)}{of}", f"running {len(run.records) - len(ended)}",
+        f"answered {len(answered)}", f"not {len(ended) - len(answered)}", f"{tokens / passed:.1f} tokens/s",
+        f"TTFT p50 {ttft['p50']:.0f} p99 {ttft['p99']:.0f} ms" if answered else "TTFT -",
+    ]  # fmt: skip
+    return Text("  ".join(words), style="dim")
+
+
+def report_tables(report: ServeReport) -> Iterator[Table | Text]:
+    """Latencies, totals, and first of all whether they count."""
+    figures = report.as_dict(requests=False)
+    yield validity(figures)
+    latency = Table("", "n", "mean", *(f"p{q}" for q in QUANTILES), "max", title=str(figures.get("load", "")))
+    for name, cells in latency_rows(figures):
+        latency.add_row(name, *cells)
+    yield latency
+    totals = Table("figure", "value")
+    for name, value in total_rows(figures):
+        totals.add_row(name, value)
+    yield totals
+
+
+def validity(figures: dict[str, Any]) -> Text:
+    """One line per reason for which the run does not count."""
+    if figures["valid"]:
+        return Text("valid: the generator kept up", style="green")
+    return Text("\n".join(f"INVALID: {fault}" for fault in figures["faults"]), style="bold red")
+
+
+def latency_rows(figures: dict[str, Any]) -> list[tuple[str, list[str]]]:
+    """Name and cells (n, mean, quantiles, max) of every spread."""
+    columns = ("mean", *(f"p{q}" for q in QUANTILES), "max")
+    return [
+        (NAMES[name], [str(found["n"]), *(f"{found[c]:.2f}" if found["n"] else "-" for c in columns)])
+        for name, found in figures["latency"].items()
+    ]
+
+
+def total_rows(figures: dict[str, Any]) -> list[tuple[str, str]]:
+    """Name and value of every other figure."""
+    requests, goodput, generator = figures["requests"], figures["goodput"], figures["generator"]
+    limits = ", ".join(f"{limit} ms" for limit in goodput["objectives"]) or "no objective"
+    rows = [
+        ("requests", ", ".join(f"{count} {name}" for name, count in requests.items() if count)),
+        ("duration, s", f"{figures['duration_s']:.1f}"),
+        *((name.replace("_per_s", "/s").replace("_", " "), f"{v:.2f}") for name, v in figures["throughput"].items()),
+        ("goodput, requests/s", f"{goodput['requests_per_s']:.2f} ({limits})"),
+        ("good of all sent", f"{goodput['share_of_sent']:.1%}"),
+        ("sent late, ms at p99", _p99(generator["slip_ms"])),
+        ("generator late, ms at p99", _p99(generator["lag_ms"])),
+    ]
+    if "tokens_per_step" in figures:
+        rows.append(("tokens per step", f"{figures['tokens_per_step']['mean']:.2f}"))
+    if "cost" in figures:
+        rows.append(("output tokens per dollar", f"{figures['cost']['output_tokens_per_dollar']:,}"))
+    if figures["refusals"]["n"]:
+        refusals = figures["refusals"]
+        rows.append(("refusals with a retry hint", f"{refusals['with_retry_hint']} of {refusals['n']}"))
+    rows += [(f"error ({count} x)", error[:120]) for error, count in figures["errors"].items()]
+    return rows
+
+
+def _p99(found: dict[str, Any]) -> str:
+    return f"{found['p99']:.2f}" if found["n"] else "-"

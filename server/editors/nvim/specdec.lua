@@ -1,0 +1,358 @@
+-- Inline completion from a specdec server. Copy to lua/specdec.lua in your configuration, and:
+--   require('specdec').setup({ server = '127.0.0.1:8400' })
+-- Neovim 0.12 shows suggestions by itself; for 0.10 and 0.11 it is done here.
+local M = {}
+
+-- What the language server said last of the server: { state, message, model }. For status lines.
+M.status = nil
+
+local METHOD = 'textDocument/inlineCompletion'
+local INVOKED, AUTOMATIC = 1, 2
+local namespace = vim.api.nvim_create_namespace('specdec')
+
+local defaults = {
+  cmd = { 'specdec', 'lsp' },
+  server = '127.0.0.1:8400',
+  args = {}, -- such as { '--key-file', 'FILE', '--tls' }
+  settings = {}, -- initializationOptions of `specdec lsp`: mode, maxLines, ...
+  debounce_ms = 20, -- 0.10 and 0.11; 0.12 has its own
+  root_markers = { '.git' },
+  keys = { accept = '<Tab>', accept_word = '<M-Right>', dismiss = '<C-]>', invoke = '<M-Bslash>' },
+}
+
+-- A client's methods are called with a dot before 0.11.
+local function call(client, name, ...)
+  if vim.fn.has('nvim-0.11') == 1 then
+    return client[name](client, ...)
+  end
+  return client[name](...)
+end
+
+local function client_of(buffer)
+  return vim.lsp.get_clients({ name = 'specdec', bufnr = buffer })[1]
+end
+
+-- The byte of `line` at a position's character.
+local function byte_of(line, character, encoding)
+  if encoding == 'utf-8' then
+    return math.min(character, #line)
+  end
+  local ok, byte = pcall(vim.str_byteindex, line, character, encoding == 'utf-16')
+  return ok and byte or #line
+end
+
+-- The length of `text` in UTF-16 units, as outcomes are told.
+local function units(text)
+  local _, utf16 = vim.str_utfindex(text)
+  return utf16
+end
+
+-- The first word of `text`, with what is in front of it.
+local function first_word(text)
+  return text:match('^%s*[%w_]+') or text:match('^%s*[^%w_%s]+') or text
+end
+
+local function configuration(options)
+  local cmd = vim.list_extend({}, options.cmd)
+  vim.list_extend(cmd, { '--server', options.server })
+  vim.list_extend(cmd, options.args)
+  return {
+    name = 'specdec',
+    cmd = cmd,
+    init_options = options.settings,
+    handlers = {
+      ['specdec/didChangeStatus'] = function(_, told)
+        M.status = told
+      end,
+    },
+  }
+end
+
+-- What is shown: the answer's item, where it begins (row, column, from 0), its text, and how much of it stands there.
+local shown = nil
+local waiting = nil -- the request that has no answer yet: client, id
+local timer = nil
+local place = nil -- where the cursor is, in which state of the text, once a request is due for it
+
+local function tell(method, more)
+  local client = shown and client_of(shown.buffer)
+  if client then
+    call(client, 'notify', 'textDocument/did' .. method, vim.tbl_extend('force', { item = shown.item }, more or {}))
+  end
+end
+
+local function hide()
+  if shown then
+    vim.api.nvim_buf_clear_namespace(shown.buffer, namespace, 0, -1)
+    shown = nil
+  end
+end
+
+local function draw()
+  vim.api.nvim_buf_clear_namespace(shown.buffer, namespace, 0, -1)
+  local lines = vim.split(shown.text:sub(#shown.typed + 1), '\n', { plain = true })
+  local below = {}
+  for i = 2, #lines do
+    below[#below + 1] = { { lines[i], 'Comment' } }
+  end
+  vim.api.nvim_buf_set_extmark(shown.buffer, namespace, shown.row, shown.column + #shown.typed, {
+    virt_text = { { lines[1], 'Comment' } },
+    virt_text_pos = 'inline',
+    virt_lines = #below > 0 and below or nil,
+  })
+end
+
+-- Whether what stands before the cursor is still on its way to what is shown; draws the rest of it then.
+local function follow(buffer)
+  if not shown or shown.buffer ~= buffer then
+    return false
+  end
+  local row, column = unpack(vim.api.nvim_win_get_cursor(0))
+  if row - 1 ~= shown.row or column < shown.column then
+    return false
+  end
+  local typed = vim.api.nvim_buf_get_text(buffer, shown.row, shown.column, shown.row, column, {})[1]
+  if typed == shown.text or not vim.startswith(shown.text, typed) then
+    return false
+  end
+  shown.typed = typed
+  draw()
+  return true
+end
+
+local function cancel()
+  if timer then
+    timer:stop()
+  end
+  if waiting then
+    call(waiting.client, 'cancel_request', waiting.id)
+    waiting = nil
+  end
+end
+
+local function show(buffer, item, client)
+  local line = vim.api.nvim_buf_get_lines(buffer, item.range.start.line, item.range.start.line + 1, false)[1] or ''
+  hide()
+  shown = { buffer = buffer, item = item, row = item.range.start.line }
+  shown.column = byte_of(line, item.range.start.character, client.offset_encoding)
+  shown.text = type(item.insertText) == 'table' and item.insertText.value or item.insertText
+  shown.typed = ''
+  if follow(buffer) then
+    tell('ShowCompletion')
+  else
+    hide()
+  end
+end
+
+local function request(kind)
+  local buffer = vim.api.nvim_get_current_buf()
+  local client = client_of(buffer)
+  if not client then
+    return
+  end
+  local params = vim.lsp.util.make_position_params(0, client.offset_encoding)
+  params.context = { triggerKind = kind }
+  local asked = {}
+  local sent, id = call(client, 'request', METHOD, params, function(failed, result)
+    if waiting ~= asked then
+      return
+    end
+    waiting = nil
+    local item = not failed and result and (result.items or result)[1]
+    if item and vim.startswith(vim.api.nvim_get_mode().mode, 'i') and vim.api.nvim_get_current_buf() == buffer then
+      show(buffer, item, client)
+    end
+  end, buffer)
+  if sent then
+    asked.client, asked.id = client, id
+    waiting = asked
+  end
+end
+
+-- Puts the next `text` of what is shown into the document.
+local function insert(text)
+  local lines = vim.split(text, '\n', { plain = true })
+  local row, column = shown.row, shown.column + #shown.typed
+  vim.api.nvim_buf_set_text(shown.buffer, row, column, row, column, lines)
+  local last = #lines == 1 and column + #text or #lines[#lines]
+  vim.api.nvim_win_set_cursor(0, { row + #lines, last })
+end
+
+local fallback = {}
+
+function fallback.accept()
+  local rest, client, command = shown.text:sub(#shown.typed + 1), client_of(shown.buffer), shown.item.command
+  insert(rest)
+  hide()
+  if client and command then
+    local params = { command = command.command, arguments = command.arguments }
+    call(client, 'request', 'workspace/executeCommand', params, function() end)
+  end
+end
+
+function fallback.accept_word()
+  local word = first_word(shown.text:sub(#shown.typed + 1))
+  if #shown.typed + #word == #shown.text or word:find('\n') then
+    return fallback.accept()
+  end
+  insert(word)
+  follow(shown.buffer)
+  tell('PartiallyAcceptCompletion', { acceptedLength = units(shown.typed) })
+end
+
+function fallback.dismiss()
+  tell('DismissCompletion')
+  hide()
+end
+
+local function attach_fallback(options)
+  local group = vim.api.nvim_create_augroup('specdec', { clear = true })
+  timer = vim.uv.new_timer()
+  vim.api.nvim_create_autocmd({ 'InsertEnter', 'TextChangedI', 'CursorMovedI' }, {
+    group = group,
+    callback = function(event)
+      local tick = vim.api.nvim_buf_get_changedtick(event.buf)
+      local now = table.concat(vim.api.nvim_win_get_cursor(0), ':') .. ':' .. tick .. ':' .. event.buf
+      if now == place then
+        return
+      end
+      place = now
+      cancel()
+      if shown and not follow(event.buf) then
+        if shown.buffer == event.buf and vim.api.nvim_get_current_buf() == event.buf then
+          tell('DismissCompletion')
+        end
+        hide()
+      end
+      timer:start(options.debounce_ms, 0, vim.schedule_wrap(function()
+        if vim.startswith(vim.api.nvim_get_mode().mode, 'i') then
+          request(AUTOMATIC)
+        end
+      end))
+    end,
+  })
+  vim.api.nvim_create_autocmd({ 'InsertLeave', 'BufLeave' }, {
+    group = group,
+    callback = function()
+      place = nil
+      cancel()
+      hide()
+    end,
+  })
+  vim.api.nvim_create_autocmd('FileType', {
+    group = group,
+    callback = function(event)
+      if vim.bo[event.buf].buftype == '' then
+        local config = configuration(options)
+        config.root_dir = vim.fs.root(event.buf, options.root_markers)
+        vim.lsp.start(config, { bufnr = event.buf })
+      end
+    end,
+  })
+end
+
+local native = {}
+
+-- What is left of an item once a part of it was typed. Neovim would put all of it in front of that part, until the
+-- answer to the last key is there. Nil where something else was typed.
+local function rest_of(item)
+  if type(item.insert_text) ~= 'string' or not item.range or not item.range:is_empty() then
+    return item, ''
+  end
+  local row, column = item.range:to_extmark()
+  local cursor = vim.api.nvim_win_get_cursor(0)
+  if cursor[1] - 1 ~= row or cursor[2] < column then
+    return nil, ''
+  end
+  local typed = vim.api.nvim_buf_get_text(0, row, column, row, cursor[2], {})[1]
+  if not vim.startswith(item.insert_text, typed) then
+    return nil, ''
+  end
+  item.insert_text, item.range = item.insert_text:sub(#typed + 1), nil
+  return item, typed
+end
+
+function native.accept()
+  return vim.lsp.inline_completion.get({
+    on_accept = function(item)
+      return (rest_of(item))
+    end,
+  })
+end
+
+function native.accept_word()
+  return vim.lsp.inline_completion.get({
+    on_accept = function(item)
+      local whole = item.insert_text
+      local rest, typed = rest_of(item)
+      local word = rest and type(whole) == 'string' and first_word(rest.insert_text)
+      if not word or word == rest.insert_text then
+        return rest
+      end
+      local client = vim.lsp.get_client_by_id(item.client_id)
+      if client then
+        client:notify('textDocument/didPartiallyAcceptCompletion', {
+          item = { insertText = whole, command = item.command },
+          acceptedLength = units(typed .. word),
+        })
+      end
+      rest.insert_text, rest.command = word, nil
+      return rest
+    end,
+  })
+end
+
+local function map(key, action)
+  if key then
+    vim.keymap.set('i', key, function()
+      return action() and '' or key
+    end, { expr = true, desc = 'specdec' })
+  end
+end
+
+-- What changes the text must wait until the key is done with.
+local function later(name)
+  return function()
+    if not shown then
+      return false
+    end
+    vim.schedule(function()
+      if shown then
+        fallback[name]()
+      end
+    end)
+    return true
+  end
+end
+
+function M.setup(told)
+  local options = vim.tbl_deep_extend('force', defaults, told or {})
+  local keys = options.keys
+  if vim.lsp.inline_completion then
+    local config = configuration(options)
+    config.root_markers = options.root_markers
+    vim.lsp.config('specdec', config)
+    vim.lsp.enable('specdec')
+    vim.lsp.inline_completion.enable()
+    map(keys.accept, native.accept)
+    map(keys.accept_word, native.accept_word)
+    return
+  end
+  attach_fallback(options)
+  map(keys.accept, later('accept'))
+  map(keys.accept_word, later('accept_word'))
+  map(keys.dismiss, later('dismiss'))
+  map(keys.invoke, function()
+    vim.schedule(function()
+      request(INVOKED)
+    end)
+    return true
+  end)
+end
+
+-- The text that would be taken over by the key for it, in 0.10 and 0.11; nil where nothing is shown.
+function M.suggestion()
+  return shown and shown.text:sub(#shown.typed + 1)
+end
+
+return M

@@ -1,0 +1,74 @@
+// Starts `specdec lsp`, and gives VS Code what it suggests.
+import * as vscode from "vscode";
+import { LanguageClient, type LanguageClientOptions, type ServerOptions } from "vscode-languageclient/node";
+import type { DynamicFeature, StaticFeature } from "vscode-languageclient";
+import type { Item, Link } from "./link.js";
+import { Provider } from "./provider.js";
+import { SECTION, STARTING, options, start } from "./settings.js";
+import { type Status, StatusBar } from "./status_bar.js";
+
+const COMPLETE = "textDocument/inlineCompletion";
+const DOCUMENTS = [{ scheme: "file" }, { scheme: "untitled" }, { scheme: "vscode-remote" }];
+
+// Without the client's own provider: ours tells what becomes of suggestions.
+class Client extends LanguageClient {
+  override registerFeature(feature: StaticFeature | DynamicFeature<unknown>): void {
+    const method = "registrationType" in feature ? feature.registrationType.method : "";
+    if (method !== COMPLETE) {
+      super.registerFeature(feature);
+    }
+  }
+}
+
+let client: Client | undefined;
+
+export async function activate(context: vscode.ExtensionContext): Promise<void> {
+  const bar = new StatusBar();
+  const link: Link = {
+    complete: async (params, token) =>
+      client?.isRunning() ? client.sendRequest<Item[]>(COMPLETE, params, token) : null,
+    notify: (method, params) => void client?.sendNotification(method, params).catch(() => undefined),
+  };
+  context.subscriptions.push(
+    bar,
+    vscode.languages.registerInlineCompletionItemProvider(DOCUMENTS, new Provider(link)),
+    vscode.commands.registerCommand("specdec.restart", () => restart(bar)),
+    vscode.commands.registerCommand("specdec.toggle", toggle),
+    vscode.workspace.onDidChangeConfiguration(async (change) => {
+      if (STARTING.some((name) => change.affectsConfiguration(name))) {
+        await restart(bar);
+      } else if (change.affectsConfiguration(SECTION)) {
+        link.notify("workspace/didChangeConfiguration", { settings: { [SECTION]: options() } });
+      }
+    }),
+  );
+  await restart(bar);
+}
+
+export async function deactivate(): Promise<void> {
+  const former = client;
+  client = undefined;
+  await former?.stop().catch(() => undefined);
+}
+
+async function restart(bar: StatusBar): Promise<void> {
+  await deactivate();
+  bar.show({ state: "connecting", message: "", model: "" });
+  const { command, args } = start();
+  const server: ServerOptions = { command, args };
+  const told: LanguageClientOptions = { documentSelector: DOCUMENTS, initializationOptions: options() };
+  const fresh = new Client("specdec", "specdec", server, told);
+  fresh.onNotification("specdec/didChangeStatus", (status: Status) => bar.show(status));
+  client = fresh;
+  try {
+    await fresh.start();
+  } catch (error) {
+    bar.show({ state: "away", message: `${command} can not be started (${error})`, model: "" });
+  }
+}
+
+async function toggle(): Promise<void> {
+  const settings = vscode.workspace.getConfiguration(SECTION);
+  const mode = settings.get("mode") === "off" ? "auto" : "off";
+  await settings.update("mode", mode, vscode.ConfigurationTarget.Global);
+}

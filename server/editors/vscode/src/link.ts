@@ -1,0 +1,35 @@
+// What the extension needs of its language server.
+import type { CancellationToken } from "vscode";
+
+export interface Position {
+  line: number;
+  character: number;
+}
+
+export interface Range {
+  start: Position;
+  end: Position;
+}
+
+export interface Command {
+  title: string;
+  command: string;
+  arguments?: unknown[];
+}
+
+export interface Item {
+  insertText: string | { value: string };
+  range?: Range;
+  command?: Command;
+}
+
+export interface Params {
+  textDocument: { uri: string };
+  position: Position;
+  context: { triggerKind: 1 | 2; selectedCompletionInfo?: { range: Range; text: string } };
+}
+
+export interface Link {
+  complete(params: Params, token: CancellationToken): Promise<Item[] | { items: Item[] } | null>;
+  notify(method: string, params: object): void;
+}

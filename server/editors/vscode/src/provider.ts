@@ -1,0 +1,113 @@
+// Inline completion as VS Code asks for it, from the language server; and what became of it.
+import * as vscode from "vscode";
+import type { Item, Link, Params, Range } from "./link.js";
+
+const SHOWN = "textDocument/didShowCompletion";
+const PARTLY_ACCEPTED = "textDocument/didPartiallyAcceptCompletion";
+const DISMISSED = "textDocument/didDismissCompletion";
+const REJECTED = 1; // of the kinds of ends that VS Code knows; the others are 0, accepted, and 2, ignored
+
+interface Given {
+  item: Item;
+  text: string;
+  uri: string;
+  range: Range;
+}
+
+// The last three methods belong to a proposed interface of VS Code, which calls them where it is enabled. Where it is
+// not, a suggestion counts as shown when it is given, and as dismissed when something else was typed in its place.
+export class Provider implements vscode.InlineCompletionItemProvider {
+  private readonly given = new WeakMap<vscode.InlineCompletionItem, Given>();
+  private last: Given | undefined;
+
+  constructor(private readonly link: Link) {}
+
+  async provideInlineCompletionItems(
+    document: vscode.TextDocument,
+    position: vscode.Position,
+    context: vscode.InlineCompletionContext,
+    token: vscode.CancellationToken,
+  ): Promise<vscode.InlineCompletionItem[]> {
+    this.settle(document, position);
+    const answer = await this.link.complete(params(document, position, context), token).catch(() => null);
+    if (answer === null || token.isCancellationRequested) {
+      return [];
+    }
+    const items = Array.isArray(answer) ? answer : answer.items;
+    return items.map((item) => this.shown(document, position, item));
+  }
+
+  handleDidShowCompletionItem(item: vscode.InlineCompletionItem): void {
+    this.tell(SHOWN, item);
+  }
+
+  handleDidPartiallyAcceptCompletionItem(item: vscode.InlineCompletionItem, info: number | { acceptedLength: number }): void {
+    this.tell(PARTLY_ACCEPTED, item, { acceptedLength: typeof info === "number" ? info : info.acceptedLength });
+  }
+
+  handleEndOfLifetime(item: vscode.InlineCompletionItem, reason: { kind: number }): void {
+    if (reason.kind === REJECTED) {
+      this.tell(DISMISSED, item);
+    }
+  }
+
+  private shown(document: vscode.TextDocument, position: vscode.Position, item: Item): vscode.InlineCompletionItem {
+    const text = typeof item.insertText === "string" ? item.insertText : item.insertText.value;
+    const range = item.range ?? { start: position, end: position };
+    const made = new vscode.InlineCompletionItem(text, rangeOf(range), item.command);
+    const given = { item, text, uri: document.uri.toString(), range };
+    this.given.set(made, given);
+    this.last = given;
+    this.link.notify(SHOWN, { item });
+    return made;
+  }
+
+  // Whether what stands in the place of the last suggestion can still become it.
+  private settle(document: vscode.TextDocument, position: vscode.Position): void {
+    const { last } = this;
+    if (last === undefined || last.uri !== document.uri.toString()) {
+      return;
+    }
+    const start = new vscode.Position(last.range.start.line, last.range.start.character);
+    const typed = position.isBefore(start) ? undefined : document.getText(new vscode.Range(start, position));
+    if (typed === undefined || !last.text.startsWith(typed)) {
+      this.last = undefined;
+      this.link.notify(DISMISSED, { item: last.item });
+    } else if (typed.length === last.text.length) {
+      this.last = undefined; // typed or taken to its end
+    }
+  }
+
+  private tell(method: string, item: vscode.InlineCompletionItem, more: object = {}): void {
+    const given = this.given.get(item);
+    if (given !== undefined) {
+      this.link.notify(method, { item: given.item, ...more });
+    }
+  }
+}
+
+function params(
+  document: vscode.TextDocument,
+  position: vscode.Position,
+  context: vscode.InlineCompletionContext,
+): Params {
+  const menu = context.selectedCompletionInfo;
+  return {
+    textDocument: { uri: document.uri.toString() },
+    position: plain(position),
+    context: {
+      triggerKind: context.triggerKind === vscode.InlineCompletionTriggerKind.Invoke ? 1 : 2,
+      ...(menu && {
+        selectedCompletionInfo: { range: { start: plain(menu.range.start), end: plain(menu.range.end) }, text: menu.text },
+      }),
+    },
+  };
+}
+
+function plain(position: vscode.Position): { line: number; character: number } {
+  return { line: position.line, character: position.character };
+}
+
+function rangeOf(range: Range): vscode.Range {
+  return new vscode.Range(range.start.line, range.start.character, range.end.line, range.end.character);
+}

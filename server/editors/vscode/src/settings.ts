@@ -1,0 +1,40 @@
+// The user's settings, as the language server's command line and as its options.
+import * as vscode from "vscode";
+
+export const SECTION = "specdec";
+
+const OPTIONS = [
+  "mode", "maxLines", "maxTokens", "timeLimitMs", "debounceMs", "maxPromptTokens", "fill", "speculation",
+  "contextFiles", "contextCharacters", "exclude", "disabledLanguages", "model", "cacheSalt",
+] as const;
+const FILES = [["keyFile", "--key-file"], ["ca", "--ca"], ["cert", "--cert"], ["certKey", "--cert-key"]] as const;
+
+// Settings that take a new process to change.
+export const STARTING = ["command", "server", "tls", ...FILES.map(([name]) => name)].map((name) => `${SECTION}.${name}`);
+
+export interface Start {
+  command: string;
+  args: string[];
+}
+
+export function start(): Start {
+  const settings = vscode.workspace.getConfiguration(SECTION);
+  const [command = "specdec", ...args] = settings.get<string[]>("command", []);
+  args.push("lsp", "--server", settings.get("server", "127.0.0.1:8400"));
+  if (settings.get("tls", false)) {
+    args.push("--tls");
+  }
+  for (const [name, flag] of FILES) {
+    const file = settings.get(name, "");
+    if (file) {
+      args.push(flag, file);
+    }
+  }
+  return { command, args };
+}
+
+export function options(): Record<string, unknown> {
+  const settings = vscode.workspace.getConfiguration(SECTION);
+  const told = OPTIONS.map((name) => [name, settings.get(name)] as const);
+  return Object.fromEntries(told.filter(([, value]) => value !== undefined));
+}

@@ -1,0 +1,34 @@
+// What the status bar shows of the server.
+import * as vscode from "vscode";
+
+export interface Status {
+  state: string;
+  message: string;
+  model: string;
+}
+
+const ICONS: Record<string, string> = { ready: "$(sparkle)", away: "$(debug-disconnect)", off: "$(circle-slash)" };
+
+export class StatusBar implements vscode.Disposable {
+  private readonly item: vscode.StatusBarItem;
+
+  constructor() {
+    this.item = vscode.window.createStatusBarItem("specdec.status", vscode.StatusBarAlignment.Right, 100);
+    this.item.name = "specdec";
+    this.item.command = "specdec.toggle";
+    this.show({ state: "connecting", message: "", model: "" });
+    this.item.show();
+  }
+
+  show(status: Status): void {
+    const about = [status.model, status.message].filter(Boolean).join(": ") || status.state;
+    this.item.text = `${ICONS[status.state] ?? "$(sync~spin)"} specdec`;
+    this.item.tooltip = `specdec: ${about}. Click to switch suggestions on or off.`;
+    this.item.backgroundColor =
+      status.state === "away" ? new vscode.ThemeColor("statusBarItem.warningBackground") : undefined;
+  }
+
+  dispose(): void {
+    this.item.dispose();
+  }
+}

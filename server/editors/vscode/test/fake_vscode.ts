@@ -1,0 +1,62 @@
+// As much of VS Code as the extension touches, for tests that run without it.
+export class Position {
+  constructor(readonly line: number, readonly character: number) {}
+
+  isBefore(other: Position): boolean {
+    return this.line < other.line || (this.line === other.line && this.character < other.character);
+  }
+}
+
+export class Range {
+  readonly start: Position;
+  readonly end: Position;
+
+  constructor(start: Position | number, end: Position | number, endLine?: number, endCharacter?: number) {
+    this.start = start instanceof Position ? start : new Position(start, end as number);
+    this.end = start instanceof Position ? (end as Position) : new Position(endLine ?? 0, endCharacter ?? 0);
+  }
+}
+
+export class InlineCompletionItem {
+  constructor(readonly insertText: string, readonly range?: Range, readonly command?: object) {}
+}
+
+export class ThemeColor {
+  constructor(readonly id: string) {}
+}
+
+export const InlineCompletionTriggerKind = { Invoke: 0, Automatic: 1 };
+export const StatusBarAlignment = { Left: 1, Right: 2 };
+
+export class Document {
+  readonly uri: { toString(): string };
+
+  constructor(uri: string, public text: string) {
+    this.uri = { toString: () => uri };
+  }
+
+  offsetAt(position: Position): number {
+    const lines = this.text.split("\n");
+    return lines.slice(0, position.line).reduce((sum, line) => sum + line.length + 1, 0) + position.character;
+  }
+
+  getText(range: Range): string {
+    return this.text.slice(this.offsetAt(range.start), this.offsetAt(range.end));
+  }
+}
+
+// What tests set, and what they look at.
+export const configured: Record<string, unknown> = {};
+export const bars: Record<string, unknown>[] = [];
+
+export const workspace = {
+  getConfiguration: () => ({ get: (name: string, fallback?: unknown) => (name in configured ? configured[name] : fallback) }),
+};
+
+export const window = {
+  createStatusBarItem: () => {
+    const bar: Record<string, unknown> = { show: () => (bar.visible = true), dispose: () => (bar.visible = false) };
+    bars.push(bar);
+    return bar;
+  },
+};

@@ -1,0 +1,1 @@
+"""What an experiment is to be: its arms, how requests get into them, what is compared and when it ends."""

@@ -1,0 +1,1 @@
+"""DeepSeek's dialect: /beta/completions."""

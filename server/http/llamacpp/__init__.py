@@ -1,0 +1,1 @@
+"""llama.cpp's dialect: /infill, /completion, /props, /tokenize, /detokenize, /health."""

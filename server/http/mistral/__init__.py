@@ -1,0 +1,1 @@
+"""Mistral's dialect: /v1/fim/completions."""

@@ -1,0 +1,61 @@
+// Calls of the server.
+import { readEvents } from "./sse";
+import type { Chunk, WireError } from "./wire";
+
+export class ApiError extends Error {
+  /** `status` 0: the server did not answer at all. `field`: what in the body is at fault. */
+  constructor(
+    readonly status: number,
+    message: string,
+    readonly field = "",
+  ) {
+    super(message);
+  }
+}
+
+function headers(key: string): Record<string, string> {
+  return key ? { authorization: `Bearer ${key}` } : {};
+}
+
+async function call(path: string, key: string, init: RequestInit = {}): Promise<Response> {
+  let response: Response;
+  try {
+    response = await fetch(path, { ...init, headers: { ...headers(key), ...init.headers }, cache: "no-store" });
+  } catch (error) {
+    if (init.signal?.aborted) throw error;
+    throw new ApiError(0, "The server does not answer.");
+  }
+  if (response.ok) return response;
+  const { message, param } = await errorOf(response);
+  throw new ApiError(response.status, message, param ?? "");
+}
+
+async function errorOf(response: Response): Promise<WireError> {
+  const body: unknown = await response.json().catch(() => null);
+  const error = (body as { error?: WireError | string } | null)?.error;
+  if (typeof error === "string") return { message: error };
+  return error ?? { message: `The server answered with status ${response.status}.` };
+}
+
+export async function getJson<T>(path: string, key: string): Promise<T> {
+  return (await (await call(path, key)).json()) as T;
+}
+
+/** The chunks of a streamed answer. Throws an ApiError where it is refused, or ends before its end. */
+export async function* stream(path: string, body: object, key: string, signal: AbortSignal): AsyncGenerator<Chunk> {
+  const init = { method: "POST", body: JSON.stringify(body), headers: { "content-type": "application/json" }, signal };
+  const response = await call(path, key, init);
+  if (!response.body) throw new ApiError(0, "The answer is empty.");
+  try {
+    for await (const data of readEvents(response.body)) {
+      if (data === "[DONE]") return;
+      const chunk = JSON.parse(data) as Chunk;
+      if (chunk.error) throw new ApiError(500, chunk.error.message, chunk.error.param ?? "");
+      yield chunk;
+    }
+  } catch (error) {
+    if (error instanceof ApiError || signal.aborted) throw error;
+    throw new ApiError(0, "The connection broke off before the answer was complete.");
+  }
+  throw new ApiError(0, "The answer broke off before it was complete.");
+}

@@ -1,0 +1,64 @@
+import { FiguresPanel } from "./figures_panel";
+import { FormPanel } from "./form_panel";
+import { Header } from "./header";
+import { OutputPanel } from "./output_panel";
+import { PairPanel } from "./pair_panel";
+import { busy, live, notice, shown, stop } from "./store";
+import { TracePanel } from "./trace_panel";
+import { StepPanel } from "./step_panel";
+import { count, ms } from "./figures";
+
+export function App() {
+  const leave = (event: KeyboardEvent) => {
+    if (event.key === "Escape" && busy.value) stop();
+  };
+  return (
+    <div class="app" onKeyDown={leave}>
+      <a class="skip" href="#output">
+        Skip to the output
+      </a>
+      <Header />
+      <main>
+        <FormPanel />
+        <div class="column">
+          <Notice />
+          <PairPanel />
+          <OutputPanel />
+          <StepPanel />
+        </div>
+        <div class="column side">
+          <FiguresPanel />
+          <TracePanel />
+        </div>
+      </main>
+      <p class="sr" role="status">
+        <Announcement />
+      </p>
+    </div>
+  );
+}
+
+function Notice() {
+  if (!notice.value) return null;
+  return (
+    <div class="notice" role="alert">
+      <span aria-hidden="true">!</span>
+      <p>{notice.value.message}</p>
+      <button type="button" class="quiet" onClick={() => (notice.value = null)} aria-label="Dismiss">
+        ✕
+      </button>
+    </div>
+  );
+}
+
+/** What happens, for who does not see it; the tokens themselves are read on demand. */
+function Announcement() {
+  const run = live(shown.value);
+  if (!run) return null;
+  if (busy.value) return <>Generating, speculation {run.mode}.</>;
+  return (
+    <>
+      {run.state}: {count(run.tokens, "token")} in {ms(run.lastMs)}.
+    </>
+  );
+}

@@ -1,0 +1,31 @@
+// Numbers for people.
+
+/** Milliseconds with as many digits as mean something. */
+export function ms(value: number | null | undefined): string {
+  if (value === null || value === undefined || !Number.isFinite(value)) return "–";
+  if (value >= 10_000) return `${(value / 1000).toFixed(1)} s`;
+  if (value >= 1000) return `${(value / 1000).toFixed(2)} s`;
+  return `${value.toFixed(value >= 100 ? 0 : value >= 10 ? 1 : 2)} ms`;
+}
+
+export function percent(part: number, whole: number): string {
+  return whole > 0 ? `${Math.round((100 * part) / whole)} %` : "–";
+}
+
+export function count(number: number, what: string): string {
+  return `${number.toLocaleString("en")} ${what}${number === 1 ? "" : "s"}`;
+}
+
+/** The step that a scale's end is rounded up to: 1, 2 or 5 times a power of ten. */
+export function niceCeiling(value: number): number {
+  if (!(value > 0)) return 1;
+  const power = 10 ** Math.floor(Math.log10(value));
+  const found = [1, 2, 5, 10].find((factor) => factor * power >= value * (1 - 1e-9));
+  return (found ?? 10) * power;
+}
+
+/** A token's text with what can not be seen made visible. */
+export function visible(text: string): string {
+  if (text === "") return "∅";
+  return text.replace(/ /g, "·").replace(/\n/g, "⏎").replace(/\t/g, "⇥").replace(/\r/g, "␍");
+}

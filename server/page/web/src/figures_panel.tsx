@@ -1,0 +1,128 @@
+import type { ComponentChildren } from "preact";
+import { type Bar, Bars, Lines } from "./charts";
+import { ms, percent } from "./figures";
+import type { Run } from "./run";
+import { history, live, pair, select, selected, show, shown } from "./store";
+
+const SLOTS = 60;
+
+export function FiguresPanel() {
+  const run = live(shown.value);
+  return (
+    <section class="panel figures" aria-labelledby="figures-title">
+      <div class="title">
+        <h2 id="figures-title">Figures</h2>
+      </div>
+      {run ? <Filled run={run} /> : <p class="empty">Times and acceptance appear here as tokens arrive.</p>}
+    </section>
+  );
+}
+
+function Filled({ run }: { run: Run }) {
+  const { drafted, accepted } = live(run).acceptance;
+  const compared = pair.value;
+  const lines = compared
+    ? [
+        { values: compared.off.stepTokenMs, look: "off" },
+        { values: compared.auto.stepTokenMs, look: "auto" },
+      ]
+    : [{ values: run.stepTokenMs, look: run.mode }];
+  return (
+    <>
+      <Chart title="Time to first token" value={ms(run.firstMs)} note="by run">
+        <Bars bars={runBars()} slots={12} label={`Time to first token of the last runs; now ${ms(run.firstMs)}`} format={ms} />
+      </Chart>
+      <Chart title="Time per token" value={ms(run.perTokenMs)} note={compared ? "by step; dashed: off" : "by step"}>
+        <Lines lines={lines} label={`Time per token at each step; ${ms(run.perTokenMs)} on average`} format={ms} />
+      </Chart>
+      <Chart title="Time per step" value={ms(meanStep(run))} note="draft + verify">
+        <Bars bars={timeBars(run)} slots={SLOTS} label="Milliseconds of each step, drafting and verifying" format={ms} />
+        <Keys names={["draft", "verify"]} />
+      </Chart>
+      <Chart title="Acceptance" value={percent(accepted, drafted)} note={`${(run.perStep ?? 0).toFixed(2)} tokens per step`}>
+        <Bars
+          bars={acceptanceBars(run)}
+          slots={SLOTS}
+          label={`Draft tokens of each step: ${accepted} of ${drafted} accepted`}
+          format={(value) => String(value)}
+        />
+        <Keys names={["accepted", "rejected"]} />
+      </Chart>
+    </>
+  );
+}
+
+function Chart(props: { title: string; value: string; note: string; children: ComponentChildren }) {
+  return (
+    <figure class="chart">
+      <figcaption>
+        <span>{props.title}</span> <small>{props.note}</small> <b>{props.value}</b>
+      </figcaption>
+      {props.children}
+    </figure>
+  );
+}
+
+function Keys({ names }: { names: string[] }) {
+  return (
+    <p class="keys" aria-hidden="true">
+      {names.map((name) => (
+        <span key={name}>
+          <i class={name} />
+          {name}
+        </span>
+      ))}
+    </p>
+  );
+}
+
+function runBars(): Bar[] {
+  return history.value
+    .filter((run) => run.firstMs !== null)
+    .map((run) => ({
+      parts: [{ value: run.firstMs!, look: run.mode === "off" ? "hollow" : "full" }],
+      title: `Run ${run.number}, ${run.mode}: ${ms(run.firstMs)} to the first token, ${ms(run.perTokenMs)} per token`,
+      chosen: run === shown.value,
+      onPick: () => show(run),
+    }));
+}
+
+function chosenStep(run: Run): number | null {
+  const choice = selected.value;
+  return choice?.run === run ? (run.ledger.tokens[choice.token]?.step ?? null) : null;
+}
+
+function timeBars(run: Run): Bar[] {
+  const chosen = chosenStep(run);
+  return run.ledger.steps.map((step) => ({
+    parts: [
+      { value: step.tree?.draft_ms ?? 0, look: "draft" },
+      { value: step.tree?.verify_ms ?? 0, look: "verify" },
+    ],
+    title: `Step ${step.index + 1}: draft ${ms(step.tree?.draft_ms)}, verify ${ms(step.tree?.verify_ms)}`,
+    chosen: step.index === chosen,
+    onPick: () => select(step.tokens[0]!.index),
+  }));
+}
+
+function acceptanceBars(run: Run): Bar[] {
+  const chosen = chosenStep(run);
+  return run.ledger.steps.map((step) => {
+    const accepted = step.tree?.accepted.length ?? 0;
+    const drafted = (step.tree?.nodes.length ?? 1) - 1;
+    return {
+      parts: [
+        { value: accepted, look: "accepted" },
+        { value: drafted - accepted, look: "rejected" },
+      ],
+      title: `Step ${step.index + 1}: ${accepted} of ${drafted} drafted accepted`,
+      chosen: step.index === chosen,
+      onPick: () => select(step.tokens[0]!.index),
+    };
+  });
+}
+
+function meanStep(run: Run): number | null {
+  const times = run.ledger.steps.flatMap(({ tree }) => (tree ? [tree.draft_ms + tree.verify_ms] : []));
+  return times.length ? times.reduce((sum, time) => sum + time, 0) / times.length : null;
+}

@@ -1,0 +1,179 @@
+import type { ComponentChildren } from "preact";
+import { look as lookOf } from "./drafters";
+import { Messages } from "./messages";
+import type { Form } from "./request";
+import type { Mode } from "./run";
+import { busy, change, compare, connection, form, generate, info, notice, stop } from "./store";
+
+const MODES: [Mode, string, string][] = [
+  ["auto", "Auto", "The controller decides each step how much to draft"],
+  ["off", "Off", "Plain decoding"],
+  ["on", "On", "Always draft, up to the limits given"],
+];
+
+export function FormPanel() {
+  const { kind, prompt, prediction, mode } = form.value;
+  const fault = notice.value?.field;
+  const submit = (event: Event) => {
+    event.preventDefault();
+    void generate();
+  };
+  const quick = (event: KeyboardEvent) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) submit(event);
+  };
+  return (
+    <form class="panel request" onSubmit={submit} onKeyDown={quick} aria-label="Request" noValidate>
+      <Segments
+        legend="Kind of request"
+        name="kind"
+        value={kind}
+        options={[
+          ["chat", "Chat", "Messages, through the model's chat template"],
+          ["raw", "Completion", "Text that is continued as it is"],
+        ]}
+        onPick={(value) => change({ kind: value })}
+      />
+      {kind === "chat" ? (
+        <Messages />
+      ) : (
+        <Text label="Prompt" name="prompt" rows={9} value={prompt} bad={fault === "prompt"} />
+      )}
+      <details>
+        <summary>Predicted output{prediction && <em> set</em>}</summary>
+        <Text label="Text the answer is likely to repeat; it becomes a draft" name="prediction" rows={4} value={prediction} />
+      </details>
+      <Segments legend="Speculation" name="mode" value={mode} options={MODES} shown onPick={(value) => change({ mode: value })} />
+      <Drafters off={mode === "off"} />
+      <div class="fields">
+        <Field label="Max nodes" name="maxNodes" placeholder="auto" disabled={mode === "off"} />
+        <Field label="Max depth" name="maxDepth" placeholder="auto" disabled={mode === "off"} />
+        <Field label="Temperature" name="temperature" />
+        <Field label="Seed" name="seed" placeholder="random" />
+        <Field label="Max tokens" name="maxTokens" />
+      </div>
+      <Actions />
+    </form>
+  );
+}
+
+function Actions() {
+  const ready = connection.value === "ready";
+  return (
+    <div class="actions">
+      {busy.value ? (
+        <button type="button" class="stop" onClick={stop}>
+          Stop <kbd>Esc</kbd>
+        </button>
+      ) : (
+        <button type="submit" class="primary" disabled={!ready}>
+          Generate <kbd>Ctrl ↵</kbd>
+        </button>
+      )}
+      <button
+        type="button"
+        onClick={() => void compare()}
+        disabled={busy.value || !ready}
+        title="Run with speculation off, then auto, with the same seed"
+      >
+        Compare off / auto
+      </button>
+    </div>
+  );
+}
+
+function Drafters({ off }: { off: boolean }) {
+  const loaded = info.value?.drafters ?? [];
+  const chosen = form.value.drafters ?? loaded;
+  if (!loaded.length) return info.value ? <p class="hint">No drafter is loaded: nothing will be drafted.</p> : null;
+  const flip = (name: string) => {
+    const next = loaded.filter((other) => (other === name ? !chosen.includes(name) : chosen.includes(other)));
+    change({ drafters: next.length === loaded.length ? null : next });
+  };
+  return (
+    <fieldset class="drafters" disabled={off}>
+      <legend>Drafters</legend>
+      {loaded.map((name) => (
+        <label key={name}>
+          <input type="checkbox" checked={chosen.includes(name)} onChange={() => flip(name)} />
+          <span class={`mark-as ${lookOf(name)}`}>{name}</span>
+        </label>
+      ))}
+    </fieldset>
+  );
+}
+
+interface SegmentsProps<T extends string> {
+  legend: string;
+  name: string;
+  value: T;
+  options: readonly (readonly [T, string, string])[];
+  shown?: boolean;
+  onPick: (value: T) => void;
+}
+
+function Segments<T extends string>({ legend, name, value, options, shown, onPick }: SegmentsProps<T>) {
+  return (
+    <fieldset class="segments">
+      <legend class={shown ? "" : "sr"}>{legend}</legend>
+      <div>
+        {options.map(([option, label, title]) => (
+          <label key={option} title={title}>
+            <input type="radio" name={name} value={option} checked={value === option} onChange={() => onPick(option)} />
+            <span>{label}</span>
+          </label>
+        ))}
+      </div>
+    </fieldset>
+  );
+}
+
+type TextName = "prompt" | "prediction";
+function Text(props: { label: string; name: TextName; rows: number; value: string; bad?: boolean }) {
+  return (
+    <Labelled label={props.label}>
+      <textarea
+        name={props.name}
+        rows={props.rows}
+        spellcheck={false}
+        aria-invalid={props.bad}
+        value={props.value}
+        onInput={(event) => change({ [props.name]: event.currentTarget.value })}
+      />
+    </Labelled>
+  );
+}
+
+type FieldName = "maxNodes" | "maxDepth" | "temperature" | "seed" | "maxTokens";
+const WIRE: Record<FieldName, string> = {
+  maxNodes: "speculation.max_nodes",
+  maxDepth: "speculation.max_depth",
+  temperature: "temperature",
+  seed: "seed",
+  maxTokens: "max_tokens",
+};
+
+function Field({ label, name, ...more }: { label: string; name: FieldName; placeholder?: string; disabled?: boolean }) {
+  const fault = notice.value?.field;
+  return (
+    <Labelled label={label}>
+      <input
+        name={name}
+        inputMode="decimal"
+        autocomplete="off"
+        aria-invalid={fault === name || fault === WIRE[name]}
+        value={(form.value as Form)[name]}
+        onInput={(event) => change({ [name]: event.currentTarget.value.trim() })}
+        {...more}
+      />
+    </Labelled>
+  );
+}
+
+function Labelled({ label, children }: { label: string; children: ComponentChildren }) {
+  return (
+    <label class="labelled">
+      <span>{label}</span>
+      {children}
+    </label>
+  );
+}

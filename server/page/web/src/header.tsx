@@ -1,0 +1,90 @@
+import { useEffect, useRef } from "preact/hooks";
+import { apiKey, type Connection, connection, info, look } from "./store";
+import { applyTheme, type Theme, theme } from "./theme";
+
+const WORDS: Record<Connection, string> = {
+  connecting: "Connecting",
+  ready: "Ready",
+  loading: "Not ready: the engine is loading or restarting",
+  lost: "No connection, trying again",
+  key: "An API key is needed",
+};
+
+export function Header() {
+  const served = info.value;
+  return (
+    <header>
+      <h1>
+        <Mark /> specdec
+      </h1>
+      <p class="model">
+        {served && (
+          <>
+            <b title={served.model}>{served.model.split("/").at(-1)}</b>
+            <span class="facts">
+              {served.dtype} · {served.numeric_mode} · context {served.max_context.toLocaleString("en")} · v{served.version}
+            </span>
+          </>
+        )}
+      </p>
+      <p class={`status s-${connection.value}`} role="status">
+        <i aria-hidden="true" />
+        {WORDS[connection.value]}
+      </p>
+      <Key />
+      <label class="theme">
+        <span class="sr">Theme</span>
+        <select value={theme.value} onChange={(event) => applyTheme(event.currentTarget.value as Theme)}>
+          <option value="system">System</option>
+          <option value="light">Light</option>
+          <option value="dark">Dark</option>
+        </select>
+      </label>
+    </header>
+  );
+}
+
+function Key() {
+  const field = useRef<HTMLInputElement>(null);
+  const wanted = connection.value === "key";
+  useEffect(() => {
+    if (wanted) field.current?.focus();
+  }, [wanted]);
+  return (
+    <form
+      class="key"
+      onSubmit={(event) => {
+        event.preventDefault();
+        void look();
+      }}
+    >
+      <label>
+        <span class="sr">API key, kept in this tab's memory only</span>
+        <input
+          ref={field}
+          type="password"
+          autocomplete="off"
+          spellcheck={false}
+          placeholder="API key"
+          title="Kept in this tab's memory only"
+          value={apiKey.value}
+          onInput={(event) => (apiKey.value = event.currentTarget.value.trim())}
+          onChange={() => void look()}
+        />
+      </label>
+    </form>
+  );
+}
+
+function Mark() {
+  return (
+    <svg viewBox="0 0 28 18" width="28" height="18" aria-hidden="true" class="mark">
+      <path d="M3 9h8M11 9l7-6M11 9l7 6" class="branch" />
+      <path d="M3 9h21" class="path" />
+      <circle cx="3" cy="9" r="2.4" class="path" />
+      <circle cx="18" cy="3" r="2" class="branch" />
+      <circle cx="18" cy="15" r="2" class="branch" />
+      <circle cx="24" cy="9" r="2.8" class="path" />
+    </svg>
+  );
+}

@@ -1,0 +1,162 @@
+import { memo } from "./memo";
+import { useEffect, useRef } from "preact/hooks";
+import { look, proposedBy } from "./drafters";
+import { count, ms, percent } from "./figures";
+import { countBySource, type Step, type Token } from "./ledger";
+import type { Run } from "./run";
+import { busy, connection, live, select, selected, shown } from "./store";
+
+export function OutputPanel() {
+  const run = live(shown.value);
+  return (
+    <section class="panel output" id="output" aria-labelledby="output-title">
+      <div class="title">
+        <h2 id="output-title">Output</h2>
+        {run && <Summary run={run} />}
+      </div>
+      {run && run.tokens > 0 ? <Filled run={run} /> : <Empty run={run} />}
+    </section>
+  );
+}
+
+function Summary({ run }: { run: Run }) {
+  live(run);
+  return (
+    <p class="summary">
+      <span class="tag">{run.mode}</span>
+      {count(run.tokens, "token")} · {count(run.ledger.steps.length, "step")} · first after {ms(run.firstMs)} ·{" "}
+      <b>{ms(run.perTokenMs)}</b> per token
+      {run.state === "stopped" && <em> · stopped</em>}
+      {run.state === "failed" && <em> · broke off</em>}
+      {run.finishReason === "length" && <em> · cut at max tokens</em>}
+    </p>
+  );
+}
+
+function Empty({ run }: { run: Run | null }) {
+  live(run);
+  if (run?.state === "running") return <p class="empty">Waiting for the first token…</p>;
+  if (run?.state === "failed") return <p class="empty">Nothing came: {run.error}</p>;
+  if (run) return <p class="empty">{run.state === "stopped" ? "Stopped before the first token." : "The answer is empty."}</p>;
+  if (connection.value === "key") return <p class="empty">This server asks for an API key. Enter yours above.</p>;
+  return (
+    <p class="empty">
+      Press <b>Generate</b>. Every token will show which drafter proposed it; go to one by mouse or arrow keys to see the tree
+      of the step that it came from.
+    </p>
+  );
+}
+
+function Filled({ run }: { run: Run }) {
+  const box = useRef<HTMLDivElement>(null);
+  const chosen = selected.value?.run === run ? selected.value.token : null;
+  const { steps, tokens } = live(run).ledger;
+  useEffect(() => {
+    if (chosen !== null) document.getElementById(tokenId(run, chosen))?.scrollIntoView({ block: "nearest" });
+  }, [chosen]);
+  useEffect(() => {
+    const { current } = box;
+    if (current && chosen === null && busy.value) current.scrollTop = current.scrollHeight;
+  }, [tokens.length]);
+  const click = (event: MouseEvent) => {
+    const index = (event.target as HTMLElement).dataset.token;
+    if (index !== undefined) select(Number(index));
+  };
+  return (
+    <>
+      <Legend tokens={tokens} />
+      <div
+        ref={box}
+        class={`tokens${run.state === "running" ? " live" : ""}`}
+        role="listbox"
+        tabIndex={0}
+        aria-label="Generated tokens. Arrow keys: left and right by token, up and down by step."
+        aria-orientation="horizontal"
+        aria-activedescendant={chosen === null ? undefined : tokenId(run, chosen)}
+        onClick={click}
+        onKeyDown={(event) => move(event, run, chosen)}
+        onFocus={(event) => {
+          if (chosen === null && (event.target as HTMLElement).matches(":focus-visible")) select(0);
+        }}
+      >
+        {steps.map((step) => (
+          <StepTokens
+            key={step.index}
+            run={run}
+            step={step}
+            text={step.tokens.map((token) => token.text).join("\0")}
+            chosen={chosen !== null && tokens[chosen]?.step === step.index ? chosen : null}
+          />
+        ))}
+      </div>
+    </>
+  );
+}
+
+/** The tokens of one step. It is drawn again only when its text or what is chosen in it changes. */
+const StepTokens = memo(function StepTokens(props: { run: Run; step: Step; text: string; chosen: number | null }) {
+  const { run, step, chosen } = props;
+  return (
+    <span class={chosen === null ? "step" : "step chosen"} role="presentation">
+      {step.tokens.map((token) => (
+        <span
+          key={token.index}
+          id={tokenId(run, token.index)}
+          data-token={token.index}
+          role="option"
+          aria-selected={chosen === token.index}
+          aria-label={describe(token)}
+          title={describe(token)}
+          class={`token ${look(token.sources[0])}`}
+        >
+          {shape(token.text)}
+        </span>
+      ))}
+    </span>
+  );
+});
+
+function Legend({ tokens }: { tokens: readonly Token[] }) {
+  const counts = [...countBySource(live(tokens))].sort((a, b) => b[1] - a[1]);
+  return (
+    <ul class="legend" aria-label="Tokens by drafter">
+      {counts.map(([name, number]) => (
+        <li key={name}>
+          <span class={`mark-as ${look(name)}`}>{name === "target" ? "target itself" : name}</span> {number}
+          <small> {percent(number, tokens.length)}</small>
+        </li>
+      ))}
+    </ul>
+  );
+}
+
+function tokenId(run: Run, index: number): string {
+  return `t${run.number}-${index}`;
+}
+
+function describe(token: Token): string {
+  return `${JSON.stringify(token.text)}, ${proposedBy(token.sources)}, step ${token.step + 1}`;
+}
+
+/** A line break keeps a visible mark, else nobody could go to it. */
+function shape(text: string): string {
+  return text.replace(/\n/g, "↵\n");
+}
+
+function move(event: KeyboardEvent, run: Run, chosen: number | null): void {
+  const { tokens, steps } = run.ledger;
+  const at = chosen ?? -1;
+  const step = tokens[at]?.step ?? -1;
+  const next: Record<string, number | undefined> = {
+    ArrowRight: at + 1,
+    ArrowLeft: at - 1,
+    ArrowDown: steps[Math.min(step + 1, steps.length - 1)]?.tokens[0]?.index,
+    ArrowUp: steps[Math.max(step - 1, 0)]?.tokens[0]?.index,
+    Home: 0,
+    End: tokens.length - 1,
+  };
+  const goal = next[event.key];
+  if (goal === undefined || event.ctrlKey || event.metaKey || event.altKey) return;
+  event.preventDefault();
+  select(goal);
+}

@@ -1,0 +1,80 @@
+// One answer as it comes, and how long it took.
+import { acceptance, Ledger } from "./ledger";
+import type { Chunk, StepTree } from "./wire";
+
+export type Mode = "auto" | "off" | "on";
+export type RunState = "running" | "done" | "stopped" | "failed";
+
+export class Run {
+  readonly ledger = new Ledger();
+  state: RunState = "running";
+  error = "";
+  field = "";
+  finishReason = "";
+  promptTokens = 0;
+  cachedTokens = 0;
+  firstMs: number | null = null;
+  private firstTokens = 0;
+  lastMs = 0;
+
+  constructor(
+    readonly number: number,
+    readonly mode: Mode,
+  ) {}
+
+  /** Take in a chunk that arrived `atMs` after the request was sent. */
+  add(chunk: Chunk, atMs: number): void {
+    if (chunk.usage) {
+      this.promptTokens = chunk.usage.prompt_tokens;
+      this.cachedTokens = chunk.usage.prompt_tokens_details?.cached_tokens ?? 0;
+    }
+    const choice = chunk.choices[0];
+    if (!choice) return;
+    const tokenIds = choice.token_ids ?? [];
+    const tree: StepTree | null = choice.step_tree ?? null;
+    this.ledger.add({ text: choice.text ?? choice.delta?.content ?? "", tokenIds, tree, atMs });
+    if (choice.finish_reason) this.finishReason = choice.finish_reason;
+    if (!tokenIds.length) return;
+    if (this.firstMs === null) {
+      this.firstMs = atMs;
+      this.firstTokens = tokenIds.length;
+    }
+    this.lastMs = atMs;
+  }
+
+  get tokens(): number {
+    return this.ledger.tokens.length;
+  }
+
+  get text(): string {
+    return this.ledger.tokens.map((token) => token.text).join("");
+  }
+
+  /** Milliseconds per token after the first that came; null while there are none. */
+  get perTokenMs(): number | null {
+    const later = this.tokens - this.firstTokens;
+    return this.firstMs === null || later < 1 ? null : (this.lastMs - this.firstMs) / later;
+  }
+
+  get perStep(): number | null {
+    const steps = this.ledger.steps.length;
+    return steps ? this.tokens / steps : null;
+  }
+
+  get acceptance(): { drafted: number; accepted: number } {
+    return acceptance(this.ledger.steps);
+  }
+
+  /** Milliseconds per token of each step after the first, from one arrival to the next. */
+  get stepTokenMs(): number[] {
+    const { steps } = this.ledger;
+    return steps.slice(1).map((step, i) => (step.atMs - steps[i]!.atMs) / step.tokens.length);
+  }
+}
+
+/** The first place at which two answers' tokens differ; null where they are the same. */
+export function firstDifference(a: Run, b: Run): number | null {
+  const [left, right] = [a.ledger.tokens, b.ledger.tokens];
+  for (let i = 0; i < Math.max(left.length, right.length); i++) if (left[i]?.id !== right[i]?.id) return i;
+  return null;
+}

@@ -1,0 +1,170 @@
+// What the page knows, and what can be done with it.
+import { batch, signal } from "@preact/signals";
+import { ApiError, getJson, stream } from "./api";
+import { emptyForm, faultOf, type Form, requestOf } from "./request";
+import { type Mode, Run } from "./run";
+import type { Info, StepTrace } from "./wire";
+
+export type Connection = "connecting" | "ready" | "loading" | "lost" | "key";
+export interface Selection {
+  run: Run;
+  token: number;
+}
+
+const HISTORY = 24;
+const TRACE_STEPS = 60;
+
+export const form = signal<Form>(emptyForm());
+export const apiKey = signal("");
+export const info = signal<Info | null>(null);
+export const connection = signal<Connection>("connecting");
+export const shown = signal<Run | null>(null);
+export const history = signal<Run[]>([]);
+export const pair = signal<{ off: Run; auto: Run } | null>(null);
+export const selected = signal<Selection | null>(null);
+export const busy = signal(false);
+export const notice = signal<{ message: string; field: string } | null>(null);
+export const trace = signal<StepTrace[]>([]);
+export const traceError = signal("");
+/** Rises when runs have something new, which they take in place. */
+const tick = signal(0);
+
+let stopper: AbortController | null = null;
+let frame = 0;
+let runs = 0;
+
+/** What is given, for a component that must be drawn again when runs have something new. */
+export function live<T>(thing: T): T {
+  void tick.value;
+  return thing;
+}
+
+export function change(part: Partial<Form>): void {
+  form.value = { ...form.value, ...part };
+}
+
+/** Select a token of the run that is shown; the tree of its step follows. */
+export function select(token: number): void {
+  const run = shown.value;
+  if (run?.tokens) selected.value = { run, token: Math.max(0, Math.min(run.tokens - 1, token)) };
+}
+
+export function show(run: Run): void {
+  batch(() => {
+    shown.value = run;
+    selected.value = null;
+  });
+}
+
+function refresh(): void {
+  frame ||= requestAnimationFrame(() => {
+    frame = 0;
+    tick.value++;
+  });
+}
+
+/** Runs the form's request once, in its mode. */
+export async function generate(): Promise<void> {
+  await working(async (seed) => {
+    pair.value = null;
+    await runOnce(form.value.mode, seed, "");
+  });
+}
+
+/** Runs it with speculation off and then controlled, with one seed; neither finds anything of the other in a cache. */
+export async function compare(): Promise<void> {
+  await working(async (given) => {
+    const seed = given ?? crypto.getRandomValues(new Uint32Array(1))[0]!;
+    const salt = () => `page-${crypto.getRandomValues(new Uint32Array(2)).join("-")}`;
+    pair.value = null;
+    const off = await runOnce("off", seed, salt());
+    if (off.state !== "done") return;
+    const auto = await runOnce("auto", seed, salt());
+    if (auto.state === "done") pair.value = { off, auto };
+  });
+}
+
+export function stop(): void {
+  stopper?.abort();
+}
+
+async function working(work: (seed: number | null) => Promise<void>): Promise<void> {
+  if (busy.value) return;
+  notice.value = faultOf(form.value);
+  if (notice.value) return;
+  stopper = new AbortController();
+  busy.value = true;
+  try {
+    await work(form.value.seed === "" ? null : Number(form.value.seed));
+  } finally {
+    busy.value = false;
+    stopper = null;
+    void readTrace();
+  }
+}
+
+async function runOnce(mode: Mode, seed: number | null, salt: string): Promise<Run> {
+  const run = new Run(++runs, mode);
+  const signal = stopper!.signal;
+  batch(() => {
+    history.value = [...history.value, run].slice(-HISTORY);
+    show(run);
+  });
+  const { path, body } = requestOf(form.value, mode, seed, salt);
+  const began = performance.now();
+  try {
+    for await (const chunk of stream(path, body, apiKey.value, signal)) {
+      run.add(chunk, performance.now() - began);
+      refresh();
+    }
+    run.state = "done";
+  } catch (error) {
+    fail(run, error, signal.aborted);
+  }
+  tick.value++;
+  return run;
+}
+
+function fail(run: Run, error: unknown, stopped: boolean): void {
+  run.state = stopped ? "stopped" : "failed";
+  if (stopped) return;
+  run.error = error instanceof Error ? error.message : String(error);
+  const status = error instanceof ApiError ? error.status : -1;
+  notice.value = { message: run.error, field: error instanceof ApiError ? error.field : "" };
+  if (status === 401) connection.value = "key";
+  if (status === 0) void look();
+}
+
+/** Finds out whether the server is there, and what it serves. */
+export async function look(): Promise<void> {
+  try {
+    await getJson("/readyz", apiKey.value);
+    if (!info.value || connection.value !== "ready") info.value = await getJson<Info>("/page/info", apiKey.value);
+    connection.value = "ready";
+  } catch (error) {
+    const status = error instanceof ApiError ? error.status : -1;
+    connection.value = status === 401 ? "key" : status === 0 ? "lost" : "loading";
+  }
+}
+
+export async function readTrace(): Promise<void> {
+  if (connection.value !== "ready") return;
+  try {
+    trace.value = await getJson<StepTrace[]>(`/trace?limit=${TRACE_STEPS}`, apiKey.value);
+    traceError.value = "";
+  } catch (error) {
+    traceError.value = error instanceof Error ? error.message : String(error);
+  }
+}
+
+/** Looks after the server for as long as the page is open, more often where something is awaited. */
+export async function watch(): Promise<never> {
+  for (;;) {
+    if (!document.hidden) {
+      await look();
+      await readTrace();
+    }
+    const pause = busy.value ? 700 : connection.value === "ready" ? 5000 : 2000;
+    await new Promise((done) => setTimeout(done, pause));
+  }
+}

@@ -1,0 +1,119 @@
+import { useState } from "preact/hooks";
+import { Bars } from "./charts";
+import { look } from "./drafters";
+import { ms } from "./figures";
+import { trace, traceError } from "./store";
+import type { StepTrace } from "./wire";
+
+const ROWS = 40;
+
+/** Why the engine drafted as it did: what the controller expected of each step, and what came. */
+export function TracePanel() {
+  const [frozen, freeze] = useState<StepTrace[] | null>(null);
+  const steps = frozen ?? trace.value;
+  const latest = [...steps].reverse().slice(0, ROWS);
+  return (
+    <section class="panel trace" aria-labelledby="trace-title">
+      <div class="title">
+        <h2 id="trace-title">Controller</h2>
+        {steps.length > 0 && (
+          <button type="button" class="quiet" aria-pressed={frozen !== null} onClick={() => freeze(frozen ? null : trace.value)}>
+            {frozen ? "Frozen" : "Freeze"}
+          </button>
+        )}
+      </div>
+      {traceError.value && <p class="empty">The trace can not be read: {traceError.value}</p>}
+      {!steps.length && !traceError.value && <p class="empty">The engine has taken no step yet.</p>}
+      {steps.length > 0 && (
+        <>
+          <figure class="chart">
+            <figcaption>
+              <span>Tokens per step</span> <small>all requests together</small>
+            </figcaption>
+            <Bars
+              slots={60}
+              label="Tokens of the engine's last steps"
+              format={(value) => String(value)}
+              bars={steps.map((step) => ({
+                parts: [{ value: step.realised_tokens, look: "full" }],
+                title: `Step ${step.step}: ${step.realised_tokens} tokens, ${fixed(step.predicted_tokens)} expected`,
+              }))}
+            />
+          </figure>
+          <div class="scroll" tabIndex={0} role="region" aria-label="The engine's last steps, newest first">
+            <Table steps={latest} />
+          </div>
+        </>
+      )}
+    </section>
+  );
+}
+
+function Table({ steps }: { steps: StepTrace[] }) {
+  return (
+    <table>
+      <thead>
+        <tr>
+          <th scope="col">Step</th>
+          <th scope="col" title="Draft nodes verified, of those proposed">
+            Nodes <small>of proposed</small>
+          </th>
+          <th scope="col" title="Tokens that came, and those expected">
+            Tokens <small>/ expected</small>
+          </th>
+          <th scope="col" title="Milliseconds of drafting and verifying, and those expected">
+            Time <small>/ expected</small>
+          </th>
+        </tr>
+      </thead>
+      {steps.map((step) => (
+        <tbody key={step.step}>
+          <tr>
+            <td>{step.step}</td>
+            <td>
+              {step.budget}
+              <small> of {step.candidates}</small>
+            </td>
+            <td>
+              {step.realised_tokens}
+              <small> / {fixed(step.predicted_tokens)}</small>
+            </td>
+            <td>
+              {ms(sum(step.realised_draft_ms, step.realised_verify_ms))}
+              <small> / {ms(sum(step.predicted_draft_ms, step.predicted_verify_ms))}</small>
+            </td>
+          </tr>
+          <tr>
+            <td colSpan={4}>
+              <Decisions step={step} />
+            </td>
+          </tr>
+        </tbody>
+      ))}
+    </table>
+  );
+}
+
+/** What each drafter was let do, and what it brought; one that costs nothing and had nothing to say is left out. */
+function Decisions({ step }: { step: StepTrace }) {
+  const told = step.drafters.filter((drafter) => drafter.decision !== "free" || drafter.proposed > 0);
+  if (!told.length) return <small>{step.prefill_rows ? "a prompt" : "nobody drafted"}</small>;
+  return (
+    <>
+      {told.map((drafter) => (
+        <span key={drafter.name} class={`chip ${drafter.decision === "off" ? "off" : ""}`}>
+          <span class={`mark-as ${look(drafter.name)}`}>{drafter.name}</span> {drafter.decision}
+          {drafter.verified > 0 && ` · ${drafter.accepted} of ${drafter.verified} accepted`}
+        </span>
+      ))}
+    </>
+  );
+}
+
+function sum(a: number | null, b: number | null): number | null {
+  return a === null || b === null ? null : a + b;
+}
+
+function fixed(value: number | null): string {
+  return value === null ? "–" : value.toFixed(1);
+}

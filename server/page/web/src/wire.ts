@@ -1,0 +1,80 @@
+// What the server sends.
+
+export interface TreeNode {
+  token_id: number;
+  text: string;
+  parent: number;
+  chance: number;
+  sources: string[];
+}
+
+/** What one step verified. Node 0 is the token said before; `accepted` are the nodes whose tokens the step said. */
+export interface StepTree {
+  nodes: TreeNode[];
+  accepted: number[];
+  draft_ms: number;
+  verify_ms: number;
+}
+
+export interface Choice {
+  text?: string;
+  delta?: { content?: string };
+  token_ids?: number[];
+  step_tree?: StepTree;
+  finish_reason: string | null;
+}
+
+export interface Usage {
+  prompt_tokens: number;
+  completion_tokens: number;
+  prompt_tokens_details?: { cached_tokens: number };
+}
+
+export interface Chunk {
+  choices: Choice[];
+  usage?: Usage | null;
+  error?: WireError;
+}
+
+export interface WireError {
+  message: string;
+  param?: string | null;
+  code?: string;
+}
+
+export interface Info {
+  version: string;
+  model: string;
+  draft: string | null;
+  dtype: string;
+  numeric_mode: string;
+  max_context: number;
+  drafters: string[];
+}
+
+export interface DrafterTrace {
+  name: string;
+  decision: string;
+  proposed: number;
+  verified: number;
+  accepted: number;
+  predicted: number | null;
+  ms: number | null;
+}
+
+/** A step of the engine, with all its sequences, as the controller saw it. */
+export interface StepTrace {
+  step: number;
+  sequences: number;
+  rows: number;
+  prefill_rows: number;
+  candidates: number;
+  budget: number;
+  predicted_tokens: number | null;
+  realised_tokens: number;
+  predicted_draft_ms: number | null;
+  realised_draft_ms: number | null;
+  predicted_verify_ms: number | null;
+  realised_verify_ms: number | null;
+  drafters: DrafterTrace[];
+}

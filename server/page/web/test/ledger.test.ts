@@ -1,0 +1,71 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { acceptance, countBySource, Ledger, type Piece } from "../src/ledger";
+import { random, tree } from "./make";
+
+const texts = (ledger: Ledger) => ledger.tokens.map((token) => token.text);
+const piece = (text: string, ids: number[], more: Partial<Piece> = {}): Piece => ({
+  text,
+  tokenIds: ids,
+  tree: null,
+  atMs: 0,
+  ...more,
+});
+
+test("tokens go to their nodes, and the last to the target", () => {
+  const ledger = new Ledger();
+  const found = tree([["x", -1], ["a", 0, 0.9, ["model", "suffix"]], ["b", 1, 0.5, ["suffix"]], ["c", 0, 0.1, ["model"]]], [1, 2]);
+  ledger.add(piece("ab!", [101, 102, 7], { tree: found, atMs: 5 }));
+  assert.deepEqual(
+    ledger.tokens.map(({ text, node, sources, step, index, id }) => ({ text, node, sources, step, index, id })),
+    [
+      { text: "a", node: 1, sources: ["model", "suffix"], step: 0, index: 0, id: 101 },
+      { text: "b", node: 2, sources: ["suffix"], step: 0, index: 1, id: 102 },
+      { text: "!", node: null, sources: [], step: 0, index: 2, id: 7 },
+    ],
+  );
+  assert.deepEqual([...countBySource(ledger.tokens)], [["model", 1], ["suffix", 1], ["target", 1]]);
+  assert.deepEqual(acceptance(ledger.steps), { drafted: 3, accepted: 2 });
+});
+
+test("a step that ends inside its path has no token of the target's own", () => {
+  const ledger = new Ledger();
+  ledger.add(piece("ab", [101, 102], { tree: tree([["x", -1], ["a", 0], ["b", 1]], [1, 2]) }));
+  assert.deepEqual(ledger.tokens.map((token) => token.node), [1, 2]);
+});
+
+test("half a character shows with the token that completes it", () => {
+  const ledger = new Ledger();
+  ledger.add(piece("", [1]));
+  ledger.add(piece("", [101, 2], { tree: tree([["\uFFFD", -1], ["\uFFFD", 0]], [1]) }));
+  ledger.add(piece("🙂 ok", [101, 3], { tree: tree([["\uFFFD", -1], [" ok", 0]], [1]) }));
+  assert.deepEqual(texts(ledger), ["", "", "🙂", " ok", ""]);
+});
+
+test("text that was held back for a stop string comes to whom it belongs", () => {
+  const ledger = new Ledger();
+  ledger.add(piece("", [9]));
+  ledger.add(piece("##a", [101, 8], { tree: tree([["#", -1], ["a", 0]], [1]) }));
+  ledger.add(piece("tail", []));
+  assert.deepEqual(texts(ledger), ["##", "a", "tail"]);
+});
+
+test("whatever is held back, the tokens' texts are the answer's text", () => {
+  const next = random(3);
+  for (let round = 0; round < 400; round++) {
+    const ledger = new Ledger();
+    let [said, held] = ["", ""];
+    for (let step = 0; step < 8; step++) {
+      const rows: [string, number][] = [["r", -1]];
+      for (let i = 0; i < Math.floor(next() * 4); i++) rows.push([["a", "ba", "\uFFFD", " ", "aa"][Math.floor(next() * 5)]!, i]);
+      const accepted = rows.slice(1).map((_, i) => i + 1);
+      held += rows.slice(1).map(([text]) => text.replace("\uFFFD", "ü")).join("") + (next() < 0.5 ? "a" : "é");
+      const out = next() < 0.3 ? "" : held.slice(0, Math.ceil(next() * held.length));
+      held = held.slice(out.length);
+      said += out;
+      ledger.add(piece(out, [...accepted, 0], { tree: tree(rows, accepted) }));
+    }
+    ledger.add(piece(held, []));
+    assert.equal(texts(ledger).join(""), said + held);
+  }
+});

@@ -1,0 +1,54 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { niceCeiling } from "../src/figures";
+import { emptyForm, faultOf, requestOf } from "../src/request";
+
+test("the form that a visitor finds can be sent", () => {
+  const form = emptyForm();
+  assert.equal(faultOf(form), null);
+  assert.equal(faultOf({ ...form, kind: "raw" }), null);
+});
+
+test("what can not be sent is told by its field", () => {
+  const form = { ...emptyForm(), kind: "raw" as const };
+  const field = (part: object) => faultOf({ ...form, ...part })?.field;
+  assert.equal(field({ prompt: "" }), "prompt");
+  assert.equal(field({ kind: "chat", messages: [{ role: "system", content: "x" }] }), "messages");
+  assert.equal(field({ drafters: [] }), "drafters");
+  assert.equal(field({ drafters: [], mode: "off" }), undefined);
+  assert.equal(field({ maxTokens: "0" }), "maxTokens");
+  assert.equal(field({ seed: "9007199254740993" }), "seed");
+  assert.equal(field({ temperature: "hot" }), "temperature");
+  assert.equal(field({ temperature: "-1" }), "temperature");
+  assert.equal(field({ maxNodes: "1.5" }), "maxNodes");
+});
+
+test("a request has what the form says, and nothing that it leaves open", () => {
+  const form = { ...emptyForm(), kind: "raw" as const, prompt: "p", drafters: ["suffix"], maxDepth: "3", prediction: "q" };
+  const { path, body } = requestOf(form, "on", null, "");
+  assert.equal(path, "/v1/completions");
+  assert.deepEqual(body, {
+    stream: true,
+    stream_options: { include_usage: true },
+    return_step_trees: true,
+    return_token_ids: true,
+    max_tokens: 160,
+    temperature: 0,
+    speculation: { mode: "on", drafters: ["suffix"], max_depth: 3 },
+    prediction: { type: "content", content: "q" },
+    prompt: "p",
+  });
+});
+
+test("a chat leaves empty messages out", () => {
+  const messages = [{ role: "system" as const, content: "" }, { role: "user" as const, content: "hi" }];
+  const { path, body } = requestOf({ ...emptyForm(), messages }, "off", 5, "s");
+  assert.equal(path, "/v1/chat/completions");
+  const { messages: sent, seed, cache_salt } = body as Record<string, unknown>;
+  assert.deepEqual([sent, seed, cache_salt], [[{ role: "user", content: "hi" }], 5, "s"]);
+});
+
+test("scales end at round numbers above their data", () => {
+  for (const [value, top] of [[0, 1], [0.3, 0.5], [1, 1], [1.01, 2], [7, 10], [20, 20], [430, 500]] as const)
+    assert.ok(Math.abs(niceCeiling(value) - top) < 1e-9, `${value}`);
+});

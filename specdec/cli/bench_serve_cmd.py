@@ -1,0 +1,162 @@
+"""`specdec bench serve`: load on a running server, ours or any with OpenAI's API."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bench.serve import ARRIVALS, SERVE_WORKLOADS
+from specdec.cli.credential_options import credential_options, pop_credentials
+
+if TYPE_CHECKING:
+    from bench.serve.endpoint import Endpoint
+    from bench.serve.serve_plan import ServePlan
+    from bench.serve.serve_report import ServeReport
+    from specdec.client import Credentials
+
+_FILE = click.Path(dir_okay=False, path_type=Path)
+_POSITIVE = click.FloatRange(min=0, min_open=True)
+
+
+@click.command("serve")
+@click.option("--url", required=True, help="grpc://HOST:PORT (ours), or http://HOST:PORT/v1 (any OpenAI endpoint).")
+@click.option("--workload", type=click.Choice(SERVE_WORKLOADS), default="humaneval", show_default=True)
+@click.option(
+    "--concurrency",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Closed loop: so many requests at any time.",
+)
+@click.option("--requests", type=click.IntRange(min=1), help="Closed loop: how many; default 32 without --duration.")
+@click.option("--duration", type=_POSITIVE, help="Seconds in which requests are sent; default 30 with --rate.")
+@click.option("--rate", type=_POSITIVE, help="Open loop: requests per second, whatever becomes of those before.")
+@click.option("--ramp-to", type=_POSITIVE, help="The rate at the end; it changes evenly from --rate.")
+@click.option("--arrivals", type=click.Choice(ARRIVALS), default="poisson", show_default=True, help="Of an open loop.")
+@click.option(
+    "--shape",
+    type=_POSITIVE,
+    default=0.5,
+    show_default=True,
+    help="Of gamma arrivals: less than 1 comes in bursts, 1 is Poisson, more is more regular.",
+)
+@click.option(
+    "--trace",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Replay: JSON lines or msgpack with offset_s and prompt, messages or prefix and suffix.",
+)
+@click.option("--speed", type=_POSITIVE, default=1.0, show_default=True, help="Of a replay: 2 takes half the time.")
+@click.option("--max-tokens", type=click.IntRange(min=1), help="Longest answer, instead of the workload's own limit.")
+@click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True, help="0: greedy.")
+@click.option(
+    "--speculation", type=click.Choice(["auto", "on", "off"]), default="auto", show_default=True, help="gRPC only."
+)
+@click.option("--model", default="", help="OpenAI endpoints only; default: the first that the server names.")
+@click.option("--goodput", "goodput", multiple=True, help="METRIC:MS, of ttft, tpot, itl and e2e; may be repeated.")
+@click.option(
+    "--price-per-hour", type=click.FloatRange(min=0), default=0.0, help="Of the machine, for tokens per dollar."
+)
+@click.option(
+    "--warm-up", type=click.IntRange(min=0), default=4, show_default=True, help="Requests before, not counted."
+)
+@click.option("--timeout", type=_POSITIVE, default=120.0, show_default=True, help="Seconds a request may take.")
+@click.option(
+    "--max-slip",
+    type=_POSITIVE,
+    default=10.0,
+    show_default=True,
+    help="Milliseconds the generator may be late at p99; else the run is invalid, and the exit code 3.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the arrivals.")
+@credential_options
+@click.option("--json", "json_file", type=_FILE, help="Write every figure there, those of every request too.")
+@click.option("--html", "html_file", type=_FILE, help="Write a page with figures and charts there.")
+@click.option("--quiet", is_flag=True, help="No progress while it runs.")
+def serve_load_command(**values: Any) -> None:
+    """Send requests to a server and measure how long its answers take.
+
+    Without --rate and --trace: a closed loop. Times count from when a request was due, so what a slow server holds up
+    is not left out.
+    """
+    from rich.console import Console
+
+    from bench.serve.serve_html import report_html
+    from bench.serve.serve_tables import report_tables
+
+    credentials = pop_credentials(values)
+    for flag in ("json_file", "html_file"):
+        if values[flag] is not None and not values[flag].absolute().parent.is_dir():
+            raise click.UsageError(f"--{flag.removesuffix('_file')}: {values[flag].parent} is not a folder")
+    report = asyncio.run(_run(_plan(values), credentials, values))
+    if values["json_file"] is not None:
+        values["json_file"].write_text(json.dumps(report.as_dict(), indent=1) + "\n", encoding="utf-8")
+    if values["html_file"] is not None:
+        values["html_file"].write_text(report_html(report), encoding="utf-8")
+    console = Console()
+    for table in report_tables(report):
+        console.print(table)
+    if report.faults():
+        raise SystemExit(3)
+
+
+def _plan(values: dict[str, Any]) -> ServePlan:
+    from bench.serve.arrivals import Arrivals
+    from bench.serve.objective import Objective
+    from bench.serve.serve_plan import ServePlan
+
+    rate, duration, requests = values["rate"], values["duration"], values["requests"]
+    arrivals = None
+    if rate is not None:
+        if requests is not None:
+            raise click.UsageError("--requests is for a closed loop; an open one ends after --duration")
+        shape = {"constant": None, "poisson": 1.0, "gamma": values["shape"]}[values["arrivals"]]
+        arrivals = Arrivals(rate, duration or 30.0, values["ramp_to"], shape)
+    elif values["ramp_to"] is not None:
+        raise click.UsageError("--ramp-to means nothing without --rate")
+    elif requests is None and duration is None:
+        requests = 32
+    return ServePlan(
+        workload=values["workload"], at_once=values["concurrency"], requests=requests, duration_s=duration,
+        arrivals=arrivals, trace=values["trace"], speed=values["speed"], max_tokens=values["max_tokens"],
+        warm_up=values["warm_up"], seed=values["seed"], timeout_s=values["timeout"],
+        objectives=tuple(Objective.read(text) for text in values["goodput"]),
+        price_per_hour=values["price_per_hour"], max_slip_ms=values["max_slip"],
+    )  # fmt: skip
+
+
+async def _run(plan: ServePlan, credentials: Credentials, values: dict[str, Any]) -> ServeReport:
+    from rich.console import Console
+    from rich.live import Live
+
+    from bench.serve.connect import connect
+    from bench.serve.load_run import LoadRun
+    from bench.serve.serve_session import run_plan
+    from bench.serve.serve_tables import progress_line
+
+    console = Console(stderr=True)
+    endpoint: Endpoint
+    endpoint, about = await connect(
+        values["url"], credentials, model=values["model"], temperature=values["temperature"],
+        speculation=values["speculation"],
+    )  # fmt: skip
+    clock = asyncio.get_running_loop().time
+
+    def note(line: str) -> None:
+        console.print(f"left out {line}", style="dim", highlight=False)
+
+    try:
+        if values["quiet"] or not console.is_terminal:
+            return await run_plan(plan, endpoint, about=about, note=note)
+        # It is drawn from our own loop, between messages: a thread of its own would disturb what is measured.
+        with Live(console=console, auto_refresh=False, transient=True) as live:
+
+            def watch(run: LoadRun) -> None:
+                live.update(progress_line(run, clock()), refresh=True)
+
+            return await run_plan(plan, endpoint, about=about, watch=watch, note=note)
+    finally:
+        await endpoint.close()

@@ -1,0 +1,50 @@
+"""A model on a GPU, its KV pool and its buffers as one decoder, if the device's memory allows."""
+
+from __future__ import annotations
+
+import torch
+
+from specdec.config import EngineConfig
+from specdec.errors import ModelError
+from specdec.models.device.device_decoder import DeviceDecoder
+from specdec.models.device.device_model import DeviceModel
+from specdec.models.device.device_pool import DevicePool
+from specdec.tree import MAX_NODES
+from verify_kernels.forward_batch import PAGE_SIZE
+
+GIB = 1 << 30
+
+
+def build_device_decoder(
+    config: EngineConfig,
+    model: DeviceModel,
+    device: torch.device,
+    pages: int,
+    positions: int,
+    taps: tuple[int, ...] = (),
+) -> DeviceDecoder:
+    """A decoder with a KV pool of ``pages`` pages, for sequences of up to ``positions`` tokens and room for a tree.
+
+    Raises:
+        ModelError: the device's memory is short.
+    """
+    if device.type == "cuda":
+        need, free = (
+            pages * DevicePool.bytes_per_page(model.config, model.types.rows),
+            torch.cuda.mem_get_info(device)[0],
+        )
+        if need > free:
+            raise ModelError(
+                f"engine.kv_tokens: the KV cache of {model.name} needs {need / GIB:.1f} GiB of the device, "
+                f"{free / GIB:.1f} GiB are free; lower kv_tokens"
+            )
+    return DeviceDecoder(
+        model,
+        pages,
+        device,
+        max_entries=config.max_batch,
+        max_rows=config.max_step_rows,
+        max_logit_rows=min(config.max_step_rows, config.max_batch * MAX_NODES),
+        max_positions=positions + PAGE_SIZE,
+        taps=taps,
+    )

@@ -1,0 +1,173 @@
+"""The files in deploy/ fit the program: names, ports, flags, times."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from specdec.cli.serve_cmd import serve_command
+from specdec.config import ServerConfig
+from tests.server.http.harness import running
+from tests.server.metrics.scrape import Scrape
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+METRIC = re.compile(r"\b(specdec:[a-z0-9_:]+|process_[a-z_]+)")
+LABELS = re.compile(r"\b(?:by|ignoring) \(([^)]*)\)|\{([^}]*)\}")
+BUILT_IN = {"le", "instance"}
+
+
+@pytest.fixture(scope="module")
+def exported() -> Scrape:
+    with running() as server:
+        server.ask(prompt="hello", n=2)
+        server.refused(prompt="x", temperature=-1)
+        assert server.comes_to(lambda: "refusals" in server.client.get("/metrics").text)
+        return Scrape(server.client.get("/metrics").text)
+
+
+def board() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((DEPLOY / "grafana/dashboards/specdec.json").read_text())
+    return found
+
+
+def queries() -> Iterator[str]:
+    for panel in board()["panels"]:
+        for target in panel.get("targets", []):
+            yield target["expr"]
+    for variable in board()["templating"]["list"]:
+        if variable["type"] == "query":
+            yield variable["query"]["query"]
+    yield from (a["expr"] for a in board()["annotations"]["list"])
+    rules = yaml.safe_load((DEPLOY / "prometheus/alerts.yml").read_text())
+    yield from (rule["expr"] for group in rules["groups"] for rule in group["rules"])
+
+
+def test_every_query_asks_for_what_is_exported(exported: Scrape) -> None:
+    names = exported.names()
+    found = [name for query in queries() for name in METRIC.findall(query)]
+    assert len(found) > 50
+    assert not [name for name in found if name not in names]
+
+
+def test_the_documents_list_what_is_exported(exported: Scrape) -> None:
+    text = (DEPLOY.parent / "docs/operations.md").read_text().split("## Metrics")[1].split("\n## ")[0]
+    cells = " ".join(line.split("|")[1] for line in text.splitlines() if line.startswith("| `"))
+    listed = {re.sub(r"\{.*", "", name) for name in re.findall(r"`([^`]+)`", cells)}
+    families = {name.removeprefix("specdec:") for name in exported.families if name.startswith("specdec:")}
+    families = {name for name in families if not name.startswith("engine_process_")}
+    assert {name.removesuffix("_total") for name in listed if not name.endswith("*")} - families == set()
+    told = {"request_prompt_tokens", "sample_generation_tokens"}  # sizes; their names say it all
+    assert families - {name.removesuffix("_total") for name in listed} == told
+
+
+def test_every_label_of_a_query_is_one_of_its_metrics(exported: Scrape) -> None:
+    labels: dict[str, set[str]] = {}
+    for family in exported.families.values():
+        for sample in family.samples:
+            labels.setdefault(sample.name, set()).update(sample.labels)
+    for query in queries():
+        known = BUILT_IN.union(*(labels[name] for name in METRIC.findall(query)))
+        for grouped, selected in LABELS.findall(query):
+            asked = [part.strip() for part in grouped.split(",")] if grouped else re.findall(r"(\w+)\s*=~?", selected)
+            assert set(asked) <= known, query
+
+
+def test_queries_are_balanced_and_panels_do_not_overlap() -> None:
+    for query in queries():
+        for opening, closing in ("()", "[]", "{}"):
+            assert query.count(opening) == query.count(closing), query
+    taken: set[tuple[int, int]] = set()
+    ids = [panel["id"] for panel in board()["panels"]]
+    assert len(ids) == len(set(ids))
+    for panel in board()["panels"]:
+        at = panel["gridPos"]
+        assert at["x"] + at["w"] <= 24
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert not cells & taken, panel["title"]
+        taken |= cells
+
+
+def serve_flags(words: list[str]) -> set[str]:
+    return {word for word in words if word.startswith("--")}
+
+
+def known_flags() -> set[str]:
+    return {flag for option in serve_command.params for flag in (*option.opts, *option.secondary_opts)}
+
+
+def test_the_image_starts_the_server_as_nobody_and_watches_it() -> None:
+    text = re.sub(r"\\\n", " ", (DEPLOY / "Dockerfile").read_text())
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    assert sum(line.startswith("FROM ") for line in lines) == 2
+    last = lines[max(i for i, line in enumerate(lines) if line.startswith("FROM ")) :]
+    (user,) = [line for line in last if line.startswith("USER ")]
+    assert user.split()[1] not in ("0", "root")
+    (check,) = [line for line in last if line.startswith("HEALTHCHECK ")]
+    defaults = ServerConfig()
+    assert f"127.0.0.1:{defaults.http_port}/livez" in check
+    assert f"EXPOSE {defaults.grpc_port} {defaults.http_port}" in last
+    (entry,) = [json.loads(line.removeprefix("ENTRYPOINT ")) for line in last if line.startswith("ENTRYPOINT ")]
+    (command,) = [json.loads(line.removeprefix("CMD ")) for line in last if line.startswith("CMD ")]
+    assert entry[:2] == ["specdec", "serve"]
+    assert serve_flags([*entry, *command]) <= known_flags()
+    root = DEPLOY.parent
+    for line in lines:
+        if line.startswith("COPY ") and "--from" not in line:
+            assert all((root / source).exists() for source in line.split()[1:-1]), line
+
+
+def test_compose_names_files_and_ports_that_are_there() -> None:
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    services = compose["services"]
+    assert set(services) == {"specdec", "prometheus", "grafana"}
+    assert serve_flags(services["specdec"]["command"]) <= known_flags()
+    assert (DEPLOY / services["specdec"]["build"]["context"] / services["specdec"]["build"]["dockerfile"]).exists()
+    for service in services.values():
+        assert set(service.get("depends_on", [])) <= set(services)
+        for port in service.get("ports", []):
+            assert port.startswith("127.0.0.1:"), port
+        for volume in service["volumes"]:
+            source = volume.split(":")[0]
+            assert (DEPLOY / source).exists() if source.startswith(".") else source in compose["volumes"]
+    assert int(services["specdec"]["stop_grace_period"].removesuffix("s")) > ServerConfig().drain_s + 5
+    prometheus = yaml.safe_load((DEPLOY / "prometheus/prometheus.yml").read_text())
+    ((target,),) = [config["targets"] for job in prometheus["scrape_configs"] for config in job["static_configs"]]
+    assert target == f"specdec:{ServerConfig().http_port}"
+    (source,) = yaml.safe_load((DEPLOY / "grafana/provisioning/datasources/prometheus.yaml").read_text())["datasources"]
+    assert source["type"] == "prometheus"
+    assert source["url"] == "http://prometheus:9090"
+
+
+def unit() -> dict[str, str]:
+    lines = (DEPLOY / "specdec.service").read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
+
+
+def test_the_unit_gives_a_drain_its_time() -> None:
+    found = unit()
+    assert int(found["TimeoutStopSec"]) > ServerConfig().drain_s + 5
+    command = shlex.split(found["ExecStart"])
+    assert command[1] == "serve"
+    assert serve_flags(command) <= known_flags()
+    assert found["KillMode"] == "mixed"  # the engine is ended by the front end, after the drain
+    for name in ("NoNewPrivileges", "ProtectHome", "PrivateTmp", "LockPersonality", "RestrictSUIDSGID"):
+        assert found[name] == "yes"
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
+def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+    text = (DEPLOY / "specdec.service").read_text().replace("/opt/specdec/bin/specdec", "/bin/true")
+    (tmp_path / "specdec.service").write_text(text)
+    found = subprocess.run(
+        ["systemd-analyze", "verify", str(tmp_path / "specdec.service")], capture_output=True, text=True, check=False
+    )
+    assert (found.returncode, found.stdout + found.stderr) == (0, "")

@@ -1,0 +1,210 @@
+"""The engine with its target on the device: plain decode, trees and company give the same tokens, and the CPU's."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from specdec.config import EngineConfig, SpeculationConfig
+from specdec.engine import build_device
+from specdec.engine.build import build_parts
+from specdec.engine.build_device import build_device_parts
+from specdec.engine.engine import Engine, EngineParts
+from specdec.engine.target_device import target_device
+from specdec.errors import ConfigError
+from specdec.kv_cache import KvCacheManager
+from specdec.models.device.device_decoder import DeviceDecoder
+from specdec.models.random_shapes import RANDOM_SHAPES
+from specdec.step import device_rehearsal
+from specdec.step.device_outputs import DeviceOutputs
+from specdec.step.device_rehearsal import POLICIES, rehearse
+from specdec.step.device_verifier import DeviceVerifier
+from specdec.types import (
+    GrammarKind,
+    GrammarParams,
+    OutputParams,
+    Request,
+    SamplingParams,
+    StoppingParams,
+)
+from specdec.verify.company import PLAIN, Company
+from specdec.verify.compare import first_mismatches
+from specdec.verify.runner import CompanyRunner, Outcomes
+from tests.engine.fan_drafter import FanDrafter
+from tests.engine.tiny_engine import failures, run_all, tokens_of
+from tests.kernels.gpu.no_host_read import NoHostRead
+from tests.kernels.gpu.quick_interpreter import quick_interpreter
+from tests.kernels.gpu.recorded_launches import recorded_launches
+from tests.models.device.small import TINY, place
+from verify_kernels.forward_batch import BatchEntry, ForwardBatch
+from verify_kernels.kernels import load_kernels
+from verify_kernels.row_sampling import RowSampling
+from verify_kernels.sampling_policy import SamplingPolicy
+
+NAME = "small-heads-of-64"
+SMALL = dataclasses.replace(TINY, n_layers=1)
+SHORT = StoppingParams(max_tokens=3, ignore_eos=True)
+FANNED = Company("fans, all at once", ("fan",), 7, 4, 3, concurrency=4, prefill_chunk=5, preempt_every=6)
+
+
+@pytest.fixture(autouse=True)
+def quick() -> Iterator[None]:
+    with quick_interpreter(), mock.patch.dict(RANDOM_SHAPES, {NAME: SMALL}):
+        yield
+
+
+def config(**changes: Any) -> EngineConfig:
+    speculation = SpeculationConfig(drafters=("none",), profile_s=0)
+    sizes: dict[str, Any] = {"kv_tokens": 64 * 12, "max_batch": 4, "max_step_rows": 64, "prefill_chunk": 32}
+    return EngineConfig(
+        target=f"random:{NAME}", cache_dir=Path("~/.cache/specdec"), max_context=256, threads=1, dtype="fp32",
+        kernels="reference", **{"speculation": speculation, **sizes, **changes},
+    )  # fmt: skip
+
+
+def built(settings: EngineConfig) -> EngineParts:
+    """Parts on the device that tests have. The self-test has tests of its own."""
+    with mock.patch.object(build_device, "device_self_test", return_value="bitwise"):
+        return build_device_parts(settings, place(), load_kernels("reference", settings.cache_dir, 1), 1)
+
+
+@functools.cache
+def device_parts(dtype: str = "fp16") -> EngineParts:
+    parts = built(config(device_dtype=dtype))
+    return dataclasses.replace(parts, drafters=[FanDrafter(SMALL.vocab_size)])
+
+
+def ask(name: str, length: int, tokens: int = 6, **fields: Any) -> Request:
+    stopping = fields.pop("stopping", StoppingParams(max_tokens=tokens, ignore_eos=True))
+    prompt = tuple(7 * i % 250 for i in range(length))
+    return Request(name, prompt, SamplingParams(**fields.pop("sampling", {"temperature": 0.0})), stopping, **fields)
+
+
+REQUESTS = [
+    ask("greedy", 66, output=OutputParams(logprobs=3)),
+    ask("sampled", 5, sampling={"temperature": 0.8, "top_k": 40, "top_p": 0.95, "seed": 5}),
+    ask("edited", 9, sampling={
+        "temperature": 0.6, "seed": 3, "repetition_penalty": 1.2, "presence_penalty": 0.3, "logit_bias": ((9, 2.0),),
+    }, output=OutputParams(logprobs=0)),
+    ask("grammar", 3, grammar=GrammarParams(GrammarKind.REGEX, "[a-d]+x?"), sampling={"temperature": 1.0, "seed": 8}),
+]  # fmt: skip
+
+
+@functools.cache
+def plain() -> Outcomes:
+    with quick_interpreter():
+        return CompanyRunner(device_parts()).run(PLAIN, REQUESTS)
+
+
+def drafted(company: Company) -> Outcomes:
+    parts = device_parts()
+    (fan,) = parts.drafters
+    assert isinstance(fan, FanDrafter)
+    fan.answers = {key: outcome.tokens for key, outcome in plain().items()}
+    return CompanyRunner(parts).run(company, REQUESTS)
+
+
+def test_trees_and_company_do_not_show() -> None:
+    found = drafted(FANNED)
+    mismatches = first_mismatches(FANNED.name, plain(), found)
+    assert not mismatches, str(mismatches[0])
+    assert sum(outcome.accepted for outcome in found.values()) >= 3
+    assert sum(outcome.preemptions for outcome in found.values()) >= 1
+
+
+def test_a_draft_model_runs_on_the_device_too() -> None:
+    """A twin of the target, so that what it proposes is right."""
+    speculation = SpeculationConfig(drafters=("model",), profile_s=0)
+    parts = built(config(device_dtype="fp16", draft=f"random:{NAME}", speculation=speculation))
+    request = dataclasses.replace(REQUESTS[1], stopping=SHORT)
+    found = CompanyRunner(parts).run(Company("drafted", ("model",), 3, 3, 2), [request])["sampled", 0]
+    assert found.tokens == plain()["sampled", 0].tokens[:3]
+    assert found.accepted == 2
+
+
+def test_float32_agrees_with_the_cpu() -> None:
+    host = dataclasses.replace(build_parts(config(device="cpu")), drafters=[])
+    runners = [CompanyRunner(dataclasses.replace(parts, drafters=[])) for parts in (host, device_parts("fp32"))]
+    requests = [ask("greedy", 66, 2, output=OutputParams(logprobs=3)), dataclasses.replace(REQUESTS[2], stopping=SHORT)]
+    expected, got = (runner.run(Company("together", concurrency=4), requests) for runner in runners)
+    for key, outcome in expected.items():
+        assert got[key].tokens == outcome.tokens, key
+        for (one, best), (other, others) in zip(got[key].logprobs, outcome.logprobs, strict=True):
+            assert one == pytest.approx(other, abs=2e-3)
+            assert [token for token, _ in best] == [token for token, _ in others]
+
+
+def test_a_broken_row_fails_its_request_alone() -> None:
+    """Nor does what it left in the cache show in the request that gets its pages."""
+    parts = dataclasses.replace(device_parts(), drafters=[], kv=KvCacheManager(2, prefix_cache=False))
+    parts = dataclasses.replace(parts, info=dataclasses.replace(parts.info, max_context=64))
+    assert isinstance(parts.decoder, DeviceDecoder)
+    embed, sound = parts.decoder.model.weights.embed, dataclasses.replace(REQUESTS[1], stopping=SHORT)
+    kept, embed[299] = embed[299].clone(), torch.nan
+    try:
+        engine = Engine(parts)
+        broken = dataclasses.replace(ask("broken", 1), prompt_ids=(1, 299, *range(40)))
+        events = run_all(engine, [broken, sound])
+        assert [event.request_id for event in failures(events)] == ["broken"]
+        again = run_all(engine, [dataclasses.replace(sound, request_id="again")])
+    finally:
+        embed[299] = kept
+    expected = plain()["sampled", 0].tokens[:3]
+    assert tokens_of(events, "sampled") == tokens_of(again, "again") == expected
+
+
+def test_prompts_alone_need_no_sampling() -> None:
+    events = run_all(Engine(device_parts()), [ask("prompt", 40, stopping=StoppingParams(max_tokens=0))])
+    assert not failures(events)
+
+
+def test_masks_may_outgrow_their_room() -> None:
+    parts, before = device_parts(), plain()["grammar", 0].tokens
+    assert isinstance(parts.decoder, DeviceDecoder)
+    buffer = parts.decoder.buffer
+    with mock.patch.object(buffer, "_on_move") as moved:
+        buffer._allocate(4, 1)
+        assert CompanyRunner(parts).run(PLAIN, [REQUESTS[3]])["grammar", 0].tokens == before
+    assert moved.called
+
+
+def test_a_gpu_that_is_not_there_is_named() -> None:
+    with mock.patch.object(torch.cuda, "is_available", return_value=False):
+        assert target_device(config(device="auto")) is None
+        with pytest.raises(ConfigError, match=r"engine\.device"):
+            target_device(config(device="cuda"))
+
+
+def test_a_rehearsal_leaves_no_trace() -> None:
+    parts = device_parts()
+    assert isinstance(parts.decoder, DeviceDecoder)
+    assert isinstance(parts.verifier, DeviceVerifier)
+    with mock.patch.multiple(device_rehearsal, TREES=(3, 1000), POLICIES=POLICIES[2:], TIMES=1):
+        rehearse(parts.verifier, parts.decoder)
+    assert CompanyRunner(parts).run(PLAIN, REQUESTS[1:2])["sampled", 0].tokens == plain()["sampled", 0].tokens
+
+
+@pytest.mark.parametrize("top", [None, 2])
+def test_a_step_waits_for_nothing(top: int | None) -> None:
+    parts = device_parts()
+    decoder, verifier = parts.decoder, parts.verifier
+    assert isinstance(decoder, DeviceDecoder)
+    assert isinstance(verifier, DeviceVerifier)
+    batch = ForwardBatch.build([BatchEntry([1, 2, 3], [-1, 0, 0], 0, [0])])
+    samplings = [RowSampling(SamplingPolicy(1, top_p=0.9), 5)] * 3
+    step, needs = decoder.buffer.load(batch, [0, 1, 2], [0], [0], samplings)
+    outputs = DeviceOutputs.allocate(step.tier.entries, step.tier.samples, top, 63, decoder.device)
+    with recorded_launches() as launches, NoHostRead(decoder.device.type):
+        verifier._launch(step, needs, outputs)
+    names = [launch.kernel.__name__ for launch in launches]
+    assert names[0] == "gather_rows_kernel"
+    assert names[-1] == "move_kv_kernel"
+    assert names.count("tree_attention_kernel") == SMALL.n_layers
+    assert names.count("choose_kernel") == (1 if top is None else 2)

@@ -1,0 +1,148 @@
+"""What an engine needs of memory: the sum is right, and a refusal names what to change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specdec.config import EngineConfig, SpeculationConfig
+from specdec.engine.build import build_parts
+from specdec.engine.memory_budget import MemoryBudget
+from specdec.engine.memory_need import MemoryNeed
+from specdec.engine.plan_memory import plan_memory, tell_memory
+from specdec.errors import ModelError
+from specdec.models.kv_pool import KvPool
+from specdec.models.load import load_model
+from specdec.models.memory_cgroup import cgroup_free
+from specdec.models.memory_size import measure_model
+from tests.models.tiny import make_tiny_model
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
+    folder = tmp_path_factory.mktemp("budget")
+    return make_tiny_model("llama", folder / "t"), make_tiny_model("qwen3", folder / "d", seed=5), folder / "cache"
+
+
+def make_config(folders: tuple[Path, Path, Path], **changes: object) -> EngineConfig:
+    target, draft, cache = folders
+    given = {"target": str(target), "draft": str(draft), "cache_dir": cache, "kv_tokens": 64 * 100} | changes
+    return EngineConfig.model_validate(given)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "fp32", "int4"])
+def test_a_model_is_measured_as_it_will_be_loaded(folders: tuple[Path, Path, Path], dtype: str) -> None:
+    target, _, cache = folders
+    before = measure_model(str(target), dtype=dtype, cache_dir=cache)  # type: ignore[arg-type]
+    model = load_model(str(target), dtype=dtype, cache_dir=cache)  # type: ignore[arg-type]
+    (packed,) = cache.glob(f"packed/t-{dtype}-*.packed")
+    after = measure_model(str(target), dtype=dtype, cache_dir=cache)  # type: ignore[arg-type]
+    assert before.weight_bytes == after.weight_bytes
+    assert packed.stat().st_size - 2 * MIB < before.weight_bytes <= packed.stat().st_size
+    assert (before.name, before.config.n_layers, after.config.vocab_size) == (
+        model.name, model.config.n_layers, model.config.vocab_size,
+    )  # fmt: skip
+
+
+def test_the_budget_counts_both_models_and_both_caches(folders: tuple[Path, Path, Path]) -> None:
+    target, draft, cache = folders
+    sizes = [
+        measure_model(str(target), dtype="int8", cache_dir=cache),
+        measure_model(str(draft), dtype="int4", cache_dir=cache),
+    ]
+    budget = plan_memory(make_config(folders), available=1 << 40)
+    by_name = {need.what: need for need in budget.needs}
+    pages = [100 * KvPool.bytes_per_page(size.config) for size in sizes]
+    assert [by_name["target: KV cache"].nbytes, by_name["draft: KV cache"].nbytes] == pages
+    assert by_name["target: weights of t"].nbytes == sizes[0].weight_bytes
+    assert by_name["draft: weights of d"].nbytes == sizes[1].weight_bytes
+    assert budget.needed == sum(need.nbytes for need in budget.needs if not need.later)
+    assert budget.later > 0
+    alone = plan_memory(make_config(folders, draft=None), available=1 << 40)
+    assert not [need for need in alone.needs if need.what.startswith("draft")]
+    off = make_config(folders, speculation=SpeculationConfig(enabled=False))
+    assert not [need for need in plan_memory(off, available=1 << 40).needs if need.what.startswith(("draft", "texts"))]
+
+
+def test_a_refusal_names_a_size_that_fits(folders: tuple[Path, Path, Path]) -> None:
+    config = make_config(folders, kv_tokens=64 * 10_000)
+    available = plan_memory(make_config(folders, kv_tokens=64 * 50), available=1 << 40).needed
+    with pytest.raises(ModelError, match=r"lower engine\.kv_tokens from 640000 to 3200") as caught:
+        plan_memory(config, available=available).check()
+    assert "target: weights of t" in str(caught.value)
+    assert plan_memory(make_config(folders, kv_tokens=3200), available=available).fits
+    assert not plan_memory(make_config(folders, kv_tokens=3264), available=available).fits
+
+
+def test_where_no_cache_fits_other_options_are_named(folders: tuple[Path, Path, Path]) -> None:
+    with pytest.raises(ModelError, match=r"choose less or smaller for engine\.kv_tokens.*or free some memory"):
+        plan_memory(make_config(folders), available=MIB).check()
+
+
+def test_an_engine_is_refused_before_anything_is_loaded(
+    folders: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specdec.engine.plan_memory.available_bytes", lambda: 300 * MIB)
+    monkeypatch.setattr("specdec.engine.build.load_model", lambda *_, **__: pytest.fail("it was loaded"))
+    with pytest.raises(ModelError, match=r"lower engine\.kv_tokens from 12800000 to"):
+        build_parts(make_config(folders, kv_tokens=64 * 200_000, device="cpu", kernels="reference"))
+
+
+def test_what_may_come_is_warned_of_and_not_refused(caplog: pytest.LogCaptureFixture) -> None:
+    needs = [MemoryNeed("a", 50), MemoryNeed("texts", 60, ("engine.speculation.sessions",), later=True)]
+    tell_memory(MemoryBudget(needs, 111))
+    assert not caplog.records or "consider" not in caplog.text
+    tell_memory(MemoryBudget(needs, 109))
+    assert "consider lower engine.speculation.sessions" in caplog.text
+
+
+@given(st.lists(st.integers(0, 1 << 40), max_size=6), st.integers(-5, 1 << 42))
+def test_it_fits_exactly_when_the_sum_does(sizes: list[int], available: int) -> None:
+    budget = MemoryBudget([MemoryNeed(str(i), size, ("o",)) for i, size in enumerate(sizes)], available)
+    assert budget.fits == (sum(sizes) <= max(0, available))
+    if budget.fits:
+        budget.check()
+    else:
+        with pytest.raises(ModelError):
+            budget.check()
+
+
+def write_group(folder: Path, limit: str, used: int, reclaimable: int, version: int) -> None:
+    names = ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    prefix = "" if version == 2 else "total_"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / names[0]).write_text(f"{limit}\n")
+    (folder / names[1]).write_text(f"{used}\n")
+    (folder / "memory.stat").write_text(f"anon 1\n{prefix}inactive_file {reclaimable}\n{prefix}active_file 0\n")
+
+
+@pytest.mark.parametrize(("version", "line"), [(2, "0::/slice/unit"), (1, "4:cpu,memory:/slice/unit")])
+def test_the_tightest_of_all_groups_around_counts(tmp_path: Path, version: int, line: str) -> None:
+    own = tmp_path / "own"
+    own.write_text(f"9:pids:/elsewhere\n{line}\n")
+    mount = tmp_path / "mount"
+    root = mount if version == 2 else mount / "memory"
+    assert cgroup_free(mount, own) is None
+    write_group(root / "slice/unit", "max", 10, 0, version)
+    assert cgroup_free(mount, own) is None
+    write_group(root / "slice", "1000", 400, 50, version)
+    assert cgroup_free(mount, own) == 650
+    write_group(root / "slice/unit", "500", 100, 0, version)
+    assert cgroup_free(mount, own) == 400
+    write_group(root / "other", "1", 1, 0, version)
+    assert cgroup_free(mount, own) == 400
+    (root / "slice/unit/memory.stat").unlink()
+    assert cgroup_free(mount, own) == 650
+
+
+def test_a_host_s_path_inside_a_container_still_finds_the_container_s_limit(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.write_text("0::/not/mounted/here\n")
+    write_group(tmp_path / "mount", "1000", 100, 0, 2)
+    assert cgroup_free(tmp_path / "mount", own) == 900
+    assert cgroup_free(tmp_path / "mount", tmp_path / "missing") == 900

@@ -1,0 +1,63 @@
+"""The tree of a step, as an answer shows it: what was verified, and which of it came out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from specdec.types import (
+    Delta,
+    OutputParams,
+    Request,
+    SamplingParams,
+    SpeculationMode,
+    SpeculationParams,
+    StoppingParams,
+)
+from tests.engine.tiny_engine import finish_of, run_all, tiny_engine, tiny_parts, tokens_of
+
+PROMPT = tuple(tiny_parts().tokenizer.encode("one two three one two three one two"))
+
+
+def ask(mode: SpeculationMode, trees: bool, temperature: float = 0.0) -> Request:
+    return Request(
+        "r", PROMPT, SamplingParams(temperature=temperature, seed=3), StoppingParams(max_tokens=24, ignore_eos=True),
+        OutputParams(trees=trees), SpeculationParams(mode),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("mode", list(SpeculationMode))
+def test_trees_tell_where_each_token_came_from(mode: SpeculationMode, temperature: float) -> None:
+    events = run_all(tiny_engine(), [ask(mode, True, temperature)])
+    said, last = [], PROMPT[-1]
+    nodes = accepted = 0
+    for delta in (e for e in events if isinstance(e, Delta) and e.token_ids):
+        tree = delta.tree
+        assert tree is not None
+        assert (tree.tokens[0], tree.parents[0], tree.sources[0], tree.chances[0]) == (last, -1, [], 1.0)
+        assert all(0 <= parent < node for node, parent in enumerate(tree.parents[1:], 1))
+        assert all(tree.sources[1:]) and all(0.0 <= chance <= 1.0 for chance in tree.chances)
+        at = 0
+        for node, token in zip(tree.accepted, delta.token_ids, strict=False):
+            assert (tree.parents[node], tree.tokens[node]) == (at, token)
+            at = node
+        own = len(delta.token_ids) - len(tree.accepted)
+        assert own in (0, 1)  # none where a limit cut the walk
+        if own and any(p == at for p in tree.parents):  # the target's own token is none of the rejected ones
+            assert delta.token_ids[-1] not in [t for t, p in zip(tree.tokens, tree.parents, strict=True) if p == at]
+        assert tree.verify_ms > 0
+        nodes, accepted, last = nodes + len(tree.tokens) - 1, accepted + len(tree.accepted), delta.token_ids[-1]
+        said += delta.token_ids
+    stats = finish_of(events, "r").stats
+    assert (nodes, accepted) == (stats.num_draft_tokens, stats.num_accepted_draft_tokens)
+    assert (nodes > 0) == (mode is SpeculationMode.ON) or mode is SpeculationMode.AUTO
+    assert said == tokens_of(run_all(tiny_engine(), [ask(SpeculationMode.OFF, False, temperature)]), "r")
+
+
+def test_nobody_pays_for_trees_that_nobody_asked_for() -> None:
+    shown, plain = ask(SpeculationMode.ON, True), replace(ask(SpeculationMode.ON, False), request_id="plain")
+    events = run_all(tiny_engine(), [shown, plain])
+    assert all(e.tree is None for e in events if isinstance(e, Delta) and e.request_id == "plain")
+    assert tokens_of(events, "plain") == tokens_of(events, "r")

@@ -1,0 +1,57 @@
+"""Small random models on the device that tests have: a GPU, or the CPU with interpreted kernels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from specdec.models.decoder import Decoder
+from specdec.models.device.device_decoder import DeviceDecoder
+from specdec.models.device.device_model import DeviceModel
+from specdec.models.device.device_types import DeviceTypes
+from specdec.models.device.weights_reader import WeightsReader
+from specdec.models.kv_pool import KvPool
+from specdec.models.model_config import ModelConfig
+from specdec.models.pack_model import pack_model
+from specdec.models.progress import silent
+from specdec.models.random_shapes import RANDOM_SHAPES
+from specdec.models.random_source import RandomSource
+from specdec.models.random_tokenizer import random_tokenizer
+from verify_kernels.reference_backend import ReferenceBackend
+
+TINY = replace(RANDOM_SHAPES["tiny"], n_heads=2, n_kv_heads=1, head_dim=64, attn_scale=64**-0.5, intermediate_size=96)
+PAGES = 12
+MAX_ROWS, MAX_POSITIONS = 96, 320
+
+
+def shape(**changes: Any) -> ModelConfig:
+    """`TINY` with changes."""
+    return replace(TINY, **changes)
+
+
+def place() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def device_model(config: ModelConfig, dtype: Any = "fp32") -> DeviceModel:
+    source, types = RandomSource("small", config, 0), DeviceTypes.of(dtype)
+    weights = WeightsReader(source, types, place(), MAX_ROWS, silent).read()
+    return DeviceModel("small", config, types.name, types, weights, random_tokenizer(config.vocab_size))
+
+
+def device_decoder(config: ModelConfig, dtype: Any = "fp32", pages: int = PAGES, **changes: Any) -> DeviceDecoder:
+    sizes: dict[str, Any] = {
+        "max_entries": 4, "max_rows": MAX_ROWS, "max_logit_rows": MAX_ROWS, "max_positions": MAX_POSITIONS,
+    }  # fmt: skip
+    return DeviceDecoder(device_model(config, dtype), pages, place(), **{**sizes, **changes})
+
+
+def host_decoder(config: ModelConfig, **changes: Any) -> Decoder:
+    """The same model in float32 by the CPU's reference kernels."""
+    weights = pack_model(RandomSource("small", config, 0), "fp32", silent).weights(config, "fp32")
+    return Decoder(
+        config, weights, ReferenceBackend(1), KvPool(config, PAGES), max_rows=MAX_ROWS, max_logit_rows=MAX_ROWS,
+        max_positions=MAX_POSITIONS, **changes,
+    )  # fmt: skip

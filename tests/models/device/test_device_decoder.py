@@ -1,0 +1,102 @@
+"""A model on the device against the same model on the CPU: logits, taps, bits in any company, bad batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from specdec.models.device.device_decoder import DeviceDecoder
+from specdec.models.model_config import RopeConfig
+from tests.models.device.small import device_decoder, host_decoder, shape
+from verify_kernels.forward_batch import BatchEntry, ForwardBatch
+
+GEMMA: dict[str, Any] = {
+    "qkv_bias": False, "qk_norm": True, "post_norms": True, "sliding_window": 24, "sliding_layers": (True, False),
+    "activation": "gelu_tanh", "embed_scale": 8.0, "tie_embeddings": True, "rope": RopeConfig(1e6, 1e4),
+}  # fmt: skip
+TREE = [-1, 0, 1, 2, 1, 0, 5, 5]
+PROMPT = torch.randint(0, 384, (100,), generator=torch.Generator().manual_seed(3)).tolist()
+
+
+def chain(tokens: list[int], ctx: int, pages: list[int]) -> BatchEntry:
+    return BatchEntry(tokens, list(range(-1, len(tokens) - 1)), ctx, pages)
+
+
+def steps() -> list[tuple[ForwardBatch, list[int]]]:
+    """Prompts in chunks, then trees beside a chunk and a decode."""
+    tree = BatchEntry(PROMPT[:8], TREE, 70, [3, 9])
+    return [
+        (ForwardBatch.build([chain(PROMPT[:64], 0, [3])]), [63]),
+        (ForwardBatch.build([chain(PROMPT[64:70], 64, [3, 9]), chain(PROMPT[:5], 0, [1])]), [5, 10]),
+        (ForwardBatch.build([tree, chain(PROMPT[5:10], 5, [1]), chain([7], 0, [11])]), [*range(8), 12, 13]),
+    ]
+
+
+def run(decoder: Any) -> list[Tensor]:
+    return [decoder.forward(batch, rows).clone().cpu() for batch, rows in steps()]
+
+
+@pytest.mark.parametrize("changes", [{}, GEMMA], ids=["qwen", "gemma"])
+def test_logits_equal_the_cpus(changes: dict[str, Any]) -> None:
+    config = shape(**changes)
+    taps = (0, 1)
+    device, host = device_decoder(config, taps=taps), host_decoder(config, taps=taps)
+    for got, expected in zip(run(device), run(host), strict=True):
+        assert torch.linalg.norm(got - expected) <= 2e-4 * torch.linalg.norm(expected)
+    torch.testing.assert_close(device.tapped[:14].float().cpu(), host.tapped[:14], atol=2e-3, rtol=2e-3)
+
+
+@pytest.mark.parametrize(("dtype", "error"), [("fp16", 5e-3), ("fp8", 0.15)])
+def test_smaller_types_come_close(dtype: str, error: float) -> None:
+    if dtype == "fp8" and not torch.cuda.is_available():
+        pytest.skip("its rows are bfloat16, whose products the interpreter gets wrong")
+    config = shape(n_layers=1)
+    for got, expected in zip(run(device_decoder(config, dtype)), run(host_decoder(config)), strict=True):
+        assert torch.linalg.norm(got - expected) <= error * torch.linalg.norm(expected)
+
+
+def feed(decoder: DeviceDecoder, tokens: list[int], sizes: list[int], pages: list[int]) -> list[Tensor]:
+    """Logits of every position, in chunks of the given sizes."""
+    done, out = 0, []
+    for size in sizes:
+        batch = ForwardBatch.build([chain(tokens[done : done + size], done, pages)])
+        out += decoder.forward(batch, range(size)).clone()
+        done += size
+    return out
+
+
+def test_company_and_tier_change_no_bit() -> None:
+    decoder = device_decoder(shape(n_layers=1), "fp16")
+    at_once = feed(decoder, PROMPT[:66], [66], [2, 4])
+    in_chunks = feed(decoder, PROMPT[:66], [3, 1, 30, 32], [5, 6])
+    assert all(map(torch.equal, at_once, in_chunks))
+    tree = BatchEntry(PROMPT[:6], TREE[:6], 66, [2, 4])
+    together = decoder.forward(ForwardBatch.build([chain(PROMPT[:9], 0, [8]), tree]), range(9, 15)).clone()
+    for node, row in enumerate(together):
+        path = [node]
+        while TREE[path[0]] >= 0:
+            path.insert(0, TREE[path[0]])
+        for depth, at in enumerate(path):
+            alone = decoder.forward(ForwardBatch.build([chain([PROMPT[at]], 66 + depth, [5, 6])]), [0])
+        assert torch.equal(alone[0], row), node
+
+
+def test_bad_batches_are_refused() -> None:
+    decoder = device_decoder(shape(n_layers=1))
+
+    def refused(word: str, entry: BatchEntry, logit_rows: list[int]) -> None:
+        with pytest.raises(ValueError, match=word):
+            decoder.forward(ForwardBatch.build([entry]), logit_rows)
+
+    refused("tokens", chain([384], 0, [0]), [])
+    refused("page_table", chain([1], 0, [12]), [])
+    refused("position", chain([1], 320, [0, 1, 2, 3, 4, 5]), [])
+    refused("rows", chain([1] * 97, 0, [0, 1]), [])
+    refused("logit_rows", chain([1], 0, [0]), [1])
+    with pytest.raises(ValueError, match="entries"):
+        decoder.forward(ForwardBatch.build([chain([1], 0, [i]) for i in range(5)]), [])
+    with pytest.raises(ValueError, match="taps"):
+        device_decoder(shape(), taps=(2,))

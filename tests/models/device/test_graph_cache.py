@@ -1,0 +1,45 @@
+"""Graphs: plain runs without a GPU; with one, recorded work is replayed."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+import torch
+
+from specdec.models.device import graph_cache
+from specdec.models.device.graph_cache import GraphCache
+
+
+def test_without_a_gpu_work_simply_runs() -> None:
+    graphs, runs = GraphCache(torch.device("cpu")), []
+    for _ in range(3):
+        graphs.run("key", lambda: runs.append(1))
+    assert len(runs) == 3
+    assert len(graphs) == 0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_work_is_recorded_once_and_replayed() -> None:
+    graphs, x, runs = GraphCache(torch.device("cuda")), torch.zeros(4, device="cuda"), []
+
+    def work() -> None:
+        runs.append(1)
+        x.add_(1)
+
+    for _ in range(5):
+        graphs.run("key", work)
+    assert len(runs) == 2  # as it is, then recorded
+    assert x.tolist() == [5.0] * 4
+    graphs.clear()
+    graphs.run("key", work)
+    assert x.tolist() == [6.0] * 4
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_the_graphs_not_used_longest_go_first() -> None:
+    graphs, x = GraphCache(torch.device("cuda")), torch.zeros(1, device="cuda")
+    with mock.patch.object(graph_cache, "MOST", 2):
+        for key in ("a", "a", "b", "b", "a", "c", "c"):
+            graphs.run(key, lambda: x.add_(1))
+    assert list(graphs._graphs) == ["a", "c"]

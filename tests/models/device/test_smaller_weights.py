@@ -1,0 +1,72 @@
+"""Models of 4-bit and 8-bit weights on the device, against the matrices that these stand for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from specdec.errors import UnsupportedModelError
+from specdec.models import load_model
+from specdec.models.decoder import Decoder
+from specdec.models.device.dense_linear import DenseLinear
+from specdec.models.device.device_decoder import DeviceDecoder
+from specdec.models.device.device_types import DeviceTypes
+from specdec.models.device.fp8_linear import Fp8Linear
+from specdec.models.device.int4_linear import Int4Linear
+from specdec.models.device.load_device_model import load_device_model
+from specdec.models.device.weights_reader import WeightsReader
+from specdec.models.kv_pool import KvPool
+from specdec.models.progress import silent
+from specdec.models.random_source import RandomSource
+from tests.models.device.small import place, shape
+from tests.models.quantized_folders import Scheme, write_folder
+from verify_kernels.forward_batch import BatchEntry, ForwardBatch
+from verify_kernels.gpu.quantize_weight import quantize_weight
+from verify_kernels.reference_backend import ReferenceBackend
+
+TOKENS = list(range(40, 50))
+
+
+@pytest.mark.parametrize("act_order", [False, True])
+def test_int4_checkpoints_run_as_they_are(act_order: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Where the input orders of stacked matrices differ they can not run as one: these are held in 16 bits."""
+    scheme = Scheme("gptq", act_order=True) if act_order else Scheme("awq")
+    folder, _ = write_folder(tmp_path, scheme, head_dim=64, num_hidden_layers=1)
+    model = load_device_model(str(folder), dtype="fp16", cache_dir=tmp_path, device=place(), max_rows=16)
+    layer = model.weights.layers[0]
+    assert model.dtype == "int4"
+    assert all(isinstance(linear, Int4Linear) for linear in (layer.qkv, layer.o, layer.down))
+    assert isinstance(layer.gate_up, DenseLinear if act_order else Int4Linear)
+    assert ("gate_up is held in 16 bits" in caplog.text) == act_order
+    limits = {"max_rows": 16, "max_logit_rows": 16, "max_positions": 64}
+    device = DeviceDecoder(model, 2, place(), max_entries=1, **limits)
+    loaded = load_model(str(folder), dtype="fp32", cache_dir=tmp_path)
+    host = Decoder(loaded.config, loaded.weights, ReferenceBackend(1), KvPool(loaded.config, 2), **limits)
+    batch = ForwardBatch.build([BatchEntry(TOKENS, range(-1, 9), 0, [1])])
+    got, expected = (decoder.forward(batch, range(10)).cpu() for decoder in (device, host))
+    assert torch.linalg.norm(got - expected) <= 1e-2 * torch.linalg.norm(expected)
+
+
+def test_float8_layers_do_what_their_weights_say() -> None:
+    """In float16 rows: bfloat16 ones, which a GPU uses, the interpreter multiplies wrongly."""
+    config, generator = shape(n_layers=1, qkv_bias=False), torch.Generator().manual_seed(1)
+    source = RandomSource("small", config, 0)
+    types = DeviceTypes("fp8", torch.float16, fp8=True, int4=False)
+    down = WeightsReader(source, types, place(), 16, silent).read().layers[0].down
+    assert isinstance(down, Fp8Linear)
+    gate_up = torch.randn(5, 2 * config.intermediate_size, generator=generator).half()
+    residual = torch.randn(5, config.hidden_size, generator=generator).half()
+    out = torch.empty_like(residual, device=place())
+    down.gated(gate_up.to(place()), "silu", out, residual.to(place()))
+    q, scale = quantize_weight(source.rows("layers.0.down", 0, config.hidden_size).half())
+    gate, up = gate_up.float().chunk(2, dim=1)
+    expected = residual + (torch.nn.functional.silu(gate) * up) @ (q.float() * scale[:, None]).t()
+    assert torch.linalg.norm(out.cpu() - expected) <= 4e-2 * torch.linalg.norm(expected - residual)
+    assert down.nbytes == q.numel() + 4 * len(scale)
+
+
+def test_heads_no_kernel_knows_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"heads of 16 .* set engine\.device to cpu"):
+        load_device_model("random:tiny", dtype="fp16", cache_dir=tmp_path, device=place(), max_rows=16)

@@ -1,0 +1,89 @@
+"""What is sent is what was given, padded, at addresses that stay."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specdec.models.device.step_buffer import POOL_WORDS, StepBuffer
+from specdec.models.device.step_tiers import StepTiers
+from tests.models.device.small import place
+from verify_kernels.forward_batch import BatchEntry, ForwardBatch
+from verify_kernels.row_sampling import RowSampling
+from verify_kernels.sampling_policy import SamplingPolicy
+from verify_kernels.sequence_edits import SequenceEdits
+
+MOVES: list[int] = []
+BUFFER = StepBuffer(StepTiers(5, 40, 30, 9), place(), lambda: MOVES.append(1))
+NOTHING = np.zeros(0, np.int32)
+
+
+@st.composite
+def entries(draw: st.DrawFn) -> BatchEntry:
+    n = draw(st.integers(1, 8))
+    parents = [-1, *(draw(st.integers(0, i - 1)) for i in range(1, n))]
+    ctx = draw(st.integers(0, 300))
+    pages = draw(st.lists(st.integers(0, 40), min_size=-(-(ctx + n) // 64), max_size=9))
+    return BatchEntry(draw(st.lists(st.integers(0, 99), min_size=n, max_size=n)), parents, ctx, pages)
+
+
+def edited(words: int) -> SequenceEdits:
+    mask = np.arange(words, dtype=np.uint32)
+    return SequenceEdits(NOTHING, np.zeros(0, np.float32), mask, NOTHING, ())
+
+
+@settings(max_examples=40)
+@given(st.lists(entries(), min_size=1, max_size=5), st.data())
+def test_a_step_arrives_padded(given_entries: list[BatchEntry], data: st.DataObject) -> None:
+    batch = ForwardBatch.build(given_entries)
+    wanted = sorted(data.draw(st.sets(st.integers(0, batch.rows - 1), max_size=30)))
+    roots = [data.draw(st.integers(-1, len(entry.tokens) - 1)) for entry in given_entries]
+    firsts = list(range(len(given_entries)))
+    samplings = [
+        RowSampling(SamplingPolicy(seed=row, temperature=0.5 * (row % 2)), 10 + row, edited(3), (), False)
+        for row in wanted
+    ]
+    step, needs = BUFFER.load(batch, wanted, roots, firsts, samplings)
+    n, b, m, tier = batch.rows, len(given_entries), len(wanted), step.tier
+    assert needs.masks == bool(wanted)
+    for name, expected, padding in (
+        ("tokens", batch.tokens, -1), ("parent", batch.parent, -1), ("depth", batch.depth, 0),
+        ("entry_of", batch.entry_of, -1), ("entry_start", batch.entry_start, n), ("entry_ctx", batch.entry_ctx, 0),
+        ("root_row", roots, -1), ("sample_start", firsts, 0), ("logit_rows", wanted, -1),
+    ):  # fmt: skip
+        there = getattr(step, name)
+        assert there.data_ptr() % 16 == 0
+        assert there.tolist() == [*list(expected), *[padding] * (len(there) - len(expected))], name
+    pages = batch.page_table.shape[1]
+    assert step.page_table.shape == (tier.entries, tier.pages)
+    assert torch.equal(step.page_table[:b, :pages].cpu(), torch.from_numpy(batch.page_table))
+    assert not step.page_table[:b, pages:].any()
+    assert not step.page_table[b:].any()
+    if wanted:
+        assert step.table is not None
+        assert step.table.seed[:m].tolist() == wanted
+        assert step.table.position[:m].tolist() == [10 + row for row in wanted]
+        assert (step.table.temperature[m:] < 0).all()
+        begin = int(step.table.mask_begin[m - 1])
+        assert step.table.pool[begin : begin + 3].tolist() == [0, 1, 2]
+
+
+def test_addresses_stay_until_lists_outgrow_them() -> None:
+    batch = ForwardBatch.build([BatchEntry([1], [-1], 0, [0])])
+
+    def addresses(words: int) -> list[int]:
+        sampling = RowSampling(SamplingPolicy(seed=1), 1, edited(words))
+        step, _ = BUFFER.load(batch, [0], [0], [0], [sampling])
+        assert step.table is not None
+        assert step.table.pool[:words].tolist() == list(range(words))
+        return [step.tokens.data_ptr(), step.page_table.data_ptr(), step.table.pool.data_ptr()]
+
+    first = addresses(3)
+    assert addresses(5) == first
+    assert not MOVES
+    moved = addresses(POOL_WORDS + 1)
+    assert MOVES
+    assert moved != first
+    assert addresses(POOL_WORDS + 1) == moved

@@ -1,0 +1,253 @@
+"""The formulas against scipy, tea-tasting, published values and definitions."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from scipy.stats.mstats import hdquantiles
+
+from server.experiment.stats.block_length import block_length
+from server.experiment.stats.cuped import adjust_means
+from server.experiment.stats.distribution_band import band_half_width
+from server.experiment.stats.equivalence import equivalent
+from server.experiment.stats.harrell_davis import HarrellDavis
+from server.experiment.stats.holm import holm
+from server.experiment.stats.interval import Interval
+from server.experiment.stats.mean_comparison import compare_means
+from server.experiment.stats.order_statistics import quantile, quantile_interval, quantile_ranks
+from server.experiment.stats.proportion import share_difference, share_interval
+from server.experiment.stats.quantile_comparison import compare_quantiles
+from server.experiment.stats.quantile_sequence import below_bounds, quantile_bounds
+from server.experiment.stats.resampling import unit_counts
+from server.experiment.stats.sample_ratio import chi_square_ratio, sequential_ratio
+from server.experiment.stats.two_arm_sample import TwoArmSample
+from tests.server.experiment.samples import clustered, lognormal, paired_sample
+
+RNG = np.random.default_rng
+
+
+@given(st.integers(1, 400), st.floats(0.01, 0.99), st.sampled_from([0.01, 0.05, 0.2]))
+@settings(max_examples=100, deadline=None)
+def test_ranks_cover_by_the_binomial_distribution_and_no_closer_ranks_do(n: int, p: float, alpha: float) -> None:
+    low, high = quantile_ranks(n, p, alpha)
+    assert 0 <= low < high <= n + 1
+    assert stats.binom.cdf(low - 1, n, p) <= alpha / 2 < stats.binom.cdf(low, n, p) + 1e-9
+    assert stats.binom.sf(high - 1, n, p) <= alpha / 2 + 1e-12
+    assert high == 0 or stats.binom.sf(high - 2, n, p) > alpha / 2 - 1e-9
+
+
+@pytest.mark.parametrize("p", [0.5, 0.9])
+def test_order_statistic_intervals_agree_with_scipy(p: float) -> None:
+    values = np.sort(RNG(1).lognormal(size=200))
+    ours = quantile_interval(values, p, 0.05)
+    theirs = stats.quantile_test(values, q=quantile(values, p), p=p).confidence_interval(0.95)
+    assert ours.low == pytest.approx(theirs.low)
+    assert ours.high == pytest.approx(theirs.high)
+
+
+def test_quantiles_that_the_data_do_not_bound_have_infinite_ends() -> None:
+    values = np.arange(50.0)
+    assert quantile_interval(values, 0.99, 0.05).high == math.inf
+    assert quantile_interval(values, 0.01, 0.05).low == -math.inf
+    sample = paired_sample(values, values)
+    assert compare_quantiles(sample, [0.99], 50, RNG(0))[0].ratio(0.05) == (0.0, math.inf)
+    few = paired_sample(values[:7], values[:7])
+    assert compare_quantiles(few, [0.5], 50, RNG(0))[0].p_value() == 1.0
+    assert compare_means(few, 50, RNG(0)).difference(0.05) == (-math.inf, math.inf)
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.95])
+def test_harrell_davis_is_scipys_also_for_values_drawn_several_times(p: float) -> None:
+    rng = RNG(2)
+    values = np.sort(rng.lognormal(size=300))
+    once = HarrellDavis(values, p).of(np.arange(1, 301)[None])[0]
+    assert once == pytest.approx(float(hdquantiles(values, prob=[p])[0]), rel=2e-3)
+    counts = rng.multinomial(300, np.full(300, 1 / 300))
+    several = HarrellDavis(values, p).of(np.cumsum(counts)[None])[0]
+    assert several == pytest.approx(float(hdquantiles(np.repeat(values, counts), prob=[p])[0]), rel=2e-3)
+
+
+def test_bootstrap_of_a_quantile_difference_agrees_with_scipys() -> None:
+    sample = lognormal(200, RNG(3))
+    ours = compare_quantiles(sample, [0.5], 4000, RNG(4))[0].difference(0.1)
+
+    def statistic(a: np.ndarray, b: np.ndarray) -> float:
+        return float(hdquantiles(b, prob=[0.5])[0] - hdquantiles(a, prob=[0.5])[0])
+
+    data = tuple(sample.values)
+    theirs = stats.bootstrap(
+        data,
+        statistic,
+        paired=True,
+        vectorized=False,
+        n_resamples=600,
+        method="percentile",
+        confidence_level=0.9,
+        rng=5,
+    ).confidence_interval
+    width = theirs.high - theirs.low
+    assert abs(ours.low - theirs.low) < 0.12 * width
+    assert abs(ours.high - theirs.high) < 0.12 * width
+
+
+def test_means_of_normal_pairs_agree_with_the_paired_t_test() -> None:
+    rng = RNG(6)
+    a = rng.normal(100, 10, 120)
+    sample = paired_sample(a, a * 0.97 + rng.normal(0, 8, 120))
+    ours = compare_means(sample, 4000, rng)
+    theirs = stats.ttest_rel(sample.values[1], sample.values[0])
+    interval = theirs.confidence_interval(0.95)
+    width = interval.high - interval.low
+    assert ours.b - ours.a == pytest.approx(float(np.mean(sample.values[1] - sample.values[0])))
+    assert abs(ours.difference(0.05).low - interval.low) < 0.06 * width
+    assert abs(ours.difference(0.05).high - interval.high) < 0.06 * width
+    assert ours.p_value() == pytest.approx(theirs.pvalue, abs=0.01)
+
+
+def test_ratio_of_means_and_cuped_agree_with_tea_tasting() -> None:
+    tea = pytest.importorskip("tea_tasting")
+    import pyarrow
+
+    rng = RNG(7)
+    n = 400
+    x = rng.lognormal(4, 0.6, n)
+    arm = np.arange(n) % 2
+    y = 20 + 0.5 * x * np.where(arm == 1, 0.93, 1.0) + rng.normal(0, 4, n)
+    table = pyarrow.table({"variant": arm, "y": y, "x": x})
+    experiment = tea.Experiment(plain=tea.Mean("y"), cuped=tea.Mean("y", covariate="x"))
+    theirs = experiment.analyze(table)
+    order = np.arange(n)
+    sample = TwoArmSample((y[arm == 0], y[arm == 1]), (order[arm == 0], order[arm == 1]), n)
+    adjusted, left = adjust_means(sample, (x[arm == 0], x[arm == 1]))
+    assert left < 0.5
+    for one, want in ((sample, theirs["plain"]), (adjusted, theirs["cuped"])):
+        ours = compare_means(one, 4000, RNG(8))
+        width = want.effect_size_ci_upper - want.effect_size_ci_lower
+        assert ours.b - ours.a == pytest.approx(want.effect_size, abs=0.03 * width)
+        assert abs(ours.difference(0.05).low - want.effect_size_ci_lower) < 0.1 * width
+        assert abs(ours.difference(0.05).high - want.effect_size_ci_upper) < 0.1 * width
+        relative = ours.ratio(0.05)
+        span = want.rel_effect_size_ci_upper - want.rel_effect_size_ci_lower
+        assert abs(relative.low - 1 - want.rel_effect_size_ci_lower) < 0.12 * span
+        assert abs(relative.high - 1 - want.rel_effect_size_ci_upper) < 0.12 * span
+
+
+def test_sample_ratio_is_scipys_chi_square_and_tea_tastings() -> None:
+    assert chi_square_ratio((520, 480), (1, 1)) == pytest.approx(stats.chisquare([520, 480]).pvalue)
+    assert chi_square_ratio((300, 640), (1, 2)) == pytest.approx(
+        stats.chisquare([300, 640], [940 / 3, 1880 / 3]).pvalue
+    )
+    assert chi_square_ratio((0, 0), (1, 1)) == 1.0
+    tea = pytest.importorskip("tea_tasting")
+    import pyarrow
+
+    table = pyarrow.table({"variant": [0] * 560 + [1] * 440})
+    found = tea.Experiment(ratio=tea.SampleRatio(method="norm", correction=False)).analyze(table)["ratio"]
+    assert chi_square_ratio((560, 440), (1, 1)) == pytest.approx(found.pvalue, rel=1e-6)
+
+
+def test_sequential_sample_ratio_finds_a_mismatch_and_is_an_inverse_likelihood_ratio() -> None:
+    arms = (RNG(9).random(4000) < 0.56).astype(int)
+    assert sequential_ratio(arms, (1, 1)) < 0.001
+    one_arm = np.zeros(3, np.int64)
+    # beta-binomial by hand: B(50 + 3, 50) / B(50, 50) / 0.5^3
+    by_hand = 50 / 100 * 51 / 101 * 52 / 102 / 0.5**3
+    assert sequential_ratio(one_arm, (1, 1)) == pytest.approx(1 / by_hand)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
+def test_holm_agrees_with_its_definition(p_values: list[float]) -> None:
+    adjusted = holm(p_values)
+    for alpha in (0.01, 0.05, 0.3):
+        rejected = []
+        for rank, p in enumerate(sorted(p_values)):
+            if p * (len(p_values) - rank) > alpha:
+                break
+            rejected.append(p)
+        assert sum(p <= alpha for p in adjusted) == len(rejected)
+
+
+def test_holm_on_a_worked_example() -> None:
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+
+
+def test_intervals_of_shares_have_published_values() -> None:
+    exact = stats.binomtest(7, 80).proportion_ci(0.95, "exact")
+    assert share_interval(7, 80, 0.05) == pytest.approx((exact.low, exact.high))
+    assert share_interval(0, 10, 0.05).low == 0.0
+    # Newcombe 1998, table II: 56/70 - 48/80 by method 10
+    assert share_difference((48, 56), (80, 70), 0.05) == pytest.approx((0.0524, 0.3339), abs=1e-4)
+    # and 0/10 of 10/10
+    assert share_difference((0, 10), (10, 10), 0.05) == pytest.approx((0.6075, 1.0), abs=1e-4)
+
+
+def test_equivalence_needs_the_wider_of_two_levels_inside_the_margin() -> None:
+    asked: list[float] = []
+
+    def ratio(alpha: float) -> Interval:
+        asked.append(alpha)
+        return Interval(0.99, 1.015)
+
+    assert equivalent(ratio, 0.02, 0.05)
+    assert not equivalent(ratio, 0.01, 0.05)
+    assert asked == [0.1, 0.1]
+    assert not equivalent(lambda alpha: Interval(1.0, 1.0), 0.0, 0.05)
+
+
+def test_bounds_of_a_sequence_enclose_the_exact_ones_and_keep_their_promise_on_every_path() -> None:
+    times = np.arange(1.0, 300.0)
+    low, high = below_bounds(times, 0.3, 0.05, 200)
+    fixed = np.array([quantile_ranks(int(t), 0.3, 0.05) for t in times])
+    assert np.all(low <= fixed[:, 0])
+    assert np.all(high >= fixed[:, 1] - 1)
+    # The exact chance of leaving the bounds, by dynamic programming over all paths.
+    alive = np.array([1.0])
+    for t, least, most in zip(times, low, high, strict=True):
+        alive = np.append(alive * 0.7, 0) + np.append(0, alive * 0.3)
+        sums = np.arange(int(t) + 1)
+        alive[(sums < least - 1e-9) | (sums > most + 1e-9)] = 0
+    assert 0.95 <= alive.sum() < 0.995
+
+
+def test_bounds_of_a_quantile_invert_the_counts_also_with_ties() -> None:
+    values = np.array([1.0, 2.0, 2.0, 2.0, 3.0] * 40)
+    interval = quantile_bounds(values, np.arange(200), 0.5, 0.05, 200)
+    assert interval == (2.0, 2.0)
+    assert quantile_bounds(values[:3], np.arange(3), 0.5, 0.05, 200) == (-math.inf, math.inf)
+
+
+def test_units_are_drawn_whole_and_by_arm_where_each_has_one() -> None:
+    sample = clustered(31, RNG(10))
+    counts = np.concatenate(list(unit_counts(sample, 100, RNG(11))))
+    a, b = sample.present()
+    assert counts.shape == (100, 31)
+    assert np.all(counts[:, a].sum(axis=1) == a.sum())
+    assert np.all(counts[:, b].sum(axis=1) == b.sum())
+
+
+def test_block_length_is_one_for_noise_and_grows_with_dependence() -> None:
+    rng = RNG(12)
+    noise = rng.normal(size=(20, 2000))
+    assert np.median([block_length(row) for row in noise]) == 1
+    lengths = []
+    for phi in (0.3, 0.8):
+        row, out = 0.0, []
+        for shock in noise[0]:
+            row = phi * row + shock
+            out.append(row)
+        lengths.append(block_length(np.array(out)))
+    assert 1 < lengths[0] < lengths[1]
+    assert block_length(np.ones(100)) == 1
+
+
+def test_the_band_holds_the_whole_distribution() -> None:
+    rng = RNG(13)
+    half = band_half_width(100, 0.1)
+    missed = sum(stats.kstest(rng.random(100), "uniform").statistic > half for _ in range(400))
+    assert missed <= stats.binom.ppf(0.999, 400, 0.1)
+    assert missed >= 10

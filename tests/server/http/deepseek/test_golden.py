@@ -1,0 +1,19 @@
+"""The request of Continue's deepseek provider, and what it reads of the answer."""
+
+from __future__ import annotations
+
+from tests.server.http.harness import Server
+
+BODY = {
+    "model": "fake", "prompt": "def f(a):\n    ", "suffix": "\n", "max_tokens": 6, "temperature": 0.01, "top_p": 1,
+    "frequency_penalty": 0, "presence_penalty": 0, "stop": ["\n\n", "<|endoftext|>"], "stream": True,
+}  # fmt: skip
+
+
+def test_every_chunk_has_a_text(server: Server) -> None:
+    *chunks, done = server.stream("/beta/completions", **BODY)
+    assert done == "[DONE]"
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "\x01def f"
+    assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+    whole = server.ask("/beta/completions", **BODY | {"stream": False, "speculation": {"mode": "off"}})
+    assert whole["choices"][0]["text"] == "\x01def f"

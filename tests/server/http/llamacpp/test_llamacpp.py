@@ -1,0 +1,245 @@
+"""llama.cpp's fields, and what becomes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import httpx
+import pytest
+
+from server.http.call import Call
+from server.http.llamacpp.ask import Ask
+from server.http.llamacpp.completion_ask import read_completion
+from server.http.llamacpp.endpoints import COMPLETION_FIELDS, INFILL_FIELDS
+from server.http.llamacpp.infill_ask import read_infill
+from server.http.llamacpp.result import picked, result, timings
+from specdec.types import (
+    Finished,
+    FinishReason,
+    GrammarKind,
+    SpeculationMode,
+    SpeculationStats,
+    TextRules,
+    Timings,
+    Usage,
+)
+from tests.server.completion.code_tokenizer import CodeTokenizer
+from tests.server.fake_tokenizer import BOS, FakeTokenizer
+from tests.server.http.calls import asked, make_call, make_face, violations
+from tests.server.http.harness import Server, running
+from tests.server.http.test_openapi import Watched
+
+GAP = {"input_prefix": "a\n", "input_suffix": "\nz", "prompt": "  b"}
+
+
+def completion(**body: Any) -> Ask:
+    return asked(read_completion, {"prompt": "hi"} | body)
+
+
+def code_face() -> Any:
+    face: Any = make_face(CodeTokenizer())  # type: ignore[arg-type]
+    face.frontend.client.info = dataclasses.replace(face.info, vocab_size=300)
+    return face
+
+
+def infill(**body: Any) -> Ask:
+    return asked(read_infill, GAP | body, face=code_face())
+
+
+def shown(ask: Ask) -> str:
+    """The prompt as text."""
+    return CodeTokenizer().shown(ask.request.prompt_ids) + ask.request.healed
+
+
+def test_defaults_are_llama_cpps() -> None:
+    sampling = completion().request.sampling
+    assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p) == (0.8, 40, 0.95, 0.05)
+    assert (sampling.n, sampling.seed, sampling.repetition_penalty) == (1, None, 1.0)
+    assert completion().request.stopping.max_tokens is None
+    assert completion(n_predict=-1).request.stopping.max_tokens is None
+    assert completion(n_predict=0).request.stopping.max_tokens == 0
+    given = completion(
+        temperature=0.5, top_k=7, top_p=0.5, min_p=0.1, seed=9, repeat_penalty=1.5, presence_penalty=0.25,
+        frequency_penalty=-0.5, n_cmpl=3,
+    ).request.sampling  # fmt: skip
+    assert (given.temperature, given.top_k, given.top_p, given.min_p, given.seed) == (0.5, 7, 0.5, 0.1, 9)
+    assert (given.repetition_penalty, given.presence_penalty, given.frequency_penalty, given.n) == (1.5, 0.25, -0.5, 3)
+
+
+@pytest.mark.parametrize(
+    ("samplers", "n", "wanted"),
+    [
+        (["top_k", "top_p", "infill"], 1, (0.0, 40, 0.95, 0.0)), (["top_k", "infill"], 2, (1.0, 40, 1.0, 0.0)),
+        ([], 1, (1.0, 0, 1.0, 0.0)), (["temperature", "min_p"], 1, (0.8, 0, 1.0, 0.05)),
+        ("kpt", 1, (0.8, 40, 0.95, 0.05)),
+    ],
+)  # fmt: skip
+def test_only_the_samplers_named_are_on(samplers: Any, n: int, wanted: tuple[float, ...]) -> None:
+    s = completion(samplers=samplers, n_cmpl=n).request.sampling
+    assert (s.temperature, s.top_k, s.top_p, s.min_p) == wanted
+    assert completion(samplers=samplers, n_cmpl=n, temperature=0.3).request.sampling.temperature == 0.3
+
+
+def test_when_it_ends() -> None:
+    stopping = infill(n_indent=4, t_max_predict_ms=250, t_max_prompt_ms=1, stop=["x"], n_predict=9).request.stopping
+    assert stopping.rules is not None
+    assert (stopping.rules.min_indent, stopping.decode_limit_s, stopping.finish_line) == (4, 0.25, True)
+    assert (stopping.time_limit_s, stopping.stop) == (None, ("x",))
+    assert stopping.max_tokens == 9 + len(infill().request.healed)
+    assert CodeTokenizer().names["<|file_sep|>"] in stopping.stop_token_ids
+    unlimited = completion(t_max_predict_ms=0, n_indent=0).request.stopping
+    assert (unlimited.decode_limit_s, unlimited.finish_line, unlimited.rules) == (None, False, None)
+    assert completion(n_indent=2).request.stopping.rules == TextRules(min_indent=2)
+    rules = infill().request.stopping.rules
+    assert rules is not None
+    assert (rules.min_indent, rules.suffix) == (None, "\nz")  # the indentation is the client's to ask for
+
+
+def test_a_gap_with_other_texts_in_front() -> None:
+    assert shown(infill()) == "<|fim_prefix|><|fim_suffix|>\nz<|fim_middle|>a\n  b"
+    extra = [{"text": "old", "filename": "o.py", "time": 1}, {"text": "new", "filename": "n.py", "time": 2}]
+    text = shown(infill(input_extra=extra))
+    assert text.startswith("<|repo_name|>myproject\n<|file_sep|>")
+    for part in ("<|file_sep|>o.py\nold\n", "<|file_sep|>n.py\nnew\n", "<|file_sep|>filename\n<|fim_prefix|>"):
+        assert part in text
+    assert text == shown(infill(input_extra=extra[::-1]))  # one prompt, in whatever order they come
+    injected = infill(prompt="<|fim_suffix|>").request.prompt_ids
+    assert injected.count(CodeTokenizer().names["<|fim_suffix|>"]) == 1
+
+
+def test_the_rest_of_the_body() -> None:
+    ask = completion(
+        speculation={"mode": "off", "width": 2}, session="s", priority=-3, response_fields=["content"], stream=True,
+        grammar='root ::= "a"', id_slot=4, cache_prompt=True, whatever=[1],
+    )  # fmt: skip
+    request = ask.request
+    assert (request.speculation.mode, request.speculation.width) == (SpeculationMode.OFF, 2)
+    assert (request.session, request.priority, ask.response_fields, ask.stream) == ("s", -3, ("content",), True)
+    assert request.grammar is not None
+    assert request.grammar.kind is GrammarKind.EBNF
+    schema = completion(json_schema={"type": "object"}).request.grammar
+    assert schema is not None
+    assert (schema.kind, json.loads(schema.text)) == (GrammarKind.JSON_SCHEMA, {"type": "object"})
+    assert completion(prompt="a!").request.prompt_ids == (BOS, ord("a"), 255)
+    assert completion(prompt=[5, "b", 6]).request.prompt_ids == (5, ord("b"), 6)
+
+
+@pytest.mark.parametrize(
+    ("reader", "field", "body"),
+    [
+        (read_completion, "prompt", {}), (read_completion, "prompt", {"prompt": []}),
+        (read_completion, "prompt", {"prompt": ["a", "b"]}), (read_completion, "prompt", {"prompt": [1.5]}),
+        (read_completion, "n_cmpl", {"prompt": "a", "n_cmpl": 0}),
+        (read_completion, "n_cmpl", {"prompt": "a", "n_cmpl": True}),
+        (read_completion, "json_schema", {"prompt": "a", "json_schema": {}, "grammar": "x"}),
+        (read_completion, "json_schema", {"prompt": "a", "json_schema": 5}),
+        (read_completion, "speculation.mode", {"prompt": "a", "speculation": {"mode": "fast"}}),
+        (read_infill, "input_prefix", {"input_suffix": ""}), (read_infill, "input_suffix", {"input_prefix": ""}),
+        (read_infill, "input_extra[1].text", {"input_extra": [{"text": ""}, {"text": 5}]}),
+        (read_infill, "input_extra[0].text", {"input_extra": [{}]}),
+        (read_infill, "n_predict", {"n_predict": "many"}),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named(reader: Callable[[Call], Awaitable[Any]], field: str, body: dict[str, Any]) -> None:
+    assert field in [violation.field for violation in violations(reader, body)]
+
+
+@pytest.mark.parametrize(
+    ("reader", "body", "fields"),
+    [(read_completion, {"prompt": "hi"}, COMPLETION_FIELDS), (read_infill, GAP, INFILL_FIELDS)],
+)
+def test_the_fields_described_are_those_that_are_read(
+    reader: Callable[[Call], Awaitable[Any]], body: dict[str, Any], fields: Mapping[str, Any]
+) -> None:
+    async def read() -> set[str]:
+        call = make_call(json.dumps(body).encode(), face=code_face())
+        await call.read()
+        call.data = watched = Watched(call.data)  # type: ignore[misc]
+        await reader(call)
+        return watched.seen
+
+    assert asyncio.run(read()) == set(fields)
+
+
+def end(reason: FinishReason, stop: str | int | None = None, **usage: int) -> Finished:
+    return Finished("r", 0, reason, stop, Usage(**usage), SpeculationStats(5, 3, 6, 2), Timings(1, 20.0, 50.0))
+
+
+def test_why_it_ended() -> None:
+    for reason, stop, wanted in (
+        (FinishReason.EOS, 2, ("eos", "")), (FinishReason.LENGTH, None, ("limit", "")),
+        (FinishReason.TIME_LIMIT, None, ("limit", "")), (FinishReason.INDENT, None, ("limit", "")),
+        (FinishReason.STOP_STRING, "x", ("word", "x")), (FinishReason.STOP_TOKEN, 7, ("word", "")),
+        (FinishReason.SUFFIX, None, ("eos", "")), (FinishReason.ABORTED, None, ("none", "")),
+    ):  # fmt: skip
+        found = result(completion(), "m", "t", [1], end(reason, stop))
+        assert (found["stop_type"], found["stopping_word"]) == wanted
+
+
+def test_figures() -> None:
+    finished = end(FinishReason.EOS, prompt_tokens=30, cached_tokens=10, output_tokens=5)
+    assert timings(finished) == {
+        "cache_n": 10, "prompt_n": 20, "prompt_ms": 20.0, "prompt_per_token_ms": 1.0, "prompt_per_second": 1000.0,
+        "predicted_n": 5, "predicted_ms": 50.0, "predicted_per_token_ms": 10.0, "predicted_per_second": 100.0,
+        "draft_n": 6, "draft_n_accepted": 2,
+    }  # fmt: skip
+    assert result(completion(), "m", "t", [1], finished)["tokens_cached"] == 35
+    nothing = timings(Finished("r", 0, FinishReason.LENGTH, None, Usage(), SpeculationStats(), Timings()))
+    assert all(value == 0 for value in nothing.values())
+    assert picked({"a": {"b": 1, "c": {"d": 2}}, "e": 3}, ("a/b", "e", "a/c/d", "x", "e/f", "", "a")) == {
+        "a/b": 1, "e": 3, "a/c/d": 2, "a": {"b": 1, "c": {"d": 2}},
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def fake() -> Any:
+    """A server over the engine that echoes."""
+    with running(FakeTokenizer) as found:
+        yield found
+
+
+def test_several_samples_are_a_list(fake: Server) -> None:
+    answer: Any = fake.ask("/completion", prompt="abc", n_predict=3, n_cmpl=2, return_tokens=True)
+    assert [(one["index"], one["content"]) for one in answer] == [(0, "\x02ab"), (1, "abc")]
+    assert answer[1]["tokens"] == list(b"abc")
+    single = fake.ask("/completion", prompt="abc", n_predict=2)
+    assert (single["content"], single["tokens"], single["has_new_line"]) == ("\x02a", [], False)
+    streamed = fake.stream("/completion", prompt="abc", n_predict=2, n_cmpl=2, return_tokens=True)
+    for index in (0, 1):
+        mine = [event for event in streamed if event["index"] == index]
+        assert [event["stop"] for event in mine] == [False, False, True]
+        assert "".join(event["content"] for event in mine) == ("\x02a", "ab")[index]
+        assert [event["tokens_predicted"] for event in mine] == [1, 2, 2]
+
+
+def test_leaving_ends_the_request(fake: Server) -> None:
+    aborts = fake.load.prefix_hit_tokens
+    slow = {"prompt": "x" * 100, "n_predict": 100, "cache_salt": "slow"}
+    with httpx.Client(timeout=0.5) as client, pytest.raises(httpx.ReadTimeout):
+        client.post(f"{fake.url}/completion", json=slow)
+    with fake.client.stream("POST", "/completion", json=slow | {"stream": True}) as response:
+        next(response.iter_raw())
+    assert fake.idle(aborts + 2)
+
+
+def test_faults_are_told_in_its_words(fake: Server) -> None:
+    status, error = fake.refused("/completion", prompt="a", cache_salt="full")
+    assert (status, error["code"], error["type"]) == (429, 429, "rate_limit_error")
+    *_, last = fake.stream("/completion", prompt="a", cache_salt="broken")
+    assert last["error"]["code"] == 500
+    assert fake.refused("/completion", prompt="a", model="other")[0] == 404
+
+
+def test_tokens_and_back(fake: Server) -> None:
+    assert fake.ask("/tokenize", content="a!") == {"tokens": [97, 255]}
+    assert fake.ask("/tokenize", content="a!", add_special=True, parse_special=False) == {"tokens": [BOS, 97, 33]}
+    assert fake.ask("/tokenize", content="a!", with_pieces=True) == {
+        "tokens": [{"id": 97, "piece": "a"}, {"id": 255, "piece": [255]}]
+    }
+    assert fake.ask("/detokenize", tokens=[97, BOS]) == {"content": "a\x02"}
+    for path, body in (("/tokenize", {}), ("/tokenize", {"content": 5}), ("/detokenize", {"tokens": [256]})):
+        assert fake.refused(path, **body)[0] == 400

@@ -1,0 +1,44 @@
+"""The fields of Ollama's bodies that are described are those that are read."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import pytest
+
+from server.http.body import Body
+from server.http.call import Call
+from server.http.ollama.chat_ask import read_chat
+from server.http.ollama.endpoints import CHAT_FIELDS, GENERATE_FIELDS, OPTION_FIELDS
+from server.http.ollama.generate_ask import read_generate
+from server.http.ollama.options import read_options
+from specdec.errors import ViolationCollector
+from tests.server.fake_tokenizer import FakeTokenizer
+from tests.server.http.calls import make_call
+from tests.server.http.test_openapi import Watched
+
+HI = [{"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize(
+    ("reader", "body", "fields"),
+    [(read_generate, {"prompt": "hi"}, GENERATE_FIELDS), (read_chat, {"messages": HI}, CHAT_FIELDS)],
+)
+def test_bodies(reader: Callable[[Call], Awaitable[Any]], body: dict[str, Any], fields: Mapping[str, Any]) -> None:
+    async def read() -> set[str]:
+        call = make_call(json.dumps(body).encode())
+        await call.read()
+        call.data = watched = Watched(call.data)
+        await reader(call)
+        return watched.seen
+
+    assert asyncio.run(read()) == set(fields)
+
+
+def test_options() -> None:
+    options = Watched({})
+    read_options(Body({"options": options}, ViolationCollector()), FakeTokenizer())
+    assert options.seen == set(OPTION_FIELDS)

@@ -1,0 +1,24 @@
+"""The last object of an answer: why it ended, and figures that clients divide by."""
+
+from __future__ import annotations
+
+import pytest
+
+from server.http.ollama.frame import Frame
+from server.http.totals import Totals
+from specdec.types import Finished, FinishReason, SpeculationStats, Timings, Usage
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [
+        (FinishReason.EOS, "stop"), (FinishReason.STOP_STRING, "stop"), (FinishReason.STOP_TOKEN, "stop"),
+        (FinishReason.LENGTH, "length"), (FinishReason.ABORTED, "abort"),
+    ],
+)  # fmt: skip
+def test_why_it_ended_and_no_time_is_0(reason: FinishReason, told: str) -> None:
+    end = Finished("r", 0, reason, None, Usage(), SpeculationStats(), Timings())
+    found = Frame("m").end({"response": ""}, Totals(), end)
+    assert (found["model"], found["response"], found["done"], found["done_reason"]) == ("m", "", True, told)
+    assert all(found[name] == 1 for name in found if name.endswith("_duration"))
+    assert (found["prompt_eval_count"], found["eval_count"]) == (0, 0)

@@ -1,0 +1,17 @@
+"""A server whose model can fill in the middle of one book, for all tests of a module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.server.http.harness import Server
+from tests.server.http.tabby.book_server import book_server
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """It is ready."""
+    with book_server() as found:
+        yield found

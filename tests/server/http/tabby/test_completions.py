@@ -1,0 +1,147 @@
+"""Answers of Tabby's /v1/completions."""
+
+from __future__ import annotations
+
+import functools
+import json
+import socket
+import threading
+from typing import Any
+
+import pytest
+
+from tests.server.completion.book_engine import BOOK
+from tests.server.completion.code_tokenizer import CodeTokenizer
+from tests.server.completion.editor import AT, BEHIND, LINE
+from tests.server.http.harness import Server
+from tests.server.http.tabby.book_server import COMPLETIONS, body, book_server, segments, total
+
+
+def test_an_answer(server: Server) -> None:
+    before = total(server).suggested
+    answer = server.ask(**body())
+    assert answer.pop("id").startswith("cmpl-")
+    assert set(answer.pop("metrics")) == {"speculative_decoding"}
+    assert answer == {"choices": [{"index": 0, "text": LINE}], "mode": "standard", "seed": 7}
+    assert total(server).suggested == before + 1
+
+
+def test_what_is_left_out_and_what_is_null(server: Server) -> None:
+    bare: dict[str, Any] = {
+        "segments": {"prefix": BOOK[:AT], "suffix": None, "filepath": None},
+        "seed": None,
+        "debug_options": None,
+    }
+    assert server.ask(**bare)["choices"][0]["text"].startswith(LINE)
+    assert "debug_data" not in server.ask(**bare)
+
+
+def test_openai_keeps_its_own_bodies(server: Server) -> None:
+    for more in ({}, {"language": "python"}, {"segments": segments()}):
+        answer = server.ask(prompt="def mean(", max_tokens=6, **more)
+        assert (answer["object"], answer["choices"][0]["text"]) == ("text_completion", "values")
+
+
+def test_a_document_gets_its_own_line_breaks(server: Server) -> None:
+    at = BOOK.index("for value")
+    given = {"prefix": BOOK[:at].replace("\n", "\r\n"), "suffix": "\r\n" + BOOK[BEHIND:].replace("\n", "\r\n")}
+    answer = server.ask(**body(segments=given, debug_options={"return_prompt": True}))
+    assert answer["choices"][0]["text"] == f"for value in values:\r\n        {LINE}"
+    assert "\r" not in answer["debug_data"]["prompt"]
+
+
+def test_a_blank_line_ends_it(server: Server) -> None:
+    given = {"prefix": "return total / len(", "suffix": ""}  # at the margin: there is no indentation to leave
+    assert server.ask(segments=given)["choices"][0]["text"] == "values)"
+
+
+def test_the_prompt_has_the_other_texts_the_most_relevant_nearest_to_the_limit(server: Server) -> None:
+    given = segments(
+        filepath="src/mean.py", git_url="https://git.invalid/team/book.git", clipboard="pasted",
+        declarations=[{"filepath": "declared.py", "body": "DECLARED"}],
+        relevant_snippets_from_changed_files=[{"filepath": "changed.py", "body": "CHANGED", "score": 0.5}],
+        relevant_snippets_from_recently_opened_files=[{"filepath": "opened.py", "body": "OPENED", "score": 9}],
+    )  # fmt: skip
+    debug = {"return_prompt": True, "return_snippets": True, "disable_retrieval_augmented_code_completion": True}
+    answer = server.ask(**body(segments=given, debug_options=debug))
+    assert answer["choices"][0]["text"] == LINE
+    prompt, snippets = answer["debug_data"]["prompt"], answer["debug_data"]["snippets"]
+    assert prompt.startswith("<|repo_name|>book\n<|file_sep|>changed.py\nCHANGED\n")
+    for name, text in (("clipboard", "pasted"), ("declared.py", "DECLARED"), ("opened.py", "OPENED")):
+        assert f"<|file_sep|>{name}\n{text}\n" in prompt
+    assert "<|file_sep|>src/mean.py\n" in prompt
+    ranked = sorted(snippets, key=lambda snippet: -snippet["score"])
+    assert [s["filepath"] for s in ranked] == ["declared.py", "changed.py", "opened.py", "clipboard"]
+
+
+def test_a_raw_prompt_goes_to_the_model_as_it_is(server: Server) -> None:
+    raw = f"<|fim_prefix|>{BOOK[:AT]}<|fim_suffix|>\n<|fim_middle|>"
+    debug = {"raw_prompt": raw, "return_prompt": True}
+    answer = server.ask(language="python", debug_options=debug)
+    assert answer["debug_data"] == {"prompt": raw}
+    assert answer["choices"][0]["text"] == BOOK[AT : AT + 128]  # no rule ends it
+
+
+def test_equal_requests_at_once_are_one() -> None:
+    answers: list[dict[str, Any]] = []
+    with book_server() as server:
+        ask = functools.partial(server.ask, **body(cache_salt="slow"))
+        threads = [threading.Thread(target=lambda: answers.append(ask())) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert server.comes_to(lambda: server.load.running_requests == 0 and server.load.prompt_tokens > 0)
+        assert server.load.prompt_tokens == 1  # requests that the engine was given
+    assert [answer["choices"][0]["text"] for answer in answers] == [LINE] * 3
+    assert len({answer["id"] for answer in answers}) == 3
+
+
+def test_a_client_that_leaves_ends_it(server: Server) -> None:
+    aborts, data = server.load.prefix_hit_tokens, json.dumps(body(cache_salt="slow", seed=99)).encode()
+    connection = socket.create_connection(("127.0.0.1", server.port))
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(data)
+    connection.sendall(head + data)
+    assert server.comes_to(lambda: server.serving.client.in_flight == 1)
+    connection.close()
+    assert server.idle(aborts + 1)
+
+
+@pytest.mark.parametrize(
+    ("named", "fields"),
+    [
+        ("segments", {"segments": None}),
+        ("segments", {"segments": "text"}),
+        ("segments.prefix", {"segments": {}}),
+        ("segments.prefix", {"segments": {"prefix": 5}}),
+        ("segments.suffix", {"segments": {"prefix": "", "suffix": []}}),
+        ("segments.declarations", {"segments": {"prefix": "", "declarations": {}}}),
+        ("segments.declarations[0].body", {"segments": {"prefix": "", "declarations": [{"body": 1}]}}),
+        ("temperature", {"temperature": -1}),
+        ("seed", {"seed": "x"}),
+        ("mode", {"mode": "next_edit_suggestion"}),
+        ("debug_options.return_prompt", {"debug_options": {"return_prompt": 1}}),
+        ("speculation.mode", {"speculation": {"mode": "fast"}}),
+        ("speculation.drafters", {"speculation": {"drafters": ["nobody"]}}),
+        ("debug_options.raw_prompt", {"debug_options": {"raw_prompt": ""}}),
+    ],
+)
+def test_what_is_wrong_is_named(server: Server, named: str, fields: dict[str, Any]) -> None:
+    status, error = server.refused(**body(**fields))
+    assert (status, error["param"]) == (400, named)
+
+
+def test_neither_segments_nor_a_prompt_is_400(server: Server) -> None:
+    bodies: list[dict[str, Any]] = [{"language": "python"}, {"debug_options": {}}, {"segments": None}]
+    for asked in bodies:
+        status, error = server.refused(**asked)
+        assert (status, error["param"]) == (400, "segments")
+
+
+def test_a_model_that_can_not_fill_in_says_501_and_why() -> None:
+    with book_server(lambda: CodeTokenizer(("<file_sep>",))) as server:
+        status, error = server.refused(**body())
+        assert (status, error["code"]) == (501, "fim_not_supported")
+        assert "no tokens for filling in the middle" in error["message"]
+        assert server.client.post(COMPLETIONS, json={"prompt": "def mean("}).status_code == 200
+        assert "model" not in server.client.get("/v1/health").json()

@@ -1,0 +1,90 @@
+"""What segments come to as a gap."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.http.body import Body
+from server.http.tabby.completion_ask import is_tabbys
+from server.http.tabby.line_ends import LineEnds
+from server.http.tabby.segments import Segments, read_segments
+from specdec.errors import ViolationCollector
+
+KINDS = (
+    "declarations", "relevant_snippets_from_changed_files", "relevant_snippets_from_recently_opened_files",
+)  # fmt: skip
+LINES = st.lists(st.sampled_from(["a", "\n", "\r\n", "", "é"]), max_size=12).map("".join)
+
+
+def read(**fields: Any) -> Segments:
+    seen = ViolationCollector()
+    found = read_segments(Body({"prefix": "", **fields}, seen), "python")
+    assert not seen.violations
+    return found
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("https://git.invalid/team/book.git", "book"), ("https://git.invalid/team/book/", "book"),
+        ("git@git.invalid:book.git", "book"), ("git@git.invalid:team/my.book", "my.book"), ("book", "book"),
+        ("", ""), (None, ""),
+    ],
+)  # fmt: skip
+def test_the_projects_name(url: str | None, name: str) -> None:
+    assert read(git_url=url).gap.repo == name
+
+
+@given(scores=st.lists(st.floats(allow_nan=False, allow_infinity=False) | st.none(), min_size=3, max_size=3))
+def test_kinds_stay_in_their_order_whatever_the_client_scores(scores: list[float | None]) -> None:
+    fields = {kind: [{"filepath": kind, "body": "x", "score": s}] for kind, s in zip(KINDS, scores, strict=True)}
+    files = read(**fields, clipboard="x").gap.files
+    ranked = sorted(files, key=lambda file: -file.score)
+    assert [file.name for file in ranked] == [*KINDS, "clipboard"]
+    assert len({file.score for file in files}) == 4
+
+
+@given(scores=st.lists(st.floats(0, 100), min_size=2, max_size=5))
+def test_the_clients_order_within_a_kind_is_kept(scores: list[float]) -> None:
+    items = [{"filepath": str(i), "body": "x", "score": score} for i, score in enumerate(scores)]
+    ranked = read(relevant_snippets_from_changed_files=items).gap.files
+    for one, other in itertools.pairwise(ranked):
+        a, b = scores[int(one.name)], scores[int(other.name)]
+        assert (one.score >= other.score) or a < b
+        assert (one.score <= other.score) or a > b
+
+
+def test_what_is_empty_is_left_out() -> None:
+    items = [{"filepath": "a", "body": " \n"}, {"filepath": "b"}, {"body": "x"}, {}]
+    found = read(declarations=items, clipboard=" ", suffix=None)
+    assert [(file.name, file.text) for file in found.gap.files] == [("", "x")]
+    assert (found.gap.suffix, found.gap.path, found.gap.language) == ("", "", "python")
+
+
+@given(before=LINES, behind=LINES, written=LINES)
+def test_line_breaks(before: str, behind: str, written: str) -> None:
+    ends = LineEnds(before, behind)
+    if "\r\n" not in before and "\r\n" not in behind:
+        assert (ends.plain(before), ends.own(written)) == (before, written)
+        return
+    assert "\r\n" not in ends.plain(before)
+    own = ends.own(written)
+    assert own.count("\n") == own.count("\r\n") == written.count("\n")
+    assert own.replace("\r\n", "\n") == written.replace("\r\n", "\n")
+
+
+@pytest.mark.parametrize(
+    ("body", "wanted"),
+    [
+        ({"segments": {}}, True), ({"segments": None}, True), ({"language": "c"}, True), ({"debug_options": {}}, True),
+        ({"segments": {}, "prompt": None}, True), ({"segments": {}, "prompt": ""}, False), ({}, False),
+        ({"language": "c", "prompt": "a"}, False), ({"user": "a"}, False), ({"prompt": "a", "suffix": "b"}, False),
+    ],
+)  # fmt: skip
+def test_whose_a_body_is(body: dict[str, Any], wanted: bool) -> None:
+    assert is_tabbys(body) is wanted

@@ -1,0 +1,156 @@
+"""Keys, limits and TLS on the HTTP port, with OpenAI's own client."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from server.admission.admission_errors import LateError, RateLimitedError, SupersededError
+from server.auth.auth_errors import KeyChecksBusyError, PermissionDeniedError, UnauthenticatedError
+from server.http.app import ENDPOINTS
+from server.http.openai.errors import OpenAIErrors
+from server.http.refusal import refusal_of
+from server.serving import Serving
+from specdec.config import ServerConfig
+from specdec.errors import ConfigError
+from tests.server.auth.certificates import Certificates
+from tests.server.auth.key_files import make_key
+from tests.server.harness import make_config
+from tests.server.http.harness import COMPLETIONS, Server, running
+
+OPEN = {"/livez", "/readyz", "/version", "/health", "/", "/page/{name}"}
+
+
+@dataclass
+class Guarded:
+    """A server over TLS, and keys of it."""
+
+    server: Server
+    tls: ssl.SSLContext
+    keys: dict[str, str]
+
+    def openai(self, key: str) -> openai.OpenAI:
+        """A client that shows a key."""
+        return openai.OpenAI(
+            base_url=f"{self.server.url}/v1",
+            api_key=key,
+            max_retries=0,
+            http_client=httpx.Client(verify=self.tls, timeout=20),
+        )
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    """A server with keys, over TLS."""
+    folder = tmp_path_factory.mktemp("guarded")
+    made, path = Certificates(folder), folder / "keys.yaml"
+    limits: dict[str, dict[str, Any]] = {
+        "free": {}, "slow": {"requests_per_minute": 1}, "one": {"max_concurrent": 1}, "low": {"max_priority": -3},
+    }  # fmt: skip
+    keys = {name: make_key(path, name, **more) for name, more in limits.items()}
+    tls = made.client_context()
+    with running(tls=tls, keys_file=path, tls_cert=made.cert, tls_key=made.key) as server:
+        yield Guarded(server, tls, keys)
+
+
+def test_a_client_with_a_key_is_served_over_tls(guarded: Guarded) -> None:
+    with guarded.openai(guarded.keys["free"]) as client:
+        whole = client.completions.create(model="fake", prompt="abc", max_tokens=3)
+        assert whole.choices[0].text == "\x02ab"
+        parts = client.completions.create(model="fake", prompt="abc", max_tokens=3, stream=True)
+        assert "".join(choice.text for chunk in parts for choice in chunk.choices) == "\x02ab"
+        assert [model.id for model in client.models.list()] == ["fake"]
+    answer = guarded.server.client.post(
+        COMPLETIONS, json={"prompt": "a"}, headers={"x-api-key": guarded.keys["free"], "x-request-id": "mine"}
+    )
+    assert answer.json()["id"] == "cmpl-mine"  # not the name that the engine knows it by
+
+
+def test_a_client_that_is_not_known_is_401_and_tells_nothing(guarded: Guarded) -> None:
+    with guarded.openai("sd-wrong") as client, pytest.raises(openai.AuthenticationError) as caught:
+        client.completions.create(model="fake", prompt="a")
+    assert caught.value.code == "unauthenticated"
+    assert caught.value.response.headers["www-authenticate"] == "Bearer"
+    for headers in ({}, {"authorization": f"Basic {guarded.keys['free']}"}, {"authorization": "Bearer"}):
+        for data in (b'{"prompt":"a"}', b"{", b"x" * 100_000):  # whatever the body, it is not looked at
+            response = guarded.server.client.post(COMPLETIONS, content=data, headers=headers)
+            assert response.status_code == 401
+            assert response.json()["error"]["type"] == "authentication_error"
+    with pytest.raises(httpx.HTTPError):
+        httpx.get(f"http://127.0.0.1:{guarded.server.port}/livez")  # not in the clear
+
+
+def test_only_probes_are_open(guarded: Guarded) -> None:
+    shut = [endpoint for endpoint in ENDPOINTS if endpoint.path not in OPEN]
+    for endpoint in shut:
+        path = endpoint.path.replace("{model:path}", "fake")
+        assert guarded.server.client.request(endpoint.method, path).status_code == 401, endpoint.path
+    for path in ("/livez", "/readyz", "/version"):
+        assert guarded.server.client.get(path).status_code == 200
+
+
+def test_probes_too_where_that_is_wished(tmp_path: Path) -> None:
+    path = tmp_path / "keys.yaml"
+    key = make_key(path, "probe")
+    with running(keys_file=path, open_health=False) as server:
+        assert server.client.get("/readyz").status_code == 401
+        assert server.client.get("/readyz", headers={"authorization": f"bearer {key}"}).status_code == 200
+
+
+def test_a_used_up_key_is_429_and_told_when_to_come_back(guarded: Guarded) -> None:
+    with guarded.openai(guarded.keys["slow"]) as client:
+        client.completions.create(model="fake", prompt="a")
+        for stream in (False, True):
+            with pytest.raises(openai.RateLimitError) as caught:
+                client.completions.create(model="fake", prompt="a", stream=stream)
+            assert caught.value.code == "rate_limited"
+            headers = caught.value.response.headers
+            assert 1 <= int(headers["retry-after"]) <= 60
+            assert 0 < int(headers["retry-after-ms"]) <= 60_000
+
+
+def test_prompts_of_one_call_count_one_by_one_and_leave_nothing_behind(guarded: Guarded) -> None:
+    headers = {"authorization": f"Bearer {guarded.keys['one']}"}
+    for _ in range(2):
+        body = {"prompt": ["a", "b"], "max_tokens": 1}
+        assert guarded.server.client.post(COMPLETIONS, json=body, headers=headers).status_code == 429
+    assert guarded.server.client.post(COMPLETIONS, json={"prompt": "a"}, headers=headers).status_code == 200
+    assert guarded.server.comes_to(lambda: guarded.server.serving.client.in_flight == 0)
+
+
+def test_clients_show_certificates_where_they_must(tmp_path: Path) -> None:
+    made = Certificates(tmp_path)
+    files = {"tls_cert": made.cert, "tls_key": made.key, "tls_client_ca": made.ca}
+    with running(tls=made.client_context(shows=True), **files) as server:
+        assert server.client.get("/livez").status_code == 200
+        with pytest.raises(httpx.HTTPError):
+            httpx.get(f"{server.url}/livez", verify=made.client_context())
+
+
+def test_what_can_not_be_kept_safe_is_not_begun(tmp_path: Path) -> None:
+    path = tmp_path / "keys.yaml"
+    make_key(path, "a")
+    with pytest.raises(ValueError, match="in the clear"):
+        ServerConfig(host="0.0.0.0", http_port=0, keys_file=path)
+    for missing in ({"keys_file": tmp_path / "none"}, {"tls_cert": tmp_path / "none", "tls_key": tmp_path / "none"}):
+        with pytest.raises(ConfigError, match="none"):
+            Serving(make_config(http_port=0, **missing), lambda: None)  # type: ignore[arg-type,return-value]
+
+
+def test_every_refusal_at_the_door_has_a_status() -> None:
+    for error, status, kind in (
+        (UnauthenticatedError("x"), 401, "authentication_error"), (PermissionDeniedError("x"), 403, "permission_error"),
+        (RateLimitedError("k", "l", 1, 2.5), 429, "rate_limit_error"), (LateError(3, 2, 1.5), 429, "rate_limit_error"),
+        (KeyChecksBusyError(1.0), 429, "rate_limit_error"), (SupersededError(), 409, "invalid_request_error"),
+    ):  # fmt: skip
+        refusal = refusal_of(error, {})
+        assert (refusal.status, OpenAIErrors().body(refusal)["error"]["type"]) == (status, kind)
+        assert (b"retry-after" in dict(refusal.headers)) == (status == 429)
+        assert (b"www-authenticate" in dict(refusal.headers)) == (status == 401)

@@ -1,0 +1,144 @@
+"""The log of calls: who, what, how long, how many tokens; and never a word of what was said."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import grpc
+import pytest
+
+from specdec.api.v1 import generation_pb2 as pb
+from tests.server.auth.key_files import make_key
+from tests.server.harness import running_server, stream_request
+from tests.server.http.harness import CHAT, COMPLETIONS, running
+from tests.server.logs.capture import logged
+
+SECRET = "Xyzzy"  # the fake engine echoes it, so it is in the prompt and in the output
+
+
+def test_a_call_is_one_line_with_its_figures() -> None:
+    with logged() as lines, running() as server:
+        usage = server.ask(prompt="hello", n=2)["usage"]
+        server.client.post(COMPLETIONS, json={"prompt": "again"}, headers={"x-request-id": "mine"})
+        assert server.comes_to(lambda: len(lines.of("call", endpoint=COMPLETIONS)) == 2)
+        found = lines.of("call", endpoint=COMPLETIONS)
+    first, second = found
+    assert second["request_id"] == "mine"
+    assert len(first["request_id"]) == 32
+    expected = {
+        "face": "http", "status": "200", "prompt_tokens": usage["prompt_tokens"],
+        "output_tokens": usage["completion_tokens"], "cached_tokens": 3, "queue_ms": 0.5, "finish": "length",
+        "steps": 10, "drafted": 12, "accepted": 6, "acceptance": 0.5,
+    }  # fmt: skip
+    assert expected.items() <= first.items()
+    assert 0 < first["ttft_ms"] <= first["duration_ms"]
+    assert "left" not in first
+
+
+def test_refusals_say_why_and_others_that_nobody_waited() -> None:
+    with logged() as lines, running() as server:
+        server.refused(prompt="x", temperature=-1)
+        server.client.get("/no/such/path")
+        body = {"prompt": "x" * 100, "stream": True, "cache_salt": "slow"}
+        with server.client.stream("POST", COMPLETIONS, json=body) as response:
+            next(response.iter_lines())
+        assert server.comes_to(lambda: bool(lines.of("call", left=True)))
+    refused = lines.of("call", status="400")
+    (missing,) = lines.of("call", status="404")
+    (left,) = lines.of("call", left=True)
+    assert [line["reason"] for line in refused] == ["INVALID_ARGUMENT"]
+    assert "prompt_tokens" not in refused[0]
+    assert (missing["endpoint"], missing["reason"]) == ("other", "PATH_NOT_FOUND")
+    assert 0 < left["output_tokens"] < 100
+
+
+def test_the_id_of_a_call_comes_back_on_every_http_answer() -> None:
+    with running() as server:
+        for path in ("/livez", "/v1/models", "/nowhere"):
+            response = server.client.get(path, headers={"x-request-id": "mine"})
+            assert response.headers.get_list("x-request-id") == ["mine"]
+        first, second = (server.client.get("/livez").headers["x-request-id"] for _ in range(2))
+        assert first != second
+        response = server.client.post(COMPLETIONS, json={"prompt": "x"}, headers={"x-request-id": "mine"})
+        assert response.headers.get_list("x-request-id") == ["mine"]
+
+
+@pytest.mark.parametrize("kind", ["json", "text"])
+def test_no_line_holds_what_was_said(kind: str) -> None:
+    with logged(kind) as lines, running() as server:  # type: ignore[arg-type]
+        server.ask(prompt=f"say {SECRET}")
+        server.stream(prompt=f"say {SECRET}", cache_salt=SECRET)
+        server.ask(CHAT, messages=[{"role": "user", "content": SECRET}])
+        server.refused(prompt=f"say {SECRET}" * 100)
+        server.refused(CHAT, messages=[{"role": "user", "content": {"text": SECRET}}])
+        server.refused(prompt="x", response_format={"type": SECRET})
+        server.client.post(COMPLETIONS, content=b'{"prompt": "' + SECRET.encode())
+        server.client.post(COMPLETIONS, json={"prompt": SECRET, "cache_salt": "bug"})
+        server.client.post(COMPLETIONS, json={"prompt": SECRET, "cache_salt": "broken"})
+        server.client.post(COMPLETIONS, json={"prompt": SECRET, "cache_salt": "die"})
+    text = lines.text
+    assert text.count("/v1/") >= 10
+    assert SECRET not in text
+
+
+def test_texts_are_logged_only_where_that_was_asked_for() -> None:
+    with logged() as lines, running(log_texts=True) as server:
+        server.ask(prompt=f"say {SECRET}")
+    (line,) = lines.of("call", endpoint=COMPLETIONS)
+    assert line["prompt"] == f"say {SECRET}"
+    assert SECRET in line["output"]
+    with logged() as lines, running(log_calls=False) as server:
+        server.ask(prompt="hello")
+    assert not lines.of("call")
+
+
+async def test_a_grpc_call_is_logged_and_named_in_its_trailers() -> None:
+    with logged() as lines:
+        async with running_server() as server:
+            call = server.generation.GenerateStream(stream_request(SECRET), metadata=(("x-request-id", "mine"),))
+            assert [m async for m in call][-1].WhichOneof("event") == "finished"
+            assert dict(await call.trailing_metadata())["x-request-id"] == "mine"
+            bad = server.generation.Generate(
+                pb.GenerateRequest(text=SECRET, model=SECRET), metadata=(("x-request-id", "b"),)
+            )
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await bad
+            assert dict(caught.value.trailing_metadata() or ())["x-request-id"] == "b"
+            slow = server.generation.GenerateStream(stream_request("x" * 100, salt="slow"))
+            await anext(aiter(slow))
+            slow.cancel()
+            for _ in range(100):
+                if lines.of("call", status="CANCELLED"):
+                    break
+                await asyncio.sleep(0.02)
+    (done,) = lines.of("call", status="OK", face="grpc")
+    assert (done["request_id"], done["endpoint"]) == ("mine", "v1.GenerationService/GenerateStream")
+    assert done["output_tokens"] == len(SECRET) + 1  # and the token that prompts begin with
+    (refused,) = lines.of("call", status="NOT_FOUND")
+    assert (refused["request_id"], refused["reason"]) == ("b", "MODEL_NOT_FOUND")
+    (cancelled,) = lines.of("call", status="CANCELLED")
+    assert cancelled["left"]
+    assert SECRET not in lines.text
+
+
+def test_a_line_names_the_key_and_metrics_need_one_too(tmp_path: Path) -> None:
+    file = tmp_path / "keys.yaml"
+    key = {"authorization": f"Bearer {make_key(file, 'laptop', 'team-a')}"}
+    with logged() as lines, running(keys_file=file) as server:
+        server.client.post(COMPLETIONS, json={"prompt": "x"}, headers=key)
+        server.client.get("/v1/models", headers=key)
+        assert server.client.post(COMPLETIONS, json={"prompt": "x"}).status_code == 401
+        assert server.client.get("/metrics").status_code == 401
+        assert server.client.get("/metrics", headers=key).status_code == 200
+        secret = key["authorization"].removeprefix("Bearer ")
+    for path in (COMPLETIONS, "/v1/models", "/metrics"):
+        (line,) = lines.of("call", endpoint=path, status="200")
+        assert (line["key"], line["tenant"]) == ("laptop", "team-a")
+    (refused,) = lines.of("call", endpoint=COMPLETIONS, status="401")
+    assert refused["reason"] == "UNAUTHENTICATED"
+    assert "key" not in refused
+    assert secret not in lines.text
+    with running(keys_file=file, open_metrics=True) as server:
+        assert server.client.get("/metrics").status_code == 200
+        assert server.client.get("/v1/models").status_code == 401

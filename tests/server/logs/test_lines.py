@@ -1,0 +1,61 @@
+"""Log lines: one per record, whatever it holds."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.logs.configure import configure_logs
+from server.logs.text_lines import TextLines
+from tests.server.logs.capture import format_one, logged
+
+
+@given(
+    st.text(), st.dictionaries(st.text(min_size=1).filter(lambda t: t not in ("time", "level", "logger")), st.text())
+)
+def test_any_text_is_one_json_line(message: str, fields: dict[str, str]) -> None:
+    line = format_one(message.replace("%", "%%"), **fields)
+    assert line | fields == line
+    assert "\n" not in json.dumps(line)
+
+
+@given(st.text())
+def test_no_text_writes_control_characters_to_a_terminal(value: str) -> None:
+    record = logging.LogRecord("l", logging.INFO, "f", 1, "m", (), None)
+    record.fields = {"given": value}
+    line = TextLines().format(record)
+    assert not [c for c in line if (ord(c) < 32 and c not in "\t\n") or ord(c) == 127]
+
+
+def test_exceptions_are_told_in_the_same_line() -> None:
+    with logged() as lines:
+        try:
+            raise ValueError("broken")
+        except ValueError:
+            logging.getLogger("x").exception("went wrong")
+        (line,) = lines.all
+    assert line["message"] == "went wrong"
+    assert "ValueError: broken" in line["exception"]
+    assert line["level"] == "error"
+
+
+def test_a_terminal_gets_text_and_all_else_json() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    for stream, is_json in ((Terminal(), False), (io.StringIO(), True)):
+        with logged():
+            configure_logs("auto", logging.INFO, stream)
+            logging.getLogger("x").info("hello", extra={"fields": {"a": 1.5, "b": "two words"}})
+            logging.getLogger("x").debug("not asked for")
+        text = stream.getvalue()
+        assert text.count("\n") == 1
+        if is_json:
+            assert json.loads(text)["a"] == 1.5
+        else:
+            assert text.endswith("INFO x: hello a=1.5 b='two words'\n")

@@ -1,0 +1,164 @@
+"""An editor that starts `specdec lsp`, and a server for it to talk to."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+from lsprotocol import types
+from pygls.lsp.client import LanguageClient
+
+from server.lsp.language_server import STATUS
+from server.lsp.plain_values import plain
+from server.serving import Serving
+from tests.server.completion.book_engine import BOOK
+from tests.server.completion.code_tokenizer import CodeTokenizer
+from tests.server.completion.editor import FACTORY, Server
+from tests.server.harness import make_config, quick_policy
+
+LSP = [sys.executable, "-m", "specdec.cli.main", "lsp"]
+URI = "file:///home/someone/project/src/a.py"
+FOLDER = types.WorkspaceFolder("file:///home/someone/project", "project")
+INVOKED = types.InlineCompletionTriggerKind.Invoked
+AUTOMATIC = types.InlineCompletionTriggerKind.Automatic
+
+
+class Editor:
+    """A client of a language server; what it was told."""
+
+    def __init__(self) -> None:
+        self.client = LanguageClient("test-editor", "1")
+        self.messages: list[str] = []
+        self.statuses: list[dict[str, str]] = []
+        self.changed = asyncio.Event()
+        self.version = 1
+
+        @self.client.feature(types.WINDOW_SHOW_MESSAGE)
+        def show(params: types.ShowMessageParams) -> None:
+            self.messages.append(params.message)
+
+        @self.client.feature(STATUS)
+        def status(params: Any) -> None:
+            self.statuses.append(plain(params))
+            self.changed.set()
+
+    async def hello(self, options: dict[str, Any], encodings: Sequence[str] = ("utf-16",)) -> types.InitializeResult:
+        """Initialize, and say so."""
+        told = types.InitializeParams(
+            capabilities=types.ClientCapabilities(
+                general=types.GeneralClientCapabilities(
+                    position_encodings=[types.PositionEncodingKind(name) for name in encodings]
+                )
+            ),
+            workspace_folders=[FOLDER],
+            initialization_options=options,
+        )
+        result = await self.client.initialize_async(told)
+        self.client.initialized(types.InitializedParams())
+        return result
+
+    async def until(self, state: str) -> dict[str, str]:
+        """Wait for a state; what was told with it."""
+        async with asyncio.timeout(20):
+            while not self.statuses or self.statuses[-1]["state"] != state:
+                self.changed.clear()
+                await self.changed.wait()
+        return self.statuses[-1]
+
+    def open(self, text: str, uri: str = URI) -> None:
+        """Open a document."""
+        self.client.text_document_did_open(
+            types.DidOpenTextDocumentParams(types.TextDocumentItem(uri, "python", 1, text))
+        )
+
+    def edit(self, start: tuple[int, int], end: tuple[int, int], text: str, uri: str = URI) -> None:
+        """Put ``text`` into the place of a range."""
+        self.version += 1
+        change = types.TextDocumentContentChangePartial(types.Range(types.Position(*start), types.Position(*end)), text)
+        self.client.text_document_did_change(
+            types.DidChangeTextDocumentParams(types.VersionedTextDocumentIdentifier(self.version, uri), [change])
+        )
+
+    async def complete(
+        self,
+        line: int,
+        character: int,
+        kind: types.InlineCompletionTriggerKind = INVOKED,
+        menu: types.SelectedCompletionInfo | None = None,
+        uri: str = URI,
+    ) -> list[types.InlineCompletionItem]:
+        """What is suggested at a place."""
+        params = types.InlineCompletionParams(
+            types.InlineCompletionContext(kind, menu),
+            types.TextDocumentIdentifier(uri),
+            types.Position(line, character),
+        )
+        async with asyncio.timeout(20):
+            found = await self.client.text_document_inline_completion_async(params)
+        assert isinstance(found, list)
+        return found
+
+
+class Addressed(Server):
+    """A running server whose address is known."""
+
+    address = ""
+
+
+@asynccontextmanager
+async def running(port: int = 0, **config: Any) -> AsyncIterator[Addressed]:
+    """A server over the book engine that is ready, on a port of the system's choice or on ``port``."""
+    made = make_config(**config)
+    made = made.model_copy(update={"server": made.server.model_copy(update={"grpc_port": port})})
+    serving = Serving(made, CodeTokenizer, factory=FACTORY, policy=quick_policy())
+    addresses = await serving.start()
+    try:
+        await serving.wait_ready()
+        address = f"127.0.0.1:{addresses.grpc_port}"
+        async with grpc.aio.insecure_channel(address) as channel:
+            server = Addressed(serving, channel)
+            server.address = address
+            yield server
+    finally:
+        await serving.stop(drain_s=0)
+
+
+@asynccontextmanager
+async def editing(
+    address: str, options: dict[str, Any] | None = None, *, args: Sequence[str] = (), wait: str = "ready", **more: Any
+) -> AsyncIterator[Editor]:
+    """An editor with a language server of its own, which must end in order."""
+    editor = Editor()
+    await editor.client.start_io(*LSP, "--server", address, *args)
+    try:
+        await editor.hello({"debounceMs": 0, **(options or {})}, **more)
+        if wait:
+            await editor.until(wait)
+        yield editor
+        async with asyncio.timeout(20):
+            await editor.client.shutdown_async(None)
+            editor.client.exit(None)
+            await editor.client.stop()
+        assert editor.client._server is not None
+        assert editor.client._server.returncode == 0
+    finally:
+        process = editor.client._server
+        if process is not None and process.returncode is None:
+            process.kill()
+
+
+def position(text: str, place: int) -> tuple[int, int]:
+    """Line and UTF-16 character of an index; lines end in line feeds."""
+    above = text[:place].split("\n")
+    return len(above) - 1, len(above[-1].encode("utf-16-le")) // 2
+
+
+def without(cut: str) -> tuple[str, tuple[int, int]]:
+    """The book without its last ``cut``, and the position where that was."""
+    place = BOOK.rindex(cut)
+    text = BOOK[:place] + BOOK[place + len(cut) :]
+    return text, position(text, place)

@@ -1,0 +1,77 @@
+"""Which parts of other documents the model is shown, under which names, and which settings hold."""
+
+from __future__ import annotations
+
+from lsprotocol import types
+
+from server.lsp.document_table import DocumentTable
+from server.lsp.open_document import OpenDocument
+from server.lsp.position_encoding import PositionEncoding
+from server.lsp.project import Project, folders_of
+from server.lsp.settings import Settings, read_settings
+
+ONE, TWO = (types.WorkspaceFolder(f"file:///home/someone/{name}", name) for name in ("one", "two"))
+
+
+def opened(*texts: str, project: Project | None = None) -> tuple[DocumentTable, list[OpenDocument]]:
+    """Documents a0.py, a1.py, ... of the folder "one", each used later than the one before."""
+    table = DocumentTable(project or Project([ONE]), PositionEncoding.UTF16)
+    documents = [table.open(types.TextDocumentItem(f"{ONE.uri}/a{i}.py", "python", 1, t)) for i, t in enumerate(texts)]
+    for i, document in enumerate(documents):
+        document.used_ms = i
+    return table, documents
+
+
+def test_those_used_last_come_first_within_the_room_there_is() -> None:
+    table, documents = opened("a\n" * 40, "b\n" * 40, "", "c\n" * 40, "asked for")
+    found = table.beside(documents[-1], Settings(contextCharacters=100))
+    assert [(f.filename, f.text, f.time_ms) for f in found] == [
+        ("a3.py", "c\n" * 25, 3), ("a1.py", "b\n" * 12, 1), ("a0.py", "a\n" * 13, 0),
+    ]  # fmt: skip
+    assert [f.filename for f in table.beside(documents[-1], Settings(contextFiles=1))] == ["a3.py"]
+    assert table.beside(documents[-1], Settings(contextFiles=0)) == []
+    assert table.beside(documents[-1], Settings(contextCharacters=0)) == []
+
+
+def test_secrets_are_not_shown() -> None:
+    table, documents = opened("asked for")
+    for name in (".env", "deep/.env.local", "server.pem", "environment.py"):
+        table.open(types.TextDocumentItem(f"{ONE.uri}/{name}", "text", 1, "text"))
+    assert [f.filename for f in table.beside(documents[0], Settings())] == ["environment.py"]
+
+
+def test_names_tell_nothing_of_what_is_above_the_project() -> None:
+    project = Project([ONE])
+    assert project.name_of(f"{ONE.uri}/src/a%20b.py") == "src/a b.py"
+    assert project.repository_of(f"{ONE.uri}/src/a.py") == "one"
+    assert (project.name_of("file:///etc/hosts"), project.repository_of("file:///etc/hosts")) == ("hosts", "")
+    assert project.name_of("untitled:Untitled-1") == "untitled:Untitled-1"
+    project.change([TWO], [])
+    assert project.name_of(f"{TWO.uri}/a.py") == "two/a.py"
+    project.change([], [ONE])
+    assert project.name_of(f"{TWO.uri}/a.py") == "a.py"
+
+
+def test_two_documents_never_share_a_name() -> None:
+    table, _ = opened("text")
+    other = table.open(types.TextDocumentItem("file:///elsewhere/a0.py", "python", 1, "other"))
+    third = table.open(types.TextDocumentItem("file:///nowhere/a0.py", "python", 1, "third"))
+    assert (other.name, third.name) == ("2/a0.py", "3/a0.py")
+
+
+def test_folders_in_whichever_way_they_are_told() -> None:
+    capabilities = types.ClientCapabilities()
+    assert folders_of(types.InitializeParams(capabilities)) == []
+    assert folders_of(types.InitializeParams(capabilities, root_uri=ONE.uri)) == [ONE]
+    assert folders_of(types.InitializeParams(capabilities, root_uri=ONE.uri, workspace_folders=[TWO])) == [TWO]
+
+
+def test_settings_are_read_field_by_field() -> None:
+    settings, problems = read_settings({"specdec": {"maxLines": 3, "unknown": 1, "exclude": ["*.txt"]}})
+    assert (settings.max_lines, settings.exclude, problems) == (3, ("*.txt",), [])
+    settings, problems = read_settings({"maxLines": "many", "timeLimitMs": None, "maxTokens": 7}, settings)
+    assert (settings.max_lines, settings.time_limit_ms, settings.max_tokens) == (3, None, 7)
+    assert len(problems) == 1
+    assert problems[0].startswith("specdec.maxLines")
+    for nothing in (None, [], "text", 5):
+        assert read_settings(nothing) == (Settings(), [])

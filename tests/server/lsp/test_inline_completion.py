@@ -1,0 +1,182 @@
+"""`specdec lsp` over stdio, driven by a pygls client, against a server on real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from lsprotocol import types
+from pygls.exceptions import JsonRpcException
+
+from server.completion.editor_session import DOCUMENTS
+from server.lsp.completer import ACCEPT_COMMAND
+from server.lsp.language_server import DID_ACCEPT_PART, DID_DISMISS, DID_SHOW
+from tests.server.lsp.editor import AUTOMATIC, INVOKED, Editor, editing, running, without
+
+LINE = "total = add(total, value)"
+SLOW = {"cacheSalt": "slow"}
+
+
+async def test_a_suggestion_while_typing() -> None:
+    text, (line, character) = without(LINE)
+    async with running() as server, editing(server.address) as editor:
+        editor.open(text)
+        [item] = await editor.complete(line, character)
+        assert item.insert_text == LINE
+        assert item.range == types.Range(types.Position(line, character), types.Position(line, character))
+        for typed, rest in (("tot", "al = add(total, value)"), ("al =", " add(total, value)")):
+            editor.edit((line, character), (line, character), typed)
+            character += len(typed)
+            [item] = await editor.complete(line, character, AUTOMATIC)
+            assert item.insert_text == rest
+        assert await server.idle(submitted=1)  # both went on with what the first had begun
+        editor.edit((line, character - 7), (line, character), "return")
+        [item] = await editor.complete(line, character - 1)
+        assert item.insert_text == "?"  # the book does not go on so
+        assert await server.idle(submitted=2)
+
+
+async def test_what_the_server_says_it_can() -> None:
+    async with running() as server:
+        async with editing(server.address, wait="") as editor:
+            told = await editor.until("ready")
+            assert (told["model"], told["message"]) == ("book", "")
+        async with editing(server.address, encodings=("utf-8", "utf-16")) as editor:
+            text, (line, _) = without(LINE)
+            editor.open('"é😀"\n' + text)
+            editor.edit((0, 7), (0, 8), "…'")  # bytes: between the smiley and the quotation mark
+            [item] = await editor.complete(line + 1, 8)
+            assert item.insert_text == LINE
+
+
+async def test_a_menu_is_open() -> None:
+    text, (line, character) = without(LINE)
+    async with running() as server, editing(server.address) as editor:
+        editor.open(text)
+        editor.edit((line, character), (line, character), "to")
+        where = types.Range(types.Position(line, character), types.Position(line, character + 2))
+        [item] = await editor.complete(line, character + 2, menu=types.SelectedCompletionInfo(where, "total"))
+        assert (item.insert_text, item.range) == (LINE, where)
+        editor.edit((line, character), (line, character + 2), "total")  # it was taken
+        [item] = await editor.complete(line, character + 5)
+        assert item.insert_text == LINE[5:]
+        assert await server.idle(submitted=1)
+
+
+async def test_a_newer_request_supersedes_and_a_cancel_ends() -> None:
+    text, (line, character) = without(LINE)
+    async with running() as server, editing(server.address, SLOW) as editor:
+        editor.open(text)
+        first = asyncio.create_task(editor.complete(line, character))
+        await asyncio.sleep(0.2)
+        editor.edit((line, character), (line, character), "tot")
+        [item] = await editor.complete(line, character + 3)
+        assert (await first, item.insert_text) == ([], LINE[3:])
+        assert await server.idle(submitted=1, aborted=0)
+
+        params = types.InlineCompletionParams(
+            types.InlineCompletionContext(INVOKED), types.TextDocumentIdentifier("file:///home/someone/project/b.py"),
+            types.Position(line, character),
+        )  # fmt: skip
+        editor.open(text, params.text_document.uri)
+        await cancelled(editor, params)
+        assert await server.idle(submitted=2, aborted=1)  # once it was certain that nobody would go on with it
+
+
+async def cancelled(editor: Editor, params: types.InlineCompletionParams) -> None:
+    """Ask, and take it back."""
+    future = editor.client.protocol.send_request(types.TEXT_DOCUMENT_INLINE_COMPLETION, params, msg_id="taken-back")
+    await asyncio.sleep(0.2)
+    editor.client.protocol.notify(types.CANCEL_REQUEST, types.CancelParams("taken-back"))
+    with pytest.raises(JsonRpcException) as caught:
+        await asyncio.wait_for(asyncio.wrap_future(future), 20)
+    assert caught.value.code == types.LSPErrorCodes.RequestCancelled
+
+
+async def test_a_cancel_followed_by_a_key_goes_on_with_the_text() -> None:
+    text, (line, character) = without(LINE)
+    async with running() as server, editing(server.address, SLOW) as editor:
+        editor.open(text)
+        uri = types.TextDocumentIdentifier("file:///home/someone/project/src/a.py")
+        context = types.InlineCompletionContext(AUTOMATIC)
+        await cancelled(editor, types.InlineCompletionParams(context, uri, types.Position(line, character)))
+        editor.edit((line, character), (line, character), "to")
+        [item] = await editor.complete(line, character + 2, AUTOMATIC)
+        assert item.insert_text == LINE[2:]
+        assert await server.idle(submitted=1, aborted=0)
+
+
+async def test_outcomes_are_told() -> None:
+    text, (line, character) = without(LINE)
+    async with running() as server, editing(server.address) as editor:
+        editor.open(text)
+        notify = editor.client.protocol.notify
+        [item] = await editor.complete(line, character)
+        assert item.command is not None
+        notify(DID_SHOW, {"item": {"command": {"arguments": item.command.arguments}}})
+        await editor.client.workspace_execute_command_async(
+            types.ExecuteCommandParams(ACCEPT_COMMAND, item.command.arguments)
+        )
+        items = [await editor.complete(line, character) for _ in range(2)]
+        told = [{"item": {"command": {"arguments": found.command.arguments}}} for [found] in items if found.command]
+        notify(DID_SHOW, told[0])
+        notify(DID_ACCEPT_PART, {**told[0], "acceptedLength": 5})
+        notify(DID_SHOW, told[1])
+        notify(DID_DISMISS, told[1])
+        notify(DID_SHOW, {"item": {"insertText": "of another server"}})
+        await editor.complete(line, character)
+        outcomes = server.serving._grpc.completion.outcomes.total
+        for _ in range(100):
+            if outcomes.rejected:
+                break
+            await asyncio.sleep(0.02)
+        assert (outcomes.accepted, outcomes.partially_accepted, outcomes.rejected) == (1, 1, 1)
+        assert outcomes.accepted_characters == len(LINE) + 5
+
+
+async def test_settings() -> None:
+    text, (line, character) = without(LINE)
+    async with running() as server, editing(server.address, {"mode": "manual", "maxLines": 0}) as editor:
+        for _ in range(100):
+            if editor.messages:
+                break
+            await asyncio.sleep(0.02)
+        assert len(editor.messages) == 1
+        assert "specdec.maxLines" in editor.messages[0]
+        editor.open(text)
+        editor.open(text, "file:///home/someone/project/.env")
+        assert await editor.complete(line, character, AUTOMATIC) == []
+        assert await editor.complete(line, character, uri="file:///home/someone/project/.env") == []
+        [item] = await editor.complete(line, character)
+        assert item.insert_text == LINE
+        configure(editor, {"specdec": {"mode": "auto", "maxTokens": 5}})
+        [item] = await editor.complete(line, character, AUTOMATIC)
+        assert item.insert_text == LINE[:5]
+        configure(editor, {"mode": "off"})
+        await editor.until("off")
+        assert await editor.complete(line, character) == []
+        configure(editor, {"mode": "auto", "maxTokens": 9})
+        await editor.until("ready")
+        [item] = await editor.complete(line, character)
+        assert item.insert_text == LINE[:9]
+
+
+def configure(editor: Editor, settings: object) -> None:
+    editor.client.workspace_did_change_configuration(types.DidChangeConfigurationParams(settings))
+
+
+async def test_what_the_server_has_forgotten_is_sent_again() -> None:
+    text, (line, character) = without(LINE)
+    uris = [f"file:///home/someone/project/{i}.py" for i in range(DOCUMENTS + 1)]
+    async with running() as server, editing(server.address) as editor:
+        for uri in uris:
+            editor.open(text, uri)
+            assert await editor.complete(line, character, uri=uri)
+        editor.edit((line, character), (line, character), "tot", uris[0])
+        [item] = await editor.complete(line, character + 3, uri=uris[0])
+        assert item.insert_text == LINE[3:]
+        editor.client.text_document_did_close(types.DidCloseTextDocumentParams(types.TextDocumentIdentifier(uris[0])))
+        assert await editor.complete(line, character, uri=uris[0]) == []
+        editor.open("\n" + text, uris[0])
+        [item] = await editor.complete(line + 1, character, uri=uris[0])
+        assert item.insert_text == LINE

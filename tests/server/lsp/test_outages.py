@@ -1,0 +1,105 @@
+"""The server goes and comes; standard output stays clean; the process ends as it should."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from lsprotocol import types
+
+from tests.server.lsp.editor import AUTOMATIC, LSP, editing, running, without
+
+LINE = "total = add(total, value)"
+
+
+async def test_a_server_that_comes_late_goes_and_comes_back() -> None:
+    text, (line, character) = without(LINE)
+    async with running() as server:
+        port = int(server.address.rpartition(":")[2])
+    async with editing(f"127.0.0.1:{port}", wait="away") as editor:
+        editor.open(text)
+        for _ in range(3):
+            assert await editor.complete(line, character, AUTOMATIC) == []
+        assert len(editor.messages) == 1
+        assert "no specdec server answers at" in editor.messages[0]
+        async with running(port):
+            await editor.until("ready")
+            [item] = await editor.complete(line, character)
+            assert item.insert_text == LINE
+        await editor.until("away")
+        assert await editor.complete(line, character) == []
+        assert len(editor.messages) == 2
+        editor.edit((line, character), (line, character), "tot")
+        async with running(port):
+            await editor.until("ready")
+            [item] = await editor.complete(line, character + 3)  # the new server holds nothing of the text
+            assert item.insert_text == LINE[3:]
+
+
+async def test_a_lost_stream_finds_its_documents_again() -> None:
+    text, (line, character) = without(LINE)
+    async with running() as server, editing(server.address) as editor:
+        editor.open(text)
+        assert await editor.complete(line, character)
+        pid = server.serving.client.pid
+        assert pid is not None
+        os.kill(pid, 9)  # the engine; the front end stays, and ends the stream at the next ask
+        editor.edit((line, character), (line, character), "to")
+        async with asyncio.timeout(30):
+            while not (items := await editor.complete(line, character + 2)):
+                await asyncio.sleep(0.05)
+        assert items[0].insert_text == LINE[2:]
+
+
+async def test_what_a_setting_has_to_change_is_told_once() -> None:
+    text, (line, character) = without(LINE)
+    async with running() as server, editing(server.address, {"model": "another"}, wait="away") as editor:
+        editor.open(text)
+        for _ in range(2):
+            assert await editor.complete(line, character) == []
+        assert len(editor.messages) == 1
+        assert "NOT_FOUND" in editor.messages[0]
+        editor.client.workspace_did_change_configuration(types.DidChangeConfigurationParams({"model": "book"}))
+        await editor.until("ready")
+        assert await editor.complete(line, character)
+
+
+def test_files_that_can_not_be_read_are_told_on_standard_error(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("two words")
+    done = subprocess.run([*LSP, "--key-file", str(key)], input=b"", capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert b"--key-file" in done.stderr
+
+
+def message(**fields: object) -> bytes:
+    body = json.dumps({"jsonrpc": "2.0", **fields}).encode()
+    return b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
+
+
+def test_nothing_but_messages_on_standard_output_and_exit_codes() -> None:
+    noisy = (
+        "import sys, os; from server.lsp import language_server as l; from specdec.cli.main import main\n"
+        "made = l.InlineLanguageServer.__init__\n"
+        "def init(*a):\n made(*a); print('noise'); os.write(1, b'noise')\n"
+        "l.InlineLanguageServer.__init__ = init\n"
+        "sys.argv = ['specdec', 'lsp', '--stdio', '--server', '127.0.0.1:1']; main()\n"
+    )
+    hello = message(id=1, method="initialize", params={"capabilities": {}, "processId": None, "rootUri": None})
+    goodbye = message(id=2, method="shutdown") + message(method="exit")
+    done = subprocess.run([sys.executable, "-c", noisy], input=hello + goodbye, capture_output=True, timeout=60)
+    assert done.returncode == 0
+    rest, ids = done.stdout, []
+    while rest:
+        head, _, rest = rest.partition(b"\r\n\r\n")
+        length = int(head.partition(b"Content-Length: ")[2].splitlines()[0])
+        ids.append(json.loads(rest[:length]).get("id"))
+        rest = rest[length:]
+    assert ids == [1, 2]
+    # Who is left without a goodbye ends all the same, and says so.
+    done = subprocess.run([*LSP, "--server", "127.0.0.1:1"], input=hello, capture_output=True, timeout=60)
+    assert done.returncode == 1

@@ -1,0 +1,140 @@
+"""Documents follow the editor: positions in every encoding, edits, and what is sent of them."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from lsprotocol import types
+
+from server.completion.text_document import OffsetUnit, TextDocument, TextEdit
+from server.lsp.open_document import LOGGED, OpenDocument
+from server.lsp.position_encoding import PositionEncoding
+from server.lsp.synced_text import SyncedText
+
+PIECES = st.lists(
+    st.sampled_from(["a", "é", "€", "😀", "\n", "\r", "\r\n", "\u2028", "\x0c", "\t", "e\u0301"]), max_size=12
+).map("".join)
+
+EDITS = st.lists(st.tuples(st.randoms(use_true_random=False), PIECES), max_size=8)
+
+
+class Spot(NamedTuple):
+    """A place in a text, as an editor names it."""
+
+    index: int
+    line: int
+    units: dict[PositionEncoding, int]
+
+
+def spots(text: str) -> list[Spot]:
+    """Every place that an editor can name, found by walking through the text."""
+    found, line, head, i = [], 0, "", 0
+    while True:
+        ended = i == len(text)
+        widths = {
+            PositionEncoding.UTF8: len(head.encode()),
+            PositionEncoding.UTF16: sum(2 if ord(c) > 0xFFFF else 1 for c in head),
+            PositionEncoding.UTF32: len(head),
+        }
+        found.append(Spot(i, line, widths))
+        if ended:
+            return found
+        if text[i] in "\r\n":
+            i += 2 if text[i : i + 2] == "\r\n" else 1
+            line, head = line + 1, ""
+        else:
+            head += text[i]
+            i += 1
+
+
+@given(PIECES, st.sampled_from(PositionEncoding))
+def test_every_place_is_found(text: str, encoding: PositionEncoding) -> None:
+    synced = SyncedText(text, encoding)
+    for spot in spots(text):
+        assert synced.place(spot.line, spot.units[encoding]) == spot.index
+
+
+@given(PIECES, st.sampled_from(PositionEncoding), st.integers(0, 6), st.integers(0, 30))
+def test_what_lies_outside_of_a_line_is_its_end(text: str, encoding: PositionEncoding, line: int, units: int) -> None:
+    inside = [spot for spot in spots(text) if spot.line == line]
+    place = SyncedText(text, encoding).place(line, units)
+    if not inside:
+        assert place == len(text)
+    else:
+        # Inside of a character it is that character's begin.
+        fitting = bisect_right([spot.units[encoding] for spot in inside], units) - 1
+        assert place == inside[fitting].index
+
+
+@given(
+    PIECES,
+    st.lists(st.tuples(st.randoms(use_true_random=False), PIECES), max_size=8),
+    st.sampled_from(PositionEncoding),
+)
+def test_edits_one_after_the_other(text: str, edits: list[tuple[object, str]], encoding: PositionEncoding) -> None:
+    document = OpenDocument("file:///a", "a", "python", text, encoding)
+    copy, held = TextDocument(text, document.revision), document.revision
+    for random, new in edits:
+        a, b = sorted(random.choices(spots(text), k=2))  # type: ignore[attr-defined]
+        text = text[: a.index] + new + text[b.index :]
+        where = types.Range(
+            types.Position(a.line, a.units[encoding]), types.Position(b.line, b.units[encoding])
+        )  # fmt: skip
+        document.apply([types.TextDocumentContentChangePartial(where, new)])
+        assert document.text == text
+        if random.random() < 0.5:  # type: ignore[attr-defined]
+            held = bring(copy, document, held)
+        for spot in spots(text):
+            position = types.Position(spot.line, spot.units[encoding])
+            assert document.place(position) == spot.index
+    bring(copy, document, held)
+
+
+def bring(copy: TextDocument, document: OpenDocument, held: int) -> int:
+    """Do to the server's copy what it would be sent."""
+    edits = document.edits_since(held)
+    if edits is None:
+        copy.text = document.text
+    else:
+        copy.apply([TextEdit(e.start, e.end, e.text) for e in edits], document.revision, OffsetUnit.CODE_POINT)
+    assert copy.text == document.text
+    return document.revision
+
+
+def test_many_edits_are_sent_as_a_text() -> None:
+    document = OpenDocument("file:///a", "a", "python", "x" * 1000, PositionEncoding.UTF16)
+    start, first = types.Position(0, 0), document.revision
+    document.apply([types.TextDocumentContentChangePartial(types.Range(start, start), "y")])
+    second = document.revision
+    for _ in range(LOGGED):
+        document.apply([types.TextDocumentContentChangePartial(types.Range(start, start), "y")])
+    assert document.edits_since(first) is None
+    found = document.edits_since(second)
+    assert found is not None
+    assert len(found) == LOGGED
+    assert document.edits_since(document.revision) == ()
+    document.apply([types.TextDocumentContentChangeWholeDocument("z")])
+    assert document.edits_since(second) is None
+
+
+def test_half_a_surrogate_pair_counts_as_one() -> None:
+    document = OpenDocument("file:///a", "a", "python", "a\ud83db", PositionEncoding.UTF16)
+    assert document.text == "a\ufffdb"
+    end = types.Position(0, 3)
+    document.apply([types.TextDocumentContentChangePartial(types.Range(end, end), "\udc00")])
+    found = document.edits_since(document.revision - 1)
+    assert found is not None
+    assert (document.text, [e.text for e in found]) == ("a\ufffdb\ufffd", ["\ufffd"])
+
+
+@pytest.mark.parametrize(("touched", "shown"), [(0, "0\n1\n2\n3\n4\n"), (40, "15\n16\n17\n"), (10**6, "27\n28\n29\n")])
+def test_an_excerpt_holds_whole_lines(touched: int, shown: str) -> None:
+    text = "".join(f"{i}\n" for i in range(30))
+    document = OpenDocument("file:///a", "a", "python", text, PositionEncoding.UTF16)
+    document.touched = touched
+    assert document.excerpt(10) == shown
+    assert document.excerpt(10**6) == text

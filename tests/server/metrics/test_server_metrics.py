@@ -1,0 +1,119 @@
+"""What is counted of requests, call by call and event by event, with a clock of the test's own."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.metrics.server_metrics import ServerMetrics
+from server.telemetry.call_record import CallRecord
+from server.telemetry.request_record import RequestRecord
+from specdec.errors import QueueFullError
+from specdec.types import (
+    Delta,
+    DrafterStats,
+    Finished,
+    FinishReason,
+    Request,
+    SamplingParams,
+    SpeculationStats,
+    Started,
+    StoppingParams,
+    Timings,
+    Usage,
+)
+
+
+class Clock:
+    """Says what it is told."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def make_record(
+    metrics: ServerMetrics, clock: Clock, call: CallRecord | None = None, n: int = 1, max_tokens: int | None = 9
+) -> RequestRecord:
+    request = Request("r", (1, 2, 3), SamplingParams(n=n), StoppingParams(max_tokens=max_tokens))
+    return RequestRecord(request, call, metrics, metrics.request_ended, clock=clock)
+
+
+def make_finished(index: int, tokens: int, reason: FinishReason = FinishReason.EOS) -> Finished:
+    stats = SpeculationStats(4, 3, 9, 3, [1, 1, 1], {"suffix": DrafterStats(6, 2), "model": DrafterStats(5, 1)})
+    return Finished("r", index, reason, None, Usage(3, 2, tokens, 1, 5, 6), stats, Timings(250, 500, 750, 1, 2))
+
+
+def test_latencies_come_from_when_events_arrive() -> None:
+    metrics, clock = ServerMetrics(), Clock()
+    call = CallRecord("http", "/x", "id", 99.5, 0.0)
+    record = make_record(metrics, clock, call, n=2)
+    record.saw(Started("r", 1, 3, 2, 250.0))
+    for now, index, ids in ((101.0, 0, [1]), (101.5, 1, [1, 2]), (102.0, 0, [2, 3, 4]), (102.25, 0, [])):
+        clock.now = now
+        record.saw(Delta("r", index, ids, "x"))
+    clock.now = 103.0
+    record.saw(make_finished(0, 4))
+    record.saw(make_finished(1, 2, FinishReason.LENGTH))
+    record.ended(complete=True)
+    assert (metrics.ttft.count, metrics.ttft.total) == (1, 1.5)  # from the call's begin, once for all samples
+    assert (metrics.gap.count, metrics.gap.total) == (1, 1.0)  # within a sample, and only where tokens came
+    assert (metrics.tpot.count, metrics.tpot.total) == (2, 1.0 / 3 + 0.0)
+    assert (metrics.queue.count, metrics.queue.total) == (1, 0.25)
+    assert (metrics.e2e.count, metrics.e2e.total) == (1, 3.5)
+    assert (metrics.prefill.total, metrics.decode.total) == (1.0, 1.5)
+    assert (metrics.prompt_tokens, metrics.cached_tokens, metrics.output_tokens) == (3, 2, 6)
+    assert metrics.requests == {"complete": 1, "failed": 0, "left": 0}
+    assert {r: n for r, n in metrics.finished.items() if n} == {"eos": 1, "length": 1}
+    assert (metrics.preemptions, metrics.steps, metrics.drafting_steps) == (2, 8, 6)
+    assert (metrics.drafted, metrics.accepted) == (18, 6)
+    assert metrics.by_drafter == {"suffix": DrafterStats(12, 4), "model": DrafterStats(10, 2)}
+    assert metrics.accepted_at == [4, 2]
+    assert (record.output_tokens, record.ttft_s) == (6, 1.5)
+
+
+def test_a_session_s_requests_are_measured_from_their_own_begin() -> None:
+    metrics, clock = ServerMetrics(), Clock()
+    record = make_record(metrics, clock, CallRecord("grpc", "S", "id", 10.0, 0.0, many=True))
+    clock.now = 101.0
+    record.saw(Delta("r", 0, [1], "x"))
+    assert metrics.ttft.total == 1.0
+
+
+def test_how_requests_end() -> None:
+    metrics, clock = ServerMetrics(), Clock()
+    make_record(metrics, clock).ended(complete=False)
+    failed = make_record(metrics, clock)
+    failed.failed(QueueFullError(1, 1.0))
+    failed.ended(complete=True)
+    make_record(metrics, clock).ended(complete=True)
+    assert metrics.requests == {"complete": 1, "failed": 1, "left": 1}
+    assert metrics.e2e.count == 1
+
+
+def test_calls_and_refusals() -> None:
+    metrics = ServerMetrics()
+    for status, reason in (("200", ""), ("200", ""), ("429", "QUEUE_FULL")):
+        call = CallRecord("http", "/v1/completions", "id", 1.0, 0.0)
+        metrics.call_began(call)
+        assert metrics.calls_open == 1
+        call.status, call.reason, call.ended_s = status, reason, 1.5
+        metrics.call_ended(call)
+    assert metrics.calls_open == 0
+    assert metrics.calls == {("http", "/v1/completions", "200"): 2, ("http", "/v1/completions", "429"): 1}
+    assert metrics.refusals == {"QUEUE_FULL": 1}
+    assert metrics.call_time.total == 1.5
+
+
+@given(st.lists(st.lists(st.integers(0, 20), max_size=8), max_size=6))
+def test_accepted_per_position_is_a_count_of_steps(histograms: list[list[int]]) -> None:
+    metrics, clock = ServerMetrics(), Clock()
+    record = make_record(metrics, clock)
+    for index, histogram in enumerate(histograms):
+        finished = make_finished(index, 1)
+        finished.stats.acceptance_histogram = histogram
+        record.saw(finished)
+    steps = [accepted for histogram in histograms for accepted, n in enumerate(histogram) for _ in range(n)]
+    longest = max((len(h) for h in histograms), default=1)
+    assert metrics.accepted_at == [sum(a > k for a in steps) for k in range(max(0, longest - 1))]

@@ -1,0 +1,123 @@
+"""Traces: which spans, under which parents, with which attributes; and nothing of it where it is off."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import grpc
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import StatusCode
+
+from server.telemetry import build
+from server.telemetry.spans import Spans
+from specdec.config import ServerConfig
+from specdec.errors import ConfigError
+from tests.server.harness import running_server, stream_request
+from tests.server.http.harness import COMPLETIONS, running
+from tests.server.logs.capture import logged
+
+TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+HEADERS = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
+UNSAMPLED = {"traceparent": f"00-{TRACE}-{PARENT}-00"}
+
+
+@contextmanager
+def exported(monkeypatch: pytest.MonkeyPatch, ratio: float = 1.0) -> Iterator[InMemorySpanExporter]:
+    """Servers that are asked for traces give them to the exporter."""
+    exporter = InMemorySpanExporter()
+
+    def spans(endpoint: str, wanted: float) -> Spans:
+        assert (endpoint, wanted) == ("http://collector:4317", ratio)
+        return Spans(exporter, wanted, SimpleSpanProcessor(exporter))
+
+    monkeypatch.setattr(build, "_spans", spans)
+    yield exporter
+
+
+def by_name(exporter: InMemorySpanExporter) -> dict[str, ReadableSpan]:
+    return {span.name: span for span in exporter.get_finished_spans()}
+
+
+def inside(inner: ReadableSpan, outer: ReadableSpan) -> bool:
+    """Whether one is the other's child and lies within its time, give or take what clocks round."""
+    slack = 5_000_000
+    assert inner.start_time is not None
+    assert outer.start_time is not None
+    assert inner.end_time is not None
+    assert outer.end_time is not None
+    within = outer.start_time - slack <= inner.start_time <= inner.end_time <= outer.end_time + slack
+    return within and inner.parent is not None and inner.parent.span_id == outer.context.span_id
+
+
+def test_an_http_call_goes_on_with_its_caller_s_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    with exported(monkeypatch) as exporter, logged() as lines, running(otlp_endpoint="http://collector:4317") as server:
+        body = {"prompt": "hello", "max_tokens": 5, "temperature": 0.5, "top_p": 0.9}
+        assert server.client.post(COMPLETIONS, json=body, headers=HEADERS).status_code == 200
+    found = by_name(exporter)
+    call, request = found[f"http {COMPLETIONS}"], found["llm_request"]
+    assert {f"{span.context.trace_id:032x}" for span in found.values()} == {TRACE}
+    assert call.parent is not None
+    assert f"{call.parent.span_id:016x}" == PARENT
+    assert inside(request, call)
+    phases = [found[name] for name in ("queue", "prefill", "decode")]
+    assert all(inside(phase, request) for phase in phases)
+    assert [phase.end_time for phase in phases[:-1]] == [phase.start_time for phase in phases[1:]]
+    attributes = dict(request.attributes or {})
+    expected = {
+        "gen_ai.usage.prompt_tokens": 6, "gen_ai.usage.completion_tokens": 5, "gen_ai.request.max_tokens": 5,
+        "gen_ai.request.temperature": 0.5, "gen_ai.request.top_p": 0.9, "gen_ai.request.n": 1,
+        "gen_ai.latency.time_in_queue": 0.0005, "specdec.speculation.accepted_tokens": 3, "specdec.complete": True,
+    }  # fmt: skip
+    assert expected.items() <= attributes.items()
+    assert 0 < attributes["gen_ai.latency.time_to_first_token"] <= attributes["gen_ai.latency.e2e"]  # type: ignore[operator]
+    assert dict(call.attributes or {})["http.response.status_code"] == "200"
+    (line,) = lines.of("call", endpoint=COMPLETIONS)
+    assert line["trace_id"] == TRACE
+
+
+async def test_a_grpc_call_does_so_too_and_a_refusal_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    metadata = tuple(HEADERS.items())
+    with exported(monkeypatch) as exporter:
+        async with running_server(otlp_endpoint="http://collector:4317") as server:
+            assert [m async for m in server.generation.GenerateStream(stream_request("hello"), metadata=metadata)]
+            with pytest.raises(grpc.aio.AioRpcError):
+                await anext(
+                    aiter(server.generation.GenerateStream(stream_request("x", salt="full"), metadata=metadata))
+                )
+    spans = exporter.get_finished_spans()
+    assert {f"{span.context.trace_id:032x}" for span in spans} == {TRACE}
+    calls = [span for span in spans if span.name == "grpc v1.GenerationService/GenerateStream"]
+    statuses = [dict(call.attributes or {})["rpc.response.status_code"] for call in calls]
+    assert statuses == ["OK", "RESOURCE_EXHAUSTED"]
+    assert dict(calls[1].attributes or {})["error.type"] == "QUEUE_FULL"
+    failed = [span for span in spans if span.name == "llm_request" and span.status.status_code is StatusCode.ERROR]
+    assert [span.parent.span_id for span in failed if span.parent] == [calls[1].context.span_id]
+
+
+def test_a_caller_who_does_not_keep_its_trace_decides_for_us(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"otlp_endpoint": "http://collector:4317", "trace_ratio": 0.0}
+    with exported(monkeypatch, 0.0) as exporter, running(**settings) as server:
+        server.client.post(COMPLETIONS, json={"prompt": "a"}, headers=UNSAMPLED)
+        server.client.post(COMPLETIONS, json={"prompt": "b"})
+        server.client.post(COMPLETIONS, json={"prompt": "c"}, headers={"traceparent": "nonsense"})
+        server.client.post(COMPLETIONS, json={"prompt": "d"}, headers=HEADERS)
+    assert {f"{span.context.trace_id:032x}" for span in exporter.get_finished_spans()} == {TRACE}
+    assert len([span for span in exporter.get_finished_spans() if span.name == "llm_request"]) == 1
+
+
+def test_without_an_endpoint_nothing_of_it_is_imported() -> None:
+    code = "import server.serving, sys; print([m for m in sys.modules if m.startswith('opentelemetry')])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+def test_missing_packages_are_named_with_the_way_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc.trace_exporter", None)
+    with pytest.raises(ConfigError, match=r"server\.otlp_endpoint.*pip install 'specdec\[otel\]'"):
+        build.build_observer(ServerConfig(otlp_endpoint="http://collector:4317"), lambda ids: "")
