@@ -11,7 +11,7 @@ OUT ?= /tmp/specdec-gpu
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help setup model serve test test-slow lint format bench bench-engine gpu verify proto map clean
+.PHONY: help setup model serve test aot test-slow lint format bench bench-engine gpu verify proto page map clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -33,7 +33,10 @@ serve: model ## set up, fetch the default model, start the server (ARGS="--grpc-
 	$(BIN)/specdec serve --target $(MODEL) $(ARGS)
 
 test: model ## set up, then run the test suite
-	$(BIN)/python -m pytest -q $(ARGS)
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile $(ARGS)
+
+aot: setup ## compile every GPU kernel for four architectures, no GPU needed; no spills, shared memory within limits
+	$(BIN)/python -m verify_kernels.gpu.aot --jobs 2 $(ARGS)
 
 test-slow: model ## the long runs: full verify, perplexity, soak
 	$(BIN)/python -m pytest -q -m slow $(ARGS)
@@ -67,6 +70,9 @@ verify: model ## path identity, as a user can run it
 
 proto: setup ## regenerate the gRPC stubs from specdec/api/v1/*.proto
 	$(BIN)/python -m specdec.api.generate
+
+page: ## build the page's bundle anew (server/page/static) from its TypeScript
+	cd server/page/web && npm ci --no-audit --no-fund && npm run build
 
 map: setup ## bring the code map of docs/architecture.md up to date
 	$(BIN)/python -m tools.code_map

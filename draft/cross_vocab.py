@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from draft.catch_up import Backlog, catch_up
 from draft.growth import WIDEST_LEVEL, Growth, feed, going_on
 from draft.protocol import DraftTask
 from draft.respelling import respell
@@ -120,7 +121,7 @@ class CrossVocabularyDrafter:
                 assert reader.shadow is not None  # `_listen` saw to it
                 ids = reader.text.ids
                 growing.append((Growth(task, tree, len(ids) - 1, reader.shadow.pages, [ids[-1]]), reader))
-        logits = self._catch_up([reader for _, reader in growing])
+        logits = catch_up(self._decoder, [self._backlog(reader) for _, reader in growing])
         current = [growth for growth, _ in growing]
         likelihoods: dict[int, list[float]] = {id(growth): [0.0] for growth in current}
         while current and logits is not None:
@@ -156,28 +157,13 @@ class CrossVocabularyDrafter:
         reader.computed = min(reader.computed, len(ids) - 1)
         return needed < self._decoder.max_positions and self._kv.ensure(reader.shadow, needed)
 
-    def _catch_up(self, readers: Seq[_Reader]) -> Tensor | None:
-        """Feed what is new, in as many forwards as it takes; logits of each text's last token."""
-        while readers:
-            entries, rows, done, total = [], [], [], 0
-            for reader in readers:
-                ids, start = reader.text.ids, reader.computed
-                chain = ids[start:][: self._decoder.max_rows - total]
-                if not chain:
-                    continue
-                assert reader.shadow is not None
-                entries.append(BatchEntry(chain, list(range(-1, len(chain) - 1)), start, reader.shadow.pages))
-                total += len(chain)
-                done.append((reader, min(start + len(chain), len(ids) - 1)))
-                if start + len(chain) == len(ids):
-                    rows.append(total - 1)
-            logits = self._decoder.forward(ForwardBatch.build(entries), rows)
-            for reader, upto in done:
-                reader.computed = upto
-                self._publish(reader)
-            if len(rows) == len(readers):
-                return logits
-        return None
+    def _backlog(self, reader: _Reader) -> Backlog:
+        def reached(upto: int) -> None:
+            reader.computed = upto
+            self._publish(reader)
+
+        assert reader.shadow is not None  # `_listen` saw to it
+        return Backlog(reader.text.ids, reader.computed, reader.shadow.pages, reached)
 
     def _publish(self, reader: _Reader) -> None:
         """Let other texts find the full pages of what will not change any more."""

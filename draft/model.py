@@ -7,6 +7,7 @@ from collections.abc import Sequence as Seq
 
 from torch import Tensor
 
+from draft.catch_up import Backlog, catch_up
 from draft.growth import Growth, feed, going_on
 from draft.protocol import DraftTask
 from specdec.models.target_decoder import TargetDecoder
@@ -63,7 +64,7 @@ class ModelDrafter:
             for task, tree in zip(tasks, trees, strict=True)
             if task.max_nodes > 0 < task.max_depth and self._knows(task.sequence)
         ]
-        logits = self._catch_up(growing)
+        logits = catch_up(self._decoder, [_backlog(growth.task.sequence) for growth in growing])
         while growing and logits is not None:
             growing = self._expand(growing, logits)
             growing, logits = feed(self._decoder, growing)
@@ -73,29 +74,6 @@ class ModelDrafter:
         """Whether it has a row for every token still to be fed: a target's table may be larger, by padding."""
         start = min(sequence.draft_computed, len(sequence.tokens) - 1)
         return max(sequence.tokens[start:]) < self._decoder.config.vocab_size
-
-    def _catch_up(self, growing: Seq[Growth]) -> Tensor | None:
-        """Feed committed tokens, in as many forwards as they take; logits of all pending ones. Those with short
-        backlogs go on with the others: their pending rows are fed once more."""
-        while growing:
-            entries, rows, done, total = [], [], [], 0
-            for growth in growing:
-                seq = growth.task.sequence
-                start = min(seq.draft_computed, len(seq.tokens) - 1)
-                chain = seq.tokens[start:][: self._decoder.max_rows - total]
-                if not chain:
-                    continue
-                entries.append(BatchEntry(chain, list(range(-1, len(chain) - 1)), start, seq.pages))
-                total += len(chain)
-                done.append((seq, min(start + len(chain), len(seq.tokens) - 1)))
-                if start + len(chain) == len(seq.tokens):
-                    rows.append(total - 1)
-            logits = self._decoder.forward(ForwardBatch.build(entries), rows)
-            for seq, upto in done:  # only now is it true
-                seq.draft_computed = upto
-            if len(rows) == len(growing):
-                return logits
-        return None
 
     def _expand(self, growing: Seq[Growth], logits: Tensor) -> list[Growth]:
         """Give frontier nodes their children, best first; returns the growths that can go on."""
@@ -125,3 +103,11 @@ class ModelDrafter:
             if anchor >= 0:
                 fresh.append(growth.add(node, token, anchor))
         return fresh
+
+
+def _backlog(sequence: Sequence) -> Backlog:
+    def reached(upto: int) -> None:
+        sequence.draft_computed = upto
+
+    tokens = sequence.tokens
+    return Backlog(tokens, min(sequence.draft_computed, len(tokens) - 1), sequence.pages, reached)

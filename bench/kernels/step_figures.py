@@ -7,6 +7,8 @@ import time
 from functools import partial
 from typing import Any
 
+import torch
+
 from bench.kernels.attention_bench import binary_tree
 from bench.kernels.kernel_timer import WARM_RUNS, KernelTimer
 from specdec.engine.engine import Engine, EngineParts
@@ -30,8 +32,9 @@ class StepFigures:
         assert isinstance(parts.decoder, DeviceDecoder)
         self._parts, self._decoder, self._timer = parts, parts.decoder, timer
         self._peak, self._context = peak, context
-        self._decoder.pool.k.normal_()
-        self._decoder.pool.v.normal_()
+        for pool in (self._decoder.pool.k, self._decoder.pool.v):
+            for layer in pool:  # not all at once: float8 has no generator of its own
+                layer.copy_(torch.randn(layer.shape, dtype=torch.float16, device=layer.device))
 
     def forwards(self) -> list[dict[str, Any]]:
         """By rows of one tree: microseconds, over those of one row, and weights and KV as a share of the bandwidth."""

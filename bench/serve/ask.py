@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from specdec.client import ChatTurn, Fim
@@ -10,7 +11,8 @@ from specdec.client import ChatTurn, Fim
 @dataclass(frozen=True, slots=True)
 class Ask:
     """Exactly one of ``text``, ``chat`` and ``gap`` is given. ``prediction``: text the answer is expected to be like,
-    ``session``: who asks, "" for nobody in particular."""
+    ``session``: who asks, "" for nobody in particular.
+    ``fixed``: the answer has ``max_tokens`` tokens, wherever the model would end it."""
 
     name: str
     max_tokens: int
@@ -20,3 +22,8 @@ class Ask:
     stop: tuple[str, ...] = ()
     prediction: str = ""
     session: str = ""
+    fixed: bool = False
+
+    def of_fixed_length(self) -> Ask:
+        """The same, and every answer as long as the other."""
+        return dataclasses.replace(self, stop=(), fixed=True)

@@ -54,7 +54,8 @@ def _one_round(name: str, max_tokens: int | None, note: Callable[[str], None]) -
     }  # fmt: skip
     if name not in makers:
         raise ValueError(f"{name}: no such workload; there are {', '.join(SERVE_WORKLOADS)}")
-    return list(makers[name](max_tokens))
+    # Of a short line two states of typing may be the same.
+    return list({(ask.text, ask.chat, ask.gap): ask for ask in makers[name](max_tokens)}.values())
 
 
 def _humaneval(max_tokens: int | None) -> Iterator[Ask]:

@@ -59,7 +59,7 @@ class GrpcEndpoint:
 
     def _events(self, ask: Ask) -> AsyncGenerator[RequestEvent, None]:
         options = GenerateOptions(
-            sampling=self._sampling, stopping=StoppingParams(max_tokens=ask.max_tokens, stop=ask.stop),
+            sampling=self._sampling, stopping=StoppingParams(max_tokens=ask.max_tokens, stop=ask.stop, ignore_eos=ask.fixed),
             speculation=self._speculation, prediction=ask.prediction, session=ask.session,
         )  # fmt: skip
         if self._deadline_s is not None:

@@ -25,7 +25,8 @@ class EndpointError(SpecdecError):
 class OpenAIEndpoint:
     """Streams ``/completions`` for texts and gaps (``suffix``), ``/chat/completions`` for conversations.
 
-    base: with the version, ``http://host:port/v1``. model "": the first that the server names. Use in one event loop.
+    base: with the version, ``http://host:port/v1``. model "": the first that the server names. extra: fields of every
+    body. Use in one event loop.
     """
 
     def __init__(
@@ -36,12 +37,15 @@ class OpenAIEndpoint:
         model: str = "",
         temperature: float = 0.0,
         extra: dict[str, Any] | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self._base, self._model, self._temperature, self._extra = base.rstrip("/"), model, temperature, extra or {}
         headers = {"authorization": f"Bearer {key}"} if key else {}
         # Waiting for a free connection of ours would look like waiting for the server.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        self._http = httpx.AsyncClient(headers=headers, limits=limits, timeout=None, trust_env=False)
+        self._http = httpx.AsyncClient(
+            headers=headers, limits=limits, timeout=None, trust_env=False, transport=transport
+        )
 
     async def find_model(self) -> str:
         """The model that is asked for.
@@ -89,6 +93,8 @@ class OpenAIEndpoint:
             body["prompt"] = ask.text
         if ask.stop:
             body["stop"] = list(ask.stop)
+        if ask.fixed:
+            body["ignore_eos"] = True  # not OpenAI's, but ours, vLLM's, SGLang's and llama.cpp's
         if ask.prediction:
             body["prediction"] = {"type": "content", "content": ask.prediction}
         return body | self._extra

@@ -10,6 +10,10 @@ from bench.serve.serve_tables import latency_rows, total_rows
 from bench.serve.spread import QUANTILES
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TICKS = 640, 240, 48, 28, 5
+_HEAD = (
+    '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>specdec bench serve</title>'
+    '<meta name="viewport" content="width=device-width,initial-scale=1">'
+)
 _STYLE = """
 :root{color-scheme:light dark}
 body{font:15px/1.5 system-ui,sans-serif;max-width:46rem;margin:2rem auto;padding:0 1rem}
@@ -18,7 +22,8 @@ td,th{padding:.25rem .5rem;border-bottom:1px solid #8884;text-align:right}
 td:first-child,th:first-child{text-align:left}
 .scroll{overflow-x:auto}.good{color:#157a2f}.bad{color:#c22}
 svg{width:100%;height:auto;overflow:visible}svg text{font-size:11px;fill:currentColor}
-svg .axis{stroke:currentColor;opacity:.3}svg .line{fill:none;stroke:#2667c9;stroke-width:2}svg circle{fill:#2667c9;opacity:.5}
+svg .axis{stroke:currentColor;opacity:.3}svg .line{fill:none;stroke:#2667c9;stroke-width:2}
+svg circle{fill:#2667c9;opacity:.5}
 figure{margin:1.5rem 0}
 """
 
@@ -48,9 +53,8 @@ def report_html(report: ServeReport) -> str:
         ),
         _table(("about", ""), about),
     ]
-    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
     body = "\n".join(parts)
-    return f'<!doctype html><html lang="en"><head>{head}<title>specdec bench serve</title><style>{_STYLE}</style></head><body>{body}</body></html>\n'
+    return f"{_HEAD}<style>{_STYLE}</style></head><body>{body}</body></html>\n"
 
 
 def _table(heads: Seq[str], rows: Seq[Seq[str]]) -> str:

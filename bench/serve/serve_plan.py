@@ -15,7 +15,8 @@ from specdec.errors import ConfigError
 class ServePlan:
     """One of three ways to send: at ``arrivals``, as in the file ``trace`` (``speed`` times as fast), or, with neither,
     ``at_once`` requests at any time until ``requests`` were sent or ``duration_s`` has passed. ``warm_up`` requests
-    come before, two at a time, and are not counted.
+    come before, two at a time, and are not counted. ``fixed``: every answer of a workload is as long as it may be, so
+    that one request is as much work as another.
 
     Raises:
         ConfigError: the plan has no end, or two ways to send.
@@ -29,6 +30,7 @@ class ServePlan:
     trace: Path | None = None
     speed: float = 1.0
     max_tokens: int | None = None
+    fixed: bool = False
     warm_up: int = 4
     seed: int = 0
     timeout_s: float = 120.0

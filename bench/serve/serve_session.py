@@ -36,6 +36,8 @@ async def run_plan(
         ConfigError: the trace can not be read.
     """
     asks = endless_asks(plan.workload, plan.max_tokens, note)
+    if plan.fixed:
+        asks = (ask.of_fixed_length() for ask in asks)
     schedule: list[TimedAsk] | None = None
     if plan.trace is not None:
         schedule = read_trace(plan.trace, plan.speed)
@@ -68,6 +70,7 @@ def _facts(plan: ServePlan) -> dict[str, Any]:
         "load": plan.kind,
         "workload": plan.trace.name if plan.trace is not None else plan.workload,
         "max_tokens": plan.max_tokens,
+        "fixed_length": plan.fixed,
         "seed": plan.seed,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": commit(),

@@ -7,7 +7,10 @@ import json
 import click
 
 from specdec.cli.bench_engine_cmd import engine_command
+from specdec.cli.bench_frontend_cmd import frontend_command
+from specdec.cli.bench_overload_cmd import overload_command
 from specdec.cli.bench_serve_cmd import serve_load_command
+from specdec.cli.bench_typing_cmd import typing_command
 from specdec.cli.options import engine_options
 from specdec.config import EngineConfig
 
@@ -19,6 +22,9 @@ def bench_group() -> None:
 
 bench_group.add_command(engine_command)
 bench_group.add_command(serve_load_command)
+bench_group.add_command(frontend_command)
+bench_group.add_command(typing_command)
+bench_group.add_command(overload_command)
 
 
 @bench_group.command("step")

@@ -51,9 +51,14 @@ _POSITIVE = click.FloatRange(min=0, min_open=True)
 )
 @click.option("--speed", type=_POSITIVE, default=1.0, show_default=True, help="Of a replay: 2 takes half the time.")
 @click.option("--max-tokens", type=click.IntRange(min=1), help="Longest answer, instead of the workload's own limit.")
+@click.option("--fixed-length", is_flag=True, help="Every answer as long as it may be: stops and ends are ignored.")
 @click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True, help="0: greedy.")
 @click.option(
-    "--speculation", type=click.Choice(["auto", "on", "off"]), default="auto", show_default=True, help="gRPC only."
+    "--speculation",
+    type=click.Choice(["auto", "on", "off"]),
+    default="auto",
+    show_default=True,
+    help="specdec servers only.",
 )
 @click.option("--model", default="", help="OpenAI endpoints only; default: the first that the server names.")
 @click.option("--goodput", "goodput", multiple=True, help="METRIC:MS, of ttft, tpot, itl and e2e; may be repeated.")
@@ -121,7 +126,7 @@ def _plan(values: dict[str, Any]) -> ServePlan:
         requests = 32
     return ServePlan(
         workload=values["workload"], at_once=values["concurrency"], requests=requests, duration_s=duration,
-        arrivals=arrivals, trace=values["trace"], speed=values["speed"], max_tokens=values["max_tokens"],
+        arrivals=arrivals, trace=values["trace"], speed=values["speed"], max_tokens=values["max_tokens"], fixed=values["fixed_length"],
         warm_up=values["warm_up"], seed=values["seed"], timeout_s=values["timeout"],
         objectives=tuple(Objective.read(text) for text in values["goodput"]),
         price_per_hour=values["price_per_hour"], max_slip_ms=values["max_slip"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from typing import Any
 
@@ -33,4 +34,6 @@ def lsp_command(address: str, stdio: bool, log_level: str, **values: Any) -> Non
     credentials.channel()  # a file that can not be read is told now, not when the editor waits
     logging.basicConfig(level=log_level.upper(), stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
     once = RetryPolicy(attempts=1)
-    sys.exit(run_stdio(lambda: Client(address, credentials, once)))
+    code = run_stdio(lambda: Client(address, credentials, once))
+    sys.stderr.flush()
+    os._exit(code)  # an editor waits for this process, and gRPC's threads may keep a busy machine's interpreter waiting

@@ -28,6 +28,7 @@ _ENGINE: tuple[_Option, ...] = (
     ("--device", "engine.device", {"type": click.Choice(["auto", "cpu", "cuda"])}, "Where the target runs."),
     ("--device-dtype", "engine.device_dtype", {"type": click.Choice(["auto", "bf16", "fp16", "fp8", "fp32"])},
      "Weights' numeric type on a GPU."),
+    ("--kv-dtype", "engine.kv_dtype", {"type": click.Choice(["auto", "fp8"])}, "Numeric type of a GPU's KV cache."),
     ("--threads", "engine.threads", {"type": int}, "Compute threads; 0: all cores."),
     ("--kv-tokens", "engine.kv_tokens", {"type": int}, "Tokens the KV cache holds."),
     ("--max-context", "engine.max_context", {"type": int}, "Longest sequence; 0: the model's, at most 8192."),
@@ -49,7 +50,7 @@ _DRAFTERS = (
 _SERVER: tuple[_Option, ...] = (
     ("--host", "server.host", {}, "Address to listen on."),
     ("--grpc-port", "server.grpc_port", {"type": int}, "gRPC port; 0: any free one."),
-    ("--http-port", "server.http_port", {"type": int}, "HTTP port: OpenAI's API and other dialects, probes; 0: any free one."),
+    ("--http-port", "server.http_port", {"type": int}, "HTTP port, for OpenAI's API and others; 0: any free one."),
     ("--drain", "server.drain_s", {"type": float}, "Seconds a stop waits for running requests."),
     ("--reflection/--no-reflection", "server.reflection", {}, "gRPC reflection."),
 )  # fmt: skip

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 Dtype = Literal["int8", "bf16", "fp32"]
 WeightDtype = Literal["int4", "int8", "bf16", "fp32"]
 DeviceDtype = Literal["auto", "bf16", "fp16", "fp8", "fp32"]
+KvDtype = Literal["auto", "fp8"]
 
 
 class SpeculationConfig(BaseModel):
@@ -59,6 +60,7 @@ class EngineConfig(BaseModel):
     kernels: Literal["auto", "native", "reference"] = Field("auto", description="on a CPU")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the target runs; auto: on a GPU if any")
     device_dtype: DeviceDtype = Field("auto", description="on a GPU; auto: bf16, or the checkpoint's own 4 bits")
+    kv_dtype: KvDtype = Field("auto", description="KV cache on a GPU; fp8: half the memory, slightly other numbers")
     strict: bool = Field(False, description="refuse to serve unless the numeric mode is `bitwise`")
     threads: int = Field(0, ge=0, description="compute threads; 0: the cores this process may use")
     cache_dir: Path = Field(Path("~/.cache/specdec"), description="downloads, packed weights, built kernels")
@@ -94,6 +96,8 @@ class EngineConfig(BaseModel):
             raise ValueError("prefill_chunk must not exceed max_step_rows")
         if self.max_batch > self.max_step_rows:
             raise ValueError("max_batch must not exceed max_step_rows: every sequence needs one row")
+        if self.kv_dtype == "fp8" and self.device_dtype == "fp32":
+            raise ValueError("kv_dtype fp8 does not go with device_dtype fp32; set that to auto, bf16, fp16 or fp8")
         if "model" in self.drafters and self.draft is None:
             raise ValueError("speculation.drafters names `model`, but draft gives no model")
         if "head" in self.drafters and self.draft_head is None:

@@ -10,6 +10,7 @@ from specdec.control.budget import Choice, choose
 from specdec.control.calibration import MOST, Calibration, temperature_bucket
 from specdec.control.cost_table import CostTable
 from specdec.control.costly_gate import CostlyGate
+from specdec.control.decided import Decided
 from specdec.control.free_gate import FreeGate
 from specdec.control.outcome import DraftWork, Outcome
 from specdec.control.pace import Pace
@@ -30,7 +31,8 @@ EXPLORES = 0.5  # of the price of a row: what may be proposed, since a node's ch
 
 class Controller:
     """Decides from numbers alone; a step calls, in order: `begin`, `free_gate`, `gate` for each costly drafter,
-    `choose`, `observe`. Everything it does is a function of those calls' arguments, so a trace of them replays it.
+    `choose`, `observe`; `observe` may come as late as the next step's `choose`, with the `decided` of its own step.
+    Everything it does is a function of those calls' arguments, so a trace of them in order replays it.
 
     drafters: name -> whether it is costly. verify: cost of the target's forward. drafting: per costly drafter the
     cost of one level by the number of sequences drafted together. probe_every: steps between probes of what is off.
@@ -49,8 +51,7 @@ class Controller:
         self._free = FreeGate()
         self._free_names = {name for name, costly in drafters.items() if not costly}
         self._trust: dict[int, Ratio] = {}
-        self._asked: Sequence[bool] = ()
-        self._chosen: list[tuple[TokenTree, list[int]]] = []
+        self.decided = Decided()  # of the step that began last
         self._turns: Sequence[Turn] = ()
         self._fixed_rows, self._context, self._plain_ms, self._row_ms = 1, 0.0, 1.0, 0.0
         self._decode_ms, self._prefills = 1.0, False
@@ -96,6 +97,7 @@ class Controller:
         self._decode_ms = max(self.verify.ms(max(n, 1), self._context), 1e-6)
         self._prefills = prefill_rows > 0
         self._row_ms = (self.verify.ms(self._fixed_rows + 8, self._context) - self._plain_ms) / 8
+        self.decided = Decided(turns, self._row_ms, self._token_ms)
 
     @property
     def _token_ms(self) -> float:
@@ -133,8 +135,8 @@ class Controller:
 
     def free_gate(self) -> list[bool]:
         """Per turn whether the free drafters are asked."""
-        self._asked = self._free.decide(self._turns, self._token_ms)
-        return list(self._asked)
+        self.decided.asked = self._free.decide(self._turns, self._token_ms)
+        return list(self.decided.asked)
 
     def gate(self, drafter: str, trees: Sequence[Sequence[TokenTree]], eligible: Sequence[bool]) -> list[str]:
         """Per turn whether costly ``drafter`` is asked (`on`, `probe`, `forced`) or not (`off`, ``).
@@ -154,7 +156,7 @@ class Controller:
         """The nodes to verify, one (merged) tree per turn; ``draft_ms`` was spent on proposing."""
         curve = self.verify.curve(self._context)
         choice = choose(self._turns, trees, curve, min(self._fixed_rows, len(curve) - 1), draft_ms)
-        self._chosen = list(zip(trees, choice.kept, strict=True))
+        self.decided.chosen = list(zip(trees, choice.kept, strict=True))
         if self._turns and not self._prefills and not any(turn.forced for turn in self._turns):
             gained = choice.value * self._plain_ms / len(self._turns)
             self._speedup += RATE_FADE * (max(gained, 0.5) - self._speedup)
@@ -168,50 +170,57 @@ class Controller:
         """Expected milliseconds of ``levels`` forwards of a costly drafter for ``batch`` sequences."""
         return levels * self._gates[drafter].cost.ms(batch)
 
-    def observe(self, outcome: Outcome, decisions: Mapping[str, Sequence[str]]) -> None:
-        """Learn from what the step yielded."""
+    def observe(self, outcome: Outcome, decisions: Mapping[str, Sequence[str]], decided: Decided | None = None) -> None:
+        """Learn from what a step yielded, of which `decided` was kept; None: the one that began last."""
+        decided = decided or self.decided
         self.verify.observe(outcome.rows, outcome.context, outcome.verify_ms)
         free_ms = outcome.draft_ms
-        self._settle(outcome)
+        self._settle(outcome, decided)
         for name, work in outcome.work.items():
             gate = self._gates.get(name)
             if gate is not None:
                 free_ms -= work.ms
-            self._learn(name, work, outcome.tokens, gate, decisions.get(name, ()))
-        self._free.observe_ms(max(0.0, free_ms), sum(self._asked))
+            self._learn(name, work, outcome.tokens, gate, decisions.get(name, ()), decided.turns)
+        self._free.observe_ms(max(0.0, free_ms), sum(decided.asked))
         self._steps += 1
         if self._steps % REFRESH_EVERY == 0:
             self.calibration.refresh()
 
-    def _settle(self, outcome: Outcome) -> None:
+    def _settle(self, outcome: Outcome, decided: Decided) -> None:
         """What the verified nodes of each turn promised, and what they and the free drafters' ones brought."""
-        row_price = self._row_ms / self._token_ms
-        for i, (turn, tokens) in enumerate(zip(self._turns, outcome.tokens, strict=True)):
+        row_price = decided.row_ms / decided.token_ms
+        for i, (turn, tokens) in enumerate(zip(decided.turns, outcome.tokens, strict=True)):
             turn.control.emitted += len(tokens)
             gain = 0.0
-            if i < len(self._chosen) and self._chosen[i][1]:
-                tree, kept = self._chosen[i]
+            if i < len(decided.chosen) and decided.chosen[i][1]:
+                tree, kept = decided.chosen[i]
                 free = {node for node in kept if not self._free_names.isdisjoint(tree.sources[node])}
                 accepted = tree.walk(tokens[:-1], set(kept))
                 gain = len(free.intersection(accepted)) - row_price * len(free)
                 turn.control.trust.add(sum(math.exp(tree.scores[node]) for node in kept), len(accepted))
-            if i < len(self._asked):
-                self._free.observe(turn.control.free, self._asked[i], gain)
-        self._chosen, self._asked = [], ()
+            if i < len(decided.asked):
+                self._free.observe(turn.control.free, decided.asked[i], gain)
+        decided.chosen, decided.asked = [], ()
 
     def _learn(
-        self, name: str, work: DraftWork, tokens: Sequence[list[int]], gate: CostlyGate | None, decided: Sequence[str]
+        self,
+        name: str,
+        work: DraftWork,
+        tokens: Sequence[list[int]],
+        gate: CostlyGate | None,
+        decisions: Sequence[str],
+        turns: Sequence[Turn],
     ) -> None:
         trials: list[tuple[int, bool]] = []
         asked = backlog = 0
-        for i, (turn, tree) in enumerate(zip(self._turns, work.trees, strict=True)):
+        for i, (turn, tree) in enumerate(zip(turns, work.trees, strict=True)):
             if tree is None:
                 continue
             asked += 1
             backlog += turn.backlog.get(name, 0)
             gain = self._walk(name, turn.control, tree, tokens[i], trials) if len(tree.tokens) > 1 else 0
             if gate is not None:
-                gate.observe(turn, gain, max(1, max(tree.depths)), decided[i] if decided else "on")
+                gate.observe(turn, gain, max(1, max(tree.depths)), decisions[i] if decisions else "on")
         self.calibration.observe(trials)
         # A long text read for the first time says nothing about the price of a level.
         if gate is not None and work.levels and backlog <= 16 * asked:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from specdec.control.controller import Controller
+from specdec.control.decided import Decided
 from specdec.control.merge import merge
 from specdec.control.outcome import DraftWork, Outcome
 from specdec.control.sequence_control import SequenceControl
@@ -25,6 +26,15 @@ class ReplayReport:
     differences: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class _Owed:
+    """A step that was decided and not yet learned from."""
+
+    outcome: Outcome
+    decisions: dict[str, list[str]]
+    decided: Decided
+
+
 def replay_file(path: Path) -> ReplayReport:
     """Decide every step of the trace at ``path`` again.
 
@@ -34,12 +44,19 @@ def replay_file(path: Path) -> ReplayReport:
     header, steps = read_trace(path)
     report = ReplayReport()
     controls: dict[int, SequenceControl] = {}
+    owed: _Owed | None = None
     try:
         controller = Controller.from_dict(header)
         for step in steps:
             if step.replay:
                 record = StepRecord(**cast(dict[str, Any], step.replay))
-                _replay(controller, record, controls, step.step, report)
+                if not record.late:
+                    _settle(controller, owed)
+                    owed = None
+                after = _decide_again(controller, record, controls, step.step, report)
+                _settle(controller, owed)
+                owed = after
+        _settle(controller, owed)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise ConfigError(f"{path}: is damaged, or was written by another version ({error!r})") from None
     if not report.steps:
@@ -47,9 +64,16 @@ def replay_file(path: Path) -> ReplayReport:
     return report
 
 
-def _replay(
+def _settle(controller: Controller, owed: _Owed | None) -> None:
+    """Learn from a step, if one is still to be learned from."""
+    if owed is not None:
+        controller.observe(owed.outcome, owed.decisions, owed.decided)
+
+
+def _decide_again(
     controller: Controller, record: StepRecord, controls: dict[int, SequenceControl], number: int, report: ReplayReport
-) -> None:
+) -> _Owed:
+    """Returns what is to be learned from the step."""
     report.steps += 1
     turns = [rebuilt_turn(controller, values, controls) for values in record.turns]
     controller.begin(turns, record.prefill_rows)
@@ -62,7 +86,7 @@ def _replay(
     if choice.kept != record.kept:
         report.differences.append(f"step {number}: nodes verified {choice.kept}, recorded {record.kept}")
     outcome = Outcome(record.tokens, record.rows, record.context, record.verify_ms, work, record.draft_ms)
-    controller.observe(outcome, record.decisions)
+    return _Owed(outcome, record.decisions, controller.decided)
 
 
 def _decide(

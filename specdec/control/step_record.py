@@ -19,7 +19,8 @@ Nodes = list[tuple[int, int, int]]  # (parent, token, cell) of each draft node
 class StepRecord:
     """turns: fields of `Turn`, its control as (key, bucket). free: per turn whether the free drafters were asked.
     decisions: by costly drafter. trees: by drafter, per turn the draft nodes, None where not asked. work: by drafter
-    (levels, milliseconds). kept: per turn the nodes verified."""
+    (levels, milliseconds). kept: per turn the nodes verified. late: the controller learned from the recorded step
+    before this one only after it had decided this one."""
 
     turns: list[dict[str, Any]]
     prefill_rows: int
@@ -34,6 +35,7 @@ class StepRecord:
     context: float = 0.0
     verify_ms: float = 0.0
     draft_ms: float = 0.0
+    late: bool = False
 
     @staticmethod
     def of(
@@ -44,6 +46,7 @@ class StepRecord:
         work: Mapping[str, DraftWork],
         kept: list[list[int]],
         pending: list[int],
+        late: bool = False,
     ) -> StepRecord:
         """What was decided; the outcome is filled in by `end`."""
         return StepRecord(
@@ -55,6 +58,7 @@ class StepRecord:
             {name: (done.levels, done.ms) for name, done in work.items()},
             kept,
             pending,
+            late=late,
         )
 
     def end(self, outcome: Outcome) -> dict[str, object]:

@@ -10,6 +10,7 @@ from specdec.engine.build_device_decoder import build_device_decoder
 from specdec.engine.build_drafters import DrafterBuilder, read_head
 from specdec.engine.context_limit import context_limit
 from specdec.engine.engine import EngineParts
+from specdec.engine.plan_memory import plan_memory, tell_memory
 from specdec.engine.profile_costs import costs_at_start
 from specdec.errors import ConfigError
 from specdec.kv_cache import KvCacheManager
@@ -34,6 +35,7 @@ def build_device_parts(
         ModelError: a model can not be had, or the device's memory is short.
         ConfigError: the parts do not fit each other, or ``strict`` is set and the numbers are not bitwise.
     """
+    tell_memory(plan_memory(config, progress, on_device=True))
     target = load_device_model(
         config.target, dtype=config.device_dtype, cache_dir=config.cache_dir, device=device,
         max_rows=config.max_step_rows, progress=progress,

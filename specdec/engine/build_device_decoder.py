@@ -5,14 +5,15 @@ from __future__ import annotations
 import torch
 
 from specdec.config import EngineConfig
-from specdec.errors import ModelError
+from specdec.errors import ConfigError, ModelError
 from specdec.models.device.device_decoder import DeviceDecoder
 from specdec.models.device.device_model import DeviceModel
-from specdec.models.device.device_pool import DevicePool
+from specdec.models.device.device_pool import FP8, DevicePool
 from specdec.tree import MAX_NODES
 from verify_kernels.forward_batch import PAGE_SIZE
 
 GIB = 1 << 30
+FP8_CAPABILITY = (8, 9)  # that converts to and from float8
 
 
 def build_device_decoder(
@@ -27,12 +28,14 @@ def build_device_decoder(
 
     Raises:
         ModelError: the device's memory is short.
+        ConfigError: a float8 KV cache was asked for, which the device can not have.
     """
+    kv_dtype = FP8 if config.kv_dtype == "fp8" else model.types.rows
     if device.type == "cuda":
-        need, free = (
-            pages * DevicePool.bytes_per_page(model.config, model.types.rows),
-            torch.cuda.mem_get_info(device)[0],
-        )
+        if kv_dtype == FP8 and torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
+            raise ConfigError("engine.kv_dtype: this GPU knows no fp8; set it to auto")
+        need = pages * DevicePool.bytes_per_page(model.config, kv_dtype)
+        free = torch.cuda.mem_get_info(device)[0]
         if need > free:
             raise ModelError(
                 f"engine.kv_tokens: the KV cache of {model.name} needs {need / GIB:.1f} GiB of the device, "
@@ -47,4 +50,5 @@ def build_device_decoder(
         max_logit_rows=min(config.max_step_rows, config.max_batch * MAX_NODES),
         max_positions=positions + PAGE_SIZE,
         taps=taps,
+        kv_dtype=kv_dtype,
     )

@@ -213,6 +213,8 @@ class Engine:
             self.last_step = result
             self._totals.add(result)
             self._report(result)
+        if not self._live:
+            self._step.settle()
         events, self._events = self._events, []
         return events
 
@@ -260,6 +262,7 @@ class Engine:
             ConfigError: this engine does not draft, or its next trace file can not be written; all is as before.
         """
         self._check_swap()
+        self._step.settle()
         drafters = [drafter for drafter in self._drafters if drafter.name != ModelDrafter.name]
         if draft is not None:
             drafters.append(draft[1])
@@ -298,6 +301,7 @@ class Engine:
         """End every request and the trace file."""
         for request_id in list(self._live):
             self.abort(request_id)
+        self._step.settle()
         self._trace.close()
 
     def _expire(self) -> None:

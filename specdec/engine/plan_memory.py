@@ -27,8 +27,8 @@ _DTYPE_BYTES = {"int8": 1, "bf16": 2, "fp32": 4}
 def plan_memory(
     config: EngineConfig, progress: Progress | None = None, available: int | None = None, *, on_device: bool = False
 ) -> MemoryBudget:
-    """The budget of an engine of ``config``. available: bytes there are (default: measured). on_device: the target
-    lives in a GPU's memory, which is not counted here.
+    """The budget of an engine of ``config``. available: bytes there are (default: measured). on_device: target and
+    draft model live in a GPU's memory, which is not counted here.
 
     Raises:
         ModelError: a model can not be found or read.
@@ -41,7 +41,7 @@ def plan_memory(
         needs += _model_needs("target", target, config, pages, ("engine.target", "engine.dtype"))
         page_bytes = KvPool.bytes_per_page(target.config)
     if config.speculation.enabled:
-        draft = _draft(config, progress)
+        draft = None if on_device else _draft(config, progress)
         if draft is not None:
             needs += _model_needs("draft", draft, config, pages, ("engine.draft", "engine.draft_dtype"))
             page_bytes += KvPool.bytes_per_page(draft.config)

@@ -30,8 +30,9 @@ class Sampler:
     ) -> SampledRows:
         """The token of every row, and log-probabilities of the unprocessed logits where asked for.
 
-        logits: float32 [rows, vocab] where the kernels can read it. top_logprobs[r]: None for no log-probabilities, else how many of
-        the best tokens to report besides the chosen one (at most 20); None in place of the list: none anywhere.
+        logits: float32 [rows, vocab] where the kernels can read it. top_logprobs[r]: None for no log-probabilities,
+        else how many of the best tokens to report besides the chosen one (at most 20); None in place of the list: none
+        anywhere.
 
         Raises:
             ValueError: ``logits`` is of another type or shape, or more than 20 log-probabilities are asked for.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from functools import partial
 
@@ -34,6 +35,8 @@ class DeviceVerifier:
     its request's grammar or filters rule out can not be reached, whatever is sampled there.
     """
 
+    overlaps = True
+
     def __init__(self, decoder: DeviceDecoder) -> None:
         self._decoder = decoder
         samples, device = decoder.max_logit_rows, decoder.device
@@ -53,13 +56,15 @@ class DeviceVerifier:
         rows = [*range(first, first + chain + 1), *(first + chain + node for node in walk.nodes)]
         return self._decoder.tapped[rows[:count]].float().cpu()
 
-    def run(self, entries: Seq[PlanEntry], trees: Seq[TokenTree | None], states: Seq[SequenceState]) -> list[Walk]:
-        """Forward all rows, walk all trees, move the accepted KV; one Walk per entry."""
+    def start(
+        self, entries: Seq[PlanEntry], trees: Seq[TokenTree | None], states: Seq[SequenceState]
+    ) -> Callable[[], list[Walk]]:
+        """Queue all of a step; what is returned waits for it, and gives one Walk per entry."""
         rows = StepRows.of(entries, trees)
         self._first_rows = rows.first_rows
         tops = [state.sequence.request.output.logprobs for state in states]
         outputs, pending = self.queue(rows, _samplings(trees, states), tops)
-        return _walks(outputs, pending, rows, tops)
+        return partial(_walks, outputs, pending, rows, tops)
 
     def queue(
         self, rows: StepRows, samplings: list[RowSampling], tops: Seq[int | None]

@@ -13,6 +13,7 @@ from draft.protocol import DraftTask
 from specdec.config import SpeculationConfig
 from specdec.control.budget import Choice
 from specdec.control.controller import Controller
+from specdec.control.decided import Decided
 from specdec.control.merge import merge
 from specdec.control.outcome import DraftWork, Outcome
 from specdec.control.pace import Pace
@@ -30,7 +31,8 @@ PROBE_DEPTH = 3  # a probe asks whether drafting pays again, not how far
 @dataclass(slots=True)
 class Proposals:
     """What one step drafts. trees: one per plan entry, None while its prompt is prefilled. The rest is the
-    controller's: turns (one per tree), what it decided by costly drafter, what each drafter did, and its choice."""
+    controller's: turns (one per tree), what it decided by costly drafter, what each drafter did, and its choice.
+    ``late``: it had not learned from the step before when it decided this one."""
 
     trees: list[TokenTree | None]
     turns: list[Turn] = field(default_factory=list)
@@ -41,6 +43,9 @@ class Proposals:
     choice: Choice | None = None
     control_ms: float = 0.0
     predicted_draft_ms: float = 0.0
+    predicted_verify_ms: float = 0.0
+    decided: Decided | None = None
+    late: bool = False
 
 
 @dataclass(slots=True)
@@ -94,18 +99,15 @@ class Drafting:
         began = self._clock()
         out.choice = self.controller.choose(merged, sum(done.ms for done in out.work.values()))
         out.control_ms += (self._clock() - began) * 1e3
+        out.decided, out.predicted_verify_ms = self.controller.decided, self.controller.predicted_ms(out.choice.budget)
         for i, tree, kept in zip(at, merged, out.choice.kept, strict=True):
             out.trees[i] = tree.subtree(kept)
         return out
 
-    def predicted_ms(self, out: Proposals) -> float:
-        """What the forward was expected to take."""
-        return self.controller.predicted_ms(out.choice.budget if out.choice else 0)
-
     def learn(self, out: Proposals, outcome: Outcome) -> None:
-        """The step is over."""
+        """The step is over, and the next one maybe decided already."""
         began = self._clock()
-        self.controller.observe(outcome, out.decisions)
+        self.controller.observe(outcome, out.decisions, out.decided)
         out.control_ms += (self._clock() - began) * 1e3
 
     def _begin(self, sampling: Seq[PlanEntry], prefill_rows: int, out: Proposals) -> None:

@@ -38,10 +38,23 @@ class StepResult:
     commit_ms: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class _Lesson:
+    """What a step did, for those who learn from it; ``accepted`` and ``times`` as `StepTracer.add` takes them."""
+
+    proposals: Proposals
+    outcome: Outcome
+    accepted: list[list[int]]
+    times: tuple[float, float, float, float]
+
+
 class Step:
     """Runs steps over the sequences a scheduler holds.
 
     ``states`` maps each live sequence to its state; the engine owns it. ``tracer`` None: nothing is written down.
+
+    Where the verifier overlaps, a step is learned from while the next one is verified: what the controller decides
+    then rests on all steps but the last. `settle` does what is still owed.
     """
 
     def __init__(
@@ -57,6 +70,7 @@ class Step:
     ) -> None:
         self._scheduler, self._kv, self._panel, self._drafting = scheduler, kv, panel, drafting
         self._verifier, self._states, self._tracer, self._clock = verifier, states, tracer, clock
+        self._owed: _Lesson | None = None
 
     def run(self) -> StepResult:
         """One step. Returns an empty result when there is nothing to do."""
@@ -64,6 +78,7 @@ class Step:
         plan = self._plan()
         planned = self._clock()
         proposals = self._drafting.propose(plan.entries)
+        proposals.late = self._owed is not None and bool(self._owed.proposals.turns)
         proposed = self._clock()
         walks = self._verify(plan, proposals)
         verified = self._clock()
@@ -71,8 +86,14 @@ class Step:
         result = self._commit(plan, proposals, walks, (proposed - planned) * 1e3, (verified - proposed) * 1e3)
         result.plan_ms = (planned - began) * 1e3
         result.commit_ms = (self._clock() - verified) * 1e3
-        self._learn(plan, proposals, walks, result, context, began)
+        self._owe(plan, proposals, walks, result, context, began)
         return result
+
+    def settle(self) -> None:
+        """Learn from the last step, if that was put off."""
+        owed, self._owed = self._owed, None
+        if owed is not None:
+            self._learn(owed)
 
     def _plan(self) -> StepPlan:
         plan = self._scheduler.plan(self._drafting.want)
@@ -88,7 +109,11 @@ class Step:
     def _verify(self, plan: StepPlan, proposals: Proposals) -> list[Walk]:
         if not plan.entries:
             return []
-        return self._verifier.run(plan.entries, proposals.trees, [self._states[e.seq] for e in plan.entries])
+        try:
+            walks = self._verifier.start(plan.entries, proposals.trees, [self._states[e.seq] for e in plan.entries])
+        finally:
+            self.settle()
+        return walks()
 
     def _commit(
         self, plan: StepPlan, proposals: Proposals, walks: Seq[Walk], draft_ms: float, verify_ms: float
@@ -127,23 +152,28 @@ class Step:
         if self._verifier.taps and count > 0 and self._states[entry.seq].speculates:
             self._panel.features(entry.seq, start, self._verifier.features(index, entry.chain, walk, count))
 
-    def _learn(
+    def _owe(
         self, plan: StepPlan, proposals: Proposals, walks: Seq[Walk], result: StepResult, context: float, began: float
     ) -> None:
-        """Tell the controller what came of its decisions, and write them down."""
+        """Note what is to be learned from the step; at once where nothing is gained by waiting."""
         if not result.deltas:
             return
         tokens = [delta.token_ids for _, delta in result.deltas]
         outcome = Outcome(tokens, result.rows, context, result.verify_ms, proposals.work, result.draft_ms)
-        predicted_ms, record = 0.0, None
+        nodes = [walk.nodes[: len(taken)] for walk, taken in zip(_sampled(plan, walks), tokens, strict=True)]
+        times = (began, result.plan_ms, result.draft_ms, result.commit_ms)
+        self._owed = _Lesson(proposals, outcome, nodes, times)
+        if not self._verifier.overlaps:
+            self.settle()
+
+    def _learn(self, lesson: _Lesson) -> None:
+        """Tell the controller what came of its decisions, and write them down."""
+        proposals, outcome, record = lesson.proposals, lesson.outcome, None
         if proposals.turns:
-            predicted_ms = self._drafting.predicted_ms(proposals)
             record = self._tracer.record(proposals) if self._tracer else None
             self._drafting.learn(proposals, outcome)
         if self._tracer is not None:
-            nodes = [walk.nodes[: len(taken)] for walk, taken in zip(_sampled(plan, walks), tokens, strict=True)]
-            times = (began, result.plan_ms, result.draft_ms, result.commit_ms)
-            self._tracer.add(proposals, outcome, nodes, record, predicted_ms, times)
+            self._tracer.add(proposals, outcome, lesson.accepted, record, lesson.times)
 
 
 def _sampled(plan: StepPlan, walks: Seq[Walk]) -> list[Walk]:

@@ -25,7 +25,7 @@ class StepTracer:
             return None
         pending = [tree.tokens[0] for tree in out.trees if tree is not None]
         return StepRecord.of(
-            out.turns, out.prefill_rows, out.free, out.decisions, out.work, out.choice.kept, pending
+            out.turns, out.prefill_rows, out.free, out.decisions, out.work, out.choice.kept, pending, out.late
         )  # fmt: skip
 
     def add(
@@ -34,7 +34,6 @@ class StepTracer:
         outcome: Outcome,
         accepted: Seq[Seq[int]],
         record: StepRecord | None,
-        predicted_verify_ms: float,
         times: tuple[float, float, float, float],
     ) -> None:
         """A step that sampled something. accepted: nodes accepted, per tree that is not None, in order of entries.
@@ -56,7 +55,7 @@ class StepTracer:
                 realised_tokens=sum(len(tokens) for tokens in outcome.tokens),
                 predicted_draft_ms=out.predicted_draft_ms,
                 realised_draft_ms=draft_ms,
-                predicted_verify_ms=predicted_verify_ms,
+                predicted_verify_ms=out.predicted_verify_ms,
                 realised_verify_ms=outcome.verify_ms,
                 plan_ms=plan_ms,
                 commit_ms=commit_ms,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Protocol
 
@@ -25,5 +26,12 @@ class StepVerifier(Protocol):
         """Hidden states of the last run's entry ``index``: its ``chain`` prompt rows, the root, the accepted path; the
         first ``count`` of them, float32 [count, taps * hidden] in CPU memory."""
 
-    def run(self, entries: Seq[PlanEntry], trees: Seq[TokenTree | None], states: Seq[SequenceState]) -> list[Walk]:
-        """Forward all rows, walk all trees, move the accepted KV; one Walk per entry."""
+    @property
+    def overlaps(self) -> bool:
+        """Whether there is time between the return of `start` and the walks, for work that does not need them."""
+
+    def start(
+        self, entries: Seq[PlanEntry], trees: Seq[TokenTree | None], states: Seq[SequenceState]
+    ) -> Callable[[], list[Walk]]:
+        """Forward all rows, walk all trees, move the accepted KV. What is returned waits until that is done and gives
+        one Walk per entry; it is to be called before the next `start`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 import numpy as np
@@ -28,6 +29,8 @@ class Verifier:
         self._decoder, self._sampler = decoder, sampler
         self._first_rows: list[int] = []  # of the last forward's entries
 
+    overlaps = False
+
     @property
     def taps(self) -> bool:
         """Whether the target keeps hidden states for a feature head."""
@@ -40,15 +43,17 @@ class Verifier:
         rows = [*range(first, first + chain + 1), *(first + chain + node for node in walk.nodes)]
         return self._decoder.tapped[rows[:count]]
 
-    def run(self, entries: Seq[PlanEntry], trees: Seq[TokenTree | None], states: Seq[SequenceState]) -> list[Walk]:
-        """Forward all rows, walk all trees level by level, move the accepted KV; one Walk per entry."""
+    def start(
+        self, entries: Seq[PlanEntry], trees: Seq[TokenTree | None], states: Seq[SequenceState]
+    ) -> Callable[[], list[Walk]]:
+        """Forward all rows, walk all trees level by level, move the accepted KV: all is done on return."""
         logits, offsets = self._forward(entries, trees)
         walks = [Walk() for _ in entries]
         active = [(i, 0) for i, tree in enumerate(trees) if tree is not None]
         while active:
             active = self._descend(active, logits, offsets, trees, states, walks)
         self._move(entries, walks)
-        return walks
+        return lambda: walks
 
     def _forward(self, entries: Seq[PlanEntry], trees: Seq[TokenTree | None]) -> tuple[Tensor, list[int]]:
         """Logits of every tree node, and where each entry's begin."""

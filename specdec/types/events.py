@@ -34,8 +34,8 @@ class Delta:
     """New tokens of sample ``index``, at most one Delta per sample and engine step.
 
     ``text`` holds back incomplete UTF-8 and text that may turn out to begin a stop string, so the text of
-    all Deltas joined is the final text. ``logprobs`` is aligned with ``token_ids`` when asked for, else empty. ``tree`` is
-    what the step verified, when asked for.
+    all Deltas joined is the final text. ``logprobs`` is aligned with ``token_ids`` when asked for, else empty.
+    ``tree`` is what the step verified, when asked for.
     """
 
     request_id: str

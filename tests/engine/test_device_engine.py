@@ -21,11 +21,13 @@ from specdec.engine.target_device import target_device
 from specdec.errors import ConfigError
 from specdec.kv_cache import KvCacheManager
 from specdec.models.device.device_decoder import DeviceDecoder
+from specdec.models.device.pending_result import PendingResult
 from specdec.models.random_shapes import RANDOM_SHAPES
 from specdec.step import device_rehearsal
 from specdec.step.device_outputs import DeviceOutputs
 from specdec.step.device_rehearsal import POLICIES, rehearse
 from specdec.step.device_verifier import DeviceVerifier
+from specdec.step.step_tracer import StepTracer
 from specdec.types import (
     GrammarKind,
     GrammarParams,
@@ -51,7 +53,7 @@ from verify_kernels.sampling_policy import SamplingPolicy
 NAME = "small-heads-of-64"
 SMALL = dataclasses.replace(TINY, n_layers=1)
 SHORT = StoppingParams(max_tokens=3, ignore_eos=True)
-FANNED = Company("fans, all at once", ("fan",), 7, 4, 3, concurrency=4, prefill_chunk=5, preempt_every=6)
+FANNED = Company("fans, all at once", ("fan",), 7, 4, 3, concurrency=4, prefill_chunk=37, preempt_every=3)
 
 
 @pytest.fixture(autouse=True)
@@ -76,12 +78,12 @@ def built(settings: EngineConfig) -> EngineParts:
 
 
 @functools.cache
-def device_parts(dtype: str = "fp16") -> EngineParts:
-    parts = built(config(device_dtype=dtype))
+def device_parts(dtype: str = "fp16", kv_dtype: str = "auto") -> EngineParts:
+    parts = built(config(device_dtype=dtype, kv_dtype=kv_dtype))
     return dataclasses.replace(parts, drafters=[FanDrafter(SMALL.vocab_size)])
 
 
-def ask(name: str, length: int, tokens: int = 6, **fields: Any) -> Request:
+def ask(name: str, length: int, tokens: int = 4, **fields: Any) -> Request:
     stopping = fields.pop("stopping", StoppingParams(max_tokens=tokens, ignore_eos=True))
     prompt = tuple(7 * i % 250 for i in range(length))
     return Request(name, prompt, SamplingParams(**fields.pop("sampling", {"temperature": 0.0})), stopping, **fields)
@@ -119,6 +121,42 @@ def test_trees_and_company_do_not_show() -> None:
     assert sum(outcome.preemptions for outcome in found.values()) >= 1
 
 
+def test_trees_do_not_show_in_a_float8_cache_either() -> None:
+    parts = device_parts(kv_dtype="fp8")
+    (fan,), requests = parts.drafters, REQUESTS[1:3]
+    assert isinstance(parts.decoder, DeviceDecoder)
+    assert parts.decoder.pool.k.dtype == torch.float8_e4m3fn
+    assert isinstance(fan, FanDrafter)
+    alone = CompanyRunner(parts).run(PLAIN, requests)
+    fan.answers = {key: outcome.tokens for key, outcome in alone.items()}
+    found = CompanyRunner(parts).run(FANNED, requests)
+    assert not first_mismatches(FANNED.name, alone, found)
+    assert sum(outcome.accepted for outcome in found.values()) >= 1
+
+
+def test_a_step_is_learned_from_while_the_device_works() -> None:
+    """Nothing is waited for between the queueing of a step and that."""
+    log: list[str] = []
+
+    def noted(owner: Any, method: str) -> Any:
+        original = getattr(owner, method)
+
+        def call(*arguments: Any) -> Any:
+            log.append(method)
+            return original(*arguments)
+
+        return mock.patch.object(owner, method, call)
+
+    with noted(DeviceVerifier, "queue"), noted(PendingResult, "read"), noted(StepTracer, "add"):
+        run_all(Engine(device_parts()), [dataclasses.replace(REQUESTS[1], stopping=SHORT)])
+    assert log == ["queue", "read", *["queue", "add", "read"] * 2, "add"]
+
+
+def test_a_float8_cache_needs_rows_of_16_bits() -> None:
+    with pytest.raises(ValueError, match=r"kv_dtype fp8 does not go with device_dtype fp32"):
+        config(device_dtype="fp32", kv_dtype="fp8")
+
+
 def test_a_draft_model_runs_on_the_device_too() -> None:
     """A twin of the target, so that what it proposes is right."""
     speculation = SpeculationConfig(drafters=("model",), profile_s=0)
@@ -150,7 +188,7 @@ def test_a_broken_row_fails_its_request_alone() -> None:
     kept, embed[299] = embed[299].clone(), torch.nan
     try:
         engine = Engine(parts)
-        broken = dataclasses.replace(ask("broken", 1), prompt_ids=(1, 299, *range(40)))
+        broken = dataclasses.replace(ask("broken", 1), prompt_ids=(1, 299, *range(8)))
         events = run_all(engine, [broken, sound])
         assert [event.request_id for event in failures(events)] == ["broken"]
         again = run_all(engine, [dataclasses.replace(sound, request_id="again")])
@@ -186,7 +224,8 @@ def test_a_rehearsal_leaves_no_trace() -> None:
     parts = device_parts()
     assert isinstance(parts.decoder, DeviceDecoder)
     assert isinstance(parts.verifier, DeviceVerifier)
-    with mock.patch.multiple(device_rehearsal, TREES=(3, 1000), POLICIES=POLICIES[2:], TIMES=1):
+    few = mock.patch.object(parts.decoder, "max_rows", 9)
+    with few, mock.patch.multiple(device_rehearsal, TREES=(3, 1000), POLICIES=POLICIES[2:], TIMES=1):
         rehearse(parts.verifier, parts.decoder)
     assert CompanyRunner(parts).run(PLAIN, REQUESTS[1:2])["sampled", 0].tokens == plain()["sampled", 0].tokens
 

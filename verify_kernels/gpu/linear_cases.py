@@ -8,14 +8,15 @@ from typing import Any
 from verify_kernels.gpu.compile_case import CompileCase
 from verify_kernels.gpu.linear_launch import LinearLaunch
 from verify_kernels.gpu.linear_order import LinearOrder
-from verify_kernels.gpu.linear_tiles import SPLITS, LinearKind, block_k_of, tiles_of
+from verify_kernels.gpu.linear_tiles import SPLITS, LinearKind, block_k_of, in_sequence_fits, tiles_of
 
 
 def launches(kind: LinearKind, group: int = 128) -> list[LinearLaunch]:
     """Every tile with one split, with splits side by side, and, for the largest tile, one after the other."""
     block_k, tiles = block_k_of(kind, group), tiles_of(kind)
     side_by_side = [LinearLaunch(LinearOrder(block_k, s), tile, 1, 1, False) for tile in tiles for s in SPLITS]
-    return side_by_side + [LinearLaunch(LinearOrder(block_k, s), tiles[-1], 1, 1, True) for s in SPLITS if s > 1]
+    splits = [s for s in SPLITS if s > 1 and in_sequence_fits(kind, group)]
+    return side_by_side + [LinearLaunch(LinearOrder(block_k, s), tiles[-1], 1, 1, True) for s in splits]
 
 
 def linear_case(

@@ -58,6 +58,11 @@ def reduction_order(n: int, k: int, kind: LinearKind, group: int = 128) -> Linea
     return LinearOrder(block_k, enough[0] if enough else allowed[-1])
 
 
+def in_sequence_fits(kind: LinearKind, group: int) -> bool:
+    """Whether one program can compute all splits: with scales for every 32 channels a B200 runs out of registers."""
+    return kind != "int4" or group > 32
+
+
 def plan_launch(
     rows: int, n: int, k: int, kind: LinearKind, group: int = 128, mode: LinearMode = "bitwise"
 ) -> LinearLaunch:
@@ -69,4 +74,5 @@ def plan_launch(
     full = rows > tile.block_m and m_tiles * n_tiles >= FULL_CHIP
     if full and mode == "fastest":
         order = LinearOrder(order.block_k, 1)
-    return LinearLaunch(order, tile, m_tiles, n_tiles, in_sequence=full and order.split_k > 1)
+    in_sequence = full and order.split_k > 1 and in_sequence_fits(kind, group)
+    return LinearLaunch(order, tile, m_tiles, n_tiles, in_sequence)

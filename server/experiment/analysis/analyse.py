@@ -83,7 +83,7 @@ def analyse(manifest: Manifest, log: RecordLog) -> Result:
         compared_outputs=outputs.compared,
         mismatched_outputs=len(outputs.mismatched),
         curves=curves,
-        notes=_notes(selection, config, log, outputs),
+        notes=_notes(selection, config, log, outputs, primary.merged),
     )
 
 
@@ -99,7 +99,8 @@ def _table(
         sample, compared, merged = quantiles_of(selection, metric, at, rng)
         if not all(sample.sizes):
             continue
-        rows += [quantile_result(metric, sample, one, merged, alpha) for one in compared[: len(_TABLE_QUANTILES)]]
+        found = [quantile_result(metric, sample, one, merged, alpha) for one in compared[: len(_TABLE_QUANTILES)]]
+        rows += [row for row in found if row.label.endswith("@p50") or row.ratio_bounds[1] is not None]
         if metric == config.primary.metric:
             curves = make_curves(selection, metric, sample, compared[len(_TABLE_QUANTILES) :], alpha)
     return tuple(rows), curves
@@ -125,20 +126,25 @@ def _problems(selection: Selection, config: ExperimentConfig, outputs: Outputs, 
     return found
 
 
-def _notes(selection: Selection, config: ExperimentConfig, log: RecordLog, outputs: Outputs) -> tuple[str, ...]:
-    notes = [f"{count} records {what} were left out" for what, count in selection.left_out.items() if count]
+def _notes(
+    selection: Selection, config: ExperimentConfig, log: RecordLog, outputs: Outputs, merged: int
+) -> tuple[str, ...]:
+    notes = [f"records {what} left out: {count}" for what, count in selection.left_out.items() if count]
     if log.repeated:
-        notes.append(f"{log.repeated} records of requests that already had one were not counted")
+        notes.append(f"records not counted, as their request already had one: {log.repeated}")
     if log.lost_bytes:
         notes.append(f"{log.lost_bytes} bytes behind the last complete record of a file could not be read")
     if config.assignment.pairs:
         lost = selection.n_units - selection.sample("e2e_ms").n_units
         if lost:
-            notes.append(f"{lost} pairs were left out of the latencies: they did not end well in both arms")
+            notes.append(f"pairs left out of the latencies, as they did not end well in both arms: {lost}")
         if config.assignment.expect_same_tokens and not outputs.compared:
             notes.append("equality of tokens could not be checked: no pair has token hashes in both arms")
     if config.assignment.mode == "hash":
         notes.append("both arms shared one engine: what one arm costs the other is part of the difference")
+    if merged > 1:
+        what = f"{merged} consecutive {selection.unit_name}s"
+        notes.append(f"{what} depend on each other and were taken as one; with few of them, that may not suffice")
     if config.stopping.rule == "always_valid":
         notes.append("the verdict holds whenever you look; the other intervals hold at one look only")
     return tuple(notes)

@@ -13,7 +13,7 @@ from server.experiment.config.experiment_config import ExperimentConfig
 from server.experiment.config.guardrail import Guardrail
 from server.experiment.metrics import METRICS
 from server.experiment.stats.interval import Interval
-from server.experiment.stats.proportion import share_difference
+from server.experiment.stats.proportion import share_difference, share_difference_bounds
 
 # Twice next to nothing is no increase that anybody would notice.
 _NEGLIGIBLE_MS = 0.5
@@ -33,7 +33,8 @@ def _check(
     if target is None:
         hits = _failed(selection, 0), _failed(selection, 1)
         n = len(selection.records[0]), len(selection.records[1])
-        increase = share_difference(hits, n, config.stopping.alpha)
+        always = config.stopping.rule == "always_valid"
+        increase = (share_difference_bounds if always else share_difference)(hits, n, config.stopping.alpha)
         seen = hits[1] / n[1] - hits[0] / n[0] if all(n) else 0.0
         text = f"{hits[0]} of {n[0]} requests failed in the control, {hits[1]} of {n[1]} in the treatment"
         return _judged(guardrail, seen, increase, text)

@@ -46,7 +46,7 @@ def _quantiles(values: np.ndarray) -> tuple[float, ...]:
 
 
 def _timeline(selection: Selection, metric: str) -> tuple[tuple[float, float | None, float | None], ...]:
-    """Medians of both arms per block, or per stretch of equal duration where there are no or too many blocks."""
+    """Medians of both arms per stretch of time: seconds since the start, control, treatment."""
     value = METRICS[metric].value
     rows = [
         (record.arrival, arm, value(record))

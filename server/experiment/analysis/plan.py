@@ -147,7 +147,7 @@ def _power(
 def _ratio(sample: TwoArmSample, target: MetricTarget, stopping: Stopping, rng: np.random.Generator) -> Interval:
     always = stopping.rule == "always_valid"
     if target.quantile is None:
-        mean = compare_means(sample, 2 if always else _DRAWS, rng)
+        mean = compare_means(sample)
         return (
             mean_ratio_bounds(mean, stopping.alpha, stopping.expected_units) if always else mean.ratio(stopping.alpha)
         )

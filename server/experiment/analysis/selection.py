@@ -9,6 +9,7 @@ from operator import attrgetter
 import numpy as np
 
 from server.experiment.config.experiment_config import ExperimentConfig
+from server.experiment.experiment_errors import ExperimentError
 from server.experiment.metrics import METRICS
 from server.experiment.record import NO_BLOCK, Record
 from server.experiment.stats.two_arm_sample import TwoArmSample
@@ -57,10 +58,18 @@ class Selection:
 
 
 def select(config: ExperimentConfig, records: list[Record]) -> Selection:
-    """Leave out what the plan does not count, and find the units."""
+    """Leave out what the plan does not count, and find the units.
+
+    Raises:
+        ExperimentError: requests come in pairs, but a record does not say in which.
+    """
     names = (config.control, config.treatment)
     left_out = {"of other arms": sum(r.arm not in names for r in records)}
     ordered = sorted((r for r in records if r.arm in names), key=attrgetter("arrival"))
+    if config.assignment.pairs:
+        for record in ordered:
+            if not record.pair:
+                raise ExperimentError(f"request {record.request!r} has no pair, which {config.assignment.mode} needs")
     kept: list[list[Record]] = []
     for name in names:
         mine = [r for r in ordered if r.arm == name]

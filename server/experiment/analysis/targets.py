@@ -49,7 +49,7 @@ def compare_target(
         sample, [compared], merged = quantiles_of(selection, target.metric, [target.quantile], rng)
         ratio: Ratio = compared.ratio
         if stopping.rule == "always_valid":
-            ratio = _always_quantile(sample, target.quantile, stopping)
+            ratio = _always_quantile(sample.merged(merged), target.quantile, stopping.expected_units / merged)
         result = quantile_result(target.metric, sample, compared, merged, stopping.alpha)
         return Compared(result, ratio)
     sample, covariates = selection.with_covariate(target.metric)
@@ -57,10 +57,10 @@ def compare_target(
     if covariate is not None and not selection.pairs:
         sample, left = adjust_means(sample, covariates)
     merged = sample_block_length(sample, None)
-    mean = compare_means(sample.merged(merged), draws_for(sample), rng)
+    mean = compare_means(sample.merged(merged))
     mean_ratio: Ratio = mean.ratio
     if stopping.rule == "always_valid":
-        mean_ratio = _always_mean(mean, stopping)
+        mean_ratio = _always_mean(mean, stopping.expected_units / merged)
     nothing: Bounds = (None, None)
     result = _result(target.label, sample, mean, merged, stopping.alpha, (nothing, nothing), left)
     return Compared(result, mean_ratio)
@@ -94,12 +94,12 @@ def number(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def _always_mean(mean: MeanComparison, stopping: Stopping) -> Ratio:
-    return lambda alpha: mean_ratio_bounds(mean, alpha, stopping.expected_units)
+def _always_mean(mean: MeanComparison, tuned_for: float) -> Ratio:
+    return lambda alpha: mean_ratio_bounds(mean, alpha, tuned_for)
 
 
-def _always_quantile(sample: TwoArmSample, p: float, stopping: Stopping) -> Ratio:
-    return lambda alpha: quantile_ratio_bounds(sample, p, alpha, stopping.expected_units)
+def _always_quantile(sample: TwoArmSample, p: float, tuned_for: float) -> Ratio:
+    return lambda alpha: quantile_ratio_bounds(sample, p, alpha, tuned_for)
 
 
 def _result(

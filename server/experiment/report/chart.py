@@ -8,7 +8,7 @@ from html import escape
 from server.experiment.report.axis import Axis, short
 
 WIDTH, HEIGHT = 380, 230
-LEFT, RIGHT, TOP, BOTTOM = 46, 370, 10, 190
+LEFT, RIGHT, TOP, BOTTOM = 52, 370, 10, 190
 
 Point = tuple[float, float]
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from importlib import resources
+from itertools import groupby
+from operator import attrgetter
 
 import jinja2
 from markupsafe import Markup
@@ -39,7 +41,8 @@ def render(result: Result) -> str:
     }
     return environment.from_string(template).render(
         r=result,
-        charts={name: Markup(svg) for name, svg in drawings.items() if svg},
+        charts={name: Markup(svg) for name, svg in drawings.items()},
+        groups=[(title, list(rows)) for title, rows in groupby(result.table, attrgetter("title"))],
         mode=_ABOUT[result.mode],
         settings=_settings(result),
         level=f"{1 - result.alpha:.0%}",

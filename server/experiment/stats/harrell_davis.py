@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import numpy.typing as npt
 
+from server.experiment.stats.cumulated_shares import CumulatedShares
 from server.experiment.stats.special import Floats, beta_cdf
 
 _REACH = 7.0
@@ -31,13 +31,11 @@ class HarrellDavis:
         self._weights = beta_cdf(self._shares, (n + 1) * p, (n + 1) * (1 - p))
         self._weights[0], self._weights[-1] = 0.0, 1.0
 
-    def of(self, running: npt.NDArray[np.int64]) -> Floats:
-        """Estimates [draws] where draw d took value i ``running[d, i] - running[d, i - 1]`` times; [draws, n], the last
-        column positive. Only columns that have weight in some draw are looked at."""
-        shares = running / running[:, -1:]
-        first = int(np.searchsorted(shares.max(axis=0), self._low, side="right"))
-        last = min(int(np.searchsorted(shares.min(axis=0), self._high)), len(self._ordered) - 1)
-        upto = np.interp(shares[:, first : last + 1], self._shares, self._weights)
+    def of(self, shares: CumulatedShares) -> Floats:
+        """The estimate in each of the draws [draws]. Only columns that have weight in some draw are looked at."""
+        first = int(np.searchsorted(shares.highest, self._low, side="right"))
+        last = min(int(np.searchsorted(shares.lowest, self._high)), len(self._ordered) - 1)
+        upto = np.interp(shares.shares[:, first : last + 1], self._shares, self._weights)
         upto[:, -1] = 1.0
         values = self._ordered[first : last + 1]
         return np.asarray(upto @ values - upto[:, :-1] @ values[1:])

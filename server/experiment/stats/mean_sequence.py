@@ -11,11 +11,11 @@ from server.experiment.stats.quantile_comparison import MIN_UNITS
 
 def mean_ratio_bounds(comparison: MeanComparison, alpha: float, tuned_for: float) -> Interval:
     """The interval for B / A: an asymptotic confidence sequence (Waudby-Smith, Arbour, Sinha, Kennedy & Ramdas, arXiv
-    2103.06476, Theorem 2.2) for the logarithm, from its linearised standard error. Holds as the units grow many."""
+    2103.06476, Theorem 2.2) for b - r a at every r. Holds as the units grow many."""
     n = comparison.n_units
-    if n < MIN_UNITS or min(comparison.a, comparison.b) <= 0:
+    if n < MIN_UNITS:
         return ANY_RATIO
     rho2 = (-2 * math.log(alpha) + math.log(1 - 2 * math.log(alpha))) / tuned_for
-    factor = math.sqrt(2 * (n * rho2 + 1) / (n * rho2) * math.log(math.sqrt(n * rho2 + 1) / alpha))
-    middle, half = math.log(comparison.b / comparison.a), factor * comparison.errors[0]
-    return Interval(math.exp(middle - half), math.exp(middle + half))
+    return comparison.ratio_within(
+        math.sqrt(2 * (n * rho2 + 1) / (n * rho2) * math.log(math.sqrt(n * rho2 + 1) / alpha))
+    )

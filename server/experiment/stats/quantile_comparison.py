@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from server.experiment.stats.cumulated_shares import CumulatedShares
 from server.experiment.stats.harrell_davis import HarrellDavis
 from server.experiment.stats.interval import ANY_RATIO, EVERYTHING, Interval
 from server.experiment.stats.order_statistics import quantile_ranks
@@ -89,12 +90,13 @@ def compare_quantiles(
         ordered = [_sorted(*arm) for arm in zip(sample.values, sample.units, strict=True)]
         estimators = [[HarrellDavis(values, p) for p in probabilities] for values, _ in ordered]
         for arm, (values, _) in enumerate(ordered):
-            points[arm] = [one.of(np.arange(1, len(values) + 1)[None])[0] for one in estimators[arm]]
+            once = CumulatedShares.of(np.ones((1, len(values)), np.int64))
+            points[arm] = [one.of(once)[0] for one in estimators[arm]]
         done = 0
         for counts in unit_counts(sample, draws, rng):
             for arm, (_, units) in enumerate(ordered):
-                running = np.cumsum(counts[:, units], axis=1)
-                drawn[arm, :, done : done + len(counts)] = [one.of(running) for one in estimators[arm]]
+                shares = CumulatedShares.of(counts[:, units])
+                drawn[arm, :, done : done + len(counts)] = [one.of(shares) for one in estimators[arm]]
             done += len(counts)
     fewest = min(int(np.count_nonzero(units)) for units in sample.present())
     return [

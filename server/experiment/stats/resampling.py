@@ -23,7 +23,11 @@ def unit_counts(sample: TwoArmSample, draws: int, rng: np.random.Generator) -> I
     for begin in range(0, draws, rows):
         counts = np.zeros((min(rows, draws - begin), sample.n_units), np.int64)
         for units in strata:
-            if len(units):
-                even = np.full(len(units), 1 / len(units))
-                counts[:, units] = rng.multinomial(len(units), even, size=len(counts))
+            counts[:, units] = _counts(len(counts), len(units), rng)
         yield counts
+
+
+def _counts(rows: int, n: int, rng: np.random.Generator) -> Counts:
+    """How often each of n is drawn in n draws; [rows, n]."""
+    drawn = rng.integers(0, max(1, n), (rows, n)) + n * np.arange(rows)[:, None]
+    return np.bincount(drawn.ravel(), minlength=rows * n).reshape(rows, n)

@@ -23,7 +23,7 @@ class DeviceDecoder:
     """Runs a model's forward pass over a `ForwardBatch`, as `specdec.models.decoder.Decoder` does.
 
     ``network``, ``buffer`` and ``graphs`` are for whoever queues more than a forward. ``device`` is a GPU, or the CPU,
-    where the kernels are interpreted, for tests.
+    where the kernels are interpreted, for tests. kv_dtype: of the KV pool; None: the rows'.
 
     Raises:
         ValueError: more logit rows than rows, or a tap is no layer of the model.
@@ -40,6 +40,7 @@ class DeviceDecoder:
         max_logit_rows: int,
         max_positions: int,
         taps: Sequence[int] = (),
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
         self.model, self.config, self.device = model, model.config, device
         self.max_rows, self.max_logit_rows, self.max_positions = max_rows, max_logit_rows, max_positions
@@ -49,7 +50,7 @@ class DeviceDecoder:
         if any(not 0 <= tap < model.config.n_layers for tap in taps):
             raise ValueError(f"taps: {tuple(taps)} names a layer outside [0, {model.config.n_layers})")
         self.taps = tuple(taps)
-        self.pool = DevicePool(model.config, pages, model.types.rows, device)
+        self.pool = DevicePool(model.config, pages, kv_dtype or model.types.rows, device)
         tiers = StepTiers(max_entries, max_rows, max_logit_rows, -(-max_positions // PAGE_SIZE))
         self.network = DeviceNetwork(model, self.pool, tiers.largest, max_positions, taps)
         self.graphs = GraphCache(device)

@@ -92,7 +92,7 @@ class DeviceNetwork:
         pools, (cos, sin) = self._pool.layer(index), self._angles[sliding]
         where = {
             "entry_of": step.entry_of, "entry_start": step.entry_start, "entry_ctx": step.entry_ctx,
-            "depth": step.depth, "page_table": step.page_table,
+            "depth": step.depth, "page_table": step.page_table, **self._pool.scales,
         }  # fmt: skip
         layer.qkv.normed(x, layer.attn_norm, c.norm_eps, qkv)
         write_kv(qkv, q, *pools, cos, sin, **where, eps=c.norm_eps, q_norm=layer.q_norm, k_norm=layer.k_norm)

@@ -21,7 +21,7 @@ from specdec.models.random_source import RandomSource
 from specdec.models.random_tokenizer import random_tokenizer
 from verify_kernels.reference_backend import ReferenceBackend
 
-TINY = replace(RANDOM_SHAPES["tiny"], n_heads=2, n_kv_heads=1, head_dim=64, attn_scale=64**-0.5, intermediate_size=96)
+TINY = replace(RANDOM_SHAPES["tiny"], n_heads=2, n_kv_heads=1, intermediate_size=96)
 PAGES = 12
 MAX_ROWS, MAX_POSITIONS = 96, 320
 

@@ -39,7 +39,9 @@ def run(decoder: Any) -> list[Tensor]:
     return [decoder.forward(batch, rows).clone().cpu() for batch, rows in steps()]
 
 
-@pytest.mark.parametrize("changes", [{}, GEMMA], ids=["qwen", "gemma"])
+@pytest.mark.parametrize(
+    "changes", [pytest.param({}, marks=pytest.mark.slow, id="qwen"), pytest.param(GEMMA, id="gemma")]
+)
 def test_logits_equal_the_cpus(changes: dict[str, Any]) -> None:
     config = shape(**changes)
     taps = (0, 1)
@@ -73,15 +75,30 @@ def test_company_and_tier_change_no_bit() -> None:
     at_once = feed(decoder, PROMPT[:66], [66], [2, 4])
     in_chunks = feed(decoder, PROMPT[:66], [3, 1, 30, 32], [5, 6])
     assert all(map(torch.equal, at_once, in_chunks))
-    tree = BatchEntry(PROMPT[:6], TREE[:6], 66, [2, 4])
-    together = decoder.forward(ForwardBatch.build([chain(PROMPT[:9], 0, [8]), tree]), range(9, 15)).clone()
+    parents = [-1, 0, 0, 1, 2]
+    tree = BatchEntry(PROMPT[:5], parents, 66, [2, 4])
+    together = decoder.forward(ForwardBatch.build([chain(PROMPT[:9], 0, [8]), tree]), range(9, 14)).clone()
     for node, row in enumerate(together):
         path = [node]
-        while TREE[path[0]] >= 0:
-            path.insert(0, TREE[path[0]])
+        while parents[path[0]] >= 0:
+            path.insert(0, parents[path[0]])
         for depth, at in enumerate(path):
             alone = decoder.forward(ForwardBatch.build([chain([PROMPT[at]], 66 + depth, [5, 6])]), [0])
         assert torch.equal(alone[0], row), node
+
+
+def test_a_float8_cache_changes_numbers_little() -> None:
+    config = shape(n_layers=1)
+    decoders = [device_decoder(config, "fp16", **kv) for kv in ({}, {"kv_dtype": torch.float8_e4m3fn})]
+    assert decoders[1].pool.k.dtype == torch.float8_e4m3fn
+    assert 2 * decoders[1].pool.k.nbytes == decoders[0].pool.k.nbytes
+    batches = [
+        ForwardBatch.build([chain(PROMPT[:12], 0, [3])]),
+        ForwardBatch.build([BatchEntry(PROMPT[:3], [-1, 0, 0], 12, [3])]),
+    ]
+    for batch in batches:
+        wide, small = (decoder.forward(batch, range(batch.rows)).clone() for decoder in decoders)
+        assert 0 < torch.linalg.norm(small - wide) <= 0.05 * torch.linalg.norm(wide)
 
 
 def test_bad_batches_are_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from specdec.models.device.load_device_model import load_device_model
 from specdec.models.device.weights_reader import WeightsReader
 from specdec.models.kv_pool import KvPool
 from specdec.models.progress import silent
+from specdec.models.random_shapes import RANDOM_SHAPES
 from specdec.models.random_source import RandomSource
 from tests.models.device.small import place, shape
 from tests.models.quantized_folders import Scheme, write_folder
@@ -68,5 +70,16 @@ def test_float8_layers_do_what_their_weights_say() -> None:
 
 
 def test_heads_no_kernel_knows_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModelError, match=r"heads of 16 .* set engine\.device to cpu"):
-        load_device_model("random:tiny", dtype="fp16", cache_dir=tmp_path, device=place(), max_rows=16)
+    narrow = shape(head_dim=16)
+    with (
+        mock.patch.dict(RANDOM_SHAPES, {"narrow": narrow}),
+        pytest.raises(UnsupportedModelError, match=r"heads of 16 .* set engine\.device to cpu"),
+    ):
+        load_device_model("random:narrow", dtype="fp16", cache_dir=tmp_path, device=place(), max_rows=16)
+
+
+def test_the_tiny_shape_runs_on_a_gpu(tmp_path: Path) -> None:
+    model = load_device_model("random:tiny", dtype="fp16", cache_dir=tmp_path, device=place(), max_rows=16)
+    decoder = DeviceDecoder(model, 2, place(), max_entries=1, max_rows=16, max_logit_rows=16, max_positions=64)
+    batch = ForwardBatch.build([BatchEntry(TOKENS[:2], range(-1, 1), 0, [1])])
+    assert torch.isfinite(decoder.forward(batch, range(2))).all()

@@ -42,7 +42,7 @@ def misses(shape: str, n: int, runs: int, draws: int) -> np.ndarray:
         for i, one in enumerate(compare_quantiles(blocks, CHANCES, draws, rng)):
             interval = one.difference(ALPHA)
             missed[i] += not interval.low <= 0 <= interval.high
-        interval = compare_means(sample.merged(sample_block_length(sample, None)), draws, rng).ratio(ALPHA)
+        interval = compare_means(sample.merged(sample_block_length(sample, None))).ratio(ALPHA)
         missed[2] += not interval.low <= 1 <= interval.high
     return missed
 
@@ -57,7 +57,8 @@ def test_intervals_cover_on_heavy_tailed_dependent_and_discrete_latencies(shape:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_intervals_cover_in_a_thousand_experiments(shape: str) -> None:
-    missed = misses(shape, 400, 1000, 499)
+    blocks_hold_many = shape == "clustered"
+    missed = misses(shape, 100 if blocks_hold_many else 400, 1000, 499)
     assert np.all(missed <= most(1000, ALPHA)), missed
 
 
@@ -150,7 +151,7 @@ def test_other_sequences_hold_under_peeking_too(kind: str) -> None:
             part = type(sample)(
                 (sample.values[0][:n], sample.values[1][:n]), (sample.units[0][:n], sample.units[1][:n]), n
             )
-            interval = mean_ratio_bounds(compare_means(part, 2, rng), ALPHA, 100)
+            interval = mean_ratio_bounds(compare_means(part), ALPHA, 100)
             if not interval.low <= 1 <= interval.high:
                 alarms += 1
                 break

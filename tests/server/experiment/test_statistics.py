@@ -12,6 +12,7 @@ from scipy import stats
 from scipy.stats.mstats import hdquantiles
 
 from server.experiment.stats.block_length import block_length
+from server.experiment.stats.cumulated_shares import CumulatedShares
 from server.experiment.stats.cuped import adjust_means
 from server.experiment.stats.distribution_band import band_half_width
 from server.experiment.stats.equivalence import equivalent
@@ -20,7 +21,7 @@ from server.experiment.stats.holm import holm
 from server.experiment.stats.interval import Interval
 from server.experiment.stats.mean_comparison import compare_means
 from server.experiment.stats.order_statistics import quantile, quantile_interval, quantile_ranks
-from server.experiment.stats.proportion import share_difference, share_interval
+from server.experiment.stats.proportion import share_bounds, share_difference, share_difference_bounds, share_interval
 from server.experiment.stats.quantile_comparison import compare_quantiles
 from server.experiment.stats.quantile_sequence import below_bounds, quantile_bounds
 from server.experiment.stats.resampling import unit_counts
@@ -58,18 +59,25 @@ def test_quantiles_that_the_data_do_not_bound_have_infinite_ends() -> None:
     assert compare_quantiles(sample, [0.99], 50, RNG(0))[0].ratio(0.05) == (0.0, math.inf)
     few = paired_sample(values[:7], values[:7])
     assert compare_quantiles(few, [0.5], 50, RNG(0))[0].p_value() == 1.0
-    assert compare_means(few, 50, RNG(0)).difference(0.05) == (-math.inf, math.inf)
+    assert compare_means(few).difference(0.05) == (-math.inf, math.inf)
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.95])
 def test_harrell_davis_is_scipys_also_for_values_drawn_several_times(p: float) -> None:
     rng = RNG(2)
     values = np.sort(rng.lognormal(size=300))
-    once = HarrellDavis(values, p).of(np.arange(1, 301)[None])[0]
+    once = HarrellDavis(values, p).of(CumulatedShares.of(np.ones((1, 300), int)))[0]
     assert once == pytest.approx(float(hdquantiles(values, prob=[p])[0]), rel=2e-3)
     counts = rng.multinomial(300, np.full(300, 1 / 300))
-    several = HarrellDavis(values, p).of(np.cumsum(counts)[None])[0]
+    several = HarrellDavis(values, p).of(CumulatedShares.of(counts[None]))[0]
     assert several == pytest.approx(float(hdquantiles(np.repeat(values, counts), prob=[p])[0]), rel=2e-3)
+
+
+@pytest.mark.parametrize("p", [0.2, 0.9])
+def test_harrell_davis_of_few_values_is_scipys(p: float) -> None:
+    values = np.array([1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0])
+    ours = HarrellDavis(values, p).of(CumulatedShares.of(np.ones((1, 8), int)))[0]
+    assert ours == pytest.approx(float(hdquantiles(values, prob=[p])[0]), rel=2e-3)
 
 
 def test_bootstrap_of_a_quantile_difference_agrees_with_scipys() -> None:
@@ -99,14 +107,14 @@ def test_means_of_normal_pairs_agree_with_the_paired_t_test() -> None:
     rng = RNG(6)
     a = rng.normal(100, 10, 120)
     sample = paired_sample(a, a * 0.97 + rng.normal(0, 8, 120))
-    ours = compare_means(sample, 4000, rng)
+    ours = compare_means(sample)
     theirs = stats.ttest_rel(sample.values[1], sample.values[0])
     interval = theirs.confidence_interval(0.95)
-    width = interval.high - interval.low
-    assert ours.b - ours.a == pytest.approx(float(np.mean(sample.values[1] - sample.values[0])))
-    assert abs(ours.difference(0.05).low - interval.low) < 0.06 * width
-    assert abs(ours.difference(0.05).high - interval.high) < 0.06 * width
-    assert ours.p_value() == pytest.approx(theirs.pvalue, abs=0.01)
+    assert ours.difference(0.05) == pytest.approx((interval.low, interval.high))
+    assert ours.p_value() == pytest.approx(theirs.pvalue)
+    # Fieller's interval holds the ratios that the test of b - r a does not reject
+    for end in ours.ratio(0.05):
+        assert stats.ttest_rel(sample.values[1], end * a).pvalue == pytest.approx(0.05)
 
 
 def test_ratio_of_means_and_cuped_agree_with_tea_tasting() -> None:
@@ -126,15 +134,15 @@ def test_ratio_of_means_and_cuped_agree_with_tea_tasting() -> None:
     adjusted, left = adjust_means(sample, (x[arm == 0], x[arm == 1]))
     assert left < 0.5
     for one, want in ((sample, theirs["plain"]), (adjusted, theirs["cuped"])):
-        ours = compare_means(one, 4000, RNG(8))
+        ours = compare_means(one)
         width = want.effect_size_ci_upper - want.effect_size_ci_lower
-        assert ours.b - ours.a == pytest.approx(want.effect_size, abs=0.03 * width)
-        assert abs(ours.difference(0.05).low - want.effect_size_ci_lower) < 0.1 * width
-        assert abs(ours.difference(0.05).high - want.effect_size_ci_upper) < 0.1 * width
+        assert ours.b - ours.a == pytest.approx(want.effect_size, abs=0.01 * width)
+        assert abs(ours.difference(0.05).low - want.effect_size_ci_lower) < 0.01 * width
+        assert abs(ours.difference(0.05).high - want.effect_size_ci_upper) < 0.01 * width
         relative = ours.ratio(0.05)
         span = want.rel_effect_size_ci_upper - want.rel_effect_size_ci_lower
-        assert abs(relative.low - 1 - want.rel_effect_size_ci_lower) < 0.12 * span
-        assert abs(relative.high - 1 - want.rel_effect_size_ci_upper) < 0.12 * span
+        assert abs(relative.low - 1 - want.rel_effect_size_ci_lower) < 0.03 * span
+        assert abs(relative.high - 1 - want.rel_effect_size_ci_upper) < 0.03 * span
 
 
 def test_sample_ratio_is_scipys_chi_square_and_tea_tastings() -> None:
@@ -184,6 +192,24 @@ def test_intervals_of_shares_have_published_values() -> None:
     assert share_difference((48, 56), (80, 70), 0.05) == pytest.approx((0.0524, 0.3339), abs=1e-4)
     # and 0/10 of 10/10
     assert share_difference((0, 10), (10, 10), 0.05) == pytest.approx((0.6075, 1.0), abs=1e-4)
+
+
+def test_the_sequence_for_a_share_keeps_its_promise_on_every_path_and_inverts_its_likelihood() -> None:
+    alive = np.array([1.0])
+    for n in range(1, 120):
+        alive = np.append(alive * 0.9, 0) + np.append(0, alive * 0.1)
+        for hits in range(n + 1):
+            if alive[hits] > 1e-9:
+                interval = share_bounds(hits, n, 0.1)
+                alive[hits] *= interval.low <= 0.1 <= interval.high
+                exact = share_interval(hits, n, 0.1)
+                assert interval.low <= exact.low + 1e-9
+                assert interval.high >= exact.high - 1e-9
+    assert 0.9 <= alive.sum() < 0.999
+    assert share_bounds(0, 0, 0.1) == (0.0, 1.0)
+    # no hit in 100: (1 - p)^100 = alpha B(1, 101)
+    assert share_bounds(0, 100, 0.05).high == pytest.approx(1 - (0.05 / 101) ** 0.01, abs=1e-6)
+    assert share_difference_bounds((0, 30), (100, 100), 0.05).low > 0
 
 
 def test_equivalence_needs_the_wider_of_two_levels_inside_the_margin() -> None:

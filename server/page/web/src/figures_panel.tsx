@@ -4,7 +4,7 @@ import { ms, percent } from "./figures";
 import type { Run } from "./run";
 import { history, live, pair, select, selected, show, shown } from "./store";
 
-const SLOTS = 60;
+const SLOTS = 160;
 
 export function FiguresPanel() {
   const run = live(shown.value);
@@ -20,6 +20,7 @@ export function FiguresPanel() {
 
 function Filled({ run }: { run: Run }) {
   const { drafted, accepted } = live(run).acceptance;
+  const cut = run.ledger.steps.length > SLOTS ? `; last ${SLOTS} steps` : "";
   const compared = pair.value;
   const lines = compared
     ? [
@@ -35,11 +36,11 @@ function Filled({ run }: { run: Run }) {
       <Chart title="Time per token" value={ms(run.perTokenMs)} note={compared ? "by step; dashed: off" : "by step"}>
         <Lines lines={lines} label={`Time per token at each step; ${ms(run.perTokenMs)} on average`} format={ms} />
       </Chart>
-      <Chart title="Time per step" value={ms(meanStep(run))} note="draft + verify">
+      <Chart title="Time per step" value={ms(meanStep(run))} note={`draft + verify${cut}`}>
         <Bars bars={timeBars(run)} slots={SLOTS} label="Milliseconds of each step, drafting and verifying" format={ms} />
         <Keys names={["draft", "verify"]} />
       </Chart>
-      <Chart title="Acceptance" value={percent(accepted, drafted)} note={`${(run.perStep ?? 0).toFixed(2)} tokens per step`}>
+      <Chart title="Acceptance" value={percent(accepted, drafted)} note={`${(run.perStep ?? 0).toFixed(2)} tokens per step${cut}`}>
         <Bars
           bars={acceptanceBars(run)}
           slots={SLOTS}

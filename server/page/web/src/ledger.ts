@@ -26,8 +26,6 @@ export interface Piece {
   atMs: number;
 }
 
-const HALF = "\uFFFD";
-
 /**
  * The steps of one answer. The texts of all tokens joined are the answer's text, whatever the server held back: a token that
  * is half a character shows nothing, and the one that completes it shows the whole.
@@ -51,9 +49,9 @@ export class Ledger {
       const token = { index: this.tokens.length, id, step: step.index, node, sources: at?.sources ?? [], text: "" };
       step.tokens.push(token);
       this.tokens.push(token);
-      if (at === undefined || at.text.includes(HALF)) return;
-      const where = rest.indexOf(at.text);
-      if (where < 0) return;
+      // Half a character, as its token alone has it, is not in the text.
+      const where = at === undefined ? -1 : rest.indexOf(at.text);
+      if (at === undefined || where < 0) return;
       // What stands before it belongs to tokens whose own text is not known, or was held back.
       const before = step.tokens.at(-2) ?? waiting;
       if (where > 0 && before) before.text += rest.slice(0, where);

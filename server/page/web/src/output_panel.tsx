@@ -12,7 +12,7 @@ export function OutputPanel() {
     <section class="panel output" id="output" aria-labelledby="output-title">
       <div class="title">
         <h2 id="output-title">Output</h2>
-        {run && <Summary run={run} />}
+        {run && run.tokens > 0 && <Summary run={run} />}
       </div>
       {run && run.tokens > 0 ? <Filled run={run} /> : <Empty run={run} />}
     </section>

@@ -13,6 +13,9 @@ export interface Selection {
 
 const HISTORY = 24;
 const TRACE_STEPS = 60;
+const ROUND_MS = 700;
+const CALM = 8;
+const EAGER = 3;
 
 export const form = signal<Form>(emptyForm());
 export const apiKey = signal("");
@@ -157,14 +160,17 @@ export async function readTrace(): Promise<void> {
   }
 }
 
-/** Looks after the server for as long as the page is open, more often where something is awaited. */
+/** Looks after the server for as long as the page is seen, and more closely while something runs. */
 export async function watch(): Promise<never> {
-  for (;;) {
+  for (let round = 0; ; round++) {
     if (!document.hidden) {
-      await look();
-      await readTrace();
+      if (round % (connection.value === "ready" ? CALM : EAGER) === 0) {
+        await look();
+        await readTrace();
+      } else if (busy.value) {
+        await readTrace();
+      }
     }
-    const pause = busy.value ? 700 : connection.value === "ready" ? 5000 : 2000;
-    await new Promise((done) => setTimeout(done, pause));
+    await new Promise((done) => setTimeout(done, ROUND_MS));
   }
 }

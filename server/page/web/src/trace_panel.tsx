@@ -1,7 +1,6 @@
 import { useState } from "preact/hooks";
 import { Bars } from "./charts";
 import { look } from "./drafters";
-import { ms } from "./figures";
 import { trace, traceError } from "./store";
 import type { StepTrace } from "./wire";
 
@@ -62,7 +61,7 @@ function Table({ steps }: { steps: StepTrace[] }) {
             Tokens <small>/ expected</small>
           </th>
           <th scope="col" title="Milliseconds of drafting and verifying, and those expected">
-            Time <small>/ expected</small>
+            ms <small>/ expected</small>
           </th>
         </tr>
       </thead>
@@ -79,8 +78,8 @@ function Table({ steps }: { steps: StepTrace[] }) {
               <small> / {fixed(step.predicted_tokens)}</small>
             </td>
             <td>
-              {ms(sum(step.realised_draft_ms, step.realised_verify_ms))}
-              <small> / {ms(sum(step.predicted_draft_ms, step.predicted_verify_ms))}</small>
+              {fixed(sum(step.realised_draft_ms, step.realised_verify_ms))}
+              <small> / {fixed(sum(step.predicted_draft_ms, step.predicted_verify_ms))}</small>
             </td>
           </tr>
           <tr>

@@ -2,8 +2,8 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { readEvents, SseParser } from "../src/sse";
 
-const STREAM = 'data: {"a":1}\n\n: a remark\nevent: x\ndata: two\ndata:  lines\n\r\ndata:[DONE]\r\n\r\n';
-const EVENTS = ['{"a":1}', "two\n lines", "[DONE]"];
+const STREAM = 'data: {"a":1}\n\n: a remark\nevent: x\ndata: two\ndata:  lines\n\r\ndata: x\r\ndata: y\r\n\r\ndata:[DONE]\r\n\r\n';
+const EVENTS = ['{"a":1}', "two\n lines", "x\ny", "[DONE]"];
 
 test("events are the same however the stream is cut", () => {
   for (let first = 0; first <= STREAM.length; first++)

@@ -1,0 +1,126 @@
+"""Added time to the first token, cost per message, and share of the processor, for each face of the server."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from bench.frontend.paced_engine import TOKENS, paced_target
+from bench.frontend.readers import GrpcReader, HttpReader
+from bench.frontend.stamp import now_ns, read_stamps
+from bench.local_server import LocalServer
+from bench.serve.spread import spread
+from specdec.config import Config, EngineConfig, ServerConfig
+
+FACTORY, TOKENIZER = "bench.frontend.paced_engine:build", "bench.frontend.byte_tokenizer:ByteTokenizer"
+PROMPT = "def f(x):\n    " * 16
+FACES = ("grpc", "http")
+Reader = GrpcReader | HttpReader
+
+
+@dataclass(frozen=True, slots=True)
+class FrontendPlan:
+    """``requests`` of ``messages`` each, one stream at a time, ``step_ms`` between messages; then ``streams`` at once
+    for ``seconds``, with steps of ``busy_step_ms``."""
+
+    requests: int = 60
+    messages: int = 60
+    step_ms: float = 4.0
+    streams: int = 64
+    busy_step_ms: float = 50.0
+    seconds: float = 10.0
+    faces: tuple[str, ...] = FACES
+
+
+@dataclass(slots=True)
+class _Heard:
+    """Nanoseconds: of a request's first message what the engine did not take; of every message its way."""
+
+    added_ns: int
+    ways_ns: list[int]
+
+
+async def measure_frontend(plan: FrontendPlan) -> dict[str, Any]:
+    """JSON-able figures by face; see `_alone` and `_busy` for what each means."""
+    figures: dict[str, Any] = {}
+    for face in plan.faces:
+        async with _server(plan.step_ms) as server:
+            figures[face] = await _alone(plan, server, face)
+        async with _server(plan.busy_step_ms) as server:
+            figures[face] |= await _busy(plan, server, face)
+    return figures
+
+
+async def _alone(plan: FrontendPlan, server: LocalServer, face: str) -> dict[str, Any]:
+    """One stream: TTFT without the engine's part; from the engine's step to the client's hands; front end's CPU time
+    per message, its share of a request's beginning and end included. Clients' cost is in the first two."""
+    reader = _reader(server, face)
+    for _ in range(max(2, plan.requests // 10)):
+        await _hear(reader, plan.messages)
+    began_s = server.cpu_s()
+    heard = [await _hear(reader, plan.messages) for _ in range(plan.requests)]
+    spent_s = server.cpu_s() - began_s
+    idle_s = await _idle_cost(server)
+    await reader.close()
+    messages = sum(len(one.ways_ns) for one in heard)
+    return {
+        "added_ttft_ms": spread([one.added_ns / 1e6 for one in heard]),
+        "message_way_ms": spread([way / 1e6 for one in heard for way in one.ways_ns]),
+        "cpu_ms_per_message": round(spent_s * 1e3 / messages, 4),
+        "idle_cpu_share_of_a_core": round(idle_s, 4),
+        "messages": messages,
+    }
+
+
+async def _busy(plan: FrontendPlan, server: LocalServer, face: str) -> dict[str, Any]:
+    """Many streams: the front end's share of all cores, between the first second and the last."""
+    reader = _reader(server, face)
+    per_stream = max(2, int(plan.seconds * 1e3 / plan.busy_step_ms))
+    streams = [asyncio.create_task(_hear(reader, per_stream)) for _ in range(plan.streams)]
+    margin = plan.seconds * 0.1
+    await asyncio.sleep(margin)
+    began_s, ours_s, at_s = server.cpu_s(), time.process_time(), time.monotonic()
+    await asyncio.sleep(plan.seconds - 2 * margin)
+    spent_s, we_s, wall_s = server.cpu_s() - began_s, time.process_time() - ours_s, time.monotonic() - at_s
+    heard = await asyncio.gather(*streams)
+    await reader.close()
+    cores = len(os.sched_getaffinity(0))
+    rate = plan.streams * 1e3 / plan.busy_step_ms
+    return {
+        "streams": plan.streams,
+        "messages_per_s": round(rate, 1),
+        "cpu_share": round(spent_s / wall_s / cores, 4),
+        "client_cpu_share": round(we_s / wall_s / cores, 4),
+        "busy_cpu_ms_per_message": round(spent_s * 1e3 / (rate * wall_s), 4),
+        "busy_message_way_ms": spread([way / 1e6 for one in heard for way in one.ways_ns[1:]]),
+        "cores": cores,
+    }
+
+
+async def _hear(reader: Reader, messages: int) -> _Heard:
+    sent_ns, added_ns = now_ns(), 0
+    ways: list[int] = []
+    async for at_ns, text in reader.read(PROMPT, messages * TOKENS):
+        stamps = read_stamps(text)
+        if not ways:
+            added_ns = (at_ns - sent_ns) - (stamps[1] - stamps[0])
+        ways.append(at_ns - stamps[-1])
+    return _Heard(added_ns, ways)
+
+
+async def _idle_cost(server: LocalServer, seconds: float = 1.0) -> float:
+    began_s = server.cpu_s()
+    await asyncio.sleep(seconds)
+    return (server.cpu_s() - began_s) / seconds
+
+
+def _server(step_ms: float) -> LocalServer:
+    config = Config(engine=EngineConfig(target=paced_target(step_ms)), server=ServerConfig(grpc_port=0, http_port=0))
+    return LocalServer(config, factory=FACTORY, tokenizer=TOKENIZER)
+
+
+def _reader(server: LocalServer, face: str) -> Reader:
+    return GrpcReader(server.grpc_address) if face == "grpc" else HttpReader(server.http_port)

@@ -1,0 +1,132 @@
+"""An engine that takes no time: it emits tokens by the clock and writes into them when it did."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from bench.frontend.byte_tokenizer import VOCAB_SIZE
+from bench.frontend.stamp import now_ns, stamp
+from server.engine_protocol import ProgressListener
+from specdec.config import EngineConfig
+from specdec.types import (
+    Delta,
+    DrafterStats,
+    EngineInfo,
+    EngineLoad,
+    Finished,
+    FinishReason,
+    Request,
+    RequestEvent,
+    SpeculationStats,
+    Started,
+    StepTrace,
+    Timings,
+    Usage,
+)
+
+NAME = "paced"
+TOKENS = 2  # per message, as speculation has it
+CONTEXT = 1 << 16
+
+
+def paced_target(step_ms: float) -> str:
+    """The configuration's ``target`` for an engine of such steps."""
+    return f"{NAME}:{step_ms:g}"
+
+
+def build(config: EngineConfig, progress: ProgressListener) -> PacedEngine:
+    """The factory that the engine process is given; the target says how long a step takes, see `paced_target`."""
+    return PacedEngine(float(config.target.partition(":")[2]) / 1e3)
+
+
+@dataclass(slots=True)
+class _Running:
+    request: Request
+    submitted_ns: int
+    emitted: int = 0
+
+
+class PacedEngine:
+    """A request's first message comes at once, the others one by one at the ends of steps of ``step_s`` seconds that
+    all requests share. A message has `TOKENS` tokens; its text is the time it left the engine, behind the time the
+    request came in the first. ``max_tokens`` ends it."""
+
+    def __init__(self, step_s: float) -> None:
+        self._step_s = step_s
+        self._running: dict[str, _Running] = {}
+        self._aborted: list[RequestEvent] = []
+        self._tick_s = 0.0
+
+    def submit(self, request: Request) -> None:
+        """Takes everything."""
+        self._running[request.request_id] = _Running(request, now_ns())
+
+    def abort(self, request_id: str) -> bool:
+        """As `EngineLike`."""
+        running = self._running.pop(request_id, None)
+        if running is not None:
+            self._aborted.append(_finished(running, FinishReason.ABORTED))
+        return running is not None
+
+    def step(self) -> list[RequestEvent]:
+        """The first messages of new requests at once; else the next of all, at the end of the step."""
+        events, self._aborted = self._aborted, []
+        chosen = [running for running in self._running.values() if not running.emitted]
+        if not chosen:
+            chosen = list(self._running.values())
+            now = time.monotonic()
+            self._tick_s = max(self._tick_s + self._step_s, now)
+            if now - self._tick_s < 0:
+                time.sleep(self._tick_s - now)
+        elif len(chosen) == len(self._running):
+            self._tick_s = time.monotonic()
+        for running in chosen:
+            events += self._advance(running)
+        return events
+
+    def has_work(self) -> bool:
+        """As `EngineLike`."""
+        return bool(self._running or self._aborted)
+
+    def info(self) -> EngineInfo:
+        """As `EngineLike`."""
+        return EngineInfo(
+            target=NAME, draft=None, dtype="int8", kernels="reference", numeric_mode="bitwise", max_context=CONTEXT,
+            vocab_size=VOCAB_SIZE, kv_tokens=1 << 20, max_batch=256, drafters=(), eos_ids=(), threads=1, version="0",
+        )  # fmt: skip
+
+    def load(self) -> EngineLoad:
+        """As `EngineLike`."""
+        return EngineLoad(running_requests=len(self._running), total_pages=1 << 14, free_pages=1 << 14)
+
+    def trace(self, limit: int) -> list[StepTrace]:
+        """Nothing is recorded."""
+        return []
+
+    def close(self) -> None:
+        """Forgets every request."""
+        self._running.clear()
+
+    def _advance(self, running: _Running) -> list[RequestEvent]:
+        request, limit = running.request, running.request.stopping.max_tokens or TOKENS
+        events: list[RequestEvent] = []
+        times = [now_ns()]
+        if not running.emitted:
+            events.append(Started(request.request_id, 1, len(request.prompt_ids), 0, 0.0))
+            times.insert(0, running.submitted_ns)
+        count = min(TOKENS, limit - running.emitted)
+        events.append(Delta(request.request_id, 0, [ord(" ")] * count, stamp(*times)))
+        running.emitted += count
+        if running.emitted >= limit:
+            del self._running[request.request_id]
+            events.append(_finished(running, FinishReason.LENGTH))
+        return events
+
+
+def _finished(running: _Running, reason: FinishReason) -> Finished:
+    steps = -(-running.emitted // TOKENS)
+    by_drafter = {"suffix": DrafterStats(2 * steps, steps)}
+    stats = SpeculationStats(steps, steps, 2 * steps, steps, [0, steps], by_drafter)
+    usage = Usage(len(running.request.prompt_ids), 0, running.emitted)
+    return Finished(running.request.request_id, 0, reason, None, usage, stats, Timings(0.0, 0.1, 1.0, 0.1, 0.5))

@@ -1,0 +1,56 @@
+"""A server of our own to measure: ``python -m bench.server_process --config JSON``, started by `LocalServer`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import json
+import logging
+import sys
+from collections.abc import Callable, Sequence
+
+from server.engine_process import DEFAULT_FACTORY
+from server.logs.configure import configure_logs
+from server.serving import Addresses, Serving
+from server.tokenizer_protocol import TokenizerLike
+from specdec.config import Config
+from specdec.errors import SpecdecError
+from specdec.models.load_tokenizer import load_tokenizer
+from specdec.types import EngineInfo
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve until SIGTERM; prints one line of JSON with the ports when ready. Returns the exit code."""
+    parser = argparse.ArgumentParser(prog="bench.server_process")
+    parser.add_argument("--config", required=True, help="Config as JSON")
+    parser.add_argument("--factory", default=DEFAULT_FACTORY, help="module:function that builds the engine")
+    parser.add_argument("--tokenizer", help="module:function that builds the tokenizer; default: the target's")
+    args = parser.parse_args(argv)
+    config = Config.model_validate_json(args.config)
+    configure_logs(config.server.log_format, logging.INFO)  # as `specdec serve`: writing them is a part of the cost
+
+    def on_ready(addresses: Addresses, info: EngineInfo) -> None:
+        print(json.dumps({"grpc_port": addresses.grpc_port, "http_port": addresses.http_port}), flush=True)
+
+    async def serve() -> None:
+        await Serving(config, _tokenizer(args.tokenizer, config), factory=args.factory).run(on_ready)
+
+    try:
+        asyncio.run(serve())
+    except SpecdecError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+def _tokenizer(place: str | None, config: Config) -> Callable[[], TokenizerLike]:
+    if place is None:
+        return lambda: load_tokenizer(config.engine.target, config.engine.cache_dir)
+    module, _, function = place.partition(":")
+    found: Callable[[], TokenizerLike] = getattr(importlib.import_module(module), function)
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

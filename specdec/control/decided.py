@@ -1,0 +1,21 @@
+"""What a step's decisions were made on and what they were, as learning from its outcome needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from specdec.control.turn import Turn
+from specdec.tree import TokenTree
+
+
+@dataclass(slots=True)
+class Decided:
+    """row_ms, token_ms: milliseconds that a row, and a token without drafts, were expected to take. asked: per turn
+    whether the free drafters were. chosen: per turn the merged tree and the nodes of it to be verified."""
+
+    turns: Sequence[Turn] = ()
+    row_ms: float = 0.0
+    token_ms: float = 1.0
+    asked: Sequence[bool] = ()
+    chosen: list[tuple[TokenTree, list[int]]] = field(default_factory=list)

@@ -1,0 +1,91 @@
+"""The engine that keeps a schedule: what it says, in what order, and the clients that read its stamps."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bench.frontend.frontend_bench import FrontendPlan, measure_frontend
+from bench.frontend.paced_engine import TOKENS, build, paced_target
+from bench.frontend.stamp import now_ns, read_stamps, stamp
+from specdec.config import EngineConfig
+from specdec.types import Delta, Finished, FinishReason, Request, Started, StoppingParams
+
+TIMES = st.lists(st.integers(0, 10**18 - 1), min_size=1, max_size=3)
+
+
+@given(TIMES, TIMES)
+@settings(max_examples=50)
+def test_stamps_come_back_and_can_be_joined(first: list[int], second: list[int]) -> None:
+    assert read_stamps(stamp(*first)) == first
+    assert read_stamps(stamp(*first) + stamp(*second)) == first + second
+
+
+def test_what_is_no_stamp_is_told() -> None:
+    for text in ("hello", stamp(1) + "x", "x;"):
+        with pytest.raises(ValueError, match=r"stamp|invalid literal"):
+            read_stamps(text)
+
+
+@given(st.integers(1, 9), st.integers(1, 4))
+@settings(max_examples=25, deadline=None)
+def test_every_request_is_told_in_order(limit: int, requests: int) -> None:
+    engine = build(EngineConfig(target=paced_target(0.5)), lambda *progress: None)
+    before = now_ns()
+    for number in range(requests):
+        engine.submit(Request(str(number), (1, 2), stopping=StoppingParams(max_tokens=limit)))
+    events = []
+    while engine.has_work():
+        events += engine.step()
+    for number in range(requests):
+        own = [event for event in events if event.request_id == str(number)]
+        deltas = [event for event in own if isinstance(event, Delta)]
+        assert isinstance(own[0], Started)
+        assert isinstance(own[-1], Finished)
+        assert len(own) == len(deltas) + 2
+        assert own[-1].usage.output_tokens == limit == sum(len(delta.token_ids) for delta in deltas)
+        assert all(len(delta.token_ids) <= TOKENS for delta in deltas)
+        stamps = [time for delta in deltas for time in read_stamps(delta.text)]
+        assert stamps == sorted(stamps)
+        assert before <= stamps[0] <= stamps[-1] <= now_ns()
+        assert len(stamps) == len(deltas) + 1  # the first has the time of arrival too
+
+
+def test_messages_keep_the_step_and_newcomers_do_not_wait_for_it() -> None:
+    """By their own stamps: a step is never shorter than told, and who comes in the middle is answered first."""
+    engine = build(EngineConfig(target=paced_target(20)), lambda *progress: None)
+    engine.submit(Request("a", (1,), stopping=StoppingParams(max_tokens=3 * TOKENS)))
+    engine.step()
+    engine.submit(Request("b", (1,), stopping=StoppingParams(max_tokens=TOKENS)))
+    assert {event.request_id for event in engine.step()} == {"b"}
+    stamps = [read_stamps(e.text)[-1] for _ in range(2) for e in engine.step() if isinstance(e, Delta)]
+    assert stamps[1] - stamps[0] > 15_000_000
+    assert not engine.has_work()
+
+
+def test_an_abort_ends_it() -> None:
+    engine = build(EngineConfig(target=paced_target(1)), lambda *progress: None)
+    engine.submit(Request("a", (1,), stopping=StoppingParams(max_tokens=100)))
+    engine.step()
+    assert engine.abort("a")
+    assert not engine.abort("a")
+    (end,) = engine.step()
+    assert isinstance(end, Finished)
+    assert end.reason is FinishReason.ABORTED
+    assert not engine.has_work()
+
+
+async def test_both_faces_are_measured() -> None:
+    """Through real processes and sockets: every message arrives, and no figure is impossible."""
+    plan = FrontendPlan(requests=3, messages=4, step_ms=1.0, streams=3, busy_step_ms=20.0, seconds=1.0)
+    found = await measure_frontend(plan)
+    assert set(found) == {"grpc", "http"}
+    for figures in found.values():
+        assert figures["messages"] == 12
+        assert figures["added_ttft_ms"]["n"] == 3
+        assert figures["message_way_ms"]["n"] == 12
+        assert 0 < figures["message_way_ms"]["p50"] <= figures["message_way_ms"]["max"]
+        assert figures["busy_message_way_ms"]["n"] == 3 * 49
+        assert 0 <= figures["cpu_share"] <= 1
+        assert figures["messages_per_s"] == 150

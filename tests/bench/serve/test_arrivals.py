@@ -1,0 +1,68 @@
+"""When requests arrive: the law of the gaps, ramps, and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from bench.serve.arrivals import Arrivals
+from specdec.errors import ConfigError
+
+rates = st.floats(0.5, 200)
+LONG_S = 400.0
+
+
+@given(rates, rates, st.floats(0.1, 60), st.sampled_from([None, 0.25, 1.0, 4.0]), st.integers(0, 9))
+@settings(max_examples=80, deadline=None)
+def test_offsets_ascend_within_the_run_and_repeat(
+    rate: float, end: float, duration: float, shape: float | None, seed: int
+) -> None:
+    arrivals = Arrivals(rate, duration, end, shape)
+    offsets = arrivals.offsets(seed)
+    assert offsets == arrivals.offsets(seed)
+    assert all(a <= b for a, b in itertools.pairwise(offsets))
+    assert all(0 <= offset <= duration * (1 + 1e-9) for offset in offsets)
+    if shape is None:
+        assert len(offsets) == int(np.ceil(arrivals.expected))
+
+
+@pytest.mark.parametrize("shape", [0.25, 1.0, 4.0])
+def test_gaps_follow_their_law(shape: float) -> None:
+    gaps = np.diff(Arrivals(20, LONG_S, shape=shape).offsets(3))
+    assert stats.kstest(gaps, stats.gamma(shape, scale=1 / (20 * shape)).cdf).pvalue > 0.01
+
+
+def test_gaps_of_a_poisson_process_are_exponential() -> None:
+    assert stats.kstest(np.diff(Arrivals(20, LONG_S).offsets(5)), stats.expon(scale=1 / 20).cdf).pvalue > 0.01
+
+
+def test_even_arrivals() -> None:
+    assert Arrivals(4, 2, shape=None).offsets(0) == [i / 4 for i in range(8)]
+
+
+@given(st.floats(1, 50), st.floats(1, 50))
+@settings(max_examples=30, deadline=None)
+def test_a_ramp_integrates_to_its_rate(rate: float, end: float) -> None:
+    """The k-th of evenly spaced arrivals comes where the integral of the rate is k."""
+    duration = 20.0
+    offsets = np.array(Arrivals(rate, duration, end, None).offsets(0))
+    integral = rate * offsets + (end - rate) / duration * offsets**2 / 2
+    assert integral == pytest.approx(np.arange(len(offsets)), abs=1e-6)
+
+
+def test_a_ramp_of_random_arrivals_keeps_its_shape() -> None:
+    offsets = np.array(Arrivals(5, LONG_S, 45).offsets(11))
+    first, last = (np.count_nonzero(part) for part in (offsets < LONG_S / 2, offsets >= LONG_S / 2))
+    assert first == pytest.approx(LONG_S / 2 * 15, rel=0.06)
+    assert last == pytest.approx(LONG_S / 2 * 35, rel=0.06)
+
+
+@pytest.mark.parametrize("bad", [{"rate": 0}, {"duration_s": -1}, {"end_rate": 0}, {"shape": float("nan")}])
+def test_refused(bad: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(bad))):
+        Arrivals(**({"rate": 1.0, "duration_s": 1.0} | bad))

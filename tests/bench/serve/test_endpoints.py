@@ -1,0 +1,143 @@
+"""What the endpoints note of real answers, and of servers that do not answer well."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from bench.serve.ask import Ask
+from bench.serve.connect import connect
+from bench.serve.openai_endpoint import EndpointError, OpenAIEndpoint
+from bench.serve.record import Record
+from bench.serve.refused_error import RefusedError
+from bench.serve.serve_html import report_html
+from bench.serve.serve_plan import ServePlan
+from bench.serve.serve_session import run_plan
+from bench.serve.serve_tables import report_tables
+from specdec.client import ChatTurn, Credentials
+from specdec.errors import ConfigError, SpecdecError
+from tests.server.harness import running_server
+
+TEXT = Ask("t", 6, text="hello world")
+CHAT = Ask("c", 5, chat=(ChatTurn("user", "hello"),))
+
+
+@pytest.mark.parametrize("face", ["grpc", "http"])
+async def test_a_real_answer(face: str) -> None:
+    async with running_server(http_port=0) as server:
+        found = server.addresses
+        url = f"grpc://127.0.0.1:{found.grpc_port}" if face == "grpc" else f"http://127.0.0.1:{found.http_port}/v1"
+        endpoint, about = await connect(url, Credentials())
+        for ask in (TEXT, CHAT):
+            record = Record(ask.name, 0.0)
+            await endpoint.send(ask, record)
+            assert record.output_tokens == ask.max_tokens
+            assert len(record.chunk_s) == ask.max_tokens  # the fake engine gives a token a step
+            assert record.chunk_s == sorted(record.chunk_s)
+            assert record.chunk_tokens == ([1] * ask.max_tokens if face == "grpc" else [])
+        await endpoint.close()
+    assert "fake" in json.dumps(about)
+
+
+async def test_a_server_that_drains_refuses_with_a_hint() -> None:
+    async with running_server() as server:
+        endpoint, _ = await connect(f"grpc://127.0.0.1:{server.addresses.grpc_port}", Credentials())
+        await server.serving._frontend.gate.drain(0)
+        with pytest.raises(RefusedError) as caught:
+            await endpoint.send(TEXT, Record("t", 0.0))
+        assert caught.value.retry_after_s is not None
+        await endpoint.close()
+
+
+async def test_a_server_that_is_gone_did_not_refuse() -> None:
+    async with running_server() as server:
+        endpoint, _ = await connect(f"grpc://127.0.0.1:{server.addresses.grpc_port}", Credentials())
+    with pytest.raises(SpecdecError) as caught:
+        await endpoint.send(TEXT, Record("t", 0.0))
+    assert not isinstance(caught.value, RefusedError)
+    await endpoint.close()
+
+
+@pytest.mark.parametrize("url", ["localhost:1", "ftp://x/v1", "grpc://", "grpc://h:1/v1", "http:///v1"])
+async def test_urls_that_mean_nothing(url: str) -> None:
+    with pytest.raises(ConfigError, match="url"):
+        await connect(url, Credentials())
+
+
+def answering(answer: Callable[[httpx.Request], httpx.Response]) -> OpenAIEndpoint:
+    return OpenAIEndpoint("http://test/v1", model="m", key="k", transport=httpx.MockTransport(answer))
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "hint"),
+    [
+        (429, {"retry-after": "1.5"}, 1.5),
+        (503, {}, None),
+        (429, {"retry-after": "Wed, 21 Oct 2026 07:28:00 GMT"}, None),
+    ],
+)
+async def test_http_refusals(status: int, headers: dict[str, str], hint: float | None) -> None:
+    with pytest.raises(RefusedError) as caught:
+        await answering(lambda request: httpx.Response(status, headers=headers)).send(TEXT, Record("t", 0.0))
+    assert caught.value.retry_after_s == hint
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        httpx.Response(400, text="no"), httpx.Response(200, text="data: {oops\n\n"),
+        httpx.Response(200, text='data: {"error":{"message":"x"}}\n\n'),
+    ],
+)  # fmt: skip
+async def test_http_failures(response: httpx.Response) -> None:
+    with pytest.raises(EndpointError):
+        await answering(lambda request: response).send(TEXT, Record("t", 0.0))
+
+
+async def test_what_is_sent_and_what_counts_as_text() -> None:
+    """Chunks without text, of a role or of figures only, are no first token."""
+    seen: list[Any] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append((request.headers["authorization"], request.url.path, json.loads(request.content)))
+        deltas = [{"role": "assistant", "content": ""}, {"content": "a"}, {"content": "b"}, {}]
+        lines = [{"choices": [{"index": 0, "delta": delta}]} for delta in deltas]
+        lines.append(
+            {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 4, "prompt_tokens_details": None}}
+        )
+        return httpx.Response(200, text="".join(f"data: {json.dumps(line)}\n\n" for line in lines) + "data: [DONE]\n\n")
+
+    record = Record("c", 0.0)
+    await answering(answer).send(CHAT, record)
+    assert (len(record.chunk_s), record.prompt_tokens, record.output_tokens) == (2, 3, 4)
+    key, path, body = seen[0]
+    assert (key, path, body["messages"]) == ("Bearer k", "/v1/chat/completions", [{"role": "user", "content": "hello"}])
+    assert body["max_tokens"] == 5
+    assert "ignore_eos" not in body
+    await answering(answer).send(CHAT.of_fixed_length(), record)
+    assert seen[1][2]["ignore_eos"] is True
+    assert body["stream_options"] == {"include_usage": True}
+
+
+async def test_a_whole_run_and_its_reports() -> None:
+    async with running_server() as server:
+        endpoint, about = await connect(f"grpc://127.0.0.1:{server.addresses.grpc_port}", Credentials())
+        plan = ServePlan(workload="chat", at_once=3, requests=9, max_tokens=8, warm_up=2)
+        looks: list[int] = []
+        report = await run_plan(
+            plan, endpoint, about=about | {"note": "<&>"}, watch=lambda run: looks.append(len(run.records))
+        )
+        await endpoint.close()
+    figures = json.loads(json.dumps(report.as_dict()))
+    assert figures["requests"]["ok"] == 9
+    assert looks
+    page = report_html(report)
+    assert "&lt;&amp;&gt;" in page
+    assert "<&>" not in page
+    assert "http://" not in page.replace("http://www.w3.org", "")
+    assert page.count("<svg") == 3
+    assert len(list(report_tables(report))) == 3

@@ -1,0 +1,80 @@
+"""`specdec bench serve` from its words to its files, against a running server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from specdec.cli.bench_serve_cmd import serve_load_command
+from tests.server.http.harness import Server, running
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with running() as found:
+        yield found
+
+
+def invoke(url: str, *words: str) -> Result:
+    return CliRunner().invoke(serve_load_command, ["--url", url, "--warm-up", "1", "--max-slip", "100000", *words])
+
+
+def figures_of(server: Server, tmp_path: Path, *words: str) -> dict[str, Any]:
+    out, page = tmp_path / "r.json", tmp_path / "r.html"
+    result = invoke(f"{server.url}/v1", *words, "--json", str(out), "--html", str(page))
+    assert result.exit_code == 0, result.output
+    assert page.read_text().startswith("<!doctype html>")
+    found: dict[str, Any] = json.loads(out.read_text())
+    return found
+
+
+def test_a_closed_loop(server: Server, tmp_path: Path) -> None:
+    found = figures_of(
+        server, tmp_path, "--workload", "chat", "--concurrency", "3", "--requests", "7", "--max-tokens", "5",
+        "--goodput", "e2e:100000", "--price-per-hour", "2",
+    )  # fmt: skip
+    assert found["requests"]["ok"] == 7 == len(found["each"])
+    assert found["goodput"]["share_of_sent"] == 1.0
+    assert found["cost"]["output_tokens_per_dollar"] > 0
+    assert found["model"] == "fake"
+    assert found["valid"] is True
+
+
+def test_an_open_loop(server: Server, tmp_path: Path) -> None:
+    found = figures_of(
+        server, tmp_path, "--workload", "chat", "--rate", "20", "--arrivals", "constant", "--duration", "0.5",
+        "--max-tokens", "2",
+    )  # fmt: skip
+    assert [round(each["due_ms"]) for each in found["each"]] == [50 * i for i in range(10)]
+
+
+def test_a_replay(server: Server, tmp_path: Path) -> None:
+    trace = tmp_path / "t.jsonl"
+    lines = [{"offset_s": i / 10, "prompt": "hello there", "max_tokens": 3, "name": f"n{i}"} for i in range(4)]
+    trace.write_text("\n".join(map(json.dumps, lines)))
+    found = figures_of(server, tmp_path, "--trace", str(trace), "--speed", "2")
+    assert [(each["name"], each["output_tokens"]) for each in found["each"]] == [(f"n{i}", 3) for i in range(4)]
+
+
+def test_an_invalid_run_has_an_exit_code_of_its_own() -> None:
+    """Every request of this run fails: gaps need a model that fills in, which this server does not have."""
+    with running() as server:
+        server.serving._frontend.fim = None
+        result = invoke(f"{server.url}/v1", "--workload", "fim", "--requests", "2")
+    assert result.exit_code == 3
+    assert "INVALID: no request was answered" in result.output
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--ramp-to", "3"), ("--rate", "1", "--requests", "3"), ("--goodput", "speed:1"), ("--json", "/nowhere/a.json")],
+)  # fmt: skip
+def test_words_that_contradict_each_other(words: tuple[str, ...]) -> None:
+    result = invoke("http://127.0.0.1:1/v1", *words)
+    assert result.exit_code not in (0, 3)
+    assert result.exception is not None

@@ -1,0 +1,97 @@
+"""How long a typist waits: the figures by hand, and a whole run against a model that knows its book."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.typing.keys_log import KeysLog
+from bench.typing.stretch import Stretch, find_stretch
+from bench.typing.typing_bench import PLACES
+from bench.typing.typists import RequestTypist, SessionTypist
+from bench.workloads.sources import source_of
+from server.serving import Serving
+from specdec.client import Client
+from tests.server.completion.book_engine import BOOK
+from tests.server.completion.code_tokenizer import CodeTokenizer
+from tests.server.completion.editor import AT, BEHIND, FACTORY, LINE
+from tests.server.harness import make_config, quick_policy
+
+
+def log_of(pressed: list[float], answered: dict[int, float], silent: tuple[int, ...] = ()) -> KeysLog:
+    log = KeysLog()
+    for at in pressed:
+        log.press(at)
+    for key, at in answered.items():
+        log.answer(key, at, text=key not in silent)
+    return log
+
+
+def test_a_key_waits_for_the_next_answer_of_any_later_text() -> None:
+    log = log_of([0.0, 1.0, 2.0, 3.0], {0: 0.25, 2: 2.5})
+    assert log.waits_ms() == [250, 1500, 500]  # after the last key nothing came any more
+    assert log.in_time == 2
+
+
+def test_a_late_answer_is_not_in_time_but_counts() -> None:
+    log = log_of([0.0, 1.0], {0: 1.5, 1: 1.25})
+    assert log.waits_ms() == [1250, 250]
+    assert log.in_time == 1
+
+
+def test_news_of_nothing_is_no_text() -> None:
+    log = log_of([0.0, 1.0], {0: 0.5, 1: 1.5}, silent=(0,))
+    assert log.waits_ms() == [500, 500]
+    assert log.waits_ms(text_only=True) == [1500, 500]
+    log.answer(0, 9.0, text=True)
+    assert log.answered_s[0] == 0.5
+    assert log.with_text == {1}
+
+
+@given(st.lists(st.tuples(st.booleans(), st.floats(0.001, 5)), min_size=1, max_size=30))
+def test_waits_against_their_definition(answers: list[tuple[bool, float]]) -> None:
+    pressed = [float(i) for i in range(len(answers))]
+    answered = {i: i + delay for i, (there, delay) in enumerate(answers) if there}
+    wanted = [
+        (min(at for key, at in answered.items() if key >= i) - i) * 1e3
+        for i in range(len(answers))
+        if any(key >= i for key in answered)
+    ]
+    assert log_of(pressed, answered).waits_ms() == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_stretches_are_parts_of_real_files(place: str) -> None:
+    found = find_stretch(place, 200)
+    assert found.before + found.typed + found.after == source_of(place)
+    assert len(found.typed) == 200
+    assert not found.typed[0].isspace()
+    assert found.before.splitlines()[-1].isspace()  # the cursor stands behind the indentation
+    ast.parse(found.before + "pass\n")
+
+
+def test_a_file_that_is_too_short_is_told() -> None:
+    with pytest.raises(ValueError, match="no function"):
+        find_stretch("colorsys:", 10**6)
+
+
+@pytest.mark.parametrize("typist", [SessionTypist(), RequestTypist()])
+async def test_typing_what_the_model_would_say(typist: SessionTypist | RequestTypist) -> None:
+    """Every key is answered in the end, and only a session goes on with what was begun."""
+    stretch = Stretch("book", BOOK[:AT], LINE[:8], "\n" + BOOK[BEHIND:])
+    serving = Serving(make_config(), CodeTokenizer, factory=FACTORY, policy=quick_policy())
+    addresses = await serving.start()
+    try:
+        await serving.wait_ready()
+        async with Client(f"127.0.0.1:{addresses.grpc_port}") as client:
+            log = await typist.type(client, stretch, 200.0, 32, "")
+    finally:
+        await serving.stop()
+    assert len(log.pressed_s) == 8
+    assert len(log.waits_ms()) == 8
+    assert all(wait >= 0 for wait in log.waits_ms())
+    assert 7 in log.with_text
+    assert (log.continued > 0) is isinstance(typist, SessionTypist)

@@ -1,0 +1,51 @@
+"""A verifier that works as one on a GPU does, later than it is told to: for tests of what the host does meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from typing import cast
+
+from torch import Tensor
+
+from specdec.engine.engine import EngineParts
+from specdec.models.decoder import Decoder
+from specdec.scheduler import PlanEntry
+from specdec.step.sequence_state import SequenceState
+from specdec.step.verifier import Verifier
+from specdec.step.walk import Walk
+from specdec.tree import TokenTree
+
+
+class LateVerifier:
+    """The CPU's, which does nothing before it is waited for. ``log`` gets `start` and `wait`; ``fails_at``: the number
+    of the `start` that raises."""
+
+    overlaps = True
+
+    def __init__(self, parts: EngineParts, log: list[str], fails_at: int = -1) -> None:
+        self._inner, self._log, self._left = Verifier(cast(Decoder, parts.decoder), parts.sampler), log, fails_at
+
+    @property
+    def taps(self) -> bool:
+        """As the CPU's."""
+        return self._inner.taps
+
+    def features(self, index: int, chain: int, walk: Walk, count: int) -> Tensor:
+        """As the CPU's."""
+        return self._inner.features(index, chain, walk, count)
+
+    def start(
+        self, entries: Seq[PlanEntry], trees: Seq[TokenTree | None], states: Seq[SequenceState]
+    ) -> Callable[[], list[Walk]]:
+        """Only notes what is to be done."""
+        self._log.append("start")
+        self._left -= 1
+        if self._left == -1:
+            raise RuntimeError("the device is gone")
+
+        def wait() -> list[Walk]:
+            self._log.append("wait")
+            return self._inner.start(entries, trees, states)()
+
+        return wait

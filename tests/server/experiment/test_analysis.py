@@ -1,0 +1,243 @@
+"""Verdicts from records: what they are, and what they are not misled by."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from server.experiment.analysis.analyse import analyse
+from server.experiment.analysis.decide import decide
+from server.experiment.analysis.exit_code import exit_code
+from server.experiment.analysis.guardrail_result import GuardrailResult
+from server.experiment.analysis.result import Result
+from server.experiment.analysis.target_result import TargetResult
+from server.experiment.analysis.verdict import VerdictKind
+from server.experiment.experiment_errors import ExperimentError
+from server.experiment.metrics import METRICS
+from server.experiment.record import Record
+from server.experiment.record_log import RecordLog
+from server.experiment.stats.interval import Interval
+from tests.server.experiment.simulated import manifest, paired, switchback
+
+OPEN_GUARDRAILS = [{"metric": "error_rate", "max_increase": "50%"}]
+
+
+def test_a_large_gain_is_better_and_the_same_records_give_the_same_result() -> None:
+    plan = manifest(secondary=["ttft_ms@p95", "tpot_ms:mean", "tokens_per_step:mean"])
+    log = paired(plan, 120, 0.7, seed=1)
+    result = analyse(plan, log)
+    assert result.verdict.kind == "better"
+    assert "e2e_ms@p50 is lower by" in result.verdict.headline
+    assert result == analyse(plan, log)
+    assert (result.compared_outputs, result.mismatched_outputs) == (120, 0)
+    steps = result.secondary[2]
+    assert steps.b is not None
+    assert not steps.lower_is_better
+    assert steps.b > 2
+    assert all(t.p_adjusted is not None and t.p_adjusted >= t.p_value for t in result.secondary)
+    assert Result.model_validate_json(result.model_dump_json()) == result
+
+
+def test_exchanged_arms_exchange_the_verdict() -> None:
+    plan = manifest(primary={"metric": "tokens_per_s", "quantile": 0.5})
+    log = paired(plan, 120, 0.7, seed=1)
+    assert analyse(plan, log).verdict.kind == "better"
+    other = {"off": "auto", "auto": "off"}
+    swapped = RecordLog([replace(r, arm=other[r.arm]) for r in log.records])
+    assert analyse(plan, swapped).verdict.kind == "worse"
+
+
+def test_equal_arms_are_equivalent_with_enough_data_and_undecided_with_little() -> None:
+    plan = manifest(primary={"metric": "e2e_ms", "quantile": 0.5, "min_effect": "10%"}, guardrails=OPEN_GUARDRAILS)
+    assert analyse(plan, paired(plan, 300, 1.0, seed=2, noise=0.05)).verdict.kind == "equivalent"
+    assert analyse(plan, paired(plan, 20, 1.0, seed=2)).verdict.kind == "undecided"
+    assert "too few" in analyse(plan, paired(plan, 5, 0.5, seed=2)).verdict.headline
+
+
+def test_one_other_token_makes_everything_invalid() -> None:
+    plan = manifest()
+    log = paired(plan, 60, 0.7, seed=3)
+    log.records[7] = replace(log.records[7], token_hash=b"other")
+    result = analyse(plan, log)
+    assert result.verdict.kind == "invalid"
+    assert "1 of 60 pairs got different tokens" in result.verdict.headline
+    assert log.records[7].pair in result.verdict.headline
+    sampled = manifest(assignment={"expect_same_tokens": False})
+    assert analyse(sampled, log).verdict.kind == "better"
+
+
+def test_missing_records_and_a_lagging_generator_make_it_invalid() -> None:
+    plan = manifest(arms={"off": {}, "auto": {}}, assignment={"mode": "hash"})
+    log = paired(plan, 200, 1.0, seed=4)
+    lossy = RecordLog([r for i, r in enumerate(log.records) if r.arm == "off" or i % 3])
+    assert "did not get their shares" in analyse(plan, lossy).verdict.headline
+    late = RecordLog([replace(r, scheduled=r.arrival - 0.05) for r in log.records])
+    assert "lagged" in analyse(plan, late).verdict.headline
+    assert analyse(plan, log).verdict.kind != "invalid"
+
+
+def test_errors_and_queues_are_guarded_whatever_the_gain() -> None:
+    plan = manifest()
+    log = paired(plan, 150, 0.7, seed=5)
+    failing = [
+        replace(r, status="UNAVAILABLE") if r.arm == "auto" and i % 6 == 0 else r for i, r in enumerate(log.records)
+    ]
+    result = analyse(plan, RecordLog(failing))
+    assert result.verdict.kind == "worse"
+    assert "error_rate" in result.verdict.headline
+    assert result.arms[1].reasons == {"UNAVAILABLE": result.arms[1].failed}
+    assert any("did not end well in both arms" in note for note in result.notes)
+    median = manifest(guardrails=[{"metric": "queue_ms@p50", "max_increase": "10%"}])
+    queued = [replace(r, started=r.arrival + (0.02 if r.arm == "auto" else 0.01)) for r in log.records]
+    assert "queue_ms@p50" in analyse(median, RecordLog(queued)).verdict.headline
+    # twice of next to nothing is still nothing
+    tiny = [replace(r, started=r.arrival + (2e-5 if r.arm == "auto" else 1e-5)) for r in log.records]
+    assert analyse(median, RecordLog(tiny)).verdict.kind == "better"
+
+
+def test_blocks_are_the_units_of_a_switchback() -> None:
+    plan = manifest(assignment={"mode": "switchback"}, guardrails=OPEN_GUARDRAILS)
+    log = switchback(plan, 40, 25, 0.8, seed=6)
+    result = analyse(plan, log)
+    assert result.verdict.kind == "better"
+    assert result.primary.units == 20
+    assert result.sample_ratio_unit == "block"
+    low, high = result.primary.ratio_bounds
+    alone = analyse(
+        manifest(assignment={"mode": "hash"}, arms={"off": {}, "auto": {}}, guardrails=OPEN_GUARDRAILS), log
+    )
+    assert low is not None
+    assert high is not None
+    assert alone.primary.ratio_bounds[0] is not None
+    assert alone.primary.ratio_bounds[1] is not None
+    # taking requests as independent would claim far more than is known
+    assert high - low > 1.3 * (alone.primary.ratio_bounds[1] - alone.primary.ratio_bounds[0])
+
+
+def test_warm_up_foreign_arms_and_repeats_are_left_out_and_said() -> None:
+    plan = manifest(warmup_requests=10)
+    log = paired(plan, 60, 1.0, seed=7)
+    log.records.append(replace(log.records[0], arm="third", request="x"))
+    log.records[30] = replace(log.records[30], warm_up=True)
+    log.repeated, log.lost_bytes = 3, 17
+    result = analyse(plan, log)
+    assert result.arms[0].requests + result.arms[1].requests == 120 - 20 - 1
+    notes = " ".join(result.notes)
+    for part in ("of other arms left out: 1", "of the warm-up left out: 21", "already had one: 3", "17 bytes"):
+        assert part in notes
+
+
+def test_an_arm_without_records_is_refused() -> None:
+    plan = manifest()
+    log = RecordLog([r for r in paired(plan, 20, 1.0, seed=8).records if r.arm == "off"])
+    with pytest.raises(ExperimentError, match="arm 'auto' has no record"):
+        analyse(plan, log)
+    alone = RecordLog([replace(r, pair="") for r in paired(plan, 20, 1.0, seed=8).records])
+    with pytest.raises(ExperimentError, match="has no pair, which paired_replay needs"):
+        analyse(plan, alone)
+
+
+def test_the_always_valid_verdict_is_more_careful_and_says_so() -> None:
+    fixed = manifest(guardrails=OPEN_GUARDRAILS)
+    always = manifest(stopping={"rule": "always_valid", "expected_units": 200}, guardrails=OPEN_GUARDRAILS)
+    log = paired(fixed, 200, 0.5, seed=9)
+    one, two = analyse(fixed, log), analyse(always, log)
+    assert one.verdict.kind == two.verdict.kind == "better"
+    assert None not in (*one.decided_by, *two.decided_by)
+    assert two.decided_by[1] > one.decided_by[1]  # type: ignore[operator]
+    assert any("whenever you look" in note for note in two.notes)
+
+
+def test_a_drift_from_pair_to_pair_is_seen_and_said() -> None:
+    plan = manifest(guardrails=OPEN_GUARDRAILS)
+    log = paired(plan, 200, 1.0, seed=10, noise=0.02)
+    rng = np.random.default_rng(11)
+    state = np.cumsum(rng.normal(0, 0.2, 400)) * 0.2
+    drifting = [
+        replace(r, end=r.arrival + (r.end - r.arrival) * float(np.exp(state[i // 2] * (1 if r.arm == "auto" else -1))))
+        for i, r in enumerate(log.records)
+        if r.end is not None
+    ]
+    result = analyse(plan, RecordLog(drifting))
+    assert result.primary.merged > 3
+    assert any("depend on each other" in note for note in result.notes)
+
+
+def _target(lower_is_better: bool = True, units: int = 50) -> TargetResult:
+    nothing = (None, None)
+    return TargetResult(
+        label="e2e_ms@p50", title="", unit="ms", lower_is_better=lower_is_better, sizes=(50, 50), a=1.0, b=1.0,
+        a_bounds=nothing, b_bounds=nothing, ratio=1.0, ratio_bounds=nothing, difference=0.0, difference_bounds=nothing,
+        p_value=1.0, units=units,
+    )  # fmt: skip
+
+
+def _guardrail(state: str) -> GuardrailResult:
+    return GuardrailResult.model_validate(
+        {"label": "error_rate", "state": state, "limit": 0.01, "increase": 0.0, "bounds": (0, 1), "text": "t"}
+    )
+
+
+@pytest.mark.parametrize(
+    ("interval", "lower_is_better", "kind"),
+    [
+        ((0.90, 0.99), True, "better"),
+        ((0.90, 0.99), False, "worse"),
+        ((1.01, 1.20), True, "worse"),
+        ((1.01, 1.20), False, "better"),
+        ((0.99, 1.01), True, "equivalent"),
+        ((0.985, 0.995), True, "equivalent"),
+        ((0.97, 1.01), True, "undecided"),
+        ((0.0, float("inf")), True, "undecided"),
+    ],
+)
+def test_an_interval_becomes_a_verdict(interval: tuple[float, float], lower_is_better: bool, kind: str) -> None:
+    found = decide(_target(lower_is_better), lambda alpha: Interval(*interval), 0.02, 0.05, 8, [], [])
+    assert found.kind == kind
+
+
+def test_validity_overrules_guardrails_and_these_overrule_the_metric() -> None:
+    def ratio(alpha: float) -> Interval:
+        return Interval(0.8, 0.9)
+
+    held, open_, broken = map(_guardrail, ("held", "open", "broken"))
+    assert decide(_target(), ratio, 0.02, 0.05, 8, ["a reason"], [broken]).kind == "invalid"
+    assert decide(_target(), ratio, 0.02, 0.05, 8, [], [held, broken]).kind == "worse"
+    found = decide(_target(), ratio, 0.02, 0.05, 8, [], [held, open_])
+    assert found.kind == "better"
+    assert any("is open" in reason for reason in found.reasons)
+    assert decide(_target(units=7), ratio, 0.02, 0.05, 8, [], []).kind == "undecided"
+
+
+def test_exit_codes_are_those_that_are_documented() -> None:
+    kinds: tuple[VerdictKind, ...] = ("better", "equivalent", "worse", "undecided", "invalid")
+    assert [exit_code(kind, "not-worse") for kind in kinds] == [0, 0, 10, 11, 12]
+    assert [exit_code(kind, "better") for kind in kinds] == [0, 13, 10, 11, 12]
+    assert [exit_code(kind, "none") for kind in kinds] == [0, 0, 0, 0, 12]
+
+
+def test_metrics_are_what_their_names_say() -> None:
+    record = Record(
+        "r",
+        "a",
+        arrival=10.5,
+        scheduled=10.0,
+        started=11.0,
+        first_token=12.0,
+        end=16.0,
+        tokens=5,
+        chunks=2,
+        accepted=(1, 0, 3),
+    )
+    found = {name: metric.value(record) for name, metric in METRICS.items()}
+    assert found["e2e_ms"] == 6000  # from when it was meant to arrive
+    assert found["ttft_ms"] == 2000
+    assert found["queue_ms"] == 1000
+    assert found["tpot_ms"] == 1000
+    assert found["tokens_per_s"] == pytest.approx(5 / 6)
+    assert found["tokens_per_chunk"] == 2.5
+    assert found["tokens_per_step"] == 1 + 6 / 4
+    empty = Record("r", "a", arrival=1.0, tokens=1)
+    assert all(METRICS[name].value(empty) != METRICS[name].value(empty) for name in ("e2e_ms", "tpot_ms", "queue_ms"))

@@ -1,0 +1,103 @@
+"""Plans are read as they are written, and refused with the line of what is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from server.experiment.config.metric_target import MetricTarget
+from server.experiment.config.read_config import read_config
+from server.experiment.experiment_errors import ExperimentError
+from server.experiment.manifest import Manifest
+from tests.server.experiment.simulated import manifest
+
+PLAN = """\
+name: ngram-or-eagle
+arms:
+  control:
+    request: {speculation: off}
+  treatment:
+    request: {speculation: auto, depth: 6}
+assignment: {mode: switchback, block_s: 20s, washout_s: 500ms, salt: 7f3a}
+primary: {metric: ttft_ms, quantile: 0.95, min_effect: 2%}
+secondary: [tpot_ms@p50, e2e_ms@p99.9, "tokens_per_step:mean"]
+guardrails:
+  - {metric: error_rate, max_increase: 0.1%}
+  - {metric: queue_ms@p99, max_increase: 10%}
+stopping: {rule: always_valid, alpha: 0.05, max_duration: 2h}
+warmup_requests: 200
+"""
+
+
+def test_a_plan_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "experiment.yaml"
+    path.write_text(PLAN)
+    config = read_config(path)
+    assert (config.control, config.treatment) == ("control", "treatment")
+    assert (config.assignment.block_s, config.assignment.washout_s) == (20.0, 0.5)
+    assert config.stopping.max_duration == 7200
+    assert [t.label for t in config.secondary] == ["tpot_ms@p50", "e2e_ms@p99.9", "tokens_per_step:mean"]
+    assert config.secondary[1].quantile == 0.999
+    assert config.guardrails[0].max_increase == 0.001
+    assert config.primary.label == "ttft_ms@p95"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "reason"),
+    [
+        ("name: ngram-or-eagle", "name: a b", 1, "should match pattern"),
+        ("salt: 7f3a", "sault: 7f3a", 7, "Extra inputs"),
+        ("metric: ttft_ms", "metric: speed", 8, "no metric 'speed'; there are e2e_ms"),
+        ("min_effect: 2%", "min_effect: two%", 8, "no percentage; write 2%"),
+        ("block_s: 20s", "block_s: soon", 7, "no duration; write 500ms"),
+        ("washout_s: 500ms", "washout_s: 20", 7, "washout_s leaves nothing"),
+        ("tpot_ms@p50", "tpot_ms@pxx", 9, "write METRIC@pNN"),
+        ("metric: queue_ms@p99", "metric: token_mismatch_rate", 12, "no metric 'token_mismatch_rate'"),
+        ("alpha: 0.05", "alpha: 1.5", 13, "less than or equal to 0.5"),
+        ("  treatment:\n    request: {speculation: auto, depth: 6}\n", "", 2, "at least 2 items"),
+        ("  treatment:", "  control:", 5, "`control` is given twice"),
+        ("switchback", "aa", 2, "mode aa compares an arm with itself"),
+        ("rule: always_valid", "rule: [", 13, "not valid YAML"),
+    ],
+)
+def test_a_bad_plan_is_refused_with_its_line(tmp_path: Path, old: str, new: str, line: int, reason: str) -> None:
+    assert old in PLAN
+    path = tmp_path / "experiment.yaml"
+    path.write_text(PLAN.replace(old, new))
+    with pytest.raises(ExperimentError) as caught:
+        read_config(path)
+    assert reason in str(caught.value)
+    if "aa" not in new:
+        assert f"line {line}" in str(caught.value)
+
+
+def test_weights_of_pairs_files_that_are_not_there_and_other_texts_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "e.yaml"
+    path.write_text("name: a\narms: {a: {weight: 2}, b: {weight: 1}}\n")
+    with pytest.raises(ExperimentError, match="leave weight out"):
+        read_config(path)
+    path.write_text("- a\n")
+    with pytest.raises(ExperimentError, match="must hold a mapping"):
+        read_config(path)
+    path.write_bytes(b"\xff\xfe\xfa")
+    with pytest.raises(ExperimentError, match="not UTF-8"):
+        read_config(path)
+    with pytest.raises(ExperimentError, match="can not be read"):
+        read_config(tmp_path / "none.yaml")
+
+
+def test_targets_are_written_as_they_are_read() -> None:
+    for text in ("ttft_ms@p99.9", "e2e_ms@p50", "tokens:mean"):
+        assert MetricTarget.model_validate(text).label == text
+
+
+def test_manifests_come_back_and_others_are_refused(tmp_path: Path) -> None:
+    plan = manifest(secondary=["ttft_ms@p95"])
+    plan.write(tmp_path)
+    assert Manifest.read(tmp_path) == plan
+    (tmp_path / "manifest.json").write_text('{"config": {}}')
+    with pytest.raises(ExperimentError, match=r"config\.name: Field required"):
+        Manifest.read(tmp_path)
+    with pytest.raises(ExperimentError, match="give an experiment's folder"):
+        Manifest.read(tmp_path / "none")

@@ -1,0 +1,39 @@
+"""Made-up experiments hold whole units and no difference but the planted one."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from server.experiment.analysis.redraw import Redraw
+from server.experiment.stats.two_arm_sample import TwoArmSample
+from tests.server.experiment.samples import clustered, paired_sample
+
+
+def test_pairs_stay_together_and_a_bias_of_the_capture_does_not_pass_on() -> None:
+    rng = np.random.default_rng(1)
+    a = np.arange(1.0, 101.0)
+    drawn = Redraw(paired_sample(a, a + 1000)).draw(2000, 0.5, rng)
+    first, second = (values[np.argsort(units)] for values, units in zip(drawn.values, drawn.units, strict=True))
+    assert drawn.n_units == len(first) == len(second) == 2000
+    assert np.all(np.abs(first - second / 0.5) == 1000)
+    assert 0.45 < np.mean(first > 1000) < 0.55
+
+
+def test_units_of_several_values_are_drawn_whole() -> None:
+    values = np.array([1.0, 1.0, 2.0, 3.0, 3.0, 3.0])
+    units = np.array([0, 0, 1, 2, 2, 2])
+    drawn = Redraw(TwoArmSample((values, values), (units, units), 3)).draw(50, 1.0, np.random.default_rng(2))
+    sizes = {1.0: 2, 2.0: 1, 3.0: 3}
+    for unit in range(50):
+        for arm in (0, 1):
+            mine = drawn.values[arm][drawn.units[arm] == unit]
+            assert len(mine) == sizes[mine[0]]
+            assert len(set(mine)) == 1
+
+
+def test_units_of_one_arm_are_dealt_anew_half_to_each() -> None:
+    rng = np.random.default_rng(3)
+    drawn = Redraw(clustered(30, rng)).draw(40, 1.0, rng)
+    present = drawn.present()
+    assert [int(p.sum()) for p in present] == [20, 20]
+    assert not np.any(present[0] & present[1])

@@ -1,0 +1,203 @@
+"""The page holds what the result holds, and nothing from elsewhere; the command writes it and says the verdict."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.experiment.analysis.analyse import analyse
+from server.experiment.manifest import Manifest
+from server.experiment.record_log import RecordLog
+from server.experiment.record_writer import RecordWriter
+from server.experiment.report.axis import Axis, short
+from server.experiment.report.render import render
+from specdec.cli.main import cli
+from tests.server.experiment.simulated import manifest, paired
+
+VOID = {"meta", "br", "hr", "img", "input", "link"}
+
+
+class _Page(HTMLParser):
+    """Text, tags and attributes; fails where tags do not close in order."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: set[str] = set()
+        self.attributes: list[tuple[str, str | None]] = []
+        self.text = ""
+        self.feed(html)
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes += attrs
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes += attrs
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@pytest.fixture(scope="module")
+def page() -> tuple[str, _Page]:
+    plan = manifest(secondary=["ttft_ms@p95", "tpot_ms:mean"], name="a-name")
+    html = render(analyse(plan, paired(plan, 120, 0.7, seed=1)))
+    return html, _Page(html)
+
+
+def test_the_verdict_comes_first_and_everything_is_there(page: tuple[str, _Page]) -> None:
+    text = " ".join(page[1].text.split())
+    order = [
+        "Better: the treatment's e2e_ms@p50",
+        "The arms",
+        "speculation",
+        "Quantiles",
+        "Secondary",
+        "Guardrails",
+        "Where",
+    ]
+    places = [text.index(part) for part in order]
+    assert places == sorted(places)
+    for part in ("Simulated <CPU> 3000", "0123abcd+", "none & nowhere", "error_rate", "0 of 120 pairs differ", "p99"):
+        assert part in text
+
+
+def test_the_page_needs_no_network_and_no_script(page: tuple[str, _Page]) -> None:
+    html, parsed = page
+    assert not parsed.tags & {"script", "link", "img", "iframe", "object", "embed"}
+    assert not {name for name, _ in parsed.attributes} & {"src", "href", "srcset", "action"}
+    assert "url(" not in html
+    assert "@import" not in html
+    assert "prefers-color-scheme: dark" in html
+    assert "@media print" in html
+    assert 'name="viewport"' in html
+
+
+def test_the_charts_are_sound_svg_inside_their_frames(page: tuple[str, _Page]) -> None:
+    drawings = re.findall(r"<svg.*?</svg>", page[0], re.S)
+    assert len(drawings) == 5
+    for drawing in drawings:
+        root = ET.fromstring(drawing)
+        assert root.attrib["aria-label"]
+        _, _, width, height = map(float, root.attrib["viewBox"].split())
+        for shape in root:
+            for points in (shape.get("points") or "").split():
+                x, y = map(float, points.split(","))
+                assert 0 <= x <= width
+                assert 0 <= y <= height
+
+
+def test_the_settings_that_differ_stand_first(page: tuple[str, _Page]) -> None:
+    text = page[1].text
+    assert text.index("request.speculation") < text.index("request.priority")
+
+
+def test_texts_can_not_become_tags() -> None:
+    bad = "<script>alert(1)</script>"
+    plan = manifest(arms={bad: {"request": {"speculation": bad}}, "b": {}})
+    plan = plan.model_copy(update={"facts": {bad: bad}})
+    html = render(analyse(plan, paired(plan, 30, 1.0, seed=2)))
+    assert "<script" not in html
+    assert "script" not in _Page(html).tags
+
+
+def test_results_with_gaps_still_make_a_page() -> None:
+    plan = manifest(secondary=["ttft_ms@p95"], primary="e2e_ms:mean")
+    log = paired(plan, 9, 1.0, seed=3)
+    assert _Page(render(analyse(plan, log))).text
+    few = RecordLog([r for r in log.records if r.pair == "p0"])
+    assert "too few" in _Page(render(analyse(plan, few))).text
+
+
+@given(st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=5), st.booleans())
+def test_axes_keep_order_and_range(values: list[float], logarithmic: bool) -> None:
+    axis = Axis(values, 50, 350, logarithmic)
+    places = [axis.at(v) for v in sorted(values)]
+    assert places == sorted(places)
+    assert all(50 <= place <= 350 for place in places)
+    assert (axis.at(-1e12), axis.at(1e12)) == (50, 350)
+    ticks = axis.ticks()
+    assert ticks == sorted(ticks)
+    assert len(ticks) <= 14
+
+
+def test_numbers_are_short() -> None:
+    assert [short(v) for v in (0, 0.0123, 1.5, 123.4, 5000, 12345, -0.5)] == [
+        "0",
+        "0.0123",
+        "1.5",
+        "123",
+        "5000",
+        "12.3k",
+        "-0.5",
+    ]
+
+
+def _folder(tmp_path: Path, plan: Manifest, log: RecordLog) -> Path:
+    plan.write(tmp_path)
+    with RecordWriter(tmp_path) as writer:
+        for record in log.records:
+            writer.write(record)
+    return tmp_path
+
+
+def _ab(*args: object) -> Result:
+    return CliRunner().invoke(cli, ["ab", *map(str, args)])
+
+
+def test_analyze_writes_result_and_report_and_its_exit_code_is_the_verdict(tmp_path: Path) -> None:
+    plan = manifest()
+    folder = _folder(tmp_path, plan, paired(plan, 60, 1.5, seed=4))
+    done = _ab("analyze", folder)
+    assert done.exit_code == 10, done.output
+    assert done.output.startswith("Worse: the treatment's e2e_ms@p50 is higher by")
+    html = (folder / "report.html").read_text()
+    assert json.loads((folder / "result.json").read_text())["verdict"]["kind"] == "worse"
+    assert _ab("analyze", folder, "--demand", "none").exit_code == 0
+    assert json.loads(_ab("analyze", folder, "--json", "--demand", "none").output)["name"] == "off-or-auto"
+    (folder / "report.html").unlink()
+    assert _ab("report", folder).exit_code == 0
+    assert (folder / "report.html").read_text() == html
+
+
+def test_plan_names_units_and_power(tmp_path: Path) -> None:
+    plan = manifest(assignment={"mode": "aa"})
+    folder = _folder(tmp_path, plan, paired(plan, 60, 1.0, seed=5))
+    done = _ab("plan", folder, "--effect", "20%", "--simulations", 50, "--metric", "e2e_ms:mean", "--json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.output)
+    assert found["power"] >= 0.8
+    assert found["unit_name"] == "pair"
+    assert 16 <= found["units"] <= 200
+    smaller = json.loads(
+        _ab("plan", folder, "--effect", "10%", "--simulations", 50, "--metric", "e2e_ms:mean", "--json").output
+    )
+    assert smaller["units"] > 2 * found["units"]
+
+
+def test_what_can_not_be_done_ends_with_one_line(tmp_path: Path) -> None:
+    assert "manifest.json: can not be read" in _ab("analyze", tmp_path).output
+    assert "run `specdec ab analyze` first" in _ab("report", tmp_path).output
+    plan = manifest(assignment={"mode": "aa"})
+    folder = _folder(tmp_path, plan, paired(plan, 10, 1.0, seed=6))
+    refused = _ab("plan", folder, "--effect", "5%")
+    assert refused.exit_code == 1
+    assert "too few to plan from" in refused.output
+    assert _ab("plan", folder, "--effect", "lots").exit_code == 2
+    assert "no metric 'x'" in _ab("plan", folder, "--effect", "5%", "--metric", "x@p50").output

@@ -1,0 +1,56 @@
+"""The page's sources: well typed, tested by their own tests, and built into the very files that are served."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from specdec.api.generate import ROOT
+from tests.editors.node_program import copy_with_packages, npm
+
+WEB, STATIC = ROOT / "server" / "page" / "web", ROOT / "server" / "page" / "static"
+
+needs_npm = pytest.mark.skipif(shutil.which("npm") is None, reason="needs Node.js with npm")
+
+
+@pytest.fixture(scope="module")
+def web(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sources with their packages."""
+    return copy_with_packages(WEB, tmp_path_factory.mktemp("page") / "web")
+
+
+def test_the_lock_names_no_place() -> None:
+    text = (WEB / "package-lock.json").read_text(encoding="utf-8")
+    assert not re.findall(r'"resolved"|https?://', text)
+
+
+def test_every_package_is_pinned() -> None:
+    package = json.loads((WEB / "package.json").read_text(encoding="utf-8"))
+    for version in (package["dependencies"] | package["devDependencies"]).values():
+        assert re.fullmatch(r"\d+\.\d+\.\d+", version)
+
+
+@pytest.mark.node
+@needs_npm
+def test_the_files_that_are_served_are_what_the_sources_build(web: Path, tmp_path: Path) -> None:
+    npm(web, "run", "build", "--", str(tmp_path / "static"))
+    built = {path.name: path.read_bytes() for path in (tmp_path / "static").iterdir()}
+    assert built == {path.name: path.read_bytes() for path in STATIC.iterdir()}, "run: npm run build"
+
+
+@pytest.mark.node
+@needs_npm
+def test_it_is_well_typed(web: Path) -> None:
+    npm(web, "run", "check")
+
+
+@pytest.mark.node
+@needs_npm
+def test_its_own_tests(web: Path) -> None:
+    passed = re.search(r"^# pass (\d+)$", npm(web, "test"), re.MULTILINE)
+    assert passed is not None
+    assert int(passed[1]) >= 20

@@ -1,0 +1,119 @@
+"""What the page is served as: to whom, from where, for how long."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.page.accept import wants_html
+from server.page.page_files import load_page
+from specdec.api.generate import ROOT
+from tests.server.auth.key_files import make_key
+from tests.server.http.harness import Server, running
+
+BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,*/*;q=0.8"
+STATIC = ROOT / "server" / "page" / "static"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """A ready server."""
+    with running() as found:
+        yield found
+
+
+def get_page(server: Server) -> httpx.Response:
+    response = server.client.get("/", headers={"accept": BROWSER})
+    assert response.status_code == 200
+    return response
+
+
+@pytest.mark.parametrize("accept", [BROWSER, "text/html", "TEXT/HTML;q=0.1", "*/*, application/xhtml+xml ; q=1"])
+def test_browsers_get_the_page(server: Server, accept: str) -> None:
+    response = server.client.get("/", headers={"accept": accept})
+    assert response.headers["content-type"] == "text/html; charset=utf-8"
+    assert response.content == (STATIC / "index.html").read_bytes()
+    assert response.headers["vary"] == "accept"
+
+
+@pytest.mark.parametrize("accept", ["*/*", "", "application/json", "text/plain", "text/html;q=0", "text/html; q=0.000"])
+def test_others_are_told_that_ollama_runs(server: Server, accept: str) -> None:
+    response = server.client.get("/", headers={"accept": accept})
+    assert (response.text, response.headers["content-type"]) == ("Ollama is running", "text/plain; charset=utf-8")
+
+
+@given(st.text())
+def test_any_accept_header_is_read(accept: str) -> None:
+    assert wants_html(accept) in (True, False)
+    assert wants_html(accept + ",text/html")
+
+
+def test_everything_it_names_is_served_here_and_kept_for_good(server: Server) -> None:
+    named = re.findall(r'(?:src|href)="([^"]+)"', get_page(server).text)
+    assert len(named) == 3
+    for path in named:
+        response = server.client.get(path)
+        assert response.status_code == 200
+        assert response.headers["cache-control"] == "public, max-age=31536000, immutable"
+        assert path.endswith("?v=" + hashlib.sha256(response.content).hexdigest()[:16])
+
+
+def test_what_may_have_changed_is_asked_for_again(server: Server) -> None:
+    for path in ("/", "/page/page.js", "/page/page.js?v=0123456789abcdef"):
+        first = server.client.get(path, headers={"accept": BROWSER})
+        assert first.headers["cache-control"] == "no-cache"
+        known = {"accept": BROWSER, "if-none-match": first.headers["etag"]}
+        again = server.client.get(path, headers=known)
+        assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", first.headers["etag"])
+        other = server.client.get(path, headers=known | {"if-none-match": '"other"'})
+        assert (other.status_code, other.content) == (200, first.content)
+
+
+@pytest.mark.parametrize("name", ["nothing.js", "index.html.bak", "..%2fendpoints.py", "%2e%2e"])
+def test_nothing_else_is_served(server: Server, name: str) -> None:
+    response = server.client.get(f"/page/{name}")
+    assert response.status_code == 404
+    assert response.headers["content-type"] == "application/json"
+
+
+def test_it_may_load_from_here_only(server: Server) -> None:
+    page = get_page(server)
+    policy = dict(part.split(" ", 1) for part in page.headers["content-security-policy"].split("; "))
+    assert policy["default-src"] == "'self'"
+    assert policy["frame-ancestors"] == "'none'"
+    assert "unsafe" not in page.headers["content-security-policy"]
+    assert page.headers["x-content-type-options"] == "nosniff"
+    assert not re.findall(r"<style|<script(?![^>]*src=)| on\w+=| style=", page.text)
+    for name, file in load_page().items():
+        hosts = set(re.findall(rb"https?://([\w.-]+)", file.data))
+        assert hosts <= {b"www.w3.org"}, name  # names of SVG and MathML, which nobody fetches
+
+
+def test_what_the_engine_is(server: Server) -> None:
+    told = server.client.get("/page/info").json()
+    info = server.serving.client.info
+    assert (told["model"], told["drafters"], told["max_context"]) == (info.target, [*info.drafters], info.max_context)
+
+
+def test_the_page_needs_no_key_but_what_it_asks_does(tmp_path: Path) -> None:
+    path = tmp_path / "keys.yaml"
+    key = make_key(path, "page")
+    with running(keys_file=path) as server:
+        page = get_page(server)
+        for link in re.findall(r'(?:src|href)="([^"]+)"', page.text):
+            assert server.client.get(link).status_code == 200
+        for wanted in ("/page/info", "/trace"):
+            assert server.client.get(wanted).status_code == 401
+            assert server.client.get(wanted, headers={"authorization": f"Bearer {key}"}).status_code == 200
+
+
+def test_it_is_there_before_the_engine_is() -> None:
+    with running(wait=False) as server:
+        get_page(server)
