@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -54,7 +55,29 @@ def test_the_exit_code_tells(
     assert gpu_check.main([str(tmp_path / "out")]) == code
     assert json.loads((tmp_path / "out" / "tests.json").read_text())["kernels"] == {"code": suite}
     (command,) = commands
-    assert 30 <= float(command[-1]) < gpu_check.SECONDS
+    assert gpu_check.LEAST <= float(command[-1]) < gpu_check.SECONDS
+
+
+def test_benches_that_take_too_long_are_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    limits: list[float] = []
+
+    def run(command: list[str], timeout: float, **_: Any) -> SimpleNamespace:
+        limits.append(timeout)
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(gpu_check.subprocess, "run", run)
+    assert gpu_check.run_benches(tmp_path / "kernels.json", 200.0) == 124
+    assert limits == [200.0]
+    assert "stopped" in capsys.readouterr().out
+
+
+def test_parts_fit_nine_minutes() -> None:
+    ends = list(gpu_check.UNTIL.values())
+    assert list(gpu_check.UNTIL) == list(gpu_check.SUITES)
+    assert ends == sorted(ends)
+    assert ends[-1] + 2 * gpu_check.SLACK < gpu_check.SECONDS < 540
 
 
 def test_a_folder_is_needed(capsys: pytest.CaptureFixture[str]) -> None:

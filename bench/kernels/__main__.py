@@ -22,11 +22,17 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("torch finds no GPU; there is nothing to measure", file=sys.stderr)
         return 2
-    bench = KernelBench(torch.device("cuda", 0), options.target, options.seconds, lambda line: print(line, flush=True))
-    try:
-        bench.run()
-    finally:  # what was measured is kept, whatever happens next
+
+    def say(line: str) -> None:
+        print(line, flush=True)
+        save()  # what was measured is kept, whatever happens next
+
+    def save() -> None:
         options.json.write_text(json.dumps(bench.report, indent=1) + "\n", encoding="utf-8")
+
+    bench = KernelBench(torch.device("cuda", 0), options.target, options.seconds, say)
+    bench.run()
+    save()
     return 0
 
 

@@ -41,3 +41,5 @@ CASES = (
     AttentionCase(8, 8192, 16, heads=16, kv_heads=8, head_dim=256),
     AttentionCase(8, 16384, 16, window=4096),
 )
+# Those that others' kernels are compared on
+COMPARED = (*(AttentionCase(batch, 4096, 16) for batch in (1, 2, 4, 8)), AttentionCase(1, 32768, 16))

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from bench.kernels.attention_bench import binary_tree
+from bench.kernels.attention_work import binary_tree
 from bench.kernels.kernel_timer import WARM_RUNS, KernelTimer
 from specdec.engine.engine import Engine, EngineParts
 from specdec.models.device.device_decoder import DeviceDecoder

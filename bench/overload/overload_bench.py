@@ -104,8 +104,8 @@ async def _closed(server: LocalServer, plan: OverloadPlan, at_once: int, *, firs
 
 async def _open(server: LocalServer, plan: OverloadPlan, rate: float, objectives: tuple[Objective, ...]) -> ServeReport:
     asked = ServePlan(
-        workload=plan.workload, arrivals=Arrivals(rate, plan.minutes * 60), max_tokens=plan.max_tokens, fixed=True, warm_up=0,
-        timeout_s=_TIMEOUT_S, objectives=objectives, seed=plan.seed,
+        workload=plan.workload, arrivals=Arrivals(rate, plan.minutes * 60), max_tokens=plan.max_tokens, fixed=True,
+        warm_up=0, timeout_s=_TIMEOUT_S, objectives=objectives, seed=plan.seed,
     )  # fmt: skip
     return await _run(server, asked, deadline_of(plan, objectives))
 

@@ -11,8 +11,9 @@ from specdec.client import ChatTurn, Fim
 @dataclass(frozen=True, slots=True)
 class Ask:
     """Exactly one of ``text``, ``chat`` and ``gap`` is given. ``prediction``: text the answer is expected to be like,
-    ``session``: who asks, "" for nobody in particular.
-    ``fixed``: the answer has ``max_tokens`` tokens, wherever the model would end it."""
+    ``session``: who asks, "" for nobody in particular. ``salt``: caches and draft texts are shared only with an equal
+    one, by servers that know of it. ``fixed``: the answer has ``max_tokens`` tokens, wherever the model would end it.
+    """
 
     name: str
     max_tokens: int
@@ -22,6 +23,7 @@ class Ask:
     stop: tuple[str, ...] = ()
     prediction: str = ""
     session: str = ""
+    salt: str = ""
     fixed: bool = False
 
     def of_fixed_length(self) -> Ask:

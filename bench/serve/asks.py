@@ -22,7 +22,8 @@ CHARACTERS_PER_TOKEN = 3  # of code; only bounds how long an edited text may get
 
 def endless_asks(name: str, max_tokens: int | None = None, note: Callable[[str], None] | None = None) -> Iterator[Ask]:
     """The prompts of workload ``name`` (one of `SERVE_WORKLOADS`), round after round. From the second round on each
-    begins differently, so that none is answered from the cache of the one before.
+    begins differently and has a salt of its own, so that none is answered from the cache or drafted from the answers of
+    the one before. Only a shared prefix stays shared.
 
     max_tokens: instead of each workload's own limit. note: is told of kinds that are left out of "mixed", and why.
 
@@ -115,13 +116,14 @@ def _shared_prefix(max_tokens: int | None) -> Iterator[Ask]:
 
 
 def _varied(ask: Ask, number: int) -> Ask:
-    name, mark = f"{ask.name}#{number}", f"# Round {number}\n"
+    name = f"{ask.name}#{number}"
     if ask.name.startswith("shared-prefix/"):
-        return dataclasses.replace(ask, name=name, text=ask.text.replace("\n# Answer:", f" ({number})\n# Answer:"))
+        text = ask.text.replace("\n# Answer:", f" ({number})\n# Answer:")
+        return dataclasses.replace(ask, name=name, text=text)
+    mark, fresh = f"# Round {number}\n", dataclasses.replace(ask, name=name, salt=f"round-{number}")
     if ask.gap is not None:
-        return dataclasses.replace(ask, name=name, gap=dataclasses.replace(ask.gap, prefix=mark + ask.gap.prefix))
+        return dataclasses.replace(fresh, gap=dataclasses.replace(ask.gap, prefix=mark + ask.gap.prefix))
     if ask.chat:
         first = ask.chat[0]
-        turns = (ChatTurn(first.role, mark + first.content), *ask.chat[1:])
-        return dataclasses.replace(ask, name=name, chat=turns)
-    return dataclasses.replace(ask, name=name, text=mark + ask.text)
+        return dataclasses.replace(fresh, chat=(ChatTurn(first.role, mark + first.content), *ask.chat[1:]))
+    return dataclasses.replace(fresh, text=mark + ask.text)

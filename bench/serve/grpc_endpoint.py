@@ -59,8 +59,9 @@ class GrpcEndpoint:
 
     def _events(self, ask: Ask) -> AsyncGenerator[RequestEvent, None]:
         options = GenerateOptions(
-            sampling=self._sampling, stopping=StoppingParams(max_tokens=ask.max_tokens, stop=ask.stop, ignore_eos=ask.fixed),
-            speculation=self._speculation, prediction=ask.prediction, session=ask.session,
+            sampling=self._sampling,
+            stopping=StoppingParams(max_tokens=ask.max_tokens, stop=ask.stop, ignore_eos=ask.fixed),
+            speculation=self._speculation, prediction=ask.prediction, session=ask.session, cache_salt=ask.salt,
         )  # fmt: skip
         if self._deadline_s is not None:
             options["timeout_s"] = self._deadline_s

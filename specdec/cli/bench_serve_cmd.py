@@ -126,7 +126,8 @@ def _plan(values: dict[str, Any]) -> ServePlan:
         requests = 32
     return ServePlan(
         workload=values["workload"], at_once=values["concurrency"], requests=requests, duration_s=duration,
-        arrivals=arrivals, trace=values["trace"], speed=values["speed"], max_tokens=values["max_tokens"], fixed=values["fixed_length"],
+        arrivals=arrivals, trace=values["trace"], speed=values["speed"], max_tokens=values["max_tokens"],
+        fixed=values["fixed_length"],
         warm_up=values["warm_up"], seed=values["seed"], timeout_s=values["timeout"],
         objectives=tuple(Objective.read(text) for text in values["goodput"]),
         price_per_hour=values["price_per_hour"], max_slip_ms=values["max_slip"],

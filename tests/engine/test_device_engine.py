@@ -38,7 +38,7 @@ from specdec.types import (
 )
 from specdec.verify.company import PLAIN, Company
 from specdec.verify.compare import first_mismatches
-from specdec.verify.runner import CompanyRunner, Outcomes
+from specdec.verify.runner import CompanyRunner, Outcome
 from tests.engine.fan_drafter import FanDrafter
 from tests.engine.tiny_engine import failures, run_all, tokens_of
 from tests.kernels.gpu.no_host_read import NoHostRead
@@ -83,7 +83,7 @@ def device_parts(dtype: str = "fp16", kv_dtype: str = "auto") -> EngineParts:
     return dataclasses.replace(parts, drafters=[FanDrafter(SMALL.vocab_size)])
 
 
-def ask(name: str, length: int, tokens: int = 4, **fields: Any) -> Request:
+def ask(name: str, length: int, tokens: int = 5, **fields: Any) -> Request:
     stopping = fields.pop("stopping", StoppingParams(max_tokens=tokens, ignore_eos=True))
     prompt = tuple(7 * i % 250 for i in range(length))
     return Request(name, prompt, SamplingParams(**fields.pop("sampling", {"temperature": 0.0})), stopping, **fields)
@@ -100,38 +100,35 @@ REQUESTS = [
 
 
 @functools.cache
-def plain() -> Outcomes:
+def plain(name: str, kv_dtype: str = "auto") -> Outcome:
+    """What one of ``REQUESTS`` comes to alone, by plain decode."""
     with quick_interpreter():
-        return CompanyRunner(device_parts()).run(PLAIN, REQUESTS)
+        asked = [request for request in REQUESTS if request.request_id == name]
+        return CompanyRunner(device_parts(kv_dtype=kv_dtype)).run(PLAIN, asked)[name, 0]
 
 
-def drafted(company: Company) -> Outcomes:
-    parts = device_parts()
+@pytest.mark.parametrize(
+    ("names", "kv_dtype", "accepted"),
+    [
+        (("greedy", "sampled"), "auto", 2),
+        (("sampled",), "fp8", 1),
+        pytest.param(("greedy", "sampled", "edited", "grammar"), "auto", 3, marks=pytest.mark.slow),
+        pytest.param(("greedy", "edited", "grammar"), "fp8", 2, marks=pytest.mark.slow),
+    ],
+)
+def test_trees_and_company_do_not_show(names: tuple[str, ...], kv_dtype: str, accepted: int) -> None:
+    parts = device_parts(kv_dtype=kv_dtype)
     (fan,) = parts.drafters
     assert isinstance(fan, FanDrafter)
-    fan.answers = {key: outcome.tokens for key, outcome in plain().items()}
-    return CompanyRunner(parts).run(company, REQUESTS)
-
-
-def test_trees_and_company_do_not_show() -> None:
-    found = drafted(FANNED)
-    mismatches = first_mismatches(FANNED.name, plain(), found)
-    assert not mismatches, str(mismatches[0])
-    assert sum(outcome.accepted for outcome in found.values()) >= 3
-    assert sum(outcome.preemptions for outcome in found.values()) >= 1
-
-
-def test_trees_do_not_show_in_a_float8_cache_either() -> None:
-    parts = device_parts(kv_dtype="fp8")
-    (fan,), requests = parts.drafters, REQUESTS[1:3]
     assert isinstance(parts.decoder, DeviceDecoder)
-    assert parts.decoder.pool.k.dtype == torch.float8_e4m3fn
-    assert isinstance(fan, FanDrafter)
-    alone = CompanyRunner(parts).run(PLAIN, requests)
+    assert (parts.decoder.pool.k.dtype == torch.float8_e4m3fn) == (kv_dtype == "fp8")
+    alone = {(name, 0): plain(name, kv_dtype) for name in names}
     fan.answers = {key: outcome.tokens for key, outcome in alone.items()}
-    found = CompanyRunner(parts).run(FANNED, requests)
-    assert not first_mismatches(FANNED.name, alone, found)
-    assert sum(outcome.accepted for outcome in found.values()) >= 1
+    found = CompanyRunner(parts).run(FANNED, [request for request in REQUESTS if request.request_id in names])
+    mismatches = first_mismatches(FANNED.name, alone, found)
+    assert not mismatches, str(mismatches[0])
+    assert sum(outcome.accepted for outcome in found.values()) >= accepted
+    assert sum(outcome.preemptions for outcome in found.values()) >= 1
 
 
 def test_a_step_is_learned_from_while_the_device_works() -> None:
@@ -163,14 +160,14 @@ def test_a_draft_model_runs_on_the_device_too() -> None:
     parts = built(config(device_dtype="fp16", draft=f"random:{NAME}", speculation=speculation))
     request = dataclasses.replace(REQUESTS[1], stopping=SHORT)
     found = CompanyRunner(parts).run(Company("drafted", ("model",), 3, 3, 2), [request])["sampled", 0]
-    assert found.tokens == plain()["sampled", 0].tokens[:3]
+    assert found.tokens == plain("sampled").tokens[:3]
     assert found.accepted == 2
 
 
 def test_float32_agrees_with_the_cpu() -> None:
     host = dataclasses.replace(build_parts(config(device="cpu")), drafters=[])
     runners = [CompanyRunner(dataclasses.replace(parts, drafters=[])) for parts in (host, device_parts("fp32"))]
-    requests = [ask("greedy", 66, 2, output=OutputParams(logprobs=3)), dataclasses.replace(REQUESTS[2], stopping=SHORT)]
+    requests = [ask("greedy", 9, 2, output=OutputParams(logprobs=3)), dataclasses.replace(REQUESTS[2], stopping=SHORT)]
     expected, got = (runner.run(Company("together", concurrency=4), requests) for runner in runners)
     for key, outcome in expected.items():
         assert got[key].tokens == outcome.tokens, key
@@ -194,17 +191,17 @@ def test_a_broken_row_fails_its_request_alone() -> None:
         again = run_all(engine, [dataclasses.replace(sound, request_id="again")])
     finally:
         embed[299] = kept
-    expected = plain()["sampled", 0].tokens[:3]
+    expected = plain("sampled").tokens[:3]
     assert tokens_of(events, "sampled") == tokens_of(again, "again") == expected
 
 
 def test_prompts_alone_need_no_sampling() -> None:
-    events = run_all(Engine(device_parts()), [ask("prompt", 40, stopping=StoppingParams(max_tokens=0))])
+    events = run_all(Engine(device_parts()), [ask("prompt", 9, stopping=StoppingParams(max_tokens=0))])
     assert not failures(events)
 
 
 def test_masks_may_outgrow_their_room() -> None:
-    parts, before = device_parts(), plain()["grammar", 0].tokens
+    parts, before = device_parts(), plain("grammar").tokens
     assert isinstance(parts.decoder, DeviceDecoder)
     buffer = parts.decoder.buffer
     with mock.patch.object(buffer, "_on_move") as moved:
@@ -227,7 +224,7 @@ def test_a_rehearsal_leaves_no_trace() -> None:
     few = mock.patch.object(parts.decoder, "max_rows", 9)
     with few, mock.patch.multiple(device_rehearsal, TREES=(3, 1000), POLICIES=POLICIES[2:], TIMES=1):
         rehearse(parts.verifier, parts.decoder)
-    assert CompanyRunner(parts).run(PLAIN, REQUESTS[1:2])["sampled", 0].tokens == plain()["sampled", 0].tokens
+    assert CompanyRunner(parts).run(PLAIN, REQUESTS[1:2])["sampled", 0].tokens == plain("sampled").tokens
 
 
 @pytest.mark.parametrize("top", [None, 2])

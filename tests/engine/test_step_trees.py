@@ -38,7 +38,8 @@ def test_trees_tell_where_each_token_came_from(mode: SpeculationMode, temperatur
         assert tree is not None
         assert (tree.tokens[0], tree.parents[0], tree.sources[0], tree.chances[0]) == (last, -1, [], 1.0)
         assert all(0 <= parent < node for node, parent in enumerate(tree.parents[1:], 1))
-        assert all(tree.sources[1:]) and all(0.0 <= chance <= 1.0 for chance in tree.chances)
+        assert all(tree.sources[1:])
+        assert all(0.0 <= chance <= 1.0 for chance in tree.chances)
         at = 0
         for node, token in zip(tree.accepted, delta.token_ids, strict=False):
             assert (tree.parents[node], tree.tokens[node]) == (at, token)

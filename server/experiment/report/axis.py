@@ -22,7 +22,7 @@ class Axis:
     def at(self, value: float) -> float:
         """The value's pixel; what lies outside is put at the border."""
         if self.logarithmic:
-            value = math.log10(max(value, 1e-300))
+            value = math.log10(value) if value > 0 else self._low
         part = (value - self._low) / (self._high - self._low)
         return self._begin + min(1.0, max(0.0, part)) * (self._end - self._begin)
 

@@ -8,7 +8,6 @@ from torch import Tensor
 from specdec.models.model_config import ModelConfig
 from verify_kernels.forward_batch import PAGE_SIZE
 
-
 FP8 = torch.float8_e4m3fn
 
 

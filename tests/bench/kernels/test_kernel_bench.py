@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from unittest import mock
 
 import pytest
 import torch
 
 from bench.kernels import kernel_bench, linear_bench, step_figures
-from bench.kernels.attention_bench import attention_figures, binary_tree
-from bench.kernels.attention_case import CASES, AttentionCase
-from bench.kernels.kernel_bench import KernelBench
+from bench.kernels.attention_bench import attention_figures
+from bench.kernels.attention_case import CASES, COMPARED, AttentionCase
+from bench.kernels.attention_work import AttentionWork, binary_tree
+from bench.kernels.flex_rival import flex_rival
+from bench.kernels.kernel_bench import STEPS, UNTIL, KernelBench
 from bench.kernels.kernel_timer import KernelTimer
+from bench.kernels.rivals import RIVALS, rival_figures
 from bench.kernels.step_figures import StepFigures
 from draft.oracle import OracleDrafter
 from specdec.models.random_shapes import RANDOM_SHAPES
@@ -45,8 +48,24 @@ def test_a_part_without_time_is_left_out() -> None:
     with mock.patch.object(kernel_bench, "device_facts", return_value={}):
         bench = KernelBench(DEVICE, f"random:{NAME}", 0.0, print)
     report = bench.run()
-    assert len(report["left_out"]) == len(CASES) + 2 + len(linear_bench.LLAMA_8B) * len(linear_bench.KINDS)
+    layers = len(linear_bench.LLAMA_8B) * len(linear_bench.KINDS)
+    assert len(report["left_out"]) == len(CASES) + len(STEPS) + len(COMPARED) + layers
     assert report["attention"] == report["linear"] == []
+    assert list(UNTIL) == [name for name in report if name not in ("facts", "left_out", "spent")]
+    assert list(UNTIL.values()) == sorted(UNTIL.values())
+
+
+def test_a_part_leaves_time_to_those_after_it() -> None:
+    with mock.patch.object(kernel_bench, "device_facts", return_value={}):
+        bench = KernelBench(DEVICE, f"random:{NAME}", 1e6, print)
+    bench._part("attention", (1, 2), lambda item: [{"item": item}])
+    bench._began -= 0.3e6  # its share is over, the next one's is not
+    bench._part("attention", (3,), lambda item: [{"item": item}])
+    bench._part("steps", (4,), lambda item: [{"item": item}])
+    assert bench.report["attention"] == []
+    assert bench.report["left_out"] == ["attention 3"]
+    assert bench.report["steps"] == [{"item": 4}]
+    assert set(bench.report["spent"]) == {"attention", "steps"}
 
 
 def test_attention_is_measured() -> None:
@@ -54,6 +73,24 @@ def test_attention_is_measured() -> None:
     figures = attention_figures(case, KernelTimer(DEVICE, 2), DEVICE, peak=1e9)
     assert figures["us"] > 0
     assert figures["bandwidth_share"] == pytest.approx(figures["least_bytes"] / (figures["us"] * 1e-6) / 1e9)
+
+
+def test_rivals_compute_the_same_or_are_left_out() -> None:
+    """FlexAttention runs on a CPU too, as plain torch; what it would be compiled to is for a GPU."""
+    case = AttentionCase(2, 70, 5, heads=4, kv_heads=2, head_dim=64)
+
+    def wrong(work: AttentionWork) -> Callable[[], torch.Tensor]:
+        return lambda: flex_rival(work)() * 1.1
+
+    def missing(work: AttentionWork) -> Callable[[], torch.Tensor]:
+        raise ImportError("no such library")
+
+    with mock.patch.dict(RIVALS, {"flex": flex_rival, "wrong": wrong, "flashinfer": missing}):
+        found = rival_figures(case, KernelTimer(DEVICE, 2), DEVICE)
+    assert found["flex_difference"] < 5e-3
+    assert found["flex_over_ours"] == pytest.approx(found["flex_us"] / found["us"])
+    assert "differ" in found["wrong_skipped"]
+    assert found["flashinfer_skipped"] == "ImportError: no such library"
 
 
 def test_a_step_is_measured() -> None:

@@ -29,6 +29,8 @@ def test_no_prompt_occurs_twice(name: str) -> None:
     assert len({(ask.text, ask.chat, ask.gap) for ask in first}) == len(first)
     assert all((bool(a.text), bool(a.chat), a.gap is not None).count(True) == 1 for a in first)
     assert all(1 <= ask.max_tokens <= 24 for ask in first)
+    rounds = {ask.name.partition("#")[2] for ask in first}
+    assert len({ask.salt for ask in first}) == (1 if name == "shared-prefix" else len(rounds))
 
 
 def test_shared_prefixes_are_shared_in_every_round() -> None:
