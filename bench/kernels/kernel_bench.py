@@ -44,7 +44,7 @@ class KernelBench:
     def run(self, context: int = 4096, cases: tuple[AttentionCase, ...] = CASES) -> dict[str, Any]:
         """The report, as plain values."""
         self._part("attention", cases, lambda c: [attention_figures(c, self._timer, self._device, self._peak)])
-        self._part("steps", STEPS, lambda dtypes: [self._steps(*dtypes, context)])
+        self._part("steps", STEPS, lambda types: [self._steps(types[0], types[1], context)])
         self._part("rivals", COMPARED, lambda c: [rival_figures(c, self._timer, self._device)])
         layers = [(n, k, kind) for kind in KINDS for n, k in LLAMA_8B]
         self._part("linear", layers, lambda layer: self._linear(*layer))

@@ -114,6 +114,8 @@ def _plan(values: dict[str, Any]) -> ServePlan:
     from bench.serve.serve_plan import ServePlan
 
     rate, duration, requests = values["rate"], values["duration"], values["requests"]
+    if values["trace"] is not None and (requests is not None or duration is not None):
+        raise click.UsageError("--trace says how many requests there are and when; leave out --requests and --duration")
     arrivals = None
     if rate is not None:
         if requests is not None:
@@ -122,7 +124,7 @@ def _plan(values: dict[str, Any]) -> ServePlan:
         arrivals = Arrivals(rate, duration or 30.0, values["ramp_to"], shape)
     elif values["ramp_to"] is not None:
         raise click.UsageError("--ramp-to means nothing without --rate")
-    elif requests is None and duration is None:
+    elif requests is None and duration is None and values["trace"] is None:
         requests = 32
     return ServePlan(
         workload=values["workload"], at_once=values["concurrency"], requests=requests, duration_s=duration,

@@ -182,6 +182,7 @@ class Controller:
                 free_ms -= work.ms
             self._learn(name, work, outcome.tokens, gate, decisions.get(name, ()), decided.turns)
         self._free.observe_ms(max(0.0, free_ms), sum(decided.asked))
+        decided.chosen, decided.asked = [], ()
         self._steps += 1
         if self._steps % REFRESH_EVERY == 0:
             self.calibration.refresh()
@@ -200,7 +201,6 @@ class Controller:
                 turn.control.trust.add(sum(math.exp(tree.scores[node]) for node in kept), len(accepted))
             if i < len(decided.asked):
                 self._free.observe(turn.control.free, decided.asked[i], gain)
-        decided.chosen, decided.asked = [], ()
 
     def _learn(
         self,

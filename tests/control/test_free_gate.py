@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from specdec.control.controller import Controller
+from specdec.control.cost_table import CostTable
 from specdec.control.free_gate import MOST_MISSES, SHORTEST_PAUSE, FreeGate
+from specdec.control.outcome import DraftWork, Outcome
 from specdec.control.sequence_control import SequenceControl
 from specdec.control.turn import Turn
+from tests.control.helpers import chain
 
 TOKEN_MS = 10.0
 
@@ -67,3 +71,19 @@ def test_a_pause_is_each_sequence_s_own() -> None:
 @pytest.mark.parametrize("turn", [make_turn(forced=True), make_turn(fresh=True)])
 def test_mode_on_and_first_tokens_are_always_asked_for(turn: Turn) -> None:
     assert all(settle(FreeGate(), turn, 0.0, 200))
+
+
+@pytest.mark.parametrize(("draft_ms", "least", "most"), [(0.1, 100, 100), (500.0, 2, 60)])
+def test_the_time_that_asking_takes_counts(draft_ms: float, least: int, most: int) -> None:
+    """A node is accepted every time; where proposing takes as long as several tokens, it is soon asked for seldom."""
+    controller, turn, times = Controller({"s": False}, CostTable.guess(64), {}, probe_every=16), make_turn(), 0
+    for _ in range(100):
+        controller.begin([turn], 0)
+        asks = controller.free_gate()[0]
+        times += asks
+        tree = chain([0.9] if asks else [], source="s", cells=[0] if asks else [])
+        controller.choose([tree], draft_ms)
+        said = [1, 9] if asks else [9]
+        work = {"s": DraftWork([tree], 1, 0.0)} if asks else {}
+        controller.observe(Outcome([said], len(tree), 0.0, 20.0, work, draft_ms if asks else 0.0), {})
+    assert least <= times <= most

@@ -16,6 +16,7 @@ from specdec.config import EngineConfig, SpeculationConfig
 from specdec.engine import build_device
 from specdec.engine.build import build_parts
 from specdec.engine.build_device import build_device_parts
+from specdec.engine.build_device_decoder import build_device_decoder
 from specdec.engine.engine import Engine, EngineParts
 from specdec.engine.target_device import target_device
 from specdec.errors import ConfigError
@@ -44,7 +45,7 @@ from tests.engine.tiny_engine import failures, run_all, tokens_of
 from tests.kernels.gpu.no_host_read import NoHostRead
 from tests.kernels.gpu.quick_interpreter import quick_interpreter
 from tests.kernels.gpu.recorded_launches import recorded_launches
-from tests.models.device.small import TINY, place
+from tests.models.device.small import TINY, device_model, place
 from verify_kernels.forward_batch import BatchEntry, ForwardBatch
 from verify_kernels.kernels import load_kernels
 from verify_kernels.row_sampling import RowSampling
@@ -95,7 +96,8 @@ REQUESTS = [
     ask("edited", 9, sampling={
         "temperature": 0.6, "seed": 3, "repetition_penalty": 1.2, "presence_penalty": 0.3, "logit_bias": ((9, 2.0),),
     }, output=OutputParams(logprobs=0)),
-    ask("grammar", 3, grammar=GrammarParams(GrammarKind.REGEX, "[a-d]+x?"), sampling={"temperature": 1.0, "seed": 8}),
+    ask("grammar", 3, grammar=GrammarParams(GrammarKind.REGEX, "[a-d]+x?"), sampling={"temperature": 1.0, "seed": 8},
+        stopping=SHORT),
 ]  # fmt: skip
 
 
@@ -152,6 +154,13 @@ def test_a_step_is_learned_from_while_the_device_works() -> None:
 def test_a_float8_cache_needs_rows_of_16_bits() -> None:
     with pytest.raises(ValueError, match=r"kv_dtype fp8 does not go with device_dtype fp32"):
         config(device_dtype="fp32", kv_dtype="fp8")
+
+
+def test_a_gpu_without_float8_is_named() -> None:
+    model, wanted = device_model(SMALL, "fp16"), config(device_dtype="fp16", kv_dtype="fp8")
+    old = mock.patch.object(torch.cuda, "get_device_capability", return_value=(8, 0))
+    with old, pytest.raises(ConfigError, match=r"engine\.kv_dtype: this GPU knows no fp8"):
+        build_device_decoder(wanted, model, torch.device("cuda"), 1, 64)
 
 
 def test_a_draft_model_runs_on_the_device_too() -> None:
@@ -224,7 +233,8 @@ def test_a_rehearsal_leaves_no_trace() -> None:
     few = mock.patch.object(parts.decoder, "max_rows", 9)
     with few, mock.patch.multiple(device_rehearsal, TREES=(3, 1000), POLICIES=POLICIES[2:], TIMES=1):
         rehearse(parts.verifier, parts.decoder)
-    assert CompanyRunner(parts).run(PLAIN, REQUESTS[1:2])["sampled", 0].tokens == plain("sampled").tokens
+    request = dataclasses.replace(REQUESTS[1], stopping=SHORT)
+    assert CompanyRunner(parts).run(PLAIN, [request])["sampled", 0].tokens == plain("sampled").tokens[:3]
 
 
 @pytest.mark.parametrize("top", [None, 2])

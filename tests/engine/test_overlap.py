@@ -20,14 +20,14 @@ from tests.engine.tiny_engine import drain, run_all, tiny_engine, tiny_parts, to
 MODES = (SpeculationMode.AUTO, SpeculationMode.ON, SpeculationMode.OFF)
 
 
-def requests(count: int = 6, base: int = 7) -> list[Request]:
+def requests(count: int = 6, base: int = 7, tokens: int = 16) -> list[Request]:
     """Of all modes; other ones for another ``base``, which the drafters, shared by all tests here, have not read."""
     return [
         Request(
             f"r{i}",
             tuple([base + i % 4, base + 1, base + 2, base + 3] * (4 + 6 * i)),
             SamplingParams(temperature=(0.0, 0.5)[i % 2], seed=i),
-            StoppingParams(max_tokens=16 + 3 * i, ignore_eos=True),
+            StoppingParams(max_tokens=tokens + 3 * i, ignore_eos=True),
             speculation=SpeculationParams(MODES[i % 3] if i < 3 else SpeculationMode.AUTO),
         )
         for i in range(count)
@@ -87,8 +87,8 @@ def test_tokens_do_not_tell() -> None:
 def test_a_trace_replays_in_the_order_it_happened(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     engine = late_engine([], trace_file=path)
-    run_all(engine, requests(6, base=60))
-    run_all(engine, requests(3, base=80))
+    run_all(engine, requests(6, base=60, tokens=60))
+    run_all(engine, requests(3, base=80, tokens=60))
     engine.close()
     report = replay_file(path)
     assert report.differences == []

@@ -87,7 +87,7 @@ def tree_attention(
 
 def compile_cases() -> list[CompileCase]:
     """Every head size, KV type and tile of every chip, with and without a window."""
-    kinds = [("bf16", "bf16"), ("fp16", "fp16"), ("bf16", "fp8e4nv")]
+    kinds = [("bf16", "bf16"), ("fp16", "fp16"), ("bf16", "fp8e4nv"), ("fp16", "fp8e4nv")]
     cases = []
     for chip in CHIPS:
         for head_dim in HEAD_DIMS:
@@ -133,8 +133,9 @@ def _attention_case(
     signature |= dict.fromkeys(floats, "*fp32") | dict.fromkeys(integers, "*i32") | dict.fromkeys(numbers, "i32")
     shape = {"HEAD_DIM": head_dim, "DIM_BLOCK": triton.next_power_of_2(head_dim)}
     kinds = {"WINDOWED": windowed, "SCALED": scaled} | ({} if scaled else {"k_scale": None})
+    rows = "fp16 over " if scaled and q_type == "fp16" else ""
     return CompileCase(
-        name=f"attend {chip} {head_dim} {kv_type} tile {tile.block_m}{' window' if windowed else ''}",
+        name=f"attend {chip} {head_dim} {rows}{kv_type} tile {tile.block_m}{' window' if windowed else ''}",
         kernel=tree_attention_kernel,
         signature=signature,
         constexprs={**shape, **kinds, **_tile_constants(tile)},

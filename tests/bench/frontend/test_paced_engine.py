@@ -6,10 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.frontend.frontend_bench import FrontendPlan, measure_frontend
+from bench.frontend.byte_tokenizer import ByteTokenizer
+from bench.frontend.frontend_bench import FACTORY, FrontendPlan, measure_frontend
 from bench.frontend.paced_engine import TOKENS, build, paced_target
+from bench.frontend.readers import GrpcReader, HttpReader, ReaderError
 from bench.frontend.stamp import now_ns, read_stamps, stamp
-from specdec.config import EngineConfig
+from server.serving import Serving
+from specdec.config import Config, EngineConfig, ServerConfig
 from specdec.types import Delta, Finished, FinishReason, Request, Started, StoppingParams
 
 TIMES = st.lists(st.integers(0, 10**18 - 1), min_size=1, max_size=3)
@@ -53,14 +56,15 @@ def test_every_request_is_told_in_order(limit: int, requests: int) -> None:
 
 
 def test_messages_keep_the_step_and_newcomers_do_not_wait_for_it() -> None:
-    """By their own stamps: a step is never shorter than told, and who comes in the middle is answered first."""
+    """By their own stamps: no message comes before its step's end, and who comes in the middle is answered first."""
     engine = build(EngineConfig(target=paced_target(20)), lambda *progress: None)
     engine.submit(Request("a", (1,), stopping=StoppingParams(max_tokens=3 * TOKENS)))
-    engine.step()
+    (arrival, _) = next(read_stamps(event.text) for event in engine.step() if isinstance(event, Delta))
     engine.submit(Request("b", (1,), stopping=StoppingParams(max_tokens=TOKENS)))
     assert {event.request_id for event in engine.step()} == {"b"}
     stamps = [read_stamps(e.text)[-1] for _ in range(2) for e in engine.step() if isinstance(e, Delta)]
-    assert stamps[1] - stamps[0] > 15_000_000
+    assert stamps[0] - arrival >= 20e6
+    assert stamps[1] - arrival >= 40e6
     assert not engine.has_work()
 
 
@@ -76,16 +80,49 @@ def test_an_abort_ends_it() -> None:
     assert not engine.has_work()
 
 
-async def test_both_faces_are_measured() -> None:
+@pytest.mark.parametrize("face", ["grpc", "http"])
+async def test_readers_get_every_message(face: str) -> None:
+    config = Config(engine=EngineConfig(target=paced_target(1)), server=ServerConfig(grpc_port=0, http_port=0))
+    serving = Serving(config, ByteTokenizer, factory=FACTORY)
+    addresses = await serving.start()
+    try:
+        await serving.wait_ready()
+        reader: GrpcReader | HttpReader
+        if face == "grpc":
+            reader = GrpcReader(f"127.0.0.1:{addresses.grpc_port}")
+        else:
+            assert addresses.http_port is not None
+            reader = HttpReader(addresses.http_port)
+        for limit in (1, 7, 7):  # the second time over the same connection
+            before = now_ns()
+            heard = [(at, read_stamps(text)) async for at, text in reader.read("hello", limit)]
+            assert len(heard) == -(-limit // TOKENS)
+            assert all(before <= stamps[-1] <= at for at, stamps in heard)
+        await reader.close()
+    finally:
+        await serving.stop()
+
+
+async def test_a_refusal_is_no_figure() -> None:
+    config = Config(engine=EngineConfig(target=paced_target(1)), server=ServerConfig(grpc_port=0, http_port=0))
+    serving = Serving(config, ByteTokenizer, factory=FACTORY)
+    addresses = await serving.start()  # it is not ready yet
+    try:
+        assert addresses.http_port is not None
+        with pytest.raises(ReaderError, match="503"):
+            await anext(HttpReader(addresses.http_port).read("hello", 4))
+    finally:
+        await serving.stop()
+
+
+async def test_a_face_is_measured() -> None:
     """Through real processes and sockets: every message arrives, and no figure is impossible."""
-    plan = FrontendPlan(requests=3, messages=4, step_ms=1.0, streams=3, busy_step_ms=20.0, seconds=1.0)
-    found = await measure_frontend(plan)
-    assert set(found) == {"grpc", "http"}
-    for figures in found.values():
-        assert figures["messages"] == 12
-        assert figures["added_ttft_ms"]["n"] == 3
-        assert figures["message_way_ms"]["n"] == 12
-        assert 0 < figures["message_way_ms"]["p50"] <= figures["message_way_ms"]["max"]
-        assert figures["busy_message_way_ms"]["n"] == 3 * 49
-        assert 0 <= figures["cpu_share"] <= 1
-        assert figures["messages_per_s"] == 150
+    plan = FrontendPlan(requests=3, messages=4, step_ms=1.0, streams=3, busy_step_ms=20.0, seconds=1.0, faces=("grpc",))
+    figures = (await measure_frontend(plan))["grpc"]
+    assert figures["messages"] == 12
+    assert figures["added_ttft_ms"]["n"] == 3
+    assert figures["message_way_ms"]["n"] == 12
+    assert 0 < figures["message_way_ms"]["p50"] <= figures["message_way_ms"]["max"]
+    assert figures["busy_message_way_ms"]["n"] == 3 * 49
+    assert 0 <= figures["cpu_share"] <= 1
+    assert figures["messages_per_s"] == 150

@@ -178,8 +178,7 @@ def _attention(device: torch.device) -> None:
     for make in _makers(device):
         for shape in SHAPES:
             for pool_type in (None, FP8):
-                if make.dtype == torch.bfloat16 or pool_type is None:
-                    _attend(make, shape, pool_type)
+                _attend(make, shape, pool_type)
 
 
 def _attend(make: _Maker, shape: ModelConfig, pool_type: torch.dtype | None) -> None:
