@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import gelu, silu
 
+from tests.kernels.gpu.recorded_launches import recorded_launches
 from verify_kernels.gpu.act import act_mul
 from verify_kernels.gpu.reference.act import act_mul as reference_act_mul
 
@@ -61,7 +62,9 @@ def test_a_row_has_the_same_bits_in_any_company(device: torch.device) -> None:
 
 
 def test_no_rows_is_no_work(device: torch.device) -> None:
-    act_mul(torch.empty(0, 8, device=device), torch.empty(0, 4, device=device), "silu")
+    with recorded_launches() as launches:
+        act_mul(torch.empty(0, 8, device=device), torch.empty(0, 4, device=device), "silu")
+    assert not launches
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.kernels.gpu.no_host_read import NoHostRead
+from tests.kernels.gpu.recorded_launches import recorded_launches
 from verify_kernels.gpu.embed import embed
 from verify_kernels.gpu.gather_rows import gather_rows
 from verify_kernels.gpu.reference.embed import embed as reference_embed
@@ -74,7 +75,9 @@ def test_nothing_is_read_on_the_host(device: torch.device) -> None:
 
 
 def test_no_rows_is_no_work(device: torch.device) -> None:
-    gather_rows(torch.ones(3, 4, device=device), indices([], device), torch.empty(0, 4, device=device))
+    with recorded_launches() as launches:
+        gather_rows(torch.ones(3, 4, device=device), indices([], device), torch.empty(0, 4, device=device))
+    assert not launches
 
 
 @pytest.mark.parametrize(

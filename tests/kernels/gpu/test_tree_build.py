@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tests.kernels.gpu.device_rows import DeviceRows, random_entries
 from tests.kernels.gpu.no_host_read import NoHostRead
+from tests.kernels.gpu.recorded_launches import recorded_launches
 from verify_kernels.forward_batch import BatchEntry
 from verify_kernels.gpu.reference.tree_build import tree_build as reference_tree_build
 from verify_kernels.gpu.tree_build import tree_build
@@ -115,7 +116,9 @@ def test_nothing_is_read_on_the_host(device: torch.device) -> None:
 def test_no_rows_is_no_work(device: torch.device) -> None:
     none, one = torch.empty(0, dtype=torch.int32, device=device), torch.zeros(1, dtype=torch.int32, device=device)
     anc = torch.empty(0, 1, dtype=torch.int64, device=device)
-    tree_build(none, none, one, none, none.clone(), anc, max_depth=3)
+    with recorded_launches() as launches:
+        tree_build(none, none, one, none, none.clone(), anc, max_depth=3)
+    assert not launches
 
 
 @pytest.mark.parametrize(
