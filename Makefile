@@ -11,7 +11,7 @@ OUT ?= /tmp/specdec-gpu
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help setup model serve test aot test-slow lint format bench bench-engine gpu verify proto page map clean
+.PHONY: help setup model serve test explore aot test-slow lint format bench bench-engine gpu verify proto page map clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -34,6 +34,9 @@ serve: model ## set up, fetch the default model, start the server (ARGS="--grpc-
 
 test: model ## set up, then run the test suite
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile $(ARGS)
+
+explore: model ## the suite with examples nobody has tried yet (ARGS="tests/server -k fuzz" for a part)
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --hypothesis-profile=explore $(ARGS)
 
 aot: setup ## compile every GPU kernel for four architectures, no GPU needed; no spills, shared memory within limits
 	$(BIN)/python -m verify_kernels.gpu.aot --jobs 2 $(ARGS)

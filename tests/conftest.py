@@ -11,7 +11,8 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when triton is first imported
 
 torch.set_num_threads(1)
-settings.register_profile(
-    "specdec", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
-)
+CHECKS = (HealthCheck.too_slow, HealthCheck.function_scoped_fixture)
+# The suite tries the same examples everywhere: it says what a change broke. `make explore` draws new ones each time.
+settings.register_profile("specdec", deadline=None, derandomize=True, suppress_health_check=CHECKS)
+settings.register_profile("explore", deadline=None, print_blob=True, suppress_health_check=CHECKS)
 settings.load_profile("specdec")

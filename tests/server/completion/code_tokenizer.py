@@ -37,9 +37,12 @@ class CodeTokenizer:
         raise NotImplementedError
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        """Bytes, and names where special tokens are not skipped."""
+        """Bytes, and names where special tokens are not skipped; what is no text shows as U+FFFD, as in the real one."""
         data = b"".join(self.token_bytes(i) for i in ids if not (skip_special and i in self.special_ids))
-        return data.decode("utf-8", "surrogatepass")
+        try:
+            return data.decode("utf-8", "surrogatepass")
+        except UnicodeDecodeError:
+            return data.decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int) -> bytes:
         if token_id < 256:
