@@ -41,19 +41,21 @@ class EngineBench:
         """
         runs = WorkloadRuns(workload.name, workload.concurrent)
         for group in workload.groups:
-            by_arm = self._group(workload, group, len(runs.rounds))
-            if group[0].counted:
-                runs.rounds.append(by_arm)
-                self._say(f"{workload.name} {len(runs.rounds)}/{workload.n_counted}: {_line(by_arm)}")
-            else:
-                self._say(f"{workload.name}: warming up with {group[0].name}")
+            for _ in range(workload.rounds if group[0].counted else 1):
+                by_arm = self._group(workload, group, len(runs.rounds))
+                if group[0].counted:
+                    runs.rounds.append(by_arm)
+                    self._say(f"{workload.name} {len(runs.rounds)}/{workload.n_counted}: {_line(by_arm)}")
+                else:
+                    self._say(f"{workload.name}: warming up with {group[0].name}")
         return runs
 
     def _group(self, workload: Workload, group: Seq[BenchPrompt], turn: int) -> dict[str, GroupRun]:
         by_arm: dict[str, GroupRun] = {}
         for arm in balanced_order(self._arms, turn):
             self.control_times.skip(self._engine)
-            by_arm[arm.name] = self._runner.run(group, arm, f"{workload.name}/{arm.name}", workload.at_once)
+            salt = f"{workload.name}/{arm.name}" + (f"/{turn}" if workload.rounds > 1 else "")
+            by_arm[arm.name] = self._runner.run(group, arm, salt, workload.at_once)
             if arm is AUTO:
                 self.control_times.collect(self._engine)
         check_same_output(workload.name, by_arm)

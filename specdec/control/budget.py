@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from specdec.control.turn import Turn
 from specdec.tree import TokenTree
 
-WORTHWHILE = 1.01  # less is within what the estimates err, and larger trees cost the host some time too
+WORTHWHILE = 1.015  # less is within what the estimates err, and larger trees cost the host some time too
 
 
 @dataclass(slots=True)

@@ -200,7 +200,7 @@ class Controller:
                 gain = len(free.intersection(accepted)) - row_price * len(free)
                 turn.control.trust.add(sum(math.exp(tree.scores[node]) for node in kept), len(accepted))
             if i < len(decided.asked):
-                self._free.observe(turn.control.free, decided.asked[i], gain)
+                self._free.observe(turn, decided.asked[i], gain)
 
     def _learn(
         self,

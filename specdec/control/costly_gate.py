@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,7 +18,7 @@ POOL_FADE = 0.03  # and in the drafter's own, from which new sequences start
 FIRST_FOLLOW, FOLLOW_FADE = 0.7, 0.02
 LEAST_FOLLOW = 0.2
 HORIZON = 24  # tokens over which reading a prompt must pay, or as many as came already: an answer may end any time
-PROBE_SHARE = 0.015  # of the time, at most, that probes of all sequences take
+PROBE_SHARE = 0.015  # of the time, at most, that probes take: of one sequence; of n, what they may win falls with n
 PROBE_LEVELS = 2.0  # what a probe takes; more only when it finds something
 MOST_CREDIT = 100.0  # plain steps' worth of time that probes may save up for
 LONGEST_PAUSE = 4  # probes back off to this many times the interval
@@ -65,7 +66,8 @@ class CostlyGate:
         ]
         for i in self._paying(turns, usages, covered, decisions, rate, row_ms):
             decisions[i] = "on"
-        self._credit_ms = min(self._credit_ms + PROBE_SHARE * plain_ms, PROBE_SHARE * MOST_CREDIT * plain_ms)
+        earned = PROBE_SHARE * plain_ms / math.sqrt(max(len(turns), 1))
+        self._credit_ms = min(self._credit_ms + earned, PROBE_SHARE * MOST_CREDIT * plain_ms)
         least = self.cost.ms(1) - 1e-9
         for i, (usage, decision) in enumerate(zip(usages, decisions, strict=True)):
             if decision == "off":

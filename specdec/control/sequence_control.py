@@ -34,7 +34,7 @@ class FreeUse:
     """What the free drafters bring here: tokens per turn, less those that their rows cost (running average). ``idle``:
     turns since they were asked; ``misses``: askings in a row, while they pause, for nothing."""
 
-    gain: float = 1.0
+    gain: float
     idle: int = 0
     misses: int = 0
 
@@ -44,13 +44,14 @@ class SequenceControl:
     """State of one sequence; ``key`` numbers sequences in order of entry, ``bucket`` is its temperature's.
 
     ``emitted``: tokens that came out so far. ``trust``: tokens that verified nodes brought over those they promised;
-    the best of many estimates are mostly too high. ``free``: what asking the free drafters brings here.
+    the best of many estimates are mostly too high. ``free``: what asking the free drafters brings here, None before its
+    first turn.
     """
 
     key: int
     bucket: int
     emitted: int = 0
     trust: Ratio = field(default_factory=trust_ratio)
-    free: FreeUse = field(default_factory=FreeUse)
+    free: FreeUse | None = None
     skills: dict[str, Skill] = field(default_factory=dict)
     usage: dict[str, Usage] = field(default_factory=dict)

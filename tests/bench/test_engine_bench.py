@@ -165,6 +165,17 @@ def test_summary_of_requests_at_once_compares_the_rate_of_all() -> None:
     assert "tokens/s" in said[0]
 
 
+def test_rounds_turn_the_order_around_and_know_nothing_of_each_other() -> None:
+    engine = FakeEngine()
+    made, said = bench(engine)
+    runs = made.run(Workload("c", ((prompt(1), prompt(2)),), rounds=2))
+    assert len(runs.rounds) == len(said) == 2
+    counted = [request for request in engine.seen if not request.request_id.endswith("-prefill")]
+    modes = [request.speculation.mode.value for request in counted]
+    assert modes == ["off"] * 2 + ["auto"] * 4 + ["off"] * 2
+    assert len({request.cache_salt for request in counted}) == 4
+
+
 def test_best_fixed_setting_is_compared_with_auto() -> None:
     engine = FakeEngine()
     made, _ = bench(engine, FIXED_GRID)

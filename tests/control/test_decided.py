@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
+
 import pytest
 
 from specdec.control.controller import Controller
@@ -28,8 +30,8 @@ def outcome(work: DraftWork, tokens: list[list[int]]) -> Outcome:
     return Outcome(tokens, 4 * len(tokens), 0.0, 20.0, {"s": work}, 1.0)
 
 
-def figures(turns: list[Turn]) -> list[tuple[int, float, float, int]]:
-    return [(t.control.emitted, t.control.trust.value, t.control.free.gain, t.control.free.idle) for t in turns]
+def figures(turns: list[Turn]) -> list[tuple[object, ...]]:
+    return [(t.control.emitted, t.control.trust.value, t.control.free and astuple(t.control.free)) for t in turns]
 
 
 def test_late_lessons_are_of_their_own_step() -> None:
@@ -37,8 +39,8 @@ def test_late_lessons_are_of_their_own_step() -> None:
     late, prompt = controller(), controller()
     work = decide(late, first, 0.9)
     decided = late.decided
-    untouched = figures(second)
     following = decide(late, second, 0.5)
+    untouched = figures(second)
     late.observe(outcome(work, [[1, 2, 3, 9], [7]]), {}, decided)
     assert figures(second) == untouched
     alone = [make_turn(1, forced=True), make_turn(2, forced=True)]

@@ -25,7 +25,7 @@ def settle(gate: FreeGate, turn: Turn, gain: float, turns: int, ms: float = 0.2)
     for _ in range(turns):
         (asks,) = gate.decide([turn], TOKEN_MS)
         gate.observe_ms(ms, int(asks))
-        gate.observe(turn.control.free, asks, gain if asks else 0.0)
+        gate.observe(turn, asks, gain if asks else 0.0)
         asked.append(asks)
     return asked
 
@@ -58,6 +58,24 @@ def test_one_find_wakes_it() -> None:
     first = found.index(True)
     assert first < SHORTEST_PAUSE << MOST_MISSES
     assert all(found[first:])
+
+
+def test_new_texts_start_from_what_others_brought() -> None:
+    """Short answers would end before each had found out for itself."""
+    dull, rich = FreeGate(), FreeGate()
+    for _ in range(20):
+        settle(dull, make_turn(), 0.0, 30)
+        settle(rich, make_turn(), 1.0, 30)
+    assert sum(settle(dull, make_turn(), 0.0, 30)) < 10
+    assert all(settle(rich, make_turn(), 0.0, 20))
+
+
+def test_one_lucky_token_does_not_keep_it_awake_long() -> None:
+    gate, turn = FreeGate(), make_turn()
+    settle(gate, turn, 0.0, 200)
+    asked = settle(gate, turn, 0.5, 16)
+    assert True in asked
+    assert not all(settle(gate, turn, 0.0, 45))
 
 
 def test_a_pause_is_each_sequence_s_own() -> None:

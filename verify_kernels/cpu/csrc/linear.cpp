@@ -15,20 +15,32 @@ constexpr int ROW_BLOCK = 192;  // rows whose partial sums (32 floats each) stay
 constexpr int AHEAD = 4096;     // bytes; farther, and several rows' values are pushed out of the first cache
 constexpr int MAX_MR = 12;      // rows per register block: 12 x 2 accumulators, 2 weights, 1 activation
 
+// What a register block asks memory for while it computes: from `from` on, `step` bytes for each 128 of its own.
+struct Fetch {
+  const char* from;
+  int step;
+};
+
+// Block `b` of `blocks` over a chunk of `bytes` at `w`. One block asks for what it will need itself soon; several ask
+// for a share each of the next chunk, or memory would rest while all but the first compute.
+inline Fetch fetch_share(const void* w, int bytes, int b, int blocks) {
+  if (blocks == 1) return {(const char*)w + AHEAD, 128};
+  return {(const char*)w + bytes + (int64_t)bytes * b / blocks, (128 + blocks - 1) / blocks};
+}
+
 // One register block. Up to MAX_MR rows pass over the weights once: a tree's rows ride on the stream of weights that
-// one row needs anyway. `ahead` bytes further on are asked for meanwhile, if `fetch`.
+// one row needs anyway.
 template <int MR>
-inline void int8_block(const uint8_t* w, const int8_t* q, int64_t ld, int groups, bool fetch, int32_t (*acc)[TILE]) {
+inline void int8_block(const uint8_t* w, const int8_t* q, int64_t ld, int groups, Fetch fetch, int32_t (*acc)[TILE]) {
 #if defined(__AVX512VNNI__)
   __m512i sum[MR][2];
 #pragma GCC unroll 12
   for (int m = 0; m < MR; ++m) sum[m][0] = sum[m][1] = _mm512_setzero_si512();
   for (int g = 0; g < groups; ++g) {
     const __m512i w0 = _mm512_loadu_si512(w), w1 = _mm512_loadu_si512(w + 64);
-    if (fetch) {
-      _mm_prefetch((const char*)w + AHEAD, _MM_HINT_T0);
-      _mm_prefetch((const char*)w + AHEAD + 64, _MM_HINT_T0);
-    }
+    _mm_prefetch(fetch.from, _MM_HINT_T0);
+    _mm_prefetch(fetch.from + fetch.step / 2, _MM_HINT_T0);
+    fetch.from += fetch.step;
     w += 4 * TILE;
 #pragma GCC unroll 12
     for (int m = 0; m < MR; ++m) {
@@ -59,7 +71,7 @@ inline void int8_block(const uint8_t* w, const int8_t* q, int64_t ld, int groups
 
 // As int8_block for weights of four bits: a byte holds a channel of each of two groups of four.
 template <int MR>
-inline void int4_block(const uint8_t* w, const int8_t* q, int64_t ld, int pairs, bool fetch, int32_t (*acc)[TILE]) {
+inline void int4_block(const uint8_t* w, const int8_t* q, int64_t ld, int pairs, Fetch fetch, int32_t (*acc)[TILE]) {
 #if defined(__AVX512VNNI__)
   __m512i sum[MR][2];
 #pragma GCC unroll 12
@@ -67,10 +79,9 @@ inline void int4_block(const uint8_t* w, const int8_t* q, int64_t ld, int pairs,
   const __m512i low = _mm512_set1_epi8(15);
   for (int g = 0; g < pairs; ++g) {
     const __m512i b0 = _mm512_loadu_si512(w), b1 = _mm512_loadu_si512(w + 64);
-    if (fetch) {
-      _mm_prefetch((const char*)w + AHEAD, _MM_HINT_T0);
-      _mm_prefetch((const char*)w + AHEAD + 64, _MM_HINT_T0);
-    }
+    _mm_prefetch(fetch.from, _MM_HINT_T0);
+    _mm_prefetch(fetch.from + fetch.step / 2, _MM_HINT_T0);
+    fetch.from += fetch.step;
     w += 4 * TILE;
     const __m512i l0 = _mm512_and_si512(b0, low), l1 = _mm512_and_si512(b1, low);
     const __m512i h0 = _mm512_and_si512(_mm512_srli_epi16(b0, 4), low);
@@ -106,12 +117,13 @@ inline void int4_block(const uint8_t* w, const int8_t* q, int64_t ld, int pairs,
 
 // sums[m] += (acc - offset) * scale for one chunk; q_sum counts 128 per value, weights of four bits are off by 8.
 template <int MR>
-void int4_chunk(const sd_linear_args& a, int tile, int chunk, int row, bool fetch, float* sums) {
+void int4_chunk(const sd_linear_args& a, int tile, int chunk, int row, int b, int blocks, float* sums) {
   const int begin = chunk * CHUNK, chunks = (a.k_pad + CHUNK - 1) / CHUNK;
   const int width = a.k_pad - begin < CHUNK ? a.k_pad - begin : CHUNK;
   const uint8_t* w = (const uint8_t*)a.weight + ((int64_t)tile * a.k_pad + begin) * TILE / 2;
   const float* weight_scale = a.weight_scale + ((int64_t)tile * chunks + chunk) * TILE;
   alignas(64) int32_t acc[MR][TILE];
+  const Fetch fetch = fetch_share(w, width * TILE / 2, b, blocks);
   int4_block<MR>(w, a.q + (int64_t)row * a.k_pad + begin, a.k_pad, width / 8, fetch, acc);
   for (int m = 0; m < MR; ++m) {
     const float scale = a.q_scale[(row + m) * chunks + chunk];
@@ -122,11 +134,12 @@ void int4_chunk(const sd_linear_args& a, int tile, int chunk, int row, bool fetc
 
 // sums[m] += (acc - offset) * scale for one chunk.
 template <int MR>
-void int8_chunk(const sd_linear_args& a, int tile, int chunk, int row, bool fetch, float* sums) {
+void int8_chunk(const sd_linear_args& a, int tile, int chunk, int row, int b, int blocks, float* sums) {
   const int begin = chunk * CHUNK, chunks = (a.k_pad + CHUNK - 1) / CHUNK;
   const int width = a.k_pad - begin < CHUNK ? a.k_pad - begin : CHUNK;
   const uint8_t* w = (const uint8_t*)a.weight + ((int64_t)tile * a.k_pad + begin) * TILE;
   alignas(64) int32_t acc[MR][TILE];
+  const Fetch fetch = fetch_share(w, width * TILE, b, blocks);
   int8_block<MR>(w, a.q + (int64_t)row * a.k_pad + begin, a.k_pad, width / 4, fetch, acc);
   for (int m = 0; m < MR; ++m) {
     const float scale = a.q_scale[(row + m) * chunks + chunk];
@@ -167,27 +180,27 @@ void float_chunk(const sd_linear_args& a, int tile, int chunk, int row, float* s
 }
 
 template <int MR>
-void chunk_rows(const sd_linear_args& a, int tile, int chunk, int row, bool fetch, float* sums) {
-  if (a.kind == SD_INT8) int8_chunk<MR>(a, tile, chunk, row, fetch, sums);
-  else if (a.kind == SD_INT4) int4_chunk<MR>(a, tile, chunk, row, fetch, sums);
+void chunk_rows(const sd_linear_args& a, int tile, int chunk, int row, int b, int blocks, float* sums) {
+  if (a.kind == SD_INT8) int8_chunk<MR>(a, tile, chunk, row, b, blocks, sums);
+  else if (a.kind == SD_INT4) int4_chunk<MR>(a, tile, chunk, row, b, blocks, sums);
   else if (a.kind == SD_BF16) float_chunk<MR, uint16_t>(a, tile, chunk, row, sums);
   else float_chunk<MR, float>(a, tile, chunk, row, sums);
 }
 
-void chunk_dispatch(const sd_linear_args& a, int tile, int chunk, int row, int mr, bool fetch, float* sums) {
+void chunk_dispatch(const sd_linear_args& a, int tile, int chunk, int row, int mr, int b, int blocks, float* sums) {
   switch (mr) {
-    case 1: chunk_rows<1>(a, tile, chunk, row, fetch, sums); break;
-    case 2: chunk_rows<2>(a, tile, chunk, row, fetch, sums); break;
-    case 3: chunk_rows<3>(a, tile, chunk, row, fetch, sums); break;
-    case 4: chunk_rows<4>(a, tile, chunk, row, fetch, sums); break;
-    case 5: chunk_rows<5>(a, tile, chunk, row, fetch, sums); break;
-    case 6: chunk_rows<6>(a, tile, chunk, row, fetch, sums); break;
-    case 7: chunk_rows<7>(a, tile, chunk, row, fetch, sums); break;
-    case 8: chunk_rows<8>(a, tile, chunk, row, fetch, sums); break;
-    case 9: chunk_rows<9>(a, tile, chunk, row, fetch, sums); break;
-    case 10: chunk_rows<10>(a, tile, chunk, row, fetch, sums); break;
-    case 11: chunk_rows<11>(a, tile, chunk, row, fetch, sums); break;
-    default: chunk_rows<12>(a, tile, chunk, row, fetch, sums);
+    case 1: chunk_rows<1>(a, tile, chunk, row, b, blocks, sums); break;
+    case 2: chunk_rows<2>(a, tile, chunk, row, b, blocks, sums); break;
+    case 3: chunk_rows<3>(a, tile, chunk, row, b, blocks, sums); break;
+    case 4: chunk_rows<4>(a, tile, chunk, row, b, blocks, sums); break;
+    case 5: chunk_rows<5>(a, tile, chunk, row, b, blocks, sums); break;
+    case 6: chunk_rows<6>(a, tile, chunk, row, b, blocks, sums); break;
+    case 7: chunk_rows<7>(a, tile, chunk, row, b, blocks, sums); break;
+    case 8: chunk_rows<8>(a, tile, chunk, row, b, blocks, sums); break;
+    case 9: chunk_rows<9>(a, tile, chunk, row, b, blocks, sums); break;
+    case 10: chunk_rows<10>(a, tile, chunk, row, b, blocks, sums); break;
+    case 11: chunk_rows<11>(a, tile, chunk, row, b, blocks, sums); break;
+    default: chunk_rows<12>(a, tile, chunk, row, b, blocks, sums);
   }
 }
 
@@ -216,7 +229,7 @@ void compute_unit(const sd_linear_args& a, int tile, int row, int rows, float* s
   for (int c = 0; c < chunks; ++c) {
     for (int b = 0; b < blocks; ++b) {  // blocks of nearly equal height: 16 rows are 8 + 8, not 12 + 4
       const int begin = (int64_t)rows * b / blocks, end = (int64_t)rows * (b + 1) / blocks;
-      chunk_dispatch(a, tile, c, row + begin, end - begin, b == 0, sums + begin * TILE);
+      chunk_dispatch(a, tile, c, row + begin, end - begin, b, blocks, sums + begin * TILE);
     }
   }
   finish_tile(a, tile, row, rows, sums);
