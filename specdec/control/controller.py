@@ -212,19 +212,22 @@ class Controller:
         turns: Sequence[Turn],
     ) -> None:
         trials: list[tuple[int, bool]] = []
-        asked = backlog = 0
+        asked: list[Turn] = []
+        backlog = 0
         for i, (turn, tree) in enumerate(zip(turns, work.trees, strict=True)):
             if tree is None:
                 continue
-            asked += 1
+            asked.append(turn)
             backlog += turn.backlog.get(name, 0)
             gain = self._walk(name, turn.control, tree, tokens[i], trials) if len(tree.tokens) > 1 else 0
             if gate is not None:
                 gate.observe(turn, gain, max(1, max(tree.depths)), decisions[i] if decisions else "on")
         self.calibration.observe(trials)
-        # A long text read for the first time says nothing about the price of a level.
-        if gate is not None and work.levels and backlog <= 16 * asked:
-            gate.cost.observe(asked, 0, work.ms / work.levels)
+        if gate is not None and work.levels:
+            gate.observe_ms(asked, work.levels, work.ms)
+            # A long text read for the first time says nothing about the price of a level.
+            if backlog <= 16 * len(asked):
+                gate.cost.observe(len(asked), 0, work.ms / work.levels)
 
     def _walk(
         self,

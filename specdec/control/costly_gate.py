@@ -9,6 +9,7 @@ import numpy as np
 
 from specdec.control.cost_table import CostTable
 from specdec.control.pace import Pace
+from specdec.control.ratio import Ratio
 from specdec.control.sequence_control import Usage
 from specdec.control.turn import Turn
 
@@ -42,6 +43,8 @@ class CostlyGate:
         self._pools: dict[int, Usage] = {}
         self._follow = FIRST_FOLLOW
         self._credit_ms = 0.0
+        # What askings take over what their levels and long texts should: texts of several tokens ride along as well.
+        self._dearer = Ratio(prior=200.0, least=1.0, most=2.0)
 
     def usage(self, turn: Turn) -> Usage:
         """What is known of the drafter on this sequence; a new one starts from the average of its temperature."""
@@ -99,6 +102,12 @@ class CostlyGate:
         if decision == "probe":
             usage.misses = 0 if gain > usage.price * levels else min(usage.misses + 1, MOST_MISSES)
 
+    def observe_ms(self, asked: Sequence[Turn], levels: int, ms: float) -> None:
+        """Asking for these turns together took ``ms`` for ``levels`` forwards, reading what they had not seen."""
+        if asked and levels and self.cost.known:
+            reading = sum(self._backlog_ms(turn) for turn in asked)
+            self._dearer.add(levels * self.cost.ms(len(asked)) + reading, ms)
+
     def _pool(self, bucket: int) -> Usage:
         return self._pools.setdefault(bucket, Usage(FIRST_GAIN, FIRST_LEVELS))
 
@@ -113,7 +122,8 @@ class CostlyGate:
         forced = decisions.count("forced")
         count = len(open_turns)
         together = forced + np.arange(1, count + 1)
-        prices = self.cost.curve(0)[np.minimum(together, self.cost.largest)] / together + row_ms
+        levels = self._dearer.value * self.cost.curve(0)[np.minimum(together, self.cost.largest)]
+        prices = levels / together + row_ms
         tokens = float(prices[-1]) * rate
         worth = []
         for i in open_turns:
@@ -126,7 +136,7 @@ class CostlyGate:
     def _worth(self, turn: Turn, usage: Usage, covered: float, rate: float) -> float:
         """The highest price of a level (milliseconds) at which the drafter still pays on this turn."""
         gained_ms = usage.gain * (1.0 - covered) / rate
-        backlog = self._backlog_ms(turn)
+        backlog = self._dearer.value * self._backlog_ms(turn)
         if backlog > 0:
             ahead = min(turn.room, max(HORIZON, turn.control.emitted))
             gained_ms -= backlog / max(ahead / (1.0 + usage.gain), 1.0)

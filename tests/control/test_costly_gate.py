@@ -57,6 +57,19 @@ def test_it_is_switched_off_soon_when_it_does_not_pay() -> None:
     assert "on" not in decisions[12:]
 
 
+@pytest.mark.parametrize(("times", "stays"), [(1.0, True), (1.6, False)])
+def test_what_asking_takes_besides_its_levels_counts(times: float, stays: bool) -> None:
+    gate, turn = make_gate(4.0), make_turn()
+    decisions = []
+    for _ in range(120):
+        (decision,) = decide(gate, [turn])
+        decisions.append(decision)
+        if decision != "off":
+            gate.observe(turn, 1, 2, decision)
+            gate.observe_ms([turn], 2, times * 8.0)
+    assert (set(decisions) == {"on"}) == stays
+
+
 def test_a_drafter_too_dear_for_any_gain_never_starts() -> None:
     assert serve(make_gate(50.0), make_turn(), 12, gain=3) == ["off"] * 12
 

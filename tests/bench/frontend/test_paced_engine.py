@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
+import threading
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.frontend.bare_grpc import BareGrpc
+from bench.frontend.bare_http import BareHttp
 from bench.frontend.byte_tokenizer import ByteTokenizer
 from bench.frontend.frontend_bench import FACTORY, FrontendPlan, measure_frontend
 from bench.frontend.paced_engine import TOKENS, build, paced_target
@@ -101,6 +107,52 @@ async def test_readers_get_every_message(face: str) -> None:
         await reader.close()
     finally:
         await serving.stop()
+
+
+@pytest.mark.parametrize("face", ["grpc", "http"])
+async def test_bare_readers_get_every_message(face: str) -> None:
+    config = Config(engine=EngineConfig(target=paced_target(1)), server=ServerConfig(grpc_port=0, http_port=0))
+    serving = Serving(config, ByteTokenizer, factory=FACTORY)
+    addresses = await serving.start()
+
+    def read(limits: tuple[int, ...]) -> None:
+        assert addresses.http_port is not None
+        reader = BareGrpc(addresses.grpc_port) if face == "grpc" else BareHttp(addresses.http_port)
+        try:
+            for limit in limits:
+                before = now_ns()
+                heard = [(at, read_stamps(text)) for at, text in reader.read("hello", limit)]
+                assert len(heard) == -(-limit // TOKENS)
+                assert all(before <= stamps[-1] <= at for at, stamps in heard)
+        finally:
+            reader.close()
+
+    try:
+        with pytest.raises(ReaderError):  # it is not ready yet
+            await asyncio.to_thread(read, (1,))
+        await serving.wait_ready()
+        await asyncio.to_thread(read, (1, 7, 200))  # all over one connection
+    finally:
+        await serving.stop()
+
+
+@pytest.mark.parametrize("kind", [BareGrpc, BareHttp])
+def test_a_connection_that_ends_is_no_answer(kind: type[BareGrpc] | type[BareHttp]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        reader = kind(listener.getsockname()[1])
+        connection, _ = listener.accept()
+
+        def end() -> None:
+            connection.recv(1)
+            connection.shutdown(socket.SHUT_RDWR)
+
+        ending = threading.Thread(target=end)
+        ending.start()
+        with pytest.raises((ReaderError, ConnectionError)):
+            next(reader.read("hello", 4))
+        ending.join()
+        connection.close()
+        reader.close()
 
 
 async def test_a_refusal_is_no_figure() -> None:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
+from bench.frontend.frontend_bench import FACTORY, TOKENIZER
+from bench.frontend.paced_engine import paced_target
 from bench.local_server import LocalServer, LocalServerError
+from bench.overload.goodput import goodput
+from bench.overload.level import Level, knee_of
 from bench.overload.memory_watch import MemoryWatch
-from bench.overload.overload_bench import deadline_of, judged, objectives_of
+from bench.overload.overload_bench import deadline_of, judged, measure_overload, objectives_of
 from bench.overload.overload_plan import OverloadPlan
 from bench.serve.load_run import LoadRun
 from bench.serve.objective import Objective
@@ -34,23 +40,55 @@ def report(records: list[Record], seconds: float) -> ServeReport:
     return ServeReport(run, objectives=LIMITS)
 
 
+def level(at_once: int, per_s: int, e2e_ms: float = 150.0) -> Level:
+    records = [record(i / per_s, e2e_ms - 100) for i in range(per_s * 10)]
+    return Level(at_once, report(records, 11.0), 1.0, 9.0)
+
+
+def test_goodput_is_what_comes_in_time_of_answers_that_were_good() -> None:
+    good = [record(i / 10, 50) for i in range(100)]  # 11 tokens each, at +50 and +150 ms
+    slow = [record(i / 10, 150) for i in range(100)]
+    lost = [Record("f", 2.0, 2.0, 3.0, [2.5], [7], outcome="failed")]
+    found = report(good + slow + lost, 10.0)
+    assert goodput(found, LIMITS, 2.0, 7.0) == pytest.approx(110)
+    assert goodput(found, (), 2.0, 7.0) == pytest.approx(220)
+    assert goodput(found, LIMITS, 50.0, 60.0) == 0
+    one = report([record(0.0, 50)], 1.0)
+    assert goodput(one, LIMITS, 0.0, 0.1) == pytest.approx(10)  # its first token alone
+    assert goodput(one, LIMITS, 0.1, 0.2) == pytest.approx(100)  # the others, whose answer began before
+
+
+def test_the_peak_is_the_least_level_that_gets_as_much_done() -> None:
+    levels = [level(4, 50), level(8, 96), level(16, 100), level(32, 99)]
+    assert knee_of(levels).at_once == 8
+    assert knee_of(levels[2:]).at_once == 16
+    assert level(8, 96).requests_per_s == pytest.approx(96, rel=0.02)
+    assert level(8, 96).tokens_per_s([Objective("ttft", 1.0)]) == 0
+
+
 def test_the_four_questions() -> None:
-    peak = report([record(i / 10, 50) for i in range(100)], 10.0)
-    fast = [record(i / 8, 90) for i in range(72)]  # 9 s of answers
+    fast = [record(i / 8, 90) for i in range(72)]  # 9 s of answers, 88 tokens a second
     slow = [record(5.0, 150), record(5.0, 50, tpot_ms=30)]
-    late = [record(9.95, 90)]  # good, but what is left when nobody asks any more does not count
     refused = [refusal(i / 10, 0.5) for i in range(50)] + [refusal(3.0, None)]
     lost = [Record("f", 0.0, 0.0, 1.0, outcome="failed"), Record("c", 0.0, 0.0, 1.0, outcome="cut")]
-    found = judged(peak, report(fast + slow + late + refused + lost, 12.0), 10.0)
-    assert found["goodput_over_peak"] == pytest.approx(0.72)
-    assert (found["refused"], found["refused_without_hint"], found["lost"]) == (51, 1, 2)
-    assert found["admitted_p99_over_objective"] == {"ttft:100": None, "tpot:20": None}  # two of 77 were lost
+    found = judged(110.0, report(fast + slow + refused + lost, 12.0), 9.0, 2.0)
+    assert found["goodput_over_peak"] == pytest.approx(0.8, rel=0.02)
+    assert found["goodput_over_peak_with_begin"] == pytest.approx(0.8, rel=0.02)
+    assert (found["admitted"], found["refused"], found["refused_without_hint"], found["lost"]) == (76, 51, 1, 2)
+    assert found["late_share"] == pytest.approx(4 / 76, abs=1e-4)
+    assert found["admitted_p99_over_objective"] == {"ttft:100": None, "tpot:20": None}  # two of 76 were lost
+
+
+def test_what_an_empty_server_has_not_ended_yet_is_told_apart() -> None:
+    late = report([record(3 + i / 10, 50) for i in range(90)], 12.0)
+    found = judged(110.0, late, 12.0, 3.0)
+    assert found["goodput_over_peak"] == pytest.approx(1.0, rel=0.02)
+    assert found["goodput_over_peak_with_begin"] == pytest.approx(0.75, rel=0.02)
 
 
 def test_the_p99_of_admitted_requests() -> None:
-    peak = report([record(i / 10, 50) for i in range(100)], 10.0)
     flood = report([record(i / 10, 90, tpot_ms=5) for i in range(198)] + [record(3.0, 150), record(4.0, 160)], 20.0)
-    assert judged(peak, flood, 20.0)["admitted_p99_over_objective"] == {"ttft:100": 0.9, "tpot:20": 0.25}
+    assert judged(110.0, flood, 20.0, None)["admitted_p99_over_objective"] == {"ttft:100": 0.9, "tpot:20": 0.25}
 
 
 def test_objectives_follow_the_peak() -> None:
@@ -70,18 +108,30 @@ def test_growth_is_between_the_second_quarter_and_the_last() -> None:
     assert watch.growth_mib() == {"engine": 1.0, "frontend": 0.0}
 
 
+async def test_a_whole_run_asks_no_prompt_twice() -> None:
+    """The paced engine can do any number at once, so what is flooded here is nothing; all parts run."""
+    config = Config(engine=EngineConfig(target=paced_target(2.0)), server=ServerConfig(grpc_port=0, http_port=None))
+    plan = OverloadPlan(levels=(1, 2), peak_s=0.4, settle_s=0.1, factor=2.0, minutes=0.02, max_tokens=8)
+    notes: list[str] = []
+    found = await measure_overload(config, plan, notes.append, factory=FACTORY, tokenizer=TOKENIZER)
+    assert set(found["peak"]["tokens_per_s_by_level"]) == {"1", "2"}
+    assert found["peak"]["good_tokens_per_s"] > 0
+    assert found["admitted"] + found["refused"] == found["overload"]["requests"]["sent"]
+    assert found["refused_without_hint"] == 0
+    assert found["plan"]["objectives"][0].startswith("e2e:")
+    assert "peak" in notes[-1]
+
+
 async def test_a_server_in_a_process_of_its_own() -> None:
     config = Config(engine=EngineConfig(target="paced:1"), server=ServerConfig(grpc_port=0, http_port=None))
-    server = LocalServer(
-        config, factory="bench.frontend.paced_engine:build", tokenizer="bench.frontend.byte_tokenizer:ByteTokenizer"
-    )
+    server = LocalServer(config, factory=FACTORY, tokenizer=TOKENIZER)
     async with server:
         assert server.grpc_port > 0
         assert min(server.memory_bytes().values()) > 1 << 20
         process, engine = server.frontend, server.engine
         async with MemoryWatch(server) as watch:
             while not watch.samples:
-                await _moment()
+                await asyncio.sleep(0.01)
     assert not process.is_running()
     assert not engine.is_running()
 
@@ -91,9 +141,3 @@ async def test_a_server_that_can_not_start_says_why() -> None:
     with pytest.raises(LocalServerError, match="such-model"):
         async with LocalServer(config, factory="tests.bench.overload.no_engine:build"):
             pass
-
-
-async def _moment() -> None:
-    import asyncio
-
-    await asyncio.sleep(0.01)

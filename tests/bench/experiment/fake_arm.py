@@ -1,0 +1,76 @@
+"""An arm whose latencies and tokens are known."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from statistics import NormalDist
+
+from bench.serve.ask import Ask
+from bench.serve.record import Record
+from bench.serve.said import Said
+from server.experiment.assignment import digest
+from specdec.errors import SpecdecError
+
+TOKENS = 8
+
+
+class KilledError(Exception):
+    """Ends a run as nothing that it expects does."""
+
+
+def uniform(*words: object) -> float:
+    """In (0, 1), and the same for the same words."""
+    return (int.from_bytes(digest("fake", repr(words))) + 0.5) / 2**64
+
+
+def lognormal(sigma: float, *words: object) -> float:
+    """With median 1, and the same for the same words."""
+    return math.exp(sigma * NormalDist().inv_cdf(uniform(*words)))
+
+
+def prompt_of(ask: Ask) -> object:
+    """What tells prompts apart, whatever the request is called."""
+    return ask.text, ask.chat, ask.gap, ask.ids
+
+
+class FakeArm:
+    """Takes ``took`` seconds, a tenth of it to the first text, and says `TOKENS` tokens that the prompt and the seed
+    decide; ``wrong`` tells for which prompts the last one is another. Fails for those of ``fails``; ``asked`` holds
+    every request with the time it came."""
+
+    def __init__(
+        self,
+        took: Callable[[Ask], float] = lambda ask: 0.2,
+        *,
+        wrong: Callable[[Ask], bool] = lambda ask: False,
+        fails: Callable[[Ask], bool] = lambda ask: False,
+        tells_ids: bool = True,
+    ) -> None:
+        self._took, self._wrong, self._fails, self._tells_ids = took, wrong, fails, tells_ids
+        self.asked: list[tuple[float, Ask]] = []
+
+    async def send(self, ask: Ask, record: Record) -> None:
+        clock = asyncio.get_running_loop().time
+        self.asked.append((clock(), ask))
+        if self._fails(ask):
+            raise SpecdecError("broken")
+        took = self._took(ask)
+        said = Said()
+        ids = list(digest("tokens", repr((prompt_of(ask), ask.seed))))[:TOKENS]
+        ids[-1] += self._wrong(ask)
+        await asyncio.sleep(took / 10)
+        record.chunk(clock(), 1)
+        said.text("a")
+        await asyncio.sleep(took - took / 10)
+        record.chunk(clock(), TOKENS - 1)
+        said.text(chr(ids[-1] + 100))
+        if self._tells_ids:
+            said.ids(ids)
+        record.queue_ms, record.prompt_tokens, record.output_tokens = 1.0, 7, TOKENS
+        record.steps(3, 2, [1, 1])
+        said.note(record)
+
+    async def close(self) -> None:
+        pass

@@ -1,0 +1,64 @@
+"""Plans and runs of them against fake arms, in a time that is a number."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from bench.experiment.arm_request import ArmRequest
+from bench.experiment.open_arm import OpenArm
+from bench.experiment.paired_run import PairedRun
+from bench.experiment.run_folder import open_run
+from bench.experiment.switchback_run import SwitchbackRun
+from bench.serve.endpoint import Endpoint
+from server.experiment.analysis.analyse import analyse
+from server.experiment.analysis.result import Result
+from server.experiment.config.experiment_config import ExperimentConfig
+from server.experiment.manifest import Manifest
+from server.experiment.record_log import RecordLog, read_records
+from tests.bench.virtual_loop import run_virtually
+
+STARTED = "2026-11-21T12:00:00.000+00:00"
+
+
+def plan(**fields: Any) -> ExperimentConfig:
+    """Pairs of chat prompts in a closed loop, 20 of them; ``fields`` as the plan's file has them."""
+    default: dict[str, Any] = {
+        "name": "off-or-auto",
+        "arms": {"off": {"request": {"speculation": "off"}}, "auto": {}},
+        "load": {"workload": "chat"},
+        "stopping": {"max_requests": 40},
+    }
+    if fields.get("assignment", {}).get("mode") == "aa":
+        default["arms"] = {"a": {}, "b": {}}
+    return ExperimentConfig.model_validate(default | fields)
+
+
+def play(
+    folder: Path, config: ExperimentConfig, a: Endpoint, b: Endpoint, *, by_ids: bool = True, boards: Any = None
+) -> str:
+    """Run it; why it ended. ``boards``: a list that every look at the board is put into."""
+    watch = (lambda board: None) if boards is None else boards.append
+
+    async def run() -> str:
+        with open_run(folder, Manifest(config=config, started=STARTED, facts={"server": "fake"})) as found:
+            (name_a, arm_a), (name_b, arm_b) = config.arms.items()
+            arms = (
+                OpenArm(name_a, ArmRequest.model_validate(arm_a.request), a, {}),
+                OpenArm(name_b, ArmRequest.model_validate(arm_b.request), b, {}),
+            )
+            kind = SwitchbackRun if config.assignment.mode == "switchback" else PairedRun
+            return await kind(found, arms, by_ids, watch).run()
+
+    why: str = run_virtually(run())
+    return why
+
+
+def logged(folder: Path) -> RecordLog:
+    """What it recorded."""
+    return read_records(folder)
+
+
+def result(folder: Path) -> Result:
+    """What it came to."""
+    return analyse(Manifest.read(folder), read_records(folder))

@@ -1,0 +1,233 @@
+"""A run of pairs: what is recorded, when it ends, what it finds, and what becomes of one that was broken off."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.experiment.board import Board
+from bench.serve.ask import Ask
+from server.experiment.analysis.plan import make_plan
+from server.experiment.config.stopping import Stopping
+from server.experiment.experiment_errors import ExperimentError
+from server.experiment.manifest import Manifest
+from server.experiment.record import Record
+from server.experiment.record_writer import RecordWriter
+from specdec.cli.ab_progress import progress_line
+from tests.bench.experiment.fake_arm import TOKENS, FakeArm, KilledError, lognormal, prompt_of
+from tests.bench.experiment.plays import logged, plan, play, result
+
+NOISE = 0.1
+
+
+def noisy(arm: str, factor: float = 1.0) -> FakeArm:
+    """A time that the prompt decides for both arms, with noise of each arm's own."""
+    return FakeArm(lambda ask: 0.2 * factor * lognormal(0.6, prompt_of(ask)) * lognormal(NOISE, arm, ask.salt))
+
+
+def test_records_say_what_was_seen(tmp_path: Path) -> None:
+    a, b = FakeArm(lambda ask: 0.2), FakeArm(lambda ask: 0.1)
+    boards: list[Board] = []
+    why = play(tmp_path, plan(warmup_requests=2, store_prompts=True), a, b, boards=boards)
+    assert why == "everything planned was asked"
+    records = logged(tmp_path).records
+    assert len(records) == 2 * (2 + 20) == len(a.asked) + len(b.asked)
+    assert sum(record.warm_up for record in records) == 4
+    assert len({record.request for record in records}) == len(records)
+    for record in records:
+        took = 0.2 if record.arm == "off" else 0.1
+        assert record.end is not None
+        assert record.first_token is not None
+        assert record.started is not None
+        assert record.end - record.arrival == pytest.approx(took)
+        assert record.first_token - record.arrival == pytest.approx(took / 10)
+        assert record.started - record.arrival == pytest.approx(0.001)
+        assert (record.tokens, record.chunks, record.prompt_tokens, record.accepted) == (TOKENS, 2, 7, (2, 1))
+        assert (record.status, record.scheduled) == ("ok", None)
+        assert record.workload.startswith("chat/")
+        assert record.prompt
+    found = result(tmp_path)
+    assert (found.compared_outputs, found.mismatched_outputs) == (20, 0)
+    assert found.verdict.kind == "better"
+    assert found.primary.ratio == pytest.approx(0.5)
+    line = progress_line(boards[-1], 3.0)
+    assert "pairs 20/20" in line
+    assert "ratio 0.500" in line
+
+
+def test_one_request_at_a_time_and_both_arms_the_same(tmp_path: Path) -> None:
+    a, b = noisy("a"), noisy("b")
+    play(tmp_path, plan(), a, b)
+    assert [(prompt_of(x), x.seed) for _, x in a.asked] == [(prompt_of(x), x.seed) for _, x in b.asked]
+    spans = sorted((r.arrival, r.end or 0.0) for r in logged(tmp_path).records)
+    assert all(end <= begin + 1e-9 for (_, end), (begin, _) in pairwise(spans))
+
+
+def test_turns_of_opposite_order(tmp_path: Path) -> None:
+    play(tmp_path, plan(), FakeArm(), FakeArm())
+    order = [r.arm for r in sorted(logged(tmp_path).records, key=lambda r: r.arrival)]
+    pairs = [tuple(order[i : i + 2]) for i in range(0, len(order), 2)]
+    assert all(set(pairs[i : i + 2]) == {("off", "auto"), ("auto", "off")} for i in range(0, len(pairs), 2))
+
+
+def test_arrival_times_are_those_of_the_schedule_in_both_arms(tmp_path: Path) -> None:
+    slow = FakeArm(lambda ask: 3.0)
+    play(tmp_path, plan(load={"workload": "chat", "rate": 10.0, "per_turn": 5}), slow, FakeArm())
+    records = logged(tmp_path).records
+    offsets: dict[str, list[float]] = {}
+    for turn in range(4):
+        for arm in ("off", "auto"):
+            part = [r for r in records if r.arm == arm and turn * 5 <= int(r.pair) < turn * 5 + 5]
+            first = min(r.arrival for r in part)
+            offsets.setdefault(arm, []).extend(r.arrival - first for r in part)
+    assert offsets["off"] == pytest.approx(offsets["auto"], abs=1e-9)
+    assert all(r.scheduled == pytest.approx(r.arrival, abs=1e-9) for r in records)
+    assert max(offsets["off"]) > 0.1
+
+
+def test_an_arm_sends_what_its_options_say(tmp_path: Path) -> None:
+    arms = {"with": {}, "without": {"request": {"prediction": False, "session": False}}}
+    a, b = FakeArm(), FakeArm()
+    play(tmp_path, plan(arms=arms, load={"workload": "edit"}), a, b)
+    assert all(ask.prediction for _, ask in a.asked)
+    assert not any(ask.prediction or ask.session for _, ask in b.asked)
+
+
+@pytest.mark.parametrize("by_ids", [True, False])
+def test_other_tokens_in_one_arm_are_counted_and_make_it_invalid(tmp_path: Path, by_ids: bool) -> None:
+    wrong = FakeArm(wrong=lambda ask: ask.name.endswith("7"))
+    play(tmp_path, plan(), FakeArm(), wrong, by_ids=by_ids)
+    found = result(tmp_path)
+    assert (found.compared_outputs, found.mismatched_outputs) == (20, 2)
+    assert found.verdict.kind == "invalid"
+    assert "000007" in found.verdict.headline
+
+
+def test_failures_are_recorded(tmp_path: Path) -> None:
+    play(tmp_path, plan(), FakeArm(), FakeArm(fails=lambda ask: int(ask.name) % 2 == 0))
+    failed = [r for r in logged(tmp_path).records if not r.ok]
+    assert [(r.arm, r.status, r.error, r.token_hash) for r in failed] == [("auto", "FAILED", "broken", b"")] * 10
+    assert result(tmp_path).arms[1].failed == 10
+
+
+def test_servers_that_are_gone_end_the_run(tmp_path: Path) -> None:
+    gone = {"fails": lambda ask: int(ask.name) >= 6}
+    with pytest.raises(ExperimentError, match=r"nothing is answered any more .broken.*same command"):
+        play(tmp_path, plan(), FakeArm(**gone), FakeArm(**gone))  # type: ignore[arg-type]
+    assert len(logged(tmp_path).records) == 2 * 9
+
+
+def test_time_ends_it(tmp_path: Path) -> None:
+    why = play(tmp_path, plan(stopping={"max_duration": "3s"}), FakeArm(), FakeArm())
+    assert why == "3 s have passed"
+    assert len(logged(tmp_path).records) == 2 * 8  # 0.4 s each
+
+
+def test_certainty_ends_it_early(tmp_path: Path) -> None:
+    stopping = {"rule": "always_valid", "max_requests": 2000, "min_units": 20, "expected_units": 100}
+    why = play(tmp_path, plan(stopping=stopping), noisy("a"), noisy("b", 0.4))
+    assert why == "the verdict is certain: better"
+    assert 40 <= len(logged(tmp_path).records) < 1000
+    assert result(tmp_path).verdict.kind == "better"
+
+
+def test_other_tokens_end_it_early_where_looking_is_allowed(tmp_path: Path) -> None:
+    stopping = {"rule": "always_valid", "max_requests": 2000, "min_units": 20}
+    why = play(tmp_path, plan(stopping=stopping), FakeArm(), FakeArm(wrong=lambda ask: ask.name == "000003"))
+    assert why.startswith("1 pairs got different tokens")
+    assert len(logged(tmp_path).records) == 40
+
+
+def test_equal_arms_are_not_told_apart(tmp_path: Path) -> None:
+    config = plan(assignment={"mode": "aa"}, stopping={"max_requests": 200})
+    play(tmp_path, config, noisy("a"), noisy("b"))
+    found = result(tmp_path)
+    assert found.verdict.kind in ("undecided", "equivalent")
+    assert found.mode == "aa"
+
+
+def test_a_planted_effect_is_found_as_often_as_planned(tmp_path: Path) -> None:
+    """The plan is made from a run of equal arms; then the treatment is 5 % faster in experiments of that size."""
+    mean, capture = {"metric": "e2e_ms"}, tmp_path / "aa"
+    play(
+        capture,
+        plan(assignment={"mode": "aa"}, primary=mean, stopping={"max_requests": 200}),
+        noisy("a", 0.1),
+        noisy("b", 0.1),
+    )
+    manifest = Manifest.read(capture)
+    planned = make_plan(manifest, logged(capture), manifest.config.primary, Stopping(), 0.05, 0.8, 200)
+    found = 0
+    for number in range(12):
+        folder = tmp_path / str(number)
+        stopping = {"max_requests": 2 * planned.units}
+        config = plan(assignment={"salt": f"s{number}"}, primary=mean, stopping=stopping)
+        play(folder, config, noisy("a", 0.1), noisy("b", 0.095))
+        found += result(folder).verdict.kind == "better"
+    assert planned.power >= 0.8
+    assert found >= 7  # of 12, 10 expected
+
+
+class TestTakenUp:
+    """A run that was broken off goes on: nothing is asked again that is complete, nothing counts twice."""
+
+    @staticmethod
+    def broken_after(folder: Path, pairs: int, alone: bool) -> tuple[FakeArm, FakeArm]:
+        """The first part of a run, as a kill leaves it; ``alone``: in the middle of writing a pair."""
+        a, b = FakeArm(), FakeArm()
+
+        def stop(ask: Ask) -> bool:
+            if ask.name == f"{pairs:06}":
+                raise KilledError
+            return False
+
+        b._fails = stop
+        with pytest.raises(ExceptionGroup):
+            play(folder, plan(warmup_requests=1), a, b)
+        if alone:
+            with RecordWriter(folder) as writer:
+                writer.write(Record(f"{pairs:06}/off", "off", 1e6, end=1e6 + 1, pair=f"{pairs:06}", token_hash=b"x"))
+        return a, b
+
+    @pytest.mark.parametrize("alone", [False, True])
+    def test_goes_on(self, tmp_path: Path, alone: bool) -> None:
+        before = self.broken_after(tmp_path, 7, alone)
+        a, b = FakeArm(), FakeArm()
+        assert play(tmp_path, plan(warmup_requests=1), a, b) == "everything planned was asked"
+        for arm in (a, b):
+            assert [pair_number(ask) for _, ask in arm.asked if pair_number(ask) is not None] == list(range(7, 20))
+        earlier = {ask.salt for arm in before for _, ask in arm.asked}
+        assert not earlier & {ask.salt for arm in (a, b) for _, ask in arm.asked}
+        found = result(tmp_path)
+        assert [arm.requests for arm in found.arms] == [20, 20]
+        assert (found.primary.units, found.compared_outputs, found.mismatched_outputs) == (20, 20, 0)
+        lone = [note for note in found.notes if "without the other request" in note]
+        assert lone == (["records of pairs without the other request left out: 1"] if alone else [])
+
+    def test_one_that_is_complete_is_not_asked_again(self, tmp_path: Path) -> None:
+        play(tmp_path, plan(warmup_requests=1), FakeArm(), FakeArm())
+        a, b = FakeArm(), FakeArm()
+        play(tmp_path, plan(warmup_requests=1), a, b)
+        assert a.asked == b.asked == []
+
+    def test_times_go_on_too(self, tmp_path: Path) -> None:
+        self.broken_after(tmp_path, 7, False)
+        play(tmp_path, plan(warmup_requests=1), FakeArm(), FakeArm())
+        counted = [r for r in logged(tmp_path).records if not r.warm_up]
+        assert [r.arrival for r in counted[14:]] != [r.arrival for r in counted[:14]]
+        assert min(r.arrival for r in counted) >= 0
+
+
+def pair_number(ask: Ask) -> int | None:
+    """Which pair of the plan it belongs to."""
+    return None if ask.name.startswith("w") else int(ask.name.partition(".")[0])
+
+
+def test_a_folder_holds_one_experiment(tmp_path: Path) -> None:
+    play(tmp_path, plan(), FakeArm(), FakeArm())
+    other: Any = plan(stopping={"max_requests": 60})
+    with pytest.raises(ExperimentError, match=r"another experiment \(plan.stopping.max_requests was 40 and is 60\)"):
+        play(tmp_path, other, FakeArm(), FakeArm())

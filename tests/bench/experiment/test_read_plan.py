@@ -1,0 +1,93 @@
+"""Plans that a client can not run are refused with the field and its line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.experiment.arm_request import ArmRequest
+from bench.experiment.read_plan import read_plan
+from bench.serve.ask import Ask
+from server.experiment.experiment_errors import ExperimentError
+from specdec.types import SpeculationMode
+
+GOOD = """\
+name: off-or-auto
+arms:
+  plain: {request: {speculation: off}}
+  auto:
+    request:
+      speculation: {mode: auto, drafters: [suffix], max_depth: 4}
+      priority: 3
+load: {workload: chat}
+stopping: {max_requests: 40}
+"""
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "plan.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_a_plan(tmp_path: Path) -> None:
+    config = read_plan(write(tmp_path, GOOD))
+    plain, auto = (ArmRequest.model_validate(arm.request) for arm in config.arms.values())
+    assert plain.speculation.params.mode == SpeculationMode.OFF
+    assert plain.fields == {"speculation": {"mode": "off"}}
+    assert auto.options["priority"] == 3
+    assert auto.options["speculation"].drafters == ("suffix",)
+    assert auto.fields == {"speculation": {"mode": "auto", "drafters": ["suffix"], "max_depth": 4}, "priority": 3}
+
+
+def test_an_arm_without_options_sends_none() -> None:
+    arm = ArmRequest.model_validate({"body": {"vendor": 1}})
+    assert arm.fields == {"vendor": 1}
+    ask = Ask("a", 4, text="x", prediction="p", session="s")
+    assert arm.apply(ask) == ask
+
+
+def test_a_trace_lies_beside_its_plan(tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text("{}")
+    text = GOOD.replace("workload: chat", "trace: t.jsonl")
+    assert read_plan(write(tmp_path, text)).load.trace == tmp_path / "t.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("speculation: off}", "speculation: sometimes}", "line 3: arms.plain.request.speculation.mode: .*auto"),
+        ("speculation: off}", "speculate: off}", "line 3: arms.plain.request.speculate: Extra inputs"),
+        ("max_depth: 4", "max_depth: 400", "line 6: arms.auto.request.speculation.max_depth: .*63"),
+        ("priority: 3", "priority: high", "line 7: arms.auto.request.priority: .*integer"),
+        ("priority: 3", "body: 3", "line 7: arms.auto.request.body: .*dictionary"),
+        ("    request:\n", "    url: ftp://x\n    request:\n", "line 5: arms.auto.url: 'ftp://x' is neither"),
+        ("    request:\n", "    engine: {max_batch: 3}\n    request:\n", "line 5: arms.auto.engine: .*live"),
+        ("workload: chat", "workload: chess", "line 8: load.workload: no workload 'chess'; there are humaneval"),
+        ("workload: chat", "trace: none.jsonl", "line 8: load.trace: .*none.jsonl is no file"),
+        ("workload: chat", "seed: 1", "line 8: load: nothing says what is asked"),
+        ("workload: chat", "workload: chat, rate: 0", "line 8: load.rate: .*greater than 0"),
+        ("workload: chat", "workload: chat, trace: t", "line 8: load: .*one of them"),
+        ("workload: chat", "workload: chat, rate: 1, concurrency: 2", "line 8: load: .*closed loop"),
+        ("max_requests: 40", "alpha: 0.05", "line 9: stopping: nothing says when it ends"),
+        ("stopping:", "assignment: {mode: shadow}\nstopping:", "line 9: assignment.mode: shadow is for live"),
+        ("stopping:", "assignment: {mode: switchback}\nstopping:", "line 8: load: a switchback needs"),
+        ("arms:", "arms: 3\nbrms:", "line 2: arms"),
+        ("  plain:", "  off:", "line 2: arms: .*in quotes"),
+    ],
+)
+def test_what_can_not_be_run(tmp_path: Path, old: str, new: str, problem: str) -> None:
+    assert old in GOOD
+    path = write(tmp_path, GOOD.replace(old, new, 1))
+    with pytest.raises(ExperimentError, match=problem) as caught:
+        read_plan(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_switchback_is_not_looked_at(tmp_path: Path) -> None:
+    text = GOOD.replace("workload: chat", "workload: chat, rate: 1").replace(
+        "max_requests", "rule: always_valid, max_requests"
+    )
+    with pytest.raises(ExperimentError, match=r"line 9: stopping.rule: .*use fixed"):
+        read_plan(write(tmp_path, text + "assignment: {mode: switchback}\n"))

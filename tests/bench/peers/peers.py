@@ -1,0 +1,77 @@
+"""Peers for the tests: fake servers in processes of their own, and ones that are no process at all."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence as Seq
+from pathlib import Path
+from typing import Any
+
+from bench.peers.answer import Answer
+from bench.peers.arm import Arm
+from bench.peers.http_peer import Fields, HttpPeer, no_fields
+from bench.peers.peer_error import PeerError
+from bench.peers.peer_prompt import PeerPrompt
+
+FAKE = Path(__file__).with_name("fake_server.py")
+
+
+def arm(name: str, engine: str = "other", plain: str | None = None) -> Arm:
+    return Arm(name, engine, "int8", plain or name)
+
+
+def prompts(number: int, workload: str = "chat", **more: Any) -> list[PeerPrompt]:
+    return [PeerPrompt(workload, f"{workload}/{i}", (1, 2, i), 4, counted=i > 0, **more) for i in range(number)]
+
+
+def server(
+    name: str, folder: Path, *words: str, fields: Fields = no_fields, start_s: float = 60.0, answer_s: float = 60.0
+) -> HttpPeer:
+    """A fake server; what it is asked goes to the file `asks_in` reads."""
+    command = [sys.executable, "-I", str(FAKE), "--port", "{port}", "--name", name, "--log", str(folder / "asks.jsonl")]
+    return HttpPeer(
+        arm(name), [*command, *words], folder / f"{name}.log", fields=fields, start_s=start_s, answer_s=answer_s,
+        about={"version": "fake 1"},
+    )  # fmt: skip
+
+
+def asks_in(folder: Path) -> list[dict[str, Any]]:
+    file = folder / "asks.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+class Actor:
+    """A peer that only tells what is done to it, in ``told``. ``breaks``: what it can not do ("start", "ask", "pause",
+    "resume")."""
+
+    def __init__(self, names: Seq[str], told: list[str], *, breaks: str = "", needs_bytes: int = 0) -> None:
+        self.arms = [arm(name) for name in names]
+        self.needs_bytes = needs_bytes
+        self._name, self._told, self.breaks = names[0], told, breaks
+
+    def _tell(self, what: str) -> None:
+        self._told.append(f"{what} {self._name}")
+        if self.breaks == what:
+            raise PeerError(f"can not {what}")
+
+    async def start(self) -> None:
+        self._tell("start")
+
+    async def ask(self, arm: Arm, prompt: PeerPrompt) -> Answer:
+        if self.breaks == "ask" and prompt.counted:
+            raise PeerError("can not ask")
+        self._told.append(f"{arm.name} {prompt.name}{'' if prompt.counted else ' (warm)'}")
+        return Answer(prompt.max_tokens, 10.0, 40.0, f"text of {prompt.name}")
+
+    def pause(self) -> None:
+        self._tell("pause")
+
+    def resume(self) -> None:
+        self._tell("resume")
+
+    async def end(self) -> None:
+        self._told.append(f"end {self._name}")
+
+    def facts(self) -> dict[str, Any]:
+        return {"version": "1", "command": [self._name]}

@@ -1,0 +1,78 @@
+"""`make peers`: once, each for itself, and never in our own environment. Nothing is downloaded here."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from bench.peers.environment import Environment
+from bench.peers.install import install, main
+from bench.peers.peer_error import PeerError
+from bench.peers.recipe import RECIPES, Recipe
+
+RECIPE = Recipe("some", (("one==1",), ("--no-deps", "two")), {"JOBS": "2"}, ("three",), ("alias", "two", "+cpu"))
+
+
+class Pip:
+    """Makes what pip would have made, or fails at a step."""
+
+    def __init__(self, folder: Path, fails: str = "") -> None:
+        self._site, self._fails = folder / "some" / "lib" / "python3" / "site-packages", fails
+        self.ran: list[tuple[list[str], dict[str, str]]] = []
+
+    def __call__(self, words: Sequence[str], env: dict[str, str]) -> int:
+        self.ran.append((list(words), env))
+        info = self._site / "two-2.5.dist-info"
+        info.mkdir(parents=True, exist_ok=True)
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: two\nVersion: 2.5\n")
+        return int(bool(self._fails) and self._fails in words)
+
+
+def test_it_is_installed_once_into_its_own_place(tmp_path: Path) -> None:
+    pip = Pip(tmp_path)
+    assert install(RECIPE, tmp_path, pip)
+    venv, one, two, three = pip.ran
+    home = tmp_path / "some"
+    assert venv[0] == [sys.executable, "-m", "venv", str(home)]
+    for (words, env), step in ((one, ["one==1"]), (two, ["--no-deps", "two"])):
+        assert words[0] == str(home / "bin" / "python")
+        assert words[-len(step) :] == step
+        assert env == {"JOBS": "2"}
+    assert three[0][-3:] == ["uninstall", "--yes", "three"]
+    found = Environment(tmp_path, "some")
+    assert found.versions("two", "alias", "three") == {"two": "2.5", "alias": "2.5+cpu"}
+    found.require()
+    assert not install(RECIPE, tmp_path, pip)
+    assert len(pip.ran) == 4
+    assert install(RECIPE, tmp_path, pip, again=True)
+    assert install(Recipe("some", (("one==2",),)), tmp_path, pip)
+
+
+@pytest.mark.parametrize("fails", ["venv", "one==1", "two", "three"])
+def test_what_was_not_finished_is_not_there(tmp_path: Path, fails: str) -> None:
+    with pytest.raises(PeerError, match="could not be installed"):
+        install(RECIPE, tmp_path, Pip(tmp_path, fails))
+    with pytest.raises(PeerError, match="make peers"):
+        Environment(tmp_path, "some").require()
+    assert install(RECIPE, tmp_path, Pip(tmp_path))
+
+
+def test_a_missing_program_names_the_way_out(tmp_path: Path) -> None:
+    with pytest.raises(PeerError, match="make peers"):
+        Environment(tmp_path, "some").program("server")
+
+
+def test_an_unknown_name_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit):
+        main(["--cache-dir", str(tmp_path), "nobody"])
+    assert not (tmp_path / "peers").exists()
+
+
+def test_every_requirement_has_a_version() -> None:
+    """Or a table could not be made again."""
+    words = [word for recipe in RECIPES.values() for step in recipe.steps for word in step if not word.startswith("-")]
+    assert words
+    assert [word for word in words if "==" not in word] == []

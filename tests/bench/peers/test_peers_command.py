@@ -1,0 +1,99 @@
+"""`specdec bench peers` from its words to its table, with fake servers for engines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from click.testing import CliRunner
+
+from bench.peers import peers_session
+from bench.peers.models import PeerModel
+from bench.peers.offer import Offer
+from bench.peers.peers_plan import PeersPlan
+from specdec.cli.main import cli
+from tests.bench.peers.peers import arm, asks_in, server
+
+TARGET = "smollm2-135m"
+
+
+def invoke(*words: str, code: int = 0) -> str:
+    result = CliRunner().invoke(cli, ["bench", "peers", "--target", TARGET, *words])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+@pytest.fixture(autouse=True)
+def _no_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads a gigabyte of memory."""
+    monkeypatch.setattr(
+        peers_session, "BandwidthProbe", lambda cache_dir, threads: SimpleNamespace(median=lambda: 4e10)
+    )
+
+
+@pytest.fixture
+def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    async def offer(plan: PeersPlan, target: PeerModel, draft: PeerModel | None) -> Offer:
+        found = Offer()
+        found.have(server("good", tmp_path))
+        found.have(server("mortal", tmp_path, "--die-at", "3"))
+        found.have(server("broken", tmp_path, "--fail"))
+        found.lack(arm("absent"), "not installed; `make peers` does it")
+        return found
+
+    monkeypatch.setattr(peers_session, "_offer", offer)
+    return tmp_path
+
+
+@pytest.mark.model
+def test_tables_figures_and_reasons(fakes: Path) -> None:
+    out = fakes / "out.json"
+    text = invoke(
+        "--workload", "humaneval", "--workload", "fim", "--prompts", "2", "--max-tokens", "3", "--json", str(out)
+    )
+    assert "**humaneval**, 2 prompts of" in text
+    assert "- without absent: not installed" in text
+    assert "- without broken: it ended before it was ready: error: no such model" in text
+    assert "- without mortal: HumanEval/" in text
+    assert "- left out fim: the model has no fill-in-the-middle tokens" in text
+    figures = json.loads(out.read_text())
+    assert figures["workloads"]["humaneval"]["good"]["answered"] == 2
+    assert figures["workloads"]["humaneval"]["good"]["tokens"] == 6
+    assert figures["workloads"]["humaneval"]["mortal"]["answered"] < 2
+    assert {"cpu", "cores", "threads", "target", "commit", "date"} <= set(figures["machine"])
+    asks = asks_in(fakes)
+    good = [ask["prompt"] for ask in asks if ask["name"] == "good"]
+    assert len(good) == 4  # one to warm the process up, one to warm the workload up, two that count
+    mortal = [ask["prompt"] for ask in asks if ask["name"] == "mortal"]
+    assert mortal == good[: len(mortal)]
+
+
+@pytest.mark.model
+def test_nothing_to_ask_and_nobody_to_ask_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "nothing to ask: fim:" in invoke("--workload", "fim", code=1)
+
+    async def nobody(plan: PeersPlan, target: PeerModel, draft: PeerModel | None) -> Offer:
+        found = Offer()
+        found.lack(arm("absent"), "not installed")
+        return found
+
+    monkeypatch.setattr(peers_session, "_offer", nobody)
+    assert "no engine to ask: absent: not installed" in invoke("--workload", "chat", code=1)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("engine", ["llama.cpp", "vllm", "transformers"])
+def test_what_is_not_installed_says_so(engine: str, tmp_path: Path) -> None:
+    from specdec.config import EngineConfig
+
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    (cache / "models").symlink_to(EngineConfig().cache_dir.expanduser() / "models")
+    text = invoke("--engine", engine, "--workload", "humaneval", "--cache-dir", str(cache), code=1)
+    assert "`make peers` does it" in text
+
+
+def test_words_that_can_not_be(tmp_path: Path) -> None:
+    assert "is not a folder" in invoke("--json", str(tmp_path / "no" / "a.json"), code=2)

@@ -1,0 +1,135 @@
+"""The figures: worked out by hand, and what the tables say of who is faster."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.peers.answer import Answer
+from bench.peers.arm import Arm
+from bench.peers.arm_summary import per_token, summarise
+from bench.peers.peer_prompt import PeerPrompt
+from bench.peers.peers_report import PeersReport
+from bench.peers.peers_run import PeersRun
+
+OFF, AUTO = Arm("specdec off", "specdec", "int8", "specdec off"), Arm("specdec auto", "specdec", "int8", "specdec off")
+FAST, DRAFT = Arm("fast", "llama.cpp", "Q4_K_M", "fast"), Arm("fast n-gram", "llama.cpp", "Q4_K_M", "fast")
+SLOW, GONE = Arm("slow", "vllm", "bf16", "slow"), Arm("gone", "vllm", "bf16", "slow")
+
+
+def answer(tokens: int, tpot: float, ttft: float = 100.0, text: str = "a") -> Answer:
+    return Answer(tokens, ttft, ttft + tpot * (tokens - 1), text)
+
+
+def a_run() -> PeersRun:
+    run = PeersRun(arms=[OFF, AUTO, FAST, DRAFT, SLOW, GONE], missing={"gone": "not installed"})
+    run.prompts = [PeerPrompt("chat", f"chat/{i}", (1,) * 10, 8, counted=i > 0) for i in range(4)]
+    warm, *counted = run.prompts
+    for arm, tpots in ((OFF, (60, 60, 60)), (AUTO, (30, 20, 40)), (FAST, (30, 30, 30)), (SLOW, (120, 100, 110))):
+        run.note(arm, warm, answer(5, 9000))  # a figure that would show if it were counted
+        for prompt, tpot in zip(counted, tpots, strict=True):
+            run.note(arm, prompt, answer(11, tpot, 50.0 if arm is FAST else 100.0, text=f"{arm.engine} {prompt.name}"))
+    run.note(DRAFT, counted[0], answer(21, 10, 50.0, text="llama.cpp chat/1"))
+    run.note(DRAFT, counted[1], Answer(4, 40.0, 50.0, text="other"))  # too short for a time per token
+    run.note(DRAFT, counted[2], Answer(error="HTTP 400: too long"))
+    return run
+
+
+def test_figures_of_an_arm() -> None:
+    report = PeersReport(a_run())
+    auto = report.summary(AUTO, "chat")
+    assert (auto.answered, auto.asked, auto.timed, auto.tokens) == (3, 3, 3, 33)
+    assert (auto.median_ms, auto.total_ms, auto.ttft_ms) == (30.0, 30.0, 100.0)
+    assert auto.tokens_per_s == pytest.approx(33 / 1.2)
+    assert (auto.over_auto, auto.over_off, auto.same_text) == (1.0, 0.5, 3)
+    assert report.summary(SLOW, "chat").over_auto == pytest.approx(110 / 30)
+    assert report.summary(OFF, "chat").same_text is None
+
+
+def test_ratios_are_over_the_prompts_that_both_answered_at_length() -> None:
+    draft = PeersReport(a_run()).summary(DRAFT, "chat")
+    assert (draft.answered, draft.timed, draft.tokens) == (2, 1, 25)
+    assert draft.over_auto == pytest.approx(10 / 30)  # ours took 30 for the first prompt
+    assert draft.over_off == pytest.approx(10 / 60)
+    assert draft.same_text == 1
+
+
+def test_who_wins_is_said_plainly() -> None:
+    run = a_run()
+    lines = PeersReport(run).wins("chat")
+    assert lines[0] == "chat: **fast n-gram beats ours auto**: 0.33 times its time per token"
+    assert "chat: **fast has its first text before ours auto**: 50 ms against 100 ms" in lines
+    assert not [line for line in lines if "slow" in line]
+    for key in [key for key in run.answers if key[0].startswith("fast")]:
+        del run.answers[key]
+    assert PeersReport(run).wins("chat") == [
+        "chat: ours auto is the fastest; next is slow with 3.67 times its time per token"
+    ]
+
+
+def test_a_tie_of_first_texts_or_of_times_is_no_win() -> None:
+    run = PeersRun(arms=[AUTO, FAST], prompts=[PeerPrompt("chat", "chat/1", (1,), 8)])
+    for arm in run.arms:
+        run.note(arm, run.prompts[0], answer(5, 30.0))
+    assert PeersReport(run).wins("chat") == [
+        "chat: ours auto is the fastest; next is fast with 1.00 times its time per token"
+    ]
+
+
+def test_the_tables_and_the_json_hold_all_of_it() -> None:
+    run = a_run()
+    run.machine, run.left_out = {"cpu": "a quick one"}, ["fim: no such tokens"]
+    about = {"version": "llama 1", "command": [str(Path.home() / "x" / "llama-server"), "-m", "a b"]}
+    run.about = {"fast": about, "fast n-gram": about, "slow": {"version": "v", "command": ["vllm"]}}
+    run.missing["gone"] = f"no {Path.home()}/y"
+    report = PeersReport(run)
+    text = report.markdown()
+    assert "| fast | Q4_K_M | 30.0 | 30.0 | 1.00 | 0.50 | 50 | 31.4 | 33 | - |" in text
+    assert "| fast n-gram | Q4_K_M | 10.0 | 10.0 | 0.33 | 0.17 | 45 | 83.3 | 25 (2 of 3 prompts) | 1 of 2 |" in text
+    assert "| gone | bf16 | - | - | - | - | - | - | - | - |" in text
+    for line in ("- without gone: no ~/y", "- left out fim: no such tokens", "- cpu: a quick one",
+                 "- fast n-gram on chat/3: HTTP 400: too long",
+                 "- fast, fast n-gram: llama 1; `~/x/llama-server -m 'a b'`", "- slow: v; `vllm`"):  # fmt: skip
+        assert line in text.splitlines()
+    figures = json.loads(json.dumps(report.as_dict()))
+    assert figures["workloads"]["chat"]["specdec auto"]["over_off"] == 0.5
+    assert figures["missing"] == {"gone": "no ~/y"}
+    assert str(Path.home()) not in json.dumps(figures) + text
+    assert figures["prompts"][3]["answers"]["fast n-gram"] == {"error": "HTTP 400: too long"}
+    assert figures["prompts"][1]["answers"]["fast"]["tpot_ms"] == 30.0
+
+
+def test_a_run_in_which_nobody_answered_has_tables_too() -> None:
+    run = PeersRun(arms=[OFF], prompts=[PeerPrompt("chat", "chat/1", (1,), 8)], missing={"specdec off": "dead"})
+    report = PeersReport(run)
+    assert "- without specdec off: dead" in report.markdown()
+    assert report.wins("chat") == []
+
+
+ANSWERS = st.dictionaries(
+    st.sampled_from("abcdef"),
+    st.builds(Answer, st.integers(0, 50), st.floats(1, 1e4), st.floats(1e4, 1e5), first_tokens=st.integers(1, 3)),
+    max_size=6,
+)
+
+
+@given(ANSWERS, ANSWERS, st.floats(0.25, 4))
+def test_figures_hold_together(theirs: dict[str, Answer], ours: dict[str, Answer], scale: float) -> None:
+    found = summarise(theirs, 6, auto=ours, off=theirs, plain=theirs)
+    assert found.same_text == len(theirs)
+    assert found.over_off == (None if per_token(theirs) is None else 1.0)
+    times = [a.tpot_ms for a in theirs.values() if a.tpot_ms is not None]
+    assert found.timed == len(times)
+    if times:
+        assert found.total_ms is not None
+        assert min(times) * 0.999 <= found.total_ms <= max(times) * 1.001
+    slower = {
+        name: Answer(a.tokens, a.ttft_ms * scale, a.e2e_ms * scale, a.text, a.first_tokens) for name, a in ours.items()
+    }
+    ratio = summarise(slower, 6, auto=ours, off={}, plain=None)
+    assert ratio.over_off is None
+    assert ratio.over_auto is None or ratio.over_auto == pytest.approx(scale)

@@ -1,0 +1,84 @@
+"""Traces: what they may hold, and what is said of those that hold something else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+
+from bench.serve.stand_in import BLOCK_TOKENS, CHARACTERS_PER_TOKEN, stand_in
+from bench.serve.trace_file import read_trace
+from specdec.client import ChatTurn, Fim
+from specdec.errors import ConfigError
+from specdec.types import SamplingParams
+
+LINES: list[dict[str, Any]] = [
+    {"offset_s": 3, "prompt": "p", "max_tokens": 5, "stop": ["a"], "prediction": "b", "session": "s", "salt": "t"},
+    {"offset_s": 1.5, "prompt_ids": [5, 0, 7], "seed": 9, "fixed": True, "temperature": 1, "top_p": 0.5, "top_k": 3},
+    {"offset_s": 0, "messages": [{"role": "user", "content": "hi"}], "name": "n", "was_s": 3.25},
+    {"offset_s": 2, "prefix": "f", "suffix": "g", "temperature": 0},
+]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "msgpack"])
+def test_what_a_trace_may_hold(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / f"t.{kind}"
+    if kind == "jsonl":
+        path.write_text("\n\n".join(map(json.dumps, LINES)))
+    else:
+        path.write_bytes(b"".join(map(msgpack.packb, LINES)))
+    chat, ids, gap, text = (timed.ask for timed in read_trace(path, 2.0))
+    assert [timed.offset_s for timed in read_trace(path, 2.0)] == [0.0, 0.75, 1.0, 1.5]
+    assert (chat.name, chat.chat, chat.max_tokens, chat.sampling, chat.seed) == (
+        "n", (ChatTurn("user", "hi"),), 128, None, None,
+    )  # fmt: skip
+    assert (ids.ids, ids.seed, ids.fixed) == ((5, 0, 7), 9, True)
+    assert ids.sampling == SamplingParams(temperature=1.0, top_p=0.5, top_k=3)
+    assert (gap.gap, gap.sampling) == (Fim("f", "g"), SamplingParams(temperature=0.0))
+    assert (text.text, text.stop, text.prediction, text.session, text.salt) == ("p", ("a",), "b", "s", "t")
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"offset_s": -1}, "offset_s"), ({"offset_s": True}, "offset_s"), ({"prompt_ids": [1]}, "exactly one"),
+        ({"prompt": 3}, "prompt must be a text"), ({"max_tokens": 0}, "max_tokens"), ({"seed": -1}, "seed"),
+        ({"seed": 1.5}, "seed"), ({"fixed": 1}, "fixed"), ({"temperature": "hot"}, "temperature must be a number from 0"),
+        ({"top_p": 2}, "top_p must be a number from 0 to 1"), ({"top_k": -1}, "top_k"), ({"stop": ["", "a"]}, "stop"),
+        ({"salt": 3}, "salt"), ({"stop": "a"}, "stop must be a list"),
+    ],
+)  # fmt: skip
+def test_what_it_may_not(tmp_path: Path, change: dict[str, Any], problem: str) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text(json.dumps(LINES[0]) + "\n" + json.dumps(LINES[0] | change))
+    with pytest.raises(ConfigError, match=f"t.jsonl, request 2: .*{problem}"):
+        read_trace(path)
+
+
+@pytest.mark.parametrize("ids", [[], [-1], ["a"], [True], "12", None])
+def test_tokens_are_numbers(tmp_path: Path, ids: Any) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text(json.dumps({"offset_s": 0, "prompt_ids": ids}))
+    with pytest.raises(ConfigError, match="prompt_ids must be a list of token ids"):
+        read_trace(path)
+
+
+def test_stand_ins_are_as_long_and_begin_alike(tmp_path: Path) -> None:
+    def one(blocks: list[str], tokens: int, name: str) -> dict[str, Any]:
+        return {"offset_s": 0, "prompt_blocks": blocks, "prompt_tokens": tokens, "name": name}
+
+    path = tmp_path / "t.jsonl"
+    path.write_text(
+        "\n".join(map(json.dumps, [one(["a", "b"], 150, "x"), one(["a", "c"], 140, "y"), one([], 10, "z")]))
+    )
+    x, y, z = (timed.ask.text for timed in read_trace(path))
+    block = int(BLOCK_TOKENS * CHARACTERS_PER_TOKEN)
+    assert x[:block] == y[:block]
+    assert x[block : 2 * block] != y[block : 2 * block]
+    assert [len(text) for text in (x, y, z)] == [525, 490, 35]
+    assert stand_in(["a", "b"], 150, "x") == x
+    assert stand_in(["a", "b"], 150, "other")[2 * block :] != x[2 * block :]
+    assert len(stand_in([], 100_000, "long")) == 350_000
