@@ -57,7 +57,7 @@ def test_it_is_switched_off_soon_when_it_does_not_pay() -> None:
     assert "on" not in decisions[12:]
 
 
-@pytest.mark.parametrize(("times", "stays"), [(1.0, True), (1.6, False)])
+@pytest.mark.parametrize(("times", "stays"), [(1.0, True), (2.0, False)])
 def test_what_asking_takes_besides_its_levels_counts(times: float, stays: bool) -> None:
     gate, turn = make_gate(4.0), make_turn()
     decisions = []
