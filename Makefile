@@ -8,10 +8,12 @@ TORCH := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/nu
 MODEL ?= smollm2-135m
 ARGS ?=
 OUT ?= /tmp/specdec-gpu
+MINUTES ?= 60
+COUNT ?= 10000
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help setup model serve test explore aot test-slow lint format bench bench-engine gpu verify proto page map clean
+.PHONY: help setup model serve test explore aot test-slow soak fuzz lint format bench bench-engine peers gpu verify proto page map clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -44,6 +46,12 @@ aot: setup ## compile every GPU kernel for four architectures, no GPU needed; no
 test-slow: model ## the long runs: full verify, perplexity, soak
 	$(BIN)/python -m pytest -q -m slow $(ARGS)
 
+soak: model ## a server under mixed load; memory, pages, files, threads at rest (MINUTES=60)
+	$(BIN)/specdec bench soak --target $(MODEL) --minutes $(MINUTES) $(ARGS)
+
+fuzz: setup ## COUNT=10000 bodies or messages at every endpoint (ARGS="--fuzz-seed 2" for others)
+	$(BIN)/python -m pytest -q -m slow -s tests/fuzz --fuzz-count $(COUNT) $(ARGS)
+
 lint: setup ## ruff format and check, mypy, import-linter, buf (also against the last tag)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -65,6 +73,9 @@ bench-engine: setup ## speculation off against auto on real work (ARGS="--prompt
 	$(BIN)/specdec models fetch qwen2.5-coder-1.5b
 	$(BIN)/specdec bench engine --target qwen2.5-coder-1.5b --draft smollm2-135m $(ARGS)
 
+peers: setup ## install other engines for `specdec bench peers`, away from .venv (ARGS=llama.cpp for one)
+	$(BIN)/python -m bench.peers.install $(ARGS)
+
 gpu: ## on a machine with a GPU: its tests, then its benches, within 9 minutes (OUT=folder for the JSON)
 	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m tools.gpu_check $(OUT)
 
@@ -77,8 +88,10 @@ proto: setup ## regenerate the gRPC stubs from specdec/api/v1/*.proto
 page: ## build the page's bundle anew (server/page/static) from its TypeScript
 	cd server/page/web && npm ci --no-audit --no-fund && npm run build
 
-map: setup ## bring the code map of docs/architecture.md up to date
+map: setup ## bring what docs/ says of the code up to date: code map, configuration, API
 	$(BIN)/python -m tools.code_map
+	$(BIN)/python -m tools.config_reference
+	$(BIN)/python -m tools.api_reference
 
 clean: ## remove the environment and caches of this folder
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

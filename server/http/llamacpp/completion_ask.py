@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from server.frontend import Frontend
@@ -10,6 +11,8 @@ from server.http.call import Call
 from server.http.fields.common import read_common
 from server.http.llamacpp.ask import Ask
 from server.http.llamacpp.ask_reader import read_ask
+from server.http.llamacpp.logit_bias import read_logit_bias
+from server.http.llamacpp.probabilities import read_output
 from server.http.llamacpp.sampling import read_llama_sampling
 from server.http.llamacpp.stopping import read_llama_grammar, read_llama_stopping
 from server.http.validation import validate
@@ -29,10 +32,13 @@ async def read_completion(call: Call) -> Ask:
     call.field_names["prompt.token_ids"] = "prompt"
     ids = await _prompt(body, frontend)
     stopping = read_llama_stopping(body, frontend.loaded_tokenizer)
+    bias = await read_logit_bias(body, frontend)
+    sampling = dataclasses.replace(read_llama_sampling(body), logit_bias=bias)
     request = Request(
         request_id=f"cmpl-{call.request_id}",
         prompt_ids=ids or (0,),  # a stand-in where the prompt is bad: the other fields are checked all the same
-        sampling=read_llama_sampling(body),
+        sampling=sampling,
+        output=read_output(body),
         stopping=stopping,
         grammar=read_llama_grammar(body),
         **read_common(call, body),

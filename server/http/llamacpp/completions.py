@@ -8,6 +8,7 @@ from server.http.llamacpp.ask import Ask
 from server.http.llamacpp.completion_ask import read_completion
 from server.http.llamacpp.infill_ask import read_infill
 from server.http.llamacpp.llama_stream import LlamaStream
+from server.http.llamacpp.probabilities import probabilities
 from server.http.llamacpp.result import result
 from server.http.sample import Sample
 
@@ -30,15 +31,17 @@ async def complete(call: Call) -> None:
 
 async def _answer(call: Call, ask: Ask) -> None:
     """Several samples are a list, one is not."""
-    model = call.face.info.target
+    model, tokenizer = call.face.info.target, call.face.frontend.loaded_tokenizer
     if ask.stream:
-        await stream_answer(call, [ask.request], LlamaStream(ask, model), share=True)
+        await stream_answer(call, [ask.request], LlamaStream(ask, model, tokenizer), share=True)
         return
     samples, _ = await whole_answer(call, [ask.request], share=True)
+    likely = ask.request.output.logprobs is not None
 
     def of(sample: Sample) -> dict[str, object]:
         assert sample.end is not None  # an answer in one piece is made of finished samples
-        return result(ask, model, sample.text, sample.token_ids, sample.end)
+        rows = probabilities(sample.logprobs, tokenizer) if likely else None
+        return result(ask, model, sample.text, sample.token_ids, sample.end, rows)
 
     found = [of(sample) for sample in samples]
     await call.reply(200, found if len(found) > 1 else found[0])

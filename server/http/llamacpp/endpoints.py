@@ -22,7 +22,7 @@ from server.http.llamacpp.completions import complete, infill
 from server.http.llamacpp.errors import LlamaErrors
 from server.http.llamacpp.props import health, props
 from server.http.llamacpp.tokens import detokenize, tokenize
-from specdec.engine.validation import MAX_N
+from specdec.engine.validation import MAX_LOGPROBS, MAX_N
 
 _TEXTS: Schema = {"type": "array", "items": TEXT}
 _SHARED: Mapping[str, Schema] = {
@@ -43,6 +43,12 @@ _SHARED: Mapping[str, Schema] = {
     "presence_penalty": {"type": "number", "default": 0},
     "frequency_penalty": {"type": "number", "default": 0},
     "seed": {"type": "integer", "description": "-1 or none: a fresh one."},
+    "logit_bias": {
+        "oneOf": [{"type": "array", "items": {"type": "array", "minItems": 2, "maxItems": 2}}, OBJECT],
+        "description": "Pairs, or an object, of a token id or a text and a number that is added; false: never.",
+    },
+    "n_probs": {**COUNT, "maximum": MAX_LOGPROBS, "description": "So many of the likeliest tokens beside each token."},
+    "post_sampling_probs": {**FLAG, "description": "Refused beside n_probs: the model's own probabilities are told."},
     "grammar": {**TEXT, "description": "GBNF."},
     "json_schema": OBJECT,
     **STOPPING,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from server.auth.caller import current_caller
 from server.completion.completion_options import CompletionOptions
 from server.completion.context_file import ContextFile
@@ -11,6 +13,8 @@ from server.http.call import Call
 from server.http.fields.common import read_common
 from server.http.llamacpp.ask import Ask
 from server.http.llamacpp.ask_reader import read_ask
+from server.http.llamacpp.logit_bias import read_logit_bias
+from server.http.llamacpp.probabilities import read_output
 from server.http.llamacpp.sampling import read_llama_sampling
 from server.http.llamacpp.stopping import read_llama_grammar, read_llama_stopping
 from server.http.validation import validate
@@ -29,9 +33,12 @@ async def read_infill(call: Call) -> Ask:
     call.face.check_model(body.text("model"))
     gap = _gap(body)
     stopping = read_llama_stopping(body, frontend.loaded_tokenizer)
+    bias = await read_logit_bias(body, frontend)
+    sampling = dataclasses.replace(read_llama_sampling(body), logit_bias=bias)
     options = CompletionOptions(
         dedent=False,  # clients say what they want in n_indent
-        sampling=read_llama_sampling(body),
+        sampling=sampling,
+        output=read_output(body),
         stopping=stopping,
         grammar=read_llama_grammar(body),
         **read_common(call, body),

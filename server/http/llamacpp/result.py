@@ -11,9 +11,16 @@ _WORDS = (FinishReason.STOP_STRING, FinishReason.STOP_TOKEN)
 _LIMITS = (FinishReason.LENGTH, FinishReason.TIME_LIMIT, FinishReason.INDENT)
 
 
-def result(ask: Ask, model: str, text: str, token_ids: list[int], end: Finished) -> dict[str, Any]:
+def result(
+    ask: Ask,
+    model: str,
+    text: str,
+    token_ids: list[int],
+    end: Finished,
+    probabilities: list[dict[str, Any]] | None = None,
+) -> dict[str, Any]:
     """All fields, or those that were asked for. ``tokens_cached`` counts what the cache holds afterwards, of which
-    ``timings/cache_n`` were there before."""
+    ``timings/cache_n`` were there before. ``probabilities`` None: none were asked for, or they were told before."""
     usage, reason = end.usage, end.reason
     stopped = str(end.matched_stop) if reason is FinishReason.STOP_STRING else ""
     kind = "limit" if reason in _LIMITS else "word" if reason in _WORDS else "eos"
@@ -34,6 +41,8 @@ def result(ask: Ask, model: str, text: str, token_ids: list[int], end: Finished)
         "tokens_cached": usage.prompt_tokens + usage.output_tokens,
         "timings": timings(end),
     }
+    if probabilities is not None:
+        found["completion_probabilities"] = probabilities
     return found if ask.response_fields is None else picked(found, ask.response_fields)
 
 

@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from server.http.face import Face
-from server.http.fim_encoder import FimNotSupportedError
 
 FAMILY = "specdec"
 
@@ -40,12 +39,3 @@ def card(face: Face) -> dict[str, Any]:
 def started(face: Face) -> str:
     """When the server began to serve it."""
     return datetime.fromtimestamp(face.started_s, UTC).isoformat().replace("+00:00", "Z")
-
-
-async def fills_in(face: Face) -> bool:
-    """Whether the model can fill in the middle of a text."""
-    try:
-        await face.frontend.encode_fim("a", "b")
-    except FimNotSupportedError:
-        return False
-    return True

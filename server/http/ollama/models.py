@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from server.http.abilities import fills_in
 from server.http.call import Call
 from server.http.face import Face
 from server.http.ollama.asked_model import asked_model
-from server.http.ollama.model_card import FAMILY, card, details, fills_in, started
+from server.http.ollama.model_card import FAMILY, card, details, started
 
 _FOREVER = "2999-12-31T23:59:59Z"
 

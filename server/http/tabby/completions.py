@@ -23,7 +23,7 @@ async def complete(call: Call) -> None:
     with call.face.frontend.gate.enter():
         service = call.face.completion
         ask = await read_completion(call, service)
-        text, totals = await _fill_in(service, ask)
+        text, totals = await _fill_in(service, ask, call.supersedes_key)
         body = {
             "id": ask.request.request_id,
             "choices": [{"index": 0, "text": ask.ends.own(text)}],
@@ -35,10 +35,10 @@ async def complete(call: Call) -> None:
         await call.reply(200, body)
 
 
-async def _fill_in(service: CompletionService, ask: CompletionAsk) -> tuple[str, Totals]:
+async def _fill_in(service: CompletionService, ask: CompletionAsk, supersedes_key: str) -> tuple[str, Totals]:
     """The text, which others who ask for the same at the same time get too; remembered until its fate is told."""
     principal, request, totals = current_caller(), ask.request, Totals()
-    run, _ = await service.runs.start(principal, request)
+    run, _ = await service.runs.start(principal, request, supersedes_key)
     try:
         async for event in run.read():
             if isinstance(event, Finished) and event.reason is FinishReason.DEADLINE:

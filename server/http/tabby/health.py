@@ -7,8 +7,9 @@ import platform
 from typing import Any
 
 import specdec
+from server.http.abilities import fills_in
 from server.http.call import Call
-from server.http.ollama.model_card import fills_in
+from server.http.face import Face
 
 # The release of Tabby whose API is answered here: clients leave out what an older one does not know.
 LEVEL = "v0.30.0"
@@ -24,11 +25,11 @@ async def health(call: Call) -> None:
     name = face.info.target
     models: dict[str, Any] = {}
     if await fills_in(face):
-        models["completion"] = _local(name)
+        models["completion"] = _local(face)
     if face.frontend.loaded_tokenizer.has_chat_template:
-        models["chat"] = _local(name)
+        models["chat"] = _local(face)
     body: dict[str, Any] = {
-        "device": "cpu",
+        "device": _device(face),
         "models": models,
         "arch": platform.machine(),
         "cpu_info": platform.processor() or platform.machine(),
@@ -47,5 +48,10 @@ async def server_setting(call: Call) -> None:
     await call.reply(200, {"disable_client_side_telemetry": True})
 
 
-def _local(name: str) -> dict[str, Any]:
-    return {"local": {"model_id": name, "device": "cpu"}}
+def _local(face: Face) -> dict[str, Any]:
+    return {"local": {"model_id": face.info.target, "device": _device(face)}}
+
+
+def _device(face: Face) -> str:
+    """Where the model runs; only a GPU is served by Triton's kernels."""
+    return "cuda" if face.info.kernels == "triton" else "cpu"

@@ -1,0 +1,45 @@
+"""What Tabby's clients are told of the machine."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+from server.http.call import Call
+from server.http.tabby.health import health
+from tests.server.fake_tokenizer import FakeTokenizer
+from tests.server.http.calls import Fim, make_face, receiving
+
+
+def told(kernels: str, has_chat: bool = True) -> dict[str, Any]:
+    """The answer of a server whose engine runs on ``kernels``."""
+    face: Any = make_face(FakeTokenizer(has_chat=has_chat), fim=Fim())
+    face.frontend.client.info = dataclasses.replace(face.info, kernels=kernels)
+    sent: list[bytes] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message.get("body", b""))
+
+    scope = {"headers": [], "query_string": b""}
+    asyncio.run(health(Call(scope, receiving(), send, face)))
+    found: dict[str, Any] = json.loads(b"".join(sent))
+    return found
+
+
+@pytest.mark.parametrize(("kernels", "device"), [("native", "cpu"), ("reference", "cpu"), ("triton", "cuda")])
+def test_the_device_is_the_one_that_the_model_runs_on(kernels: str, device: str) -> None:
+    found = told(kernels)
+    assert found["device"] == device
+    assert {kind: model["local"]["device"] for kind, model in found["models"].items()} == {
+        "completion": device, "chat": device,
+    }  # fmt: skip
+
+
+def test_a_model_that_can_not_chat_offers_none() -> None:
+    found = told("native", has_chat=False)
+    assert list(found["models"]) == ["completion"]
+    assert "chat_model" not in found

@@ -1,0 +1,90 @@
+"""`supersedes_key` on HTTP: a newer call takes the place of the one with the same key, in every dialect."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import httpx
+import pytest
+
+from server.admission.admission_errors import SupersededError
+from tests.server.http.harness import CHAT, COMPLETIONS, Server, events
+from tests.server.http.test_openapi import HI
+
+SLOW = {"cache_salt": "slow"}
+CASES: list[tuple[str, dict[str, Any]]] = [
+    (COMPLETIONS, {"prompt": "x" * 100, "max_tokens": 100}),
+    (CHAT, {"messages": [{"role": "user", "content": "x" * 90}], "max_tokens": 100}),
+    ("/completion", {"prompt": "x" * 100, "n_predict": 100}),
+    ("/api/generate", {"prompt": "x" * 100, "options": {"num_predict": 100}, "raw": True}),
+    ("/v1/fim/completions", {"prompt": "x" * 50, "suffix": "y" * 40, "max_tokens": 100}),
+]
+
+
+class Asked(threading.Thread):
+    """A call on its way. Its first word has come once it is made."""
+
+    def __init__(self, server: Server, path: str, body: dict[str, Any]) -> None:
+        super().__init__(daemon=True)
+        self._url, self._path, self._body = server.url, path, body
+        self.status, self.data, self.began = 0, b"", threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        with httpx.stream("POST", self._url + self._path, json=self._body, timeout=20) as response:
+            self.status = response.status_code
+            for piece in response.iter_raw():
+                self.data += piece
+                self.began.set()
+
+
+def running_one(server: Server) -> bool:
+    return server.comes_to(lambda: server.load.running_requests == 1)
+
+
+@pytest.mark.parametrize(("path", "body"), CASES, ids=[path for path, _ in CASES])
+def test_a_newer_call_ends_the_older(path: str, body: dict[str, Any], server: Server) -> None:
+    aborts = server.load.prefix_hit_tokens
+    old = Asked(server, path, {**body, **SLOW, "supersedes_key": "k", "stream": False})
+    assert running_one(server)
+    server.ask(COMPLETIONS, prompt="ab", max_tokens=1, supersedes_key="k")
+    old.join(15)
+    assert old.status == 409
+    assert str(SupersededError()).encode() in old.data
+    assert server.idle(aborts + 1)
+
+
+def test_a_stream_that_has_begun_ends_with_the_reason(server: Server) -> None:
+    aborts = server.load.prefix_hit_tokens
+    body = {"prompt": "x" * 100, "max_tokens": 100, "stream": True, **SLOW, "supersedes_key": "k"}
+    old = Asked(server, COMPLETIONS, body)
+    assert old.began.wait(10)
+    server.ask(COMPLETIONS, prompt="ab", max_tokens=1, supersedes_key="k")
+    old.join(15)
+    assert old.status == 200
+    *_, last = events(old.data)
+    assert last["error"]["code"] == "superseded"
+    assert server.idle(aborts + 1)
+
+
+def test_another_key_and_none_leave_it_alone(server: Server) -> None:
+    aborts = server.load.prefix_hit_tokens
+    old = Asked(server, COMPLETIONS, {"prompt": "x" * 20, "max_tokens": 20, **SLOW, "supersedes_key": "k"})
+    assert running_one(server)
+    for more in ({"supersedes_key": "other"}, {"supersedes_key": ""}, {}):
+        server.ask(COMPLETIONS, prompt="ab", max_tokens=1, **more)
+    old.join(15)
+    assert old.status == 200
+    assert server.idle(aborts)
+
+
+def test_the_prompts_of_one_call_do_not_end_each_other(server: Server) -> None:
+    answer = server.ask(COMPLETIONS, prompt=["abc", "def"], max_tokens=3, supersedes_key="k")
+    assert [choice["text"] for choice in answer["choices"]] == ["\x02ab", "\x02de"]
+
+
+def test_it_must_be_text(server: Server) -> None:
+    for path, body in ((COMPLETIONS, {"prompt": "a"}), (CHAT, {"messages": HI})):
+        status, error = server.refused(path, **body, supersedes_key=5)
+        assert (status, error["param"]) == (400, "supersedes_key")

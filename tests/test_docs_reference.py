@@ -1,0 +1,104 @@
+"""What is written by tools is what they would write now, and says all there is to say."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from server.http.app import ENDPOINTS
+from specdec.config import EngineConfig, load_config
+from tools import api_reference, config_reference
+from tools.code_map import ROOT
+from tools.marked_part import row, with_parts
+
+PROTOS = sorted((ROOT / "specdec" / "api" / "v1").glob("*.proto"))
+FIELDS = [
+    (section, name, field)
+    for section, model in config_reference.sections().items()
+    for name, field in model.model_fields.items()
+    if config_reference._model_of(field) is None
+]
+
+
+@pytest.mark.parametrize("tool", [config_reference, api_reference])
+def test_generated_parts_are_current(tool: Any) -> None:
+    text = tool.DOCUMENT.read_text(encoding="utf-8")
+    assert text == tool.updated(text), f"run `python -m {tool.__name__}`"
+
+
+@pytest.mark.parametrize(("section", "name", "field"), FIELDS, ids=[f"{s}.{n}" for s, n, _ in FIELDS])
+def test_every_setting_is_described_and_every_number_has_a_unit(section: str, name: str, field: Any) -> None:
+    assert field.description
+    assert field.description[0] not in " ."
+    number = {int, float} & set(config_reference._parts(field.annotation))
+    assert bool(number) == bool(config_reference.unit_of(name, field)), "give it a unit, see tools/config_reference.py"
+
+
+def test_every_setting_is_in_the_document_with_what_it_is() -> None:
+    text = config_reference.DOCUMENT.read_text(encoding="utf-8")
+    assert len(re.findall(r"^\| `\w+` \|", text, re.MULTILINE)) == len(FIELDS) > 50
+    assert "| `grpc_port` | whole number, from 0 to 65,535 | `8400` | port number | `--grpc-port` |" in text
+    assert "| `dtype` | `int8`, `bf16`, `fp32` | `int8` |  | `--dtype` |" in text
+    assert "| `cors_origins` | list of text | `[]` |" in text
+    assert "| `stall_ms` | number, above 0 | `2000.0` | milliseconds |" in text
+
+
+def test_the_configuration_shown_is_one(tmp_path: Path) -> None:
+    (shown,) = re.findall(r"```yaml\n(.*?)```", config_reference.DOCUMENT.read_text(encoding="utf-8"), re.DOTALL)
+    (tmp_path / "c.yaml").write_text(shown)
+    config = load_config(tmp_path / "c.yaml")
+    assert config.engine.target == yaml.safe_load(shown)["engine"]["target"] != EngineConfig().target
+
+
+def test_every_call_message_and_endpoint_is_in_the_document() -> None:
+    text = api_reference.DOCUMENT.read_text(encoding="utf-8")
+    assert len(PROTOS) >= 7
+    for file in (importlib.import_module(f"specdec.api.v1.{path.stem}_pb2") for path in PROTOS):
+        for service in file.DESCRIPTOR.services_by_name.values():
+            assert f"### {service.name}\n" in text
+            assert all(f"| `{call.name}` |" in text for call in service.methods)
+        for message in file.DESCRIPTOR.message_types_by_name.values():
+            (part,) = re.findall(rf"^#### {message.name}\n(.*?)(?=^#|\Z)", text, re.MULTILINE | re.DOTALL)
+            assert all(f"| `{field.name}` = {field.number} |" in part for field in message.fields)
+    for endpoint in ENDPOINTS:
+        assert f"### {endpoint.method} {endpoint.path.replace(':path', '')}\n" in text
+
+
+def test_links_inside_the_api_lead_to_a_heading() -> None:
+    text = api_reference.DOCUMENT.read_text(encoding="utf-8")
+    headings = {
+        re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    }
+    links = set(re.findall(r"\]\(#([^)]+)\)", text))
+    assert len(links) > 40
+    assert links <= headings
+
+
+def test_a_document_without_its_marks_is_refused() -> None:
+    with pytest.raises(ValueError, match="once each"):
+        with_parts("text", {"fields": "x"})
+    assert with_parts("a\n<!-- b -->\nold\n<!-- end of b -->\nc", {"b": "new"}).splitlines()[2:4] == ["", "new"]
+
+
+def test_cells_can_not_break_a_table() -> None:
+    assert row("a|b", "c\n d", "<x>") == r"| a\|b | c d | \<x> |"
+
+
+def test_the_picture_reads_in_light_and_dark() -> None:
+    """Every class that has a colour has another one in the dark; every shape has a class."""
+    root = ElementTree.parse(ROOT / "docs" / "tree-step.svg").getroot()
+    space = "{http://www.w3.org/2000/svg}"
+    light, dark = root.findtext(f"{space}style", "").split("@media (prefers-color-scheme: dark)")
+    coloured = {name: rule for name, rule in re.findall(r"([.\w]+) \{([^}]*)\}", light) if "#" in rule}
+    darkened = dict(re.findall(r"([.\w]+) \{([^}]*)\}", dark))
+    assert set(coloured) == set(darkened)
+    assert all(set(re.findall("#[0-9a-f]{6}", coloured[n])).isdisjoint(darkened[n].split()) for n in coloured)
+    for shape in [*root.iter(f"{space}rect"), *root.iter(f"{space}path")]:
+        assert f".{shape.get('class')}" in coloured

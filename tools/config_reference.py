@@ -1,0 +1,124 @@
+"""Writes docs/configuration.md's tables from the configuration classes: `python -m tools.config_reference`."""
+
+from __future__ import annotations
+
+import types
+import typing
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from specdec.cli.serve_cmd import serve_command
+from specdec.config import Config
+from tools.code_map import ROOT
+from tools.marked_part import header, row, with_parts
+
+DOCUMENT = ROOT / "docs" / "configuration.md"
+# By the end of a field's name; a field with another unit says so itself (`json_schema_extra`).
+_UNITS = {
+    "_s": "seconds", "_ms": "milliseconds", "_tokens": "tokens", "_context": "tokens", "_bytes": "bytes",
+    "_rows": "rows", "_nodes": "nodes", "_depth": "tokens", "_steps": "steps", "_requests": "requests",
+    "_port": "port number",
+}  # fmt: skip
+_NAMES: dict[Any, str] = {str: "text", int: "whole number", float: "number", bool: "true, false", Path: "path"}
+_BOUNDS = {"ge": "from {}", "gt": "above {}", "le": "to {}", "lt": "below {}"}
+
+
+def config_tables() -> str:
+    """A table of fields per class, in the order of the source."""
+    lines: list[str] = []
+    flags = _flags()
+    for section, model in sections().items():
+        lines += [f"## {section}", "", *header("field", "type", "default", "unit", "option of serve", "meaning")]
+        for name, field in model.model_fields.items():
+            if _model_of(field) is not None:
+                continue
+            about = (unit_of(name, field), flags.get(f"{section}.{name}", ""), field.description or "")
+            lines.append(row(f"`{name}`", _type(field), f"`{_default(field)}`", *about))
+        lines.append("")
+    return "\n".join(lines)
+
+
+def updated(document: str) -> str:
+    """``document`` with its tables brought up to date."""
+    return with_parts(document, {"fields": config_tables()})
+
+
+def sections(model: type[BaseModel] = Config, outer: str = "") -> dict[str, type[BaseModel]]:
+    """The classes that hold settings, by where these stand in a file; a section stands before those inside of it."""
+    found: dict[str, type[BaseModel]] = {}
+    for name, field in model.model_fields.items():
+        inner = _model_of(field)
+        if inner is not None:
+            found[outer + name] = inner
+            found |= sections(inner, f"{outer}{name}.")
+    return found
+
+
+def _model_of(field: FieldInfo) -> type[BaseModel] | None:
+    annotation = field.annotation
+    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+
+
+def unit_of(name: str, field: FieldInfo) -> str:
+    """What a number counts or measures; empty for what is no number."""
+    extra = field.json_schema_extra
+    if isinstance(extra, dict) and "unit" in extra:
+        return str(extra["unit"])
+    if not {int, float} & set(_parts(field.annotation)):
+        return ""
+    return next((unit for end, unit in _UNITS.items() if name.endswith(end)), "")
+
+
+def _parts(annotation: Any) -> tuple[Any, ...]:
+    """The alternatives of a union, or the one type there is."""
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return typing.get_args(annotation)
+    return (annotation,)
+
+
+def _type(field: FieldInfo) -> str:
+    names = [_type_name(part) for part in _parts(field.annotation)]
+    bounds = [
+        text.format(f"{getattr(rule, key):,}")
+        for rule in field.metadata
+        for key, text in _BOUNDS.items()
+        if getattr(rule, key, None) is not None
+    ]
+    return " or ".join(names) + (", " + " ".join(bounds) if bounds else "")
+
+
+def _type_name(annotation: Any) -> str:
+    if annotation is type(None):
+        return "null"
+    if typing.get_origin(annotation) is typing.Literal:
+        return ", ".join(f"`{value}`" for value in typing.get_args(annotation))
+    if typing.get_origin(annotation) is tuple:
+        return f"list of {_type_name(typing.get_args(annotation)[0])}"
+    return _NAMES[annotation]
+
+
+def _default(field: FieldInfo) -> str:
+    """As it would stand in a YAML file."""
+    value = field.default
+    if isinstance(value, tuple):
+        value = list(value)
+    text = yaml.safe_dump(str(value) if isinstance(value, Path) else value, default_flow_style=True)
+    return text.removesuffix("...\n").strip()
+
+
+def _flags() -> dict[str, str]:
+    """Which option of `specdec serve` sets a field, by the field's dotted name."""
+    found = {"engine.speculation.drafters": "`--drafter`"}
+    for parameter in serve_command.params:
+        if parameter.name and "__" in parameter.name:
+            names = (*parameter.opts, *parameter.secondary_opts)
+            found[parameter.name.replace("__", ".")] = ", ".join(f"`{name}`" for name in names)
+    return found
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(updated(DOCUMENT.read_text(encoding="utf-8")), encoding="utf-8")
