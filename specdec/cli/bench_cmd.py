@@ -7,9 +7,12 @@ import json
 import click
 
 from specdec.cli.bench_engine_cmd import engine_command
+from specdec.cli.bench_faults_cmd import faults_command
 from specdec.cli.bench_frontend_cmd import frontend_command
 from specdec.cli.bench_overload_cmd import overload_command
+from specdec.cli.bench_peers_cmd import peers_command
 from specdec.cli.bench_serve_cmd import serve_load_command
+from specdec.cli.bench_soak_cmd import soak_command
 from specdec.cli.bench_typing_cmd import typing_command
 from specdec.cli.options import engine_options
 from specdec.config import EngineConfig
@@ -25,6 +28,9 @@ bench_group.add_command(serve_load_command)
 bench_group.add_command(frontend_command)
 bench_group.add_command(typing_command)
 bench_group.add_command(overload_command)
+bench_group.add_command(soak_command)
+bench_group.add_command(faults_command)
+bench_group.add_command(peers_command)
 
 
 @bench_group.command("step")

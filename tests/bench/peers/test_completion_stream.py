@@ -7,7 +7,7 @@ import pytest
 from bench.peers.completion_stream import CompletionStream
 from bench.peers.peer_error import PeerError
 
-USAGE = 'data: {"choices": [], "usage": {"completion_tokens": 3}}'
+USAGE = 'data: {"choices": [], "usage": {"completion_tokens": 5}}'
 
 
 def test_times_are_those_of_the_first_text_and_of_the_end() -> None:
@@ -19,8 +19,8 @@ def test_times_are_those_of_the_first_text_and_of_the_end() -> None:
     ):  # fmt: skip
         stream.feed(line, now)
     found = stream.answer()
-    assert (found.ttft_ms, found.e2e_ms, found.tokens, found.text) == (2000.0, 4000.0, 3, "ab")
-    assert found.tpot_ms == 1000.0
+    assert (found.ttft_ms, found.e2e_ms, found.tokens, found.text) == (2000.0, 4000.0, 5, "ab")
+    assert found.tpot_ms == 500.0
 
 
 def test_an_answer_without_text_ends_where_it_begins() -> None:

@@ -13,7 +13,9 @@ from bench.peers.install import install, main
 from bench.peers.peer_error import PeerError
 from bench.peers.recipe import RECIPES, Recipe
 
-RECIPE = Recipe("some", (("one==1",), ("--no-deps", "two")), {"JOBS": "2"}, ("three",), ("alias", "two", "+cpu"))
+RECIPE = Recipe(
+    "some", (("one==1",), ("--no-deps", "two")), {"JOBS": "2"}, ("three",), ("alias", "two", "+cpu"), "import two"
+)
 
 
 class Pip:
@@ -34,7 +36,7 @@ class Pip:
 def test_it_is_installed_once_into_its_own_place(tmp_path: Path) -> None:
     pip = Pip(tmp_path)
     assert install(RECIPE, tmp_path, pip)
-    venv, one, two, three = pip.ran
+    venv, one, two, three, finish = pip.ran
     home = tmp_path / "some"
     assert venv[0] == [sys.executable, "-m", "venv", str(home)]
     for (words, env), step in ((one, ["one==1"]), (two, ["--no-deps", "two"])):
@@ -42,16 +44,17 @@ def test_it_is_installed_once_into_its_own_place(tmp_path: Path) -> None:
         assert words[-len(step) :] == step
         assert env == {"JOBS": "2"}
     assert three[0][-3:] == ["uninstall", "--yes", "three"]
+    assert finish[0] == [str(home / "bin" / "python"), "-c", "import two"]
     found = Environment(tmp_path, "some")
     assert found.versions("two", "alias", "three") == {"two": "2.5", "alias": "2.5+cpu"}
     found.require()
     assert not install(RECIPE, tmp_path, pip)
-    assert len(pip.ran) == 4
+    assert len(pip.ran) == 5
     assert install(RECIPE, tmp_path, pip, again=True)
     assert install(Recipe("some", (("one==2",),)), tmp_path, pip)
 
 
-@pytest.mark.parametrize("fails", ["venv", "one==1", "two", "three"])
+@pytest.mark.parametrize("fails", ["venv", "one==1", "two", "three", "import two"])
 def test_what_was_not_finished_is_not_there(tmp_path: Path, fails: str) -> None:
     with pytest.raises(PeerError, match="could not be installed"):
         install(RECIPE, tmp_path, Pip(tmp_path, fails))

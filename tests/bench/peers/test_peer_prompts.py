@@ -1,0 +1,52 @@
+"""The prompts that all engines get: how many, how long, and which of them count."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.peers import peer_prompts as module
+from bench.peers.peer_prompts import WARM_TOKENS, peer_prompts
+from bench.workloads.bench_prompt import BenchPrompt
+from bench.workloads.workload import Workload
+from specdec.config import EngineConfig
+from specdec.models.load_tokenizer import load_tokenizer
+from specdec.models.tokenizer import Tokenizer
+from specdec.types import StoppingParams
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    config = EngineConfig()
+    return load_tokenizer(config.target, config.cache_dir)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("natural_ends", [False, True])
+def test_each_workload_has_its_prompts_behind_one_that_warms_up(tokenizer: Tokenizer, natural_ends: bool) -> None:
+    notes: list[str] = []
+    names = ("humaneval", "edit", "fim", "chat")
+    found = peer_prompts(tokenizer, names, 2, 50, natural_ends=natural_ends, note=notes.append)
+    assert [(p.workload, p.counted) for p in found] == [
+        (name, counted) for name in ("humaneval", "edit", "chat") for counted in (False, True, True)
+    ]
+    assert [p.max_tokens for p in found] == [WARM_TOKENS, 50, 50] * 3
+    assert all(p.fixed is not natural_ends for p in found)
+    assert len({p.ids for p in found}) == len(found)
+    assert [bool(p.prediction) for p in found] == [p.workload == "edit" for p in found]
+    (note,) = notes
+    assert note.startswith("fim: ")
+
+
+@pytest.mark.model
+def test_a_session_is_warmed_in_full_and_its_answers_end_by_themselves(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = StoppingParams(max_tokens=50, stop=("\n\n",), stop_token_ids=(7,))
+    counted = (False, True, True, True, False, True)
+    made = [BenchPrompt(f"fim/{i}", (i,), ends, session="abcdef"[i // 4], counted=c) for i, c in enumerate(counted)]
+    monkeypatch.setattr(module, "make_workload", lambda *given: [Workload.one_by_one("fim", made)])
+    found = peer_prompts(tokenizer, ("fim",), 2, 50, natural_ends=False, note=lambda line: None)
+    assert [(p.name, p.counted, p.max_tokens) for p in found] == [
+        ("fim/0", False, 50), ("fim/1", True, 50), ("fim/2", True, 50),
+    ]  # fmt: skip
+    assert [(p.fixed, p.stop, p.stop_ids, p.session) for p in found] == [(False, ("\n\n",), (7,), "a")] * 3
