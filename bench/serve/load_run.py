@@ -34,15 +34,16 @@ class LoadRun:
         """By how much our own event loop was late, sampled all the time."""
         return self._lag.lags_ms
 
-    async def on_schedule(self, schedule: Seq[TimedAsk]) -> None:
-        """Send every request when it is due, whatever became of those before; returns when all have ended.
+    async def on_schedule(self, schedule: Seq[TimedAsk], start_s: float | None = None) -> None:
+        """Send every request when it is due, whatever became of those before; returns when all have ended. ``start_s``:
+        what the offsets count from, by the event loop's clock; None: now.
 
         A request's times count from when it was due, so one that a slow server would have kept us from sending is not
         left out (coordinated omission).
         """
         self.open_loop, self.planned = True, len(schedule)
         clock = asyncio.get_running_loop().time
-        self.started_s = clock() + LEAD_S
+        self.started_s = clock() + LEAD_S if start_s is None else start_s
         async with self._lag, asyncio.TaskGroup() as tasks:
             for offset_s, ask in schedule:
                 record = Record(ask.name, self.started_s + offset_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal
@@ -13,7 +14,8 @@ Outcome = Literal["ok", "refused", "failed", "cut"]
 class Record:
     """All ``_s`` are seconds of the event loop's clock. ``due_s``: when it should have been sent; where each request
     waits for the one before, that is when it was. ``chunk_s``: when each message that had text in it came;
-    ``chunk_tokens``: the tokens of each, empty where the server does not tell.
+    ``chunk_tokens``: the tokens of each, empty where the server does not tell; neither does every one tell ``accepted``
+    (entry k counts the verify steps that accepted k draft tokens), ``queue_ms`` and the tokens of ``token_hash``.
 
     Outcomes: "refused" for now by the server, "failed" in another way, "cut" by our own timeout.
     """
@@ -28,6 +30,10 @@ class Record:
     cached_tokens: int = 0
     output_tokens: int = 0
     tokens_per_step: float | None = None
+    accepted: tuple[int, ...] = ()
+    queue_ms: float | None = None
+    token_hash: bytes = b""
+    text_hash: bytes = b""
     outcome: Outcome = "ok"
     error: str = ""
     retry_after_s: float | None = None
@@ -37,6 +43,14 @@ class Record:
         self.chunk_s.append(now_s)
         if tokens is not None:
             self.chunk_tokens.append(tokens)
+
+    def steps(self, number: int, drafted: int, histogram: Sequence[int]) -> None:
+        """There were ``number`` verify steps, ``drafted`` of them with drafts, counted by accepted tokens."""
+        if number:
+            self.tokens_per_step = self.output_tokens / number
+        counts = [*histogram] or [0]
+        counts[0] += number - drafted
+        self.accepted = tuple(counts) if number else ()
 
     @property
     def ok(self) -> bool:

@@ -11,20 +11,25 @@ from typing import Any
 import msgpack
 
 from bench.serve.ask import Ask
+from bench.serve.stand_in import stand_in
 from bench.serve.timed_ask import TimedAsk
 from specdec.client import ChatTurn, Fim
 from specdec.errors import ConfigError
+from specdec.types import SamplingParams
 
 MAX_TOKENS = 128
-_PROMPTS = ("prompt", "messages", "prefix")
+_PROMPTS = ("prompt", "prompt_ids", "messages", "prefix", "prompt_blocks")
+_SAMPLING = {"temperature": (0.0, 100.0), "top_p": (0.0, 1.0), "min_p": (0.0, 1.0)}
 
 
 def read_trace(path: Path, speed: float = 1.0) -> list[TimedAsk]:
     """The requests of ``path``, by arrival; a name that ends in ``.msgpack`` or ``.mp`` is msgpack.
 
-    Each is an object: ``offset_s`` (seconds after the beginning), one of ``prompt`` (text), ``messages`` (objects with
-    role and content) and ``prefix`` with ``suffix``; and may have ``max_tokens``, ``stop``, ``prediction``,
-    ``session``, ``name``. speed: 2 replays it in half the time.
+    Each is an object: ``offset_s`` (seconds after the beginning), one of ``prompt`` (text), ``prompt_ids`` (a target's
+    tokens), ``messages`` (objects with role and content), ``prefix`` with ``suffix``, and ``prompt_blocks`` with
+    ``prompt_tokens`` (nothing but lengths and what is shared, see `stand_in`); and may have ``max_tokens``, ``stop``,
+    ``fixed`` (true: an answer as long as it may be), ``prediction``, ``session``, ``salt``, ``seed``, ``temperature``,
+    ``top_p``, ``top_k``, ``min_p``, ``name``. Other fields are passed over. speed: 2 replays it in half the time.
 
     Raises:
         ConfigError: the file can not be read, or an object is not of that form; names its number and the field.
@@ -33,6 +38,8 @@ def read_trace(path: Path, speed: float = 1.0) -> list[TimedAsk]:
         objects = list(_msgpack(path) if path.suffix in (".msgpack", ".mp") else _json_lines(path))
     except OSError as error:
         raise ConfigError(f"trace: {path} can not be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"trace: {path} is not UTF-8 text") from None
     if not objects:
         raise ConfigError(f"trace: {path} holds no request")
     found = [_timed(item, f"trace: {path.name}, request {number}", speed) for number, item in enumerate(objects, 1)]
@@ -65,17 +72,19 @@ def _timed(item: Any, where: str, speed: float) -> TimedAsk:
     given = [name for name in _PROMPTS if name in item]
     if len(given) != 1:
         raise ConfigError(f"{where}: exactly one of {', '.join(_PROMPTS)} is needed")
-    limit = item.get("max_tokens", MAX_TOKENS)
-    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
-        raise ConfigError(f"{where}: max_tokens must be a whole number, at least 1")
-    stop = item.get("stop", [])
-    if not isinstance(stop, list) or not all(isinstance(text, str) and text for text in stop):
-        raise ConfigError(f"{where}: stop must be a list of texts")
+    name = _text(item, "name", where) or where.rpartition(" ")[2]
+    fixed = item.get("fixed", False)
+    if not isinstance(fixed, bool):
+        raise ConfigError(f"{where}: fixed must be true or false")
+    text = _text(item, "prompt", where)
+    if "prompt_blocks" in item:
+        text = stand_in(_texts(item, "prompt_blocks", where), _whole(item, "prompt_tokens", where, 0), name)
     ask = Ask(
-        _text(item, "name", where) or where.rpartition(" ")[2], limit,
-        text=_text(item, "prompt", where), chat=_turns(item.get("messages", []), where),
-        gap=Fim(_text(item, "prefix", where), _text(item, "suffix", where)) if "prefix" in item else None,
-        stop=tuple(stop), prediction=_text(item, "prediction", where), session=_text(item, "session", where),
+        name, _whole(item, "max_tokens", where, 1, MAX_TOKENS), text=text, chat=_turns(item.get("messages", []), where),
+        ids=_ids(item, where), gap=_gap(item, where), stop=tuple(_texts(item, "stop", where)), fixed=fixed,
+        prediction=_text(item, "prediction", where), session=_text(item, "session", where),
+        salt=_text(item, "salt", where), sampling=_sampling(item, where),
+        seed=_whole(item, "seed", where, 0) if "seed" in item else None,
     )  # fmt: skip
     return TimedAsk(offset / speed, ask)
 
@@ -85,6 +94,47 @@ def _text(item: dict[str, Any], name: str, where: str) -> str:
     if not isinstance(value, str):
         raise ConfigError(f"{where}: {name} must be a text")
     return value
+
+
+def _texts(item: dict[str, Any], name: str, where: str) -> list[str]:
+    value = item.get(name, [])
+    if not isinstance(value, list) or not all(isinstance(text, str) and text for text in value):
+        raise ConfigError(f"{where}: {name} must be a list of texts")
+    return value
+
+
+def _whole(item: dict[str, Any], name: str, where: str, least: int, default: int | None = None) -> int:
+    value = item.get(name, default)
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(f"{where}: {name} must be a whole number, at least {least}")
+    return value
+
+
+def _ids(item: dict[str, Any], where: str) -> tuple[int, ...]:
+    value = item.get("prompt_ids", [])
+    good = isinstance(value, list) and all(isinstance(t, int) and not isinstance(t, bool) and t >= 0 for t in value)
+    if not good or ("prompt_ids" in item and not value):
+        raise ConfigError(f"{where}: prompt_ids must be a list of token ids")
+    return tuple(value)
+
+
+def _gap(item: dict[str, Any], where: str) -> Fim | None:
+    return Fim(_text(item, "prefix", where), _text(item, "suffix", where)) if "prefix" in item else None
+
+
+def _sampling(item: dict[str, Any], where: str) -> SamplingParams | None:
+    """None where nothing is said, so that the one who replays may choose."""
+    found: dict[str, Any] = {}
+    for name, (low, high) in _SAMPLING.items():
+        value = item.get(name)
+        if value is None:
+            continue
+        if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
+            raise ConfigError(f"{where}: {name} must be a number from {low:g} to {high:g}")
+        found[name] = float(value)
+    if "top_k" in item:
+        found["top_k"] = _whole(item, "top_k", where, 0)
+    return SamplingParams(**({"temperature": 0.0} | found)) if found else None
 
 
 def _turns(messages: Any, where: str) -> tuple[ChatTurn, ...]:

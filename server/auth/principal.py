@@ -31,11 +31,14 @@ class Principal:
         The salt is what prefix cache, sessions and shared draft texts are kept by.
         """
         ceiling = self.limits.max_priority
+        priority = request.priority if ceiling is None else min(request.priority, ceiling)
+        if not self.tenant and priority == request.priority:
+            return request
         return dataclasses.replace(
             request,
             request_id=self.scoped(request.request_id),
             cache_salt=self.scoped(request.cache_salt),
-            priority=request.priority if ceiling is None else min(request.priority, ceiling),
+            priority=priority,
         )
 
 

@@ -40,6 +40,7 @@ class Record:
     warm_up: bool = False  # kept, but not analysed; blocks' wash-out too
     workload: str = ""
     prompt: str | None = None  # only when the experiment asks for it: it may be confidential
+    overridden: bool = False  # its caller chose the arm: kept, but not analysed
 
     @property
     def ok(self) -> bool:

@@ -1,4 +1,4 @@
-"""`specdec ab`: what an experiment's records say, and how large the next one has to be."""
+"""`specdec ab`: run experiments, see what their records say, and how large the next one has to be."""
 
 from __future__ import annotations
 
@@ -8,50 +8,37 @@ from typing import TYPE_CHECKING
 
 import click
 
+from specdec.cli.ab_conclude import REPORT, RESULT, conclude, conclusion_options, write_text
+from specdec.cli.ab_live_cmd import start_command, status_command, stop_command
+from specdec.cli.ab_run_cmd import run_command
+
 if TYPE_CHECKING:
-    from server.experiment.analysis.result import Result
     from server.experiment.config.metric_target import MetricTarget
 
 _FOLDER = click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
-_RESULT, _REPORT = "result.json", "report.html"
 
 
 @click.group("ab")
 def ab_group() -> None:
-    """Latency experiments: analyse one, show its report, plan the next."""
+    """Latency experiments: run one, analyse it, show its report, plan the next."""
+
+
+ab_group.add_command(run_command)
+ab_group.add_command(start_command)
+ab_group.add_command(stop_command)
+ab_group.add_command(status_command)
 
 
 @ab_group.command("analyze")
 @_FOLDER
-@click.option(
-    "--demand",
-    type=click.Choice(["not-worse", "better", "none"]),
-    default="not-worse",
-    show_default=True,
-    help="Verdict for which the exit code is 0; not-worse: better or equivalent; none: anything valid.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@conclusion_options
 def analyze_command(folder: Path, demand: str, as_json: bool) -> None:
     """Analyse the experiment in FOLDER; write result.json and report.html beside its records.
 
     Exit code 0 when the verdict is as demanded. Else 10: worse; 11: undecided; 12: invalid; 13: equivalent where
     better was demanded. 1: there is nothing to analyse; 2: the command line is wrong.
     """
-    from server.experiment.analysis.analyse import analyse
-    from server.experiment.analysis.exit_code import exit_code
-    from server.experiment.manifest import Manifest
-    from server.experiment.record_log import read_records
-    from server.experiment.report.render import render
-
-    result = analyse(Manifest.read(folder), read_records(folder))
-    _write(folder / _RESULT, result.model_dump_json(indent=1) + "\n")
-    _write(folder / _REPORT, render(result))
-    if as_json:
-        click.echo(result.model_dump_json())
-    else:
-        _show(result)
-        click.echo(f"report: {folder / _REPORT}")
-    sys.exit(exit_code(result.verdict.kind, demand))  # type: ignore[arg-type]  # click has checked it
+    sys.exit(conclude(folder, demand, as_json))
 
 
 @ab_group.command("report")
@@ -62,8 +49,8 @@ def report_command(folder: Path, out: Path | None) -> None:
     from server.experiment.analysis.result import Result
     from server.experiment.report.render import render
 
-    out = out or folder / _REPORT
-    _write(out, render(Result.read(folder / _RESULT)))
+    out = out or folder / REPORT
+    write_text(out, render(Result.read(folder / RESULT)))
     click.echo(str(out))
 
 
@@ -98,19 +85,6 @@ def plan_command(
     click.echo(f"the capture took {plan.seconds:.0f} s for as many; it has {plan.captured_units}")
     if plan.merged > 1:
         click.echo(f"{plan.merged} consecutive {plan.unit_name}s depend on each other and were taken as one")
-
-
-def _show(result: Result) -> None:
-    click.echo(result.verdict.headline)
-    for line in (*result.verdict.reasons, *(f"Note: {note}." for note in result.notes)):
-        click.echo(f"  {line}")
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise click.ClickException(f"{path}: can not be written ({error.strerror})") from None
 
 
 def _share(option: str, text: str) -> float:

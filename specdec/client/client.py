@@ -15,6 +15,7 @@ from specdec.client.chat_turn import ChatTurn
 from specdec.client.completion_client import CompletionClient
 from specdec.client.connection import Connection
 from specdec.client.credentials import Credentials
+from specdec.client.experiment_client import ExperimentClient
 from specdec.client.generate_options import GenerateOptions
 from specdec.client.generated import Generated
 from specdec.client.prompt import Prompt
@@ -41,6 +42,7 @@ class Client:
         self._connection = Connection(address, credentials, retry)
         self.admin = AdminClient(self._connection)
         self.completion = CompletionClient(self._connection)
+        self.experiments = ExperimentClient(self._connection)
 
     async def __aenter__(self) -> Client:
         return self

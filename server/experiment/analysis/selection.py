@@ -64,8 +64,11 @@ def select(config: ExperimentConfig, records: list[Record]) -> Selection:
         ExperimentError: requests come in pairs, but a record does not say in which.
     """
     names = (config.control, config.treatment)
-    left_out = {"of other arms": sum(r.arm not in names for r in records)}
-    ordered = sorted((r for r in records if r.arm in names), key=attrgetter("arrival"))
+    left_out = {
+        "of other arms": sum(r.arm not in names for r in records),
+        "of callers who chose their arm": sum(r.overridden for r in records if r.arm in names),
+    }
+    ordered = sorted((r for r in records if r.arm in names and not r.overridden), key=attrgetter("arrival"))
     if config.assignment.pairs:
         for record in ordered:
             if not record.pair:
@@ -75,6 +78,11 @@ def select(config: ExperimentConfig, records: list[Record]) -> Selection:
         mine = [r for r in ordered if r.arm == name]
         kept.append([r for i, r in enumerate(mine) if i >= config.warmup_requests and not r.warm_up])
     left_out["of the warm-up"] = len(ordered) - sum(map(len, kept))
+    if config.assignment.pairs and all(kept):
+        # Of a run that was killed, or of a shadow that was not sent: counting one alone would favour an arm.
+        whole = {r.pair for r in kept[0]} & {r.pair for r in kept[1]}
+        left_out["of pairs without the other request"] = sum(r.pair not in whole for arm in kept for r in arm)
+        kept = [[r for r in arm if r.pair in whole] for arm in kept]
     label, unit_name = _labels(config, ordered)
     number: dict[str, int] = {}
     for record in sorted((r for arm in kept for r in arm), key=attrgetter("arrival")):

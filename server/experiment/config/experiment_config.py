@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import Field, field_validator, model_validator
 
 from server.experiment.config.arm import Arm
 from server.experiment.config.assignment import Assignment
 from server.experiment.config.guardrail import Guardrail
+from server.experiment.config.load import Load
 from server.experiment.config.metric_target import MetricTarget
 from server.experiment.config.stopping import Stopping
 from server.experiment.config.strict_model import StrictModel
@@ -25,9 +28,17 @@ class ExperimentConfig(StrictModel):
         Guardrail(metric="queue_ms@p99", max_increase=0.10),
     )
     stopping: Stopping = Stopping()
+    load: Load = Load()
     warmup_requests: int = Field(0, ge=0, description="first requests of each arm that are not analysed")
     covariate: str | None = Field("prompt_tokens", description="CUPED of means uses it; null: none")
     store_prompts: bool = False
+
+    @field_validator("arms", mode="before")
+    @classmethod
+    def _names_are_text(cls, arms: Any) -> Any:
+        if isinstance(arms, dict) and any(isinstance(name, bool) for name in arms):
+            raise ValueError('YAML reads off, on, no and yes as false and true; put the arm\'s name in quotes: "off"')
+        return arms
 
     @field_validator("covariate")
     @classmethod

@@ -1,0 +1,306 @@
+"""The experiments of a server: started, stopped, looked at, resumed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+from server.admission.admission import Admission
+from server.engine_client import EngineClient
+from server.experiment.config.experiment_config import ExperimentConfig
+from server.experiment.config.read_config import parse_config, read_text, refuse
+from server.experiment.experiment_errors import ExperimentError, PlanError
+from server.experiment.live.conclude import Conclusions
+from server.experiment.live.conclusion import Conclusion
+from server.experiment.live.experiment_folder import ExperimentFolder, now_text
+from server.experiment.live.experiment_status import ExperimentStatus
+from server.experiment.live.live_errors import (
+    ExperimentNotFoundError,
+    ExperimentNotStartedError,
+    ExperimentsOffError,
+    NoResultError,
+)
+from server.experiment.live.live_facts import live_facts
+from server.experiment.live.live_plan import LivePlan, make_plan
+from server.experiment.live.live_traffic import LiveTraffic
+from server.experiment.live.make_record import Decode
+from server.experiment.live.run_clock import RunClock
+from server.experiment.live.running_experiment import RunningExperiment
+from server.experiment.live.stored_state import State, StoredState
+from specdec.config import ExperimentsConfig
+from specdec.errors import ConfigError, FieldViolation, InvalidRequestError, RequestError
+
+_LOG = logging.getLogger(__name__)
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+class Experiments:
+    """Belongs to one event loop. While none runs, `Admission.experiments` is None and requests pay nothing.
+
+    ``decode``: token ids to text, for plans that store prompts.
+
+    Raises:
+        ConfigError: a file that is to be started is no plan; names what is wrong with its line.
+    """
+
+    def __init__(self, config: ExperimentsConfig, client: EngineClient, admission: Admission, decode: Decode) -> None:
+        self._config, self._client, self._admission, self._decode = config, client, admission, decode
+        self._running: dict[str, RunningExperiment] = {}
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._clock = RunClock()
+        self._conclusions = Conclusions()
+        self._changing = asyncio.Lock()
+        self._endings: set[asyncio.Task[None]] = set()
+        try:
+            self._files = [(str(path), read_text(path)) for path in config.start]
+            for source, text in self._files:
+                parse_config(text, source)
+        except ExperimentError as error:
+            raise ConfigError(f"server.experiments.start: {error}") from None
+
+    async def start_configured(self) -> None:
+        """Go on with what ran when the server ended, then start the configured files; what can not be is logged. An
+        experiment that has ended is not begun again."""
+        place = self._config.folder
+        if place is None:
+            return
+        for folder in await asyncio.to_thread(self._folders):
+            name = folder.path.name
+            try:
+                if (await asyncio.to_thread(folder.state)).state == "running":
+                    await self.start(await asyncio.to_thread(folder.plan_text), f"{name} (resumed)")
+            except (ExperimentError, RequestError) as error:
+                _LOG.error("experiment %s is not resumed: %s", name, error)
+        for source, text in self._files:
+            try:
+                name = parse_config(text, source).name
+                folder = ExperimentFolder(place / name)
+                if name in self._running:
+                    if text != await asyncio.to_thread(folder.plan_text):
+                        _LOG.warning("experiment %s goes on as it was begun; %s says otherwise now", name, source)
+                    continue
+                if folder.exists and (ended := await asyncio.to_thread(folder.state)).state != "running":
+                    _LOG.info("experiment %s has %s and is not begun again: %s", name, ended.state, ended.reason)
+                    continue
+                await self.start(text, source)
+            except (ExperimentError, RequestError) as error:
+                _LOG.error("%s: not started: %s", source, error)
+
+    async def start(self, text: str, source: str = "plan") -> ExperimentStatus:
+        """Start the experiment that ``text`` describes, or go on with it where it was stopped or its server was.
+
+        Raises:
+            ExperimentsOffError: there is no place for records.
+            InvalidRequestError: the text is no plan for this server; names what is wrong with its line.
+            ExperimentNotStartedError: another one has the name or a setting, it has ended for good, or its folder can
+                not be used.
+            EngineDeadError: the engine is not ready.
+        """
+        if self._config.folder is None:
+            raise ExperimentsOffError
+        try:
+            config = parse_config(text, source)
+            plan, problems = make_plan(config, self._client.info)
+            refuse(text, source, problems)
+        except PlanError as error:
+            raise InvalidRequestError([FieldViolation("plan", problem) for problem in error.problems]) from None
+        async with self._changing:
+            self._check_free(plan)
+            try:
+                return await self._begin(plan, text)
+            except (ExperimentError, OSError) as error:
+                raise ExperimentNotStartedError(str(error)) from None
+
+    async def stop(self, name: str) -> ExperimentStatus:
+        """End a running experiment; its records stay, and starting it again goes on with them.
+
+        Raises:
+            ExperimentNotFoundError: it does not run.
+        """
+        if name not in self._running:
+            raise ExperimentNotFoundError(name)
+        await self._end(name, "stopped", "somebody stopped it")
+        return await self.get(name)
+
+    async def statuses(self) -> list[ExperimentStatus]:
+        """All there are, by name."""
+        found = []
+        for folder in await asyncio.to_thread(self._folders):
+            try:
+                found.append(await self.get(folder.path.name))
+            except RequestError as error:
+                _LOG.warning("experiment %s: %s", folder.path.name, error)
+        return found
+
+    async def get(self, name: str) -> ExperimentStatus:
+        """How one stands.
+
+        Raises:
+            ExperimentNotFoundError: there is none of the name.
+            NoResultError: what its folder says can not be read.
+        """
+        folder = self._folder(name)
+        try:
+            manifest, state = await asyncio.to_thread(lambda: (folder.manifest(), folder.state()))
+        except ExperimentError as error:
+            raise NoResultError(str(error)) from None
+        mode = manifest.config.assignment.mode
+        running = self._running.get(name)
+        if running is None:
+            return ExperimentStatus(name, state.state, mode, manifest.started, state.records, state.reason)
+        return ExperimentStatus(
+            name, "running", mode, manifest.started, dict(running.written), "", dict(running.left_out),
+            running.given_up, running.plan.warnings,
+        )  # fmt: skip
+
+    async def conclude(self, name: str) -> Conclusion:
+        """What its records say so far.
+
+        Raises:
+            ExperimentNotFoundError: there is none of the name.
+            NoResultError: they say nothing yet.
+        """
+        status = await self.get(name)
+        empty = [arm for arm, count in status.records.items() if not count]
+        if empty or not status.records:
+            raise NoResultError(f"arm {empty[0]!r} has no record yet" if empty else "there are no records")
+        return await self._conclusions.get(self._folder(name).path)
+
+    async def close(self) -> None:
+        """The server ends: write what waits. What runs is noted as running, and goes on with the next server."""
+        for task in self._endings:
+            task.cancel()
+        for timer in self._timers.values():
+            timer.cancel()
+        self._admission.experiments = None
+        for running in self._running.values():
+            running.abandon()
+            await asyncio.to_thread(running.flush)
+        self._running.clear()
+
+    def _check_free(self, plan: LivePlan) -> None:
+        """Two experiments that change one setting would measure each other."""
+        name = plan.config.name
+        if name in self._running:
+            raise ExperimentNotStartedError(f"experiment {name} runs already; stop it first")
+        for other, running in self._running.items():
+            shared = sorted(plan.changes & running.plan.changes)
+            if shared:
+                raise ExperimentNotStartedError(
+                    f"experiments {name} and {other} both change {', '.join(shared)}; stop {other} first"
+                )
+            if {plan.config.assignment.mode, running.plan.config.assignment.mode} == {"shadow"}:
+                raise ExperimentNotStartedError(
+                    f"experiments {name} and {other} both send shadows, which would treble the load; stop {other} first"
+                )
+
+    async def _begin(self, plan: LivePlan, text: str) -> ExperimentStatus:
+        name, config = plan.config.name, plan.config
+        assert self._config.folder is not None  # `start` saw to it
+        folder = ExperimentFolder(self._config.folder / name)
+        written: dict[str, int] = {}
+        if folder.exists:
+            written = await asyncio.to_thread(_resumed, folder, config)
+        else:
+            await asyncio.to_thread(folder.begin, config, text, live_facts(self._client.info))
+        started = datetime.fromisoformat((await asyncio.to_thread(folder.manifest)).started)
+        left_s = _left_s(config, started)
+        running = RunningExperiment(
+            plan, folder.path, self._client, self._clock, written, self._when_over(name), self._decode
+        )
+        await asyncio.to_thread(folder.note, StoredState(state="running", at=now_text(), records=written))
+        self._running[name] = running
+        self._changed()
+        running.start()
+        if left_s is not None:
+            over = self._when_over(name)
+            self._timers[name] = asyncio.get_running_loop().call_later(left_s, over, "finished", "its time is over")
+        for warning in plan.warnings:
+            _LOG.warning("experiment %s: %s", name, warning)
+        _LOG.info("experiment %s runs, with %d records of before", name, sum(written.values()))
+        return await self.get(name)
+
+    def _when_over(self, name: str) -> Callable[[State, str], None]:
+        """What ends an experiment by itself, from any thread."""
+        loop = asyncio.get_running_loop()
+
+        def end(state: State, reason: str) -> None:
+            task = asyncio.create_task(self._end(name, state, reason), name="experiment-end")
+            self._endings.add(task)
+            task.add_done_callback(self._endings.discard)
+
+        def over(state: State, reason: str) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(end, state, reason)
+
+        return over
+
+    async def _end(self, name: str, state: State, reason: str) -> None:
+        async with self._changing:
+            running = self._running.pop(name, None)
+            if running is None:
+                return
+            timer = self._timers.pop(name, None)
+            if timer is not None:
+                timer.cancel()
+            self._changed()
+            trouble = await running.stop()
+            await asyncio.to_thread(running.flush)
+            reason = "; ".join(filter(None, (reason, trouble)))
+            _LOG.log(logging.ERROR if trouble or state == "failed" else logging.INFO, "experiment %s: %s", name, reason)
+            noted = StoredState(state=state, at=now_text(), reason=reason, records=dict(running.written))
+            try:
+                await asyncio.to_thread(self._folder(name).note, noted)
+            except ExperimentError as error:
+                _LOG.error("experiment %s: %s", name, error)
+
+    def _changed(self) -> None:
+        running = list(self._running.values())
+        self._admission.experiments = (
+            LiveTraffic(running, allow_override=self._config.allow_override) if running else None
+        )
+
+    def _folder(self, name: str) -> ExperimentFolder:
+        if self._config.folder is None:
+            raise ExperimentsOffError
+        folder = ExperimentFolder(self._config.folder / name)
+        if not _NAME.fullmatch(name) or not folder.exists:
+            raise ExperimentNotFoundError(name)
+        return folder
+
+    def _folders(self) -> list[ExperimentFolder]:
+        place: Path | None = self._config.folder
+        if place is None or not place.is_dir():
+            return []
+        found = [ExperimentFolder(path) for path in sorted(place.iterdir()) if _NAME.fullmatch(path.name)]
+        return [folder for folder in found if folder.exists]
+
+
+def _resumed(folder: ExperimentFolder, config: ExperimentConfig) -> dict[str, int]:
+    """Records of earlier runs of the same experiment.
+
+    Raises:
+        ExperimentNotStartedError: the folder is another's, or the experiment has ended for good.
+    """
+    name, state = config.name, folder.state()
+    before = folder.manifest().config
+    if before != config:
+        differing = [field for field in type(config).model_fields if getattr(before, field) != getattr(config, field)]
+        raise ExperimentNotStartedError(
+            f"there are records of an experiment {name} with another plan ({', '.join(differing)} differ); "
+            "choose another name"
+        )
+    if state.state == "finished":
+        raise ExperimentNotStartedError(f"experiment {name} has ended: {state.reason}; choose another name")
+    return folder.written()
+
+
+def _left_s(config: ExperimentConfig, started: datetime) -> float | None:
+    """Seconds until an experiment ends; None: it need not."""
+    if config.stopping.max_duration is None:
+        return None
+    return max(0.0, config.stopping.max_duration - (datetime.now(UTC) - started).total_seconds())

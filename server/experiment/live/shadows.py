@@ -1,0 +1,143 @@
+"""Mode `shadow`: requests that are sent once more, with the treatment's options, for nobody to read."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from server.engine_client import EngineClient
+from server.experiment.live.choice import Choice
+from server.experiment.live.part import Part
+from server.metrics.server_metrics import ServerMetrics
+from server.request_stream import RequestStream
+from server.telemetry.request_record import RequestRecord
+from specdec.errors import RequestError
+from specdec.types import FinishReason, Request
+
+_LOWEST = -((1 << 31) - 1)
+Seen = tuple[Part, RequestRecord]
+
+
+@dataclass(eq=False, slots=True)
+class _Pair:
+    """``request``: the shadow's. What was seen of either, once it has ended."""
+
+    request: Request
+    real: Seen | None = None
+    shadow: Seen | None = None
+    stream: RequestStream | None = None
+    over: bool = False
+
+
+class Shadows:
+    """A shadow has the lowest priority and is sent only where the engine has a place that nobody wants; it is given up
+    when a real request wants it. It counts for no caller's limits, and shows in no metric, log or trace of calls.
+
+    ``write`` gets both halves of a pair once both have ended. Where one was cancelled or given up, none is written:
+    half a pair says nothing. Belongs to one event loop.
+    """
+
+    def __init__(self, client: EngineClient, arm: str, write: Callable[[Seen, Seen], None], *, beside: bool) -> None:
+        self._client, self._arm, self._write, self._beside = client, arm, write, beside
+        self._metrics = ServerMetrics()
+        self._pairs: dict[str, _Pair] = {}
+        self.given_up = 0
+
+    @property
+    def running(self) -> int:
+        """Shadows in the engine."""
+        return sum(pair.stream is not None for pair in self._pairs.values())
+
+    def begin(self, real: Part, request: Request) -> None:
+        """``real`` was let in; ``request`` is what its shadow asks."""
+        name = f"{request.request_id}~{real.name}"
+        pair = _Pair(dataclasses.replace(request, request_id=name, priority=_LOWEST))
+        self._pairs[real.name] = pair
+        if self._beside:
+            self._send_soon(real, pair)
+
+    def real_ended(self, real: Part, seen: RequestRecord) -> None:
+        """What `Part` calls at the end of a real request."""
+        pair = self._pairs.get(real.name)
+        if pair is None:
+            return
+        pair.real = (real, seen)
+        if _was_cut(seen):
+            self._drop(real.name)
+        elif self._beside:
+            self._settle(real.name)
+        else:
+            self._send_soon(real, pair)
+
+    def make_room(self) -> None:
+        """A real request comes in: give shadows up until it has a place."""
+        for name in reversed(list(self._pairs)):
+            if self._has_room:
+                return
+            if self._pairs[name].stream is not None:
+                self.given_up += 1
+                self._drop(name)
+
+    def close(self) -> None:
+        """Give all of them up."""
+        for name in list(self._pairs):
+            self._drop(name)
+
+    @property
+    def _has_room(self) -> bool:
+        return self._client.in_flight < self._client.info.max_batch
+
+    def _send_soon(self, real: Part, pair: _Pair) -> None:
+        """Once whoever waits for the real one has been served."""
+        asyncio.get_running_loop().call_soon(self._send, real, pair)
+
+    def _send(self, real: Part, pair: _Pair) -> None:
+        if pair.over:
+            return
+        if not self._has_room:
+            self.given_up += 1
+            self._drop(real.name)
+            return
+        choice = Choice(self._arm, real.choice.key)
+        part = Part(
+            f"{real.name}s", choice, lambda: self._client.in_flight, self._shadow_ended(real), keeps_tokens=True
+        )
+        record = RequestRecord(pair.request, None, self._metrics, lambda _: None)
+        record.watchers = (part,)
+        try:
+            pair.stream = self._client.generate(pair.request, record)
+        except RequestError:  # the engine is gone
+            self._drop(real.name)
+
+    def _shadow_ended(self, real: Part) -> Callable[[Part, RequestRecord], None]:
+        def ended(part: Part, seen: RequestRecord) -> None:
+            pair = self._pairs.get(real.name)
+            if pair is None:
+                return
+            pair.stream, pair.shadow = None, (part, seen)
+            if _was_cut(seen):
+                self._drop(real.name)
+            else:
+                self._settle(real.name)
+
+        return ended
+
+    def _settle(self, name: str) -> None:
+        pair = self._pairs[name]
+        if pair.real is not None and pair.shadow is not None:
+            self._drop(name)
+            self._write(pair.real, pair.shadow)
+
+    def _drop(self, name: str) -> None:
+        pair = self._pairs.pop(name, None)
+        if pair is not None:
+            pair.over = True
+            if pair.stream is not None:
+                pair.stream.close()
+
+
+def _was_cut(seen: RequestRecord) -> bool:
+    """Whether somebody ended it before its time."""
+    return not seen.complete or any(end.reason is FinishReason.ABORTED for end in seen.finished)

@@ -1,0 +1,41 @@
+"""Hashes tell what two prompts have in common, and nothing else."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.capture.block_hashes import BLOCK, BlockHashes
+
+HASHES = BlockHashes()
+IDS = st.lists(st.integers(0, 1 << 20), max_size=3 * BLOCK)
+
+
+@given(IDS, IDS, IDS)
+def test_as_many_in_common_as_whole_blocks(shared: list[int], a: list[int], b: list[int]) -> None:
+    first, second = HASHES.of_prompt(shared + a), HASHES.of_prompt(shared + b)
+    assert len(first) == len(shared + a) // BLOCK
+    common = 0
+    while (common + 1) * BLOCK <= min(len(shared + a), len(shared + b)) and (
+        (shared + a)[: (common + 1) * BLOCK] == (shared + b)[: (common + 1) * BLOCK]
+    ):
+        common += 1
+    equal = [x == y for x, y in zip(first, second, strict=False)]
+    assert equal == [True] * common + [False] * (len(equal) - common)
+
+
+def test_a_block_is_another_one_behind_another_beginning() -> None:
+    block = list(range(BLOCK))
+    assert len(set(HASHES.of_prompt(block * 3))) == 3
+
+
+def test_nobody_else_can_look_them_up() -> None:
+    prompt = list(range(BLOCK))
+    assert BlockHashes().of_prompt(prompt) != HASHES.of_prompt(prompt)
+    assert BlockHashes().of_name("alice") != HASHES.of_name("alice")
+
+
+def test_names() -> None:
+    assert HASHES.of_name("") == b""
+    assert HASHES.of_name("a") == HASHES.of_name("a") != HASHES.of_name("b")
+    assert HASHES.of_name("\ud800")

@@ -1,0 +1,133 @@
+"""Which arm a request gets in each mode."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.auth.principal import ANYBODY, Principal
+from server.experiment.assignment import bucket, digest
+from server.experiment.config.assignment import Unit
+from server.experiment.live.blocks import Blocks
+from server.experiment.live.chooser import KeyChooser, ShadowChooser
+from server.experiment.live.unit_key import unit_key
+from server.experiment.record import NO_BLOCK
+from specdec.types import Request
+
+ADA, BOB = Principal("ada", "team"), Principal("bob", "other")
+HALVES = {"a": 1.0, "b": 1.0}
+
+
+def request(number: int = 0, session: str = "", prompt: tuple[int, ...] = (1, 2)) -> Request:
+    return Request(request_id=f"r{number}", prompt_ids=prompt, session=session)
+
+
+@pytest.mark.parametrize("unit", ["session", "user", "prompt"])
+def test_an_arm_sticks_to_its_unit(unit: Unit) -> None:
+    arms = set()
+    for fresh in range(20):  # another chooser each time: nothing is remembered
+        chooser = KeyChooser("salt", unit, HALVES, 1.0)
+        found = chooser.choose(ADA, request(fresh, "s"))
+        assert found is not None
+        arms.add(found)
+    assert len(arms) == 1
+    assert arms.pop().key
+
+
+def test_each_request_has_its_own_arm_and_keeps_no_key() -> None:
+    chooser = KeyChooser("salt", "request", HALVES, 1.0)
+    found = [chooser.choose(ANYBODY, request(i)) for i in range(400)]
+    counts = Counter(choice.arm for choice in found if choice is not None)
+    assert 140 < counts["a"] < 260
+    assert counts["a"] + counts["b"] == 400
+    assert {choice.key for choice in found if choice is not None} == {""}
+    for i, choice in enumerate(found):
+        assert choice is not None
+        assert choice.arm == ("a" if bucket("salt", f"r{i}") < 5000 else "b")
+
+
+def test_keys_are_of_their_tenant_and_tell_nothing() -> None:
+    one, other = (unit_key("session", who, request(session="s")) for who in (ADA, BOB))
+    assert one != other
+    choice = KeyChooser("salt", "session", HALVES, 1.0).choose(ADA, request(session="s"))
+    assert choice is not None
+    assert choice.key == digest("salt", "team/s").hex()
+
+
+def test_who_has_no_key_takes_no_part() -> None:
+    for unit, who in (("session", ADA), ("user", ANYBODY)):
+        assert KeyChooser("salt", unit, HALVES, 1.0).choose(who, request()) is None  # type: ignore[arg-type]
+
+
+def test_prompts_are_told_apart_by_their_tokens() -> None:
+    keys = {unit_key("prompt", ANYBODY, request(prompt=ids)) for ids in ((1, 2), (1, 2, 3), (2, 1), (258,), (2, 1))}
+    assert len(keys) == 4
+    assert unit_key("prompt", ADA, request(1)) == unit_key("prompt", BOB, request(2))
+
+
+def test_a_shadow_experiment_serves_the_control_and_shadows_its_share() -> None:
+    chooser = ShadowChooser("salt", "request", "a", 0.25)
+    found = [chooser.choose(ANYBODY, request(i)) for i in range(2000)]
+    taken = [choice for choice in found if choice is not None]
+    assert {(choice.arm, choice.shadowed) for choice in taken} == {("a", True)}
+    assert 420 < len(taken) < 580
+
+
+@given(now=st.floats(0, 4e9), block_s=st.floats(1, 3600), washout=st.floats(0, 0.9))
+def test_a_block_is_its_time_and_its_arm_is_known_beforehand(now: float, block_s: float, washout: float) -> None:
+    blocks = Blocks("salt", ("a", "b"), block_s, washout * block_s, lambda: now)
+    choice = blocks.choose(ANYBODY, request())
+    assert choice is not None
+    assert choice.block == int(now // block_s)
+    assert choice.arm == ("a" if bucket("salt", f"block:{choice.block}") < 5000 else "b")
+    assert choice.warm_up == (now - choice.block * block_s < washout * block_s)
+
+
+def test_all_requests_of_a_block_get_its_arm_and_blocks_are_random() -> None:
+    time = [0.0]
+    blocks = Blocks("salt", ("a", "b"), 10.0, 2.0, lambda: time[0])
+    arms: dict[int, set[str]] = {}
+    washed = Counter()  # type: ignore[var-annotated]
+    for tick in range(20_000):
+        time[0] = 1e9 + tick / 4
+        choice = blocks.choose(ANYBODY, request(tick))
+        assert choice is not None
+        arms.setdefault(choice.block, set()).add(choice.arm)
+        washed[choice.warm_up] += 1
+    assert all(len(found) == 1 for found in arms.values())
+    order = [next(iter(arms[block])) for block in sorted(arms)]
+    assert 200 < order.count("a") < 300
+    assert 200 < sum(x != y for x, y in pairwise(order)) < 300  # no rhythm
+    assert washed[True] / 20_000 == pytest.approx(0.2, abs=0.001)
+
+
+def test_a_block_whose_engine_is_not_ready_is_washed_out() -> None:
+    time = [100.0]
+    blocks = Blocks("salt", ("a", "b"), 10.0, 2.0, lambda: time[0], waits_for_engine=True)
+
+    def washes(now: float) -> bool:
+        time[0] = now
+        choice = blocks.choose(ANYBODY, request())
+        assert choice is not None
+        assert choice.block == int(now // 10) != NO_BLOCK
+        return choice.warm_up
+
+    assert washes(105.0)
+    blocks.settled(10, 105.0)
+    assert washes(106.9)
+    assert not washes(107.1)
+    assert washes(110.0)  # the next block waits for its own
+    assert washes(119.0)
+    blocks.settled(12, 120.0)
+    assert washes(121.0)
+    assert not washes(122.5)
+
+
+def test_requests_are_told_apart_from_their_fields() -> None:
+    given = dataclasses.replace(request(), session="", prompt_ids=(1,))
+    assert unit_key("request", ADA, given) == "team/r0"

@@ -1,0 +1,272 @@
+"""Live experiments end to end: both faces, an engine in its own process, records on the disk."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from server.experiment.live.running_experiment import NO_ARM, OWN_OPTIONS
+from server.experiment.record import NO_BLOCK
+from specdec.api.v1 import completion_pb2, generation_pb2, options_pb2
+from tests.server.experiment.live.live_server import PLAN, LiveServer, live_server
+
+WIDTHS = {"widths=narrow": 1, "widths=wide": 2}
+
+
+async def started(server: LiveServer, text: str = PLAN) -> Any:
+    return await server.experiments.start(text)
+
+
+async def test_arms_differ_as_the_engine_gets_them_and_are_told_over_both_faces(tmp_path: Path) -> None:
+    async with live_server(tmp_path) as server:
+        before = await server.ask("before")
+        assert "x-specdec-arm" not in before.headers
+        await started(server)
+        told: dict[str, str] = {}
+        for i in range(12):
+            answer = await server.ask(f"h{i}", stream=bool(i % 2))
+            assert answer.status_code == 200
+            told[f"h{i}"] = answer.headers["x-specdec-arm"]
+            messages, trailers = await server.stream(f"g{i}")
+            assert messages[0].started.arm == trailers["x-specdec-arm"]
+            told[f"g{i}"] = messages[0].started.arm
+        whole = server.generation.Generate(
+            generation_pb2.GenerateRequest(text="w", request_id="w"), metadata=server.metadata()
+        )
+        await whole
+        told["w"] = str(dict(await whole.trailing_metadata())["x-specdec-arm"])
+        assert set(told.values()) == set(WIDTHS)
+        got = {note["text"]: note for note in server.got()}
+        assert (got["before"]["width"], got["before"]["priority"]) == (None, 0)
+        for text, arm in told.items():
+            assert got[text]["width"] == WIDTHS[arm]
+            assert got[text]["priority"] == (3 if arm == "widths=wide" else 0)
+        records = await server.recorded(25)
+        assert len({record.request for record in records}) == len(records) == 25
+        assert Counter(f"widths={record.arm}" for record in records) == Counter(told.values())
+        await server.experiments.stop("widths")
+        assert "x-specdec-arm" not in (await server.ask("after")).headers
+        assert len(server.records()) == 25
+        assert server.serving._frontend.admission.experiments is None
+
+
+async def test_a_record_says_what_the_request_took(tmp_path: Path) -> None:
+    async with live_server(tmp_path) as server:
+        await started(server, PLAN + "store_prompts: true\n")
+        await server.ask("hello", arm="")
+        (record,) = await server.recorded(1)
+        assert record.ok
+        assert record.arrival <= (record.started or 0) <= (record.first_token or 0) <= (record.end or 0)
+        assert record.end is not None
+        assert 0 < record.end - record.arrival < 10
+        assert record.arrival > 1.7e9
+        assert (record.tokens, record.prompt_tokens, record.cached_tokens) == (4, 6, 3)
+        assert record.chunks == (4 if record.arm == "narrow" else 2)
+        assert record.accepted == (1 + 2, 1, 1)  # the engine's histogram, and two steps without a draft
+        assert record.batch >= 0
+        assert (record.block, record.pair, record.key, record.prompt) == (NO_BLOCK, "", "", "hello")
+        assert record.workload == "/v1/completions"
+        assert not record.overridden
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    async with live_server(plain) as server:
+        await started(server)
+        await server.ask("hello")
+        assert (await server.recorded(1))[0].prompt is None
+
+
+async def test_failed_and_cancelled_requests_are_recorded_too(tmp_path: Path) -> None:
+    async with live_server(tmp_path) as server:
+        await started(server)
+        assert (await server.ask("x", cache_salt="broken")).status_code == 500
+        call = server.generation.GenerateStream(
+            generation_pb2.GenerateStreamRequest(text="x" * 90, cache=options_pb2.CacheOptions(salt="held")),
+            metadata=server.metadata(),
+        )
+        await anext(aiter(call))
+        call.cancel()
+        assert (await server.ask("x", cache_salt="full")).status_code == 429  # the engine's refusal
+        records = await server.recorded(3)
+        assert Counter(record.status for record in records) == {"MODEL_BROKEN": 1, "cancelled": 1, "QUEUE_FULL": 1}
+
+
+async def test_a_session_keeps_its_arm_and_one_without_takes_no_part(tmp_path: Path) -> None:
+    plan = PLAN.replace("mode: hash", "mode: hash, unit: session")
+    async with live_server(tmp_path) as server:
+        await started(server, plan)
+        arms: dict[str, set[str]] = {}
+        for i in range(24):
+            session = f"s{i % 8}"
+            answer = await server.ask(f"t{i}", session=session)
+            arms.setdefault(session, set()).add(answer.headers["x-specdec-arm"])
+        assert all(len(found) == 1 for found in arms.values())
+        assert set.union(*arms.values()) == set(WIDTHS)
+        assert "x-specdec-arm" not in (await server.ask("none")).headers
+        assert (await server.experiments.get("widths")).left_out == {NO_ARM: 1}
+        records = await server.recorded(24)
+        assert len({record.key for record in records}) == 8
+        assert not any("s" in record.key for record in records)  # hex of a hash
+
+
+async def test_what_a_request_sets_itself_wins_in_either_arm(tmp_path: Path) -> None:
+    async with live_server(tmp_path) as server:
+        await started(server)
+        for i in range(6):
+            answer = await server.ask(f"own{i}", speculation={"width": 3})
+            assert "x-specdec-arm" not in answer.headers
+            await server.ask(f"prio{i}", priority=1)
+        got = {note["text"]: note for note in server.got()}
+        assert {got[f"own{i}"]["width"] for i in range(6)} == {3}
+        assert {(got[f"prio{i}"]["width"], got[f"prio{i}"]["priority"]) for i in range(6)} == {(None, 1)}
+        assert (await server.experiments.get("widths")).left_out == {OWN_OPTIONS: 12}
+        assert server.records() == []
+
+
+async def test_warming_the_cache_is_no_part_of_it(tmp_path: Path) -> None:
+    async with live_server(tmp_path) as server:
+        await started(server)
+        await server.ask("warm", max_tokens=0)
+        await server.generation.Prefill(generation_pb2.PrefillRequest(text="warm"), metadata=server.metadata())
+        assert {note["width"] for note in server.got()} == {None}
+        await server.experiments.stop("widths")
+        assert server.records() == []
+
+
+async def test_callers_choose_their_arm_where_they_may(tmp_path: Path) -> None:
+    plan = PLAN.replace("mode: hash", "mode: hash, allow_override: true")
+    async with live_server(tmp_path, allow_override=True) as server:
+        await started(server, plan)
+        for i in range(4):
+            answer = await server.ask(f"n{i}", arm="widths=narrow")
+            assert answer.headers["x-specdec-arm"] == "widths=narrow"
+            _, trailers = await server.stream(f"w{i}", arm="widths=wide, unheard=of")
+            assert trailers["x-specdec-arm"] == "widths=wide"
+        got = {note["text"]: note["width"] for note in server.got()}
+        assert [got[f"n{i}"] for i in range(4)] == [1] * 4
+        assert [got[f"w{i}"] for i in range(4)] == [2] * 4
+        records = await server.recorded(8)
+        assert all(record.overridden for record in records)
+        answer = await server.ask("x", arm="widths=broad")
+        assert answer.status_code == 400
+        assert "there are narrow, wide" in answer.json()["error"]["message"]
+        assert answer.json()["error"]["param"] == "x-specdec-arm"
+        assert (await server.ask("x", arm="widths")).status_code == 400
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await server.stream("x", arm="widths=broad")
+        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert (await server.ask("x", arm="other=arm")).status_code == 200  # nobody's concern
+
+
+@pytest.mark.parametrize(("config", "plan"), [(False, True), (True, False)])
+async def test_callers_do_not_choose_where_either_says_no(tmp_path: Path, config: bool, plan: bool) -> None:
+    text = PLAN.replace("mode: hash", f"mode: hash, allow_override: {str(plan).lower()}")
+    async with live_server(tmp_path, allow_override=config) as server:
+        assert (await server.ask("x", arm="widths=wide")).status_code == 200  # while nothing runs
+        await started(server, text)
+        answer = await server.ask("x", arm="widths=wide")
+        assert answer.status_code == 400
+        assert "does not let callers choose" in answer.json()["error"]["message"]
+
+
+async def test_two_experiments_on_two_settings_run_at_once(tmp_path: Path) -> None:
+    depths = "name: depths\narms: {a: {}, b: {request: {speculation: {max_depth: 4}}}}\nassignment: {mode: hash}\n"
+    async with live_server(tmp_path) as server:
+        await started(server)
+        await started(server, depths)
+        seen = set()
+        for i in range(24):
+            told = dict(part.split("=") for part in (await server.ask(f"t{i}")).headers["x-specdec-arm"].split(", "))
+            note = next(note for note in server.got() if note["text"] == f"t{i}")
+            assert note["width"] == WIDTHS[f"widths={told['widths']}"]
+            assert note["depth"] == {"a": None, "b": 4}[told["depths"]]
+            seen.add((told["widths"], told["depths"]))
+        assert len(seen) == 4
+        assert len(await server.recorded(24)) == len(await server.recorded(24, "depths")) == 24
+
+
+async def test_an_aa_splits_requests_and_changes_nothing(tmp_path: Path) -> None:
+    async with live_server(tmp_path) as server:
+        await started(server, "name: same\narms: {a: {}, b: {}}\nassignment: {mode: aa}\n")
+        arms = {(await server.ask(f"t{i}")).headers["x-specdec-arm"] for i in range(16)}
+        assert arms == {"same=a", "same=b"}
+        assert {(note["width"], note["mode"]) for note in server.got()} == {(None, "auto")}
+
+
+async def test_a_switchback_serves_blocks(tmp_path: Path) -> None:
+    plan = PLAN.replace("mode: hash", "mode: switchback, block_s: 150ms, washout_s: 50ms")
+    async with live_server(tmp_path) as server:
+        await started(server, plan)
+        count = 0
+        arms: set[str] = set()
+        async with asyncio.timeout(30):
+            while len(arms) < 2 or not any(record.warm_up for record in server.records()) or count < 20:
+                arms.add((await server.ask(f"t{count}")).headers["x-specdec-arm"])
+                count += 1
+                await asyncio.sleep(0.01)
+        records = await server.recorded(count)
+        by_block: dict[int, set[str]] = {}
+        got = {note["id"].partition("/")[2]: note["width"] for note in server.got()}
+        for record in records:
+            by_block.setdefault(record.block, set()).add(record.arm)
+            assert got[record.request.partition("#")[0]] == WIDTHS[f"widths={record.arm}"]
+            assert record.end is not None
+            assert record.arrival // 0.15 <= record.block <= record.end // 0.15
+        assert all(len(found) == 1 for found in by_block.values())
+
+
+async def test_a_switchback_changes_the_engine_and_puts_it_back(tmp_path: Path) -> None:
+    plan = (
+        "name: drafts\narms:\n  none: {engine: {draft: null, flush_cache: true}}\n"
+        "  small: {engine: {draft: small, flush_cache: true}}\n"
+        "assignment: {mode: switchback, block_s: 200ms, washout_s: 10ms}\n"
+    )
+    async with live_server(tmp_path, "old") as server:
+        await started(server, plan)
+        count, seen = 0, set()
+        async with asyncio.timeout(30):
+            while len(seen) < 2:
+                await server.ask(f"t{count}")
+                count += 1
+                await asyncio.sleep(0.01)
+                seen = {record.arm for record in server.records("drafts") if not record.warm_up}
+        records = await server.recorded(count, "drafts")
+        notes = {note["id"].partition("/")[2]: note for note in server.got()}
+        for record in records:
+            note = notes[record.request.partition("#")[0]]
+            if not record.warm_up:
+                assert note["draft"] == {"none": None, "small": "small"}[record.arm]
+        assert max(note["flushed"] for note in notes.values()) >= 2
+        await server.experiments.stop("drafts")
+        assert server.serving.client.info.draft == "old"
+
+
+async def test_an_engine_that_can_not_be_switched_ends_the_experiment(tmp_path: Path) -> None:
+    plan = (
+        "name: drafts\narms: {a: {engine: {draft: missing}}, b: {engine: {draft: broken}}}\n"
+        "assignment: {mode: switchback, block_s: 10, washout_s: 1}\n"
+    )
+    async with live_server(tmp_path, "old") as server:
+        await started(server, plan)
+        async with asyncio.timeout(15):
+            while (status := await server.experiments.get("drafts")).state == "running":
+                assert (await server.ask()).status_code == 200
+        assert status.state == "failed"
+        assert "could not be switched" in status.reason
+        assert server.serving.client.info.draft == "old"
+        assert "x-specdec-arm" not in (await server.ask()).headers
+
+
+async def test_completions_of_editors_take_part(tmp_path: Path) -> None:
+    async with live_server(tmp_path) as server:
+        await started(server)
+        request = completion_pb2.CompleteRequest(fim=options_pb2.FimPrompt(prefix="def f():\n", suffix=""))
+        request.completion.mode = completion_pb2.CompletionOptions.MODE_PREFIX
+        call = server.completion.Complete(request, metadata=server.metadata())
+        messages = [message async for message in call]
+        (record,) = await server.recorded(1)
+        assert messages[0].started.arm == f"widths={record.arm}"

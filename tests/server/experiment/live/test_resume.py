@@ -1,0 +1,179 @@
+"""Experiments outlive their server, however it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from server.experiment.config.read_config import parse_config
+from server.experiment.experiment_errors import ExperimentError
+from server.experiment.live.experiment_folder import ExperimentFolder
+from server.experiment.live.stored_state import StoredState
+from server.experiment.record_log import RecordLog, read_records
+from server.serving import Serving
+from specdec.config import ExperimentsConfig
+from specdec.errors import ConfigError
+from tests.server.auth.key_files import make_key
+from tests.server.experiment.live.live_server import PLAN, live_config, live_server
+from tests.server.experiment.live.options_engine import FACTORY
+from tests.server.fake_tokenizer import FakeTokenizer
+
+
+def plan_file(tmp_path: Path, text: str = PLAN) -> Path:
+    path = tmp_path / "plan.yaml"
+    path.write_text(text)
+    return path
+
+
+@contextmanager
+def server_process(config: str) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
+    """A server in a process of its own, and a client of it."""
+    command = [sys.executable, "-m", "bench.server_process", "--config", config, "--factory", FACTORY]
+    command += ["--tokenizer", "tests.server.fake_tokenizer:FakeTokenizer"]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )  # stdin: it ends with us
+    try:
+        assert process.stdout is not None
+        ports = json.loads(process.stdout.readline())
+        with httpx.Client(base_url=f"http://127.0.0.1:{ports['http_port']}", timeout=20) as client:
+            yield process, client
+    finally:
+        process.kill()
+        process.wait()
+
+
+def open_config(tmp_path: Path, start: list[Path]) -> str:
+    """A server without keys, which begins an experiment by itself."""
+    config = live_config(tmp_path, start=tuple(start))
+    server = config.server.model_copy(update={"keys_file": None})
+    return config.model_copy(update={"server": server}).model_dump_json()
+
+
+def when(folder: Path, count: int) -> RecordLog:
+    """The records, once there are ``count``."""
+    end = time.monotonic() + 15
+    while True:
+        log = read_records(folder)
+        if len(log.records) >= count:
+            return log
+        assert time.monotonic() < end, len(log.records)
+        time.sleep(0.01)
+
+
+def ask(client: httpx.Client, text: str) -> str:
+    answer = client.post("/v1/completions", json={"prompt": text, "max_tokens": 3}, headers={"x-request-id": text})
+    return answer.headers["x-specdec-arm"]
+
+
+def test_a_killed_server_is_followed_by_one_that_goes_on(tmp_path: Path) -> None:
+    config = open_config(tmp_path, [plan_file(tmp_path)])
+    folder = tmp_path / "experiments" / "widths"
+    with server_process(config) as (process, client):
+        before = {f"t{i}": ask(client, f"t{i}") for i in range(12)}
+        when(folder, 12)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    (newest,) = folder.glob("records-*")
+    with newest.open("ab") as torn:
+        torn.write(b"\x30\x00\x00\x00half a record")  # as a death in the middle of a write leaves it
+    with server_process(config) as (_, client):
+        after = {f"t{i}": ask(client, f"t{i}") for i in range(12)}
+        log = when(folder, 24)
+    assert before == after  # nothing is remembered, nothing is forgotten
+    assert (len(log.records), log.repeated) == (24, 0)
+    assert log.lost_bytes > 0
+    arms = [record.arm for record in log.records]
+    assert all(arms.count(arm) == 2 * list(before.values()).count(f"widths={arm}") for arm in ("narrow", "wide"))
+
+
+async def test_what_ran_when_the_server_ended_goes_on(tmp_path: Path) -> None:
+    async with live_server(tmp_path) as server:
+        await server.experiments.start(PLAN)
+        for i in range(4):
+            await server.ask(f"t{i}")
+    async with live_server(tmp_path) as server:
+        status = await server.experiments.get("widths")
+        assert (status.state, sum(status.records.values())) == ("running", 4)
+        started = status.started
+        await server.ask("x")
+        await server.recorded(5)
+        await server.experiments.stop("widths")
+    async with live_server(tmp_path) as server:
+        assert (await server.experiments.get("widths")).state == "stopped"
+        assert "x-specdec-arm" not in (await server.ask("y")).headers
+        again = await server.experiments.start(PLAN)
+        assert (again.state, sum(again.records.values()), again.started) == ("running", 5, started)
+
+
+async def test_a_limit_counts_over_restarts(tmp_path: Path) -> None:
+    plan = PLAN + "stopping: {max_requests: 6}\n"
+    for count in (4, 6):
+        async with live_server(tmp_path, start=(plan_file(tmp_path, plan),)) as server:
+            for i in range(4):
+                await server.ask(f"t{i}")
+            await server.recorded(count)
+    async with live_server(tmp_path, start=(plan_file(tmp_path, plan),)) as server:
+        assert len(server.records()) == 6
+        assert (await server.experiments.get("widths")).state == "finished"  # and its file does not begin it again
+
+
+async def test_files_are_started_with_the_server(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    more = tmp_path / "more.yaml"
+    more.write_text("name: more\narms: {a: {}, b: {request: {speculation: {width: 5}}}}\nassignment: {mode: hash}\n")
+    async with live_server(tmp_path, start=(plan_file(tmp_path), more)) as server:
+        assert "widths=" in (await server.ask("x")).headers["x-specdec-arm"]
+        assert [one.name for one in await server.experiments.statuses()] == ["widths"]
+        assert "more and widths both change speculation.width" in caplog.text  # said, and the server serves
+
+
+def test_a_file_that_is_no_plan_is_no_configuration(tmp_path: Path) -> None:
+    bad = plan_file(tmp_path, PLAN.replace("hash", "sometimes"))
+    make_key(tmp_path / "keys.yaml", "ada")
+    for path, reason in ((bad, "line 5: assignment.mode"), (tmp_path / "none.yaml", "can not be read")):
+        with pytest.raises(ConfigError, match=reason):
+            Serving(live_config(tmp_path, start=(path,)), FakeTokenizer, factory=FACTORY)
+    with pytest.raises(ValueError, match="start needs folder"):
+        ExperimentsConfig(start=(bad,))
+
+
+async def test_a_folder_that_is_broken_costs_only_its_experiment(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with live_server(tmp_path) as server:
+        await server.experiments.start(PLAN)
+    for name, text in (("state.json", "{"), ("manifest.json", "{}")):
+        (tmp_path / "experiments" / "widths" / name).write_text(text)
+        async with live_server(tmp_path) as server:
+            assert (await server.ask("x")).status_code == 200
+            assert await server.experiments.statuses() == []
+            assert (await server.http.get("/v1/experiments/widths")).status_code == 409
+
+
+@pytest.mark.parametrize("state", [StoredState(state="failed", at="now", reason="why", records={"a": 3})])
+def test_a_state_is_read_as_it_was_written(tmp_path: Path, state: StoredState) -> None:
+    assert StoredState.read(tmp_path) is None
+    state.write(tmp_path)
+    assert StoredState.read(tmp_path) == state
+
+
+def test_a_folder_of_its_own(tmp_path: Path) -> None:
+    folder, config = ExperimentFolder(tmp_path / "widths"), parse_config(PLAN, "plan")
+    assert not folder.exists
+    folder.begin(config, PLAN, {"a": "b"})
+    assert folder.exists
+    assert (folder.plan_text(), folder.manifest().config, folder.written()) == (PLAN, config, {})
+    assert folder.state().state == "stopped"
+    (folder.path / "plan.yaml").unlink()
+    with pytest.raises(ExperimentError, match="can not be read"):
+        folder.plan_text()
