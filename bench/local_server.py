@@ -1,4 +1,4 @@
-"""A server of our own in a process of its own, whose time and memory can be told from ours."""
+"""A server of our own in a process of its own, whose time and memory can be told from ours; it ends when we do."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class LocalServer:
     async def __aenter__(self) -> LocalServer:
         with tempfile.TemporaryFile() as log:
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "bench.server_process", *self._words, stdin=asyncio.subprocess.DEVNULL,
+                sys.executable, "-m", "bench.server_process", *self._words, stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE, stderr=log,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)},
             )  # fmt: skip

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import importlib
 import json
 import logging
+import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
+
+import uvloop
 
 from server.engine_process import DEFAULT_FACTORY
 from server.logs.configure import configure_logs
@@ -28,6 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokenizer", help="module:function that builds the tokenizer; default: the target's")
     args = parser.parse_args(argv)
     config = Config.model_validate_json(args.config)
+    _end_with_parent()
     configure_logs(config.server.log_format, logging.INFO)  # as `specdec serve`: writing them is a part of the cost
 
     def on_ready(addresses: Addresses, info: EngineInfo) -> None:
@@ -37,11 +42,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         await Serving(config, _tokenizer(args.tokenizer, config), factory=args.factory).run(on_ready)
 
     try:
-        asyncio.run(serve())
+        uvloop.run(serve())
     except SpecdecError as error:
         print(error, file=sys.stderr)
         return 1
     return 0
+
+
+def _end_with_parent() -> None:
+    """Nobody else would end us when the one who started us was killed: then the pipe we read from is at its end."""
+
+    def wait() -> None:
+        while os.read(0, 4096):  # not sys.stdin, whose lock a thread must not hold when the interpreter ends
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="parent", daemon=True).start()
 
 
 def _tokenizer(place: str | None, config: Config) -> Callable[[], TokenizerLike]:

@@ -7,33 +7,24 @@ import logging
 import os
 import socket
 import sys
-import time
 from collections import deque
-from collections.abc import AsyncIterator
-from typing import Any
 
-from server.frames import Frame, FrameReader, pack_frame
+from server.frame_link import FrameLink
+from server.frames import Frame
 from specdec.config import EngineConfig
 
 _LOG = logging.getLogger("specdec.engine_process")
-_CHUNK_BYTES = 1 << 18
 _TAIL_LINES = 60
 _LINGER_S = 2.0
 
 
 class EngineChild:
-    """The process, its socket, and the tail of what it printed. Make one with `spawn`."""
+    """The process, its socket (``link``), and the tail of what it printed. Make one with `spawn`."""
 
-    def __init__(
-        self,
-        process: asyncio.subprocess.Process,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-    ) -> None:
-        self._process, self._reader, self._writer = process, reader, writer
+    def __init__(self, process: asyncio.subprocess.Process, link: FrameLink) -> None:
+        self._process, self.link = process, link
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self._printing = asyncio.create_task(self._read_output())
-        self.last_frame_s = time.monotonic()
 
     @classmethod
     async def spawn(cls, config: EngineConfig, factory: str, heartbeat_s: float) -> EngineChild:
@@ -54,42 +45,19 @@ class EngineChild:
                     # The child must find the modules this process finds, from wherever it was started.
                     env={**os.environ, "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)},
                 )  # fmt: skip
-            reader, writer = await asyncio.open_unix_connection(sock=ours)
+            _, link = await asyncio.get_running_loop().create_unix_connection(FrameLink, sock=ours)
         except BaseException:
             ours.close()
             raise
-        return cls(process, reader, writer)
+        return cls(process, link)
 
     @property
     def pid(self) -> int:
         """Process id."""
         return self._process.pid
 
-    def send(self, *parts: Any) -> None:
-        """Queue one frame for the process; a dead one is noticed by `frames`."""
-        if not self._writer.is_closing():
-            self._writer.write(pack_frame(*parts))
-
-    async def frames(self) -> AsyncIterator[list[Any]]:
-        """Every frame the process sends, until it ends.
-
-        Raises:
-            FrameError: it sent something else.
-        """
-        cut = FrameReader()
-        while True:
-            try:
-                data = await self._reader.read(_CHUNK_BYTES)
-            except ConnectionError:
-                return
-            if not data:
-                return
-            self.last_frame_s = time.monotonic()
-            for frame in cut.feed(data):
-                yield frame
-
     def kill(self) -> None:
-        """End the process now; `frames` ends with it."""
+        """End the process now; listening to its link ends with it."""
         if self._process.returncode is None:
             self._process.kill()
 
@@ -103,7 +71,7 @@ class EngineChild:
         except TimeoutError:
             self.kill()
             code = await self._process.wait()
-        self._writer.close()
+        self.link.close()
         # A grandchild may hold the pipe open; what came until now is enough then.
         await asyncio.wait([self._printing], timeout=1.0)
         self._printing.cancel()
@@ -112,7 +80,7 @@ class EngineChild:
 
     async def close(self, grace_s: float) -> None:
         """Ask the process to end, kill it after ``grace_s`` seconds, and wait for it."""
-        self.send(Frame.CLOSE)
+        self.link.send(Frame.CLOSE)
         try:
             await asyncio.wait_for(self._process.wait(), grace_s)
         except TimeoutError:

@@ -20,6 +20,7 @@ from server.request_stream import RequestStream
 from server.request_table import RequestTable
 from server.restart_policy import RestartPolicy
 from server.telemetry.observer import Observer
+from server.telemetry.request_record import RequestRecord
 from server.trace_calls import TraceCalls
 from server.wire import pack_request, unpack_event, unpack_info, unpack_load
 from specdec.config import Config, EngineConfig, WeightDtype
@@ -98,6 +99,11 @@ class EngineClient:
         """How busy the engine said it is in its last heartbeat; zeros while there is none."""
         return self._load
 
+    @property
+    def draft_setting(self) -> tuple[str | None, WeightDtype | None]:
+        """The draft model in use and its type, as `swap_draft` takes them."""
+        return self._engine_config.draft, self._engine_config.draft_dtype
+
     def watch(self) -> asyncio.Queue[EngineState]:
         """A queue that holds the state in force and then gets every further one."""
         return self._board.watch()
@@ -131,8 +137,10 @@ class EngineClient:
             self._board.unwatch(states)
         return self._failure
 
-    def generate(self, request: Request) -> RequestStream:
+    def generate(self, request: Request, record: RequestRecord | None = None) -> RequestStream:
         """Submit ``request`` at once and return its events; leave the stream's ``async with`` to abort it.
+
+        record: told of everything, in place of the observer's own.
 
         Raises:
             EngineDeadError: the engine is not ready.
@@ -141,9 +149,11 @@ class EngineClient:
         if self.state != EngineState.READY or self._child is None:
             raise EngineDeadError(self._why_not())
         ticket, stream = self._table.open(request)
-        if self._observer is not None:
-            stream.record_in(self._observer.request(request))
-        self._child.send(Frame.SUBMIT, (ticket, *pack_request(request)[1:]))
+        if record is None and self._observer is not None:
+            record = self._observer.request(request)
+        if record is not None:
+            stream.record_in(record)
+        self._child.link.send(Frame.SUBMIT, (ticket, *pack_request(request)[1:]))
         return stream
 
     async def trace(self, limit: int) -> list[StepTrace]:
@@ -156,7 +166,7 @@ class EngineClient:
         if self.state != EngineState.READY or self._child is None:
             raise EngineDeadError(self._why_not())
         number, answer = self._traces.open()
-        self._child.send(Frame.TRACE, number, limit)
+        self._child.link.send(Frame.TRACE, number, limit)
         return await answer
 
     async def flush_cache(self) -> int:
@@ -193,7 +203,7 @@ class EngineClient:
         if self.state != EngineState.READY or self._child is None:
             raise EngineDeadError(self._why_not())
         number, answer = self._admin.open(read)
-        self._child.send(Frame.ADMIN, number, command, args)
+        self._child.link.send(Frame.ADMIN, number, command, args)
         return await answer
 
     def abort(self, request_id: str) -> bool:
@@ -228,7 +238,7 @@ class EngineClient:
 
     def _abort_ticket(self, ticket: str) -> None:
         if self._child is not None:
-            self._child.send(Frame.ABORT, ticket)
+            self._child.link.send(Frame.ABORT, ticket)
 
     async def _supervise(self) -> None:
         """Start the process, again whenever it dies, until the policy gives up."""
@@ -246,8 +256,7 @@ class EngineClient:
         self._child = await EngineChild.spawn(self._engine_config, self._factory, self._heartbeat_s)
         child, watchdog = self._child, asyncio.create_task(self._watch_heartbeat(self._child))
         try:
-            async for frame in child.frames():
-                self._take(frame)
+            await child.link.listen(self._take)
         except (FrameError, ValueError, TypeError) as error:
             _LOG.exception("the engine process %d sent nonsense", child.pid)
             self._last_words = (False, f"it sent nonsense: {error}")
@@ -329,9 +338,10 @@ class EngineClient:
             now = time.monotonic()
             if now - slept_at > 2 * tick:
                 # We were stopped or starved ourselves; frames may lie unread, so silence proves nothing.
-                child.last_frame_s = now
-            if self._ready_at is not None and now - child.last_frame_s > limit:
-                _LOG.error("engine process %d was silent for %.1f s and is killed", child.pid, now - child.last_frame_s)
+                child.link.last_frame_s = now
+            if self._ready_at is not None and now - child.link.last_frame_s > limit:
+                silent_s = now - child.link.last_frame_s
+                _LOG.error("engine process %d was silent for %.1f s and is killed", child.pid, silent_s)
                 self._last_words = (False, f"it was silent for more than {limit:g} s")
                 child.kill()
                 return

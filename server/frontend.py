@@ -13,6 +13,7 @@ from server.completion.gap import FillMode, Gap
 from server.completion.packed_prompt import PackedPrompt
 from server.drain_gate import DrainGate
 from server.engine_client import EngineClient
+from server.experiment.live.experiments import Experiments
 from server.http.fim_encoder import FimEncoder, FimNotSupportedError
 from server.metrics.exporter import Exporter
 from server.request_errors import ChatNotSupportedError
@@ -36,6 +37,12 @@ class Frontend:
         self.client = client
         self.access = Access(config or ServerConfig())
         self.admission = Admission(client, config or ServerConfig())
+        self.experiments = Experiments(
+            (config or ServerConfig()).experiments,
+            client,
+            self.admission,
+            lambda ids: self.loaded_tokenizer.decode(ids),
+        )
         self.gate = DrainGate()
         self.tokenizer: TokenizerLike | None = None
         self.fim: FimEncoder | None = None

@@ -52,6 +52,8 @@ class ParentLink:
             if not data:
                 raise ParentGoneError
             frames += self._reader.feed(data)
+            if frames and len(data) < _CHUNK_BYTES:
+                break  # there was no more
         return frames
 
     def progress(self, label: str, done: int, total: int) -> None:

@@ -15,7 +15,8 @@ from server.engine_protocol import ProgressListener
 from server.engine_state import EngineState
 from server.frontend import Frontend
 from server.grpc.grpc_server import GrpcServer
-from server.http.app import build_app
+from server.http.app import DIALECTS, ENDPOINTS, build_app
+from server.http.cors import with_cors
 from server.http.face import Face
 from server.http.http_server import HttpServer
 from server.metrics.exporter import Exporter
@@ -69,7 +70,8 @@ class Serving:
         if port is not None:
             face = Face(self._frontend, self._probe_state, config.server.max_message_bytes, self._grpc.completion)
             tls = self._frontend.access.ssl_context()
-            self._http = HttpServer(HttpCalls(build_app(face), self._observer), config.server.host, port, tls)
+            app = HttpCalls(build_app(face, ENDPOINTS if config.server.page else DIALECTS), self._observer)
+            self._http = HttpServer(with_cors(app, config.server.cors_origins), config.server.host, port, tls)
 
     @property
     def knows_chat(self) -> bool:
@@ -103,6 +105,7 @@ class Serving:
         tokenizer = await asyncio.to_thread(self._load_tokenizer)
         self._frontend.fim = await asyncio.to_thread(PromptPacker, tokenizer, info.max_context)
         self._frontend.tokenizer = tokenizer
+        await self._frontend.experiments.start_configured()
         self._health_task = asyncio.create_task(self._report_health(), name="health")
         return info
 
@@ -110,6 +113,7 @@ class Serving:
         """Take no new request, let running ones finish for up to ``drain_s`` seconds, and end everything."""
         await self._grpc.begin_shutdown()
         left = await self._frontend.gate.drain(drain_s)
+        await self._frontend.experiments.close()
         if left:
             _LOG.warning("%d calls were still running after %g s and are cut off", left, drain_s)
             self.client.fail_all(EngineDeadError("the server shut down before the request was complete"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
+from operator import attrgetter
 from typing import Any
 
 from specdec.types import (
@@ -36,6 +37,14 @@ from specdec.types import (
 
 _STARTED, _DELTA, _FINISHED, _FAILED = range(4)
 _PLAIN: dict[Any, type] = {"int": int, "float": float, "str": str}
+# Each record of a request or an event is read here, and asking a class for its fields takes longer than reading them.
+_READERS: dict[type, attrgetter[tuple[Any, ...]]] = {
+    kind: attrgetter(*(field.name for field in fields(kind)))
+    for kind in (
+        SamplingParams, StoppingParams, TextRules, OutputParams, SpeculationParams, GrammarParams, Started, Failed,
+        Usage, SpeculationStats, DrafterStats, Timings, StepTree, EngineInfo, EngineLoad,
+    )
+}  # fmt: skip
 
 
 def pack_request(request: Request) -> tuple[Any, ...]:
@@ -156,7 +165,7 @@ def _plain_values(record: StepTrace | DrafterTrace) -> tuple[Any, ...]:
 
 
 def _values(record: Any) -> tuple[Any, ...]:
-    return tuple(getattr(record, f.name) for f in fields(record))
+    return _READERS[type(record)](record)
 
 
 def _frozen(values: Sequence[Any]) -> tuple[Any, ...]:
@@ -165,10 +174,8 @@ def _frozen(values: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _sampling(values: Sequence[Any]) -> SamplingParams:
-    params = dict(zip((f.name for f in fields(SamplingParams)), values, strict=True))
-    params["logit_bias"] = tuple((t, b) for t, b in params["logit_bias"])
-    params["allowed_token_ids"] = tuple(params["allowed_token_ids"])
-    return SamplingParams(**params)
+    *scalars, bias, allowed, seed, n = values
+    return SamplingParams(*[*scalars, tuple((t, b) for t, b in bias), tuple(allowed), seed, n])
 
 
 def _stopping_values(stopping: StoppingParams) -> tuple[Any, ...]:
@@ -176,10 +183,9 @@ def _stopping_values(stopping: StoppingParams) -> tuple[Any, ...]:
 
 
 def _stopping(values: Sequence[Any]) -> StoppingParams:
-    params = dict(zip((f.name for f in fields(StoppingParams)), _frozen(values), strict=True))
-    if params["rules"] is not None:
-        params["rules"] = TextRules(*params["rules"])
-    return StoppingParams(**params)
+    *own, rules, time_limit_s, decode_limit_s, finish_line = _frozen(values)
+    made = None if rules is None else TextRules(*rules)
+    return StoppingParams(*[*own, made, time_limit_s, decode_limit_s, finish_line])
 
 
 def _speculation(values: Sequence[Any]) -> SpeculationParams:

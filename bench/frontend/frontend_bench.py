@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from bench.frontend.bare_grpc import BareGrpc
+from bench.frontend.bare_http import BareHttp
 from bench.frontend.paced_engine import TOKENS, paced_target
 from bench.frontend.readers import GrpcReader, HttpReader
 from bench.frontend.stamp import now_ns, read_stamps
@@ -19,6 +21,7 @@ FACTORY, TOKENIZER = "bench.frontend.paced_engine:build", "bench.frontend.byte_t
 PROMPT = "def f(x):\n    " * 16
 FACES = ("grpc", "http")
 Reader = GrpcReader | HttpReader
+BareReader = BareGrpc | BareHttp
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +42,16 @@ class FrontendPlan:
 class _Heard:
     """Nanoseconds: of a request's first message what the engine did not take; of every message its way."""
 
-    added_ns: int
-    ways_ns: list[int]
+    sent_ns: int
+    added_ns: int = 0
+    ways_ns: list[int] = field(default_factory=list)
+
+    def take(self, at_ns: int, text: str) -> None:
+        """The next message came."""
+        stamps = read_stamps(text)
+        if not self.ways_ns:
+            self.added_ns = (at_ns - self.sent_ns) - (stamps[1] - stamps[0])
+        self.ways_ns.append(at_ns - stamps[-1])
 
 
 async def measure_frontend(plan: FrontendPlan) -> dict[str, Any]:
@@ -56,19 +67,24 @@ async def measure_frontend(plan: FrontendPlan) -> dict[str, Any]:
 
 async def _alone(plan: FrontendPlan, server: LocalServer, face: str) -> dict[str, Any]:
     """One stream: TTFT without the engine's part; from the engine's step to the client's hands; front end's CPU time
-    per message, its share of a request's beginning and end included. Clients' cost is in the first two."""
-    reader = _reader(server, face)
-    for _ in range(max(2, plan.requests // 10)):
-        await _hear(reader, plan.messages)
+    per message, its share of a request's beginning and end included. By a client that costs hardly anything; what a
+    library's client sees is told beside that."""
+    bare = BareGrpc(server.grpc_port) if face == "grpc" else BareHttp(server.http_port)
+    await asyncio.to_thread(_hear_bare, bare, max(2, plan.requests // 10), plan.messages)
     began_s = server.cpu_s()
-    heard = [await _hear(reader, plan.messages) for _ in range(plan.requests)]
+    heard = await asyncio.to_thread(_hear_bare, bare, plan.requests, plan.messages)
     spent_s = server.cpu_s() - began_s
     idle_s = await _idle_cost(server)
+    bare.close()
+    reader = _reader(server, face)
+    by_library = [await _hear(reader, plan.messages) for _ in range(max(4, plan.requests // 2))]
     await reader.close()
     messages = sum(len(one.ways_ns) for one in heard)
     return {
         "added_ttft_ms": spread([one.added_ns / 1e6 for one in heard]),
         "message_way_ms": spread([way / 1e6 for one in heard for way in one.ways_ns]),
+        "library_added_ttft_ms": spread([one.added_ns / 1e6 for one in by_library]),
+        "library_message_way_ms": spread([way / 1e6 for one in by_library for way in one.ways_ns]),
         "cpu_ms_per_message": round(spent_s * 1e3 / messages, 4),
         "idle_cpu_share_of_a_core": round(idle_s, 4),
         "messages": messages,
@@ -101,14 +117,20 @@ async def _busy(plan: FrontendPlan, server: LocalServer, face: str) -> dict[str,
 
 
 async def _hear(reader: Reader, messages: int) -> _Heard:
-    sent_ns, added_ns = now_ns(), 0
-    ways: list[int] = []
+    heard = _Heard(now_ns())
     async for at_ns, text in reader.read(PROMPT, messages * TOKENS):
-        stamps = read_stamps(text)
-        if not ways:
-            added_ns = (at_ns - sent_ns) - (stamps[1] - stamps[0])
-        ways.append(at_ns - stamps[-1])
-    return _Heard(added_ns, ways)
+        heard.take(at_ns, text)
+    return heard
+
+
+def _hear_bare(reader: BareReader, requests: int, messages: int) -> list[_Heard]:
+    found = []
+    for _ in range(requests):
+        heard = _Heard(now_ns())
+        for at_ns, text in reader.read(PROMPT, messages * TOKENS):
+            heard.take(at_ns, text)
+        found.append(heard)
+    return found
 
 
 async def _idle_cost(server: LocalServer, seconds: float = 1.0) -> float:

@@ -3,64 +3,81 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from typing import Any
 
 import numpy as np
 
 from bench.local_server import LocalServer
+from bench.overload.goodput import goodput
+from bench.overload.level import Level, knee_of
 from bench.overload.memory_watch import MemoryWatch
 from bench.overload.overload_plan import OverloadPlan
 from bench.serve.arrivals import Arrivals
+from bench.serve.ask import Ask
+from bench.serve.asks import endless_asks
 from bench.serve.grpc_endpoint import GrpcEndpoint
+from bench.serve.load_run import LoadRun
 from bench.serve.objective import Objective
-from bench.serve.serve_plan import ServePlan
-from bench.serve.serve_report import ServeReport
-from bench.serve.serve_session import run_plan
+from bench.serve.serve_report import MAX_SLIP_MS, ServeReport
+from bench.serve.timed_ask import TimedAsk
 from specdec.client import Credentials
 from specdec.config import Config
 
-ROOM = 2.0  # the objective where none is given: so many times the peak's p99
-_TIMEOUT_S = 120.0
+ROOM = 2.0  # the objective where none is given: so many times the p99 of the least level at the peak
+SLIP = 0.02  # of the deadline that the generator may be late
+_TIMEOUT_S = 300.0
+_WARM_UP = 8
 
 
-async def measure_overload(config: Config, plan: OverloadPlan, note: Callable[[str], None]) -> dict[str, Any]:
+async def measure_overload(
+    config: Config, plan: OverloadPlan, note: Callable[[str], None], **server: str
+) -> dict[str, Any]:
     """JSON-able figures: the peak, what is left of it under overload, refusals, admitted requests' times, memory.
+    ``server``: as `LocalServer` takes it.
 
     Raises:
         LocalServerError: the server did not start.
         SpecdecError: it answers nothing.
     """
-    async with LocalServer(config) as server:
-        note("finding the peak")
-        levels = {level: await _closed(server, plan, level, first=level == plan.levels[0]) for level in plan.levels}
-        at_once, peak = max(levels.items(), key=lambda item: len(item[1].answered) / item[1].duration_s)
-        objectives = plan.objectives or objectives_of(peak)
-        rate = len(peak.answered) / peak.duration_s
-        note(f"peak {rate:.2f} requests/s with {at_once} at once; now {plan.factor:g} times that")
-        before = server.memory_bytes()
-        async with MemoryWatch(server) as memory:
-            flood = await _open(server, plan, rate * plan.factor, objectives)
-        after = server.memory_bytes()
-    peak = ServeReport(peak.run, peak.about, objectives)
-    found_at = {str(n): round(len(report.answered) / report.duration_s, 3) for n, report in levels.items()}
+    asks = (ask.of_fixed_length() for ask in endless_asks(plan.workload, plan.max_tokens, note))
+    async with LocalServer(config, **server) as running:
+        await _closed(running, plan, asks, 2, count=_WARM_UP)
+        levels = []
+        for at_once in plan.levels:
+            levels.append(await _closed(running, plan, asks, at_once))
+            note(f"{at_once} at once: {levels[-1].tokens_per_s():.1f} tokens/s")
+        knee = knee_of(levels)
+        objectives = plan.objectives or objectives_of(knee.report)
+        rate = knee.requests_per_s
+        told = ", ".join(str(limit) for limit in objectives)
+        note(f"peak {rate:.2f} requests/s from {knee.at_once} at once on; now {plan.factor:g} times that, {told}")
+        before = running.memory_bytes()
+        async with MemoryWatch(running) as memory:
+            flood = await _open(running, plan, asks, rate * plan.factor, objectives)
+        after = running.memory_bytes()
+    best = max(level.tokens_per_s(objectives) for level in levels)
     asked = {
         "workload": plan.workload, "max_tokens": plan.max_tokens, "factor": plan.factor, "minutes": plan.minutes,
         "deadline_s": deadline_of(plan, objectives), "objectives": [str(limit) for limit in objectives],
     }  # fmt: skip
     return {
         "plan": asked,
-        "peak": {"at_once": at_once, "requests_per_s_by_level": found_at, **_figures(peak)},
+        "peak": {
+            "at_once": knee.at_once, "requests_per_s": round(rate, 3), "good_tokens_per_s": round(best, 2),
+            "tokens_per_s_by_level": {str(level.at_once): round(level.tokens_per_s(), 2) for level in levels},
+            "e2e_ms": knee.report.latencies()["e2e_ms"],
+        },
         "overload": _figures(flood),
-        **judged(peak, flood, plan.minutes * 60),
+        **judged(best, flood, plan.minutes * 60, deadline_of(plan, objectives)),
         "memory": {"before": before, "after": after, "growth_mib": memory.growth_mib()},
-    }
+    }  # fmt: skip
 
 
-def objectives_of(peak: ServeReport) -> tuple[Objective, ...]:
+def objectives_of(knee: ServeReport) -> tuple[Objective, ...]:
     """An objective for whole answers from what they took where the server was just full: `ROOM` times their p99."""
-    return (Objective("e2e", float(math.ceil(ROOM * peak.latencies()["e2e_ms"]["p99"]))),)
+    return (Objective("e2e", float(math.ceil(ROOM * knee.latencies()["e2e_ms"]["p99"]))),)
 
 
 def deadline_of(plan: OverloadPlan, objectives: Seq[Objective]) -> float | None:
@@ -70,18 +87,24 @@ def deadline_of(plan: OverloadPlan, objectives: Seq[Objective]) -> float | None:
     return plan.deadline_s or min(limits, default=None)
 
 
-def judged(peak: ServeReport, flood: ServeReport, sending_s: float) -> dict[str, Any]:
-    """The four questions. Goodput counts output tokens per second of answers that kept the objectives; of the overload
-    within the time in which requests were sent, for what comes after is no overload."""
-    good = sum(record.output_tokens for record in flood.good if record.end_s <= flood.run.started_s + sending_s)
-    best = sum(record.output_tokens for record in peak.good) / peak.duration_s
+def judged(best: float, flood: ServeReport, sending_s: float, deadline_s: float | None) -> dict[str, Any]:
+    """The four questions. ``best``: good tokens per second at the peak. Goodput is that of the time in which requests
+    are sent, from one deadline after the begin on: until then a server that was empty has ended nothing. With the begin
+    it is told too."""
+    begin_s, end_s = flood.run.started_s, flood.run.started_s + sending_s
+    settled_s = begin_s + min(deadline_s or 0.0, sending_s / 4)
+    steady, whole = (goodput(flood, flood.objectives, at_s, end_s) for at_s in (settled_s, begin_s))
     refused = [record for record in flood.run.records if record.outcome == "refused"]
     lost = sum(record.outcome in ("failed", "cut") for record in flood.run.records)
+    admitted = len(flood.run.records) - len(refused)
     return {
-        "goodput_over_peak": round(good / sending_s / best, 4) if best else None,
+        "goodput_over_peak": round(steady / best, 4) if best else None,
+        "goodput_over_peak_with_begin": round(whole / best, 4) if best else None,
+        "admitted": admitted,
         "refused": len(refused),
         "refused_without_hint": sum(record.retry_after_s is None for record in refused),
         "lost": lost,
+        "late_share": round(1 - len(flood.good) / admitted, 4) if admitted else None,
         "admitted_p99_over_objective": {str(limit): _p99_share(flood, limit, lost) for limit in flood.objectives},
     }
 
@@ -94,28 +117,33 @@ def _p99_share(flood: ServeReport, limit: Objective, lost: int) -> float | None:
     return round(found, 4) if math.isfinite(found) else None
 
 
-async def _closed(server: LocalServer, plan: OverloadPlan, at_once: int, *, first: bool) -> ServeReport:
-    asked = ServePlan(
-        workload=plan.workload, at_once=at_once, duration_s=plan.peak_s, max_tokens=plan.max_tokens, fixed=True,
-        warm_up=8 if first else 0, timeout_s=_TIMEOUT_S,
-    )  # fmt: skip
-    return await _run(server, asked, None)
-
-
-async def _open(server: LocalServer, plan: OverloadPlan, rate: float, objectives: tuple[Objective, ...]) -> ServeReport:
-    asked = ServePlan(
-        workload=plan.workload, arrivals=Arrivals(rate, plan.minutes * 60), max_tokens=plan.max_tokens, fixed=True,
-        warm_up=0, timeout_s=_TIMEOUT_S, objectives=objectives, seed=plan.seed,
-    )  # fmt: skip
-    return await _run(server, asked, deadline_of(plan, objectives))
-
-
-async def _run(server: LocalServer, asked: ServePlan, deadline_s: float | None) -> ServeReport:
-    endpoint = GrpcEndpoint(server.grpc_address, Credentials(), deadline_s=deadline_s)
+async def _closed(
+    server: LocalServer, plan: OverloadPlan, asks: Iterator[Ask], at_once: int, count: int | None = None
+) -> Level:
+    """``at_once`` all the time; with a ``count`` only so many, for nothing but warming up."""
+    endpoint = GrpcEndpoint(server.grpc_address, Credentials())
+    run = LoadRun(endpoint, _TIMEOUT_S)
     try:
-        return await run_plan(asked, endpoint)
+        await run.in_turns(asks, at_once, count, plan.settle_s + plan.peak_s if count is None else None)
     finally:
         await endpoint.close()
+    begin_s = run.started_s + plan.settle_s
+    return Level(at_once, ServeReport(run), begin_s, begin_s + plan.peak_s)
+
+
+async def _open(
+    server: LocalServer, plan: OverloadPlan, asks: Iterator[Ask], rate: float, objectives: tuple[Objective, ...]
+) -> ServeReport:
+    deadline_s = deadline_of(plan, objectives)
+    schedule = [TimedAsk(at_s, next(asks)) for at_s in Arrivals(rate, plan.minutes * 60).offsets(plan.seed)]
+    endpoint = GrpcEndpoint(server.grpc_address, Credentials(), deadline_s=deadline_s)
+    run = LoadRun(endpoint, _TIMEOUT_S)
+    try:
+        await run.on_schedule(schedule)
+    finally:
+        await endpoint.close()
+    slip_ms = max(MAX_SLIP_MS, SLIP * (deadline_s or 0.0) * 1e3)
+    return ServeReport(run, {"load": f"{plan.factor:g} times the peak"}, objectives, max_slip_ms=slip_ms)
 
 
 def _figures(report: ServeReport) -> dict[str, Any]:

@@ -9,17 +9,20 @@ from bench.serve.objective import Objective
 
 @dataclass(frozen=True, slots=True)
 class OverloadPlan:
-    """Peak: closed loops of each of ``levels`` at once, ``peak_s`` seconds each. Then Poisson arrivals at ``factor``
-    times the best one's answers per second, for ``minutes``. Every answer has ``max_tokens`` tokens: how much work a
-    request is must not depend on which ones come.
+    """Peak: closed loops of each of ``levels`` at once, ``peak_s`` seconds each after ``settle_s`` that do not count.
+    Then Poisson arrivals at ``factor`` times the answers per second found, for ``minutes``. The prompts go on from one
+    part to the next, so none comes twice; every answer has ``max_tokens`` tokens: how much work a request is must not
+    depend on which ones come.
 
-    ``objectives`` empty: twice what whole answers took at the peak's p99. ``deadline_s`` goes with every request of
-    the overload, so that the server may refuse what can not be done by then; None: the objective of whole answers.
+    ``objectives`` empty: `ROOM` times what whole answers took at the p99 of the least level that is at the peak, give
+    or take `KNEE`. ``deadline_s`` goes with every request of the overload, so that the server may refuse what can not
+    be done by then; None: the objective of whole answers.
     """
 
     workload: str = "humaneval"
-    levels: tuple[int, ...] = (4, 8, 16)
-    peak_s: float = 15.0
+    levels: tuple[int, ...] = (4, 8, 16, 32)
+    peak_s: float = 30.0
+    settle_s: float = 8.0
     factor: float = 4.0
     minutes: float = 3.0
     max_tokens: int = 32

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from server.admission.admission_errors import MIN_RETRY_S, LateError, TokenQueueFullError
 from server.admission.forecast import Ahead, forecast
@@ -15,14 +16,20 @@ from server.engine_client import EngineClient
 from specdec.config import ServerConfig
 from specdec.types import Delta, Finished, Request, RequestEvent, Started
 
+if TYPE_CHECKING:
+    from server.experiment.live.live_traffic import LiveTraffic
+
 _UNKNOWN_RETRY_S = 1.0
+# Under overload every request that is let in is one that just fits: of half of them the forecast is too short. What is
+# refused for it is not missed, for others wait to take the place.
+MARGIN = 1.15
 
 
 class Admission:
     """Knows what the engine can not: whose a request is, what its key has used, what it supersedes. The engine queues,
     and bounds its queue by number; here it is bounded by tokens, and what can not be done in time is not begun.
 
-    Belongs to one event loop. ``clock`` gives monotonic seconds.
+    Belongs to one event loop. ``clock`` gives monotonic seconds. ``experiments``: those that run; None where none does.
     """
 
     def __init__(self, client: EngineClient, config: ServerConfig, clock: Callable[[], float] = time.monotonic) -> None:
@@ -32,6 +39,7 @@ class Admission:
         self._tickets: dict[Ticket, KeyUsage] = {}
         self._by_key: dict[str, Ticket] = {}
         self._rates = Rates()
+        self.experiments: LiveTraffic | None = None
 
     @property
     def in_flight(self) -> int:
@@ -49,12 +57,18 @@ class Admission:
         ``supersedes_key``: ends the running request of the same tenant that has the same one.
 
         Raises:
+            InvalidRequestError: the caller asks for an arm of an experiment that it may not have.
             RateLimitedError: the key has used up a limit.
             QueueFullError: too many prompt tokens wait.
             LateError: it would not be done by its deadline.
             EngineDeadError: the engine is not ready.
             DuplicateRequestError: its id is in flight.
         """
+        if self.experiments is not None:
+            return self.experiments.admit(principal, request, supersedes_key, self._admit)
+        return self._admit(principal, request, supersedes_key)
+
+    def _admit(self, principal: Principal, request: Request, supersedes_key: str) -> Ticket:
         now, own = self._clock(), principal.own(request)
         key = principal.scoped(supersedes_key) if supersedes_key else ""
         older = self._by_key.get(key) if key else None
@@ -135,7 +149,8 @@ class Admission:
             ),
             self._rates,
         )
-        if expected.total_s > request.deadline_s:
+        needed_s = MARGIN * expected.total_s
+        if needed_s > request.deadline_s:
             # Room by then: as much of the wait as is too much for the deadline, or all of it where none would do.
-            too_much = expected.total_s - request.deadline_s
-            raise LateError(expected.total_s, request.deadline_s, max(MIN_RETRY_S, min(too_much, expected.wait_s)))
+            too_much = needed_s - request.deadline_s
+            raise LateError(needed_s, request.deadline_s, max(MIN_RETRY_S, min(too_much, expected.wait_s)))

@@ -8,6 +8,8 @@ from specdec.types import Finished, FinishReason
 LEAST_SAMPLES = 5  # finished ones before anything is concluded
 STALE_S = 15.0  # without news the machine may be as fast as ever
 LEAST_PROMPT = 32  # computed tokens below which a prefill's time is that of a step, whatever its length
+# Samples that were begun together end together: what lies between two ends is mostly nothing, and then a lot.
+INTERVAL_WEIGHT = 1 / 32
 _CUT_SHORT = (FinishReason.ABORTED, FinishReason.DEADLINE)
 
 
@@ -19,7 +21,7 @@ class Rates:
         self._computed = RunningMean()  # share of prompt tokens that were, the others being cached
         self._decode = RunningMean()  # seconds per output token
         self._outputs = RunningMean()  # tokens of an answer
-        self._interval = RunningMean()  # seconds between samples that end, while there is work
+        self._interval = RunningMean(INTERVAL_WEIGHT)  # seconds between samples that end, while there is work
         self._samples = 0
         self._heard_at = self._ended_at = 0.0
 

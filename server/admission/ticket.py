@@ -8,6 +8,7 @@ from typing import Protocol
 
 from server.admission.admission_errors import SupersededError
 from server.request_stream import RequestStream
+from server.telemetry.request_record import RequestRecord
 from specdec.errors import RequestError
 from specdec.types import Finished, FinishReason, Request, RequestEvent
 
@@ -39,6 +40,11 @@ class Ticket:
         self._stream = stream
         self._listener: TicketListener | None = listener
         self._superseded = self._cut = False
+
+    @property
+    def record(self) -> RequestRecord | None:
+        """What is known of it, where that is kept."""
+        return self._stream.record
 
     def supersede(self, abort: Callable[[str], bool]) -> None:
         """A newer request takes its place: it ends with what it has, then with `SupersededError`."""

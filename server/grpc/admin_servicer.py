@@ -8,8 +8,7 @@ from typing import Any, cast, get_args
 
 import grpc
 
-from server.auth.auth_errors import PermissionDeniedError
-from server.auth.caller import current_caller
+from server.auth.check_admin import check_admin
 from server.frontend import Frontend
 from server.grpc.errors import guarded
 from specdec.api.v1 import admin_pb2 as pb
@@ -19,6 +18,7 @@ from specdec.errors import ViolationCollector
 
 Context = grpc.aio.ServicerContext[Any, Any]
 _DTYPES = get_args(WeightDtype)
+_SERVICE = "AdminService"
 
 
 class AdminServicer(pb_grpc.AdminServiceServicer):
@@ -30,7 +30,7 @@ class AdminServicer(pb_grpc.AdminServiceServicer):
     @guarded
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
         """No new request from now on."""
-        _check_admin()
+        check_admin(_SERVICE)
         timeout_s = request.timeout_s if request.HasField("timeout_s") else self._drain_s
         seen = ViolationCollector()
         sound = math.isfinite(timeout_s) and timeout_s >= 0
@@ -42,13 +42,13 @@ class AdminServicer(pb_grpc.AdminServiceServicer):
     @guarded
     async def FlushCache(self, request: pb.FlushCacheRequest, context: Context) -> pb.FlushCacheResponse:
         """Forgets cached prefixes."""
-        _check_admin()
+        check_admin(_SERVICE)
         return pb.FlushCacheResponse(pages=await self._frontend.client.flush_cache())
 
     @guarded
     async def SwapDraft(self, request: pb.SwapDraftRequest, context: Context) -> pb.SwapDraftResponse:
         """Changes or drops the draft model."""
-        _check_admin()
+        check_admin(_SERVICE)
         seen = ViolationCollector()
         seen.check(request.dtype in ("", *_DTYPES), "dtype", f"one of {', '.join(_DTYPES)}, got {request.dtype[:40]!r}")
         seen.check(bool(request.draft) or not request.dtype, "dtype", "has no meaning without a draft")
@@ -56,11 +56,3 @@ class AdminServicer(pb_grpc.AdminServiceServicer):
         dtype = cast(WeightDtype, request.dtype) if request.dtype else None
         info = await self._frontend.client.swap_draft(request.draft or None, dtype)
         return pb.SwapDraftResponse(draft=info.draft, drafters=info.drafters)
-
-
-def _check_admin() -> None:
-    if not current_caller().admin:
-        raise PermissionDeniedError(
-            "only a key marked `admin: true` in the server's keys_file may call AdminService; make one with "
-            "`specdec keys new --admin`"
-        )

@@ -19,6 +19,7 @@ from server.grpc.convert import (
     usage_message,
 )
 from server.grpc.errors import rich_status, status_code
+from server.telemetry.current_call import current_arm
 from specdec.api.v1 import completion_pb2 as pb
 from specdec.api.v1 import result_pb2 as result
 from specdec.errors import InvalidRequestError, RequestError
@@ -36,7 +37,8 @@ def event_message(event: RequestEvent, request_id: str, model: str) -> pb.Comple
     if isinstance(event, Delta):
         return pb.CompleteResponse(delta=delta_message(event))
     if isinstance(event, Started):
-        return pb.CompleteResponse(started=started_message(replace(event, request_id=request_id), model))
+        started = replace(event, request_id=request_id)
+        return pb.CompleteResponse(started=started_message(started, model, current_arm()))
     assert isinstance(event, Finished)  # a run raises what Failed says
     return pb.CompleteResponse(finished=finished_message(event))
 

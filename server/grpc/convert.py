@@ -38,11 +38,11 @@ REASONS = {
 _NUMERIC_MODES = {"bitwise": model.NUMERIC_MODE_BITWISE, "numerical": model.NUMERIC_MODE_NUMERICAL}
 
 
-def started_message(event: Started, model_name: str) -> pb.Started:
-    """The stream's first message."""
+def started_message(event: Started, model_name: str, arm: str = "") -> pb.Started:
+    """The stream's first message. arm: as `Started.arm` has it."""
     return pb.Started(
         request_id=event.request_id, model=model_name, seed=event.seed, prompt_tokens=event.prompt_tokens,
-        cached_tokens=event.cached_tokens, queue_ms=event.queue_ms,
+        cached_tokens=event.cached_tokens, queue_ms=event.queue_ms, arm=arm,
     )  # fmt: skip
 
 

@@ -17,6 +17,12 @@ from google.rpc.status_pb2 import Status
 from server.admin_errors import DraftNotSwappedError, NotAdministeredError, SwapUnderWayError
 from server.admission.admission_errors import LateError, RateLimitedError, SupersededError
 from server.auth.auth_errors import KeyChecksBusyError, PermissionDeniedError, UnauthenticatedError
+from server.experiment.live.live_errors import (
+    ExperimentNotFoundError,
+    ExperimentNotStartedError,
+    ExperimentsOffError,
+    NoResultError,
+)
 from server.request_errors import ChatNotSupportedError, DeadlinePassedError, DrainingError, UnknownModelError
 from server.telemetry.current_call import current_call, note_refusal
 from specdec.errors import (
@@ -59,6 +65,10 @@ _CODES: dict[str, grpc.StatusCode] = {
     NotAdministeredError.reason: grpc.StatusCode.UNIMPLEMENTED,
     DraftNotSwappedError.reason: grpc.StatusCode.FAILED_PRECONDITION,
     SwapUnderWayError.reason: grpc.StatusCode.UNAVAILABLE,
+    ExperimentsOffError.reason: grpc.StatusCode.UNIMPLEMENTED,
+    ExperimentNotFoundError.reason: grpc.StatusCode.NOT_FOUND,
+    ExperimentNotStartedError.reason: grpc.StatusCode.FAILED_PRECONDITION,
+    NoResultError.reason: grpc.StatusCode.FAILED_PRECONDITION,
 }
 
 Method = TypeVar("Method", bound=Callable[..., Awaitable[Any]])

@@ -16,6 +16,7 @@ from server.grpc.convert import delta_message, finished_message, sample_message,
 from server.grpc.errors import guarded
 from server.grpc.request_reader import read_chat, read_generate, read_prefill
 from server.request_errors import DeadlinePassedError
+from server.telemetry.current_call import current_arm
 from specdec.api.v1 import generation_pb2 as pb
 from specdec.api.v1 import generation_pb2_grpc as pb_grpc
 from specdec.api.v1 import options_pb2 as options
@@ -136,7 +137,7 @@ def _stream_message(event: RequestEvent, model: str) -> pb.GenerateStreamRespons
     if isinstance(event, Delta):
         return pb.GenerateStreamResponse(delta=delta_message(event))
     if isinstance(event, Started):
-        return pb.GenerateStreamResponse(started=started_message(event, model))
+        return pb.GenerateStreamResponse(started=started_message(event, model, current_arm()))
     assert isinstance(event, Finished)  # the stream raises what Failed says
     _check_deadline(event)
     return pb.GenerateStreamResponse(finished=finished_message(event))

@@ -11,9 +11,11 @@ from server.frontend import Frontend
 from server.grpc.admin_servicer import AdminServicer
 from server.grpc.auth_interceptor import AuthInterceptor
 from server.grpc.completion_servicer import CompletionServicer
+from server.grpc.experiment_servicer import ExperimentServicer
 from server.grpc.generation_servicer import GenerationServicer
 from server.grpc.model_servicer import ModelServicer
 from server.grpc.trace_servicer import TraceServicer
+from server.grpc.unreadable_messages import UnreadableMessages
 from server.telemetry.grpc_calls import GrpcCalls
 from server.telemetry.observer import Observer
 from specdec.api.v1 import (
@@ -21,6 +23,8 @@ from specdec.api.v1 import (
     admin_pb2_grpc,
     completion_pb2,
     completion_pb2_grpc,
+    experiment_pb2,
+    experiment_pb2_grpc,
     generation_pb2,
     generation_pb2_grpc,
     model_pb2,
@@ -37,8 +41,10 @@ SERVICES = (
     model_pb2.DESCRIPTOR.services_by_name["ModelService"].full_name,
     trace_pb2.DESCRIPTOR.services_by_name["TraceService"].full_name,
     admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name,
+    experiment_pb2.DESCRIPTOR.services_by_name["ExperimentService"].full_name,
 )
 _STOP_GRACE_S = 1.0
+GONE_S, ANSWER_S = 60.0, 20.0  # after so much silence a client is asked whether it is there, and has so long to answer
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -50,7 +56,7 @@ class GrpcServer:
         self._config, self._access = config, frontend.access
         self._health = health.aio.HealthServicer()
         self._server = grpc.aio.server(
-            interceptors=[GrpcCalls(observer or Observer()), AuthInterceptor(frontend.access)],
+            interceptors=[GrpcCalls(observer or Observer()), AuthInterceptor(frontend.access), UnreadableMessages()],
             options=[
                 ("grpc.max_receive_message_length", config.max_message_bytes),
                 ("grpc.max_send_message_length", -1),
@@ -58,6 +64,9 @@ class GrpcServer:
                 ("grpc.so_reuseport", 0),
                 ("grpc.keepalive_permit_without_calls", 1),
                 ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+                # A client that is gone without a word, or never reads, would keep its streams for hours.
+                ("grpc.keepalive_time_ms", round(GONE_S * 1e3)),
+                ("grpc.keepalive_timeout_ms", round(ANSWER_S * 1e3)),
             ],
         )
         admission = frontend.admission
@@ -74,6 +83,9 @@ class GrpcServer:
         trace_pb2_grpc.add_TraceServiceServicer_to_server(TraceServicer(frontend), self._server)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(
             AdminServicer(frontend, self.begin_shutdown, config.drain_s), self._server
+        )
+        experiment_pb2_grpc.add_ExperimentServiceServicer_to_server(
+            ExperimentServicer(frontend.experiments), self._server
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         if config.reflection:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from specdec.api.v1 import options_pb2 as options
 from specdec.api.v1.completion_pb2 import CompleteRequest
 from specdec.errors import FieldViolation, InvalidRequestError, ViolationCollector
 from specdec.types import (
+    GrammarParams,
     OutputParams,
     Request,
     SamplingParams,
@@ -41,6 +42,8 @@ _MODES = {
     options.SpeculationOptions.MODE_OFF: SpeculationMode.OFF,
     options.SpeculationOptions.MODE_ON: SpeculationMode.ON,
 }
+# Most requests leave most of it unsaid.
+_SAMPLING, _OUTPUT, _SPECULATION, _RULES = SamplingParams(), OutputParams(), SpeculationParams(), TextRules()
 
 
 async def read_generate(message: GenerateMessage, frontend: Frontend) -> Request:
@@ -52,12 +55,12 @@ async def read_generate(message: GenerateMessage, frontend: Frontend) -> Request
     seen = ViolationCollector()
     scheduling, stopping = message.scheduling, read_stopping(message.stopping)
     grammar = read_grammar(message.grammar, seen) if message.HasField("grammar") else None
-    prompt = await _prompt(message, frontend, seen, CompletionOptions(grammar=grammar))
+    prompt = await _prompt(message, frontend, seen, grammar)
     request = Request(
         request_id=message.request_id or uuid.uuid4().hex,
         prompt_ids=prompt.ids,
         sampling=read_sampling(message.sampling),
-        stopping=replace(stopping, stop_token_ids=(*stopping.stop_token_ids, *prompt.ends)),
+        stopping=_with_ends(stopping, prompt.ends),
         output=read_output(message.output),
         speculation=read_speculation(message.speculation, seen),
         priority=scheduling.priority,
@@ -75,7 +78,7 @@ async def read_generate(message: GenerateMessage, frontend: Frontend) -> Request
 async def read_prefill(message: pb.PrefillRequest, frontend: Frontend) -> Request:
     """The prefill-only request ``message`` asks for; raises as `read_generate`."""
     seen = ViolationCollector()
-    prompt = await _prompt(message, frontend, seen, CompletionOptions())
+    prompt = await _prompt(message, frontend, seen)
     request = Request(
         request_id=message.request_id or uuid.uuid4().hex,
         prompt_ids=prompt.ids,
@@ -130,14 +133,15 @@ def read_files(messages: Iterable[options.ContextFile]) -> tuple[ContextFile, ..
 
 
 async def _prompt(
-    message: PromptMessage, frontend: Frontend, seen: ViolationCollector, filling: CompletionOptions
+    message: PromptMessage, frontend: Frontend, seen: ViolationCollector, grammar: GrammarParams | None = None
 ) -> PackedPrompt:
-    """The prompt; ``filling`` says how a gap is made one."""
+    """The prompt, which asks for what matches ``grammar``."""
     served = frontend.info.target
     if message.model not in ("", served):
         raise UnknownModelError(message.model, served)
     which = message.WhichOneof("prompt")
     if which == "fim":
+        filling = CompletionOptions(grammar=grammar)
         return await RequestMaker(frontend).pack(read_gap(message.fim), filling, current_caller())
     if which == "text":
         ids = await frontend.encode(message.text)
@@ -169,7 +173,9 @@ async def read_prediction(
 
 def read_sampling(message: options.SamplingOptions) -> SamplingParams:
     """How tokens are chosen, as ``message`` says; what it does not say is as in `SamplingParams`."""
-    unset = SamplingParams()
+    unset = _SAMPLING
+    if not message.ByteSize():
+        return unset
 
     def scalar(name: str, default: Any) -> Any:
         return getattr(message, name) if message.HasField(name) else default  # type: ignore[arg-type]
@@ -187,6 +193,10 @@ def read_sampling(message: options.SamplingOptions) -> SamplingParams:
         seed=scalar("seed", unset.seed),
         n=scalar("n", unset.n),
     )
+
+
+def _with_ends(stopping: StoppingParams, ends: Sequence[int]) -> StoppingParams:
+    return replace(stopping, stop_token_ids=(*stopping.stop_token_ids, *ends)) if ends else stopping
 
 
 def read_stopping(message: options.StoppingOptions) -> StoppingParams:
@@ -216,11 +226,13 @@ def _rules(message: options.StoppingOptions) -> TextRules | None:
         suffix=message.suffix,
         lead=message.lead,
     )
-    return None if rules == TextRules() else rules
+    return None if rules == _RULES else rules
 
 
 def read_output(message: options.OutputOptions) -> OutputParams:
     """What comes back."""
+    if not message.ByteSize():
+        return _OUTPUT
     return OutputParams(
         logprobs=message.logprobs if message.HasField("logprobs") else None,
         text=message.text if message.HasField("text") else True,
@@ -231,10 +243,14 @@ def read_output(message: options.OutputOptions) -> OutputParams:
 
 def read_speculation(message: options.SpeculationOptions, seen: ViolationCollector) -> SpeculationParams:
     """How to draft; an unknown mode is told to ``seen``."""
-    known = ", ".join(options.SpeculationOptions.Mode.keys())
-    seen.check(message.mode in _MODES, "speculation.mode", f"unknown value {message.mode}; one of {known}")
+    if not message.ByteSize():
+        return _SPECULATION
+    mode = _MODES.get(message.mode)
+    if mode is None:
+        known = ", ".join(options.SpeculationOptions.Mode.keys())
+        seen.check(False, "speculation.mode", f"unknown value {message.mode}; one of {known}")
     return SpeculationParams(
-        mode=_MODES.get(message.mode, SpeculationMode.AUTO),
+        mode=mode or SpeculationMode.AUTO,
         drafters=tuple(message.drafters) or None,
         max_nodes=message.max_nodes if message.HasField("max_nodes") else None,
         max_depth=message.max_depth if message.HasField("max_depth") else None,

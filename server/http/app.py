@@ -15,6 +15,8 @@ from server.http.call import Call
 from server.http.deepseek.endpoints import DEEPSEEK
 from server.http.endpoint import Endpoint
 from server.http.endpoint_app import EndpointApp
+from server.http.exact_paths import ExactPaths
+from server.http.experiment_endpoints import EXPERIMENTS
 from server.http.face import Face
 from server.http.fields.schema import RESPONSES
 from server.http.http_errors import MethodNotAllowedError, PathNotFoundError
@@ -33,7 +35,10 @@ from server.page.endpoints import PAGE
 
 _ERRORS = OpenAIErrors()
 # Dialects that share a path with another come before it, and claim their own bodies.
-ENDPOINTS: tuple[Endpoint, ...] = (*PROBES, *METRICS, *TABBY, *OPENAI, *LLAMACPP, *MISTRAL, *DEEPSEEK, *OLLAMA, *PAGE)
+DIALECTS: tuple[Endpoint, ...] = (
+    *PROBES, *METRICS, *EXPERIMENTS, *TABBY, *OPENAI, *LLAMACPP, *MISTRAL, *DEEPSEEK, *OLLAMA,
+)  # fmt: skip
+ENDPOINTS = (*DIALECTS, *PAGE)
 
 
 def build_app(face: Face, endpoints: Iterable[Endpoint] = ENDPOINTS) -> Starlette:
@@ -53,7 +58,7 @@ def build_app(face: Face, endpoints: Iterable[Endpoint] = ENDPOINTS) -> Starlett
         for path, methods in groups.items()
         for method, sharing in methods.items()
     ]
-    return Starlette(routes=routes, exception_handlers={HTTPException: _refuse})
+    return ExactPaths(routes, exception_handlers={HTTPException: _refuse})
 
 
 async def _refuse(request: Request, error: Any) -> Response:

@@ -27,7 +27,9 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 
 class Call:
-    """``field_names``: the engine's fields that the body calls otherwise; it fills as the body is read."""
+    """``field_names``: the engine's fields that the body calls otherwise; it fills as the body is read.
+    ``supersedes_key``: the running request with the same one makes way for this call's first.
+    """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, face: Face) -> None:
         self._scope, self._receive, self._send = scope, receive, send
@@ -35,6 +37,7 @@ class Call:
         self._request_id = ""
         self.face = face
         self.field_names: dict[str, str] = {}
+        self.supersedes_key = ""
         self.began = False
 
     @property
@@ -76,6 +79,11 @@ class Call:
             InvalidRequestError: it is none.
         """
         return read_object(self._raw)
+
+    @property
+    def content(self) -> bytes:
+        """The body as it came."""
+        return self._raw
 
     def body(self) -> Body:
         """The body's fields, to be read one by one; raises as `data`."""

@@ -55,16 +55,24 @@ async def _unless_gone(call: Call, work: Coroutine[Any, Any, None]) -> None:
         ClientGoneError: it did.
         Exception: what ``work`` raises.
     """
-    working, leaving = asyncio.create_task(work), asyncio.create_task(call.gone())
+    # The work is done in the task that is there already: one of its own costs every answer a turn of the event loop.
+    task = asyncio.current_task()
+    assert task is not None  # every call runs in one
+    working, left = True, False
+
+    def leave(_: asyncio.Task[None]) -> None:
+        nonlocal left
+        if working:
+            left = task.cancel()
+
+    leaving = asyncio.create_task(call.gone())
+    leaving.add_done_callback(leave)
     try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientGoneError
-        working.result()
+        await work
+    except asyncio.CancelledError:
+        if left and task.uncancel() == 0:
+            raise ClientGoneError from None
+        raise
     finally:
-        for task in (working, leaving):
-            if not task.done():
-                task.cancel()
-        await asyncio.wait((working,))
-        if not working.cancelled():
-            working.exception()  # looked at, so that one that nobody is left to hear of is not reported as lost
+        working = False
+        leaving.cancel()

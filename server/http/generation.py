@@ -15,28 +15,34 @@ from specdec.types import Delta, Finished, FinishReason, Request, RequestEvent
 
 
 async def generate(
-    face: Face, requests: Sequence[Request], *, share: bool = False
+    face: Face, requests: Sequence[Request], *, share: bool = False, supersedes_key: str = ""
 ) -> AsyncGenerator[tuple[int, RequestEvent]]:
     """The events of ``requests``, one per prompt, as they come: (which request, event).
 
     Samples are numbered through: sample i of request r is r * n + i. To be read inside `contextlib.aclosing`: closing
     it, by an error or a cancellation too, ends all requests in the engine at once. ``share``: a single request may be
     answered with the events of an equal one that runs already (`server.completion.run_table.RunTable`).
+    ``supersedes_key``: ends the running request of the same tenant with the same one, for the first of ``requests``.
 
     Raises:
         RequestError: the caller may not, or the engine refuses or fails one of them.
     """
     if share and len(requests) == 1:
-        async with aclosing(_shared(face, requests[0])) as events:
+        async with aclosing(_shared(face, requests[0], supersedes_key)) as events:
             async for event in events:
                 yield 0, _checked(event)
         return
     tickets: list[Ticket] = []
     try:
-        for request in requests:
-            tickets.append(face.frontend.admission.admit(current_caller(), request))  # noqa: PERF401 - those before a refused one must be closed
+        for i, request in enumerate(requests):
+            key = "" if i else supersedes_key
+            tickets.append(face.frontend.admission.admit(current_caller(), request, key))
+        if len(tickets) == 1:
+            async for event in tickets[0]:
+                yield 0, _checked(event)
+            return
         n = requests[0].sampling.n
-        async with aclosing(_merged(tickets) if len(tickets) > 1 else _single(tickets[0])) as events:
+        async with aclosing(_merged(tickets)) as events:
             async for which, event in events:
                 found = _checked(event)
                 if isinstance(found, Delta | Finished):
@@ -53,18 +59,13 @@ def _checked(event: RequestEvent) -> RequestEvent:
     return event
 
 
-async def _shared(face: Face, request: Request) -> AsyncGenerator[RequestEvent]:
-    run, _ = await face.completion.runs.start(current_caller(), request)
+async def _shared(face: Face, request: Request, supersedes_key: str) -> AsyncGenerator[RequestEvent]:
+    run, _ = await face.completion.runs.start(current_caller(), request, supersedes_key)
     try:
         async for event in run.read():
             yield event
     finally:
         run.leave()
-
-
-async def _single(ticket: Ticket) -> AsyncGenerator[tuple[int, RequestEvent]]:
-    async for event in ticket:
-        yield 0, event
 
 
 async def _merged(tickets: Sequence[Ticket]) -> AsyncGenerator[tuple[int, RequestEvent]]:

@@ -8,6 +8,8 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from server.http.exchange import Exchange
+
 HEAD_BYTES = 1 << 16
 HEAD_S = 30.0
 
@@ -38,6 +40,13 @@ class HttpProtocol(H11Protocol):
             self._head_came()
         elif self._head_timer is None:
             self._expect_head()
+
+    def handle_events(self) -> None:
+        """What has come may begin a call."""
+        super().handle_events()
+        if self.cycle is not None:
+            # Uvicorn makes the objects itself; what is different about ours begins with the answer.
+            self.cycle.__class__ = Exchange
 
     def _should_upgrade(self) -> bool:
         return False  # to no protocol, and that is nothing to warn of

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+import sys
 from collections.abc import Collection
 from contextlib import suppress
 from typing import Any
@@ -16,6 +17,7 @@ from server.http.http_protocol import HEAD_BYTES, HttpProtocol
 from specdec.errors import ConfigError
 
 KEEP_ALIVE_S = 75
+GONE_S = 60.0  # without a sign of life or a byte read, from a client that is owed something
 _GRACE_S = 1.0
 _LOOK_S = 0.01
 
@@ -44,7 +46,7 @@ class HttpServer:
             ConfigError: the address is in use or can not be had.
         """
         try:
-            sockets = await _listen(self._host, self._port)
+            sockets = await listen(self._host, self._port)
         except OSError as error:
             raise ConfigError(f"HTTP can not listen on {self._host}:{self._port}: {error.strerror or error}") from None
         port: int = sockets[0].getsockname()[1]
@@ -78,7 +80,7 @@ async def _all_gone(what: Collection[Any]) -> None:
                 await asyncio.sleep(_LOOK_S)
 
 
-async def _listen(host: str, port: int) -> list[socket.socket]:
+async def listen(host: str, port: int) -> list[socket.socket]:
     """A socket for each address of ``host``, all on one port."""
     found = await asyncio.get_running_loop().getaddrinfo(
         host or None, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP, flags=socket.AI_PASSIVE
@@ -91,6 +93,7 @@ async def _listen(host: str, port: int) -> list[socket.socket]:
             listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
             sockets.append(listener)
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            _notice_the_gone(listener)
             if family == socket.AF_INET6:
                 listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             chosen = address[1] or sockets[0].getsockname()[1]
@@ -100,3 +103,16 @@ async def _listen(host: str, port: int) -> list[socket.socket]:
             listener.close()
         raise
     return sockets
+
+
+def _notice_the_gone(listener: socket.socket) -> None:
+    """A client that crashed, lost its network or never reads says nothing, and would be waited for for ever. Accepted
+    connections have these options from their listener; other systems than Linux have their own times."""
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if sys.platform == "linux":
+        every_s = max(1, round(GONE_S / 4))
+        for name, value in (
+            (socket.TCP_KEEPIDLE, max(1, round(GONE_S))), (socket.TCP_KEEPINTVL, every_s), (socket.TCP_KEEPCNT, 3),
+            (socket.TCP_USER_TIMEOUT, round(GONE_S * 1e3)),
+        ):  # fmt: skip
+            listener.setsockopt(socket.IPPROTO_TCP, name, value)

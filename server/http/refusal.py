@@ -9,6 +9,12 @@ from dataclasses import dataclass
 
 from server.admission.admission_errors import LateError, RateLimitedError, SupersededError
 from server.auth.auth_errors import KeyChecksBusyError, PermissionDeniedError, UnauthenticatedError
+from server.experiment.live.live_errors import (
+    ExperimentNotFoundError,
+    ExperimentNotStartedError,
+    ExperimentsOffError,
+    NoResultError,
+)
 from server.http.fim_encoder import FimNotSupportedError
 from server.http.http_errors import BodyTimeoutError, BodyTooLargeError, MethodNotAllowedError, PathNotFoundError
 from server.request_errors import ChatNotSupportedError, DeadlinePassedError, DrainingError, UnknownModelError
@@ -39,11 +45,14 @@ _STATUS: dict[str, int] = {
     PermissionDeniedError.reason: 403,
     UnknownModelError.reason: 404,
     PathNotFoundError.reason: 404,
+    ExperimentNotFoundError.reason: 404,
     MethodNotAllowedError.reason: 405,
     BodyTimeoutError.reason: 408,
     DeadlinePassedError.reason: 408,
     DuplicateRequestError.reason: 409,
     SupersededError.reason: 409,
+    ExperimentNotStartedError.reason: 409,
+    NoResultError.reason: 409,
     BodyTooLargeError.reason: 413,
     QueueFullError.reason: 429,
     RateLimitedError.reason: 429,
@@ -51,6 +60,7 @@ _STATUS: dict[str, int] = {
     KeyChecksBusyError.reason: 429,
     ChatNotSupportedError.reason: 501,
     FimNotSupportedError.reason: 501,
+    ExperimentsOffError.reason: 501,
     EngineDeadError.reason: 503,
     DrainingError.reason: 503,
 }

@@ -6,11 +6,11 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from server.logs.held_lines import HeldLines
 from server.telemetry.call_record import CallRecord
 from server.telemetry.request_record import RequestRecord
 
 LOGGER = "specdec.calls"
-_LOG = logging.getLogger(LOGGER)
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -21,32 +21,55 @@ class CallLog:
 
     def __init__(self, decode: Decode | None = None) -> None:
         self._decode = decode
+        self._lines = HeldLines(logging.getLogger(LOGGER))
 
     def call_began(self, call: CallRecord) -> None:
         """Nothing is said of a call before it is over."""
 
     def call_ended(self, call: CallRecord) -> None:
         """Log it."""
-        if not _LOG.isEnabledFor(logging.INFO):
+        if not self._lines.wanted:
             return
-        fields = _call_fields(call) | {"status": call.status, "duration_ms": _ms(call.duration_s)}
-        if call.reason:
-            fields["reason"] = call.reason
-        fields |= self._figures(call.requests)
-        _LOG.info("call", extra={"fields": fields})
+        figures = self._settled_figures(call.requests)
+        self._lines.say(
+            "call",
+            call.at_s + call.duration_s,
+            lambda: (
+                _call_fields(call)
+                | {"status": call.status, "duration_ms": _ms(call.duration_s)}
+                | ({"reason": call.reason} if call.reason else {})
+                | figures()
+            ),
+        )
 
     def request_ended(self, record: RequestRecord) -> None:
         """Log it, if its call makes many."""
         call = record.call
-        if call is None or not call.many or not _LOG.isEnabledFor(logging.INFO):
+        if call is None or not call.many or not self._lines.wanted:
             return
-        fields = _call_fields(call) | {"duration_ms": _ms(record.ended_s - record.began_s)}
-        if record.error is not None:
-            fields["reason"] = getattr(record.error, "reason", "INTERNAL")
-        _LOG.info("request", extra={"fields": fields | self._figures([record])})
+        reason = {} if record.error is None else {"reason": getattr(record.error, "reason", "INTERNAL")}
+        self._lines.say(
+            "request",
+            call.at_s + record.ended_s - call.began_s,
+            lambda: (
+                _call_fields(call)
+                | {"duration_ms": _ms(record.ended_s - record.began_s)}
+                | reason
+                | self._figures([record])
+            ),
+        )
 
     def close(self) -> None:
-        """Nothing is held back."""
+        """Write what is held back."""
+        self._lines.close()
+
+    def _settled_figures(self, records: Sequence[RequestRecord]) -> Callable[[], dict[str, Any]]:
+        """What `_figures` gives now, worked out later where it stays so."""
+        records = tuple(records)
+        if all(record.ended_s for record in records):
+            return lambda: self._figures(records)
+        figures = self._figures(records)
+        return lambda: figures
 
     def _figures(self, records: Sequence[RequestRecord]) -> dict[str, Any]:
         """What the engine did for a call; empty where it was not asked."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from server.capture.capture import Capture
 from server.logs.call_log import CallLog, Decode
 from server.telemetry.listener import TelemetryListener
 from server.telemetry.observer import Observer
@@ -10,10 +11,12 @@ from specdec.errors import ConfigError
 
 
 def build_observer(config: ServerConfig, decode: Decode) -> Observer:
-    """An observer with a log of calls, and traces, as asked for. decode: token ids to text, for logs that tell it.
+    """An observer with a log of calls, traces and captured requests, as asked for. decode: token ids to text, for logs
+    that tell it.
 
     Raises:
-        ConfigError: traces are asked for, and what they need is not installed.
+        ConfigError: traces are asked for, and what they need is not installed; or requests are to be captured where
+            nothing can be written.
     """
     listeners: list[TelemetryListener] = []
     if config.otlp_endpoint is not None:
@@ -21,6 +24,8 @@ def build_observer(config: ServerConfig, decode: Decode) -> Observer:
         listeners.append(_spans(config.otlp_endpoint, config.trace_ratio))
     if config.log_calls:
         listeners.append(CallLog(decode if config.log_texts else None))
+    if config.capture_dir is not None:
+        listeners.append(Capture(config.capture_dir, config.capture_bytes, prompts=config.capture_prompts))
     return Observer(listeners, keeps_text=config.log_texts)
 
 

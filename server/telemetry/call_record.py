@@ -9,6 +9,10 @@ if TYPE_CHECKING:
     from server.telemetry.request_record import RequestRecord
 
 
+ARM = "x-specdec-arm"
+"""The header in which callers ask for arms of experiments, and are told which they got."""
+
+
 @dataclass(slots=True, eq=False)
 class CallRecord:
     """A call from its first byte to its end. Times are in seconds: ``began_s`` and ``ended_s`` monotonic, ``at_s`` of
@@ -18,6 +22,7 @@ class CallRecord:
     which are not kept here. ``status`` is HTTP's number or gRPC's name, ``reason`` the machine-readable cause of a
     refusal or of a broken answer, ``key`` and ``tenant`` whose call it is where that was asked. ``trace_headers`` are
     the W3C trace context that came with it, ``trace_id`` the trace it belongs to, where traces are made.
+    ``arm_asked`` are the arms of experiments that the caller asks for, ``arm`` those it got, as in the header for them.
     """
 
     face: str
@@ -33,6 +38,8 @@ class CallRecord:
     reason: str = ""
     key: str = ""
     tenant: str = ""
+    arm_asked: str = ""
+    arm: str = ""
     requests: list[RequestRecord] = field(default_factory=list)
 
     @property

@@ -30,3 +30,9 @@ def note_refusal(error: Exception) -> None:
     call = _CALL.get()
     if call is not None:
         call.reason = error.reason if isinstance(error, RequestError) else "INTERNAL"
+
+
+def current_arm() -> str:
+    """The arms of experiments that the call got, as `CallRecord` has them; empty for none."""
+    call = _CALL.get()
+    return "" if call is None else call.arm

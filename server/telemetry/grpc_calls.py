@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from server.grpc.errors import REQUEST_ID
+from server.grpc.method_handlers import OURS, behaviour_of, with_behaviour
+from server.telemetry.call_record import ARM
 from server.telemetry.current_call import leave_call, set_call
 from server.telemetry.observer import TRACE_HEADERS, Observer
 
@@ -18,14 +20,7 @@ if TYPE_CHECKING:
     Details = grpc.HandlerCallDetails
 
 MAX_ID_CHARACTERS = 100
-_OURS = "/specdec.api."
 _CODES: dict[int, str] = {code.value[0]: code.name for code in grpc.StatusCode}
-_MAKERS: dict[tuple[bool, bool], Callable[..., Any]] = {
-    (False, False): grpc.unary_unary_rpc_method_handler,
-    (False, True): grpc.unary_stream_rpc_method_handler,
-    (True, False): grpc.stream_unary_rpc_method_handler,
-    (True, True): grpc.stream_stream_rpc_method_handler,
-}
 
 
 class GrpcCalls(grpc.aio.ServerInterceptor):
@@ -44,19 +39,12 @@ class GrpcCalls(grpc.aio.ServerInterceptor):
         """The method's handler, watched; others' (health, reflection) as they are."""
         handler = await continuation(handler_call_details)
         method = handler_call_details.method
-        if handler is None or not method.startswith(_OURS):
+        if handler is None or not method.startswith(OURS):
             return handler
         metadata: dict[str, Any] = dict(handler_call_details.invocation_metadata or ())
-        kind = (bool(handler.request_streaming), bool(handler.response_streaming))
-        behaviour: Any = {
-            (False, False): handler.unary_unary,
-            (False, True): handler.unary_stream,
-            (True, False): handler.stream_unary,
-            (True, True): handler.stream_stream,
-        }[kind]
-        watched = self._watched(behaviour, method.removeprefix(_OURS), metadata, many=kind == (True, True))
-        made: Handler = _MAKERS[kind](watched, handler.request_deserializer, handler.response_serializer)
-        return made
+        many = bool(handler.request_streaming and handler.response_streaming)
+        watched = self._watched(behaviour_of(handler), method.removeprefix(OURS), metadata, many=many)
+        return with_behaviour(handler, watched)
 
     def _watched(
         self, behaviour: Callable[..., Awaitable[Any]], endpoint: str, metadata: dict[str, Any], *, many: bool
@@ -65,10 +53,13 @@ class GrpcCalls(grpc.aio.ServerInterceptor):
             request_id = str(metadata.get(REQUEST_ID, ""))[:MAX_ID_CHARACTERS] or uuid.uuid4().hex
             headers = {name: str(metadata[name]) for name in TRACE_HEADERS if name in metadata}
             record = self._observer.begin_call("grpc", endpoint, request_id, headers, many=many)
+            record.arm_asked = str(metadata.get(ARM, ""))
             context.set_trailing_metadata(((REQUEST_ID, request_id),))
             token, status = set_call(record), "UNKNOWN"
             try:
                 answer = await behaviour(request, context)
+                if record.arm:
+                    context.set_trailing_metadata(((REQUEST_ID, request_id), (ARM, record.arm)))
                 status = _status(context)
                 return answer
             except asyncio.CancelledError:

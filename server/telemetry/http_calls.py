@@ -7,10 +7,12 @@ import uuid
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from server.telemetry.call_record import ARM
 from server.telemetry.current_call import leave_call, set_call
 from server.telemetry.observer import TRACE_HEADERS, Observer
 
 _REQUEST_ID = b"x-request-id"
+_ARM = ARM.encode()
 MAX_ID_CHARACTERS = 100
 # What a proxy answers a client that has left; no client ever sees it.
 _CLIENT_LEFT = "499"
@@ -36,6 +38,7 @@ class HttpCalls:
         trace = {name: headers[name.encode()].decode("latin-1") for name in TRACE_HEADERS if name.encode() in headers}
         request_id = given.decode("latin-1")[:MAX_ID_CHARACTERS]
         record = self._observer.begin_call("http", scope["path"], request_id, trace)
+        record.arm_asked = headers.get(_ARM, b"").decode("latin-1")
         status = ""
 
         async def sending(message: Message) -> None:
@@ -43,6 +46,8 @@ class HttpCalls:
             if message["type"] == "http.response.start":
                 status = str(message["status"])
                 _name(message, given)
+                if record.arm:
+                    message["headers"] = [*message["headers"], (_ARM, record.arm.encode())]
             await send(message)
 
         token = set_call(record)

@@ -13,6 +13,7 @@ from specdec.types import Delta, Finished, Request, RequestEvent, Started
 if TYPE_CHECKING:
     from server.metrics.server_metrics import ServerMetrics
     from server.telemetry.call_record import CallRecord
+    from server.telemetry.request_watcher import RequestWatcher
 
 
 class RequestRecord:
@@ -43,6 +44,7 @@ class RequestRecord:
         self.error: RequestError | None = None
         self.complete = False
         self.text: list[str] = []
+        self.watchers: tuple[RequestWatcher, ...] = ()
 
     @property
     def finished(self) -> list[Finished]:
@@ -61,6 +63,8 @@ class RequestRecord:
 
     def saw(self, event: RequestEvent) -> None:
         """The engine said something of it."""
+        for watcher in self.watchers:
+            watcher.saw(event)
         if isinstance(event, Delta):
             self._tokens(event)
         elif isinstance(event, Started):
@@ -79,6 +83,8 @@ class RequestRecord:
     def ended(self, complete: bool) -> None:
         """Nothing more comes; ``complete`` False: its reader left before the end."""
         self.complete, self.ended_s = complete, self._clock()
+        for watcher in self.watchers:
+            watcher.ended(self)
         self._on_end(self)
 
     def _tokens(self, event: Delta) -> None:

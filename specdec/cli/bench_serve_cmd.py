@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,46 @@ if TYPE_CHECKING:
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _POSITIVE = click.FloatRange(min=0, min_open=True)
+
+
+_REPORTING = (
+    click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True, help="0: greedy."),
+    click.option(
+        "--speculation",
+        type=click.Choice(["auto", "on", "off"]),
+        default="auto",
+        show_default=True,
+        help="specdec servers only.",
+    ),
+    click.option("--model", default="", help="OpenAI endpoints only; default: the first that the server names."),
+    click.option("--goodput", "goodput", multiple=True, help="METRIC:MS, of ttft, tpot, itl and e2e; may be repeated."),
+    click.option(
+        "--price-per-hour", type=click.FloatRange(min=0), default=0.0, help="Of the machine, for tokens per dollar."
+    ),
+    click.option(
+        "--warm-up", type=click.IntRange(min=0), default=4, show_default=True, help="Requests before, not counted."
+    ),
+    click.option(
+        "--timeout", type=_POSITIVE, default=120.0, show_default=True, help="Seconds a request may take."
+    ),
+    click.option(
+        "--max-slip",
+        type=_POSITIVE,
+        default=10.0,
+        show_default=True,
+        help="Milliseconds the generator may be late at p99; else the run is invalid, and the exit code 3.",
+    ),
+    click.option("--json", "json_file", type=_FILE, help="Write every figure there, those of every request too."),
+    click.option("--html", "html_file", type=_FILE, help="Write a page with figures and charts there."),
+    click.option("--quiet", is_flag=True, help="No progress while it runs."),
+)  # fmt: skip
+
+
+def reporting_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add what `run_load` needs of any load, whoever says what is asked and when."""
+    for option in reversed(_REPORTING):
+        command = option(command)
+    return command
 
 
 @click.command("serve")
@@ -52,51 +93,42 @@ _POSITIVE = click.FloatRange(min=0, min_open=True)
 @click.option("--speed", type=_POSITIVE, default=1.0, show_default=True, help="Of a replay: 2 takes half the time.")
 @click.option("--max-tokens", type=click.IntRange(min=1), help="Longest answer, instead of the workload's own limit.")
 @click.option("--fixed-length", is_flag=True, help="Every answer as long as it may be: stops and ends are ignored.")
-@click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True, help="0: greedy.")
-@click.option(
-    "--speculation",
-    type=click.Choice(["auto", "on", "off"]),
-    default="auto",
-    show_default=True,
-    help="specdec servers only.",
-)
-@click.option("--model", default="", help="OpenAI endpoints only; default: the first that the server names.")
-@click.option("--goodput", "goodput", multiple=True, help="METRIC:MS, of ttft, tpot, itl and e2e; may be repeated.")
-@click.option(
-    "--price-per-hour", type=click.FloatRange(min=0), default=0.0, help="Of the machine, for tokens per dollar."
-)
-@click.option(
-    "--warm-up", type=click.IntRange(min=0), default=4, show_default=True, help="Requests before, not counted."
-)
-@click.option("--timeout", type=_POSITIVE, default=120.0, show_default=True, help="Seconds a request may take.")
-@click.option(
-    "--max-slip",
-    type=_POSITIVE,
-    default=10.0,
-    show_default=True,
-    help="Milliseconds the generator may be late at p99; else the run is invalid, and the exit code 3.",
-)
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the arrivals.")
 @credential_options
-@click.option("--json", "json_file", type=_FILE, help="Write every figure there, those of every request too.")
-@click.option("--html", "html_file", type=_FILE, help="Write a page with figures and charts there.")
-@click.option("--quiet", is_flag=True, help="No progress while it runs.")
+@reporting_options
 def serve_load_command(**values: Any) -> None:
     """Send requests to a server and measure how long its answers take.
 
     Without --rate and --trace: a closed loop. Times count from when a request was due, so what a slow server holds up
     is not left out.
     """
+    run_load(values, **_asked(values))
+
+
+def run_load(values: dict[str, Any], **asked: Any) -> None:
+    """Put load on the server of ``values``, which `reporting_options`, `credential_options` and ``url`` fill, and
+    report; ``asked``: the fields of `ServePlan` that say what is asked and when. Exits with 3 when the run is invalid.
+
+    Raises:
+        click.UsageError: an option's value can not be used.
+        SpecdecError: the server does not answer, or what is to be asked is not there.
+    """
     from rich.console import Console
 
+    from bench.serve.objective import Objective
     from bench.serve.serve_html import report_html
+    from bench.serve.serve_plan import ServePlan
     from bench.serve.serve_tables import report_tables
 
     credentials = pop_credentials(values)
     for flag in ("json_file", "html_file"):
         if values[flag] is not None and not values[flag].absolute().parent.is_dir():
             raise click.UsageError(f"--{flag.removesuffix('_file')}: {values[flag].parent} is not a folder")
-    report = asyncio.run(_run(_plan(values), credentials, values))
+    plan = ServePlan(
+        **asked, warm_up=values["warm_up"], timeout_s=values["timeout"], price_per_hour=values["price_per_hour"],
+        objectives=tuple(Objective.read(text) for text in values["goodput"]), max_slip_ms=values["max_slip"],
+    )  # fmt: skip
+    report = asyncio.run(_run(plan, credentials, values))
     if values["json_file"] is not None:
         values["json_file"].write_text(json.dumps(report.as_dict(), indent=1) + "\n", encoding="utf-8")
     if values["html_file"] is not None:
@@ -108,10 +140,8 @@ def serve_load_command(**values: Any) -> None:
         raise SystemExit(3)
 
 
-def _plan(values: dict[str, Any]) -> ServePlan:
+def _asked(values: dict[str, Any]) -> dict[str, Any]:
     from bench.serve.arrivals import Arrivals
-    from bench.serve.objective import Objective
-    from bench.serve.serve_plan import ServePlan
 
     rate, duration, requests = values["rate"], values["duration"], values["requests"]
     if values["trace"] is not None and (requests is not None or duration is not None):
@@ -126,14 +156,11 @@ def _plan(values: dict[str, Any]) -> ServePlan:
         raise click.UsageError("--ramp-to means nothing without --rate")
     elif requests is None and duration is None and values["trace"] is None:
         requests = 32
-    return ServePlan(
-        workload=values["workload"], at_once=values["concurrency"], requests=requests, duration_s=duration,
-        arrivals=arrivals, trace=values["trace"], speed=values["speed"], max_tokens=values["max_tokens"],
-        fixed=values["fixed_length"],
-        warm_up=values["warm_up"], seed=values["seed"], timeout_s=values["timeout"],
-        objectives=tuple(Objective.read(text) for text in values["goodput"]),
-        price_per_hour=values["price_per_hour"], max_slip_ms=values["max_slip"],
-    )  # fmt: skip
+    return {
+        "workload": values["workload"], "at_once": values["concurrency"], "requests": requests, "duration_s": duration,
+        "arrivals": arrivals, "trace": values["trace"], "speed": values["speed"], "max_tokens": values["max_tokens"],
+        "fixed": values["fixed_length"], "seed": values["seed"],
+    }  # fmt: skip
 
 
 async def _run(plan: ServePlan, credentials: Credentials, values: dict[str, Any]) -> ServeReport:

@@ -43,16 +43,21 @@ def pop_credentials(values: dict[str, Any]) -> Credentials:
         raise click.UsageError("--ca, --cert and --cert-key mean nothing without --tls")
     if (cert is None) != (cert_key is None):
         raise click.UsageError("--cert and --cert-key belong together: give both, or neither")
-    return Credentials(_key(key_file), tls, ca, cert, cert_key)
+    return Credentials(read_key("--key-file", key_file), tls, ca, cert, cert_key)
 
 
-def _key(file: Path | None) -> str:
+def read_key(option: str, file: Path | None) -> str:
+    """The key in a file that ``option`` named; empty where none did.
+
+    Raises:
+        click.UsageError: it can not be read, or holds something else.
+    """
     if file is None:
         return ""
     try:
         key = file.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise click.UsageError(f"--key-file: {file} can not be read ({error})") from None
+        raise click.UsageError(f"{option}: {file} can not be read ({error})") from None
     if not key or len(key.split()) != 1:
-        raise click.UsageError(f"--key-file: {file} must hold one key and nothing else")
+        raise click.UsageError(f"{option}: {file} must hold one key and nothing else")
     return key

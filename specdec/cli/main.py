@@ -16,7 +16,9 @@ _COMMANDS = {
     "models": LazyCommand("specdec.cli.models_cmd:models_group", "List and fetch the models known by name."),
     "verify": LazyCommand("specdec.cli.verify_cmd:verify_command", "Check path identity on a real model."),
     "bench": LazyCommand("specdec.cli.bench_cmd:bench_group", "Measure this machine with a real model."),
-    "ab": LazyCommand("specdec.cli.ab_cmd:ab_group", "Analyse and plan latency experiments."),
+    "ab": LazyCommand("specdec.cli.ab_cmd:ab_group", "Run, analyse and plan latency experiments."),
+    "capture": LazyCommand("specdec.cli.capture_cmd:capture_command", "Make a trace of what a server was asked."),
+    "replay": LazyCommand("specdec.cli.replay_cmd:replay_command", "Ask a trace again, and measure."),
     "doctor": LazyCommand("specdec.cli.doctor_cmd:doctor_command", "Check device, kernels, numbers and versions."),
 }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import shlex
@@ -42,6 +41,9 @@ _WATCHING: tuple[tuple[str, str, dict[str, Any], str], ...] = (
     ("--log-texts", "server.log_texts", {"is_flag": True}, "Log prompts and outputs, which may be confidential."),
     ("--otlp-endpoint", "server.otlp_endpoint", {"metavar": "URL"},
      "Send OpenTelemetry traces to this OTLP/gRPC collector; needs the `otel` extra."),
+    ("--capture", "server.capture_dir", {"type": click.Path(file_okay=False, path_type=Path), "metavar": "DIR"},
+     "Write down when requests come, how long they are and what they share, for `specdec capture`."),
+    ("--capture-prompts", "server.capture_prompts", {"is_flag": True}, "With prompts, which may be confidential."),
 )  # fmt: skip
 _OPEN = ServerConfig()
 
@@ -59,6 +61,8 @@ def _more_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--quiet", is_flag=True, help="Log warnings and errors only.")
 def serve_command(config: Config, quiet: bool) -> None:
     """Serve a model over gRPC until SIGTERM or Ctrl-C; then running requests are finished first."""
+    import uvloop
+
     from server.logs.configure import configure_logs
     from server.serving import Serving
     from specdec.models.load_tokenizer import load_tokenizer
@@ -79,7 +83,7 @@ def serve_command(config: Config, quiet: bool) -> None:
 
             await serving.run(on_ready)
 
-        asyncio.run(serve())
+        uvloop.run(serve())
     click.echo("stopped", err=True)
 
 

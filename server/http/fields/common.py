@@ -13,7 +13,8 @@ _INT32 = (1 << 31) - 1
 
 def read_common(call: Call, body: Body) -> dict[str, Any]:
     """Fields of `Request`: speculation, session (or the header ``x-session-id``), cache salt, priority (a higher one
-    goes first), milliseconds per token to keep to."""
+    goes first), milliseconds per token to keep to. ``call`` learns which other call this one takes the place of."""
+    call.supersedes_key = body.text("supersedes_key") or ""
     session = body.text("session")
     return {
         "speculation": read_speculation(body),

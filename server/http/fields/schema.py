@@ -83,6 +83,10 @@ COMMON: Mapping[str, Schema] = {
     "cache_salt": {**TEXT, "description": "Requests share cached prefixes and draft texts only with an equal salt."},
     "priority": {"type": "integer", "default": 0, "description": "A higher one is scheduled first."},
     "target_tpot_ms": {"type": "number", "exclusiveMinimum": 0, "description": "Milliseconds per token to keep to."},
+    "supersedes_key": {
+        **TEXT,
+        "description": "Ends the running request with the same key of the same tenant, which gets 409, SUPERSEDED.",
+    },
 }
 STREAM_OPTIONS: Schema = {"type": "object", "properties": {"include_usage": FLAG, "continuous_usage_stats": FLAG}}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 from server.http.body import Body
 from server.http.call import Call
@@ -47,23 +48,20 @@ async def read_completion(call: Call, default_tokens: int = DEFAULT_MAX_TOKENS) 
     prompts = await read_prompts(body, call.face.frontend, max_tokens)
     streaming = read_stream_options(body)
     template = await _template(call, body, max_tokens)
-    if prompts:
-        ends = (*template.stopping.stop_token_ids, *prompts[0].ends)
-        template = dataclasses.replace(template, stopping=dataclasses.replace(template.stopping, stop_token_ids=ends))
-    template = dataclasses.replace(
-        template, output=dataclasses.replace(template.output, trees=read_step_trees(body, streaming))
-    )
+    if prompts and prompts[0].ends:
+        ends = (*template["stopping"].stop_token_ids, *prompts[0].ends)
+        template["stopping"] = dataclasses.replace(template["stopping"], stop_token_ids=ends)
+    if read_step_trees(body, streaming):
+        template["output"] = dataclasses.replace(template["output"], trees=True)
     request_id = f"cmpl-{call.request_id}"
     # Without a good prompt the other fields are checked all the same, on a stand-in.
     ids = [prompt.ids for prompt in prompts] or [(0,)]
     requests = tuple(
-        dataclasses.replace(
-            template, request_id=request_id if len(ids) == 1 else f"{request_id}-{i}", prompt_ids=tokens
-        )
+        Request(request_id=request_id if len(ids) == 1 else f"{request_id}-{i}", prompt_ids=tokens, **template)
         for i, tokens in enumerate(ids)
     )
     echo, token_ids = body.flag("echo"), body.flag("return_token_ids")
-    if echo and template.output.logprobs is not None:
+    if echo and template["output"].logprobs is not None:
         body.refuse(
             "echo", "can not go with logprobs; ask for logprobs alone, and put the prompt before the text yourself"
         )
@@ -72,22 +70,20 @@ async def read_completion(call: Call, default_tokens: int = DEFAULT_MAX_TOKENS) 
     return CompletionAsk(requests, streaming, tuple(texts), token_ids)
 
 
-async def _template(call: Call, body: Body, max_tokens: int) -> Request:
-    """The request but for prompt and id."""
+async def _template(call: Call, body: Body, max_tokens: int) -> dict[str, Any]:
+    """The fields of `Request` but for prompt and id."""
     frontend = call.face.frontend
-    return Request(
-        request_id="",
-        prompt_ids=(),
-        sampling=read_sampling(body, read_n(body)),
-        stopping=read_stopping(body, frontend.loaded_tokenizer, max_tokens),
-        output=OutputParams(
+    return {
+        "sampling": read_sampling(body, read_n(body)),
+        "stopping": read_stopping(body, frontend.loaded_tokenizer, max_tokens),
+        "output": OutputParams(
             logprobs=body.integer("logprobs", 0, MAX_LOGPROBS),
             skip_special_tokens=body.flag("skip_special_tokens", True),
         ),
-        prediction_ids=await read_prediction(body, frontend),
-        grammar=read_grammar(body),
+        "prediction_ids": await read_prediction(body, frontend),
+        "grammar": read_grammar(body),
         **read_common(call, body),
-    )
+    }
 
 
 async def _text(call: Call, prompt: Prompt) -> str:

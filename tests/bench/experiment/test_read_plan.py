@@ -91,3 +91,12 @@ def test_a_switchback_is_not_looked_at(tmp_path: Path) -> None:
     )
     with pytest.raises(ExperimentError, match=r"line 9: stopping.rule: .*use fixed"):
         read_plan(write(tmp_path, text + "assignment: {mode: switchback}\n"))
+
+
+EXAMPLES = sorted((Path(__file__).parents[3] / "docs/examples/ab").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_examples_can_be_run(path: Path) -> None:
+    assert read_plan(path).name == path.stem
+    assert f"specdec ab run docs/examples/ab/{path.name}" in path.read_text()

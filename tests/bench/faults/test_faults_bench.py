@@ -48,15 +48,15 @@ def test_how_a_stream_of_events_ended(status: int, data: str, ending: str) -> No
     assert ending_of(status, data) == ending
 
 
-async def test_a_real_server_loses_its_engine_twice_and_serves_again() -> None:
+async def test_a_real_server_whose_engine_hangs_serves_again() -> None:
     engine = EngineConfig(target=paced_target(20.0))
-    plan = FaultsPlan(times=1, streams=3, max_tokens=10_000, heartbeat_s=1.0, limit_s=60.0)
+    plan = FaultsPlan(ways=("hang",), times=1, streams=3, max_tokens=10_000, heartbeat_s=4.0, limit_s=60.0)
     notes: list[str] = []
     config = Config(engine=engine, server=ServerConfig())
     found = await measure_faults(config, plan, notes.append, factory=FACTORY, tokenizer=TOKENIZER)
     assert found["ok"], found["faults"]
     assert [(run["way"], run["streams"]) for run in found["runs"]] == [(way, {UNAVAILABLE: 6}) for way in plan.ways]
-    for run in found["runs"]:
-        assert 0 <= run["load_s"] < run["serving_again_s"]
-    assert found["runs"][1]["streams_ended_s"] > 0.5  # it was the silence that was noticed
-    assert len(notes) == 2
+    (run,) = found["runs"]
+    assert 0 <= run["load_s"] < run["serving_again_s"]
+    assert run["streams_ended_s"] > 0.5  # it was the silence that was noticed
+    assert len(notes) == 1

@@ -38,7 +38,7 @@ async def soak(plan: SoakPlan, seen: list[Look]) -> SoakReport:
 
 async def test_mixed_load_leaves_nothing_behind() -> None:
     seen: list[Look] = []
-    plan = SoakPlan(minutes=0.08, clients=16, shift_s=2.4, seed=3)
+    plan = SoakPlan(minutes=0.04, clients=16, shift_s=1.2, seed=3)
     report = await soak(plan, seen)
     assert report.faults() == []
     assert report.looks == seen != []

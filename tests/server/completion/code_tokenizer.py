@@ -37,7 +37,7 @@ class CodeTokenizer:
         raise NotImplementedError
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        """Bytes, and names where special tokens are not skipped; what is no text shows as U+FFFD, as in the real one."""
+        """Bytes, and names where special tokens are not skipped; what is no text shows as U+FFFD."""
         data = b"".join(self.token_bytes(i) for i in ids if not (skip_special and i in self.special_ids))
         try:
             return data.decode("utf-8", "surrogatepass")

@@ -1,0 +1,61 @@
+"""A server over a small real engine, to throw things at; and whether it came away unharmed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from bench.local_server import LocalServer
+from bench.soak.look import Look
+from bench.soak.rest import come_to_rest
+from bench.soak.run_clock import RunClock
+from specdec.config import Config, EngineConfig, ServerConfig, SpeculationConfig
+
+CACHE = Path("~/.cache/specdec").expanduser()
+AT_ONCE = 16
+FEW = 40  # inputs per endpoint, in the suite
+REST_S = 60.0
+SHOWN = 20
+
+
+class FuzzedServer:
+    """``problems``: what must not be, in words that say how to see it again."""
+
+    def __init__(self, server: LocalServer, clock: RunClock, before: Look) -> None:
+        self.server, self._clock, self._before = server, clock, before
+        self.problems: list[str] = []
+
+    async def throw(self, count: int, one: Callable[[int], Awaitable[str | None]]) -> None:
+        """Do ``one`` with each number below ``count``, `AT_ONCE` at a time; what it returns is a problem."""
+        numbers = iter(range(count))
+
+        async def work() -> None:
+            for number in numbers:
+                problem = await one(number)
+                if problem is not None:
+                    self.problems.append(problem)
+
+        await asyncio.gather(*(work() for _ in range(AT_ONCE)))
+
+    async def unharmed(self) -> None:
+        """Assert that there is no problem, and nothing is held for anybody."""
+        assert not self.problems, f"{len(self.problems)} problems:\n" + "\n".join(self.problems[:SHOWN])
+        after = await come_to_rest(self.server, self._clock, 0, REST_S)
+        assert after.left == {}
+        assert after.restarts == 0
+        opened = after.files - self._before.files
+        assert opened <= 4, f"{opened} more file descriptors are open than at first"
+
+
+@asynccontextmanager
+async def fuzzed_server() -> AsyncIterator[FuzzedServer]:
+    """A ready server of short contexts, so that what is accepted is soon done."""
+    engine = EngineConfig(
+        target="random:tiny", threads=1, cache_dir=CACHE, kv_tokens=64 * 64, max_batch=16, max_context=192,
+        max_step_rows=96, prefill_chunk=64, speculation=SpeculationConfig(profile_s=0),
+    )  # fmt: skip
+    config = Config(engine=engine, server=ServerConfig(grpc_port=0, http_port=0, log_calls=False))
+    async with LocalServer(config) as server, RunClock() as clock:
+        yield FuzzedServer(server, clock, await come_to_rest(server, clock, 0, REST_S))

@@ -1,0 +1,80 @@
+"""Four times as much as an engine can do: what it does is still worth nearly as much as at its peak."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from random import Random
+
+import pytest
+
+from tests.server.admission.simulated_engine import Costs, Job, SimulatedEngine
+
+TOKENS, FACTOR, ROOM = 32, 4.0, 2.0
+BATCH_BOUND = Costs(prompt_row_s=0.0001, row_s=0.0005)
+PROMPT_BOUND = Costs()
+JUMPY = Costs(accepted=8, chance=0.7)
+
+
+@dataclass
+class Flooded:
+    """``goodput``: good tokens per second over the peak's."""
+
+    goodput: float
+    late: float
+    refused: int
+    hints: list[float]
+
+
+async def peak(costs: Costs, seed: int) -> tuple[float, float, float]:
+    """Tokens and requests per second of a closed loop of twice as many as run at once... and the p99 of a full one."""
+    engine, draw = SimulatedEngine(costs, seed), Random(seed)
+    while engine.clock.now < 1120.0:
+        while len(engine.running) + len(engine.waiting) < costs.batch:
+            engine.ask(draw.randrange(80, 240), TOKENS)
+        await engine.step()
+    done = [job for job in engine.jobs if job.ended_s is not None]
+    times = sorted(job.ended_s - job.came_s for job in done if job.ended_s is not None)
+    tokens = good_tokens(done, 1020.0, 1120.0, 1e9) / 100.0
+    return tokens, tokens / TOKENS, times[int(len(times) * 0.99)]
+
+
+def good_tokens(jobs: list[Job], begin_s: float, end_s: float, limit_s: float) -> int:
+    """Tokens that came between two times, of answers within the limit."""
+    return sum(
+        count
+        for job in jobs
+        if job.ended_s is not None and job.ended_s - job.came_s <= limit_s
+        for at_s, count in job.times
+        if begin_s <= at_s < end_s
+    )
+
+
+async def flood(costs: Costs, seed: int, **config: object) -> Flooded:
+    tokens, rate, p99_s = await peak(costs, seed)
+    limit_s = ROOM * p99_s
+    engine, draw = SimulatedEngine(costs, seed, **config), Random(seed + 1)
+    due_s = engine.clock.now
+    while engine.clock.now < 1120.0:
+        while due_s <= engine.clock.now:
+            engine.ask(draw.randrange(80, 240), TOKENS, limit_s)
+            due_s += draw.expovariate(rate * FACTOR)
+        await engine.step()
+    good = good_tokens(engine.jobs, 1020.0, 1120.0, limit_s) / 100.0
+    over = [job for job in engine.jobs if 1000.0 + limit_s <= job.came_s < 1120.0 - limit_s]
+    late = sum(job.ended_s is None or job.ended_s - job.came_s > limit_s for job in over) / len(over)
+    return Flooded(good / tokens, late, len(engine.refused), [error.retry_after_s for error in engine.refused])
+
+
+@pytest.mark.parametrize("costs", [BATCH_BOUND, PROMPT_BOUND, JUMPY], ids=["batch", "prompt", "jumpy"])
+def test_goodput_stays_near_the_peak(costs: Costs) -> None:
+    found = asyncio.run(flood(costs, 1))
+    assert found.goodput >= 0.9
+    assert found.late <= 0.01
+    assert found.refused > 0
+    assert min(found.hints) > 0
+
+
+def test_without_admission_next_to_nothing_is_in_time() -> None:
+    """The simulation can fail."""
+    assert asyncio.run(flood(PROMPT_BOUND, 1, shed_late=False)).goodput < 0.5

@@ -1,0 +1,77 @@
+"""The front end's end of the engine's socket: every frame, in order, however it is cut; faults reach who listens."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from server.frame_link import FrameLink
+from server.frames import Frame, FrameError, FrameReader, pack_frame
+
+
+@asynccontextmanager
+async def linked() -> AsyncIterator[tuple[FrameLink, socket.socket]]:
+    """A link, and the engine's end of its socket."""
+    ours, theirs = socket.socketpair()
+    _, link = await asyncio.get_running_loop().create_unix_connection(FrameLink, sock=ours)
+    with theirs:
+        yield link, theirs
+    link.close()
+
+
+async def test_frames_come_in_order_those_before_anybody_listened_first() -> None:
+    async with linked() as (link, engine):
+        frames = [[Frame.PROGRESS, "x" * n, n] for n in (0, 1, 300, 70_000)]
+        data = b"".join(pack_frame(*frame) for frame in frames)
+        engine.sendall(data[:9])
+        await asyncio.sleep(0.01)
+        taken: list[list[Any]] = []
+        listening = asyncio.create_task(link.listen(taken.append))
+        for start in range(9, len(data), 20_001):
+            await asyncio.to_thread(engine.sendall, data[start : start + 20_001])
+        engine.close()
+        await listening
+    assert taken == frames
+
+
+async def test_what_is_sent_arrives_and_a_closed_link_sends_nothing() -> None:
+    async with linked() as (link, engine):
+        link.send(Frame.ABORT, "a")
+        assert FrameReader().feed(await asyncio.to_thread(engine.recv, 1 << 16)) == [[Frame.ABORT, "a"]]
+        link.close()
+        link.send(Frame.ABORT, "b")
+        assert await asyncio.to_thread(engine.recv, 1 << 16) == b""
+
+
+async def test_nonsense_and_a_listeners_fault_end_it_for_good() -> None:
+    for data, error in ((b"\xff" * 100, FrameError), (pack_frame(Frame.CLOSE) * 2, KeyError)):
+        taken: list[list[Any]] = []
+
+        def take(frame: list[Any], taken: list[list[Any]] = taken) -> None:
+            taken.append(frame)
+            raise KeyError(frame[0])
+
+        async with linked() as (link, engine):
+            engine.sendall(data)
+            with pytest.raises(error):
+                await link.listen(take)
+            engine.sendall(pack_frame(Frame.CLOSE))
+            await asyncio.sleep(0.01)
+        assert len(taken) <= 1
+
+
+async def test_whoever_stops_listening_is_told_nothing_more() -> None:
+    async with linked() as (link, engine):
+        taken: list[list[Any]] = []
+        listening = asyncio.create_task(link.listen(taken.append))
+        await asyncio.sleep(0)
+        listening.cancel()
+        await asyncio.wait([listening])
+        engine.sendall(pack_frame(Frame.CLOSE))
+        await asyncio.sleep(0.01)
+    assert not taken
