@@ -11,6 +11,7 @@ from itertools import pairwise
 from server.tokenizer_protocol import TokenizerLike
 
 CACHED_CHARACTERS = 1 << 21
+ENTRY = 64  # characters that an entry weighs besides its text: many short texts are mostly entries
 _PROBE = "a)\n    b"
 
 
@@ -55,10 +56,10 @@ class UserText:
         with self._lock:
             if key not in self._known and len(text) <= self._capacity // 8:
                 self._known[key] = ids
-                self._held += len(text)
+                self._held += len(text) + ENTRY
                 while self._held > self._capacity:
                     (_, dropped, _), _ = self._known.popitem(last=False)
-                    self._held -= len(dropped)
+                    self._held -= len(dropped) + ENTRY
         return ids
 
     def knows(self, text: str, owner: str = "") -> bool:

@@ -67,6 +67,7 @@ class GrpcServer:
                 # A client that is gone without a word, or never reads, would keep its streams for hours.
                 ("grpc.keepalive_time_ms", round(GONE_S * 1e3)),
                 ("grpc.keepalive_timeout_ms", round(ANSWER_S * 1e3)),
+                ("grpc.http2.ping_timeout_ms", round(ANSWER_S * 1e3)),  # the same where no call waits for anything
             ],
         )
         admission = frontend.admission

@@ -13,7 +13,7 @@ from server.completion.fim_tokens import FimTokens
 from server.completion.gap import FillMode, Gap
 from server.completion.open_word import LONGEST, open_word
 from server.completion.prompt_packer import PromptPacker
-from server.completion.user_text import UserText
+from server.completion.user_text import ENTRY, UserText
 from server.http.fim_encoder import FimNotSupportedError
 from specdec.config import EngineConfig
 from specdec.errors import ConfigError
@@ -147,7 +147,7 @@ def test_what_is_known_is_bounded_and_kept_apart() -> None:
             calls.append(text)
             return super().encode(text, add_special=add_special, parse_special=parse_special)
 
-    user = UserText(Counting(), {}, capacity=80)
+    user = UserText(Counting(), {}, capacity=8 * (10 + ENTRY))
     calls.clear()
     for owner in ("a", "b", "a"):
         user.encode("0123456789", owner)
@@ -157,8 +157,8 @@ def test_what_is_known_is_bounded_and_kept_apart() -> None:
     assert not user.knows("0123456789", "a")
     assert user.knows("0000000008", "a")
     assert not user.knows("0000000008", "b")
-    user.encode("x" * 50)  # too large to be worth remembering
-    assert not user.knows("x" * 50)
+    user.encode("x" * 80)  # too large to be worth remembering
+    assert not user.knows("x" * 80)
 
 
 def sentencepiece(names: tuple[str, ...]) -> models_tokenizer.Tokenizer:
