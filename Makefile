@@ -35,7 +35,7 @@ serve: model ## set up, fetch the default model, start the server (ARGS="--grpc-
 	$(BIN)/specdec serve --target $(MODEL) $(ARGS)
 
 test: model ## set up, then run the test suite
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 explore: model ## the suite with examples nobody has tried yet (ARGS="tests/server -k fuzz" for a part)
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --hypothesis-profile=explore $(ARGS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
@@ -16,3 +17,10 @@ CHECKS = (HealthCheck.too_slow, HealthCheck.function_scoped_fixture)
 settings.register_profile("specdec", deadline=None, derandomize=True, suppress_health_check=CHECKS)
 settings.register_profile("explore", deadline=None, print_blob=True, suppress_health_check=CHECKS)
 settings.load_profile("specdec")
+# Two workers take whole files: the long ones first, or one worker ends alone with them.
+LONG = ("tests/verify/", "tests/scheduler/", "tests/engine/", "tests/kernels/gpu/")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first, else as found."""
+    items.sort(key=lambda item: not item.nodeid.startswith(LONG))
