@@ -3,32 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from types import TracebackType
 
 import numpy as np
 
+from bench.background_watch import BackgroundWatch
 from bench.local_server import LocalServer
 
 EVERY_S = 1.0
 
 
-class MemoryWatch:
+class MemoryWatch(BackgroundWatch):
     """Use as ``async with`` around the load. ``samples``: (seconds since the beginning, bytes by process)."""
 
     def __init__(self, server: LocalServer) -> None:
         self._server = server
         self.samples: list[tuple[float, dict[str, int]]] = []
-        self._task: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> MemoryWatch:
-        self._task = asyncio.create_task(self._look(), name="memory-watch")
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._task is not None  # set on entering
-        self._task.cancel()
 
     def growth_mib(self) -> dict[str, float]:
         """By process: what was added between the medians of the second and the last quarter, which leaves out what is
@@ -41,7 +30,7 @@ class MemoryWatch:
             name: round(float(_median(last, name) - _median(second, name)) / 2**20, 2) for name in self.samples[0][1]
         }
 
-    async def _look(self) -> None:
+    async def _watch(self) -> None:
         clock = asyncio.get_running_loop().time
         began = clock()
         while True:

@@ -114,7 +114,7 @@ class HttpPeer:
                     if (await client.get(f"{self._base}/health", timeout=5.0)).status_code == 200:
                         return
                 except httpx.HTTPError:
-                    pass
+                    pass  # it does not listen yet; whether it still runs is asked above
                 await asyncio.sleep(_POLL_S)
 
     def _body(self, prompt: PeerPrompt) -> dict[str, Any]:

@@ -3,35 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from types import TracebackType
+
+from bench.background_watch import BackgroundWatch
 
 TICK_S = 0.5
 STOPPED_S = 5.0  # between two ticks: more than a busy machine makes of one
 
 
-class RunClock:
+class RunClock(BackgroundWatch):
     """Use as ``async with``. ``running_s`` grows while it runs; ``stops`` counts the times it was stopped, when calls
     may break for which the server is not to blame."""
 
     def __init__(self) -> None:
         self.running_s = 0.0
         self.stops = 0
-        self._task: asyncio.Task[None] | None = None
 
-    async def __aenter__(self) -> RunClock:
-        self._task = asyncio.create_task(self._tick(), name="run-clock")
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._task is not None  # set on entering
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
-
-    async def _tick(self) -> None:
+    async def _watch(self) -> None:
         now = asyncio.get_running_loop().time
         last = now()
         while True:

@@ -61,3 +61,4 @@ async def test_a_client_that_reads_slowly_gets_all(monkeypatch: pytest.MonkeyPat
                 await asyncio.sleep(0.001)
                 got += len(await loop.sock_recv(client, 4096))
             await sending
+    assert got == size
