@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -16,8 +17,10 @@ class TimedDecoder:
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
-        self.pool, self.backend = decoder.pool, decoder.backend
         self.seconds = 0.0
+
+    def __getattr__(self, name: str) -> Any:  # sizes, pool, taps: whatever an engine asks of its decoder
+        return getattr(self._decoder, name)
 
     def forward(self, batch: ForwardBatch, logit_rows: Sequence[int]) -> Tensor:
         """As `Decoder.forward`."""

@@ -12,7 +12,7 @@ namespace sd {
 namespace {
 
 constexpr int BLOCK = 64;      // keys per block = tokens per page
-constexpr int STREAMS = 6;     // (node, head) pairs computed together: 6 x 4 accumulators, 4 keys, 1 query
+constexpr int STREAMS = 6;     // (node, head) pairs computed together: 6 x columns of accumulators, keys, 1 query
 constexpr int MAX_HEADS = 6;   // query heads of one unit
 constexpr int MAX_DIM = 256;
 constexpr int NODE_BLOCK = 8;  // nodes of one unit: a K/V block stays in cache while they all read it
@@ -32,29 +32,32 @@ struct Patch {  // keys of a block that are not where their position says
 
 constexpr int AHEAD = 1024;  // floats: hardware prefetch stops at every 4 KiB, so the next 4 KiB are asked for here
 
-inline void fetch_row(const float* p) {  // 256 bytes
-  for (int i = 0; i < 64; i += 16) __builtin_prefetch(p + i);
+template <int LINES>
+inline void fetch(const float* p) {
+  for (int i = 0; i < 16 * LINES; i += 16) __builtin_prefetch(p + i);
 }
 
-// scores[h][0..63] = q_h . K of one block.
+// scores[h][0..63] = q_h . K of one block, as many columns of 16 keys at once as the registers hold.
 template <int H>
 void block_scores(const float* k, const float* const* q, int dim, float (*scores)[BLOCK]) {
-  v16 s[H][4];
-  for (int h = 0; h < H; ++h)
-    for (int j = 0; j < 4; ++j) s[h][j] = splat(0);
-  for (int d = 0; d < dim; ++d, k += BLOCK) {
-    fetch_row(k + AHEAD);
-    const v16 k0 = load16(k), k1 = load16(k + 16), k2 = load16(k + 32), k3 = load16(k + 48);
-    for (int h = 0; h < H; ++h) {
-      const v16 x = splat(q[h][d]);
-      s[h][0] = fma16(x, k0, s[h][0]);
-      s[h][1] = fma16(x, k1, s[h][1]);
-      s[h][2] = fma16(x, k2, s[h][2]);
-      s[h][3] = fma16(x, k3, s[h][3]);
+  constexpr int COLUMNS = columns_for(H);
+  for (int column = 0; column < BLOCK; column += 16 * COLUMNS) {
+    v16 s[H][COLUMNS];
+    for (int h = 0; h < H; ++h)
+      for (int j = 0; j < COLUMNS; ++j) s[h][j] = splat(0);
+    for (int d = 0; d < dim; ++d) {
+      const float* keys = k + d * BLOCK + column;
+      fetch<COLUMNS>(keys + AHEAD);
+      v16 own[COLUMNS];
+      for (int j = 0; j < COLUMNS; ++j) own[j] = load16(keys + 16 * j);
+      for (int h = 0; h < H; ++h) {
+        const v16 x = splat(q[h][d]);
+        for (int j = 0; j < COLUMNS; ++j) s[h][j] = fma16(x, own[j], s[h][j]);
+      }
     }
+    for (int h = 0; h < H; ++h)
+      for (int j = 0; j < COLUMNS; ++j) store16(&scores[h][column + 16 * j], s[h][j]);
   }
-  for (int h = 0; h < H; ++h)
-    for (int j = 0; j < 4; ++j) store16(&scores[h][16 * j], s[h][j]);
 }
 
 // The same sum as one lane of block_scores, for patched keys; several heads at once hide the latency.
@@ -73,25 +76,24 @@ void patch_scores(const Patch& patch, const float* const* q, int dim, float (*sc
 // acc_h += sum_j p_h[j] V[j] over keys [lo, hi), j ascending.
 template <int H>
 void add_values(const float* const* v, float (*p)[BLOCK], int lo, int hi, int dim, State* const* state) {
+  constexpr int COLUMNS = columns_for(H), WIDTH = 16 * COLUMNS;
   int d = 0;
-  for (; d + 64 <= dim; d += 64) {
-    v16 a[H][4];
+  for (; d + WIDTH <= dim; d += WIDTH) {
+    v16 a[H][COLUMNS];
     for (int h = 0; h < H; ++h)
-      for (int j = 0; j < 4; ++j) a[h][j] = load16(state[h]->acc + d + 16 * j);
+      for (int j = 0; j < COLUMNS; ++j) a[h][j] = load16(state[h]->acc + d + 16 * j);
     for (int key = lo; key < hi; ++key) {
       const float* row = v[key] + d;
-      fetch_row(row + AHEAD);
-      const v16 v0 = load16(row), v1 = load16(row + 16), v2 = load16(row + 32), v3 = load16(row + 48);
+      fetch<COLUMNS>(row + AHEAD);
+      v16 own[COLUMNS];
+      for (int j = 0; j < COLUMNS; ++j) own[j] = load16(row + 16 * j);
       for (int h = 0; h < H; ++h) {
         const v16 x = splat(p[h][key]);
-        a[h][0] = fma16(x, v0, a[h][0]);
-        a[h][1] = fma16(x, v1, a[h][1]);
-        a[h][2] = fma16(x, v2, a[h][2]);
-        a[h][3] = fma16(x, v3, a[h][3]);
+        for (int j = 0; j < COLUMNS; ++j) a[h][j] = fma16(x, own[j], a[h][j]);
       }
     }
     for (int h = 0; h < H; ++h)
-      for (int j = 0; j < 4; ++j) store16(state[h]->acc + d + 16 * j, a[h][j]);
+      for (int j = 0; j < COLUMNS; ++j) store16(state[h]->acc + d + 16 * j, a[h][j]);
   }
   for (; d < dim; ++d)
     for (int h = 0; h < H; ++h)
@@ -255,7 +257,7 @@ struct Unit {
 
   void run_block(int block) const {
     const float *k = view.k(block), *v[BLOCK];
-    for (int i = 0; i < AHEAD; i += BLOCK) fetch_row(view.v(block) + i);  // values are read right after the keys
+    for (int i = 0; i < AHEAD; i += BLOCK) fetch<4>(view.v(block) + i);  // values are read right after the keys
     for (int j = 0; j < BLOCK; ++j) v[j] = view.v(block) + (int64_t)j * a.head_dim;
     int whole[NODE_BLOCK], n = 0;
     for (int row = begin; row < end; ++row) {

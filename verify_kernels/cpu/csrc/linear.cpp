@@ -4,116 +4,14 @@
 // blocked only to reuse a loaded weight, never to reorder a sum.
 #include "linear.h"
 
+#include "int_blocks.h"
 #include "parallel.h"
 #include "prologue.h"
 
 namespace sd {
 namespace {
 
-constexpr int TILE = 32;        // output channels per tile, as packed
 constexpr int ROW_BLOCK = 192;  // rows whose partial sums (32 floats each) stay in cache beside the weights
-constexpr int AHEAD = 4096;     // bytes; farther, and several rows' values are pushed out of the first cache
-constexpr int MAX_MR = 12;      // rows per register block: 12 x 2 accumulators, 2 weights, 1 activation
-
-// What a register block asks memory for while it computes: from `from` on, `step` bytes for each 128 of its own.
-struct Fetch {
-  const char* from;
-  int step;
-};
-
-// Block `b` of `blocks` over a chunk of `bytes` at `w`. One block asks for what it will need itself soon; several ask
-// for a share each of the next chunk, or memory would rest while all but the first compute.
-inline Fetch fetch_share(const void* w, int bytes, int b, int blocks) {
-  if (blocks == 1) return {(const char*)w + AHEAD, 128};
-  return {(const char*)w + bytes + (int64_t)bytes * b / blocks, (128 + blocks - 1) / blocks};
-}
-
-// One register block. Up to MAX_MR rows pass over the weights once: a tree's rows ride on the stream of weights that
-// one row needs anyway.
-template <int MR>
-inline void int8_block(const uint8_t* w, const int8_t* q, int64_t ld, int groups, Fetch fetch, int32_t (*acc)[TILE]) {
-#if defined(__AVX512VNNI__)
-  __m512i sum[MR][2];
-#pragma GCC unroll 12
-  for (int m = 0; m < MR; ++m) sum[m][0] = sum[m][1] = _mm512_setzero_si512();
-  for (int g = 0; g < groups; ++g) {
-    const __m512i w0 = _mm512_loadu_si512(w), w1 = _mm512_loadu_si512(w + 64);
-    _mm_prefetch(fetch.from, _MM_HINT_T0);
-    _mm_prefetch(fetch.from + fetch.step / 2, _MM_HINT_T0);
-    fetch.from += fetch.step;
-    w += 4 * TILE;
-#pragma GCC unroll 12
-    for (int m = 0; m < MR; ++m) {
-      int32_t four;
-      memcpy(&four, q + m * ld + 4 * g, 4);
-      const __m512i a = _mm512_set1_epi32(four);
-      sum[m][0] = _mm512_dpbusd_epi32(sum[m][0], w0, a);
-      sum[m][1] = _mm512_dpbusd_epi32(sum[m][1], w1, a);
-    }
-  }
-#pragma GCC unroll 12
-  for (int m = 0; m < MR; ++m) {
-    _mm512_storeu_si512(&acc[m][0], sum[m][0]);
-    _mm512_storeu_si512(&acc[m][16], sum[m][1]);
-  }
-#else
-  for (int m = 0; m < MR; ++m) {
-    memset(acc[m], 0, sizeof(acc[m]));
-    for (int g = 0; g < groups; ++g) {
-      const uint8_t* wg = w + 4 * TILE * (int64_t)g;
-      const int8_t* a = q + m * ld + 4 * g;
-      for (int n = 0; n < TILE; ++n)
-        for (int j = 0; j < 4; ++j) acc[m][n] += (int32_t)wg[4 * n + j] * (int32_t)a[j];
-    }
-  }
-#endif
-}
-
-// As int8_block for weights of four bits: a byte holds a channel of each of two groups of four.
-template <int MR>
-inline void int4_block(const uint8_t* w, const int8_t* q, int64_t ld, int pairs, Fetch fetch, int32_t (*acc)[TILE]) {
-#if defined(__AVX512VNNI__)
-  __m512i sum[MR][2];
-#pragma GCC unroll 12
-  for (int m = 0; m < MR; ++m) sum[m][0] = sum[m][1] = _mm512_setzero_si512();
-  const __m512i low = _mm512_set1_epi8(15);
-  for (int g = 0; g < pairs; ++g) {
-    const __m512i b0 = _mm512_loadu_si512(w), b1 = _mm512_loadu_si512(w + 64);
-    _mm_prefetch(fetch.from, _MM_HINT_T0);
-    _mm_prefetch(fetch.from + fetch.step / 2, _MM_HINT_T0);
-    fetch.from += fetch.step;
-    w += 4 * TILE;
-    const __m512i l0 = _mm512_and_si512(b0, low), l1 = _mm512_and_si512(b1, low);
-    const __m512i h0 = _mm512_and_si512(_mm512_srli_epi16(b0, 4), low);
-    const __m512i h1 = _mm512_and_si512(_mm512_srli_epi16(b1, 4), low);
-#pragma GCC unroll 12
-    for (int m = 0; m < MR; ++m) {
-      int32_t first, second;
-      memcpy(&first, q + m * ld + 8 * g, 4);
-      memcpy(&second, q + m * ld + 8 * g + 4, 4);
-      const __m512i a = _mm512_set1_epi32(first), b = _mm512_set1_epi32(second);
-      sum[m][0] = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(sum[m][0], l0, a), h0, b);
-      sum[m][1] = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(sum[m][1], l1, a), h1, b);
-    }
-  }
-#pragma GCC unroll 12
-  for (int m = 0; m < MR; ++m) {
-    _mm512_storeu_si512(&acc[m][0], sum[m][0]);
-    _mm512_storeu_si512(&acc[m][16], sum[m][1]);
-  }
-#else
-  for (int m = 0; m < MR; ++m) {
-    memset(acc[m], 0, sizeof(acc[m]));
-    for (int g = 0; g < pairs; ++g) {
-      const uint8_t* wg = w + 4 * TILE * (int64_t)g;
-      const int8_t* a = q + m * ld + 8 * g;
-      for (int n = 0; n < TILE; ++n)
-        for (int j = 0; j < 4; ++j)
-          acc[m][n] += (int32_t)(wg[4 * n + j] & 15) * a[j] + (int32_t)(wg[4 * n + j] >> 4) * a[4 + j];
-    }
-  }
-#endif
-}
 
 // sums[m] += (acc - offset) * scale for one chunk; q_sum counts 128 per value, weights of four bits are off by 8.
 template <int MR>
@@ -148,35 +46,27 @@ void int8_chunk(const sd_linear_args& a, int tile, int chunk, int row, int b, in
   }
 }
 
-inline v16 weight16(const float* w) { return load16(w); }
-inline v16 weight16(const uint16_t* w) {
-#if defined(__AVX512F__)
-  return (v16)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)w)), 16);
-#else
-  i16v wide;
-  for (int i = 0; i < 16; ++i) wide[i] = (int32_t)((uint32_t)w[i] << 16);
-  return (v16)wide;
-#endif
-}
-
 template <int MR, class W>
 void float_chunk(const sd_linear_args& a, int tile, int chunk, int row, float* sums) {
+  constexpr int STEP = columns_for(MR) < 2 ? 1 : 2;  // v16 at once of the tile's two
   const int begin = chunk * CHUNK, width = a.k - begin < CHUNK ? a.k - begin : CHUNK;
-  const W* w = (const W*)a.weight + ((int64_t)tile * a.k + begin) * TILE;
   const float* x = a.x + (int64_t)row * a.k_pad + begin;
-  v16 sum[MR][2];
-  for (int m = 0; m < MR; ++m)
-    for (int j = 0; j < 2; ++j) sum[m][j] = load16(sums + m * TILE + 16 * j);
-  for (int i = 0; i < width; ++i, w += TILE) {
-    const v16 w0 = weight16(w), w1 = weight16(w + 16);
-    for (int m = 0; m < MR; ++m) {
-      const v16 v = splat(x[m * (int64_t)a.k_pad + i]);
-      sum[m][0] = fma16(v, w0, sum[m][0]);
-      sum[m][1] = fma16(v, w1, sum[m][1]);
+  for (int column = 0; column < TILE; column += 16 * STEP) {
+    const W* w = (const W*)a.weight + ((int64_t)tile * a.k + begin) * TILE + column;
+    v16 sum[MR][STEP];
+    for (int m = 0; m < MR; ++m)
+      for (int j = 0; j < STEP; ++j) sum[m][j] = load16(sums + m * TILE + column + 16 * j);
+    for (int i = 0; i < width; ++i, w += TILE) {
+      v16 own[STEP];
+      for (int j = 0; j < STEP; ++j) own[j] = load16(w + 16 * j);
+      for (int m = 0; m < MR; ++m) {
+        const v16 v = splat(x[m * (int64_t)a.k_pad + i]);
+        for (int j = 0; j < STEP; ++j) sum[m][j] = fma16(v, own[j], sum[m][j]);
+      }
     }
+    for (int m = 0; m < MR; ++m)
+      for (int j = 0; j < STEP; ++j) store16(sums + m * TILE + column + 16 * j, sum[m][j]);
   }
-  for (int m = 0; m < MR; ++m)
-    for (int j = 0; j < 2; ++j) store16(sums + m * TILE + 16 * j, sum[m][j]);
 }
 
 template <int MR>
@@ -187,21 +77,11 @@ void chunk_rows(const sd_linear_args& a, int tile, int chunk, int row, int b, in
   else float_chunk<MR, float>(a, tile, chunk, row, sums);
 }
 
+template <int MR = MAX_MR>
 void chunk_dispatch(const sd_linear_args& a, int tile, int chunk, int row, int mr, int b, int blocks, float* sums) {
-  switch (mr) {
-    case 1: chunk_rows<1>(a, tile, chunk, row, b, blocks, sums); break;
-    case 2: chunk_rows<2>(a, tile, chunk, row, b, blocks, sums); break;
-    case 3: chunk_rows<3>(a, tile, chunk, row, b, blocks, sums); break;
-    case 4: chunk_rows<4>(a, tile, chunk, row, b, blocks, sums); break;
-    case 5: chunk_rows<5>(a, tile, chunk, row, b, blocks, sums); break;
-    case 6: chunk_rows<6>(a, tile, chunk, row, b, blocks, sums); break;
-    case 7: chunk_rows<7>(a, tile, chunk, row, b, blocks, sums); break;
-    case 8: chunk_rows<8>(a, tile, chunk, row, b, blocks, sums); break;
-    case 9: chunk_rows<9>(a, tile, chunk, row, b, blocks, sums); break;
-    case 10: chunk_rows<10>(a, tile, chunk, row, b, blocks, sums); break;
-    case 11: chunk_rows<11>(a, tile, chunk, row, b, blocks, sums); break;
-    default: chunk_rows<12>(a, tile, chunk, row, b, blocks, sums);
-  }
+  if constexpr (MR > 1)
+    if (mr < MR) return chunk_dispatch<MR - 1>(a, tile, chunk, row, mr, b, blocks, sums);
+  chunk_rows<MR>(a, tile, chunk, row, b, blocks, sums);
 }
 
 void finish_tile(const sd_linear_args& a, int tile, int row, int rows, const float* sums) {

@@ -62,14 +62,8 @@ inline void hadamard(float* x, int n) {
         }
     return;
   }
-  const i16v lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  for (int i = 0; i < n; i += 16) {  // distances inside a vector: lane i takes x[i] +- x[i ^ h]
-    v16 v = load16(x + i);
-    for (int h = 1; h < 16; h *= 2) {
-      const i16v flip = ((lane & h) != 0) & (int32_t)0x80000000;
-      v = __builtin_shuffle(v, lane ^ h) + (v16)((i16v)v ^ flip);
-    }
-    store16(x + i, v);
+  for (int i = 0; i < n; i += 16) {  // distances inside a vector
+    store16(x + i, butterfly16<8>(butterfly16<4>(butterfly16<2>(butterfly16<1>(load16(x + i))))));
   }
   for (int h = 16; h < n; h *= 2) {
     for (int i = 0; i < n; i += 16) {
@@ -116,21 +110,12 @@ inline void quantise_chunk(const float* x, int n, int8_t* q, float* scale, int32
   *offset = 128 * sum;
 }
 
-typedef int8_t q16 __attribute__((vector_size(16), aligned(1), may_alias));
-
 // A whole chunk, rotated and rounded in registers: the same as rotate_chunk and quantise_chunk, at a third of the time.
 inline void prepare_chunk(const float* x, int8_t* q, float* scale, int32_t* offset) {
   constexpr int N = CHUNK / 16;
-  const i16v lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   v16 v[N];
 #pragma GCC unroll 16
-  for (int i = 0; i < N; ++i) v[i] = load16(x + 16 * i);
-#pragma GCC unroll 4
-  for (int h = 1; h < 16; h *= 2) {
-    const i16v flip = ((lane & h) != 0) & (int32_t)0x80000000;
-#pragma GCC unroll 16
-    for (int i = 0; i < N; ++i) v[i] = __builtin_shuffle(v[i], lane ^ h) + (v16)((i16v)v[i] ^ flip);
-  }
+  for (int i = 0; i < N; ++i) v[i] = butterfly16<8>(butterfly16<4>(butterfly16<2>(butterfly16<1>(load16(x + 16 * i)))));
 #pragma GCC unroll 4
   for (int h = 1; h < N; h *= 2) {
 #pragma GCC unroll 16
@@ -146,16 +131,14 @@ inline void prepare_chunk(const float* x, int8_t* q, float* scale, int32_t* offs
   const float peak = hmax16(top);  // of the unscaled rotation; its factor 1 / sqrt(256) goes into the scale
   *scale = peak / 127.0f / 16.0f;
   const v16 inverse = splat(peak > 0 ? 127.0f / peak : 0.0f);
-  i16v sum{};
+  i16v sum = splat_bits(0);
 #pragma GCC unroll 16
   for (int i = 0; i < N; ++i) {
-    const i16v value = (i16v)(v[i] * inverse + splat(12582912.0f)) - 0x4B400000;
-    sum += value;
-    *(q16*)(q + 16 * i) = __builtin_convertvector(value, q16);
+    const i16v value = bits_of(v[i] * inverse + splat(12582912.0f)) - splat_bits(0x4B400000);
+    sum = sum + value;
+    store_bytes(q + 16 * i, value);
   }
-  int32_t total = 0;
-  for (int i = 0; i < 16; ++i) total += sum[i];
-  *offset = 128 * total;
+  *offset = 128 * sum_bits(sum);
 }
 
 inline void prepare_row(const sd_linear_args& a, int row) {

@@ -73,16 +73,16 @@ uint64_t sd_read_bandwidth(const uint8_t* data, int64_t bytes, int32_t threads) 
   std::atomic<uint64_t> total{0};
   const int64_t unit = 1 << 18;
   sd::for_units(threads, (int)(bytes / unit), [&](int u) {
-    sd::i16v sum{};
+    sd::i16v sum = sd::splat_bits(0);
     const char* p = (const char*)data + u * unit;
     for (int64_t i = 0; i < unit; i += 256) {
       for (int line = 0; line < 256; line += 64) __builtin_prefetch(p + i + AHEAD + line);
-      const sd::i16v* v = (const sd::i16v*)(p + i);
-      sum += (v[0] ^ v[1]) + (v[2] ^ v[3]);
+      const float* v = (const float*)(p + i);
+      const sd::i16v a = sd::bits_of(sd::load16(v)), b = sd::bits_of(sd::load16(v + 16));
+      const sd::i16v c = sd::bits_of(sd::load16(v + 32)), d = sd::bits_of(sd::load16(v + 48));
+      sum = sum + (a ^ b) + (c ^ d);
     }
-    uint64_t part = 0;
-    for (int i = 0; i < 16; ++i) part += (uint32_t)sum[i];
-    total.fetch_add(part);
+    total.fetch_add((uint32_t)sd::sum_bits(sum));
   });
   return total;
 }

@@ -1,0 +1,88 @@
+"""The kernels for other processors: where multiply and add fuse, the very bits of this one's."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.kernels.batches import random_batch
+from tests.kernels.natives import backend_for, native_backend
+from tests.kernels.test_linear import KINDS, MAX_ROWS, _spec
+from tests.kernels.test_tree_attention import PAGES, make_spec, run
+from verify_kernels.cpu.native_backend import NativeBackend
+from verify_kernels.reference_backend import ReferenceBackend
+
+AVX2, BASELINE = "x86-64-v3", "x86-64"
+pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="builds for x86-64")
+
+
+def _can_run(processor: str) -> bool:
+    flags = Path("/proc/cpuinfo").read_text().split()
+    return processor == BASELINE or {"avx2", "fma", "bmi2"} <= set(flags)
+
+
+@pytest.fixture(scope="module", params=[AVX2, BASELINE])
+def other(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[NativeBackend, bool]:
+    """A backend of other instructions, and whether it rounds as this processor's does: fused, where AVX2 is."""
+    if not _can_run(request.param):
+        pytest.skip(f"this processor does not run code for {request.param}")
+    return backend_for(request.param, tmp_path_factory.mktemp("kernels")), request.param == AVX2 or not _can_run(AVX2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("k", [576, 300])
+def test_linear(kind: str, k: int, other: tuple[NativeBackend, bool]) -> None:
+    backend, same_rounding = other
+    for rows in (1, 2, 5, 7, 13, 30):
+        results = []
+        for one in (native_backend(), backend):
+            spec = _spec(kind, 130, k, "none", "store")
+            one.reserve(MAX_ROWS, 1024, 64)
+            one.linear(spec)(rows)
+            results.append(spec.dst[:rows].clone())
+        if same_rounding or kind in ("int8", "int4"):  # sums of integers are exact, and nothing else is fused
+            assert torch.equal(*results)
+        assert torch.allclose(*results, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("prologue", ["rms", "silu", "gelu"])
+def test_prologues(prologue: str, other: tuple[NativeBackend, bool]) -> None:
+    backend, same_rounding = other
+    results = []
+    for one in (native_backend(), backend):
+        spec = _spec("fp32", 64, 330, prologue, "norm_add")
+        one.reserve(MAX_ROWS, 1024, 64)
+        one.linear(spec)(9)
+        results.append(spec.dst[:9].clone())
+    assert torch.equal(*results) or not same_rounding
+    assert torch.allclose(*results, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_the_largest_values_do_not_saturate(kind: str, other: tuple[NativeBackend, bool]) -> None:
+    """One value alone is the same everywhere once rotated: every activation is 127, and every weight the largest."""
+    for backend in (native_backend(), other[0]):
+        for byte in (0, 255):
+            specs = [_spec(kind, 64, 512, "none", "store") for _ in range(2)]
+            for spec, one in zip(specs, (backend, ReferenceBackend(1)), strict=True):
+                spec.src.zero_()
+                spec.src[:, 0] = 5.0
+                spec.weight.data.fill_(byte)
+                one.reserve(MAX_ROWS, 1024, 64)
+                one.linear(spec)(6)
+            assert torch.allclose(specs[0].dst[:6], specs[1].dst[:6], rtol=1e-4)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (12, 2, 128), (5, 1, 80), (2, 1, 64), (3, 3, 96)])
+def test_attention(heads: int, kv_heads: int, dim: int, other: tuple[NativeBackend, bool]) -> None:
+    backend, same_rounding = other
+    rng = np.random.default_rng(heads * dim)
+    batch, _ = random_batch(rng, [(130, 0, 7), (0, 20, 3), (200, 0, 0)], PAGES, 10)
+    spec = make_spec(heads, kv_heads, dim, 0, qk_norm=True)
+    results = [run(one, spec, batch) for one in (native_backend(), backend)]
+    assert torch.equal(*results) or not same_rounding
+    assert torch.allclose(*results, rtol=1e-4, atol=2e-6)

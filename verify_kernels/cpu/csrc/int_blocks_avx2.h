@@ -1,0 +1,110 @@
+// int_blocks.h on AVX2, exact: bytes are widened to 16 bits before the pairs are added, or kept so small that sums of
+// pairs can not leave 16 bits. (The instruction for bytes alone saturates at 2 * 255 * 127.)
+#pragma once
+#include <immintrin.h>
+
+#include <cstring>
+
+#include "int_blocks.h"
+
+namespace sd {
+
+constexpr int MAX_MR = 5;        // 5 x 2 accumulators, 2 x 2 weights, 2 activations
+constexpr int AHEAD = 8192;      // a chunk, of which each pass reads a half
+constexpr int MAX_GROUPS = 64;   // groups of four in a chunk
+constexpr int PART_BYTES = 64;   // of the 128 that a group takes: 16 channels, whose sums fit the registers
+
+// A row's groups of four as words: values 0 and 2 in `even`, 1 and 3 in `odd`, one group to 32 bits.
+struct WideRow {
+  alignas(32) int32_t even[MAX_GROUPS], odd[MAX_GROUPS];
+
+  void fill(const int8_t* q, int groups) {
+    int g = 0;
+    for (; g + 8 <= groups; g += 8) {
+      const __m256i x = _mm256_loadu_si256((const __m256i*)(q + 4 * g));
+      _mm256_store_si256((__m256i*)(even + g), _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8));
+      _mm256_store_si256((__m256i*)(odd + g), _mm256_srai_epi16(x, 8));
+    }
+    for (; g < groups; ++g) {
+      const int8_t* a = q + 4 * g;
+      even[g] = (uint16_t)a[0] | (uint32_t)(uint16_t)a[2] << 16;
+      odd[g] = (uint16_t)a[1] | (uint32_t)(uint16_t)a[3] << 16;
+    }
+  }
+};
+
+inline void fetch_some(Fetch& fetch, int bytes) {  // while `bytes` of the block's own are read
+  _mm_prefetch(fetch.from, _MM_HINT_T0);
+  fetch.from += fetch.step * bytes / 128;
+}
+
+template <int MR>
+inline void int8_block(const uint8_t* w, const int8_t* q, int64_t ld, int groups, Fetch fetch, int32_t (*acc)[TILE]) {
+  WideRow rows[MR];
+  for (int m = 0; m < MR; ++m) rows[m].fill(q + m * ld, groups);
+  const __m256i low = _mm256_set1_epi16(255);
+  for (int part = 0; part < 2; ++part) {
+    __m256i sum[MR][2];
+#pragma GCC unroll 5
+    for (int m = 0; m < MR; ++m) sum[m][0] = sum[m][1] = _mm256_setzero_si256();
+    const uint8_t* own = w + part * PART_BYTES;
+    for (int g = 0; g < groups; ++g, own += 2 * PART_BYTES) {
+      const __m256i w0 = _mm256_loadu_si256((const __m256i*)own), w1 = _mm256_loadu_si256((const __m256i*)(own + 32));
+      const __m256i even0 = _mm256_and_si256(w0, low), odd0 = _mm256_srli_epi16(w0, 8);
+      const __m256i even1 = _mm256_and_si256(w1, low), odd1 = _mm256_srli_epi16(w1, 8);
+      fetch_some(fetch, PART_BYTES);
+#pragma GCC unroll 5
+      for (int m = 0; m < MR; ++m) {
+        const __m256i even = _mm256_set1_epi32(rows[m].even[g]), odd = _mm256_set1_epi32(rows[m].odd[g]);
+        sum[m][0] = _mm256_add_epi32(sum[m][0], _mm256_madd_epi16(even0, even));
+        sum[m][1] = _mm256_add_epi32(sum[m][1], _mm256_madd_epi16(even1, even));
+        sum[m][0] = _mm256_add_epi32(sum[m][0], _mm256_madd_epi16(odd0, odd));
+        sum[m][1] = _mm256_add_epi32(sum[m][1], _mm256_madd_epi16(odd1, odd));
+      }
+    }
+#pragma GCC unroll 5
+    for (int m = 0; m < MR; ++m) {
+      _mm256_store_si256((__m256i*)&acc[m][16 * part], sum[m][0]);
+      _mm256_store_si256((__m256i*)&acc[m][16 * part + 8], sum[m][1]);
+    }
+  }
+}
+
+// As int8_block for weights of four bits: a byte holds a channel of each of two groups of four. Products of a pair are
+// at most 2 * 15 * 127 = 3,810, so eight of them fit 16 bits.
+template <int MR>
+inline void int4_block(const uint8_t* w, const int8_t* q, int64_t ld, int pairs, Fetch fetch, int32_t (*acc)[TILE]) {
+  constexpr int RUN = 4;  // pairs of groups whose products are added in 16 bits
+  const __m256i low = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
+  for (int part = 0; part < 4; ++part) {
+    __m256i sum[MR];
+#pragma GCC unroll 5
+    for (int m = 0; m < MR; ++m) sum[m] = _mm256_setzero_si256();
+    for (int begin = 0; begin < pairs; begin += RUN) {
+      const int end = begin + RUN < pairs ? begin + RUN : pairs;
+      __m256i run[MR];
+#pragma GCC unroll 5
+      for (int m = 0; m < MR; ++m) run[m] = _mm256_setzero_si256();
+      for (int g = begin; g < end; ++g) {
+        const __m256i both = _mm256_loadu_si256((const __m256i*)(w + (int64_t)4 * TILE * g + 32 * part));
+        const __m256i first = _mm256_and_si256(both, low);
+        const __m256i second = _mm256_and_si256(_mm256_srli_epi16(both, 4), low);
+        fetch_some(fetch, 32);
+#pragma GCC unroll 5
+        for (int m = 0; m < MR; ++m) {
+          int32_t a, b;
+          memcpy(&a, q + m * ld + 8 * g, 4);
+          memcpy(&b, q + m * ld + 8 * g + 4, 4);
+          run[m] = _mm256_add_epi16(run[m], _mm256_maddubs_epi16(first, _mm256_set1_epi32(a)));
+          run[m] = _mm256_add_epi16(run[m], _mm256_maddubs_epi16(second, _mm256_set1_epi32(b)));
+        }
+      }
+#pragma GCC unroll 5
+      for (int m = 0; m < MR; ++m) sum[m] = _mm256_add_epi32(sum[m], _mm256_madd_epi16(run[m], ones));
+    }
+#pragma GCC unroll 5
+    for (int m = 0; m < MR; ++m) _mm256_store_si256((__m256i*)&acc[m][8 * part], sum[m]);
+  }
+}
+
+}  // namespace sd
