@@ -1,5 +1,6 @@
-// Integer products of a chunk: acc[m][n] = sum_k w[n][k] * q[m][k], exact in 32 bits. Weights are packed by tiles of 32
-// channels, in groups of four values: 128 bytes hold a group of each channel.
+// Integer products of a chunk, exact in 32 bits: acc[m][n] = sum_k w[n][k] * q[m][k].
+//
+// Weights are packed by tiles of 32 channels, in groups of four values: 128 bytes hold a group of each channel.
 #pragma once
 #include <cstdint>
 

@@ -1,5 +1,6 @@
-// int_blocks.h on AVX2, exact: bytes are widened to 16 bits before the pairs are added, or kept so small that sums of
-// pairs can not leave 16 bits. (The instruction for bytes alone saturates at 2 * 255 * 127.)
+// int_blocks.h on AVX2, whose product of bytes saturates at 16 bits.
+//
+// So that sums stay exact, eight-bit weights are widened first; those of four bits can not get there.
 #pragma once
 #include <immintrin.h>
 

@@ -1,5 +1,6 @@
-// Sixteen floats as one value, whatever the processor's own width, and functions of them. The same operations in the
-// same order everywhere: processors that fuse multiply and add agree bit for bit.
+// Sixteen floats as one value, whatever the processor's own width, and functions of them.
+//
+// The same operations in the same order everywhere: processors that fuse multiply and add agree bit for bit.
 #pragma once
 #include <cstdint>
 #include <cstring>
