@@ -19,7 +19,9 @@ def keys_group() -> None:
 )
 @click.option("--name", required=True, help="Who holds the key: shown in logs, unique in the file.")
 @click.option("--tenant", required=True, help="Whose data it may see: keys of one tenant share caches, others do not.")
-@click.option("--admin", is_flag=True, help="May drain the server, flush its cache, change its draft model and run experiments.")
+@click.option(
+    "--admin", is_flag=True, help="May drain the server, flush its cache, change its draft model and run experiments."
+)
 @click.option("--requests-per-minute", type=float, help="Requests begun per minute.")
 @click.option("--tokens-per-minute", type=float, help="Tokens of prompts and outputs per minute.")
 @click.option("--max-concurrent", type=int, help="Requests that run at once.")

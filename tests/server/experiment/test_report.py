@@ -192,6 +192,26 @@ def test_plan_names_units_and_power(tmp_path: Path) -> None:
     assert smaller["units"] > 2 * found["units"]
 
 
+def test_check_counts_differences_where_there_are_none(tmp_path: Path) -> None:
+    plan = manifest(assignment={"mode": "aa"})
+    same, unlike = tmp_path / "same", tmp_path / "unlike"
+    for folder, factor in ((same, 1.0), (unlike, 1.5)):
+        folder.mkdir()
+        _folder(folder, plan, paired(plan, 410, factor, seed=7))
+    done = _ab("check", same, "--experiments", 20, "--json")
+    found = json.loads(done.output)
+    assert (done.exit_code, found["experiments"], found["units_each"], found["unit_name"]) == (0, 20, 20, "pair")
+    assert found["alarms"] <= found["most"] == 3  # of 20 at 5 %: 4 or more have a chance of 1.6 %
+    assert found["bounds"][0] <= found["alarms"] / 20 <= found["bounds"][1]
+    assert "20 experiments of 20 pairs, e2e_ms@p50" in _ab("check", same, "--experiments", 20).output
+    alarmed = _ab("check", unlike, "--experiments", 20)  # arms that do differ: every one of them says so
+    assert alarmed.exit_code == 14
+    assert "20 found a difference: 100.0%" in alarmed.output
+    refused = _ab("check", same, "--experiments", 100)
+    assert refused.exit_code == 1
+    assert "410 pairs make 51 experiments of 8 at most, not 100" in refused.output
+
+
 def test_what_can_not_be_done_ends_with_one_line(tmp_path: Path) -> None:
     assert "manifest.json: can not be read" in _ab("analyze", tmp_path).output
     assert "run `specdec ab analyze` first" in _ab("report", tmp_path).output
