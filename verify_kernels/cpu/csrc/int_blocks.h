@@ -1,23 +1,8 @@
 // Integer products of a chunk, exact in 32 bits: acc[m][n] = sum_k w[n][k] * q[m][k].
 //
-// Weights are packed by tiles of 32 channels, in groups of four values: 128 bytes hold a group of each channel.
+// Each file defines int8_block and int4_block for up to MAX_MR rows (a tree's rows ride on the stream of weights that
+// one row needs anyway), and AHEAD, how many bytes before their use a block that is alone asks for its weights.
 #pragma once
-#include <cstdint>
-
-namespace sd {
-
-constexpr int TILE = 32;      // output channels per tile, as packed
-
-// What a register block asks memory for while it computes: from `from` on, `step` bytes for each 128 of its own.
-struct Fetch {
-  const char* from;
-  int step;
-};
-
-}  // namespace sd
-
-// Each defines int8_block and int4_block for up to MAX_MR rows (a tree's rows ride on the stream of weights that one
-// row needs anyway), and AHEAD, how many bytes before their use a block that is alone asks for its weights.
 #if defined(__AVX512VNNI__)
 #include "int_blocks_vnni.h"
 #elif defined(__AVX2__)

@@ -6,14 +6,14 @@
 
 #include <cstring>
 
-#include "int_blocks.h"
+#include "weight_tile.h"
 
 namespace sd {
 
-constexpr int MAX_MR = 5;        // 5 x 2 accumulators, 2 x 2 weights, 2 activations
-constexpr int AHEAD = 8192;      // a chunk, of which each pass reads a half
-constexpr int MAX_GROUPS = 64;   // groups of four in a chunk
-constexpr int PART_BYTES = 64;   // of the 128 that a group takes: 16 channels, whose sums fit the registers
+constexpr int MAX_MR = 5;       // 5 x 2 accumulators, 2 x 2 weights, 2 activations
+constexpr int AHEAD = 8192;     // a chunk, of which each pass reads a half
+constexpr int MAX_GROUPS = 64;  // groups of four in a chunk
+constexpr int PART_BYTES = 64;  // of the 128 that a group takes: 16 channels, whose sums fit the registers
 
 // A row's groups of four as words: values 0 and 2 in `even`, 1 and 3 in `odd`, one group to 32 bits.
 struct WideRow {

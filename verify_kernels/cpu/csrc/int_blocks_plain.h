@@ -2,7 +2,7 @@
 #pragma once
 #include <cstring>
 
-#include "int_blocks.h"
+#include "weight_tile.h"
 
 namespace sd {
 

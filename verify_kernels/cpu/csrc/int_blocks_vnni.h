@@ -4,11 +4,11 @@
 
 #include <cstring>
 
-#include "int_blocks.h"
+#include "weight_tile.h"
 
 namespace sd {
 
-constexpr int MAX_MR = 12;  // 12 x 2 accumulators, 2 weights, 1 activation
+constexpr int MAX_MR = 12;   // 12 x 2 accumulators, 2 weights, 1 activation
 constexpr int AHEAD = 4096;  // farther, and several rows' values are pushed out of the first cache
 
 template <int MR>

@@ -143,7 +143,7 @@ inline float hmax16(const v16& x) {
   return fold16<float>(x, [](float a, float b) { return a > b ? a : b; });
 }
 inline int32_t sum_bits(const i16v& x) {
-  return fold16<int32_t>(x, [](int32_t a, int32_t b) { return a + b; });
+  return (int32_t)fold16<uint32_t>(x, [](uint32_t a, uint32_t b) { return a + b; });  // wraps, as vectors do
 }
 
 // Lane i becomes x[i ^ H] + x[i], or x[i ^ H] - x[i] where i has the bit H: one stage of a Hadamard transform.
