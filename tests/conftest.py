@@ -10,9 +10,6 @@ from hypothesis import HealthCheck, settings
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when triton is first imported
-    from tests.exact_dot import use_exact_dot
-
-    use_exact_dot()
 
 torch.set_num_threads(1)
 CHECKS = (HealthCheck.too_slow, HealthCheck.function_scoped_fixture)

@@ -97,6 +97,7 @@ def check_command(folder: Path, experiments: int, as_json: bool) -> None:
 
     Exit code 14 when it is found more often than chance explains.
     """
+    from server.experiment.analysis.exit_code import FALSE_ALARMS
     from server.experiment.analysis.false_alarms import count_false_alarms
     from server.experiment.manifest import Manifest
     from server.experiment.record_log import read_records
@@ -111,7 +112,7 @@ def check_command(folder: Path, experiments: int, as_json: bool) -> None:
             f"{found.alarms} found a difference: {found.alarms / experiments:.1%} ({low:.1%} to {high:.1%} at 95%)"
         )
         click.echo(f"{found.alpha:.0%} may; more than {found.most} would be more than chance explains")
-    sys.exit(0 if found.held else 14)
+    sys.exit(0 if found.held else FALSE_ALARMS)
 
 
 def _share(option: str, text: str) -> float:

@@ -1,4 +1,4 @@
-"""One native backend per thread count, or a skip where no compiler is at hand."""
+"""Native kernels under test: as they are served, or compiled anew. A skip where no compiler is at hand."""
 
 from __future__ import annotations
 
@@ -15,19 +15,30 @@ from verify_kernels.cpu.native_backend import NativeBackend
 CACHE = Path("~/.cache/specdec")
 
 
-def native_backend(threads: int = 2) -> NativeBackend:
-    """A fresh native backend; skips the test when no C++ compiler is installed."""
+def need_compiler() -> None:
+    """Skips the test when no C++ compiler is installed."""
     if shutil.which("g++") is None:
         pytest.skip("no g++ here: the native kernels can not be built")
+
+
+def native_backend(threads: int = 2) -> NativeBackend:
+    """A fresh native backend."""
+    need_compiler()
     return NativeBackend(CACHE, threads)
 
 
 def backend_for(processor: str, folder: Path) -> NativeBackend:
     """The same kernels compiled for another ``processor`` (a value of -march) than this one, into ``folder``."""
     backend = native_backend()
-    library = folder / f"{processor}.so"
-    flags = ["-O1", f"-march={processor}", *(f for f in FLAGS if not f.startswith(("-O", "-march")))]
-    sources = [str(path) for path in sorted(SOURCES.glob("*.cpp"))]
-    subprocess.run(["g++", *flags, "-o", str(library), *sources], check=True, timeout=120)
-    backend._library = ctypes.CDLL(str(library))
+    backend._library = compile_library(SOURCES, folder / f"{processor}.so", processor)
     return backend
+
+
+def compile_library(sources: Path, library: Path, processor: str | None = "native") -> ctypes.CDLL:
+    """All ``sources`` as one ``library``, by the flags that are served except for -O1, which is quick and of the same
+    bits (no flag lets rounding change). ``processor`` None: any of this architecture."""
+    march = [] if processor is None else [f"-march={processor}"]
+    flags = ["-O1", *march, *(flag for flag in FLAGS if not flag.startswith(("-O", "-march")))]
+    files = [str(path) for path in sorted(sources.glob("*.cpp"))]
+    subprocess.run(["g++", *flags, "-o", str(library), *files], check=True, timeout=120)
+    return ctypes.CDLL(str(library))

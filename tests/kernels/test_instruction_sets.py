@@ -11,18 +11,19 @@ import torch
 
 from tests.kernels.batches import random_batch
 from tests.kernels.natives import backend_for, native_backend
-from tests.kernels.test_linear import KINDS, MAX_ROWS, _spec
+from tests.kernels.test_linear import KINDS, MAX_ROWS, make_linear_spec
 from tests.kernels.test_tree_attention import PAGES, make_spec, run
 from verify_kernels.cpu.native_backend import NativeBackend
 from verify_kernels.reference_backend import ReferenceBackend
 
 AVX2, BASELINE = "x86-64-v3", "x86-64"
+V3_FLAGS = {"avx2", "fma", "bmi1", "bmi2", "f16c", "movbe", "abm"}
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="builds for x86-64")
 
 
 def _can_run(processor: str) -> bool:
     flags = Path("/proc/cpuinfo").read_text().split()
-    return processor == BASELINE or {"avx2", "fma", "bmi2"} <= set(flags)
+    return processor == BASELINE or set(flags) >= V3_FLAGS
 
 
 @pytest.fixture(scope="module", params=[AVX2, BASELINE])
@@ -40,7 +41,7 @@ def test_linear(kind: str, k: int, other: tuple[NativeBackend, bool]) -> None:
     for rows in (1, 2, 5, 7, 13, 30):
         results = []
         for one in (native_backend(), backend):
-            spec = _spec(kind, 130, k, "none", "store")
+            spec = make_linear_spec(kind, 130, k, "none", "store")
             one.reserve(MAX_ROWS, 1024, 64)
             one.linear(spec)(rows)
             results.append(spec.dst[:rows].clone())
@@ -54,7 +55,7 @@ def test_prologues(prologue: str, other: tuple[NativeBackend, bool]) -> None:
     backend, same_rounding = other
     results = []
     for one in (native_backend(), backend):
-        spec = _spec("fp32", 64, 330, prologue, "norm_add")
+        spec = make_linear_spec("fp32", 64, 330, prologue, "norm_add")
         one.reserve(MAX_ROWS, 1024, 64)
         one.linear(spec)(9)
         results.append(spec.dst[:9].clone())
@@ -67,7 +68,7 @@ def test_the_largest_values_do_not_saturate(kind: str, other: tuple[NativeBacken
     """One value alone is the same everywhere once rotated: every activation is 127, and every weight the largest."""
     for backend in (native_backend(), other[0]):
         for byte in (0, 255):
-            specs = [_spec(kind, 64, 512, "none", "store") for _ in range(2)]
+            specs = [make_linear_spec(kind, 64, 512, "none", "store") for _ in range(2)]
             for spec, one in zip(specs, (backend, ReferenceBackend(1)), strict=True):
                 spec.src.zero_()
                 spec.src[:, 0] = 5.0

@@ -17,7 +17,7 @@ KINDS = ("int4", "int8", "bf16", "fp32")
 MAX_ROWS = 400
 
 
-def _spec(kind: str, n: int, k: int, prologue: str, epilogue: str, seed: int = 0) -> LinearSpec:
+def make_linear_spec(kind: str, n: int, k: int, prologue: str, epilogue: str, seed: int = 0) -> LinearSpec:
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(n, k, generator=generator) * 0.1
     bias = torch.randn(n, generator=generator) if epilogue == "store" else None
@@ -44,7 +44,7 @@ def test_native_matches_reference(kind: str, prologue: str, epilogue: str, n: in
     rows = 7
     results = []
     for backend in (native_backend(), ReferenceBackend(1)):
-        spec = _spec(kind, n, k, prologue, epilogue)
+        spec = make_linear_spec(kind, n, k, prologue, epilogue)
         backend.reserve(MAX_ROWS, 1024, 64)
         backend.linear(spec)(rows)
         results.append(spec.dst[:rows].clone())
@@ -60,7 +60,7 @@ def test_rows_do_not_depend_on_company(kind: str, prologue: str, epilogue: str) 
     alone = []
     backend = native_backend()
     backend.reserve(MAX_ROWS, 1024, 64)
-    full = _spec(kind, 200, 576, prologue, epilogue)
+    full = make_linear_spec(kind, 200, 576, prologue, epilogue)
     before = full.dst.clone()
     source = full.src.clone()
     op = backend.linear(full)
@@ -86,7 +86,7 @@ def test_threads_do_not_change_bits(threads: int, tmp_path: Path) -> None:
     for count in (1, threads):
         backend = native_backend(count)
         backend.reserve(MAX_ROWS, 1024, 64)
-        spec = _spec("int8", 700, 576, "rms", "add")
+        spec = make_linear_spec("int8", 700, 576, "rms", "add")
         backend.linear(spec)(9)
         results.append(spec.dst.clone())
     assert torch.equal(*results)

@@ -15,6 +15,8 @@ _CODES: tuple[tuple[VerdictKind, int], ...] = (
     ("undecided", 11),
     ("invalid", 12),
 )
+FALSE_ALARMS = 14
+"""`specdec ab check` found more differences between equal arms than chance explains."""
 
 
 def exit_code(kind: VerdictKind, demand: Demand) -> int:

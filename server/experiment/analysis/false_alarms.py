@@ -19,7 +19,7 @@ from server.experiment.stats.special import binomial_ppf
 
 
 class FalseAlarms(StrictModel):
-    """``alarms`` of ``experiments`` found a difference; ``bounds``: the rate's 95 % interval ;
+    """``alarms`` of ``experiments`` found a difference; ``bounds``: the rate's 95 % interval;
     ``most``: more of them have a chance below 2.5 % while alpha is true."""
 
     label: str
@@ -52,8 +52,8 @@ def count_false_alarms(manifest: Manifest, log: RecordLog, experiments: int) -> 
             f"{MIN_UNITS} at most, not {experiments}; capture more or ask for fewer"
         )
     alarms = 0
-    for first in range(0, each * experiments, each):
-        a, b = (_of_units(*arm, first, each) for arm in zip(whole.records, whole.units, strict=True))
+    arms = (_cut(*arm, each, experiments) for arm in zip(whole.records, whole.units, strict=True))
+    for a, b in zip(*arms, strict=True):
         piece = dataclasses.replace(whole, records=(a[0], b[0]), units=(a[1], b[1]), n_units=each)
         compared = compare_target(piece, config.primary, config.stopping, config.covariate, rng)
         interval = compared.ratio(config.stopping.alpha)
@@ -65,6 +65,12 @@ def count_false_alarms(manifest: Manifest, log: RecordLog, experiments: int) -> 
     )  # fmt: skip
 
 
-def _of_units(records: list[Record], units: list[int], first: int, count: int) -> tuple[list[Record], list[int]]:
-    kept = [(r, u - first) for r, u in zip(records, units, strict=True) if first <= u < first + count]
-    return [r for r, _ in kept], [u for _, u in kept]
+def _cut(records: list[Record], units: list[int], each: int, pieces: int) -> list[tuple[list[Record], list[int]]]:
+    """One arm's records by experiment, units counted from 0 in each; what is left over belongs to none."""
+    cut: list[tuple[list[Record], list[int]]] = [([], []) for _ in range(pieces)]
+    for record, unit in zip(records, units, strict=True):
+        piece, within = divmod(unit, each)
+        if piece < pieces:
+            cut[piece][0].append(record)
+            cut[piece][1].append(within)
+    return cut

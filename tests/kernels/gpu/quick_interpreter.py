@@ -1,4 +1,4 @@
-"""Makes Triton's interpreter several times faster for kernels made of small functions."""
+"""Triton's interpreter, several times faster for kernels made of small functions, and exact."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from unittest import mock
 
 import triton.language as tl
 from triton.runtime import interpreter
+
+from tests.kernels.gpu.exact_dot import exact_dot
 
 
 @contextmanager
@@ -30,5 +32,5 @@ def quick_interpreter() -> Iterator[None]:
         active.append(scope)
         return scope
 
-    with mock.patch.object(interpreter, "_patch_lang", once):
+    with exact_dot(), mock.patch.object(interpreter, "_patch_lang", once):
         yield

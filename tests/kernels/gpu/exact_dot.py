@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import triton.language as tl
 from triton.runtime import interpreter
 
 
-def use_exact_dot() -> None:
+@contextmanager
+def exact_dot() -> Iterator[None]:
     """The interpreter multiplies float32 tiles with the host's BLAS, which on some processors adds up a row in another
     order when it has other neighbours: the tests of a kernel's bits would judge that library. In float64 the products
     of 16-bit numbers are exact and the sums so close that they round to the same float32 in any order.
@@ -24,7 +28,8 @@ def use_exact_dot() -> None:
         product = np.matmul(left, right, dtype=np.float64).astype(np.float32)
         return interpreter.TensorHandle(product + d.data, d.dtype.scalar)
 
-    builder.create_dot = create_dot
+    with mock.patch.object(builder, "create_dot", create_dot):
+        yield
 
 
 def _values(handle: Any) -> Any:
