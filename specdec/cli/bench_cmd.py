@@ -7,6 +7,7 @@ import json
 import click
 
 from specdec.cli.bench_engine_cmd import engine_command
+from specdec.cli.bench_experiments_cmd import experiments_command
 from specdec.cli.bench_faults_cmd import faults_command
 from specdec.cli.bench_frontend_cmd import frontend_command
 from specdec.cli.bench_overload_cmd import overload_command
@@ -31,6 +32,7 @@ bench_group.add_command(overload_command)
 bench_group.add_command(soak_command)
 bench_group.add_command(faults_command)
 bench_group.add_command(peers_command)
+bench_group.add_command(experiments_command)
 
 
 @bench_group.command("step")

@@ -61,12 +61,12 @@ class LiveTraffic:
         parts: Sequence[tuple[RunningExperiment, Part]],
         call: CallRecord | None,
     ) -> Ticket:
-        if any(part.choice.shadowed for _, part in parts):
-            request = _seeded(request)
-        changed = bare = request
+        shadowed = any(part.choice.shadowed for _, part in parts)
+        changed = bare = _seeded(request) if shadowed else request
         for experiment, part in parts:
             changed = experiment.put(part, changed)
-            bare = bare if part.choice.shadowed else experiment.put(part, bare)
+            if shadowed and not part.choice.shadowed:
+                bare = experiment.put(part, bare)
         try:
             ticket = submit(principal, changed, supersedes_key)
         except RequestError as error:
@@ -76,8 +76,9 @@ class LiveTraffic:
             raise
         if ticket.record is not None:
             ticket.record.watchers += tuple(part for _, part in parts)
-            for experiment, part in parts:
-                experiment.begin_shadow(part, principal, bare)
+            if shadowed:
+                for experiment, part in parts:
+                    experiment.begin_shadow(part, principal, bare)
         if call is not None and not call.many:
             told = ((experiment.plan.config.name, part.choice.arm) for experiment, part in parts)
             call.arm = told_arms(call.arm, told)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
@@ -11,6 +10,7 @@ from itertools import zip_longest
 from server.experiment.live.part import Part
 from server.experiment.live.run_clock import RunClock
 from server.experiment.record import Record
+from server.experiment.token_bytes import token_bytes
 from server.telemetry.request_record import RequestRecord
 from specdec.errors import RequestError
 from specdec.types import Finished, FinishReason, Request
@@ -89,5 +89,5 @@ def _token_hash(tokens: Sequence[tuple[int, list[int]]]) -> bytes:
         samples[index] += ids
     found = blake2b(digest_size=16)
     for index, ids in sorted(samples.items()):
-        found.update(struct.pack(f"<{len(ids) + 2}I", index, len(ids), *ids))
+        found.update(token_bytes([index, len(ids), *ids]))
     return found.digest()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import struct
 from hashlib import blake2b
 
 from server.auth.principal import Principal
 from server.experiment.config.assignment import Unit
+from server.experiment.token_bytes import token_bytes
 from specdec.types import Request
 
 
@@ -21,5 +21,4 @@ def unit_key(unit: Unit, principal: Principal, request: Request) -> str | None:
         return principal.scoped(request.session) if request.session else None
     if unit == "user":
         return principal.name or None
-    ids = request.prompt_ids
-    return blake2b(struct.pack(f"<{len(ids)}I", *ids), digest_size=16).hexdigest()
+    return blake2b(token_bytes(request.prompt_ids), digest_size=16).hexdigest()
