@@ -57,6 +57,17 @@ async def test_a_shadow_has_nothing_of_the_control(tmp_path: Path) -> None:
         assert [(note["width"], note["depth"]) for note in server.got()] == [(None, 3), (2, None)]
 
 
+async def test_a_shadow_has_the_arms_of_other_experiments(tmp_path: Path) -> None:
+    other = PLAN.replace("widths", "depths").replace("width:", "max_depth:").replace("shadow", "hash")
+    async with live_server(tmp_path) as server:
+        await server.experiments.start(PLAN)
+        await server.experiments.start(other)
+        arm = (await server.ask("t")).headers["x-specdec-arm"]
+        await server.recorded(2)
+        depth = 1 if "depths=narrow" in arm else 2
+        assert [(note["width"], note["depth"]) for note in server.got()] == [(1, depth), (2, depth)]
+
+
 async def test_a_token_that_differs_is_seen(tmp_path: Path) -> None:
     async with live_server(tmp_path) as server:
         await server.experiments.start(PLAN)
