@@ -50,6 +50,14 @@ def histogram(name: str, text: str, values: Histogram, labels: Labels | None = N
     return family
 
 
+def histograms(name: str, text: str, label_names: tuple[str, ...], values: Mapping[Any, Histogram]) -> Metric:
+    """Distributions; keys are tuples, the values of the labels."""
+    family = HistogramMetricFamily(name, text, labels=list(label_names))
+    for labels, found in values.items():
+        family.add_metric(list(labels), found.buckets(), found.total)
+    return family
+
+
 def summary(name: str, text: str, count: int, total: float) -> Metric:
     """How many values there were, and their sum."""
     return SummaryMetricFamily(name, text, count_value=count, sum_value=total)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from prometheus_client.metrics_core import Metric
 
-from server.metrics.families import counter, counters, gauge, histogram, summary
+from server.metrics.families import counter, counters, gauge, histogram, histograms, summary
 from server.metrics.snapshot import Snapshot
 
 PREFIX = "specdec:"
@@ -20,6 +20,7 @@ def own_families(now: Snapshot) -> Iterator[Metric]:
     yield from _tokens(now)
     yield from _speculation(now)
     yield from _latencies(now)
+    yield from _arms(now)
 
 
 def _engine(now: Snapshot) -> Iterator[Metric]:
@@ -116,3 +117,24 @@ def _latencies(now: Snapshot) -> Iterator[Metric]:
         ("call_seconds", "A call from begin to end, whatever it asked for.", metrics.call_time),
     ):
         yield histogram(PREFIX + name, text, values)
+
+
+def _arms(now: Snapshot) -> Iterator[Metric]:
+    arms, names = now.metrics.arms, ("experiment", "arm")
+    requests = {(*key, how): count for key, arm in arms.items() for how, count in arm.requests.items()}
+    prefix, of = PREFIX + "experiment_", "of an experiment's arm"
+    yield counters(prefix + "requests", f"Requests {of}, by how they ended.", (*names, "outcome"), requests)
+    for name, text, values in (
+        (
+            "time_to_first_token_seconds",
+            f"A call's begin to its first token, {of}.",
+            {k: a.ttft for k, a in arms.items()},
+        ),
+        (
+            "time_per_output_token_seconds",
+            f"A sample's mean time per token, {of}.",
+            {k: a.tpot for k, a in arms.items()},
+        ),
+        ("request_seconds", f"A complete request from begin to end, {of}.", {k: a.e2e for k, a in arms.items()}),
+    ):
+        yield histograms(prefix + name, text, names, values)

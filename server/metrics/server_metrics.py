@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from server.metrics.arm_metrics import ArmMetrics
 from server.metrics.buckets import CHUNK_TOKENS, LATENCY_S, SAMPLES, TOKENS
 from server.metrics.histogram import Histogram
 from server.telemetry.call_record import CallRecord
@@ -16,7 +17,8 @@ class ServerMetrics:
     """Plain numbers that only grow, but for ``calls_open``. Belongs to one event loop.
 
     ``finished`` counts samples by `FinishReason`, ``requests`` by how they ended: `complete`, `failed`, or `left` by
-    their reader. ``accepted_at[k]`` counts steps in which more than k draft tokens were accepted.
+    their reader. ``accepted_at[k]`` counts steps in which more than k draft tokens were accepted. ``arms``: by names of
+    experiment and arm.
     """
 
     def __init__(self) -> None:
@@ -36,6 +38,7 @@ class ServerMetrics:
         self.request_prompt, self.request_output = Histogram(TOKENS), Histogram(TOKENS)
         self.request_max_tokens, self.request_samples = Histogram(TOKENS), Histogram(SAMPLES)
         self.chunk_tokens = Histogram(CHUNK_TOKENS)
+        self.arms: dict[tuple[str, str], ArmMetrics] = {}
 
     def prompt(self, event: Started) -> None:
         """A request was scheduled."""
@@ -83,6 +86,8 @@ class ServerMetrics:
         """A request ended."""
         how = "failed" if record.error is not None else "complete" if record.complete else "left"
         self.requests[how] += 1
+        for arm in record.arms:
+            self.arms.setdefault(arm, ArmMetrics()).request_ended(record, how)
         if how != "complete":
             return
         self.e2e.add(record.ended_s - record.began_s)

@@ -20,7 +20,8 @@ class RequestRecord:
     """Fed by the request's stream, whether or not anybody reads that: takes microseconds an event.
 
     Times are monotonic seconds. ``began_s``: when its call came in, or it was made where the call makes many.
-    ``started`` None: the engine has not said a word. ``text`` is kept only where ``keeps_text`` says so.
+    ``started`` None: the engine has not said a word. ``text`` is kept only where ``keeps_text`` says so. ``arms``: the
+    experiments that count it, each with its arm.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class RequestRecord:
         self.complete = False
         self.text: list[str] = []
         self.watchers: tuple[RequestWatcher, ...] = ()
+        self.arms: tuple[tuple[str, str], ...] = ()
 
     @property
     def finished(self) -> list[Finished]:

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from specdec.cli.serve_cmd import serve_command
-from specdec.config import ServerConfig
+from specdec.config import ExperimentsConfig, ServerConfig
 from tests.server.http.harness import running
 from tests.server.metrics.scrape import Scrape
 
@@ -26,8 +26,12 @@ BUILT_IN = {"le", "instance"}
 
 
 @pytest.fixture(scope="module")
-def exported() -> Scrape:
-    with running() as server:
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Scrape:
+    folder = tmp_path_factory.mktemp("experiments")
+    plan = folder / "plan.yaml"
+    plan.write_text("{name: even, arms: {a: {}, b: {}}, assignment: {mode: aa, unit: request}}")
+    with running(experiments=ExperimentsConfig(folder=folder, start=(plan,))) as server:
+        assert server.comes_to(lambda: server.serving._frontend.admission.experiments is not None)
         server.ask(prompt="hello", n=2)
         server.refused(prompt="x", temperature=-1)
         assert server.comes_to(lambda: "refusals" in server.client.get("/metrics").text)

@@ -76,6 +76,9 @@ class LiveTraffic:
             raise
         if ticket.record is not None:
             ticket.record.watchers += tuple(part for _, part in parts)
+            ticket.record.arms = tuple(
+                (experiment.plan.config.name, part.choice.arm) for experiment, part in parts if part.counts
+            )
             if shadowed:
                 for experiment, part in parts:
                     experiment.begin_shadow(part, principal, bare)

@@ -31,6 +31,11 @@ class Part:
         self._in_flight, self._on_end = in_flight, on_end
 
     @property
+    def counts(self) -> bool:
+        """Whether its record will be analysed."""
+        return not (self.overridden or self.choice.warm_up)
+
+    @property
     def batch(self) -> float:
         """Mean number of requests in the engine whenever it said something of this one."""
         return self.flights / self.events if self.events else 0.0

@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from server.experiment.live.running_experiment import NO_ARM, OWN_OPTIONS
 from server.experiment.record import NO_BLOCK
@@ -53,6 +54,33 @@ async def test_arms_differ_as_the_engine_gets_them_and_are_told_over_both_faces(
         assert "x-specdec-arm" not in (await server.ask("after")).headers
         assert len(server.records()) == 25
         assert server.serving._frontend.admission.experiments is None
+
+
+async def test_metrics_are_told_by_arm(tmp_path: Path) -> None:
+    async with live_server(tmp_path, allow_override=True) as server:
+        await started(server, PLAN.replace("mode: hash", "mode: hash, allow_override: true"))
+        for i in range(12):
+            await server.ask(f"m{i}")
+        await server.ask("x", cache_salt="broken")
+        await server.ask("chosen", arm="widths=wide")  # kept, but not analysed
+        records = [record for record in await server.recorded(14) if not record.overridden]
+        page = (await server.http.get("/metrics")).text
+    found = {
+        (sample.name, sample.labels["arm"], sample.labels.get("outcome", "")): sample.value
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+        if sample.labels.get("experiment") == "widths" and "le" not in sample.labels
+    }
+    prefix = "specdec:experiment_"
+    for arm in ("narrow", "wide"):
+        mine = [record for record in records if record.arm == arm]
+        whole = [record for record in mine if record.ok]
+        assert found[prefix + "requests_total", arm, "complete"] == len(whole) > 0
+        assert found[prefix + "requests_total", arm, "failed"] == len(mine) - len(whole)
+        for name in ("time_to_first_token_seconds", "time_per_output_token_seconds", "request_seconds"):
+            assert found[prefix + name + "_count", arm, ""] == len(whole)
+        seconds = sum((record.end or 0) - record.arrival for record in whole)
+        assert found[prefix + "request_seconds_sum", arm, ""] == pytest.approx(seconds, rel=1e-3)
 
 
 async def test_a_record_says_what_the_request_took(tmp_path: Path) -> None:
