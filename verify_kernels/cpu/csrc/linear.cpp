@@ -13,9 +13,13 @@ namespace {
 
 constexpr int ROW_BLOCK = 192;  // rows whose partial sums (32 floats each) stay in cache beside the weights
 
+// Functions of their own: beside blocks of eight bits in one function, GCC has registers for neither, keeps pointers of
+// the inner loops in memory, and 8 rows take 1.1 times as long. Alone in functions those of eight bits are slower too.
+#define SD_APART __attribute__((noinline))
+
 // sums[m] += (acc - offset) * scale for one chunk; q_sum counts 128 per value, weights of four bits are off by 8.
 template <int MR>
-void int4_chunk(const sd_linear_args& a, int tile, int chunk, int row, int b, int blocks, float* sums) {
+SD_APART void int4_chunk(const sd_linear_args& a, int tile, int chunk, int row, int b, int blocks, float* sums) {
   const int begin = chunk * CHUNK, chunks = (a.k_pad + CHUNK - 1) / CHUNK;
   const int width = a.k_pad - begin < CHUNK ? a.k_pad - begin : CHUNK;
   const uint8_t* w = (const uint8_t*)a.weight + ((int64_t)tile * a.k_pad + begin) * TILE / 2;
@@ -47,7 +51,7 @@ void int8_chunk(const sd_linear_args& a, int tile, int chunk, int row, int b, in
 }
 
 template <int MR, class W>
-void float_chunk(const sd_linear_args& a, int tile, int chunk, int row, float* sums) {
+SD_APART void float_chunk(const sd_linear_args& a, int tile, int chunk, int row, float* sums) {
   constexpr int STEP = columns_for(MR) < 2 ? 1 : 2;  // v16 at once of the tile's two
   const int begin = chunk * CHUNK, width = a.k - begin < CHUNK ? a.k - begin : CHUNK;
   const float* x = a.x + (int64_t)row * a.k_pad + begin;
@@ -77,12 +81,18 @@ void chunk_rows(const sd_linear_args& a, int tile, int chunk, int row, int b, in
   else float_chunk<MR, float>(a, tile, chunk, row, sums);
 }
 
-template <int MR = MAX_MR>
+// Blocks of rows that this processor has no registers for are not compiled.
+template <int BLOCK = MAX_MR>
 void chunk_dispatch(const sd_linear_args& a, int tile, int chunk, int row, int mr, int b, int blocks, float* sums) {
-  if constexpr (MR > 1)
-    if (mr < MR) return chunk_dispatch<MR - 1>(a, tile, chunk, row, mr, b, blocks, sums);
-  chunk_rows<MR>(a, tile, chunk, row, b, blocks, sums);
+#define SD_ROWS(N) \
+  case N: if constexpr (N <= BLOCK) chunk_rows<N>(a, tile, chunk, row, b, blocks, sums); break;
+  switch (mr) {
+    SD_ROWS(1) SD_ROWS(2) SD_ROWS(3) SD_ROWS(4) SD_ROWS(5) SD_ROWS(6)
+    SD_ROWS(7) SD_ROWS(8) SD_ROWS(9) SD_ROWS(10) SD_ROWS(11) SD_ROWS(12)
+  }
+#undef SD_ROWS
 }
+static_assert(MAX_MR <= 12);
 
 void finish_tile(const sd_linear_args& a, int tile, int row, int rows, const float* sums) {
   const int first = tile * TILE, width = a.n - first < TILE ? a.n - first : TILE;
