@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from bench.engine_arm import AUTO, FIXED_GRID
+from bench.engine_arm import AUTO, Arm
 from bench.engine_bench import EngineBench, Say
 from bench.engine_bench_error import BenchError
 from bench.engine_machine import machine_facts
@@ -25,14 +25,14 @@ SEED = 20_26
 
 @dataclass(frozen=True, slots=True)
 class EngineBenchPlan:
-    """What to measure. ``max_tokens`` None: each workload's own limit. ``batch``: sequences at once for the
-    controller's time, beside those of the workloads; 0: none."""
+    """What to measure. ``max_tokens`` None: each workload's own limit. ``fixed``: arms to run beside off and auto.
+    ``batch``: sequences at once for the controller's time, beside those of the workloads; 0: none."""
 
     workloads: tuple[str, ...]
     prompts: int = 8
     max_tokens: int | None = None
     temperature: float = 0.0
-    fixed: bool = False
+    fixed: tuple[Arm, ...] = ()
     off_cost: bool = False
     control_time: bool = False
     batch: int = 0
@@ -46,11 +46,11 @@ def run_session(parts: EngineParts, plan: EngineBenchPlan, say: Say) -> EngineRe
     """
     began = time.perf_counter()
     report = EngineReport(machine_facts(parts.config, parts.info))
-    report.fixed = tuple(arm.name for arm in FIXED_GRID) if plan.fixed else ()
+    report.fixed = tuple(arm.name for arm in plan.fixed)
     workloads = _workloads(parts, plan, report, say)
     engine = Engine(parts)
     sampling = SamplingParams(temperature=plan.temperature, seed=SEED)
-    bench = EngineBench(engine, sampling, say, FIXED_GRID if plan.fixed else ())
+    bench = EngineBench(engine, sampling, say, plan.fixed)
     for workload in workloads:
         report.runs.append(bench.run(workload))
     if plan.batch:

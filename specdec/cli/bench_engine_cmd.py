@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from bench.engine_arm import FIXED_GRID
 from bench.workloads import WORKLOAD_NAMES
 from specdec.cli.options import engine_options
 from specdec.config import EngineConfig
@@ -24,6 +25,10 @@ AT_ONCE = 8
 @click.option("--max-tokens", type=click.IntRange(min=8), help="Longest output, instead of each workload's own limit.")
 @click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True, help="0: greedy.")
 @click.option("--fixed", is_flag=True, help="Also run a grid of fixed settings; takes some four times as long.")
+@click.option(
+    "--setting", "settings", type=click.Choice([arm.name for arm in FIXED_GRID]), multiple=True,
+    help="Also run this one of them, depth x width / nodes; may be repeated.",
+)  # fmt: skip
 @click.option("--off-cost", is_flag=True, help="Also measure what speculation costs where it is off.")
 @click.option("--control-time", is_flag=True, help="Also report the controller's own time per step.")
 @click.option("--batch", type=click.IntRange(1, 256), help="With it: the controller's time with so many sequences too.")
@@ -35,6 +40,7 @@ def engine_command(
     max_tokens: int | None,
     temperature: float,
     fixed: bool,
+    settings: tuple[str, ...],
     off_cost: bool,
     control_time: bool,
     batch: int | None,
@@ -55,8 +61,9 @@ def engine_command(
     with ProgressBar() as progress:
         parts = build_parts(engine_config.model_copy(update={"max_batch": at_once, "max_step_rows": rows}), progress)
     progress_lines = Console(stderr=True)
+    arms = tuple(arm for arm in FIXED_GRID if fixed or arm.name in settings)
     plan = EngineBenchPlan(
-        workloads or WORKLOAD_NAMES, prompts, max_tokens, temperature, fixed, off_cost, control_time, batch or 0
+        workloads or WORKLOAD_NAMES, prompts, max_tokens, temperature, arms, off_cost, control_time, batch or 0
     )
     report = run_session(parts, plan, lambda line: progress_lines.print(line, style="dim", highlight=False))
     if path is not None:

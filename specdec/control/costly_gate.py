@@ -22,6 +22,8 @@ HORIZON = 24  # tokens over which reading a prompt must pay, or as many as came 
 PROBE_SHARE = 0.015  # of the time, at most, that probes take: of one sequence; of n, what they may win falls with n
 PROBE_LEVELS = 2.0  # what a probe takes; more only when it finds something
 MOST_CREDIT = 100.0  # plain steps' worth of time that probes may save up for
+FIRST_PROBE = 4  # steps of a new sequence until it is looked at: texts differ, and the average of others says little
+FIRST_CREDIT = 1.0  # plain steps' worth of probes that a new engine may make at once: it knows nothing yet
 LONGEST_PAUSE = 4  # probes back off to this many times the interval
 MOST_MISSES = 8
 FIRST_GAIN, FIRST_LEVELS = 1.5, 3.0
@@ -42,7 +44,7 @@ class CostlyGate:
         self._probe_every = probe_every
         self._pools: dict[int, Usage] = {}
         self._follow = FIRST_FOLLOW
-        self._credit_ms = 0.0
+        self._credit = FIRST_CREDIT
         # What askings take over what their levels and long texts should: texts of several tokens ride along as well.
         self._dearer = Ratio(prior=200.0, least=1.0, most=2.0)
 
@@ -51,7 +53,8 @@ class CostlyGate:
         found = turn.control.usage.get(self.name)
         if found is None:
             pool = self._pool(turn.control.bucket)
-            found = turn.control.usage[self.name] = Usage(pool.gain, pool.levels)
+            idle = max(0, self._probe_every - FIRST_PROBE)
+            found = turn.control.usage[self.name] = Usage(pool.gain, pool.levels, idle=idle)
         return found
 
     def decide(
@@ -69,14 +72,14 @@ class CostlyGate:
         ]
         for i in self._paying(turns, usages, covered, decisions, rate, row_ms):
             decisions[i] = "on"
-        earned = PROBE_SHARE * plain_ms / math.sqrt(max(len(turns), 1))
-        self._credit_ms = min(self._credit_ms + earned, PROBE_SHARE * MOST_CREDIT * plain_ms)
-        least = self.cost.ms(1) - 1e-9
+        earned = PROBE_SHARE / math.sqrt(max(len(turns), 1))
+        self._credit = min(self._credit + earned, PROBE_SHARE * MOST_CREDIT)
+        least = self.cost.ms(1) / plain_ms - 1e-9
         for i, (usage, decision) in enumerate(zip(usages, decisions, strict=True)):
             if decision == "off":
                 # Most are not due, or nothing is saved up: seen at a glance.
-                due = self._credit_ms >= least and usage.idle + 1 >= self._probe_every
-                if due and self._probes(turns[i], usage):
+                due = self._credit >= least and usage.idle + 1 >= self._probe_every
+                if due and self._probes(turns[i], usage, plain_ms):
                     decisions[i] = "probe"
                     usage.on, usage.idle = False, 0
                 else:
@@ -149,13 +152,13 @@ class CostlyGate:
             return 0.0
         return self.cost.ms(min(backlog, CHUNK)) * max(1.0, backlog / CHUNK) - self.cost.ms(1)
 
-    def _probes(self, turn: Turn, usage: Usage) -> bool:
+    def _probes(self, turn: Turn, usage: Usage, plain_ms: float) -> bool:
         """Whether it is time to look again, and there is time saved up for it."""
         pause = self._probe_every * min(LONGEST_PAUSE, 1 << usage.misses)
         if usage.idle + 1 < pause or turn.room <= 8:
             return False
-        price = self._backlog_ms(turn) + max(1.0, min(usage.levels, PROBE_LEVELS)) * self.cost.ms(1)
-        if self._credit_ms < price - 1e-9:
+        price = (self._backlog_ms(turn) + max(1.0, min(usage.levels, PROBE_LEVELS)) * self.cost.ms(1)) / plain_ms
+        if self._credit < price - 1e-9:
             return False
-        self._credit_ms -= price
+        self._credit -= price
         return True

@@ -53,7 +53,6 @@ def small_workload(
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_session, "make_workload", small_workload)
-    monkeypatch.setattr(engine_session, "FIXED_GRID", (FIXED_GRID[0], FIXED_GRID[-1]))
     monkeypatch.setattr(engine_off_cost, "MAX_TOKENS", STEPS + 1)
     monkeypatch.setattr("bench.engine_machine.BandwidthProbe", _Probe)
 
@@ -82,7 +81,7 @@ def shown(report: EngineReport) -> str:
 
 def test_everything_at_once() -> None:
     report, said = run(
-        workloads=("chat", "fim", "concurrent"), fixed=True, off_cost=True, control_time=True, batch=4, temperature=0.8
+        workloads=("chat", "fim", "concurrent"), fixed=(FIXED_GRID[0], FIXED_GRID[-1]), off_cost=True, control_time=True, batch=4, temperature=0.8
     )
     figures = json.loads(json.dumps(report.as_dict(), allow_nan=False))
     assert figures["workloads"]["chat"]["prompts"] == 2
@@ -102,7 +101,7 @@ def test_everything_at_once() -> None:
 
 
 def test_fixed_settings_draft_and_off_does_not() -> None:
-    report, _ = run(workloads=("chat",), fixed=True)
+    report, _ = run(workloads=("chat",), fixed=(FIXED_GRID[0], FIXED_GRID[-1]))
     for row in report.as_dict()["prompts"]["chat"]:
         arms = row["arms"]
         assert arms["off"]["draft_tokens"] == 0
