@@ -81,7 +81,12 @@ def shown(report: EngineReport) -> str:
 
 def test_everything_at_once() -> None:
     report, said = run(
-        workloads=("chat", "fim", "concurrent"), fixed=(FIXED_GRID[0], FIXED_GRID[-1]), off_cost=True, control_time=True, batch=4, temperature=0.8
+        workloads=("chat", "fim", "concurrent"),
+        fixed=(FIXED_GRID[0], FIXED_GRID[-1]),
+        off_cost=True,
+        control_time=True,
+        batch=4,
+        temperature=0.8,
     )
     figures = json.loads(json.dumps(report.as_dict(), allow_nan=False))
     assert figures["workloads"]["chat"]["prompts"] == 2
