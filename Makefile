@@ -13,7 +13,7 @@ COUNT ?= 10000
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help setup model serve test explore aot test-slow soak fuzz lint format bench bench-engine peers gpu verify proto page map clean
+.PHONY: help setup model serve test explore aot test-slow soak fuzz lint format bench bench-engine peers vscode gpu verify proto page map clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -75,6 +75,9 @@ bench-engine: setup ## speculation off against auto on real work (ARGS="--prompt
 
 peers: setup ## install other engines for `specdec bench peers`, away from .venv (ARGS=llama.cpp for one)
 	$(BIN)/python -m bench.peers.install $(ARGS)
+
+vscode: setup ## install a VS Code for headless Chromium (npm's code-server), which its extension is then tested in
+	$(BIN)/python -m tests.editors.vscode.install
 
 gpu: ## on a machine with a GPU: its tests, then its benches, within 9 minutes (OUT=folder for the JSON)
 	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m tools.gpu_check $(OUT)

@@ -125,8 +125,8 @@ async function trouble() {
   await page.route("**/v1/completions", (route) =>
     route.continue({ postData: JSON.stringify({ ...route.request().postDataJSON(), cache_salt: "slow" }) }),
   );
-  await page.locator("[name=prompt]").fill("abc");
-  await page.locator("[name=maxTokens]").fill("100");
+  await page.locator("[name=prompt]").fill("abc".repeat(20)); // echoed, one token each 0.05 s
+  await page.locator("[name=maxTokens]").fill("60");
   await page.getByRole("radio", { name: "Off" }).check();
   await page.getByRole("button", { name: /Generate/ }).click();
   await page.locator(".tokens.live").waitFor();

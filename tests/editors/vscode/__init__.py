@@ -1,0 +1,1 @@
+"""The extension in a real VS Code, served to headless Chromium."""
