@@ -2,89 +2,30 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-import os
-import sys
-import tempfile
-from types import TracebackType
-
 import psutil
 
+from bench.child_server import ChildServer
 from specdec.config import Config
-from specdec.errors import SpecdecError
-
-_TAIL_BYTES = 2000
-_STOP_S = 30.0
 
 
-class LocalServerError(SpecdecError):
-    """The server to measure did not start; the message holds its last words."""
-
-
-class LocalServer:
+class LocalServer(ChildServer):
     """Use as ``async with``: it is ready inside. Ports of 0 in ``config`` are of the system's choice.
 
     factory, tokenizer: ``module:function``, instead of the real engine's and the target's.
     """
 
     def __init__(self, config: Config, *, factory: str | None = None, tokenizer: str | None = None) -> None:
-        self._words = ["--config", config.model_dump_json()]
-        self._words += ["--factory", factory] if factory else []
-        self._words += ["--tokenizer", tokenizer] if tokenizer else []
-        self._process: asyncio.subprocess.Process | None = None
-        self.grpc_port = self.http_port = 0
-
-    @property
-    def grpc_address(self) -> str:
-        """host:port."""
-        return f"127.0.0.1:{self.grpc_port}"
-
-    @property
-    def frontend(self) -> psutil.Process:
-        """The process that has the ports."""
-        assert self._process is not None  # it is used inside ``async with``
-        return psutil.Process(self._process.pid)
+        words = ["--config", config.model_dump_json()]
+        words += ["--factory", factory] if factory else []
+        words += ["--tokenizer", tokenizer] if tokenizer else []
+        super().__init__("bench.server_process", *words)
 
     @property
     def engine(self) -> psutil.Process:
         """The engine's process."""
         return next(child for child in self.frontend.children() if "server.engine_process" in child.cmdline())
 
-    def cpu_s(self) -> float:
-        """Seconds of a core that the front end has used so far."""
-        times = self.frontend.cpu_times()
-        return float(times.user + times.system)
-
     def memory_bytes(self) -> dict[str, int]:
         """Resident bytes that belong to each process alone."""
         parts = {"frontend": self.frontend, "engine": self.engine}
         return {name: int(process.memory_full_info().uss) for name, process in parts.items()}
-
-    async def __aenter__(self) -> LocalServer:
-        with tempfile.TemporaryFile() as log:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "bench.server_process", *self._words, stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE, stderr=log,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)},
-            )  # fmt: skip
-            assert self._process.stdout is not None  # it was asked for as a pipe
-            line = await self._process.stdout.readline()
-            if not line:
-                await self._process.wait()
-                log.seek(max(0, log.tell() - _TAIL_BYTES))
-                raise LocalServerError(f"the server did not start: {log.read().decode('utf-8', 'replace').strip()}")
-        ports = json.loads(line)
-        self.grpc_port, self.http_port = ports["grpc_port"], ports["http_port"] or 0
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._process is not None
-        self._process.terminate()
-        try:
-            await asyncio.wait_for(self._process.wait(), _STOP_S)
-        except TimeoutError:
-            self._process.kill()
-            await self._process.wait()

@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokenizer", help="module:function that builds the tokenizer; default: the target's")
     args = parser.parse_args(argv)
     config = Config.model_validate_json(args.config)
-    _end_with_parent()
+    end_with_parent()
     configure_logs(config.server.log_format, logging.INFO)  # as `specdec serve`: writing them is a part of the cost
 
     def on_ready(addresses: Addresses, info: EngineInfo) -> None:
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """Nobody else would end us when the one who started us was killed: then the pipe we read from is at its end."""
 
     def wait() -> None:

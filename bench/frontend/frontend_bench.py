@@ -8,8 +8,10 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from bench.child_server import ChildServer
 from bench.frontend.bare_grpc import BareGrpc
 from bench.frontend.bare_http import BareHttp
+from bench.frontend.floor_server import FloorServer
 from bench.frontend.paced_engine import TOKENS, paced_target
 from bench.frontend.readers import GrpcReader, HttpReader
 from bench.frontend.stamp import now_ns, read_stamps
@@ -68,26 +70,36 @@ async def measure_frontend(plan: FrontendPlan) -> dict[str, Any]:
 async def _alone(plan: FrontendPlan, server: LocalServer, face: str) -> dict[str, Any]:
     """One stream: TTFT without the engine's part; from the engine's step to the client's hands; front end's CPU time
     per message, its share of a request's beginning and end included. By a client that costs hardly anything; what a
-    library's client sees is told beside that."""
+    library's client sees is told beside that, and what the libraries under our faces take with nothing behind them."""
+    found = await _by_bare_client(plan, server, face)
+    idle_s = await _idle_cost(server)
+    reader = _reader(server, face)
+    by_library = [await _hear(reader, plan.messages) for _ in range(max(4, plan.requests // 2))]
+    await reader.close()
+    async with FloorServer(plan.step_ms) as floor:
+        least = await _by_bare_client(plan, floor, face)
+    return {
+        **found,
+        **{f"floor_{name}": figure for name, figure in least.items()},
+        "library_added_ttft_ms": spread([one.added_ns / 1e6 for one in by_library]),
+        "library_message_way_ms": spread([way / 1e6 for one in by_library for way in one.ways_ns]),
+        "idle_cpu_share_of_a_core": round(idle_s, 4),
+        "messages": plan.requests * plan.messages,
+    }
+
+
+async def _by_bare_client(plan: FrontendPlan, server: ChildServer, face: str) -> dict[str, Any]:
     bare = BareGrpc(server.grpc_port) if face == "grpc" else BareHttp(server.http_port)
     await asyncio.to_thread(_hear_bare, bare, max(2, plan.requests // 10), plan.messages)
     began_s = server.cpu_s()
     heard = await asyncio.to_thread(_hear_bare, bare, plan.requests, plan.messages)
     spent_s = server.cpu_s() - began_s
-    idle_s = await _idle_cost(server)
     bare.close()
-    reader = _reader(server, face)
-    by_library = [await _hear(reader, plan.messages) for _ in range(max(4, plan.requests // 2))]
-    await reader.close()
-    messages = sum(len(one.ways_ns) for one in heard)
+    ways_ns = [way for one in heard for way in one.ways_ns]
     return {
         "added_ttft_ms": spread([one.added_ns / 1e6 for one in heard]),
-        "message_way_ms": spread([way / 1e6 for one in heard for way in one.ways_ns]),
-        "library_added_ttft_ms": spread([one.added_ns / 1e6 for one in by_library]),
-        "library_message_way_ms": spread([way / 1e6 for one in by_library for way in one.ways_ns]),
-        "cpu_ms_per_message": round(spent_s * 1e3 / messages, 4),
-        "idle_cpu_share_of_a_core": round(idle_s, 4),
-        "messages": messages,
+        "message_way_ms": spread([way / 1e6 for way in ways_ns]),
+        "cpu_ms_per_message": round(spent_s * 1e3 / len(ways_ns), 4),
     }
 
 

@@ -53,7 +53,7 @@ def choose(
         flat += [min(0.0, scores[node] + trust) for node in mine]
     kept: list[list[int]] = [[] for _ in trees]
     if not flat:
-        return Choice(kept, 0, 0, float(len(turns)), len(turns) / max(draft_ms + float(curve[fixed_rows]), 1e-9))
+        return plain(turns, float(curve[fixed_rows]), draft_ms)
     chances = np.exp(np.asarray(flat))
     must = _must(turns, owners, chances)
     order = np.lexsort((np.arange(len(flat)), -chances, ~must))  # stable: a parent before its child of equal chance
@@ -68,6 +68,11 @@ def choose(
     for at in order[:best].tolist():
         kept[owners[at]].append(nodes[at])
     return Choice(kept, best, len(flat), float(tokens[best]), float(values[best - least]))
+
+
+def plain(turns: Sequence[Turn], verify_ms: float, draft_ms: float) -> Choice:
+    """The choice where there is none: no drafter proposed anything, and the forward takes ``verify_ms``."""
+    return Choice([[] for _ in turns], 0, 0, float(len(turns)), len(turns) / max(draft_ms + verify_ms, 1e-9))
 
 
 def _must(turns: Sequence[Turn], owners: Sequence[int], chances: NDArray[np.float64]) -> NDArray[np.bool_]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from specdec.control.budget import Choice, choose
+from specdec.control.budget import Choice, choose, plain
 from specdec.control.calibration import MOST, Calibration, temperature_bucket
 from specdec.control.cost_table import CostTable
 from specdec.control.costly_gate import CostlyGate
@@ -154,8 +154,11 @@ class Controller:
 
     def choose(self, trees: Sequence[TokenTree], draft_ms: float) -> Choice:
         """The nodes to verify, one (merged) tree per turn; ``draft_ms`` was spent on proposing."""
-        curve = self.verify.curve(self._context)
-        choice = choose(self._turns, trees, curve, min(self._fixed_rows, len(curve) - 1), draft_ms)
+        rows = min(self._fixed_rows, self.verify.largest)
+        if any(len(tree.tokens) > 1 for tree in trees):
+            choice = choose(self._turns, trees, self.verify.curve(self._context), rows, draft_ms)
+        else:
+            choice = plain(self._turns, self.verify.ms(rows, self._context), draft_ms)
         self.decided.chosen = list(zip(trees, choice.kept, strict=True))
         if self._turns and not self._prefills and not any(turn.forced for turn in self._turns):
             gained = choice.value * self._plain_ms / len(self._turns)

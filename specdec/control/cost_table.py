@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -37,6 +38,7 @@ class CostTable:
         self, rows: Sequence[int], contexts: Sequence[int], ms: Sequence[Sequence[float]], measured: bool = True
     ) -> None:
         self._rows = np.asarray(rows, float)
+        self._grid_rows = self._rows.tolist()
         self._contexts = np.asarray(contexts, float)
         self._ms = np.asarray(ms, float)
         if self._ms.shape != (len(contexts), len(rows)) or not (self._ms > 0).all():
@@ -45,9 +47,10 @@ class CostTable:
             raise ValueError("rows, contexts: must rise")
         # Noise only ever adds: what more rows did in less time, fewer rows can do as well.
         self._ms = np.minimum.accumulate(self._ms[:, ::-1], axis=1)[:, ::-1]
-        self._shape = np.zeros(len(rows))
+        self._shape = [0.0] * len(rows)
         self._shift = 0.0
         self._curves: dict[int, NDArray[np.float64]] = {}
+        self._lists: dict[int, list[float]] = {}  # the same: one value at a time is quicker looked up in a list
         self._observed, self._measured = 0, measured
 
     @staticmethod
@@ -79,9 +82,9 @@ class CostTable:
 
     def ms(self, rows: int, context: float = 0) -> float:
         """Expected milliseconds; beyond the grid, in proportion."""
-        curve = self._curve(context)
+        curve = self._lists.get(round(context / CONTEXT_STEP)) or self._curve(context).tolist()
         last = len(curve) - 1
-        base = float(curve[rows] if rows <= last else curve[last] * rows / last)
+        base = curve[rows] if rows <= last else curve[last] * rows / last
         return max(base + self._shift, LEAST_SHARE * base)
 
     @property
@@ -102,18 +105,22 @@ class CostTable:
         self._observed += 1
         if self._observed == 1 and not self._measured:  # it tells what no measurement did: take it whole
             self._ms = self._ms * (ms / expected)
-            self._curves.clear()
+            self._redraw()
             return
         step = max(-CLIP, min(CLIP, math.log(ms / expected)))
-        first = float(self._curve(context)[1])
+        first = self._lists[round(context / CONTEXT_STEP)][1]
         self._shift += DRIFT * step * min(expected, 2.0 * first)
-        right = int(np.searchsorted(self._rows, rows))
-        for at in {max(right - 1, 0), min(right, len(self._rows) - 1)}:
-            near = 1.0 - min(1.0, abs(math.log(rows / self._rows[at])) / math.log(2.0))
+        right = bisect_left(self._grid_rows, rows)
+        for at in {max(right - 1, 0), min(right, len(self._shape) - 1)}:
+            near = 1.0 - min(1.0, abs(math.log(rows / self._grid_rows[at])) / math.log(2.0))
             moved = self._shape[at] + SHAPE * near * step
             self._shape[at] = max(-MAX_SHAPE, min(MAX_SHAPE, moved))
         if self._observed % REDRAW_EVERY == 0:
-            self._curves.clear()
+            self._redraw()
+
+    def _redraw(self) -> None:
+        self._curves.clear()
+        self._lists.clear()
 
     def _curve(self, context: float) -> NDArray[np.float64]:
         key = round(context / CONTEXT_STEP)
@@ -122,7 +129,7 @@ class CostTable:
             grid = rising(self._grid(key * CONTEXT_STEP) * np.exp(self._shape))
             found = np.interp(np.arange(int(self._rows[-1]) + 1), self._rows, grid)
             found[0] = 0.0
-            self._curves[key] = found
+            self._curves[key], self._lists[key] = found, found.tolist()
         return found
 
     def _grid(self, context: float) -> NDArray[np.float64]:

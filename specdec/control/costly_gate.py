@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
 from specdec.control.cost_table import CostTable
 from specdec.control.pace import Pace
 from specdec.control.ratio import Ratio
@@ -122,19 +120,20 @@ class CostlyGate:
         open_turns = [i for i, decision in enumerate(decisions) if decision == "off"]
         if not self.cost.known or not open_turns:
             return open_turns  # asking is the way to learn what it costs
-        forced = decisions.count("forced")
-        count = len(open_turns)
-        together = forced + np.arange(1, count + 1)
-        levels = self._dearer.value * self.cost.curve(0)[np.minimum(together, self.cost.largest)]
-        prices = levels / together + row_ms
-        tokens = float(prices[-1]) * rate
+        forced, largest = decisions.count("forced"), self.cost.largest
+        dearer = self._dearer.value
+        prices = [
+            dearer * self.cost.ms(min(n, largest)) / n + row_ms
+            for n in range(forced + 1, forced + len(open_turns) + 1)
+        ]
+        tokens = prices[-1] * rate
         worth = []
         for i in open_turns:
             usages[i].price = tokens
-            worth.append(self._worth(turns[i], usages[i], covered[i], rate))
-        order = np.argsort(-np.asarray(worth), kind="stable")
-        pays = np.flatnonzero(np.asarray(worth)[order] > prices)
-        return [open_turns[k] for k in order[: pays[-1] + 1].tolist()] if pays.size else []
+            worth.append((-self._worth(turns[i], usages[i], covered[i], rate), i))
+        worth.sort()
+        paying = max((n for n, (less, _) in enumerate(worth) if -less > prices[n]), default=-1) + 1
+        return [i for _, i in worth[:paying]]
 
     def _worth(self, turn: Turn, usage: Usage, covered: float, rate: float) -> float:
         """The highest price of a level (milliseconds) at which the drafter still pays on this turn."""

@@ -8,7 +8,8 @@ import pytest
 
 from bench.frontend.frontend_bench import FACTORY, TOKENIZER
 from bench.frontend.paced_engine import paced_target
-from bench.local_server import LocalServer, LocalServerError
+from bench.child_server import ChildServerError
+from bench.local_server import LocalServer
 from bench.overload.goodput import goodput
 from bench.overload.level import Level, knee_of
 from bench.overload.memory_watch import MemoryWatch
@@ -138,6 +139,6 @@ async def test_a_server_in_a_process_of_its_own() -> None:
 
 async def test_a_server_that_can_not_start_says_why() -> None:
     config = Config(engine=EngineConfig(target="no/such-model"), server=ServerConfig(grpc_port=0, http_port=None))
-    with pytest.raises(LocalServerError, match="such-model"):
+    with pytest.raises(ChildServerError, match="such-model"):
         async with LocalServer(config, factory="tests.bench.overload.no_engine:build"):
             pass
