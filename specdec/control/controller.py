@@ -26,6 +26,8 @@ Odds = Callable[[int, int, float], tuple[float, int]]
 REFRESH_EVERY = 12  # steps between recomputations of the calibrated chances
 RATE_FADE = 0.1  # weight of one step in the running speed-up
 LOWEST_CHANCE = 2e-3  # nodes less likely than this are never worth a row
+LOOK_EVERY = 24  # steps with drafts in a row after which one goes without, to see what plain decoding takes now
+LOOK_BELOW = 1.3  # where drafting wins less than this: what it is compared with must be known, not extrapolated
 EXPLORES = 0.5  # of the price of a row: what may be proposed, since a node's chance is an estimate
 
 
@@ -55,6 +57,7 @@ class Controller:
         self._turns: Sequence[Turn] = ()
         self._fixed_rows, self._context, self._plain_ms, self._row_ms = 1, 0.0, 1.0, 0.0
         self._decode_ms, self._prefills = 1.0, False
+        self._drafted, self._looks = 0, False  # steps with drafts since the last without; whether this one goes without
 
     @property
     def order(self) -> list[str]:
@@ -135,14 +138,21 @@ class Controller:
 
     def free_gate(self) -> list[bool]:
         """Per turn whether the free drafters are asked."""
-        self.decided.asked = self._free.decide(self._turns, self._token_ms)
-        return list(self.decided.asked)
+        self._looks = self._drafted >= LOOK_EVERY and self._speedup < LOOK_BELOW and not self._bound()
+        self.decided.asked = [] if self._looks else self._free.decide(self._turns, self._token_ms)
+        return list(self.decided.asked) or [False] * len(self._turns)
+
+    def _bound(self) -> bool:
+        """Whether this step may not be chosen freely, or tells nothing of decoding."""
+        return self._prefills or any(turn.forced or turn.lag > 0 for turn in self._turns)
 
     def gate(self, drafter: str, trees: Sequence[Sequence[TokenTree]], eligible: Sequence[bool]) -> list[str]:
         """Per turn whether costly ``drafter`` is asked (`on`, `probe`, `forced`) or not (`off`, ``).
 
         trees: per turn what the others proposed. eligible: whether the turn's request lets it draft here.
         """
+        if self._looks:
+            return ["off" if ok else "" for ok in eligible]
         covered = [_covered(own) for own in trees]
         allowed = [ok and (turn.forced or not turn.fresh) for ok, turn in zip(eligible, self._turns, strict=True)]
         gate = self._gates[drafter]
@@ -185,6 +195,7 @@ class Controller:
                 free_ms -= work.ms
             self._learn(name, work, outcome.tokens, gate, decisions.get(name, ()), decided.turns)
         self._free.observe_ms(max(0.0, free_ms), sum(decided.asked))
+        self._drafted = self._drafted + 1 if any(kept for _, kept in decided.chosen) else 0
         decided.chosen, decided.asked = [], ()
         self._steps += 1
         if self._steps % REFRESH_EVERY == 0:

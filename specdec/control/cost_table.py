@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-DRIFT = 0.15  # weight of one observation in the machine's present speed
-SHAPE = 0.04  # and in the cost of its number of rows against the others
+from specdec.control.machine_speed import MachineSpeed
+
+SHAPE = 0.04  # weight of one observation in the cost of its number of rows against the others
 CLIP = 0.25  # log of the largest surprise one observation may claim: an outlier is somebody else's process
 MAX_SHAPE = 1.5
-LEAST_SHARE = 0.2  # of the grid's cost that no shift goes below
+LEAST_SHARE = 0.2  # of the grid's cost that no speed goes below
 REDRAW_EVERY = 48  # observations between which a curve keeps its shape
 CONTEXT_STEP = 128  # curves are kept for multiples of this
 
@@ -22,10 +23,9 @@ CONTEXT_STEP = 128  # curves are kept for multiples of this
 class CostTable:
     """Milliseconds of a forward over ``rows`` rows that look back on ``context`` tokens each.
 
-    A grid measured at start, times exp(shape[rows]), plus a shift. The shift follows the machine's speed within some
-    ten steps: what halves and doubles on a shared machine is memory bandwidth, which all rows of a forward pay once.
-    The shape learns slowly what the grid got wrong about a number of rows. Both move by clipped steps. Costs never
-    fall with rows.
+    A grid measured at start, times exp(shape[rows]), at the machine's present speed (`MachineSpeed`), which is followed
+    within some ten steps. The shape learns slowly what the grid got wrong about a number of rows. Both move by clipped
+    steps. Costs never fall with rows.
 
     rows, contexts: rising grid points. ms: float [contexts, rows]. measured: False for a guess, which the first
     observation replaces.
@@ -48,7 +48,7 @@ class CostTable:
         # Noise only ever adds: what more rows did in less time, fewer rows can do as well.
         self._ms = np.minimum.accumulate(self._ms[:, ::-1], axis=1)[:, ::-1]
         self._shape = [0.0] * len(rows)
-        self._shift = 0.0
+        self._speed = MachineSpeed()
         self._curves: dict[int, NDArray[np.float64]] = {}
         self._lists: dict[int, list[float]] = {}  # the same: one value at a time is quicker looked up in a list
         self._observed, self._measured = 0, measured
@@ -76,16 +76,18 @@ class CostTable:
     def curve(self, context: float) -> NDArray[np.float64]:
         """Milliseconds by number of rows, float64 [largest rows + 1]; entry 0 is 0. Do not write to it."""
         curve = self._curve(context)
-        shifted = np.maximum(curve + self._shift, LEAST_SHARE * curve)
-        shifted[0] = 0.0
-        return shifted
+        # `MachineSpeed.extra` is linear, so that of all rows comes from that of two.
+        first = float(curve[1])
+        present = curve * (1.0 + self._speed.extra(0.0, 1.0)) + first * self._speed.extra(1.0, -1.0)
+        present = np.maximum(present, LEAST_SHARE * curve)
+        present[0] = 0.0
+        return present
 
     def ms(self, rows: int, context: float = 0) -> float:
         """Expected milliseconds; beyond the grid, in proportion."""
         curve = self._lists.get(round(context / CONTEXT_STEP)) or self._curve(context).tolist()
-        last = len(curve) - 1
-        base = curve[rows] if rows <= last else curve[last] * rows / last
-        return max(base + self._shift, LEAST_SHARE * base)
+        base = _measured(curve, rows)
+        return max(base + self._speed.extra(curve[1], base - curve[1]), LEAST_SHARE * base)
 
     @property
     def largest(self) -> int:
@@ -108,8 +110,8 @@ class CostTable:
             self._redraw()
             return
         step = max(-CLIP, min(CLIP, math.log(ms / expected)))
-        first = self._lists[round(context / CONTEXT_STEP)][1]
-        self._shift += DRIFT * step * min(expected, 2.0 * first)
+        curve = self._lists[round(context / CONTEXT_STEP)]
+        self._speed.observe(curve[1], _measured(curve, rows) - curve[1], expected, step)
         right = bisect_left(self._grid_rows, rows)
         for at in {max(right - 1, 0), min(right, len(self._shape) - 1)}:
             near = 1.0 - min(1.0, abs(math.log(rows / self._grid_rows[at])) / math.log(2.0))
@@ -141,6 +143,11 @@ class CostTable:
         if context > self._contexts[-1]:
             return self._ms[-1] + np.maximum(slope, 0.0) * (context - self._contexts[-1])
         return self._ms[low] + slope * (max(context, self._contexts[0]) - self._contexts[low])
+
+
+def _measured(curve: Sequence[float], rows: int) -> float:
+    last = len(curve) - 1
+    return curve[rows] if rows <= last else curve[last] * rows / last
 
 
 def rising(values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -123,8 +123,7 @@ class CostlyGate:
         forced, largest = decisions.count("forced"), self.cost.largest
         dearer = self._dearer.value
         prices = [
-            dearer * self.cost.ms(min(n, largest)) / n + row_ms
-            for n in range(forced + 1, forced + len(open_turns) + 1)
+            dearer * self.cost.ms(min(n, largest)) / n + row_ms for n in range(forced + 1, forced + len(open_turns) + 1)
         ]
         tokens = prices[-1] * rate
         worth = []

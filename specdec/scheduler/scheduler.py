@@ -18,7 +18,8 @@ from specdec.scheduler.step_plan import StepPlan
 from specdec.scheduler.waiting_queue import WaitingQueue
 from specdec.sequence import Sequence, SequencePhase
 
-PREFILL_SHARE = 4  # drafts leave prompts a quarter of a step's rows, or heavy drafting would stop admission
+PROMPT_SHARE = 0.75  # of a step's rows that drafts leave to prompts where these need them: most nodes that drafts
+# reserve are never verified, and a prompt that is read in two steps instead of one pays for another pass
 
 
 class Scheduler:
@@ -170,7 +171,7 @@ class Scheduler:
     def _rows_for_prompts(self, prefilling: list[Sequence], rows: int) -> int:
         """Rows that drafts must leave."""
         limits = self._limits
-        cap = min(limits.prefill_chunk, max(1, limits.max_step_rows // PREFILL_SHARE), rows)
+        cap = min(limits.prefill_chunk, int(limits.max_step_rows * PROMPT_SHARE), rows)
         if self._waiting.head is not None and len(self._running) < limits.max_batch:
             return cap
         return min(cap, sum(len(seq.tokens) - seq.n_computed for seq in prefilling))

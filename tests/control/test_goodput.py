@@ -153,6 +153,21 @@ def test_bug_a_drafter_that_was_useless_comes_back(level_ms: float | None, new_r
     assert simulation.run(100).rate > 1.5 * plain(made)
 
 
+@pytest.mark.parametrize(("reading", "row"), [(1.0, 3.0), (1.3, 2.0), (1.5, 1.5), (0.7, 2.0)])
+@pytest.mark.parametrize("sequences", [4, 8])
+def test_bug_a_machine_that_changes_while_drafting_pays(reading: float, row: float, sequences: int) -> None:
+    """Drafting just paid; then reading weights takes ``reading`` times as long and a row's arithmetic ``row`` times."""
+    made = World([Skilled("m", *MIDDLING, level_ms=level(9.0))], lambda rows: 60 + 0.6 * (rows - 1), sequences)
+    simulation = Simulation(made)
+    simulation.run(WARM_UP)
+    made.verify_ms = lambda rows: 60 * reading + 0.6 * row * (rows - 1)
+    simulation.run(WARM_UP)
+    rate, without = simulation.run(STEPS).rate, plain(made)
+    best, setting = best_fixed(made, made.drafters[0], STEPS // sequences)
+    assert rate >= 0.985 * without
+    assert rate >= 0.94 * best, setting
+
+
 def test_decisions_are_a_function_of_what_is_told() -> None:
     tallies = [Simulation(world("flat", GOOD, 8.0, 2)).run(150) for _ in range(2)]
     assert tallies[0] == tallies[1]

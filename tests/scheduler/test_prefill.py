@@ -58,17 +58,26 @@ def test_decodes_never_wait_for_a_prefill() -> None:
     assert decoding.n_output == 1 + steps
 
 
-def test_heavy_drafting_leaves_prompts_a_quarter_of_the_rows() -> None:
+def test_heavy_drafting_leaves_prompts_three_quarters_of_the_rows() -> None:
     rig = Rig(max_step_rows=64, prefill_chunk=64)
     decoding = rig.start(10)
     (prompt,) = rig.add(500)
     plan = rig.plan(want=60)
-    assert rig.entry(plan, decoding).nodes == 64 - 1 - 16
-    assert rig.entry(plan, prompt).chain == 16
+    assert rig.entry(plan, decoding).nodes == 64 - 1 - 48
+    assert rig.entry(plan, prompt).chain == 48
     (waiting,) = rig.add(500)
     rig.commit(plan)
-    assert rig.entry(rig.plan(want=60), prompt).chain == 16
+    assert rig.entry(rig.plan(want=60), prompt).chain == 48
     assert waiting.state is SequencePhase.WAITING
+
+
+def test_bug_nodes_that_drafts_might_want_do_not_split_a_prompt() -> None:
+    rig = Rig(max_step_rows=256, prefill_chunk=192)
+    decoding = [rig.start(10) for _ in range(5)]
+    (prompt,) = rig.add(120)
+    plan = rig.plan(want=31)
+    assert (rig.entry(plan, prompt).chain, rig.entry(plan, prompt).samples) == (119, True)
+    assert all(rig.entry(plan, seq).nodes >= 11 for seq in decoding)
 
 
 def test_a_prompt_that_ends_may_draft_with_the_rows_left() -> None:

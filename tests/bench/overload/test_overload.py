@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
+from bench.child_server import ChildServerError
 from bench.frontend.frontend_bench import FACTORY, TOKENIZER
 from bench.frontend.paced_engine import paced_target
-from bench.child_server import ChildServerError
 from bench.local_server import LocalServer
 from bench.overload.goodput import goodput
 from bench.overload.level import Level, knee_of
