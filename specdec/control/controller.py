@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from specdec.control.balance import Balance
 from specdec.control.budget import Choice, choose, plain
 from specdec.control.calibration import MOST, Calibration, temperature_bucket
 from specdec.control.cost_table import CostTable
-from specdec.control.costly_gate import CostlyGate
+from specdec.control.costly_gate import SHORT_BACKLOG, CostlyGate
 from specdec.control.decided import Decided
 from specdec.control.free_gate import FreeGate
 from specdec.control.outcome import DraftWork, Outcome
@@ -51,6 +52,7 @@ class Controller:
         self._entered = self._steps = 0
         self._speedup = 1.0
         self._free = FreeGate()
+        self._balances: dict[int, Balance] = {}  # by the batch's size, in powers of two
         self._free_names = {name for name, costly in drafters.items() if not costly}
         self._trust: dict[int, Ratio] = {}
         self.decided = Decided()  # of the step that began last
@@ -138,20 +140,17 @@ class Controller:
 
     def free_gate(self) -> list[bool]:
         """Per turn whether the free drafters are asked."""
-        self._looks = self._drafted >= LOOK_EVERY and self._speedup < LOOK_BELOW and not self._bound()
+        self.decided.bound = self._prefills or any(turn.forced or turn.lag > 0 for turn in self._turns)
+        self._looks = self._drafted >= LOOK_EVERY and self._speedup < LOOK_BELOW and not self.decided.bound
         self.decided.asked = [] if self._looks else self._free.decide(self._turns, self._token_ms)
         return list(self.decided.asked) or [False] * len(self._turns)
-
-    def _bound(self) -> bool:
-        """Whether this step may not be chosen freely, or tells nothing of decoding."""
-        return self._prefills or any(turn.forced or turn.lag > 0 for turn in self._turns)
 
     def gate(self, drafter: str, trees: Sequence[Sequence[TokenTree]], eligible: Sequence[bool]) -> list[str]:
         """Per turn whether costly ``drafter`` is asked (`on`, `probe`, `forced`) or not (`off`, ``).
 
         trees: per turn what the others proposed. eligible: whether the turn's request lets it draft here.
         """
-        if self._looks:
+        if self._looks or (self._balance(len(self._turns)).rests and not self.decided.bound):
             return ["off" if ok else "" for ok in eligible]
         covered = [_covered(own) for own in trees]
         allowed = [ok and (turn.forced or not turn.fresh) for ok, turn in zip(eligible, self._turns, strict=True)]
@@ -195,11 +194,35 @@ class Controller:
                 free_ms -= work.ms
             self._learn(name, work, outcome.tokens, gate, decisions.get(name, ()), decided.turns)
         self._free.observe_ms(max(0.0, free_ms), sum(decided.asked))
+        self._weigh(outcome, decisions, decided)
         self._drafted = self._drafted + 1 if any(kept for _, kept in decided.chosen) else 0
         decided.chosen, decided.asked = [], ()
         self._steps += 1
         if self._steps % REFRESH_EVERY == 0:
             self.calibration.refresh()
+
+    def _weigh(self, outcome: Outcome, decisions: Mapping[str, Sequence[str]], decided: Decided) -> None:
+        """What the step's tokens took against what they would have taken one by one. A text that was read for the first
+        time is an investment, which the gate has weighed: such a step says nothing."""
+        n = len(decided.turns)
+        if not n or decided.bound:
+            return
+        on = [
+            turn.backlog.get(name, 0) <= SHORT_BACKLOG
+            for name, asked in decisions.items()
+            for turn, decision in zip(decided.turns, asked, strict=True)
+            if decision == "on"
+        ]
+        spent_ms = outcome.verify_ms + outcome.draft_ms
+        gain = sum(map(len, outcome.tokens)) / n - spent_ms / (decided.token_ms * n)
+        self._balance(n).observe(gain if on and all(on) else None)
+
+    def _balance(self, sequences: int) -> Balance:
+        """That of batches of this size, within a factor of two."""
+        size = max(1, sequences).bit_length()
+        if size not in self._balances:
+            self._balances[size] = Balance(1 << (size - 1))
+        return self._balances[size]
 
     def _settle(self, outcome: Outcome, decided: Decided) -> None:
         """What the verified nodes of each turn promised, and what they and the free drafters' ones brought."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from specdec.control.controller import LOOK_EVERY
 from tests.control.simulator import Simulation, Skilled, World, best_fixed
 
 GOOD = (0.9, 0.05), (0.5, 0.2)
@@ -166,6 +167,19 @@ def test_bug_a_machine_that_changes_while_drafting_pays(reading: float, row: flo
     best, setting = best_fixed(made, made.drafters[0], STEPS // sequences)
     assert rate >= 0.985 * without
     assert rate >= 0.94 * best, setting
+
+
+@pytest.mark.parametrize(("chance", "looks"), [(0.2, True), (0.9, False)])
+def test_plain_decoding_is_looked_at_where_drafting_wins_little(chance: float, looks: bool) -> None:
+    """A drafter that always offers one token: worth its row at either chance, but only the one wins by a wide margin."""
+    made = World([Skilled("m", (chance,), (chance,))], TARGETS["flat"])
+    simulation = Simulation(made)
+    simulation.run(WARM_UP)
+    longest = run = 0
+    for _ in range(STEPS // 4):
+        run = run + 1 if simulation.run(1).verified else 0
+        longest = max(longest, run)
+    assert (longest <= LOOK_EVERY) is looks
 
 
 def test_decisions_are_a_function_of_what_is_told() -> None:
