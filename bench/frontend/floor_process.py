@@ -66,7 +66,7 @@ class Floor:
 
 async def serve(floor: Floor) -> None:
     """Until the process ends."""
-    handler = grpc.unary_stream_rpc_method_handler(floor.stream)
+    handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_stream_rpc_method_handler(floor.stream)
     server = grpc.aio.server()
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, {_METHOD: handler}),))
     grpc_port = server.add_insecure_port("127.0.0.1:0")

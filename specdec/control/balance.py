@@ -12,8 +12,8 @@ class Balance:
     """What steps with a costly drafter won or lost on plain decoding, added up (a CUSUM; Page 1954).
 
     The gate adds up estimates, each somewhat wrong; where drafting about breaks even, the sum may be wrong too. This
-    compares what the tokens took with what they would have taken, for batches of about ``sequences``. It lets the drafters
-    rest once the loss exceeds the limit, and remembers no larger win than that.
+    compares what the tokens took with what they would have taken, for batches of about ``sequences``. It lets the
+    drafters rest once the loss exceeds the limit, and remembers no larger win than that.
     """
 
     def __init__(self, sequences: int) -> None:

@@ -12,8 +12,8 @@ from specdec.tree import TokenTree
 @dataclass(slots=True)
 class Decided:
     """row_ms, token_ms: milliseconds that a row, and a token without drafts, were expected to take. asked: per turn
-    whether the free drafters were. chosen: per turn the merged tree and the nodes of it to be verified. bound: the step was
-    not free to decide, or says nothing of decoding: prompts were read, or someone's wish came first."""
+    whether the free drafters were. chosen: per turn the merged tree and the nodes of it to be verified. bound: the step
+    was not free to decide, or says nothing of decoding: prompts were read, or someone's wish came first."""
 
     turns: Sequence[Turn] = ()
     row_ms: float = 0.0

@@ -171,7 +171,7 @@ def test_bug_a_machine_that_changes_while_drafting_pays(reading: float, row: flo
 
 @pytest.mark.parametrize(("chance", "looks"), [(0.2, True), (0.9, False)])
 def test_plain_decoding_is_looked_at_where_drafting_wins_little(chance: float, looks: bool) -> None:
-    """A drafter that always offers one token: worth its row at either chance, but only the one wins by a wide margin."""
+    """A drafter that always offers one token: worth its row at either chance, but one wins by a wide margin."""
     made = World([Skilled("m", (chance,), (chance,))], TARGETS["flat"])
     simulation = Simulation(made)
     simulation.run(WARM_UP)
