@@ -76,8 +76,12 @@ async def serve(floor: Floor) -> None:
         floor.app, http="h11", ws="none", lifespan="off", log_config=None, access_log=False, proxy_headers=False,
         server_header=False, date_header=False,
     )  # fmt: skip
+    http = uvicorn.Server(config)
+    serving = asyncio.create_task(http.serve(sockets=sockets))
+    while not (http.started or serving.done()):
+        await asyncio.sleep(0.01)
     print(json.dumps({"grpc_port": grpc_port, "http_port": sockets[0].getsockname()[1]}), flush=True)
-    await uvicorn.Server(config).serve(sockets=sockets)
+    await serving
 
 
 def main(argv: Sequence[str]) -> None:

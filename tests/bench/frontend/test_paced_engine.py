@@ -167,14 +167,14 @@ async def test_a_refusal_is_no_figure() -> None:
         await serving.stop()
 
 
-async def test_a_face_is_measured() -> None:
+@pytest.mark.parametrize("face", ["grpc", "http"])
+async def test_a_face_is_measured(face: str) -> None:
     """Through real processes and sockets: every message arrives, and no figure is impossible."""
-    plan = FrontendPlan(requests=3, messages=4, step_ms=1.0, streams=3, busy_step_ms=20.0, seconds=1.0, faces=("grpc",))
-    figures = (await measure_frontend(plan))["grpc"]
+    plan = FrontendPlan(requests=3, messages=4, step_ms=1.0, streams=3, busy_step_ms=20.0, seconds=1.0, faces=(face,))
+    figures = (await measure_frontend(plan))[face]
     assert figures["messages"] == 12
     assert figures["added_ttft_ms"]["n"] == figures["floor_added_ttft_ms"]["n"] == 3
     assert figures["message_way_ms"]["n"] == figures["floor_message_way_ms"]["n"] == 12
-    assert figures["message_way_ms"]["n"] == 12
     assert 0 < figures["message_way_ms"]["p50"] <= figures["message_way_ms"]["max"]
     assert figures["busy_message_way_ms"]["n"] == 3 * 49
     assert 0 <= figures["cpu_share"] <= 1
