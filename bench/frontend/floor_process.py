@@ -73,8 +73,8 @@ async def serve(floor: Floor) -> None:
     await server.start()
     sockets = await listen("127.0.0.1", 0)
     config = uvicorn.Config(
-        floor.app, interface="asgi3", http="h11", ws="none", lifespan="off", log_config=None, access_log=False, proxy_headers=False,
-        server_header=False, date_header=False,
+        floor.app, interface="asgi3", http="h11", ws="none", lifespan="off", log_config=None, access_log=False,
+        proxy_headers=False, server_header=False, date_header=False,
     )  # fmt: skip
     http = uvicorn.Server(config)
     serving = asyncio.create_task(http.serve(sockets=sockets))
