@@ -11,7 +11,6 @@ from typing import Any
 from bench.child_server import ChildServer
 from bench.frontend.bare_grpc import BareGrpc
 from bench.frontend.bare_http import BareHttp
-from bench.frontend.floor_server import FloorServer
 from bench.frontend.paced_engine import TOKENS, paced_target
 from bench.frontend.readers import GrpcReader, HttpReader
 from bench.frontend.stamp import now_ns, read_stamps
@@ -76,7 +75,7 @@ async def _alone(plan: FrontendPlan, server: LocalServer, face: str) -> dict[str
     reader = _reader(server, face)
     by_library = [await _hear(reader, plan.messages) for _ in range(max(4, plan.requests // 2))]
     await reader.close()
-    async with FloorServer(plan.step_ms) as floor:
+    async with ChildServer("bench.frontend.floor_process", str(plan.step_ms)) as floor:
         least = await _by_bare_client(plan, floor, face)
     return {
         **found,

@@ -49,8 +49,8 @@ class CostTable:
         self._ms = np.minimum.accumulate(self._ms[:, ::-1], axis=1)[:, ::-1]
         self._shape = [0.0] * len(rows)
         self._speed = MachineSpeed()
-        self._curves: dict[int, NDArray[np.float64]] = {}
-        self._lists: dict[int, list[float]] = {}  # the same: one value at a time is quicker looked up in a list
+        # Each as a list too, in which one value is looked up more quickly.
+        self._curves: dict[int, tuple[NDArray[np.float64], list[float]]] = {}
         self._observed, self._measured = 0, measured
 
     @staticmethod
@@ -75,7 +75,7 @@ class CostTable:
 
     def curve(self, context: float) -> NDArray[np.float64]:
         """Milliseconds by number of rows, float64 [largest rows + 1]; entry 0 is 0. Do not write to it."""
-        curve = self._curve(context)
+        curve, _ = self._curve(context)
         # `MachineSpeed.extra` is linear, so that of all rows comes from that of two.
         first = float(curve[1])
         present = curve * (1.0 + self._speed.extra(0.0, 1.0)) + first * self._speed.extra(1.0, -1.0)
@@ -85,7 +85,7 @@ class CostTable:
 
     def ms(self, rows: int, context: float = 0) -> float:
         """Expected milliseconds; beyond the grid, in proportion."""
-        curve = self._lists.get(round(context / CONTEXT_STEP)) or self._curve(context).tolist()
+        _, curve = self._curve(context)
         base = _measured(curve, rows)
         return max(base + self._speed.extra(curve[1], base - curve[1]), LEAST_SHARE * base)
 
@@ -107,10 +107,10 @@ class CostTable:
         self._observed += 1
         if self._observed == 1 and not self._measured:  # it tells what no measurement did: take it whole
             self._ms = self._ms * (ms / expected)
-            self._redraw()
+            self._curves.clear()
             return
         step = max(-CLIP, min(CLIP, math.log(ms / expected)))
-        curve = self._lists[round(context / CONTEXT_STEP)]
+        _, curve = self._curve(context)
         self._speed.observe(curve[1], _measured(curve, rows) - curve[1], expected, step)
         right = bisect_left(self._grid_rows, rows)
         for at in {max(right - 1, 0), min(right, len(self._shape) - 1)}:
@@ -118,20 +118,17 @@ class CostTable:
             moved = self._shape[at] + SHAPE * near * step
             self._shape[at] = max(-MAX_SHAPE, min(MAX_SHAPE, moved))
         if self._observed % REDRAW_EVERY == 0:
-            self._redraw()
+            self._curves.clear()
 
-    def _redraw(self) -> None:
-        self._curves.clear()
-        self._lists.clear()
-
-    def _curve(self, context: float) -> NDArray[np.float64]:
+    def _curve(self, context: float) -> tuple[NDArray[np.float64], list[float]]:
+        """As the grid has it, with what was learnt of its shape; the machine's speed is left out."""
         key = round(context / CONTEXT_STEP)
         found = self._curves.get(key)
         if found is None:
             grid = rising(self._grid(key * CONTEXT_STEP) * np.exp(self._shape))
-            found = np.interp(np.arange(int(self._rows[-1]) + 1), self._rows, grid)
-            found[0] = 0.0
-            self._curves[key], self._lists[key] = found, found.tolist()
+            curve = np.interp(np.arange(int(self._rows[-1]) + 1), self._rows, grid)
+            curve[0] = 0.0
+            found = self._curves[key] = curve, curve.tolist()
         return found
 
     def _grid(self, context: float) -> NDArray[np.float64]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from specdec.control.controller import LOOK_EVERY
+from specdec.control.outcome import Outcome
 from tests.control.simulator import Simulation, Skilled, World, best_fixed
 
 GOOD = (0.9, 0.05), (0.5, 0.2)
@@ -180,6 +181,24 @@ def test_plain_decoding_is_looked_at_where_drafting_wins_little(chance: float, l
         run = run + 1 if simulation.run(1).verified else 0
         longest = max(longest, run)
     assert (longest <= LOOK_EVERY) is looks
+
+
+def test_the_clock_silences_a_drafter_that_the_gate_believes_in() -> None:
+    """What the drafter says it takes is what the gate weighs; the propose stage takes 200 ms more."""
+    made = world("flat", GOOD, 5.0, 1)
+    simulation = Simulation(made)
+    simulation.run(WARM_UP)
+    believed = simulation.run(WARM_UP).asked["m"]
+    observe = simulation.controller.observe
+
+    def slower(outcome: Outcome, decisions: dict[str, list[str]]) -> None:
+        outcome.draft_ms += 200.0 if outcome.work else 0.0
+        observe(outcome, decisions)
+
+    simulation.controller.observe = slower  # type: ignore[method-assign,assignment]
+    simulation.run(WARM_UP)
+    assert believed > 0.9 * WARM_UP
+    assert simulation.run(WARM_UP).asked.get("m", 0) < 0.3 * WARM_UP
 
 
 def test_decisions_are_a_function_of_what_is_told() -> None:

@@ -96,11 +96,11 @@ async def code(home: Path, extensions: Path, server: str) -> AsyncIterator[Code]
     try:
         assert process.stdout is not None
         async with asyncio.timeout(60):
-            said = ""
-            while not (found := re.search(r"listening on (http://\S+?)/?\s", said)):
+            log = ""
+            while not (found := re.search(r"listening on (http://\S+?)/?\s", log)):
                 line = (await process.stdout.readline()).decode()
-                assert line, said
-                said += line
+                assert line, log
+                log += line
         drain = asyncio.create_task(process.stdout.read())
         yield Code(home, found[1])
     finally:

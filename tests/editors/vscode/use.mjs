@@ -45,6 +45,15 @@ async function suggested() {
   return text;
 }
 
+/** What is suggested after the first key at the place. */
+async function begun() {
+  await open();
+  await showing("sparkle");
+  await go();
+  await page.keyboard.type("t");
+  return suggested();
+}
+
 async function save() {
   const before = readFileSync(file, "utf8");
   await page.keyboard.press("Control+s");
@@ -53,11 +62,7 @@ async function save() {
 
 const scenarios = {
   async take() {
-    await open();
-    await showing("sparkle");
-    await go();
-    await page.keyboard.type("t");
-    const whole = await suggested();
+    const whole = await begun();
     await page.keyboard.type("ot");
     const rest = await suggested();
     await page.screenshot({ path: shot });
@@ -68,11 +73,7 @@ const scenarios = {
   },
 
   async takeWord() {
-    await open();
-    await showing("sparkle");
-    await go();
-    await page.keyboard.type("t");
-    const whole = await suggested();
+    const whole = await begun();
     await page.keyboard.press("Control+ArrowRight");
     const left = await suggested();
     await page.keyboard.press("Escape");
