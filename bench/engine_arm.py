@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from specdec.types import SpeculationMode, SpeculationParams
@@ -29,11 +28,3 @@ FIXED_GRID = (
     Arm.fixed(4, 2, 7),
     Arm.fixed(6, 3, 15),
 )
-
-
-def balanced_order(arms: Seq[Arm], turn: int) -> list[Arm]:
-    """The arms in the order of the ``turn``-th prompt: every second turn runs backwards, and every second pair of
-    turns begins elsewhere, so that neither drift nor what one arm leaves behind favours another."""
-    shift = (turn - turn % 2) % len(arms)
-    order = [*arms[shift:], *arms[:shift]]
-    return order[::-1] if turn % 2 else order

@@ -1,13 +1,14 @@
-"""`specdec bench engine`: the same requests with and without speculation, on one engine and one set of weights."""
+"""`specdec bench engine`: the same requests with and without speculation, at the same time, on one set of weights."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 
-from bench.engine_arm import AUTO, OFF, Arm, balanced_order
+from bench.engine_arm import AUTO, OFF, Arm
 from bench.engine_bench_error import BenchError
 from bench.engine_control_times import ControlTimes
+from bench.engine_flight import fly
 from bench.engine_group_run import GroupRun
 from bench.engine_runner import EngineRunner
 from bench.engine_workload_runs import WorkloadRuns
@@ -20,16 +21,16 @@ Say = Callable[[str], None]
 
 
 class EngineBench:
-    """Runs workloads; every prompt in every arm before the next one, the order of the arms balanced.
+    """Runs workloads; every group in all arms at once, a step of the one and a step of the other, before the next one.
 
-    Each arm of a workload has a cache salt of its own: what it drafts from is what itself has seen, and no arm finds
-    another's output. ``arms`` are those compared beside off and auto.
+    Each arm has an engine of its own over the same weights, caches and drafters, so that nothing one learns helps
+    another, and a cache salt of its own per workload: what it drafts from is what itself has seen. ``engines``: arms,
+    off and auto among them, and their engines.
     """
 
-    def __init__(self, engine: Engine, sampling: SamplingParams, say: Say, arms: Seq[Arm] = ()) -> None:
-        self._engine, self._say = engine, say
-        self._arms = (OFF, AUTO, *arms)
-        self._runner = EngineRunner(engine, sampling)
+    def __init__(self, engines: Mapping[Arm, Engine], sampling: SamplingParams, say: Say) -> None:
+        self._say, self._auto = say, engines[AUTO]
+        self._runners = {arm: EngineRunner(engine, sampling) for arm, engine in engines.items()}
         self.control_times = ControlTimes()
 
     def run(self, workload: Workload) -> WorkloadRuns:
@@ -41,25 +42,25 @@ class EngineBench:
         """
         runs = WorkloadRuns(workload.name, workload.concurrent)
         for group in workload.groups:
-            for _ in range(workload.rounds if group[0].counted else 1):
-                by_arm = self._group(workload, group, len(runs.rounds))
-                if group[0].counted:
-                    runs.rounds.append(by_arm)
-                    self._say(f"{workload.name} {len(runs.rounds)}/{workload.n_counted}: {_line(by_arm)}")
-                else:
-                    self._say(f"{workload.name}: warming up with {group[0].name}")
+            by_arm = self._group(workload, group)
+            if group[0].counted:
+                runs.rounds.append(by_arm)
+                self._say(f"{workload.name} {len(runs.rounds)}/{workload.n_counted}: {_line(by_arm)}")
+            else:
+                self._say(f"{workload.name}: warming up with {group[0].name}")
         return runs
 
-    def _group(self, workload: Workload, group: Seq[BenchPrompt], turn: int) -> dict[str, GroupRun]:
-        by_arm: dict[str, GroupRun] = {}
-        for arm in balanced_order(self._arms, turn):
-            self.control_times.skip(self._engine)
-            salt = f"{workload.name}/{arm.name}" + (f"/{turn}" if workload.rounds > 1 else "")
-            by_arm[arm.name] = self._runner.run(group, arm, salt, workload.at_once)
-            if arm is AUTO:
-                self.control_times.collect(self._engine)
+    def _group(self, workload: Workload, group: Seq[BenchPrompt]) -> dict[str, GroupRun]:
+        self.control_times.skip(self._auto)
+        flights = {
+            arm.name: runner.start(group, arm, f"{workload.name}/{arm.name}", workload.at_once)
+            for arm, runner in self._runners.items()
+        }
+        fly(list(flights.values()))
+        self.control_times.collect(self._auto)
+        by_arm = {name: flight.result() for name, flight in flights.items()}
         check_same_output(workload.name, by_arm)
-        return {arm.name: by_arm[arm.name] for arm in self._arms}
+        return by_arm
 
 
 def check_same_output(workload: str, by_arm: dict[str, GroupRun]) -> None:

@@ -1,28 +1,23 @@
-"""Runs groups of prompts on an engine as a server would, and takes the time of its steps."""
+"""Runs groups of prompts on an engine as a server would."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 import time
-from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 from bench.engine_arm import OFF, Arm
-from bench.engine_bench_error import BenchError
+from bench.engine_flight import Flight, fly
 from bench.engine_group_run import GroupRun
-from bench.engine_request_run import RequestRun
 from bench.workloads.bench_prompt import BenchPrompt
 from specdec.engine.engine import Engine
-from specdec.types import Delta, Failed, Finished, Request, RequestEvent, SamplingParams, StoppingParams
+from specdec.types import Request, SamplingParams, StoppingParams
 
 
 class EngineRunner:
-    """The clock runs only while the engine steps: what the benchmark does between steps costs nobody anything.
-
-    ``sampling`` needs a seed unless it is greedy, or the arms would draw different texts.
-    """
+    """``sampling`` needs a seed unless it is greedy, or the arms would draw different texts."""
 
     def __init__(
         self, engine: Engine, sampling: SamplingParams, clock: Callable[[], float] = time.perf_counter
@@ -31,39 +26,28 @@ class EngineRunner:
         self._serial = itertools.count()
 
     def run(self, group: Seq[BenchPrompt], arm: Arm, salt: str, at_once: int | None = None) -> GroupRun:
-        """All of ``group`` to the end, ``at_once`` at a time (None: all). ``salt`` separates prefix cache and draft
-        texts from other runs'.
+        """All of ``group`` to the end, with nothing beside it; as `start`.
+
+        Raises:
+            BenchError, RequestError: as `Flight.step`.
+        """
+        flight = self.start(group, arm, salt, at_once)
+        fly([flight])
+        return flight.result()
+
+    def start(self, group: Seq[BenchPrompt], arm: Arm, salt: str, at_once: int | None = None) -> Flight:
+        """``group``, ready for its first step, ``at_once`` prompts at a time (None: all). ``salt`` separates prefix
+        cache and draft texts from other runs'.
 
         The prompts of a larger group are prefilled before, so that its time is that of decoding together.
 
         Raises:
-            BenchError: the engine failed a request.
-            RequestError: it refused one.
+            RequestError: the engine refused a prompt.
         """
         requests = [self._request(prompt, arm, salt) for prompt in group]
         if len(requests) > 1:
             self._prefill(requests)
-        runs = {request.request_id: RequestRun(prompt.name) for request, prompt in zip(requests, group, strict=True)}
-        first: dict[str, float] = {}
-        busy = 0.0
-        waiting = deque(requests)
-        running = 0
-        while waiting or self._engine.has_work():
-            while waiting and (at_once is None or running < at_once):
-                self._engine.submit(waiting.popleft())
-                running += 1
-            began = self._clock()
-            events = self._engine.step()
-            busy += self._clock() - began
-            for event in events:
-                running -= isinstance(event, Finished)
-                _take(runs[event.request_id], event)
-                if isinstance(event, Delta) and event.token_ids:
-                    run = runs[event.request_id]
-                    if event.request_id not in first:
-                        first[event.request_id], run.first_tokens = busy, len(event.token_ids)
-                    run.decode_s = busy - first[event.request_id]
-        return GroupRun(tuple(runs.values()), busy)
+        return Flight(self._engine, requests, [prompt.name for prompt in group], at_once, self._clock)
 
     def _prefill(self, requests: Seq[Request]) -> None:
         """Into the prefix cache, and nowhere else: drafters do not hear of it."""
@@ -90,13 +74,3 @@ class EngineRunner:
             prediction_ids=prompt.prediction_ids,
             session=f"{salt}/{prompt.session}" if prompt.session else "",
         )
-
-
-def _take(run: RequestRun, event: RequestEvent) -> None:
-    if isinstance(event, Failed):
-        raise BenchError(f"{run.prompt}: the engine failed ({event.reason}: {event.message})")
-    if isinstance(event, Delta):
-        run.tokens += event.token_ids
-        run.text += event.text
-    elif isinstance(event, Finished):
-        run.reason, run.stats, run.usage = event.reason, event.stats, event.usage

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from bench.engine_arm import AUTO, Arm
+from bench.engine_arm import AUTO, OFF, Arm
 from bench.engine_bench import EngineBench, Say
 from bench.engine_bench_error import BenchError
 from bench.engine_machine import machine_facts
@@ -14,11 +15,13 @@ from bench.engine_off_cost import OffCostBench
 from bench.engine_report import EngineReport
 from bench.engine_runner import EngineRunner
 from bench.workloads.batch import batch_prompts
+from bench.workloads.bench_prompt import BenchPrompt
 from bench.workloads.make import make_workload
 from bench.workloads.workload import Workload
 from bench.workloads.workload_unavailable_error import WorkloadUnavailableError
 from specdec.engine.engine import Engine, EngineParts
 from specdec.types import SamplingParams
+from verify_kernels.forward_batch import PAGE_SIZE
 
 SEED = 20_26
 
@@ -39,18 +42,21 @@ class EngineBenchPlan:
 
 
 def run_session(parts: EngineParts, plan: EngineBenchPlan, say: Say) -> EngineReport:
-    """All that ``plan`` asks for, on one engine. ``say`` gets a line now and then.
+    """All that ``plan`` asks for. ``say`` gets a line now and then.
 
     Raises:
-        BenchError: the arms gave different tokens, the engine failed, or not one workload could be run.
+        BenchError: the arms gave different tokens, an engine failed, not one workload could be run, or the KV cache is
+            too small for all arms at once.
     """
     began = time.perf_counter()
     report = EngineReport(machine_facts(parts.config, parts.info))
     report.fixed = tuple(arm.name for arm in plan.fixed)
     workloads = _workloads(parts, plan, report, say)
-    engine = Engine(parts)
+    engines = _engines(parts, plan.fixed)
+    engine = engines[AUTO]
+    _check_room(parts, workloads, len(engines))
     sampling = SamplingParams(temperature=plan.temperature, seed=SEED)
-    bench = EngineBench(engine, sampling, say, plan.fixed)
+    bench = EngineBench(engines, sampling, say)
     for workload in workloads:
         report.runs.append(bench.run(workload))
     if plan.batch:
@@ -66,6 +72,31 @@ def run_session(parts: EngineParts, plan: EngineBenchPlan, say: Say) -> EngineRe
         report.off_cost = OffCostBench(engine, parts).run()
     report.seconds = time.perf_counter() - began
     return report
+
+
+def _engines(parts: EngineParts, fixed: Seq[Arm]) -> dict[Arm, Engine]:
+    """One per arm, all over the same weights, KV cache and drafters. Only auto's decisions are written to a file."""
+    quiet = parts.config.speculation.model_copy(update={"trace_file": None})
+    silent = dataclasses.replace(parts, config=parts.config.model_copy(update={"speculation": quiet}))
+    return {arm: Engine(parts if arm is AUTO else silent) for arm in (OFF, AUTO, *fixed)}
+
+
+def _check_room(parts: EngineParts, workloads: Seq[Workload], arms: int) -> None:
+    """A sequence that waits for another arm's pages would be measured as slow."""
+    room = parts.kv.n_total * PAGE_SIZE
+    for workload in workloads:
+        for group in workload.groups:
+            sizes = sorted(_tokens(prompt) for prompt in group)[::-1][: workload.at_once]
+            if arms * sum(sizes) > room:
+                raise BenchError(
+                    f"{workload.name}: {arms} arms at once need {arms * sum(sizes)} tokens of KV cache, which holds "
+                    f"{room}; set engine.kv_tokens to more, or compare fewer settings"
+                )
+
+
+def _tokens(prompt: BenchPrompt) -> int:
+    """Room for the whole text, and for a tree at its end."""
+    return len(prompt.prompt_ids) + (prompt.stopping.max_tokens or 0) + PAGE_SIZE
 
 
 def _workloads(parts: EngineParts, plan: EngineBenchPlan, report: EngineReport, say: Say) -> Seq[Workload]:

@@ -14,7 +14,6 @@ from specdec.models.tokenizer import Tokenizer
 AT_ONCE = 8
 EDIT_TOKENS = 256
 TURNS = 3  # requests per place: with one, what is measured is how long the slowest of eight runs on alone
-ROUNDS = 2  # a run in one arm takes as long as a shared machine takes to change its speed
 WARM_UP_TOKENS = 24
 MIXES = ("humaneval", "chat", "mixed", "edit")
 
@@ -30,7 +29,7 @@ def concurrent_workload(
     first = AT_ONCE if warm_up else 0
     prompts = _prompts(mix, tokenizer, max(count, TURNS * AT_ONCE) + first, max_tokens)
     groups = [tuple(uncounted(prompts[:first], WARM_UP_TOKENS)), tuple(prompts[first:])]
-    return Workload(f"concurrent/{mix}", tuple(group for group in groups if group), AT_ONCE, ROUNDS)
+    return Workload(f"concurrent/{mix}", tuple(group for group in groups if group), AT_ONCE)
 
 
 def _prompts(mix: str, tokenizer: Tokenizer, count: int, max_tokens: int | None) -> list[BenchPrompt]:

@@ -12,14 +12,11 @@ from bench.workloads.bench_prompt import BenchPrompt
 @dataclass(frozen=True, slots=True)
 class Workload:
     """Groups run one after the other; of a group, ``at_once`` prompts at a time (None: all), the next one entering as
-    one leaves. No prompt occurs twice in a round: an engine that remembers its texts would know the second answer by
-    heart. ``rounds``: times that every counted group runs, each time as if it were the first; two, in opposite order
-    of the arms, let what drifts in the machine pass both arms."""
+    one leaves. No prompt occurs twice: an engine that remembers its texts would know the second answer by heart."""
 
     name: str
     groups: tuple[tuple[BenchPrompt, ...], ...]
     at_once: int | None = None
-    rounds: int = 1
 
     @property
     def concurrent(self) -> bool:
@@ -28,8 +25,8 @@ class Workload:
 
     @property
     def n_counted(self) -> int:
-        """Runs of groups whose figures count."""
-        return self.rounds * sum(group[0].counted for group in self.groups)
+        """Groups whose figures count."""
+        return sum(group[0].counted for group in self.groups)
 
     @staticmethod
     def one_by_one(name: str, prompts: Seq[BenchPrompt]) -> Workload:

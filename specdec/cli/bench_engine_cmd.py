@@ -13,6 +13,7 @@ from specdec.cli.options import engine_options
 from specdec.config import EngineConfig
 
 AT_ONCE = 8
+ARM_TOKENS = 8192  # of KV cache: all arms run at the same time
 
 
 @click.command("engine")
@@ -58,10 +59,12 @@ def engine_command(
         raise click.UsageError(f"--json: {path.parent} is not a folder")
     at_once = max(engine_config.max_batch, batch or 0, AT_ONCE)
     rows = max(engine_config.max_step_rows, at_once)
-    with ProgressBar() as progress:
-        parts = build_parts(engine_config.model_copy(update={"max_batch": at_once, "max_step_rows": rows}), progress)
-    progress_lines = Console(stderr=True)
     arms = tuple(arm for arm in FIXED_GRID if fixed or arm.name in settings)
+    kv_tokens = max(engine_config.kv_tokens, ARM_TOKENS * (2 + len(arms)))
+    sizes = {"max_batch": at_once, "max_step_rows": rows, "kv_tokens": kv_tokens}
+    with ProgressBar() as progress:
+        parts = build_parts(engine_config.model_copy(update=sizes), progress)
+    progress_lines = Console(stderr=True)
     plan = EngineBenchPlan(
         workloads or WORKLOAD_NAMES, prompts, max_tokens, temperature, arms, off_cost, control_time, batch or 0
     )

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from bench.engine_arm import AUTO, FIXED_GRID, OFF, Arm, balanced_order
+from bench.engine_arm import AUTO, FIXED_GRID, OFF, Arm
 from bench.engine_bench import EngineBench, check_same_output
 from bench.engine_bench_error import BenchError
 from bench.engine_control_times import MIN_STEPS, ControlTimes
 from bench.engine_fixed import best_fixed, fixed_figures
+from bench.engine_flight import fly
 from bench.engine_group_run import GroupRun
 from bench.engine_request_run import RequestRun
 from bench.engine_runner import EngineRunner
+from bench.engine_workload_runs import WorkloadRuns
 from bench.workloads.bench_prompt import BenchPrompt
 from bench.workloads.workload import Workload, uncounted
 from specdec.engine.engine import Engine
@@ -35,11 +36,21 @@ def runner(engine: FakeEngine) -> EngineRunner:
     return EngineRunner(cast(Engine, engine), GREEDY, engine.clock)
 
 
-def bench(engine: FakeEngine, arms: tuple[Arm, ...] = ()) -> tuple[EngineBench, list[str]]:
-    said: list[str] = []
-    made = EngineBench(cast(Engine, engine), GREEDY, said.append, arms)
-    made._runner = runner(engine)
-    return made, said
+@dataclass
+class Bench:
+    """A benchmark whose arms have fake engines."""
+
+    arms: tuple[Arm, ...] = ()
+    fields: dict[str, Any] = field(default_factory=dict)
+    said: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.engines = {arm: FakeEngine(**self.fields) for arm in (OFF, AUTO, *self.arms)}
+        self.made = EngineBench(cast(dict[Arm, Engine], self.engines), GREEDY, self.said.append)
+        self.made._runners = {arm: runner(engine) for arm, engine in self.engines.items()}
+
+    def run(self, workload: Workload) -> WorkloadRuns:
+        return self.made.run(workload)
 
 
 def test_time_per_token_is_of_decode_steps_only() -> None:
@@ -102,7 +113,7 @@ def test_an_engine_that_fails_stops_the_benchmark() -> None:
 
 @pytest.mark.parametrize("wrong", [SpeculationMode.AUTO, SpeculationMode.OFF])
 def test_other_tokens_in_an_arm_stop_the_benchmark(wrong: SpeculationMode) -> None:
-    made, _ = bench(FakeEngine(wrong=wrong))
+    made = Bench(fields={"wrong": wrong})
     with pytest.raises(BenchError, match=r"w, p1: auto gave other tokens than off, first at 12 .*path identity"):
         made.run(Workload.one_by_one("w", [prompt(1)]))
 
@@ -114,23 +125,45 @@ def test_a_text_that_only_ends_earlier_is_another_text() -> None:
         check_same_output("w", {"off": long, "auto": short})
 
 
-def test_arms_alternate_and_never_share_a_salt() -> None:
-    engine = FakeEngine()
-    made, said = bench(engine)
+def test_every_arm_has_an_engine_and_a_salt_of_its_own() -> None:
+    made = Bench()
     made.run(Workload.one_by_one("w", [*uncounted([prompt(9)]), *map(prompt, range(1, 5))]))
-    modes = [str(r.speculation.mode) for r in engine.seen]
-    assert modes == ["off", "auto", "off", "auto", "auto", "off", "off", "auto", "auto", "off"]
-    assert {(str(r.speculation.mode), r.cache_salt) for r in engine.seen} == {("off", "w/off"), ("auto", "w/auto")}
-    assert said[0] == "w: warming up with p9"
-    assert said[1] == "w 1/4: off 1000.0, auto 500.0"
+    for arm, engine in made.engines.items():
+        assert {(r.speculation, r.cache_salt) for r in engine.seen} == {(arm.speculation, f"w/{arm.name}")}
+        assert [r.prompt_ids[0] for r in engine.seen] == [9000, 1000, 2000, 3000, 4000]
+    assert made.said[0] == "w: warming up with p9"
+    assert made.said[1] == "w 1/4: off 1000.0, auto 500.0"
+
+
+def test_arms_keep_abreast_by_the_time_they_took() -> None:
+    """Steps of 1 s and of 3 s: three of the one for each of the other, so that what the machine does meets both."""
+    steps: list[str] = []
+    flights = []
+    for name, spec_step_s in (("slow", 3.0), ("fast", 1.0)):
+        engine = FakeEngine(run=1, spec_step_s=spec_step_s)
+        flight = runner(engine).start([prompt(1, 40)], AUTO, name)
+        take = flight.step
+
+        def step(name: str = name, take: Callable[[], None] = take) -> None:
+            steps.append(name)
+            take()
+
+        flight.step = step  # type: ignore[method-assign]
+        flights.append(flight)
+    fly(flights)
+    assert [flight.landed for flight in flights] == [True, True]
+    assert (steps.count("slow"), steps.count("fast")) == (41, 41)
+    decoding = steps[steps.index("fast", 2) + 1 :]  # behind both prefills
+    while_both = decoding[: len(decoding) - decoding[::-1].index("fast")]
+    assert 13 <= while_both.count("slow") <= 15
+    assert all(while_both[i : i + 5].count("slow") in (1, 2) for i in range(len(while_both) - 5))
 
 
 def test_summary_of_a_workload() -> None:
-    engine = FakeEngine()
-    made, _ = bench(engine)
+    made = Bench()
     lengths = (13, 13, 5, 2)  # ratios 2, 2, 4 / 2 = 2 and none
     runs = made.run(Workload.one_by_one("w", [prompt(i, n) for i, n in enumerate(lengths)]))
-    engine.spec_step_s = 8.0
+    made.engines[AUTO].spec_step_s = 8.0
     runs.rounds += made.run(Workload.one_by_one("w", [prompt(8)])).rounds  # 12 s against 24
     found = runs.summary()
     assert (found.prompts, found.timed, found.worst, found.worst_prompt) == (5, 4, 0.5, "p8")
@@ -147,38 +180,26 @@ def test_summary_of_a_workload() -> None:
 
 
 def test_summary_without_anything_to_time() -> None:
-    made, said = bench(FakeEngine())
+    made = Bench()
     found = made.run(Workload.one_by_one("w", [prompt(1, 1)])).summary()
     assert (found.timed, found.ratio_median, found.worst, found.total_ratio) == (0, None, None, None)
-    assert said == ["w 1/1: too short to time"]
+    assert made.said == ["w 1/1: too short to time"]
     json.dumps(found.as_dict(), allow_nan=False)
 
 
 def test_summary_of_requests_at_once_compares_the_rate_of_all() -> None:
-    made, said = bench(FakeEngine())
+    made = Bench()
     workload = Workload("c", ((prompt(1), prompt(2)),))
     found = made.run(workload).summary().as_dict()
     off, auto = 26 / (200 + 12), 26 / 206
     assert found["off_tokens_per_s"] == pytest.approx(off, abs=1e-4)
     assert found["auto_tokens_per_s"] == pytest.approx(auto, abs=1e-4)
     assert found["ratio_total"] == pytest.approx(212 / 206, abs=1e-4)
-    assert "tokens/s" in said[0]
-
-
-def test_rounds_turn_the_order_around_and_know_nothing_of_each_other() -> None:
-    engine = FakeEngine()
-    made, said = bench(engine)
-    runs = made.run(Workload("c", ((prompt(1), prompt(2)),), rounds=2))
-    assert len(runs.rounds) == len(said) == 2
-    counted = [request for request in engine.seen if not request.request_id.endswith("-prefill")]
-    modes = [request.speculation.mode.value for request in counted]
-    assert modes == ["off"] * 2 + ["auto"] * 4 + ["off"] * 2
-    assert len({request.cache_salt for request in counted}) == 4
+    assert "tokens/s" in made.said[0]
 
 
 def test_best_fixed_setting_is_compared_with_auto() -> None:
-    engine = FakeEngine()
-    made, _ = bench(engine, FIXED_GRID)
+    made = Bench(FIXED_GRID)
     runs = made.run(Workload.one_by_one("w", [prompt(1)]))
     for name, by_arm in runs.rounds[0].items():
         by_arm.requests[0].decode_s = {"off": 12.0, "auto": 6.0, "6x3/15": 3.0}.get(name, 9.0)
@@ -188,25 +209,14 @@ def test_best_fixed_setting_is_compared_with_auto() -> None:
     assert best_fixed(runs, fixed) == {"setting": "6x3/15", "ms_per_token": 250.0, "over_auto": 0.5}
 
 
-@given(st.integers(2, 9), st.integers(0, 40))
-def test_order_of_arms_is_balanced(n: int, pairs: int) -> None:
-    arms = [Arm(str(i)) for i in range(n)]
-    orders = [balanced_order(arms, turn) for turn in range(2 * pairs)]
-    assert all(sorted(order, key=lambda arm: int(arm.name)) == arms for order in orders)
-    for first, second in pairwise(arms):
-        earlier = sum(order.index(first) < order.index(second) for order in orders)
-        assert earlier == pairs
-
-
 def test_control_time_counts_only_the_steps_of_auto() -> None:
-    engine = FakeEngine(run=1)
-    made, _ = bench(engine)
-    made.run(Workload.one_by_one("w", [prompt(1, 40), prompt(2, 40)]))  # off, auto, auto, off: 41 steps each
-    times = made.control_times.by_sequences[1]
-    assert times == [pytest.approx(0.01 * step) for step in (*range(41, 82), *range(82, 123))]
-    (row,) = made.control_times.rows()
-    assert (row.sequences, row.steps, row.median_ms) == (1, 82, pytest.approx(0.815))
-    assert row.p99_ms == pytest.approx(0.41 + 0.99 * 0.81)
+    made = Bench(fields={"run": 1})
+    made.run(Workload.one_by_one("w", [prompt(1, 40), prompt(2, 40)]))  # 41 steps each
+    times = made.made.control_times.by_sequences[1]
+    assert times == [pytest.approx(0.01 * step) for step in range(82)]
+    (row,) = made.made.control_times.rows()
+    assert (row.sequences, row.steps, row.median_ms) == (1, 82, pytest.approx(0.405))
+    assert row.p99_ms == pytest.approx(0.99 * 0.81)
 
 
 def test_control_time_of_a_few_steps_is_not_reported() -> None:

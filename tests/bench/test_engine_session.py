@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,7 @@ from bench.workloads.workload import Workload, uncounted
 from bench.workloads.workload_unavailable_error import WorkloadUnavailableError
 from specdec.cli.main import cli
 from specdec.config import EngineConfig
+from specdec.control.replay import replay_file
 from specdec.engine.engine import Engine, EngineParts
 from specdec.models.tokenizer import Tokenizer
 from specdec.types import StoppingParams
@@ -126,6 +128,22 @@ def test_nothing_to_measure_is_an_error() -> None:
         run(workloads=("fim",))
 
 
+def test_arms_that_would_wait_for_each_others_pages_are_refused() -> None:
+    with pytest.raises(BenchError, match=r"chat: 9 arms at once need \d+ tokens .*engine\.kv_tokens"):
+        run(workloads=("chat",), fixed=FIXED_GRID, max_tokens=500)
+
+
+def test_only_autos_decisions_are_written_down(tmp_path: Path) -> None:
+    parts = tiny_parts()
+    file = tmp_path / "trace.jsonl"
+    speculation = parts.config.speculation.model_copy(update={"trace_file": file})
+    traced = dataclasses.replace(parts, config=parts.config.model_copy(update={"speculation": speculation}))
+    run_session(traced, EngineBenchPlan(workloads=("chat",)), lambda line: None)
+    report = replay_file(file)
+    assert report.steps
+    assert not report.differences
+
+
 def test_cost_of_off_compares_equal_work_and_leaves_the_cache_as_it_was() -> None:
     parts = tiny_parts()
     engine = Engine(parts)
@@ -175,6 +193,7 @@ def test_command_writes_json_and_tables(tmp_path: Path, monkeypatch: pytest.Monk
     assert "speculation off and auto" in result.stdout
     assert "chat 2/2: off" in result.stderr
     assert built[0].max_batch == 16
+    assert built[0].kv_tokens == 2 * 8192
     assert CliRunner().invoke(cli, [*words, "--batch", "300"]).exit_code == 2
     assert CliRunner().invoke(cli, [*words[:-1], str(tmp_path / "no" / "folder.json")]).exit_code == 2
 
