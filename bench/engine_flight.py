@@ -34,6 +34,8 @@ class Flight:
         self._waiting, self._running = deque(requests), 0
         self._runs = {request.request_id: RequestRun(name) for request, name in zip(requests, names, strict=True)}
         self._first: dict[str, float] = {}
+        self._places = min(len(requests), at_once or len(requests))
+        self._full_s, self._full_tokens = 0.0, 0
         self.busy_s = 0.0
 
     @property
@@ -51,16 +53,21 @@ class Flight:
         while self._waiting and (self._at_once is None or self._running < self._at_once):
             self._engine.submit(self._waiting.popleft())
             self._running += 1
+        full = self._running == self._places
         began = self._clock()
         events = self._engine.step()
-        self.busy_s += self._clock() - began
+        took_s = self._clock() - began
+        self.busy_s += took_s
+        if full:
+            self._full_s += took_s
+            self._full_tokens += sum(len(event.token_ids) for event in events if isinstance(event, Delta))
         for event in events:
             self._running -= isinstance(event, Finished)
             self._take(self._runs[event.request_id], event)
 
     def result(self) -> GroupRun:
         """How it went, once all have landed."""
-        return GroupRun(tuple(self._runs.values()), self.busy_s)
+        return GroupRun(tuple(self._runs.values()), self.busy_s, self._full_s, self._full_tokens)
 
     def _take(self, run: RequestRun, event: RequestEvent) -> None:
         if isinstance(event, Failed):

@@ -38,14 +38,17 @@ def report_tables(report: EngineReport) -> Iterator[Table]:
 
 
 def _workloads(summaries: Seq[WorkloadSummary], unit: str) -> Table:
+    together = unit == "tokens/s"
     title = f"speculation off and auto: {unit}; ratios above 1 are faster"
-    if unit == "tokens/s":
-        title = f"requests at once, off and auto: {unit} of all of them together"
-    columns = ("prompts", OFF.name, AUTO.name, "total ratio", "median", "p10", "p90", "worst", "tokens/step")
+    if together:
+        title = f"requests at once, off and auto: {unit} of all of them together, while all places are taken"
+    columns = ["prompts", OFF.name, AUTO.name, "total ratio", "median", "p10", "p90", "worst", "tokens/step"]
+    columns += ["with the end"] if together else []
     table = Table("workload", *columns, title=title, caption="median to worst: per prompt")
     for s in summaries:
-        times = (s.base_ms, s.arm_ms) if unit != "tokens/s" else (per_second(s.base_ms), per_second(s.arm_ms))
-        ratios = (s.total_ratio, s.ratio_median, s.ratio_p10, s.ratio_p90, s.worst, s.tokens_per_step)
+        times = (per_second(s.base_ms), per_second(s.arm_ms)) if together else (s.base_ms, s.arm_ms)
+        ratios = [s.total_ratio, s.ratio_median, s.ratio_p10, s.ratio_p90, s.worst, s.tokens_per_step]
+        ratios += [s.whole_ratio] if together else []
         count = str(s.prompts) if s.timed == s.prompts else f"{s.prompts} ({s.timed} timed)"
         table.add_row(s.workload, count, *(_number(t, 1) for t in times), *(_number(r, 2) for r in ratios))
     return table

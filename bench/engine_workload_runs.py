@@ -28,11 +28,11 @@ class WorkloadRuns:
             yield from zip(by_arm[first].requests, by_arm[second].requests, strict=True)
 
     def ms_per_token(self, arm: str) -> float | None:
-        """Milliseconds of decoding per output token over the whole workload; of all requests together where they run
-        at once. None when nothing was long enough to time."""
+        """Milliseconds of decoding per output token over the whole workload; where requests run at once, of all of them
+        together, while all places are taken. None when nothing was long enough to time."""
         if self.concurrent:
-            seconds = sum(by_arm[arm].total_s for by_arm in self.rounds)
-            tokens = sum(by_arm[arm].n_tokens for by_arm in self.rounds)
+            seconds = sum(by_arm[arm].full_s for by_arm in self.rounds)
+            tokens = sum(by_arm[arm].full_tokens for by_arm in self.rounds)
         else:
             runs = [run for by_arm in self.rounds for run in by_arm[arm].requests]
             seconds, tokens = sum(run.decode_s for run in runs), sum(run.gaps for run in runs)
@@ -43,6 +43,7 @@ class WorkloadRuns:
         timed = [(a.tpot_ms / b.tpot_ms, b.prompt) for a, b in self.pairs(base, arm) if a.tpot_ms and b.tpot_ms]
         ratios = [ratio for ratio, _ in timed]
         base_ms, arm_ms = self.ms_per_token(base), self.ms_per_token(arm)
+        base_s, arm_s = (sum(by_arm[name].total_s for by_arm in self.rounds) for name in (base, arm))
         p10, median, p90 = (float(x) for x in np.percentile(ratios, (10, 50, 90))) if ratios else (None, None, None)
         worst, worst_prompt = min(timed) if timed else (None, "")
         runs = [run for by_arm in self.rounds for run in by_arm[arm].requests]
@@ -58,6 +59,7 @@ class WorkloadRuns:
             ratio_median=median,
             ratio_p90=p90,
             total_ratio=base_ms / arm_ms if base_ms and arm_ms else None,
+            whole_ratio=base_s / arm_s if self.concurrent and arm_s > 0 else None,
             worst=worst,
             worst_prompt=worst_prompt,
             tokens_per_step=sum(len(run.tokens) for run in runs) / steps if steps else None,

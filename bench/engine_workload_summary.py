@@ -12,9 +12,11 @@ from specdec.types import DrafterStats
 class WorkloadSummary:
     """Ratios are time per output token without over with speculation: above 1 is faster.
 
-    ``base_ms`` and ``arm_ms``: milliseconds per output token over the whole workload, of all requests together where
-    they ran at once; ``total_ratio`` is their quotient. The other ratios are per prompt; ``timed`` of the ``prompts``
-    were long enough for one. ``worst`` is the lowest. None stands for a figure that nothing was measured for.
+    ``base_ms`` and ``arm_ms``: milliseconds per output token over the whole workload; where requests ran at once, of
+    all together and while all places were taken. ``total_ratio`` is their quotient; ``whole_ratio``, only of such
+    requests, that of the times from the first step to the last, in which ever fewer run. The other ratios are per
+    prompt; ``timed`` of the ``prompts`` were long enough for one. ``worst`` is the lowest. None stands for a figure
+    that nothing was measured for.
     """
 
     workload: str
@@ -27,6 +29,7 @@ class WorkloadSummary:
     ratio_median: float | None
     ratio_p90: float | None
     total_ratio: float | None
+    whole_ratio: float | None
     worst: float | None
     worst_prompt: str
     tokens_per_step: float | None
@@ -58,6 +61,7 @@ class WorkloadSummary:
         if self.concurrent:
             figures["off_tokens_per_s"] = rounded(per_second(self.base_ms))
             figures["auto_tokens_per_s"] = rounded(per_second(self.arm_ms))
+            figures["ratio_whole"] = rounded(self.whole_ratio)
         return figures
 
 

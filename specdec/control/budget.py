@@ -28,9 +28,18 @@ class Choice:
 
 
 def choose(
-    turns: Sequence[Turn], trees: Sequence[TokenTree], curve: NDArray[np.float64], fixed_rows: int, draft_ms: float
+    turns: Sequence[Turn],
+    trees: Sequence[TokenTree],
+    curve: NDArray[np.float64],
+    fixed_rows: int,
+    draft_ms: float,
+    rate: float = 0.0,
+    prompts_ms: float = 0.0,
 ) -> Choice:
-    """Maximise (N + sum of the B best chances) / (draft_ms + curve[fixed_rows + B]) over B (DESIGN section 7).
+    """Maximise (N + sum of the B best chances) / (draft_ms + curve[fixed_rows + B] - prompts_ms) over B (DESIGN
+    section 7), but no further than the last node earns ``rate``, the tokens per millisecond that other steps earn: a
+    step that is slow already, since drafting it took long, makes none of its tokens worth more. Nor do prompts, which
+    add ``prompts_ms`` to the forward.
 
     One heap over all sequences; since no chance exceeds its parent's, the best B always form trees. Nodes of forced
     turns, and those a lagging turn needs to keep its objective, come before all others and are not up for decision.
@@ -53,7 +62,7 @@ def choose(
         flat += [min(0.0, scores[node] + trust) for node in mine]
     kept: list[list[int]] = [[] for _ in trees]
     if not flat:
-        return plain(turns, float(curve[fixed_rows]), draft_ms)
+        return plain(turns, float(curve[fixed_rows]) - prompts_ms, draft_ms)
     chances = np.exp(np.asarray(flat))
     must = _must(turns, owners, chances)
     order = np.lexsort((np.arange(len(flat)), -chances, ~must))  # stable: a parent before its child of equal chance
@@ -61,8 +70,9 @@ def choose(
     most = max(least, min(len(flat), len(curve) - 1 - fixed_rows))
     tokens = len(turns) + np.concatenate(([0.0], np.cumsum(chances[order])))
     rows = np.minimum(fixed_rows + np.arange(least, most + 1), len(curve) - 1)
-    values = tokens[least : most + 1] / (draft_ms + curve[rows])
-    best = least + int(values.argmax())
+    spent_ms = draft_ms + curve[rows] - prompts_ms
+    values = tokens[least : most + 1] / spent_ms
+    best = least + min(int(values.argmax()), int((tokens[least : most + 1] - rate * spent_ms).argmax()))
     if least == 0 and values[best] < WORTHWHILE * values[0]:
         best = 0
     for at in order[:best].tolist():

@@ -59,6 +59,7 @@ class Controller:
         self._turns: Sequence[Turn] = ()
         self._fixed_rows, self._context, self._plain_ms, self._row_ms = 1, 0.0, 1.0, 0.0
         self._decode_ms, self._prefills = 1.0, False
+        self._prompts = Ratio(prior=200.0, least=0.3, most=2.0)  # milliseconds they took over those of as many rows
         self._drafted, self._looks = 0, False  # steps with drafts since the last without; whether this one goes without
 
     @property
@@ -97,12 +98,13 @@ class Controller:
         n = len(turns)
         self._fixed_rows = n + prefill_rows
         self._context = sum(turn.context for turn in turns) / n if n else 0.0
-        self._plain_ms = max(self.verify.ms(self._fixed_rows, self._context), 1e-6)
         # A prompt that is read beside them makes this step long; the time of those that decode is worth no less.
         self._decode_ms = max(self.verify.ms(max(n, 1), self._context), 1e-6)
         self._prefills = prefill_rows > 0
-        self._row_ms = (self.verify.ms(self._fixed_rows + 8, self._context) - self._plain_ms) / 8
-        self.decided = Decided(turns, self._row_ms, self._token_ms)
+        every_ms = self.verify.ms(self._fixed_rows, self._context)
+        self._plain_ms = self._decode_ms + self._prompts.value * max(0.0, every_ms - self._decode_ms)
+        self._row_ms = (self.verify.ms(self._fixed_rows + 8, self._context) - every_ms) / 8
+        self.decided = Decided(turns, self._row_ms, self._token_ms, prefill_rows=prefill_rows)
 
     @property
     def _token_ms(self) -> float:
@@ -111,8 +113,8 @@ class Controller:
 
     @property
     def rate(self) -> float:
-        """Tokens per millisecond that this batch is expected to earn by decoding."""
-        return self._speedup * len(self._turns) / self._decode_ms
+        """Tokens per millisecond that this batch is expected to earn by decoding; plainly, if drafting loses."""
+        return max(self._speedup, 1.0) * len(self._turns) / self._decode_ms
 
     def node_floor(self, decision: str) -> float:
         """Log of the least chance of being reached for which a node is worth proposing; none when the point is to find
@@ -155,7 +157,8 @@ class Controller:
         covered = [_covered(own) for own in trees]
         allowed = [ok and (turn.forced or not turn.fresh) for ok, turn in zip(eligible, self._turns, strict=True)]
         gate = self._gates[drafter]
-        return gate.decide(self._turns, covered, allowed, self.rate, self._row_ms, self._decode_ms)
+        gate.follow(self.verify.slowness)
+        return gate.decide(self._turns, covered, allowed, 1.0 / self._token_ms, self._row_ms, self._decode_ms)
 
     def pace(self, drafter: str) -> Pace:
         """How deep costly ``drafter`` should go in this step."""
@@ -165,9 +168,11 @@ class Controller:
         """The nodes to verify, one (merged) tree per turn; ``draft_ms`` was spent on proposing."""
         rows = min(self._fixed_rows, self.verify.largest)
         if any(len(tree.tokens) > 1 for tree in trees):
-            choice = choose(self._turns, trees, self.verify.curve(self._context), rows, draft_ms)
+            curve = self.verify.curve(self._context)
+            prompts_ms = max(0.0, float(curve[rows]) - self._decode_ms)
+            choice = choose(self._turns, trees, curve, rows, draft_ms, self.rate, prompts_ms)
         else:
-            choice = plain(self._turns, self.verify.ms(rows, self._context), draft_ms)
+            choice = plain(self._turns, self._decode_ms, draft_ms)
         self.decided.chosen = list(zip(trees, choice.kept, strict=True))
         if self._turns and not self._prefills and not any(turn.forced for turn in self._turns):
             gained = choice.value * self._plain_ms / len(self._turns)
@@ -176,7 +181,8 @@ class Controller:
 
     def predicted_ms(self, budget: int) -> float:
         """Expected milliseconds of this step's forward with ``budget`` draft nodes."""
-        return self.verify.ms(self._fixed_rows + budget, self._context)
+        rows = self._fixed_rows + budget
+        return self._plain_ms + self.verify.ms(rows, self._context) - self.verify.ms(self._fixed_rows, self._context)
 
     def draft_ms(self, drafter: str, batch: int, levels: int) -> float:
         """Expected milliseconds of ``levels`` forwards of a costly drafter for ``batch`` sequences."""
@@ -185,14 +191,14 @@ class Controller:
     def observe(self, outcome: Outcome, decisions: Mapping[str, Sequence[str]], decided: Decided | None = None) -> None:
         """Learn from what a step yielded, of which `decided` was kept; None: the one that began last."""
         decided = decided or self.decided
-        self.verify.observe(outcome.rows, outcome.context, outcome.verify_ms)
+        self._time(outcome, decided.prefill_rows)
         free_ms = outcome.draft_ms
         self._settle(outcome, decided)
         for name, work in outcome.work.items():
             gate = self._gates.get(name)
             if gate is not None:
                 free_ms -= work.ms
-            self._learn(name, work, outcome.tokens, gate, decisions.get(name, ()), decided.turns)
+            self._learn(name, work, outcome.tokens, gate, decisions.get(name, ()), decided)
         self._free.observe_ms(max(0.0, free_ms), sum(decided.asked))
         self._weigh(outcome, decisions, decided)
         self._drafted = self._drafted + 1 if any(kept for _, kept in decided.chosen) else 0
@@ -200,6 +206,16 @@ class Controller:
         self._steps += 1
         if self._steps % REFRESH_EVERY == 0:
             self.calibration.refresh()
+
+    def _time(self, outcome: Outcome, prefill_rows: int) -> None:
+        """What the forward took. Rows of prompts cost otherwise than those that sample, and there are many of them: put
+        into the table, they would tilt what it says of a few."""
+        if not prefill_rows:
+            self.verify.observe(outcome.rows, outcome.context, outcome.verify_ms)
+            return
+        decode_ms = self.verify.ms(max(1, outcome.rows - prefill_rows), outcome.context)
+        expected = self.verify.ms(outcome.rows, outcome.context) - decode_ms
+        self._prompts.add(expected, max(0.0, outcome.verify_ms - decode_ms))
 
     def _weigh(self, outcome: Outcome, decisions: Mapping[str, Sequence[str]], decided: Decided) -> None:
         """What the step's tokens took against what they would have taken one by one. A text that was read for the first
@@ -246,19 +262,25 @@ class Controller:
         tokens: Sequence[list[int]],
         gate: CostlyGate | None,
         decisions: Sequence[str],
-        turns: Sequence[Turn],
+        decided: Decided,
     ) -> None:
         trials: list[tuple[int, bool]] = []
         asked: list[Turn] = []
         backlog = 0
-        for i, (turn, tree) in enumerate(zip(turns, work.trees, strict=True)):
+        for i, (turn, tree) in enumerate(zip(decided.turns, work.trees, strict=True)):
             if tree is None:
                 continue
             asked.append(turn)
             backlog += turn.backlog.get(name, 0)
             gain = self._walk(name, turn.control, tree, tokens[i], trials) if len(tree.tokens) > 1 else 0
             if gate is not None:
-                gate.observe(turn, gain, max(1, max(tree.depths)), decisions[i] if decisions else "on")
+                levels = max(1, max(tree.depths))
+                # The last token is the target's own: where it was drafted but not verified, that brought nothing. A
+                # probe asks what would have come, even of a drafter that nobody believes by now.
+                if decisions and decisions[i] == "probe":
+                    gate.observe(turn, gain, levels, levels, probe=True)
+                else:
+                    gate.observe(turn, min(gain, len(tokens[i]) - 1), levels, _verified(decided, i, name))
         self.calibration.observe(trials)
         if gate is not None and work.levels:
             gate.observe_ms(asked, work.levels, work.ms)
@@ -292,6 +314,14 @@ class Controller:
                 reached.add(node)
                 depth = max(depth, depths[node])
         return depth
+
+
+def _verified(decided: Decided, at: int, drafter: str) -> int:
+    """Nodes of a drafter that were verified, of the turn ``at``."""
+    if at >= len(decided.chosen):
+        return 0
+    tree, kept = decided.chosen[at]
+    return sum(drafter in tree.sources[node] for node in kept)
 
 
 def _covered(trees: Sequence[TokenTree]) -> float:

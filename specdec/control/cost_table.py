@@ -10,22 +10,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from specdec.control.grid_offsets import GridOffsets
 from specdec.control.machine_speed import MachineSpeed
 
-SHAPE = 0.04  # weight of one observation in the cost of its number of rows against the others
 CLIP = 0.25  # log of the largest surprise one observation may claim: an outlier is somebody else's process
-MAX_SHAPE = 1.5
 LEAST_SHARE = 0.2  # of the grid's cost that no speed goes below
-REDRAW_EVERY = 48  # observations between which a curve keeps its shape
+Near = list[tuple[int, float]]  # grid points and their shares
 CONTEXT_STEP = 128  # curves are kept for multiples of this
 
 
 class CostTable:
     """Milliseconds of a forward over ``rows`` rows that look back on ``context`` tokens each.
 
-    A grid measured at start, times exp(shape[rows]), at the machine's present speed (`MachineSpeed`), which is followed
-    within some ten steps. The shape learns slowly what the grid got wrong about a number of rows. Both move by clipped
-    steps. Costs never fall with rows.
+    A grid measured at start, at the machine's present speed (`MachineSpeed`), times exp(offset) of its points
+    (`GridOffsets`): what the speed leaves unexplained about a number of rows. An observation is clipped, and shared out
+    between the two by how unsure each is. Costs never fall with rows.
 
     rows, contexts: rising grid points. ms: float [contexts, rows]. measured: False for a guess, which the first
     observation replaces.
@@ -47,10 +46,11 @@ class CostTable:
             raise ValueError("rows, contexts: must rise")
         # Noise only ever adds: what more rows did in less time, fewer rows can do as well.
         self._ms = np.minimum.accumulate(self._ms[:, ::-1], axis=1)[:, ::-1]
-        self._shape = [0.0] * len(rows)
+        self._offsets = GridOffsets(len(rows))
         self._speed = MachineSpeed()
-        # Each as a list too, in which one value is looked up more quickly.
-        self._curves: dict[int, tuple[NDArray[np.float64], list[float]]] = {}
+        # Per context the grid's costs, and what they are at present; lists, in which one value is looked up quickly.
+        self._grids: dict[int, list[float]] = {}
+        self._present: dict[int, list[float]] = {}
         self._observed, self._measured = 0, measured
 
     @staticmethod
@@ -75,24 +75,24 @@ class CostTable:
 
     def curve(self, context: float) -> NDArray[np.float64]:
         """Milliseconds by number of rows, float64 [largest rows + 1]; entry 0 is 0. Do not write to it."""
-        curve, _ = self._curve(context)
-        # `MachineSpeed.extra` is linear, so that of all rows comes from that of two.
-        first = float(curve[1])
-        present = curve * (1.0 + self._speed.extra(0.0, 1.0)) + first * self._speed.extra(1.0, -1.0)
-        present = np.maximum(present, LEAST_SHARE * curve)
-        present[0] = 0.0
-        return present
+        curve = np.interp(np.arange(self.largest + 1), self._grid_rows, self._now(context))
+        curve[0] = 0.0
+        return curve
 
     def ms(self, rows: int, context: float = 0) -> float:
         """Expected milliseconds; beyond the grid, in proportion."""
-        _, curve = self._curve(context)
-        base = _measured(curve, rows)
-        return max(base + self._speed.extra(curve[1], base - curve[1]), LEAST_SHARE * base)
+        now = self._now(context)
+        return now[-1] * rows / self.largest if rows > self.largest else _mean(now, self._near(rows))
 
     @property
     def largest(self) -> int:
         """Most rows that `curve` reaches to."""
         return int(self._rows[-1])
+
+    @property
+    def slowness(self) -> float:
+        """How many times as long as measured a forward of one row takes at present."""
+        return 1.0 + self._speed.extra(1.0, 0.0)
 
     @property
     def known(self) -> bool:
@@ -107,28 +107,46 @@ class CostTable:
         self._observed += 1
         if self._observed == 1 and not self._measured:  # it tells what no measurement did: take it whole
             self._ms = self._ms * (ms / expected)
-            self._curves.clear()
+            self._grids.clear()
+            self._present.clear()
             return
-        step = max(-CLIP, min(CLIP, math.log(ms / expected)))
-        _, curve = self._curve(context)
-        self._speed.observe(curve[1], _measured(curve, rows) - curve[1], expected, step)
-        right = bisect_left(self._grid_rows, rows)
-        for at in {max(right - 1, 0), min(right, len(self._shape) - 1)}:
-            near = 1.0 - min(1.0, abs(math.log(rows / self._grid_rows[at])) / math.log(2.0))
-            moved = self._shape[at] + SHAPE * near * step
-            self._shape[at] = max(-MAX_SHAPE, min(MAX_SHAPE, moved))
-        if self._observed % REDRAW_EVERY == 0:
-            self._curves.clear()
+        near, grid = self._near(rows), self._at(context)
+        surprise = max(-CLIP, min(CLIP, math.log(ms / expected)))
+        first, whole = grid[0], _mean(grid, near) * max(1.0, rows / self.largest)
+        besides = self._offsets.variance(near)
+        total = self._speed.observe(first, max(whole - first, 0.0), expected, surprise, besides)
+        self._offsets.observe(near, surprise, total)
+        self._present.clear()
 
-    def _curve(self, context: float) -> tuple[NDArray[np.float64], list[float]]:
-        """As the grid has it, with what was learnt of its shape; the machine's speed is left out."""
+    def _near(self, rows: int) -> Near:
+        """The grid points next to ``rows``, the lower one first."""
+        right = bisect_left(self._grid_rows, rows)
+        if right == len(self._grid_rows):
+            return [(right - 1, 1.0)]
+        if right == 0 or self._grid_rows[right] == rows:
+            return [(right, 1.0)]
+        low, high = self._grid_rows[right - 1], self._grid_rows[right]
+        share = (rows - low) / (high - low)
+        return [(right - 1, 1.0 - share), (right, share)]
+
+    def _now(self, context: float) -> list[float]:
+        """Milliseconds of the grid's points at present; they rise."""
         key = round(context / CONTEXT_STEP)
-        found = self._curves.get(key)
+        found = self._present.get(key)
         if found is None:
-            grid = rising(self._grid(key * CONTEXT_STEP) * np.exp(self._shape))
-            curve = np.interp(np.arange(int(self._rows[-1]) + 1), self._rows, grid)
-            curve[0] = 0.0
-            found = self._curves[key] = curve, curve.tolist()
+            grid, extra, exp = self._at(context), self._speed.extra, math.exp
+            first = grid[0]
+            off = self._offsets.values
+            costs = [max(c + extra(first, c - first), LEAST_SHARE * c) * exp(o) for c, o in zip(grid, off, strict=True)]
+            found = self._present[key] = rising(costs, self._offsets.weights())
+        return found
+
+    def _at(self, context: float) -> list[float]:
+        """Milliseconds of the grid's points as they were measured."""
+        key = round(context / CONTEXT_STEP)
+        found = self._grids.get(key)
+        if found is None:
+            found = self._grids[key] = self._grid(key * CONTEXT_STEP).tolist()
         return found
 
     def _grid(self, context: float) -> NDArray[np.float64]:
@@ -142,21 +160,24 @@ class CostTable:
         return self._ms[low] + slope * (max(context, self._contexts[0]) - self._contexts[low])
 
 
-def _measured(curve: Sequence[float], rows: int) -> float:
-    last = len(curve) - 1
-    return curve[rows] if rows <= last else curve[last] * rows / last
+def _mean(values: Sequence[float], near: Near) -> float:
+    (last, share), low = near[-1], values[near[0][0]]
+    return low if len(near) == 1 else low + (values[last] - low) * share
 
 
-def rising(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The closest rising sequence in the least-squares sense (pool adjacent violators)."""
+def rising(values: Sequence[float], weights: Sequence[float]) -> list[float]:
+    """The closest rising sequence in the weighted least-squares sense (pool adjacent violators)."""
     means: list[float] = []
+    sums: list[float] = []
     counts: list[int] = []
-    for value in values.tolist():
-        mean, count = value, 1
+    for value, weight in zip(values, weights, strict=True):
+        mean, total, count = value, weight, 1
         while means and means[-1] > mean:
-            other = counts.pop()
-            mean = (means.pop() * other + mean * count) / (other + count)
-            count += other
+            other = sums.pop()
+            mean = (means.pop() * other + mean * total) / (other + total)
+            total += other
+            count += counts.pop()
         means.append(mean)
+        sums.append(total)
         counts.append(count)
-    return np.repeat(means, counts)
+    return [mean for mean, count in zip(means, counts, strict=True) for _ in range(count)]

@@ -11,11 +11,14 @@ from specdec.control.ratio import Ratio
 from specdec.control.sequence_control import Usage
 from specdec.control.turn import Turn
 
-HYSTERESIS = 0.12  # of the price: a drafter that is on stays on a little below it, one that is off needs more
+STAYS, ENTERS = 0.12, 0.05  # of the gain: one that is on stays on a little below its price, one that is off needs more
 FADE = 0.05  # weight of one turn in a sequence's averages: a run of bad luck must not switch a drafter off
 POOL_FADE = 0.03  # and in the drafter's own, from which new sequences start
+IDLE_FADE = 0.02  # of what is known of a sequence, a step, while it is not asked for
 FIRST_FOLLOW, FOLLOW_FADE = 0.7, 0.02
 LEAST_FOLLOW = 0.2
+LEAST_SLOWER, MOST_SLOWER = 0.5, 2.0
+SLOWNESS_FADE = 0.15  # as quickly as a table follows its forwards
 HORIZON = 24  # tokens over which reading a prompt must pay, or as many as came already: an answer may end any time
 PROBE_SHARE = 0.015  # of the time, at most, that probes take: of one sequence; of n, what they may win falls with n
 PROBE_LEVELS = 2.0  # what a probe takes; more only when it finds something
@@ -25,6 +28,8 @@ FIRST_CREDIT = 1.0  # plain steps' worth of probes that a new engine may make at
 LONGEST_PAUSE = 4  # probes back off to this many times the interval
 MOST_MISSES = 8
 FIRST_GAIN, FIRST_LEVELS = 1.5, 3.0
+UNTRIED = 0.75  # of what other texts gained is counted on where a long text would have to be read first to find out
+PRIOR_TURNS = 8  # that what an average starts from weighs as much as
 SHORT_BACKLOG = 16  # what an accepted run or a pause leaves behind rides along with the first level
 CHUNK = 192  # rows of a prompt read in one forward
 
@@ -45,6 +50,16 @@ class CostlyGate:
         self._credit = FIRST_CREDIT
         # What askings take over what their levels and long texts should: texts of several tokens ride along as well.
         self._dearer = Ratio(prior=200.0, least=1.0, most=2.0)
+        self._slowness = self._slowness_then = 1.0  # the target's, now and when this drafter was last asked
+
+    def follow(self, slowness: float) -> None:
+        """The target's forwards take ``slowness`` times as long as at start: one that is not asked has got as slow."""
+        self._slowness = slowness
+
+    @property
+    def _times(self) -> float:
+        """What a level takes now, over what its table says."""
+        return self._dearer.value * max(LEAST_SLOWER, min(MOST_SLOWER, self._slowness / self._slowness_then))
 
     def usage(self, turn: Turn) -> Usage:
         """What is known of the drafter on this sequence; a new one starts from the average of its temperature."""
@@ -52,7 +67,7 @@ class CostlyGate:
         if found is None:
             pool = self._pool(turn.control.bucket)
             idle = max(0, self._probe_every - FIRST_PROBE)
-            found = turn.control.usage[self.name] = Usage(pool.gain, pool.levels, idle=idle)
+            found = turn.control.usage[self.name] = Usage(pool.gain, pool.levels, pool.rows, idle=idle)
         return found
 
     def decide(
@@ -83,6 +98,7 @@ class CostlyGate:
                 else:
                     usage.on = False
                     usage.idle += 1
+                    self._forget(usage, turns[i])
             elif decision:
                 usage.on, usage.idle = True, 0
         return decisions
@@ -91,16 +107,20 @@ class CostlyGate:
         """How deep to go in this step."""
         return Pace(self.cost, rate, row_ms, max(LEAST_FOLLOW, self._follow))
 
-    def observe(self, turn: Turn, gain: int, levels: int, decision: str) -> None:
-        """The drafter's own tree would have yielded ``gain`` tokens and took ``levels`` forwards."""
+    def observe(self, turn: Turn, gain: int, levels: int, rows: int, probe: bool = False) -> None:
+        """The drafter's own tree yielded ``gain`` tokens, took ``levels`` forwards, and ``rows`` of it were verified;
+        on a ``probe``, would have yielded, and would have been."""
         usage = self.usage(turn)
-        fade = 2.5 * FADE if decision == "probe" else FADE
-        for record, weight in ((usage, fade), (self._pool(turn.control.bucket), POOL_FADE)):
+        fade = 2.5 * FADE if probe else FADE
+        for record, least in ((usage, fade), (self._pool(turn.control.bucket), POOL_FADE)):
+            record.turns += 1
+            weight = max(least, 1.0 / (PRIOR_TURNS + record.turns))
             record.gain += weight * (gain - record.gain)
             record.levels += weight * (levels - record.levels)
+            record.rows += weight * (rows - record.rows)
         tried = min(gain + 1, levels)  # levels whose parent was reached
         self._follow += FOLLOW_FADE * (gain - self._follow * tried)
-        if decision == "probe":
+        if probe:
             usage.misses = 0 if gain > usage.price * levels else min(usage.misses + 1, MOST_MISSES)
 
     def observe_ms(self, asked: Sequence[Turn], levels: int, ms: float) -> None:
@@ -108,9 +128,17 @@ class CostlyGate:
         if asked and levels and self.cost.known:
             reading = sum(self._backlog_ms(turn) for turn in asked)
             self._dearer.add(levels * self.cost.ms(len(asked)) + reading, ms)
+            self._slowness_then += SLOWNESS_FADE * (self._slowness - self._slowness_then)
+
+    def _forget(self, usage: Usage, turn: Turn) -> None:
+        """What it once brought here says less from step to step, and what it brings elsewhere says more."""
+        pool = self._pool(turn.control.bucket)
+        usage.gain += IDLE_FADE * (pool.gain - usage.gain)
+        usage.levels += IDLE_FADE * (pool.levels - usage.levels)
+        usage.rows += IDLE_FADE * (pool.rows - usage.rows)
 
     def _pool(self, bucket: int) -> Usage:
-        return self._pools.setdefault(bucket, Usage(FIRST_GAIN, FIRST_LEVELS))
+        return self._pools.setdefault(bucket, Usage(FIRST_GAIN, FIRST_LEVELS, FIRST_LEVELS))
 
     def _paying(
         self, turns: Sequence[Turn], usages: Sequence[Usage], covered: Sequence[float], decisions: Sequence[str],
@@ -121,27 +149,29 @@ class CostlyGate:
         if not self.cost.known or not open_turns:
             return open_turns  # asking is the way to learn what it costs
         forced, largest = decisions.count("forced"), self.cost.largest
-        dearer = self._dearer.value
-        prices = [
-            dearer * self.cost.ms(min(n, largest)) / n + row_ms for n in range(forced + 1, forced + len(open_turns) + 1)
-        ]
-        tokens = prices[-1] * rate
+        times = self._times
+        prices = [times * self.cost.ms(min(n, largest)) / n for n in range(forced + 1, forced + len(open_turns) + 1)]
+        tokens = (prices[-1] + row_ms) * rate
         worth = []
         for i in open_turns:
             usages[i].price = tokens
-            worth.append((-self._worth(turns[i], usages[i], covered[i], rate), i))
+            worth.append((-self._worth(turns[i], usages[i], covered[i], rate, row_ms), i))
         worth.sort()
         paying = max((n for n, (less, _) in enumerate(worth) if -less > prices[n]), default=-1) + 1
         return [i for _, i in worth[:paying]]
 
-    def _worth(self, turn: Turn, usage: Usage, covered: float, rate: float) -> float:
+    def _worth(self, turn: Turn, usage: Usage, covered: float, rate: float, row_ms: float) -> float:
         """The highest price of a level (milliseconds) at which the drafter still pays on this turn."""
-        gained_ms = usage.gain * (1.0 - covered) / rate
-        backlog = self._dearer.value * self._backlog_ms(turn)
-        if backlog > 0:
+        gain = usage.gain
+        backlog_ms = self._times * self._backlog_ms(turn)
+        if backlog_ms > 0 and usage.turns < PRIOR_TURNS:
+            gain *= UNTRIED
+        gained_ms = gain * (1.0 - covered) / rate
+        if backlog_ms > 0:
             ahead = min(turn.room, max(HORIZON, turn.control.emitted))
-            gained_ms -= backlog / max(ahead / (1.0 + usage.gain), 1.0)
-        return gained_ms / (usage.levels * (1.0 - HYSTERESIS if usage.on else 1.0 + HYSTERESIS))
+            gained_ms -= backlog_ms / max(ahead / (1.0 + gain), 1.0)
+        margin = 1.0 - STAYS if usage.on else 1.0 + ENTERS
+        return (gained_ms / margin - usage.rows * row_ms) / usage.levels
 
     def _backlog_ms(self, turn: Turn) -> float:
         """What reading what it has not seen costs beyond an ordinary first level."""

@@ -15,15 +15,18 @@ def trust_ratio(pool: Ratio | None = None) -> Ratio:
 
 @dataclass(slots=True)
 class Usage:
-    """What a costly drafter brings here: tokens accepted of its own tree, and levels it ran, per turn (averages).
+    """What a costly drafter brings here: tokens accepted of its own tree, levels it ran, and nodes of it that were
+    verified, per turn (averages).
 
-    ``idle``: steps since it was asked; ``misses``: probes in a row that did not pay; ``price``: tokens a level must
-    bring to pay, when last decided.
+    ``turns``: how many the averages are of; ``idle``: steps since it was asked; ``misses``: probes in a row that did
+    not pay; ``price``: tokens a level must bring to pay, when last decided.
     """
 
     gain: float
     levels: float
+    rows: float
     on: bool = True
+    turns: int = 0
     idle: int = 0
     misses: int = 0
     price: float = 0.0

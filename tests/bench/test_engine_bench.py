@@ -95,6 +95,9 @@ def test_a_closed_loop_keeps_so_many_in_flight(monkeypatch: pytest.MonkeyPatch) 
     assert [run.prompt for run in group.requests] == [prompt(i).name for i in range(1, 6)]
     # Two and two together, then the last: prefill (2 x 100 s), three steps of 2 s each.
     assert (group.total_s, group.n_tokens) == (3 * (2 * 100.0 + 3 * 2.0), 5 * 13)
+    # The fifth has no neighbour: that is not what two at once do.
+    assert (group.full_s, group.full_tokens) == (2 * (2 * 100.0 + 3 * 2.0), 4 * 13)
+    assert group.tokens_per_s == pytest.approx(52 / 412)
 
 
 def test_what_a_prompt_says_reaches_the_engine() -> None:
@@ -119,7 +122,10 @@ def test_other_tokens_in_an_arm_stop_the_benchmark(wrong: SpeculationMode) -> No
 
 
 def test_a_text_that_only_ends_earlier_is_another_text() -> None:
-    long, short = GroupRun((RequestRun("p", [1, 2, 3]),), 1.0), GroupRun((RequestRun("p", [1, 2]),), 1.0)
+    long, short = (
+        GroupRun((RequestRun("p", [1, 2, 3]),), 1.0, 1.0, 3),
+        GroupRun((RequestRun("p", [1, 2]),), 1.0, 1.0, 2),
+    )
     check_same_output("w", {"off": long, "auto": long})
     with pytest.raises(BenchError, match="first at 2"):
         check_same_output("w", {"off": long, "auto": short})
@@ -194,7 +200,7 @@ def test_summary_of_requests_at_once_compares_the_rate_of_all() -> None:
     off, auto = 26 / (200 + 12), 26 / 206
     assert found["off_tokens_per_s"] == pytest.approx(off, abs=1e-4)
     assert found["auto_tokens_per_s"] == pytest.approx(auto, abs=1e-4)
-    assert found["ratio_total"] == pytest.approx(212 / 206, abs=1e-4)
+    assert found["ratio_total"] == found["ratio_whole"] == pytest.approx(212 / 206, abs=1e-4)
     assert "tokens/s" in made.said[0]
 
 

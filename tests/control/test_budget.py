@@ -159,6 +159,22 @@ def test_time_already_spent_on_drafting_makes_rows_worth_more() -> None:
     assert choose([make_turn()], [tree], curve, 1, 10.0).kept == [[1, 2]]
 
 
+def test_time_already_spent_makes_no_row_worth_more_than_other_steps_earn() -> None:
+    """As above; but other steps earn a token in 2 ms, so 0.3 tokens are not worth the millisecond that a row takes."""
+    tree, curve = chain([0.9, 0.3]), np.array([0.0, 1.0, 2.0, 3.0])
+    assert choose([make_turn()], [tree], curve, 1, 10.0).kept == [[1, 2]]
+    assert choose([make_turn()], [tree], curve, 1, 10.0, rate=0.5).kept == [[1]]
+    assert choose([make_turn()], [tree], curve, 1, 10.0, rate=0.2).kept == [[1, 2]]
+
+
+def test_bug_a_prompt_that_is_read_beside_them_does_not_make_tokens_worth_more() -> None:
+    """A row takes a millisecond, as a token does without drafts. With a prompt of 100 rows beside it the step takes 101,
+    in which one token less or more is worth little, if the prompt's time were the draft's."""
+    tree, curve = make_tree([(0, 1, 0.4), (0, 2, 0.3)]), np.arange(128.0)
+    assert choose([make_turn()], [tree], curve, 101, 0.0).kept == [[1, 2]]
+    assert choose([make_turn()], [tree], curve, 101, 0.0, prompts_ms=100.0).kept == [[]]
+
+
 def test_of_equal_chances_a_parent_comes_first() -> None:
     curve = np.array([0.0, 10, 10.1, 30, 50])
     for edges in ([(0, 1, 0.5), (1, 2, 1.0), (2, 3, 1.0)], [(0, 1, 0.5), (0, 2, 0.5), (1, 3, 1.0)]):

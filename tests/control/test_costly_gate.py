@@ -37,7 +37,7 @@ def serve(gate: CostlyGate, turn: Turn, steps: int, gain: int, levels: int = 2, 
         (decision,) = decide(gate, [turn], covered)
         decisions.append(decision)
         if decision != "off":
-            gate.observe(turn, gain, levels, decision)
+            gate.observe(turn, gain, levels, 0, decision == "probe")
     return decisions
 
 
@@ -65,7 +65,7 @@ def test_what_asking_takes_besides_its_levels_counts(times: float, stays: bool) 
         (decision,) = decide(gate, [turn])
         decisions.append(decision)
         if decision != "off":
-            gate.observe(turn, 1, 2, decision)
+            gate.observe(turn, 1, 2, 0, decision == "probe")
             gate.observe_ms([turn], 2, times * 8.0)
     assert (set(decisions) == {"on"}) == stays
 
@@ -103,8 +103,50 @@ def test_it_does_not_flap_around_the_threshold(level_ms: float) -> None:
         last = decision
         if decision != "off":
             gain = 1 - gain
-            gate.observe(turn, gain, 1, decision)
+            gate.observe(turn, gain, 1, 0, decision == "probe")
     assert switches <= 12
+
+
+def test_what_was_not_verified_costs_no_row() -> None:
+    """Of trees that are mostly pruned, only what is left is paid for: 1 token in 1 level of 5 ms and rows of 4 ms."""
+    answers = []
+    for rows in (0.5, 2.0):
+        gate, turn = make_gate(5.0), make_turn()
+        usage = gate.usage(turn)
+        usage.gain, usage.levels, usage.rows = 1.0, 1.0, rows
+        answers += gate.decide([turn], [0.0], [True], RATE, 4.0, PLAIN_MS)
+    assert answers == ["on", "off"]
+
+
+def test_others_gains_are_not_enough_to_read_a_long_text_for() -> None:
+    """1.25 tokens of 10 ms in a level of 5: worth reading for 7 ms a turn, if it were known of this very text."""
+    answers = []
+    for turns in (0, 50):
+        gate, turn = make_gate(5.0, per_row=0.5), make_turn(backlog={"m": 140}, room=1000)
+        turn.control.emitted = 24
+        usage = gate.usage(turn)
+        usage.gain, usage.levels, usage.rows, usage.turns, usage.on = 1.25, 1.0, 0.0, turns, False
+        answers += gate.decide([turn], [0.0], [True], RATE, 0.0, PLAIN_MS)
+    assert answers == ["off", "on"]
+
+
+def test_an_idle_sequence_comes_to_be_judged_by_what_others_show() -> None:
+    gate, idle, other = make_gate(5.0), make_turn(1), make_turn(2)
+    usage = gate.usage(idle)
+    usage.gain, usage.on = 0.0, False
+    for _ in range(100):
+        decide(gate, [idle])
+        gate.observe(other, 2, 1, 1)
+    assert usage.gain > 1.0
+
+
+def test_a_drafter_that_is_not_asked_gets_slow_with_its_machine() -> None:
+    gate, turn = make_gate(7.0), make_turn()
+    usage = gate.usage(turn)
+    usage.gain, usage.levels, usage.rows = 1.0, 1.0, 0.0
+    assert decide(gate, [turn]) == ["on"]
+    gate.follow(1.8)
+    assert decide(gate, [turn]) == ["off"]
 
 
 def test_hysteresis_keeps_either_state() -> None:
@@ -112,7 +154,7 @@ def test_hysteresis_keeps_either_state() -> None:
     gate, on, off = make_gate(5.0), make_turn(1), make_turn(2)
     for turn, state in ((on, True), (off, False)):
         usage = gate.usage(turn)
-        usage.gain, usage.levels, usage.on = 1.0, 2.0, state
+        usage.gain, usage.levels, usage.rows, usage.on = 1.0, 2.0, 0.0, state
     assert [decide(gate, [turn]) for turn in (on, off)] == [["on"], ["off"]]
 
 
@@ -179,7 +221,7 @@ def test_probes_of_many_sequences_share_the_time_for_them() -> None:
         for turn, decision in zip(turns, decide(gate, turns), strict=True):
             if decision != "off":
                 probes += decision == "probe"
-                gate.observe(turn, 0, 2, decision)
+                gate.observe(turn, 0, 2, 0, decision == "probe")
     assert 0 < probes * 2 * 2.0 <= 1000 * PLAIN_MS * 0.026
 
 
@@ -225,7 +267,7 @@ def test_the_floor_of_a_level_is_its_price_in_tokens_per_sequence() -> None:
     assert math.exp(gate.pace(4 * RATE, 1.0).floor(4)) == pytest.approx(0.6 / follow)
     assert math.exp(gate.pace(100.0, 1.0).floor(1)) == pytest.approx(0.95)
     for _ in range(200):
-        gate.observe(make_turn(), 1, 4, "on")  # one level of two holds what it should
+        gate.observe(make_turn(), 1, 4, 0)  # one level of two holds what it should
     assert gate.pace(RATE, 1.0).follow == pytest.approx(0.5, abs=0.02)
 
 
@@ -248,5 +290,5 @@ def test_bug_probes_of_a_drafter_too_dear_to_pay_back_off() -> None:
 def test_bug_probes_of_a_shallow_drafter_that_pays_do_not_back_off() -> None:
     gate, turn = make_gate(5.0), make_turn()
     for gain in (1, 1):
-        gate.observe(turn, gain, 1, "probe")
+        gate.observe(turn, gain, 1, 1, probe=True)
     assert gate.usage(turn).misses == 0
