@@ -82,15 +82,15 @@ def _engines(parts: EngineParts, fixed: Seq[Arm]) -> dict[Arm, Engine]:
 
 
 def _check_room(parts: EngineParts, workloads: Seq[Workload], arms: int) -> None:
-    """A sequence that waits for another arm's pages would be measured as slow."""
+    """A sequence that waits for another arm's pages, or whose prompt lost its own to one, would be measured as slow."""
     room = parts.kv.n_total * PAGE_SIZE
     for workload in workloads:
         for group in workload.groups:
-            sizes = sorted(_tokens(prompt) for prompt in group)[::-1][: workload.at_once]
-            if arms * sum(sizes) > room:
+            needed = arms * sum(map(_tokens, group))
+            if needed > room:
                 raise BenchError(
-                    f"{workload.name}: {arms} arms at once need {arms * sum(sizes)} tokens of KV cache, which holds "
-                    f"{room}; set engine.kv_tokens to more, or compare fewer settings"
+                    f"{workload.name}: {arms} arms at once need {needed} tokens of KV cache, which holds {room}; "
+                    "set engine.kv_tokens to more, or compare fewer settings"
                 )
 
 

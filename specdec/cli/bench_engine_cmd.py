@@ -13,7 +13,7 @@ from specdec.cli.options import engine_options
 from specdec.config import EngineConfig
 
 AT_ONCE = 8
-ARM_TOKENS = 8192  # of KV cache: all arms run at the same time
+ARM_TOKENS = 20480  # of KV cache: all arms run at the same time
 
 
 @click.command("engine")

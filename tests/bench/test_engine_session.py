@@ -193,7 +193,7 @@ def test_command_writes_json_and_tables(tmp_path: Path, monkeypatch: pytest.Monk
     assert "speculation off and auto" in result.stdout
     assert "chat 2/2: off" in result.stderr
     assert built[0].max_batch == 16
-    assert built[0].kv_tokens == 2 * 8192
+    assert built[0].kv_tokens == 2 * 20480
     assert CliRunner().invoke(cli, [*words, "--batch", "300"]).exit_code == 2
     assert CliRunner().invoke(cli, [*words[:-1], str(tmp_path / "no" / "folder.json")]).exit_code == 2
 

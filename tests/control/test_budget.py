@@ -168,8 +168,8 @@ def test_time_already_spent_makes_no_row_worth_more_than_other_steps_earn() -> N
 
 
 def test_bug_a_prompt_that_is_read_beside_them_does_not_make_tokens_worth_more() -> None:
-    """A row takes a millisecond, as a token does without drafts. With a prompt of 100 rows beside it the step takes 101,
-    in which one token less or more is worth little, if the prompt's time were the draft's."""
+    """A row takes a millisecond, as a token does without drafts. With a prompt of 100 rows beside it the step takes
+    101, of which each token would be worth as much, if the prompt's time were theirs."""
     tree, curve = make_tree([(0, 1, 0.4), (0, 2, 0.3)]), np.arange(128.0)
     assert choose([make_turn()], [tree], curve, 101, 0.0).kept == [[1, 2]]
     assert choose([make_turn()], [tree], curve, 101, 0.0, prompts_ms=100.0).kept == [[]]
