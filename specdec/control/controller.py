@@ -52,6 +52,7 @@ class Controller:
         self._entered = self._steps = 0
         self._speedup = 1.0
         self._free = FreeGate()
+        self._free_gain = 0.0  # tokens that the free drafters bring a turn, less what their rows cost
         self._balances: dict[int, Balance] = {}  # by the batch's size, in powers of two
         self._free_names = {name for name, costly in drafters.items() if not costly}
         self._trust: dict[int, Ratio] = {}
@@ -158,7 +159,8 @@ class Controller:
         allowed = [ok and (turn.forced or not turn.fresh) for ok, turn in zip(eligible, self._turns, strict=True)]
         gate = self._gates[drafter]
         gate.follow(self.verify.slowness)
-        return gate.decide(self._turns, covered, allowed, 1.0 / self._token_ms, self._row_ms, self._decode_ms)
+        others_rate = (1.0 + max(0.0, self._free_gain)) / self._token_ms
+        return gate.decide(self._turns, covered, allowed, others_rate, self._row_ms, self._decode_ms)
 
     def pace(self, drafter: str) -> Pace:
         """How deep costly ``drafter`` should go in this step."""
@@ -243,6 +245,7 @@ class Controller:
     def _settle(self, outcome: Outcome, decided: Decided) -> None:
         """What the verified nodes of each turn promised, and what they and the free drafters' ones brought."""
         row_price = decided.row_ms / decided.token_ms
+        gains = 0.0
         for i, (turn, tokens) in enumerate(zip(decided.turns, outcome.tokens, strict=True)):
             turn.control.emitted += len(tokens)
             gain = 0.0
@@ -252,8 +255,11 @@ class Controller:
                 accepted = tree.walk(tokens[:-1], set(kept))
                 gain = len(free.intersection(accepted)) - row_price * len(free)
                 turn.control.trust.add(sum(math.exp(tree.scores[node]) for node in kept), len(accepted))
+            gains += gain
             if i < len(decided.asked):
                 self._free.observe(turn, decided.asked[i], gain)
+        if decided.turns and not decided.bound:
+            self._free_gain += RATE_FADE * (gains / len(decided.turns) - self._free_gain)
 
     def _learn(
         self,
@@ -280,7 +286,7 @@ class Controller:
                 if decisions and decisions[i] == "probe":
                     gate.observe(turn, gain, levels, levels, probe=True)
                 else:
-                    gate.observe(turn, min(gain, len(tokens[i]) - 1), levels, _verified(decided, i, name))
+                    gate.observe(turn, max(0, min(gain, len(tokens[i]) - 1)), levels, _verified(decided, i, name))
         self.calibration.observe(trials)
         if gate is not None and work.levels:
             gate.observe_ms(asked, work.levels, work.ms)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -134,11 +135,17 @@ class CostTable:
         key = round(context / CONTEXT_STEP)
         found = self._present.get(key)
         if found is None:
-            grid, extra, exp = self._at(context), self._speed.extra, math.exp
-            first = grid[0]
-            off = self._offsets.values
-            costs = [max(c + extra(first, c - first), LEAST_SHARE * c) * exp(o) for c, o in zip(grid, off, strict=True)]
-            found = self._present[key] = rising(costs, self._offsets.weights())
+            grid = self._at(context)
+            # c + extra(first, c - first), which is linear.
+            rows = self._speed.extra(0.0, 1.0)
+            slope, shift, least = 1.0 + rows, grid[0] * (self._speed.extra(1.0, 0.0) - rows), LEAST_SHARE
+            costs = [
+                (cost if (cost := c * slope + shift) > least * c else least * c) * factor
+                for c, factor in zip(grid, self._offsets.factors, strict=True)
+            ]
+            if any(more < less for less, more in pairwise(costs)):
+                costs = rising(costs, self._offsets.weights())
+            found = self._present[key] = costs
         return found
 
     def _at(self, context: float) -> list[float]:

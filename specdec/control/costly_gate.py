@@ -14,7 +14,7 @@ from specdec.control.turn import Turn
 STAYS, ENTERS = 0.12, 0.05  # of the gain: one that is on stays on a little below its price, one that is off needs more
 FADE = 0.05  # weight of one turn in a sequence's averages: a run of bad luck must not switch a drafter off
 POOL_FADE = 0.03  # and in the drafter's own, from which new sequences start
-IDLE_FADE = 0.02  # of what is known of a sequence, a step, while it is not asked for
+FORGET_EVERY, IDLE_FADE = 8, 0.15  # steps, and what is forgotten of a sequence in them, while it is not asked for
 FIRST_FOLLOW, FOLLOW_FADE = 0.7, 0.02
 LEAST_FOLLOW = 0.2
 LEAST_SLOWER, MOST_SLOWER = 0.5, 2.0
@@ -98,7 +98,8 @@ class CostlyGate:
                 else:
                     usage.on = False
                     usage.idle += 1
-                    self._forget(usage, turns[i])
+                    if not usage.idle % FORGET_EVERY:
+                        self._forget(usage, turns[i])
             elif decision:
                 usage.on, usage.idle = True, 0
         return decisions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 SPREAD = 0.05  # standard deviation of an offset nobody has looked at: what one may be wrong by
@@ -18,6 +19,7 @@ class GridOffsets:
 
     def __init__(self, points: int) -> None:
         self.values = [0.0] * points
+        self.factors = [1.0] * points  # exp of the values
         self._variances = [SPREAD**2] * points
 
     def weights(self) -> list[float]:
@@ -34,4 +36,5 @@ class GridOffsets:
         for at, share in near:
             gain = share * self._variances[at] / total
             self.values[at] = max(-MOST, min(MOST, self.values[at] + gain * surprise))
+            self.factors[at] = math.exp(self.values[at])
             self._variances[at] *= 1.0 - gain * share
