@@ -51,7 +51,6 @@ class EngineBench:
         return runs
 
     def _group(self, workload: Workload, group: Seq[BenchPrompt]) -> dict[str, GroupRun]:
-        self.control_times.skip(self._auto)
         flights = {
             arm.name: runner.start(group, arm, f"{workload.name}/{arm.name}", workload.at_once)
             for arm, runner in self._runners.items()

@@ -30,17 +30,12 @@ class ControlTimes:
     by_sequences: dict[int, list[float]] = field(default_factory=dict)
     _seen: int = -1
 
-    def skip(self, engine: Engine) -> None:
-        """Steps so far do not count."""
-        for trace in engine.trace(1):
-            self._seen = max(self._seen, trace.step)
-
     def collect(self, engine: Engine) -> None:
-        """Steps since the last call of either method count, as far as the engine still has them."""
+        """Steps since the last call count, as far as the engine still has them."""
         for trace in engine.trace(ALL):
             if trace.step > self._seen and trace.sequences:
                 self.by_sequences.setdefault(trace.sequences, []).append(trace.control_ms)
-        self.skip(engine)
+            self._seen = max(self._seen, trace.step)
 
     def rows(self) -> Iterator[ControlRow]:
         """By rising number of sequences, those seen often enough."""

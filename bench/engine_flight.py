@@ -30,7 +30,7 @@ class Flight:
         at_once: int | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._engine, self._at_once, self._clock = engine, at_once, clock
+        self._engine, self._clock = engine, clock
         self._waiting, self._running = deque(requests), 0
         self._runs = {request.request_id: RequestRun(name) for request, name in zip(requests, names, strict=True)}
         self._first: dict[str, float] = {}
@@ -50,7 +50,7 @@ class Flight:
             BenchError: the engine failed a request.
             RequestError: it refused one.
         """
-        while self._waiting and (self._at_once is None or self._running < self._at_once):
+        while self._waiting and self._running < self._places:
             self._engine.submit(self._waiting.popleft())
             self._running += 1
         full = self._running == self._places

@@ -61,7 +61,6 @@ def run_session(parts: EngineParts, plan: EngineBenchPlan, say: Say) -> EngineRe
         report.runs.append(bench.run(workload))
     if plan.batch:
         say(f"batch: {plan.batch} sequences at once")
-        bench.control_times.skip(engine)
         EngineRunner(engine, sampling).run(batch_prompts(parts.tokenizer, plan.batch), AUTO, "batch")
         bench.control_times.collect(engine)
     if plan.control_time or plan.batch:

@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specdec.control.grid_offsets import GridOffsets
+from specdec.control.grid_offsets import GridOffsets, Near
 from specdec.control.machine_speed import MachineSpeed
 
 CLIP = 0.25  # log of the largest surprise one observation may claim: an outlier is somebody else's process
 LEAST_SHARE = 0.2  # of the grid's cost that no speed goes below
-Near = list[tuple[int, float]]  # grid points and their shares
 CONTEXT_STEP = 128  # curves are kept for multiples of this
 
 
@@ -75,7 +74,7 @@ class CostTable:
         }
 
     def curve(self, context: float) -> NDArray[np.float64]:
-        """Milliseconds by number of rows, float64 [largest rows + 1]; entry 0 is 0. Do not write to it."""
+        """Milliseconds by number of rows, float64 [largest rows + 1]; entry 0 is 0."""
         curve = np.interp(np.arange(self.largest + 1), self._grid_rows, self._now(context))
         curve[0] = 0.0
         return curve
@@ -138,9 +137,9 @@ class CostTable:
             grid = self._at(context)
             # c + extra(first, c - first), which is linear.
             rows = self._speed.extra(0.0, 1.0)
-            slope, shift, least = 1.0 + rows, grid[0] * (self._speed.extra(1.0, 0.0) - rows), LEAST_SHARE
+            slope, shift = 1.0 + rows, grid[0] * (self._speed.extra(1.0, 0.0) - rows)
             costs = [
-                (cost if (cost := c * slope + shift) > least * c else least * c) * factor
+                max(c * slope + shift, LEAST_SHARE * c) * factor
                 for c, factor in zip(grid, self._offsets.factors, strict=True)
             ]
             if any(more < less for less, more in pairwise(costs)):

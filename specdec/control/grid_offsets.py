@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 SPREAD = 0.05  # standard deviation of an offset nobody has looked at: what one may be wrong by
 WALK = 0.01  # of an offset's change from one observation to the next
 MOST = 1.5
+Near = list[tuple[int, float]]  # grid points and their shares in a number of rows
 
 
 class GridOffsets:
@@ -18,7 +18,7 @@ class GridOffsets:
     """
 
     def __init__(self, points: int) -> None:
-        self.values = [0.0] * points
+        self._values = [0.0] * points
         self.factors = [1.0] * points  # exp of the values
         self._variances = [SPREAD**2] * points
 
@@ -26,15 +26,15 @@ class GridOffsets:
         """Inverse variances, float [points]: how much each value is worth against its neighbours'."""
         return [1.0 / variance for variance in self._variances]
 
-    def variance(self, near: Sequence[tuple[int, float]]) -> float:
-        """Of the mean of some points; ``near``: (point, its share) of each."""
+    def variance(self, near: Near) -> float:
+        """Of the mean of some points; ``near`` each other."""
         return sum(share * share * self._variances[at] for at, share in near)
 
-    def observe(self, near: Sequence[tuple[int, float]], surprise: float, total: float) -> None:
+    def observe(self, near: Near, surprise: float, total: float) -> None:
         """The mean of the points ``near`` was off by ``surprise``, a log, whose variance is ``total``."""
         self._variances = [min(SPREAD**2, variance + WALK**2) for variance in self._variances]
         for at, share in near:
             gain = share * self._variances[at] / total
-            self.values[at] = max(-MOST, min(MOST, self.values[at] + gain * surprise))
-            self.factors[at] = math.exp(self.values[at])
+            self._values[at] = max(-MOST, min(MOST, self._values[at] + gain * surprise))
+            self.factors[at] = math.exp(self._values[at])
             self._variances[at] *= 1.0 - gain * share

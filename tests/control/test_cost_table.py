@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scipy.optimize import isotonic_regression  # type: ignore[import-untyped]
 
 from specdec.control.cost_table import CostTable, rising
+from specdec.control.grid_offsets import GridOffsets
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 positive = st.floats(1e-3, 1e4)
@@ -105,6 +106,27 @@ def test_a_grid_that_was_wrong_about_the_shape_is_corrected() -> None:
         rows = rng.choice(list(truth))
         table.observe(rows, 0, truth[rows] * rng.lognormvariate(0, 0.03))
     assert error() < 0.25
+
+
+def test_one_look_at_a_point_not_seen_for_long_says_as_much_as_the_first() -> None:
+    offsets, here, there = GridOffsets(2), [(0, 1.0)], [(1, 1.0)]
+    unseen = offsets.variance(here)
+    for _ in range(60):
+        offsets.observe(here, 0.0, offsets.variance(here) + 0.01)
+    assert offsets.variance(here) < 0.6 * unseen
+    for _ in range(60):
+        offsets.observe(there, 0.0, offsets.variance(there) + 0.01)
+    assert offsets.variance(here) == pytest.approx(unseen)
+
+
+def test_what_is_learnt_of_one_number_of_rows_is_kept_apart_from_the_others() -> None:
+    table = flat()
+    for _ in range(200):
+        table.observe(8, 0, 0.9 * flat().ms(8))
+        table.observe(64, 0, flat().ms(64))
+        table.observe(1, 0, flat().ms(1))
+    assert table.ms(64) == pytest.approx(flat().ms(64), rel=0.03)
+    assert table.ms(8) < 0.95 * flat().ms(8)
 
 
 def test_contexts_are_interpolated_and_go_on_in_proportion() -> None:

@@ -50,10 +50,11 @@ def test_bug_a_slow_spell_before_drafting_does_not_make_rows_look_free() -> None
     speed = MachineSpeed()
     for _ in range(12):
         watch(speed, 8, 1.4 * (FIRST + 7 * ROW))
+    assert expected(speed, 16) - expected(speed, 8) == pytest.approx(1.4 * 8 * ROW, rel=0.08)
     for _ in range(20):
         watch(speed, 16, FIRST + 15 * ROW)
-    assert expected(speed, 16) - expected(speed, 8) == pytest.approx(8 * ROW, rel=0.4)
-    assert expected(speed, 8) == pytest.approx(FIRST + 7 * ROW, rel=0.07)
+    assert expected(speed, 16) - expected(speed, 8) == pytest.approx(8 * ROW, rel=0.08)
+    assert expected(speed, 8) == pytest.approx(FIRST + 7 * ROW, rel=0.012)
 
 
 def test_what_is_not_seen_any_more_comes_back_to_the_grid() -> None:
