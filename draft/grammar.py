@@ -17,6 +17,10 @@ class GrammarDrafter:
     name = "grammar"
     costly = False
 
+    def serves(self, sequence: Sequence) -> bool:
+        """Only what has a grammar, or a start that must be spelt anew, is forced to anything."""
+        return sequence.request.grammar is not None or bool(sequence.request.healed)
+
     def begin(self, sequence: Sequence) -> None:
         """Nothing to do: the state lies with the sequence's sampling."""
 

@@ -31,7 +31,7 @@ class DraftPanel:
     A drafter that raises, takes longer than ``stall_ms`` or hands over a malformed tree is logged and not asked again
     for those sequences; it costs them speed, never output. After three such calls in a row it rests for everyone.
 
-    cells: of the calibration that nodes may name.
+    cells: of the calibration that nodes may name. costly: whether proposing takes a model's forward, by drafter.
     """
 
     def __init__(
@@ -43,6 +43,7 @@ class DraftPanel:
         cells: int = 0,
     ) -> None:
         self._drafters = {d.name: d for d in drafters}
+        self.costly = {d.name: d.costly for d in drafters}
         self._vocab_size, self._stall_ms, self._cells, self._clock = vocab_size, stall_ms, cells, clock
         self._begun: dict[int, list[Drafter]] = {}  # per sequence, the drafters that know it
         self._trusted: dict[int, set[str]] = {}  # of those, the ones still trusted
@@ -54,14 +55,10 @@ class DraftPanel:
         """Names of the drafters loaded."""
         return tuple(self._drafters)
 
-    @property
-    def costly(self) -> dict[str, bool]:
-        """Whether proposing takes a model's forward, by drafter."""
-        return {name: drafter.costly for name, drafter in self._drafters.items()}
-
     def begin(self, sequence: Sequence, allowed: tuple[str, ...] | None) -> None:
         """A sequence enters; ``allowed`` None: every drafter may propose for it."""
         begun = [d for d in self._drafters.values() if allowed is None or d.name in allowed]
+        begun = [d for d in begun if self._serves(d, sequence)]
         self._begun[id(sequence)] = begun
         self._trusted[id(sequence)] = {d.name for d in begun}
         self._tell(sequence, lambda drafter: drafter.begin(sequence))
@@ -102,7 +99,10 @@ class DraftPanel:
 
     def trusts(self, name: str, sequence: Sequence) -> bool:
         """Whether drafter ``name`` may propose for it now."""
-        return name in self._trusted.get(id(sequence), ()) and self._clock() >= self._rests_until[name]
+        if name not in self._trusted.get(id(sequence), ()):
+            return False
+        until = self._rests_until[name]
+        return until == -math.inf or self._clock() >= until
 
     def backlog(self, name: str, sequence: Sequence) -> int:
         """Tokens costly drafter ``name`` must read before it can draft for a sequence that it knows."""
@@ -142,6 +142,15 @@ class DraftPanel:
         else:
             self._strikes[name] = 0
         return work
+
+    def _serves(self, drafter: Drafter, sequence: Sequence) -> bool:
+        """Whether ``drafter`` has anything to go on: what it is not begun with, no step asks it about."""
+        serves = getattr(drafter, "serves", None)
+        try:
+            return serves is None or bool(serves(sequence))
+        except Exception:
+            logger.exception("drafter %s failed; it takes no part in a request", drafter.name)
+            return False
 
     def _sound(self, name: str, task: DraftTask, tree: TokenTree) -> bool:
         """Whether ``tree`` is what was asked for; anything can come from a broken drafter."""

@@ -17,7 +17,7 @@ CATCH_UP = 4096  # tokens of a prediction indexed per step: a long one must not 
 class PredictionDrafter:
     """Proposes what the prediction says next; after an edit, what it says at each place the edit may lead to.
 
-    A sequence whose request has no prediction gets the empty tree.
+    A sequence whose request has no prediction is none of its business.
     """
 
     name = "prediction"
@@ -27,11 +27,14 @@ class PredictionDrafter:
         self._cursors: dict[int, PredictionCursor] = {}
         self._read: dict[int, int] = {}  # tokens of the sequence its cursor has seen
 
+    def serves(self, sequence: Sequence) -> bool:
+        """Whether its request has a prediction."""
+        return bool(sequence.request.prediction_ids)
+
     def begin(self, sequence: Sequence) -> None:
-        """Start at the front of the prediction, if there is one."""
-        if sequence.request.prediction_ids:
-            self._cursors[id(sequence)] = PredictionCursor(sequence.request.prediction_ids)
-            self._read[id(sequence)] = sequence.n_prompt
+        """Start at the front of the prediction."""
+        self._cursors[id(sequence)] = PredictionCursor(sequence.request.prediction_ids)
+        self._read[id(sequence)] = sequence.n_prompt
 
     def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
         """Follow the committed tokens, then continue from every place still open."""
@@ -40,9 +43,7 @@ class PredictionDrafter:
             tokens = task.sequence.tokens
             tree = TokenTree(tokens[-1])
             trees.append(tree)
-            cursor = self._cursors.get(id(task.sequence))
-            if cursor is None:
-                continue
+            cursor = self._cursors[id(task.sequence)]
             cursor.index.grow(CATCH_UP)
             for position in range(self._read[id(task.sequence)], len(tokens)):
                 cursor.advance(tokens[position])

@@ -24,7 +24,9 @@ def raw_odds(rank: int, depth: int, prob: float) -> tuple[float, int]:
     return math.log(min(1.0, max(prob, _LEAST))), -1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(
+    slots=True
+)  # not frozen: that makes it five times as long in the making, and there is one per sequence and step
 class DraftTask:
     """One sequence's turn with one drafter. ``max_nodes`` 0: propose nothing, but work that must keep up may be done.
 
@@ -65,6 +67,8 @@ class Drafter(Protocol):
     """Proposes trees. A drafter can be wrong, slow or broken; it can not change what comes out.
 
     ``costly``: proposing takes a model's forward, so it is asked only where that pays. The others are asked always.
+    One that needs something that most requests lack may have ``serves(sequence) -> bool`` besides: where that is False
+    it never hears of the sequence.
     """
 
     name: str

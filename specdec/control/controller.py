@@ -39,6 +39,7 @@ class Controller:
 
     drafters: name -> whether it is costly. verify: cost of the target's forward. drafting: per costly drafter the
     cost of one level by the number of sequences drafted together. probe_every: steps between probes of what is off.
+    order: drafters as they are asked, the free ones first.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Controller:
         self.calibration = Calibration(tuple(drafters))
         self.reliability = Reliability(drafters)
         self._drafters, self._probe_every = dict(drafters), probe_every
+        self.order = sorted(drafters, key=drafters.__getitem__)
         self._gates = {name: CostlyGate(name, table, probe_every) for name, table in drafting.items()}
         self._entered = self._steps = 0
         self._speedup = 1.0
@@ -59,14 +61,9 @@ class Controller:
         self.decided = Decided()  # of the step that began last
         self._turns: Sequence[Turn] = ()
         self._fixed_rows, self._context, self._plain_ms, self._row_ms = 1, 0.0, 1.0, 0.0
-        self._decode_ms, self._prefills = 1.0, False
+        self._decode_ms, self._every_ms, self._prefills = 1.0, 1.0, False
         self._prompts = Ratio(prior=200.0, least=0.3, most=2.0)  # milliseconds they took over those of as many rows
         self._drafted, self._looks = 0, False  # steps with drafts since the last without; whether this one goes without
-
-    @property
-    def order(self) -> list[str]:
-        """Drafters as they are asked: the free ones first."""
-        return sorted(self._drafters, key=self._drafters.__getitem__)
 
     def as_dict(self) -> dict[str, Any]:
         """What it was built from, as plain values."""
@@ -98,13 +95,13 @@ class Controller:
         self._turns = turns
         n = len(turns)
         self._fixed_rows = n + prefill_rows
-        self._context = sum(turn.context for turn in turns) / n if n else 0.0
+        self._context = sum([turn.context for turn in turns]) / n if n else 0.0
         # A prompt that is read beside them makes this step long; the time of those that decode is worth no less.
         self._decode_ms = max(self.verify.ms(max(n, 1), self._context), 1e-6)
         self._prefills = prefill_rows > 0
-        every_ms = self.verify.ms(self._fixed_rows, self._context)
-        self._plain_ms = self._decode_ms + self._prompts.value * max(0.0, every_ms - self._decode_ms)
-        self._row_ms = (self.verify.ms(self._fixed_rows + 8, self._context) - every_ms) / 8
+        self._every_ms = self.verify.ms(self._fixed_rows, self._context)
+        self._plain_ms = self._decode_ms + self._prompts.value * max(0.0, self._every_ms - self._decode_ms)
+        self._row_ms = (self.verify.ms(self._fixed_rows + 8, self._context) - self._every_ms) / 8
         self.decided = Decided(turns, self._row_ms, self._token_ms, prefill_rows=prefill_rows)
 
     @property
@@ -168,11 +165,11 @@ class Controller:
 
     def choose(self, trees: Sequence[TokenTree], draft_ms: float) -> Choice:
         """The nodes to verify, one (merged) tree per turn; ``draft_ms`` was spent on proposing."""
-        rows = min(self._fixed_rows, self.verify.largest)
-        if any(len(tree.tokens) > 1 for tree in trees):
-            curve = self.verify.curve(self._context)
-            prompts_ms = max(0.0, float(curve[rows]) - self._decode_ms)
-            choice = choose(self._turns, trees, curve, rows, draft_ms, self.rate, prompts_ms)
+        proposed = sum([len(tree.tokens) - 1 for tree in trees])
+        if proposed:
+            costs = self.verify.span(min(self._fixed_rows, self.verify.largest), proposed, self._context)
+            prompts_ms = max(0.0, costs[0] - self._decode_ms)
+            choice = choose(self._turns, trees, costs, draft_ms, self.rate, prompts_ms)
         else:
             choice = plain(self._turns, self._decode_ms, draft_ms)
         self.decided.chosen = list(zip(trees, choice.kept, strict=True))
@@ -183,8 +180,9 @@ class Controller:
 
     def predicted_ms(self, budget: int) -> float:
         """Expected milliseconds of this step's forward with ``budget`` draft nodes."""
-        rows = self._fixed_rows + budget
-        return self._plain_ms + self.verify.ms(rows, self._context) - self.verify.ms(self._fixed_rows, self._context)
+        if not budget:
+            return self._plain_ms
+        return self._plain_ms + self.verify.ms(self._fixed_rows + budget, self._context) - self._every_ms
 
     def draft_ms(self, drafter: str, batch: int, levels: int) -> float:
         """Expected milliseconds of ``levels`` forwards of a costly drafter for ``batch`` sequences."""

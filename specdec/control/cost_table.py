@@ -37,7 +37,7 @@ class CostTable:
         self, rows: Sequence[int], contexts: Sequence[int], ms: Sequence[Sequence[float]], measured: bool = True
     ) -> None:
         self._rows = np.asarray(rows, float)
-        self._grid_rows = self._rows.tolist()
+        self._grid_rows = [int(count) for count in rows]
         self._contexts = np.asarray(contexts, float)
         self._ms = np.asarray(ms, float)
         if self._ms.shape != (len(contexts), len(rows)) or not (self._ms > 0).all():
@@ -73,11 +73,18 @@ class CostTable:
             "measured": self._measured,
         }
 
-    def curve(self, context: float) -> NDArray[np.float64]:
-        """Milliseconds by number of rows, float64 [largest rows + 1]; entry 0 is 0."""
-        curve = np.interp(np.arange(self.largest + 1), self._grid_rows, self._now(context))
-        curve[0] = 0.0
-        return curve
+    def span(self, rows: int, more: int, context: float = 0) -> list[float]:
+        """Milliseconds of ``rows`` rows and of up to ``more`` more, as far as the grid reaches; of one at least."""
+        now, grid, last = self._now(context), self._grid_rows, min(rows + more, self.largest)
+        if rows >= self.largest:
+            return [self.ms(rows, context)]
+        costs = [now[0]] * (min(last + 1, grid[0]) - rows)
+        for at, (low, high) in enumerate(pairwise(grid)):
+            first, end = max(rows, low), min(last + 1, high)
+            if first < end:
+                slope = (now[at + 1] - now[at]) / (high - low)
+                costs += [now[at] + slope * (count - low) for count in range(first, end)]
+        return [*costs, now[-1]] if last == self.largest else costs
 
     def ms(self, rows: int, context: float = 0) -> float:
         """Expected milliseconds; beyond the grid, in proportion."""
@@ -86,8 +93,8 @@ class CostTable:
 
     @property
     def largest(self) -> int:
-        """Most rows that `curve` reaches to."""
-        return int(self._rows[-1])
+        """Most rows that were measured."""
+        return self._grid_rows[-1]
 
     @property
     def slowness(self) -> float:

@@ -149,29 +149,33 @@ class CostlyGate:
         open_turns = [i for i, decision in enumerate(decisions) if decision == "off"]
         if not self.cost.known or not open_turns:
             return open_turns  # asking is the way to learn what it costs
-        forced, largest = decisions.count("forced"), self.cost.largest
-        times = self._times
-        prices = [times * self.cost.ms(min(n, largest)) / n for n in range(forced + 1, forced + len(open_turns) + 1)]
+        forced, times = decisions.count("forced"), self._times
+        first = min(forced + 1, self.cost.largest)  # beyond what was measured none gets dearer
+        levels = self.cost.span(first, len(open_turns) - 1)
+        levels += levels[-1:] * (len(open_turns) - len(levels))
+        prices = [times * ms / (forced + n) for n, ms in enumerate(levels, 1)]
         tokens = (prices[-1] + row_ms) * rate
         worth = []
         for i in open_turns:
-            usages[i].price = tokens
-            worth.append((-self._worth(turns[i], usages[i], covered[i], rate, row_ms), i))
-        worth.sort()
-        paying = max((n for n, (less, _) in enumerate(worth) if -less > prices[n]), default=-1) + 1
-        return [i for _, i in worth[:paying]]
+            usage = usages[i]
+            usage.price = tokens
+            worth.append((self._worth(turns[i], usage, covered[i], rate, row_ms, times), -i))
+        worth.sort(reverse=True)
+        paying = max(
+            [n for n, ((most, _), price) in enumerate(zip(worth, prices, strict=True), 1) if most > price] or [0]
+        )
+        return [-i for _, i in worth[:paying]]
 
-    def _worth(self, turn: Turn, usage: Usage, covered: float, rate: float, row_ms: float) -> float:
+    def _worth(self, turn: Turn, usage: Usage, covered: float, rate: float, row_ms: float, times: float) -> float:
         """The highest price of a level (milliseconds) at which the drafter still pays on this turn."""
-        gain = usage.gain
-        backlog_ms = self._times * self._backlog_ms(turn)
-        if backlog_ms > 0 and usage.turns < PRIOR_TURNS:
-            gain *= UNTRIED
-        gained_ms = gain * (1.0 - covered) / rate
-        if backlog_ms > 0:
+        gain, reading_ms = usage.gain, 0.0
+        if turn.backlog.get(self.name, 0) > SHORT_BACKLOG:
+            if usage.turns < PRIOR_TURNS:
+                gain *= UNTRIED
             ahead = min(turn.room, max(HORIZON, turn.control.emitted))
-            gained_ms -= backlog_ms / max(ahead / (1.0 + gain), 1.0)
+            reading_ms = times * self._backlog_ms(turn) / max(ahead / (1.0 + gain), 1.0)
         margin = 1.0 - STAYS if usage.on else 1.0 + ENTERS
+        gained_ms = gain * (1.0 - covered) / rate - reading_ms
         return (gained_ms / margin - usage.rows * row_ms) / usage.levels
 
     def _backlog_ms(self, turn: Turn) -> float:

@@ -28,7 +28,8 @@ class FreeGate:
 
     def decide(self, turns: Sequence[Turn], token_ms: float) -> list[bool]:
         """Per turn whether the free drafters are asked. token_ms: what a token of this batch takes."""
-        return [self._asks(turn, self._ms / token_ms) for turn in turns]
+        price = self._ms / token_ms
+        return [self._asks(turn, turn.control.free or self._use(turn), price) for turn in turns]
 
     def observe_ms(self, ms: float, asked: int) -> None:
         """Asking for ``asked`` turns took ``ms``."""
@@ -37,7 +38,7 @@ class FreeGate:
 
     def observe(self, turn: Turn, asked: bool, gain: float) -> None:
         """A turn brought ``gain`` tokens, less the tokens its rows cost."""
-        use = self._use(turn)
+        use = turn.control.free or self._use(turn)
         if not asked:
             use.idle += 1
             return
@@ -60,6 +61,5 @@ class FreeGate:
             turn.control.free = FreeUse(self._pool(turn.control.bucket))
         return turn.control.free
 
-    def _asks(self, turn: Turn, price: float) -> bool:
-        use = self._use(turn)
+    def _asks(self, turn: Turn, use: FreeUse, price: float) -> bool:
         return turn.forced or turn.fresh or use.gain > price or use.idle + 1 >= SHORTEST_PAUSE << use.misses

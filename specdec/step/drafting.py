@@ -20,6 +20,7 @@ from specdec.control.pace import Pace
 from specdec.control.turn import Turn
 from specdec.scheduler import PlanEntry
 from specdec.sequence import Sequence
+from specdec.step.draft_caps import DraftCaps
 from specdec.step.latency import tokens_due
 from specdec.step.sequence_state import SequenceState
 from specdec.tree import TokenTree
@@ -46,13 +47,6 @@ class Proposals:
     predicted_verify_ms: float = 0.0
     decided: Decided | None = None
     late: bool = False
-
-
-@dataclass(slots=True)
-class _Caps:
-    nodes: int
-    depth: int
-    width: int
 
 
 class Drafting:
@@ -116,8 +110,9 @@ class Drafting:
         out.prefill_rows = prefill_rows
         began = self._clock()
         self.controller.begin(out.turns, prefill_rows)
+        plain_ms = self.controller.predicted_ms(0)
         for entry, turn in zip(sampling, out.turns, strict=True):
-            turn.lag = tokens_due(entry.seq, self._states[entry.seq].room, self.controller.predicted_ms(0))
+            turn.lag = tokens_due(entry.seq, turn.room, plain_ms)
         out.free = self.controller.free_gate()
         out.control_ms += (self._clock() - began) * 1e3
 
@@ -144,15 +139,17 @@ class Drafting:
         decisions = self.controller.gate(name, own, eligible) if costly else ["free" if e else "" for e in eligible]
         batch = sum(decision not in ("", "off") for decision in decisions)
         pace = self.controller.pace(name) if costly and batch else None
+        floors = {decision: self.controller.node_floor(decision) for decision in {*decisions} - {"", "off"}}
         out.control_ms += (self._clock() - began) * 1e3
         if costly:
             out.decisions[name] = decisions
-        tasks = [
-            self._task(name, entry, turn, decision, pace, batch) if decision not in ("", "off") else None
-            for entry, turn, decision in zip(sampling, out.turns, decisions, strict=True)
-        ]
         if not batch:
             return
+        deep = -math.inf if pace is None else pace.floor(batch)
+        tasks = [
+            self._task(name, entry, turn, decision, floors[decision], deep, pace) if decision in floors else None
+            for entry, turn, decision in zip(sampling, out.turns, decisions, strict=True)
+        ]
         backlog = sum(turn.backlog.get(name, 0) for turn, task in zip(out.turns, tasks, strict=True) if task)
         done = out.work[name] = self._panel.ask(name, tasks, backlog)
         if costly:
@@ -165,14 +162,14 @@ class Drafting:
             if tree is not None:
                 trees.append(tree)
 
-    def _task(self, name: str, entry: PlanEntry, turn: Turn, decision: str, pace: Pace | None, batch: int) -> DraftTask:
+    def _task(
+        self, name: str, entry: PlanEntry, turn: Turn, decision: str, floor: float, deep: float, pace: Pace | None
+    ) -> DraftTask:
         caps = self._caps(entry.seq)
         sampling, odds = self._states[entry.seq].sampling, self.controller.odds(name, turn)
         if turn.forced:
             return DraftTask(entry.seq, sampling, entry.nodes, caps.depth, caps.width, name, odds)
         depth = min(caps.depth, PROBE_DEPTH) if decision == "probe" else caps.depth
-        floor = self.controller.node_floor(decision)
-        deep = -math.inf if pace is None else pace.floor(batch)
         return DraftTask(entry.seq, sampling, entry.nodes, depth, caps.width, name, odds, floor, deep, pace)
 
     def _keep_up(self, entries: Seq[PlanEntry]) -> None:
@@ -209,12 +206,8 @@ class Drafting:
     def _drafts(self, seq: Sequence) -> bool:
         return self._config.enabled and self._states[seq].speculates
 
-    def _caps(self, seq: Sequence) -> _Caps:
-        wish, ours = seq.request.speculation, self._config
-        forced = wish.mode is SpeculationMode.ON
-        nodes, depth = (ours.fixed_nodes, ours.fixed_depth) if forced else (ours.max_nodes, ours.max_depth)
-        return _Caps(
-            nodes if wish.max_nodes is None else wish.max_nodes,
-            depth if wish.max_depth is None else wish.max_depth,
-            ours.width if wish.width is None else wish.width,
-        )
+    def _caps(self, seq: Sequence) -> DraftCaps:
+        state = self._states[seq]
+        if state.caps is None:
+            state.caps = DraftCaps.of(seq.request.speculation, self._config)
+        return state.caps

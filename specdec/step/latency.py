@@ -11,8 +11,10 @@ def tokens_due(sequence: Sequence, room: int, step_ms: float) -> float:
     """Tokens the coming step should yield so that ``sequence`` keeps its target time per token, or ends before its
     deadline; 0 where it has no such objective. ``room``: tokens it may still emit; ``step_ms``: what a step takes.
     """
-    due = 0.0
-    target, now = sequence.request.target_tpot_ms, time.monotonic()
+    target = sequence.request.target_tpot_ms
+    if target is None and sequence.deadline is None:
+        return 0.0
+    due, now = 0.0, time.monotonic()
     if target is not None and sequence.first_token_s is not None:
         elapsed_ms = (now - sequence.first_token_s) * 1e3
         due = (elapsed_ms + step_ms) / target - (sequence.n_output - 1)

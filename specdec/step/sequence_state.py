@@ -11,6 +11,7 @@ from specdec.models.tokenizer import Tokenizer
 from specdec.sampling import SequenceSampling
 from specdec.sampling.token_grammar import TokenGrammar
 from specdec.sequence import Sequence
+from specdec.step.draft_caps import DraftCaps
 from specdec.step.text_stream import TextStream
 from specdec.tree import TokenTree
 from specdec.types import (
@@ -45,6 +46,7 @@ class SequenceState:
     timings: Timings = field(default_factory=Timings)
     ending: Ending | None = None
     control: SequenceControl | None = None
+    caps: DraftCaps | None = None  # once it was to draft
     finishing: bool = False  # its time is over and it only goes on to the end of its line
     start: HealedStart | None = None  # what its first tokens must spell, until they have
     free: Callable[[], SequenceSampling] | None = None  # its sampling without that

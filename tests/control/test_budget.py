@@ -5,11 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from specdec.control.budget import WORTHWHILE, choose
 from specdec.control.turn import Turn
@@ -18,14 +16,14 @@ from tests.control.helpers import chain, make_tree, make_turn, trees
 
 
 @st.composite
-def curves(draw: st.DrawFn, rows: int = 40) -> NDArray[np.float64]:
+def curves(draw: st.DrawFn, rows: int = 40) -> list[float]:
     """Milliseconds by rows: rising, convex or not."""
     steps = draw(st.lists(st.sampled_from([0.0, 0.01, 0.3, 1.0, 4.0]), min_size=rows, max_size=rows))
-    return np.concatenate(([0.0], draw(st.sampled_from([0.5, 5.0, 20.0])) + np.cumsum(steps)))
+    return [0.0, *itertools.accumulate(steps, initial=draw(st.sampled_from([0.5, 5.0, 20.0])))][: rows + 1]
 
 
 def value(
-    n: int, kept: list[list[int]], forest: list[TokenTree], curve: NDArray[np.float64], rows: int, draft_ms: float
+    n: int, kept: list[list[int]], forest: list[TokenTree], curve: list[float], rows: int, draft_ms: float
 ) -> float:
     """Expected tokens per millisecond of verifying these nodes."""
     chances = [math.exp(tree.capped_scores()[node]) for tree, nodes in zip(forest, kept, strict=True) for node in nodes]
@@ -57,11 +55,11 @@ small_forests = st.lists(trees(most=5), min_size=1, max_size=3)
 
 @given(small_forests, curves(), st.sampled_from([0.0, 0.1, 5.0]), st.integers(0, 4))
 def test_no_set_of_trees_earns_more(
-    forest: list[TokenTree], curve: NDArray[np.float64], draft_ms: float, prefill_rows: int
+    forest: list[TokenTree], curve: list[float], draft_ms: float, prefill_rows: int
 ) -> None:
     n = len(forest)
     fixed = n + prefill_rows
-    choice = choose([make_turn(i) for i in range(n)], forest, curve, fixed, draft_ms)
+    choice = choose([make_turn(i) for i in range(n)], forest, curve[fixed:], draft_ms)
     best = max(
         value(n, list(kept), forest, curve, fixed, draft_ms)
         for kept in itertools.product(*(subtrees(tree, 63) for tree in forest))
@@ -79,8 +77,8 @@ def test_bug_no_set_within_the_caps_earns_more() -> None:
     """Two nodes of the first sequence may not be verified, but make a tier of four rows look worth its price."""
     forest = [chain([0.9, 0.9, 0.9]), chain([0.3])]
     turns = [make_turn(1, nodes=1), make_turn(2)]
-    curve = np.array([0.0, 10, 10, 11, 15, 15, 15, 40, 40, 40])
-    choice = choose(turns, forest, curve, 2, 0.0)
+    curve = [0.0, 10, 10, 11, 15, 15, 15, 40, 40, 40]
+    choice = choose(turns, forest, curve[2:], 0.0)
     best = max(
         value(2, list(kept), forest, curve, 2, 0.0)
         for kept in itertools.product(*(subtrees(tree, turn.nodes) for tree, turn in zip(forest, turns, strict=True)))
@@ -108,87 +106,87 @@ def crowds(draw: st.DrawFn) -> tuple[list[Turn], list[TokenTree]]:
 
 @given(crowds(), curves(), st.floats(0, 10), st.integers(0, 60))
 def test_always_valid_trees_within_the_caps_and_the_same_again(
-    crowd: tuple[list[Turn], list[TokenTree]], curve: NDArray[np.float64], draft_ms: float, prefill_rows: int
+    crowd: tuple[list[Turn], list[TokenTree]], curve: list[float], draft_ms: float, prefill_rows: int
 ) -> None:
     turns, forest = crowd
     fixed = min(len(turns) + prefill_rows, len(curve) - 1)
-    choice = choose(turns, forest, curve, fixed, draft_ms)
+    choice = choose(turns, forest, curve[fixed:], draft_ms)
     for turn, tree, kept in zip(turns, forest, choice.kept, strict=True):
         assert len(kept) <= turn.nodes
         assert is_tree(tree, kept)
         if turn.forced:
             assert len(kept) == min(turn.nodes, len(tree) - 1)
-    again = choose(turns, forest, curve, fixed, draft_ms)
+    again = choose(turns, forest, curve[fixed:], draft_ms)
     assert (again.kept, again.value, again.budget) == (choice.kept, choice.value, choice.budget)
     assert choice.budget == sum(map(len, choice.kept))
 
 
-STEEP = np.concatenate(([0.0], 10.0 * np.arange(1, 40)))
+STEEP = [10.0 * rows for rows in range(40)]
 """Every row costs as much as the first: no node pays."""
 
 
 def test_nothing_is_kept_that_does_not_pay() -> None:
-    choice = choose([make_turn()], [chain([0.9, 0.9])], STEEP, 1, 0.0)
+    choice = choose([make_turn()], [chain([0.9, 0.9])], STEEP[1:], 0.0)
     assert (choice.kept, choice.budget, choice.predicted_tokens, choice.value) == ([[]], 0, 1.0, 0.1)
 
 
 def test_a_forced_turn_keeps_all_and_the_others_still_decide() -> None:
-    choice = choose([make_turn(1), make_turn(2, forced=True)], [chain([0.3]), chain([0.1, 0.1])], STEEP, 2, 0.0)
+    choice = choose([make_turn(1), make_turn(2, forced=True)], [chain([0.3]), chain([0.1, 0.1])], STEEP[2:], 0.0)
     assert choice.kept == [[], [1, 2]]
 
 
 def test_a_lagging_turn_gets_the_nodes_it_needs_and_no_more() -> None:
     tree = chain([0.5, 0.5, 0.5])
-    kept = {lag: choose([make_turn(lag=lag)], [tree], STEEP, 1, 0.0).kept for lag in (1.0, 1.5, 1.6, 1.8, 5.0)}
+    kept = {lag: choose([make_turn(lag=lag)], [tree], STEEP[1:], 0.0).kept for lag in (1.0, 1.5, 1.6, 1.8, 5.0)}
     assert kept == {1.0: [[]], 1.5: [[1]], 1.6: [[1, 2]], 1.8: [[1, 2, 3]], 5.0: [[1, 2, 3]]}
 
 
 def test_a_lagging_turn_comes_before_better_nodes_of_others() -> None:
     """Rows for one node only: the curve ends there."""
-    curve = np.array([0.0, 10, 10, 10.1])
+    curve = [0.0, 10, 10, 10.1]
     turns, forest = [make_turn(1), make_turn(2, lag=1.2)], [chain([0.9]), chain([0.3])]
-    assert choose(turns, forest, curve, 2, 0.0).kept == [[], [1]]
+    assert choose(turns, forest, curve[2:], 0.0).kept == [[], [1]]
     turns[1].lag = 0.0
-    assert choose(turns, forest, curve, 2, 0.0).kept == [[1], []]
+    assert choose(turns, forest, curve[2:], 0.0).kept == [[1], []]
 
 
 def test_time_already_spent_on_drafting_makes_rows_worth_more() -> None:
-    curve = np.array([0.0, 10, 13, 16])
+    curve = [0.0, 10, 13, 16]
     tree = chain([0.28, 0.9])
-    assert choose([make_turn()], [tree], curve, 1, 0.0).kept == [[]]
-    assert choose([make_turn()], [tree], curve, 1, 10.0).kept == [[1, 2]]
+    assert choose([make_turn()], [tree], curve[1:], 0.0).kept == [[]]
+    assert choose([make_turn()], [tree], curve[1:], 10.0).kept == [[1, 2]]
 
 
 def test_time_already_spent_makes_no_row_worth_more_than_other_steps_earn() -> None:
     """As above; but other steps earn a token in 2 ms, so 0.3 tokens are not worth the millisecond that a row takes."""
-    tree, curve = chain([0.9, 0.3]), np.array([0.0, 1.0, 2.0, 3.0])
-    assert choose([make_turn()], [tree], curve, 1, 10.0).kept == [[1, 2]]
-    assert choose([make_turn()], [tree], curve, 1, 10.0, rate=0.5).kept == [[1]]
-    assert choose([make_turn()], [tree], curve, 1, 10.0, rate=0.2).kept == [[1, 2]]
+    tree, curve = chain([0.9, 0.3]), [0.0, 1.0, 2.0, 3.0]
+    assert choose([make_turn()], [tree], curve[1:], 10.0).kept == [[1, 2]]
+    assert choose([make_turn()], [tree], curve[1:], 10.0, rate=0.5).kept == [[1]]
+    assert choose([make_turn()], [tree], curve[1:], 10.0, rate=0.2).kept == [[1, 2]]
 
 
 def test_bug_a_prompt_that_is_read_beside_them_does_not_make_tokens_worth_more() -> None:
     """A row takes a millisecond, as a token does without drafts. With a prompt of 100 rows beside it the step takes
     101, of which each token would be worth as much, if the prompt's time were theirs."""
-    tree, curve = make_tree([(0, 1, 0.4), (0, 2, 0.3)]), np.arange(128.0)
-    assert choose([make_turn()], [tree], curve, 101, 0.0).kept == [[1, 2]]
-    assert choose([make_turn()], [tree], curve, 101, 0.0, prompts_ms=100.0).kept == [[]]
+    tree, curve = make_tree([(0, 1, 0.4), (0, 2, 0.3)]), [float(rows) for rows in range(128)]
+    assert choose([make_turn()], [tree], curve[101:], 0.0).kept == [[1, 2]]
+    assert choose([make_turn()], [tree], curve[101:], 0.0, prompts_ms=100.0).kept == [[]]
 
 
 def test_of_equal_chances_a_parent_comes_first() -> None:
-    curve = np.array([0.0, 10, 10.1, 30, 50])
+    curve = [0.0, 10, 10.1, 30, 50]
     for edges in ([(0, 1, 0.5), (1, 2, 1.0), (2, 3, 1.0)], [(0, 1, 0.5), (0, 2, 0.5), (1, 3, 1.0)]):
-        assert choose([make_turn()], [make_tree(edges)], curve, 1, 0.0).kept == [[1]]
+        assert choose([make_turn()], [make_tree(edges)], curve[1:], 0.0).kept == [[1]]
 
 
 def test_a_score_above_its_parents_counts_as_its_parents() -> None:
     tree = TokenTree(0)
     tree.add(0, 1, math.log(0.01), "s")
     tree.add(1, 2, math.log(0.99), "s")
-    curve = np.array([0.0, 10, 11, 12, 13])
-    assert choose([make_turn()], [tree], curve, 1, 0.0).kept == [[]]
+    curve = [0.0, 10, 11, 12, 13]
+    assert choose([make_turn()], [tree], curve[1:], 0.0).kept == [[]]
 
 
 def test_without_proposals_the_step_is_plain() -> None:
-    choice = choose([make_turn(1), make_turn(2)], [TokenTree(1), TokenTree(2)], STEEP, 2, 5.0)
+    choice = choose([make_turn(1), make_turn(2)], [TokenTree(1), TokenTree(2)], STEEP[2:], 5.0)
     assert (choice.kept, choice.predicted_tokens, choice.value) == ([[], []], 2.0, 2 / 25)

@@ -40,9 +40,11 @@ def test_costs_never_fall_with_rows_whatever_is_observed(
     assert all(np.isfinite(predicted))
     assert predicted[0] > 0
     assert all(more >= less for less, more in itertools.pairwise(predicted))
-    curve = table.curve(context)
-    assert curve[0] == 0
-    assert curve[1:].tolist() == pytest.approx(predicted[: len(curve) - 1])
+    for rows in (1, 2, 3, 33, 63, 64, 80):
+        for more in (0, 1, 7, 40, 200):
+            span = table.span(rows, more, context)
+            assert len(span) == max(1, min(rows + more, 64) - rows + 1)
+            assert span == pytest.approx(predicted[rows - 1 : rows - 1 + len(span)])
 
 
 @given(st.lists(st.floats(-100, 100), min_size=1, max_size=12))
@@ -197,3 +199,11 @@ def test_bug_a_spike_at_the_very_first_step_moves_a_measured_table_little() -> N
     table = flat()
     table.observe(1, 0, 100.0)
     assert table.ms(1) < 13.0
+
+
+def test_a_span_may_begin_below_what_was_measured_and_ends_where_that_ends() -> None:
+    table = CostTable([4, 8], [0], [[12.0, 20.0]])
+    assert table.span(2, 4) == pytest.approx([12.0, 12.0, 12.0, 14.0, 16.0])
+    assert table.span(7, 9) == pytest.approx([18.0, 20.0])
+    assert table.span(8, 3) == pytest.approx([20.0])
+    assert table.span(16, 3) == pytest.approx([40.0])

@@ -51,6 +51,13 @@ def test_it_keeps_to_the_budget_and_the_floor() -> None:
     assert len(GrammarDrafter().propose([task_at("hello w", nodes=0)])[0]) == 1
 
 
+def test_only_what_has_a_grammar_or_a_healed_start_is_served() -> None:
+    drafter = GrammarDrafter()
+    assert drafter.serves(make_sequence([1], grammar=HELLO))
+    assert drafter.serves(make_sequence([1], healed="na"))
+    assert not drafter.serves(make_sequence([1]))
+
+
 def test_without_a_grammar_or_anything_forced_it_proposes_nothing() -> None:
     drafter = GrammarDrafter()
     assert not drafter.costly

@@ -355,6 +355,30 @@ def test_only_allowed_drafters_know_of_a_sequence() -> None:
     assert b.calls == ["begin", "observe", "end"]
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_drafter_that_has_nothing_for_a_sequence_never_hears_of_it(fails: bool) -> None:
+    """Nor does one that fails to say, and neither does the other drafter or the request any harm."""
+    a, b = Scripted("a", chain(1)), Scripted("b", chain(2))
+    asked: list[Sequence] = []
+
+    def serves(sequence: Sequence) -> bool:
+        asked.append(sequence)
+        if fails:
+            raise RuntimeError("serves")
+        return False
+
+    a.serves = serves  # type: ignore[attr-defined]
+    panel = DraftPanel([a, b], VOCAB)
+    (sequence,) = begun(panel, [1])
+    assert asked == [sequence]
+    assert (panel.trusts("a", sequence), panel.trusts("b", sequence)) == (False, True)
+    assert tokens(ask(panel, "b", sequence)) == [[1, 2]]
+    panel.observe(sequence, [1])
+    panel.end(sequence)
+    assert a.calls == []
+    assert b.calls == ["begin", "propose", "observe", "end"]
+
+
 def test_without_allowed_drafters_nobody_drafts() -> None:
     panel = DraftPanel([Scripted("a", chain(1))], VOCAB)
     sequence = make_sequence([0])

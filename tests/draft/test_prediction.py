@@ -54,12 +54,14 @@ def edit(text: list[int], rate: float, rng: random.Random) -> list[int]:
     return out
 
 
-def test_without_a_prediction_there_is_nothing() -> None:
+def test_only_what_has_a_prediction_is_served_and_forgotten_at_its_end() -> None:
     drafter = PredictionDrafter()
-    sequence = begun(drafter, [], [1, 2])
-    assert len(propose(drafter, sequence)) == 1
-    assert not drafter._cursors
+    sequence = begun(drafter, [1, 2, 3], [1, 2])
+    assert drafter.serves(sequence)
+    assert not drafter.serves(make_sequence(PROMPT))
     drafter.end(sequence)
+    assert not drafter._cursors
+    assert not drafter._read
 
 
 def test_an_output_as_predicted_takes_full_steps() -> None:
