@@ -82,7 +82,7 @@ peers: setup ## install other engines for `specdec bench peers`, away from .venv
 vscode: setup ## install a VS Code for headless Chromium (npm's code-server), which its extension is then tested in
 	$(BIN)/python -m tests.editors.vscode.install
 
-gpu: ## on a machine with a GPU: its tests, then its benches, within 9 minutes (OUT=folder for the reports, COMMIT=id)
+gpu: ## on a machine with a GPU: its tests, then its benches, within 9 minutes (OUT=folder COMMIT=id)
 	$(ANY_PYTHON) -m tools.gpu_check $(if $(COMMIT),--commit $(COMMIT)) $(OUT)
 
 gpu-wheels: ## into .whl, what a machine with a GPU and no package index lacks for `make gpu`
