@@ -34,18 +34,26 @@ def copy_bandwidth(device: torch.device) -> float:
     return 2 * size / KernelTimer(device).microseconds(lambda: target.copy_(source), cold=False) * 1e6
 
 
-def device_facts(device: torch.device) -> dict[str, Any]:
-    """Hardware, versions, date and commit."""
+def device_facts(device: torch.device, commit: str = "") -> dict[str, Any]:
+    """Hardware, versions, date and commit, which git is asked for where none is given."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu, kernels interpreted"
     peak, source = peak_bandwidth(device)
-    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     return {
         "device": name,
         "torch": torch.__version__,
         "triton": triton.__version__,
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "commit": git.stdout.strip() or None,
+        "commit": commit or commit_here(),
         "peak_bytes_per_s": peak,
         "peak_source": source,
         "copy_bytes_per_s": copy_bandwidth(device),
     }
+
+
+def commit_here() -> str | None:
+    """Of the sources; None where there is no git or they came without their history."""
+    try:
+        git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    return git.stdout.strip() or None

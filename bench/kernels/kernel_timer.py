@@ -13,12 +13,14 @@ WARM_RUNS = 2
 
 
 class KernelTimer:
-    """Medians of ``repeats`` replays. Before each, more memory is written than caches hold, so that weights and keys
-    come from memory as they do between the layers of a model. Without a GPU work is run and timed as it is."""
+    """Medians of ``repeats`` replays. Before each, more memory is read than caches hold, so that weights and keys come
+    from memory as they do between the layers of a model. Read, not written: a cache full of what was written has to
+    bring that to memory while the work is timed. Without a GPU work is run and timed as it is."""
 
     def __init__(self, device: torch.device, repeats: int = 20) -> None:
         self._cuda, self._repeats = device.type == "cuda", repeats
-        self._flush = torch.empty(FLUSH_BYTES if self._cuda else 1, dtype=torch.uint8, device=device)
+        self._flush = torch.zeros(FLUSH_BYTES // 4 if self._cuda else 1, device=device)
+        self._sum = torch.zeros((), device=device)
 
     def microseconds(self, work: Callable[[], object], *, cold: bool = True) -> float:
         """Median time of ``work``, which must be the same launches on the same memory each time."""
@@ -35,7 +37,7 @@ class KernelTimer:
         pairs = []
         for _ in range(self._repeats):
             if cold:
-                self._flush.zero_()
+                torch.sum(self._flush, dim=0, out=self._sum)
             pair = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             pair[0].record()
             graph.replay()

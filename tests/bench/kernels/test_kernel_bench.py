@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 
-from bench.kernels import kernel_bench, linear_bench, step_figures
+from bench.kernels import device_facts, kernel_bench, step_figures
 from bench.kernels.attention_bench import attention_figures
 from bench.kernels.attention_case import CASES, COMPARED, AttentionCase
 from bench.kernels.attention_work import AttentionWork, binary_tree
 from bench.kernels.flex_rival import flex_rival
-from bench.kernels.kernel_bench import STEPS, UNTIL, KernelBench
+from bench.kernels.kernel_bench import LAYERS, STEPS, UNTIL, KernelBench
 from bench.kernels.kernel_timer import KernelTimer
+from bench.kernels.library_linear import LibraryLinear, library_network
 from bench.kernels.rivals import RIVALS, rival_figures
 from bench.kernels.step_figures import StepFigures
 from draft.oracle import OracleDrafter
+from specdec.models.device.device_decoder import DeviceDecoder
 from specdec.models.random_shapes import RANDOM_SHAPES
 from tests.engine.test_device_engine import NAME, SMALL, device_parts
 from tests.kernels.gpu.quick_interpreter import quick_interpreter
 from tests.models.device.small import place
+from verify_kernels.forward_batch import BatchEntry, ForwardBatch
 
 DEVICE = place()
 
@@ -48,24 +52,50 @@ def test_a_part_without_time_is_left_out() -> None:
     with mock.patch.object(kernel_bench, "device_facts", return_value={}):
         bench = KernelBench(DEVICE, f"random:{NAME}", 0.0, print)
     report = bench.run()
-    layers = len(linear_bench.LLAMA_8B) * len(linear_bench.KINDS)
-    assert len(report["left_out"]) == len(CASES) + len(STEPS) + len(COMPARED) + layers
-    assert report["attention"] == report["linear"] == []
-    assert list(UNTIL) == [name for name in report if name not in ("facts", "left_out", "spent")]
+    assert len(report["left_out"]) == len(CASES) + len(STEPS) + len(COMPARED) + len(LAYERS)
+    assert len(set(report["left_out"])) == len(report["left_out"])
+    assert report["attention"] == report["steps"] == report["linear"] == report["rivals"] == []
     assert list(UNTIL.values()) == sorted(UNTIL.values())
+    assert all("no time was left" in line["note"] for line in report["aims"])
 
 
 def test_a_part_leaves_time_to_those_after_it() -> None:
     with mock.patch.object(kernel_bench, "device_facts", return_value={}):
         bench = KernelBench(DEVICE, f"random:{NAME}", 1e6, print)
-    bench._part("attention", (1, 2), lambda item: [{"item": item}])
-    bench._began -= 0.3e6  # its share is over, the next one's is not
-    bench._part("attention", (3,), lambda item: [{"item": item}])
-    bench._part("steps", (4,), lambda item: [{"item": item}])
-    assert bench.report["attention"] == []
-    assert bench.report["left_out"] == ["attention 3"]
-    assert bench.report["steps"] == [{"item": 4}]
-    assert set(bench.report["spent"]) == {"attention", "steps"}
+    bench._part("linear", (1, 2), lambda item: [{"item": item}])
+    bench._began -= 0.75e6  # its share is over, the next one's is not
+    bench._part("linear", (3,), lambda item: [{"item": item}])
+    bench._part("rivals", (4,), lambda item: [{"item": item}])
+    bench._part("more linear", (5,), lambda item: [{"item": item}])
+    assert bench.report["linear"] == [{"item": item} for item in (1, 2, 5)]
+    assert bench.report["left_out"] == ["linear 3"]
+    assert bench.report["rivals"] == [{"item": 4}]
+    assert set(bench.report["spent"]) == {"linear", "rivals", "more linear"}
+
+
+def test_an_error_ends_nothing_else() -> None:
+    said: list[str] = []
+    with mock.patch.object(kernel_bench, "device_facts", return_value={}):
+        bench = KernelBench(DEVICE, f"random:{NAME}", 1e6, said.append)
+
+    def figures(item: int) -> list[dict[str, int]]:
+        if item == 2:
+            raise RuntimeError("the chip is on fire")
+        return [{"item": item}]
+
+    bench._part("linear", (1, 2), figures)
+    bench._part("more linear", (3,), figures)
+    assert bench.report["linear"] == [{"item": 1}, {"item": 3}]
+    (error,) = bench.report["errors"]
+    assert (error["case"], error["message"]) == ("linear 2", "RuntimeError: the chip is on fire")
+    assert "figures" in error["at"][-1]
+    assert "on fire" in said[1]
+
+
+@pytest.mark.parametrize("git", [FileNotFoundError("git"), mock.Mock(stdout="")])
+def test_a_commit_may_be_unknown(git: Any) -> None:
+    with mock.patch.object(device_facts.subprocess, "run", side_effect=[git]):
+        assert device_facts.commit_here() is None
 
 
 def test_attention_is_measured() -> None:
@@ -99,17 +129,41 @@ def test_a_step_is_measured() -> None:
     small = parts.config.speculation.model_copy(update={"fixed_nodes": 2, "fixed_depth": 2})
     settings = parts.config.model_copy(update={"speculation": small})
     parts = dataclasses.replace(parts, config=settings, drafters=[OracleDrafter(1.0)])
-    with mock.patch.multiple(step_figures, ROWS=(1, 2), WARM_RUNS=1, TAIL_BATCH=2, TAIL_NODES=3):
+    with mock.patch.multiple(step_figures, ROWS=(1, 2), ENGINE_RUNS=1, TAIL_BATCH=2, TAIL_NODES=4):
         figures = StepFigures(parts, KernelTimer(DEVICE, 2), 1e9, context=20)
         one, two = figures.forwards()
         assert (one["rows"], one["over_one_row"]) == (1, 1.0)
         assert two["over_one_row"] == pytest.approx(two["us"] / one["us"])
+        assert two["over_fastest"] == pytest.approx(max(1.0, two["us"] / two["library_us"]))
         tail = figures.tail()
-        assert (tail["entries"], tail["nodes"]) == (2, 3)
-        assert min(tail["greedy_us"], tail["sampled_us"]) > 0
+        assert (tail["entries"], tail["nodes"]) == (2, 4)
+        assert tail["greedy_moves"] == tail["sampled_moves"] == 2  # of each tree one node, the first child's
+        assert min(tail[f"{flat}{name}_us"] for flat in ("", "flat_") for name in ("greedy", "sampled")) > 0
         found = figures.engine(tokens=5)
     assert found["off"]["tokens_per_step"] == 1
     assert found["on"]["tokens_per_step"] > 1
-    assert 0 <= found["off"]["outside_verify_share"] < 1
+    for figures_of in (found["off"], found["on"]):
+        gap = 1 - figures_of["device_ms_per_step"] / figures_of["ms_per_step"]
+        assert figures_of["host_gap_between_steps"] == pytest.approx(gap)
+        assert figures_of["device_ms_per_step"] > 0
     for pool in (parts.decoder.pool.k, parts.decoder.pool.v):  # type: ignore[attr-defined]
         assert torch.isfinite(pool).all()
+
+
+def test_the_library_computes_the_same() -> None:
+    decoder = device_parts().decoder
+    assert isinstance(decoder, DeviceDecoder)
+    library = library_network(decoder)
+    assert library is not None
+    assert isinstance(library._weights.layers[0].down, LibraryLinear)
+    batch = ForwardBatch.build([BatchEntry([5, 9, 7], [-1, 0, 0], 0, [1])])
+    ours = decoder.forward(batch, range(3)).clone()
+    step, _ = decoder.buffer.load(batch, range(3))
+    library.hidden(step)
+    torch.testing.assert_close(library.logits(step)[:3], ours, atol=2e-2, rtol=2e-2)
+
+
+def test_the_library_has_no_quantised_layers() -> None:
+    decoder = mock.Mock()
+    decoder.model.weights.layers = [mock.Mock()]
+    assert library_network(decoder) is None

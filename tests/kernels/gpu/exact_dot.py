@@ -8,6 +8,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import torch
 import triton.language as tl
 from triton.runtime import interpreter
 
@@ -17,7 +18,11 @@ def exact_dot() -> Iterator[None]:
     """The interpreter multiplies float32 tiles with the host's BLAS, which on some processors adds up a row in another
     order when it has other neighbours: the tests of a kernel's bits would judge that library. In float64 the products
     of 16-bit numbers are exact and the sums so close that they round to the same float32 in any order.
+    Where kernels are compiled nothing is touched: other versions of Triton have other insides.
     """
+    if torch.cuda.is_available():
+        yield
+        return
     builder = interpreter.InterpreterBuilder
     original = builder.create_dot
 

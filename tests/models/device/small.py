@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 
 from specdec.models.decoder import Decoder
@@ -22,6 +23,8 @@ from specdec.models.random_tokenizer import random_tokenizer
 from verify_kernels.reference_backend import ReferenceBackend
 
 TINY = replace(RANDOM_SHAPES["tiny"], n_heads=2, n_kv_heads=1, intermediate_size=96)
+# Of cases that only the interpreter is slow at: a GPU runs them with the others.
+SLOW_INTERPRETED = () if torch.cuda.is_available() else (pytest.mark.slow,)
 PAGES = 12
 MAX_ROWS, MAX_POSITIONS = 96, 320
 

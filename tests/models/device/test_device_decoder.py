@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specdec.models.device.device_decoder import DeviceDecoder
 from specdec.models.model_config import RopeConfig
-from tests.models.device.small import device_decoder, host_decoder, shape
+from tests.models.device.small import SLOW_INTERPRETED, device_decoder, host_decoder, shape
 from verify_kernels.forward_batch import BatchEntry, ForwardBatch
 
 GEMMA: dict[str, Any] = {
@@ -40,7 +40,7 @@ def run(decoder: Any) -> list[Tensor]:
 
 
 @pytest.mark.parametrize(
-    "changes", [pytest.param({}, marks=pytest.mark.slow, id="qwen"), pytest.param(GEMMA, id="gemma")]
+    "changes", [pytest.param({}, marks=SLOW_INTERPRETED, id="qwen"), pytest.param(GEMMA, id="gemma")]
 )
 def test_logits_equal_the_cpus(changes: dict[str, Any]) -> None:
     config = shape(**changes)
@@ -70,7 +70,7 @@ def feed(decoder: DeviceDecoder, tokens: list[int], sizes: list[int], pages: lis
     return out
 
 
-@pytest.mark.parametrize("length", [12, pytest.param(66, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("length", [12, pytest.param(66, marks=SLOW_INTERPRETED)])
 def test_company_and_tier_change_no_bit(length: int) -> None:
     decoder = device_decoder(shape(n_layers=1), "fp16")
     at_once = feed(decoder, PROMPT[:length], [length], [2, 4])
