@@ -190,3 +190,16 @@ def test_a_score_above_its_parents_counts_as_its_parents() -> None:
 def test_without_proposals_the_step_is_plain() -> None:
     choice = choose([make_turn(1), make_turn(2)], [TokenTree(1), TokenTree(2)], STEEP[2:], 5.0)
     assert (choice.kept, choice.predicted_tokens, choice.value) == ([[], []], 2.0, 2 / 25)
+
+
+def test_luck_so_far_makes_no_node_more_than_certain() -> None:
+    turn = make_turn()
+    turn.control.trust.add(50.0, 60.0)
+    assert turn.control.trust.value > 1.0
+    assert choose([turn], [chain([1.0, 1.0])], [10.0, 10.0, 10.0], 0.0).predicted_tokens == 3.0
+
+
+@pytest.mark.parametrize(("gain", "kept"), [(WORTHWHILE - 0.005, []), (WORTHWHILE + 0.005, [1])])
+def test_a_gain_within_what_estimates_err_is_left_alone(gain: float, kept: list[int]) -> None:
+    """One and a half tokens instead of one, in so much time that they earn ``gain`` times as much."""
+    assert choose([make_turn()], [chain([0.5])], [10.0, 15.0 / gain], 0.0).kept == [kept]

@@ -203,6 +203,7 @@ def test_bug_a_spike_at_the_very_first_step_moves_a_measured_table_little() -> N
 
 def test_a_span_may_begin_below_what_was_measured_and_ends_where_that_ends() -> None:
     table = CostTable([4, 8], [0], [[12.0, 20.0]])
+    assert table.span(1, 1) == [12.0, 12.0]
     assert table.span(2, 4) == pytest.approx([12.0, 12.0, 12.0, 14.0, 16.0])
     assert table.span(7, 9) == pytest.approx([18.0, 20.0])
     assert table.span(8, 3) == pytest.approx([20.0])

@@ -292,3 +292,11 @@ def test_bug_probes_of_a_shallow_drafter_that_pays_do_not_back_off() -> None:
     for gain in (1, 1):
         gate.observe(turn, gain, 1, 1, probe=True)
     assert gate.usage(turn).misses == 0
+
+
+def test_more_sequences_than_were_measured_share_the_price_of_as_many_as_were() -> None:
+    """Two take 8 ms a level, so four are thought to: 2 ms each, and a level brings 1.4 ms' worth of tokens."""
+    gate = CostlyGate("m", CostTable([1, 2], [0], [[2.0, 8.0]]), PROBE_EVERY)
+    assert "on" not in decide(gate, [make_turn(i) for i in range(4)])
+    gate = CostlyGate("m", CostTable([1, 2], [0], [[2.0, 4.0]]), PROBE_EVERY)
+    assert decide(gate, [make_turn(i) for i in range(4)]) == ["on"] * 4

@@ -124,6 +124,18 @@ def test_a_drafter_dearer_than_the_target_is_not_asked() -> None:
     assert drafting_tasks(drafter) == []
 
 
+def test_a_probe_goes_three_levels_deep_and_has_no_floor() -> None:
+    """It brings nothing, is switched off soon and looked at again: what fell too low must come to light."""
+    drafter = Recorder("costly", True)
+    run_all(engine_with(drafter, probe_every=4), [request("r", AUTO, tokens=100)])
+    probes = [task for task in drafting_tasks(drafter) if task.max_depth == 3]
+    others = [task for task in drafting_tasks(drafter) if task.max_depth != 3]
+    assert probes
+    assert others
+    assert {task.floor for task in probes} == {-math.inf}
+    assert min(task.floor for task in others) > -math.inf
+
+
 def test_the_first_token_waits_for_no_costly_drafter() -> None:
     """Only in the step that ends the prompt, and not where drafting is forced."""
     for mode in (AUTO, ON):
