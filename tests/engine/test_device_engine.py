@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -17,17 +18,19 @@ from specdec.engine import build_device
 from specdec.engine.build import build_parts
 from specdec.engine.build_device import build_device_parts
 from specdec.engine.build_device_decoder import build_device_decoder
+from specdec.engine.device_needs import device_needs
 from specdec.engine.engine import Engine, EngineParts
 from specdec.engine.target_device import target_device
-from specdec.errors import ConfigError
+from specdec.errors import ConfigError, ModelError
 from specdec.kv_cache import KvCacheManager
 from specdec.models.device.device_decoder import DeviceDecoder
 from specdec.models.device.pending_result import PendingResult
 from specdec.models.random_shapes import RANDOM_SHAPES
 from specdec.step import device_rehearsal
 from specdec.step.device_outputs import DeviceOutputs
-from specdec.step.device_rehearsal import POLICIES, rehearse
+from specdec.step.device_rehearsal import POLICIES, TIMES, TOP, rehearse
 from specdec.step.device_verifier import DeviceVerifier
+from specdec.step.step_rows import StepRows
 from specdec.step.step_tracer import StepTracer
 from specdec.types import (
     GrammarKind,
@@ -47,6 +50,9 @@ from tests.kernels.gpu.quick_interpreter import quick_interpreter
 from tests.kernels.gpu.recorded_launches import recorded_launches
 from tests.models.device.small import SLOW_INTERPRETED, TINY, device_model, place
 from verify_kernels.forward_batch import BatchEntry, ForwardBatch
+from verify_kernels.gpu.sampling_needs import SamplingNeeds
+from verify_kernels.gpu.sampling_plan import SamplingPlan
+from verify_kernels.gpu.sampling_workspace import SamplingWorkspace
 from verify_kernels.kernels import load_kernels
 from verify_kernels.row_sampling import RowSampling
 from verify_kernels.sampling_policy import SamplingPolicy
@@ -163,6 +169,59 @@ def test_a_gpu_without_float8_is_named() -> None:
         build_device_decoder(wanted, model, torch.device("cuda"), 1, 64)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "fields"),
+    [
+        ({"kv_tokens": 1 << 20}, r"engine\.kv_tokens: KV cache of small.*; lower kv_tokens$"),
+        (
+            {"max_step_rows": 4096},
+            r"engine\.max_context: attention's partial sums.*; lower max_context or max_step_rows$",
+        ),
+        (
+            {"max_step_rows": 4096, "max_batch": 256},
+            r"engine\.max_batch: sampling for .* logits of .*; lower max_batch or max_step_rows$",
+        ),
+    ],
+)
+def test_memory_that_is_short_is_named(sizes: dict[str, int], fields: str) -> None:
+    """Whatever takes most of it: the decoder would fail half-way, without a word of what to change."""
+    wanted = config(device_dtype="fp16", **sizes)
+    many = dataclasses.replace(SMALL, vocab_size=200_000) if "max_batch" in sizes else SMALL
+    model = dataclasses.replace(device_model(SMALL, "fp16"), config=many)
+    pages, positions = -(-wanted.kv_tokens // 64), 64 if "max_batch" in sizes else 131_072
+    with (
+        mock.patch.object(torch.cuda, "get_device_capability", return_value=(9, 0)),
+        mock.patch.object(torch.cuda, "mem_get_info", return_value=(1 << 28, 1 << 30)),
+        pytest.raises(ModelError, match=fields),
+    ):
+        build_device_decoder(wanted, model, torch.device("cuda"), pages, positions)
+
+
+@pytest.mark.parametrize("taps", [(), (0,)])
+def test_what_is_counted_is_what_is_taken(taps: tuple[int, ...]) -> None:
+    model = device_model(SMALL, "fp16")
+    meta, sizes = torch.device("meta"), {"max_rows": 70, "max_logit_rows": 40, "max_positions": 600}
+    needs = {need.what.split(" of ")[0]: need.nbytes for need in device_needs(
+        model, torch.float16, meta, pages=9, taps=len(taps), **sizes
+    )}  # fmt: skip
+    decoder = DeviceDecoder(model, 9, place(), max_entries=3, taps=taps, **sizes)
+    network, pool = decoder.network, decoder.pool
+    workspace = SamplingWorkspace.allocate(40, SamplingPlan.of(SMALL.vocab_size), meta)
+    rows = (network._x, network._y, network._qkv, network._attended, network._gate_up, network._chosen, network.tapped)
+    taken = {
+        "KV cache": (pool.k, pool.v),
+        "attention's partial sums": (network._workspace.partials, network._workspace.peaks),
+        "rows": rows,
+        "logits": (network._logits,),
+        "sampling for small": [v for v in vars_of(workspace) if isinstance(v, torch.Tensor)],
+    }
+    assert needs == {what: sum(tensor.nbytes for tensor in tensors) for what, tensors in taken.items()}
+
+
+def vars_of(instance: Any) -> list[Any]:
+    return [getattr(instance, field.name) for field in dataclasses.fields(instance)]
+
+
 def test_a_draft_model_runs_on_the_device_too() -> None:
     """A twin of the target, so that what it proposes is right."""
     speculation = SpeculationConfig(drafters=("model",), profile_s=0)
@@ -236,6 +295,23 @@ def test_a_rehearsal_leaves_no_trace() -> None:
         rehearse(parts.verifier, parts.decoder)
     request = dataclasses.replace(REQUESTS[1], stopping=SHORT)
     assert CompanyRunner(parts).run(PLAIN, [request])["sampled", 0].tokens == plain("sampled").tokens[:3]
+
+
+def test_a_rehearsal_leaves_nothing_to_compile() -> None:
+    """Every form of the samplers' kernels that a step can have, and as many rows as any tile of few takes."""
+    parts = device_parts()
+    decoder, asked = parts.decoder, []
+    assert isinstance(decoder, DeviceDecoder)
+
+    class Noting(DeviceVerifier):
+        def queue(self, rows: StepRows, samplings: list[RowSampling], tops: Seq[int | None]) -> Any:
+            asked.append((rows.batch.rows, SamplingNeeds.of(samplings), tops[0]))
+            return mock.MagicMock(), mock.MagicMock()
+
+    rehearse(Noting(decoder), decoder)
+    for noise, filters in ((False, False), (True, False), (True, True)):
+        assert (1, SamplingNeeds(noise, filters, edits=True, masks=True), TOP) in asked
+        assert all(asked.count((rows, SamplingNeeds(noise, filters), None)) >= TIMES for rows in (1, 32, 64))
 
 
 @pytest.mark.parametrize("top", [None, 2])

@@ -158,12 +158,14 @@ def emit_work_kernel(
     start, n = entry_rows(entry_start, entry, n_rows)
     if n > 0:
         ctx = entry_context(entry_ctx, entry, max_pages)
-        emit_committed(
-            work_list, base, capacity, entry, start, n, ctx, nodes, coarse, seg_tiles, fold_segs, LANES
-        )  # fmt: skip
-        _, own = committed_stretches(ctx // 64, coarse, seg_tiles, fold_segs)
+        # Paths come first: gathering is a chain of dependent loads, which the streaming of whole pages can hide only
+        # while there is some left.
         emit_paths(
-            work_list, base + tl.cdiv(n, nodes) * own, capacity, entry, start, n, ctx, depth_ptr + start,
+            work_list, base, capacity, entry, start, n, ctx, depth_ptr + start,
             leaf_of_ptr + start, diverge_ptr + start, top_ptr + start, nodes, max_pages,
+            coarse, seg_tiles, fold_segs, LANES,
+        )  # fmt: skip
+        emit_committed(
+            work_list, base + tl.sum(tl.where(e == entry, paths, 0)), capacity, entry, start, n, ctx, nodes,
             coarse, seg_tiles, fold_segs, LANES,
         )  # fmt: skip

@@ -11,7 +11,8 @@ A work item adds up one stretch of that for a tile of rows:
 - whole committed pages, shared by all rows of an entry: a segment of them, or, in coarse plans, a block folded in
   registers (which are the same bits, since folding is the same everywhere);
 - of the rows of one leaf path that end in the same tile: that last tile, or a segment with tiles that rows of this
-  step fill. Their keys are gathered in path order, so that every key is in the lane of its position.
+  step fill. Their keys are gathered in path order, so that every key is in the lane of its position. An entry's list
+  begins with these: they are chains of dependent loads, which nothing would hide at the end.
 
 Partial results of a row lie in units: 0 is the last tile, 1 + i the i-th stretch of committed pages; segments of the
 leaf path follow (after the short stretch at the end of the committed pages, of which their rows make no use).

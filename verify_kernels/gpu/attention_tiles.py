@@ -59,7 +59,8 @@ def attention_tile(
     wide = wide and chip == "sm_90" and not large
     fp8 = kv_dtype == FP8
     if chip == "gfx942":
-        return AttentionTile(64, 16 if windowed else 32, SEGMENT_TILES, 1, 8 if large and windowed else 4, 1, 2)
+        lanes, warps = 16 if windowed else 32, 8 if large and windowed else 4
+        return AttentionTile(64, lanes, SEGMENT_TILES, 1, warps, 1, 1 if large else 2)
     if chip == "sm_80" and windowed and head_dim > 64 and not large:
         return AttentionTile(64, 64, SEGMENT_TILES, 4, 8, 3, 1)
     if chip == "sm_100":
@@ -68,6 +69,8 @@ def attention_tile(
         return AttentionTile(64, 32, SEGMENT_TILES, 1, 8, 2 if kv_dtype == torch.float32 else 3, 1)
     lanes = 32 if windowed and fp8 else 64
     stages = 2 if kv_dtype == torch.float32 else 4 if fp8 or head_dim == 64 else 3
+    if chip == "sm_80" and head_dim > 64 and not fp8:
+        stages = 2  # of three, two programs do not fit in an A100's 164 KiB
     return AttentionTile(
         128 if wide else 64, lanes, SEGMENT_TILES, 4, 8 if wide else 4, stages, 1 if wide else 2
     )  # fmt: skip

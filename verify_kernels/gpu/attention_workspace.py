@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from verify_kernels.gpu.attention_plan_work import HEADER_FIELDS, WORK_FIELDS
+from verify_kernels.gpu.attention_plan_work import HEADER_FIELDS, NEVER, WORK_FIELDS
 from verify_kernels.gpu.attention_tiles import HEAD_DIMS, TILE, AttentionTile, attention_tile, chip_of, multiprocessors
 
 WIDE_ROWS = 16  # packed rows per entry, in tiles of 128, from which tiles of 128 rows pay
@@ -24,6 +24,8 @@ class AttentionWorkspace:
     lie off the entry's leading chain; path_works, last_tile int32 [max_entries]. Rows are counted within the entry.
 
     Written by `tree_attention`, for itself: partials float32 [slots, heads, head_dim], peaks float32 [slots, heads, 2].
+
+    coarse: whether plans are coarse where there is room for fine ones; None: as pays. No result shows it.
     """
 
     heads: int
@@ -47,6 +49,7 @@ class AttentionWorkspace:
     last_tile: Tensor
     partials: Tensor
     peaks: Tensor
+    coarse: bool | None = None
 
     @staticmethod
     def allocate(
@@ -92,6 +95,14 @@ class AttentionWorkspace:
             torch.empty(slots, heads, 2, dtype=torch.float32, device=device),
         )  # fmt: skip
 
+    @staticmethod
+    def partial_bytes(
+        *, heads: int, head_dim: int, kv_dtype: torch.dtype, max_rows: int, max_pages: int, device: torch.device
+    ) -> int:
+        """What the partial sums of such a workspace take, next to which the plan is nothing."""
+        tile = attention_tile(chip_of(device), head_dim, kv_dtype)
+        return max_rows * most_units(tile, max_rows, max_pages) * heads * (head_dim + 2) * torch.float32.itemsize
+
     @property
     def group(self) -> int:
         """Query heads per KV head."""
@@ -112,6 +123,8 @@ class AttentionWorkspace:
 
         Rows that fill a sixteenth of a tile leave small partial sums, so finer cuts cost them next to nothing.
         """
+        if self.coarse is not None:
+            return 0 if self.coarse else int(NEVER)
         few = rows * self.group <= 16 * entries
         return self.processors * 3 if few else self.processors * 3 // 4
 

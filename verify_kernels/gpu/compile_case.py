@@ -14,6 +14,7 @@ class CompileCase:
     ``constexprs``: value by constexpr argument name. ``divisible``: arguments that are multiples of 16 (pointers of
     torch tensors are, most strides too), which lets triton emit wide loads. ``options``: num_warps, num_stages and
     other compile options. ``targets``: substrings of the targets it is meant for; empty: all.
+    ``resident``: blocks of threads that are meant to share a multiprocessor.
     """
 
     name: str
@@ -23,3 +24,4 @@ class CompileCase:
     divisible: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     targets: tuple[str, ...] = ()
+    resident: int = 1

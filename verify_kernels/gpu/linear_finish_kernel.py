@@ -6,6 +6,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+# Values of splits on their way to a program at a time. They go to the shared memory that the products took, 96 KiB and
+# more for all but the smallest tiles.
+_AHEAD = tl.constexpr(24576)
+
 
 @triton.jit
 def store_tile(total, out, bias, residual, x_scale, w_scale, offs_m, offs_n, rows, n):
@@ -49,14 +53,13 @@ def sum_splits(partial, counter, COLUMNS: tl.constexpr, BLOCK_M: tl.constexpr, S
     at = partial + _within(COLUMNS, BLOCK_M)
     tile, tiles = tl.program_id(0), tl.num_programs(0)
     total = tl.zeros((COLUMNS, BLOCK_M), tl.float32)
-    if COLUMNS * BLOCK_M <= 1024:  # all loads at once; for larger tiles there are too few registers
-        for split in tl.static_range(SPLIT_K):
-            slot = (split * tiles + tile).to(tl.int64) * (COLUMNS * BLOCK_M)
-            total += tl.load(at + slot, cache_modifier=".cg")
-    else:
-        for split in range(tl.num_programs(1)):
-            slot = (split * tiles + tile).to(tl.int64) * (COLUMNS * BLOCK_M)
-            total += tl.load(at + slot, cache_modifier=".cg")
+    room: tl.constexpr = _AHEAD // (COLUMNS * BLOCK_M)
+    ahead: tl.constexpr = SPLIT_K if room > SPLIT_K else room if room > 2 else 2
+    # One by one, each would cost the memory's latency. Loads into registers are no help: ptxas moves them down to where
+    # they are needed, to save registers.
+    for split in tl.range(0, tl.num_programs(1), num_stages=1 + ahead):
+        slot = (split * tiles + tile).to(tl.int64) * (COLUMNS * BLOCK_M)
+        total += tl.load(at + slot, cache_modifier=".cg")
     tl.store(counter + tile, 0)
     return total
 

@@ -21,12 +21,15 @@ MODES: tuple[LinearMode, ...] = ("bitwise", "fastest")
 FASTEST_ROWS = 64  # from here on "fastest" may differ from "bitwise"; below, weights' bytes are all that counts
 FULL_CHIP = 96  # programs that keep the memory of a chip of 108 to 152 multiprocessors busy
 SPLITS = (1, 2, 4, 8)
-MIN_BLOCKS = 8  # of a split: fewer would be all start-up
 ALIGNED = 16  # what k must be a multiple of for wide loads; without them larger tiles run out of registers
 COLUMNS = 128  # the tile width by which splits are counted
 
 # 128 bytes of a weight row per block: whole cache lines, one swizzle atom of wgmma.
 _BLOCK_K: dict[LinearKind, int] = {"bf16": 64, "fp16": 64, "fp32": 32, "fp8": 128, "int4": 256}
+
+# Blocks that a split has at least: 512 input channels of most kinds. Fewer would be all start-up; but asking for more
+# of the wide blocks of int4 would leave half a chip idle on the layers of an 8B model.
+MIN_BLOCKS: dict[LinearKind, int] = {"bf16": 8, "fp16": 8, "fp32": 8, "fp8": 4, "int4": 2}
 
 # Two or more programs of up to 64 rows fit on a multiprocessor; together they keep over 100 KB on its way.
 _DENSE = (LinearTile(16, 64, 4, 5), LinearTile(32, 128, 8, 5), LinearTile(64, 128, 8, 4), LinearTile(128, 128, 8, 4))
@@ -53,7 +56,7 @@ def reduction_order(n: int, k: int, kind: LinearKind, group: int = 128) -> Linea
     """The order of additions of an [n, k] weight: the least of `SPLITS` that makes `FULL_CHIP` programs."""
     block_k = block_k_of(kind, group)
     columns, blocks = -(-n // COLUMNS), -(-k // block_k)
-    allowed = [split for split in SPLITS if split == 1 or blocks >= split * MIN_BLOCKS]
+    allowed = [split for split in SPLITS if split == 1 or blocks >= split * MIN_BLOCKS[kind]]
     enough = [split for split in allowed if columns * split >= FULL_CHIP]
     return LinearOrder(block_k, enough[0] if enough else allowed[-1])
 

@@ -30,6 +30,12 @@ class SamplingWorkspace:
     bound: Tensor
 
     @staticmethod
+    def bytes_needed(rows: int, plan: SamplingPlan) -> int:
+        """Of such a workspace."""
+        per_split = 2 * 2 * plan.tokens + 4 + 8 + 4 * plan.groups
+        return rows * (plan.splits * per_split + 8)
+
+    @staticmethod
     def allocate(rows: int, plan: SamplingPlan, device: torch.device) -> SamplingWorkspace:
         """Four bytes per row and token, most of them never touched.
 

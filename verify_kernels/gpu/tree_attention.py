@@ -142,6 +142,7 @@ def _attention_case(
         divisible=("q_ptr", "k_ptr", "v_ptr", "partials", "peaks", "path", "work_list", "header", "q_stride"),
         options=_tile_options(tile),
         targets=(chip,),
+        resident=tile.resident,
     )
 
 

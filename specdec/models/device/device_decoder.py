@@ -61,6 +61,12 @@ class DeviceDecoder:
         """Inputs of the tapped layers for the last forward's rows, on the device, in the rows' type."""
         return self.network.tapped
 
+    def plan_coarsely(self, coarse: bool | None) -> None:
+        """How attention is cut from now on: in long stretches, in short ones, or, None, as pays. For the self-test: the
+        bits are the same."""
+        self.graphs.clear()  # they have the choice of their time in them
+        self.network.plan_coarsely(coarse)
+
     def check(self, batch: ForwardBatch, logit_rows: Sequence[int]) -> None:
         """ValueError unless the batch is within the decoder's limits."""
         check_batch(

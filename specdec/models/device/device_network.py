@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -54,6 +55,10 @@ class DeviceNetwork:
             heads=c.n_heads, kv_heads=c.n_kv_heads, head_dim=c.head_dim, kv_dtype=pool.k.dtype, max_rows=rows,
             max_entries=largest.entries, max_pages=largest.pages, device=device,
         )  # fmt: skip
+
+    def plan_coarsely(self, coarse: bool | None) -> None:
+        """See `AttentionWorkspace.coarse`."""
+        self._workspace = replace(self._workspace, coarse=coarse)
 
     def hidden(self, step: StepArrays) -> None:
         """Every row through all layers; writes its KV."""

@@ -108,8 +108,13 @@ class WeightsReader:
             high = min(low + step, plan.rows)
             out[low:high] = fused_rows(self._source, plan, low, high).to(out.dtype)
 
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            list(pool.map(convert, range(0, plan.rows, step)))
+        intra_op = torch.get_num_threads()
+        torch.set_num_threads(1)  # the pool below is the parallelism; nested teams would fight over the cores
+        try:
+            with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+                list(pool.map(convert, range(0, plan.rows, step)))
+        finally:
+            torch.set_num_threads(intra_op)
         self._done += out.numel()
         total = sum(each.rows * each.columns for each in self._plans.values())
         self._progress(f"loading {self._source.name}", min(self._done, total), total)

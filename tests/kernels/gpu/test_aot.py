@@ -175,6 +175,23 @@ def test_limits_are_exact(name: str, limit: int) -> None:
     assert "tensor memory" in target.problems(replace(SOUND, tensor_memory=513))[0]
 
 
+@pytest.mark.parametrize(("name", "total", "own"), [("sm_80", 164, 1), ("sm_90", 228, 1), ("gfx942", 64, 0)])
+def test_blocks_that_are_to_share_a_multiprocessor_fit_together(name: str, total: int, own: int) -> None:
+    target, half = TARGETS[name], total * KIB // 2 - own * KIB
+    assert target.problems(replace(SOUND, shared=half), 2) == []
+    assert "of 2 blocks" in target.problems(replace(SOUND, shared=half + 1), 2)[0]
+    assert target.problems(replace(SOUND, shared=half + 1)) == []
+    most = 256 if name != "gfx942" else 504
+    assert target.problems(replace(SOUND, threads=128 if own else 256, registers=most), 2 if own else 1) == []
+    assert "2 times" in target.problems(replace(SOUND, threads=256, registers=264), 2)[0]
+
+
+def test_attention_tiles_are_held_to_what_is_resident() -> None:
+    cases = load_cases("verify_kernels.gpu.tree_attention")
+    found = {case.resident for case in cases if case.name.startswith("attend sm_90")}
+    assert found == {1, 2}
+
+
 def test_an_unreadable_binary_is_an_error() -> None:
     with pytest.raises(ValueError, match="tells no registers"):
         read_usage(SimpleNamespace(metadata=None, asm={"amdgcn": ".vgpr_count: 12\n"}))

@@ -103,6 +103,20 @@ def test_every_tile_of_every_row_is_read_once(
 
 
 @pytest.mark.parametrize("processors", [1, 10**6])
+def test_an_entrys_list_begins_with_its_paths(device: torch.device, processors: int) -> None:
+    shapes = [(64 * 40 + 9, 70, 12), (64 * 17, 0, 5), (3, 0, 4)]
+    step, entries = make_step(4, shapes, device)
+    ws = make_workspace(4, processors, device)
+    attention_plan(step.entry_start, step.entry_ctx, step.parent, step.depth, ws)
+    works = ws.work[: int(ws.header[0])].tolist()
+    assert [work[0] for work in works] == sorted(work[0] for work in works)
+    for index, entry in enumerate(entries):
+        on_paths = [max(work[6], work[7]) > entry.ctx // 64 for work in works if work[0] == index]
+        assert any(on_paths)
+        assert on_paths == sorted(on_paths, reverse=True)
+
+
+@pytest.mark.parametrize("processors", [1, 10**6])
 def test_largest_steps_find_room(device: torch.device, processors: int) -> None:
     """As many rows, entries and pages as the workspace was made for; fine plans give way where they need more."""
     for max_rows, max_entries, shapes in (

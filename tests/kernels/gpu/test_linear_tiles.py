@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from verify_kernels.gpu.linear_launch import LinearLaunch
 from verify_kernels.gpu.linear_tiles import (
     FULL_CHIP,
+    MIN_BLOCKS,
     MODES,
     LinearKind,
     block_k_of,
@@ -63,8 +64,16 @@ def test_tiles_cover_the_result_and_fill_the_chip_where_they_can(
     if launch.in_sequence:
         assert launch.grid[0] >= FULL_CHIP
     if launch.order.split_k > 1:
-        assert -(-k // launch.order.block_k) // launch.order.split_k >= 8
+        assert -(-k // launch.order.block_k) // launch.order.split_k >= MIN_BLOCKS[kind]
         assert reduction_order(n, k, kind).split_k == launch.order.split_k
+
+
+@pytest.mark.parametrize("kind", ["fp8", "int4"])
+@pytest.mark.parametrize(("n", "k"), [(4096, 4096), (6144, 4096), (3584, 3584), (4608, 3584), (3584, 18944)])
+def test_layers_of_a_small_model_fill_the_chip_at_one_row(kind: LinearKind, n: int, k: int) -> None:
+    launch = plan_launch(1, n, k, kind)
+    assert -(-n // 128) * launch.order.split_k >= FULL_CHIP
+    assert launch.grid[0] * launch.grid[1] >= FULL_CHIP
 
 
 def test_fastest_never_splits_where_rows_fill_the_chip() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from specdec.errors import UnsupportedModelError
 from specdec.models import load_model
 from specdec.models.decoder import Decoder
+from specdec.models.device import weights_reader
 from specdec.models.device.dense_linear import DenseLinear
 from specdec.models.device.device_decoder import DeviceDecoder
 from specdec.models.device.device_types import DeviceTypes
@@ -19,6 +21,7 @@ from specdec.models.device.int4_linear import Int4Linear
 from specdec.models.device.load_device_model import load_device_model
 from specdec.models.device.weights_reader import WeightsReader
 from specdec.models.kv_pool import KvPool
+from specdec.models.pack_model import fused_rows
 from specdec.models.progress import silent
 from specdec.models.random_shapes import RANDOM_SHAPES
 from specdec.models.random_source import RandomSource
@@ -83,3 +86,23 @@ def test_the_tiny_shape_runs_on_a_gpu(tmp_path: Path) -> None:
     decoder = DeviceDecoder(model, 2, place(), max_entries=1, max_rows=16, max_logit_rows=16, max_positions=64)
     batch = ForwardBatch.build([BatchEntry(TOKENS[:2], range(-1, 1), 0, [1])])
     assert torch.isfinite(decoder.forward(batch, range(2))).all()
+
+
+def test_converting_threads_have_no_teams_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixteen threads with sixteen each would fight over the cores; afterwards all is as it was."""
+    seen: list[int] = []
+
+    def noted(*arguments: Any) -> torch.Tensor:
+        seen.append(torch.get_num_threads())
+        return fused_rows(*arguments)
+
+    monkeypatch.setattr(weights_reader, "fused_rows", noted)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        source = RandomSource("small", shape(n_layers=1), 0)
+        WeightsReader(source, DeviceTypes.of("fp16"), place(), 16, silent).read()
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    assert set(seen) == {1}

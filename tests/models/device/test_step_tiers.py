@@ -8,29 +8,30 @@ from hypothesis import strategies as st
 
 from specdec.models.device.step_tiers import StepTiers
 
-TIERS = StepTiers(12, 300, 200, 129)
+TIERS = StepTiers(12, 300, 200, 1029)
 
 
-@given(st.integers(1, 12), st.integers(1, 300), st.integers(0, 200), st.integers(1, 129))
+@given(st.integers(1, 12), st.integers(1, 300), st.integers(0, 200), st.integers(1, 1029))
 def test_a_tier_holds_its_step(entries: int, rows: int, samples: int, pages: int) -> None:
     tier = TIERS.of(entries, rows, samples, pages)
     assert (tier.samples == 0) == (samples == 0)  # nothing is sampled where nothing is wanted
     assert entries <= tier.entries <= min(12, 2 * entries)
     assert rows <= tier.rows <= min(300, 2 * rows)
     assert samples <= tier.samples <= min(200, 2 * samples)
-    assert pages <= tier.pages <= 129
+    assert pages <= tier.pages <= 1029
     assert TIERS.of(tier.entries, tier.rows, tier.samples, tier.pages) == tier
 
 
 def test_tiers_are_few() -> None:
     found = {TIERS.of(1, rows, rows, 1) for rows in range(1, 201)}
     assert len(found) <= 12
-    assert TIERS.largest == TIERS.of(12, 300, 200, 129)
+    assert TIERS.largest == TIERS.of(12, 300, 200, 1029)
+    assert len({TIERS.of(1, 1, 1, pages) for pages in range(1, 1030)}) == 2
 
 
 @pytest.mark.parametrize(
     ("name", "sizes"),
-    [("entries", (13, 1, 1, 1)), ("rows", (1, 301, 1, 1)), ("logit_rows", (1, 1, 201, 1)), ("pages", (1, 1, 1, 130))],
+    [("entries", (13, 1, 1, 1)), ("rows", (1, 301, 1, 1)), ("logit_rows", (1, 1, 201, 1)), ("pages", (1, 1, 1, 1030))],
 )
 def test_too_much_is_named(name: str, sizes: tuple[int, int, int, int]) -> None:
     with pytest.raises(ValueError, match=f"^{name}: "):

@@ -24,4 +24,4 @@ def compile_job(job: Job) -> Row:
         usage = read_usage(compiled)
     except Exception as error:  # triton's compiler raises what it likes
         return Row(job, None, (f"does not compile: {type(error).__name__}: {error}",), time.monotonic() - start)
-    return Row(job, usage, tuple(target.problems(usage)), time.monotonic() - start)
+    return Row(job, usage, tuple(target.problems(usage, case.resident)), time.monotonic() - start)

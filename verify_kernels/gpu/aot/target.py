@@ -1,4 +1,4 @@
-"""The chips that kernels are compiled for, and what one block of threads may use of them."""
+"""The chips that kernels are compiled for, and what blocks of threads may use of them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ _FP8 = ("fp8e4nv", "fp8e4b8", "fp8e4b15", "fp8e5", "fp8e5b16")
 class Target:
     """A chip.
 
-    ``shared``: bytes of shared memory (LDS) one block may have. ``registers``: 32-bit registers per thread that the
-    register file has for one block, times the block's ``register_lanes`` threads (all threads share one file on
-    NVIDIA; on AMD a block's waves spread over four SIMDs of 64 lanes). ``fp8``: float8 formats its hardware knows.
+    ``shared``: bytes of shared memory (LDS) one block may have; ``shared_total``: bytes that all blocks of a
+    multiprocessor may have, of which each takes ``shared_own`` more than it asks for. ``registers``: 32-bit registers
+    per thread that the register file has for one block, times the block's ``register_lanes`` threads (all threads
+    share one file on NVIDIA; on AMD a block's waves spread over four SIMDs of 64 lanes). ``fp8``: float8 formats its
+    hardware knows.
 
     Sources: CUDA C++ Programming Guide, table of compute capabilities; AMD Instinct MI300 ISA (2025), sections 3.6
     and 3.7: 512 VGPRs per lane, ArchVGPRs and AccVGPRs together, given out in eights.
@@ -30,6 +32,8 @@ class Target:
     name: str
     gpu: GPUTarget
     shared: int
+    shared_total: int
+    shared_own: int
     registers: int
     register_lanes: int
     fp8: tuple[str, ...]
@@ -41,13 +45,23 @@ class Target:
         used = {name for text in formats for name in _FP8 if text.removeprefix("*") == name}
         return meant and used <= set(self.fp8)
 
-    def problems(self, usage: Usage) -> list[str]:
-        """What ``usage`` asks of the chip that it does not have, or should not be asked for."""
+    def problems(self, usage: Usage, resident: int = 1) -> list[str]:
+        """What ``usage`` asks of the chip that it does not have, or should not be asked for; ``resident``: by so many
+        blocks at once on a multiprocessor."""
         per_lane = -(-usage.registers // 8) * 8
         groups = -(-usage.threads // self.register_lanes)
+        together = resident * (usage.shared + self.shared_own)
         checks = (
             (usage.spills > 0, f"spills {usage.spills} {'bytes' if self.gpu.backend == 'cuda' else 'registers'}"),
             (usage.shared > self.shared, f"shared memory {usage.shared} bytes, {self.shared} at most"),
+            (
+                resident > 1 and together > self.shared_total,
+                f"shared memory of {resident} blocks is {together} bytes, a multiprocessor has {self.shared_total}",
+            ),
+            (
+                resident > 1 and per_lane * groups * resident > self.registers,
+                f"{usage.registers} registers x {usage.threads} threads do not fit {resident} times in the file",
+            ),
             (usage.threads > _MAX_THREADS, f"{usage.threads} threads a block, {_MAX_THREADS} at most"),
             (
                 per_lane * groups > self.registers,
@@ -59,16 +73,18 @@ class Target:
         return [text for broken, text in checks if broken]
 
 
-def _nvidia(capability: int, shared: int, fp8: tuple[str, ...]) -> Target:
-    return Target(f"sm_{capability}", GPUTarget("cuda", capability, 32), shared, 65536 // 32, 32, fp8)
+def _nvidia(capability: int, shared_total: int, fp8: tuple[str, ...]) -> Target:
+    """CUDA keeps 1 KiB of shared memory per block to itself."""
+    gpu = GPUTarget("cuda", capability, 32)
+    return Target(f"sm_{capability}", gpu, shared_total - _KIB, shared_total, _KIB, 65536 // 32, 32, fp8)
 
 
 TARGETS: dict[str, Target] = {
     target.name: target
     for target in (
-        _nvidia(80, 163 * _KIB, ()),
-        _nvidia(90, 227 * _KIB, ("fp8e4nv", "fp8e5")),
-        _nvidia(100, 227 * _KIB, ("fp8e4nv", "fp8e5")),
-        Target("gfx942", GPUTarget("hip", "gfx942", 64), 64 * _KIB, 512, 4 * 64, ("fp8e4b8", "fp8e5b16")),
+        _nvidia(80, 164 * _KIB, ()),
+        _nvidia(90, 228 * _KIB, ("fp8e4nv", "fp8e5")),
+        _nvidia(100, 228 * _KIB, ("fp8e4nv", "fp8e5")),
+        Target("gfx942", GPUTarget("hip", "gfx942", 64), 64 * _KIB, 64 * _KIB, 0, 512, 4 * 64, ("fp8e4b8", "fp8e5b16")),
     )
 }

@@ -100,12 +100,12 @@ class _Entry:
         """Records, in the order of the list."""
         stretches = [(b * self.fold, (b + 1) * self.fold) for b in range(self.blocks)]
         stretches += [(s, s + 1) for s in range(self.blocks * self.fold, -(-self.tiles // self.segment))]
+        for row in range(self.n):
+            yield from self._path_works(row, len(stretches))
         for unit, (first, stop) in enumerate(stretches, start=1):
             for node in range(0, self.n, self.nodes):
                 tiles = (first * self.segment, min(stop * self.segment, self.tiles), 0)
                 yield (*self.head, node, min(node + self.nodes, self.n), *tiles, 0, 0, int(NEVER), unit)
-        for row in range(self.n):
-            yield from self._path_works(row, len(stretches))
 
     def _path_works(self, row: int, stretches: int) -> Iterator[tuple[int, ...]]:
         node, leaf = self.depth[row], self.leaf_of[row]
