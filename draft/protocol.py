@@ -24,9 +24,8 @@ def raw_odds(rank: int, depth: int, prob: float) -> tuple[float, int]:
     return math.log(min(1.0, max(prob, _LEAST))), -1
 
 
-@dataclass(
-    slots=True
-)  # not frozen: that makes it five times as long in the making, and there is one per sequence and step
+# Not frozen: that takes five times as long to make, and there is one per sequence, drafter and step.
+@dataclass(slots=True)
 class DraftTask:
     """One sequence's turn with one drafter. ``max_nodes`` 0: propose nothing, but work that must keep up may be done.
 

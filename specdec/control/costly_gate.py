@@ -161,9 +161,7 @@ class CostlyGate:
             usage.price = tokens
             worth.append((self._worth(turns[i], usage, covered[i], rate, row_ms, times), -i))
         worth.sort(reverse=True)
-        paying = max(
-            [n for n, ((most, _), price) in enumerate(zip(worth, prices, strict=True), 1) if most > price] or [0]
-        )
+        paying = max((n for n, price in enumerate(prices, 1) if worth[n - 1][0] > price), default=0)
         return [-i for _, i in worth[:paying]]
 
     def _worth(self, turn: Turn, usage: Usage, covered: float, rate: float, row_ms: float, times: float) -> float:
