@@ -34,6 +34,7 @@ class EngineChild:
             OSError: the system refuses to start a process.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        process: asyncio.subprocess.Process | None = None
         try:
             with theirs:
                 process = await asyncio.create_subprocess_exec(
@@ -48,6 +49,9 @@ class EngineChild:
             _, link = await asyncio.get_running_loop().create_unix_connection(FrameLink, sock=ours)
         except BaseException:
             ours.close()
+            if process is not None:
+                process.kill()
+                await process.wait()
             raise
         return cls(process, link)
 

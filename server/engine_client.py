@@ -263,6 +263,7 @@ class EngineClient:
             child.kill()
         except asyncio.CancelledError:
             child.kill()
+            await child.ended()  # or its pipe and who reads it would outlive the loop
             raise
         finally:
             watchdog.cancel()

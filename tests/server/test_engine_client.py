@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from typing import Any
 
 import pytest
 
@@ -197,6 +198,43 @@ async def test_loading_is_told() -> None:
     await client.close()
     assert (info.target, info.eos_ids) == ("fake", (0,))
     assert seen == [("load fake", 1, 2), ("load fake", 2, 2)]
+
+
+@pytest.mark.parametrize("step", ["process", "link"])
+async def test_bug_a_client_closed_while_its_process_starts_leaves_nothing(
+    step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cancelled just when the process is there, or its link: the loop that ends next would find them open."""
+    client, loop = EngineClient(make_config(), factory=FACTORY, policy=quick_policy()), asyncio.get_running_loop()
+    started: list[asyncio.subprocess.Process] = []
+    exec_, connect = asyncio.create_subprocess_exec, loop.create_unix_connection
+
+    def cancel() -> None:
+        assert client._supervisor is not None
+        client._supervisor.cancel()
+
+    async def start(*args: Any, **options: Any) -> asyncio.subprocess.Process:
+        started.append(await exec_(*args, **options))
+        if step == "process":
+            cancel()
+        return started[0]
+
+    async def link(*args: Any, **options: Any) -> Any:
+        made = await connect(*args, **options)
+        if step == "link":
+            cancel()
+        return made
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+    monkeypatch.setattr(loop, "create_unix_connection", link)
+    others = asyncio.all_tasks()
+    await client.start()
+    assert client._supervisor is not None
+    await asyncio.wait([client._supervisor])
+    (process,) = started
+    assert process.returncode == -signal.SIGKILL
+    await client.close()
+    assert asyncio.all_tasks() <= others
 
 
 async def test_the_process_ends_with_its_parent() -> None:
