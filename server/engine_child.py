@@ -68,8 +68,18 @@ class EngineChild:
     async def ended(self) -> str:
         """Wait for the end of a process that has closed its socket, and say how it ended, with the tail of its output.
 
-        One that lingers is killed: there must never be two engines at once.
+        One that lingers is killed: there must never be two engines at once. So is it where this wait is cancelled,
+        which then ends once nothing of the process is left.
         """
+        ending = asyncio.create_task(self._end())
+        try:
+            return await asyncio.shield(ending)
+        except asyncio.CancelledError:
+            self.kill()
+            await asyncio.wait([ending])
+            raise
+
+    async def _end(self) -> str:
         try:
             code = await asyncio.wait_for(self._process.wait(), _LINGER_S)
         except TimeoutError:
@@ -79,6 +89,7 @@ class EngineChild:
         # A grandchild may hold the pipe open; what came until now is enough then.
         await asyncio.wait([self._printing], timeout=1.0)
         self._printing.cancel()
+        await asyncio.wait([self._printing])
         how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
         return "\n  ".join([how, *self._tail])
 

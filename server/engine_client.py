@@ -261,7 +261,7 @@ class EngineClient:
             _LOG.exception("the engine process %d sent nonsense", child.pid)
             self._last_words = (False, f"it sent nonsense: {error}")
             child.kill()
-        except asyncio.CancelledError:
+        except BaseException:
             child.kill()
             await child.ended()  # or its pipe and who reads it would outlive the loop
             raise

@@ -4,6 +4,7 @@ off, and nothing outlasts its time."""
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -45,9 +46,14 @@ def test_outcomes_are_counted(how: list[str], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", [SERIAL, PARALLEL], ids=["serial", "parallel"])
-def test_a_suite_that_takes_too_long_is_stopped_and_tells(how: list[str], tmp_path: Path) -> None:
-    log = tmp_path / "tests.log"
-    found = run_suite([*how, *planted(tmp_path, 60)], 6.0, log)
+@pytest.mark.parametrize("given", [signal.SIG_IGN, signal.default_int_handler], ids=["ignoring", "not ignoring"])
+def test_a_suite_that_takes_too_long_is_stopped_and_tells(how: list[str], given: Any, tmp_path: Path) -> None:
+    """Also where this process ignores interrupts, as one that a shell runs in the background does."""
+    log, before = tmp_path / "tests.log", signal.signal(signal.SIGINT, given)
+    try:
+        found = run_suite([*how, *planted(tmp_path, 60)], 6.0, log)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert (found["code"], found["passed"], found["skipped"], found["failed"]) == (124, 1, 1, 1)
     assert found["seconds"] < 6 + gpu_suite.GRACE + 10
     assert [name.partition("::")[2] for name in found["unfinished"]] == ["test_slow[a b]"]

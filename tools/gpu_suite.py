@@ -31,6 +31,12 @@ OUTCOMES = {
     "XPASS": "xpassed",
 }  # fmt: skip
 _OUTCOME = "|".join(OUTCOMES)
+# A shell starts what runs beside it with SIGINT ignored, and who ignores it hands that on.
+_PYTEST = """
+import signal, sys, pytest
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.exit(pytest.main(sys.argv[1:]))
+"""
 # As pytest -v writes them; the name is also printed alone when a test begins, by xdist on a line of its own.
 _PARALLEL = re.compile(rf"^\[gw\d+\] \[ *\d+%\] ({_OUTCOME}) (\S+::.*?) *$")
 _SERIAL = re.compile(rf"^(\S+::.*?) ({_OUTCOME})\b.*$")
@@ -50,7 +56,7 @@ def run_suite(options: list[str], seconds: float, log: Path) -> dict[str, Any]:
     with log.open("w", encoding="utf-8") as out:
         # A group of its own, so that workers can be ended with it, in this session, so that who ends us ends it.
         process = subprocess.Popen(
-            [sys.executable, "-m", "pytest", *ALWAYS, *options],
+            [sys.executable, "-c", _PYTEST, *ALWAYS, *options],
             stdout=out, stderr=subprocess.STDOUT, process_group=0, env={**os.environ, "PYTHONUNBUFFERED": "1"},
         )  # fmt: skip
         code = _wait(process, seconds)

@@ -237,6 +237,21 @@ async def test_bug_a_client_closed_while_its_process_starts_leaves_nothing(
     assert asyncio.all_tasks() <= others
 
 
+async def test_bug_a_client_closed_while_its_process_ends_leaves_nothing() -> None:
+    """Though whoever reads its output would go on, as where a grandchild holds the pipe."""
+    others = asyncio.all_tasks()
+    async with running_client() as client:
+        child = client._child
+        assert child is not None
+        child._printing.cancel()
+        child._printing = asyncio.create_task(asyncio.sleep(3600))
+        os.kill(child.pid, signal.SIGKILL)
+        while client._child is not None:  # then how it ended is waited for
+            await asyncio.sleep(0)
+    assert child._printing.done()
+    assert asyncio.all_tasks() <= others
+
+
 async def test_the_process_ends_with_its_parent() -> None:
     async with running_client() as client:
         pid = client.pid
