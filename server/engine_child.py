@@ -49,7 +49,7 @@ class EngineChild:
             _, link = await asyncio.get_running_loop().create_unix_connection(FrameLink, sock=ours)
         except BaseException:
             ours.close()
-            if process is not None:
+            if process is not None and process.returncode is None:
                 process.kill()
                 await process.wait()
             raise

@@ -17,7 +17,8 @@ from specdec.engine.engine import Engine
 from specdec.sequence import Sequence
 from specdec.tree import TokenTree
 from specdec.types import Request, RequestEvent, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
-from tests.draft.test_panel import GARBAGE, HARMLESS, SLIPS_THROUGH, Clock, Make
+from tests.draft.scripted_drafter import Make
+from tests.draft.test_panel import GARBAGE, HARMLESS, SLIPS_THROUGH, Clock
 from tests.engine.tiny_engine import drain, failures, finish_of, run_all, tiny_engine, tiny_parts, tokens_of
 
 LENGTH, COUNT = 18, 4

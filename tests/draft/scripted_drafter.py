@@ -1,0 +1,52 @@
+"""A drafter that does as it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from typing import Any
+
+from draft.protocol import DraftTask
+from specdec.sequence import Sequence
+from specdec.tree import TokenTree
+
+Make = Callable[[DraftTask], TokenTree]
+
+
+class Scripted:
+    """A drafter that answers with whatever a function makes of each task, and raises in the methods it is told to."""
+
+    def __init__(self, name: str, make: Make, costly: bool = False) -> None:
+        self.name, self.make, self.costly = name, make, costly
+        self.calls: list[str] = []
+        self.raises: set[str] = set()
+        self.owes: Any = 0
+
+    def _called(self, method: str) -> None:
+        self.calls.append(method)
+        if method in self.raises:
+            raise RuntimeError(method)
+
+    def begin(self, sequence: Sequence) -> None:
+        self._called("begin")
+
+    def observe(self, sequence: Sequence, tokens: Seq[int]) -> None:
+        self._called("observe")
+
+    def rewind(self, sequence: Sequence) -> None:
+        self._called("rewind")
+
+    def end(self, sequence: Sequence) -> None:
+        self._called("end")
+
+    def backlog(self, sequence: Sequence) -> int:
+        self._called("backlog")
+        answer: int = self.owes
+        return answer
+
+    def rehearse(self, rows: int) -> None:
+        self._called("rehearse")
+
+    def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
+        self._called("propose")
+        return [self.make(task) for task in tasks]
