@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import as_completed
 
 import torch
 from torch import Tensor
 
 from specdec.config import WeightDtype
 from specdec.errors import ModelError
+from specdec.models.conversion_pool import conversion_pool
 from specdec.models.layout import LinearPlan, has_bias, linear_kind, linear_plans, norm_plans, plan_layout
 from specdec.models.progress import Progress
 from specdec.models.tensor_source import TensorSource
@@ -34,21 +34,16 @@ def pack_model(source: TensorSource, dtype: WeightDtype, progress: Progress) -> 
         buffer.view(role).copy_(source.vector(role))
     jobs = _jobs(source, dtype, buffer)
     label, total, done = f"packing {source.name} ({dtype})", sum(size for size, _ in jobs), 0
-    intra_op = torch.get_num_threads()
-    torch.set_num_threads(1)  # the pool below is the parallelism; nested teams would fight over the cores
-    try:
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            futures = {pool.submit(job): size for size, job in jobs}
-            try:
-                for future in as_completed(futures):
-                    future.result()
-                    done += futures[future]
-                    progress(label, done, total)
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
-    finally:
-        torch.set_num_threads(intra_op)
+    with conversion_pool() as pool:
+        futures = {pool.submit(job): size for size, job in jobs}
+        try:
+            for future in as_completed(futures):
+                future.result()
+                done += futures[future]
+                progress(label, done, total)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
     return buffer
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
-from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
 
+from specdec.models.conversion_pool import conversion_pool
 from specdec.models.device.dense_linear import DenseLinear
 from specdec.models.device.device_layer import DeviceLayer
 from specdec.models.device.device_linear import DeviceLinear
@@ -108,13 +107,8 @@ class WeightsReader:
             high = min(low + step, plan.rows)
             out[low:high] = fused_rows(self._source, plan, low, high).to(out.dtype)
 
-        intra_op = torch.get_num_threads()
-        torch.set_num_threads(1)  # the pool below is the parallelism; nested teams would fight over the cores
-        try:
-            with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-                list(pool.map(convert, range(0, plan.rows, step)))
-        finally:
-            torch.set_num_threads(intra_op)
+        with conversion_pool() as pool:
+            list(pool.map(convert, range(0, plan.rows, step)))
         self._done += out.numel()
         total = sum(each.rows * each.columns for each in self._plans.values())
         self._progress(f"loading {self._source.name}", min(self._done, total), total)
