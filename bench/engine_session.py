@@ -1,27 +1,214 @@
-"""One whole run of `specdec bench engine`."""
+"""One whole run of `specdec bench engine`: its plan, the cost of speculation that is off, the report and its tables."""
 
 from __future__ import annotations
 
 import dataclasses
+import statistics
 import time
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
-from bench.engine_arm import AUTO, OFF, Arm
-from bench.engine_bench import EngineBench, Say
-from bench.engine_bench_error import BenchError
-from bench.engine_machine import machine_facts
-from bench.engine_off_cost import OffCostBench
-from bench.engine_report import EngineReport
-from bench.engine_runner import EngineRunner
-from bench.workloads.batch import batch_prompts
-from bench.workloads.bench_prompt import BenchPrompt
+from rich.table import Table
+
+from bench.engine_bench import BenchError, ControlTimes, EngineBench, EngineRunner, Say, WorkloadRuns
+from bench.engine_runs import AUTO, OFF, Arm, WorkloadSummary, per_second
+from bench.machine import machine_facts
 from bench.workloads.make import make_workload
-from bench.workloads.workload import Workload
-from bench.workloads.workload_unavailable_error import WorkloadUnavailableError
+from bench.workloads.prompts import batch_prompts
+from bench.workloads.workload import BenchPrompt, Workload, WorkloadUnavailableError, long_text
 from specdec.engine.engine import Engine, EngineParts
-from specdec.types import SamplingParams
+from specdec.types import Delta, Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
 from verify_kernels.forward_batch import PAGE_SIZE
+
+MAX_TOKENS = 64
+PROMPT_TOKENS = 128
+
+
+@dataclass(slots=True)
+class OffCost:
+    """Milliseconds per step of both engines, neighbours in time; per request, their sums."""
+
+    loaded_ms: list[float] = field(default_factory=list)
+    bare_ms: list[float] = field(default_factory=list)
+    loaded_request_ms: list[float] = field(default_factory=list)
+    bare_request_ms: list[float] = field(default_factory=list)
+
+    def add(self, loaded: list[float], bare: list[float]) -> None:
+        """One request's steps."""
+        self.loaded_ms += loaded
+        self.bare_ms += bare
+        self.loaded_request_ms.append(sum(loaded) / len(loaded))
+        self.bare_request_ms.append(sum(bare) / len(bare))
+
+    def as_dict(self) -> dict[str, float]:
+        """The figures by name. Ratios are loaded over bare: 1.01 is a cost of one percent."""
+        loaded, bare = statistics.median(self.loaded_ms), statistics.median(self.bare_ms)
+        requests = statistics.median(self.loaded_request_ms) / statistics.median(self.bare_request_ms)
+        pairs = statistics.median(a / b for a, b in zip(self.loaded_ms, self.bare_ms, strict=True))
+        return {
+            "steps": len(self.loaded_ms),
+            "loaded_step_ms": round(loaded, 4),
+            "bare_step_ms": round(bare, 4),
+            "step_ratio_of_medians": round(loaded / bare, 4),
+            "step_median_of_ratios": round(pairs, 4),
+            "tpot_ratio_of_medians": round(requests, 4),
+        }
+
+
+class OffCostBench:
+    """Two engines over one decoder and one KV cache, stepped in turn: the machine's drift meets both alike."""
+
+    def __init__(self, loaded: Engine, parts: EngineParts, clock: Callable[[], float] = time.perf_counter) -> None:
+        speculation = parts.config.speculation.model_copy(
+            update={"enabled": False, "trace_steps": 0, "trace_file": None}
+        )
+        config = parts.config.model_copy(update={"speculation": speculation})
+        self._loaded, self._clock = loaded, clock
+        self._bare = Engine(dataclasses.replace(parts, drafters=(), config=config))
+        self._tokens = parts.tokenizer.encode(long_text())
+
+    def run(self, requests: int = 8) -> OffCost:
+        """``requests`` real prompts, decoded greedily by both engines at the same time."""
+        cost = OffCost()
+        for number in range(-1, requests):  # the first one warms both up
+            loaded, bare = self._pair(number)
+            if number >= 0:
+                cost.add(loaded, bare)
+        return cost
+
+    def _pair(self, number: int) -> tuple[list[float], list[float]]:
+        """Times of the decode steps of one request, in both engines."""
+        loaded = self._steps(self._loaded, self._request("loaded", number))
+        bare = self._steps(self._bare, self._request("bare", number))
+        times: tuple[list[float], list[float]] = ([], [])
+        for turn in range(MAX_TOKENS - 1):
+            for which in (0, 1) if turn % 2 else (1, 0):
+                times[which].append(next((loaded, bare)[which]))
+        for rest in (loaded, bare):
+            for _ in rest:
+                raise AssertionError("one token per step was asked for")
+        return times
+
+    def _steps(self, engine: Engine, request: Request) -> Iterator[float]:
+        """Milliseconds of each step after the one with the first token. That one is run by the time of the first."""
+        engine.submit(request)
+        while not any(isinstance(event, Delta) for event in engine.step()):
+            pass
+        while engine.has_work():
+            began = self._clock()
+            engine.step()
+            yield (self._clock() - began) * 1e3
+
+    def _request(self, engine: str, number: int) -> Request:
+        start = (number + 1) * PROMPT_TOKENS % max(1, len(self._tokens) - PROMPT_TOKENS)
+        return Request(
+            f"off-cost-{number}",
+            tuple(self._tokens[start : start + PROMPT_TOKENS]),
+            SamplingParams(temperature=0.0),
+            StoppingParams(max_tokens=MAX_TOKENS, ignore_eos=True),
+            speculation=SpeculationParams(SpeculationMode.OFF),
+            cache_salt=f"off-cost/{engine}",
+        )
+
+
+def fixed_figures(runs: WorkloadRuns, fixed: Seq[str]) -> dict[str, float | None]:
+    """Milliseconds per output token in off, auto and every arm named in ``fixed``."""
+    times = {arm: runs.ms_per_token(arm) for arm in (OFF.name, AUTO.name, *fixed)}
+    return {arm: None if ms is None else round(ms, 4) for arm, ms in times.items()}
+
+
+def best_fixed(runs: WorkloadRuns, fixed: Seq[str]) -> dict[str, Any] | None:
+    """The fastest of the arms named in ``fixed`` for this workload, chosen with hindsight, and its time over auto's
+    (above 1: auto is faster). None when nothing was long enough to time."""
+    figures = fixed_figures(runs, fixed)
+    timed = [(ms, arm) for arm in fixed if (ms := figures[arm]) is not None]
+    auto = figures[AUTO.name]
+    if not timed or auto is None:
+        return None
+    ms, arm = min(timed)
+    return {"setting": arm, "ms_per_token": ms, "over_auto": round(ms / auto, 4)}
+
+
+WIDTH = 40
+# Predicted chance, observed rate, observations.
+Bin = tuple[float, float, float]
+
+
+def reliability_table(by_drafter: Mapping[str, Seq[Bin]]) -> Table:
+    """One row per drafter and bin; the bar is what was observed, the mark what was predicted."""
+    table = Table(
+        "drafter", "predicted", "observed", "nodes", "observed █, predicted ┃", title="reliability of chances"
+    )
+    for drafter, bins in sorted(by_drafter.items()):
+        for predicted, observed, weight in sorted(bins):
+            table.add_row(drafter, f"{predicted:.2f}", f"{observed:.2f}", f"{weight:.0f}", bar(predicted, observed))
+        table.add_section()
+    return table
+
+
+def bar(predicted: float, observed: float, width: int = WIDTH) -> str:
+    """``width`` characters from chance 0 to 1."""
+    filled, mark = round(observed * width), min(width - 1, max(0, round(predicted * width)))
+    cells = ["█" if i < filled else "·" for i in range(width)]
+    cells[mark] = "┃"
+    return "".join(cells)
+
+
+def calibration_error(bins: Seq[Bin]) -> float:
+    """Expected calibration error (Naeini et al. 2015): mean distance of predicted and observed, by weight; 0 without
+    observations."""
+    total = sum(weight for _, _, weight in bins)
+    return sum(abs(predicted - observed) * weight for predicted, observed, weight in bins) / total if total else 0.0
+
+
+def reliability_figures(by_drafter: Mapping[str, Seq[Bin]]) -> dict[str, Any]:
+    """JSON-able: per drafter its bins and its calibration error."""
+    return {
+        drafter: {
+            "calibration_error": round(calibration_error(bins), 4),
+            "bins": [
+                {"predicted": round(p, 4), "observed": round(o, 4), "weight": round(w, 1)} for p, o, w in sorted(bins)
+            ],
+        }
+        for drafter, bins in sorted(by_drafter.items())
+    }
+
+
+@dataclass(slots=True)
+class EngineReport:
+    """``fixed``: names of the fixed settings that ran too; ``skipped``: what could not be run, and why. ``off_cost``
+    and ``control_times`` are None unless asked for."""
+
+    machine: dict[str, Any]
+    runs: list[WorkloadRuns] = field(default_factory=list)
+    fixed: tuple[str, ...] = ()
+    skipped: list[str] = field(default_factory=list)
+    reliability: Mapping[str, Seq[Bin]] = field(default_factory=dict)
+    off_cost: OffCost | None = None
+    control_times: ControlTimes | None = None
+    seconds: float = 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able: all figures, those of every prompt too."""
+        figures: dict[str, Any] = {
+            "machine": self.machine,
+            "seconds": round(self.seconds, 1),
+            "skipped": self.skipped,
+            "workloads": {runs.workload: runs.summary().as_dict() for runs in self.runs},
+        }
+        if self.fixed:
+            figures["fixed_ms_per_token"] = {runs.workload: fixed_figures(runs, self.fixed) for runs in self.runs}
+            figures["auto_against_best_fixed"] = {runs.workload: best_fixed(runs, self.fixed) for runs in self.runs}
+        if self.off_cost is not None:
+            figures["off_cost"] = self.off_cost.as_dict()
+        if self.control_times is not None:
+            figures["control_times"] = self.control_times.as_dict()
+        figures["reliability"] = reliability_figures(self.reliability)
+        figures["prompts"] = {runs.workload: runs.as_dict() for runs in self.runs}
+        return figures
+
 
 SEED = 20_26
 
@@ -114,3 +301,84 @@ def _workloads(parts: EngineParts, plan: EngineBenchPlan, report: EngineReport, 
     if plan.workloads and not found:
         raise BenchError("nothing to measure: " + "; ".join(report.skipped))
     return found
+
+
+def report_tables(report: EngineReport) -> Iterator[Table]:
+    """Every table that ``report`` has figures for."""
+    summaries = [runs.summary() for runs in report.runs]
+    alone, together = [s for s in summaries if not s.concurrent], [s for s in summaries if s.concurrent]
+    if alone:
+        yield _workload_table(alone, "ms per token")
+    if together:
+        yield _workload_table(together, "tokens/s")
+    if summaries:
+        yield _drafter_table(summaries)
+    if report.fixed:
+        yield _fixed_table(report.runs, report.fixed)
+    if report.off_cost is not None:
+        yield _off_cost_table(report.off_cost)
+    if report.control_times is not None:
+        yield _control_table(report.control_times)
+    if any(report.reliability.values()):
+        yield reliability_table(report.reliability)
+
+
+def _workload_table(summaries: Seq[WorkloadSummary], unit: str) -> Table:
+    together = unit == "tokens/s"
+    title = f"speculation off and auto: {unit}; ratios above 1 are faster"
+    if together:
+        title = f"requests at once, off and auto: {unit} of all of them together, while all places are taken"
+    columns = ["prompts", OFF.name, AUTO.name, "total ratio", "median", "p10", "p90", "worst", "tokens/step"]
+    columns += ["with the end"] if together else []
+    table = Table("workload", *columns, title=title, caption="median to worst: per prompt")
+    for s in summaries:
+        times = (per_second(s.base_ms), per_second(s.arm_ms)) if together else (s.base_ms, s.arm_ms)
+        ratios = [s.total_ratio, s.ratio_median, s.ratio_p10, s.ratio_p90, s.worst, s.tokens_per_step]
+        ratios += [s.whole_ratio] if together else []
+        count = str(s.prompts) if s.timed == s.prompts else f"{s.prompts} ({s.timed} timed)"
+        table.add_row(s.workload, count, *(_number(t, 1) for t in times), *(_number(r, 2) for r in ratios))
+    return table
+
+
+def _drafter_table(summaries: Seq[WorkloadSummary]) -> Table:
+    names = sorted({name for s in summaries for name in s.drafters})
+    table = Table("workload", *names, title="accepted of verified draft nodes, by drafter (auto)")
+    for s in summaries:
+        cells = []
+        for name in names:
+            part = s.drafters.get(name)
+            cells.append(
+                f"{part.draft_acceptance_rate:.0%} of {part.num_draft_tokens}"
+                if part is not None and part.num_draft_tokens
+                else "-"
+            )
+        table.add_row(s.workload, *cells)
+    return table
+
+
+def _fixed_table(runs: Seq[WorkloadRuns], fixed: Seq[str]) -> Table:
+    title = "ms per token by setting (depth x width / nodes); at once: of all requests together"
+    table = Table("workload", OFF.name, AUTO.name, *fixed, "best fixed", "its time over auto's", title=title)
+    for run in runs:
+        figures, best = fixed_figures(run, fixed), best_fixed(run, fixed)
+        last = (best["setting"], f"{best['over_auto']:.2f}") if best is not None else ("-", "-")
+        table.add_row(run.workload, *(_number(figures[arm], 1) for arm in figures), *last)
+    return table
+
+
+def _off_cost_table(cost: OffCost) -> Table:
+    table = Table("figure", "value", title="speculation off: drafters loaded, over an engine without any")
+    for name, value in cost.as_dict().items():
+        table.add_row(name, str(value))
+    return table
+
+
+def _control_table(times: ControlTimes) -> Table:
+    table = Table("sequences", "steps", "median ms", "p99 ms", title="the controller's own time per step (auto)")
+    for row in times.rows():
+        table.add_row(str(row.sequences), str(row.steps), f"{row.median_ms:.3f}", f"{row.p99_ms:.3f}")
+    return table
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"

@@ -9,21 +9,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from server.admission.ticket import Ticket, TicketListener
+from server.admission import Ticket, TicketListener
 from server.auth.principal import Principal
+from server.engine_calls import RequestStream
 from server.engine_client import EngineClient
-from server.experiment.config.assignment import Unit
-from server.experiment.config.read_config import parse_config
-from server.experiment.live.live_plan import make_plan
-from server.experiment.live.live_traffic import LiveTraffic, Submit
-from server.experiment.live.make_record import make_record
-from server.experiment.live.part import Part
-from server.experiment.live.run_clock import RunClock
-from server.experiment.live.running_experiment import RunningExperiment
-from server.experiment.record_writer import RecordWriter
-from server.metrics.server_metrics import ServerMetrics
-from server.request_stream import RequestStream
-from server.telemetry.request_record import RequestRecord
+from server.experiment.config import Unit, parse_config
+from server.experiment.live.plan import make_plan
+from server.experiment.live.recording import Part, RunClock, make_record
+from server.experiment.live.traffic import LiveTraffic, RunningExperiment, Submit
+from server.experiment.records import RecordWriter
+from server.observe.metrics import ServerMetrics
+from server.observe.records import RequestRecord
 from specdec.config import Config, EngineConfig
 from specdec.types import (
     Delta,

@@ -15,12 +15,12 @@ from collections.abc import Callable, Sequence
 import uvloop
 
 from server.engine_process import DEFAULT_FACTORY
-from server.logs.configure import configure_logs
+from server.interfaces import TokenizerLike
+from server.observe.logs import configure_logs
 from server.serving import Addresses, Serving
-from server.tokenizer_protocol import TokenizerLike
 from specdec.config import Config
 from specdec.errors import SpecdecError
-from specdec.models.load_tokenizer import load_tokenizer
+from specdec.models.load import load_tokenizer
 from specdec.types import EngineInfo
 
 

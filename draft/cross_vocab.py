@@ -8,21 +8,18 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from draft.catch_up import Backlog, catch_up
-from draft.growth import WIDEST_LEVEL, Growth, feed, going_on
+from draft.model import WIDEST_LEVEL, Backlog, Growth, catch_up, feed, going_on
 from draft.protocol import DraftTask
-from draft.respelling import respell
-from draft.retold_text import RetoldText
-from draft.vocabulary_bridge import VocabularyBridge, best_tokens
-from specdec.kv_cache import PAGE_SIZE, KvCacheManager
-from specdec.models.target_decoder import TargetDecoder
+from draft.retokenize import RetoldText, VocabularyBridge, best_tokens, respell
+from specdec.kv_cache import KvCacheManager
+from specdec.models.decoder import TargetDecoder
 from specdec.models.tokenizer import Tokenizer
 from specdec.sampling import Sampler
 from specdec.sequence import Sequence
 from specdec.tree import TokenTree
 from specdec.types import Request
-from verify_kernels.forward_batch import BatchEntry, ForwardBatch
-from verify_kernels.row_sampling import RowSampling
+from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
+from verify_kernels.sampling import RowSampling
 
 TOGETHER = 16  # sequences drafted in one go: bounds the table of logits in the target's vocabulary
 SPARE = 3  # tokens looked at beyond the width, in place of those without a twin

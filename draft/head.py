@@ -2,23 +2,285 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from draft.head_context import HeadContext
-from draft.head_network import HeadNetwork
-from draft.head_pages import HeadPages
-from draft.head_tree import HeadTree
+from draft.head_checkpoint import HeadModel
 from draft.protocol import DraftTask
-from specdec.kv_cache.page_key import PAGE_SIZE
+from specdec.kv_cache import page_key, root_key
+from specdec.models.config import rope_tables
+from specdec.models.decoder import KvPool
 from specdec.sampling import Sampler
 from specdec.sequence import Sequence
 from specdec.tree import TokenTree
-from verify_kernels.forward_batch import BatchEntry, ForwardBatch
+from verify_kernels.backend import AttentionSpec, Backend, LinearSpec, Prologue
+from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
+from verify_kernels.packed_weights import PackedLinear
+from verify_kernels.reference_backend import rms_norm
+from verify_kernels.sampling import RowSampling
+
+MAX_LOGIT_ROWS = 64  # rows that are expanded in one forward: what a whole tree can hold
+_NO_TOKEN_HERE = -1e31  # dead to the sampler, which takes what is not above -1e30 for masked
+
+
+class HeadNetwork:
+    """The one layer of a head over a `ForwardBatch` (Li et al., arXiv 2503.01840).
+
+    Slot i of a sequence holds the pair of token i's hidden state x_i (`fuse` of the target's features, or for a
+    drafted token the z of the slot before) and the embedding of token i + 1; it predicts token i + 2:
+
+        e = RMS(embed(token i + 1)), g = RMS(x_i), y = x_i + attention([e; g]), z = y + MLP(RMS(y)),
+        logits = lm_head(RMS(z))
+
+    KV of a slot is a function of its own pair and position alone. Results are views, valid until the next call.
+    """
+
+    def __init__(self, head: HeadModel, backend: Backend, pool: KvPool, *, max_rows: int, max_positions: int) -> None:
+        c = head.config.model
+        self.head, self.pool = head, pool
+        self.max_rows, self.max_logit_rows = max_rows, min(max_rows, MAX_LOGIT_ROWS)
+        self._backend, self._max_positions = backend, max_positions
+        backend.reserve(max_rows, max(head.fc.k, 2 * c.hidden_size, c.intermediate_size, c.q_size), c.q_size)
+        self._features = torch.zeros(max_rows, head.fc.k)
+        self._fused, self._x, self._embedded = (torch.zeros(max_rows, c.hidden_size) for _ in range(3))
+        self._pair = torch.zeros(max_rows, 2 * c.hidden_size)
+        self._qkv = torch.zeros(max_rows, c.q_size + 2 * c.kv_size)
+        self._attended = torch.zeros(max_rows, c.q_size)
+        self._chosen = torch.zeros(self.max_logit_rows, c.q_size)
+        self._z = torch.zeros(self.max_logit_rows, c.hidden_size)
+        self._gate_up = torch.zeros(self.max_logit_rows, 2 * c.intermediate_size)
+        self._draft_logits = torch.zeros(self.max_logit_rows, head.lm_head.n)
+        self._logits = self._draft_logits
+        if head.target_ids is not None:
+            self._logits = torch.full((self.max_logit_rows, head.target_vocab), _NO_TOKEN_HERE)
+        self._bind()
+
+    def _bind(self) -> None:
+        head, c, linear = self.head, self.head.config.model, self._backend.linear
+        gate: Prologue = "silu" if c.activation == "silu" else "gelu"
+
+        def normed(weight: PackedLinear, src: Tensor, dst: Tensor, norm: Tensor) -> LinearSpec:
+            return LinearSpec(weight, src, dst, "rms", "store", norm, None, c.norm_eps)
+
+        self._fc = linear(LinearSpec(head.fc, self._features, self._fused))
+        self._to_qkv = linear(LinearSpec(head.qkv, self._pair, self._qkv))
+        self._attention = self._backend.attention(self._attention_spec())
+        self._o = linear(LinearSpec(head.o, self._chosen, self._z, "none", "add"))
+        self._up = linear(normed(head.gate_up, self._z, self._gate_up, head.mlp_norm))
+        self._down = linear(LinearSpec(head.down, self._gate_up, self._z, gate, "add"))
+        self._lm_head = linear(normed(head.lm_head, self._z, self._draft_logits, head.final_norm))
+
+    def _attention_spec(self) -> AttentionSpec:
+        c = self.head.config.model
+        cos, sin = rope_tables(c.rope, c.head_dim, self._max_positions, local=False)
+        k_pool, v_pool = self.pool.layer(0)
+        return AttentionSpec(
+            n_heads=c.n_heads, n_kv_heads=c.n_kv_heads, head_dim=c.head_dim, scale=c.attn_scale, eps=c.norm_eps,
+            window=0, q_norm=None, k_norm=None, cos=cos, sin=sin, qkv=self._qkv, out=self._attended,
+            k_pool=k_pool, v_pool=v_pool,
+        )  # fmt: skip
+
+    @property
+    def features_width(self) -> int:
+        """Columns of the target's features."""
+        return self.head.fc.k
+
+    def fuse(self, features: Tensor) -> Tensor:
+        """x float32 [n, hidden] of the target's features float32 [n, taps * target hidden], n at most ``max_rows``.
+
+        Raises:
+            ValueError: ``features`` has another width, or too many rows.
+        """
+        rows, width = features.shape
+        if width != self._features.shape[1] or rows > self.max_rows:
+            raise ValueError(f"features: [{rows}, {width}], the head takes [<= {self.max_rows}, {self.head.fc.k}]")
+        self._features[:rows].copy_(features)
+        self._fc(rows)
+        return self._fused[:rows]
+
+    def forward(self, batch: ForwardBatch, hidden: Tensor, chosen: Seq[int]) -> tuple[Tensor, Tensor]:
+        """Write every row's KV; of the rows ``chosen``, logits float32 [n, target vocabulary] and z [n, hidden].
+
+        batch.tokens: the *next* token of each slot. hidden: float32 [rows, hidden], the x of each slot.
+
+        Raises:
+            ValueError: more rows or positions than the buffers hold, or an id out of range.
+        """
+        self._check(batch, chosen)
+        rows, h, eps = batch.rows, self._x.shape[1], self.head.config.model.norm_eps
+        self._backend.embed(self.head.embed, batch.tokens, 1.0, self._embedded)
+        self._pair[:rows, :h].copy_(rms_norm(self._embedded[:rows], self.head.embed_norm, eps))
+        self._pair[:rows, h:].copy_(rms_norm(hidden, self.head.hidden_norm, eps))
+        self._x[:rows].copy_(self._pair[:rows, h:] if self.head.config.residual_normed else hidden)
+        self._to_qkv(rows)
+        self._attention(batch)
+        n = len(chosen)
+        if n:
+            index = np.asarray(chosen, np.int32)
+            self._backend.gather_rows(self._attended, index, self._chosen)
+            self._backend.gather_rows(self._x, index, self._z)
+            for op in (self._o, self._up, self._down, self._lm_head):
+                op(n)
+            if self.head.target_ids is not None:
+                self._logits[:n].index_copy_(1, self.head.target_ids, self._draft_logits[:n])
+        return self._logits[:n], self._z[:n]
+
+    def _check(self, batch: ForwardBatch, chosen: Seq[int]) -> None:
+        if batch.rows > self.max_rows or len(chosen) > self.max_logit_rows:
+            raise ValueError(
+                f"batch: {batch.rows} rows, {len(chosen)} chosen; the buffers hold {self.max_rows}, "
+                f"{self.max_logit_rows}"
+            )
+        if len(chosen) and not 0 <= min(chosen) <= max(chosen) < batch.rows:
+            raise ValueError(f"chosen: must lie in [0, {batch.rows})")
+        last = int((batch.entry_ctx[batch.entry_of] + batch.depth).max())
+        if int(batch.entry_ctx.min()) < 0 or last >= self._max_positions:
+            raise ValueError(f"batch: position {last}, the limit is {self._max_positions - 1}")
+        if int(batch.tokens.min()) < 0 or int(batch.tokens.max()) >= self.head.embed.shape[0]:
+            raise ValueError(f"tokens: ids must lie in [0, {self.head.embed.shape[0]})")
+        if int(batch.page_table.min()) < 0 or int(batch.page_table.max()) >= self.pool.pages:
+            raise ValueError(f"page_table: ids must lie in [0, {self.pool.pages})")
+
+
+@dataclass(slots=True)
+class HeadContext:
+    """Slots from ``64 * first_page`` to ``filled`` hold head KV; features of the ``n_pending`` positions after them
+    wait in ``pending`` (float32 [n, width] each). ``root``: x of slot ``filled - 1``, when this context computed it.
+    ``keys``: page keys of the sequence's tokens. ``n_told``: pages the book of pages was told of.
+    """
+
+    first_page: int = 0
+    filled: int = 0
+    pending: list[Tensor] = field(default_factory=list)
+    n_pending: int = 0
+    root: Tensor | None = None
+    keys: list[bytes] = field(default_factory=list)
+    n_told: int = 0
+
+    @property
+    def known(self) -> int:
+        """The first position whose features were not given yet."""
+        return self.filled + self.n_pending
+
+    def restart(self, first_page: int, filled: int) -> None:
+        """Positions were skipped: begin again, with KV of the slots from ``first_page`` on to ``filled``."""
+        self.first_page, self.filled, self.n_told = first_page, filled, filled // PAGE_SIZE
+        self.pending, self.n_pending, self.root = [], 0, None
+
+    def append(self, rows: Tensor) -> None:
+        """Features of the next positions; copied."""
+        self.pending.append(rows.clone())
+        self.n_pending += rows.shape[0]
+
+    def take(self, n: int) -> Tensor:
+        """The first ``n`` pending features, removed."""
+        rows = self.pending[0] if len(self.pending) == 1 else torch.cat(self.pending)
+        self.pending = [rows[n:]] if n < self.n_pending else []
+        self.n_pending -= n
+        return rows[:n]
+
+    def keys_to(self, sequence: Sequence, n_pages: int) -> Seq[bytes]:
+        """Keys of the first ``n_pages`` pages of the sequence's tokens."""
+        while len(self.keys) < n_pages:
+            start = len(self.keys) * PAGE_SIZE
+            previous = self.keys[-1] if self.keys else root_key(sequence.salt)
+            self.keys.append(page_key(previous, sequence.tokens[start : start + PAGE_SIZE]))
+        return self.keys[:n_pages]
+
+
+class HeadPages:
+    """For each page filled with head KV: the key of the tokens up to its end, and the page its context began at.
+
+    The page table is the scheduler's: a page may pass to another sequence unseen. So nothing here is promised for a
+    page, it is only compared: content is what the key says until the head writes to the page again.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[int, tuple[bytes, int]] = {}
+
+    def written(self, pages: Seq[int], low: int, high: int) -> None:
+        """Slots [low, high) of a sequence with ``pages`` are about to be written."""
+        for depth in range(low // PAGE_SIZE, -(-high // PAGE_SIZE)):
+            self._held.pop(pages[depth], None)
+
+    def filled(self, page: int, key: bytes, first_page: int) -> None:
+        """``page`` holds KV of all its slots, in a context that began at page ``first_page`` of its sequence."""
+        self._held[page] = (key, first_page)
+
+    def first_page(self, pages: Seq[int], keys: Seq[bytes]) -> int | None:
+        """Where the context begins that the KV in ``pages``, the leading ones of a sequence, can serve as.
+
+        None when the last of them holds no KV of this sequence's tokens, or one between does not.
+        """
+        if not pages:
+            return None
+        key, first = self._held.get(pages[-1], (b"", 0))
+        if key != keys[-1]:
+            return None
+        held = (self._held.get(page) == (key, first) for page, key in zip(pages[first:], keys[first:], strict=True))
+        return first if all(held) else None
+
+
+class HeadTree:
+    """The tree of one task. ``frontier``: the nodes to expand next, all of one depth. ``hidden``: per node the hidden
+    state that goes into its slot, float32 [hidden]: the root's x, and for a drafted node its parent's z.
+    """
+
+    def __init__(self, task: DraftTask) -> None:
+        self.task = task
+        self.tree = TokenTree(task.sequence.tokens[-1])
+        self.frontier = [0]
+        self.hidden: list[Tensor] = []
+
+    def start(self, root: Tensor) -> None:
+        """The root's x is known."""
+        self.hidden = [root]
+
+    def rows(self) -> list[RowSampling]:
+        """How the children of each frontier node are sampled."""
+        sequence, sampling, out = self.task.sequence, self.task.sampling, []
+        for node in self.frontier:
+            path = self.tree.path_tokens(node)
+            out.append(sampling.row(len(sequence.tokens) + len(path), path, sequence.n_output + len(path)))
+        return out
+
+    def add(self, children: Seq[Seq[tuple[int, float]]], z: Tensor) -> bool:
+        """Add the best children of the frontier, leaving room for deeper levels; whether it is worth going on.
+
+        children: per frontier node (token, log-probability), best first. z: float32 [frontier, hidden], kept.
+        """
+        tree, task = self.tree, self.task
+        left = task.max_nodes - (len(tree) - 1)
+        levels = task.max_depth - tree.depths[self.frontier[0]]
+        share = max(1, left // levels) if levels > 1 else left
+        offered = [
+            (rank, -(tree.scores[node] + logprob), at, token, logprob)
+            for at, (node, options) in enumerate(zip(self.frontier, children, strict=True))
+            for rank, (token, logprob) in enumerate(options[: task.width])
+        ]
+        # The first-ranked child holds the target's choice most often, whatever its probability.
+        offered.sort()
+        parents, self.frontier = self.frontier, []
+        if task.level_floor > -math.inf:  # what pays is decided by chances then, not by a division of the budget
+            share = left
+        fresh = 0
+        for rank, _, at, token, logprob in offered:
+            if fresh == min(share, left):
+                break
+            node = task.add(tree, parents[at], token, math.exp(logprob), rank)
+            if node == len(self.hidden):
+                self.hidden.append(z[at])
+                fresh += 1
+                if tree.scores[node] >= task.level_floor:
+                    self.frontier.append(node)
+        return bool(self.frontier) and len(tree) <= task.max_nodes and levels > 1
+
 
 PENDING_ROWS = 64  # features that wait for a propose: more are computed at once, so that they take no memory
 

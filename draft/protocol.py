@@ -8,7 +8,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol
 
-from specdec.control.pace import Pace
+from specdec.control.gates import Pace
 from specdec.sampling import SequenceSampling
 from specdec.sequence import Sequence
 from specdec.tree import MAX_NODES, TokenTree

@@ -1,12 +1,17 @@
-"""A bounded store of texts to draft from, in two generations."""
+"""Bounded stores of texts to draft from: one per session, one per salt, written a few tokens at a time."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable
+from collections.abc import Sequence as Seq
+from typing import TypeVar
 
-from draft.suffix_automaton import SuffixAutomaton
+from draft.suffix_automaton import BREAK, SuffixAutomaton, SuffixCursor
+from specdec.config import SpeculationConfig
+from specdec.types import Request
 
 
 class TextStore:
@@ -57,3 +62,136 @@ class TextStore:
     def _turn(self) -> None:
         self._old, self._old_since = self._young, self._young_since
         self._young, self._young_since = SuffixAutomaton(), self._clock()
+
+
+KNOWN = 32  # tokens: a run this long that the store holds is not written again
+OVERLAP = 16  # known tokens written on either side of new ones, so that contexts reach across the seam
+
+
+class TextWriter:
+    """An editor sends the same file again and again; only what changed in it is new to the store.
+
+    A cursor runs through the text ahead of the writing. A token is known once it lies in a match of at least
+    ``KNOWN`` tokens, and can be decided on once it has left the current match, whose start never moves back. Where
+    one match ends and the next begins lies a seam, which is new even if both sides are known.
+    """
+
+    def __init__(self, store: TextStore, tokens: Seq[int]) -> None:
+        self._store, self._tokens = store, tokens
+        self._cursor = SuffixCursor(store.young)
+        self._into = store.young  # what was written to last
+        self._read = 0  # tokens the cursor has seen
+        self._decided = 0  # tokens before here are written or skipped: the start of the current match
+        self._written = -1  # tokens before here and back to the last BREAK are written; -1: none yet
+        self._known = 0  # where the last long match ended
+        self._trailing = 0  # known tokens still to be written after a new one
+
+    @property
+    def remaining(self) -> int:
+        """Tokens not yet read."""
+        return len(self._tokens) - self._read
+
+    def work(self, budget: int) -> int:
+        """Go on for at most ``budget`` tokens; returns how many that was."""
+        self._store.expire()
+        done = min(self.remaining, budget)
+        for _ in range(done):
+            young = self._store.young
+            if young is not self._cursor.automaton:
+                self._cursor = SuffixCursor(young)  # a generation ended; the new one knows nothing
+            self._cursor.step(self._tokens[self._read])
+            length = self._cursor.length
+            self._read += 1
+            if length >= KNOWN:
+                self._known = self._read
+            # A match that reaches back less than OVERLAP leaves runs across its start that no match holds.
+            self._decide(self._read - length, seam=length <= OVERLAP)
+        if not self.remaining:
+            self._decide(len(self._tokens), seam=False)
+        return done
+
+    def _decide(self, upto: int, seam: bool) -> None:
+        while self._decided < upto:
+            index = self._decided
+            if index >= self._known or (seam and index == upto - 1):
+                self._write(index)
+                self._trailing = OVERLAP
+            elif self._trailing:
+                self._write(index)
+                self._trailing -= 1
+            self._decided += 1
+
+    def _write(self, index: int) -> None:
+        store = self._store
+        store.make_room()
+        if self._written != index or store.young is not self._into:
+            self._into = store.young
+            if self._into.size:
+                store.append(BREAK)
+            for i in range(max(0, index - OVERLAP), index):
+                store.append(self._tokens[i])
+        store.append(self._tokens[index])
+        self._written = index + 1
+
+
+Key = TypeVar("Key", bound=Hashable)
+
+BACKLOG = 262_144  # tokens that may wait to be written; beyond that the oldest texts are let go
+
+
+class TextLibrary:
+    """Requests see the texts of their own session and of their own salt only.
+
+    Stores are kept for the ``sessions`` and ``shared_salts`` used last. Finished texts wait in line and are written
+    by `work`, because writing a long one at once would hold up a step.
+    """
+
+    def __init__(self, config: SpeculationConfig, clock: Callable[[], float] = time.monotonic) -> None:
+        self._config, self._clock = config, clock
+        self._sessions: OrderedDict[tuple[str, str], TextStore] = OrderedDict()
+        self._shared: OrderedDict[str, TextStore] = OrderedDict()
+        self._waiting: deque[tuple[TextStore, list[int]]] = deque()
+        self._backlog = 0  # tokens in _waiting
+        self._writer: TextWriter | None = None
+
+    def stores(self, request: Request) -> list[TextStore]:
+        """What ``request`` may draft from, the nearest first."""
+        config, found = self._config, []
+        if request.session and config.session_tokens and config.sessions:
+            key = (request.cache_salt, request.session)
+            store = self._sessions.get(key) or TextStore(config.session_tokens, clock=self._clock)
+            found.append(_use(self._sessions, key, store, config.sessions))
+        if config.shared_tokens:
+            salt = request.cache_salt
+            store = self._shared.get(salt) or TextStore(config.shared_tokens, config.shared_age_s, self._clock)
+            found.append(_use(self._shared, salt, store, config.shared_salts))
+        return found
+
+    def add(self, request: Request, tokens: Seq[int]) -> None:
+        """A text of ``request`` is complete; it is kept in line until `work` gets to it."""
+        text = list(tokens)
+        for store in self.stores(request):
+            self._waiting.append((store, text))
+            self._backlog += len(text)
+        while self._backlog > BACKLOG:
+            self._backlog -= len(self._waiting.popleft()[1])
+
+    def work(self, budget: int) -> None:
+        """Write what waits, at most ``budget`` tokens of it."""
+        while budget > 0 and (self._writer or self._waiting):
+            if self._writer is None:
+                store, text = self._waiting.popleft()
+                self._backlog -= len(text)
+                self._writer = TextWriter(store, text)
+            budget -= max(1, self._writer.work(budget))
+            if not self._writer.remaining:
+                self._writer = None
+
+
+def _use(stores: OrderedDict[Key, TextStore], key: Key, store: TextStore, limit: int) -> TextStore:
+    """Make ``store`` the one used last, and let go of those beyond ``limit``."""
+    stores[key] = store
+    stores.move_to_end(key)
+    while len(stores) > limit:
+        stores.popitem(last=False)
+    return store

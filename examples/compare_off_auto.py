@@ -10,8 +10,8 @@ import asyncio
 import uuid
 from pathlib import Path
 
-from specdec.client import Client
-from specdec.client.generated_sample import GeneratedSample
+from specdec.client.client import Client
+from specdec.client.prompt import GeneratedSample
 from specdec.types import SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
 
 

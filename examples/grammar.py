@@ -9,7 +9,7 @@ import argparse
 import asyncio
 import json
 
-from specdec.client import Client
+from specdec.client.client import Client
 from specdec.types import FinishReason, GrammarKind, GrammarParams, SamplingParams, StoppingParams
 
 PERSON = {

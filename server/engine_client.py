@@ -4,28 +4,208 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import socket
+import sys
 import time
+from collections import deque
 from collections.abc import Callable
+from enum import StrEnum
 from typing import Any
 
-from server.admin_calls import AdminCalls
-from server.engine_admin import FLUSH_CACHE, SWAP_DRAFT
-from server.engine_child import EngineChild
-from server.engine_process import DEFAULT_FACTORY
-from server.engine_protocol import ProgressListener
-from server.engine_state import EngineState, StateBoard
-from server.frames import Frame, FrameError
-from server.request_errors import unpack_error
-from server.request_stream import RequestStream
-from server.request_table import RequestTable
-from server.restart_policy import RestartPolicy
-from server.telemetry.observer import Observer
-from server.telemetry.request_record import RequestRecord
-from server.trace_calls import TraceCalls
-from server.wire import pack_request, unpack_event, unpack_info, unpack_load
+from server.engine_calls import AdminCalls, RequestStream, RequestTable, TraceCalls
+from server.engine_process import DEFAULT_FACTORY, FLUSH_CACHE, SWAP_DRAFT
+from server.errors import unpack_error
+from server.interfaces import ProgressListener
+from server.ipc import Frame, FrameError, FrameLink, pack_request, unpack_event, unpack_info, unpack_load
+from server.observe.observer import Observer
+from server.observe.records import RequestRecord
 from specdec.config import Config, EngineConfig, WeightDtype
 from specdec.errors import EngineDeadError, SpecdecError
 from specdec.types import EngineInfo, EngineLoad, Request, StepTrace
+
+
+class EngineState(StrEnum):
+    """``FAILED``: it will not come back by itself. ``CLOSED``: it was told to end."""
+
+    LOADING = "loading"
+    READY = "ready"
+    RESTARTING = "restarting"
+    FAILED = "failed"
+    CLOSED = "closed"
+
+    @property
+    def is_final(self) -> bool:
+        """Whether no other state follows."""
+        return self in (EngineState.FAILED, EngineState.CLOSED)
+
+
+class StateBoard:
+    """The state in force, and a queue of what it becomes for each who watches."""
+
+    def __init__(self) -> None:
+        self._state = EngineState.LOADING
+        self._watchers: list[asyncio.Queue[EngineState]] = []
+
+    @property
+    def state(self) -> EngineState:
+        """The state in force."""
+        return self._state
+
+    def become(self, state: EngineState) -> None:
+        """Change the state; a final one stays."""
+        if state == self._state or self._state.is_final:
+            return
+        self._state = state
+        for watcher in self._watchers:
+            watcher.put_nowait(state)
+
+    def watch(self) -> asyncio.Queue[EngineState]:
+        """A queue that holds the state in force and then gets every further one."""
+        watcher: asyncio.Queue[EngineState] = asyncio.Queue()
+        watcher.put_nowait(self._state)
+        self._watchers.append(watcher)
+        return watcher
+
+    def unwatch(self, watcher: asyncio.Queue[EngineState]) -> None:
+        """Stop filling ``watcher``."""
+        self._watchers.remove(watcher)
+
+
+class RestartPolicy:
+    """Waits longer after each quick death in a row, and gives up after ``give_up_after`` of them.
+
+    A death is quick when the engine had been ready for less than ``quick_s`` seconds, or never. The first wait is
+    ``first_s``, each further one twice the last, at most ``longest_s``.
+    """
+
+    def __init__(
+        self, *, first_s: float = 0.5, longest_s: float = 30.0, quick_s: float = 60.0, give_up_after: int = 5
+    ) -> None:
+        self._first_s, self._longest_s = first_s, longest_s
+        self._quick_s, self._give_up_after = quick_s, give_up_after
+        self._quick_deaths = 0
+
+    @property
+    def quick_deaths(self) -> int:
+        """Quick deaths in a row until now."""
+        return self._quick_deaths
+
+    def after_death(self, ready_for_s: float) -> float | None:
+        """Seconds to wait before the next start, after an engine that had been ready for so long; None: give up."""
+        self._quick_deaths = self._quick_deaths + 1 if ready_for_s < self._quick_s else 0
+        if self._quick_deaths >= self._give_up_after:
+            return None
+        return float(min(self._longest_s, self._first_s * 2 ** max(0, self._quick_deaths - 1)))
+
+
+_PROCESS_LOG = logging.getLogger("specdec.engine_process")
+_TAIL_LINES = 60
+_LINGER_S = 2.0
+
+
+class EngineChild:
+    """The process, its socket (``link``), and the tail of what it printed. Make one with `spawn`."""
+
+    def __init__(self, process: asyncio.subprocess.Process, link: FrameLink) -> None:
+        self._process, self.link = process, link
+        self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        self._printing = asyncio.create_task(self._read_output())
+
+    @classmethod
+    async def spawn(cls, config: EngineConfig, factory: str, heartbeat_s: float) -> EngineChild:
+        """Start the process; it begins to load at once.
+
+        Raises:
+            OSError: the system refuses to start a process.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        process: asyncio.subprocess.Process | None = None
+        try:
+            with theirs:
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable, "-m", "server.engine_process",
+                    "--fd", str(theirs.fileno()), "--config", config.model_dump_json(),
+                    "--factory", factory, "--heartbeat", str(heartbeat_s),
+                    stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+                    pass_fds=[theirs.fileno()],
+                    # The child must find the modules this process finds, from wherever it was started.
+                    env={**os.environ, "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)},
+                )  # fmt: skip
+            _, link = await asyncio.get_running_loop().create_unix_connection(FrameLink, sock=ours)
+        except BaseException:
+            ours.close()
+            if process is not None and process.returncode is None:
+                process.kill()
+                await process.wait()
+            raise
+        return cls(process, link)
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    def kill(self) -> None:
+        """End the process now; listening to its link ends with it."""
+        if self._process.returncode is None:
+            self._process.kill()
+
+    async def ended(self) -> str:
+        """Wait for the end of a process that has closed its socket, and say how it ended, with the tail of its output.
+
+        One that lingers is killed: there must never be two engines at once. So is it where this wait is cancelled,
+        which then ends once nothing of the process is left.
+        """
+        ending = asyncio.create_task(self._end())
+        try:
+            return await asyncio.shield(ending)
+        except asyncio.CancelledError:
+            self.kill()
+            await asyncio.wait([ending])
+            raise
+
+    async def _end(self) -> str:
+        try:
+            code = await asyncio.wait_for(self._process.wait(), _LINGER_S)
+        except TimeoutError:
+            self.kill()
+            code = await self._process.wait()
+        self.link.close()
+        # A grandchild may hold the pipe open; what came until now is enough then.
+        await asyncio.wait([self._printing], timeout=1.0)
+        self._printing.cancel()
+        await asyncio.wait([self._printing])
+        how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+        return "\n  ".join([how, *self._tail])
+
+    async def close(self, grace_s: float) -> None:
+        """Ask the process to end, kill it after ``grace_s`` seconds, and wait for it."""
+        self.link.send(Frame.CLOSE)
+        try:
+            await asyncio.wait_for(self._process.wait(), grace_s)
+        except TimeoutError:
+            _PROCESS_LOG.info("engine process %d did not close within %g s and is killed", self.pid, grace_s)
+            self.kill()
+        await self.ended()
+
+    async def _read_output(self) -> None:
+        assert self._process.stdout is not None  # it was asked for as a pipe
+        while line := await _line(self._process.stdout):
+            text = line.decode("utf-8", "replace").rstrip()
+            self._tail.append(text)
+            _PROCESS_LOG.info("%s", text)
+
+
+async def _line(stream: asyncio.StreamReader) -> bytes:
+    """The next line, or what there is of one that exceeds the reader's limit; empty at the end."""
+    try:
+        return await stream.readuntil(b"\n")
+    except asyncio.IncompleteReadError as error:
+        return error.partial
+    except asyncio.LimitOverrunError as error:
+        return await stream.read(max(error.consumed, 1))
+
 
 _LOG = logging.getLogger(__name__)
 _CLOSE_GRACE_S = 5.0

@@ -1,4 +1,6 @@
-"""The engine's own process: ``python -m server.engine_process --fd N --config JSON``, started by `EngineChild`.
+"""The engine's own process: `python -m server.engine_process --fd N --config JSON`, started by `EngineChild`.
+
+The engine's own process: ``python -m server.engine_process --fd N --config JSON``, started by `EngineChild`.
 
 Exit codes: 0 asked to close, or the front end is gone; 1 the engine broke; 2 it refused to start.
 """
@@ -12,17 +14,196 @@ import logging
 import signal
 import socket
 import sys
+import threading
+import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from server.engine_loop import EngineLoop
-from server.engine_protocol import EngineLike, ProgressListener
-from server.frames import Frame
-from server.parent_link import ParentGoneError, ParentLink
-from server.wire import pack_info
+from server.errors import (
+    DraftNotSwappedError,
+    GenerationFailedError,
+    NotAdministeredError,
+    SwapUnderWayError,
+    pack_error,
+)
+from server.interfaces import AdministeredEngine, EngineLike, ProgressListener
+from server.ipc import Frame, ParentGoneError, ParentLink, pack_event, pack_info, pack_load, pack_trace, unpack_request
 from specdec.config import EngineConfig
-from specdec.errors import SpecdecError
+from specdec.errors import RequestError, SpecdecError
+
+
+class DraftLoad:
+    """Runs ``load`` in a thread of its own, which the process does not wait for at its end. ``number``: of the call
+    that asked for it."""
+
+    def __init__(self, number: int, load: Callable[[], Any]) -> None:
+        self.number = number
+        self._load = load
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="draft-load", daemon=True)
+        self._thread.start()
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended."""
+        return not self._thread.is_alive()
+
+    def result(self) -> Any:
+        """What ``load`` gave, once it is done; raises what it raised."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    def _run(self) -> None:
+        try:
+            self._result = self._load()
+        except BaseException as error:  # told to who asked, in the engine's own thread
+            self._error = error
+
 
 _LOG = logging.getLogger(__name__)
+FLUSH_CACHE, SWAP_DRAFT = "flush_cache", "swap_draft"
+
+
+class EngineAdmin:
+    """Carries out commands between steps and answers each; whatever goes wrong costs nobody's request."""
+
+    def __init__(self, engine: EngineLike, link: ParentLink) -> None:
+        self._engine, self._link = engine, link
+        self._loading: DraftLoad | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether `poll` will have something to do soon."""
+        return self._loading is not None
+
+    def take(self, number: int, command: str, args: list[Any]) -> None:
+        """Carry out ``command``, or begin to; its answer carries ``number``."""
+        self._answer(number, lambda: self._begin(number, command, args))
+
+    def poll(self) -> None:
+        """Between steps: put a draft model in place once it is loaded."""
+        loading = self._loading
+        if loading is not None and loading.done:
+            self._loading = None
+            self._answer(loading.number, lambda: self._swap(loading.result()))
+
+    def _begin(self, number: int, command: str, args: list[Any]) -> Any:
+        engine = self._engine
+        if not isinstance(engine, AdministeredEngine):
+            raise NotAdministeredError(f"this engine does not know {command}")
+        if command == FLUSH_CACHE:
+            return engine.flush_cache()
+        if command != SWAP_DRAFT:
+            raise ValueError(f"unknown command {command!r}")
+        if self._loading is not None:
+            raise SwapUnderWayError
+        draft, dtype = args
+        if draft is None:
+            return self._swap(None)
+        self._loading = DraftLoad(number, lambda: engine.load_draft(draft, dtype))
+        return None
+
+    def _swap(self, draft: Any | None) -> Any:
+        assert isinstance(self._engine, AdministeredEngine)  # `_begin` saw to it
+        return pack_info(self._engine.swap_draft(draft))
+
+    def _answer(self, number: int, work: Callable[[], Any]) -> None:
+        """Send what ``work`` returns, or why it failed; None: it goes on."""
+        result = error = None
+        try:
+            result = work()
+        except RequestError as refusal:
+            error = pack_error(refusal)
+        except SpecdecError as refusal:
+            error = pack_error(DraftNotSwappedError(f"{refusal}; the draft model is as before"))
+        except Exception:
+            _LOG.exception("an operator's command failed")
+            error = pack_error(GenerationFailedError("INTERNAL", "the engine could not do it; its log tells more"))
+        if result is not None or error is not None:
+            self._link.send(Frame.ADMIN, number, error, result)
+
+
+_LOADING_POLL_S = 0.02  # how soon an idle engine notices that a draft model is loaded
+
+
+class EngineLoop:
+    """Drives one engine for one front end. ``heartbeat_s``: how often the load is told, busy or idle."""
+
+    def __init__(self, engine: EngineLike, link: ParentLink, heartbeat_s: float) -> None:
+        self._engine = engine
+        self._link = link
+        self._heartbeat_s = heartbeat_s
+        self._told_at = time.monotonic()
+        self._admin = EngineAdmin(engine, link)
+
+    def run(self) -> None:
+        """Serve until the front end says close.
+
+        Raises:
+            ParentGoneError: the front end went away.
+            Exception: whatever the engine's step raises: it is broken then, and must not go on.
+        """
+        while self._take_commands():
+            if self._engine.has_work():
+                events = self._engine.step()
+                if events:
+                    self._link.send(Frame.EVENTS, [pack_event(event) for event in events])
+            self._admin.poll()
+            self._tell_load()
+
+    def _take_commands(self) -> bool:
+        """Carry out what arrived, waiting for it only when there is no work. False: close was asked for."""
+        wait = 0.0
+        if not self._engine.has_work():
+            wait = max(0.0, self._told_at + self._heartbeat_s - time.monotonic())
+            if self._admin.busy:
+                wait = min(wait, _LOADING_POLL_S)
+        for kind, *rest in self._link.receive(wait):
+            if kind == Frame.SUBMIT:
+                self._submit(*rest)
+            elif kind == Frame.ABORT:
+                self._engine.abort(*rest)
+            elif kind == Frame.TRACE:
+                self._tell_trace(*rest)
+            elif kind == Frame.ADMIN:
+                self._admin.take(*rest)
+            elif kind == Frame.CLOSE:
+                return False
+            else:
+                raise ValueError(f"unknown command {kind!r}")
+        return True
+
+    def _submit(self, parts: list[Any]) -> None:
+        request = unpack_request(parts)
+        try:
+            self._engine.submit(request)
+        except RequestError as error:
+            self._link.send(Frame.REFUSED, request.request_id, pack_error(error))
+        except Exception:
+            # A bug that one request runs into must not cost the others theirs; a broken engine will fail in step.
+            _LOG.exception("submit of request %s raised", request.request_id)
+            fault = GenerationFailedError("INTERNAL", "the engine could not take the request")
+            self._link.send(Frame.REFUSED, request.request_id, pack_error(fault))
+
+    def _tell_trace(self, number: int, limit: int) -> None:
+        steps: list[Any] | None = None
+        try:
+            steps = [pack_trace(step) for step in self._engine.trace(limit)]
+        except Exception:
+            # Who looks on must not cost those who generate their requests.
+            _LOG.exception("the trace can not be told")
+        self._link.send(Frame.TRACE, number, steps)
+
+    def _tell_load(self) -> None:
+        now = time.monotonic()
+        if now - self._told_at >= self._heartbeat_s:
+            self._told_at = now
+            self._link.send(Frame.ALIVE, pack_load(self._engine.load()))
+
+
 _PR_SET_PDEATHSIG = 1
 DEFAULT_FACTORY = "specdec.engine.build:build_engine"
 EngineFactory = Callable[[EngineConfig, ProgressListener], EngineLike]
@@ -40,7 +221,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _leave_signals_to_the_parent()
     link = ParentLink(socket.socket(fileno=args.fd))
     try:
-        engine = _find(args.factory)(EngineConfig.model_validate_json(args.config), link.progress)
+        engine = _find_factory(args.factory)(EngineConfig.model_validate_json(args.config), link.progress)
         link.send(Frame.READY, pack_info(engine.info()))
         try:
             EngineLoop(engine, link, args.heartbeat).run()
@@ -53,7 +234,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _find(factory: str) -> EngineFactory:
+def _find_factory(factory: str) -> EngineFactory:
     module, _, function = factory.partition(":")
     found: EngineFactory = getattr(importlib.import_module(module), function)
     return found

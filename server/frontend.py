@@ -1,26 +1,67 @@
-"""What every face of the server shares: the engine's client, the tokenizer, the gate, who may come in."""
+"""What every protocol of the server shares: engine client, tokenizer, admission, experiments, drain gate."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from server.admission.admission import Admission
+from server.admission import Admission
 from server.auth.access import Access
-from server.auth.caller import current_caller
-from server.completion.gap import FillMode, Gap
-from server.completion.packed_prompt import PackedPrompt
-from server.drain_gate import DrainGate
+from server.auth.principal import current_caller
 from server.engine_client import EngineClient
+from server.errors import ChatNotSupportedError, DrainingError
 from server.experiment.live.experiments import Experiments
-from server.http.fim_encoder import FimEncoder, FimNotSupportedError
-from server.metrics.exporter import Exporter
-from server.request_errors import ChatNotSupportedError
-from server.tokenizer_protocol import TokenizerLike
+from server.fim import FillMode, FimEncoder, FimNotSupportedError, Gap, PackedPrompt
+from server.interfaces import TokenizerLike
+from server.prometheus import Exporter
 from specdec.config import ServerConfig
 from specdec.errors import EngineDeadError, ModelError
 from specdec.types import EngineInfo
+
+
+class DrainGate:
+    """Every call that generates passes through `enter`."""
+
+    def __init__(self) -> None:
+        self._inside = 0
+        self._closed = False
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether a shutdown has begun."""
+        return self._closed
+
+    @contextmanager
+    def enter(self) -> Iterator[None]:
+        """Be inside for the length of the block.
+
+        Raises:
+            DrainingError: the gate is closed.
+        """
+        if self._closed:
+            raise DrainingError
+        self._inside += 1
+        self._empty.clear()
+        try:
+            yield
+        finally:
+            self._inside -= 1
+            if self._inside == 0:
+                self._empty.set()
+
+    async def drain(self, timeout_s: float) -> int:
+        """Close, wait up to ``timeout_s`` seconds until nobody is inside, and return how many still are."""
+        self._closed = True
+        try:
+            await asyncio.wait_for(self._empty.wait(), timeout_s)
+        except TimeoutError:
+            return self._inside
+        return 0
+
 
 _INLINE_CHARACTERS = 4096
 

@@ -9,21 +9,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from server.completion.prompt_packer import PromptPacker
-from server.engine_client import EngineClient, EngineStartError
+from server.engine_client import EngineClient, EngineStartError, EngineState, RestartPolicy
 from server.engine_process import DEFAULT_FACTORY
-from server.engine_protocol import ProgressListener
-from server.engine_state import EngineState
 from server.frontend import Frontend
-from server.grpc.grpc_server import GrpcServer
-from server.http.app import DIALECTS, ENDPOINTS, build_app
-from server.http.cors import with_cors
-from server.http.face import Face
+from server.grpc.server import GrpcServer
+from server.http.app import DIALECTS, ENDPOINTS, build_app, with_cors
+from server.http.call import Face
+from server.http.call_records import HttpCalls
 from server.http.http_server import HttpServer
-from server.metrics.exporter import Exporter
-from server.restart_policy import RestartPolicy
-from server.telemetry.build import build_observer
-from server.telemetry.http_calls import HttpCalls
-from server.tokenizer_protocol import TokenizerLike
+from server.interfaces import ProgressListener, TokenizerLike
+from server.observe.observer import build_observer
+from server.prometheus import Exporter
 from specdec.config import Config
 from specdec.errors import EngineDeadError
 from specdec.types import EngineInfo

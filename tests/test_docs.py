@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tools.code_map import DOCUMENT, ROOT, updated
+from tools.code_map import DOCUMENT, REPOSITORY, updated
 
 
 def test_the_code_map_is_current() -> None:
@@ -20,12 +20,12 @@ def test_every_file_has_a_first_line() -> None:
 
 
 def test_links_in_the_documents_lead_somewhere() -> None:
-    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+    for page in (REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))):
         for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
 def test_the_makefile_lists_its_targets() -> None:
-    text = Path(ROOT / "Makefile").read_text(encoding="utf-8")
+    text = Path(REPOSITORY / "Makefile").read_text(encoding="utf-8")
     phony = set(re.search(r"^\.PHONY: (.*)$", text, re.MULTILINE).group(1).split())  # type: ignore[union-attr]
     assert phony == set(re.findall(r"^([a-z-]+):.*## ", text, re.MULTILINE))

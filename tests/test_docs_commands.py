@@ -10,9 +10,9 @@ import click
 import pytest
 
 from specdec.cli.main import cli
-from tools.code_map import ROOT
+from tools.code_map import REPOSITORY
 
-PAGES = [ROOT / "README.md", *(p for p in sorted((ROOT / "docs").glob("*.md")) if p.name != "log.md")]
+PAGES = [REPOSITORY / "README.md", *(p for p in sorted((REPOSITORY / "docs").glob("*.md")) if p.name != "log.md")]
 
 
 def commands(page: Path) -> list[str]:
@@ -79,7 +79,7 @@ def test_commands_and_their_options_exist(asked: list[str]) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_make_targets_exist(page: Path) -> None:
-    targets = set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    targets = set(re.findall(r"^([a-z-]+):.*## ", (REPOSITORY / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     named = {words(line)[1] for line in commands(page) if line.startswith("make ")}
     assert named <= targets
 
@@ -89,7 +89,7 @@ def test_examples_and_tests_that_are_named_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     pattern = r"\b((?:examples|tests|draft|specdec|server|tools)/[\w/.-]*\w\.(?:py|sh|proto|lua))\b"
     named = set(re.findall(pattern, text))
-    assert not [path for path in sorted(named) if "NAME" not in path and not (ROOT / path).exists()]
+    assert not [path for path in sorted(named) if "NAME" not in path and not (REPOSITORY / path).exists()]
 
 
 def test_it_would_notice() -> None:

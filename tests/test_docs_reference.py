@@ -14,10 +14,9 @@ import yaml
 from server.http.app import ENDPOINTS
 from specdec.config import EngineConfig, load_config
 from tools import api_reference, config_reference
-from tools.code_map import ROOT
-from tools.marked_part import row, with_parts
+from tools.code_map import REPOSITORY, row, with_parts
 
-PROTOS = sorted((ROOT / "specdec" / "api" / "v1").glob("*.proto"))
+PROTOS = sorted((REPOSITORY / "specdec" / "api" / "v1").glob("*.proto"))
 FIELDS = [
     (section, name, field)
     for section, model in config_reference.sections().items()
@@ -93,7 +92,7 @@ def test_cells_can_not_break_a_table() -> None:
 
 def test_the_picture_reads_in_light_and_dark() -> None:
     """Every class that has a colour has another one in the dark; every shape has a class."""
-    root = ElementTree.parse(ROOT / "docs" / "tree-step.svg").getroot()
+    root = ElementTree.parse(REPOSITORY / "docs" / "tree-step.svg").getroot()
     space = "{http://www.w3.org/2000/svg}"
     light, dark = root.findtext(f"{space}style", "").split("@media (prefers-color-scheme: dark)")
     coloured = {name: rule for name, rule in re.findall(r"([.\w]+) \{([^}]*)\}", light) if "#" in rule}

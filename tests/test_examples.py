@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from tools.code_map import ROOT
+from tools.code_map import REPOSITORY
 
-EXAMPLES = ROOT / "examples"
+EXAMPLES = REPOSITORY / "examples"
 TARGET = "random:tiny"
 CURL = shutil.which("curl")
 Run = Callable[..., str]
@@ -148,7 +148,7 @@ def test_compare_off_auto(real: Real, run: Run, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(CURL is None, reason="this machine has no curl")
 def test_curl_commands_of_the_quickstart(real: Real) -> None:
-    text = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")
+    text = (REPOSITORY / "docs" / "quickstart.md").read_text(encoding="utf-8")
     blocks = [block for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) if block.startswith("curl")]
     assert blocks
     for block in blocks:

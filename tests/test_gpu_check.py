@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tools import gpu_check, gpu_ready, gpu_suite, gpu_wheels
-from tools.code_map import ROOT
+from tools.code_map import REPOSITORY
 from tools.gpu_suite import outcomes, run_suite
 
 TESTS = """
@@ -89,8 +89,8 @@ def test_the_selection_names_what_exists() -> None:
     assert len(paths) == 5
     for path in paths:
         file, _, name = path.partition("::")
-        assert (ROOT / file).exists()
-        assert not name or f"def {name}(" in (ROOT / file).read_text()
+        assert (REPOSITORY / file).exists()
+        assert not name or f"def {name}(" in (REPOSITORY / file).read_text()
 
 
 @pytest.mark.parametrize(("suite", "bench", "code"), [(0, 0, 0), (1, 0, 1), (0, 2, 1)])
@@ -160,7 +160,7 @@ def test_what_is_missing_is_named() -> None:
 
 
 def test_wheels_are_of_the_versions_pinned() -> None:
-    names = [pin.partition("==")[0] for pin in gpu_wheels.pinned((ROOT / "requirements.lock").read_text())]
+    names = [pin.partition("==")[0] for pin in gpu_wheels.pinned((REPOSITORY / "requirements.lock").read_text())]
     assert tuple(names) == gpu_wheels.PACKAGES
     with pytest.raises(KeyError, match="gguf"):
         gpu_wheels.pinned("annotated_types==1\n")

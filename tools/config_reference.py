@@ -11,12 +11,11 @@ import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from specdec.cli.serve_cmd import serve_command
+from specdec.cli.serve import serve_command
 from specdec.config import Config
-from tools.code_map import ROOT
-from tools.marked_part import header, row, with_parts
+from tools.code_map import REPOSITORY, header, row, with_parts
 
-DOCUMENT = ROOT / "docs" / "configuration.md"
+DOCUMENT = REPOSITORY / "docs" / "configuration.md"
 # By the end of a field's name; a field with another unit says so itself (`json_schema_extra`).
 _UNITS = {
     "_s": "seconds", "_ms": "milliseconds", "_tokens": "tokens", "_context": "tokens", "_bytes": "bytes",

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tools.code_map import ROOT
+from tools.code_map import REPOSITORY
 
 # What an image with torch, triton and pytest does not hold of what `make gpu` imports; typing-extensions it holds, in
 # a version that may be too old for pydantic.
@@ -22,7 +22,7 @@ MOST_BYTES = 64 << 20  # that may travel to the machine, with the sources
 
 def main() -> int:
     """Fill the folder .whl, saying what it weighs. Returns pip's exit code, 1 where it weighs too much."""
-    folder = ROOT / ".whl"
+    folder = REPOSITORY / ".whl"
     folder.mkdir(exist_ok=True)
     for old in folder.glob("*.whl"):
         if normal(old.name.split("-")[0]) in PACKAGES:
@@ -40,7 +40,7 @@ def command(folder: Path) -> list[str]:
     return [
         sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--no-deps", "--only-binary=:all:",
         "--python-version", PYTHON, "--implementation", "cp", *platforms, "-d", str(folder),
-        *pinned((ROOT / "requirements.lock").read_text(encoding="utf-8")),
+        *pinned((REPOSITORY / "requirements.lock").read_text(encoding="utf-8")),
     ]  # fmt: skip
 
 

@@ -1,17 +1,67 @@
-"""What a device offers a decoder. A decoder binds its layers once; a step then only runs what was bound."""
+"""What a device offers a decoder: linear layers and attention, bound once, so that a step only runs them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from verify_kernels.attention_spec import AttentionSpec
 from verify_kernels.forward_batch import ForwardBatch
-from verify_kernels.linear_spec import LinearSpec
+from verify_kernels.packed_weights import PackedLinear
+
+Prologue = Literal["none", "rms", "silu", "gelu"]
+Epilogue = Literal["store", "add", "norm_add"]
+
+
+@dataclass(frozen=True, slots=True)
+class LinearSpec:
+    """dst = epilogue(prologue(src) W^T + b), bound to its buffers.
+
+    src: float32 [max_rows, k], or [max_rows, 2k] = [gate | up] for "silu" and "gelu".
+    dst: float32 [max_rows, n]. "add" adds to it, "norm_add" adds the RMS-normed result, "store" overwrites.
+    pre_norm: float32 [k] for "rms". post_norm: float32 [n] for "norm_add".
+    """
+
+    weight: PackedLinear
+    src: Tensor
+    dst: Tensor
+    prologue: Prologue = "none"
+    epilogue: Epilogue = "store"
+    pre_norm: Tensor | None = None
+    post_norm: Tensor | None = None
+    eps: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """q/k norm, rotary embedding, KV write, then tree attention.
+
+    qkv: float32 [max_rows, (n_heads + 2 n_kv_heads) head_dim]; out: float32 [max_rows, n_heads head_dim].
+    cos, sin: float32 [positions, head_dim / 2], half-split convention.
+    k_pool: float32 [pages, n_kv_heads, head_dim, 64] (transposed: one load serves 16 keys);
+    v_pool: float32 [pages, n_kv_heads, 64, head_dim].
+    window: a row at position p sees keys at positions > p - window; 0 sees all up to p.
+    """
+
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    scale: float
+    eps: float
+    window: int
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    cos: Tensor
+    sin: Tensor
+    qkv: Tensor
+    out: Tensor
+    k_pool: Tensor
+    v_pool: Tensor
+
 
 RowsOp = Callable[[int], None]
 BatchOp = Callable[[ForwardBatch], None]

@@ -7,12 +7,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from verify_kernels.attention_spec import AttentionSpec
-from verify_kernels.backend import BatchOp, RowsOp
+from verify_kernels.backend import AttentionSpec, BatchOp, LinearSpec, RowsOp
 from verify_kernels.forward_batch import ForwardBatch
-from verify_kernels.hadamard import rotate
-from verify_kernels.linear_spec import LinearSpec
-from verify_kernels.packed_linear import unpack_linear
+from verify_kernels.packed_weights import rotate, unpack_linear
 
 PAGE = 64
 CHUNK = 256

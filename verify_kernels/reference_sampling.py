@@ -8,12 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from verify_kernels.fixed_math import log_of_weight, softmax_weights
-from verify_kernels.noise import gumbel
-from verify_kernels.row_sampling import RowSampling
-from verify_kernels.sampling_kernels import NO_TOKEN
-from verify_kernels.sampling_policy import SamplingPolicy
-from verify_kernels.sequence_edits import SequenceEdits
+from verify_kernels.noise import gumbel, log_of_weight, softmax_weights
+from verify_kernels.sampling import NO_TOKEN, RowSampling, SamplingPolicy, SequenceEdits
 
 Row = NDArray[np.float32]
 Ids = NDArray[np.int64]

@@ -1,21 +1,33 @@
-"""Where an experiment's run is written down, and what of an earlier try of it is there."""
+"""State of an experiment's run: records on disk, clock, progress, lost servers, the rule that ends it."""
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import fcntl
+import math
 import os
-from collections.abc import Iterable, Iterator
+import statistics
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from server.experiment.experiment_errors import ExperimentError
-from server.experiment.manifest import Manifest
-from server.experiment.record import Record
-from server.experiment.record_log import RecordLog, read_records
-from server.experiment.record_segments import segments
-from server.experiment.record_writer import RecordWriter
+from bench.serve.request import Ask, Outcome
+from bench.serve.request import Record as Seen
+from server.experiment.analysis.analyse import analyse
+from server.experiment.config import ExperimentConfig, Manifest
+from server.experiment.records import (
+    METRICS,
+    NO_BLOCK,
+    ExperimentError,
+    Record,
+    RecordLog,
+    RecordWriter,
+    read_records,
+    segments,
+)
 
 
 class RunFolder:
@@ -111,3 +123,171 @@ def _difference(then: Any, now: Any, place: str) -> str:
                 return found
         return ""
     return "" if then == now else f"{place} was {then!r} and is {now!r}"
+
+
+_STATUS: Mapping[Outcome, str] = {"ok": "ok", "refused": "REFUSED", "failed": "FAILED", "cut": "TIMED_OUT"}
+
+
+def to_record(
+    seen: Seen,
+    *,
+    ask: Ask,
+    arm: str,
+    zero_s: float,
+    scheduled: bool,
+    by_ids: bool,
+    block: int = NO_BLOCK,
+    pair: str = "",
+    warm_up: bool = False,
+    prompt: str | None = None,
+) -> Record:
+    """The record of ``seen``, whose request was ``ask``.
+
+    zero_s: the beginning of the run on the event loop's clock. scheduled: it had an arrival time. by_ids: outputs are
+    compared by token ids, else by text. A server may be asked over a connection that takes time: what it says of its
+    queue counts from the sending.
+    """
+    hashed = seen.token_hash if by_ids else seen.text_hash
+    return Record(
+        request=f"{seen.name}/{arm}",
+        arm=arm,
+        arrival=seen.sent_s - zero_s,
+        scheduled=seen.due_s - zero_s if scheduled else None,
+        started=None if seen.queue_ms is None else seen.sent_s - zero_s + seen.queue_ms / 1e3,
+        first_token=seen.chunk_s[0] - zero_s if seen.chunk_s else None,
+        end=seen.end_s - zero_s,
+        tokens=seen.output_tokens,
+        chunks=len(seen.chunk_s),
+        prompt_tokens=seen.prompt_tokens,
+        cached_tokens=seen.cached_tokens,
+        accepted=seen.accepted,
+        token_hash=hashed if seen.ok else b"",
+        block=block,
+        pair=pair,
+        key=ask.session,
+        status=_STATUS[seen.outcome],
+        error=seen.error,
+        warm_up=warm_up,
+        workload=ask.name,
+        prompt=prompt,
+    )
+
+
+def prompt_of(ask: Ask) -> str:
+    """The prompt in words, for plans that keep prompts."""
+    if ask.gap is not None:
+        return f"{ask.gap.prefix}<gap>{ask.gap.suffix}"
+    if ask.chat:
+        return "\n".join(f"{turn.role}: {turn.content}" for turn in ask.chat)
+    return ask.text or " ".join(map(str, ask.ids))
+
+
+class RunClock:
+    """``zero_s``: the beginning of the run on the event loop's clock, by which everything in this process is timed."""
+
+    def __init__(self, started_s: float) -> None:
+        self._clock = asyncio.get_running_loop().time
+        self._begun_s = self._clock()
+        self.zero_s = self._begun_s - (time.time() - started_s)
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds since this process began to ask."""
+        return self._clock() - self._begun_s
+
+    def begin(self) -> None:
+        """It begins to ask."""
+        self._begun_s = self._clock()
+
+
+class Board:
+    """Counts of what was recorded so far, without the warm-up. ``done``: pairs with a record in both arms;
+    ``mismatched``: those of them that were answered differently; ``failed``: requests per arm. ``planned``: pairs, or
+    None where only time ends it."""
+
+    def __init__(self, config: ExperimentConfig, planned: int | None) -> None:
+        self.names = (config.control, config.treatment)
+        self.metric = config.primary.metric
+        self.planned = planned
+        self.done: set[str] = set()
+        self.mismatched: set[str] = set()
+        self.asked, self.failed = [0, 0], [0, 0]
+        self._values: tuple[list[float], list[float]] = ([], [])
+        self._open: dict[str, Record] = {}
+
+    def add(self, records: Iterable[Record]) -> None:
+        """More records."""
+        for record in records:
+            if record.warm_up or record.arm not in self.names:
+                continue
+            arm = self.names.index(record.arm)
+            self.asked[arm] += 1
+            self.failed[arm] += not record.ok
+            value = METRICS[self.metric].value(record) if record.ok else math.nan
+            if math.isfinite(value):
+                self._values[arm].append(value)
+            if record.pair:
+                self._pair(record)
+
+    def medians(self) -> tuple[float | None, float | None]:
+        """Of the primary metric, in both arms."""
+        a, b = (statistics.median(values) if values else None for values in self._values)
+        return a, b
+
+    def _pair(self, record: Record) -> None:
+        other = self._open.pop(record.pair, None)
+        if other is None or other.arm == record.arm:
+            self._open[record.pair] = record
+            return
+        self.done.add(record.pair)
+        if record.ok and other.ok and record.token_hash != other.token_hash:
+            self.mismatched.add(record.pair)
+
+
+_PATIENCE = 3
+
+
+class Pulse:
+    """folder: of the run, for the way out."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._silent = 0
+
+    def check(self, records: Sequence[Record]) -> None:
+        """Hear of the next turn or block.
+
+        Raises:
+            ExperimentError: nothing was answered in three of them.
+        """
+        self._silent = 0 if any(record.ok for record in records) else self._silent + 1
+        if self._silent >= _PATIENCE:
+            raise ExperimentError(
+                f"nothing is answered any more ({records[-1].error}); the same command goes on with {self._folder}"
+            )
+
+
+_DECIDED = ("better", "worse", "equivalent")
+_GROWTH = 1.1  # looks get rarer as records become many: all of them together cost about ten of the last
+
+
+class StopRule:
+    """Looks at the records of ``log`` as they grow, where the plan's intervals hold whenever one looks."""
+
+    def __init__(self, manifest: Manifest, log: RecordLog) -> None:
+        self._manifest, self._log = manifest, log
+        self._stopping = manifest.config.stopping
+        self._next = self._stopping.min_units
+
+    def why(self, units: int, mismatched: int, spent_s: float) -> str:
+        """Why to stop after ``units`` pairs or blocks and ``spent_s`` seconds; empty: go on."""
+        limit = self._stopping.max_duration
+        if limit is not None and spent_s >= limit:
+            return f"{limit:g} s have passed"
+        if self._stopping.rule != "always_valid" or units < self._next:
+            return ""
+        self._next = max(units + 1, math.ceil(units * _GROWTH))
+        if mismatched and self._manifest.config.assignment.expect_same_tokens:
+            return f"{mismatched} pairs got different tokens, and whatever follows can not mend that"
+        kind = analyse(self._manifest, self._log).verdict.kind
+        return f"the verdict is certain: {kind}" if kind in _DECIDED else ""

@@ -1,20 +1,56 @@
-"""What is asked in which order: a function of the plan alone, so that a run that was killed can be taken up."""
+"""What an experiment asks, when and of which arm: a function of the plan alone, so a killed run can go on."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
+from typing import NamedTuple
 
-from bench.experiment.arrival_times import arrival_times
-from bench.experiment.paired_ask import PairedAsk
-from bench.experiment.turn import Turn
-from bench.serve.ask import Ask
-from bench.serve.asks import endless_asks
-from bench.serve.timed_ask import TimedAsk
-from bench.serve.trace_file import read_trace
-from server.experiment.assignment import digest
-from server.experiment.config.experiment_config import ExperimentConfig
+import numpy as np
+
+from bench.serve.request import Ask, TimedAsk
+from bench.serve.schedule import endless_asks, read_trace
+from server.experiment.config import ExperimentConfig, Load, digest
+
+
+class PairedAsk(NamedTuple):
+    """``pair``: what the records of both arms name; ``offset_s``: seconds after the beginning of its turn."""
+
+    pair: str
+    offset_s: float
+    ask: Ask
+
+
+class Turn(NamedTuple):
+    """``first``: the arm (0 or 1) that is asked first."""
+
+    first: int
+    asks: Sequence[PairedAsk]
+
+
+_DRAWN = 1024
+
+
+def arrival_times(load: Load) -> Iterator[float]:
+    """Seconds after the beginning, ascending, the same for the same load; 0 for all where it is a closed loop.
+
+    Gaps are even, or gamma distributed (of shape 1 for a Poisson process) with a mean of 1 / rate."""
+    if load.rate is None:
+        return itertools.repeat(0.0)
+    if load.arrivals == "constant":
+        rate = load.rate
+        return (number / rate for number in itertools.count())
+    return _random_times(load.rate, 1.0 if load.arrivals == "poisson" else load.shape, load.seed)
+
+
+def _random_times(rate: float, shape: float, seed: int) -> Iterator[float]:
+    rng, now = np.random.default_rng(seed), 0.0
+    while True:
+        for gap in rng.gamma(shape, 1 / (shape * rate), _DRAWN):
+            now += float(gap)
+            yield now
+
 
 OPEN_TURN = 32
 _SEEDS = 1 << 31
@@ -117,3 +153,25 @@ class Script:
             drawn = int.from_bytes(digest(self._salt, f"seed/{self._load.seed}/{name}")) % _SEEDS
             ask = dataclasses.replace(ask, seed=drawn)
         return PairedAsk(name + self._tag, offset_s, ask)
+
+
+class SwitchbackScript:
+    """Blocks of time in pairs, one of either arm, the order in each pair drawn from the salt. The first part of every
+    block is washed out: requests that began in it met what the block before had left running. Offsets are seconds from
+    the beginning of block 0."""
+
+    def __init__(self, config: ExperimentConfig) -> None:
+        self._block_s, self._washout_s = config.assignment.block_s, config.assignment.washout_s
+        self._salt = config.assignment.salt or config.name
+
+    def block(self, offset_s: float) -> int:
+        """The block in which a request arrives."""
+        return int(offset_s // self._block_s)
+
+    def washes(self, offset_s: float) -> bool:
+        """Whether a request that arrives then is not analysed."""
+        return offset_s - self.block(offset_s) * self._block_s < self._washout_s
+
+    def arm(self, block: int) -> int:
+        """The arm (0 or 1) of a block."""
+        return (digest(self._salt, f"blocks/{block // 2}")[0] & 1) ^ (block & 1)

@@ -18,8 +18,7 @@ import orjson
 import uvicorn
 import uvloop
 
-from bench.frontend.paced_engine import TOKENS
-from bench.frontend.stamp import now_ns, stamp
+from bench.frontend.paced_engine import TOKENS, now_ns, stamp
 from bench.server_process import end_with_parent
 from server.http.http_server import listen
 from specdec.api.v1 import generation_pb2 as pb

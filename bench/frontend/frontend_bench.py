@@ -1,24 +1,232 @@
-"""Added time to the first token, cost per message, and share of the processor, for each face of the server."""
+"""What the front end costs beside the engine: added time to first token, cost per message, share of the CPU."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import socket
+import struct
 import time
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench.child_server import ChildServer
-from bench.frontend.bare_grpc import BareGrpc
-from bench.frontend.bare_http import BareHttp
-from bench.frontend.paced_engine import TOKENS, paced_target
-from bench.frontend.readers import GrpcReader, HttpReader
-from bench.frontend.stamp import now_ns, read_stamps
-from bench.local_server import LocalServer
-from bench.serve.spread import spread
-from specdec.config import Config, EngineConfig, ServerConfig
+import grpc
+import orjson
 
-FACTORY, TOKENIZER = "bench.frontend.paced_engine:build", "bench.frontend.byte_tokenizer:ByteTokenizer"
+from bench.frontend.paced_engine import TOKENS, now_ns, paced_target, read_stamps
+from bench.local_server import ChildServer, LocalServer
+from bench.serve.request import spread
+from specdec.api.v1 import generation_pb2 as pb
+from specdec.api.v1 import generation_pb2_grpc as pb_grpc
+from specdec.config import Config, EngineConfig, ServerConfig
+from specdec.errors import SpecdecError
+
+Message = tuple[int, str]  # when it was read, in nanoseconds, and its text
+_DATA, _END = b"data: {", b"\n"
+
+
+class ReaderError(SpecdecError):
+    """The server under measurement did not answer as it should."""
+
+
+class GrpcReader:
+    """GenerateStream over one channel."""
+
+    def __init__(self, address: str) -> None:
+        self._channel = grpc.aio.insecure_channel(address)
+        self._stub = pb_grpc.GenerationServiceStub(self._channel)
+
+    async def read(self, prompt: str, max_tokens: int) -> AsyncIterator[Message]:
+        """The messages that have text."""
+        request = pb.GenerateStreamRequest(text=prompt)
+        request.stopping.max_tokens = max_tokens
+        async for message in self._stub.GenerateStream(request):
+            if message.WhichOneof("event") == "delta":
+                yield now_ns(), message.delta.text
+
+    async def close(self) -> None:
+        """Ends the channel."""
+        await self._channel.close()
+
+
+class HttpReader:
+    """POST /v1/completions, each over a connection that is kept."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+
+    async def read(self, prompt: str, max_tokens: int) -> AsyncIterator[Message]:
+        """The messages that have text.
+
+        Raises:
+            ReaderError: the answer is not 200.
+        """
+        reader, writer = self._idle.pop() if self._idle else await asyncio.open_connection("127.0.0.1", self._port)
+        body = orjson.dumps({"prompt": prompt, "max_tokens": max_tokens, "stream": True})
+        head = (
+            f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+        )
+        writer.write(head.encode() + b"\r\n\r\n" + body)
+        status = await reader.readuntil(b"\r\n\r\n")
+        if b" 200 " not in status.partition(b"\r\n")[0]:
+            raise ReaderError(status.partition(b"\r\n")[0].decode("latin-1"))
+        # The body is chunked; the lines we look for are never broken by a chunk's length, which has its own line.
+        while (line := await reader.readuntil(_END)) != b"0\r\n":
+            if line.startswith(_DATA):
+                text = orjson.loads(line[len(_DATA) - 1 :])["choices"][0]["text"]
+                if text:
+                    yield now_ns(), text
+        await reader.readuntil(_END)
+        self._idle.append((reader, writer))
+
+    async def close(self) -> None:
+        """Ends the connections."""
+        for _, writer in self._idle:
+            writer.close()
+
+
+_SSE_DATA, _LAST_CHUNK = b"data: {", b"0\r\n\r\n"
+_ROOM = 1 << 16
+
+
+class BareHttp:
+    """POST /v1/completions, one after the other over one connection."""
+
+    def __init__(self, port: int) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=60)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def read(self, prompt: str, max_tokens: int) -> Iterator[Message]:
+        """The messages that have text.
+
+        Raises:
+            ReaderError: the answer is not 200, or breaks off.
+        """
+        body = orjson.dumps({"prompt": prompt, "max_tokens": max_tokens, "stream": True})
+        head = (
+            f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+        )
+        self._socket.sendall(head.encode() + b"\r\n\r\n" + body)
+        told, rest = False, b""
+        while not rest.endswith(_LAST_CHUNK):
+            data = self._socket.recv(_ROOM)
+            at_ns = now_ns()
+            if not data:
+                raise ReaderError("the server closed the connection")
+            rest += data
+            if not told:
+                if b"\r\n\r\n" not in rest:
+                    continue
+                status, _, rest = rest.partition(b"\r\n\r\n")
+                if b" 200 " not in status.partition(b"\r\n")[0]:
+                    raise ReaderError(status.partition(b"\r\n")[0].decode("latin-1"))
+                told = True
+            # A chunk's length has a line of its own, so lines of ours are whole.
+            *lines, last = rest.split(b"\n")
+            for line in lines:
+                if line.startswith(_SSE_DATA):
+                    text = orjson.loads(line[len(_SSE_DATA) - 1 :])["choices"][0]["text"]
+                    if text:
+                        yield at_ns, text
+            rest = _LAST_CHUNK if rest.endswith(_LAST_CHUNK) else last
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._socket.close()
+
+
+_DATA_FRAME, _HEADERS, _RESET, _SETTINGS, _PING, _GOAWAY, _WINDOW = 0, 1, 3, 4, 6, 7, 8
+_ACK = _END_STREAM = 1
+_END_HEADERS = 4
+_MOST = (1 << 31) - 1
+_METHOD = "/specdec.api.v1.GenerationService/GenerateStream"
+
+
+class BareGrpc:
+    """GenerateStream over one connection."""
+
+    def __init__(self, port: int) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=60)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._stream, self._buffer = -1, b""
+        window = struct.pack(">HI", 4, _MOST)  # SETTINGS_INITIAL_WINDOW_SIZE: nothing we get is ever held back
+        more = struct.pack(">I", _MOST - 0xFFFF)
+        self._socket.sendall(
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(_SETTINGS, 0, 0, window) + _frame(_WINDOW, 0, 0, more)
+        )
+
+    def read(self, prompt: str, max_tokens: int) -> Iterator[Message]:
+        """The messages that have text.
+
+        Raises:
+            ReaderError: the call ends before its last message, or the server gives up.
+        """
+        request = pb.GenerateStreamRequest(text=prompt)
+        request.stopping.max_tokens = max_tokens
+        data = request.SerializeToString()
+        self._stream += 2
+        self._socket.sendall(
+            _frame(_HEADERS, _END_HEADERS, self._stream, _HEAD)
+            + _frame(_DATA_FRAME, _END_STREAM, self._stream, struct.pack(">BI", 0, len(data)) + data)
+        )
+        body, complete = b"", False
+        while True:
+            kind, flags, stream, payload = self._next()
+            at_ns = now_ns()
+            if kind == _SETTINGS and not flags & _ACK:
+                self._socket.sendall(_frame(_SETTINGS, _ACK, 0))
+            elif kind == _PING and not flags & _ACK:
+                self._socket.sendall(_frame(_PING, _ACK, 0, payload))
+            elif kind in (_RESET, _GOAWAY):
+                raise ReaderError(f"the server gave up with frame {kind}")
+            elif stream == self._stream and kind == _DATA_FRAME:
+                body += payload
+                while len(body) >= 5 and len(body) >= 5 + (size := int.from_bytes(body[1:5], "big")):
+                    message = pb.GenerateStreamResponse.FromString(body[5 : 5 + size])
+                    body = body[5 + size :]
+                    if message.delta.text:
+                        yield at_ns, message.delta.text
+                    complete = complete or message.HasField("finished")
+            elif stream == self._stream and kind == _HEADERS and flags & _END_STREAM:
+                if not complete:
+                    raise ReaderError("the call ended before its last message")
+                return
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._socket.close()
+
+    def _next(self) -> tuple[int, int, int, bytes]:
+        """Kind, flags, stream and payload of the next frame."""
+        while len(self._buffer) < 9 or len(self._buffer) < 9 + (size := int.from_bytes(self._buffer[:3], "big")):
+            data = self._socket.recv(_ROOM)
+            if not data:
+                raise ReaderError("the server closed the connection")
+            self._buffer += data
+        kind, flags = self._buffer[3], self._buffer[4]
+        stream = int.from_bytes(self._buffer[5:9], "big") & _MOST
+        payload, self._buffer = self._buffer[9 : 9 + size], self._buffer[9 + size :]
+        return kind, flags, stream, payload
+
+
+def _frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    return len(payload).to_bytes(3, "big") + struct.pack(">BBI", kind, flags, stream) + payload
+
+
+def _literal(text: str) -> bytes:
+    return bytes([len(text)]) + text.encode()  # below 127 bytes, not Huffman-coded
+
+
+# By the static table: POST, http, then literals that are not indexed: path, authority, content-type, te.
+_HEAD = (
+    b"\x83\x86\x04" + _literal(_METHOD) + b"\x01" + _literal("x")
+    + b"\x0f\x10" + _literal("application/grpc") + b"\x00" + _literal("te") + _literal("trailers")
+)  # fmt: skip
+
+
+FACTORY, TOKENIZER = "bench.frontend.paced_engine:build", "bench.frontend.paced_engine:ByteTokenizer"
 PROMPT = "def f(x):\n    " * 16
 FACES = ("grpc", "http")
 Reader = GrpcReader | HttpReader

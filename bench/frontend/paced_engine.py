@@ -1,14 +1,15 @@
-"""An engine that takes no time: it emits tokens by the clock and writes into them when it did."""
+"""An engine that takes no time: it emits tokens by the clock and writes into their text when it did."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from bench.frontend.byte_tokenizer import VOCAB_SIZE
-from bench.frontend.stamp import now_ns, stamp
-from server.engine_protocol import ProgressListener
+from server.interfaces import ProgressListener
 from specdec.config import EngineConfig
+from specdec.errors import ModelError
 from specdec.types import (
     Delta,
     DrafterStats,
@@ -24,6 +25,68 @@ from specdec.types import (
     Timings,
     Usage,
 )
+
+_END = ";"
+_WIDTH = 18  # digits of a monotonic clock's nanoseconds, for centuries
+
+
+def now_ns() -> int:
+    """The machine's clock, the same in every process."""
+    return time.monotonic_ns()
+
+
+def stamp(*times_ns: int) -> str:
+    """``times_ns`` as text."""
+    return "".join(f"{t:0{_WIDTH}d}{_END}" for t in times_ns)
+
+
+def read_stamps(text: str) -> list[int]:
+    """The times in ``text``, in nanoseconds.
+
+    Raises:
+        ValueError: it holds something else.
+    """
+    *parts, rest = text.split(_END)
+    if rest:
+        raise ValueError(f"{text!r} is not a stamp")
+    return [int(part) for part in parts]
+
+
+VOCAB_SIZE = 256
+
+
+class ByteTokenizer:
+    """No special tokens, no chat template."""
+
+    special_ids: frozenset[int] = frozenset()
+    has_chat_template = has_tool_template = False
+
+    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """The bytes of ``text``."""
+        return list(text.encode("latin-1", "replace"))
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> list[int]:
+        """Raises ModelError: there is no chat template."""
+        raise ModelError("the byte tokenizer has no chat template; send text")
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """The text of those bytes."""
+        return bytes(ids).decode("latin-1")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """One byte."""
+        return bytes([token_id])
+
+    def special_id(self, name: str) -> int | None:
+        """None: there are none."""
+        return None
+
 
 NAME = "paced"
 TOKENS = 2  # per message, as speculation has it

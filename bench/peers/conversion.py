@@ -1,4 +1,4 @@
-"""Makes another form of a model once, in a process of its own whose memory is free again afterwards."""
+"""Other forms of a .gguf model for the other engines, each made once, in a process of its own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from bench.peers.peer_error import PeerError
+from bench.peers.peer import PeerError
 
 _SHOWN = 300
 

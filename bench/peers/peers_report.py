@@ -1,17 +1,115 @@
-"""The figures of one run: JSON, and Markdown for docs/performance.md."""
+"""The figures of one run of `specdec bench peers`: JSON, and Markdown for docs/performance.md."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+import statistics
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.peers.answer import Answer
-from bench.peers.arm import OURS, OURS_AUTO, OURS_OFF, Arm
-from bench.peers.arm_summary import ArmSummary, summarise
-from bench.peers.peers_run import PeersRun
+from bench.peers.peer import OURS, OURS_AUTO, OURS_OFF, Answer, Arm, PeerPrompt
+
+
+@dataclass(slots=True)
+class PeersRun:
+    """``arms`` in the order of the tables; ``about`` by engine or arm. ``missing``: why an arm has no figures, or none
+    from some point on; ``left_out``: why a workload has none. ``machine``: hardware, commands."""
+
+    arms: list[Arm] = field(default_factory=list)
+    prompts: list[PeerPrompt] = field(default_factory=list)
+    answers: dict[tuple[str, str], Answer] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
+    about: dict[str, dict[str, Any]] = field(default_factory=dict)
+    machine: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def note(self, arm: Arm, prompt: PeerPrompt, answer: Answer) -> None:
+        """``arm`` answered ``prompt``."""
+        self.answers[arm.name, prompt.name] = answer
+
+    def answers_of(self, arm: Arm, workload: str) -> dict[str, Answer]:
+        """By the prompts' names: what ``arm`` made of those that count and that it answered."""
+        names = [prompt.name for prompt in self.prompts if prompt.workload == workload and prompt.counted]
+        found = {name: self.answers.get((arm.name, name)) for name in names}
+        return {name: answer for name, answer in found.items() if answer is not None and not answer.error}
+
+    @property
+    def workloads(self) -> list[str]:
+        """In the order in which they were asked."""
+        return list(dict.fromkeys(prompt.workload for prompt in self.prompts))
+
+    def faults(self) -> list[str]:
+        """Single prompts that an arm refused."""
+        return [f"{arm} on {name}: {answer.error}" for (arm, name), answer in self.answers.items() if answer.error]
+
+
+@dataclass(frozen=True, slots=True)
+class ArmSummary:
+    """Times in ms. ``median_ms``: of the answers' times per token after the first; ``total_ms``: all their time over
+    all their tokens. ``timed``: answers long enough to have such a time. ``tokens_per_s``: all
+    tokens over all time, prompts read as well. ``over_auto``, ``over_off``: its time per token over ours, on those that
+    both answered; less than 1 is faster than ours. ``same_text``: of the answers, how many are those of its engine
+    without drafts, to the letter."""
+
+    answered: int
+    asked: int
+    timed: int
+    tokens: int
+    median_ms: float | None = None
+    total_ms: float | None = None
+    ttft_ms: float | None = None
+    tokens_per_s: float | None = None
+    over_auto: float | None = None
+    over_off: float | None = None
+    same_text: int | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        names = self.__dataclass_fields__
+        return {name: _rounded(getattr(self, name)) for name in names}
+
+
+def summarise(
+    answers: Mapping[str, Answer], asked: int, *, auto: Mapping[str, Answer], off: Mapping[str, Answer],
+    plain: Mapping[str, Answer] | None,
+) -> ArmSummary:  # fmt: skip
+    """Of ``answers`` by prompt, of so many ``asked``. auto, off: ours; plain: those of the arm without drafts, None for
+    that one itself."""
+    times = [tpot for answer in answers.values() if (tpot := answer.tpot_ms) is not None]
+    whole_s = sum(answer.e2e_ms for answer in answers.values()) / 1e3
+    tokens = sum(answer.tokens for answer in answers.values())
+    same = None
+    if plain is not None:
+        same = sum(name in plain and plain[name].text == answer.text for name, answer in answers.items())
+    return ArmSummary(
+        answered=len(answers), asked=asked, timed=len(times), tokens=tokens,
+        median_ms=statistics.median(times) if times else None, total_ms=per_token(answers),
+        ttft_ms=statistics.median(answer.ttft_ms for answer in answers.values()) if answers else None,
+        tokens_per_s=tokens / whole_s if whole_s else None,
+        over_auto=_over(answers, auto), over_off=_over(answers, off),
+        same_text=same,
+    )  # fmt: skip
+
+
+def per_token(answers: Mapping[str, Answer]) -> float | None:
+    """All time after the first tokens over all tokens after the first, ms."""
+    timed = [answer for answer in answers.values() if answer.tpot_ms is not None]
+    return sum(a.decode_ms for a in timed) / sum(a.decoded for a in timed) if timed else None
+
+
+def _over(answers: Mapping[str, Answer], ours: Mapping[str, Answer]) -> float | None:
+    both = [name for name in answers if name in ours and None not in (answers[name].tpot_ms, ours[name].tpot_ms)]
+    theirs, base = per_token({n: answers[n] for n in both}), per_token({n: ours[n] for n in both})
+    return theirs / base if theirs is not None and base else None
+
+
+def _rounded(value: float | int | None) -> float | int | None:
+    return round(value, 4) if isinstance(value, float) else value
+
 
 _ROOT = Path(__file__).parents[2]
 _PLAIN = re.compile(r"[\w./~:=,+{}-]+")

@@ -1,20 +1,92 @@
-"""The workloads by name."""
+"""The workloads by name, also those that mix kinds of prompts or ask several at the same time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain, zip_longest
 
-from bench.workloads.bench_prompt import BenchPrompt
-from bench.workloads.chat import chat_prompts
-from bench.workloads.concurrent import MIXES, concurrent_workload
-from bench.workloads.edit import edit_prompts
-from bench.workloads.fim import fim_prompts
-from bench.workloads.humaneval import humaneval_prompts
-from bench.workloads.keystrokes import typing_prompts
-from bench.workloads.mixed import mixed_prompts
-from bench.workloads.workload import Workload, uncounted
-from bench.workloads.workload_unavailable_error import WorkloadUnavailableError
+from bench.workloads.prompts import chat_prompts, edit_prompts, fim_prompts, humaneval_prompts, typing_prompts
+from bench.workloads.workload import BenchPrompt, Workload, WorkloadUnavailableError, uncounted
 from specdec.models.tokenizer import Tokenizer
+
+AT_ONCE = 8
+EDIT_TOKENS = 256
+TURNS = 3  # requests per place: with one, what is measured is how long the slowest of eight runs on alone
+WARM_UP_TOKENS = 24
+MIXES = ("humaneval", "chat", "mixed", "edit")
+
+
+def concurrent_workload(
+    mix: str, tokenizer: Tokenizer, count: int, max_tokens: int | None = None, *, warm_up: bool = True
+) -> Workload:
+    """``count`` prompts, `TURNS` times `AT_ONCE` at least, after a short round to ``warm_up``.
+
+    Raises:
+        WorkloadUnavailableError: as the prompts of ``mix``.
+    """
+    first = AT_ONCE if warm_up else 0
+    prompts = _prompts(mix, tokenizer, max(count, TURNS * AT_ONCE) + first, max_tokens)
+    groups = [tuple(uncounted(prompts[:first], WARM_UP_TOKENS)), tuple(prompts[first:])]
+    return Workload(f"concurrent/{mix}", tuple(group for group in groups if group), AT_ONCE)
+
+
+def _prompts(mix: str, tokenizer: Tokenizer, count: int, max_tokens: int | None) -> list[BenchPrompt]:
+    edit_tokens = max_tokens or EDIT_TOKENS
+    if mix == "humaneval":
+        return humaneval_prompts(tokenizer, count, max_tokens)
+    if mix == "chat":
+        return chat_prompts(tokenizer, count, max_tokens)
+    if mix == "edit":
+        return edit_prompts(tokenizer, count, edit_tokens)
+    each = -(-count // 3)
+    kinds = (
+        edit_prompts(tokenizer, each, edit_tokens),
+        chat_prompts(tokenizer, each, max_tokens),
+        humaneval_prompts(tokenizer, each, max_tokens),
+    )
+    return [prompt for prompt in chain(*zip_longest(*kinds)) if prompt is not None][:count]
+
+
+_KINDS: tuple[Callable[[Tokenizer, int, int | None], list[BenchPrompt]], ...] = (
+    humaneval_prompts,
+    edit_prompts,
+    fim_prompts,
+    chat_prompts,
+)
+
+
+def mixed_prompts(
+    tokenizer: Tokenizer, count: int, max_tokens: int | None, note: Callable[[str], None]
+) -> list[BenchPrompt]:
+    """About ``count`` prompts, of every kind in turn, after one more that warms up; tells ``note`` what is left out.
+
+    Raises:
+        WorkloadUnavailableError: no kind is to be had.
+    """
+    each = -(-count // len(_KINDS))
+    kinds: list[list[BenchPrompt]] = []
+    for make in _KINDS:
+        try:
+            # A file's first hole only warms its session; of the others one more is needed for the engine itself.
+            kinds.append(make(tokenizer, each + (not kinds), max_tokens))
+        except WorkloadUnavailableError as error:
+            note(f"mixed: {error}")
+    if not kinds:
+        raise WorkloadUnavailableError("none of its kinds of prompt can be had")
+    warm = uncounted(kinds[0][:1])
+    kinds[0] = kinds[0][1:]
+    return warm + [prompt for prompt in chain(*zip_longest(*map(_trimmed(each), kinds))) if prompt is not None]
+
+
+def _trimmed(count: int) -> Callable[[list[BenchPrompt]], list[BenchPrompt]]:
+    """Cuts a list after its ``count``-th counted prompt: holes come by whole files."""
+
+    def cut(prompts: list[BenchPrompt]) -> list[BenchPrompt]:
+        counted = [i for i, prompt in enumerate(prompts) if prompt.counted]
+        return prompts[: counted[count - 1] + 1] if len(counted) >= count else prompts
+
+    return cut
+
 
 _Make = Callable[[Tokenizer, int, int | None], list[BenchPrompt]]
 _SESSIONS: dict[str, _Make] = {"fim": fim_prompts, "typing": typing_prompts}

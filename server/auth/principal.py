@@ -1,12 +1,28 @@
-"""Who makes a call."""
+"""Who makes a call, what they may use, and whether they are an operator."""
 
 from __future__ import annotations
 
 import dataclasses
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-from server.auth.limits import Limits
+from pydantic import BaseModel, ConfigDict, Field
+
+from server.errors import PermissionDeniedError
 from specdec.types import Request
+
+
+class Limits(BaseModel):
+    """None: no limit. Tokens are those of prompts and of outputs; a call that begins within the limit may end beyond
+    it, and the next ones wait for the difference. A request above ``max_priority`` runs at that priority."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    requests_per_minute: float | None = Field(None, gt=0, allow_inf_nan=False)
+    tokens_per_minute: float | None = Field(None, gt=0, allow_inf_nan=False)
+    max_concurrent: int | None = Field(None, ge=1)
+    max_priority: int | None = None
+
 
 # No tenant's name holds it, so no two tenants' salts, and no salt of nobody's, ever read alike.
 SEPARATOR = "/"
@@ -44,3 +60,25 @@ class Principal:
 
 ANYBODY = Principal()
 """Who calls a server that asks for no key."""
+
+
+_CALLER: ContextVar[Principal] = ContextVar("caller", default=ANYBODY)
+
+
+def set_caller(principal: Principal) -> None:
+    """For the rest of this task, and of those it starts."""
+    _CALLER.set(principal)
+
+
+def current_caller() -> Principal:
+    """The caller; `ANYBODY` where nobody was asked for a key."""
+    return _CALLER.get()
+
+
+def check_admin(what: str) -> None:
+    """Raises PermissionDeniedError unless the caller's key is an operator's. what: what only operators may call."""
+    if not current_caller().admin:
+        raise PermissionDeniedError(
+            f"only a key marked `admin: true` in the server's keys_file may call {what}; make one with "
+            "`specdec keys new --admin`"
+        )

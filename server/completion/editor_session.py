@@ -1,22 +1,177 @@
-"""Follows one editor: its documents, and the generation that runs, or ran last, for it."""
+"""Follows one editor: its documents, its generation, and suggestions that go on with what was typed."""
 
 from __future__ import annotations
 
 import re
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from enum import StrEnum
 
 from server.auth.principal import Principal
-from server.completion.completion_options import CompletionOptions
-from server.completion.gap import Gap
-from server.completion.gap_rules import gap_rules
-from server.completion.generation_run import GenerationRun
-from server.completion.request_maker import RequestMaker
-from server.completion.run_table import RunTable
-from server.completion.suggestion import Origin, Suggestion
-from server.completion.text_document import MAX_CHARACTERS, TextDocument
-from specdec.types import Request
+from server.completion.requests import CompletionOptions, RequestMaker, gap_rules
+from server.completion.runs import RunTable, SharedRun
+from server.fim import MAX_CHARACTERS, Gap, TextDocument
+from specdec.engine.text_stops import Cut, TextCutter
+from specdec.errors import RequestError
+from specdec.types import Finished, FinishReason, Request, TextRules
+
+# Ends that asking again for the same gap may get beyond
+_UNFINISHED = (FinishReason.ABORTED, FinishReason.TIME_LIMIT)
+FURTHEST_AHEAD = 16  # characters typed beyond what was generated; more are prefilled faster than generated
+
+
+class GenerationRun:
+    """Begun for ``gap``, it may go on for later ones. `leave` it once it is of no use.
+
+    ``text``: what may be suggested of it behind the gap. ``ended``: no more comes.
+    """
+
+    def __init__(self, gap: Gap, options: CompletionOptions, run: SharedRun) -> None:
+        self.gap, self.options, self._run = gap, options, run
+        self._left = False
+        self._cut: tuple[int, FinishReason] | None = None
+
+    @property
+    def text(self) -> str:
+        """All that is certain."""
+        return self._run.text if self._cut is None else self._run.text[: self._cut[0]]
+
+    @property
+    def ended(self) -> bool:
+        """Whether the text is all there is."""
+        return self._cut is not None or self._run.ended
+
+    @property
+    def error(self) -> RequestError | None:
+        """What ended it instead of an end."""
+        return None if self._cut is not None else self._run.error
+
+    @property
+    def finished(self) -> Finished | None:
+        """The engine's last word, once it is said."""
+        return self._run.finished
+
+    @property
+    def reason(self) -> FinishReason:
+        """Why it ended; what nobody waited for was aborted."""
+        if self._cut is not None:
+            return self._cut[1]
+        return FinishReason.ABORTED if self._run.finished is None else self._run.finished.reason
+
+    def typed_for(self, gap: Gap, options: CompletionOptions) -> str | None:
+        """What was typed since, if ``gap`` is this one's but for that; None if more has changed.
+
+        Other texts of the project do not count: what they are now is for the next sequence.
+        """
+        own = self.gap
+        same = options == self.options and (gap.suffix, gap.path, gap.repo) == (own.suffix, own.path, own.repo)
+        if not same or not gap.prefix.startswith(own.prefix):
+            return None
+        return gap.prefix[len(own.prefix) :]
+
+    async def goes_on_with(self, typed: str) -> bool:
+        """Whether what was ``typed`` is what it says, and there is more; waits for text that is about to come.
+
+        One whose prompt is still being computed has said nothing: the request for the longer text finds that prompt in
+        the prefix cache as far as it goes, and need not guess.
+        """
+        if typed and not self._run.has_tokens:
+            return False
+        while True:
+            text = self.text
+            length = min(len(text), len(typed))
+            if self.error is not None or text[:length] != typed[:length]:
+                return False
+            if self.ended:
+                if typed:
+                    return len(text) > len(typed) and self.reason is not FinishReason.ABORTED
+                return self.options.repeatable and self.reason not in _UNFINISHED
+            if len(text) >= len(typed):
+                return True
+            if len(typed) - len(text) > FURTHEST_AHEAD:
+                return False
+            await self.more()
+
+    async def more(self) -> None:
+        """Wait for text, or for the end."""
+        if not self.ended:
+            await self._run.more(len(self._run.events))
+
+    def cut(self, place: int, reason: FinishReason) -> None:
+        """A rule ends the text at ``place``: what comes behind it is wanted by nobody."""
+        self._cut = (place, reason)
+        self.leave()
+
+    def leave(self) -> None:
+        """Let go of the run: it ends unless somebody else reads it. Any number of times."""
+        if not self._left:
+            self._left = True
+            self._run.leave()
+
+
+class Origin(StrEnum):
+    """Where the text comes from: a sequence of its own, that of an earlier ask, or somebody else's equal one."""
+
+    NEW = "new"
+    CONTINUED = "continued"
+    SHARED = "shared"
+
+
+class Suggestion:
+    """The text of a run beyond its first ``typed`` characters. ``rules``: those of the place where it is put, if they
+    are not the run's own. ``text``: what was given out; ``reason``: why it ended, once `texts` has."""
+
+    def __init__(
+        self, suggestion_id: str, run: GenerationRun, typed: int, rules: TextRules | None, origin: Origin
+    ) -> None:
+        self.suggestion_id, self.typed, self.origin = suggestion_id, typed, origin
+        self.text = ""
+        self.reason: FinishReason | None = None
+        self._run = run
+        self._cutter = None if rules is None else TextCutter(rules)
+
+    @property
+    def finished(self) -> Finished | None:
+        """The engine's figures, of the whole sequence; None where it was cut short."""
+        return self._run.finished
+
+    async def texts(self) -> AsyncIterator[str]:
+        """The text in pieces, as it comes.
+
+        Raises:
+            RequestError: the request was refused, or it failed.
+        """
+        read = 0
+        while True:
+            rest = self._run.text[self.typed :]
+            cut = self._feed(rest[read:])
+            read = len(rest)
+            if cut is not None:
+                if piece := self._give(rest, cut.place):
+                    yield piece
+                self._run.cut(self.typed + cut.place, cut.reason)
+                break
+            if piece := self._give(rest, read if self._cutter is None else self._cutter.safe):
+                yield piece
+            if self._run.ended:
+                if self._run.error is not None:
+                    raise self._run.error
+                last = None if self._cutter is None else self._cutter.end()
+                if piece := self._give(rest, read if last is None else last.place):
+                    yield piece
+                break
+            await self._run.more()
+        self.reason = self._run.reason
+
+    def _feed(self, text: str) -> Cut | None:
+        return None if self._cutter is None else self._cutter.feed(text)
+
+    def _give(self, rest: str, upto: int) -> str:
+        piece = rest[len(self.text) : upto]
+        self.text += piece
+        return piece
+
 
 _WORD = re.compile(r"\A\w+")
 DOCUMENTS = 8

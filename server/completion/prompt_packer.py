@@ -2,17 +2,66 @@
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Sequence
 from dataclasses import replace
 
-from server.completion.comment_mark import comment_mark
-from server.completion.context_packer import CHARACTERS_PER_TOKEN, ContextPacker
-from server.completion.fim_tokens import FimTokens
-from server.completion.gap import FillMode, Gap
-from server.completion.packed_prompt import PackedPrompt
-from server.completion.prefix_parts import PrefixParts
-from server.completion.user_text import UserText
-from server.http.fim_encoder import FimNotSupportedError
-from server.tokenizer_protocol import TokenizerLike
+from server.completion.fim_templates import FimTokens
+from server.completion.prompt_parts import PrefixParts, UserText
+from server.fim import ContextFile, FillMode, FimNotSupportedError, Gap, PackedPrompt
+from server.interfaces import TokenizerLike
+
+_HASH = (
+    "python", "py", "ruby", "rb", "shellscript", "sh", "bash", "zsh", "yaml", "yml", "perl", "pl", "r", "toml",
+    "makefile", "dockerfile", "elixir", "ex", "nix", "cmake",
+)  # fmt: skip
+_DASH = ("sql", "lua", "haskell", "hs", "ada")
+_MARKS = dict.fromkeys(_HASH, "#") | dict.fromkeys(_DASH, "--")
+
+
+def comment_mark(language: str, path: str) -> str:
+    """``language`` as editors name it; where it is empty, the end of ``path`` counts."""
+    name = language or path.rsplit("/", 1)[-1].rsplit(".", 1)[-1]
+    return _MARKS.get(name.lower(), "//")
+
+
+SMALLEST_PART = 32  # tokens of a text that are worth showing without the rest
+CHARACTERS_PER_TOKEN = 8  # more than any text has on average
+
+
+class ContextPacker:
+    """Chooses by relevance and shows in an order that does not depend on it: a client that ranks its texts anew at each
+    key, or sends them in another order, asks for the same prompt."""
+
+    def __init__(self, text: UserText) -> None:
+        self._text = text
+
+    def pack(self, files: Sequence[tuple[ContextFile, tuple[int, ...]]], room: int, owner: str) -> list[int]:
+        """Ids of the texts, each behind the ids given with it, at most ``room`` in all.
+
+        The highest scores are taken first, then the newest, then the last in line. Of the first text that does not fit
+        whole its first lines are taken, and none of the others.
+        """
+        order = sorted(range(len(files)), key=lambda i: (files[i][0].score, files[i][0].time_ms, i), reverse=True)
+        chosen: list[tuple[tuple[str, int], tuple[int, ...]]] = []
+        for i in order:
+            file, opening = files[i]
+            ids = opening + self._ids(file, room, owner)
+            fits = len(ids) <= room
+            if not fits:
+                ids = ids[: self._text.line_end(ids, len(opening), room)] if room >= SMALLEST_PART else ()
+            if len(ids) > len(opening):
+                chosen.append(((file.name, zlib.crc32(file.text.encode("utf-8", "surrogatepass"))), ids))
+                room -= len(ids)
+            if not fits:
+                break
+        chosen.sort()
+        return [token for _, ids in chosen for token in ids]
+
+    def _ids(self, file: ContextFile, room: int, owner: str) -> tuple[int, ...]:
+        shown = file.text[: max(1, room) * CHARACTERS_PER_TOKEN]
+        return self._text.encode(shown if shown.endswith("\n") else shown + "\n", owner)
+
 
 DEFAULT_TOKENS = 2048
 SMALLEST_BUDGET = 64
@@ -50,7 +99,7 @@ class PromptPacker:
         return self._tokens.fills_in
 
     def encode(self, prefix: str, suffix: str) -> list[int]:
-        """Ids of the prompt for the gap between two texts; what `server.http.fim_encoder.FimEncoder` asks for. All of
+        """Ids of the prompt for the gap between two texts; what `server.fim.FimEncoder` asks for. All of
         both is in it as far as the model's context goes, the prefix whole and in front of the suffix: nothing is left
         to be spelled again, for callers who only give ids on. `pack` is better to the prefix cache.
 

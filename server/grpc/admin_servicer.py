@@ -1,58 +1,155 @@
-"""AdminService: what operators do to a running server."""
+"""What operators call: AdminService, ExperimentService, TraceService."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Awaitable, Callable
 from typing import Any, cast, get_args
 
 import grpc
 
-from server.auth.check_admin import check_admin
+from server.auth.principal import check_admin
+from server.engine_calls import DEFAULT_TRACE_STEPS, MAX_TRACE_STEPS, TRACE_LIMIT_RULE
+from server.experiment.live.experiments import Experiments
+from server.experiment.live.folder import ExperimentStatus
 from server.frontend import Frontend
 from server.grpc.errors import guarded
-from specdec.api.v1 import admin_pb2 as pb
-from specdec.api.v1 import admin_pb2_grpc as pb_grpc
+from server.grpc.messages import trace_message
+from specdec.api.v1 import admin_pb2, admin_pb2_grpc, experiment_pb2, experiment_pb2_grpc, trace_pb2, trace_pb2_grpc
 from specdec.config import WeightDtype
 from specdec.errors import ViolationCollector
 
 Context = grpc.aio.ServicerContext[Any, Any]
 _DTYPES = get_args(WeightDtype)
-_SERVICE = "AdminService"
+_ADMIN_SERVICE = "AdminService"
 
 
-class AdminServicer(pb_grpc.AdminServiceServicer):
+class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     """``not_serving`` tells health's watchers for good; ``drain_s`` is how long the server itself waits at its end."""
 
     def __init__(self, frontend: Frontend, not_serving: Callable[[], Awaitable[None]], drain_s: float) -> None:
         self._frontend, self._not_serving, self._drain_s = frontend, not_serving, drain_s
 
     @guarded
-    async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
+    async def Drain(self, request: admin_pb2.DrainRequest, context: Context) -> admin_pb2.DrainResponse:
         """No new request from now on."""
-        check_admin(_SERVICE)
+        check_admin(_ADMIN_SERVICE)
         timeout_s = request.timeout_s if request.HasField("timeout_s") else self._drain_s
         seen = ViolationCollector()
         sound = math.isfinite(timeout_s) and timeout_s >= 0
         seen.check(sound, "timeout_s", "must be a number of seconds, not negative")
         seen.raise_if_any()
         await self._not_serving()
-        return pb.DrainResponse(running=await self._frontend.gate.drain(timeout_s))
+        return admin_pb2.DrainResponse(running=await self._frontend.gate.drain(timeout_s))
 
     @guarded
-    async def FlushCache(self, request: pb.FlushCacheRequest, context: Context) -> pb.FlushCacheResponse:
+    async def FlushCache(self, request: admin_pb2.FlushCacheRequest, context: Context) -> admin_pb2.FlushCacheResponse:
         """Forgets cached prefixes."""
-        check_admin(_SERVICE)
-        return pb.FlushCacheResponse(pages=await self._frontend.client.flush_cache())
+        check_admin(_ADMIN_SERVICE)
+        return admin_pb2.FlushCacheResponse(pages=await self._frontend.client.flush_cache())
 
     @guarded
-    async def SwapDraft(self, request: pb.SwapDraftRequest, context: Context) -> pb.SwapDraftResponse:
+    async def SwapDraft(self, request: admin_pb2.SwapDraftRequest, context: Context) -> admin_pb2.SwapDraftResponse:
         """Changes or drops the draft model."""
-        check_admin(_SERVICE)
+        check_admin(_ADMIN_SERVICE)
         seen = ViolationCollector()
         seen.check(request.dtype in ("", *_DTYPES), "dtype", f"one of {', '.join(_DTYPES)}, got {request.dtype[:40]!r}")
         seen.check(bool(request.draft) or not request.dtype, "dtype", "has no meaning without a draft")
         seen.raise_if_any()
         dtype = cast(WeightDtype, request.dtype) if request.dtype else None
         info = await self._frontend.client.swap_draft(request.draft or None, dtype)
-        return pb.SwapDraftResponse(draft=info.draft, drafters=info.drafters)
+        return admin_pb2.SwapDraftResponse(draft=info.draft, drafters=info.drafters)
+
+
+class TraceServicer(trace_pb2_grpc.TraceServiceServicer):
+    """Asks the engine process; a draining server answers too."""
+
+    def __init__(self, frontend: Frontend) -> None:
+        self._frontend = frontend
+
+    @guarded
+    async def GetTrace(self, request: trace_pb2.GetTraceRequest, context: Context) -> trace_pb2.GetTraceResponse:
+        """The engine's last steps."""
+        limit = request.limit if request.HasField("limit") else DEFAULT_TRACE_STEPS
+        seen = ViolationCollector()
+        seen.check(1 <= limit <= MAX_TRACE_STEPS, "limit", f"{TRACE_LIMIT_RULE}, got {limit}")
+        seen.raise_if_any()
+        steps = await self._frontend.client.trace(limit)
+        return trace_pb2.GetTraceResponse(steps=[trace_message(step) for step in steps])
+
+
+_EXPERIMENT_SERVICE = "ExperimentService"
+_STATES = {
+    "running": experiment_pb2.EXPERIMENT_STATE_RUNNING,
+    "stopped": experiment_pb2.EXPERIMENT_STATE_STOPPED,
+    "finished": experiment_pb2.EXPERIMENT_STATE_FINISHED,
+    "failed": experiment_pb2.EXPERIMENT_STATE_FAILED,
+}
+
+
+class ExperimentServicer(experiment_pb2_grpc.ExperimentServiceServicer):
+    """Every call asks for an operator's key first."""
+
+    def __init__(self, experiments: Experiments) -> None:
+        self._experiments = experiments
+
+    @guarded
+    async def StartExperiment(
+        self, request: experiment_pb2.StartExperimentRequest, context: Context
+    ) -> experiment_pb2.StartExperimentResponse:
+        """Begins one, or goes on with it."""
+        check_admin(_EXPERIMENT_SERVICE)
+        status = await self._experiments.start(request.plan)
+        return experiment_pb2.StartExperimentResponse(experiment=_experiment_message(status))
+
+    @guarded
+    async def StopExperiment(
+        self, request: experiment_pb2.StopExperimentRequest, context: Context
+    ) -> experiment_pb2.StopExperimentResponse:
+        """Ends one."""
+        check_admin(_EXPERIMENT_SERVICE)
+        return experiment_pb2.StopExperimentResponse(
+            experiment=_experiment_message(await self._experiments.stop(request.name))
+        )
+
+    @guarded
+    async def GetExperiment(
+        self, request: experiment_pb2.GetExperimentRequest, context: Context
+    ) -> experiment_pb2.GetExperimentResponse:
+        """How one stands."""
+        check_admin(_EXPERIMENT_SERVICE)
+        return experiment_pb2.GetExperimentResponse(
+            experiment=_experiment_message(await self._experiments.get(request.name))
+        )
+
+    @guarded
+    async def ListExperiments(
+        self, request: experiment_pb2.ListExperimentsRequest, context: Context
+    ) -> experiment_pb2.ListExperimentsResponse:
+        """All there are."""
+        check_admin(_EXPERIMENT_SERVICE)
+        return experiment_pb2.ListExperimentsResponse(
+            experiments=map(_experiment_message, await self._experiments.statuses())
+        )
+
+    @guarded
+    async def GetExperimentResult(
+        self, request: experiment_pb2.GetExperimentResultRequest, context: Context
+    ) -> experiment_pb2.GetExperimentResultResponse:
+        """What the records say."""
+        check_admin(_EXPERIMENT_SERVICE)
+        found = await self._experiments.conclude(request.name)
+        verdict = json.loads(found.result)["verdict"]
+        return experiment_pb2.GetExperimentResultResponse(
+            verdict=verdict["kind"], headline=verdict["headline"], reasons=verdict["reasons"],
+            result_json=found.result, report_html=found.report if request.report else "",
+        )  # fmt: skip
+
+
+def _experiment_message(status: ExperimentStatus) -> experiment_pb2.Experiment:
+    return experiment_pb2.Experiment(
+        name=status.name, state=_STATES[status.state], mode=status.mode, started=status.started,
+        arms=[experiment_pb2.ArmCount(arm=arm, records=count) for arm, count in status.records.items()],
+        left_out=status.left_out, given_up=status.given_up, reason=status.reason, warnings=status.warnings,
+    )  # fmt: skip

@@ -1,7 +1,8 @@
-"""CompletionService: code completion over the completion core."""
+"""CompletionService: single completions, and sessions that follow an editor over one stream."""
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import uuid
 from collections.abc import AsyncIterator
@@ -9,22 +10,221 @@ from typing import Any
 
 import grpc
 
-from server.auth.caller import current_caller
-from server.completion.completion_service import CompletionService
+from server.auth.principal import current_caller
+from server.completion.editor_session import EditorSession
+from server.completion.requests import CompletionOptions
+from server.completion.service import CompletionService, Owner
+from server.errors import DeadlinePassedError, DrainingError
+from server.fim import FillMode, FimNotSupportedError, Gap, OffsetUnit, TextDocument, check_length, place_of
 from server.frontend import Frontend
-from server.grpc.completion_convert import acceptance_message, event_message
-from server.grpc.completion_reader import check_model, read_options, read_outcome
-from server.grpc.completion_session import CompletionSession
+from server.grpc.completion_messages import (
+    acceptance_message,
+    ask_refused,
+    check_model,
+    event_message,
+    read_edits,
+    read_options,
+    read_outcome,
+    read_unit,
+    suggestion_delta,
+    suggestion_dropped,
+    suggestion_finished,
+    suggestion_started,
+)
 from server.grpc.errors import guarded
-from server.grpc.request_reader import read_gap, read_prediction
-from server.grpc.validation import validate
-from server.request_errors import DeadlinePassedError
+from server.grpc.request_reader import read_files, read_gap, read_prediction, validate
 from specdec.api.v1 import completion_pb2 as pb
 from specdec.api.v1 import completion_pb2_grpc as pb_grpc
-from specdec.errors import ViolationCollector
+from specdec.api.v1 import result_pb2 as result
+from specdec.errors import EngineDeadError, FieldViolation, InvalidRequestError, RequestError, ViolationCollector
 from specdec.types import Finished, FinishReason, Request
 
+# Messages that wait for a slow reader; beyond that nothing more is read from it
+_WAITING = 64
 Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class CompletionSession:
+    """Reads messages in one task, answers the ask in force in another, and writes in the call's own: so a newer ask
+    never waits for an older one, and no write is ever cut short."""
+
+    def __init__(self, service: CompletionService, frontend: Frontend) -> None:
+        self._service, self._frontend, self._principal = service, frontend, current_caller()
+        self._out: asyncio.Queue[pb.CompleteSessionResponse | BaseException | None] = asyncio.Queue(_WAITING)
+        self._session: EditorSession | None = None
+        self._owner: Owner = ("", "")
+        self._options, self._unit, self._supersedes_key = CompletionOptions(), OffsetUnit.CODE_POINT, ""
+        self._asked: asyncio.Task[None] | None = None
+        self._open_ask: int | None = None  # the ask that has not got its last word
+
+    async def run(self, messages: AsyncIterator[pb.CompleteSessionRequest], context: Context) -> None:
+        """Serve until the client has sent all and got all, or is gone.
+
+        Raises:
+            RequestError: the stream can not go on: nothing is set up, the engine is dead, the server shuts down.
+        """
+        reading = asyncio.create_task(self._read(messages), name="completion-session")
+        try:
+            while (item := await self._out.get()) is not None:
+                if isinstance(item, BaseException):
+                    raise item
+                await context.write(item)
+        finally:
+            for task in (reading, self._asked):
+                if task is not None:
+                    task.cancel()
+            if self._session is not None:
+                self._session.stop()
+
+    async def _read(self, messages: AsyncIterator[pb.CompleteSessionRequest]) -> None:
+        try:
+            async for message in messages:
+                await self._take(message)
+            if self._asked is not None:
+                await asyncio.wait([self._asked])
+            await self._out.put(None)
+        except Exception as error:  # raised again in the call's own task
+            await self._out.put(error)
+
+    async def _take(self, message: pb.CompleteSessionRequest) -> None:
+        if message.HasField("setup"):
+            await self._set_up(message.setup)
+        session = self._session
+        if session is None:
+            raise InvalidRequestError([FieldViolation("setup", "the first message must set up the session")])
+        self._service.sessions.used(self._owner, session)
+        action, ask_id = message.WhichOneof("action"), message.ask.id
+        if action is not None:
+            await self._drop(result.FINISH_REASON_SUPERSEDED if action == "ask" else result.FINISH_REASON_ABORTED)
+        if action == "ask":
+            self._open_ask = ask_id
+        try:
+            known = self._change(session, message)
+            gap = self._gap(session, message.ask) if known and action == "ask" else None
+        except RequestError as error:
+            self._open_ask = None
+            await self._out.put(ask_refused(ask_id, error))
+            return
+        if action == "cancel":
+            session.stop()
+        elif not known or (action == "ask" and gap is None):
+            self._open_ask = None
+            await self._out.put(self._resync(session, message))
+        elif gap is not None:
+            self._asked = asyncio.create_task(self._answer(session, ask_id, gap), name="completion-ask")
+
+    async def _set_up(self, setup: pb.SessionSetup) -> None:
+        check_model(setup.model, self._frontend)
+        seen = ViolationCollector()
+        options, unit = read_options(setup, seen), read_unit(setup, seen)
+        if self._session is not None:
+            same = setup.session.id in ("", self._session.session_id) and setup.cache.salt == self._options.cache_salt
+            seen.check(same, "setup.session", "must stay the same in a stream; open another one for another session")
+        seen.raise_if_any()
+        packer = self._service.maker.packer
+        if options.mode is FillMode.MIDDLE and not packer.fills_in:
+            raise FimNotSupportedError(
+                "the model has no tokens for filling in the middle of a text; serve one that was trained to, or set "
+                "setup.completion.mode to MODE_MIDDLE_OR_PREFIX or MODE_PREFIX"
+            )
+        owner = self._service.owner(self._principal, options.cache_salt)
+        session = self._session or self._service.sessions.open(owner, setup.session.id)
+        self._session, self._unit, self._owner = session, unit, owner
+        self._options = options.of_session(session.session_id)
+        self._supersedes_key = setup.scheduling.supersedes_key
+        held = {uri: document.version for uri, document in session.documents.items()}
+        ready = pb.SessionReady(
+            session_id=session.session_id, model=self._frontend.info.target, documents=held, fills_in=packer.fills_in
+        )
+        await self._out.put(pb.CompleteSessionResponse(ready=ready))
+
+    def _change(self, session: EditorSession, message: pb.CompleteSessionRequest) -> bool:
+        """Bring a document up to date; False when another version is held than the edits begin from.
+
+        Raises:
+            InvalidRequestError: the change can not be made.
+        """
+        change, seen = message.WhichOneof("change"), ViolationCollector()
+        if change == "text":
+            seen.check(bool(message.text.uri), "text.uri", "must not be empty")
+            check_length(message.text.text, "text.text", seen)
+            seen.raise_if_any()
+            document = TextDocument(message.text.text, message.text.version, message.text.language)
+            session.keep(message.text.uri, document)
+        elif change == "edits":
+            held = session.documents.get(message.edits.uri)
+            if held is None or held.version != message.edits.from_version:
+                return False
+            held.apply(read_edits(message.edits.edits), message.edits.version, self._unit)
+            session.keep(message.edits.uri, held)
+        elif change == "close":
+            session.documents.pop(message.close, None)
+        return True
+
+    def _gap(self, session: EditorSession, ask: pb.CompletionAsk) -> Gap | None:
+        """The gap asked for; None when the document is not held as it was named.
+
+        Raises:
+            InvalidRequestError: there is no such place.
+        """
+        which = ask.WhichOneof("place")
+        if which == "fim":
+            return read_gap(ask.fim)
+        if which is None:
+            raise InvalidRequestError([FieldViolation("ask.place", "one of cursor and fim is needed")])
+        document = session.documents.get(ask.cursor.uri)
+        if document is None or document.version != ask.cursor.version:
+            return None
+        place = place_of(document.text, ask.cursor.offset, self._unit)
+        if place is None:
+            problem = "must lie in the document, between characters"
+            raise InvalidRequestError([FieldViolation("ask.cursor.offset", problem)])
+        prefix, suffix = document.around(place)
+        return Gap(
+            prefix, suffix, files=read_files(ask.extra), repo=ask.repo_name, path=ask.cursor.uri,
+            language=document.language,
+        )  # fmt: skip
+
+    def _resync(self, session: EditorSession, message: pb.CompleteSessionRequest) -> pb.CompleteSessionResponse:
+        uri = message.edits.uri if message.WhichOneof("change") == "edits" else message.ask.cursor.uri
+        document = session.documents.get(uri)
+        version = None if document is None else document.version
+        return pb.CompleteSessionResponse(resync=pb.ResyncNeeded(ask_id=message.ask.id, uri=uri, version=version))
+
+    async def _answer(self, session: EditorSession, ask_id: int, gap: Gap) -> None:
+        put, options = self._out.put, self._options
+        try:
+            with self._frontend.gate.enter():
+                suggestion = await session.ask(
+                    gap, options, self._principal, lambda request: validate(
+                        request, self._frontend.info, ViolationCollector()
+                    ), self._supersedes_key,
+                )  # fmt: skip
+                await put(suggestion_started(ask_id, suggestion))
+                async for text in suggestion.texts():
+                    await put(suggestion_delta(ask_id, text))
+            self._service.outcomes.suggested(
+                self._owner, suggestion.suggestion_id, session.session_id, len(suggestion.text)
+            )
+            await put(suggestion_finished(ask_id, suggestion))
+            self._open_ask = None
+        except (EngineDeadError, DrainingError) as error:
+            await put(error)
+        except RequestError as error:
+            await put(ask_refused(ask_id, error))
+            self._open_ask = None
+        except Exception as error:  # raised again in the call's own task
+            await put(error)
+
+    async def _drop(self, reason: result.FinishReason.ValueType) -> None:
+        """End the answering of the ask in force; its generation goes on until somebody decides about it."""
+        if self._asked is not None:
+            self._asked.cancel()
+            await asyncio.wait([self._asked])
+            self._asked = None
+        if self._open_ask is not None:
+            dropped, self._open_ask = self._open_ask, None
+            await self._out.put(suggestion_dropped(dropped, reason))
 
 
 class CompletionServicer(pb_grpc.CompletionServiceServicer):

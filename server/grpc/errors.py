@@ -14,17 +14,28 @@ from google.protobuf.message import Message
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, QuotaFailure, ResourceInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
-from server.admin_errors import DraftNotSwappedError, NotAdministeredError, SwapUnderWayError
-from server.admission.admission_errors import LateError, RateLimitedError, SupersededError
-from server.auth.auth_errors import KeyChecksBusyError, PermissionDeniedError, UnauthenticatedError
-from server.experiment.live.live_errors import (
+from server.errors import (
+    ChatNotSupportedError,
+    DeadlinePassedError,
+    DraftNotSwappedError,
+    DrainingError,
+    KeyChecksBusyError,
+    LateError,
+    NotAdministeredError,
+    PermissionDeniedError,
+    RateLimitedError,
+    SupersededError,
+    SwapUnderWayError,
+    UnauthenticatedError,
+    UnknownModelError,
+)
+from server.experiment.live.folder import (
     ExperimentNotFoundError,
     ExperimentNotStartedError,
     ExperimentsOffError,
     NoResultError,
 )
-from server.request_errors import ChatNotSupportedError, DeadlinePassedError, DrainingError, UnknownModelError
-from server.telemetry.current_call import current_call, note_refusal
+from server.observe.records import current_call, note_refusal
 from specdec.errors import (
     DuplicateRequestError,
     EngineDeadError,

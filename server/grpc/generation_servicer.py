@@ -1,4 +1,4 @@
-"""GenerationService: requests in, the engine's events out."""
+"""GenerationService and ModelService: requests in, the engine's events out; what is served, and how busy it is."""
 
 from __future__ import annotations
 
@@ -8,17 +8,23 @@ from typing import Any
 
 import grpc
 
-from server.admission.admission import Admission
-from server.admission.ticket import Ticket
-from server.auth.caller import current_caller
+from server.admission import Admission, Ticket
+from server.auth.principal import current_caller
+from server.errors import DeadlinePassedError
 from server.frontend import Frontend
-from server.grpc.convert import delta_message, finished_message, sample_message, started_message, timings_message
 from server.grpc.errors import guarded
+from server.grpc.messages import (
+    delta_message,
+    finished_message,
+    info_message,
+    load_message,
+    sample_message,
+    started_message,
+    timings_message,
+)
 from server.grpc.request_reader import read_chat, read_generate, read_prefill
-from server.request_errors import DeadlinePassedError
-from server.telemetry.current_call import current_arm
-from specdec.api.v1 import generation_pb2 as pb
-from specdec.api.v1 import generation_pb2_grpc as pb_grpc
+from server.observe.records import current_arm
+from specdec.api.v1 import generation_pb2, generation_pb2_grpc, model_pb2, model_pb2_grpc
 from specdec.api.v1 import options_pb2 as options
 from specdec.config import ServerConfig
 from specdec.errors import ViolationCollector
@@ -27,7 +33,7 @@ from specdec.types import Delta, Finished, FinishReason, Request, RequestEvent, 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class GenerationServicer(pb_grpc.GenerationServiceServicer):
+class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     """Each generating call runs inside the gate and inside its ticket's ``async with``: however it ends, by its
     client's cancel, its deadline or an error, the engine is told at once.
 
@@ -39,13 +45,15 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
         self._admission = admission or Admission(frontend.client, ServerConfig())
 
     @guarded
-    async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
+    async def Generate(
+        self, request: generation_pb2.GenerateRequest, context: Context
+    ) -> generation_pb2.GenerateResponse:
         """The whole answer at once."""
         with self._frontend.gate.enter():
             asked = await read_generate(request, self._frontend)
-            response = pb.GenerateResponse(request_id=asked.request_id, model=self._frontend.info.target)
+            response = generation_pb2.GenerateResponse(request_id=asked.request_id, model=self._frontend.info.target)
             deltas: dict[int, list[Delta]] = defaultdict(list)
-            samples: list[pb.Sample] = []
+            samples: list[generation_pb2.Sample] = []
             async with self._admit(asked, request.scheduling, context) as stream:
                 async for event in stream:
                     if isinstance(event, Started):
@@ -59,7 +67,7 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
             return response
 
     @guarded
-    async def GenerateStream(self, request: pb.GenerateStreamRequest, context: Context) -> None:  # type: ignore[override]
+    async def GenerateStream(self, request: generation_pb2.GenerateStreamRequest, context: Context) -> None:  # type: ignore[override]
         """The answer as it is made."""
         with self._frontend.gate.enter():
             asked = await read_generate(request, self._frontend)
@@ -69,11 +77,11 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
                     await context.write(_stream_message(event, model))
 
     @guarded
-    async def Prefill(self, request: pb.PrefillRequest, context: Context) -> pb.PrefillResponse:
+    async def Prefill(self, request: generation_pb2.PrefillRequest, context: Context) -> generation_pb2.PrefillResponse:
         """Computes a prompt into the prefix cache."""
         with self._frontend.gate.enter():
             asked = await read_prefill(request, self._frontend)
-            response = pb.PrefillResponse(request_id=asked.request_id)
+            response = generation_pb2.PrefillResponse(request_id=asked.request_id)
             async with self._admit(asked, request.scheduling, context) as stream:
                 async for event in stream:
                     if isinstance(event, Finished):
@@ -84,15 +92,17 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
             return response
 
     @guarded
-    async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
+    async def Abort(self, request: generation_pb2.AbortRequest, context: Context) -> generation_pb2.AbortResponse:
         """Ends a request in flight."""
         seen = ViolationCollector()
         seen.check(bool(request.request_id), "request_id", "must not be empty")
         seen.raise_if_any()
-        return pb.AbortResponse(aborted=self._admission.abort(current_caller(), request.request_id))
+        return generation_pb2.AbortResponse(aborted=self._admission.abort(current_caller(), request.request_id))
 
     @guarded
-    async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
+    async def Tokenize(
+        self, request: generation_pb2.TokenizeRequest, context: Context
+    ) -> generation_pb2.TokenizeResponse:
         """Text or a conversation to token ids."""
         seen = ViolationCollector()
         which = request.WhichOneof("input")
@@ -106,10 +116,12 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
             ids = await self._frontend.encode(
                 request.text, add_special=add_special, parse_special=request.parse_special
             )
-        return pb.TokenizeResponse(token_ids=ids)
+        return generation_pb2.TokenizeResponse(token_ids=ids)
 
     @guarded
-    async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
+    async def Detokenize(
+        self, request: generation_pb2.DetokenizeRequest, context: Context
+    ) -> generation_pb2.DetokenizeResponse:
         """Token ids to text."""
         seen = ViolationCollector()
         size = self._frontend.info.vocab_size
@@ -117,7 +129,7 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
         seen.raise_if_any()
         skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
         text = await self._frontend.decode(list(request.token_ids), skip_special=skip)
-        return pb.DetokenizeResponse(text=text)
+        return generation_pb2.DetokenizeResponse(text=text)
 
     def _admit(self, request: Request, scheduling: options.SchedulingOptions, context: Context) -> Ticket:
         """Let the request in, with what is left of the call's time.
@@ -133,16 +145,44 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
         return self._admission.admit(current_caller(), request, supersedes_key=scheduling.supersedes_key)
 
 
-def _stream_message(event: RequestEvent, model: str) -> pb.GenerateStreamResponse:
+def _stream_message(event: RequestEvent, model: str) -> generation_pb2.GenerateStreamResponse:
     if isinstance(event, Delta):
-        return pb.GenerateStreamResponse(delta=delta_message(event))
+        return generation_pb2.GenerateStreamResponse(delta=delta_message(event))
     if isinstance(event, Started):
-        return pb.GenerateStreamResponse(started=started_message(event, model, current_arm()))
+        return generation_pb2.GenerateStreamResponse(started=started_message(event, model, current_arm()))
     assert isinstance(event, Finished)  # the stream raises what Failed says
     _check_deadline(event)
-    return pb.GenerateStreamResponse(finished=finished_message(event))
+    return generation_pb2.GenerateStreamResponse(finished=finished_message(event))
 
 
 def _check_deadline(event: Finished) -> None:
     if event.reason == FinishReason.DEADLINE:
         raise DeadlinePassedError
+
+
+class ModelServicer(model_pb2_grpc.ModelServiceServicer):
+    """Answers from what the engine process has told; never waits for it."""
+
+    def __init__(self, frontend: Frontend) -> None:
+        self._frontend = frontend
+
+    @guarded
+    async def GetServerInfo(
+        self, request: model_pb2.GetServerInfoRequest, context: Context
+    ) -> model_pb2.GetServerInfoResponse:
+        """Facts about the engine."""
+        return info_message(self._frontend.info, self._frontend.client.restarts)
+
+    @guarded
+    async def ListModels(self, request: model_pb2.ListModelsRequest, context: Context) -> model_pb2.ListModelsResponse:
+        """The target, and the draft where there is one."""
+        info = self._frontend.info
+        models = [model_pb2.Model(name=info.target, role=model_pb2.MODEL_ROLE_TARGET)]
+        if info.draft is not None:
+            models.append(model_pb2.Model(name=info.draft, role=model_pb2.MODEL_ROLE_DRAFT))
+        return model_pb2.ListModelsResponse(models=models)
+
+    @guarded
+    async def GetLoad(self, request: model_pb2.GetLoadRequest, context: Context) -> model_pb2.GetLoadResponse:
+        """The engine's last heartbeat."""
+        return load_message(self._frontend.client.load)

@@ -1,28 +1,27 @@
-"""Requests off the wire: proto messages to a validated `Request`."""
+"""Requests off the wire: proto messages to a validated `Request`, everything that is wrong named at once."""
 
 from __future__ import annotations
 
+import json
 import math
 import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from server.auth.caller import current_caller
-from server.completion.completion_options import CompletionOptions
-from server.completion.context_file import ContextFile
-from server.completion.gap import Gap
-from server.completion.packed_prompt import PackedPrompt
-from server.completion.request_maker import RequestMaker
+from server.auth.principal import current_caller
+from server.completion.requests import CompletionOptions, RequestMaker
+from server.errors import UnknownModelError
+from server.fim import ContextFile, Gap, PackedPrompt
 from server.frontend import Frontend
-from server.grpc.grammar_convert import read_grammar
-from server.grpc.validation import validate
-from server.request_errors import UnknownModelError
 from specdec.api.v1 import generation_pb2 as pb
 from specdec.api.v1 import options_pb2 as options
 from specdec.api.v1.completion_pb2 import CompleteRequest
-from specdec.errors import FieldViolation, InvalidRequestError, ViolationCollector
+from specdec.engine.validation import validate_request
+from specdec.errors import FieldViolation, InvalidRequestError, PromptTooLongError, ViolationCollector
 from specdec.types import (
+    EngineInfo,
+    GrammarKind,
     GrammarParams,
     OutputParams,
     Request,
@@ -32,6 +31,64 @@ from specdec.types import (
     StoppingParams,
     TextRules,
 )
+
+MAX_REQUEST_ID_CHARACTERS = 128
+# The engine's fields that have another path in the messages.
+_MESSAGE_PATHS = {
+    "cache_salt": "cache.salt",
+    "prediction": "prediction.token_ids",
+    "target_tpot_ms": "scheduling.target_tpot_ms",
+    "stopping.time_limit_s": "stopping.time_limit_ms",
+    "stopping.decode_limit_s": "stopping.decode_time_limit_ms",
+}
+
+
+def validate(request: Request, info: EngineInfo, seen: ViolationCollector) -> None:
+    """Refuse ``request`` for what ``seen`` holds already and for what the engine would refuse it.
+
+    Raises:
+        InvalidRequestError: with every bad field.
+        PromptTooLongError: nothing else is wrong, but the prompt does not fit the context.
+    """
+    n = len(request.request_id)
+    seen.check(n <= MAX_REQUEST_ID_CHARACTERS, "request_id", f"at most {MAX_REQUEST_ID_CHARACTERS} characters, got {n}")
+    try:
+        validate_request(request, info.vocab_size, info.max_context, info.drafters)
+    except InvalidRequestError as error:
+        known = {v.field for v in seen.violations}
+        found = [FieldViolation(_MESSAGE_PATHS.get(v.field, v.field), v.description) for v in error.violations]
+        seen.violations += [v for v in found if v.field not in known]
+    except PromptTooLongError:
+        seen.raise_if_any()
+        raise
+    seen.raise_if_any()
+
+
+def grammar_message(grammar: GrammarParams) -> options.GrammarOptions:
+    """``grammar`` as a client sends it."""
+    if grammar.kind == GrammarKind.JSON_OBJECT:
+        return options.GrammarOptions(json_object=True)
+    if grammar.kind == GrammarKind.CHOICE:
+        return options.GrammarOptions(choice=options.Choices(values=json.loads(grammar.text)))
+    message = options.GrammarOptions()
+    setattr(message, grammar.kind.value, grammar.text)
+    return message
+
+
+def read_grammar(message: options.GrammarOptions, seen: ViolationCollector) -> GrammarParams | None:
+    """What ``message`` asks for; None when it is bad, which ``seen`` is told."""
+    which = message.WhichOneof("kind")
+    if which is None:
+        seen.check(False, "grammar", f"one of {', '.join(kind.value for kind in GrammarKind)} is needed")
+        return None
+    kind = GrammarKind(which)
+    if kind == GrammarKind.JSON_OBJECT:
+        seen.check(message.json_object, "grammar.json_object", "must be true; leave grammar unset for any text")
+        return GrammarParams(kind)
+    if kind == GrammarKind.CHOICE:
+        return GrammarParams(kind, json.dumps(list(message.choice.values), ensure_ascii=False))
+    return GrammarParams(kind, getattr(message, which))
+
 
 GenerateMessage = pb.GenerateRequest | pb.GenerateStreamRequest
 PromptMessage = pb.GenerateRequest | pb.GenerateStreamRequest | pb.PrefillRequest

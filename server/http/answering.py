@@ -1,16 +1,175 @@
-"""Carries requests out for a call, as a stream or in one piece, in whatever words a dialect has for it."""
+"""Carries a call's requests out and gathers what the engine says, as a stream or in one piece."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-from server.http.call import Call
-from server.http.generation import generate
-from server.http.sample import Sample
-from server.http.totals import Totals
-from specdec.types import Delta, Finished, FinishReason, Request, RequestEvent
+from server.admission import Ticket
+from server.auth.principal import current_caller
+from server.errors import DeadlinePassedError
+from server.http.call import Call, Face
+from server.json_body import write_json
+from specdec.errors import RequestError
+from specdec.types import (
+    Delta,
+    DrafterStats,
+    Finished,
+    FinishReason,
+    Request,
+    RequestEvent,
+    SpeculationStats,
+    Started,
+    TokenLogprobs,
+)
+
+MEDIA_TYPE = b"text/event-stream"
+DONE = b"data: [DONE]\n\n"
+
+
+def sse(value: Any) -> bytes:
+    """One event whose data is ``value`` as JSON."""
+    return b"data: %b\n\n" % write_json(value)
+
+
+@dataclass(slots=True)
+class Sample:
+    """Sample ``index`` of a call, of its prompt number ``prompt``; ``end`` is None until it finished."""
+
+    prompt: int
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    end: Finished | None = None
+
+
+@dataclass(slots=True)
+class Totals:
+    """Sums over prompts and samples; a prompt counts once whatever its number of samples. ``seed`` is that of the
+    first prompt to start."""
+
+    seed: int | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
+    finished: int = 0
+    stats: SpeculationStats = field(default_factory=SpeculationStats)
+
+    def add(self, event: RequestEvent) -> None:
+        """Count ``event``."""
+        if isinstance(event, Delta):
+            self.output_tokens += len(event.token_ids)
+        elif isinstance(event, Started):
+            self.seed = event.seed if self.seed is None else self.seed
+            self.prompt_tokens += event.prompt_tokens
+            self.cached_tokens += event.cached_tokens
+        elif isinstance(event, Finished):
+            self.finished += 1
+            self.accepted_prediction_tokens += event.usage.accepted_prediction_tokens
+            self.rejected_prediction_tokens += event.usage.rejected_prediction_tokens
+            _add_stats(self.stats, event.stats)
+
+
+def _add_stats(total: SpeculationStats, part: SpeculationStats) -> None:
+    total.num_steps += part.num_steps
+    total.num_spec_steps += part.num_spec_steps
+    total.num_draft_tokens += part.num_draft_tokens
+    total.num_accepted_draft_tokens += part.num_accepted_draft_tokens
+    histogram, more = total.acceptance_histogram, part.acceptance_histogram
+    histogram += [0] * (len(more) - len(histogram))
+    for accepted, steps in enumerate(more):
+        histogram[accepted] += steps
+    for name, drafter in part.by_drafter.items():
+        mine = total.by_drafter.setdefault(name, DrafterStats())
+        mine.num_draft_tokens += drafter.num_draft_tokens
+        mine.num_accepted_draft_tokens += drafter.num_accepted_draft_tokens
+
+
+async def generate(
+    face: Face, requests: Sequence[Request], *, share: bool = False, supersedes_key: str = ""
+) -> AsyncGenerator[tuple[int, RequestEvent]]:
+    """The events of ``requests``, one per prompt, as they come: (which request, event).
+
+    Samples are numbered through: sample i of request r is r * n + i. To be read inside `contextlib.aclosing`: closing
+    it, by an error or a cancellation too, ends all requests in the engine at once. ``share``: a single request may be
+    answered with the events of an equal one that runs already (`server.completion.runs.RunTable`).
+    ``supersedes_key``: ends the running request of the same tenant with the same one, for the first of ``requests``.
+
+    Raises:
+        RequestError: the caller may not, or the engine refuses or fails one of them.
+    """
+    if share and len(requests) == 1:
+        async with aclosing(_shared(face, requests[0], supersedes_key)) as events:
+            async for event in events:
+                yield 0, _checked(event)
+        return
+    tickets: list[Ticket] = []
+    try:
+        for i, request in enumerate(requests):
+            key = "" if i else supersedes_key
+            tickets.append(face.frontend.admission.admit(current_caller(), request, key))
+        if len(tickets) == 1:
+            async for event in tickets[0]:
+                yield 0, _checked(event)
+            return
+        n = requests[0].sampling.n
+        async with aclosing(_merged(tickets)) as events:
+            async for which, event in events:
+                found = _checked(event)
+                if isinstance(found, Delta | Finished):
+                    found.index += which * n
+                yield which, found
+    finally:
+        for ticket in tickets:
+            ticket.close()
+
+
+def _checked(event: RequestEvent) -> RequestEvent:
+    if isinstance(event, Finished) and event.reason == FinishReason.DEADLINE:
+        raise DeadlinePassedError
+    return event
+
+
+async def _shared(face: Face, request: Request, supersedes_key: str) -> AsyncGenerator[RequestEvent]:
+    run, _ = await face.completion.runs.start(current_caller(), request, supersedes_key)
+    try:
+        async for event in run.read():
+            yield event
+    finally:
+        run.leave()
+
+
+async def _merged(tickets: Sequence[Ticket]) -> AsyncGenerator[tuple[int, RequestEvent]]:
+    queue: asyncio.Queue[tuple[int, RequestEvent | RequestError | None]] = asyncio.Queue()
+
+    async def pump(which: int, ticket: Ticket) -> None:
+        try:
+            async for event in ticket:
+                queue.put_nowait((which, event))
+            queue.put_nowait((which, None))
+        except RequestError as error:
+            queue.put_nowait((which, error))
+
+    pumps = [asyncio.create_task(pump(which, ticket)) for which, ticket in enumerate(tickets)]
+    try:
+        left = len(pumps)
+        while left:
+            which, item = await queue.get()
+            if item is None:
+                left -= 1
+            elif isinstance(item, RequestError):
+                raise item
+            else:
+                yield which, item
+    finally:
+        for task in pumps:
+            task.cancel()
 
 
 class StreamWriter(Protocol):

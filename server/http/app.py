@@ -1,37 +1,142 @@
-"""Puts the dialects together into one ASGI application."""
+"""All endpoints as one ASGI application: routing, keys, error answers, CORS and the OpenAPI document."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.http.call import Call
-from server.http.deepseek.endpoints import DEEPSEEK
-from server.http.endpoint import Endpoint
-from server.http.endpoint_app import EndpointApp
-from server.http.exact_paths import ExactPaths
-from server.http.experiment_endpoints import EXPERIMENTS
-from server.http.face import Face
-from server.http.fields.schema import RESPONSES
-from server.http.http_errors import MethodNotAllowedError, PathNotFoundError
-from server.http.json_codec import write_json
-from server.http.llamacpp.endpoints import LLAMACPP
-from server.http.metrics_endpoint import METRICS
-from server.http.mistral.endpoints import MISTRAL
-from server.http.ollama.endpoints import OLLAMA
-from server.http.openai.endpoints import OPENAI
-from server.http.openai.errors import OpenAIErrors
-from server.http.openapi import openapi_document
-from server.http.probes import PROBES
-from server.http.refusal import refusal_of
-from server.http.tabby.endpoints import TABBY
-from server.page.endpoints import PAGE
+import specdec
+from server.auth.access import KEY_HEADERS, http_caller
+from server.auth.principal import set_caller
+from server.http.call import Call, Endpoint, Face
+from server.http.errors import ClientGoneError, MethodNotAllowedError, PathNotFoundError, refusal_of
+from server.http.fields import RESPONSES
+from server.http.llamacpp import LLAMACPP
+from server.http.mistral import MISTRAL
+from server.http.ollama import OLLAMA
+from server.http.openai import DEEPSEEK, OPENAI
+from server.http.openai_format import OpenAIErrors
+from server.http.operator_endpoints import EXPERIMENTS, METRICS, PROBES
+from server.http.page import PAGE
+from server.http.tabby import TABBY
+from server.json_body import write_json
+
+
+class ExactPaths(Starlette):
+    """Starlette, which is asked only for what has placeholders in its path, and for refusals."""
+
+    def __init__(self, routes: Sequence[Route], **options: Any) -> None:
+        super().__init__(routes=routes, **options)
+        self._served = {
+            (method, route.path): route.app
+            for route in reversed(routes)  # the first of several decides
+            if not route.param_convertors
+            for method in route.methods or ()
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        found = self._served.get((scope.get("method", ""), scope.get("path", "")))
+        if found is None:
+            await super().__call__(scope, receive, send)
+        else:
+            scope["endpoint"] = found
+            await found(scope, receive, send)
+
+
+class EndpointApp:
+    """An ASGI application for the ``endpoints`` that share a method and path."""
+
+    def __init__(self, endpoints: Sequence[Endpoint], face: Face) -> None:
+        self._endpoints, self._face = endpoints, face
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        call, endpoint = Call(scope, receive, send, self._face), self._endpoints[-1]
+        try:
+            sent = {name: call.header(name) for name in KEY_HEADERS}
+            set_caller(await http_caller(self._face.frontend.access, endpoint.path, sent))
+            await call.read()
+            endpoint = self._choose(call)
+            await _unless_gone(call, endpoint.answer(call))
+        except ClientGoneError:
+            return  # the answer went nowhere; leaving ended the request in the engine
+        except Exception as error:
+            refusal = refusal_of(error, call.field_names)
+            if call.began:
+                await call.finish(endpoint.errors.event(refusal))
+            else:
+                await call.reply(refusal.status, endpoint.errors.body(refusal), refusal.headers)
+
+    def _choose(self, call: Call) -> Endpoint:
+        if len(self._endpoints) > 1:
+            for endpoint in self._endpoints:
+                if endpoint.claims is not None and endpoint.claims(call.data):
+                    return endpoint
+        return self._endpoints[-1]
+
+
+async def _unless_gone(call: Call, work: Coroutine[Any, Any, None]) -> None:
+    """Do ``work``, and cancel it at once when the client leaves.
+
+    Raises:
+        ClientGoneError: it did.
+        Exception: what ``work`` raises.
+    """
+    # The work is done in the task that is there already: one of its own costs every answer a turn of the event loop.
+    task = asyncio.current_task()
+    assert task is not None  # every call runs in one
+    working, left = True, False
+
+    def leave(_: asyncio.Task[None]) -> None:
+        nonlocal left
+        if working:
+            left = task.cancel()
+
+    leaving = asyncio.create_task(call.gone())
+    leaving.add_done_callback(leave)
+    try:
+        await work
+    except asyncio.CancelledError:
+        if left and task.uncancel() == 0:
+            raise ClientGoneError from None
+        raise
+    finally:
+        working = False
+        leaving.cancel()
+
+
+def openapi_document(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
+    """OpenAPI 3.1. Where dialects share a path, a body may be that of any; the rest is told of the one that takes
+    whatever the others leave."""
+    paths: dict[str, dict[str, Any]] = {}
+    for endpoint in endpoints:
+        path = endpoint.path.replace(":path}", "}")
+        here, method = paths.setdefault(path, {}), endpoint.method.lower()
+        here[method] = _joined(here[method], endpoint.operation) if method in here else endpoint.operation
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "specdec", "version": specdec.__version__},
+        "paths": paths,
+    }
+
+
+def _joined(first: Mapping[str, Any], last: Mapping[str, Any]) -> Mapping[str, Any]:
+    """``last``, which takes the bodies of ``first`` too."""
+    bodies = [operation.get("requestBody") for operation in (first, last)]
+    if None in bodies:
+        return last
+    schemas = [body["content"]["application/json"]["schema"] for body in bodies if body is not None]
+    schemas = [*schemas[0].get("anyOf", [schemas[0]]), schemas[1]]
+    return {**last, "requestBody": {"required": True, "content": {"application/json": {"schema": {"anyOf": schemas}}}}}
+
 
 _ERRORS = OpenAIErrors()
 # Dialects that share a path with another come before it, and claim their own bodies.
@@ -68,3 +173,22 @@ async def _refuse(request: Request, error: Any) -> Response:
         found = MethodNotAllowedError(request.method, (error.headers or {}).get("Allow", "another method"))
     refusal = refusal_of(found, {})
     return Response(write_json(_ERRORS.body(refusal)), refusal.status, dict(error.headers or {}), "application/json")
+
+
+_METHODS = ("GET", "HEAD", "POST")
+_SHOWN = ("x-request-id", "retry-after", "www-authenticate")  # beside the body and what scripts may always read
+_PREFLIGHT_S = 600
+
+
+def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
+    """``app``, which browsers let scripts of ``origins`` call (``*``: of any); as it is where there are none.
+
+    Preflights are answered here: they carry no key. Cookies mean nothing to this server, so none are asked for; a key
+    goes into a header, which scripts may send.
+    """
+    if not origins:
+        return app
+    return CORSMiddleware(
+        app, allow_origins=origins, allow_methods=_METHODS, allow_headers=["*"], expose_headers=_SHOWN,
+        max_age=_PREFLIGHT_S,
+    )  # fmt: skip

@@ -1,23 +1,77 @@
-"""One HTTP exchange: what the client sent, and the way back to it."""
+"""One HTTP call: what the client sent, the way back to it, what calls share, and the endpoint that answers it."""
 
 from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from email.utils import formatdate
 from functools import cached_property
-from typing import Any
+from pathlib import PurePosixPath
+from time import time
+from typing import Any, Protocol
 from urllib.parse import parse_qs
 
 from starlette.types import Receive, Scope, Send
 
-from server.http.body import Body
-from server.http.face import Face
-from server.http.http_errors import BodyTimeoutError, BodyTooLargeError, ClientGoneError
-from server.http.json_codec import read_object, write_json
+from server.completion.service import CompletionService
+from server.errors import UnknownModelError
+from server.fim import FimNotSupportedError
+from server.frontend import Frontend
+from server.http.errors import BodyTimeoutError, BodyTooLargeError, ClientGoneError, Refusal
+from server.json_body import Body, read_object, write_json
 from specdec.errors import FieldViolation, InvalidRequestError, ViolationCollector
+from specdec.types import EngineInfo
+
+
+def model_names(served: str) -> frozenset[str]:
+    """``served`` and its short forms, in lower case: without folders or the hub's owner, without ``.gguf``, and each
+    with ``:latest`` as Ollama's clients write."""
+    whole = served.lower()
+    last = PurePosixPath(whole).name
+    names = {name for full in (whole, last) for name in (full, full.removesuffix(".gguf")) if name}
+    return frozenset(names | {f"{name}:latest" for name in names})
+
+
+@dataclass(frozen=True, slots=True)
+class Face:
+    """``state`` gives the engine's state and whether a request would be taken now; ``completion`` fills gaps;
+    ``started_s`` is Unix time."""
+
+    frontend: Frontend
+    state: Callable[[], tuple[str, bool]]
+    max_body_bytes: int
+    completion: CompletionService
+    started_s: int = field(default_factory=lambda: int(time()))
+
+    @property
+    def info(self) -> EngineInfo:
+        """What the engine is.
+
+        Raises:
+            EngineDeadError: it is not known yet.
+        """
+        return self.frontend.info
+
+    @property
+    def fingerprint(self) -> str:
+        """What decides about a seed's tokens beside the request: version and numbers."""
+        info = self.info
+        return f"specdec-{info.version}-{info.dtype}-{info.numeric_mode}"
+
+    def check_model(self, asked: str | None) -> None:
+        """Refuse a model that is not the one served; none named is fine.
+
+        Raises:
+            UnknownModelError: it is another.
+            EngineDeadError: it is not known yet which is served.
+        """
+        served = self.info.target
+        if asked and asked.lower() not in model_names(served):
+            raise UnknownModelError(asked[:200], served)
+
 
 BODY_IDLE_S = 30.0
 LINGER_S = 2.0
@@ -159,3 +213,42 @@ class Call:
             async with asyncio.timeout(LINGER_S):
                 while more:
                     _, more = await self._receive_piece()
+
+
+class ErrorStyle(Protocol):
+    """How a dialect words a refusal."""
+
+    def body(self, refusal: Refusal) -> Any:
+        """The JSON body of an answer that refuses."""
+
+    def event(self, refusal: Refusal) -> bytes:
+        """The end of a stream that breaks off after its first byte."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """``answer`` answers a call, or raises a `RequestError`, which ``errors`` words. ``operation`` is for OpenAPI.
+
+    Several dialects may share a method and path: the first whose ``claims`` says yes to the body's object answers; one
+    without ``claims`` takes whatever comes.
+    """
+
+    method: str
+    path: str
+    answer: Callable[[Call], Coroutine[Any, Any, None]]
+    errors: ErrorStyle
+    operation: Mapping[str, Any]
+    claims: Callable[[Mapping[str, Any]], bool] | None = None
+
+
+async def fills_in(face: Face) -> bool:
+    """Whether the model can fill in the middle of a text.
+
+    Raises:
+        EngineDeadError: it is not loaded yet.
+    """
+    try:
+        await face.frontend.encode_fim("a", "b")
+    except FimNotSupportedError:
+        return False
+    return True

@@ -1,4 +1,4 @@
-"""Uvicorn in our own event loop: it listens, and we say when it begins and ends."""
+"""Uvicorn in our own event loop: the server, its connections and the calls over them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,119 @@ from collections.abc import Collection
 from contextlib import suppress
 from typing import Any
 
+import h11
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.flow_control import CLOSE_HEADER
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol, RequestResponseCycle
 
-from server.http.http_protocol import HEAD_BYTES, HttpProtocol
 from specdec.errors import ConfigError
+
+_LENGTH = b"content-length"
+
+
+class Exchange(RequestResponseCycle):
+    """Uvicorn's own, but for two things. An answer's head goes out together with what follows it at once: each write
+    wakes the client, often on the processor that we run on. And pieces of a chunked body are framed here: h11 takes
+    longer for that than all else that is done for a message."""
+
+    chunked = False
+    head = b""
+
+    async def send(self, message: Any) -> None:
+        """ASGI's ``send``."""
+        if self.flow.write_paused and not self.disconnected:
+            await self.flow.drain()
+        if self.disconnected:
+            return
+        if not self.response_started and message["type"] == "http.response.start":
+            self._begin(message)
+            return
+        if self.chunked and not self.response_complete and message["type"] == "http.response.body":
+            if body := message.get("body", b""):
+                head, self.head = self.head, b""
+                self.transport.write(b"%b%x\r\n%b\r\n" % (head, len(body), body))
+            if message.get("more_body", False):
+                return
+            message = {"type": "http.response.body", "body": b"", "more_body": False}
+        self._send_head()
+        await super().send(message)
+
+    def _begin(self, message: Any) -> None:
+        """As uvicorn does, but that nothing is written yet."""
+        self.response_started, self.waiting_for_100_continue = True, False
+        status, headers = message["status"], [*self.default_headers, *message.get("headers", ())]
+        if CLOSE_HEADER in self.scope["headers"] and CLOSE_HEADER not in headers:
+            headers.append(CLOSE_HEADER)
+        response = h11.Response(status_code=status, headers=headers, reason=STATUS_PHRASES[status])
+        self.head = self.conn.send(response) or b""
+        self.chunked = self._is_chunked(status, headers)
+        asyncio.get_running_loop().call_soon(self._send_head)
+
+    def _send_head(self) -> None:
+        head, self.head = self.head, b""
+        if head and not self.disconnected:
+            self.transport.write(head)
+
+    def _is_chunked(self, status: int, headers: list[tuple[bytes, bytes]]) -> bool:
+        """Whether the body goes out in chunks, by the rules of RFC 9112 (6.1, 6.3), which h11 follows."""
+        return (
+            self.scope["http_version"] == "1.1"
+            and self.scope["method"] != "HEAD"
+            and status not in (204, 304)
+            and not any(name.lower() == _LENGTH for name, _ in headers)
+        )
+
+
+HEAD_BYTES = 1 << 16
+HEAD_S = 30.0
+
+
+class HttpProtocol(H11Protocol):
+    """Uvicorn's own, over h11: unlike its faster one it reads the body of a call that offers an upgrade, as Java's
+    clients do. First line and headers must come whole within `HEAD_S` seconds of the connection or of their first byte.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client connected."""
+        super().connection_made(transport)
+        self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is gone."""
+        self._head_came()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """The client's next bytes."""
+        super().data_received(data)
+        if self.conn.their_state is not h11.IDLE:
+            self._head_came()
+        elif self._head_timer is None:
+            self._expect_head()
+
+    def handle_events(self) -> None:
+        """What has come may begin a call."""
+        super().handle_events()
+        if self.cycle is not None:
+            # Uvicorn makes the objects itself; what is different about ours begins with the answer.
+            self.cycle.__class__ = Exchange
+
+    def _should_upgrade(self) -> bool:
+        return False  # to no protocol, and that is nothing to warn of
+
+    def _expect_head(self) -> None:
+        self._head_timer = self.loop.call_later(HEAD_S, self.timeout_keep_alive_handler)
+
+    def _head_came(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
 
 KEEP_ALIVE_S = 75
 GONE_S = 60.0  # without a sign of life or a byte read, from a client that is owed something

@@ -1,22 +1,45 @@
-"""The language server's messages, one handler each."""
+"""The language server: LSP's messages, one handler each, over standard input and output."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import Any
+import os
+import sys
+from collections.abc import Callable, Generator
+from typing import Any, BinaryIO
 
 from lsprotocol import types
 from pygls.lsp.server import LanguageServer
+from pygls.protocol import LanguageServerProtocol, lsp_method
 
 import specdec
-from server.lsp.completer import ACCEPT_COMMAND
-from server.lsp.notices import Notices, State
-from server.lsp.plain_values import plain
-from server.lsp.position_encoding import PositionEncoding
-from server.lsp.protocol import InlineProtocol
-from server.lsp.workplace import Workplace
+from server.lsp.completer import ACCEPT_COMMAND, Workplace
+from server.lsp.documents import PositionEncoding, plain
+from server.lsp.session import LinkState, Notices
 from specdec.client.client import Client
+
+_Handled = Generator[Any, Any, None]
+
+
+class InlineProtocol(LanguageServerProtocol):
+    """pygls's own copy of the documents would cost each key a second time, and it parts lines at characters that end
+    none in LSP."""
+
+    @lsp_method(types.TEXT_DOCUMENT_DID_OPEN)
+    def lsp_text_document__did_open(self, params: types.DidOpenTextDocumentParams) -> _Handled:
+        """To the server."""
+        yield self.fm.features[types.TEXT_DOCUMENT_DID_OPEN], (params,), None
+
+    @lsp_method(types.TEXT_DOCUMENT_DID_CHANGE)
+    def lsp_text_document__did_change(self, params: types.DidChangeTextDocumentParams) -> _Handled:
+        """To the server."""
+        yield self.fm.features[types.TEXT_DOCUMENT_DID_CHANGE], (params,), None
+
+    @lsp_method(types.TEXT_DOCUMENT_DID_CLOSE)
+    def lsp_text_document__did_close(self, params: types.DidCloseTextDocumentParams) -> _Handled:
+        """To the server."""
+        yield self.fm.features[types.TEXT_DOCUMENT_DID_CLOSE], (params,), None
+
 
 # Names of the first three as in Copilot's language server, so that clients written for it report to us too.
 DID_SHOW = "textDocument/didShowCompletion"
@@ -50,7 +73,7 @@ class InlineLanguageServer(LanguageServer):
         def show(text: str) -> None:
             self.window_show_message(types.ShowMessageParams(types.MessageType.Warning, f"specdec: {text}"))
 
-        def status(state: State, text: str, model: str) -> None:
+        def status(state: LinkState, text: str, model: str) -> None:
             self.protocol.notify(STATUS, {"state": state.value, "message": text, "model": model})
 
         return Notices(show, status)
@@ -144,3 +167,21 @@ def _add_outcomes(server: InlineLanguageServer) -> None:
         length = values.get("acceptedLength")
         if server.workplace is not None and isinstance(length, int):
             server.workplace.outcomes.partly_accepted(suggestion_id, length)
+
+
+def run_stdio(connect: Callable[[], Client]) -> int:
+    """Serve one editor until it goes; the exit code that LSP asks for. Standard output belongs to the protocol:
+    whatever else is printed in this process goes to standard error."""
+    # pygls logs every message, and that is the user's text.
+    logging.getLogger("pygls").setLevel(logging.CRITICAL)
+    server = InlineLanguageServer(connect)
+    server.start_io(sys.stdin.buffer, private_stdout())
+    return 0 if server.clean else 1
+
+
+def private_stdout() -> BinaryIO:
+    """A file for what was standard output, which now is standard error."""
+    sys.stdout.flush()
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    return out

@@ -1,25 +1,67 @@
-"""Entry point of the `specdec` command."""
+"""Entry point of the `specdec` command: a group that imports a subcommand only when it is invoked."""
 
 from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import click
 
 import specdec
-from specdec.cli.lazy_group import LazyCommand, LazyGroup
+from specdec.errors import SpecdecError
+
+
+class LazyCommand(NamedTuple):
+    """Where a subcommand lives (module:attribute), and its line in the help."""
+
+    place: str
+    help: str
+
+
+class LazyGroup(click.Group):
+    """`specdec --help` is instant, because nothing heavy is imported for it. A `SpecdecError` ends any subcommand with
+    one line on standard error and exit code 1."""
+
+    def __init__(self, *args: Any, lazy: Mapping[str, LazyCommand], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._lazy = lazy
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self._lazy)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        found = self._lazy.get(cmd_name)
+        if found is None:
+            return None
+        module, _, attribute = found.place.partition(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.help) for name, command in self._lazy.items()])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except SpecdecError as error:
+            raise click.ClickException(" ".join(str(error).split())) from error
+
 
 _COMMANDS = {
-    "serve": LazyCommand("specdec.cli.serve_cmd:serve_command", "Serve a model over gRPC."),
-    "generate": LazyCommand("specdec.cli.generate_cmd:generate_command", "Generate text, here or on a server."),
-    "lsp": LazyCommand("specdec.cli.lsp_cmd:lsp_command", "Suggest code in editors, as a language server."),
-    "trace": LazyCommand("specdec.cli.trace_cmd:trace_group", "Show why a server drafted as it did."),
-    "keys": LazyCommand("specdec.cli.keys_cmd:keys_group", "Make keys for a server."),
-    "models": LazyCommand("specdec.cli.models_cmd:models_group", "List and fetch the models known by name."),
-    "verify": LazyCommand("specdec.cli.verify_cmd:verify_command", "Check path identity on a real model."),
-    "bench": LazyCommand("specdec.cli.bench_cmd:bench_group", "Measure this machine with a real model."),
-    "ab": LazyCommand("specdec.cli.ab_cmd:ab_group", "Run, analyse and plan latency experiments."),
-    "capture": LazyCommand("specdec.cli.capture_cmd:capture_command", "Make a trace of what a server was asked."),
-    "replay": LazyCommand("specdec.cli.replay_cmd:replay_command", "Ask a trace again, and measure."),
-    "doctor": LazyCommand("specdec.cli.doctor_cmd:doctor_command", "Check device, kernels, numbers and versions."),
+    "serve": LazyCommand("specdec.cli.serve:serve_command", "Serve a model over gRPC."),
+    "generate": LazyCommand("specdec.cli.generate:generate_command", "Generate text, here or on a server."),
+    "lsp": LazyCommand("specdec.cli.lsp:lsp_command", "Suggest code in editors, as a language server."),
+    "trace": LazyCommand("specdec.cli.trace:trace_group", "Show why a server drafted as it did."),
+    "keys": LazyCommand("specdec.cli.serve:keys_group", "Make keys for a server."),
+    "models": LazyCommand("specdec.cli.models:models_group", "List and fetch the models known by name."),
+    "verify": LazyCommand("specdec.cli.checks:verify_command", "Check path identity on a real model."),
+    "bench": LazyCommand("specdec.cli.bench:bench_group", "Measure this machine with a real model."),
+    "ab": LazyCommand("specdec.cli.ab:ab_group", "Run, analyse and plan latency experiments."),
+    "capture": LazyCommand("specdec.cli.bench_serve:capture_command", "Make a trace of what a server was asked."),
+    "replay": LazyCommand("specdec.cli.bench_serve:replay_command", "Ask a trace again, and measure."),
+    "doctor": LazyCommand("specdec.cli.checks:doctor_command", "Check device, kernels, numbers and versions."),
 }
 
 

@@ -1,28 +1,211 @@
-"""The client: one method per call, types of the engine in and out."""
+"""The client: one method per call of the generation, completion, session, experiment and admin services."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from types import TracebackType
-from typing import Unpack
+from typing import Any, Literal, Unpack
 
-from specdec.api.v1 import generation_pb2 as pb
-from specdec.api.v1 import generation_pb2_grpc, model_pb2, model_pb2_grpc, trace_pb2, trace_pb2_grpc
-from specdec.client.admin_client import AdminClient
-from specdec.client.chat_turn import ChatTurn
-from specdec.client.completion_client import CompletionClient
-from specdec.client.connection import Connection
-from specdec.client.credentials import Credentials
-from specdec.client.experiment_client import ExperimentClient
-from specdec.client.generate_options import GenerateOptions
-from specdec.client.generated import Generated
-from specdec.client.prompt import Prompt
-from specdec.client.requests import chat_message, fill_prompt, fill_request
-from specdec.client.results import event_of, generated_of, info_of, load_of, step_of
-from specdec.client.retry_policy import RetryPolicy
+import grpc
+
+from specdec.api.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    completion_pb2,
+    completion_pb2_grpc,
+    experiment_pb2,
+    experiment_pb2_grpc,
+    generation_pb2,
+    generation_pb2_grpc,
+    model_pb2,
+    model_pb2_grpc,
+    trace_pb2,
+    trace_pb2_grpc,
+)
+from specdec.client.connection import CallError, Connection, Credentials, RetryPolicy
+from specdec.client.messages import (
+    chat_message,
+    completion_message,
+    event_of,
+    fill_prompt,
+    fill_request,
+    generated_of,
+    info_of,
+    load_of,
+    step_of,
+)
+from specdec.client.prompt import ChatTurn, CompletionHints, Fim, Generated, GenerateOptions, Prompt
 from specdec.types import EngineInfo, EngineLoad, RequestEvent, StepTrace, Usage
+
+
+class SessionCall:
+    """Messages of CompletionService.CompleteSession. Use as ``async with``: leaving it ends what is being generated.
+    It is not tried again: send the setup and the documents on a new one."""
+
+    def __init__(self, call: Any, address: str) -> None:
+        self._call, self._address = call, address
+
+    async def __aenter__(self) -> SessionCall:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._call.cancel()
+
+    async def send(self, message: completion_pb2.CompleteSessionRequest) -> None:
+        """One message to the server.
+
+        Raises:
+            CallError: the stream has ended.
+        """
+        try:
+            await self._call.write(message)
+        except grpc.aio.AioRpcError as error:
+            raise CallError.of(error, self._address) from None
+
+    async def done(self) -> None:
+        """Nothing more will be sent; what was asked is still answered."""
+        await self._call.done_writing()
+
+    async def __aiter__(self) -> AsyncIterator[completion_pb2.CompleteSessionResponse]:
+        """The server's messages, until it ends the stream.
+
+        Raises:
+            CallError: it ends with an error.
+        """
+        try:
+            async for message in self._call:
+                yield message
+        except grpc.aio.AioRpcError as error:
+            raise CallError.of(error, self._address) from None
+
+
+Outcome = Literal["shown", "accepted", "partially_accepted", "rejected"]
+_AS_CONFIGURED = CompletionHints()
+
+
+class CompletionClient:
+    """Every method raises `CallError`. Made by `Client`."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def complete(
+        self, gap: Fim, hints: CompletionHints = _AS_CONFIGURED, **options: Unpack[GenerateOptions]
+    ) -> AsyncGenerator[RequestEvent, None]:
+        """What belongs into ``gap``, as `Client.stream` gives it. Without ``sampling`` it is greedy, without
+        ``stopping`` at most 128 tokens long."""
+        request_id = options["request_id"] = options.get("request_id") or uuid.uuid4().hex
+        message = completion_message(gap, hints, options)
+        method = self._stub.Complete
+        async with aclosing(self._connection.stream(method, message, options.get("timeout_s"))) as responses:
+            async for response in responses:
+                event = event_of(response, request_id)
+                if event is not None:
+                    yield event
+
+    def session(self) -> SessionCall:
+        """A stream of an editor's own; its first message must be a setup."""
+        return SessionCall(self._connection.both_ways(self._stub.CompleteSession), self._connection.address)
+
+    async def report_outcome(
+        self,
+        suggestion_id: str,
+        outcome: Outcome,
+        *,
+        accepted_characters: int = 0,
+        shown_ms: float = 0.0,
+        cache_salt: str = "",
+    ) -> bool:
+        """Tell what became of a suggestion (of `complete`: its request id); False when it is not remembered."""
+        request = completion_pb2.ReportOutcomeRequest(
+            suggestion_id=suggestion_id, outcome=completion_pb2.Outcome.Value(f"OUTCOME_{outcome.upper()}"),
+            accepted_characters=accepted_characters, shown_ms=shown_ms,
+        )  # fmt: skip
+        request.cache.salt = cache_salt
+        return bool((await self._connection.unary(self._stub.ReportOutcome, request)).known)
+
+    @property
+    def _stub(self) -> completion_pb2_grpc.CompletionServiceAsyncStub:
+        return completion_pb2_grpc.CompletionServiceStub(self._connection.channel)
+
+
+class ExperimentClient:
+    """Needs a key marked `admin`. Every method raises `CallError`. Made by `Client`."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def start(self, plan: str) -> experiment_pb2.Experiment:
+        """Begin the experiment that ``plan``, YAML or JSON, describes, or go on with it."""
+        request = experiment_pb2.StartExperimentRequest(plan=plan)
+        found: experiment_pb2.Experiment = (
+            await self._connection.unary(self._stub.StartExperiment, request)
+        ).experiment
+        return found
+
+    async def stop(self, name: str) -> experiment_pb2.Experiment:
+        """End a running experiment; its records stay."""
+        request = experiment_pb2.StopExperimentRequest(name=name)
+        found: experiment_pb2.Experiment = (await self._connection.unary(self._stub.StopExperiment, request)).experiment
+        return found
+
+    async def get(self, name: str) -> experiment_pb2.Experiment:
+        """How an experiment stands."""
+        request = experiment_pb2.GetExperimentRequest(name=name)
+        found: experiment_pb2.Experiment = (await self._connection.unary(self._stub.GetExperiment, request)).experiment
+        return found
+
+    async def every(self) -> list[experiment_pb2.Experiment]:
+        """All that the server has records of, by name."""
+        response = await self._connection.unary(self._stub.ListExperiments, experiment_pb2.ListExperimentsRequest())
+        return [*response.experiments]
+
+    async def result(self, name: str, *, report: bool = False) -> experiment_pb2.GetExperimentResultResponse:
+        """What an experiment's records say so far; ``report``: its page too."""
+        request = experiment_pb2.GetExperimentResultRequest(name=name, report=report)
+        found: experiment_pb2.GetExperimentResultResponse = await self._connection.unary(
+            self._stub.GetExperimentResult, request
+        )
+        return found
+
+    @property
+    def _stub(self) -> experiment_pb2_grpc.ExperimentServiceAsyncStub:
+        return experiment_pb2_grpc.ExperimentServiceStub(self._connection.channel)
+
+
+class AdminClient:
+    """Needs a key marked `admin`. Every method raises `CallError`. Made by `Client`."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def drain(self, timeout_s: float | None = None) -> int:
+        """Let the server take no new request, and wait until those that run have ended; returns how many still run.
+
+        timeout_s: how long to wait at most; None: as long as the server does at its end.
+        """
+        request = admin_pb2.DrainRequest(timeout_s=timeout_s)
+        response = await self._connection.unary(self._stub.Drain, request)
+        return int(response.running)
+
+    async def flush_cache(self) -> int:
+        """Forget every cached prefix that no running request uses; returns how many pages that frees."""
+        return int((await self._connection.unary(self._stub.FlushCache, admin_pb2.FlushCacheRequest())).pages)
+
+    async def swap_draft(self, draft: str = "", dtype: str = "") -> tuple[str | None, tuple[str, ...]]:
+        """Change the draft model, or drop it (empty); returns its name and the drafters loaded now."""
+        request = admin_pb2.SwapDraftRequest(draft=draft, dtype=dtype)
+        response = await self._connection.unary(self._stub.SwapDraft, request)
+        return (response.draft if response.HasField("draft") else None), tuple(response.drafters)
+
+    @property
+    def _stub(self) -> admin_pb2_grpc.AdminServiceAsyncStub:
+        return admin_pb2_grpc.AdminServiceStub(self._connection.channel)
+
 
 _IN_THE_CLEAR = Credentials()
 _PATIENT = RetryPolicy()
@@ -60,7 +243,7 @@ class Client:
         """The answer as it is made: one Started, Deltas, one Finished per sample. Closing it (`contextlib.aclosing`)
         cancels the call, and the engine forgets the request at once."""
         request_id = options["request_id"] = options.get("request_id") or uuid.uuid4().hex
-        message = fill_request(pb.GenerateStreamRequest(), prompt, options)
+        message = fill_request(generation_pb2.GenerateStreamRequest(), prompt, options)
         method = self._generation.GenerateStream
         async with aclosing(self._connection.stream(method, message, options.get("timeout_s"))) as responses:
             async for response in responses:
@@ -70,14 +253,14 @@ class Client:
 
     async def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Generated:
         """The whole answer at once."""
-        message = fill_request(pb.GenerateRequest(), prompt, options)
+        message = fill_request(generation_pb2.GenerateRequest(), prompt, options)
         return generated_of(await self._connection.unary(self._generation.Generate, message, options.get("timeout_s")))
 
     async def prefill(
         self, prompt: Prompt, *, cache_salt: str = "", priority: int = 0, timeout_s: float | None = None
     ) -> Usage:
         """Compute a prompt into the prefix cache, and no token; how long it is, and what of it was there before."""
-        message = pb.PrefillRequest()
+        message = generation_pb2.PrefillRequest()
         fill_prompt(message, prompt)
         message.cache.salt, message.scheduling.priority = cache_salt, priority
         response = await self._connection.unary(self._generation.Prefill, message, timeout_s)
@@ -85,7 +268,9 @@ class Client:
 
     async def abort(self, request_id: str) -> bool:
         """End a request in flight, which keeps what it has; False when there is none of this id."""
-        response = await self._connection.unary(self._generation.Abort, pb.AbortRequest(request_id=request_id))
+        response = await self._connection.unary(
+            self._generation.Abort, generation_pb2.AbortRequest(request_id=request_id)
+        )
         return bool(response.aborted)
 
     async def tokenize(
@@ -93,7 +278,7 @@ class Client:
     ) -> list[int]:
         """Token ids of a text or a conversation. add_special: with the model's begin token, where it has one.
         parse_special: read special tokens that are spelled out as such."""
-        request = pb.TokenizeRequest(add_special=add_special, parse_special=parse_special)
+        request = generation_pb2.TokenizeRequest(add_special=add_special, parse_special=parse_special)
         if isinstance(text, str):
             request.text = text
         else:
@@ -102,7 +287,7 @@ class Client:
 
     async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of token ids."""
-        request = pb.DetokenizeRequest(token_ids=token_ids, skip_special_tokens=skip_special_tokens)
+        request = generation_pb2.DetokenizeRequest(token_ids=token_ids, skip_special_tokens=skip_special_tokens)
         return str((await self._connection.unary(self._generation.Detokenize, request)).text)
 
     async def info(self, timeout_s: float | None = None) -> EngineInfo:

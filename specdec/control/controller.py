@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from specdec.control.balance import Balance
-from specdec.control.budget import Choice, choose, plain
 from specdec.control.calibration import MOST, Calibration, temperature_bucket
-from specdec.control.cost_table import CostTable
-from specdec.control.costly_gate import SHORT_BACKLOG, CostlyGate
-from specdec.control.decided import Decided
-from specdec.control.free_gate import FreeGate
-from specdec.control.outcome import DraftWork, Outcome
-from specdec.control.pace import Pace
-from specdec.control.ratio import Ratio
-from specdec.control.reliability import Reliability
-from specdec.control.sequence_control import SequenceControl, trust_ratio
-from specdec.control.skill import Skill
-from specdec.control.turn import Turn
+from specdec.control.costs import CostTable
+from specdec.control.gates import SHORT_BACKLOG, Balance, CostlyGate, FreeGate, Pace
+from specdec.control.state import DraftWork, Outcome, Ratio, Reliability, SequenceControl, Skill, Turn, trust_ratio
+from specdec.control.tree_budget import Choice, choose, plain
 from specdec.tree import TokenTree
+
+
+@dataclass(slots=True)
+class Decided:
+    """row_ms, token_ms: milliseconds that a row, and a token without drafts, were expected to take. asked: per turn
+    whether the free drafters were. chosen: per turn the merged tree and the nodes of it to be verified. bound: the step
+    was not free to decide, or says nothing of decoding: prompts were read, or someone's wish came first. prefill_rows:
+    of those prompts."""
+
+    turns: Sequence[Turn] = ()
+    row_ms: float = 0.0
+    token_ms: float = 1.0
+    asked: Sequence[bool] = ()
+    chosen: list[tuple[TokenTree, list[int]]] = field(default_factory=list)
+    bound: bool = False
+    prefill_rows: int = 0
+
 
 Odds = Callable[[int, int, float], tuple[float, int]]
 

@@ -3,26 +3,270 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 import specdec
-from specdec.config import EngineConfig
-from specdec.engine.build_decoder import build_decoder
-from specdec.engine.build_drafters import DrafterBuilder, read_head
-from specdec.engine.context_limit import context_limit
+from draft.cross_vocab import CrossVocabularyDrafter
+from draft.grammar import GrammarDrafter
+from draft.head import HeadDrafter, HeadNetwork
+from draft.head_checkpoint import HeadModel, load_head
+from draft.model import ModelDrafter
+from draft.oracle import OracleDrafter
+from draft.prediction import PredictionDrafter
+from draft.protocol import CostlyDrafter, Drafter
+from draft.reading_order import ReadingOrder
+from draft.suffix import SuffixDrafter
+from specdec.config import DeviceDtype, EngineConfig, WeightDtype
 from specdec.engine.engine import Engine, EngineParts
-from specdec.engine.plan_memory import plan_memory, tell_memory
+from specdec.engine.memory import plan_memory, tell_memory
 from specdec.engine.profile_costs import costs_at_start
-from specdec.engine.target_device import target_device
-from specdec.errors import ConfigError
+from specdec.errors import ConfigError, ModelError
 from specdec.kv_cache import KvCacheManager
-from specdec.models import Progress, load_model
+from specdec.models import Progress
+from specdec.models.config import ModelConfig
+from specdec.models.decoder import Decoder, KvPool, TargetDecoder
+from specdec.models.load import LoadedModel, load_model
+from specdec.models.memory import available_bytes
 from specdec.sampling import Sampler
 from specdec.types import EngineInfo
+from verify_kernels.backend import Backend
 from verify_kernels.forward_batch import PAGE_SIZE
-from verify_kernels.kernels import load_kernels
-from verify_kernels.self_test import self_test
+from verify_kernels.kernels import Kernels, load_kernels, self_test
+
+if TYPE_CHECKING:
+    from specdec.models.device_weights import DeviceModel
+
+
+def target_device(config: EngineConfig) -> torch.device | None:
+    """The GPU that the target is to run on; None: it runs on the CPU.
+
+    Raises:
+        ConfigError: a GPU was asked for and torch finds none.
+    """
+    if config.device == "cpu":
+        return None
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    if config.device == "cuda":
+        raise ConfigError("engine.device: torch finds no GPU; install a CUDA build of torch, or set it to cpu")
+    return None
+
+
+DEFAULT_CONTEXT = 8192
+
+
+def context_limit(config: EngineConfig, model: ModelConfig) -> int:
+    """Longest sequence served: what was asked for, within the model's own limit and the whole KV cache.
+
+    Raises:
+        ConfigError: more context was asked for than the model has.
+    """
+    if config.max_context > model.max_context:
+        raise ConfigError(f"engine.max_context: {config.max_context} exceeds the model's {model.max_context}")
+    wanted = config.max_context or min(model.max_context, DEFAULT_CONTEXT)
+    # One page stays free of context so that a lone sequence always has room for a tree.
+    return max(1, min(wanted, -(-config.kv_tokens // PAGE_SIZE) * PAGE_SIZE - PAGE_SIZE))
+
+
+def build_decoder(
+    config: EngineConfig,
+    model: LoadedModel,
+    backend: Backend,
+    pages: int,
+    positions: int,
+    already_promised: int = 0,
+    taps: Sequence[int] = (),
+) -> Decoder:
+    """A decoder with a KV pool of ``pages`` pages, for sequences of up to ``positions`` tokens and room for a tree.
+
+    already_promised: bytes that others will take and have not yet. taps: layers whose inputs are kept.
+
+    Raises:
+        ModelError: memory is short.
+    """
+    need = pages * KvPool.bytes_per_page(model.config)
+    # Pools and logits take their memory page by page: what is promised is not yet missing from what is free.
+    promised = config.max_step_rows * model.config.vocab_size * 4 + already_promised
+    free = available_bytes() - promised
+    if need > free:
+        raise ModelError(
+            f"engine.kv_tokens: the KV cache of {model.name} needs {need / 2**30:.1f} GiB, "
+            f"{max(free, 0) / 2**30:.1f} GiB are free; lower kv_tokens"
+        )
+    return Decoder(
+        model.config,
+        model.weights,
+        backend,
+        KvPool(model.config, pages),
+        max_rows=config.max_step_rows,
+        max_logit_rows=config.max_step_rows,
+        max_positions=positions + PAGE_SIZE,
+        taps=taps,
+    )
+
+
+if TYPE_CHECKING:
+    from specdec.models.device_weights import DeviceModel  # imports triton, which a CPU machine may lack
+
+    Target = LoadedModel | DeviceModel
+
+
+def read_head(config: EngineConfig, target: Target) -> HeadModel | None:
+    """The feature head, where one is asked for: the target's decoder must be built to its liking.
+
+    Raises:
+        ModelError: it can not be read, or was made for another target.
+    """
+    if not config.speculation.enabled or "head" not in config.drafters or config.draft_head is None:
+        return None
+    folder, embed = Path(config.draft_head).expanduser(), target.weights.embed.cpu()
+    if embed.dtype == torch.bfloat16:
+        embed = embed.half()  # as heads, which run on the CPU, want it
+    return load_head(folder, dtype=config.dtype, target=target.config, target_embed=embed)
+
+
+class DrafterBuilder:
+    """Builds drafters by name. ``draft_name``: the draft model's, once one was loaded. ``device``: the GPU that it runs
+    on, as the target does; None: the CPU, where heads run in any case."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        target: Target,
+        kernels: Kernels,
+        sampler: Sampler,
+        pages: int,
+        max_context: int,
+        progress: Progress | None,
+        device: torch.device | None = None,
+    ) -> None:
+        self._config, self._target, self._kernels, self._sampler = config, target, kernels, sampler
+        self._pages, self._max_context, self._progress, self._device = pages, max_context, progress, device
+        self.draft_name: str | None = None
+
+    def build(self, head: HeadModel | None) -> list[Drafter]:
+        """The drafters named, in order; ``head`` as `read_head` gave it.
+
+        Raises:
+            ConfigError: a name is unknown.
+            ModelError: a draft model can not be had, or memory is short.
+        """
+        if not self._config.speculation.enabled:
+            return []
+        makers: dict[str, Callable[[], Drafter]] = {
+            "grammar": GrammarDrafter,
+            "prediction": PredictionDrafter,
+            "suffix": lambda: SuffixDrafter(self._config.speculation, ReadingOrder(self._target.tokenizer)),
+            "model": self._configured_model,
+            "head": lambda: self._head(head),
+        }
+        drafters = []
+        for name in dict.fromkeys(self._config.drafters):
+            maker = makers.get(name) or _oracle(name)
+            if maker is not None:
+                drafters.append(maker())
+            elif name != "none":
+                known = ", ".join(["none", *makers, "oracle:RATE"])
+                raise ConfigError(f"engine.speculation.drafters: unknown drafter {name!r}; known: {known}")
+        return drafters
+
+    def _configured_model(self) -> Drafter:
+        config = self._config
+        assert config.draft is not None  # the configuration checks it
+        self.draft_name, drafter = self.model(config.draft, config.draft_dtype, self._progress)
+        return drafter
+
+    def model(
+        self, draft: str, dtype: WeightDtype | None, progress: Progress | None = None
+    ) -> tuple[str, CostlyDrafter]:
+        """A draft model's name and the drafter over it, with KV of its own. Shares nothing that changes with what was
+        built before, so it may be built in another thread while an engine runs.
+
+        draft, dtype: as in the configuration; on a GPU ``dtype`` has no say, the draft is in the target's
+        type, or in 16 bits beside a float8 one.
+
+        Raises:
+            ModelError: it can not be had, or memory is short for it.
+            ConfigError: its tokenizer can not retell the target's text.
+        """
+        config, target = self._config, self._target
+        model = self._load(draft, dtype, progress)
+        same = target.tokenizer.fingerprint == model.tokenizer.fingerprint
+        # Its tokens may be more than the target's for the same text, but a model reads no further than it was taught.
+        positions = self._max_context if same else min(self._max_context * 3 // 2, model.config.max_context)
+        decoder = self._decoder(model, positions)
+        if same:
+            return model.name, ModelDrafter(decoder, self._sampler, target.config.vocab_size)
+        _check_no_added_space(model)
+        return model.name, CrossVocabularyDrafter(
+            decoder,
+            self._sampler,
+            target.tokenizer,
+            model.tokenizer,
+            target.config.vocab_size,
+            config.max_batch,
+            config.speculation.draft_reads,
+        )
+
+    def _load(self, draft: str, dtype: WeightDtype | None, progress: Progress | None) -> Target:
+        config = self._config
+        if self._device is not None:
+            from specdec.models.device_weights import load_device_model
+
+            small: DeviceDtype = "auto" if config.device_dtype == "fp8" else config.device_dtype
+            return load_device_model(
+                draft, dtype=small, cache_dir=config.cache_dir, device=self._device, max_rows=config.max_step_rows,
+                progress=progress,
+            )  # fmt: skip
+        dtype = dtype or ("int4" if config.dtype == "int8" else config.dtype)
+        return load_model(draft, dtype=dtype, cache_dir=config.cache_dir, progress=progress)
+
+    def _decoder(self, model: Target, positions: int) -> TargetDecoder:
+        config, target = self._config, self._target.config
+        if not isinstance(model, LoadedModel):
+            from specdec.engine.build_device import build_device_decoder
+
+            assert self._device is not None  # or it would be a model for the CPU
+            return build_device_decoder(config, model, self._device, self._pages, positions)
+        promised = self._pages * KvPool.bytes_per_page(target) + config.max_step_rows * target.vocab_size * 4
+        return build_decoder(config, model, self._kernels.backend(), self._pages, positions, promised)
+
+    def _head(self, head: HeadModel | None) -> Drafter:
+        assert head is not None  # `read_head` read it, since the configuration names it
+        network = HeadNetwork(
+            head,
+            self._kernels.backend(),
+            KvPool(head.config.model, self._pages),
+            max_rows=self._config.max_step_rows,
+            max_positions=self._max_context + PAGE_SIZE,
+        )
+        return HeadDrafter(network, self._sampler)
+
+
+def _check_no_added_space(model: Target) -> None:
+    """A text is retold piece by piece, which a tokenizer that begins every text with a space would spoil.
+
+    Raises:
+        ConfigError: the draft's tokenizer is such a one.
+    """
+    tokenizer = model.tokenizer
+    if b"".join(tokenizer.token_bytes(t) for t in tokenizer.encode("a b", add_special=False)) != b"a b":
+        raise ConfigError(
+            f"engine.draft: the tokenizer of {model.name} adds spaces or rewrites text, so it can not draft for "
+            "another vocabulary; use a draft of the target's family, or one with a byte-level tokenizer"
+        )
+
+
+def _oracle(name: str) -> Callable[[], Drafter] | None:
+    try:
+        rate = OracleDrafter.parse(name)
+    except ValueError as error:
+        raise ConfigError(f"engine.speculation.drafters: {error}") from None
+    return None if rate is None else lambda: OracleDrafter(rate)
 
 
 def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engine:

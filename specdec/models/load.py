@@ -1,23 +1,33 @@
-"""Loads a model by whatever name it is given."""
+"""Loads a model, or its tokenizer alone, by whatever name it is given."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specdec.config import WeightDtype
 from specdec.errors import ModelError, UnsupportedModelError
 from specdec.models.checkpoint import Checkpoint
-from specdec.models.layout import layout_bytes, plan_layout
-from specdec.models.loaded_model import LoadedModel
+from specdec.models.config import ModelConfig
 from specdec.models.memory import check_memory
-from specdec.models.model_config import ModelConfig
-from specdec.models.pack_model import pack_model
-from specdec.models.packed_cache import PackedCache
+from specdec.models.pack import PackedCache, pack_model
 from specdec.models.progress import Progress, silent
 from specdec.models.resolve import resolve
 from specdec.models.tokenizer import Tokenizer
-from specdec.models.weights_buffer import WeightsBuffer
+from specdec.models.weights import ModelWeights, WeightsBuffer, layout_bytes, plan_layout
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """What `load_model` returns. ``fingerprint`` (hex) changes with the source's content or the dtype; ``config``
+    has the tokenizer's begin and end ids filled in."""
+
+    name: str
+    config: ModelConfig
+    weights: ModelWeights
+    tokenizer: Tokenizer
+    fingerprint: str
+
 
 MAX_HEAD_DIM = 256
 
@@ -83,3 +93,15 @@ def _check_heads(name: str, config: ModelConfig) -> None:
             f"{name}: {config.n_heads} heads of {config.head_dim} over {config.n_kv_heads} KV heads are not supported; "
             f"heads must be even, at most {MAX_HEAD_DIM} wide, and a multiple of the KV heads"
         )
+
+
+def load_tokenizer(ref: str, cache_dir: Path, progress: Progress | None = None) -> Tokenizer:
+    """The tokenizer of the model that ``ref`` names; the forms of `load_model`.
+
+    Raises:
+        ModelError: not found, truncated, corrupt, or without tokenizer.
+        UnsupportedModelError: sound, but of an architecture that specdec does not run.
+    """
+    cache_dir = cache_dir.expanduser()
+    checkpoint = resolve(ref, cache_dir, progress or silent)
+    return checkpoint.tokenizer(cache_dir, checkpoint.open().config)

@@ -1,14 +1,71 @@
-"""Refuses to load a model that does not fit in memory, before the system starts to swap or kill."""
+"""How large a model is and how much memory is free, control groups included: refuses what does not fit."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from specdec.config import WeightDtype
 from specdec.errors import ModelError
-from specdec.models.memory_cgroup import cgroup_free
+from specdec.models.config import ModelConfig
+from specdec.models.pack import PackedCache
+from specdec.models.progress import Progress, silent
+from specdec.models.resolve import resolve
+from specdec.models.weights import layout_bytes, plan_layout
+
+# Limit, use, and the names under which the page cache, which the kernel takes back when it must, is told
+_V2 = ("memory.max", "memory.current", ("inactive_file", "active_file"))
+_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file"))
+
+
+def cgroup_free(mount: Path, own: Path) -> int | None:
+    """The least that any group around this process leaves, in bytes; None where none of them has a limit.
+
+    mount: where the groups are. own: ``/proc/self/cgroup``.
+    """
+    places = _own_groups(own)
+    roots = [(mount, places.get("", "/"), _V2), (mount / "memory", places.get("memory", "/"), _V1)]
+    found = [_free(group, files) for root, place, files in roots for group in _upwards(root, place)]
+    return min((left for left in found if left is not None), default=None)
+
+
+def _own_groups(own: Path) -> dict[str, str]:
+    """The process's group by controller; version 2's has none."""
+    try:
+        lines = own.read_text().splitlines()
+    except OSError:
+        return {}
+    found: dict[str, str] = {}
+    for line in lines:
+        _, controllers, place = line.split(":", 2)
+        found |= dict.fromkeys(controllers.split(","), place)
+    return found
+
+
+def _upwards(root: Path, place: str) -> Iterator[Path]:
+    """The group and all around it. In a container the path may be that of the host, of which only the root is here."""
+    group = root / place.strip("/")
+    while group != root:
+        yield group
+        group = group.parent
+    yield root
+
+
+def _free(group: Path, files: tuple[str, str, tuple[str, str]]) -> int | None:
+    limit_file, used_file, reclaimable = files
+    try:
+        limit = (group / limit_file).read_text().strip()
+        if not limit.isdigit():
+            return None
+        used = int((group / used_file).read_text())
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):
+        return None
+    return int(limit) - used + sum(int(stat.get(name, 0)) for name in reclaimable)
+
 
 GIB = 1 << 30
 WORKING_BYTES = 256 << 20  # slices in conversion, the tokenizer, the interpreter
@@ -33,3 +90,36 @@ def check_memory(name: str, nbytes: int, dtype: WeightDtype, available: int | No
             f"{name}: too little memory: {dtype} weights need {needed / GIB:.1f} GiB, "
             f"{max(available, 0) / GIB:.1f} GiB are available; {ways}, or free some memory"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """``weight_bytes``: of its packed weights."""
+
+    name: str
+    config: ModelConfig
+    weight_bytes: int
+
+    def step_bytes(self, rows: int) -> int:
+        """Bytes of the buffers of a forward of ``rows`` rows: what `Decoder` and its kernels allocate."""
+        c = self.config
+        widest = max(c.hidden_size, c.intermediate_size, c.q_size)
+        values = 2 * c.hidden_size + 2 * c.q_size + 2 * c.kv_size + 2 * c.intermediate_size + c.vocab_size
+        return rows * (4 * values + 9 * widest + 4 * c.q_size)
+
+
+def measure_model(ref: str, *, dtype: WeightDtype, cache_dir: Path, progress: Progress | None = None) -> ModelSize:
+    """The size of the model that ``ref`` names, as `load_model` would load it; fetched when missing, as there.
+
+    Raises:
+        ModelError: not found, or not readable.
+        UnsupportedModelError: of an architecture or tensor type that specdec does not run.
+    """
+    cache_dir = cache_dir.expanduser()
+    checkpoint = resolve(ref, cache_dir, progress or silent)
+    if checkpoint.keeps_packed:
+        packed = PackedCache(cache_dir / "packed", checkpoint, dtype).open()
+        if packed is not None:
+            return ModelSize(checkpoint.name, packed.config, packed.nbytes)
+    source = checkpoint.open()
+    return ModelSize(checkpoint.name, source.config, layout_bytes(plan_layout(source, dtype)))

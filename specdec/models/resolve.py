@@ -1,19 +1,85 @@
-"""Finds out what a model's name means."""
+"""Finds out what a model's name means, and opens the checkpoint: a folder, a GGUF file or a catalogue entry."""
 
 from __future__ import annotations
 
 import re
+from functools import cached_property
 from pathlib import Path
 
 from specdec.errors import ModelError
 from specdec.models.catalogue import CATALOGUE, suggestion
-from specdec.models.checkpoint import Checkpoint
-from specdec.models.fetch import Fetcher
-from specdec.models.gguf_checkpoint import GGUFCheckpoint
-from specdec.models.hf_checkpoint import HFCheckpoint
-from specdec.models.hub import fetch_from_hub
+from specdec.models.checkpoint import Checkpoint, TensorSource, fingerprint_files
+from specdec.models.config import ModelConfig
+from specdec.models.fetch import Fetcher, fetch_from_hub
+from specdec.models.gguf import GGUFFile, GGUFSource
+from specdec.models.gguf_tokenizer import TokenizerCache, convert_gguf_tokenizer
+from specdec.models.hf import HFSource, load_hf_tokenizer, parse_quantized_config, read_json, weight_files
 from specdec.models.progress import Progress
-from specdec.models.random_checkpoint import PREFIX, RandomCheckpoint
+from specdec.models.quantized import QuantizedSource
+from specdec.models.random_model import PREFIX, RandomCheckpoint
+from specdec.models.tokenizer import Tokenizer
+
+
+class HFCheckpoint:
+    """config.json, safetensors and tokenizer.json in ``path``."""
+
+    keeps_packed = True
+
+    def __init__(self, path: Path, name: str | None = None) -> None:
+        self.path = path
+        self.name = name or path.resolve().name
+
+    def fingerprint(self) -> str:
+        """Over the configuration and every weight file."""
+        read_json(self.path / "config.json")  # first, because a folder without one is most often no model at all
+        optional = self.path / "generation_config.json"
+        extra = [optional] if optional.exists() else []
+        return fingerprint_files([self.path / "config.json", *extra, *weight_files(self.path)])
+
+    def open(self) -> TensorSource:
+        """The tensors; those of AWQ and GPTQ folders dequantised as they are read."""
+        source = HFSource(self.path)
+        quantized = read_json(self.path / "config.json").get("quantization_config")
+        if quantized is None:
+            return source
+        return QuantizedSource(source, parse_quantized_config(quantized, self.name))
+
+    def tokenizer(self, cache_dir: Path, config: ModelConfig) -> Tokenizer:
+        """The folder's own tokenizer; nothing has to be converted."""
+        return load_hf_tokenizer(self.path, config)
+
+
+class GGUFCheckpoint:
+    """The file at ``path``. ``sha256`` is its digest where that is known already (catalogue models)."""
+
+    keeps_packed = True
+
+    def __init__(self, path: Path, name: str | None = None, sha256: str | None = None) -> None:
+        self.path = path
+        self.name = name or path.stem
+        self._sha256 = sha256
+
+    @cached_property
+    def _file(self) -> GGUFFile:
+        return GGUFFile(self.path)  # opened only when a cache misses: parsing a large header takes a while
+
+    def fingerprint(self) -> str:
+        """The digest where known, else over the file's header, size and time."""
+        return self._sha256 or fingerprint_files([self.path])
+
+    def open(self) -> GGUFSource:
+        """The tensors."""
+        return GGUFSource(self._file)
+
+    def tokenizer(self, cache_dir: Path, config: ModelConfig) -> Tokenizer:
+        """The file's vocabulary, converted once and then read from the cache."""
+        cache = TokenizerCache(cache_dir / "tokenizers")
+        found = cache.read(self.fingerprint())
+        if found is None:
+            found = convert_gguf_tokenizer(self._file)
+            cache.write(self.fingerprint(), *found)
+        return Tokenizer(*found)
+
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 

@@ -1,4 +1,4 @@
-"""Text to token ids and back, over the `tokenizers` library."""
+"""Text to token ids and back, over the `tokenizers` library, and the raw bytes of single tokens."""
 
 from __future__ import annotations
 
@@ -7,16 +7,60 @@ import json
 import re
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import tokenizers
 
 from specdec.errors import ModelError
-from specdec.models.chat_messages import plain_messages
-from specdec.models.chat_template import ChatTemplate
-from specdec.models.token_bytes import TokenBytes
-from specdec.models.tokenizer_info import TokenizerInfo
+from specdec.models.chat_template import ChatTemplate, plain_messages
+
+
+@dataclass(frozen=True)
+class TokenizerInfo:
+    """``add_bos``: prompts begin with ``bos_id``. ``template_variables`` are the named special tokens that a chat
+    template may use (bos_token, eos_token, ...). ``chat_template`` is Jinja source, or None when there is none."""
+
+    bos_id: int | None = None
+    add_bos: bool = False
+    eos_ids: tuple[int, ...] = ()
+    chat_template: str | None = None
+    template_variables: dict[str, str] = field(default_factory=dict)
+
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def byte_level_alphabet() -> dict[str, int]:
+    """Character -> byte of byte-level BPE: printable Latin-1 stands for itself, other bytes for U+0100 onwards."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    alphabet = {chr(byte): byte for byte in printable}
+    rest = [byte for byte in range(256) if byte not in set(printable)]
+    alphabet.update((chr(0x100 + i), byte) for i, byte in enumerate(rest))
+    return alphabet
+
+
+class TokenBytes:
+    """Maps a token's vocabulary string to its bytes, as the tokenizer's decoder would."""
+
+    def __init__(self, decoder: dict[str, Any] | None) -> None:
+        text = str(decoder)
+        self._byte_level = "'ByteLevel'" in text
+        self._spaces = "▁" in text or "'Metaspace'" in text
+        self._byte_fallback = "'ByteFallback'" in text
+        self._alphabet = byte_level_alphabet()
+
+    def of(self, piece: str) -> bytes:
+        """Bytes of the vocabulary entry ``piece`` (not of a special token, whose text is taken as it is)."""
+        if self._byte_level:
+            values = [self._alphabet.get(char) for char in piece]
+            known = [value for value in values if value is not None]
+            return bytes(known) if len(known) == len(values) else piece.encode()
+        if self._byte_fallback and (match := _BYTE_TOKEN.fullmatch(piece)):
+            return bytes([int(match[1], 16)])
+        return (piece.replace("▁", " ") if self._spaces else piece).encode()
+
 
 # Breaks special tokens written inside a chat message; a noncharacter, which Unicode reserves for uses like this
 _BREAK = "\ufdd0"

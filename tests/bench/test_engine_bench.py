@@ -9,18 +9,19 @@ from typing import Any, cast
 
 import pytest
 
-from bench.engine_arm import AUTO, FIXED_GRID, OFF, Arm
-from bench.engine_bench import EngineBench, check_same_output
-from bench.engine_bench_error import BenchError
-from bench.engine_control_times import MIN_STEPS, ControlTimes
-from bench.engine_fixed import best_fixed, fixed_figures
-from bench.engine_flight import fly
-from bench.engine_group_run import GroupRun
-from bench.engine_request_run import RequestRun
-from bench.engine_runner import EngineRunner
-from bench.engine_workload_runs import WorkloadRuns
-from bench.workloads.bench_prompt import BenchPrompt
-from bench.workloads.workload import Workload, uncounted
+from bench.engine_bench import (
+    MIN_STEPS,
+    BenchError,
+    ControlTimes,
+    EngineBench,
+    EngineRunner,
+    WorkloadRuns,
+    check_same_output,
+    fly,
+)
+from bench.engine_runs import AUTO, FIXED_GRID, OFF, Arm, GroupRun, RequestRun
+from bench.engine_session import best_fixed, fixed_figures
+from bench.workloads.workload import BenchPrompt, Workload, uncounted
 from specdec.engine.engine import Engine
 from specdec.types import RequestEvent, SamplingParams, SpeculationMode, StoppingParams
 from tests.bench.fake_engine import FakeEngine

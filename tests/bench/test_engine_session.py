@@ -12,21 +12,17 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from bench import engine_off_cost, engine_session
-from bench.engine_arm import FIXED_GRID
-from bench.engine_bench_error import BenchError
-from bench.engine_machine import commit, cpu_model, machine_facts
-from bench.engine_off_cost import OffCost, OffCostBench
-from bench.engine_report import EngineReport
-from bench.engine_session import EngineBenchPlan, run_session
-from bench.engine_tables import report_tables
+from bench import engine_session
+from bench import engine_session as engine_off_cost
+from bench.engine_bench import BenchError
+from bench.engine_runs import FIXED_GRID
+from bench.engine_session import EngineBenchPlan, EngineReport, OffCost, OffCostBench, report_tables, run_session
+from bench.machine import commit, cpu_model, machine_facts
 from bench.workloads import WORKLOAD_NAMES
-from bench.workloads.bench_prompt import BenchPrompt
-from bench.workloads.workload import Workload, uncounted
-from bench.workloads.workload_unavailable_error import WorkloadUnavailableError
+from bench.workloads.workload import BenchPrompt, Workload, WorkloadUnavailableError, uncounted
 from specdec.cli.main import cli
 from specdec.config import EngineConfig
-from specdec.control.replay import replay_file
+from specdec.control.trace import replay_file
 from specdec.engine.engine import Engine, EngineParts
 from specdec.models.tokenizer import Tokenizer
 from specdec.types import StoppingParams
@@ -56,7 +52,7 @@ def small_workload(
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_session, "make_workload", small_workload)
     monkeypatch.setattr(engine_off_cost, "MAX_TOKENS", STEPS + 1)
-    monkeypatch.setattr("bench.engine_machine.BandwidthProbe", _Probe)
+    monkeypatch.setattr("bench.machine.BandwidthProbe", _Probe)
 
 
 class _Probe:

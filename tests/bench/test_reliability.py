@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
-from bench.reliability import bar, calibration_error, reliability_figures, reliability_table
+from bench.engine_session import bar, calibration_error, reliability_figures, reliability_table
 
 
 def test_bar_shows_both_chances() -> None:

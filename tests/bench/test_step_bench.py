@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import cast
 
-from bench.step_bench import ROWS, StepBench, weight_bytes
+from bench.forward import ROWS, StepBench, weight_bytes
 from specdec.models.decoder import Decoder
 from tests.engine.tiny_engine import tiny_parts
 

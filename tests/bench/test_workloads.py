@@ -14,17 +14,27 @@ import pytest
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
-from bench.workloads import WORKLOAD_NAMES, humaneval
-from bench.workloads.batch import MAX_TOKENS, batch_prompts
-from bench.workloads.chat import QUESTIONS, chat_prompts
-from bench.workloads.edit import EDITS, edit_prompts
-from bench.workloads.fim import ENDS, FILES, HOLES, MAX_LINES, fim_prompts, find_holes
-from bench.workloads.keystrokes import TYPED, typing_prompts
+from bench.workloads import WORKLOAD_NAMES
+from bench.workloads import prompts as humaneval
 from bench.workloads.make import make_workload
-from bench.workloads.sources import source_of
-from bench.workloads.workload_unavailable_error import WorkloadUnavailableError
-from specdec.models.tokenizer import Tokenizer
-from specdec.models.tokenizer_info import TokenizerInfo
+from bench.workloads.prompts import (
+    BATCH_MAX_TOKENS,
+    EDITS,
+    ENDS,
+    FILES,
+    HOLES,
+    MAX_LINES,
+    QUESTIONS,
+    TYPED,
+    batch_prompts,
+    chat_prompts,
+    edit_prompts,
+    fim_prompts,
+    find_holes,
+    typing_prompts,
+)
+from bench.workloads.workload import WorkloadUnavailableError, source_of
+from specdec.models.tokenizer import Tokenizer, TokenizerInfo
 from tests.models.tiny import CHAT_TEMPLATE, make_tiny_tokenizer
 
 
@@ -207,12 +217,12 @@ def test_methods_lose_the_indentation_they_share() -> None:
 def test_a_batch_is_as_many_different_stretches_of_code(tokenizer: Tokenizer) -> None:
     prompts = batch_prompts(tokenizer, 32)
     assert len({p.prompt_ids for p in prompts}) == 32
-    assert {(p.stopping.max_tokens, p.stopping.ignore_eos) for p in prompts} == {(MAX_TOKENS, True)}
+    assert {(p.stopping.max_tokens, p.stopping.ignore_eos) for p in prompts} == {(BATCH_MAX_TOKENS, True)}
 
 
 def test_names_are_light() -> None:
     script = (
-        "import sys, json\nimport specdec.cli.bench_engine_cmd\n"
+        "import sys, json\nimport specdec.cli.bench\n"
         "print(json.dumps([m for m in ('torch', 'tokenizers', 'rich', 'numpy') if m in sys.modules]))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from specdec.cli import generate_cmd
-from specdec.cli.local_runner import LocalRunner
+from specdec.cli import generate
 from specdec.cli.main import cli
+from specdec.cli.runners import LocalRunner
 from specdec.config import EngineConfig
 from specdec.types import GrammarKind, GrammarParams, Request, RequestEvent
 from tests.server.fake_engine import DEFAULT_SEED, FakeEngine
@@ -60,7 +60,7 @@ def run_on(monkeypatch: pytest.MonkeyPatch) -> Callable[[SpyEngine], Invoke]:
             assert server is None
             yield LocalRunner(engine, FakeTokenizer())
 
-        monkeypatch.setattr(generate_cmd, "_runner", runner)
+        monkeypatch.setattr(generate, "_runner", runner)
         return lambda *args, **kwargs: CliRunner().invoke(cli, ["generate", *args], **kwargs)
 
     return use

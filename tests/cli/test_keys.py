@@ -10,15 +10,14 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from server.auth.key_file import read_keys
-from server.auth.key_hash import KeyHash
+from server.auth.keys import KeyHash, read_keys
 from server.serving import Addresses
-from specdec.cli.ask import Ask
-from specdec.cli.credential_options import credential_options, pop_credentials
+from specdec.cli.generate import Ask
 from specdec.cli.main import cli
-from specdec.cli.remote_runner import RemoteRunner
-from specdec.cli.serve_cmd import ready_lines
-from specdec.client import CallError, Credentials
+from specdec.cli.options import credential_options, pop_credentials
+from specdec.cli.runners import RemoteRunner
+from specdec.cli.serve import ready_lines
+from specdec.client.connection import CallError, Credentials
 from specdec.config import ServerConfig
 from specdec.types import Delta, EngineInfo, Request
 from tests.server.auth.certificates import Certificates

@@ -17,7 +17,7 @@ import specdec
 from server.serving import Addresses
 from specdec.cli.main import cli
 from specdec.cli.options import engine_options
-from specdec.cli.serve_cmd import ready_lines
+from specdec.cli.serve import ready_lines
 from specdec.config import EngineConfig
 from specdec.types import EngineInfo
 

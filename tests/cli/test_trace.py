@@ -16,15 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-import specdec.control.replay
+import specdec.control.trace
 from specdec.cli.main import cli
-from specdec.cli.sparkline import BARS, sparkline
-from specdec.cli.trace_summary import TraceSummary
-from specdec.cli.trace_view import show_trace
-from specdec.control.replay import ReplayReport
-from specdec.control.trace_file import TraceWriter
-from specdec.types import DrafterTrace, StepTrace
-from specdec.types.as_json import trace_dict
+from specdec.cli.trace import BARS, TraceSummary, show_trace, sparkline
+from specdec.control.trace import ReplayReport, TraceWriter
+from specdec.types import DrafterTrace, StepTrace, trace_dict
 from tests.server.fake_engine import fake_step
 from tests.server.harness import running_server, stream_request
 

@@ -13,20 +13,23 @@ from hypothesis import strategies as st
 
 from server.engine_client import EngineClient
 from server.frontend import Frontend
-from server.grpc.convert import REASONS, info_message, load_message, sample_message, started_message
+from server.grpc.messages import REASONS, info_message, load_message, sample_message, started_message, trace_message
 from server.grpc.request_reader import read_generate
-from server.grpc.trace_convert import trace_message
 from specdec.api.v1 import completion_pb2 as completion
 from specdec.api.v1 import generation_pb2 as pb
 from specdec.api.v1 import result_pb2 as result
 from specdec.api.v1.options_pb2 import SpeculationOptions
-from specdec.client.chat_turn import ChatTurn
-from specdec.client.completion_hints import CompletionHints
-from specdec.client.context_file import ContextFile
-from specdec.client.fim import Fim
-from specdec.client.generate_options import GenerateOptions
-from specdec.client.requests import completion_message, fill_request
-from specdec.client.results import event_of, generated_of, info_of, load_of, reason_of, step_of
+from specdec.client.messages import (
+    completion_message,
+    event_of,
+    fill_request,
+    generated_of,
+    info_of,
+    load_of,
+    reason_of,
+    step_of,
+)
+from specdec.client.prompt import ChatTurn, CompletionHints, ContextFile, Fim, GenerateOptions
 from specdec.config import EngineConfig
 from specdec.types import (
     EngineInfo,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.grpc.convert import delta_message
+from server.grpc.messages import delta_message
 from specdec.api.v1 import generation_pb2 as pb
-from specdec.client.results import event_of
+from specdec.client.messages import event_of
 from specdec.types import Delta, StepTree, TokenLogprobs
 
 ID = st.integers(0, 2**32 - 1)

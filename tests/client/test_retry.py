@@ -13,12 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from server.errors import DrainingError, UnknownModelError
 from server.grpc.errors import refuse
-from server.request_errors import DrainingError, UnknownModelError
-from specdec.client.call_error import CallError
-from specdec.client.connection import Connection
-from specdec.client.credentials import Credentials
-from specdec.client.retry_policy import RetryPolicy
+from specdec.client.connection import CallError, Connection, Credentials, RetryPolicy
 from specdec.errors import ConfigError, FieldViolation, InvalidRequestError, QueueFullError, RequestError
 
 QUICK = RetryPolicy(first_s=0.01)

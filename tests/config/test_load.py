@@ -8,7 +8,7 @@ import pytest
 
 from specdec.config import load_config
 from specdec.errors import ConfigError
-from specdec.models.hf_config import parse_hf_config
+from specdec.models.hf import parse_hf_config
 
 
 def write(folder: Path, text: str | bytes) -> Path:

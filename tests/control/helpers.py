@@ -8,8 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from specdec.control.sequence_control import SequenceControl
-from specdec.control.turn import Turn
+from specdec.control.state import SequenceControl, Turn
 from specdec.tree import MAX_NODES, TokenTree
 
 Edge = tuple[int, int, float]

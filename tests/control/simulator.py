@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 
 from draft.protocol import DraftTask
 from specdec.control.controller import Controller
-from specdec.control.cost_table import CostTable
-from specdec.control.merge import merge
-from specdec.control.outcome import DraftWork, Outcome
-from specdec.control.turn import Turn
+from specdec.control.costs import CostTable
+from specdec.control.state import DraftWork, Outcome, Turn
+from specdec.control.tree_budget import merge
 from specdec.tree import TokenTree
 from tests.draft.helpers import make_sequence, make_task
 
@@ -142,7 +141,7 @@ class Growth:
 
 
 def going_on(growing: list[Growth]) -> list[Growth]:
-    """As `draft.growth.going_on`, for the growths of this module."""
+    """As `draft.model.going_on`, for the growths of this module."""
     asked = sorted(growing, key=Growth.reached, reverse=True)
     pace = asked[0].task.pace if asked else None
     if pace is None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from draft.protocol import DraftTask
 from specdec.config import SpeculationConfig
-from specdec.control.cost_table import CostTable
+from specdec.control.costs import CostTable
 from specdec.engine.engine import Engine
 from specdec.engine.profile_costs import StepCosts
 from specdec.sequence import Sequence

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from specdec.control.balance import FIRST_PAUSE, LIMIT, LONGEST_PAUSE, Balance
+from specdec.control.gates import BALANCE_LONGEST_PAUSE, FIRST_PAUSE, LIMIT, Balance
 
 
 def rested(balance: Balance, gains: Iterable[float]) -> list[bool]:
@@ -30,7 +30,7 @@ def test_a_loss_is_paused_ever_longer_and_so_costs_little_in_the_end(sequences: 
     states = rested(Balance(sequences), [-0.08] * 20_000)
     assert states.index(True) == pytest.approx(LIMIT / math.sqrt(sequences) / 0.08, abs=2)
     assert pauses(states)[:5] == [FIRST_PAUSE << i for i in range(5)]
-    assert max(pauses(states)) == LONGEST_PAUSE
+    assert max(pauses(states)) == BALANCE_LONGEST_PAUSE
     lost = 0.08 * states.count(False) / len(states)
     assert lost < 0.015
 

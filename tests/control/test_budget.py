@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.control.budget import WORTHWHILE, choose
-from specdec.control.turn import Turn
+from specdec.control.state import Turn
+from specdec.control.tree_budget import WORTHWHILE, choose
 from specdec.tree import TokenTree
 from tests.control.helpers import chain, make_tree, make_turn, trees
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from specdec.control.calibration import CELLS, LEAST, MOST, Calibration, temperature_bucket
 from specdec.control.controller import Controller
-from specdec.control.cost_table import CostTable
-from specdec.control.outcome import DraftWork, Outcome
+from specdec.control.costs import CostTable
+from specdec.control.state import DraftWork, Outcome
 from specdec.tree import TokenTree
 from tests.control.helpers import make_turn
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from specdec.control.controller import Controller
-from specdec.control.cost_table import CostTable
-from specdec.control.outcome import DraftWork, Outcome
-from specdec.control.turn import Turn
+from specdec.control.costs import CostTable
+from specdec.control.state import DraftWork, Outcome, Turn
 from specdec.tree import TokenTree
 from tests.control.helpers import chain, make_turn
 

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.optimize import isotonic_regression  # type: ignore[import-untyped]
+from scipy.optimize import isotonic_regression
 
-from specdec.control.cost_table import CostTable, rising
-from specdec.control.grid_offsets import GridOffsets
+from specdec.control.costs import CostTable, GridOffsets, rising
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 positive = st.floats(1e-3, 1e4)

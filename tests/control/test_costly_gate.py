@@ -7,9 +7,9 @@ import math
 
 import pytest
 
-from specdec.control.cost_table import CostTable
-from specdec.control.costly_gate import HORIZON, CostlyGate
-from specdec.control.turn import Turn
+from specdec.control.costs import CostTable
+from specdec.control.gates import HORIZON, CostlyGate
+from specdec.control.state import Turn
 from tests.control.helpers import make_turn
 
 PROBE_EVERY = 16

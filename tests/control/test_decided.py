@@ -7,9 +7,8 @@ from dataclasses import astuple
 import pytest
 
 from specdec.control.controller import Controller
-from specdec.control.cost_table import CostTable
-from specdec.control.outcome import DraftWork, Outcome
-from specdec.control.turn import Turn
+from specdec.control.costs import CostTable
+from specdec.control.state import DraftWork, Outcome, Turn
 from tests.control.helpers import chain, make_turn
 
 

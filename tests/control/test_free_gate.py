@@ -5,11 +5,9 @@ from __future__ import annotations
 import pytest
 
 from specdec.control.controller import Controller
-from specdec.control.cost_table import CostTable
-from specdec.control.free_gate import MOST_MISSES, SHORTEST_PAUSE, FreeGate
-from specdec.control.outcome import DraftWork, Outcome
-from specdec.control.sequence_control import SequenceControl
-from specdec.control.turn import Turn
+from specdec.control.costs import CostTable
+from specdec.control.gates import LOOKUP_MOST_MISSES, SHORTEST_PAUSE, FreeGate
+from specdec.control.state import DraftWork, Outcome, SequenceControl, Turn
 from tests.control.helpers import chain
 
 TOKEN_MS = 10.0
@@ -33,7 +31,7 @@ def settle(gate: FreeGate, turn: Turn, gain: float, turns: int, ms: float = 0.2)
 def test_a_text_that_repeats_nothing_is_asked_for_ever_less() -> None:
     asked = settle(FreeGate(), make_turn(), 0.0, 400)
     assert all(asked[:20])
-    longest = SHORTEST_PAUSE << MOST_MISSES
+    longest = SHORTEST_PAUSE << LOOKUP_MOST_MISSES
     assert sum(asked[-160:]) == pytest.approx(160 / longest, abs=1)
 
 
@@ -56,7 +54,7 @@ def test_one_find_wakes_it() -> None:
     settle(gate, turn, 0.0, 200)
     found = settle(gate, turn, 2.0, 40)
     first = found.index(True)
-    assert first < SHORTEST_PAUSE << MOST_MISSES
+    assert first < SHORTEST_PAUSE << LOOKUP_MOST_MISSES
     assert all(found[first:])
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from specdec.control.controller import LOOK_EVERY
-from specdec.control.outcome import Outcome
+from specdec.control.state import Outcome
 from tests.control.simulator import Simulation, Skilled, World, best_fixed
 
 GOOD = (0.9, 0.05), (0.5, 0.2)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.control.machine_speed import LEAST, MOST, MachineSpeed
+from specdec.control.costs import LEAST, MOST, MachineSpeed
 
 FIRST, ROW = 60.0, 2.0  # milliseconds on the grid
 

@@ -6,9 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.control.ratio import Ratio
-from specdec.control.sequence_control import trust_ratio
-from specdec.control.skill import Skill
+from specdec.control.state import Ratio, Skill, trust_ratio
 
 pairs = st.lists(st.tuples(st.floats(0, 5), st.floats(0, 5)), max_size=60)
 

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from specdec.control.replay import replay_file
-from specdec.control.trace_file import read_trace
+from specdec.control.trace import read_trace, replay_file
 from specdec.errors import ConfigError
 from specdec.types import Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
 from tests.engine.tiny_engine import run_all, tiny_engine, tiny_parts

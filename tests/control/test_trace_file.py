@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specdec.control.trace_file import TraceWriter, read_trace
-from specdec.control.trace_log import TraceLog
+from specdec.control.trace import TraceLog, TraceWriter, read_trace
 from specdec.errors import ConfigError
 from specdec.types import DrafterTrace, StepTrace
 

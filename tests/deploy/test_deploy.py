@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from specdec.cli.serve_cmd import serve_command
+from specdec.cli.serve import serve_command
 from specdec.config import ExperimentsConfig, ServerConfig
 from tests.server.http.harness import running
 from tests.server.metrics.scrape import Scrape

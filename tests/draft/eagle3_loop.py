@@ -8,14 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draft.head import HeadDrafter
-from draft.head_load import load_head
-from draft.head_network import HeadNetwork
+from draft.head import HeadDrafter, HeadNetwork
+from draft.head_checkpoint import load_head
 from draft.protocol import DraftTask
 from specdec.kv_cache import KvCacheManager
-from specdec.models import load_model
-from specdec.models.decoder import Decoder
-from specdec.models.kv_pool import KvPool
+from specdec.models.decoder import Decoder, KvPool
+from specdec.models.load import load_model
 from specdec.sampling import Sampler, SequenceSampling
 from specdec.sequence import Sequence
 from specdec.tree import TokenTree

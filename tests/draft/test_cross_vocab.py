@@ -21,13 +21,11 @@ from numpy.typing import NDArray
 
 from draft.cross_vocab import CrossVocabularyDrafter
 from draft.protocol import DraftTask
+from specdec.path_identity import PLAIN, Company, CompanyRunner, first_mismatches
 from specdec.sampling import SequenceSampling
 from specdec.sequence import Sequence
 from specdec.tree import TokenTree, check_tree
 from specdec.types import Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
-from specdec.verify.company import PLAIN, Company
-from specdec.verify.compare import first_mismatches
-from specdec.verify.runner import CompanyRunner
 from tests.draft.helpers import make_sequence
 from tests.draft.tiny_drafts import (
     VOCAB,

@@ -13,8 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draft.head import _spans
-from draft.head_pages import HeadPages
+from draft.head import HeadPages, _spans
 from draft.protocol import DraftTask
 from specdec.sampling import Sampler, SequenceSampling
 from specdec.sequence import Sequence
@@ -23,8 +22,7 @@ from specdec.types import SamplingParams, StoppingParams
 from tests.draft.eagle3_loop import Loop
 from tests.models.tiny import VOCAB_SIZE
 from verify_kernels.reference_sampling import ReferenceSampling
-from verify_kernels.row_sampling import RowSampling
-from verify_kernels.sampling_policy import SamplingPolicy
+from verify_kernels.sampling import RowSampling, SamplingPolicy
 
 PROMPT = [(7 * i * i + 3 * i + 11) % VOCAB_SIZE for i in range(150)]
 DEPTH = 5

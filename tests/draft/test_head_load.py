@@ -10,12 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from draft.head_load import load_head
-from draft.head_model import HeadModel
+from draft.head_checkpoint import HeadModel, load_head
 from specdec.errors import ModelError, UnsupportedModelError
-from specdec.models.model_config import ModelConfig, RopeConfig
+from specdec.models.config import ModelConfig, RopeConfig
 from tests.draft.eagle3_checkpoint import HIDDEN, head_config, head_tensors, write_head
-from verify_kernels.packed_linear import unpack_linear
+from verify_kernels.packed_weights import unpack_linear
 
 VOCAB, DRAFT_VOCAB, TARGET_HIDDEN, LAYERS = 200, 70, 64, 8
 Change = Callable[[dict[str, Any], dict[str, Tensor]], None]

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from draft.head_load import load_head
-from draft.head_network import HeadNetwork
+from draft.head import HeadNetwork
+from draft.head_checkpoint import load_head
 from specdec.config import Dtype
-from specdec.models.kv_pool import KvPool
-from specdec.models.model_config import ModelConfig, RopeConfig
+from specdec.models.config import ModelConfig, RopeConfig
+from specdec.models.decoder import KvPool
 from tests.draft.eagle3_checkpoint import head_config, head_tensors, write_head
 from tests.draft.eagle3_reference import Eagle3Reference, Slot
 from tests.kernels.natives import native_backend

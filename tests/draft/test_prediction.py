@@ -10,9 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draft import prediction
-from draft.prediction import PredictionDrafter
-from draft.prediction_cursor import MAX_PLACES, PredictionCursor
-from draft.prediction_index import AFTER, BEFORE, LONGEST, SEED, PredictionIndex
+from draft.prediction import (
+    AFTER,
+    BEFORE,
+    LONGEST,
+    MAX_PLACES,
+    SEED,
+    PredictionCursor,
+    PredictionDrafter,
+    PredictionIndex,
+)
 from specdec.sequence import Sequence
 from tests.draft.helpers import accepted, code_like, make_sequence, make_task, propose, replay
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draft.growth import Growth
+from draft.model import Growth
 from draft.protocol import DraftTask
-from draft.respelling import UNUSUAL, respell
+from draft.retokenize import UNUSUAL, respell
 from specdec.models.tokenizer import Tokenizer
 from specdec.sampling import SequenceSampling
 from specdec.tree import TokenTree

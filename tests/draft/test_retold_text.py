@@ -13,12 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draft.reading_order import FIM_MARKS
-from draft.retold_text import RetoldText
-from draft.vocabulary_bridge import VocabularyBridge
+from draft.retokenize import RetoldText, VocabularyBridge
 from specdec.config import EngineConfig
-from specdec.models.load_tokenizer import load_tokenizer
-from specdec.models.tokenizer import Tokenizer
-from specdec.models.tokenizer_info import TokenizerInfo
+from specdec.models.load import load_tokenizer
+from specdec.models.tokenizer import Tokenizer, TokenizerInfo
 from tests.draft.tiny_drafts import cut, make_tiny, wordy_tokenizer
 
 Pair = tuple[Tokenizer, Tokenizer, VocabularyBridge]

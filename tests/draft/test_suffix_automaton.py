@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draft import suffix_cursor
-from draft.suffix_automaton import BREAK, COUNT_WALK, MAX_FOLLOWERS, SuffixAutomaton
-from draft.suffix_cursor import SuffixCursor
+from draft import suffix_automaton
+from draft.suffix_automaton import BREAK, COUNT_WALK, MAX_FOLLOWERS, SuffixAutomaton, SuffixCursor
 
 texts = st.lists(st.integers(0, 3), min_size=1, max_size=60)
 
@@ -124,7 +123,7 @@ turns = st.lists(
 
 @pytest.mark.parametrize("window", [1, 3, 32])
 def test_a_cursor_stays_right_while_its_text_grows(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suffix_cursor, "WINDOW", window)
+    monkeypatch.setattr(suffix_automaton, "WINDOW", window)
 
     @given(turns)
     def check(turns: list[tuple[list[int], list[int]]]) -> None:

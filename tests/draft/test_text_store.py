@@ -8,11 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draft import text_library, text_writer
+from draft import text_store
 from draft.suffix_automaton import SuffixAutomaton
-from draft.text_library import TextLibrary
-from draft.text_store import TextStore
-from draft.text_writer import KNOWN, OVERLAP, TextWriter
+from draft.text_store import KNOWN, OVERLAP, TextLibrary, TextStore, TextWriter
 from specdec.config import SpeculationConfig
 from specdec.types import Request
 
@@ -61,8 +59,8 @@ def check_windows(texts: list[list[int]], budget: int, overlap: int) -> None:
 
 
 def shrink(patch: pytest.MonkeyPatch, known: int, overlap: int) -> None:
-    patch.setattr(text_writer, "KNOWN", known)
-    patch.setattr(text_writer, "OVERLAP", overlap)
+    patch.setattr(text_store, "KNOWN", known)
+    patch.setattr(text_store, "OVERLAP", overlap)
 
 
 def test_every_short_run_of_every_text_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,7 +239,7 @@ def test_work_is_bounded_and_goes_on_where_it_stopped() -> None:
 
 
 def test_a_backlog_is_cut_at_its_old_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_library, "BACKLOG", 100)
+    monkeypatch.setattr(text_store, "BACKLOG", 100)
     texts = library(session_tokens=0)
     for start in (0, 40, 80):
         texts.add(request(), list(range(start, start + 40)))

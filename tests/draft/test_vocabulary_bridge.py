@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draft.vocabulary_bridge import DEAD, VocabularyBridge, best_tokens
+from draft.retokenize import DEAD, VocabularyBridge, best_tokens
 from specdec.models.tokenizer import Tokenizer
 from tests.draft.tiny_drafts import make_tiny, wordy_tokenizer
 

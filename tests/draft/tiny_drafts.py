@@ -21,11 +21,9 @@ from specdec.config import EngineConfig, SpeculationConfig
 from specdec.engine.build import build_parts
 from specdec.engine.engine import Engine, EngineParts
 from specdec.kv_cache import KvCacheManager
-from specdec.models import load_model
-from specdec.models.decoder import Decoder
-from specdec.models.kv_pool import KvPool
-from specdec.models.tokenizer import Tokenizer
-from specdec.models.tokenizer_info import TokenizerInfo
+from specdec.models.decoder import Decoder, KvPool
+from specdec.models.load import load_model
+from specdec.models.tokenizer import Tokenizer, TokenizerInfo
 from specdec.sampling import Sampler
 from specdec.types import Finished, SpeculationMode, SpeculationParams
 from tests.engine.tiny_engine import drain

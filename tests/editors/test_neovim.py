@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from server.completion.acceptance import Acceptance
+from server.completion.service import Acceptance
 from specdec.api.generate import ROOT
 from tests.editors.neovim import neovim
 from tests.server.completion.book_engine import BOOK

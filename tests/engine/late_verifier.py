@@ -9,11 +9,10 @@ from typing import cast
 from torch import Tensor
 
 from specdec.engine.engine import EngineParts
+from specdec.engine.scheduler import PlanEntry
+from specdec.engine.sequence_state import SequenceState
+from specdec.engine.verify import Verifier, Walk
 from specdec.models.decoder import Decoder
-from specdec.scheduler import PlanEntry
-from specdec.step.sequence_state import SequenceState
-from specdec.step.verifier import Verifier
-from specdec.step.walk import Walk
 from specdec.tree import TokenTree
 
 

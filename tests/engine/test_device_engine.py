@@ -14,35 +14,20 @@ import pytest
 import torch
 
 from specdec.config import EngineConfig, SpeculationConfig
-from specdec.engine import build_device
-from specdec.engine.build import build_parts
-from specdec.engine.build_device import build_device_parts
-from specdec.engine.build_device_decoder import build_device_decoder
-from specdec.engine.device_needs import device_needs
+from specdec.engine import build_device, device_verify
+from specdec.engine.build import build_parts, target_device
+from specdec.engine.build_device import build_device_decoder, build_device_parts, device_needs
+from specdec.engine.device_verify import POLICIES, TIMES, TOP, DeviceOutputs, DeviceVerifier, rehearse
 from specdec.engine.engine import Engine, EngineParts
-from specdec.engine.target_device import target_device
+from specdec.engine.step import StepTracer
+from specdec.engine.verify import StepRows
 from specdec.errors import ConfigError, ModelError
 from specdec.kv_cache import KvCacheManager
-from specdec.models.device.device_decoder import DeviceDecoder
-from specdec.models.device.pending_result import PendingResult
-from specdec.models.random_shapes import RANDOM_SHAPES
-from specdec.step import device_rehearsal
-from specdec.step.device_outputs import DeviceOutputs
-from specdec.step.device_rehearsal import POLICIES, TIMES, TOP, rehearse
-from specdec.step.device_verifier import DeviceVerifier
-from specdec.step.step_rows import StepRows
-from specdec.step.step_tracer import StepTracer
-from specdec.types import (
-    GrammarKind,
-    GrammarParams,
-    OutputParams,
-    Request,
-    SamplingParams,
-    StoppingParams,
-)
-from specdec.verify.company import PLAIN, Company
-from specdec.verify.compare import first_mismatches
-from specdec.verify.runner import CompanyRunner, Outcome
+from specdec.models.device_decoder import DeviceDecoder
+from specdec.models.device_step import PendingResult
+from specdec.models.random_model import RANDOM_SHAPES
+from specdec.path_identity import PLAIN, Company, CompanyRunner, Outcome, first_mismatches
+from specdec.types import GrammarKind, GrammarParams, OutputParams, Request, SamplingParams, StoppingParams
 from tests.engine.fan_drafter import FanDrafter
 from tests.engine.tiny_engine import failures, run_all, tokens_of
 from tests.kernels.gpu.no_host_read import NoHostRead
@@ -50,12 +35,9 @@ from tests.kernels.gpu.quick_interpreter import quick_interpreter
 from tests.kernels.gpu.recorded_launches import recorded_launches
 from tests.models.device.small import SLOW_INTERPRETED, TINY, device_model, place
 from verify_kernels.forward_batch import BatchEntry, ForwardBatch
-from verify_kernels.gpu.sampling_needs import SamplingNeeds
-from verify_kernels.gpu.sampling_plan import SamplingPlan
-from verify_kernels.gpu.sampling_workspace import SamplingWorkspace
+from verify_kernels.gpu.sampling_table import SamplingNeeds, SamplingPlan, SamplingWorkspace
 from verify_kernels.kernels import load_kernels
-from verify_kernels.row_sampling import RowSampling
-from verify_kernels.sampling_policy import SamplingPolicy
+from verify_kernels.sampling import RowSampling, SamplingPolicy
 
 NAME = "small-heads-of-64"
 SMALL = dataclasses.replace(TINY, n_layers=1)
@@ -291,7 +273,7 @@ def test_a_rehearsal_leaves_no_trace() -> None:
     assert isinstance(parts.decoder, DeviceDecoder)
     assert isinstance(parts.verifier, DeviceVerifier)
     few = mock.patch.object(parts.decoder, "max_rows", 9)
-    with few, mock.patch.multiple(device_rehearsal, TREES=(3, 1000), POLICIES=POLICIES[2:], TIMES=1):
+    with few, mock.patch.multiple(device_verify, TREES=(3, 1000), POLICIES=POLICIES[2:], TIMES=1):
         rehearse(parts.verifier, parts.decoder)
     request = dataclasses.replace(REQUESTS[1], stopping=SHORT)
     assert CompanyRunner(parts).run(PLAIN, [request])["sampled", 0].tokens == plain("sampled").tokens[:3]

@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 from draft.head import HeadDrafter
 from specdec.engine.build import build_parts
 from specdec.engine.engine import EngineParts
+from specdec.path_identity import PLAIN, Company, CompanyRunner, first_mismatches
 from specdec.types import Request, SamplingParams, StoppingParams
-from specdec.verify.company import PLAIN, Company
-from specdec.verify.compare import first_mismatches
-from specdec.verify.runner import CompanyRunner
 from tests.draft.eagle3_checkpoint import head_config, head_tensors, write_head
 from tests.engine.test_path_identity import named, prompts, samplings, stoppings
 from tests.engine.tiny_engine import tiny_parts

@@ -12,7 +12,7 @@ import pytest
 from draft.panel import REST_S, STRIKES
 from draft.protocol import DraftTask
 from specdec.config import SpeculationConfig
-from specdec.control.replay import replay_file
+from specdec.control.trace import replay_file
 from specdec.engine.engine import Engine
 from specdec.sequence import Sequence
 from specdec.tree import TokenTree

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec.errors import InvalidRequestError
-from specdec.grammar.healed_start import HealedStart
-from specdec.grammar.token_spelling import TokenSpelling
+from specdec.grammar.token_healing import HealedStart, TokenSpelling
 from specdec.types import (
     GrammarKind,
     GrammarParams,

@@ -10,14 +10,11 @@ from hypothesis import strategies as st
 
 from specdec.config import EngineConfig, SpeculationConfig
 from specdec.engine.build import build_parts
-from specdec.engine.memory_budget import MemoryBudget
-from specdec.engine.memory_need import MemoryNeed
-from specdec.engine.plan_memory import plan_memory, tell_memory
+from specdec.engine.memory import MemoryBudget, MemoryNeed, plan_memory, tell_memory
 from specdec.errors import ModelError
-from specdec.models.kv_pool import KvPool
+from specdec.models.decoder import KvPool
 from specdec.models.load import load_model
-from specdec.models.memory_cgroup import cgroup_free
-from specdec.models.memory_size import measure_model
+from specdec.models.memory import cgroup_free, measure_model
 from tests.models.tiny import make_tiny_model
 
 MIB = 1 << 20
@@ -87,7 +84,7 @@ def test_where_no_cache_fits_other_options_are_named(folders: tuple[Path, Path, 
 def test_an_engine_is_refused_before_anything_is_loaded(
     folders: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specdec.engine.plan_memory.available_bytes", lambda: 300 * MIB)
+    monkeypatch.setattr("specdec.engine.memory.available_bytes", lambda: 300 * MIB)
     monkeypatch.setattr("specdec.engine.build.load_model", lambda *_, **__: pytest.fail("it was loaded"))
     with pytest.raises(ModelError, match=r"lower engine\.kv_tokens from 12800000 to"):
         build_parts(make_config(folders, kv_tokens=64 * 200_000, device="cpu", kernels="reference"))

@@ -9,10 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec.engine.engine import EngineParts
+from specdec.path_identity import PLAIN, Company, CompanyRunner, Outcomes, first_mismatches
 from specdec.types import OutputParams, Request, SamplingParams, StoppingParams
-from specdec.verify.company import PLAIN, Company
-from specdec.verify.compare import first_mismatches
-from specdec.verify.runner import CompanyRunner, Outcomes
 from tests.engine.tiny_engine import tiny_parts
 
 words = st.lists(st.integers(0, 379), min_size=1, max_size=6)

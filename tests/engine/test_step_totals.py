@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specdec.step.step import StepResult
+from specdec.engine.step import StepResult
 from specdec.types import Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
 from tests.engine.tiny_engine import tiny_engine
 

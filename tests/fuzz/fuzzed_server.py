@@ -8,9 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from bench.local_server import LocalServer
-from bench.soak.look import Look
-from bench.soak.rest import come_to_rest
-from bench.soak.run_clock import RunClock
+from bench.soak.watch import Look, RunClock, come_to_rest
 from specdec.config import Config, EngineConfig, ServerConfig, SpeculationConfig
 
 CACHE = Path("~/.cache/specdec").expanduser()

@@ -11,7 +11,7 @@ import pytest
 from google.protobuf import descriptor_pool
 from google.protobuf.descriptor import MethodDescriptor
 
-from server.grpc.grpc_server import SERVICES
+from server.grpc.server import SERVICES
 from tests.fuzz.fuzzed_server import FEW, FuzzedServer, fuzzed_server
 from tests.fuzz.message_fuzzer import MessageFuzzer
 

@@ -8,8 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from server.http.app import ENDPOINTS
-from server.http.openapi import openapi_document
+from server.http.app import ENDPOINTS, openapi_document
 from tests.fuzz.fuzzed_server import FEW, FuzzedServer, fuzzed_server
 from tests.fuzz.schema_fuzzer import SchemaFuzzer
 from tests.fuzz.words import TEXTS

@@ -14,11 +14,9 @@ from numpy.typing import NDArray
 from tokenizers import AddedToken, decoders, models, normalizers
 from tokenizers import Tokenizer as Backend
 
-from specdec.grammar import GrammarCompiler, GrammarState
-from specdec.grammar.grammar_source import grammar_source
-from specdec.grammar.grammar_vocabulary import GrammarVocabulary
-from specdec.models.tokenizer import Tokenizer
-from specdec.models.tokenizer_info import TokenizerInfo
+from specdec.grammar.compiler import GrammarCompiler, GrammarVocabulary, grammar_source
+from specdec.grammar.state import GrammarState
+from specdec.models.tokenizer import Tokenizer, TokenizerInfo
 from specdec.types import GrammarKind, GrammarParams
 from tests.models.tiny import VOCAB_SIZE, make_tiny_tokenizer
 

@@ -8,9 +8,9 @@ import threading
 import pytest
 
 from specdec.errors import InvalidRequestError, QueueFullError
-from specdec.grammar import GrammarCompiler, grammar_compiler
-from specdec.models.tokenizer import Tokenizer
-from specdec.models.tokenizer_info import TokenizerInfo
+from specdec.grammar import compiler as grammar_compiler
+from specdec.grammar.compiler import GrammarCompiler
+from specdec.models.tokenizer import Tokenizer, TokenizerInfo
 from specdec.types import GrammarKind, GrammarParams
 from tests.grammar.helpers import EOS, byte_level, compiler, ids_of, start
 from tests.models.tiny import VOCAB_SIZE

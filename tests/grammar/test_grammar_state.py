@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec.grammar import GrammarState
+from specdec.grammar.state import GrammarState
 from specdec.types import GrammarKind, GrammarParams
 from tests.grammar.helpers import (
     EOS,

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from tests.kernels.natives import native_backend
-from verify_kernels.hadamard import rotate
-from verify_kernels.linear_spec import LinearSpec
-from verify_kernels.packed_linear import PackedLinear, pack_linear, unpack_linear
+from verify_kernels.backend import LinearSpec
+from verify_kernels.packed_weights import PackedLinear, pack_linear, rotate, unpack_linear
 from verify_kernels.reference_backend import ReferenceBackend
 
 KINDS = ("int4", "int8", "bf16", "fp32")

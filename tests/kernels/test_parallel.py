@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from tests.kernels.natives import native_backend
-from verify_kernels.linear_spec import LinearSpec
-from verify_kernels.packed_linear import pack_linear
+from verify_kernels.backend import LinearSpec
+from verify_kernels.packed_weights import pack_linear
 
 
 def test_many_small_jobs_of_changing_size() -> None:

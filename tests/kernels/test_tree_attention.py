@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from tests.kernels.batches import random_batch
 from tests.kernels.natives import native_backend
-from verify_kernels.attention_spec import AttentionSpec
-from verify_kernels.backend import Backend
+from verify_kernels.backend import AttentionSpec, Backend
 from verify_kernels.forward_batch import NEVER, BatchEntry, ForwardBatch
 from verify_kernels.reference_backend import ReferenceBackend
 

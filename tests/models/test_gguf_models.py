@@ -12,13 +12,12 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 
 from specdec.errors import ModelError, UnsupportedModelError
-from specdec.models import load_model
-from specdec.models.gguf_config import parse_gguf_config
-from specdec.models.gguf_file import GGUFFile
+from specdec.models.gguf import GGUFFile, parse_gguf_config
+from specdec.models.load import load_model
 from tests.models.oracle_weights import differences
 from tests.models.tiny import FAMILIES, load_oracle, make_tiny_model
 from tests.models.tiny_gguf import interleave, write_tiny_gguf
-from verify_kernels.packed_linear import unpack_linear
+from verify_kernels.packed_weights import unpack_linear
 
 Tiny = Callable[[str], Path]
 

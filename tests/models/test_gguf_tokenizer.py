@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec.errors import ModelError, UnsupportedModelError
-from specdec.models import Tokenizer, load_model
 from specdec.models.gguf_tokenizer import convert_gguf_tokenizer
+from specdec.models.load import load_model
+from specdec.models.tokenizer import Tokenizer
 from tests.models.tiny_gguf import write_tiny_gguf
 
 Tiny = Callable[[str], Path]
@@ -97,7 +98,7 @@ def test_conversion_is_cached_and_mended(tiny: Tiny, tmp_path: Path, monkeypatch
         calls.append(file)
         return convert_gguf_tokenizer(file)
 
-    monkeypatch.setattr("specdec.models.gguf_checkpoint.convert_gguf_tokenizer", counting)
+    monkeypatch.setattr("specdec.models.resolve.convert_gguf_tokenizer", counting)
 
     def load() -> Tokenizer:
         return load_model(str(tmp_path / "m.gguf"), dtype="int8", cache_dir=tmp_path).tokenizer
@@ -119,7 +120,7 @@ def test_conversion_is_cached_and_mended(tiny: Tiny, tmp_path: Path, monkeypatch
 
 def _pairs(*texts: str) -> dict[str, Any]:
     """A byte-level vocabulary of single bytes and the given texts, each joined left to right."""
-    from specdec.models.token_bytes import byte_level_alphabet
+    from specdec.models.tokenizer import byte_level_alphabet
 
     tokens, merges = list(byte_level_alphabet()), []
     for text in texts:

@@ -14,12 +14,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specdec.errors import ModelError, UnsupportedModelError
-from specdec.models import load_model
-from specdec.models.hf_config import parse_hf_config
-from specdec.models.hf_source import HFSource
+from specdec.models.hf import HFSource, parse_hf_config
+from specdec.models.load import load_model
 from tests.models.oracle_weights import differences
 from tests.models.tiny import FAMILIES, load_oracle, make_tiny_model
-from verify_kernels.packed_linear import pack_linear
+from verify_kernels.packed_weights import pack_linear
 
 Tiny = Callable[[str], Path]
 
@@ -55,7 +54,7 @@ def test_config_agrees_with_transformers(family: str, tiny: Tiny) -> None:
 @pytest.mark.parametrize("dtype", ["int8", "bf16"])
 def test_slices_pack_as_the_whole_matrix_does(dtype: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # slices of 640 rows: some lie across the border between q and k, or gate and up
-    monkeypatch.setattr("specdec.models.pack_model.SLICE_VALUES", 640 * 512)
+    monkeypatch.setattr("specdec.models.pack.SLICE_VALUES", 640 * 512)
     folder = make_tiny_model("qwen2", tmp_path / "m", hidden_size=512, intermediate_size=1536, num_hidden_layers=1)
     loaded, state = load_model(str(folder), dtype=dtype, cache_dir=tmp_path), load_oracle(folder).state_dict()
     p = "model.layers.0."

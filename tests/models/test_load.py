@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from specdec.errors import ModelError
-from specdec.models import load_model
+from specdec.models.checkpoint import TensorSource
+from specdec.models.load import load_model
 from specdec.models.memory import available_bytes, check_memory
-from specdec.models.tensor_source import TensorSource
 
 Tiny = Callable[[str], Path]
 
@@ -86,7 +86,7 @@ def test_a_failing_source_stops_packing(tiny: Tiny, tmp_path: Path, monkeypatch:
         raise ModelError(f"{role} is unreadable")
 
     threads = torch.get_num_threads()
-    monkeypatch.setattr("specdec.models.hf_source.HFSource.rows", failing)
+    monkeypatch.setattr("specdec.models.hf.HFSource.rows", failing)
     with pytest.raises(ModelError, match="is unreadable"):
         load_model(str(tiny("llama")), dtype="int8", cache_dir=tmp_path)
     assert torch.get_num_threads() == threads

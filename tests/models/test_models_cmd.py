@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from specdec.cli.models_cmd import models_group
-from specdec.models import CATALOGUE, Fetcher
-from specdec.models.catalogue_entry import CatalogueEntry
+from specdec.cli.models import models_group
+from specdec.models.catalogue import CATALOGUE, CatalogueEntry
+from specdec.models.fetch import Fetcher
 
 
 def test_list_shows_what_is_here(tmp_path: Path) -> None:

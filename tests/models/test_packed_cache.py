@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec.errors import ModelError
-from specdec.models import LoadedModel, load_model
-from specdec.models.hf_checkpoint import HFCheckpoint
-from specdec.models.packed_cache import PackedCache
-from specdec.models.weights_buffer import WeightsBuffer
+from specdec.models.load import LoadedModel, load_model
+from specdec.models.pack import PackedCache
+from specdec.models.resolve import HFCheckpoint
+from specdec.models.weights import WeightsBuffer
 from tests.models.tiny import make_tiny_model
 
 Tiny = Callable[[str], Path]

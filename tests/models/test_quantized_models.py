@@ -12,16 +12,16 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specdec.errors import ModelError, UnsupportedModelError
-from specdec.models import load_model
-from specdec.models.hf_checkpoint import HFCheckpoint
-from specdec.models.quantized_config import parse_quantized_config
-from specdec.models.quantized_int4 import read_int4
-from specdec.models.quantized_source import QuantizedSource
+from specdec.models.device_weights import read_int4
+from specdec.models.hf import parse_quantized_config
+from specdec.models.load import load_model
+from specdec.models.quantized import QuantizedSource
+from specdec.models.resolve import HFCheckpoint
 from tests.models.oracle_weights import differences
 from tests.models.quantized_folders import Scheme, change_config, quantise, write_folder
 from tests.models.test_decoder_oracle import make_decoder, run_in_chunks
 from tests.models.tiny import VOCAB_SIZE, load_oracle
-from verify_kernels.gpu.linear_int4_weight import unpack_int4
+from verify_kernels.gpu.quantized_weights import unpack_int4
 from verify_kernels.reference_backend import ReferenceBackend
 
 SCHEMES = {

@@ -13,12 +13,8 @@ from specdec.config import EngineConfig, SpeculationConfig
 from specdec.engine.build import build_parts
 from specdec.engine.engine import Engine
 from specdec.errors import ModelError
-from specdec.models import load_model
-from specdec.models.load_tokenizer import load_tokenizer
-from specdec.models.loaded_model import LoadedModel
-from specdec.models.random_checkpoint import RandomCheckpoint
-from specdec.models.random_shapes import RANDOM_SHAPES
-from specdec.models.random_source import RandomSource
+from specdec.models.load import LoadedModel, load_model, load_tokenizer
+from specdec.models.random_model import RANDOM_SHAPES, RandomCheckpoint, RandomSource
 from specdec.types import (
     Delta,
     GrammarKind,

@@ -11,10 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec.errors import ModelError
-from specdec.models.pack_model import check_shapes
-from specdec.models.random_shapes import RANDOM_SHAPES
-from specdec.models.random_source import LOGIT_STD, RandomSource
-from specdec.models.random_tokenizer import control_token_ids
+from specdec.models.pack import check_shapes
+from specdec.models.random_model import LOGIT_STD, RANDOM_SHAPES, RandomSource, control_token_ids
 
 TINY = RANDOM_SHAPES["tiny"]
 # Of the published checkpoints, by their model cards' safetensors metadata

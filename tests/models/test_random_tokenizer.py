@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.models.random_tokenizer import CONTROL_TOKENS, control_token_ids, random_tokenizer
+from specdec.models.random_model import CONTROL_TOKENS, control_token_ids, random_tokenizer
 
 SIZE = 1000
 TOKENIZER = random_tokenizer(SIZE)

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from specdec.config import EngineConfig
-from specdec.models import DEFAULT_MODEL, LoadedModel, load_model
-from specdec.models.catalogue import find_entry
+from specdec.models.catalogue import DEFAULT_MODEL, find_entry
 from specdec.models.fetch import Fetcher
+from specdec.models.load import LoadedModel, load_model
 from tests.models.tiny_gguf import interleave
-from verify_kernels.packed_linear import pack_linear
+from verify_kernels.packed_weights import pack_linear
 
 pytestmark = pytest.mark.model
 

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from specdec.models import load_model
-from specdec.models.decoder import Decoder
-from specdec.models.kv_pool import KvPool
+from specdec.models.decoder import Decoder, KvPool
+from specdec.models.load import load_model
 from tests.kernels.natives import native_backend
 from tests.models.tiny import load_oracle, make_tiny_model
 from verify_kernels.forward_batch import BatchEntry, ForwardBatch

@@ -9,9 +9,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from verify_kernels.row_sampling import RowSampling
-from verify_kernels.sampling_policy import SamplingPolicy
-from verify_kernels.sequence_edits import SequenceEdits
+from verify_kernels.sampling import RowSampling, SamplingPolicy, SequenceEdits
 
 SPECIALS = (np.nan, np.inf, -np.inf, 1e30, -1e30, 3e38, -3e38, 1e-42, -1e-42, 0.0, -0.0)
 SIZES = (1, 2, 5, 63, 64, 65, 200, 1000, 9000)

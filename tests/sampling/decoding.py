@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from specdec.sampling import RowSampling, Sampler, SamplingKernels, SequenceSampling
+from specdec.sampling import Sampler, SequenceSampling
 from specdec.types import SamplingParams, StoppingParams
 from tests.sampling.table_model import TableModel
+from verify_kernels.sampling import RowSampling, SamplingKernels
 
 Output = tuple[int, ...]
 Propose = Callable[[list["Decoding"], list["Node"], "Implementation"], list[list[int]]]

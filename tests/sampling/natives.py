@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.kernels.natives import CACHE, compile_library, need_compiler
 from verify_kernels.cpu.library import SOURCES, load_library
-from verify_kernels.cpu.sampling import NativeSampling
+from verify_kernels.cpu.native_backend import NativeSampling
 
 
 def native_sampling() -> NativeSampling:

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 import verify_kernels.reference_sampling as reference
-from specdec.sampling import RowSampling, SequenceSampling
+from specdec.sampling import SequenceSampling
 from tests.sampling.checks import PROBLEMS, follows_the_law, trees_change_nothing
 from tests.sampling.decoding import Implementation, Problem
 from tests.sampling.natives import native_sampling
 from verify_kernels.noise import gumbel
 from verify_kernels.reference_sampling import Ids, ReferenceSampling, Row, min_p, top_k, top_p
-from verify_kernels.sampling_policy import SamplingPolicy
+from verify_kernels.sampling import RowSampling, SamplingPolicy
 
 Check = Callable[[Implementation, Problem, Sequence[int]], bool]
 

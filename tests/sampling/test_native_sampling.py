@@ -13,11 +13,9 @@ from hypothesis.errors import NoSuchExample
 
 from tests.sampling.cases import Case, cases
 from tests.sampling.natives import broken_native, native_sampling, portable_native
-from verify_kernels.cpu.sampling import NativeSampling
+from verify_kernels.cpu.native_backend import NativeSampling
 from verify_kernels.reference_sampling import ReferenceSampling
-from verify_kernels.row_sampling import RowSampling
-from verify_kernels.sampling_kernels import NO_TOKEN, SamplingKernels
-from verify_kernels.sampling_policy import SamplingPolicy
+from verify_kernels.sampling import NO_TOKEN, RowSampling, SamplingKernels, SamplingPolicy
 
 WIDTHS = (1, 3, 20)
 

@@ -11,8 +11,16 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from tests.sampling.natives import native_sampling
-from verify_kernels.fixed_math import fixed_exp, fixed_log, log_of_weight, softmax_weights
-from verify_kernels.noise import gumbel, gumbel_from_bits, noise_bits, philox4x32
+from verify_kernels.noise import (
+    fixed_exp,
+    fixed_log,
+    gumbel,
+    gumbel_from_bits,
+    log_of_weight,
+    noise_bits,
+    philox4x32,
+    softmax_weights,
+)
 
 U64 = st.integers(0, 2**64 - 1)
 

@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 
 from verify_kernels.noise import gumbel
 from verify_kernels.reference_sampling import ReferenceSampling, live, processed_logits, ranked
-from verify_kernels.row_sampling import RowSampling
-from verify_kernels.sampling_policy import SamplingPolicy
-from verify_kernels.sequence_edits import SequenceEdits
+from verify_kernels.sampling import RowSampling, SamplingPolicy, SequenceEdits
 
 REFERENCE = ReferenceSampling()
 

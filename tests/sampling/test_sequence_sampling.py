@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from specdec.sampling import NO_TOKEN, Sampler, SequenceSampling, draw_seed, sample_seed
+from specdec.sampling import Sampler, SequenceSampling, draw_seed, sample_seed
 from specdec.types import SamplingParams, StoppingParams
 from tests.sampling.natives import native_sampling
 from verify_kernels.reference_sampling import ReferenceSampling, processed_logits
-from verify_kernels.sampling_policy import SamplingPolicy
+from verify_kernels.sampling import NO_TOKEN, SamplingPolicy
 
 TOKENS = st.integers(0, 19)
 

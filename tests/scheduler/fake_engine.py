@@ -13,11 +13,12 @@ from dataclasses import dataclass
 
 import pytest
 
+from specdec.engine.scheduler import PlanEntry, Scheduler, SchedulerLimits, StepPlan
 from specdec.errors import QueueFullError
-from specdec.kv_cache import PAGE_SIZE, KvCacheManager, pages_for
-from specdec.scheduler import PlanEntry, Scheduler, SchedulerLimits, StepPlan
+from specdec.kv_cache import KvCacheManager, pages_for
 from specdec.sequence import Sequence, SequencePhase
 from specdec.types import Request, SamplingParams, StoppingParams
+from verify_kernels.forward_batch import PAGE_SIZE
 
 BLOCKS = [random.Random(seed).choices(range(9), k=PAGE_SIZE) for seed in range(3)]
 # Texts of equal pages in different order, so that a page is tempting after the wrong beginning too.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from specdec.engine.scheduler import PlanEntry, Scheduler, SchedulerLimits, StepPlan
 from specdec.kv_cache import KvCacheManager
-from specdec.scheduler import PlanEntry, Scheduler, SchedulerLimits, StepPlan
 from specdec.sequence import Sequence
 from tests.kv_cache.sequences import make_request, make_samples, text
 

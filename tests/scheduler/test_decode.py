@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from specdec.engine.scheduler import Scheduler, SchedulerLimits
 from specdec.errors import ConfigError
 from specdec.kv_cache import KvCacheManager
-from specdec.scheduler import Scheduler, SchedulerLimits
 from specdec.sequence import SequencePhase
 from tests.scheduler.rig import Rig
 

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specdec.engine.scheduler import RetryEstimate, fair_shares
 from specdec.errors import PromptTooLongError, QueueFullError
-from specdec.scheduler.fair_shares import fair_shares
-from specdec.scheduler.retry_estimate import RetryEstimate
 from specdec.sequence import SequencePhase
 from tests.kv_cache.sequences import make_request, make_samples, text
 from tests.scheduler.rig import Rig

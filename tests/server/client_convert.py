@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from server.grpc.convert import REASONS
-from server.grpc.grammar_convert import grammar_message
+from server.grpc.messages import REASONS
+from server.grpc.request_reader import grammar_message
 from specdec.api.v1 import generation_pb2 as pb
 from specdec.api.v1 import options_pb2 as options
 from specdec.api.v1 import result_pb2 as result
-from specdec.client.results import tree_of
+from specdec.client.messages import tree_of
 from specdec.types import (
     Delta,
     DrafterStats,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import time
 
-from server.engine_protocol import ProgressListener
+from server.interfaces import ProgressListener
 from specdec.config import EngineConfig
 from specdec.errors import ConfigError, ModelError
 from specdec.types import EngineInfo, Request

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from server.engine_protocol import ProgressListener
+from server.interfaces import ProgressListener
 from specdec.config import EngineConfig
 from specdec.errors import DuplicateRequestError, ModelError, PromptTooLongError, QueueFullError
 from specdec.types import (

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specdec.errors import FieldViolation, InvalidRequestError, ModelError
-from specdec.models.chat_messages import plain_messages
+from specdec.models.chat_template import plain_messages
 
 BOS = 2
 

@@ -12,8 +12,7 @@ import pytest
 from google.rpc import error_details_pb2 as details
 from google.rpc.status_pb2 import Status
 
-from server.engine_client import EngineClient
-from server.restart_policy import RestartPolicy
+from server.engine_client import EngineClient, RestartPolicy
 from server.serving import Addresses, Serving
 from specdec.api.v1 import generation_pb2 as pb
 from specdec.api.v1 import generation_pb2_grpc, model_pb2_grpc, trace_pb2_grpc

@@ -11,22 +11,14 @@ import grpc
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from server.admission.admission import Admission
+from server.admission import Admission
 from server.auth.access import Access
 from server.engine_client import EngineClient
 from server.frontend import Frontend
-from server.grpc.admin_servicer import AdminServicer
-from server.grpc.auth_interceptor import AuthInterceptor
-from server.grpc.generation_servicer import GenerationServicer
-from server.grpc.model_servicer import ModelServicer
-from server.grpc.trace_servicer import TraceServicer
-from specdec.api.v1 import (
-    admin_pb2_grpc,
-    generation_pb2,
-    generation_pb2_grpc,
-    model_pb2_grpc,
-    trace_pb2_grpc,
-)
+from server.grpc.admin_servicer import AdminServicer, TraceServicer
+from server.grpc.generation_servicer import GenerationServicer, ModelServicer
+from server.grpc.interceptors import AuthInterceptor
+from specdec.api.v1 import admin_pb2_grpc, generation_pb2, generation_pb2_grpc, model_pb2_grpc, trace_pb2_grpc
 from specdec.config import Config
 from tests.server.fake_tokenizer import FakeTokenizer
 from tests.server.harness import make_config, quick_policy

@@ -16,7 +16,7 @@ import pytest
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
 from grpc_health.v1 import health_pb2
 
-from server.request_errors import DrainingError
+from server.errors import DrainingError
 from specdec.api.v1 import admin_pb2 as admin
 from specdec.api.v1 import generation_pb2 as pb
 from specdec.api.v1 import model_pb2

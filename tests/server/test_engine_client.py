@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from server.engine_client import EngineClient, EngineStartError
-from server.engine_state import EngineState
-from server.request_errors import GenerationFailedError
+from server.engine_client import EngineClient, EngineStartError, EngineState
+from server.errors import GenerationFailedError
 from specdec.errors import DuplicateRequestError, EngineDeadError, PromptTooLongError, QueueFullError
 from specdec.types import (
     Delta,

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from server.frame_link import FrameLink
-from server.frames import Frame, FrameError, FrameReader, pack_frame
+from server.ipc import Frame, FrameError, FrameLink, FrameReader, pack_frame
 
 
 @asynccontextmanager

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from server.grpc import grpc_server
+from server.grpc import server as grpc_server
 from tests.server.harness import running_server, stream_request
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"

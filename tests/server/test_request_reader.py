@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from server.engine_client import EngineClient
 from server.frontend import Frontend
-from server.grpc.convert import REASONS, finished_message
-from server.grpc.grammar_convert import grammar_message, read_grammar
-from server.grpc.request_reader import read_generate
+from server.grpc.messages import REASONS, finished_message
+from server.grpc.request_reader import grammar_message, read_generate, read_grammar
 from specdec.api.v1 import generation_pb2 as pb
 from specdec.api.v1 import options_pb2 as options
 from specdec.config import EngineConfig

@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from server.engine_client import EngineStartError
-from server.grpc.grpc_server import SERVICES
+from server.grpc.server import SERVICES
 from server.serving import Addresses, Serving
 from specdec.errors import ConfigError
 from specdec.types import EngineInfo

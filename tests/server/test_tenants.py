@@ -13,7 +13,7 @@ from specdec.api.v1 import admin_pb2 as admin
 from specdec.api.v1 import generation_pb2 as pb
 from specdec.api.v1 import options_pb2 as options
 from specdec.config import Config, ServerConfig
-from specdec.models import load_model
+from specdec.models.load import load_model
 from tests.engine.test_swap_draft import drafts
 from tests.engine.tiny_engine import tiny_parts
 from tests.server.auth.key_files import make_key

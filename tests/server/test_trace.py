@@ -15,9 +15,9 @@ import grpc
 import pytest
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
 
-from server.grpc.trace_convert import trace_from_message, trace_message
-from server.request_errors import GenerationFailedError
-from server.trace_calls import MAX_STEPS, TraceCalls
+from server.engine_calls import MAX_TRACE_STEPS, TraceCalls
+from server.errors import GenerationFailedError
+from server.grpc.messages import trace_from_message, trace_message
 from specdec.api.v1 import trace_pb2 as pb
 from specdec.errors import EngineDeadError
 from specdec.types import DrafterTrace, StepTrace
@@ -63,7 +63,7 @@ async def test_the_last_steps_newest_last() -> None:
         assert await client.trace(5) == []
         await collect(client, make_request(text=b"x" * 50))
         steps = await client.trace(3)
-        kept = await client.trace(MAX_STEPS)
+        kept = await client.trace(MAX_TRACE_STEPS)
         at_once = await asyncio.gather(*(client.trace(n) for n in (1, 2, 3)))
     assert steps == [told(n) for n in (48, 49, 50)]
     assert [step.step for step in kept] == list(range(51 - TRACE_STEPS, 51))
@@ -125,9 +125,9 @@ async def test_grpc_tells_steps_and_names_a_bad_limit() -> None:
     async with running_server() as server:
         await generate(server, "x" * 59)
         assert [s.step for s in (await server.traces.GetTrace(pb.GetTraceRequest(limit=2))).steps] == [59, 60]
-        everything = await server.traces.GetTrace(pb.GetTraceRequest(limit=MAX_STEPS))
+        everything = await server.traces.GetTrace(pb.GetTraceRequest(limit=MAX_TRACE_STEPS))
         by_default = await server.traces.GetTrace(pb.GetTraceRequest())
-        for limit in (0, MAX_STEPS + 1):
+        for limit in (0, MAX_TRACE_STEPS + 1):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await server.traces.GetTrace(pb.GetTraceRequest(limit=limit))
             assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
@@ -152,10 +152,10 @@ async def test_http_tells_steps_and_names_a_bad_limit() -> None:
         assert await asyncio.to_thread(get, port, "/trace") == (200, [])
         await generate(server)
         status, steps = await asyncio.to_thread(get, port, "/trace?limit=2")
-        for bad in ("0", "-1", str(MAX_STEPS + 1), "", "x", "1.5", "%D9%A3", "9" * 5000):
+        for bad in ("0", "-1", str(MAX_TRACE_STEPS + 1), "", "x", "1.5", "%D9%A3", "9" * 5000):
             assert await asyncio.to_thread(get, port, f"/trace?limit={bad}") == (
                 400,
-                {"error": f"limit: must lie in 1..{MAX_STEPS}", "field": "limit"},
+                {"error": f"limit: must lie in 1..{MAX_TRACE_STEPS}", "field": "limit"},
             )
         await generate(server, salt="untold")
         assert (await asyncio.to_thread(get, port, "/trace"))[0] == 503

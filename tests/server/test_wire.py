@@ -9,10 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.frames import Frame, FrameError, FrameReader, pack_frame
-from server.request_errors import GenerationFailedError, pack_error, unpack_error
-from server.wire import (
+from server.errors import GenerationFailedError, pack_error, unpack_error
+from server.ipc import (
+    Frame,
+    FrameError,
+    FrameReader,
     pack_event,
+    pack_frame,
     pack_info,
     pack_load,
     pack_request,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from specdec.step import latency
-from specdec.step.latency import tokens_due
+from specdec.engine import propose
+from specdec.engine.propose import tokens_due
 from specdec.types import StoppingParams
 from tests.draft.helpers import make_sequence
 
@@ -13,7 +13,7 @@ from tests.draft.helpers import make_sequence
 @pytest.fixture(autouse=True)
 def _now(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is second 100."""
-    monkeypatch.setattr(latency.time, "monotonic", lambda: 100.0)
+    monkeypatch.setattr(propose.time, "monotonic", lambda: 100.0)
 
 
 def due(

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from specdec.engine.scheduler import Scheduler
 from specdec.errors import SpecdecError
 from specdec.models.decoder import Decoder
+from specdec.path_identity import verify
 from specdec.sampling import SequenceSampling
-from specdec.scheduler import Scheduler
-from specdec.verify.session import verify
 from tests.engine.tiny_engine import tiny_parts
 from verify_kernels import forward_batch
 from verify_kernels.cpu.native_backend import NativeBackend

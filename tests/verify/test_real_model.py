@@ -10,11 +10,12 @@ import torch
 from click.testing import CliRunner
 from transformers import AutoModelForCausalLM
 
-from bench.texts import long_text
+from bench.workloads.workload import long_text
 from specdec.cli.main import cli
 from specdec.config import EngineConfig
 from specdec.engine.build import build_parts
-from specdec.models import Fetcher, find_entry
+from specdec.models.catalogue import find_entry
+from specdec.models.fetch import Fetcher
 from verify_kernels.forward_batch import BatchEntry, ForwardBatch
 
 CACHE = Path("~/.cache/specdec").expanduser()

@@ -1,8 +1,11 @@
-"""The native CPU kernels behind the `Backend` protocol."""
+"""The native CPU kernels behind the `Backend` and `SamplingKernels` protocols, bound by ctypes."""
 
 from __future__ import annotations
 
 import ctypes
+import struct
+from collections.abc import Sequence
+from ctypes import c_float, c_int, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +13,46 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from verify_kernels.attention_spec import AttentionSpec
-from verify_kernels.backend import BatchOp, RowsOp
+from verify_kernels.backend import AttentionSpec, BatchOp, LinearSpec, RowsOp
 from verify_kernels.cpu.library import load_library
-from verify_kernels.cpu.structs import AttentionArgs, BatchArgs, LinearArgs
 from verify_kernels.forward_batch import ForwardBatch
-from verify_kernels.linear_spec import LinearSpec
+from verify_kernels.sampling import MAX_WIDTH, NO_TOKEN, RowSampling
+
+
+class LinearArgs(ctypes.Structure):
+    """``sd_linear_args`` in csrc/linear.h."""
+
+    _fields_ = (
+        ("kind", c_int32), ("pre", c_int32), ("post", c_int32), ("threads", c_int32),
+        ("n", c_int32), ("k", c_int32), ("k_pad", c_int32), ("tiles", c_int32),
+        ("ld_src", c_int64), ("ld_dst", c_int64),
+        ("weight", c_void_p), ("weight_scale", c_void_p), ("bias", c_void_p),
+        ("src", c_void_p), ("dst", c_void_p), ("pre_norm", c_void_p), ("post_norm", c_void_p),
+        ("eps", c_float), ("unused", c_float),
+        ("x", c_void_p), ("q", c_void_p), ("q_scale", c_void_p), ("q_sum", c_void_p), ("result", c_void_p),
+    )  # fmt: skip
+
+
+class AttentionArgs(ctypes.Structure):
+    """``sd_attention_args`` in csrc/attention.h."""
+
+    _fields_ = (
+        ("n_heads", c_int32), ("n_kv_heads", c_int32), ("head_dim", c_int32), ("window", c_int32),
+        ("threads", c_int32), ("unused", c_int32), ("scale", c_float), ("eps", c_float),
+        ("q_norm", c_void_p), ("k_norm", c_void_p), ("cos", c_void_p), ("sin", c_void_p),
+        ("qkv", c_void_p), ("q", c_void_p), ("out", c_void_p), ("k_pool", c_void_p), ("v_pool", c_void_p),
+    )  # fmt: skip
+
+
+class BatchArgs(ctypes.Structure):
+    """``sd_batch`` in csrc/attention.h."""
+
+    _fields_ = (
+        ("rows", c_int32), ("entries", c_int32), ("max_pages", c_int32), ("unused", c_int32),
+        ("entry_start", c_void_p), ("entry_ctx", c_void_p), ("page_table", c_void_p), ("entry_of", c_void_p),
+        ("parent", c_void_p), ("depth", c_void_p), ("diverge", c_void_p),
+    )  # fmt: skip
+
 
 CHUNK = 256  # input channels per activation scale, as in csrc/prologue.h
 _KINDS = {"int8": 0, "bf16": 1, "fp32": 2, "int4": 3}
@@ -153,3 +190,95 @@ def _pointer(tensor: Tensor | None) -> int | None:
 def _need(name: str, tensor: Tensor, width: int) -> None:
     if tensor.dtype != torch.float32 or tensor.ndim != 2 or tensor.shape[1] < width or tensor.stride(1) != 1:
         raise ValueError(f"{name}: must be float32 [rows, >= {width}], got {tensor.dtype} {tuple(tensor.shape)}")
+
+
+_PLACE = struct.Struct("<qii")
+_NO_EDITS = bytes(72)
+_LOGITS = (c_void_p, c_int64, c_int, c_int, c_int)  # pointer, row stride, rows, vocabulary, threads
+_SIGNATURES = {
+    "sd_sample_greedy": (*_LOGITS, c_void_p),
+    "sd_sample_rows": (*_LOGITS, c_void_p, c_void_p, c_void_p),
+    "sd_sample_children": (*_LOGITS, c_void_p, c_void_p, c_int, c_void_p, c_void_p),
+    "sd_sample_logprobs": (*_LOGITS, c_void_p, c_int, c_void_p, c_void_p, c_void_p),
+    "sd_noise_gumbel": (c_uint64, c_uint64, c_int, c_void_p),
+}
+
+
+class NativeSampling:
+    """C++ kernels of `csrc/sampling.cpp`; ``library`` is what `load_library` returned.
+
+    Rows are packed into one contiguous array per call; arrays they point to live in their `SequenceEdits`, which the
+    caller's rows keep alive for the call.
+    """
+
+    name = "native"
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+        for name, arguments in _SIGNATURES.items():
+            function = getattr(library, name)
+            function.argtypes, function.restype = arguments, None
+
+    def greedy(self, logits: Tensor, threads: int) -> NDArray[np.int32]:
+        """Argmax per row."""
+        tokens = np.empty(logits.shape[0], np.int32)
+        self._library.sd_sample_greedy(*_where(logits, threads), tokens.ctypes.data)
+        return tokens
+
+    def sample(self, logits: Tensor, rows: Sequence[RowSampling], threads: int) -> NDArray[np.int32]:
+        """One token per row."""
+        tokens = np.empty(len(rows), np.int32)
+        records, path = _pack(rows)
+        self._library.sd_sample_rows(*_where(logits, threads), records, path.ctypes.data, tokens.ctypes.data)
+        return tokens
+
+    def children(
+        self, logits: Tensor, rows: Sequence[RowSampling], width: int, threads: int
+    ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+        """The best ``width`` <= 64 tokens per row and their log-probabilities."""
+        _check_width("width", width)
+        ids, values = np.empty((len(rows), width), np.int32), np.empty((len(rows), width))
+        records, path = _pack(rows)
+        self._library.sd_sample_children(
+            *_where(logits, threads), records, path.ctypes.data, width, ids.ctypes.data, values.ctypes.data
+        )
+        return ids, values
+
+    def logprobs(
+        self, logits: Tensor, tokens: NDArray[np.int32], top: int, threads: int
+    ) -> tuple[NDArray[np.float64], NDArray[np.int32], NDArray[np.float64]]:
+        """log softmax of the unprocessed logits."""
+        _check_width("top", top)
+        tokens = np.ascontiguousarray(tokens, np.int32)
+        chosen = np.empty(len(tokens))
+        ids, values = np.full((len(tokens), top), NO_TOKEN, np.int32), np.empty((len(tokens), top))
+        self._library.sd_sample_logprobs(
+            *_where(logits, threads), tokens.ctypes.data, top, chosen.ctypes.data, ids.ctypes.data, values.ctypes.data
+        )
+        return chosen, ids, values
+
+    def gumbel(self, seed: int, position: int, vocab: int) -> NDArray[np.float32]:
+        """The noise of every token, float32 [vocab]; the kernels above compute only what they need of it."""
+        noise = np.empty(vocab, np.float32)
+        self._library.sd_noise_gumbel(seed, position, vocab, noise.ctypes.data)
+        return noise
+
+
+def _where(logits: Tensor, threads: int) -> tuple[int, int, int, int, int]:
+    return logits.data_ptr(), logits.stride(0), logits.shape[0], logits.shape[1], threads
+
+
+def _pack(rows: Sequence[RowSampling]) -> tuple[bytes, NDArray[np.int32]]:
+    parts: list[bytes] = []
+    path: list[int] = []
+    for row in rows:
+        parts.append(row.policy.record)
+        parts.append(_PLACE.pack(row.position, len(path) // 2, len(row.path) // 2))
+        parts.append(_NO_EDITS if row.edits is None else row.edits.record(row.ban, row.mask))
+        path.extend(row.path)
+    return b"".join(parts), np.asarray(path, np.int32)
+
+
+def _check_width(name: str, width: int) -> None:
+    if not 0 <= width <= MAX_WIDTH:
+        raise ValueError(f"{name}: must be within 0 to {MAX_WIDTH}, got {width}")

@@ -1,15 +1,317 @@
-"""Plans tree attention for a step, on the device: leaf paths, and which keys are read for which rows."""
+# mypy: disallow-untyped-defs=False
+
+"""Plans tree attention for a step, on the device: leaf paths, then work items: which keys are read for whom."""
 
 from __future__ import annotations
 
 import triton
+import triton.language as tl
 from torch import Tensor
 
-from verify_kernels.gpu.argument_checks import INDEX, check_rank, check_tensor
-from verify_kernels.gpu.attention_plan_emit_kernel import emit_work_kernel
-from verify_kernels.gpu.attention_plan_kernel import scan_paths_kernel
-from verify_kernels.gpu.attention_workspace import AttentionWorkspace
-from verify_kernels.gpu.compile_case import CompileCase
+from verify_kernels.gpu.attention_workspace import (
+    CONTEXT,
+    DIVERGE,
+    ENTRY,
+    GATHER_STOP,
+    LEAF,
+    LEAF_DEPTH,
+    NEVER,
+    NODE_FIRST,
+    NODE_STOP,
+    START,
+    TILE_FIRST,
+    TILE_STOP,
+    UNIT,
+    WORK_FIELDS,
+    AttentionWorkspace,
+)
+from verify_kernels.gpu.kernel_launch import INDEX, CompileCase, check_rank, check_tensor
+
+
+@triton.jit
+def entry_rows(entry_start, entry, n_rows):
+    """First row and row count of entries, held within the batch."""
+    start = tl.minimum(tl.maximum(tl.load(entry_start + entry), 0), n_rows)
+    stop = tl.minimum(tl.maximum(tl.load(entry_start + entry + 1), start), n_rows)
+    return start, stop - start
+
+
+@triton.jit
+def entry_context(entry_ctx, entry, max_pages):
+    """Filled slots of entries, held within the page table."""
+    return tl.minimum(tl.maximum(tl.load(entry_ctx + entry), 0), max_pages * 64 - 1)
+
+
+@triton.jit
+def tile_heads(row, n, ctx, depth, leaf_of, top, nodes, max_pages):
+    """Whether rows of an entry begin a tile of their path's rows; its leaf, nodes [first, stop) and last key tile.
+
+    Depths are held within the entry: whatever they are, no path list is read outside.
+    """
+    leaf = tl.load(leaf_of + row, mask=row < n, other=n, cache_modifier=".cg")
+    here = leaf < n
+    leaf_depth = tl.minimum(tl.maximum(tl.load(depth + leaf, mask=here, other=0), 0), n - 1)
+    node = tl.minimum(tl.maximum(tl.load(depth + row, mask=here, other=0), 0), leaf_depth)
+    last = tl.minimum((ctx + node) // 64, max_pages - 1)
+    group_first = tl.maximum(tl.load(top + leaf, mask=here, other=0, cache_modifier=".cg"), last * 64 - ctx)
+    begins = here & ((node - group_first) % nodes == 0)
+    stop = tl.minimum(tl.minimum(node + nodes, leaf_depth + 1), last * 64 + 64 - ctx)
+    return begins, leaf, leaf_depth, node, stop, last
+
+
+@triton.jit
+def path_segments(last, ctx, seg_tiles):
+    """How many segments of their path rows that end in tile ``last`` can not share with their entry."""
+    committed = ctx // 64
+    return tl.where(last > committed, tl.cdiv(last, seg_tiles) - committed // seg_tiles, 0)
+
+
+@triton.jit
+def leading_chain(parent, n, ROWS: tl.constexpr):
+    """Rows of an entry up to the first whose parent is not the row before it; at least one."""
+    i = tl.arange(0, ROWS)
+    chain = n
+    for base in tl.range(0, n, ROWS):
+        row = base + i
+        above = tl.load(parent + row, mask=row < n, other=0)
+        chain = tl.minimum(chain, tl.min(tl.where((row < n) & (above != row - 1), row, n)))
+    return tl.maximum(chain, 1)
+
+
+@triton.jit
+def walk_up(leaf, going, anchor, parent, depth, leaf_of, path, max_path):
+    """From leaves [rows] up to the chain: notes each path and gives its nodes to their first leaf.
+
+    Returns the depth at which each path leaves the chain.
+    """
+    node = leaf
+    step = tl.zeros_like(leaf)
+    branch_depth = tl.full(leaf.shape, NEVER, tl.int32)
+    while tl.max(going.to(tl.int32)) > 0:
+        tl.store(path + leaf.to(tl.int64) * max_path + step, node, mask=going & (step < max_path))
+        tl.atomic_min(leaf_of + node, leaf, mask=going)  # of integers: any order gives the same
+        branch_depth = tl.where(going, tl.load(depth + node, mask=going, other=0), branch_depth)
+        above = tl.minimum(tl.load(parent + node, mask=going, other=0), node - 1)
+        tl.atomic_min(leaf_of + anchor + tl.zeros_like(leaf), leaf, mask=going & (above == anchor))
+        going = going & (above > anchor)
+        node = tl.where(going, above, node)
+        step += 1
+    return branch_depth
+
+
+@triton.jit(
+    do_not_specialize=[
+        "entry_start", "entry_ctx", "parent_ptr", "depth_ptr", "n_rows", "max_pages", "max_path", "nodes", "seg_tiles",
+    ]
+)  # fmt: skip
+def scan_paths_kernel(
+    entry_start, entry_ctx, parent_ptr, depth_ptr, leaf_of_ptr, has_child_ptr, diverge_ptr, top_ptr, path_ptr,
+    path_works, last_tile, n_rows, max_pages, max_path, nodes, seg_tiles,
+    ROWS: tl.constexpr,
+):  # fmt: skip
+    """One program per entry: leaf_of [rows]; diverge, top and path of leaves; work items of paths, largest last tile.
+
+    Rows in these arrays are those of the entry, counted from its first. A path's list begins at its leaf and holds
+    what lies off the entry's leading chain, where a row's slot is its position.
+    """
+    entry = tl.program_id(0)
+    start, n = entry_rows(entry_start, entry, n_rows)
+    tl.store(path_works + entry, 0)
+    tl.store(last_tile + entry, 0)
+    if n > 0:
+        ctx = entry_context(entry_ctx, entry, max_pages)
+        parent, depth = parent_ptr + start, depth_ptr + start
+        leaf_of, has_child = leaf_of_ptr + start, has_child_ptr + start
+        diverge, top = diverge_ptr + start, top_ptr + start
+        path = path_ptr + start.to(tl.int64) * max_path
+        i = tl.arange(0, ROWS)
+        chain = leading_chain(parent, n, ROWS)
+        anchor = chain - 1
+        for base in tl.range(anchor, n, ROWS):
+            tl.store(leaf_of + base + i, n, mask=base + i < n)
+            tl.store(has_child + base + i, 0, mask=base + i < n)
+        tl.debug_barrier()
+        for base in tl.range(chain, n, ROWS):
+            above = tl.load(parent + base + i, mask=base + i < n, other=-1)
+            tl.store(has_child + above, 1, mask=(base + i < n) & (above >= anchor) & (above < base + i))
+        tl.debug_barrier()
+        for base in tl.range(anchor, n, ROWS):
+            row = base + i
+            childless = tl.load(has_child + row, mask=row < n, other=1, cache_modifier=".cg") == 0
+            # Every lane stays on rows that exist: the walk reads where they stand.
+            leaf = tl.where(childless, row, anchor)
+            left = walk_up(leaf, childless & (row > anchor), anchor, parent, depth, leaf_of, path, max_path)
+            tl.atomic_min(leaf_of + leaf, leaf, mask=childless & (row == anchor))
+            tl.store(diverge + row, left, mask=childless)
+        tl.debug_barrier()
+        chain_leaf = tl.minimum(tl.load(leaf_of + anchor, cache_modifier=".cg"), n - 1)
+        tl.store(top + chain_leaf, 0)
+        for base in tl.range(0, anchor, ROWS):
+            tl.store(leaf_of + base + i, chain_leaf, mask=base + i < anchor)
+        for base in tl.range(chain, n, ROWS):
+            row = base + i
+            above = tl.load(parent + row, mask=row < n, other=-1)
+            own = tl.load(leaf_of + row, mask=row < n, other=-1, cache_modifier=".cg")
+            known = (row < n) & (above >= anchor) & (above < row)
+            over = tl.load(leaf_of + above, mask=known, other=-1, cache_modifier=".cg")
+            first = tl.load(depth + row, mask=row < n, other=0)
+            tl.store(top + own, first, mask=(row < n) & (own < n) & (own != over))
+        tl.debug_barrier()
+        count, deepest = 0, 0
+        for base in tl.range(0, n, ROWS):
+            row = base + i
+            begins, _, _, _, _, last = tile_heads(row, n, ctx, depth, leaf_of, top, nodes, max_pages)
+            count += tl.sum(tl.where(begins, 1 + path_segments(last, ctx, seg_tiles), 0))
+            deepest = tl.maximum(deepest, tl.max(tl.where(row < n, last, 0)))
+        tl.store(path_works + entry, count)
+        tl.store(last_tile + entry, deepest)
+
+
+@triton.jit
+def put_work(
+    work_list, index, mask, entry, start, ctx, node_first, node_stop, tile_first, tile_stop, gather_stop,
+    leaf, leaf_depth, diverge, unit,
+):  # fmt: skip
+    """Write one record per lane."""
+    work = work_list + index * WORK_FIELDS
+    tl.store(work + ENTRY, entry, mask=mask)
+    tl.store(work + START, start, mask=mask)
+    tl.store(work + CONTEXT, ctx, mask=mask)
+    tl.store(work + NODE_FIRST, node_first, mask=mask)
+    tl.store(work + NODE_STOP, node_stop, mask=mask)
+    tl.store(work + TILE_FIRST, tile_first, mask=mask)
+    tl.store(work + TILE_STOP, tile_stop, mask=mask)
+    tl.store(work + GATHER_STOP, gather_stop, mask=mask)
+    tl.store(work + LEAF, leaf, mask=mask)
+    tl.store(work + LEAF_DEPTH, leaf_depth, mask=mask)
+    tl.store(work + DIVERGE, diverge, mask=mask)
+    tl.store(work + UNIT, unit, mask=mask)
+
+
+@triton.jit
+def committed_stretches(tiles, coarse, seg_tiles, fold_segs):
+    """Blocks and all stretches that ``tiles`` whole pages are read in: coarse plans read blocks as far as they go."""
+    blocks = tl.where(coarse, tiles // (seg_tiles * fold_segs), 0)
+    return blocks, blocks + tl.cdiv(tiles - blocks * seg_tiles * fold_segs, seg_tiles)
+
+
+@triton.jit
+def emit_committed(
+    work_list, base, capacity, entry, start, n, ctx, nodes, coarse, seg_tiles, fold_segs, LANES: tl.constexpr
+):  # fmt: skip
+    """Work on committed pages: all tiles of an entry's rows for the first stretch of keys, then for the next one."""
+    i = tl.arange(0, LANES)
+    tiles = ctx // 64
+    blocks, stretches = committed_stretches(tiles, coarse, seg_tiles, fold_segs)
+    row_tiles = tl.cdiv(n, nodes)
+    for offset in tl.range(0, row_tiles * stretches, LANES):
+        at = offset + i
+        stretch = at // row_tiles
+        node = at % row_tiles * nodes
+        whole = stretch < blocks
+        first = tl.where(whole, stretch * fold_segs, stretch + blocks * (fold_segs - 1)) * seg_tiles
+        stop = tl.minimum(first + tl.where(whole, fold_segs, 1) * seg_tiles, tiles)
+        put_work(
+            work_list, base + at, (at < row_tiles * stretches) & (base + at < capacity), entry, start, ctx,
+            node, tl.minimum(node + nodes, n), first, stop, 0, 0, 0, NEVER, 1 + stretch,
+        )  # fmt: skip
+
+
+@triton.jit
+def emit_paths(
+    work_list, base, capacity, entry, start, n, ctx, depth, leaf_of, diverge, top, nodes, max_pages,
+    coarse, seg_tiles, fold_segs, LANES: tl.constexpr,
+):  # fmt: skip
+    """Work on leaf paths: of every tile of their rows the last tile of keys, then segments that are not shared."""
+    i = tl.arange(0, LANES)
+    tiles = ctx // 64
+    blocks, _ = committed_stretches(tiles, coarse, seg_tiles, fold_segs)
+    for offset in tl.range(0, n, LANES):
+        begins, leaf, leaf_depth, node, stop, last = tile_heads(
+            offset + i, n, ctx, depth, leaf_of, top, nodes, max_pages
+        )
+        leaves_chain = tl.load(diverge + leaf, mask=begins, other=0, cache_modifier=".cg")
+        segments = path_segments(last, ctx, seg_tiles)
+        count = tl.where(begins, 1 + segments, 0)
+        at = base + tl.cumsum(count, 0) - count
+        put_work(
+            work_list, at, begins & (at < capacity), entry, start, ctx, node, stop, last, last, last + 1,
+            leaf, leaf_depth, leaves_chain, 0,
+        )  # fmt: skip
+        for k in tl.range(0, tl.max(count) - 1):
+            segment = tiles // seg_tiles + k
+            # Tiles before this one hold only keys whose slots are their positions.
+            in_place = tl.minimum((ctx + leaves_chain) // 64, last)
+            first = segment * seg_tiles + tl.zeros_like(last)
+            end = tl.minimum(first + seg_tiles, last)
+            page_stop = tl.minimum(tl.maximum(in_place, first), end)
+            short = tl.where(tiles % seg_tiles > 0, 1, 0)
+            unit = 1 + blocks + segment - blocks * fold_segs + short
+            put_work(
+                work_list, at + 1 + k, begins & (k < segments) & (at + 1 + k < capacity), entry, start, ctx, node, stop,
+                first, page_stop, tl.where(end > page_stop, end, 0), leaf, leaf_depth, leaves_chain, unit,
+            )  # fmt: skip
+        base += tl.sum(count)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "entry_start", "entry_ctx", "depth_ptr",
+        "n_rows", "n_entries", "max_pages", "nodes", "kv_heads", "seg_tiles", "fold_segs", "coarse_from", "capacity",
+        "slots",
+    ]
+)  # fmt: skip
+def emit_work_kernel(
+    entry_start, entry_ctx, depth_ptr, leaf_of_ptr, diverge_ptr, top_ptr, path_works, last_tile, work_list, header,
+    n_rows, n_entries, max_pages, nodes, kv_heads, seg_tiles, fold_segs, coarse_from, capacity, slots,
+    ENTRIES: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    """One program per entry. Each works out what all of them come to, so none waits for another.
+
+    A plan is coarse where blocks alone make ``coarse_from`` items, or where finer work finds no room. Which of both
+    it is shows in no result.
+    """
+    entry = tl.program_id(0)
+    e = tl.arange(0, ENTRIES)
+    known = tl.minimum(e, n_entries - 1)
+    starts, rows = entry_rows(entry_start, known, n_rows)
+    rows = tl.where(e < n_entries, rows, 0)
+    tiles = tl.where(rows > 0, entry_context(entry_ctx, known, max_pages) // 64, 0)
+    row_tiles = tl.cdiv(rows, nodes)
+    paths = tl.where(e < n_entries, tl.load(path_works + known), 0)
+    last = tl.where(rows > 0, tl.load(last_tile + known), 0)
+    block_tiles = seg_tiles * fold_segs
+    fine_works = tl.sum(row_tiles * tl.cdiv(tiles, seg_tiles) + paths)
+    fine_units = 2 + tl.max(tl.cdiv(last, seg_tiles))
+    used_rows = tl.max(starts + rows)
+    coarse = (fold_segs > 1) & (
+        (tl.sum(row_tiles * (tiles // block_tiles)) * kv_heads >= coarse_from)
+        | (used_rows.to(tl.int64) * fine_units > slots)
+        | (fine_works > capacity)
+    )
+    blocks, stretches = committed_stretches(tiles, coarse, seg_tiles, fold_segs)
+    works = row_tiles * stretches + paths
+    units = 2 + tl.max(tl.cdiv(last, seg_tiles) - blocks * (fold_segs - 1))
+    if entry == 0:
+        tl.store(header, tl.minimum(tl.sum(works), capacity))
+        tl.store(header + 1, units)
+        tl.store(header + 2, coarse.to(tl.int32))
+    base = tl.sum(tl.where(e < entry, works, 0))
+    start, n = entry_rows(entry_start, entry, n_rows)
+    if n > 0:
+        ctx = entry_context(entry_ctx, entry, max_pages)
+        # Paths come first: gathering is a chain of dependent loads, which the streaming of whole pages can hide only
+        # while there is some left.
+        emit_paths(
+            work_list, base, capacity, entry, start, n, ctx, depth_ptr + start,
+            leaf_of_ptr + start, diverge_ptr + start, top_ptr + start, nodes, max_pages,
+            coarse, seg_tiles, fold_segs, LANES,
+        )  # fmt: skip
+        emit_committed(
+            work_list, base + tl.sum(tl.where(e == entry, paths, 0)), capacity, entry, start, n, ctx, nodes,
+            coarse, seg_tiles, fold_segs, LANES,
+        )  # fmt: skip
+
 
 SCAN_ROWS = 128
 EMIT_LANES = 128

@@ -1,14 +1,120 @@
-"""Device memory of tree attention: a step's plan and the partial sums of one layer. Its addresses never change."""
+"""How tree attention is cut on a chip, the fields of a work item, and the device memory of a step's plan.
+
+What a work item of tree attention is: the fields of its record, and the header of the work list.
+
+A row's keys are cut at absolute positions, whatever the batch: tiles of 64 (a page), segments of SEG_TILES tiles,
+blocks of FOLD_SEGS segments. A row at position p has tiles 0 .. p // 64; the last one, which ends at the row itself,
+stands alone, the others form segments. Within a segment tiles are added to one running softmax; segments are folded
+into their block in order, blocks are summed in order, the last tile comes last. All of it follows from p alone, so a
+tree node, a prefill row and a plainly decoded row of one text get the same bits.
+
+A work item adds up one stretch of that for a tile of rows:
+
+- whole committed pages, shared by all rows of an entry: a segment of them, or, in coarse plans, a block folded in
+  registers (which are the same bits, since folding is the same everywhere);
+- of the rows of one leaf path that end in the same tile: that last tile, or a segment with tiles that rows of this
+  step fill. Their keys are gathered in path order, so that every key is in the lane of its position. An entry's list
+  begins with these: they are chains of dependent loads, which nothing would hide at the end.
+
+Partial results of a row lie in units: 0 is the last tile, 1 + i the i-th stretch of committed pages; segments of the
+leaf path follow (after the short stretch at the end of the committed pages, of which their rows make no use).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import torch
+import triton.language as tl
 from torch import Tensor
 
-from verify_kernels.gpu.attention_plan_work import HEADER_FIELDS, NEVER, WORK_FIELDS
-from verify_kernels.gpu.attention_tiles import HEAD_DIMS, TILE, AttentionTile, attention_tile, chip_of, multiprocessors
+HEAD_DIMS = (64, 80, 96, 128, 256)
+TILE = 64  # keys of a tile: one page
+SEGMENT_TILES = 4
+CHIPS = ("sm_80", "sm_90", "sm_100", "gfx942")
+FP8 = torch.float8_e4m3fn
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionTile:
+    """One way to run the kernels.
+
+    A result's bits depend on ``lanes`` (keys per matrix product; divides 64), ``seg_tiles``, ``fold_segs`` and on the
+    kind of matrix instruction, so these follow from chip, head size, KV type and window alone. block_m, warps,
+    stages and resident (programs per multiprocessor) may follow from anything.
+    """
+
+    block_m: int
+    lanes: int
+    seg_tiles: int
+    fold_segs: int
+    warps: int
+    stages: int
+    resident: int
+
+
+def chip_of(device: torch.device) -> str:
+    """The chip whose tiles fit ``device``; the CPU, on which kernels are interpreted, takes those of the H200."""
+    if device.type != "cuda":
+        return "sm_90"
+    if torch.version.hip:
+        return "gfx942"
+    major, _ = torch.cuda.get_device_capability(device)
+    return {8: "sm_80", 9: "sm_90"}.get(major, "sm_100")
+
+
+def multiprocessors(device: torch.device) -> int:
+    """Multiprocessors of ``device``; of the CPU a few, so that interpreted programs take several items each."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
+
+
+def attention_tile(
+    chip: str, head_dim: int, kv_dtype: torch.dtype, *, windowed: bool = False, wide: bool = False
+) -> AttentionTile:
+    """The tile for a head size and KV type on one of `CHIPS`; ``wide``: many rows per entry, as in prefill.
+
+    The segment is 256 keys: 32 of them keep an H200 busy at batch 1 with 8k of context and 8 KV heads, and each
+    costs a row its partial sum, head_dim + 2 floats. A block is 4 segments, folded in registers where there is enough
+    other work, which leaves a quarter of these. At head_dim 256 registers do not hold both sums: blocks are segments.
+    """
+    large = head_dim > 128
+    wide = wide and chip == "sm_90" and not large
+    fp8 = kv_dtype == FP8
+    if chip == "gfx942":
+        lanes, warps = 16 if windowed else 32, 8 if large and windowed else 4
+        return AttentionTile(64, lanes, SEGMENT_TILES, 1, warps, 1, 1 if large else 2)
+    if chip == "sm_80" and windowed and head_dim > 64 and not large:
+        return AttentionTile(64, 64, SEGMENT_TILES, 4, 8, 3, 1)
+    if chip == "sm_100":
+        return AttentionTile(64, 32 if large else 64, SEGMENT_TILES, 1 if large else 4, 8, 3, 1)
+    if large:
+        return AttentionTile(64, 32, SEGMENT_TILES, 1, 8, 2 if kv_dtype == torch.float32 else 3, 1)
+    lanes = 32 if windowed and fp8 else 64
+    stages = 2 if kv_dtype == torch.float32 else 4 if fp8 or head_dim == 64 else 3
+    if chip == "sm_80" and head_dim > 64 and not fp8:
+        stages = 2  # of three, two programs do not fit in an A100's 164 KiB
+    return AttentionTile(
+        128 if wide else 64, lanes, SEGMENT_TILES, 4, 8 if wide else 4, stages, 1 if wide else 2
+    )  # fmt: skip
+
+
+WORK_FIELDS = tl.constexpr(16)
+ENTRY = tl.constexpr(0)
+START = tl.constexpr(1)  # first row of the entry
+CONTEXT = tl.constexpr(2)  # its slots that were filled before this step
+NODE_FIRST = tl.constexpr(3)  # rows of the tile: nodes [first, stop) of the path, that is depths, or rows of the entry
+NODE_STOP = tl.constexpr(4)
+TILE_FIRST = tl.constexpr(5)  # tiles [first, stop) are read as pages
+TILE_STOP = tl.constexpr(6)
+GATHER_STOP = tl.constexpr(7)  # tiles [stop, gather stop) are gathered; 0: none
+LEAF = tl.constexpr(8)  # row of the entry whose path this is
+LEAF_DEPTH = tl.constexpr(9)
+DIVERGE = tl.constexpr(10)  # first depth of the path whose slot is not its position
+UNIT = tl.constexpr(11)
+
+HEADER_FIELDS = tl.constexpr(4)  # work items, units of a row, coarse or not; one to spare
+NEVER = tl.constexpr(1 << 30)
+
 
 WIDE_ROWS = 16  # packed rows per entry, in tiles of 128, from which tiles of 128 rows pay
 
@@ -18,7 +124,7 @@ class AttentionWorkspace:
     """Room for steps of up to max_rows rows, max_entries entries and max_pages pages per entry, of one model.
 
     Written by `attention_plan`, for all layers of the step: header int32 [4]; work int32 [works, 16], see
-    `verify_kernels.gpu.attention_plan_work`; leaf_of, diverge, top, has_child int32 [max_rows]: for each row the leaf
+    `verify_kernels.gpu.attention_workspace`; leaf_of, diverge, top, has_child int32 [max_rows]: for each row the leaf
     whose path it belongs to; for each leaf the first depth whose slot is not its position, and the first depth of its
     own rows; path int32 [max_rows, max_branch]: for each leaf the rows on its path from itself upwards, as far as they
     lie off the entry's leading chain; path_works, last_tile int32 [max_entries]. Rows are counted within the entry.

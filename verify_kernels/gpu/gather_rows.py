@@ -1,13 +1,26 @@
-"""Chosen rows of a tensor: those whose logits are wanted."""
+# mypy: disallow-untyped-defs=False
+
+"""Chosen rows of a tensor: token embeddings, looked up and scaled, and the rows whose logits are wanted."""
 
 from __future__ import annotations
 
 import triton
+import triton.language as tl
 from torch import Tensor
 
-from verify_kernels.gpu.argument_checks import INDEX, ROW_TYPES, check_rank, check_tensor
-from verify_kernels.gpu.compile_case import CompileCase
-from verify_kernels.gpu.gather_rows_kernel import gather_rows_kernel
+from verify_kernels.gpu.kernel_launch import INDEX, ROW_TYPES, CompileCase, check_rank, check_tensor
+
+
+@triton.jit(do_not_specialize=["index", "limit"])
+def gather_rows_kernel(table, index, out, width, limit, scale, BLOCK: tl.constexpr):
+    """Program (row, block of columns). An index outside [0, limit) reads as a row of zeros."""
+    row = tl.program_id(0).to(tl.int64)
+    cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    at = tl.load(index + row).to(tl.int64)
+    readable = tl.where((at >= 0) & (at < limit), width, 0)
+    value = tl.load(table + at * width + cols, mask=cols < readable, other=0.0).to(tl.float32) * scale
+    tl.store(out + row * width + cols, value.to(out.dtype.element_ty), mask=cols < width)
+
 
 BLOCK = 1024
 OPTIONS = {"num_warps": 4, "num_stages": 1, "enable_fp_fusion": False}
@@ -56,3 +69,15 @@ def compile_cases() -> list[CompileCase]:
         )
         for table, out in pairs
     ]  # fmt: skip
+
+
+def embed(table: Tensor, tokens: Tensor, scale: float, out: Tensor) -> None:
+    """out[r] = table[tokens[r]] * scale, in float32; zeros where tokens[r] is no id (a padded row).
+
+    table: [vocab, hidden]; tokens: int32 [rows]; out: [rows, hidden]; table and out float32, float16 or bfloat16.
+
+    Raises:
+        ValueError: a shape, dtype, device or layout is wrong.
+    """
+    check_rank("table", table, 2)
+    launch_gather("table", table, "tokens", tokens, out, scale)

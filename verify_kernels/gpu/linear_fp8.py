@@ -5,13 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from verify_kernels.gpu.argument_checks import check_rank, check_tensor
-from verify_kernels.gpu.compile_case import CompileCase
-from verify_kernels.gpu.linear_cases import launches, linear_case
-from verify_kernels.gpu.linear_checks import check_result
-from verify_kernels.gpu.linear_kernel import linear_kernel
-from verify_kernels.gpu.linear_tiles import LinearMode, plan_launch
-from verify_kernels.gpu.linear_workspace import LinearWorkspace
+from verify_kernels.gpu.kernel_launch import CompileCase, check_rank, check_tensor
+from verify_kernels.gpu.linear import linear_kernel
+from verify_kernels.gpu.linear_plan import LinearMode, LinearWorkspace, check_result, launches, linear_case, plan_launch
 
 FP8 = torch.float8_e4m3fn
 
@@ -31,7 +27,7 @@ def linear_fp8(
     """out = (x * x_scale) (weight * weight_scale)^T + bias + residual, summed in float32 and rounded once.
 
     x: float8_e4m3fn [rows, k] with x_scale float32 [rows] (`verify_kernels.gpu.quantize`); weight: float8_e4m3fn
-    [n, k] with weight_scale float32 [n] (`verify_kernels.gpu.quantize_weight`); bias: [n]; out, residual: [rows, n],
+    [n, k] with weight_scale float32 [n] (`verify_kernels.gpu.quantized_weights`); bias: [n]; out, residual: [rows, n],
     may be the same tensor; float32, float16 or bfloat16 each. ``mode`` "fastest" never splits k where the rows alone
     fill the chip. Needs compute capability 9.0.
 

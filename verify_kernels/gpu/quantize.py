@@ -1,3 +1,5 @@
+# mypy: disallow-untyped-defs=False
+
 """Rows to fp8 with a scale each, a norm or gate in front of it in the same launch."""
 
 from __future__ import annotations
@@ -5,11 +7,98 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
-from verify_kernels.gpu.argument_checks import ROW_TYPES, check_rank, check_tensor
-from verify_kernels.gpu.compile_case import CompileCase
-from verify_kernels.gpu.quantize_kernel import quantize_rows_kernel
+from verify_kernels.gpu.kernel_launch import ROW_TYPES, CompileCase, check_rank, check_tensor
+
+_LARGEST = tl.constexpr(448.0)  # of e4m3
+_INVERSE = tl.constexpr(1.0 / 448.0)
+_NORMAL = tl.constexpr(0.015625)  # least normal e4m3 value
+_LEAST = tl.constexpr(1e-30)  # amax below which 448 / amax would overflow; such a row is zeros
+_MOST = tl.constexpr(3.4028234663852886e38)  # finite float32
+
+
+@triton.jit
+def _values(x, row, cols, k, PROLOGUE: tl.constexpr):
+    """Float32 values of one stretch of a row; the norm's factor and weight are not in yet."""
+    inside = cols < k
+    if PROLOGUE == "silu" or PROLOGUE == "gelu":
+        gate = tl.load(x + row * (2 * k) + cols, mask=inside, other=0.0).to(tl.float32)
+        up = tl.load(x + row * (2 * k) + k + cols, mask=inside, other=0.0).to(tl.float32)
+        if PROLOGUE == "silu":
+            inner = gate
+        else:
+            inner = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)  # 1 + tanh(z) = 2 / (1 + exp(-2z))
+        return gate / (1.0 + tl.exp(-inner)) * up
+    else:
+        return tl.load(x + row * k + cols, mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _weighted(v, norm, cols, k, PROLOGUE: tl.constexpr):
+    if PROLOGUE == "rms":
+        v *= tl.load(norm + cols, mask=cols < k, other=0.0).to(tl.float32)
+    return v
+
+
+@triton.jit
+def _rounded(v):
+    """``v``, at most 448 in size, to the nearest e4m3 value, ties to even. By hand and exact, so that the conversion
+    after it has nothing to round: triton's interpreter does not carry from the mantissa to the exponent."""
+    power = (v.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
+    shift = tl.maximum(power, _NORMAL) * 1572864.0  # 1.5 * 2^20: its last place is the third bit after power's
+    return (v + shift) - shift
+
+
+@triton.jit
+def _size(v):
+    """|v|, infinity for what is not finite: a NaN would get lost in a maximum."""
+    size = tl.abs(v)
+    return tl.where(size <= _MOST, size, float("inf"))
+
+
+@triton.jit
+def _store(v, factor, inverse, sound, q, at, inside):
+    """Round v * factor * inverse; zeros where the row is not sound."""
+    scaled = v * factor * inverse
+    bounded = tl.where(scaled > _LARGEST, _LARGEST, tl.where(scaled < -_LARGEST, -_LARGEST, scaled))
+    rounded = tl.where(sound, _rounded(bounded), 0.0)
+    tl.store(q + at, rounded.to(q.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def quantize_rows_kernel(
+    x, norm, q, scale_out, k, eps, PROLOGUE: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr
+):
+    """One program per row. WHOLE: the row fits in BLOCK and is read once; else twice, in stretches of BLOCK."""
+    row = tl.program_id(0).to(tl.int64)
+    lanes = tl.arange(0, BLOCK)
+    v = _values(x, row, lanes, k, PROLOGUE)
+    squares = v * v
+    v = _weighted(v, norm, lanes, k, PROLOGUE)
+    largest = _size(v)
+    if not WHOLE:
+        for start in range(BLOCK, k, BLOCK):
+            u = _values(x, row, start + lanes, k, PROLOGUE)
+            squares = tl.fma(u, u, squares)
+            largest = tl.maximum(largest, _size(_weighted(u, norm, start + lanes, k, PROLOGUE)))
+    factor = 1.0
+    if PROLOGUE == "rms":
+        factor = tl.rsqrt(tl.sum(squares, axis=0) / k + eps)
+    amax = tl.max(largest, axis=0)
+    sound = amax < float("inf")
+    scale = tl.maximum(tl.where(sound, amax, 1.0) * factor, _LEAST) * _INVERSE
+    inverse = tl.div_rn(1.0, scale)
+    tl.store(scale_out + row, tl.where(sound, scale, float("nan")))
+    _store(v, factor, inverse, sound, q, row * k + lanes, lanes < k)
+    if not WHOLE:
+        for start in range(BLOCK, k, BLOCK):
+            cols = start + lanes
+            u = _weighted(_values(x, row, cols, k, PROLOGUE), norm, cols, k, PROLOGUE)
+            _store(u, factor, inverse, sound, q, row * k + cols, cols < k)
+
 
 Prologue = Literal["none", "rms", "silu", "gelu"]
 

@@ -1,4 +1,6 @@
-"""Tree attention over a paged KV cache: trees, prefill chunks and plain decode in one pass, bitwise as plain decode."""
+# mypy: disallow-untyped-defs=False
+
+"""Tree attention over a paged KV cache: trees, prefill chunks and plain decode in one pass."""
 
 from __future__ import annotations
 
@@ -6,15 +8,291 @@ import math
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 
-from verify_kernels.gpu.argument_checks import INDEX, check_rank, check_tensor
 from verify_kernels.gpu.attention_plan import check_step
-from verify_kernels.gpu.attention_tiles import CHIPS, FP8, HEAD_DIMS, TILE, AttentionTile, attention_tile
-from verify_kernels.gpu.attention_workspace import AttentionWorkspace
-from verify_kernels.gpu.compile_case import CompileCase
-from verify_kernels.gpu.tree_attention_combine_kernel import tree_attention_combine_kernel
-from verify_kernels.gpu.tree_attention_kernel import tree_attention_kernel
+from verify_kernels.gpu.attention_workspace import (
+    CHIPS,
+    CONTEXT,
+    DIVERGE,
+    ENTRY,
+    FP8,
+    GATHER_STOP,
+    HEAD_DIMS,
+    LEAF,
+    LEAF_DEPTH,
+    NODE_FIRST,
+    NODE_STOP,
+    START,
+    TILE,
+    TILE_FIRST,
+    TILE_STOP,
+    UNIT,
+    WORK_FIELDS,
+    AttentionTile,
+    AttentionWorkspace,
+    attention_tile,
+)
+from verify_kernels.gpu.kernel_launch import INDEX, CompileCase, check_rank, check_tensor
+
+NONE = tl.constexpr(float("-inf"))
+
+
+@triton.jit
+def weigh(q, k, seen, peak, factor, MASKED: tl.constexpr):
+    """Weights of a tile's keys relative to the running peak of raw scores, and what shrinks all before them.
+
+    q [rows, dim], k [lanes, dim]; seen [rows, lanes] where MASKED; peak [rows], raw; factor: scale * log2(e).
+    Returns the new peak, weights [rows, lanes] and shrink [rows]. A row that sees nothing keeps its state bit by bit.
+    """
+    scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee")
+    if MASKED:
+        scores = tl.where(seen, scores, NONE)
+    highest = tl.maximum(peak, tl.max(scores, 1))
+    base = tl.where(highest == NONE, 0.0, highest)  # -inf - -inf is no number
+    # Written as fma: kernels compile without fusion, so that the same source has the same roundings everywhere.
+    weights = tl.exp2(tl.fma(scores, factor, -(base * factor)[:, None]))
+    return highest, weights, tl.exp2((peak - base) * factor)
+
+
+@triton.jit
+def add_values(weights, shrink, v, total, acc, OPERAND: tl.constexpr):
+    """total [rows] and acc [rows, dim] with the tile's weights and weighted values v [lanes, dim] added."""
+    total = tl.fma(total, shrink, tl.sum(weights, 1))
+    acc = tl.dot(weights.to(OPERAND), v.to(OPERAND), acc * shrink[:, None], input_precision="ieee")
+    return total, acc
+
+
+@triton.jit
+def fold(peak, total, acc, peak_2, total_2, acc_2, factor):
+    """Two softmaxes over different keys as one: peak, total [rows], acc [rows, dim].
+
+    Folding an empty one in (peak -inf, zeros) changes no bit.
+    """
+    highest = tl.maximum(peak, peak_2)
+    base = tl.where(highest == NONE, 0.0, highest)
+    shrink = tl.exp2((peak - base) * factor)
+    shrink_2 = tl.exp2((peak_2 - base) * factor)
+    total = tl.fma(total, shrink, total_2 * shrink_2)
+    acc = tl.fma(acc, shrink[:, None], acc_2 * shrink_2[:, None])
+    return highest, total, acc
+
+
+FAR = tl.constexpr(2**31 - 2)
+
+
+@triton.jit
+def path_node(work, path, max_path, node, mask):
+    """Rows of the entry that are the nodes at depths ``node`` of a work item's path."""
+    leaf = tl.load(work + START) + tl.load(work + LEAF)
+    back = tl.load(work + LEAF_DEPTH) - node
+    off = mask & (node >= tl.load(work + DIVERGE)) & (back >= 0) & (back < max_path)
+    return tl.where(off, tl.load(path + leaf.to(tl.int64) * max_path + back, mask=off, other=0), node)
+
+
+@triton.jit
+def work_rows(work, path, max_path, n_rows, group, BLOCK_M: tl.constexpr):
+    """Row, head within the group, and whether there is one, of every packed row of a work item's tile."""
+    packed = tl.load(work + NODE_FIRST) * group + tl.arange(0, BLOCK_M)
+    node = packed // group
+    start = tl.load(work + START)
+    live = node < tl.load(work + NODE_STOP)
+    row = start + path_node(work, path, max_path, node, live)
+    return tl.minimum(row, n_rows - 1), packed % group, live
+
+
+@triton.jit(
+    do_not_specialize=[
+        "k_scale", "page_table", "depth_ptr",
+        "window", "n_rows", "n_heads", "n_kv", "group", "max_pages", "n_pages", "max_path",
+    ]
+)  # fmt: skip
+def tree_attention_kernel(
+    q_ptr, k_ptr, v_ptr, k_scale, page_table, depth_ptr, path, work_list, header, partials, peaks,
+    scale, q_stride, window, n_rows, n_heads, n_kv, group, max_pages, n_pages, max_path,
+    HEAD_DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, BLOCK_M: tl.constexpr, LANES: tl.constexpr,
+    SEG_TILES: tl.constexpr, FOLDS: tl.constexpr, STAGES: tl.constexpr, WINDOWED: tl.constexpr, SCALED: tl.constexpr,
+):  # fmt: skip
+    """Each program takes every n-th (work item, KV head); see `verify_kernels.gpu.attention_workspace`.
+
+    A tile of LANES keys lies within one page. Keys of committed pages come by scalar page ids, those of a path by an
+    index list; both go through the same operations. Partial softmaxes go to partials [slot, head, dim] and peaks
+    [slot, head, 2] = (peak, total), slot = row * units + unit.
+    """
+    per_page: tl.constexpr = 64 // LANES
+    items = tl.load(header) * n_kv
+    lane = tl.arange(0, LANES)
+    d = tl.arange(0, DIM_BLOCK)
+    in_page = lane[:, None] * HEAD_DIM + d[None, :]
+    page_stride = (n_kv * 64 * HEAD_DIM).to(tl.int64)
+    # Without licm, or a hundred addresses of prologue and epilogue would be kept, and spilled, across the loop.
+    for item in tl.range(tl.program_id(0), items, tl.num_programs(0), disable_licm=True):
+        head = item % n_kv
+        work = work_list + (item // n_kv) * WORK_FIELDS
+        factor = scale
+        if SCALED:
+            factor = factor * tl.load(k_scale + head)
+        row, member, live = work_rows(work, path, max_path, n_rows, group, BLOCK_M)
+        q_at = row.to(tl.int64) * q_stride + (head * group + member) * HEAD_DIM
+        q = tl.load(q_ptr + q_at[:, None] + d[None, :], mask=live[:, None] & (d < HEAD_DIM)[None, :], other=0.0)
+        if SCALED:
+            # float8 values are float16 values; queries beyond float16 are not met, and must not become infinite.
+            q = tl.minimum(tl.maximum(q.to(tl.float32), -65504.0), 65504.0).to(tl.float16)
+        ctx = tl.load(work + CONTEXT)
+        first = tl.load(work + TILE_FIRST) * per_page
+        stop = tl.load(work + TILE_STOP) * per_page
+        gather_stop = tl.load(work + GATHER_STOP) * per_page
+        lowest = tl.full([BLOCK_M], FAR, tl.int32)
+        if WINDOWED:
+            position = ctx + tl.load(depth_ptr + row, mask=live, other=0)
+            lowest = tl.where(live, position - window + 1, lowest)
+            first = tl.maximum(first, tl.minimum(tl.maximum(tl.min(lowest), 0), FAR) // LANES)
+
+        peak = tl.full([BLOCK_M], NONE, tl.float32)
+        total = tl.full([BLOCK_M], 0.0, tl.float32)
+        acc = tl.full([BLOCK_M, DIM_BLOCK], 0.0, tl.float32)
+        block_peak, block_total, block_acc = peak, total, acc
+        pages = page_table + tl.load(work + ENTRY).to(tl.int64) * max_pages
+        k_head = k_ptr + head * (64 * HEAD_DIM)
+        v_head = v_ptr + head * (64 * HEAD_DIM)
+        page = tl.load(pages + tl.minimum(first // per_page, max_pages - 1))
+        for tile in tl.range(first, stop, num_stages=STAGES):
+            known = tl.minimum(tl.maximum(page, 0), n_pages - 1)  # ids that are none must not fault
+            at = known.to(tl.int64) * page_stride + tile % per_page * (LANES * HEAD_DIM)
+            page = tl.load(pages + tl.minimum((tile + 1) // per_page, max_pages - 1))
+            if HEAD_DIM == DIM_BLOCK:
+                k = tl.load(k_head + at + in_page)
+                v = tl.load(v_head + at + in_page)
+            else:
+                k = tl.load(k_head + at + in_page, mask=(d < HEAD_DIM)[None, :], other=0.0)
+                v = tl.load(v_head + at + in_page, mask=(d < HEAD_DIM)[None, :], other=0.0)
+            if FOLDS:  # noqa: SIM102 - known when compiled, the other is not
+                if (tile % (SEG_TILES * per_page) == 0) & (tile > first):
+                    block_peak, block_total, block_acc = fold(
+                        block_peak, block_total, block_acc, peak, total, acc, factor
+                    )
+                    peak = tl.full([BLOCK_M], NONE, tl.float32)
+                    total = tl.full([BLOCK_M], 0.0, tl.float32)
+                    acc = tl.full([BLOCK_M, DIM_BLOCK], 0.0, tl.float32)
+            seen = (tile * LANES + lane)[None, :] >= lowest[:, None]
+            peak, weights, shrink = weigh(q, k, seen, peak, factor, WINDOWED)
+            total, acc = add_values(weights, shrink, v, total, acc, q.dtype)
+
+        if gather_stop > 0:
+            row, member, live = work_rows(work, path, max_path, n_rows, group, BLOCK_M)
+            position = ctx + tl.load(depth_ptr + row, mask=live, other=0)
+            reach = tl.load(work + NODE_STOP)
+            for tile in tl.range(tl.maximum(stop, first), gather_stop, num_stages=1):
+                key = tile * LANES + lane
+                node = key - ctx
+                slot = ctx + path_node(work, path, max_path, node, node < reach)
+                there = (node < reach) & (slot < max_pages * 64)
+                key_page = tl.load(pages + slot // 64, mask=there, other=0)
+                key_page = tl.minimum(tl.maximum(key_page, 0), n_pages - 1)
+                at = key_page.to(tl.int64) * page_stride + slot % 64 * HEAD_DIM
+                # Slots never written may hold anything: their lanes must be zeros, for 0 * nan is nan.
+                mask = there[:, None] & (d < HEAD_DIM)[None, :]
+                k = tl.load(k_head + at[:, None] + d[None, :], mask=mask, other=0.0)
+                v = tl.load(v_head + at[:, None] + d[None, :], mask=mask, other=0.0)
+                seen = key[None, :] <= position[:, None]
+                if WINDOWED:
+                    seen = seen & (key[None, :] >= lowest[:, None])
+                peak, weights, shrink = weigh(q, k, seen, peak, factor, True)
+                total, acc = add_values(weights, shrink, v, total, acc, q.dtype)
+        elif FOLDS:
+            peak, total, acc = fold(block_peak, block_total, block_acc, peak, total, acc, factor)
+
+        if tl.maximum(stop, gather_stop) > first:
+            # Rows are worked out anew for each store: nothing of them has to live through the loops.
+            units = tl.load(header + 1)
+            row, member, live = work_rows(work, path, max_path, n_rows, group, BLOCK_M)
+            slot = (row.to(tl.int64) * units + tl.load(work + UNIT)) * n_heads + head * group + member
+            tl.store(peaks + slot * 2, peak, mask=live)
+            tl.store(peaks + slot * 2 + 1, total, mask=live)
+            row, member, live = work_rows(work, path, max_path, n_rows, group, BLOCK_M)
+            slot = (row.to(tl.int64) * units + tl.load(work + UNIT)) * n_heads + head * group + member
+            mask = live[:, None] & (d < HEAD_DIM)[None, :]
+            tl.store(partials + slot[:, None] * HEAD_DIM + d[None, :], acc, mask=mask)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "entry_of", "entry_start", "entry_ctx", "depth", "k_scale", "v_scale",
+        "window", "n_entries", "n_heads", "group",
+    ]
+)  # fmt: skip
+def tree_attention_combine_kernel(
+    partials, peaks, out, entry_of, entry_start, entry_ctx, depth, header, k_scale, v_scale,
+    scale, window, n_entries, n_heads, group,
+    HEAD_DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+    SEG_TILES: tl.constexpr, FOLD_SEGS: tl.constexpr, SCALED: tl.constexpr,
+):  # fmt: skip
+    """One program per (row, head): segments are folded into blocks, BLOCKS blocks are summed at a time.
+
+    Which blocks go together, and the order of their sum, follow from the row's position alone.
+    """
+    row = tl.program_id(0)
+    head = tl.program_id(1)
+    entry = tl.load(entry_of + row)
+    known = (entry >= 0) & (entry < n_entries)
+    entry = tl.where(known, entry, 0)
+    if known & (row >= tl.load(entry_start + entry)) & (row < tl.load(entry_start + entry + 1)):
+        factor = scale
+        if SCALED:
+            factor = factor * tl.load(k_scale + head // group)
+        ctx = tl.load(entry_ctx + entry)
+        position = ctx + tl.load(depth + row)
+        committed = ctx // 64
+        last = position // 64
+        first = tl.where(window > 0, tl.maximum(position - window + 1, 0) // 64, 0)
+        units = tl.load(header + 1)
+        blocks = tl.where(tl.load(header + 2) > 0, committed // (SEG_TILES * FOLD_SEGS), 0)
+        base = row.to(tl.int64) * units
+        d = tl.arange(0, DIM_BLOCK)
+        i = tl.arange(0, BLOCKS)
+        peak = tl.full([1], NONE, tl.float32)
+        total = tl.full([1], 0.0, tl.float32)
+        acc = tl.full([1, DIM_BLOCK], 0.0, tl.float32)
+        block_tiles: tl.constexpr = SEG_TILES * FOLD_SEGS
+        n_blocks = tl.where(first < last, (last + block_tiles - 1) // block_tiles, 0)
+        for chunk in tl.range(first // block_tiles // BLOCKS * BLOCKS, n_blocks, BLOCKS):
+            b_peak = tl.full([BLOCKS], NONE, tl.float32)
+            b_total = tl.full([BLOCKS], 0.0, tl.float32)
+            b_acc = tl.full([BLOCKS, DIM_BLOCK], 0.0, tl.float32)
+            block = chunk + i
+            folded = block < blocks  # these are their own only part
+            for j in tl.static_range(FOLD_SEGS):
+                segment = block * FOLD_SEGS + j
+                # The short stretch at the end of the committed pages is another unit than the path's own segment.
+                own = (last > committed) & (committed % SEG_TILES > 0) & (segment >= committed // SEG_TILES)
+                unit = 1 + tl.where(folded, block, segment - blocks * (FOLD_SEGS - 1) + own.to(tl.int32))
+                end = tl.where(folded, (block + 1) * block_tiles, (segment + 1) * SEG_TILES)
+                # What lies wholly before the window was not computed.
+                there = tl.where(folded, j == 0, segment * SEG_TILES < last) & (end > first)
+                at = (base + unit) * n_heads + head
+                full = there[:, None] & (d < HEAD_DIM)[None, :]
+                s_peak = tl.load(peaks + at * 2, mask=there, other=NONE)
+                s_total = tl.load(peaks + at * 2 + 1, mask=there, other=0.0)
+                s_acc = tl.load(partials + at[:, None] * HEAD_DIM + d[None, :], mask=full, other=0.0)
+                b_peak, b_total, b_acc = fold(b_peak, b_total, b_acc, s_peak, s_total, s_acc, factor)
+            highest = tl.max(b_peak, 0)
+            weight = tl.exp2((b_peak - tl.where(highest == NONE, 0.0, highest)) * factor)
+            c_peak = tl.full([1], 0.0, tl.float32) + highest
+            c_total = tl.full([1], 0.0, tl.float32) + tl.sum(b_total * weight, 0)
+            c_acc = tl.sum(b_acc * weight[:, None], 0)[None, :]
+            peak, total, acc = fold(peak, total, acc, c_peak, c_total, c_acc, factor)
+        at = base * n_heads + head + tl.full([1], 0, tl.int64)
+        own_peak = tl.load(peaks + at * 2)
+        own_total = tl.load(peaks + at * 2 + 1)
+        own_acc = tl.load(partials + at[:, None] * HEAD_DIM + d[None, :], mask=(d < HEAD_DIM)[None, :], other=0.0)
+        peak, total, acc = fold(peak, total, acc, own_peak, own_total, own_acc, factor)
+        result = acc / total[:, None]
+        if SCALED:
+            result = result * tl.load(v_scale + head // group)
+        out_at = (row.to(tl.int64) * n_heads + head) * HEAD_DIM + d
+        tl.store(out + out_at[None, :], result.to(out.dtype.element_ty), mask=(d < HEAD_DIM)[None, :])
+
 
 COMBINE_BLOCKS = 8  # blocks of keys summed at a time: part of what a result's bits depend on
 COMBINE_WARPS = 4
@@ -51,7 +329,7 @@ def tree_attention(
     arrays.
 
     Every row gets the bits that decoding its path token by token gives it, see
-    `verify_kernels.gpu.attention_plan_work`. Masks need no ancestor words: rows are grouped by leaf path, on which a
+    `verify_kernels.gpu.attention_workspace`. Masks need no ancestor words: rows are grouped by leaf path, on which a
     mask is a comparison of positions, for trees of any size. Padding rows are left alone.
 
     Raises:

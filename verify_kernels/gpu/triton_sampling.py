@@ -11,12 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from verify_kernels.gpu import sampling
-from verify_kernels.gpu.sampling_needs import SamplingNeeds
-from verify_kernels.gpu.sampling_plan import SamplingPlan
-from verify_kernels.gpu.sampling_table import SamplingTable
-from verify_kernels.gpu.sampling_workspace import SamplingWorkspace
-from verify_kernels.row_sampling import RowSampling
-from verify_kernels.sampling_kernels import MAX_WIDTH, NO_TOKEN
+from verify_kernels.gpu.sampling_table import SamplingNeeds, SamplingPlan, SamplingTable, SamplingWorkspace
+from verify_kernels.sampling import MAX_WIDTH, NO_TOKEN, RowSampling
 
 Ids = NDArray[np.int32]
 Values = NDArray[np.float64]

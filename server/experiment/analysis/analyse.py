@@ -1,34 +1,286 @@
-"""The whole analysis: a folder's plan and records in, a result out."""
+"""The whole analysis: a plan and records in, checks, guardrails, curves and a verdict out."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from itertools import zip_longest
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from server.experiment.analysis.arm_result import ArmResult
-from server.experiment.analysis.checks import (
-    SAMPLE_RATIO_LIMIT,
-    Outputs,
-    SampleRatio,
-    compare_outputs,
-    sample_ratio,
-    slip_ms,
+from server.experiment.analysis.compare import (
+    Compared,
+    Selection,
+    bounds,
+    compare_target,
+    number,
+    quantile_result,
+    quantiles_of,
+    select,
 )
-from server.experiment.analysis.curves import Curves
-from server.experiment.analysis.decide import decide
-from server.experiment.analysis.guardrails import check_guardrails
-from server.experiment.analysis.make_curves import CURVE_CHANCES, make_curves
-from server.experiment.analysis.result import Result
-from server.experiment.analysis.selection import Selection, select
-from server.experiment.analysis.target_result import TargetResult
-from server.experiment.analysis.targets import bounds, compare_target, quantile_result, quantiles_of
-from server.experiment.config.experiment_config import ExperimentConfig
-from server.experiment.experiment_errors import ExperimentError
-from server.experiment.manifest import Manifest
-from server.experiment.record_log import RecordLog
-from server.experiment.stats.holm import holm
+from server.experiment.analysis.result import (
+    ArmResult,
+    Curves,
+    GuardrailResult,
+    Result,
+    TargetResult,
+    Verdict,
+    VerdictKind,
+)
+from server.experiment.config import ExperimentConfig, Guardrail, Manifest
+from server.experiment.records import METRICS, ExperimentError, RecordLog
+from server.experiment.stats.proportions import (
+    chi_square_ratio,
+    equivalent,
+    holm,
+    sequential_ratio,
+    share_difference,
+    share_difference_bounds,
+)
+from server.experiment.stats.quantiles import QuantileComparison, band_half_width, quantile
+from server.experiment.stats.samples import Interval, TwoArmSample
+
+SAMPLE_RATIO_LIMIT = 0.001
+
+
+class Outputs(NamedTuple):
+    """Pairs whose outputs could be compared, and those of them that differ."""
+
+    compared: int
+    mismatched: list[str]
+
+
+def compare_outputs(selection: Selection) -> Outputs:
+    """Compare the token hashes of requests that ended well, pair by pair."""
+    hashes: dict[str, tuple[set[bytes], set[bytes]]] = defaultdict(lambda: (set(), set()))
+    for arm, records in enumerate(selection.records):
+        for record in records:
+            if record.ok and record.pair and record.token_hash:
+                hashes[record.pair][arm].add(record.token_hash)
+    both = {pair: a | b for pair, (a, b) in hashes.items() if a and b}
+    return Outputs(len(both), [pair for pair, found in both.items() if len(found) > 1])
+
+
+class SampleRatio(NamedTuple):
+    """Units per arm, and how likely such shares are when assignment works."""
+
+    p_value: float
+    counts: tuple[int, int]
+    unit: str
+
+
+def sample_ratio(selection: Selection, config: ExperimentConfig) -> SampleRatio:
+    """Count what was assigned to an arm as a whole: blocks, keys, or requests."""
+    unit = selection.unit_name if selection.unit_name in ("block", "key") else "request"
+    first: dict[tuple[int, str], float] = {}
+    for arm, records in enumerate(selection.records):
+        for record in records:
+            first.setdefault((arm, str(getattr(record, unit))), record.arrival)
+    arms = np.array([arm for arm, _ in sorted(first, key=first.__getitem__)], np.int64)
+    a, b = (int(np.count_nonzero(arms == arm)) for arm in (0, 1))
+    weights = [1.0, 1.0] if config.assignment.mode == "switchback" else [arm.weight for arm in config.arms.values()]
+    if config.stopping.rule == "always_valid":
+        return SampleRatio(sequential_ratio(arms, weights), (a, b), unit)
+    return SampleRatio(chi_square_ratio((a, b), weights), (a, b), unit)
+
+
+def slip_ms(selection: Selection) -> float | None:
+    """The 99th percentile of how late requests arrived against their schedule, milliseconds; None without schedule."""
+    late = [
+        (r.arrival - r.scheduled) * 1e3 for records in selection.records for r in records if r.scheduled is not None
+    ]
+    return quantile(np.sort(np.array(late)), 0.99) if late else None
+
+
+# Twice next to nothing is no increase that anybody would notice.
+_NEGLIGIBLE_MS = 0.5
+
+
+def check_guardrails(
+    selection: Selection, config: ExperimentConfig, rng: np.random.Generator
+) -> tuple[GuardrailResult, ...]:
+    """Each of the plan's guardrails, at the plan's level."""
+    return tuple(_check(guardrail, selection, config, rng) for guardrail in config.guardrails)
+
+
+def _check(
+    guardrail: Guardrail, selection: Selection, config: ExperimentConfig, rng: np.random.Generator
+) -> GuardrailResult:
+    target = guardrail.target
+    if target is None:
+        hits = _failed(selection, 0), _failed(selection, 1)
+        n = len(selection.records[0]), len(selection.records[1])
+        always = config.stopping.rule == "always_valid"
+        increase = (share_difference_bounds if always else share_difference)(hits, n, config.stopping.alpha)
+        seen = hits[1] / n[1] - hits[0] / n[0] if all(n) else 0.0
+        text = f"{hits[0]} of {n[0]} requests failed in the control, {hits[1]} of {n[1]} in the treatment"
+        return _judged(guardrail, seen, increase, text)
+    compared = compare_target(selection, target, config.stopping, config.covariate, rng)
+    result = compared.result
+    if result.a is None or result.b is None:
+        return _judged(guardrail, None, Interval(-np.inf, np.inf), "no request has this number")
+    unit = f" {result.unit}" if result.unit else ""
+    text = f"{result.a:.4g}{unit} in the control, {result.b:.4g}{unit} in the treatment"
+    if result.unit == "ms" and max(result.a, result.b) < _NEGLIGIBLE_MS:
+        return _judged(guardrail, 0.0, Interval(0.0, 0.0), text + ": too little to matter")
+    interval = _increase(compared, config.stopping.alpha)
+    seen_ratio = None if result.ratio is None else result.ratio - 1
+    if seen_ratio is not None and not METRICS[target.metric].lower_is_better:
+        seen_ratio = -seen_ratio
+    return _judged(guardrail, seen_ratio, interval, text)
+
+
+def _increase(compared: Compared, alpha: float) -> Interval:
+    """How much worse it got, as a share of the control's."""
+    low, high = compared.ratio(alpha)
+    if compared.result.lower_is_better:
+        return Interval(low - 1, high - 1)
+    return Interval(1 - high, 1 - low)
+
+
+def _judged(guardrail: Guardrail, increase: float | None, interval: Interval, text: str) -> GuardrailResult:
+    state: Literal["held", "open", "broken"] = "open"
+    if interval.high <= guardrail.max_increase:
+        state = "held"
+    elif interval.low > guardrail.max_increase:
+        state = "broken"
+    return GuardrailResult(
+        label=guardrail.metric,
+        state=state,
+        limit=guardrail.max_increase,
+        increase=None if increase is None else number(increase),
+        bounds=bounds(interval),
+        text=text,
+    )
+
+
+def _failed(selection: Selection, arm: int) -> int:
+    return sum(not record.ok for record in selection.records[arm])
+
+
+CURVE_CHANCES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99)
+_POINTS = 200
+_STRETCHES = 48
+
+
+def make_curves(
+    selection: Selection, metric: str, sample: TwoArmSample, compared: list[QuantileComparison], alpha: float
+) -> Curves:
+    """``compared`` are the quantiles at `CURVE_CHANCES`; those that the data do not bound are left out."""
+    if not all(sample.sizes):
+        return Curves()
+    drawn = [(c, bounds(c.difference(alpha))) for c in compared]
+    drawn = [(c, b) for c, b in drawn if None not in b]
+    ecdf_a, ecdf_b = (_quantiles(values) for values in sample.values)
+    units_a, units_b = (int(np.count_nonzero(units)) for units in sample.present())
+    return Curves(
+        ecdf_a=ecdf_a,
+        ecdf_b=ecdf_b,
+        bands=(band_half_width(units_a, alpha), band_half_width(units_b, alpha)),
+        at=tuple(c.p for c, _ in drawn),
+        differences=tuple(c.b - c.a for c, _ in drawn),
+        difference_bounds=tuple(b for _, b in drawn),
+        timeline=_timeline(selection, metric),
+    )
+
+
+def _quantiles(values: np.ndarray) -> tuple[float, ...]:
+    n = min(_POINTS, len(values))
+    ordered = np.sort(values)
+    return tuple(quantile(ordered, (i + 0.5) / n) for i in range(n))
+
+
+def _timeline(selection: Selection, metric: str) -> tuple[tuple[float, float | None, float | None], ...]:
+    """Medians of both arms per stretch of time: seconds since the start, control, treatment."""
+    value = METRICS[metric].value
+    rows = [
+        (record.arrival, arm, value(record))
+        for arm, records in enumerate(selection.records)
+        for record in records
+        if record.ok and np.isfinite(value(record))
+    ]
+    if not rows:
+        return ()
+    begin, end = min(rows)[0], max(rows)[0]
+    width = max((end - begin) / _STRETCHES, 1e-9)
+    stretches: dict[int, tuple[list[float], list[float]]] = {}
+    for at, arm, found in rows:
+        stretches.setdefault(min(_STRETCHES - 1, int((at - begin) / width)), ([], []))[arm].append(found)
+    points = []
+    for stretch, arms in sorted(stretches.items()):
+        a, b = (float(np.median(arm)) if arm else None for arm in arms)
+        points.append(((stretch + 0.5) * width, a, b))
+    return tuple(points)
+
+
+def decide(
+    primary: TargetResult,
+    ratio: Callable[[float], Interval],
+    min_effect: float,
+    alpha: float,
+    min_units: int,
+    invalid: Sequence[str],
+    guardrails: Sequence[GuardrailResult],
+) -> Verdict:
+    """``ratio`` gives the interval for B / A of the primary metric at a level.
+
+    Anything in ``invalid`` overrules all; a broken guardrail overrules the metric. Equivalence comes before a
+    difference: one that is sure but smaller than ``min_effect`` is no reason to choose.
+    """
+    if invalid:
+        return Verdict(
+            kind="invalid",
+            headline="Invalid: " + invalid[0] + ".",
+            reasons=tuple(f"And {reason}." for reason in invalid[1:]),
+        )
+    interval = ratio(alpha)
+    effect = _effect(primary, interval, alpha)
+    broken = [g for g in guardrails if g.state == "broken"]
+    reasons = [effect, *(f"Guardrail {g.label} is {g.state}: {g.text}." for g in guardrails if g.state != "held")]
+    if broken:
+        names = ", ".join(g.label for g in broken)
+        headline = f"Worse: the treatment breaks the guardrail {names}."
+        return Verdict(kind="worse", headline=headline, reasons=tuple(reasons))
+    if primary.units < min_units:
+        headline = f"Undecided: {primary.units} units are too few, {min_units} are the least."
+        return Verdict(kind="undecided", headline=headline, reasons=tuple(reasons))
+    kind = _kind(ratio, interval, primary.lower_is_better, min_effect, alpha)
+    return Verdict(kind=kind, headline=_headline(kind, primary, min_effect), reasons=tuple(reasons))
+
+
+def _kind(
+    ratio: Callable[[float], Interval], interval: Interval, lower_is_better: bool, min_effect: float, alpha: float
+) -> VerdictKind:
+    if equivalent(ratio, min_effect, alpha):
+        return "equivalent"
+    if interval.high < 1:
+        return "better" if lower_is_better else "worse"
+    if interval.low > 1:
+        return "worse" if lower_is_better else "better"
+    return "undecided"
+
+
+def _headline(kind: VerdictKind, primary: TargetResult, min_effect: float) -> str:
+    name = primary.label
+    change = "" if primary.ratio is None else f" by {abs(primary.ratio - 1):.1%}"
+    moved = "lower" if primary.ratio is not None and primary.ratio < 1 else "higher"
+    if kind == "equivalent":
+        return f"Equivalent: {name} differs by less than {min_effect:.1%}."
+    if kind == "undecided":
+        return f"Undecided: {name} may be equal in both arms, and may differ by {min_effect:.1%} or more."
+    return f"{kind.capitalize()}: the treatment's {name} is {moved}{change}."
+
+
+def _effect(primary: TargetResult, interval: Interval, alpha: float) -> str:
+    if primary.a is None or primary.b is None:
+        return f"No request has {primary.label}."
+    unit = f" {primary.unit}" if primary.unit else ""
+    return (
+        f"{primary.label}: control {primary.a:.4g}{unit}, treatment {primary.b:.4g}{unit}; their ratio lies between "
+        f"{interval.low:.3f} and {interval.high:.3f} at {1 - alpha:.0%}."
+    )
+
 
 _TABLE_METRICS = ("ttft_ms", "tpot_ms", "e2e_ms", "queue_ms")
 _TABLE_QUANTILES = [0.5, 0.9, 0.95, 0.99, 0.999]

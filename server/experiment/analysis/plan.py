@@ -1,28 +1,78 @@
-"""How large an experiment has to be."""
+"""How large an experiment has to be, and how often the analysis finds a difference where there is none."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
 
-from server.experiment.analysis.redraw import Redraw
-from server.experiment.analysis.selection import select
-from server.experiment.config.metric_target import MetricTarget
-from server.experiment.config.stopping import Stopping
-from server.experiment.config.strict_model import StrictModel
-from server.experiment.experiment_errors import ExperimentError
-from server.experiment.manifest import Manifest
-from server.experiment.record_log import RecordLog
-from server.experiment.stats.block_length import sample_block_length
-from server.experiment.stats.interval import Interval
-from server.experiment.stats.mean_comparison import compare_means
-from server.experiment.stats.mean_sequence import mean_ratio_bounds
-from server.experiment.stats.proportion import share_interval
-from server.experiment.stats.quantile_comparison import MIN_UNITS, compare_quantiles
-from server.experiment.stats.quantile_sequence import quantile_ratio_bounds
-from server.experiment.stats.special import normal_ppf
-from server.experiment.stats.two_arm_sample import TwoArmSample
+from server.experiment.analysis.compare import compare_target, select
+from server.experiment.config import Manifest, MetricTarget, Stopping, StrictModel
+from server.experiment.records import ExperimentError, Record, RecordLog
+from server.experiment.stats.means import compare_means, mean_ratio_bounds
+from server.experiment.stats.proportions import share_interval
+from server.experiment.stats.quantiles import MIN_UNITS, compare_quantiles, quantile_ratio_bounds
+from server.experiment.stats.samples import (
+    Floats,
+    Indices,
+    Interval,
+    TwoArmSample,
+    binomial_ppf,
+    normal_ppf,
+    sample_block_length,
+)
+
+
+class Redraw:
+    """Draws whole units with replacement. Arms are swapped at random (units with both) or dealt anew (units with one),
+    so that nothing but chance lies between them; then B's values are multiplied."""
+
+    def __init__(self, sample: TwoArmSample) -> None:
+        self._arms = [_Rows(*arm, sample.n_units) for arm in zip(sample.values, sample.units, strict=True)]
+        self._strata = sample.strata()
+        self._pooled = _Rows(np.concatenate(sample.values), np.concatenate(sample.units), sample.n_units)
+
+    def draw(self, n_units: int, factor: float, rng: np.random.Generator) -> TwoArmSample:
+        """An experiment of so many units."""
+        chosen = rng.choice(np.concatenate(self._strata), n_units)
+        if len(self._strata) == 1:
+            swapped = rng.random(n_units) < 0.5
+            arms = [self._both(chosen, swapped), self._both(chosen, ~swapped)]
+        else:
+            dealt = rng.permutation(n_units)
+            half = n_units // 2
+            arms = [self._pooled.take(chosen[part], part) for part in (dealt[:half], dealt[half:])]
+        (a, units_a), (b, units_b) = arms
+        return TwoArmSample((a, b * factor), (units_a, units_b), n_units)
+
+    def _both(self, chosen: Indices, second: np.ndarray) -> tuple[Floats, Indices]:
+        """The values of one arm of each unit: the other arm's where ``second``."""
+        places = np.arange(len(chosen))
+        parts = [
+            rows.take(chosen[mask], places[mask]) for rows, mask in zip(self._arms, (~second, second), strict=True)
+        ]
+        values, units = (np.concatenate(part) for part in zip(*parts, strict=True))
+        return values, units
+
+
+class _Rows:
+    """Values by unit."""
+
+    def __init__(self, values: Floats, units: Indices, n_units: int) -> None:
+        order = np.argsort(units, kind="stable")
+        self._values = values[order]
+        self._sizes = np.bincount(units, minlength=n_units)
+        self._starts = np.concatenate(([0], np.cumsum(self._sizes)[:-1]))
+
+    def take(self, chosen: Indices, labels: Indices) -> tuple[Floats, Indices]:
+        """All values of the ``chosen`` units, and the label of each."""
+        sizes = self._sizes[chosen]
+        ends = np.cumsum(sizes)
+        total = int(ends[-1]) if len(ends) else 0
+        within = np.arange(total) - np.repeat(ends - sizes, sizes)
+        return self._values[np.repeat(self._starts[chosen], sizes) + within], np.repeat(labels, sizes)
+
 
 _ROUNDS = 5
 _DRAWS = 400
@@ -154,3 +204,61 @@ def _ratio(sample: TwoArmSample, target: MetricTarget, stopping: Stopping, rng: 
     if always:
         return quantile_ratio_bounds(sample, target.quantile, stopping.alpha, stopping.expected_units)
     return compare_quantiles(sample, [target.quantile], _DRAWS, rng)[0].ratio(stopping.alpha)
+
+
+class FalseAlarms(StrictModel):
+    """``alarms`` of ``experiments`` found a difference; ``bounds``: the rate's 95 % interval;
+    ``most``: more of them have a chance below 2.5 % while alpha is true."""
+
+    label: str
+    experiments: int
+    units_each: int
+    unit_name: str
+    alpha: float
+    alarms: int
+    bounds: tuple[float, float]
+    most: int
+
+    @property
+    def held(self) -> bool:
+        """Whether the alarms are no more than chance explains."""
+        return self.alarms <= self.most
+
+
+def count_false_alarms(manifest: Manifest, log: RecordLog, experiments: int) -> FalseAlarms:
+    """Cut the capture into ``experiments`` of consecutive units; analyse each by the plan's primary metric.
+
+    Raises:
+        ExperimentError: the capture is too short for as many.
+    """
+    config, rng = manifest.config, np.random.default_rng(0)
+    whole = select(config, log.records)
+    each = whole.n_units // experiments
+    if each < MIN_UNITS:
+        raise ExperimentError(
+            f"experiments: {whole.n_units} {whole.unit_name}s make {whole.n_units // MIN_UNITS} experiments of "
+            f"{MIN_UNITS} at most, not {experiments}; capture more or ask for fewer"
+        )
+    alarms = 0
+    arms = (_cut(*arm, each, experiments) for arm in zip(whole.records, whole.units, strict=True))
+    for a, b in zip(*arms, strict=True):
+        piece = dataclasses.replace(whole, records=(a[0], b[0]), units=(a[1], b[1]), n_units=each)
+        compared = compare_target(piece, config.primary, config.stopping, config.covariate, rng)
+        interval = compared.ratio(config.stopping.alpha)
+        alarms += not interval.low <= 1 <= interval.high
+    return FalseAlarms(
+        label=compared.result.label, experiments=experiments, units_each=each, unit_name=whole.unit_name,
+        alpha=config.stopping.alpha, alarms=alarms, bounds=share_interval(alarms, experiments, 0.05),
+        most=binomial_ppf(0.975, experiments, config.stopping.alpha),
+    )  # fmt: skip
+
+
+def _cut(records: list[Record], units: list[int], each: int, pieces: int) -> list[tuple[list[Record], list[int]]]:
+    """One arm's records by experiment, units counted from 0 in each; what is left over belongs to none."""
+    cut: list[tuple[list[Record], list[int]]] = [([], []) for _ in range(pieces)]
+    for record, unit in zip(records, units, strict=True):
+        piece, within = divmod(unit, each)
+        if piece < pieces:
+            cut[piece][0].append(record)
+            cut[piece][1].append(within)
+    return cut

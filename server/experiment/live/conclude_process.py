@@ -8,11 +8,9 @@ import sys
 from pathlib import Path
 
 from server.experiment.analysis.analyse import analyse
-from server.experiment.experiment_errors import ExperimentError
-from server.experiment.live.conclude import NOTHING_YET
-from server.experiment.live.conclusion import Conclusion
-from server.experiment.manifest import Manifest
-from server.experiment.record_log import read_records
+from server.experiment.config import Manifest
+from server.experiment.live.folder import NOTHING_YET, Conclusion
+from server.experiment.records import ExperimentError, read_records
 from server.experiment.report.render import render
 
 _NICE = 10

@@ -9,28 +9,27 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from server.admission.admission import Admission
+from server.admission import Admission
 from server.engine_client import EngineClient
-from server.experiment.config.experiment_config import ExperimentConfig
-from server.experiment.config.read_config import parse_config, read_text, refuse
-from server.experiment.experiment_errors import ExperimentError, PlanError
-from server.experiment.live.conclude import Conclusions
-from server.experiment.live.conclusion import Conclusion
-from server.experiment.live.experiment_folder import ExperimentFolder, now_text
-from server.experiment.live.experiment_status import ExperimentStatus
-from server.experiment.live.live_errors import (
+from server.experiment.config import ExperimentConfig, parse_config, read_text, refuse
+from server.experiment.live.folder import (
+    Conclusion,
+    Conclusions,
+    ExperimentFolder,
     ExperimentNotFoundError,
     ExperimentNotStartedError,
     ExperimentsOffError,
+    ExperimentStatus,
     NoResultError,
+    State,
+    StoredState,
+    live_facts,
+    now_text,
 )
-from server.experiment.live.live_facts import live_facts
-from server.experiment.live.live_plan import LivePlan, make_plan
-from server.experiment.live.live_traffic import LiveTraffic
-from server.experiment.live.make_record import Decode
-from server.experiment.live.run_clock import RunClock
-from server.experiment.live.running_experiment import RunningExperiment
-from server.experiment.live.stored_state import State, StoredState
+from server.experiment.live.plan import LivePlan, make_plan
+from server.experiment.live.recording import Decode, RunClock
+from server.experiment.live.traffic import LiveTraffic, RunningExperiment
+from server.experiment.records import ExperimentError, PlanError
 from specdec.config import ExperimentsConfig
 from specdec.errors import ConfigError, FieldViolation, InvalidRequestError, RequestError
 

@@ -7,12 +7,12 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from server.engine_calls import RequestStream
 from server.engine_client import EngineClient
-from server.experiment.live.choice import Choice
-from server.experiment.live.part import Part
-from server.metrics.server_metrics import ServerMetrics
-from server.request_stream import RequestStream
-from server.telemetry.request_record import RequestRecord
+from server.experiment.live.assignment import Choice
+from server.experiment.live.recording import Part
+from server.observe.metrics import ServerMetrics
+from server.observe.records import RequestRecord
 from specdec.errors import RequestError
 from specdec.types import FinishReason, Request
 

@@ -1,13 +1,148 @@
-"""The charts of a report."""
+"""The charts of a report, as inline SVG."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from html import escape
 
 from server.experiment.analysis.result import Result
-from server.experiment.report.axis import Axis, short
-from server.experiment.report.chart import BOTTOM, LEFT, RIGHT, TOP, WIDTH, Chart
+
+
+class Axis:
+    """Maps values of a range to pixels, on a logarithm where the range spans more than a factor of 30."""
+
+    def __init__(self, values: Sequence[float], begin: float, end: float, logarithmic: bool = False) -> None:
+        """``begin`` and ``end`` are the pixels of the least and the greatest value, with a little room around both."""
+        low, high = min(values), max(values)
+        self.logarithmic = logarithmic and low > 0 and high / low > 30
+        if self.logarithmic:
+            low, high = math.log10(low), math.log10(high)
+        room = (high - low) * 0.04 or abs(high) * 0.04 or 1.0
+        self._low, self._high = low - room, high + room
+        self._begin, self._end = begin, end
+
+    def at(self, value: float) -> float:
+        """The value's pixel; what lies outside is put at the border."""
+        if self.logarithmic:
+            value = math.log10(value) if value > 0 else self._low
+        part = (value - self._low) / (self._high - self._low)
+        return self._begin + min(1.0, max(0.0, part)) * (self._end - self._begin)
+
+    def ticks(self, about: int = 5) -> list[float]:
+        """Round values in the range, about so many."""
+        if self.logarithmic:
+            return self._log_ticks(about)
+        rough = (self._high - self._low) / about
+        power = 10.0 ** math.floor(math.log10(rough))
+        step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= rough * 0.999)
+        first = math.ceil(self._low / step - 1e-9)
+        last = math.floor(self._high / step + 1e-9)
+        return [round(i * step, 12) for i in range(first, last + 1)]
+
+    def _log_ticks(self, about: int) -> list[float]:
+        powers = range(math.floor(self._low), math.ceil(self._high) + 1)
+        for parts in ((1, 2, 5), (1, 3), (1,)):
+            found = [m * 10.0**k for k in powers for m in parts if self._low <= math.log10(m) + k <= self._high]
+            if len(found) <= about + 2:
+                return found
+        return found[:: max(1, len(found) // about)]
+
+
+def short(value: float) -> str:
+    """A number for people: three digits, and `k` for thousands."""
+    if value == 0:
+        return "0"
+    if abs(value) >= 10_000:
+        return f"{value / 1000:.3g}k".replace("e+03", "000")
+    text = f"{value:.3g}"
+    return f"{value:.0f}" if "e+" in text else text
+
+
+WIDTH, HEIGHT = 380, 230
+LEFT, RIGHT, TOP, BOTTOM = 52, 370, 10, 190
+
+Point = tuple[float, float]
+
+
+class Chart:
+    """Collects shapes over two axes. Colours are the page's: classes `a`, `b`, `band`, `grid`, `zero`."""
+
+    def __init__(self, title: str, x: Axis, y: Axis, x_label: str, y_label: str) -> None:
+        self._title = title
+        self._x, self._y = x, y
+        self._parts: list[str] = []
+        self._grid(x_label, y_label)
+
+    def line(self, points: Sequence[Point], kind: str) -> None:
+        """Points joined in order."""
+        self._parts.append(f'<polyline class="line {kind}" points="{self._path(points)}"/>')
+
+    def steps(self, points: Sequence[Point], kind: str) -> None:
+        """A staircase that rises at each point's x."""
+        self.line(_staircase(points), kind)
+
+    def band(self, low: Sequence[Point], high: Sequence[Point], kind: str) -> None:
+        """The area between two lines."""
+        self._parts.append(f'<polygon class="band {kind}" points="{self._path([*low, *reversed(high)])}"/>')
+
+    def dots(self, points: Sequence[Point], kind: str) -> None:
+        """One mark per point: round for the control, square for the treatment, so that colour is not needed."""
+        for x, y in points:
+            left, top = self._x.at(x), self._y.at(y)
+            if kind == "b":
+                self._parts.append(
+                    f'<rect class="dot b" x="{left - 2.2:.1f}" y="{top - 2.2:.1f}" width="4.4" height="4.4"/>'
+                )
+            else:
+                self._parts.append(f'<circle class="dot {kind}" cx="{left:.1f}" cy="{top:.1f}" r="2.4"/>')
+
+    def bar(self, x: float, shift: float, width: float, y: float, kind: str) -> None:
+        """A bar from 0 to ``y``, ``shift`` pixels beside ``x``."""
+        top, foot = self._y.at(y), self._y.at(0)
+        self._parts.append(
+            f'<rect class="bar {kind}" x="{self._x.at(x) + shift:.1f}" y="{top:.1f}" width="{width:.1f}" '
+            f'height="{max(0.0, foot - top):.1f}"/>'
+        )
+
+    def level(self, y: float) -> None:
+        """A line across at ``y``."""
+        top = self._y.at(y)
+        self._parts.append(f'<line class="zero" x1="{LEFT}" x2="{RIGHT}" y1="{top:.1f}" y2="{top:.1f}"/>')
+
+    def svg(self) -> str:
+        """The drawing, to be put into a page as it is."""
+        return (
+            f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(self._title, quote=True)}">'
+            + "".join(self._parts)
+            + "</svg>"
+        )
+
+    def _grid(self, x_label: str, y_label: str) -> None:
+        for value in self._y.ticks():
+            top = self._y.at(value)
+            self._parts.append(f'<line class="grid" x1="{LEFT}" x2="{RIGHT}" y1="{top:.1f}" y2="{top:.1f}"/>')
+            self._parts.append(f'<text class="end" x="{LEFT - 5}" y="{top + 3.5:.1f}">{short(value)}</text>')
+        for value in self._x.ticks():
+            left = self._x.at(value)
+            self._parts.append(f'<line class="grid" x1="{left:.1f}" x2="{left:.1f}" y1="{BOTTOM}" y2="{BOTTOM + 4}"/>')
+            self._parts.append(f'<text class="mid" x="{left:.1f}" y="{BOTTOM + 16}">{short(value)}</text>')
+        middle = (LEFT + RIGHT) / 2
+        self._parts.append(f'<text class="mid" x="{middle}" y="{HEIGHT - 8}">{escape(x_label)}</text>')
+        centre = (TOP + BOTTOM) / 2
+        self._parts.append(f'<text class="mid" transform="translate(10 {centre}) rotate(-90)">{escape(y_label)}</text>')
+
+    def _path(self, points: Sequence[Point]) -> str:
+        return " ".join(f"{self._x.at(x):.1f},{self._y.at(y):.1f}" for x, y in points)
+
+
+def _staircase(points: Sequence[Point]) -> list[Point]:
+    corners: list[Point] = []
+    for x, y in points:
+        if corners:
+            corners.append((x, corners[-1][1]))
+        corners.append((x, y))
+    return corners
 
 
 def effect_chart(result: Result) -> str:

@@ -9,8 +9,7 @@ from operator import attrgetter
 import jinja2
 from markupsafe import Markup
 
-from server.experiment.analysis.result import Result
-from server.experiment.analysis.target_result import Bounds, TargetResult
+from server.experiment.analysis.result import Bounds, Result, TargetResult
 from server.experiment.report import charts
 
 _ABOUT = {

@@ -7,10 +7,9 @@ import math
 from collections.abc import Callable
 from statistics import NormalDist
 
-from bench.serve.ask import Ask
-from bench.serve.record import Record
-from bench.serve.said import Said
-from server.experiment.assignment import digest
+from bench.serve.endpoints import Said
+from bench.serve.request import Ask, Record
+from server.experiment.config import digest
 from specdec.errors import SpecdecError
 
 TOKENS = 8

@@ -5,17 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from bench.experiment.arm_request import ArmRequest
-from bench.experiment.open_arm import OpenArm
-from bench.experiment.paired_run import PairedRun
+from bench.experiment.plan import ArmRequest, OpenArm
 from bench.experiment.run_folder import open_run
-from bench.experiment.switchback_run import SwitchbackRun
-from bench.serve.endpoint import Endpoint
+from bench.experiment.session import PairedRun, SwitchbackRun
+from bench.serve.request import Endpoint
 from server.experiment.analysis.analyse import analyse
 from server.experiment.analysis.result import Result
-from server.experiment.config.experiment_config import ExperimentConfig
-from server.experiment.manifest import Manifest
-from server.experiment.record_log import RecordLog, read_records
+from server.experiment.config import ExperimentConfig, Manifest
+from server.experiment.records import RecordLog, read_records
 from tests.bench.virtual_loop import run_virtually
 
 STARTED = "2026-11-21T12:00:00.000+00:00"

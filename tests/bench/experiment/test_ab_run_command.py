@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from server.experiment.manifest import Manifest
-from server.experiment.record_log import read_records
+from server.experiment.config import Manifest
+from server.experiment.records import read_records
 from specdec.cli.main import cli
 from tests.bench.experiment.both_faces import Faces, both_faces
 from tests.bench.experiment.stub_openai import stub_openai

@@ -8,15 +8,12 @@ from typing import Any
 
 import pytest
 
-from bench.experiment.board import Board
-from bench.serve.ask import Ask
+from bench.experiment.run_folder import Board
+from bench.serve.request import Ask
 from server.experiment.analysis.plan import make_plan
-from server.experiment.config.stopping import Stopping
-from server.experiment.experiment_errors import ExperimentError
-from server.experiment.manifest import Manifest
-from server.experiment.record import Record
-from server.experiment.record_writer import RecordWriter
-from specdec.cli.ab_progress import progress_line
+from server.experiment.config import Manifest, Stopping
+from server.experiment.records import ExperimentError, Record, RecordWriter
+from specdec.cli.ab import progress_line
 from tests.bench.experiment.fake_arm import TOKENS, FakeArm, KilledError, lognormal, prompt_of
 from tests.bench.experiment.plays import logged, plan, play, result
 

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.experiment.arm_request import ArmRequest
-from bench.experiment.read_plan import read_plan
-from bench.serve.ask import Ask
-from server.experiment.experiment_errors import ExperimentError
+from bench.experiment.plan import ArmRequest, read_plan
+from bench.serve.request import Ask
+from server.experiment.records import ExperimentError
 from specdec.types import SpeculationMode
 
 GOOD = """\

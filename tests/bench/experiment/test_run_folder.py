@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 
 from bench.experiment.run_folder import open_run
-from server.experiment.experiment_errors import ExperimentError
-from server.experiment.manifest import Manifest
-from server.experiment.record import Record
-from server.experiment.record_writer import RecordWriter
+from server.experiment.config import Manifest
+from server.experiment.records import ExperimentError, Record, RecordWriter
 from tests.bench.experiment.plays import STARTED, plan
 
 

@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.experiment.arrival_times import arrival_times
-from bench.experiment.script import Script
-from bench.serve.asks import make_asks
-from server.experiment.config.load import Load
+from bench.experiment.script import Script, arrival_times
+from bench.serve.schedule import make_asks
+from server.experiment.config import Load
 from tests.bench.experiment.fake_arm import prompt_of
 from tests.bench.experiment.plays import plan
 

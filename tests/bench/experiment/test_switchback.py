@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from bench.experiment.switchback_script import SwitchbackScript
-from bench.serve.ask import Ask
-from server.experiment.experiment_errors import ExperimentError
+from bench.experiment.script import SwitchbackScript
+from bench.serve.request import Ask
+from server.experiment.records import ExperimentError
 from tests.bench.experiment.fake_arm import FakeArm, KilledError, lognormal
 from tests.bench.experiment.plays import logged, plan, play, result
 

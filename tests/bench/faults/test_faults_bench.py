@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 
-from bench.faults.broken_streams import CUT, UNAVAILABLE, ending_of
-from bench.faults.faults_bench import HUNG, measure_faults, wrong_with
-from bench.faults.faults_plan import FaultsPlan
+from bench.faults import CUT, HUNG, UNAVAILABLE, FaultsPlan, ending_of, measure_faults, wrong_with
 from bench.frontend.frontend_bench import FACTORY, TOKENIZER
 from bench.frontend.paced_engine import paced_target
 from specdec.config import Config, EngineConfig, ServerConfig

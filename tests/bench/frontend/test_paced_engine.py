@@ -10,13 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.frontend.bare_grpc import BareGrpc
-from bench.frontend.bare_http import BareHttp
-from bench.frontend.byte_tokenizer import ByteTokenizer
-from bench.frontend.frontend_bench import FACTORY, FrontendPlan, measure_frontend
-from bench.frontend.paced_engine import TOKENS, build, paced_target
-from bench.frontend.readers import GrpcReader, HttpReader, ReaderError
-from bench.frontend.stamp import now_ns, read_stamps, stamp
+from bench.frontend.frontend_bench import (
+    FACTORY,
+    BareGrpc,
+    BareHttp,
+    FrontendPlan,
+    GrpcReader,
+    HttpReader,
+    ReaderError,
+    measure_frontend,
+)
+from bench.frontend.paced_engine import TOKENS, ByteTokenizer, build, now_ns, paced_target, read_stamps, stamp
 from server.serving import Serving
 from specdec.config import Config, EngineConfig, ServerConfig
 from specdec.types import Delta, Finished, FinishReason, Request, Started, StoppingParams

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from bench.kernels.aims import AIMS, aims
-from bench.kernels.attention_case import CASES, COMPARED
+from bench.kernels.attention import CASES, COMPARED
+from bench.kernels.kernel_bench import AIMS, aims
 
 FORWARDS = [
     {"rows": 1, "us": 4000.0, "over_one_row": 1.0, "bandwidth_share": 0.85, "over_fastest": 1.0},

@@ -10,19 +10,25 @@ from unittest import mock
 import pytest
 import torch
 
-from bench.kernels import device_facts, kernel_bench, step_figures
-from bench.kernels.attention_bench import attention_figures
-from bench.kernels.attention_case import CASES, COMPARED, AttentionCase
-from bench.kernels.attention_work import AttentionWork, binary_tree
-from bench.kernels.flex_rival import flex_rival
+from bench.kernels import kernel_bench, timer
+from bench.kernels import step as step_figures
+from bench.kernels.attention import (
+    CASES,
+    COMPARED,
+    RIVALS,
+    AttentionCase,
+    AttentionWork,
+    attention_figures,
+    binary_tree,
+    flex_rival,
+    rival_figures,
+)
 from bench.kernels.kernel_bench import LAYERS, STEPS, UNTIL, KernelBench
-from bench.kernels.kernel_timer import KernelTimer
-from bench.kernels.library_linear import LibraryLinear, library_network
-from bench.kernels.rivals import RIVALS, rival_figures
-from bench.kernels.step_figures import StepFigures
+from bench.kernels.step import LibraryLinear, StepFigures, library_network
+from bench.kernels.timer import KernelTimer
 from draft.oracle import OracleDrafter
-from specdec.models.device.device_decoder import DeviceDecoder
-from specdec.models.random_shapes import RANDOM_SHAPES
+from specdec.models.device_decoder import DeviceDecoder
+from specdec.models.random_model import RANDOM_SHAPES
 from tests.engine.test_device_engine import NAME, SMALL, device_parts
 from tests.kernels.gpu.quick_interpreter import quick_interpreter
 from tests.models.device.small import place
@@ -94,8 +100,8 @@ def test_an_error_ends_nothing_else() -> None:
 
 @pytest.mark.parametrize("git", [FileNotFoundError("git"), mock.Mock(stdout="")])
 def test_a_commit_may_be_unknown(git: Any) -> None:
-    with mock.patch.object(device_facts.subprocess, "run", side_effect=[git]):
-        assert device_facts.commit_here() is None
+    with mock.patch.object(timer.subprocess, "run", side_effect=[git]):
+        assert timer.commit_here() is None
 
 
 def test_attention_is_measured() -> None:

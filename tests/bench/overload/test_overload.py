@@ -6,19 +6,22 @@ import asyncio
 
 import pytest
 
-from bench.child_server import ChildServerError
 from bench.frontend.frontend_bench import FACTORY, TOKENIZER
 from bench.frontend.paced_engine import paced_target
-from bench.local_server import LocalServer
-from bench.overload.goodput import goodput
-from bench.overload.level import Level, knee_of
-from bench.overload.memory_watch import MemoryWatch
-from bench.overload.overload_bench import deadline_of, judged, measure_overload, objectives_of
-from bench.overload.overload_plan import OverloadPlan
-from bench.serve.load_run import LoadRun
-from bench.serve.objective import Objective
-from bench.serve.record import Record
-from bench.serve.serve_report import ServeReport
+from bench.local_server import ChildServerError, LocalServer
+from bench.overload import (
+    Level,
+    MemoryWatch,
+    OverloadPlan,
+    deadline_of,
+    goodput,
+    judged,
+    knee_of,
+    measure_overload,
+    objectives_of,
+)
+from bench.serve.load import LoadRun, ServeReport
+from bench.serve.request import Objective, Record
 from specdec.config import Config, EngineConfig, ServerConfig
 from tests.bench.serve.fake_server import FakeServer
 

@@ -8,11 +8,8 @@ from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any
 
-from bench.peers.answer import Answer
-from bench.peers.arm import Arm
-from bench.peers.http_peer import Fields, HttpPeer, no_fields
-from bench.peers.peer_error import PeerError
-from bench.peers.peer_prompt import PeerPrompt
+from bench.peers.clients import Fields, HttpPeer, no_fields
+from bench.peers.peer import Answer, Arm, PeerError, PeerPrompt
 
 FAKE = Path(__file__).with_name("fake_server.py")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bench.peers.completion_stream import CompletionStream
-from bench.peers.peer_error import PeerError
+from bench.peers.clients import CompletionStream
+from bench.peers.peer import PeerError
 
 USAGE = 'data: {"choices": [], "usage": {"completion_tokens": 5}}'
 

@@ -13,9 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bench.peers.http_peer import HttpPeer
-from bench.peers.peer_error import PeerError
-from bench.peers.peer_prompt import PeerPrompt
+from bench.peers.clients import HttpPeer
+from bench.peers.peer import PeerError, PeerPrompt
 from tests.bench.peers.peers import asks_in, server
 
 PROMPT = PeerPrompt("chat", "chat/1", (5, 6, 7), 4, stop=("\n\n",), stop_ids=(9,), prediction="old")
@@ -144,7 +143,7 @@ async def test_a_program_that_is_not_there(tmp_path: Path) -> None:
 
 
 async def test_deaf_processes_and_their_children_are_ended_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.peers.peer_process._END_S", 0.2)
+    monkeypatch.setattr("bench.peers.clients._END_S", 0.2)
     peer = await started(server("a", tmp_path, "--deaf"))
     await peer.ask(peer.arms[0], PROMPT)
     assert len(living(tmp_path)) == 2

@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.peers.environment import Environment
-from bench.peers.install import install, main
-from bench.peers.peer_error import PeerError
-from bench.peers.recipe import RECIPES, Recipe
+from bench.peers.install import RECIPES, Environment, Recipe, install, main
+from bench.peers.peer import PeerError
 
 RECIPE = Recipe(
     "some", (("one==1",), ("--no-deps", "two")), {"JOBS": "2"}, ("three",), ("alias", "two", "+cpu"), "import two"

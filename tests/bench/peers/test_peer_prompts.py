@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from bench.peers import peer_prompts as module
-from bench.peers.peer_prompts import WARM_TOKENS, peer_prompts
-from bench.workloads.bench_prompt import BenchPrompt
-from bench.workloads.workload import Workload
+from bench.peers import peers_session as module
+from bench.peers.peers_session import WARM_TOKENS, peer_prompts
+from bench.workloads.workload import BenchPrompt, Workload
 from specdec.config import EngineConfig
-from specdec.models.load_tokenizer import load_tokenizer
+from specdec.models.load import load_tokenizer
 from specdec.models.tokenizer import Tokenizer
 from specdec.types import StoppingParams
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from bench.peers.peer_prompt import PeerPrompt
-from bench.peers.peers_bench import PeersBench
-from bench.peers.peers_run import PeersRun
+from bench.peers.peer import PeerPrompt
+from bench.peers.peers_report import PeersRun
+from bench.peers.peers_session import PeersBench
 from tests.bench.peers.peers import Actor, prompts
 
 PLENTY = 10**12

@@ -10,9 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from bench.peers import peers_session
-from bench.peers.models import PeerModel
-from bench.peers.offer import Offer
-from bench.peers.peers_plan import PeersPlan
+from bench.peers.engines import PeerModel
+from bench.peers.peer import Offer, PeersPlan
 from specdec.cli.main import cli
 from tests.bench.peers.peers import arm, asks_in, server
 

@@ -9,12 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.peers.answer import Answer
-from bench.peers.arm import Arm
-from bench.peers.arm_summary import per_token, summarise
-from bench.peers.peer_prompt import PeerPrompt
-from bench.peers.peers_report import PeersReport
-from bench.peers.peers_run import PeersRun
+from bench.peers.peer import Answer, Arm, PeerPrompt
+from bench.peers.peers_report import PeersReport, PeersRun, per_token, summarise
 
 OFF, AUTO = Arm("specdec off", "specdec", "int8", "specdec off"), Arm("specdec auto", "specdec", "int8", "specdec off")
 FAST, DRAFT = Arm("fast", "llama.cpp", "Q4_K_M", "fast"), Arm("fast n-gram", "llama.cpp", "Q4_K_M", "fast")

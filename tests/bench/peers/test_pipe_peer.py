@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.peers.peer_error import PeerError
-from bench.peers.peer_prompt import PeerPrompt
-from bench.peers.pipe_peer import PipePeer
+from bench.peers.clients import PipePeer
+from bench.peers.peer import PeerError, PeerPrompt
 from tests.bench.peers.peers import arm
 
 PLAIN, DRAFTING = arm("t"), arm("t lookup", plain="t")

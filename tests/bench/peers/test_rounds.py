@@ -7,8 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.peers.peer_prompt import PeerPrompt
-from bench.peers.rounds import in_parts, one_by_one, turns
+from bench.peers.peer import PeerPrompt, in_parts, one_by_one, turns
 from tests.bench.peers.peers import arm
 
 SESSIONS = st.lists(st.tuples(st.sampled_from(["", "", "a", "b"]), st.booleans()), max_size=20)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import cast
 
-from bench.serve.ask import Ask
-from bench.serve.record import Record
-from bench.serve.refused_error import RefusedError
+from bench.serve.request import Ask, Record, RefusedError
 from specdec.errors import SpecdecError
 from tests.bench.virtual_loop import VirtualLoop
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from bench.serve.arrivals import Arrivals
+from bench.serve.schedule import Arrivals
 from specdec.errors import ConfigError
 
 rates = st.floats(0.5, 200)

@@ -11,9 +11,8 @@ import msgpack
 import pytest
 
 from bench.serve import SERVE_WORKLOADS
-from bench.serve.asks import endless_asks, make_asks
-from bench.serve.trace_file import read_trace
-from specdec.client import ChatTurn, Fim
+from bench.serve.schedule import endless_asks, make_asks, read_trace
+from specdec.client.prompt import ChatTurn, Fim
 from specdec.errors import ConfigError
 
 GOOD: list[dict[str, Any]] = [

@@ -9,16 +9,12 @@ from typing import Any
 import httpx
 import pytest
 
-from bench.serve.ask import Ask
-from bench.serve.connect import connect
-from bench.serve.openai_endpoint import EndpointError, OpenAIEndpoint
-from bench.serve.record import Record
-from bench.serve.refused_error import RefusedError
-from bench.serve.serve_html import report_html
-from bench.serve.serve_plan import ServePlan
-from bench.serve.serve_session import run_plan
-from bench.serve.serve_tables import report_tables
-from specdec.client import ChatTurn, Credentials
+from bench.serve.endpoints import EndpointError, OpenAIEndpoint, connect
+from bench.serve.load import ServePlan, run_plan
+from bench.serve.report import report_html, report_tables
+from bench.serve.request import Ask, Record, RefusedError
+from specdec.client.connection import Credentials
+from specdec.client.prompt import ChatTurn
 from specdec.errors import ConfigError, SpecdecError
 from tests.server.harness import running_server
 

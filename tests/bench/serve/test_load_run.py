@@ -6,11 +6,8 @@ import itertools
 
 import pytest
 
-from bench.serve.ask import Ask
-from bench.serve.load_run import LoadRun
-from bench.serve.objective import Objective
-from bench.serve.serve_report import ServeReport
-from bench.serve.timed_ask import TimedAsk
+from bench.serve.load import LoadRun, ServeReport
+from bench.serve.request import Ask, Objective, TimedAsk
 from tests.bench.serve.fake_server import FakeServer
 from tests.bench.virtual_loop import run_virtually
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from specdec.cli.bench_serve_cmd import serve_load_command
+from specdec.cli.bench_serve import serve_load_command
 from tests.server.http.harness import Server, running
 
 

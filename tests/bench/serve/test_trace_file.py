@@ -9,9 +9,8 @@ from typing import Any
 import msgpack
 import pytest
 
-from bench.serve.stand_in import BLOCK_TOKENS, CHARACTERS_PER_TOKEN, stand_in
-from bench.serve.trace_file import read_trace
-from specdec.client import ChatTurn, Fim
+from bench.serve.schedule import BLOCK_TOKENS, CHARACTERS_PER_TOKEN, read_trace, stand_in
+from specdec.client.prompt import ChatTurn, Fim
 from specdec.errors import ConfigError
 from specdec.types import SamplingParams
 

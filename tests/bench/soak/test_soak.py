@@ -9,18 +9,11 @@ from random import Random
 import httpx
 import pytest
 
-from bench.soak import visitor
-from bench.soak.look import Look
-from bench.soak.place import Place
-from bench.soak.run_clock import RunClock
-from bench.soak.soak_bench import run_soak
-from bench.soak.soak_fault import SoakFault
-from bench.soak.soak_plan import SoakPlan
-from bench.soak.soak_report import SoakReport
-from bench.soak.tally import Tally
-from bench.soak.visits import VISITS, name_of
-from bench.soak.within import within
-from specdec.client import Client
+from bench.soak import soak_bench
+from bench.soak.soak_bench import SoakPlan, SoakReport, run_soak
+from bench.soak.visits import VISITS, Place, name_of
+from bench.soak.watch import Look, RunClock, SoakFault, Tally, within
+from specdec.client.client import Client
 from specdec.config import Config, EngineConfig, ServerConfig, SpeculationConfig
 from tests.bench.virtual_loop import VirtualLoop, run_virtually
 
@@ -77,18 +70,18 @@ async def test_a_visit_that_breaks_is_a_fault_unless_the_process_was_stopped(mon
     async def breaks(place: Place) -> str:
         raise ValueError("no JSON")
 
-    monkeypatch.setattr(visitor, "VISITS", {breaks: 1})
-    monkeypatch.setattr(visitor, "TICK_S", 0.0)
+    monkeypatch.setattr(soak_bench, "VISITS", {breaks: 1})
+    monkeypatch.setattr(soak_bench, "TICK_S", 0.0)
     clock, tally = RunClock(), Tally()
     place = Place(0, Client("127.0.0.1:1"), httpx.AsyncClient(), 1, 1, "", Random(0))
-    one = visitor.Visitor(place, tally, clock, 5.0)
+    one = soak_bench.Visitor(place, tally, clock, 5.0)
     await one._pay(breaks)
     assert list(tally.faults) == ["test_soak breaks: ValueError: no JSON"]
     paying = asyncio.create_task(one._pay(breaks))
     await asyncio.sleep(0)
     clock.stops += 1
     await paying
-    assert (tally.n_faults, tally.outcomes["test_soak breaks", visitor.EXCUSED]) == (1, 1)
+    assert (tally.n_faults, tally.outcomes["test_soak breaks", soak_bench.EXCUSED]) == (1, 1)
 
 
 def test_every_visit_has_a_name_of_its_own() -> None:

@@ -8,11 +8,8 @@ from typing import Any
 
 import pytest
 
-from bench.soak.look import Look, Use
-from bench.soak.soak_plan import SoakPlan
-from bench.soak.soak_report import MIB, SoakReport
-from bench.soak.tally import Tally
-from bench.soak.trend import slope
+from bench.soak.soak_bench import MIB, SoakPlan, SoakReport, slope
+from bench.soak.watch import Look, Tally, Use
 
 HELD = {"requests_in_flight": 0, "kv_pages_used": 0}
 

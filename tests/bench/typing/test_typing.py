@@ -8,13 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.typing.keys_log import KeysLog
-from bench.typing.stretch import Stretch, find_stretch
-from bench.typing.typing_bench import PLACES
-from bench.typing.typists import RequestTypist, SessionTypist
-from bench.workloads.sources import source_of
+from bench.typing import PLACES, KeysLog, RequestTypist, SessionTypist, Stretch, find_stretch
+from bench.workloads.workload import source_of
 from server.serving import Serving
-from specdec.client import Client
+from specdec.client.client import Client
 from tests.server.completion.book_engine import BOOK
 from tests.server.completion.code_tokenizer import CodeTokenizer
 from tests.server.completion.editor import AT, BEHIND, FACTORY, LINE

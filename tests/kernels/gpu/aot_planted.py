@@ -9,7 +9,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from verify_kernels.gpu.compile_case import CompileCase
+from verify_kernels.gpu.kernel_launch import CompileCase
 
 
 @triton.jit

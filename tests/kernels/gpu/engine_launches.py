@@ -8,32 +8,24 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from specdec.models.model_config import ModelConfig
-from specdec.models.random_shapes import RANDOM_SHAPES
+from specdec.models.config import ModelConfig
+from specdec.models.random_model import RANDOM_SHAPES
 from verify_kernels.gpu import sampling
-from verify_kernels.gpu.accept import accept
-from verify_kernels.gpu.accept_result import AcceptResult
+from verify_kernels.gpu.accept import AcceptResult, accept
 from verify_kernels.gpu.act import act_mul
 from verify_kernels.gpu.attention_plan import attention_plan
 from verify_kernels.gpu.attention_workspace import AttentionWorkspace
-from verify_kernels.gpu.embed import embed
-from verify_kernels.gpu.gather_rows import gather_rows
+from verify_kernels.gpu.gather_rows import embed, gather_rows
 from verify_kernels.gpu.kv_ops import move_kv, write_kv
 from verify_kernels.gpu.linear import linear
 from verify_kernels.gpu.linear_fp8 import linear_fp8
-from verify_kernels.gpu.linear_int4 import linear_int4
-from verify_kernels.gpu.linear_int4_weight import CHUNK, Int4Weight
-from verify_kernels.gpu.linear_permute import permute_columns
-from verify_kernels.gpu.linear_tiles import LinearKind, block_k_of
-from verify_kernels.gpu.linear_workspace import LinearWorkspace
+from verify_kernels.gpu.linear_int4 import linear_int4, permute_columns
+from verify_kernels.gpu.linear_plan import LinearKind, LinearWorkspace, block_k_of
 from verify_kernels.gpu.norm import add_norm
 from verify_kernels.gpu.quantize import quantize_rows
-from verify_kernels.gpu.sampling_needs import SamplingNeeds
-from verify_kernels.gpu.sampling_plan import SamplingPlan
-from verify_kernels.gpu.sampling_table import SamplingTable
-from verify_kernels.gpu.sampling_workspace import SamplingWorkspace
+from verify_kernels.gpu.quantized_weights import CHUNK, Int4Weight
+from verify_kernels.gpu.sampling_table import SamplingNeeds, SamplingPlan, SamplingTable, SamplingWorkspace
 from verify_kernels.gpu.tree_attention import tree_attention
-from verify_kernels.gpu.tree_build import tree_build
 
 FP8 = torch.float8_e4m3fn
 SHAPES = [shape for name, shape in RANDOM_SHAPES.items() if name != "tiny"]
@@ -202,9 +194,6 @@ def _trees(device: torch.device) -> None:
     make, entries, rows = _Maker(device, torch.float32), 3, 40
     starts, context, roots = make.ints(entries + 1), make.ints(entries), make.ints(entries)
     parent, tokens, table = make.ints(rows), make.ints(rows), make.ints(entries, 16)
-    for words in (1, 2, 3, 8, 9):
-        anc = make(rows, words, dtype=torch.int64)
-        tree_build(parent, make.ints(rows), starts, roots, make.ints(rows), anc, max_depth=12)
     for nodes, depth in ((4, 3), (16, 15), (64, 16), (256, 255)):
         result = AcceptResult.allocate(entries, depth, device)
         walk = (starts, context, roots, parent, tokens)
@@ -231,14 +220,14 @@ ENGINE_LAUNCHES: dict[str, Launch] = {
     "accept.accept": _trees,
     "act.act_mul": _act,
     "attention_plan.attention_plan": _attention,
-    "embed.embed": _rows,
+    "gather_rows.embed": _rows,
     "gather_rows.gather_rows": _rows,
     "kv_ops.move_kv": _kv,
     "kv_ops.write_kv": _kv,
     "linear.linear": _linear,
     "linear_fp8.linear_fp8": _linear_fp8,
     "linear_int4.linear_int4": _linear_int4,
-    "linear_permute.permute_columns": _permute,
+    "linear_int4.permute_columns": _permute,
     "norm.add_norm": _rows,
     "quantize.quantize_rows": _quantize,
     "sampling.children": _sampling,
@@ -246,5 +235,4 @@ ENGINE_LAUNCHES: dict[str, Launch] = {
     "sampling.logprobs": _sampling,
     "sampling.sample": _sampling,
     "tree_attention.tree_attention": _attention,
-    "tree_build.tree_build": _trees,
 }

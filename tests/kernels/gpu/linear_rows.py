@@ -7,9 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from verify_kernels.gpu.linear_int4_weight import Int4Weight, pack_int4
-from verify_kernels.gpu.linear_tiles import LinearKind
-from verify_kernels.gpu.linear_workspace import LinearWorkspace
+from verify_kernels.gpu.linear_plan import LinearKind, LinearWorkspace
+from verify_kernels.gpu.quantized_weights import Int4Weight, pack_int4
 
 MAX_ROWS = 300
 

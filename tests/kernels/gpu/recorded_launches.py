@@ -13,7 +13,7 @@ from torch import Tensor
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
-from verify_kernels.gpu.compile_case import CompileCase
+from verify_kernels.gpu.kernel_launch import CompileCase
 
 TYPES = {
     torch.float64: "fp64", torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int64: "i64",

@@ -10,11 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from verify_kernels.gpu.sampling_plan import SamplingPlan
+from verify_kernels.gpu.sampling_table import SamplingPlan
 from verify_kernels.reference_sampling import ReferenceSampling
-from verify_kernels.row_sampling import RowSampling
-from verify_kernels.sampling_kernels import SamplingKernels
-from verify_kernels.sampling_policy import SamplingPolicy
+from verify_kernels.sampling import RowSampling, SamplingKernels, SamplingPolicy
 
 Result = Sequence[NDArray[Any]]
 

@@ -14,11 +14,9 @@ from typing import Any
 import pytest
 
 from tests.kernels.gpu import aot_planted
-from verify_kernels.gpu.aot.cases import KERNEL_MODULES, load_cases, plan_jobs
+from verify_kernels.gpu.aot.jobs import KERNEL_MODULES, load_cases, plan_jobs, read_usage
 from verify_kernels.gpu.aot.main import main
-from verify_kernels.gpu.aot.read_usage import read_usage
-from verify_kernels.gpu.aot.target import TARGETS
-from verify_kernels.gpu.aot.usage import Usage
+from verify_kernels.gpu.aot.target import TARGETS, Usage
 
 PLANTED = aot_planted.__name__
 KIB = 1024

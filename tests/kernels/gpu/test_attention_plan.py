@@ -16,7 +16,7 @@ from tests.kernels.gpu.attention_steps import NO_SHRINKING, Geometry, Step, path
 from verify_kernels.forward_batch import BatchEntry
 from verify_kernels.gpu.attention_plan import attention_plan
 from verify_kernels.gpu.attention_workspace import AttentionWorkspace
-from verify_kernels.gpu.reference import attention_plan as reference
+from verify_kernels.gpu.reference import attention as reference
 
 PAGES = 4096
 SHAPES = st.lists(

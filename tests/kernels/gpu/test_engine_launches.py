@@ -13,7 +13,7 @@ from torch import Tensor
 from tests.kernels.gpu.engine_launches import ENGINE_LAUNCHES
 from tests.kernels.gpu.no_host_read import NoHostRead
 from tests.kernels.gpu.recorded_launches import RecordedLaunch, recorded_launches
-from verify_kernels.gpu.aot.cases import KERNEL_MODULES, load_cases
+from verify_kernels.gpu.aot.jobs import KERNEL_MODULES, load_cases
 
 MAX_GRID = (2**31 - 1, 65535, 65535)
 # Public, but called by the launchers of other modules

@@ -12,10 +12,9 @@ from triton.runtime import interpreter
 
 from tests.kernels.gpu.linear_rows import assert_close, assert_company_free, types_of, workspace
 from tests.kernels.gpu.no_host_read import NoHostRead
-from verify_kernels.gpu import linear_tiles
+from verify_kernels.gpu import linear_plan
 from verify_kernels.gpu.linear import KINDS, linear
-from verify_kernels.gpu.linear_tiles import plan_launch
-from verify_kernels.gpu.linear_workspace import LinearWorkspace
+from verify_kernels.gpu.linear_plan import LinearWorkspace, plan_launch
 from verify_kernels.gpu.reference import linear as reference
 
 SPLIT = (70, 1040)  # a weight whose inputs are split in two, with a tail
@@ -92,7 +91,7 @@ def test_rows_have_the_same_bits_in_any_company(shape: tuple[int, int], kind: in
 
 
 def test_splits_in_sequence_add_up_as_side_by_side(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
-    monkeypatch.setattr(linear_tiles, "FULL_CHIP", 4)
+    monkeypatch.setattr(linear_plan, "FULL_CHIP", 4)
     shape = (70, 2064)
     x, weight, bias, _ = operands(400, *shape, torch.float16, device)
     assert plan_launch(400, *shape, "fp16").in_sequence

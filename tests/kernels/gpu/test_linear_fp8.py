@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from tests.kernels.gpu.linear_rows import assert_close, assert_company_free, workspace
 from verify_kernels.gpu.linear_fp8 import FP8, linear_fp8
-from verify_kernels.gpu.linear_tiles import plan_launch
-from verify_kernels.gpu.reference import linear_fp8 as reference
+from verify_kernels.gpu.linear_plan import plan_launch
+from verify_kernels.gpu.reference import linear as reference
 
 SPLIT = (48, 2064)
 

@@ -12,18 +12,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verify_kernels.gpu.linear_launch import LinearLaunch
-from verify_kernels.gpu.linear_tiles import (
+from verify_kernels.gpu.linear_plan import (
     FULL_CHIP,
     MIN_BLOCKS,
     MODES,
     LinearKind,
+    LinearLaunch,
+    LinearWorkspace,
     block_k_of,
     plan_launch,
     reduction_order,
     tiles_of,
 )
-from verify_kernels.gpu.linear_workspace import LinearWorkspace
 
 KINDS: tuple[LinearKind, ...] = ("bf16", "fp16", "fp32", "fp8", "int4")
 TENSOR_CORE_KINDS: tuple[LinearKind, ...] = ("bf16", "fp16", "fp8", "int4")
@@ -34,7 +34,7 @@ kinds = st.sampled_from(KINDS)
 KINDS_OF_INSTRUCTION = """
 import json, re, sys, triton
 from importlib import import_module
-from verify_kernels.gpu.aot.source import kernel_source
+from verify_kernels.gpu.aot.jobs import kernel_source
 from verify_kernels.gpu.aot.target import TARGETS
 wanted, target = json.loads(sys.argv[1]), TARGETS["sm_90"]
 found = {}

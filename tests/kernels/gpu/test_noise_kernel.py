@@ -12,17 +12,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from verify_kernels.fixed_math import fixed_log
-from verify_kernels.gpu.noise_kernel import (
-    NOISE_MARGIN,
-    gumbel,
-    gumbel_bounds,
-    gumbel_kernel,
-    noise_bits_of_run,
-)
-from verify_kernels.gpu.noise_kernel import fixed_log as device_log
+from verify_kernels.gpu.sampling_math import NOISE_MARGIN, gumbel, gumbel_bounds, gumbel_kernel, noise_bits_of_run
+from verify_kernels.gpu.sampling_math import fixed_log as device_log
+from verify_kernels.noise import fixed_log, gumbel_from_bits, noise_bits
 from verify_kernels.noise import gumbel as true_gumbel
-from verify_kernels.noise import gumbel_from_bits, noise_bits
 
 U64 = st.integers(0, 2**64 - 1)
 BLOCK = 1024

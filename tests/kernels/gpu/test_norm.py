@@ -11,7 +11,7 @@ from torch.nn.functional import rms_norm
 
 from tests.kernels.gpu.recorded_launches import recorded_launches
 from verify_kernels.gpu.norm import add_norm
-from verify_kernels.gpu.reference.norm import add_norm as reference_add_norm
+from verify_kernels.gpu.reference.row_ops import add_norm as reference_add_norm
 
 EPS = 1e-5
 # The interpreter cuts bfloat16 off where a GPU rounds it: two such steps of 2^-7 lie between a kernel and the truth.

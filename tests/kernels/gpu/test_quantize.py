@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tests.kernels.gpu.linear_rows import assert_company_free
 from tests.kernels.gpu.no_host_read import NoHostRead
 from verify_kernels.gpu.quantize import PROLOGUES, Prologue, quantize_rows
-from verify_kernels.gpu.quantize_weight import quantize_weight
-from verify_kernels.gpu.reference import quantize as reference
+from verify_kernels.gpu.quantized_weights import quantize_weight
+from verify_kernels.gpu.reference import row_ops as reference
 
 FP8 = torch.float8_e4m3fn
 EPS = 1e-6
@@ -163,7 +163,7 @@ def test_bad_arguments_are_named(device: torch.device) -> None:
 
 
 def test_weights_are_quantised_by_channel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("verify_kernels.gpu.quantize_weight.ROWS_AT_ONCE", 3)
+    monkeypatch.setattr("verify_kernels.gpu.quantized_weights.ROWS_AT_ONCE", 3)
     weight = torch.randn(8, 100, generator=torch.Generator().manual_seed(6))
     weight[2], weight[5] = 0.0, weight[5] * 1e3
     q, scale = quantize_weight(weight)

@@ -17,19 +17,14 @@ from hypothesis import strategies as st
 from tests.kernels.gpu.quick_interpreter import quick_interpreter
 from tests.kernels.gpu.sampling_rows import ManySplits, differences, hard_logits, row, same
 from tests.sampling.cases import Case, cases
-from verify_kernels.fixed_math import softmax_weights
 from verify_kernels.gpu import sampling
 from verify_kernels.gpu.reference import sampling as twin
-from verify_kernels.gpu.sampling_math_kernel import divide, softmax_weight
-from verify_kernels.gpu.sampling_needs import SamplingNeeds
-from verify_kernels.gpu.sampling_plan import SamplingPlan
-from verify_kernels.gpu.sampling_table import SamplingTable
-from verify_kernels.gpu.sampling_workspace import SamplingWorkspace
+from verify_kernels.gpu.sampling_math import divide, softmax_weight
+from verify_kernels.gpu.sampling_table import SamplingNeeds, SamplingPlan, SamplingTable, SamplingWorkspace
 from verify_kernels.gpu.triton_sampling import TritonSampling
+from verify_kernels.noise import softmax_weights
 from verify_kernels.reference_sampling import ReferenceSampling
-from verify_kernels.row_sampling import RowSampling
-from verify_kernels.sampling_kernels import NO_TOKEN
-from verify_kernels.sequence_edits import SequenceEdits
+from verify_kernels.sampling import NO_TOKEN, RowSampling, SequenceEdits
 
 FILTERS: list[dict[str, Any]] = [
     {}, {"top_p": 0.95}, {"top_k": 50}, {"top_k": 7, "top_p": 0.8, "min_p": 0.01}, {"min_p": 0.05, "temperature": 0.7},

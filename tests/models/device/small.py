@@ -8,18 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from specdec.models.decoder import Decoder
-from specdec.models.device.device_decoder import DeviceDecoder
-from specdec.models.device.device_model import DeviceModel
-from specdec.models.device.device_types import DeviceTypes
-from specdec.models.device.weights_reader import WeightsReader
-from specdec.models.kv_pool import KvPool
-from specdec.models.model_config import ModelConfig
-from specdec.models.pack_model import pack_model
+from specdec.models.config import ModelConfig
+from specdec.models.decoder import Decoder, KvPool
+from specdec.models.device_decoder import DeviceDecoder
+from specdec.models.device_weights import DeviceModel, DeviceTypes, WeightsReader
+from specdec.models.pack import pack_model
 from specdec.models.progress import silent
-from specdec.models.random_shapes import RANDOM_SHAPES
-from specdec.models.random_source import RandomSource
-from specdec.models.random_tokenizer import random_tokenizer
+from specdec.models.random_model import RANDOM_SHAPES, RandomSource, random_tokenizer
 from verify_kernels.reference_backend import ReferenceBackend
 
 TINY = replace(RANDOM_SHAPES["tiny"], n_heads=2, n_kv_heads=1, intermediate_size=96)

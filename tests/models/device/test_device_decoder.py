@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec.models.device.device_decoder import DeviceDecoder
-from specdec.models.model_config import RopeConfig
+from specdec.models.config import RopeConfig
+from specdec.models.device_decoder import DeviceDecoder
 from tests.models.device.small import SLOW_INTERPRETED, device_decoder, host_decoder, shape
 from verify_kernels.forward_batch import BatchEntry, ForwardBatch
 

@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec.models.device.device_decoder import DeviceDecoder
-from specdec.models.device.device_self_test import device_self_test
+from specdec.models.device_decoder import DeviceDecoder, device_self_test
 from tests.kernels.gpu.quick_interpreter import quick_interpreter
 from tests.models.device.small import device_decoder, shape
 from verify_kernels.forward_batch import PAGE_SIZE, ForwardBatch

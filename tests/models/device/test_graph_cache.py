@@ -7,8 +7,8 @@ from unittest import mock
 import pytest
 import torch
 
-from specdec.models.device import graph_cache
-from specdec.models.device.graph_cache import GraphCache
+from specdec.models import device_decoder
+from specdec.models.device_decoder import GraphCache
 
 
 def test_without_a_gpu_work_simply_runs() -> None:
@@ -39,7 +39,7 @@ def test_work_is_recorded_once_and_replayed() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_the_graphs_not_used_longest_go_first() -> None:
     graphs, x = GraphCache(torch.device("cuda")), torch.zeros(1, device="cuda")
-    with mock.patch.object(graph_cache, "MOST", 2):
+    with mock.patch.object(device_decoder, "MOST", 2):
         for key in ("a", "a", "b", "b", "a", "c", "c"):
             graphs.run(key, lambda: x.add_(1))
     assert list(graphs._graphs) == ["a", "c"]

@@ -10,25 +10,19 @@ import pytest
 import torch
 
 from specdec.errors import UnsupportedModelError
-from specdec.models import load_model
-from specdec.models.decoder import Decoder
-from specdec.models.device import weights_reader
-from specdec.models.device.dense_linear import DenseLinear
-from specdec.models.device.device_decoder import DeviceDecoder
-from specdec.models.device.device_types import DeviceTypes
-from specdec.models.device.fp8_linear import Fp8Linear
-from specdec.models.device.int4_linear import Int4Linear
-from specdec.models.device.load_device_model import load_device_model
-from specdec.models.device.weights_reader import WeightsReader
-from specdec.models.kv_pool import KvPool
-from specdec.models.pack_model import fused_rows
+from specdec.models import device_weights
+from specdec.models.decoder import Decoder, KvPool
+from specdec.models.device_decoder import DeviceDecoder
+from specdec.models.device_linear import DenseLinear, Fp8Linear, Int4Linear
+from specdec.models.device_weights import DeviceTypes, WeightsReader, load_device_model
+from specdec.models.load import load_model
+from specdec.models.pack import fused_rows
 from specdec.models.progress import silent
-from specdec.models.random_shapes import RANDOM_SHAPES
-from specdec.models.random_source import RandomSource
+from specdec.models.random_model import RANDOM_SHAPES, RandomSource
 from tests.models.device.small import place, shape
 from tests.models.quantized_folders import Scheme, write_folder
 from verify_kernels.forward_batch import BatchEntry, ForwardBatch
-from verify_kernels.gpu.quantize_weight import quantize_weight
+from verify_kernels.gpu.quantized_weights import quantize_weight
 from verify_kernels.reference_backend import ReferenceBackend
 
 TOKENS = list(range(40, 50))
@@ -96,7 +90,7 @@ def test_converting_threads_have_no_teams_of_their_own(monkeypatch: pytest.Monke
         seen.append(torch.get_num_threads())
         return fused_rows(*arguments)
 
-    monkeypatch.setattr(weights_reader, "fused_rows", noted)
+    monkeypatch.setattr(device_weights, "fused_rows", noted)
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:

@@ -7,13 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec.models.device.step_buffer import POOL_WORDS, StepBuffer
-from specdec.models.device.step_tiers import StepTiers
+from specdec.models.device_step import POOL_WORDS, StepBuffer, StepTiers
 from tests.models.device.small import place
 from verify_kernels.forward_batch import BatchEntry, ForwardBatch
-from verify_kernels.row_sampling import RowSampling
-from verify_kernels.sampling_policy import SamplingPolicy
-from verify_kernels.sequence_edits import SequenceEdits
+from verify_kernels.sampling import RowSampling, SamplingPolicy, SequenceEdits
 
 MOVES: list[int] = []
 BUFFER = StepBuffer(StepTiers(5, 40, 30, 9), place(), lambda: MOVES.append(1))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.models.device.step_tiers import StepTiers
+from specdec.models.device_step import StepTiers
 
 TIERS = StepTiers(12, 300, 200, 1029)
 

@@ -6,9 +6,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from random import Random
 
-from server.admission.admission import Admission
-from server.admission.admission_errors import LateError
-from server.admission.ticket import Ticket
+from server.admission import Admission, Ticket
+from server.errors import LateError
 from specdec.types import Finished, FinishReason, Request, SpeculationStats, StoppingParams, Timings, Usage
 from tests.server.admission.stub_engine import Clock, StubClient, admission, delta, principal, started
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from server.admission.admission import Admission
-from server.auth.limits import Limits
-from server.auth.principal import Principal
-from server.request_stream import RequestStream
-from server.request_table import RequestTable
+from server.admission import Admission
+from server.auth.principal import Limits, Principal
+from server.engine_calls import RequestStream, RequestTable
 from specdec.config import ServerConfig
 from specdec.errors import EngineDeadError, RequestError
 from specdec.types import (

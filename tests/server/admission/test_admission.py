@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.admission.admission import MARGIN
-from server.admission.admission_errors import LateError, RateLimitedError, SupersededError, TokenQueueFullError
+from server.admission import LATE_MARGIN
 from server.auth.principal import ANYBODY, Principal
+from server.errors import LateError, RateLimitedError, SupersededError, TokenQueueFullError
 from specdec.errors import DuplicateRequestError, EngineDeadError, QueueFullError
 from specdec.types import Finished, FinishReason, Request, RequestEvent, SamplingParams, StoppingParams
 from tests.server.admission.stub_engine import Clock, StubClient, admission, delta, finished, principal, started
@@ -251,14 +251,14 @@ async def test_what_can_not_be_done_in_time_is_not_begun() -> None:
     with pytest.raises(LateError) as caught:
         doors.admit(ANYBODY, ask("late", deadline_s=3.0))
     error = caught.value
-    assert (error.needed_s, error.deadline_s) == (pytest.approx(3.1 * MARGIN), 3.0)
-    assert error.retry_after_s == pytest.approx(3.1 * MARGIN - 3.0)
+    assert (error.needed_s, error.deadline_s) == (pytest.approx(3.1 * LATE_MARGIN), 3.0)
+    assert error.retry_after_s == pytest.approx(3.1 * LATE_MARGIN - 3.0)
     assert not any(request.request_id == "late" for request in client.given)
     for fine in (
-        ask("time", deadline_s=3.1 * MARGIN + 0.01),
+        ask("time", deadline_s=3.1 * LATE_MARGIN + 0.01),
         ask("none"),
-        ask("short", deadline_s=1.1 * MARGIN + 0.01, stopping=StoppingParams(max_tokens=1)),
-        ask("urgent", deadline_s=3.1 * MARGIN + 0.01, priority=1),
+        ask("short", deadline_s=1.1 * LATE_MARGIN + 0.01, stopping=StoppingParams(max_tokens=1)),
+        ask("urgent", deadline_s=3.1 * LATE_MARGIN + 0.01, priority=1),
     ):
         doors.admit(ANYBODY, fine).close()
     with pytest.raises(LateError):  # so many tokens are asked for, whatever others had
@@ -268,7 +268,7 @@ async def test_what_can_not_be_done_in_time_is_not_begun() -> None:
     waiting = [doors.admit(ANYBODY, ask(f"waits{i}")) for i in range(3)]
     with pytest.raises(LateError) as caught:
         doors.admit(ANYBODY, ask("late", deadline_s=4.0))
-    assert caught.value.needed_s == pytest.approx(6.1 * MARGIN)
+    assert caught.value.needed_s == pytest.approx(6.1 * LATE_MARGIN)
     doors.admit(ANYBODY, ask("first", deadline_s=4.0, priority=1)).close()  # goes before those that wait
     for ticket in (*busy, *waiting):
         ticket.close()

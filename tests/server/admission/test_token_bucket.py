@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.admission.token_bucket import TokenBucket
+from server.admission import TokenBucket
 
 STEPS = st.lists(st.tuples(st.floats(0, 30), st.floats(0, 50)), max_size=40)
 

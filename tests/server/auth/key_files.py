@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from server.auth.key_entry import KeyEntry
-from server.auth.key_file import add_key
-from server.auth.key_hash import KeyHash, new_key
-from server.auth.limits import Limits
+from server.auth.keys import KeyEntry, KeyHash, add_key, new_key
+from server.auth.principal import Limits
 
 
 def make_key(

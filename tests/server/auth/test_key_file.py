@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from server.auth.key_entry import KeyEntry
-from server.auth.key_file import add_key, read_keys
-from server.auth.key_hash import KeyHash
-from server.auth.limits import Limits
+from server.auth.keys import KeyEntry, KeyHash, add_key, read_keys
+from server.auth.principal import Limits
 from specdec.errors import ConfigError
 from tests.server.auth.key_files import make_key
 

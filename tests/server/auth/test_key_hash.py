@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.auth.key_hash import KeyHash, new_key
+from server.auth.keys import KeyHash, new_key
 
 # Costs as small as they may be: what is tested is not how long it takes.
 CHEAP = KeyHash.parse("scrypt:2:1:1:c2FsdHNhbHQ=:" + "A" * 43 + "=")

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from server.auth import key_ring
-from server.auth.auth_errors import KeyChecksBusyError, UnauthenticatedError
+from server.auth import keys as key_ring
 from server.auth.file_watch import FileWatch
-from server.auth.key_hash import KeyHash
-from server.auth.key_ring import SLOW_CHECKS, KeyRing
+from server.auth.keys import SLOW_CHECKS, KeyHash, KeyRing
 from server.auth.principal import ANYBODY, Principal
+from server.errors import KeyChecksBusyError, UnauthenticatedError
 from specdec.errors import ConfigError
 from specdec.types import Request
 from tests.server.auth.key_files import make_key

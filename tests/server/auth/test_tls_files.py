@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from server.auth.access import TlsFiles
 from server.auth.file_watch import FileWatch
-from server.auth.tls_files import TlsFiles
 from specdec.errors import ConfigError
 from tests.server.auth.certificates import Certificates
 

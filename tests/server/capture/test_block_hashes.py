@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.capture.block_hashes import BLOCK, BlockHashes
+from server.observe.capture import BLOCK, BlockHashes
 
 HASHES = BlockHashes()
 IDS = st.lists(st.integers(0, 1 << 20), max_size=3 * BLOCK)

@@ -11,10 +11,8 @@ import httpx
 import pytest
 from click.testing import CliRunner, Result
 
-from server.capture.capture import Capture
-from server.capture.capture_files import files, read_entries
-from server.capture.make_trace import make_trace
-from server.telemetry.observer import Observer
+from server.observe.capture import Capture, capture_files, make_trace, read_entries
+from server.observe.observer import Observer
 from specdec.cli.main import cli
 from specdec.errors import ConfigError
 from specdec.types import Delta, Finished, FinishReason, Request, SpeculationStats, Timings, Usage
@@ -51,7 +49,7 @@ def test_there_and_back(tmp_path: Path, prompts: bool) -> None:
         ask(server.http, session="bob", prompt="another one")
         ask(server.http, max_tokens=0)
         lines = captured(folder)
-        data = b"".join(path.read_bytes() for path in files(folder))
+        data = b"".join(path.read_bytes() for path in capture_files(folder))
         done = specdec(
             "replay", str(tmp_path / "trace.jsonl"), "--url", server.grpc, "--quiet", "--warm-up", "0", "--speed", "9",
             "--max-slip", "100000", "--json", str(tmp_path / "r.json"),

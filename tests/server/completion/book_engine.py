@@ -8,9 +8,9 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from server.engine_protocol import ProgressListener
+from server.interfaces import ProgressListener
 from specdec.config import EngineConfig
-from specdec.step.stops.text_cutter import TextCutter
+from specdec.engine.text_stops import TextCutter
 from specdec.types import (
     Delta,
     EngineInfo,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from server.auth.principal import Principal
-from server.completion.completion_service import CompletionService
+from server.completion.service import CompletionService
 from server.frontend import Frontend
 from specdec.errors import RequestError
 from specdec.types import (

@@ -11,12 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.auth.principal import ANYBODY
-from server.completion.completion_options import CompletionOptions
-from server.completion.context_file import ContextFile
-from server.completion.editor_session import DOCUMENTS, EditorSession
-from server.completion.gap import Gap
-from server.completion.suggestion import Origin, Suggestion
-from server.completion.text_document import MAX_CHARACTERS, TextDocument
+from server.completion.editor_session import DOCUMENTS, EditorSession, Origin, Suggestion
+from server.completion.requests import CompletionOptions
+from server.fim import MAX_CHARACTERS, ContextFile, Gap, TextDocument
 from specdec.errors import FieldViolation, InvalidRequestError, QueueFullError, RequestError
 from specdec.types import FinishReason, Request, SamplingParams, StoppingParams
 from tests.server.completion.code_tokenizer import CodeTokenizer

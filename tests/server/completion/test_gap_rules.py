@@ -6,11 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.completion.completion_options import CompletionOptions
-from server.completion.gap import Gap
-from server.completion.gap_rules import gap_rules
-from server.completion.open_brackets import open_brackets
-from server.completion.text_document import BEFORE, MAX_CHARACTERS, OffsetUnit, TextDocument, TextEdit, place_of
+from server.completion.requests import CompletionOptions, gap_rules, open_brackets
+from server.fim import CHARACTERS_BEFORE, MAX_CHARACTERS, Gap, OffsetUnit, TextDocument, TextEdit, place_of
 from specdec.errors import InvalidRequestError
 from specdec.types import StoppingParams, TextRules
 
@@ -118,6 +115,6 @@ def test_what_is_looked_at_of_a_long_document_begins_at_the_same_place_for_long(
         prefix, suffix = document.around(place)
         assert document.text.startswith(suffix[:100], place)
         assert document.text[:place].endswith(prefix)
-        assert len(prefix) >= BEFORE
+        assert len(prefix) >= CHARACTERS_BEFORE
         starts.add(place - len(prefix))
     assert len(starts) <= 2

@@ -7,11 +7,10 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.completion import outcome_log, session_table
-from server.completion.acceptance import Acceptance, Outcome
-from server.completion.outcome_log import OutcomeLog
-from server.completion.session_table import SessionTable
-from server.completion.text_document import TextDocument
+from server.completion import service as outcome_log
+from server.completion import service as session_table
+from server.completion.service import Acceptance, Outcome, OutcomeLog, SessionTable
+from server.fim import TextDocument
 from tests.server.completion.scripted_engine import ScriptedEngine, service_on
 
 ME = ("tenant", "salt")
@@ -61,13 +60,13 @@ def test_others_suggestions_are_unknown() -> None:
 
 def test_what_is_remembered_is_bounded() -> None:
     log = OutcomeLog()
-    for i in range(outcome_log.SUGGESTIONS + 10):
+    for i in range(outcome_log.OUTCOME_SUGGESTIONS + 10):
         log.suggested(ME, f"{i}", f"{i}", 1)
     assert not log.report(ME, "9", Outcome.SHOWN, 0, 0)
     assert log.report(ME, "10", Outcome.SHOWN, 0, 0)
     assert log.of_session(ME, "10") is not None
     assert log.of_session(ME, "11") is None
-    assert len(log._sessions) == outcome_log.SESSIONS
+    assert len(log._sessions) == outcome_log.OUTCOME_SESSIONS
 
 
 def table(clock: Callable[[], float] = lambda: 0.0, **limits: float) -> SessionTable:

@@ -10,11 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.completion.context_file import ContextFile
-from server.completion.gap import FillMode, Gap
-from server.completion.line_breaks import TOP, line_breaks
-from server.completion.packed_prompt import PackedPrompt
 from server.completion.prompt_packer import SMALLEST_BUDGET, PromptPacker
+from server.completion.prompt_parts import TOP_LEVEL, line_breaks
+from server.fim import ContextFile, FillMode, Gap, PackedPrompt
 from tests.server.completion.code_tokenizer import CodeTokenizer
 
 TOKENIZER = CodeTokenizer()
@@ -111,7 +109,7 @@ def test_breaks_are_found_again_in_a_part_of_the_text(text: str, cut: int) -> No
     known = [i for i, line in enumerate(part.split("\n")) if line.strip()]
     if len(known) > 2:  # behind the first two lines that show something
         settled = len("\n".join(part.split("\n")[: known[1] + 1]))
-        assert all(whole[b.at] == b.level for b in line_breaks(part) if b.at > settled and b.level < TOP)
+        assert all(whole[b.at] == b.level for b in line_breaks(part) if b.at > settled and b.level < TOP_LEVEL)
 
 
 def test_levels_are_as_rare_as_they_are_high() -> None:

@@ -9,14 +9,14 @@ from typing import Any
 import grpc
 import pytest
 
-from server.completion.completion_options import CompletionOptions
-from server.completion.gap import FillMode, Gap
 from server.completion.prompt_packer import PromptPacker
+from server.completion.requests import CompletionOptions
+from server.fim import FillMode, Gap
 from server.serving import Serving
 from specdec.api.v1 import completion_pb2 as pb
 from specdec.api.v1 import options_pb2
 from specdec.config import Config, EngineConfig, ServerConfig
-from specdec.models.load_tokenizer import load_tokenizer
+from specdec.models.load import load_tokenizer
 from tests.server.completion.editor import Editor, Server
 
 pytestmark = pytest.mark.model

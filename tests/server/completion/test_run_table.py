@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 
 from server.auth.principal import ANYBODY, Principal
-from server.completion.run_table import RunTable
-from server.completion.shared_run import SharedRun
+from server.completion.runs import RunTable, SharedRun
 from specdec.errors import EngineDeadError
 from specdec.types import Delta, Finished, Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
 from tests.server.completion.scripted_engine import ScriptedEngine

@@ -7,19 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
-from server.completion.context_file import ContextFile
-from server.completion.fim_templates import TEMPLATES
-from server.completion.fim_tokens import FimTokens
-from server.completion.gap import FillMode, Gap
-from server.completion.open_word import LONGEST, open_word
+from server.completion.fim_templates import TEMPLATES, FimTokens
 from server.completion.prompt_packer import PromptPacker
-from server.completion.user_text import ENTRY, UserText
-from server.http.fim_encoder import FimNotSupportedError
+from server.completion.prompt_parts import ENTRY, LONGEST_OPEN_WORD, UserText, open_word
+from server.fim import ContextFile, FillMode, FimNotSupportedError, Gap
 from specdec.config import EngineConfig
 from specdec.errors import ConfigError
 from specdec.models import tokenizer as models_tokenizer
-from specdec.models.load_tokenizer import load_tokenizer
-from specdec.models.tokenizer_info import TokenizerInfo
+from specdec.models.load import load_tokenizer
+from specdec.models.tokenizer import TokenizerInfo
 from tests.server.completion.code_tokenizer import QWEN, CodeTokenizer
 
 DEEPSEEK = tuple(f"<\uff5cfim\u2581{name}\uff5c>" for name in ("begin", "hole", "end"))
@@ -263,7 +259,7 @@ def test_what_is_in_front_of_an_open_word_keeps_its_tokens(cache_dir, name: str)
 )  # fmt: skip
 def test_the_word_a_text_ends_in(text: str, word: str) -> None:
     assert open_word(text, breaks_before=False, digits_alone=False) == word
-    assert len(word) <= LONGEST
+    assert len(word) <= LONGEST_OPEN_WORD
 
 
 def test_words_by_kind_of_vocabulary() -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from server.experiment.stats.special import Floats
-from server.experiment.stats.two_arm_sample import TwoArmSample
+from server.experiment.stats.samples import Floats, TwoArmSample
 
 
 def paired_sample(a: Floats, b: Floats) -> TwoArmSample:

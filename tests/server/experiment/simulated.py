@@ -6,10 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from server.experiment.config.experiment_config import ExperimentConfig
-from server.experiment.manifest import Manifest
-from server.experiment.record import Record
-from server.experiment.record_log import RecordLog
+from server.experiment.config import ExperimentConfig, Manifest
+from server.experiment.records import Record, RecordLog
 
 FACTS = {"cpu": "Simulated <CPU> 3000", "commit": "0123abcd+", "model": "none & nowhere"}
 

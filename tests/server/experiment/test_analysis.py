@@ -7,18 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from server.experiment.analysis.analyse import analyse
-from server.experiment.analysis.decide import decide
-from server.experiment.analysis.exit_code import exit_code
-from server.experiment.analysis.guardrail_result import GuardrailResult
-from server.experiment.analysis.result import Result
-from server.experiment.analysis.target_result import TargetResult
-from server.experiment.analysis.verdict import VerdictKind
-from server.experiment.experiment_errors import ExperimentError
-from server.experiment.metrics import METRICS
-from server.experiment.record import Record
-from server.experiment.record_log import RecordLog
-from server.experiment.stats.interval import Interval
+from server.experiment.analysis.analyse import analyse, decide
+from server.experiment.analysis.result import GuardrailResult, Result, TargetResult, VerdictKind, exit_code
+from server.experiment.records import METRICS, ExperimentError, Record, RecordLog
+from server.experiment.stats.samples import Interval
 from tests.server.experiment.simulated import manifest, paired, switchback
 
 OPEN_GUARDRAILS = [{"metric": "error_rate", "max_increase": "50%"}]

@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from server.experiment.config.metric_target import MetricTarget
-from server.experiment.config.read_config import read_config
-from server.experiment.experiment_errors import ExperimentError
-from server.experiment.manifest import Manifest
+from server.experiment.config import Manifest, MetricTarget, read_config
+from server.experiment.records import ExperimentError
 from tests.server.experiment.simulated import manifest
 
 PLAN = """\

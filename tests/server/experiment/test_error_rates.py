@@ -8,17 +8,13 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
+from server.experiment.analysis.compare import compare_target, select
 from server.experiment.analysis.plan import make_plan
-from server.experiment.analysis.selection import select
-from server.experiment.analysis.targets import compare_target
-from server.experiment.config.stopping import Stopping
-from server.experiment.stats.block_length import sample_block_length
-from server.experiment.stats.mean_comparison import compare_means
-from server.experiment.stats.mean_sequence import mean_ratio_bounds
-from server.experiment.stats.order_statistics import quantile_ranks
-from server.experiment.stats.quantile_comparison import compare_quantiles
-from server.experiment.stats.quantile_sequence import below_bounds, quantile_ratio_bounds
-from server.experiment.stats.sample_ratio import sequential_ratio
+from server.experiment.config import Stopping
+from server.experiment.stats.means import compare_means, mean_ratio_bounds
+from server.experiment.stats.proportions import sequential_ratio
+from server.experiment.stats.quantiles import below_bounds, compare_quantiles, quantile_ranks, quantile_ratio_bounds
+from server.experiment.stats.samples import sample_block_length
 from tests.server.experiment.samples import SHAPES, lognormal
 from tests.server.experiment.simulated import manifest, paired, switchback
 

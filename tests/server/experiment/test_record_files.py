@@ -12,11 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.experiment.experiment_errors import ExperimentError
-from server.experiment.record import RECORD_FIELDS, Record, from_row, to_row
-from server.experiment.record_log import read_records
-from server.experiment.record_segments import segments
-from server.experiment.record_writer import RecordWriter
+from server.experiment.records import (
+    RECORD_FIELDS,
+    ExperimentError,
+    Record,
+    RecordWriter,
+    from_row,
+    read_records,
+    segments,
+    to_row,
+)
 
 _TIME = st.none() | st.floats(allow_nan=False, allow_infinity=False)
 _COUNT = st.integers(0, 2**40)
@@ -118,8 +123,8 @@ def test_a_resumed_run_appends_a_file_and_counts_no_request_twice(tmp_path: Path
 def test_records_survive_kill_9(tmp_path: Path) -> None:
     code = (
         "import sys, pathlib\n"
-        "from server.experiment.record_writer import RecordWriter\n"
-        "from server.experiment.record import Record\n"
+        "from server.experiment.records import RecordWriter\n"
+        "from server.experiment.records import Record\n"
         "w = RecordWriter(pathlib.Path(sys.argv[1]))\n"
         "i = 0\n"
         "while True:\n"

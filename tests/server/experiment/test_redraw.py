@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from server.experiment.analysis.redraw import Redraw
-from server.experiment.stats.two_arm_sample import TwoArmSample
+from server.experiment.analysis.plan import Redraw
+from server.experiment.stats.samples import TwoArmSample
 from tests.server.experiment.samples import clustered, paired_sample
 
 

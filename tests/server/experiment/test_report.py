@@ -15,10 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.experiment.analysis.analyse import analyse
-from server.experiment.manifest import Manifest
-from server.experiment.record_log import RecordLog
-from server.experiment.record_writer import RecordWriter
-from server.experiment.report.axis import Axis, short
+from server.experiment.config import Manifest
+from server.experiment.records import RecordLog, RecordWriter
+from server.experiment.report.charts import Axis, short
 from server.experiment.report.render import render
 from specdec.cli.main import cli
 from tests.server.experiment.simulated import manifest, paired

@@ -11,22 +11,29 @@ from hypothesis import strategies as st
 from scipy import stats
 from scipy.stats.mstats import hdquantiles
 
-from server.experiment.stats.block_length import block_length
-from server.experiment.stats.cumulated_shares import CumulatedShares
-from server.experiment.stats.cuped import adjust_means
-from server.experiment.stats.distribution_band import band_half_width
-from server.experiment.stats.equivalence import equivalent
-from server.experiment.stats.harrell_davis import HarrellDavis
-from server.experiment.stats.holm import holm
-from server.experiment.stats.interval import Interval
-from server.experiment.stats.mean_comparison import compare_means
-from server.experiment.stats.order_statistics import quantile, quantile_interval, quantile_ranks
-from server.experiment.stats.proportion import share_bounds, share_difference, share_difference_bounds, share_interval
-from server.experiment.stats.quantile_comparison import compare_quantiles
-from server.experiment.stats.quantile_sequence import below_bounds, quantile_bounds
-from server.experiment.stats.resampling import unit_counts
-from server.experiment.stats.sample_ratio import chi_square_ratio, sequential_ratio
-from server.experiment.stats.two_arm_sample import TwoArmSample
+from server.experiment.stats.means import adjust_means, compare_means
+from server.experiment.stats.proportions import (
+    chi_square_ratio,
+    equivalent,
+    holm,
+    sequential_ratio,
+    share_bounds,
+    share_difference,
+    share_difference_bounds,
+    share_interval,
+)
+from server.experiment.stats.quantiles import (
+    CumulatedShares,
+    HarrellDavis,
+    band_half_width,
+    below_bounds,
+    compare_quantiles,
+    quantile,
+    quantile_bounds,
+    quantile_interval,
+    quantile_ranks,
+)
+from server.experiment.stats.samples import Interval, TwoArmSample, block_length, unit_counts
 from tests.server.experiment.samples import clustered, lognormal, paired_sample
 
 RNG = np.random.default_rng

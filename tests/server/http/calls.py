@@ -10,14 +10,11 @@ from typing import Any, TypeVar, cast
 
 from starlette.types import Message, Receive
 
-from server.completion.completion_service import CompletionService
-from server.completion.gap import FillMode, Gap
-from server.completion.packed_prompt import PackedPrompt
+from server.completion.service import CompletionService
 from server.engine_client import EngineClient
+from server.fim import FillMode, FimEncoder, Gap, PackedPrompt
 from server.frontend import Frontend
-from server.http.call import Call
-from server.http.face import Face
-from server.http.fim_encoder import FimEncoder
+from server.http.call import Call, Face
 from specdec.config import EngineConfig
 from specdec.errors import FieldViolation, InvalidRequestError
 from tests.server.fake_engine import FakeEngine

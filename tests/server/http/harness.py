@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from server.http.fim_encoder import FimEncoder
+from server.fim import FimEncoder
 from server.serving import Serving
 from specdec.config import EngineConfig
 from specdec.types import EngineLoad

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from server.engine_protocol import ProgressListener
+from server.interfaces import ProgressListener
 from specdec.config import EngineConfig
 from specdec.types import RequestEvent
 from tests.server import fake_engine

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from server.http.abilities import fills_in
+from server.http.call import fills_in
 from specdec.errors import EngineDeadError
 from tests.server.http.calls import Fim, make_face
 

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.http.body import MAX_DEPTH, Body
-from server.http.json_codec import read_object, write_json
+from server.json_body import MAX_DEPTH, Body, read_object, write_json
 from specdec.errors import InvalidRequestError, ViolationCollector
 
 JSON = st.recursive(

@@ -123,8 +123,7 @@ def test_tool_calls_are_parsed_out_of_the_text(server: Server) -> None:
 
 
 def test_a_message_of_nothing_but_a_call_has_no_content() -> None:
-    from server.http.openai.chat import _message
-    from server.http.openai.chat_ask import ChatAsk
+    from server.http.openai_chat import ChatAsk, _message
 
     ask = ChatAsk(None, None, True, False)  # type: ignore[arg-type]
     message, called = _message('<tool_call>{"name": "f"}</tool_call>\n', ask)

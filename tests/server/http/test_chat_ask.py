@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from server.http.openai.chat_ask import read_chat
-from server.request_errors import ChatNotSupportedError, UnknownModelError
+from server.errors import ChatNotSupportedError, UnknownModelError
+from server.http.openai_chat import read_chat
 from specdec.types import GrammarKind, GrammarParams, OutputParams, Request, SamplingParams, StoppingParams
 from tests.server.fake_tokenizer import FakeTokenizer
 from tests.server.http.calls import asked, make_face, violations

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from server.http.fim_encoder import FimNotSupportedError
-from server.http.model_names import model_names
-from server.http.openai.completion_ask import read_completion
-from server.request_errors import UnknownModelError
+from server.errors import UnknownModelError
+from server.fim import FimNotSupportedError
+from server.http.call import model_names
+from server.http.openai_completions import read_completion
 from specdec.errors import PromptTooLongError
 from specdec.types import (
     GrammarKind,

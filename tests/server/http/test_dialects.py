@@ -7,10 +7,9 @@ from typing import Any
 from starlette.testclient import TestClient
 
 from server.http.app import build_app
-from server.http.call import Call
-from server.http.endpoint import Endpoint
-from server.http.openai.errors import OpenAIErrors
-from server.http.refusal import Refusal
+from server.http.call import Call, Endpoint
+from server.http.errors import Refusal
+from server.http.openai_format import OpenAIErrors
 from tests.server.http.calls import make_face
 
 

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from server.http.call import Call
-from server.http.endpoint import Endpoint
-from server.http.endpoint_app import EndpointApp
-from server.http.openai.errors import OpenAIErrors
+from server.http.app import EndpointApp
+from server.http.call import Call, Endpoint
+from server.http.openai_format import OpenAIErrors
 from tests.server.http.calls import make_face
 
 

@@ -10,10 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
-from server.http.openai.errors import OpenAIErrors
-from server.http.openai.finish import finish_fields
-from server.http.refusal import Refusal, refusal_of
-from server.request_errors import DeadlinePassedError, DrainingError, GenerationFailedError
+from server.errors import DeadlinePassedError, DrainingError, GenerationFailedError
+from server.http.errors import Refusal, refusal_of
+from server.http.openai_format import OpenAIErrors, finish_fields
 from specdec.errors import FieldViolation, InvalidRequestError
 from specdec.types import Finished, FinishReason, SpeculationStats, Timings, Usage
 from tests.server.fake_tokenizer import FakeTokenizer

@@ -12,7 +12,7 @@ import h11
 import pytest
 from uvicorn.protocols.http.flow_control import FlowControl
 
-from server.http.exchange import Exchange
+from server.http.http_server import Exchange
 from tests.server.http.harness import Server, events
 
 BODY = json.dumps({"prompt": "hello", "stream": True}).encode()

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.http.mistral.endpoints import FIM_FIELDS
-from server.http.openai.endpoints import CHAT_FIELDS, COMPLETION_FIELDS
+from server.http.mistral import FIM_FIELDS
+from server.http.openai import CHAT_FIELDS, COMPLETION_FIELDS
 from tests.server.http.harness import CHAT, COMPLETIONS, Server
 
 ANY = st.recursive(

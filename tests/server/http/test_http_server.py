@@ -14,9 +14,9 @@ import httpx
 import pytest
 
 from server.http import call as call_module
-from server.http import http_protocol
+from server.http import http_server
 from server.http.call import Call
-from server.http.http_errors import BodyTimeoutError, BodyTooLargeError, ClientGoneError
+from server.http.errors import BodyTimeoutError, BodyTooLargeError, ClientGoneError
 from server.http.http_server import HttpServer
 from specdec.errors import ConfigError
 from tests.server.http.calls import ignored, make_call, make_face, receiving
@@ -117,7 +117,7 @@ def test_an_endless_head_is_refused(server: Server) -> None:
 
 
 def test_a_head_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_protocol, "HEAD_S", 0.2)
+    monkeypatch.setattr(http_server, "HEAD_S", 0.2)
     with running() as server:
         assert talk(server, b"") == b""
         assert talk(server, b"GET /livez HTTP/1.1\r\nhost:") == b""

@@ -12,11 +12,17 @@ import httpx
 import openai
 import pytest
 
-from server.admission.admission_errors import LateError, RateLimitedError, SupersededError
-from server.auth.auth_errors import KeyChecksBusyError, PermissionDeniedError, UnauthenticatedError
+from server.errors import (
+    KeyChecksBusyError,
+    LateError,
+    PermissionDeniedError,
+    RateLimitedError,
+    SupersededError,
+    UnauthenticatedError,
+)
 from server.http.app import ENDPOINTS
-from server.http.openai.errors import OpenAIErrors
-from server.http.refusal import refusal_of
+from server.http.errors import refusal_of
+from server.http.openai_format import OpenAIErrors
 from server.serving import Serving
 from specdec.config import ServerConfig
 from specdec.errors import ConfigError

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from server.http.app import ENDPOINTS, build_app
 from server.http.call import Call
-from server.http.openai.chat_ask import read_chat
-from server.http.openai.completion_ask import read_completion
-from server.http.openai.endpoints import CHAT_FIELDS, COMPLETION_FIELDS
+from server.http.openai import CHAT_FIELDS, COMPLETION_FIELDS
+from server.http.openai_chat import read_chat
+from server.http.openai_completions import read_completion
 from tests.server.http.calls import make_call, make_face
 from tests.server.http.harness import Server
 

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from server.admission.admission_errors import SupersededError
+from server.errors import SupersededError
 from tests.server.http.harness import CHAT, COMPLETIONS, Server, events
 from tests.server.http.test_openapi import HI
 

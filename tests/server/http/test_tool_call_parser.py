@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.http.openai.tool_call import ToolCall
-from server.http.openai.tool_call_parser import ToolCallParser
+from server.http.tool_calls import ToolCall, ToolCallParser
 
 CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "é</tool"}}\n</tool_call>'
 PIECES = st.lists(

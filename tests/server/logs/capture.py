@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
-from server.logs.configure import configure_logs
-from server.logs.json_lines import JsonLines
+from server.observe.logs import JsonLines, configure_logs
 
 
 class Lines:

@@ -7,7 +7,7 @@ import logging
 from datetime import UTC, datetime
 from typing import Any
 
-from server.logs.held_lines import HELD_S, HeldLines
+from server.observe.logs import HELD_S, HeldLines
 from tests.server.logs.capture import Lines, logged
 
 LOGGER = "specdec.calls"

@@ -9,8 +9,7 @@ import logging
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.logs.configure import configure_logs
-from server.logs.text_lines import TextLines
+from server.observe.logs import TextLines, configure_logs
 from tests.server.logs.capture import format_one, logged
 
 

@@ -12,8 +12,8 @@ import grpc
 from lsprotocol import types
 from pygls.lsp.client import LanguageClient
 
+from server.lsp.documents import plain
 from server.lsp.language_server import STATUS
-from server.lsp.plain_values import plain
 from server.serving import Serving
 from tests.server.completion.book_engine import BOOK
 from tests.server.completion.code_tokenizer import CodeTokenizer

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from lsprotocol import types
 
-from server.lsp.document_table import DocumentTable
-from server.lsp.open_document import OpenDocument
-from server.lsp.position_encoding import PositionEncoding
-from server.lsp.project import Project, folders_of
-from server.lsp.settings import Settings, read_settings
+from server.lsp.documents import (
+    DocumentTable,
+    OpenDocument,
+    PositionEncoding,
+    Project,
+    Settings,
+    folders_of,
+    read_settings,
+)
 
 ONE, TWO = (types.WorkspaceFolder(f"file:///home/someone/{name}", name) for name in ("one", "two"))
 

@@ -10,10 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lsprotocol import types
 
-from server.completion.text_document import OffsetUnit, TextDocument, TextEdit
-from server.lsp.open_document import LOGGED, OpenDocument
-from server.lsp.position_encoding import PositionEncoding
-from server.lsp.synced_text import SyncedText
+from server.fim import OffsetUnit, TextDocument, TextEdit
+from server.lsp.documents import LOGGED, OpenDocument, PositionEncoding, SyncedText
 
 PIECES = st.lists(
     st.sampled_from(["a", "é", "€", "😀", "\n", "\r", "\r\n", "\u2028", "\x0c", "\t", "e\u0301"]), max_size=12

@@ -7,25 +7,26 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.metrics.buckets import CHUNK_TOKENS, LATENCY_S, SAMPLES, TOKENS
-from server.metrics.histogram import Histogram
+from server.observe.metrics import CHUNK_BUCKETS, LATENCY_BUCKETS_S, SAMPLE_BUCKETS, TOKEN_BUCKETS, Histogram
 
-VALUES = st.lists(st.one_of(st.sampled_from(LATENCY_S), st.floats(0, 1000)), max_size=40)
+VALUES = st.lists(st.one_of(st.sampled_from(LATENCY_BUCKETS_S), st.floats(0, 1000)), max_size=40)
 
 
 @given(VALUES)
 def test_a_bucket_holds_what_does_not_exceed_its_bound(values: list[float]) -> None:
-    histogram = Histogram(LATENCY_S)
+    histogram = Histogram(LATENCY_BUCKETS_S)
     for value in values:
         histogram.add(value)
     found = histogram.buckets()
-    assert [float(bound) for bound, _ in found] == [*LATENCY_S, math.inf]
-    assert [count for _, count in found] == [sum(v <= bound for v in values) for bound in (*LATENCY_S, math.inf)]
+    assert [float(bound) for bound, _ in found] == [*LATENCY_BUCKETS_S, math.inf]
+    assert [count for _, count in found] == [
+        sum(v <= bound for v in values) for bound in (*LATENCY_BUCKETS_S, math.inf)
+    ]
     assert histogram.count == len(values)
     assert math.isclose(histogram.total, sum(values), abs_tol=1e-9)
 
 
 def test_bounds_rise_and_begin_below_a_millisecond() -> None:
-    for bounds in (LATENCY_S, TOKENS, CHUNK_TOKENS, SAMPLES):
+    for bounds in (LATENCY_BUCKETS_S, TOKEN_BUCKETS, CHUNK_BUCKETS, SAMPLE_BUCKETS):
         assert list(bounds) == sorted(set(bounds))
-    assert sum(bound < 1e-3 for bound in LATENCY_S) >= 2
+    assert sum(bound < 1e-3 for bound in LATENCY_BUCKETS_S) >= 2

@@ -5,9 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.metrics.server_metrics import ServerMetrics
-from server.telemetry.call_record import CallRecord
-from server.telemetry.request_record import RequestRecord
+from server.observe.metrics import ServerMetrics
+from server.observe.records import CallRecord, RequestRecord
 from specdec.errors import QueueFullError
 from specdec.types import (
     Delta,

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.page.accept import wants_html
+from server.http.page import wants_html
 from server.page.page_files import load_page
 from specdec.api.generate import ROOT
 from tests.server.auth.key_files import make_key

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from server.http.app import DIALECTS, ENDPOINTS
-from server.page.endpoints import PAGE
+from server.http.page import PAGE
 from tests.server.http.harness import COMPLETIONS, Server, running
 
 HTML = {"accept": "text/html"}

@@ -14,8 +14,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from server.telemetry import build
-from server.telemetry.spans import Spans
+from server.observe import observer
+from server.observe.spans import Spans
 from specdec.config import ServerConfig
 from specdec.errors import ConfigError
 from tests.server.harness import running_server, stream_request
@@ -36,7 +36,7 @@ def exported(monkeypatch: pytest.MonkeyPatch, ratio: float = 1.0) -> Iterator[In
         assert (endpoint, wanted) == ("http://collector:4317", ratio)
         return Spans(exporter, wanted, SimpleSpanProcessor(exporter))
 
-    monkeypatch.setattr(build, "_spans", spans)
+    monkeypatch.setattr(observer, "_spans", spans)
     yield exporter
 
 
@@ -120,4 +120,4 @@ def test_without_an_endpoint_nothing_of_it_is_imported() -> None:
 def test_missing_packages_are_named_with_the_way_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc.trace_exporter", None)
     with pytest.raises(ConfigError, match=r"server\.otlp_endpoint.*pip install 'specdec\[otel\]'"):
-        build.build_observer(ServerConfig(otlp_endpoint="http://collector:4317"), lambda ids: "")
+        observer.build_observer(ServerConfig(otlp_endpoint="http://collector:4317"), lambda ids: "")

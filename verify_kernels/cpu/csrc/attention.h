@@ -4,7 +4,7 @@
 
 extern "C" {
 
-// One forward's rows, shared by all layers. Mirrors BatchArgs in verify_kernels/cpu/structs.py.
+// One forward's rows, shared by all layers. Mirrors BatchArgs in verify_kernels/cpu/native_backend.py.
 // A row's keys in logical order: positions [0, ctx) of its entry, then its path. Position ctx + depth[j] of path
 // row j lies at slot ctx + j; while j == depth the slot is the position (the principal path).
 struct sd_batch {
@@ -18,7 +18,7 @@ struct sd_batch {
   const int32_t* diverge;      // [rows] first depth at which the path leaves slot == position; > depth if never
 };
 
-// Mirrors AttentionArgs in verify_kernels/cpu/structs.py. K pages lie transposed, [kv_heads, head_dim, 64], so that one load serves 16 keys.
+// Mirrors AttentionArgs in verify_kernels/cpu/native_backend.py. K pages lie transposed, [kv_heads, head_dim, 64], so that one load serves 16 keys.
 struct sd_attention_args {
   int32_t n_heads, n_kv_heads, head_dim, window;  // window 0: all earlier positions are seen
   int32_t threads, unused;

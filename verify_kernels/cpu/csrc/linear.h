@@ -8,7 +8,7 @@ enum { SD_INT8 = 0, SD_BF16 = 1, SD_FP32 = 2, SD_INT4 = 3 };
 enum { SD_PRE_NONE = 0, SD_PRE_RMS = 1, SD_PRE_SILU = 2, SD_PRE_GELU = 3 };
 enum { SD_POST_STORE = 0, SD_POST_ADD = 1, SD_POST_NORM_ADD = 2 };
 
-// Mirrors LinearArgs in verify_kernels/cpu/structs.py, field by field.
+// Mirrors LinearArgs in verify_kernels/cpu/native_backend.py, field by field.
 struct sd_linear_args {
   int32_t kind, pre, post, threads;
   int32_t n, k, k_pad, tiles;

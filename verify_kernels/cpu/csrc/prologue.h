@@ -75,7 +75,7 @@ inline void hadamard(float* x, int n) {
   }
 }
 
-// Rotates a chunk block by block (256, or falling powers of two) into `out`, as verify_kernels/hadamard.py does.
+// Rotates a chunk block by block (256, or falling powers of two) into `out`, as verify_kernels/packed_weights.py does.
 inline void rotate_chunk(const float* x, int n, float* out) {
   memcpy(out, x, (size_t)n * 4);
   for (int start = 0; start < n;) {

@@ -1,5 +1,5 @@
 // log and exp from IEEE + - * / only (the build forbids contraction), so that a seed means the same text on every
-// machine. Twins of verify_kernels/fixed_math.py, operation by operation.
+// machine. Twins of verify_kernels/noise.py, operation by operation.
 #pragma once
 #include <cmath>
 #include <cstdint>

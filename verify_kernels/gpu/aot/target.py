@@ -6,8 +6,21 @@ from dataclasses import dataclass
 
 from triton.backends.compiler import GPUTarget
 
-from verify_kernels.gpu.aot.usage import Usage
-from verify_kernels.gpu.compile_case import CompileCase
+from verify_kernels.gpu.kernel_launch import CompileCase
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """``registers`` per thread; ``spills``: bytes per thread on NVIDIA, registers on AMD; ``shared`` and ``scratch``
+    (global) in bytes per block; ``tensor_memory`` in columns (Blackwell only)."""
+
+    threads: int
+    registers: int
+    spills: int
+    shared: int
+    scratch: int
+    tensor_memory: int
+
 
 _KIB = 1024
 _MAX_THREADS = 1024  # per block, on every chip

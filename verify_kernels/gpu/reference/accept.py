@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from verify_kernels.forward_batch import PAGE_SIZE
-from verify_kernels.gpu.accept_result import AcceptResult
+from verify_kernels.gpu.accept import AcceptResult
 
 
 def accept(

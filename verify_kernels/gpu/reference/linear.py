@@ -1,11 +1,11 @@
-"""A linear layer in plain torch."""
+"""Linear layers in plain torch: 16-bit, fp8 and 4-bit weights."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from verify_kernels.gpu.linear_tiles import LinearMode
-from verify_kernels.gpu.linear_workspace import LinearWorkspace
+from verify_kernels.gpu.linear_plan import LinearMode, LinearWorkspace
+from verify_kernels.gpu.quantized_weights import Int4Weight, unpack_int4
 
 
 def linear(
@@ -27,3 +27,41 @@ def store(y: Tensor, out: Tensor, bias: Tensor | None, residual: Tensor | None) 
     if bias is not None:
         y = y + bias.float()
     out.copy_(y if residual is None else y + residual.float())
+
+
+def linear_fp8(
+    x: Tensor,
+    x_scale: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    out: Tensor,
+    *,
+    workspace: LinearWorkspace,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    mode: LinearMode = "bitwise",
+) -> None:
+    """out = (x * x_scale) (weight * weight_scale)^T + bias + residual; see `verify_kernels.gpu.linear_fp8`."""
+    y = x.float() @ weight.float().t()
+    store(y * weight_scale * x_scale[:, None], out, bias, residual)
+
+
+def linear_int4(
+    x: Tensor,
+    weight: Int4Weight,
+    out: Tensor,
+    *,
+    workspace: LinearWorkspace,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    mode: LinearMode = "bitwise",
+) -> None:
+    """out = x weight^T + bias + residual in float32; see `verify_kernels.gpu.linear_int4`."""
+    store(x.float() @ unpack_int4(weight).t(), out, bias, residual)
+
+
+def permute_columns(x: Tensor, perm: Tensor, out: Tensor) -> None:
+    """out[r, j] = x[r, perm[j]], 0 where there is no such channel; see `verify_kernels.gpu.linear_int4`."""
+    known = (perm >= 0) & (perm < x.shape[1])
+    gathered = x[:, perm.clamp(0, x.shape[1] - 1).long()]
+    out.copy_(gathered.masked_fill(~known, 0.0))

@@ -13,9 +13,7 @@ import grpc
 import httpx
 
 from server.experiment.live.experiments import Experiments
-from server.experiment.record import Record
-from server.experiment.record_log import read_records
-from server.experiment.record_segments import segments
+from server.experiment.records import Record, read_records, segments
 from server.serving import Serving
 from specdec.api.v1 import completion_pb2_grpc, experiment_pb2_grpc, generation_pb2, generation_pb2_grpc
 from specdec.config import Config, EngineConfig, ExperimentsConfig, ServerConfig

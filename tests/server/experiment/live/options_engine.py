@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from server.engine_protocol import ProgressListener
+from server.interfaces import ProgressListener
 from specdec.config import EngineConfig
 from specdec.types import EngineInfo, Request, RequestEvent
 from tests.server.fake_admin_engine import FakeAdminEngine

@@ -11,12 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.auth.principal import ANYBODY, Principal
-from server.experiment.assignment import bucket, digest
-from server.experiment.config.assignment import Unit
-from server.experiment.live.blocks import Blocks
-from server.experiment.live.chooser import KeyChooser, ShadowChooser
-from server.experiment.live.unit_key import unit_key
-from server.experiment.record import NO_BLOCK
+from server.experiment.config import Unit, bucket, digest
+from server.experiment.live.assignment import Blocks, KeyChooser, ShadowChooser, unit_key
+from server.experiment.records import NO_BLOCK
 from specdec.types import Request
 
 ADA, BOB = Principal("ada", "team"), Principal("bob", "other")

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from server.experiment.config.read_config import parse_config, refuse
-from server.experiment.experiment_errors import PlanError
-from server.experiment.live.arm_options import UNTOUCHED
-from server.experiment.live.live_plan import LivePlan, make_plan
+from server.experiment.config import parse_config, refuse
+from server.experiment.live.plan import UNTOUCHED, LivePlan, make_plan
+from server.experiment.records import PlanError
 from specdec.config import EngineConfig
 from specdec.types import Request, SpeculationMode, SpeculationParams
 from tests.server.fake_engine import FakeEngine

@@ -11,8 +11,8 @@ import grpc
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from server.experiment.live.running_experiment import NO_ARM, OWN_OPTIONS
-from server.experiment.record import NO_BLOCK
+from server.experiment.live.traffic import NO_ARM, OWN_OPTIONS
+from server.experiment.records import NO_BLOCK
 from specdec.api.v1 import completion_pb2, generation_pb2, options_pb2
 from tests.server.experiment.live.live_server import PLAN, LiveServer, live_server
 

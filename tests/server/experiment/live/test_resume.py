@@ -15,11 +15,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from server.experiment.config.read_config import parse_config
-from server.experiment.experiment_errors import ExperimentError
-from server.experiment.live.experiment_folder import ExperimentFolder
-from server.experiment.live.stored_state import StoredState
-from server.experiment.record_log import RecordLog, read_records
+from server.experiment.config import parse_config
+from server.experiment.live.folder import ExperimentFolder, StoredState
+from server.experiment.records import ExperimentError, RecordLog, read_records
 from server.serving import Serving
 from specdec.config import ExperimentsConfig
 from specdec.errors import ConfigError

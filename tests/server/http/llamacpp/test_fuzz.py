@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.http.llamacpp.endpoints import COMPLETION_FIELDS, INFILL_FIELDS, TOKENIZE_FIELDS
+from server.http.llamacpp import COMPLETION_FIELDS, INFILL_FIELDS, TOKENIZE_FIELDS
 from tests.server.http.harness import Server, events
 from tests.server.http.tabby.book_server import book_server
 from tests.server.http.test_fuzz import ANY

@@ -12,11 +12,8 @@ import httpx
 import pytest
 
 from server.http.call import Call
-from server.http.llamacpp.ask import Ask
-from server.http.llamacpp.completion_ask import read_completion
-from server.http.llamacpp.endpoints import COMPLETION_FIELDS, INFILL_FIELDS
-from server.http.llamacpp.infill_ask import read_infill
-from server.http.llamacpp.result import picked, result, timings
+from server.http.llamacpp import COMPLETION_FIELDS, INFILL_FIELDS, picked, result, timings
+from server.http.llamacpp_request import Ask, read_completion, read_infill
 from specdec.types import (
     Finished,
     FinishReason,

@@ -7,10 +7,7 @@ from typing import Any
 
 import pytest
 
-from server.http.llamacpp.completion_ask import read_completion
-from server.http.llamacpp.infill_ask import read_infill
-from server.http.llamacpp.logit_bias import MAX_TEXTS
-from server.http.llamacpp.probabilities import probabilities
+from server.http.llamacpp_request import MAX_TEXTS, probabilities, read_completion, read_infill
 from specdec.engine.validation import MAX_BIAS, MAX_LOGPROBS
 from specdec.types import TokenLogprobs
 from tests.server.fake_tokenizer import FakeTokenizer

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from server.http.mistral.fim_ask import read_fim
+from server.http.mistral import read_fim
 from tests.server.http.calls import Fim, asked, make_face, violations
 from tests.server.http.harness import Server
 

@@ -9,12 +9,9 @@ from typing import Any
 
 import pytest
 
-from server.http.body import Body
 from server.http.call import Call
-from server.http.ollama.chat_ask import read_chat
-from server.http.ollama.endpoints import CHAT_FIELDS, GENERATE_FIELDS, OPTION_FIELDS
-from server.http.ollama.generate_ask import read_generate
-from server.http.ollama.options import read_options
+from server.http.ollama import CHAT_FIELDS, GENERATE_FIELDS, OPTION_FIELDS, read_chat, read_generate, read_options
+from server.json_body import Body
 from specdec.errors import ViolationCollector
 from tests.server.fake_tokenizer import FakeTokenizer
 from tests.server.http.calls import make_call

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from server.http.ollama.frame import Frame
-from server.http.totals import Totals
+from server.http.answering import Totals
+from server.http.ollama import Frame
 from specdec.types import Finished, FinishReason, SpeculationStats, Timings, Usage
 
 

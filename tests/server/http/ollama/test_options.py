@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from server.http.ollama.chat_ask import read_chat
-from server.http.ollama.generate_ask import read_generate
+from server.http.ollama import read_chat, read_generate
 from specdec.types import GrammarKind, Request, SpeculationMode
 from tests.server.fake_tokenizer import BOS
 from tests.server.http.calls import asked

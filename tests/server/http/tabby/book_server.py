@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from server.completion.acceptance import Acceptance
+from server.completion.service import Acceptance
 from tests.server.completion.book_engine import BOOK
 from tests.server.completion.code_tokenizer import CodeTokenizer
 from tests.server.completion.editor import AT, BEHIND, FACTORY

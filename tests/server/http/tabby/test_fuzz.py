@@ -12,12 +12,10 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from server.completion.completion_service import CompletionService
-from server.http.body import Body
-from server.http.openapi import openapi_document
-from server.http.tabby.completion_ask import read_completion
-from server.http.tabby.endpoints import COMPLETION_FIELDS, EVENT_FIELDS, SEGMENT_FIELDS, TABBY
-from server.http.tabby.segments import read_segments
+from server.completion.service import CompletionService
+from server.http.app import openapi_document
+from server.http.tabby import COMPLETION_FIELDS, EVENT_FIELDS, SEGMENT_FIELDS, TABBY, read_completion, read_segments
+from server.json_body import Body
 from specdec.errors import ViolationCollector
 from tests.server.http.calls import make_call
 from tests.server.http.harness import Server

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from server.http.call import Call
-from server.http.tabby.health import health
+from server.http.tabby import health
 from tests.server.fake_tokenizer import FakeTokenizer
 from tests.server.http.calls import Fim, make_face, receiving
 

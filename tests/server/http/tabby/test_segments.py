@@ -9,10 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.http.body import Body
-from server.http.tabby.completion_ask import is_tabbys
-from server.http.tabby.line_ends import LineEnds
-from server.http.tabby.segments import Segments, read_segments
+from server.http.tabby import LineEnds, Segments, is_tabbys, read_segments
+from server.json_body import Body
 from specdec.errors import ViolationCollector
 
 KINDS = (

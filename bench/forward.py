@@ -1,0 +1,217 @@
+"""A model's bare forward: time by rows and context (`bench step`), perplexity by numeric type (`bench perplexity`)."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from bench.machine import BandwidthProbe
+from bench.workloads.workload import long_text
+from specdec.config import EngineConfig
+from specdec.engine.engine import Engine, EngineParts
+from specdec.models.decoder import Decoder
+from specdec.types import Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
+from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
+
+
+class TimedDecoder:
+    """Stands in for a `Decoder` in an engine; ``seconds`` is the last forward's time."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+        self.seconds = 0.0
+
+    def __getattr__(self, name: str) -> Any:  # sizes, pool, taps: whatever an engine asks of its decoder
+        return getattr(self._decoder, name)
+
+    def forward(self, batch: ForwardBatch, logit_rows: Sequence[int]) -> Tensor:
+        """As `Decoder.forward`."""
+        began = time.perf_counter()
+        result = self._decoder.forward(batch, logit_rows)
+        self.seconds = time.perf_counter() - began
+        return result
+
+
+ROWS = (1, 2, 4, 8, 16, 32)
+CONTEXTS = (256, 2048)
+
+
+@dataclass(slots=True)
+class StepFigures:
+    """Medians of one run. ``step_ms[context][rows]`` is one forward with logits of every row; the two ratios are
+    medians over repeats of neighbouring measurements, as the memory of a shared machine drifts within seconds."""
+
+    weight_bytes: int
+    bandwidth: float = 0.0
+    bandwidth_fraction: float = 0.0
+    rows8_over_rows1: dict[int, float] = field(default_factory=dict)
+    step_ms: dict[int, dict[int, float]] = field(default_factory=dict)
+    prefill_tokens_per_s: float = 0.0
+    overhead_ms: float = 0.0
+    engine_step_ms: float = 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """The figures by name, as `--json` prints them."""
+        first = min(self.step_ms)
+        figures: dict[str, Any] = {
+            "weight_bytes": self.weight_bytes,
+            "read_bandwidth_gb_s": round(self.bandwidth / 1e9, 2),
+            "row1_ms": round(self.step_ms[first][1], 3),
+            "bandwidth_fraction": round(self.bandwidth_fraction, 3),
+            "rows8_over_rows1": round(self.rows8_over_rows1[first], 3),
+            "prefill_tokens_per_s": round(self.prefill_tokens_per_s, 1),
+            "not_forward_ms": round(self.overhead_ms, 3),
+            "engine_step_ms": round(self.engine_step_ms, 3),
+        }
+        for context, ratio in self.rows8_over_rows1.items():
+            figures[f"rows8_over_rows1_at_{context}"] = round(ratio, 3)
+        figures["step_ms"] = {str(c): {str(r): round(t, 3) for r, t in row.items()} for c, row in self.step_ms.items()}
+        return figures
+
+
+class StepBench:
+    """Measures a loaded model. What a ratio compares is measured side by side, again and again.
+
+    Raises:
+        ValueError: the model is on a GPU.
+    """
+
+    def __init__(self, parts: EngineParts, config: EngineConfig) -> None:
+        self._parts, self._config = parts, config
+        if parts.info.kernels == "triton":
+            raise ValueError("engine.device: bench step measures the CPU's kernels; set it to cpu")
+        self._decoder = cast(Decoder, parts.decoder)
+        self._tokens = parts.tokenizer.encode(long_text())
+
+    def run(self, repeats: int = 15) -> StepFigures:
+        """All figures; raises ValueError when the context or the cache is too small to measure in."""
+        contexts = [c for c in CONTEXTS if c + max(ROWS) <= self._parts.info.max_context]
+        if not contexts:
+            raise ValueError(f"max_context: must be at least {CONTEXTS[0] + max(ROWS)} to measure a step")
+        figures = StepFigures(weight_bytes(self._decoder))
+        self._fill(max(contexts))
+        self._measure_bandwidth(figures, min(contexts), repeats)
+        for context in contexts:
+            self._forward(context, 8)  # warms caches and branch predictors of this shape
+            pairs = [(self._forward(context, 1), self._forward(context, 8)) for _ in range(repeats)]
+            figures.rows8_over_rows1[context] = statistics.median(eight / one for one, eight in pairs)
+        times: dict[int, dict[int, list[float]]] = {c: {r: [] for r in ROWS} for c in contexts}
+        for _ in range(max(3, repeats // 2)):
+            for context in contexts:
+                for rows in ROWS:
+                    times[context][rows].append(self._forward(context, rows))
+        figures.step_ms = {c: {r: statistics.median(t) for r, t in row.items()} for c, row in times.items()}
+        figures.prefill_tokens_per_s = statistics.median(self._prefill() for _ in range(3))
+        figures.overhead_ms, figures.engine_step_ms = self._overhead()
+        return figures
+
+    def _measure_bandwidth(self, figures: StepFigures, context: int, repeats: int) -> None:
+        """A step between two reads of plain memory, compared with the faster of the two."""
+        probe = BandwidthProbe(self._config.cache_dir, self._parts.info.threads)
+        fractions, bandwidths = [], []
+        before = probe.measure(2)
+        for _ in range(repeats):
+            step_s = self._forward(context, 1) / 1e3
+            after = probe.measure(2)
+            fractions.append(figures.weight_bytes / step_s / max(before, after))
+            bandwidths.append(after)
+            before = after
+        figures.bandwidth_fraction = statistics.median(fractions)
+        figures.bandwidth = statistics.median(bandwidths)
+
+    def _pages(self, tokens: int) -> list[int]:
+        return list(range(-(-tokens // PAGE_SIZE)))
+
+    def _fill(self, upto: int) -> None:
+        """Real text into the cache, so that attention reads real keys."""
+        chunk = self._config.prefill_chunk
+        for start in range(0, upto, chunk):
+            tokens = self._text(start, min(chunk, upto - start))
+            parents = list(range(-1, len(tokens) - 1))
+            self._decoder.forward(
+                ForwardBatch.build([BatchEntry(tokens, parents, start, self._pages(start + len(tokens)))]), []
+            )
+
+    def _text(self, start: int, count: int) -> list[int]:
+        return [self._tokens[i % len(self._tokens)] for i in range(start, start + count)]
+
+    def _forward(self, context: int, rows: int) -> float:
+        """Milliseconds of one forward: a two-way tree of ``rows`` nodes at ``context``."""
+        parents = [-1, *((i - 1) // 2 for i in range(1, rows))]
+        entry = BatchEntry(self._text(context, rows), parents, context, self._pages(context + rows))
+        batch = ForwardBatch.build([entry])
+        began = time.perf_counter()
+        self._decoder.forward(batch, range(rows))
+        return (time.perf_counter() - began) * 1e3
+
+    def _prefill(self) -> float:
+        tokens = min(1024, self._parts.info.max_context - 1)
+        began = time.perf_counter()
+        self._fill(tokens)
+        return tokens / (time.perf_counter() - began)
+
+    def _overhead(self) -> tuple[float, float]:
+        """Medians over plain decode steps of a real request: all but the forward, and the whole step."""
+        timed = TimedDecoder(self._decoder)
+        engine = Engine(dataclasses.replace(self._parts, decoder=cast(Decoder, timed)))
+        request = Request(
+            "bench",
+            tuple(self._tokens[:64]),
+            SamplingParams(temperature=0.0),
+            StoppingParams(max_tokens=48, ignore_eos=True),
+            speculation=SpeculationParams(SpeculationMode.OFF),
+        )
+        engine.submit(request)
+        rest, whole = [], []
+        while engine.has_work():
+            began = time.perf_counter()
+            engine.step()
+            seconds = time.perf_counter() - began
+            rest.append((seconds - timed.seconds) * 1e3)
+            whole.append(seconds * 1e3)
+        return statistics.median(rest[1:]), statistics.median(whole[1:])
+
+
+def weight_bytes(decoder: Decoder) -> int:
+    """Bytes of packed weights one step reads."""
+    weights = decoder.weights
+    linears = [w for layer in weights.layers for w in (layer.qkv, layer.o, layer.gate_up, layer.down)]
+    return weights.lm_head.nbytes + sum(w.nbytes for w in linears)
+
+
+WINDOW = 512
+CHUNK = 64
+
+
+def perplexity(parts: EngineParts, tokens: int) -> float:
+    """exp of the mean negative log-likelihood (nats) over about ``tokens`` tokens of real text, in windows of 512.
+
+    The first token of a window is given, not scored.
+    """
+    ids = parts.tokenizer.encode(long_text())
+    total, scored = 0.0, 0
+    for start in range(0, min(tokens, len(ids) - 1), WINDOW):
+        window = ids[start : start + WINDOW + 1]
+        total += _window_nll(parts, window)
+        scored += len(window) - 1
+    return math.exp(total / scored)
+
+
+def _window_nll(parts: EngineParts, window: list[int]) -> float:
+    pages = list(range(-(-len(window) // PAGE_SIZE)))
+    nll = 0.0
+    for at in range(0, len(window) - 1, CHUNK):
+        rows = window[at : min(at + CHUNK, len(window) - 1)]
+        batch = ForwardBatch.build([BatchEntry(rows, list(range(-1, len(rows) - 1)), at, pages)])
+        logits = parts.decoder.forward(batch, range(len(rows)))
+        targets = torch.tensor(window[at + 1 : at + 1 + len(rows)])
+        nll += float(torch.nn.functional.cross_entropy(logits, targets, reduction="sum"))
+    return nll

@@ -1,0 +1,244 @@
+"""Tree attention: time and share of the memory's bandwidth by shape, beside FlexAttention and FlashInfer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+from bench.kernels.timer import KernelTimer
+from verify_kernels.forward_batch import BatchEntry, ForwardBatch
+from verify_kernels.gpu.attention_plan import attention_plan
+from verify_kernels.gpu.attention_workspace import AttentionWorkspace
+from verify_kernels.gpu.tree_attention import tree_attention
+
+TILE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCase:
+    """``batch`` sequences of ``context`` filled slots, each with a tree of ``nodes`` nodes; bf16."""
+
+    batch: int
+    context: int
+    nodes: int
+    heads: int = 32
+    kv_heads: int = 8
+    head_dim: int = 128
+    window: int = 0
+
+    @property
+    def name(self) -> str:
+        """As the report calls it."""
+        window = f" window {self.window}" if self.window else ""
+        return f"b{self.batch} ctx{self.context} nodes{self.nodes} kv{self.kv_heads}x{self.head_dim}{window}"
+
+    @property
+    def least_bytes(self) -> int:
+        """Bytes that must move: every key and value once, queries in, results out."""
+        keys = min(self.context, self.window) if self.window else self.context
+        kv = 2 * self.batch * self.kv_heads * (keys + self.nodes) * self.head_dim * 2
+        return kv + 2 * self.batch * self.nodes * self.heads * self.head_dim * 2
+
+
+CASES = (
+    *(AttentionCase(1, context, nodes) for context in (4096, 32768) for nodes in (1, 16, 64)),
+    *(AttentionCase(8, context, nodes) for context in (4096, 16384) for nodes in (1, 16)),
+    *(AttentionCase(32, 4096, nodes) for nodes in (1, 16)),
+    AttentionCase(8, 4096, 16, heads=28, kv_heads=4),
+    AttentionCase(8, 8192, 16, heads=16, kv_heads=8, head_dim=256),
+    AttentionCase(8, 16384, 16, window=4096),
+)
+# Those that others' kernels are compared on
+COMPARED = (*(AttentionCase(batch, 4096, 16) for batch in (1, 2, 4, 8)), AttentionCase(1, 32768, 16))
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionWork:
+    """q, out: [batch * nodes, heads, head_dim]; keys, values: [pages, kv_heads, 64, head_dim]; step: the step's arrays
+    by name, see `tree_attention`. All sequences have the tree of ``parents``."""
+
+    case: AttentionCase
+    parents: list[int]
+    q: Tensor
+    keys: Tensor
+    values: Tensor
+    out: Tensor
+    step: dict[str, Tensor]
+    workspace: AttentionWorkspace
+
+    @staticmethod
+    def of(case: AttentionCase, device: torch.device) -> AttentionWork:
+        """Random queries, keys and values, in pages that lie in no order."""
+        generator = torch.Generator(device=device).manual_seed(1)
+        dtype = torch.bfloat16 if device.type == "cuda" else torch.float16  # which the interpreter gets right
+        each = -(-(case.context + case.nodes) // TILE)
+        order = torch.randperm(case.batch * each, generator=torch.Generator().manual_seed(2)).tolist()
+        parents = binary_tree(case.nodes)
+        pages = [order[i * each : (i + 1) * each] for i in range(case.batch)]
+        batch = ForwardBatch.build([BatchEntry([0] * case.nodes, parents, case.context, own) for own in pages])
+        rows = batch.rows
+
+        def random(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator, device=device, dtype=torch.float32).to(dtype)
+
+        keys, values = (random(case.batch * each, case.kv_heads, TILE, case.head_dim) for _ in range(2))
+        names = ("entry_of", "entry_start", "entry_ctx", "depth", "page_table", "parent")
+        step = {name: torch.from_numpy(getattr(batch, name).copy()).to(device) for name in names}
+        workspace = AttentionWorkspace.allocate(
+            heads=case.heads, kv_heads=case.kv_heads, head_dim=case.head_dim, kv_dtype=dtype, max_rows=rows,
+            max_entries=case.batch, max_pages=each, device=device,
+        )  # fmt: skip
+        q, out = random(rows, case.heads, case.head_dim), random(rows, case.heads, case.head_dim)
+        return AttentionWork(case, parents, q, keys, values, out, step, workspace)
+
+    def plan(self) -> None:
+        """What a step does once for all layers."""
+        step = self.step
+        attention_plan(step["entry_start"], step["entry_ctx"], step["parent"], step["depth"], self.workspace)
+
+    def attend(self) -> None:
+        """One layer, into ``out``."""
+        step, case = self.step, self.case
+        tree_attention(
+            self.q, self.keys, self.values, self.out, self.workspace, entry_of=step["entry_of"],
+            entry_start=step["entry_start"], entry_ctx=step["entry_ctx"], depth=step["depth"],
+            page_table=step["page_table"], scale=case.head_dim**-0.5, window=case.window,
+        )  # fmt: skip
+
+    def ancestors(self) -> Tensor:
+        """bool [nodes, nodes]: the second is the first or above it."""
+        found = torch.eye(self.case.nodes, dtype=torch.bool)
+        for node, parent in enumerate(self.parents):
+            if parent >= 0:
+                found[node] |= found[parent]
+        return found.to(self.q.device)
+
+
+def binary_tree(nodes: int) -> list[int]:
+    """Parents of a complete binary tree, in order of depth."""
+    return [-1, *((node - 1) // 2 for node in range(1, nodes))]
+
+
+def attention_figures(case: AttentionCase, timer: KernelTimer, device: torch.device, peak: float) -> dict[str, Any]:
+    """Microseconds of one layer and of the step's plan, bytes that must move, and their share of ``peak`` bytes/s."""
+    work = AttentionWork.of(case, device)
+    work.plan()
+    took = timer.microseconds(work.attend)
+    return {
+        "name": case.name,
+        "us": took,
+        "plan_us": timer.microseconds(work.plan),
+        "least_bytes": case.least_bytes,
+        "bandwidth_share": case.least_bytes / (took * 1e-6) / peak,
+    }
+
+
+def flex_rival(work: AttentionWork) -> Callable[[], Tensor]:
+    """What computes [batch, nodes, heads, head_dim]; compiled on a GPU. Keys and values lie side by side for it, which
+    saves it the page table.
+
+    Raises:
+        ValueError: the case has a window, which is not compared.
+    """
+    case = work.case
+    if case.window:
+        raise ValueError("windows are not compared")
+    context, keys_each = case.context, case.context + case.nodes
+    ancestors = work.ancestors()
+
+    def sees(batch: Tensor, head: Tensor, row: Tensor, key: Tensor) -> Tensor:
+        return (key < context) | ancestors[row, (key - context).clamp(min=0)]
+
+    on_gpu = work.q.is_cuda
+    device = str(work.q.device)
+    # Heads and sequences share the mask, as the trees are alike: that is the least it can read.
+    mask = create_block_mask(sees, None, None, case.nodes, keys_each, device=device, _compile=on_gpu)
+    q = work.q.view(case.batch, case.nodes, case.heads, case.head_dim).transpose(1, 2).contiguous()
+    k, v = (_side_by_side(work, pool, keys_each) for pool in (work.keys, work.values))
+    attend = torch.compile(flex_attention, dynamic=False) if on_gpu else flex_attention
+    gqa = case.heads != case.kv_heads
+
+    def run() -> Tensor:
+        out: Tensor = attend(q, k, v, block_mask=mask, scale=case.head_dim**-0.5, enable_gqa=gqa)
+        return out.transpose(1, 2)
+
+    return run
+
+
+def _side_by_side(work: AttentionWork, pool: Tensor, keys_each: int) -> Tensor:
+    """[batch, kv_heads, keys, head_dim] of a paged pool."""
+    pages = pool[work.step["page_table"].long()]  # [batch, pages, kv_heads, 64, head_dim]
+    return pages.transpose(1, 2).flatten(2, 3)[:, :, :keys_each].contiguous()
+
+
+WORKSPACE_BYTES = 256 << 20
+
+
+def flashinfer_rival(work: AttentionWork) -> Callable[[], Tensor]:
+    """What computes [batch * nodes, heads, head_dim] from the very same pages.
+
+    Raises:
+        ImportError: the library is not there.
+        ValueError: the case has a window, which is not compared.
+    """
+    case, device = work.case, work.q.device
+    if case.window:
+        raise ValueError("windows are not compared")
+    library = import_module("flashinfer")
+    each = work.step["page_table"].shape[1]
+
+    def starts(size: int) -> Tensor:
+        return torch.arange(0, (case.batch + 1) * size, size, dtype=torch.int32, device=device)
+
+    wrapper = library.BatchPrefillWithPagedKVCacheWrapper(
+        torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device), "HND"
+    )
+    seen = torch.ones(case.nodes, case.context, dtype=torch.bool, device=device)
+    mask = torch.cat([seen, work.ancestors()], dim=1).flatten().repeat(case.batch)
+    last = (case.context + case.nodes - 1) % TILE + 1
+    wrapper.plan(
+        starts(case.nodes), starts(each), work.step["page_table"].flatten(),
+        torch.full((case.batch,), last, dtype=torch.int32, device=device),
+        case.heads, case.kv_heads, case.head_dim, TILE,
+        custom_mask=mask, sm_scale=case.head_dim**-0.5, q_data_type=work.q.dtype,
+    )  # fmt: skip
+    out = torch.empty_like(work.q)
+
+    def run() -> Tensor:
+        wrapper.run(work.q, (work.keys, work.values), out=out)
+        return out
+
+    return run
+
+
+Rival = Callable[[AttentionWork], Callable[[], torch.Tensor]]
+RIVALS: dict[str, Rival] = {"flex": flex_rival, "flashinfer": flashinfer_rival}
+MOST_ERROR = 2e-2  # of the norm: what 16-bit results of the same attention may differ by
+
+
+def rival_figures(case: AttentionCase, timer: KernelTimer, device: torch.device) -> dict[str, Any]:
+    """Microseconds of our layer and of each rival's, how many times ours they take, and by what share of the norm their
+    results differ. A rival that can not be had, fails or computes something else is told as ``NAME_skipped``."""
+    work = AttentionWork.of(case, device)
+    work.plan()
+    ours = timer.microseconds(work.attend)
+    found: dict[str, Any] = {"name": case.name, "us": ours}
+    for name, rival in RIVALS.items():
+        try:
+            run = rival(work)
+            theirs = run().reshape(work.out.shape).float()
+            error = float(torch.linalg.norm(theirs - work.out.float()) / torch.linalg.norm(work.out.float()))
+            if not error <= MOST_ERROR:
+                raise ValueError(f"its results differ by {error:.3f}")
+            took = timer.microseconds(run)
+        except Exception as why:  # whatever is wrong with it, ours are to be measured
+            found[f"{name}_skipped"] = f"{type(why).__name__}: {why}".splitlines()[0][:200]
+        else:
+            found |= {f"{name}_us": took, f"{name}_over_ours": took / ours, f"{name}_difference": error}
+    return found

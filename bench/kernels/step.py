@@ -1,0 +1,320 @@
+"""Linear layers and whole steps of a model on a GPU, with our kernels and with the vendor's library."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from bench.kernels.attention import binary_tree
+from bench.kernels.timer import KernelTimer
+from specdec.engine.device_verify import DeviceOutputs, DeviceVerifier
+from specdec.engine.engine import Engine, EngineParts
+from specdec.models.device_decoder import DeviceDecoder, DeviceNetwork, GraphCache
+from specdec.models.device_linear import DenseLinear
+from specdec.models.device_step import StepArrays
+from specdec.models.device_weights import DeviceLayer
+from specdec.types import Delta, Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
+from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
+from verify_kernels.gpu.linear import linear
+from verify_kernels.gpu.linear_fp8 import linear_fp8
+from verify_kernels.gpu.linear_int4 import linear_int4
+from verify_kernels.gpu.linear_plan import LinearKind, LinearWorkspace
+from verify_kernels.gpu.quantized_weights import pack_int4, quantize_weight
+from verify_kernels.sampling import RowSampling, SamplingPolicy
+
+LLAMA_8B = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
+LINEAR_ROWS = (1, 32, 64)
+KINDS: tuple[LinearKind, ...] = ("bf16", "fp8", "int4")
+GROUP = 128
+
+
+def linear_figures(
+    n: int, k: int, kind: LinearKind, timer: KernelTimer, device: torch.device, peak: float
+) -> list[dict[str, Any]]:
+    """Of each number of rows: microseconds, and the weight's bytes as a share of ``peak`` bytes/s. bf16 also says what
+    the vendor's library takes."""
+    found = []
+    nbytes, bind = _weight(n, k, kind, device)
+    for rows in LINEAR_ROWS:
+        took = timer.microseconds(bind(rows))
+        figures = {
+            "name": f"{kind} {n}x{k} rows{rows}", "us": took, "weight_bytes": nbytes,
+            "bandwidth_share": nbytes / (took * 1e-6) / peak,
+        }  # fmt: skip
+        if kind == "bf16":
+            x, weight = _random(rows, k, device), _random(n, k, device)
+            out = torch.empty(rows, n, dtype=x.dtype, device=device)
+            figures["library_us"] = timer.microseconds(partial(torch.mm, x, weight.t(), out=out))
+        found.append(figures)
+    return found
+
+
+def _random(n: int, k: int, device: torch.device) -> torch.Tensor:
+    return (torch.randn(n, k, device=device) * k**-0.5).to(torch.bfloat16)
+
+
+def _weight(n: int, k: int, kind: LinearKind, device: torch.device) -> tuple[int, Callable[[int], Callable[[], None]]]:
+    """Bytes of a weight, and what makes the work for a number of rows."""
+    workspace = LinearWorkspace.for_layers([(n, k, kind, GROUP)], max(LINEAR_ROWS), device)
+
+    def out(rows: int) -> torch.Tensor:
+        return torch.empty(rows, n, dtype=torch.bfloat16, device=device)
+
+    if kind == "int4":
+        levels = torch.randint(0, 16, (n, k), dtype=torch.uint8, device=device)
+        scales = torch.full((n, -(-k // GROUP)), 0.01, dtype=torch.float16, device=device)
+        packed = pack_int4(levels, scales, None, GROUP)
+
+        def int4(rows: int) -> Callable[[], None]:
+            x, y = _random(rows, k, device), out(rows)
+            return lambda: linear_int4(x, packed, y, workspace=workspace)
+
+        return packed.nbytes, int4
+    dense = _random(n, k, device)
+    if kind == "fp8":
+        weight, scale = quantize_weight(dense)
+
+        def fp8(rows: int) -> Callable[[], None]:
+            x, x_scale = quantize_weight(_random(rows, k, device))
+            y = out(rows)
+            return lambda: linear_fp8(x, x_scale, weight, scale, y, workspace=workspace)
+
+        return weight.numel() + 4 * n, fp8
+
+    def bf16(rows: int) -> Callable[[], None]:
+        x, y = _random(rows, k, device), out(rows)
+        return lambda: linear(x, dense, y, workspace=workspace)
+
+    return 2 * n * k, bf16
+
+
+class LibraryLinear(DenseLinear):
+    """On the weights of another layer, to be timed beside it; nothing else uses it."""
+
+    @staticmethod
+    def of(dense: DenseLinear) -> LibraryLinear:
+        """What computes the same, but for the order."""
+        return LibraryLinear(dense.weight, dense._bias, dense._scratch)
+
+    def plain(self, x: Tensor, out: Tensor, residual: Tensor | None = None) -> None:
+        """out = x W^T + bias + residual."""
+        added = [tensor for tensor in (residual, self._bias) if tensor is not None]
+        if any(tensor.dtype != x.dtype for tensor in (out, *added)):  # logits are float32
+            out.copy_(torch.mm(x, self.weight.t()))
+            for tensor in added:
+                out.add_(tensor)
+        elif not added:
+            torch.mm(x, self.weight.t(), out=out)
+        else:
+            torch.addmm(added[0], x, self.weight.t(), out=out)
+            for tensor in added[1:]:
+                out.add_(tensor)
+
+
+def library_network(decoder: DeviceDecoder) -> DeviceNetwork | None:
+    """The decoder's model on the same weights and KV with every linear layer by the library; None where layers are
+    quantised, for which it has none."""
+    weights = decoder.model.weights
+    layers = [_swapped(layer) for layer in weights.layers]
+    if any(layer is None for layer in layers):
+        return None
+    found = [layer for layer in layers if layer is not None]
+    model = replace(decoder.model, weights=replace(weights, layers=found, lm_head=LibraryLinear.of(weights.lm_head)))
+    return DeviceNetwork(model, decoder.pool, decoder.buffer.tiers.largest, decoder.max_positions)
+
+
+def _swapped(layer: DeviceLayer) -> DeviceLayer | None:
+    linears = (layer.qkv, layer.o, layer.gate_up, layer.down)
+    dense = [LibraryLinear.of(linear) for linear in linears if isinstance(linear, DenseLinear)]
+    if len(dense) < len(linears):
+        return None
+    qkv, o, gate_up, down = dense
+    return replace(layer, qkv=qkv, o=o, gate_up=gate_up, down=down)
+
+
+class NotedGraphs:
+    """Stands in for a decoder's graphs: what it is given it passes on and counts by key. With a ``timer`` it then
+    times each key's work once, while that step is the one loaded: a step run again writes what it wrote before."""
+
+    def __init__(self, inner: GraphCache, timer: KernelTimer | None = None) -> None:
+        self._inner, self._timer = inner, timer
+        self.counts: Counter[Hashable] = Counter()
+        self.microseconds: dict[Hashable, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def run(self, key: Hashable, work: Callable[[], None]) -> None:
+        """As `GraphCache.run`."""
+        self._inner.run(key, work)
+        self.counts[key] += 1
+        if self._timer is not None and key not in self.microseconds:
+            self.microseconds[key] = self._timer.microseconds(work, cold=False)
+
+    def clear(self) -> None:
+        """As `GraphCache.clear`."""
+        self._inner.clear()
+
+
+@contextmanager
+def noted_graphs(decoder: DeviceDecoder, timer: KernelTimer | None = None) -> Iterator[NotedGraphs]:
+    """Notes of what ``decoder`` runs in here."""
+    inner = decoder.graphs
+    notes = NotedGraphs(inner, timer)
+    decoder.graphs = cast(GraphCache, notes)
+    try:
+        yield notes
+    finally:
+        decoder.graphs = inner
+
+
+ROWS = (1, 8, 16, 32, 64)
+TAIL_BATCH, TAIL_NODES = 8, 16
+TAIL_SAMPLINGS = (("greedy", 0.0, 1.0), ("sampled", 0.8, 0.95))  # temperature, top_p
+# The target's logits as those of the random models, and one that wins whatever is drawn
+SPREAD, LIKELY, CERTAIN = 3.0, 1, 40.0
+# In the first with drafts the oracle has nothing to remember, in the second kinds of step that come once run as they
+# are, in the third they are recorded; only then is all of a run replayed.
+ENGINE_RUNS = 3
+
+
+class StepFigures:
+    """Measures the target of ``parts``, which must be on a device. Its KV is noise, its graphs are its own."""
+
+    def __init__(self, parts: EngineParts, timer: KernelTimer, peak: float, context: int) -> None:
+        assert isinstance(parts.decoder, DeviceDecoder)
+        self._parts, self._decoder, self._timer = parts, parts.decoder, timer
+        self._peak, self._context = peak, context
+        for pool in (self._decoder.pool.k, self._decoder.pool.v):
+            for layer in pool:  # not all at once: float8 has no generator of its own
+                layer.copy_(torch.randn(layer.shape, dtype=torch.float16, device=layer.device))
+
+    def forwards(self) -> list[dict[str, Any]]:
+        """By rows of one tree: microseconds, over those of one row, weights and KV as a share of the bandwidth, and,
+        where weights are not quantised, the same step with the library's linear layers and ours over the faster."""
+        config, weights = self._decoder.config, self._decoder.model.weights.nbytes
+        kv = 2 * self._context * config.kv_size * config.n_layers * self._decoder.pool.k.element_size()
+        library = library_network(self._decoder)
+        found: list[dict[str, Any]] = []
+        for rows in (r for r in ROWS if r <= self._decoder.max_logit_rows):
+            step, _ = self._decoder.buffer.load(self._batch(1, rows), range(rows))
+            took = self._timer.microseconds(partial(_forward, self._decoder.network, step), cold=False)
+            share = (weights + kv) / (took * 1e-6) / self._peak
+            ratio = took / found[0]["us"] if found else 1.0
+            found.append({"rows": rows, "us": took, "over_one_row": ratio, "bandwidth_share": share})
+            if library is not None:
+                theirs = self._timer.microseconds(partial(_forward, library, step), cold=False)
+                found[-1] |= {"library_us": theirs, "over_fastest": took / min(took, theirs)}
+        return found
+
+    def tail(self) -> dict[str, Any]:
+        """Sampling, walk and KV move of a batch of trees, once its logits are there: where a path down each tree is
+        accepted, by how many slots then move, and where logits are flat and nothing is."""
+        entries = min(TAIL_BATCH, self._decoder.buffer.tiers.largest.entries)
+        nodes = min(TAIL_NODES, self._decoder.max_logit_rows // entries)
+        rows = entries * nodes
+        found: dict[str, Any] = {"entries": entries, "nodes": nodes}
+        verifier = DeviceVerifier(self._decoder)
+        for name, temperature, top_p in TAIL_SAMPLINGS:
+            samplings = [RowSampling(SamplingPolicy(row, temperature, top_p=top_p), 100) for row in range(rows)]
+            firsts = list(range(0, rows, nodes))
+            step, needs = self._decoder.buffer.load(
+                self._batch(entries, nodes), range(rows), [0] * entries, firsts, samplings
+            )
+            assert step.table is not None
+            outputs = DeviceOutputs.allocate(step.tier.entries, step.tier.samples, None, 63, self._decoder.device)
+            logits = self._decoder.network.logits_of(step.tier.samples)
+            work = partial(verifier.decide, step, step.table, needs, logits, outputs)
+            _accepting(logits)
+            found[f"{name}_us"] = self._timer.microseconds(work, cold=False)
+            found[f"{name}_moves"] = int((outputs.accepted.move_source >= 0).sum())
+            logits.normal_()
+            found[f"flat_{name}_us"] = self._timer.microseconds(work, cold=False)
+        return found
+
+    def engine(self, tokens: int = 200) -> dict[str, Any]:
+        """One request by plain decode, then as an oracle remembers it: milliseconds per token, tokens per step, the
+        share of the time in which the device waits for the next step, and the speed-up. The first runs of each only
+        compile and record; the last, after the one that counts, times each kind of step without the host."""
+        engine = Engine(dataclasses.replace(self._parts, costs=None))
+        found: dict[str, Any] = {"drafters": list(self._parts.info.drafters)}
+        for name, mode in (("off", SpeculationMode.OFF), ("on", SpeculationMode.ON)):
+            for _ in range(ENGINE_RUNS):
+                self._decode(engine, mode, tokens)
+            with noted_graphs(self._decoder) as notes:
+                found[name] = self._decode(engine, mode, tokens, notes)
+            with noted_graphs(self._decoder, self._timer) as alone:
+                self._decode(engine, mode, tokens)
+            found[name] |= _host_gap(found[name], notes, alone)
+        found["speed_up"] = found["off"]["ms_per_token"] / found["on"]["ms_per_token"]
+        return found
+
+    def _decode(
+        self, engine: Engine, mode: SpeculationMode, tokens: int, notes: NotedGraphs | None = None
+    ) -> dict[str, float]:
+        """``notes`` then hold the steps after the prompt alone, which are those that the figures are of."""
+        prompt = tuple(i % 251 for i in range(min(64, self._context)))
+        engine.submit(
+            Request(
+                "bench", prompt, SamplingParams(temperature=0.0), StoppingParams(max_tokens=tokens, ignore_eos=True),
+                speculation=SpeculationParams(mode),
+            )
+        )  # fmt: skip
+        steps = emitted = 0
+        began = 0.0
+        while engine.has_work():
+            events = engine.step()
+            if began and engine.last_step is not None:
+                steps += 1
+                emitted += sum(len(event.token_ids) for event in events if isinstance(event, Delta))
+            elif any(isinstance(event, Delta) for event in events):
+                began = time.perf_counter()  # the prompt is done
+                if notes is not None:
+                    notes.counts.clear()
+        wall_ms = (time.perf_counter() - began) * 1e3
+        return {
+            "ms_per_token": wall_ms / max(emitted, 1),
+            "tokens_per_step": emitted / max(steps, 1),
+            "ms_per_step": wall_ms / max(steps, 1),
+        }
+
+    def _batch(self, entries: int, nodes: int) -> ForwardBatch:
+        each = -(-(self._context + nodes) // PAGE_SIZE)
+        parents = binary_tree(nodes)
+        tokens = [LIKELY if node % 2 else LIKELY + 1 for node in range(nodes)]  # of siblings the first is likely
+        pages = self._decoder.pool.pages
+        return ForwardBatch.build(
+            [
+                BatchEntry(tokens, parents, self._context, [(e * each + i) % pages for i in range(each)])
+                for e in range(entries)
+            ]
+        )
+
+
+def _forward(network: DeviceNetwork, step: StepArrays) -> None:
+    network.hidden(step)
+    network.logits(step)
+
+
+def _accepting(logits: Tensor) -> None:
+    """Logits by which every node's first child is accepted."""
+    logits.normal_().mul_(SPREAD)
+    logits[:, LIKELY] = CERTAIN
+
+
+def _host_gap(figures: dict[str, float], notes: NotedGraphs, alone: NotedGraphs) -> dict[str, float]:
+    """Share of a step in which the device has nothing of it to do. ``alone`` is of another run of the same request; a
+    kind of step that did not come in it, as the controller decides by the clock, counts as the mean of the others."""
+    known = {key: count for key, count in notes.counts.items() if key in alone.microseconds}
+    steps = max(sum(known.values()), 1)
+    device_ms = sum(count * alone.microseconds[key] for key, count in known.items()) / steps / 1e3
+    return {"device_ms_per_step": device_ms, "host_gap_between_steps": 1 - device_ms / figures["ms_per_step"]}

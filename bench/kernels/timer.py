@@ -1,0 +1,99 @@
+"""Times of device work by replays of a graph with cold caches, and the facts of the GPU they were taken on."""
+
+from __future__ import annotations
+
+import datetime
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+
+FLUSH_BYTES = 512 << 20  # several times the last-level cache of any GPU
+WARM_RUNS = 2
+
+
+class KernelTimer:
+    """Medians of ``repeats`` replays. Before each, more memory is read than caches hold, so that weights and keys come
+    from memory as they do between the layers of a model. Read, not written: a cache full of what was written has to
+    bring that to memory while the work is timed. Without a GPU work is run and timed as it is."""
+
+    def __init__(self, device: torch.device, repeats: int = 20) -> None:
+        self._cuda, self._repeats = device.type == "cuda", repeats
+        self._flush = torch.zeros(FLUSH_BYTES // 4 if self._cuda else 1, device=device)
+        self._sum = torch.zeros((), device=device)
+
+    def microseconds(self, work: Callable[[], object], *, cold: bool = True) -> float:
+        """Median time of ``work``, which must be the same launches on the same memory each time."""
+        if not self._cuda:
+            began = time.perf_counter()
+            work()
+            return (time.perf_counter() - began) * 1e6
+        for _ in range(WARM_RUNS):  # compiles
+            work()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            work()
+        pairs = []
+        for _ in range(self._repeats):
+            if cold:
+                torch.sum(self._flush, dim=0, out=self._sum)
+            pair = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            pair[0].record()
+            graph.replay()
+            pair[1].record()
+            pairs.append(pair)
+        torch.cuda.synchronize()
+        return statistics.median(start.elapsed_time(end) * 1e3 for start, end in pairs)
+
+
+# Bytes per second, from the makers' data sheets
+NOMINAL = {"H200": 4.8e12, "H100": 3.35e12, "A100": 2.039e12, "B200": 8.0e12, "MI300X": 5.3e12}
+COPY_BYTES = 2 << 30
+
+
+def peak_bandwidth(device: torch.device) -> tuple[float, str]:
+    """Bytes per second of the GPU's memory, and where that figure is from: its data sheet, or a copy."""
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+        for known, value in NOMINAL.items():
+            if known in name:
+                return value, "data sheet"
+    return copy_bandwidth(device), "copy"
+
+
+def copy_bandwidth(device: torch.device) -> float:
+    """Bytes read and written per second by a plain copy."""
+    size = COPY_BYTES if device.type == "cuda" else 1 << 20
+    source = torch.zeros(size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2 * size / KernelTimer(device).microseconds(lambda: target.copy_(source), cold=False) * 1e6
+
+
+def device_facts(device: torch.device, commit: str = "") -> dict[str, Any]:
+    """Hardware, versions, date and commit, which git is asked for where none is given."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu, kernels interpreted"
+    peak, source = peak_bandwidth(device)
+    return {
+        "device": name,
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "commit": commit or commit_here(),
+        "peak_bytes_per_s": peak,
+        "peak_source": source,
+        "copy_bytes_per_s": copy_bandwidth(device),
+    }
+
+
+def commit_here() -> str | None:
+    """Of the sources; None where there is no git or they came without their history."""
+    try:
+        git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    return git.stdout.strip() or None

@@ -1,0 +1,100 @@
+"""Facts about the machine that figures were measured on: processor, memory bandwidth, commit."""
+
+from __future__ import annotations
+
+import ctypes
+import datetime
+import mmap
+import os
+import platform
+import statistics
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specdec.config import EngineConfig
+from specdec.types import EngineInfo
+from verify_kernels.cpu.library import load_library
+
+SIZE = 1 << 30
+
+
+class BandwidthProbe:
+    """Reads 1 GiB of random bytes on huge pages, as the weights lie, with all threads."""
+
+    def __init__(self, cache_dir: Path, threads: int) -> None:
+        self._library = load_library(cache_dir)
+        self._library.sd_read_bandwidth.restype = ctypes.c_uint64
+        self._threads = threads
+        self._memory = mmap.mmap(-1, SIZE)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            self._memory.madvise(mmap.MADV_HUGEPAGE)
+        self._data = torch.frombuffer(self._memory, dtype=torch.uint8)
+        self._data.random_(0, 255)
+
+    def measure(self, repeats: int = 3) -> float:
+        """Bytes per second, the best of ``repeats``: noise only ever slows a read."""
+        return max(self._once() for _ in range(repeats))
+
+    def median(self, repeats: int = 5) -> float:
+        """Bytes per second, the median of ``repeats``."""
+        return statistics.median(self._once() for _ in range(repeats))
+
+    def _once(self) -> float:
+        began = time.perf_counter()
+        self._library.sd_read_bandwidth(
+            ctypes.c_void_p(self._data.data_ptr()), ctypes.c_int64(SIZE), ctypes.c_int32(self._threads)
+        )
+        return SIZE / (time.perf_counter() - began)
+
+
+def machine_facts(config: EngineConfig, info: EngineInfo) -> dict[str, Any]:
+    """Processor, cores, memory bandwidth (bytes read, GB/s; None with the reference kernels), model, date, commit."""
+    bandwidth = None
+    if info.kernels == "native":
+        bandwidth = round(BandwidthProbe(config.cache_dir, info.threads).median() / 1e9, 2)
+    return {
+        "cpu": cpu_model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "threads": info.threads,
+        "read_bandwidth_gb_s": bandwidth,
+        "python": platform.python_version(),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "commit": commit(),
+        "version": info.version,
+        "target": info.target,
+        "draft": info.draft,
+        "dtype": info.dtype,
+        "kernels": info.kernels,
+        "numeric_mode": info.numeric_mode,
+        "drafters": list(info.drafters),
+        "speculation": config.speculation.model_dump(mode="json"),
+    }
+
+
+def cpu_model() -> str:
+    """The processor as it calls itself, or its architecture."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def commit(folder: Path = Path(__file__).parent) -> str | None:
+    """The commit this code is from, with `+` when files differ from it; None outside a git checkout."""
+    try:
+        found = _git(folder, "rev-parse", "--short=12", "HEAD")
+        changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found + ("+" if changed else "")
+
+
+def _git(folder: Path, *words: str) -> str:
+    done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=10, check=True)
+    return done.stdout.strip()

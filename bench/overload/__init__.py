@@ -1,1 +1,0 @@
-"""A server that is asked for more than it can do: does it still do what it can?"""

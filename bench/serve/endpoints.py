@@ -1,0 +1,356 @@
+"""Servers that load can be put on: ours over gRPC, any with OpenAI's API over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from contextlib import aclosing
+from hashlib import blake2b
+from typing import Any, Literal, NamedTuple
+from urllib.parse import urlsplit
+
+import grpc
+import httpx
+
+from bench.serve.request import Ask, Endpoint, Record, RefusedError
+from specdec.client.client import Client
+from specdec.client.connection import CallError, Credentials, RetryPolicy
+from specdec.client.prompt import CompletionHints, GenerateOptions
+from specdec.errors import ConfigError, SpecdecError
+from specdec.types import (
+    Delta,
+    Finished,
+    RequestEvent,
+    SamplingParams,
+    SpeculationMode,
+    SpeculationParams,
+    Started,
+    StoppingParams,
+)
+
+
+class ServerUrl(NamedTuple):
+    """``place``: host:port where ``face`` is grpc; else the URL that paths are put behind, with the API's version."""
+
+    face: Literal["grpc", "http"]
+    place: str
+    tls: bool
+
+    @staticmethod
+    def read(url: str) -> ServerUrl:
+        """From ``grpc://host:port``, ``grpcs://host:port`` (TLS), ``http://host:port`` or ``https://``; of the latter
+        two, a URL without a path means the one below ``/v1``.
+
+        Raises:
+            ConfigError: it is of none of these forms.
+        """
+        try:
+            parts = urlsplit(url)
+            bare = parts.path in ("", "/")
+            good = bool(parts.hostname) and (parts.port is None or parts.port > 0)
+        except ValueError:
+            raise ConfigError(f"url: {url!r} is no URL; write grpc://HOST:PORT or http://HOST:PORT/v1") from None
+        if good and bare and parts.scheme in ("grpc", "grpcs"):
+            return ServerUrl("grpc", parts.netloc, parts.scheme == "grpcs")
+        if good and parts.scheme in ("http", "https"):
+            return ServerUrl("http", url.rstrip("/") + ("/v1" if bare else ""), parts.scheme == "https")
+        raise ConfigError(f"url: {url!r} is neither grpc://HOST:PORT nor http://HOST:PORT/v1")
+
+
+_BYTES = 16
+
+
+class Said:
+    """Gathers texts, and token ids where the server tells them. ``tells_ids``: whether it did, be there none."""
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+        self._ids: list[int] = []
+        self.tells_ids = False
+
+    def text(self, part: str) -> None:
+        """More text."""
+        self._texts.append(part)
+
+    def ids(self, part: Iterable[int]) -> None:
+        """More tokens."""
+        self.tells_ids = True
+        self._ids += part
+
+    def note(self, record: Record) -> None:
+        """Put the hashes into ``record``."""
+        record.text_hash = _digest("".join(self._texts))
+        if self.tells_ids:
+            record.token_hash = _digest(",".join(map(str, self._ids)))
+
+
+def _digest(text: str) -> bytes:
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=_BYTES).digest()
+
+
+_BUSY_CODES = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
+_HINTS = CompletionHints(mode="middle_or_prefix")
+
+
+class GrpcEndpoint:
+    """GenerateStream for texts and conversations, Complete for gaps; nothing is tried twice. Use in one event loop.
+
+    asked: further options of every request; those that an `Ask` has are taken from there.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        credentials: Credentials,
+        *,
+        temperature: float = 0.0,
+        asked: GenerateOptions | None = None,
+        deadline_s: float | None = None,
+    ) -> None:
+        self._client = Client(address, credentials, RetryPolicy(attempts=1))
+        self._sampling, self._asked = SamplingParams(temperature=temperature), asked or GenerateOptions()
+        self._deadline_s = deadline_s
+
+    async def send(self, ask: Ask, record: Record) -> None:
+        """As `Endpoint.send`."""
+        try:
+            async with aclosing(self._events(ask)) as events:
+                await _note(events, record)
+        except CallError as error:
+            if error.code in _BUSY_CODES and error.reached:
+                raise RefusedError(str(error), error.retry_after_s) from None
+            raise
+
+    async def close(self) -> None:
+        """As `Endpoint.close`."""
+        await self._client.close()
+
+    def _events(self, ask: Ask) -> AsyncGenerator[RequestEvent, None]:
+        options: GenerateOptions = {
+            **self._asked, "sampling": dataclasses.replace(ask.sampling or self._sampling, seed=ask.seed),
+            "stopping": StoppingParams(max_tokens=ask.max_tokens, stop=ask.stop, ignore_eos=ask.fixed),
+            "prediction": ask.prediction, "session": ask.session, "cache_salt": ask.salt,
+        }  # fmt: skip
+        if self._deadline_s is not None:
+            options["timeout_s"] = self._deadline_s
+        if ask.gap is not None:
+            return self._client.completion.complete(ask.gap, _HINTS, **options)
+        return self._client.stream(ask.ids or ask.chat or ask.text, **options)
+
+
+async def _note(events: AsyncGenerator[RequestEvent, None], record: Record) -> None:
+    clock = asyncio.get_running_loop().time
+    held = 0  # tokens whose text did not come yet
+    said = Said()
+    said.ids(())
+    async for event in events:
+        if isinstance(event, Delta):
+            held += len(event.token_ids)
+            said.ids(event.token_ids)
+            if event.text:
+                record.chunk(clock(), held)
+                said.text(event.text)
+                held = 0
+        elif isinstance(event, Started):
+            record.queue_ms = event.queue_ms
+        elif isinstance(event, Finished):
+            record.prompt_tokens, record.cached_tokens = event.usage.prompt_tokens, event.usage.cached_tokens
+            record.output_tokens = event.usage.output_tokens
+            record.steps(event.stats.num_steps, event.stats.num_spec_steps, event.stats.acceptance_histogram)
+    said.note(record)
+
+
+_BUSY_STATUS = (429, 503)
+_DATA = "data:"
+_SHOWN = 300
+_FILTERS, _PLAIN = ("top_p", "top_k", "min_p"), SamplingParams()
+_OPEN = ("specdec", "vllm")  # as they name themselves: servers that know cache salts, and tell token ids
+
+
+class EndpointError(SpecdecError):
+    """The server's answer is an error, or none at all."""
+
+
+class OpenAIEndpoint:
+    """Streams ``/completions`` for texts and gaps (``suffix``), ``/chat/completions`` for conversations.
+
+    base: with the version, ``http://host:port/v1``. model "": the first that the server names. tell_ids: ask a server
+    that can tell them for token ids. extra: fields of every body. Use in one event loop.
+    """
+
+    def __init__(
+        self,
+        base: str,
+        *,
+        key: str = "",
+        model: str = "",
+        temperature: float = 0.0,
+        tell_ids: bool = False,
+        extra: dict[str, Any] | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self._base, self._model, self._temperature, self._extra = base.rstrip("/"), model, temperature, extra or {}
+        self._open, self._tell_ids = False, tell_ids
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        # Waiting for a free connection of ours would look like waiting for the server.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        self._http = httpx.AsyncClient(
+            headers=headers, limits=limits, timeout=None, trust_env=False, transport=transport
+        )
+
+    async def find_model(self) -> str:
+        """The model that is asked for. Also finds out whether the server takes salts and tells token ids.
+
+        Raises:
+            EndpointError: none was given, and the server can not be reached, or names none.
+        """
+        try:
+            answer = await self._http.get(f"{self._base}/models", timeout=10.0)
+            answer.raise_for_status()
+            card = answer.json()["data"][0]
+            found, self._open = str(card["id"]), card.get("owned_by") in _OPEN
+        except (httpx.HTTPError, ValueError, LookupError, TypeError, AttributeError) as error:
+            if not self._model:
+                raise EndpointError(f"{self._base}/models names no model ({error}); give one with --model") from None
+        else:
+            self._model = self._model or found
+        return self._model
+
+    async def send(self, ask: Ask, record: Record) -> None:
+        """As `Endpoint.send`."""
+        path = "chat/completions" if ask.chat else "completions"
+        clock = asyncio.get_running_loop().time
+        said = Said()
+        try:
+            async with self._http.stream("POST", f"{self._base}/{path}", json=self._body(ask)) as answer:
+                if answer.status_code != 200:
+                    raise _refusal(answer.status_code, answer.headers, await answer.aread())
+                async for line in answer.aiter_lines():
+                    if line.startswith(_DATA):
+                        _take(line[len(_DATA) :].strip(), record, said, clock())
+        except httpx.HTTPError as error:
+            raise EndpointError(f"{type(error).__name__}: {error}") from None
+        said.note(record)
+
+    async def close(self) -> None:
+        """As `Endpoint.close`."""
+        await self._http.aclose()
+
+    def _body(self, ask: Ask) -> dict[str, Any]:
+        sampling = ask.sampling or SamplingParams(temperature=self._temperature)
+        body: dict[str, Any] = {
+            "model": self._model, "max_tokens": ask.max_tokens, "temperature": sampling.temperature, "stream": True,
+            "stream_options": {"include_usage": True},
+        }  # fmt: skip
+        # Not every server knows all of them.
+        body |= {name: getattr(sampling, name) for name in _FILTERS if getattr(sampling, name) != getattr(_PLAIN, name)}
+        if ask.chat:
+            body["messages"] = [{"role": turn.role, "content": turn.content} for turn in ask.chat]
+        elif ask.gap is not None:
+            body |= {"prompt": ask.gap.prefix, "suffix": ask.gap.suffix}
+        else:
+            body["prompt"] = list(ask.ids) if ask.ids else ask.text
+        if ask.stop:
+            body["stop"] = list(ask.stop)
+        if ask.fixed:
+            body["ignore_eos"] = True  # not OpenAI's, but ours, vLLM's, SGLang's and llama.cpp's
+        if ask.prediction:
+            body["prediction"] = {"type": "content", "content": ask.prediction}
+        if ask.seed is not None:
+            body["seed"] = ask.seed
+        if self._open and ask.salt:
+            body["cache_salt"] = ask.salt
+        if self._open and self._tell_ids:
+            body["return_token_ids"] = True
+        return body | self._extra
+
+
+def _take(data: str, record: Record, said: Said, now_s: float) -> None:
+    if data == "[DONE]":
+        return
+    try:
+        event = json.loads(data)
+    except ValueError:
+        raise EndpointError(f"the stream holds something else than JSON: {data[:_SHOWN]}") from None
+    if event.get("error"):
+        raise EndpointError(str(event["error"])[:_SHOWN])
+    new = False
+    for choice in event.get("choices") or []:
+        text = choice.get("text") or (choice.get("delta") or {}).get("content")
+        if text:
+            said.text(text)
+            new = True
+        if choice.get("token_ids") is not None:
+            said.ids(choice["token_ids"])
+    if new:
+        record.chunk(now_s)
+    if usage := event.get("usage"):
+        record.prompt_tokens, record.output_tokens = usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
+        record.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    if figures := (event.get("metrics") or {}).get("speculative_decoding"):
+        all_steps, drafted = figures.get("num_steps", 0), figures.get("num_spec_steps", 0)
+        record.steps(all_steps, drafted, figures.get("acceptance_histogram", ()))
+
+
+def _refusal(status: int, headers: httpx.Headers, body: bytes) -> SpecdecError:
+    message = f"HTTP {status}: {body.decode('utf-8', 'replace')[:_SHOWN]}"
+    if status not in _BUSY_STATUS:
+        return EndpointError(message)
+    try:
+        hint: float | None = float(headers.get("retry-after", ""))
+    except ValueError:
+        hint = None
+    return RefusedError(message, hint)
+
+
+async def connect(
+    url: str, credentials: Credentials, *, model: str = "", temperature: float = 0.0, speculation: str = "auto"
+) -> tuple[Endpoint, dict[str, Any]]:
+    """The endpoint at ``url``, and facts about it for the report.
+
+    url: as `ServerUrl.read` takes it.
+
+    Raises:
+        ConfigError: the URL means nothing.
+        SpecdecError: the server does not answer.
+    """
+    asked = GenerateOptions(speculation=SpeculationParams(SpeculationMode(speculation)))
+    # Servers that are not ours would refuse a field they do not know.
+    extra = {} if speculation == "auto" else {"speculation": {"mode": speculation}}
+    endpoint, facts = await connect_with(url, credentials, asked, extra, model=model, temperature=temperature)
+    return endpoint, facts | {"url": url, "temperature": temperature, "speculation": speculation}
+
+
+async def connect_with(
+    url: str,
+    credentials: Credentials,
+    asked: GenerateOptions,
+    extra: Mapping[str, Any],
+    *,
+    model: str = "",
+    temperature: float = 0.0,
+    tell_ids: bool = False,
+) -> tuple[Endpoint, dict[str, Any]]:
+    """The same, with further options for every request: ``asked`` where the server speaks gRPC, ``extra`` fields of the
+    body where it speaks HTTP; ``tell_ids`` as `OpenAIEndpoint` has it. The facts are what the server says of itself;
+    raises as `connect` does."""
+    where = ServerUrl.read(url)
+    if where.face == "grpc":
+        if where.tls:
+            credentials = dataclasses.replace(credentials, tls=True)
+        async with Client(where.place, credentials) as client:
+            info = await client.info(timeout_s=10.0)
+        return (
+            GrpcEndpoint(where.place, credentials, temperature=temperature, asked=asked),
+            {"server": dataclasses.asdict(info)},
+        )
+    http = OpenAIEndpoint(
+        where.place, key=credentials.key, model=model, temperature=temperature, tell_ids=tell_ids, extra=dict(extra)
+    )
+    try:
+        return http, {"model": await http.find_model()}
+    except BaseException:
+        await http.close()
+        raise

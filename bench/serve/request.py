@@ -1,0 +1,225 @@
+"""One request of a load: what is asked and when, what was observed of it, and the objectives it has to meet."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+
+from specdec.client.prompt import ChatTurn, Fim
+from specdec.errors import ConfigError, SpecdecError
+from specdec.types import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Exactly one of ``text``, ``ids`` (the target's tokens), ``chat`` and ``gap`` is given. ``prediction``: text the
+    answer is expected to be like, ``session``: who asks, "" for nobody in particular. ``salt``: caches and draft texts
+    are shared only with an equal one, by servers that know of it. ``fixed``: the answer has ``max_tokens`` tokens,
+    wherever the model would end it. ``sampling`` None: at the endpoint's temperature; ``seed`` None: the server's.
+    """
+
+    name: str
+    max_tokens: int
+    text: str = ""
+    chat: tuple[ChatTurn, ...] = ()
+    gap: Fim | None = None
+    stop: tuple[str, ...] = ()
+    prediction: str = ""
+    session: str = ""
+    salt: str = ""
+    fixed: bool = False
+    ids: tuple[int, ...] = ()
+    seed: int | None = None
+    sampling: SamplingParams | None = None
+
+    def of_fixed_length(self) -> Ask:
+        """The same, and every answer as long as the other."""
+        return dataclasses.replace(self, stop=(), fixed=True)
+
+
+class TimedAsk(NamedTuple):
+    """``offset_s``: seconds after the beginning of the run."""
+
+    offset_s: float
+    ask: Ask
+
+
+Outcome = Literal["ok", "refused", "failed", "cut"]
+
+
+@dataclass(slots=True)
+class Record:
+    """All ``_s`` are seconds of the event loop's clock. ``due_s``: when it should have been sent; where each request
+    waits for the one before, that is when it was. ``chunk_s``: when each message that had text in it came;
+    ``chunk_tokens``: the tokens of each, empty where the server does not tell; neither does every one tell ``accepted``
+    (entry k counts the verify steps that accepted k draft tokens), ``queue_ms`` and the tokens of ``token_hash``.
+
+    Outcomes: "refused" for now by the server, "failed" in another way, "cut" by our own timeout.
+    """
+
+    name: str
+    due_s: float
+    sent_s: float = 0.0
+    end_s: float = 0.0
+    chunk_s: list[float] = field(default_factory=list)
+    chunk_tokens: list[int] = field(default_factory=list)
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    tokens_per_step: float | None = None
+    accepted: tuple[int, ...] = ()
+    queue_ms: float | None = None
+    token_hash: bytes = b""
+    text_hash: bytes = b""
+    outcome: Outcome = "ok"
+    error: str = ""
+    retry_after_s: float | None = None
+
+    def chunk(self, now_s: float, tokens: int | None = None) -> None:
+        """A message with text came."""
+        self.chunk_s.append(now_s)
+        if tokens is not None:
+            self.chunk_tokens.append(tokens)
+
+    def steps(self, number: int, drafted: int, histogram: Sequence[int]) -> None:
+        """There were ``number`` verify steps, ``drafted`` of them with drafts, counted by accepted tokens."""
+        if number:
+            self.tokens_per_step = self.output_tokens / number
+        counts = [*histogram] or [0]
+        counts[0] += number - drafted
+        self.accepted = tuple(counts) if number else ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether it was answered to the end."""
+        return self.outcome == "ok"
+
+    @property
+    def slip_ms(self) -> float:
+        """How much later than due it was sent."""
+        return (self.sent_s - self.due_s) * 1e3
+
+    @property
+    def ttft_ms(self) -> float:
+        """From when it was due to the first text, or to the end of an answer without any."""
+        first = self.chunk_s[0] if self.chunk_s else self.end_s
+        return (first - self.due_s) * 1e3
+
+    @property
+    def e2e_ms(self) -> float:
+        """From when it was due to the end."""
+        return (self.end_s - self.due_s) * 1e3
+
+    @property
+    def tpot_ms(self) -> float | None:
+        """Time per output token after the first; None for fewer than two."""
+        if self.output_tokens < 2:
+            return None
+        return (self.e2e_ms - self.ttft_ms) / (self.output_tokens - 1)
+
+    @property
+    def gaps_ms(self) -> list[float]:
+        """Times between neighbouring messages with text."""
+        return [(b - a) * 1e3 for a, b in pairwise(self.chunk_s)]
+
+    def as_dict(self, start_s: float) -> dict[str, Any]:
+        """JSON-able; times in ms, ``due_ms`` from the beginning of the run."""
+        found: dict[str, Any] = {
+            "name": self.name, "outcome": self.outcome, "due_ms": round((self.due_s - start_s) * 1e3, 3),
+            "slip_ms": round(self.slip_ms, 3), "e2e_ms": round(self.e2e_ms, 3), "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens, "output_tokens": self.output_tokens, "chunks": len(self.chunk_s),
+        }  # fmt: skip
+        if self.ok:
+            tpot = self.tpot_ms
+            found |= {"ttft_ms": round(self.ttft_ms, 3), "tpot_ms": None if tpot is None else round(tpot, 4)}
+        else:
+            found |= {"error": self.error, "retry_after_s": self.retry_after_s}
+        return found
+
+
+class RefusedError(SpecdecError):
+    """``retry_after_s``: when it is worth another try, None where the server gave no hint."""
+
+    def __init__(self, message: str, retry_after_s: float | None) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(message)
+
+
+class Endpoint(Protocol):
+    """Sends one request at once and notes its answer; any number may run at the same time."""
+
+    async def send(self, ask: Ask, record: Record) -> None:
+        """Note every message and the token counts in ``record``; returns at the end of the answer.
+
+        Raises:
+            RefusedError: the server does not take it now.
+            SpecdecError: it failed in another way.
+        """
+
+    async def close(self) -> None:
+        """Let go of connections."""
+
+
+METRICS = ("ttft", "tpot", "itl", "e2e")
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """``metric``: one of `METRICS`; "itl" is the longest time between two messages of the answer."""
+
+    metric: str
+    limit_ms: float
+
+    @staticmethod
+    def read(text: str) -> Objective:
+        """From ``metric:milliseconds``.
+
+        Raises:
+            ConfigError: it is not of that form.
+        """
+        metric, _, limit = text.partition(":")
+        try:
+            limit_ms = float(limit)
+        except ValueError:
+            limit_ms = math.nan
+        if metric not in METRICS or not limit_ms > 0:
+            raise ConfigError(f"goodput: {text!r} is not METRIC:MILLISECONDS with one of {', '.join(METRICS)}")
+        return Objective(metric, limit_ms)
+
+    def kept_by(self, record: Record) -> bool:
+        """Whether an answered request keeps it; one without the figure (a single token has no tpot) does."""
+        share = self.share_of(record)
+        return share is None or share <= 1.0
+
+    def share_of(self, record: Record) -> float | None:
+        """An answered request's figure over the limit; None where it has no such figure."""
+        if self.metric == "itl":
+            return max(record.gaps_ms, default=0.0) / self.limit_ms
+        value: float | None = getattr(record, f"{self.metric}_ms")
+        return None if value is None else value / self.limit_ms
+
+    def __str__(self) -> str:
+        return f"{self.metric}:{self.limit_ms:g}"
+
+
+QUANTILES = (50, 90, 95, 99)
+
+
+def spread(values: Seq[float]) -> dict[str, float | int]:
+    """``n``, and where there are values ``mean``, ``p50`` to ``p99`` and ``max``.
+
+    A quantile is a value that was measured: the smallest that at least that share of all do not exceed.
+    """
+    if not values:
+        return {"n": 0}
+    points = np.percentile(values, QUANTILES, method="inverted_cdf")
+    found: dict[str, float | int] = {"n": len(values), "mean": round(float(np.mean(values)), 4)}
+    found |= {f"p{q}": round(float(point), 4) for q, point in zip(QUANTILES, points, strict=True)}
+    return found | {"max": round(float(max(values)), 4)}

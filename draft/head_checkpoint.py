@@ -1,0 +1,378 @@
+"""Loads an EAGLE-3 checkpoint for a target: configuration, tensors, packed weights."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from specdec.config import Dtype
+from specdec.errors import ModelError, UnsupportedModelError
+from specdec.models.config import ModelConfig
+from specdec.models.hf import parse_hf_config, read_json, weight_files
+from specdec.models.load import MAX_HEAD_DIM
+from specdec.models.memory import check_memory
+from verify_kernels.packed_weights import PackedLinear, pack_linear
+
+_TYPES = ("llama", "qwen2", "qwen3", "mistral")  # of the head: all of them write the same one layer
+# Variants that share the tensors' names but not the equations
+_VARIANTS = ("norm_before_fc", "norm_output", "fc_norm", "parallel_drafting")
+_TAP_KEY = "eagle_aux_hidden_state_layer_ids"
+
+
+@dataclass(frozen=True, slots=True)
+class HeadConfig:
+    """Shape and numerics of a head.
+
+    model: the one layer, as a decoder of one layer. taps: the target's layers whose inputs it reads, in order.
+    residual_normed: the residual of the attention is the normed hidden state instead of the plain one.
+    """
+
+    model: ModelConfig
+    taps: tuple[int, ...]
+    residual_normed: bool
+
+
+def parse_head_config(raw: dict[str, Any], name: str, target: ModelConfig) -> HeadConfig:
+    """The head's shape from its parsed ``config.json``; both the plain form and the one of vLLM's speculators.
+
+    Raises:
+        UnsupportedModelError: another kind of head, or more than one layer.
+        ModelError: a field is missing, has no sensible value or does not fit the target.
+    """
+    data = raw | raw.get("transformer_layer_config", {})
+    kind = data.get("model_type", "llama")
+    if kind not in _TYPES and "transformer_layer_config" not in raw:
+        raise UnsupportedModelError(f"{name}: config.json: model_type '{kind}' is no head specdec runs; {_way_out()}")
+    for flag in _VARIANTS:
+        if data.get(flag):
+            raise UnsupportedModelError(f"{name}: config.json: '{flag}' is not supported; {_way_out()}")
+    eagle = data.get("eagle_config") or {}
+    if eagle.get("use_aux_hidden_state") is False:
+        raise UnsupportedModelError(f"{name}: config.json: use_aux_hidden_state is false; {_way_out()}")
+    model = parse_hf_config(data | {"model_type": "llama"}, name)
+    if model.n_layers != 1:
+        raise UnsupportedModelError(
+            f"{name}: config.json: num_hidden_layers is {model.n_layers}; only heads of one layer are supported"
+        )
+    if model.head_dim % 2 or model.head_dim > MAX_HEAD_DIM or model.n_heads % model.n_kv_heads:
+        raise UnsupportedModelError(
+            f"{name}: config.json: {model.n_heads} heads of {model.head_dim} over {model.n_kv_heads} KV heads are not "
+            f"supported; heads must be even, at most {MAX_HEAD_DIM} wide, and a multiple of the KV heads"
+        )
+    return HeadConfig(model, _taps(data, eagle, name, target.n_layers), bool(data.get("norm_before_residual")))
+
+
+def _taps(data: dict[str, Any], eagle: dict[str, Any], name: str, layers: int) -> tuple[int, ...]:
+    """Layers whose input is read: EAGLE-3's own three, unless the configuration names others.
+
+    vLLM's top-level field counts as we do; inside ``eagle_config``, SGLang and SpecForge count the layers whose
+    *output* is read, one less.
+    """
+    usual = (2, layers // 2, layers - 3)
+    given, shift, field = data.get(_TAP_KEY), 0, _TAP_KEY
+    if not given and eagle.get(_TAP_KEY):
+        given, field = eagle[_TAP_KEY], f"eagle_config.{_TAP_KEY}"
+        shift = 0 if given == list(usual) else 1
+    if given is not None and not (isinstance(given, list) and all(type(i) is int for i in given)):
+        raise ModelError(f"{name}: config.json: '{field}' must be a list of layer numbers, got {given!r}")
+    taps = tuple(i + shift for i in given) if given else usual
+    if not all(0 <= tap < layers for tap in taps):
+        raise ModelError(
+            f"{name}: the head reads the inputs of layers {list(taps)}, the target has {layers} layers; "
+            "use a head trained for this target"
+        )
+    return taps
+
+
+def _way_out() -> str:
+    return "use an EAGLE-3 head of one Llama-style layer"
+
+
+_BIN = "pytorch_model.bin"
+
+
+class HeadTensors:
+    """Named tensors of a checkpoint folder, under EAGLE's own names (``midlayer.*``, no ``model.`` in front).
+
+    Raises:
+        ModelError: there are no weights, or they are truncated or corrupt.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._loaded: dict[str, Tensor] = {}
+        self._files: dict[str, Any] = {}
+        if not any(folder.glob("*.safetensors")) and (folder / _BIN).exists():
+            self._loaded = _read_bin(folder / _BIN)
+            self._stored = _stored_names(self._loaded)
+            return
+        for path in weight_files(folder):
+            try:
+                file = safe_open(path, framework="pt")
+            except (SafetensorError, OSError) as error:
+                raise ModelError(f"{path}: truncated or corrupt ({error}); fetch the head again") from None
+            self._files.update(dict.fromkeys(file.keys(), file))
+        self._stored = _stored_names(self._files)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every tensor there is."""
+        return tuple(self._stored)
+
+    def has(self, name: str) -> bool:
+        """Whether the checkpoint holds ``name``."""
+        return name in self._stored
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of ``name``; ModelError when it is missing."""
+        if name not in self._stored:
+            raise ModelError(
+                f"{self._folder}: tensor {name} is missing; the download is incomplete or this is no EAGLE-3 head"
+            )
+        stored = self._stored[name]
+        if stored in self._loaded:
+            return tuple(self._loaded[stored].shape)
+        return tuple(self._files[stored].get_slice(stored).get_shape())
+
+    def floats(self, name: str) -> Tensor:
+        """``name`` as float32; ModelError when it is missing or unreadable, UnsupportedModelError when quantised."""
+        tensor = self._read(name)
+        if tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+            raise UnsupportedModelError(
+                f"{self._folder}: tensor {name} has type {tensor.dtype}; use a head in bf16, fp16 or fp32"
+            )
+        return tensor.float().contiguous()
+
+    def integers(self, name: str) -> Tensor:
+        """``name`` (integer or bool) as int64; ModelError when it is missing, unreadable or of another type."""
+        tensor = self._read(name)
+        if tensor.is_floating_point() or tensor.is_complex():
+            raise ModelError(
+                f"{self._folder}: tensor {name} has type {tensor.dtype}, not an integer one; fetch the head again"
+            )
+        return tensor.long()
+
+    def _read(self, name: str) -> Tensor:
+        self.shape(name)
+        stored = self._stored[name]
+        if stored in self._loaded:
+            return self._loaded[stored]
+        try:
+            tensor: Tensor = self._files[stored].get_tensor(stored)
+        except (SafetensorError, RuntimeError, OSError) as error:
+            raise ModelError(f"{self._folder}: tensor {name} can not be read ({error}); fetch it again") from None
+        return tensor
+
+
+def _stored_names(stored: Iterable[str]) -> dict[str, str]:
+    """EAGLE's name of each tensor -> the name it is stored under; vLLM and SpecForge write ``layers.0.``."""
+    names = {}
+    for name in stored:
+        plain = name.removeprefix("model.")
+        names["midlayer." + plain.removeprefix("layers.0.") if plain.startswith("layers.0.") else plain] = name
+    return names
+
+
+def _read_bin(path: Path) -> dict[str, Tensor]:
+    try:
+        # weights_only: a pickle from the network must not run code
+        data = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ModelError(f"{path}: truncated, corrupt or not plain tensors ({reason}); fetch the head again") from None
+    if not isinstance(data, dict) or not all(isinstance(value, Tensor) for value in data.values()):
+        raise ModelError(f"{path}: must hold a dictionary of tensors; fetch the head again")
+    return data
+
+
+@dataclass(frozen=True, slots=True)
+class HeadModel:
+    """An EAGLE-3 head (Li et al., arXiv 2503.01840), packed. With h its hidden size:
+
+    embed: [>= target vocabulary, h], float16 or float32. fc: from the tapped features of a token to h.
+    embed_norm, hidden_norm, mlp_norm, final_norm: float32 [h]. qkv: rows [q; k; v] over 2h inputs (embedding, hidden);
+    gate_up: rows [gate; up]. lm_head: [draft vocabulary, h]. target_ids: int64 [draft vocabulary], the target's id of
+    each draft id, or None where the two vocabularies are one.
+    """
+
+    name: str
+    config: HeadConfig
+    target_vocab: int
+    embed: Tensor
+    fc: PackedLinear
+    embed_norm: Tensor
+    hidden_norm: Tensor
+    qkv: PackedLinear
+    o: PackedLinear
+    mlp_norm: Tensor
+    gate_up: PackedLinear
+    down: PackedLinear
+    final_norm: Tensor
+    lm_head: PackedLinear
+    target_ids: Tensor | None
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """What the target's `Decoder` must be built with."""
+        return self.config.taps
+
+
+_ATTENTION, _MLP = "midlayer.self_attn.", "midlayer.mlp."
+_NORMS = ("midlayer.input_layernorm", "midlayer.hidden_norm", "midlayer.post_attention_layernorm", "norm")
+_BIASED = ("fc", *(_ATTENTION + f"{part}_proj" for part in "qkvo"))
+_OPTIONAL = {"embed_tokens.weight", "d2t", "t2d", *(name + ".bias" for name in _BIASED)}
+_BYTES = {"int8": 1, "bf16": 2, "fp32": 4}
+
+
+def load_head(folder: Path, *, dtype: Dtype, target: ModelConfig, target_embed: Tensor) -> HeadModel:
+    """Read and pack the head in ``folder`` (config.json beside safetensors or pytorch_model.bin).
+
+    target_embed: the target's own embedding, used where the checkpoint has none.
+
+    Raises:
+        ModelError: a tensor or field is missing, damaged or made for another target, or memory is short.
+        UnsupportedModelError: a sound checkpoint of another architecture.
+    """
+    config = parse_head_config(read_json(folder / "config.json"), str(folder), target)
+    tensors = HeadTensors(folder)
+    loader = _Loader(folder, tensors, config, dtype, target)
+    loader.check()
+    return loader.load(target_embed)
+
+
+class _Loader:
+    def __init__(
+        self, folder: Path, tensors: HeadTensors, config: HeadConfig, dtype: Dtype, target: ModelConfig
+    ) -> None:
+        self._folder, self._tensors, self._config = folder, tensors, config
+        self._dtype, self._target = dtype, target
+
+    def check(self) -> None:
+        """Every tensor is there, has the shape that config and target call for, and means what we take it to mean."""
+        expected = self._expected()
+        others = [n for n in self._tensors.names if n not in expected and n not in _OPTIONAL and "rotary_emb" not in n]
+        if others:
+            raise UnsupportedModelError(
+                f"{self._folder}: tensor {min(others)} has no place in EAGLE-3's one layer; "
+                "use an EAGLE-3 head of one Llama-style layer"
+            )
+        if "midlayer.hidden_norm.weight" not in self._tensors.names:
+            raise UnsupportedModelError(
+                f"{self._folder}: tensor midlayer.hidden_norm.weight is missing, so this is no EAGLE-3 head "
+                "(EAGLE and EAGLE-2 heads have none); use an EAGLE-3 one"
+            )
+        for name, shape in expected.items():
+            found = self._tensors.shape(name)
+            if name == "fc.weight" and found != shape:
+                raise ModelError(
+                    f"{self._folder}: tensor fc.weight has shape {list(found)}, {list(shape)} is called for: "
+                    f"{len(self._config.taps)} features of the target's hidden size {self._target.hidden_size}; "
+                    "use a head trained for this target"
+                )
+            self._check_shape(name, found, shape)
+            bias = name.removesuffix(".weight") + ".bias"
+            if self._tensors.has(bias):
+                self._check_shape(bias, self._tensors.shape(bias), shape[:1])
+        size = sum(math.prod(shape) for shape in expected.values()) * _BYTES[self._dtype]
+        check_memory(str(self._folder), size, self._dtype)
+
+    def load(self, target_embed: Tensor) -> HeadModel:
+        """All of it packed."""
+        norms = [self._tensors.floats(name + ".weight") for name in _NORMS]
+        return HeadModel(
+            name=self._folder.resolve().name,
+            config=self._config,
+            target_vocab=self._target.vocab_size,
+            embed=self._embed(target_embed),
+            fc=self._linear("fc"),
+            embed_norm=norms[0],
+            hidden_norm=norms[1],
+            qkv=self._linear(*(_ATTENTION + part + "_proj" for part in "qkv")),
+            o=self._linear(_ATTENTION + "o_proj"),
+            mlp_norm=norms[2],
+            gate_up=self._linear(_MLP + "gate_proj", _MLP + "up_proj"),
+            down=self._linear(_MLP + "down_proj"),
+            final_norm=norms[3],
+            lm_head=self._linear("lm_head"),
+            target_ids=self._target_ids(),
+        )
+
+    def _expected(self) -> dict[str, tuple[int, ...]]:
+        c = self._config.model
+        hidden, ffn = c.hidden_size, c.intermediate_size
+        matrices: dict[str, tuple[int, ...]] = {
+            "fc": (hidden, len(self._config.taps) * self._target.hidden_size),
+            _ATTENTION + "q_proj": (c.q_size, 2 * hidden),
+            _ATTENTION + "k_proj": (c.kv_size, 2 * hidden),
+            _ATTENTION + "v_proj": (c.kv_size, 2 * hidden),
+            _ATTENTION + "o_proj": (hidden, c.q_size),
+            _MLP + "gate_proj": (ffn, hidden),
+            _MLP + "up_proj": (ffn, hidden),
+            _MLP + "down_proj": (hidden, ffn),
+        }
+        matrices |= dict.fromkeys(_NORMS, (hidden,))
+        rows = self._tensors.shape("lm_head.weight")[0] if self._tensors.has("lm_head.weight") else 0
+        matrices["lm_head"] = (rows, hidden)
+        return {name + ".weight": shape for name, shape in matrices.items()}
+
+    def _check_shape(self, name: str, found: tuple[int, ...], shape: tuple[int, ...]) -> None:
+        if found != shape:
+            raise ModelError(
+                f"{self._folder}: tensor {name} has shape {list(found)}, config.json calls for {list(shape)}; "
+                "the checkpoint is damaged, fetch it again"
+            )
+
+    def _linear(self, *names: str) -> PackedLinear:
+        weights = [self._tensors.floats(name + ".weight") for name in names]
+        bias = None
+        if any(self._tensors.has(name + ".bias") for name in names):
+            bias = torch.cat([self._bias(name, weight) for name, weight in zip(names, weights, strict=True)])
+        return pack_linear(weights[0] if len(weights) == 1 else torch.cat(weights), bias, self._dtype)
+
+    def _bias(self, name: str, weight: Tensor) -> Tensor:
+        given = self._tensors.has(name + ".bias")
+        return self._tensors.floats(name + ".bias") if given else torch.zeros(weight.shape[0])
+
+    def _embed(self, target_embed: Tensor) -> Tensor:
+        hidden, name = self._config.model.hidden_size, "embed_tokens.weight"
+        if not self._tensors.has(name):
+            if target_embed.shape[1] != hidden:
+                raise ModelError(
+                    f"{self._folder}: tensor {name} is missing, and the target's is {target_embed.shape[1]} wide where "
+                    f"the head needs {hidden}; use a head that holds its own embedding or one made for this target"
+                )
+            return target_embed
+        rows, width = self._tensors.shape(name)
+        if rows < self._target.vocab_size or width != hidden:
+            raise ModelError(
+                f"{self._folder}: tensor {name} has shape {[rows, width]}, [{self._target.vocab_size}, {hidden}] is "
+                "called for; use a head trained for this target"
+            )
+        return self._tensors.floats(name).to(torch.float32 if self._dtype == "fp32" else torch.float16)
+
+    def _target_ids(self) -> Tensor | None:
+        """From ``d2t`` (offsets), else from ``t2d`` (which target ids there are), else the identity."""
+        rows, vocab = self._tensors.shape("lm_head.weight")[0], self._target.vocab_size
+        own = torch.arange(rows)
+        if self._tensors.has("d2t"):
+            self._check_shape("d2t", self._tensors.shape("d2t"), (rows,))
+            name, ids = "d2t", own + self._tensors.integers("d2t")
+        elif self._tensors.has("t2d") and rows != vocab:
+            name, ids = "t2d", self._tensors.integers("t2d").nonzero().flatten()
+            self._check_shape("t2d: the ids it names", tuple(ids.shape), (rows,))
+        else:
+            name, ids = "lm_head.weight", own
+        if rows == 0 or int(ids.min()) < 0 or int(ids.max()) >= vocab:
+            raise ModelError(
+                f"{self._folder}: tensor {name} leads to token ids outside the target's vocabulary of {vocab}; "
+                "use a head trained for this target"
+            )
+        return None if torch.equal(ids, torch.arange(vocab)) else ids

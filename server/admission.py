@@ -1,0 +1,471 @@
+"""Lets requests in: limits of keys, room in the queue, deadlines that can be met. The one way to the engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol
+
+from server.auth.principal import Limits, Principal
+from server.engine_calls import RequestStream
+from server.engine_client import EngineClient
+from server.errors import MIN_RETRY_S, LateError, RateLimitedError, SupersededError, TokenQueueFullError
+from server.observe.records import RequestRecord
+from specdec.config import ServerConfig
+from specdec.errors import RequestError
+from specdec.types import Delta, Finished, FinishReason, Request, RequestEvent, Started
+
+
+class TokenBucket:
+    """Fills at ``per_minute`` a minute and holds a minute's worth, full to begin with.
+
+    It may be overdrawn, since what a call takes is known only afterwards: whoever comes next waits for that. Times are
+    monotonic seconds and never run back.
+    """
+
+    def __init__(self, per_minute: float, now: float) -> None:
+        self._per_minute = per_minute
+        self._level, self._at = self._capacity, now
+
+    @property
+    def per_minute(self) -> float:
+        """The rate."""
+        return self._per_minute
+
+    def change(self, per_minute: float, now: float) -> None:
+        """Another rate from now on; what was overdrawn stays so."""
+        self._fill(now)
+        self._per_minute = per_minute
+        self._level = min(self._level, self._capacity)
+
+    def wait_s(self, now: float) -> float:
+        """Seconds until something may be taken again; 0: now."""
+        self._fill(now)
+        return max(0.0, 1.0 - self._level) * 60.0 / self._per_minute
+
+    def take(self, amount: float, now: float) -> None:
+        """Use ``amount``, whether or not it is there."""
+        self._fill(now)
+        self._level -= amount
+
+    @property
+    def _capacity(self) -> float:
+        return max(1.0, self._per_minute)
+
+    def _fill(self, now: float) -> None:
+        self._level = min(self._capacity, self._level + (now - self._at) * self._per_minute / 60.0)
+        self._at = now
+
+
+class KeyUsage:
+    """Limits may change between calls; what was used counts against the new ones."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._requests: TokenBucket | None = None
+        self._tokens: TokenBucket | None = None
+        self._running = 0
+
+    def apply(self, limits: Limits, now: float) -> None:
+        """The limits in force from now on."""
+        self._requests = _bucket(self._requests, limits.requests_per_minute, now)
+        self._tokens = _bucket(self._tokens, limits.tokens_per_minute, now)
+
+    def check(self, limits: Limits, leaving: int, retry_s: float, now: float) -> None:
+        """Whether one more request may begin; nothing is taken.
+
+        leaving: running requests that it takes the place of. retry_s: when one of those that run may have ended.
+
+        Raises:
+            RateLimitedError: it may not.
+        """
+        most = limits.max_concurrent
+        if most is not None and self._running - leaving >= most:
+            raise RateLimitedError(self._name, "max_concurrent", most, retry_s)
+        for bucket, limit in ((self._requests, "requests_per_minute"), (self._tokens, "tokens_per_minute")):
+            wait_s = 0.0 if bucket is None else bucket.wait_s(now)
+            if bucket is not None and wait_s > 0:
+                raise RateLimitedError(self._name, limit, bucket.per_minute, wait_s)
+
+    def begin(self, prompt_tokens: int, now: float) -> None:
+        """A request begins."""
+        self._running += 1
+        if self._requests is not None:
+            self._requests.take(1, now)
+        self.spend(prompt_tokens, now)
+
+    def spend(self, tokens: int, now: float) -> None:
+        """Tokens came out, or went in; fewer than none: they did not after all."""
+        if self._tokens is not None:
+            self._tokens.take(tokens, now)
+
+    def end(self) -> None:
+        """A request ended."""
+        self._running -= 1
+
+
+def _bucket(old: TokenBucket | None, per_minute: float | None, now: float) -> TokenBucket | None:
+    if per_minute is None:
+        return None
+    if old is None:
+        return TokenBucket(per_minute, now)
+    if old.per_minute != per_minute:
+        old.change(per_minute, now)
+    return old
+
+
+MEAN_WEIGHT = 0.2  # of the newest value
+
+
+class RunningMean:
+    """``value`` is None until something was added; of the first values it is the mean, until one has no more than
+    ``weight``."""
+
+    def __init__(self, weight: float = MEAN_WEIGHT) -> None:
+        self.value: float | None = None
+        self._weight, self._count = weight, 0
+
+    def add(self, value: float) -> None:
+        """The newest value."""
+        self._count += 1
+        old = 0.0 if self.value is None else self.value
+        self.value = old + max(self._weight, 1 / self._count) * (value - old)
+
+
+LEAST_SAMPLES = 5  # finished ones before anything is concluded
+STALE_S = 15.0  # without news the machine may be as fast as ever
+LEAST_PROMPT = 32  # computed tokens below which a prefill's time is that of a step, whatever its length
+# Samples that were begun together end together: what lies between two ends is mostly nothing, and then a lot.
+INTERVAL_WEIGHT = 1 / 32
+_CUT_SHORT = (FinishReason.ABORTED, FinishReason.DEADLINE)
+
+
+class Rates:
+    """Running means over finished samples; unknown with few of them, or none lately. Times are monotonic seconds."""
+
+    def __init__(self) -> None:
+        self._prefill = RunningMean()  # seconds per prompt token that was computed
+        self._computed = RunningMean()  # share of prompt tokens that were, the others being cached
+        self._decode = RunningMean()  # seconds per output token
+        self._outputs = RunningMean()  # tokens of an answer
+        self._interval = RunningMean(INTERVAL_WEIGHT)  # seconds between samples that end, while there is work
+        self._samples = 0
+        self._heard_at = self._ended_at = 0.0
+
+    def work_begins(self, now: float) -> None:
+        """The engine was idle until now: the time before does not count as an interval."""
+        self._ended_at = now
+
+    def finished(self, event: Finished, now: float) -> None:
+        """A sample ended."""
+        usage, timings = event.usage, event.timings
+        self._interval.add(max(0.0, now - self._ended_at))
+        self._ended_at = now
+        computed = usage.prompt_tokens - usage.cached_tokens
+        if event.index == 0 and usage.output_tokens:
+            self._computed.add(computed / max(1, usage.prompt_tokens))
+            if computed >= LEAST_PROMPT:
+                self._prefill.add(timings.prefill_ms / 1e3 / computed)
+        if usage.output_tokens > 1:
+            self._decode.add(timings.decode_ms / 1e3 / (usage.output_tokens - 1))
+        if event.reason in _CUT_SHORT:
+            return
+        if usage.output_tokens:
+            self._outputs.add(usage.output_tokens)
+        self._samples += 1
+        self._heard_at = now
+
+    def known(self, now: float) -> bool:
+        """Whether anything may be concluded."""
+        return self._samples >= LEAST_SAMPLES and now - self._heard_at < STALE_S
+
+    @property
+    def interval_s(self) -> float | None:
+        """Seconds between samples that end while there is work; None: unknown."""
+        return self._interval.value
+
+    def prefill_s(self, tokens: int) -> float:
+        """Seconds to compute prompts of so many tokens, of which as many are cached as lately; 0 while unknown."""
+        return tokens * (self._computed.value or 0.0) * (self._prefill.value or 0.0)
+
+    def decode_s(self, tokens: float) -> float:
+        """Seconds for so many output tokens of one sample; 0 while unknown."""
+        return tokens * (self._decode.value or 0.0)
+
+    def likely_output(self, at_least: int, at_most: int | None) -> float:
+        """How long an answer within these bounds is, going by the others."""
+        likely = max(float(at_least), self._outputs.value or 0.0)
+        return likely if at_most is None else min(likely, at_most)
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """What the engine does before a request or beside it. ``waiting_tokens`` are of the prompts of
+    ``waiting_sequences``, which go first; ``free_places`` of the batch (negative never)."""
+
+    waiting_sequences: int
+    waiting_tokens: int
+    free_places: int
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Seconds until a request is first computed, and from then on until it is done."""
+
+    wait_s: float
+    own_s: float
+
+    @property
+    def total_s(self) -> float:
+        """From now until it is done."""
+        return self.wait_s + self.own_s
+
+
+def forecast(request: Request, ahead: Ahead, rates: Rates) -> Forecast:
+    """How ``request`` would fare at the measured rates.
+
+    Places come free one per interval between ends; prompts ahead are computed one after the other; whichever of the
+    two takes longer holds it up.
+    """
+    missing = max(0, ahead.waiting_sequences + request.sampling.n - ahead.free_places)
+    for_place_s = missing * (rates.interval_s or 0.0)
+    wait_s = max(for_place_s, rates.prefill_s(ahead.waiting_tokens))
+    prefill_s = rates.prefill_s(len(request.prompt_ids))
+    stopping = request.stopping
+    if stopping.ignore_eos and stopping.max_tokens is not None and not (stopping.stop or stopping.stop_token_ids):
+        tokens = float(stopping.max_tokens)
+    else:
+        tokens = rates.likely_output(stopping.min_tokens, stopping.max_tokens)
+    return Forecast(wait_s, prefill_s + rates.decode_s(max(0.0, tokens - 1)))
+
+
+class TicketListener(Protocol):
+    """Who keeps the books of tickets."""
+
+    def heard(self, ticket: Ticket, event: RequestEvent) -> None:
+        """The reader got an event."""
+
+    def ended(self, ticket: Ticket) -> None:
+        """It takes no room any more. Told once."""
+
+
+class Ticket:
+    """Async iterator over a request's events, as `RequestStream` is: ends after the last sample's Finished, or raises a
+    `RequestError`. Use as ``async with``, or `close` it: leaving it before the end aborts the request at once.
+
+    ``request`` is what the engine was given; events carry ``request_id``, which the caller gave.
+    """
+
+    def __init__(
+        self, request: Request, request_id: str, stream: RequestStream, listener: TicketListener, key: str
+    ) -> None:
+        self.request, self.request_id, self.key = request, request_id, key
+        self.started = False
+        self.samples_left = request.sampling.n
+        stream.request_id = request_id
+        self._stream = stream
+        self._listener: TicketListener | None = listener
+        self._superseded = self._cut = False
+
+    @property
+    def record(self) -> RequestRecord | None:
+        """What is known of it, where that is kept."""
+        return self._stream.record
+
+    def supersede(self, abort: Callable[[str], bool]) -> None:
+        """A newer request takes its place: it ends with what it has, then with `SupersededError`."""
+        self._superseded = abort(self.request.request_id)
+        self._end()
+
+    def __aiter__(self) -> Ticket:
+        return self
+
+    async def __anext__(self) -> RequestEvent:
+        try:
+            event = await anext(self._stream)
+        except StopAsyncIteration:
+            self._end()
+            if self._superseded and self._cut:
+                self._superseded = False
+                raise SupersededError from None
+            raise
+        except RequestError:
+            self._end()
+            raise
+        if isinstance(event, Finished):
+            self.samples_left -= 1
+            self._cut = self._cut or event.reason == FinishReason.ABORTED
+        if self._listener is not None:
+            self._listener.heard(self, event)
+        return event
+
+    def close(self) -> None:
+        """Nobody reads on: abort the request unless it is complete."""
+        self._stream.close()
+        self._end()
+
+    async def aclose(self) -> None:
+        """As `close`; what `contextlib.aclosing` looks for."""
+        self.close()
+
+    async def __aenter__(self) -> Ticket:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _end(self) -> None:
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.ended(self)
+
+
+_UNKNOWN_RETRY_S = 1.0
+# Under overload every request that is let in is one that just fits: of half of them the forecast is too short. What is
+# refused for it is not missed, for others wait to take the place.
+LATE_MARGIN = 1.15
+
+
+Submit = Callable[[Principal, Request, str], Ticket]
+
+
+class ExperimentTraffic(Protocol):
+    """Running experiments, as admission knows them: they may give a request the options of its arms."""
+
+    def admit(self, principal: Principal, request: Request, supersedes_key: str, submit: Submit) -> Ticket:
+        """Let ``request`` in through ``submit``; raises as that does."""
+
+
+class Admission:
+    """Knows what the engine can not: whose a request is, what its key has used, what it supersedes. The engine queues,
+    and bounds its queue by number; here it is bounded by tokens, and what can not be done in time is not begun.
+
+    Belongs to one event loop. ``clock`` gives monotonic seconds. ``experiments``: those that run; None where none does.
+    """
+
+    def __init__(self, client: EngineClient, config: ServerConfig, clock: Callable[[], float] = time.monotonic) -> None:
+        self._client, self._clock = client, clock
+        self._max_tokens, self._shed_late = config.max_queued_tokens, config.shed_late
+        self._usage: dict[str, KeyUsage] = {}
+        self._tickets: dict[Ticket, KeyUsage] = {}
+        self._by_key: dict[str, Ticket] = {}
+        self._rates = Rates()
+        self.experiments: ExperimentTraffic | None = None
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that were let in and have not ended."""
+        return len(self._tickets)
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Prompt tokens of the requests of which the engine has said nothing yet."""
+        return sum(len(ticket.request.prompt_ids) for ticket in self._tickets if not ticket.started)
+
+    def admit(self, principal: Principal, request: Request, supersedes_key: str = "") -> Ticket:
+        """Give ``request`` to the engine in the name of ``principal``; to be used as ``async with``, or closed.
+
+        ``supersedes_key``: ends the running request of the same tenant that has the same one.
+
+        Raises:
+            InvalidRequestError: the caller asks for an arm of an experiment that it may not have.
+            RateLimitedError: the key has used up a limit.
+            QueueFullError: too many prompt tokens wait.
+            LateError: it would not be done by its deadline.
+            EngineDeadError: the engine is not ready.
+            DuplicateRequestError: its id is in flight.
+        """
+        if self.experiments is not None:
+            return self.experiments.admit(principal, request, supersedes_key, self._admit)
+        return self._admit(principal, request, supersedes_key)
+
+    def _admit(self, principal: Principal, request: Request, supersedes_key: str) -> Ticket:
+        now, own = self._clock(), principal.own(request)
+        key = principal.scoped(supersedes_key) if supersedes_key else ""
+        older = self._by_key.get(key) if key else None
+        usage = self._usage_of(principal, now)
+        leaving = int(older is not None and self._tickets[older] is usage)
+        usage.check(principal.limits, leaving, self._rates.interval_s or _UNKNOWN_RETRY_S, now)
+        self._check_room(own, older, now)
+        self._check_time(own, older, now)
+        stream = self._client.generate(own)
+        if not self._tickets:
+            self._rates.work_begins(now)
+        ticket = Ticket(own, request.request_id, stream, self, key)
+        if older is not None:
+            older.supersede(self._client.abort)
+        self._tickets[ticket] = usage
+        usage.begin(len(own.prompt_ids), now)
+        if key:
+            self._by_key[key] = ticket
+        return ticket
+
+    def abort(self, principal: Principal, request_id: str) -> bool:
+        """End a request of the principal's tenant: its reader gets Finished(ABORTED) per open sample. False when it is
+        not in flight."""
+        return self._client.abort(principal.scoped(request_id))
+
+    def heard(self, ticket: Ticket, event: RequestEvent) -> None:
+        """The reader of ``ticket`` got ``event``."""
+        now = self._clock()
+        if isinstance(event, Started):
+            ticket.started = True
+        elif isinstance(event, Delta):
+            self._tickets[ticket].spend(len(event.token_ids), now)
+        elif isinstance(event, Finished):
+            self._rates.finished(event, now)
+
+    def ended(self, ticket: Ticket) -> None:
+        """``ticket`` takes no room any more; a prompt that was not even begun is not counted."""
+        usage = self._tickets.pop(ticket)
+        usage.end()
+        if not ticket.started:
+            usage.spend(-len(ticket.request.prompt_ids), self._clock())
+        self._by_key.pop(ticket.key, None)
+
+    def _usage_of(self, principal: Principal, now: float) -> KeyUsage:
+        usage = self._usage.get(principal.name)
+        if usage is None:
+            usage = self._usage[principal.name] = KeyUsage(principal.name)
+        usage.apply(principal.limits, now)
+        return usage
+
+    def _check_room(self, request: Request, older: Ticket | None, now: float) -> None:
+        """A prompt of any length may wait alone."""
+        waiting = self.waiting_tokens
+        if older is not None and not older.started:
+            waiting -= len(older.request.prompt_ids)
+        excess = waiting + len(request.prompt_ids) - self._max_tokens
+        if self._max_tokens and waiting and excess > 0:
+            known = self._rates.known(now)
+            raise TokenQueueFullError(
+                self._max_tokens, waiting, self._rates.prefill_s(excess) if known else _UNKNOWN_RETRY_S
+            )
+
+    def _check_time(self, request: Request, older: Ticket | None, now: float) -> None:
+        """An idle engine takes whatever comes: that is how its rates become known again."""
+        if not self._shed_late or request.deadline_s is None or not self._rates.known(now):
+            return
+        others = [ticket for ticket in self._tickets if ticket is not older]
+        if not others:
+            return
+        ahead = [t.request for t in others if not t.started and t.request.priority >= request.priority]
+        running = sum(ticket.samples_left for ticket in others if ticket.started)
+        expected = forecast(
+            request,
+            Ahead(
+                sum(waiting.sampling.n for waiting in ahead),
+                sum(len(waiting.prompt_ids) for waiting in ahead),
+                max(0, self._client.info.max_batch - running),
+            ),
+            self._rates,
+        )
+        needed_s = LATE_MARGIN * expected.total_s
+        if needed_s > request.deadline_s:
+            # Room by then: as much of the wait as is too much for the deadline, or all of it where none would do.
+            too_much = needed_s - request.deadline_s
+            raise LateError(needed_s, request.deadline_s, max(MIN_RETRY_S, min(too_much, expected.wait_s)))

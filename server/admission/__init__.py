@@ -1,1 +1,0 @@
-"""What may be asked of the engine now: limits of keys, room in the queue, deadlines that can be kept."""

@@ -1,0 +1,300 @@
+"""Bearer keys: their hashes, the file that lists them, and the keys in force."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import hashlib
+import hmac
+import logging
+import os
+import secrets
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from server.auth.file_watch import FileWatch
+from server.auth.principal import Limits, Principal
+from server.errors import KeyChecksBusyError, UnauthenticatedError
+from specdec.errors import ConfigError
+
+KEY_PREFIX = "sd-"
+_KEY_BYTES = 32
+_SALT_BYTES = 16
+_SCRYPT_COST = (1 << 14, 8, 1)  # 16 MiB and some 50 ms
+_MOST_SCRYPT_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class KeyHash:
+    """``sha256:HEX`` for keys of high entropy, ``scrypt:N:R:P:SALT:HASH`` (base64) for those that people choose.
+
+    ``digest`` is the hash itself; ``salt`` and ``cost`` (n, r, p) are scrypt's.
+    """
+
+    digest: bytes
+    salt: bytes = b""
+    cost: tuple[int, int, int] = (0, 0, 0)
+
+    @property
+    def slow(self) -> bool:
+        """Whether `matches` takes tens of milliseconds and megabytes."""
+        return bool(self.salt)
+
+    def matches(self, key: str) -> bool:
+        """Whether this is the hash of ``key``; takes as long whether it is or not."""
+        return hmac.compare_digest(self.digest, self._hash(key) if self.slow else fast_digest(key))
+
+    def __str__(self) -> str:
+        if not self.slow:
+            return f"sha256:{self.digest.hex()}"
+        return ":".join(["scrypt", *map(str, self.cost), _base64(self.salt), _base64(self.digest)])
+
+    @staticmethod
+    def parse(text: str) -> KeyHash:
+        """The inverse of ``str``.
+
+        Raises:
+            ValueError: it is none.
+        """
+        try:
+            match text.split(":"):
+                case ["sha256", digest] if len(digest) == 64:
+                    return KeyHash(bytes.fromhex(digest))
+                case ["scrypt", n, r, p, salt, digest]:
+                    return _checked(KeyHash(_from_base64(digest), _from_base64(salt), (int(n), int(r), int(p))))
+        except (ValueError, binascii.Error):
+            pass
+        raise ValueError("must be sha256:HEX or scrypt:N:R:P:SALT:HASH, as `specdec keys new` writes it")
+
+    @staticmethod
+    def of(key: str, *, slow: bool = False) -> KeyHash:
+        """The hash to keep of ``key``."""
+        if not slow:
+            return KeyHash(fast_digest(key))
+        salt = secrets.token_bytes(_SALT_BYTES)
+        return KeyHash(KeyHash(b"", salt, _SCRYPT_COST)._hash(key), salt, _SCRYPT_COST)
+
+    def _hash(self, key: str) -> bytes:
+        n, r, p = self.cost
+        return hashlib.scrypt(
+            key.encode("utf-8", "surrogatepass"), salt=self.salt, n=n, r=r, p=p, maxmem=_MOST_SCRYPT_BYTES * 2, dklen=32
+        )
+
+
+def fast_digest(key: str) -> bytes:
+    """SHA-256 of ``key``, 32 bytes."""
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
+
+
+def new_key() -> str:
+    """A key of 256 random bits."""
+    return KEY_PREFIX + secrets.token_urlsafe(_KEY_BYTES)
+
+
+def _checked(found: KeyHash) -> KeyHash:
+    n, r, p = found.cost
+    sound = n > 1 and n & (n - 1) == 0 and r > 0 and 0 < p <= 16 and 128 * n * r <= _MOST_SCRYPT_BYTES
+    if not sound or len(found.digest) != 32 or len(found.salt) < 8:
+        raise ValueError("scrypt: N must be a power of two, 128 N R at most 256 MiB, the hash 32 bytes, the salt 8")
+    return found
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")
+
+
+def _from_base64(text: str) -> bytes:
+    return base64.b64decode(text, validate=True)
+
+
+def _hash_text(text: str) -> str:
+    KeyHash.parse(text)
+    return text
+
+
+# Part of cache salts and of ids: without the separator, and printable in logs and metrics.
+KeyName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}$")]
+
+
+class KeyEntry(BaseModel):
+    """``tenant``: keys of one tenant share prefix cache, sessions and draft texts; others never see them.
+    ``admin``: may call AdminService."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: KeyName
+    tenant: KeyName
+    hash: Annotated[str, AfterValidator(_hash_text)]
+    admin: bool = False
+    limits: Limits = Limits()
+
+    def principal(self) -> Principal:
+        """Who holds it."""
+        return Principal(self.name, self.tenant, self.limits, self.admin)
+
+
+_ENTRIES = TypeAdapter(list[KeyEntry])
+
+
+def read_keys(path: Path) -> list[KeyEntry]:
+    """Every key in the file at ``path``.
+
+    Raises:
+        ConfigError: it can not be read, an entry is wrong, or two have one name or one hash.
+    """
+    try:
+        text = path.expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"server.keys_file: {path} can not be read ({error})") from None
+    return _parse(text, path)
+
+
+def add_key(path: Path, entry: KeyEntry) -> None:
+    """Append ``entry`` to the file at ``path``, made if need be, readable by its owner only. What is in it stays as it
+    is written, comments and all; a server that reads it meanwhile sees the old file or the new one.
+
+    Raises:
+        ConfigError: the file is no list of keys, has one of this name, or can not be written.
+    """
+    path = path.expanduser()
+    try:
+        old = path.read_text(encoding="utf-8") if path.exists() else "# keys of a specdec server, by hash\n"
+        before = _parse(old, path)
+        values: list[dict[str, Any]] = [entry.model_dump(exclude_defaults=True)]
+        new = old + ("" if old.endswith("\n") else "\n") + yaml.safe_dump(values, sort_keys=False)
+        if _parse(new, path) != [*before, entry]:
+            raise ConfigError(f"{path}: write its keys as a plain list (`- name: ...`), so that one can be added")
+        _replace(path, new)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: can not be changed ({error})") from None
+
+
+def _parse(text: str, path: Path) -> list[KeyEntry]:
+    try:
+        entries = _ENTRIES.validate_python(yaml.safe_load(text) or [])
+    except yaml.YAMLError as error:
+        raise ConfigError(f"server.keys_file: {path} is not valid YAML: {error}") from None
+    except ValidationError as error:
+        # An entry's values stay out of the message: one may be a key that was pasted in place of its hash.
+        lines = [f"{'.'.join(map(str, e['loc'])) or 'the file'}: {e['msg']}" for e in error.errors(include_input=False)]
+        raise ConfigError(f"server.keys_file: {path}: " + "; ".join(lines)) from None
+    for field in ("name", "hash"):
+        values = [getattr(entry, field) for entry in entries]
+        twice = [entry.name for i, entry in enumerate(entries) if values[i] in values[:i]]
+        if twice:
+            raise ConfigError(f"server.keys_file: {path}: entry {twice[0]!r} has the {field} of another; rename it")
+    return entries
+
+
+def _replace(path: Path, text: str) -> None:
+    mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(temporary, mode)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+_LOG = logging.getLogger(__name__)
+SLOW_CHECKS = 8
+_BUSY_RETRY_S = 1.0
+
+
+@dataclass(slots=True)
+class _Key:
+    """``digest``: SHA-256 of the key; of one with a slow hash it is known once the key was seen."""
+
+    principal: Principal
+    hash: KeyHash
+    digest: bytes | None
+
+
+class KeyRing:
+    """Reads the file at ``path``, and again when it changed; a bad file leaves the keys as they were, and is logged.
+
+    Raises:
+        ConfigError: the file is bad to begin with, or holds no key.
+    """
+
+    def __init__(self, path: Path, watch: FileWatch | None = None) -> None:
+        self._path = path
+        self._watch = watch or FileWatch([path.expanduser()])
+        self._keys: list[_Key] = []
+        entries = read_keys(path)
+        if not entries:
+            raise ConfigError(f"server.keys_file: {path} holds no key; make one with `specdec keys new`")
+        self._adopt(entries)
+        self._slow = asyncio.Lock()
+        self._slow_checks = 0
+
+    async def find(self, key: str) -> Principal:
+        """Whose ``key`` is.
+
+        Raises:
+            UnauthenticatedError: nobody's.
+            KeyChecksBusyError: it may be one with a slow hash, and too many are being checked.
+        """
+        self._refresh()
+        digest = fast_digest(key)
+        found = self._by_digest(digest)
+        if found is None and any(known.digest is None for known in self._keys):
+            found = await self._by_slow_hash(key, digest)
+        if found is None:
+            raise UnauthenticatedError("the key is not known here; ask the operator for one (`specdec keys new`)")
+        return found.principal
+
+    def _by_digest(self, digest: bytes) -> _Key | None:
+        found = None
+        for known in self._keys:  # all of them, so that the time taken tells nothing
+            if known.digest is not None and hmac.compare_digest(known.digest, digest):
+                found = known
+        return found
+
+    async def _by_slow_hash(self, key: str, digest: bytes) -> _Key | None:
+        if self._slow_checks >= SLOW_CHECKS:
+            raise KeyChecksBusyError(_BUSY_RETRY_S)
+        self._slow_checks += 1
+        try:
+            async with self._slow:
+                if (seen := self._by_digest(digest)) is not None:  # the one before us had the same key
+                    return seen
+                hashes = [known.hash for known in self._keys if known.digest is None]
+                matched = [found for found in hashes if await asyncio.to_thread(found.matches, key)]
+                for known in self._keys:  # those of now: the file may have changed meanwhile
+                    if known.hash in matched:
+                        known.digest = digest
+                return self._by_digest(digest)
+        finally:
+            self._slow_checks -= 1
+
+    def _refresh(self) -> None:
+        if not self._watch.changed():
+            return
+        try:
+            entries = read_keys(self._path)
+        except ConfigError as error:
+            _LOG.error("%s; the keys stay as they were", error)
+            return
+        self._adopt(entries)
+        _LOG.info("%s: %d keys are in force", self._path, len(entries))
+
+    def _adopt(self, entries: list[KeyEntry]) -> None:
+        seen = {str(known.hash): known.digest for known in self._keys}
+        self._keys = [_key(entry, seen.get(entry.hash)) for entry in entries]
+
+
+def _key(entry: KeyEntry, seen: bytes | None) -> _Key:
+    found = KeyHash.parse(entry.hash)
+    return _Key(entry.principal(), found, seen if found.slow else found.digest)

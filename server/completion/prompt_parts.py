@@ -1,0 +1,325 @@
+"""Users' texts as tokens, in parts whose borders stay while the text grows, so that prefixes are found in the cache."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+from zlib import crc32
+
+from server.interfaces import TokenizerLike
+
+CACHED_CHARACTERS = 1 << 21
+ENTRY = 64  # characters that an entry weighs besides its text: many short texts are mostly entries
+_PROBE = "a)\n    b"
+
+
+class UserText:
+    """``reserved``: ids that a text must never become, beside the tokenizer's special ones, with their names. Safe to
+    use from several threads.
+
+    ``breaks_before``: a text is best parted in front of its line breaks; else behind them. Which of the two leaves the
+    tokens as they are depends on how the vocabulary splits words. ``digits_alone``: it has no tokens of two digits.
+    """
+
+    def __init__(
+        self, tokenizer: TokenizerLike, reserved: Mapping[int, str], capacity: int = CACHED_CHARACTERS
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._reserved = frozenset(reserved) | tokenizer.special_ids
+        names = "|".join(re.escape(name) for name in sorted(reserved.values()))
+        self._name_starts = re.compile(f"(?=(?:{names}))" if names else r"(?!)")
+        self._capacity, self._held = capacity, 0
+        self._known: OrderedDict[tuple[str, str, bool], tuple[int, ...]] = OrderedDict()
+        self._lock = threading.Lock()
+        self._adds_space = self._text_of(self._plain("a")) == b" a"
+        whole, behind, before = (self._parted(at) for at in (0, 3, 2))
+        self.breaks_before = behind != whole == before
+        self.digits_alone = len(self._encode("1234567", False)) == 7
+
+    @property
+    def begin(self) -> tuple[int, ...]:
+        """What every prompt begins with: the begin token, where the model wants one."""
+        return tuple(self._tokenizer.encode("", add_special=True))
+
+    def encode(self, text: str, owner: str = "", *, begins: bool = False) -> tuple[int, ...]:
+        """Ids of ``text``, as it goes on in the middle of another; ``begins``: as a text of its own, which some
+        vocabularies put a space in front of. What is remembered is kept apart by ``owner``."""
+        key = (owner, text, begins and self._adds_space)
+        with self._lock:
+            known = self._known.get(key)
+            if known is not None:
+                self._known.move_to_end(key)
+                return known
+        ids = tuple(self._encode(text, begins))
+        with self._lock:
+            if key not in self._known and len(text) <= self._capacity // 8:
+                self._known[key] = ids
+                self._held += len(text) + ENTRY
+                while self._held > self._capacity:
+                    (_, dropped, _), _ = self._known.popitem(last=False)
+                    self._held -= len(dropped) + ENTRY
+        return ids
+
+    def knows(self, text: str, owner: str = "") -> bool:
+        """Whether `encode` would answer without encoding."""
+        return (owner, text, False) in self._known
+
+    def line_end(self, ids: tuple[int, ...], low: int, high: int) -> int:
+        """The largest count in ``low``..``high`` of leading ids that end a line, or ``high`` where none does."""
+        for count in range(high, max(low, 1) - 1, -1):
+            if b"\n" in self._tokenizer.token_bytes(ids[count - 1]):
+                return count
+        return high
+
+    def _parted(self, at: int) -> list[int]:
+        """Ids of a sample of code that is encoded in two parts."""
+        return self._encode(_PROBE[:at], False) + self._encode(_PROBE[at:], False)
+
+    def _encode(self, text: str, begins: bool) -> list[int]:
+        if begins or not self._adds_space:
+            return self._plain(text)
+        # Behind a line break no space is added; the line break and its own space are taken off again.
+        ids = self._plain("\n" + text)
+        for count in range(1, len(ids) + 1):
+            if self._text_of(ids[:count]) in (b" \n", b"\n"):
+                return ids[count:]
+        return self._plain(text)
+
+    def _plain(self, text: str) -> list[int]:
+        ids = self._tokenizer.encode(text, add_special=False)
+        found = self._reserved.intersection(ids)
+        if not found:
+            return ids
+        # The tokenizer takes them for ordinary ones, though a prompt gives them a meaning: their names are parted.
+        cuts = [0, *(match.start() + 1 for match in self._name_starts.finditer(text)), len(text)]
+        pieces = [text[a:b] for a, b in pairwise(cuts)]
+        parted = [i for piece in pieces for i in self._tokenizer.encode(piece, add_special=False)]
+        return [i for i in parted if i not in self._reserved]
+
+    def _text_of(self, ids: Iterable[int]) -> bytes:
+        return b"".join(map(self._tokenizer.token_bytes, ids))
+
+
+LONG_LINE = 1024  # characters after which a line may be parted inside
+TOP_LEVEL = 32  # the level of a text's very begin
+
+
+class LineBreak(NamedTuple):
+    """``at``: offset in the text. ``level``: the higher the rarer, half as often with each step."""
+
+    at: int
+    level: int
+
+
+def line_breaks(text: str, *, before: bool = False) -> list[LineBreak]:
+    """The begin of ``text``, the begins of its lines, and places inside long ones.
+
+    A level is drawn from a hash of the two lines in front of the place that show something. So it stays as it is while
+    text is added behind it, and is found again when the begin of the text is cut off elsewhere: the rarest place of a
+    stretch is the same one for long, however the stretch moves. Where the tokens would change, between blank lines, a
+    text is never parted. ``before``: places are those in front of line breaks instead of behind them.
+    """
+    found = [LineBreak(0, TOP_LEVEL)]
+    lines = text.split("\n")
+    last, start, level = len(lines) - 1, 0, 0
+    above = 0  # hash of the last line that shows something
+    shows = False  # whether the line in front does
+    for number, line in enumerate(lines):
+        visible = bool(line) and not line.isspace()
+        # The last line may become anything yet, so nothing is made of what it holds.
+        if start and (shows if before else visible or number == last):
+            found.append(LineBreak(start - before, level))
+        if len(line) > LONG_LINE:
+            found += [LineBreak(start + at, 0) for at in range(LONG_LINE, len(line), LONG_LINE)]
+        if visible and number != last:
+            data = line.encode("utf-8", "surrogatepass")
+            mixed = crc32(data, above)
+            level = (mixed & -mixed).bit_length() - 1 if mixed else TOP_LEVEL - 1
+            above = crc32(data)
+        start += len(line) + 1
+        shows = visible
+    return found
+
+
+LONGEST_OPEN_WORD = 24  # characters; what is longer is hardly one token, and spelling it again takes time
+
+
+def open_word(text: str, *, breaks_before: bool, digits_alone: bool) -> str:
+    """The last word of ``text`` as vocabularies cut texts before they look for tokens (GPT-2 and its descendants):
+    letters or digits with one space in front, marks with one space in front, a mark with the letters behind it. Of
+    white space in a line the last character goes to the next word.
+
+    ``breaks_before``: line breaks are one with the white space behind them, not with what is in front of them.
+    ``digits_alone``: each digit is a token. Empty where the text ends between words, or the word is too long.
+    """
+    if not text:
+        return ""
+    kind = _character_kind(text[-1])
+    start = len(text)
+    while start and _character_kind(text[start - 1]) == kind:
+        start -= 1
+    if kind == "space":
+        if not text.endswith("\n"):
+            return text[-1]
+        return text[start:] if breaks_before and len(text) - start <= LONGEST_OPEN_WORD else ""
+    if kind == "digit" and digits_alone:
+        return ""
+    before = text[start - 1 : start]
+    if before == " " or (before and kind == "letter" and before.isspace() and before not in "\r\n"):
+        start -= 1
+    elif kind == "letter" and _character_kind(before) == "mark":
+        further = text[start - 2 : start - 1] if start > 1 else ""
+        if further != " " and _character_kind(further) != "mark":  # else that mark belongs to what is in front of it
+            start -= 1
+    word = text[start:]
+    if len(word) > LONGEST_OPEN_WORD:
+        return ""
+    return word if word.isascii() else word[-1]
+
+
+def _character_kind(char: str) -> str:
+    """Letters, digits, white space, marks; empty for no character."""
+    if not char:
+        return ""
+    if char.isalpha():
+        return "letter"
+    if char.isdigit():
+        return "digit"
+    return "space" if char.isspace() else "mark"
+
+
+HEAD_LINES, HEAD_CHARACTERS = 16, 1024
+CHUNK_LEVEL = 3  # every eighth line begins a chunk
+LARGEST_CHUNK = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Ids of a part, and the level of the line break it begins at."""
+
+    ids: tuple[int, ...]
+    level: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixParts:
+    """``above``: chunks in order. ``head``: the last lines, but for ``healed``, the word they end in. ``whole``: there
+    is nothing in front of ``above``."""
+
+    above: tuple[Chunk, ...]
+    head: tuple[int, ...]
+    whole: bool
+    healed: str
+
+    @property
+    def n_above(self) -> int:
+        """Tokens of ``above``."""
+        return sum(len(chunk.ids) for chunk in self.above)
+
+    @staticmethod
+    def of(
+        prefix: str,
+        text: UserText,
+        *,
+        window: int,
+        chunk: int,
+        head_from: int | None = None,
+        heal: bool = True,
+        spaced: bool = False,
+        owner: str = "",
+    ) -> PrefixParts:
+        """The parts of the last ``window`` characters of ``prefix`` or a few more; chunks and head have about ``chunk``
+        characters at most.
+
+        ``head_from``: where the head begins, if that is given; else at the rarest line break (`line_breaks`) among the
+        last `HEAD_LINES` lines and `HEAD_CHARACTERS` characters, which stays while text is added, and mostly while
+        lines are. ``heal``: leave out the word that the head ends in. ``spaced``: a text begins with the space that the
+        vocabulary puts there, if it does.
+        """
+        cut = max(0, len(prefix) - window) // LONG_LINE * LONG_LINE
+        shown = prefix[cut:]
+        breaks = line_breaks(shown, before=text.breaks_before)
+        if head_from is None:
+            head_from = _head_from(breaks, len(shown) - min(HEAD_CHARACTERS, chunk))
+        else:
+            head_from = min(max(0, head_from - cut), len(shown))
+        places = _chunks([b for b in breaks if b.at < head_from], head_from, max(1, min(chunk, LARGEST_CHUNK)))
+        if cut and len(places) > 1:
+            places = places[1:]  # what it begins with has no fixed border
+        ends = [*(place.at for place in places), head_from]
+        begins = spaced and cut == 0
+        above = tuple(
+            Chunk(text.encode(shown[a:b], owner, begins=begins and a == 0), place.level)
+            for place, (a, b) in zip(places, pairwise(ends), strict=True)
+        )
+        head, healed = shown[head_from:], ""
+        if heal:
+            healed = open_word(head, breaks_before=text.breaks_before, digits_alone=text.digits_alone)
+            head = head.removesuffix(healed)
+        return PrefixParts(above, text.encode(head, owner, begins=begins and not above), cut == 0, healed)
+
+    def fit(self, room: int) -> tuple[list[int], list[int]]:
+        """Ids of above and head, at most ``room`` together, the nearest ones.
+
+        What is left out in front goes in large pieces: what is kept begins at the rarest border in the outermost
+        quarter of the room, so that it stays the same while the text grows.
+        """
+        if len(self.head) >= room:
+            return [], _tail(self.head, room, room // 4)
+        rest = room - max(len(self.head), min(room // 4, 256))
+        start, total, best = len(self.above), 0, -1
+        for i in range(len(self.above) - 1, -1, -1):
+            chunk = self.above[i]
+            total += len(chunk.ids)
+            if total > rest:
+                break
+            in_quarter = total >= rest - rest // 4
+            if not in_quarter or chunk.level >= best:
+                start, best = i, chunk.level if in_quarter else -1
+        else:
+            start = 0 if self.whole else start
+        kept = [token for chunk in self.above[start:] for token in chunk.ids]
+        if not kept and self.above and rest > 0:
+            kept = _tail(self.above[-1].ids, rest, room // 4)
+        return kept, list(self.head)
+
+
+def _tail(ids: Sequence[int], room: int, step: int) -> list[int]:
+    """The last ids, at most ``room``; their begin stays while less than ``step`` are added."""
+    step = max(1, step)
+    left_out = -(-max(0, len(ids) - room) // step) * step
+    return list(ids[left_out:])
+
+
+def _head_from(breaks: Sequence[LineBreak], earliest: int) -> int:
+    near = [b for b in breaks[-HEAD_LINES:] if b.at >= earliest] or [breaks[-1]]
+    return max(near, key=lambda b: (b.level, -b.at)).at
+
+
+def _chunks(breaks: list[LineBreak], end: int, largest: int) -> list[LineBreak]:
+    """Those of ``breaks`` at which chunks begin: the rare ones, and what parts too large chunks at their rarest."""
+    found: list[LineBreak] = []
+    starts = [i for i, b in enumerate(breaks) if i == 0 or b.level >= CHUNK_LEVEL]
+    for a, b in pairwise([*starts, len(breaks)] if starts else []):
+        found += _parted(breaks[a:b], breaks[b].at if b < len(breaks) else end, largest)
+    return found
+
+
+def _parted(breaks: list[LineBreak], end: int, largest: int) -> Iterator[LineBreak]:
+    """The first of ``breaks``, and from each the rarest one half to whole a ``largest`` further on."""
+    at = 0
+    yield breaks[0]
+    while end - breaks[at].at > largest and at + 1 < len(breaks):
+        near = at + 1
+        while near + 1 < len(breaks) and breaks[near].at - breaks[at].at <= largest // 2:
+            near += 1
+        far = near + 1
+        while far < len(breaks) and breaks[far].at - breaks[at].at <= largest:
+            far += 1
+        at = max(range(near, far), key=lambda i: (breaks[i].level, -i))
+        yield breaks[at]

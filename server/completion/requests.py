@@ -1,0 +1,198 @@
+"""Gaps as requests to the engine: options, text rules that follow from where a gap is, and the prompt."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from server.auth.principal import Principal
+from server.completion.prompt_packer import PromptPacker
+from server.fim import FillMode, Gap, PackedPrompt
+from server.frontend import Frontend
+from specdec.engine.text_stops import CLOSERS, CLOSING, CodeReader
+from specdec.types import (
+    GrammarParams,
+    OutputParams,
+    Request,
+    SamplingParams,
+    SpeculationParams,
+    StoppingParams,
+    TextRules,
+)
+
+DEFAULT_MAX_TOKENS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOptions:
+    """``max_prompt_tokens`` None: the packer's default. ``dedent``, ``bracket`` and ``suffix``: end where the text
+    leaves its block, closes a bracket that is not its own, or repeats what follows; where ``stopping`` has such a rule
+    already, that one counts. The rest is as in `specdec.types.Request`."""
+
+    mode: FillMode = FillMode.MIDDLE
+    max_prompt_tokens: int | None = None
+    dedent: bool = True
+    bracket: bool = True
+    suffix: bool = True
+    sampling: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0.0))
+    stopping: StoppingParams = field(default_factory=lambda: StoppingParams(max_tokens=DEFAULT_MAX_TOKENS))
+    output: OutputParams = field(default_factory=OutputParams)
+    speculation: SpeculationParams = field(default_factory=SpeculationParams)
+    priority: int = 0
+    cache_salt: str = ""
+    session: str = ""
+    target_tpot_ms: float | None = None
+    grammar: GrammarParams | None = None
+
+    def of_session(self, session: str) -> CompletionOptions:
+        """These, in a session."""
+        return replace(self, session=session)
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether the same gap gets the same text each time."""
+        return self.sampling.temperature == 0 or self.sampling.seed is not None
+
+
+BRACKETS_BEFORE, BRACKETS_BEHIND = 2000, 1000  # characters looked at on either side of the gap
+_TELLING = re.compile(r"[()\[\]{}'\"`#/\\\n]")
+
+
+def open_brackets(prefix: str, suffix: str) -> tuple[str, str]:
+    """What may be closed between ``prefix`` and ``suffix``, innermost first, and what `CodeReader` calls the place: the
+    brackets that are open behind the one and that nothing in the other closes.
+
+    An editor that closes brackets by itself leaves none of them; where one was only opened, its partner is missing.
+    """
+    start = max(0, len(prefix) - BRACKETS_BEFORE)
+    start = prefix.find("\n", start - 1) + 1 if start else 0
+    reader, needed = CodeReader(), list[str]()
+    for char in _code(prefix[start:], reader):
+        if char in CLOSERS:
+            needed.insert(0, CLOSERS[char])
+        elif char in needed:
+            del needed[: needed.index(char) + 1]
+    missing: list[str] = []
+    behind = suffix[:BRACKETS_BEHIND]
+    # Where no partner follows, what is written will close the string.
+    string = reader.quote if reader.quote in (behind if len(reader.quote) == 3 else behind.split("\n", 1)[0]) else ""
+    for char in _unopened(behind, "#" if reader.quote == "#" else string):
+        if char in needed:
+            at = needed.index(char)
+            missing += needed[:at]
+            del needed[: at + 1]
+    if len(suffix) <= BRACKETS_BEHIND:
+        missing += needed
+    return "".join(missing), reader.quote
+
+
+def _unopened(text: str, quote: str) -> Iterator[str]:
+    opened: list[str] = []
+    for char in _code(text, CodeReader(quote)):
+        if char in CLOSERS:
+            opened.append(CLOSERS[char])
+        elif char in opened:
+            while opened.pop() != char:
+                pass
+        else:
+            yield char
+
+
+def _code(text: str, reader: CodeReader) -> Iterator[str]:
+    """The brackets of ``text`` that are code. ``reader`` is only told what can matter to it."""
+    end = 0
+    for match in _TELLING.finditer(text):
+        if match.start() > end:
+            reader.feed(" ")
+        end = match.end()
+        char = match[0]
+        if reader.feed(char) and (char in CLOSERS or char in CLOSING):
+            yield char
+    if end < len(text):
+        reader.feed(" ")
+
+
+SUFFIX_CHARACTERS = 512
+
+
+def gap_rules(gap: Gap, options: CompletionOptions) -> TextRules | None:
+    """The rules asked for, and those that ``options`` want derived: the indentation of the cursor's line, the brackets
+    open there, the text behind. None where there are none."""
+    rules = options.stopping.rules or TextRules()
+    head = gap.line_head
+    if options.dedent and rules.min_indent is None:
+        # A line that stands at the margin can not be left to its left.
+        rules = replace(rules, min_indent=len(head) - len(head.lstrip(" \t")) or None)
+    if options.bracket and rules.closers is None:
+        closers, quote = open_brackets(gap.prefix, gap.suffix)
+        rules = replace(rules, closers=closers, quote=quote)
+    if options.suffix and not rules.suffix:
+        lead = "\n" + head if not head.strip() and len(head) < len(gap.prefix) else ""
+        rules = replace(rules, suffix=gap.suffix[:SUFFIX_CHARACTERS], lead=lead)
+    return None if rules == TextRules() else rules
+
+
+class RequestMaker:
+    """Makes the prompt, derives the stops. The packer is made once the model is there, and is the front end's ``fim``
+    from then on."""
+
+    def __init__(self, frontend: Frontend) -> None:
+        self._frontend = frontend
+
+    @property
+    def packer(self) -> PromptPacker:
+        """The served model's.
+
+        Raises:
+            EngineDeadError: it is not loaded yet.
+        """
+        found = self._frontend.fim
+        if not isinstance(found, PromptPacker):
+            found = PromptPacker(self._frontend.loaded_tokenizer, self._frontend.info.max_context)
+            self._frontend.fim = found
+        return found
+
+    async def pack(self, gap: Gap, options: CompletionOptions, principal: Principal) -> PackedPrompt:
+        """The prompt for ``gap``. Long texts are encoded in a thread, so that others' streams go on.
+
+        Raises:
+            FimNotSupportedError: the model can not fill in, and the options ask for it.
+            EngineDeadError: the model is not loaded yet.
+        """
+        packer, owner = self.packer, principal.scoped(options.cache_salt)
+        budget = packer.budget(options.max_prompt_tokens, options.stopping.max_tokens or 1)
+        heal = options.grammar is None
+        if packer.is_quick(gap, owner):
+            return packer.pack(gap, options.mode, budget, owner, heal=heal)
+        return await asyncio.to_thread(packer.pack, gap, options.mode, budget, owner, heal=heal)
+
+    async def make(
+        self, gap: Gap, options: CompletionOptions, principal: Principal, request_id: str, draft: str = ""
+    ) -> Request:
+        """The request for ``gap``, not checked yet; ``draft`` is a text that the answer is expected to resemble. Raises
+        as `pack`."""
+        packed, stopping = await self.pack(gap, options, principal), options.stopping
+        expected = packed.healed + draft if draft else ""
+        limit = stopping.max_tokens
+        return Request(
+            request_id=request_id,
+            prompt_ids=packed.ids,
+            sampling=options.sampling,
+            stopping=replace(
+                stopping,
+                max_tokens=limit + packed.n_healed if limit else limit,
+                stop_token_ids=tuple(dict.fromkeys((*stopping.stop_token_ids, *packed.ends))),
+                rules=gap_rules(gap, options),
+            ),
+            output=options.output,
+            speculation=options.speculation,
+            priority=options.priority,
+            cache_salt=options.cache_salt,
+            prediction_ids=self.packer.encode_text(expected, principal.scoped(options.cache_salt)),
+            session=options.session,
+            target_tpot_ms=options.target_tpot_ms,
+            grammar=options.grammar,
+            healed=packed.healed,
+        )

@@ -1,0 +1,266 @@
+"""What waits for the engine's process: the streams of requests, operators' commands, reads of its trace."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+from server.errors import (
+    DraftNotSwappedError,
+    GenerationFailedError,
+    NotAdministeredError,
+    SwapUnderWayError,
+    unpack_error,
+)
+from server.ipc import unpack_trace
+from server.observe.records import RequestRecord
+from specdec.errors import DuplicateRequestError, RequestError
+from specdec.types import Failed, Finished, Request, RequestEvent, StepTrace
+
+
+class RequestStream:
+    """Async iterator over a request's events; ends after the last sample's Finished, or raises a `RequestError`.
+
+    Use as ``async with``: leaving it before the end, by a break, an error or a cancellation, aborts the request at
+    once. Nothing that the reader does holds up the engine: unread events wait here. One task at a time may read.
+    """
+
+    def __init__(self, request_id: str, samples: int, on_end: Callable[[bool], None]) -> None:
+        self.request_id = request_id
+        self._samples_left = samples
+        self._on_end: Callable[[bool], None] | None = on_end
+        self._items: deque[RequestEvent | RequestError] = deque()
+        self._waiting: asyncio.Future[None] | None = None
+        self._over = False
+        self._record: RequestRecord | None = None
+
+    def record_in(self, record: RequestRecord) -> None:
+        """Tell ``record`` of every event and of the end, whether or not anybody reads."""
+        self._record = record
+
+    @property
+    def record(self) -> RequestRecord | None:
+        """Where it is recorded, if it is."""
+        return self._record
+
+    def push(self, event: RequestEvent) -> None:
+        """Take the engine's next event of this request."""
+        if isinstance(event, Failed):
+            self.fail(GenerationFailedError(event.reason, event.message))
+            return
+        if self._record is not None:
+            self._record.saw(event)
+        event.request_id = self.request_id
+        self._put(event)
+        if isinstance(event, Finished):
+            self._samples_left -= 1
+            if self._samples_left == 0:
+                self._end(complete=True)
+
+    def fail(self, error: RequestError) -> None:
+        """End the request with ``error``, after what came before it was read."""
+        if self._on_end is not None:
+            if self._record is not None:
+                self._record.failed(error)
+            self._put(error)
+            self._end(complete=True)
+
+    def close(self) -> None:
+        """Nobody reads on: abort the request unless it is complete."""
+        self._over = True
+        self._end(complete=False)
+
+    def __aiter__(self) -> RequestStream:
+        return self
+
+    async def __anext__(self) -> RequestEvent:
+        if self._over:
+            raise StopAsyncIteration
+        while not self._items:
+            if self._on_end is None:
+                raise StopAsyncIteration
+            self._waiting = asyncio.get_running_loop().create_future()
+            await self._waiting
+        item = self._items.popleft()
+        if isinstance(item, RequestError):
+            self._over = True
+            raise item
+        return item
+
+    async def aclose(self) -> None:
+        """As `close`; what `contextlib.aclosing` looks for."""
+        self.close()
+
+    async def __aenter__(self) -> RequestStream:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _put(self, item: RequestEvent | RequestError) -> None:
+        self._items.append(item)
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    def _end(self, *, complete: bool) -> None:
+        if self._on_end is not None:
+            on_end, self._on_end = self._on_end, None
+            on_end(complete)
+            if self._record is not None:
+                self._record.ended(complete)
+
+
+_LOG = logging.getLogger(__name__)
+
+
+class RequestTable:
+    """Streams by ticket and by request id.
+
+    The engine is given a ticket in place of the caller's id, fresh for each submission: a caller may use an id again
+    right after cancelling, while the engine still has events of the former request on their way.
+    """
+
+    def __init__(self, abort: Callable[[str], None]) -> None:
+        self._abort = abort
+        self._by_ticket: dict[str, RequestStream] = {}
+        self._tickets: dict[str, str] = {}
+        self._numbers = itertools.count(1)
+
+    def __len__(self) -> int:
+        return len(self._by_ticket)
+
+    def open(self, request: Request) -> tuple[str, RequestStream]:
+        """A ticket and a stream for ``request``.
+
+        Raises:
+            DuplicateRequestError: its id is in flight.
+        """
+        request_id = request.request_id
+        if request_id in self._tickets:
+            raise DuplicateRequestError(f"request_id {request_id!r} is in flight; choose another")
+        ticket = f"{next(self._numbers)}:{request_id}"
+
+        def on_end(complete: bool) -> None:
+            del self._by_ticket[ticket], self._tickets[request_id]
+            if not complete:
+                self._abort(ticket)
+
+        stream = RequestStream(request_id, request.sampling.n, on_end)
+        self._by_ticket[ticket], self._tickets[request_id] = stream, ticket
+        return ticket, stream
+
+    def ticket(self, request_id: str) -> str | None:
+        """The ticket of a request in flight."""
+        return self._tickets.get(request_id)
+
+    def tickets(self) -> list[str]:
+        """Those of all requests in flight."""
+        return list(self._by_ticket)
+
+    def deliver(self, event: RequestEvent) -> None:
+        """Hand an event of the engine to its reader; those of requests nobody waits for are dropped."""
+        stream = self._by_ticket.get(event.request_id)
+        if stream is not None:
+            stream.push(event)
+
+    def refuse(self, ticket: str, error: RequestError) -> None:
+        """The engine did not take a request."""
+        stream = self._by_ticket.get(ticket)
+        if stream is not None:
+            stream.fail(error)
+
+    def fail_all(self, error: RequestError) -> None:
+        """End every request in flight with ``error``."""
+        if self._by_ticket:
+            _LOG.warning("%d requests in flight end: %s", len(self._by_ticket), error)
+        for stream in list(self._by_ticket.values()):
+            stream.fail(error)
+
+
+DEFAULT_TRACE_STEPS = 50
+MAX_TRACE_STEPS = 1024
+TRACE_LIMIT_RULE = f"must lie in 1..{MAX_TRACE_STEPS}"
+
+
+class TraceCalls:
+    """Futures by the number that the engine is given in place of the caller."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, asyncio.Future[list[StepTrace]]] = {}
+        self._numbers = itertools.count(1)
+
+    def open(self) -> tuple[int, asyncio.Future[list[StepTrace]]]:
+        """A number and the future of its answer, which raises a `RequestError` where there will be none."""
+        number = next(self._numbers)
+        future: asyncio.Future[list[StepTrace]] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = future
+        # A caller that went away cancelled it; then nobody waits.
+        future.add_done_callback(lambda _: self._waiting.pop(number, None))
+        return number, future
+
+    def answer(self, number: int, steps: Sequence[Any] | None) -> None:
+        """Hand the engine's answer to who waits for it, if anybody does; None: the engine could not tell."""
+        future = self._waiting.pop(number, None)
+        if future is None or future.done():
+            return
+        if steps is None:
+            future.set_exception(GenerationFailedError("INTERNAL", "the engine could not tell its trace"))
+        else:
+            future.set_result([unpack_trace(parts) for parts in steps])
+
+    def fail_all(self, error: RequestError) -> None:
+        """End every read with ``error``."""
+        for future in list(self._waiting.values()):
+            if not future.done():
+                future.set_exception(error)
+
+
+_ADMIN_ERRORS: dict[str, type[RequestError]] = {
+    e.reason: e for e in (DraftNotSwappedError, NotAdministeredError, SwapUnderWayError)
+}
+
+
+class AdminCalls:
+    """Futures by the number that the engine is given in place of the caller."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, tuple[asyncio.Future[Any], Callable[[Any], Any]]] = {}
+        self._numbers = itertools.count(1)
+
+    def open(self, read: Callable[[Any], Any]) -> tuple[int, asyncio.Future[Any]]:
+        """A number and the future of its answer, which raises a `RequestError` where there will be none.
+
+        ``read`` makes the future's result of the answer; it is called even if nobody waits any more.
+        """
+        number = next(self._numbers)
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = (future, read)
+        return number, future
+
+    def answer(self, number: int, error: Sequence[Any] | None, result: Any) -> None:
+        """Hand the engine's answer to who waits for it, if anybody still does."""
+        found = self._waiting.pop(number, None)
+        if found is None:
+            return
+        future, read = found
+        if error is None:
+            result = read(result)
+            if not future.done():
+                future.set_result(result)
+        elif not future.done():
+            known = _ADMIN_ERRORS.get(error[0])
+            future.set_exception(unpack_error(error) if known is None else known(error[1]))
+
+    def fail_all(self, error: RequestError) -> None:
+        """End every call with ``error``."""
+        while self._waiting:
+            _, (future, _) = self._waiting.popitem()
+            if not future.done():
+                future.set_exception(error)

@@ -1,0 +1,176 @@
+"""Refusals of the serving side, and every refusal as a tuple that crosses the process boundary and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from specdec.errors import (
+    DuplicateRequestError,
+    EngineDeadError,
+    FieldViolation,
+    InvalidRequestError,
+    PromptTooLongError,
+    QueueFullError,
+    RequestError,
+)
+
+
+class DrainingError(RequestError):
+    """The server is shutting down and takes no new request."""
+
+    reason = "DRAINING"
+
+    def __init__(self) -> None:
+        super().__init__("the server is shutting down; send the request to another, or retry once it is back")
+
+
+class UnknownModelError(RequestError):
+    """The request names a model that is not the one served."""
+
+    reason = "MODEL_NOT_FOUND"
+
+    def __init__(self, asked: str, served: str) -> None:
+        self.asked, self.served = asked, served
+        super().__init__(f"model {asked!r} is not served here; this server runs {served!r}")
+
+
+class ChatNotSupportedError(RequestError):
+    """The model has no usable chat template."""
+
+    reason = "CHAT_NOT_SUPPORTED"
+
+
+class DeadlinePassedError(RequestError):
+    """The request's deadline passed before it was complete."""
+
+    reason = "DEADLINE_EXCEEDED"
+
+    def __init__(self) -> None:
+        super().__init__("the deadline passed before the request was complete")
+
+
+class GenerationFailedError(RequestError):
+    """The engine ended a request with an error of its own; ``reason`` says which."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        self.reason = reason
+        super().__init__(message)
+
+
+def pack_error(error: RequestError) -> tuple[str, str, list[Any]]:
+    """``error`` as (reason, message, details)."""
+    details: list[Any] = []
+    if isinstance(error, InvalidRequestError):
+        details = [(v.field, v.description) for v in error.violations]
+    elif isinstance(error, PromptTooLongError):
+        details = [error.limit, error.got]
+    elif isinstance(error, QueueFullError):
+        details = [error.limit, error.retry_after_s]
+    return (error.reason, str(error), details)
+
+
+def unpack_error(parts: Sequence[Any]) -> RequestError:
+    """The error `pack_error` was given; one of a reason unknown here becomes `GenerationFailedError`."""
+    reason, message, details = parts
+    if reason == InvalidRequestError.reason:
+        return InvalidRequestError([FieldViolation(name, text) for name, text in details])
+    if reason == PromptTooLongError.reason:
+        return PromptTooLongError(*details)
+    if reason == QueueFullError.reason:
+        return QueueFullError(*details)
+    if reason == DuplicateRequestError.reason:
+        return DuplicateRequestError(message)
+    if reason == EngineDeadError.reason:
+        return EngineDeadError(message)
+    return GenerationFailedError(reason, message)
+
+
+class NotAdministeredError(RequestError):
+    """The engine behind this server can not be changed while it runs."""
+
+    reason = "NOT_ADMINISTERED"
+
+
+class DraftNotSwappedError(RequestError):
+    """The draft model could not be changed; the one before is still in place."""
+
+    reason = "DRAFT_NOT_SWAPPED"
+
+
+class SwapUnderWayError(RequestError):
+    """Another draft model is being loaded."""
+
+    reason = "SWAP_UNDER_WAY"
+
+    def __init__(self, message: str = "another draft model is being loaded; retry once it is there") -> None:
+        super().__init__(message)
+
+
+class UnauthenticatedError(RequestError):
+    """The call carries no key, or one that is not known here."""
+
+    reason = "UNAUTHENTICATED"
+
+
+class PermissionDeniedError(RequestError):
+    """The caller is known, and may not do this."""
+
+    reason = "PERMISSION_DENIED"
+
+
+class KeyChecksBusyError(RequestError):
+    """Too many keys wait to be checked against slow hashes."""
+
+    reason = "KEY_CHECKS_BUSY"
+
+    def __init__(self, retry_after_s: float) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(f"too many keys are being checked; retry in {retry_after_s:.1f} s")
+
+
+MIN_RETRY_S = 0.1
+
+
+class RateLimitedError(RequestError):
+    """The key has used up one of its limits. ``limit`` is that limit's field, ``value`` what it allows."""
+
+    reason = "RATE_LIMITED"
+
+    def __init__(self, key: str, limit: str, value: float, retry_after_s: float) -> None:
+        self.key, self.limit, self.value = key, limit, value
+        self.retry_after_s = max(MIN_RETRY_S, retry_after_s)
+        super().__init__(f"key {key!r} allows {limit} {value:g}; retry in {self.retry_after_s:.1f} s")
+
+
+class TokenQueueFullError(QueueFullError):
+    """Too many prompt tokens wait already."""
+
+    def __init__(self, limit: int, waiting: int, retry_after_s: float) -> None:
+        super().__init__(limit, max(MIN_RETRY_S, retry_after_s))
+        self.args = (
+            f"queue is full: {waiting} prompt tokens wait and at most {limit} may; retry in {self.retry_after_s:.1f} s",
+        )
+
+
+class LateError(RequestError):
+    """As fast as things go, the request would not be done by its deadline. Times are seconds from now."""
+
+    reason = "DEADLINE_UNATTAINABLE"
+
+    def __init__(self, needed_s: float, deadline_s: float, retry_after_s: float) -> None:
+        self.needed_s, self.deadline_s = needed_s, deadline_s
+        self.retry_after_s = max(MIN_RETRY_S, retry_after_s)
+        super().__init__(
+            f"done in about {needed_s:.1f} s at the present rate, but the deadline is in {deadline_s:.1f} s; retry in "
+            f"{self.retry_after_s:.1f} s, allow more time or ask for fewer tokens"
+        )
+
+
+class SupersededError(RequestError):
+    """A newer request of the same tenant and ``supersedes_key`` took this one's place."""
+
+    reason = "SUPERSEDED"
+
+    def __init__(self) -> None:
+        super().__init__("a newer request with the same supersedes_key took this one's place")

@@ -1,0 +1,217 @@
+"""Which records are analysed, and how the arms compare in one metric."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import NamedTuple
+
+import numpy as np
+
+from server.experiment.analysis.result import Bounds, TargetResult
+from server.experiment.config import ExperimentConfig, MetricTarget, Stopping
+from server.experiment.records import METRICS, NO_BLOCK, ExperimentError, Record
+from server.experiment.stats.means import MeanComparison, adjust_means, compare_means, mean_ratio_bounds
+from server.experiment.stats.quantiles import QuantileComparison, compare_quantiles, quantile_ratio_bounds
+from server.experiment.stats.samples import Comparison, Interval, TwoArmSample, sample_block_length
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Records of both arms without warm-up, in order of arrival, and the unit (from 0, following time) of each."""
+
+    records: tuple[list[Record], list[Record]]
+    units: tuple[list[int], list[int]]
+    n_units: int
+    unit_name: str
+    pairs: bool
+    left_out: dict[str, int]
+
+    def sample(self, metric: str) -> TwoArmSample:
+        """The metric's values of requests that ended well; where requests come in pairs, of whole pairs only."""
+        return self._filled(metric)[0]
+
+    def with_covariate(self, metric: str) -> tuple[TwoArmSample, tuple[np.ndarray, np.ndarray]]:
+        """The sample, and the prompt length of each of its values."""
+        sample, kept = self._filled(metric)
+        a, b = (np.array([r.prompt_tokens for r in records], float) for records in kept)
+        return sample, (a, b)
+
+    def _filled(self, metric: str) -> tuple[TwoArmSample, tuple[list[Record], list[Record]]]:
+        value = METRICS[metric].value
+        filled = [
+            [
+                (v, unit, record)
+                for record, unit in zip(*arm, strict=True)
+                if record.ok and math.isfinite(v := value(record))
+            ]
+            for arm in zip(self.records, self.units, strict=True)
+        ]
+        if self.pairs:
+            both = {unit for _, unit, _ in filled[0]} & {unit for _, unit, _ in filled[1]}
+            filled = [[row for row in arm if row[1] in both] for arm in filled]
+        used = sorted({unit for arm in filled for _, unit, _ in arm})
+        number = {unit: i for i, unit in enumerate(used)}
+        values_a, values_b = (np.array([v for v, _, _ in arm], float) for arm in filled)
+        units_a, units_b = (np.array([number[unit] for _, unit, _ in arm], np.int64) for arm in filled)
+        kept_a, kept_b = ([record for _, _, record in arm] for arm in filled)
+        return TwoArmSample((values_a, values_b), (units_a, units_b), len(used)), (kept_a, kept_b)
+
+
+def select(config: ExperimentConfig, records: list[Record]) -> Selection:
+    """Leave out what the plan does not count, and find the units.
+
+    Raises:
+        ExperimentError: requests come in pairs, but a record does not say in which.
+    """
+    names = (config.control, config.treatment)
+    left_out = {
+        "of other arms": sum(r.arm not in names for r in records),
+        "of callers who chose their arm": sum(r.overridden for r in records if r.arm in names),
+    }
+    ordered = sorted((r for r in records if r.arm in names and not r.overridden), key=attrgetter("arrival"))
+    if config.assignment.pairs:
+        for record in ordered:
+            if not record.pair:
+                raise ExperimentError(f"request {record.request!r} has no pair, which {config.assignment.mode} needs")
+    kept: list[list[Record]] = []
+    for name in names:
+        mine = [r for r in ordered if r.arm == name]
+        kept.append([r for i, r in enumerate(mine) if i >= config.warmup_requests and not r.warm_up])
+    left_out["of the warm-up"] = len(ordered) - sum(map(len, kept))
+    if config.assignment.pairs and all(kept):
+        # Of a run that was killed, or of a shadow that was not sent: counting one alone would favour an arm.
+        whole = {r.pair for r in kept[0]} & {r.pair for r in kept[1]}
+        left_out["of pairs without the other request"] = sum(r.pair not in whole for arm in kept for r in arm)
+        kept = [[r for r in arm if r.pair in whole] for arm in kept]
+    label, unit_name = _labels(config, ordered)
+    number: dict[str, int] = {}
+    for record in sorted((r for arm in kept for r in arm), key=attrgetter("arrival")):
+        number.setdefault(label(record), len(number))
+    units_a, units_b = ([number[label(r)] for r in arm] for arm in kept)
+    return Selection((kept[0], kept[1]), (units_a, units_b), len(number), unit_name, config.assignment.pairs, left_out)
+
+
+def _labels(config: ExperimentConfig, records: list[Record]) -> tuple[attrgetter[str], str]:
+    """What tells the unit of a record, and what such a unit is called."""
+    mode = config.assignment.mode
+    if config.assignment.pairs or (mode == "switchback" and records and all(r.pair for r in records)):
+        return attrgetter("pair"), "pair" if config.assignment.pairs else "pair of blocks"
+    if mode == "switchback" and any(r.block != NO_BLOCK for r in records):
+        return attrgetter("block"), "block"
+    if records and all(r.key for r in records):
+        return attrgetter("key"), "key"
+    return attrgetter("request"), "request"
+
+
+_WORK = 40_000_000
+
+Ratio = Callable[[float], Interval]
+"""Gives the interval for B / A at a level alpha."""
+
+
+class Compared(NamedTuple):
+    """A result, and the interval of the ratio at any level under the plan's stopping rule."""
+
+    result: TargetResult
+    ratio: Ratio
+
+
+def draws_for(sample: TwoArmSample) -> int:
+    """How often to resample: 2000 times, less for so many values that it would take minutes."""
+    return max(1000, min(2000, _WORK // max(1, sum(sample.sizes))))
+
+
+def compare_target(
+    selection: Selection, target: MetricTarget, stopping: Stopping, covariate: str | None, rng: np.random.Generator
+) -> Compared:
+    """One target. CUPED is applied to means unless requests come in pairs, which removes more."""
+    if target.quantile is not None:
+        sample, [compared], merged = quantiles_of(selection, target.metric, [target.quantile], rng)
+        ratio: Ratio = compared.ratio
+        if stopping.rule == "always_valid":
+            ratio = _always_quantile(sample.merged(merged), target.quantile, stopping.expected_units / merged)
+        result = quantile_result(target.metric, sample, compared, merged, stopping.alpha)
+        return Compared(result, ratio)
+    sample, covariates = selection.with_covariate(target.metric)
+    left = None
+    if covariate is not None and not selection.pairs:
+        sample, left = adjust_means(sample, covariates)
+    merged = sample_block_length(sample, None)
+    mean = compare_means(sample.merged(merged))
+    mean_ratio: Ratio = mean.ratio
+    if stopping.rule == "always_valid":
+        mean_ratio = _always_mean(mean, stopping.expected_units / merged)
+    nothing: Bounds = (None, None)
+    result = _result(target.label, sample, mean, merged, stopping.alpha, (nothing, nothing), left)
+    return Compared(result, mean_ratio)
+
+
+def quantiles_of(
+    selection: Selection, metric: str, at: list[float], rng: np.random.Generator
+) -> tuple[TwoArmSample, list[QuantileComparison], int]:
+    """Several quantiles from the same draws; also the sample, and how many of its units were taken as one."""
+    sample = selection.sample(metric)
+    merged = max(sample_block_length(sample, p) for p in {0.5, at[0]})
+    return sample, compare_quantiles(sample.merged(merged), at, draws_for(sample), rng), merged
+
+
+def quantile_result(
+    metric: str, sample: TwoArmSample, compared: QuantileComparison, merged: int, alpha: float
+) -> TargetResult:
+    """The comparison as a result of level 1 - alpha."""
+    label = MetricTarget(metric=metric, quantile=compared.p).label
+    arms = (bounds(compared.of_arm(0, alpha)), bounds(compared.of_arm(1, alpha)))
+    return _result(label, sample, compared, merged, alpha, arms, None)
+
+
+def bounds(interval: Interval) -> Bounds:
+    """The interval as JSON has it."""
+    return number(interval.low), number(interval.high)
+
+
+def number(value: float) -> float | None:
+    """A finite number, else None."""
+    return float(value) if math.isfinite(value) else None
+
+
+def _always_mean(mean: MeanComparison, tuned_for: float) -> Ratio:
+    return lambda alpha: mean_ratio_bounds(mean, alpha, tuned_for)
+
+
+def _always_quantile(sample: TwoArmSample, p: float, tuned_for: float) -> Ratio:
+    return lambda alpha: quantile_ratio_bounds(sample, p, alpha, tuned_for)
+
+
+def _result(
+    label: str,
+    sample: TwoArmSample,
+    compared: Comparison,
+    merged: int,
+    alpha: float,
+    arms: tuple[Bounds, Bounds],
+    variance_left: float | None,
+) -> TargetResult:
+    metric = METRICS[label.partition("@")[0].removesuffix(":mean")]
+    present = sample.present()
+    return TargetResult(
+        label=label,
+        title=metric.title,
+        unit=metric.unit,
+        lower_is_better=metric.lower_is_better,
+        sizes=sample.sizes,
+        a=number(compared.a),
+        b=number(compared.b),
+        a_bounds=arms[0],
+        b_bounds=arms[1],
+        ratio=number(compared.b / compared.a) if compared.a else None,
+        ratio_bounds=bounds(compared.ratio(alpha)),
+        difference=number(compared.b - compared.a),
+        difference_bounds=bounds(compared.difference(alpha)),
+        p_value=compared.p_value(),
+        units=min(int(np.count_nonzero(units)) for units in present),
+        merged=merged,
+        variance_left=variance_left,
+    )

@@ -1,0 +1,422 @@
+"""What an experiment is to be, as its YAML file says: arms, assignment, load, metrics, guardrails, stopping."""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from hashlib import blake2b
+from itertools import accumulate
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from server.experiment.records import METRICS, ExperimentError, PlanError
+
+
+class StrictModel(BaseModel):
+    """Immutable; unknown fields are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def _as_share(value: Any) -> Any:
+    if isinstance(value, str) and value.rstrip().endswith("%"):
+        try:
+            return float(value.rstrip()[:-1]) / 100
+        except ValueError:
+            raise ValueError(f"{value!r} is no percentage; write 2% or 0.02") from None
+    return value
+
+
+def _as_seconds(value: Any) -> Any:
+    units = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+    if isinstance(value, str):
+        number = value.rstrip("smh")
+        try:
+            return float(number) * units[value[len(number) :] or "s"]
+        except (ValueError, KeyError):
+            raise ValueError(f"{value!r} is no duration; write 500ms, 20s, 5m, 2h or a number of seconds") from None
+    return value
+
+
+Share = Annotated[float, BeforeValidator(_as_share)]
+"""A part of 1; `2%` is read as 0.02."""
+
+Seconds = Annotated[float, BeforeValidator(_as_seconds)]
+"""A duration; `2h`, `5m`, `20s` and `500ms` are read too."""
+
+
+class Arm(StrictModel):
+    """``request`` holds options of single requests, ``engine`` settings that can switch between blocks; what they may
+    name is checked by whoever runs the experiment."""
+
+    weight: float = Field(1.0, gt=0, description="share of the requests, relative to the other arms'")
+    request: dict[str, Any] = Field(default_factory=dict)
+    engine: dict[str, Any] = Field(default_factory=dict)
+    url: str | None = Field(None, description="another server, for a comparison of two")
+
+
+Mode = Literal["paired_replay", "switchback", "hash", "shadow", "aa"]
+Unit = Literal["request", "session", "user", "prompt"]
+
+
+class Assignment(StrictModel):
+    """``paired_replay`` and ``shadow`` serve the same request in both arms; ``switchback`` changes the arm of all
+    requests from time block to time block; ``hash`` gives every key its arm; ``aa`` replays pairs in two equal arms,
+    or, with a ``unit``, gives every key one of two equal arms.
+
+    ``expect_same_tokens``: both arms must give the same tokens (path identity, or greedy decoding); any pair that does
+    not makes the result invalid.
+    """
+
+    mode: Mode = "paired_replay"
+    block_s: Seconds = Field(20.0, gt=0)
+    washout_s: Seconds = Field(2.0, ge=0)
+    salt: str = Field("", description="empty: the name of the experiment")
+    unit: Unit | None = Field(None, description="whom an arm sticks to in a running server; none: request")
+    share: Share = Field(1.0, gt=0, le=1, description="part of the keys, or of the requests, that take part")
+    shadow: Literal["after", "beside"] = Field("after", description="when a shadow is sent")
+    allow_override: bool = False
+    expect_same_tokens: bool = True
+
+    @model_validator(mode="after")
+    def _washout_fits(self) -> Assignment:
+        if self.mode == "switchback" and self.washout_s >= self.block_s:
+            raise ValueError("washout_s leaves nothing of a block; make it shorter than block_s")
+        return self
+
+    @property
+    def pairs(self) -> bool:
+        """Whether each request is served in both arms."""
+        return self.mode in ("paired_replay", "shadow") or (self.mode == "aa" and self.unit is None)
+
+
+BUCKETS = 10_000
+
+
+def digest(salt: str, key: str) -> bytes:
+    """Eight bytes that tell ``key`` from others without telling what it is: BLAKE2b of salt, a zero byte and key, both
+    in UTF-8; lone surrogates as they are."""
+    text = salt.encode("utf-8", "surrogatepass") + b"\0" + key.encode("utf-8", "surrogatepass")
+    return blake2b(text, digest_size=8).digest()
+
+
+def bucket(salt: str, key: str) -> int:
+    """0..9999, evenly: the digest as a big-endian number, modulo 10,000. Equal salt and key give equal buckets."""
+    return int.from_bytes(digest(salt, key)) % BUCKETS
+
+
+class Split:
+    """Ranges of buckets by weight, in the arms' order; ``share`` of the buckets in all, the rest have no arm.
+
+    With ``share`` 1 and equal weights of two arms, buckets 0..4999 are the first arm's. A larger share moves nobody who
+    has an arm out of the experiment, though some into the other arm.
+    """
+
+    def __init__(self, weights: Mapping[str, float], share: float = 1.0) -> None:
+        total = sum(weights.values())
+        self._arms = (*weights, None)
+        self._ends = [round(part / total * share * BUCKETS) for part in accumulate(weights.values())]
+
+    def arm(self, number: int) -> str | None:
+        """The arm of a bucket; None: it takes no part."""
+        return self._arms[bisect_right(self._ends, number)]
+
+
+class Load(StrictModel):
+    """For `specdec ab run`; an experiment on live traffic takes what comes.
+
+    The prompts are a ``workload``'s, or those of a ``trace`` (a file beside the plan), which has its own arrival
+    times. Else requests arrive at a ``rate``, or ``concurrency`` of them run at any time.
+
+    ``cache``: *cold*, no request shares cached prefixes or draft texts with another; *warm*, those of an arm do with
+    each other, and never with the other arm's.
+    """
+
+    workload: str | None = None
+    trace: Path | None = None
+    speed: float = Field(1.0, gt=0, description="of a trace: 2 replays it in half the time")
+    rate: float | None = Field(None, gt=0, description="requests per second; null: a closed loop")
+    arrivals: Literal["constant", "poisson", "gamma"] = "poisson"
+    shape: float = Field(0.5, gt=0, description="of gamma arrivals: less than 1 comes in bursts")
+    concurrency: int = Field(1, ge=1, description="of a closed loop")
+    per_turn: int | None = Field(None, ge=1, description="requests that an arm is asked before the other's turn")
+    max_tokens: int | None = Field(None, ge=1, description="longest answer; null: the workload's own limit")
+    fixed_length: bool = Field(False, description="every answer as long as it may be")
+    temperature: float = Field(0.0, ge=0)
+    seed: int = Field(0, ge=0, description="of arrivals and of the requests' own seeds")
+    cache: Literal["cold", "warm"] = "cold"
+    timeout_s: Seconds = Field(120.0, gt=0)
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Load:
+        if self.workload is not None and self.trace is not None:
+            raise ValueError("workload and trace both say what is asked; give one of them")
+        if self.rate is not None and self.trace is not None:
+            raise ValueError("rate and trace both say when requests arrive; leave rate out")
+        if self.concurrency > 1 and (self.rate is not None or self.trace is not None):
+            raise ValueError("concurrency is for a closed loop: leave it out where arrival times are given")
+        return self
+
+    @property
+    def open_loop(self) -> bool:
+        """Whether requests have arrival times."""
+        return self.rate is not None or self.trace is not None
+
+
+class MetricTarget(StrictModel):
+    """Written `ttft_ms@p95`, `tokens_per_step:mean`, or as a mapping. Without a quantile it is the mean."""
+
+    metric: str
+    quantile: float | None = Field(None, gt=0, lt=1)
+    min_effect: Share = Field(0.02, ge=0, lt=1, description="ratios closer to 1 than this do not matter")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        name, at, quantile = value.partition("@p")
+        if not at:
+            return {"metric": name.removesuffix(":mean")}
+        try:
+            # through text: p99.9 is to be 0.999, not 0.9990000000000001
+            return {"metric": name, "quantile": round(float(quantile) / 100, 9)}
+        except ValueError:
+            raise ValueError(f"{value!r}: write METRIC@pNN, as in ttft_ms@p95, or METRIC:mean") from None
+
+    @model_validator(mode="after")
+    def _is_known(self) -> MetricTarget:
+        if self.metric not in METRICS:
+            raise ValueError(f"no metric {self.metric!r}; there are {', '.join(METRICS)}")
+        return self
+
+    @property
+    def label(self) -> str:
+        """As it is written in a plan."""
+        return f"{self.metric}:mean" if self.quantile is None else f"{self.metric}@p{self.quantile * 100:g}"
+
+
+ERROR_RATE = "error_rate"
+
+
+class Guardrail(StrictModel):
+    """``metric`` is `error_rate` (its limit is an increase of the share itself) or a target such as `queue_ms@p99` (its
+    limit is relative). Equality of tokens is no choice here: see `Assignment.expect_same_tokens`."""
+
+    metric: str
+    max_increase: Share = Field(ge=0)
+
+    @field_validator("metric")
+    @classmethod
+    def _is_known(cls, metric: str) -> str:
+        if metric != ERROR_RATE:
+            MetricTarget.model_validate(metric)
+        return metric
+
+    @model_validator(mode="after")
+    def _errors_are_shares(self) -> Guardrail:
+        if self.metric == ERROR_RATE and self.max_increase > 1:
+            raise ValueError("max_increase of error_rate is a share of all requests, at most 1 (100%)")
+        return self
+
+    @property
+    def target(self) -> MetricTarget | None:
+        """The metric that is compared; None for the error rate."""
+        return None if self.metric == ERROR_RATE else MetricTarget.model_validate(self.metric)
+
+
+class Stopping(StrictModel):
+    """``fixed``: conclude once, when the planned number is reached. ``always_valid``: conclude at any time; the
+    intervals are wider."""
+
+    rule: Literal["fixed", "always_valid"] = "fixed"
+    alpha: float = Field(0.05, gt=0, le=0.5)
+    max_requests: int | None = Field(None, ge=1)
+    max_duration: Seconds | None = Field(None, gt=0)
+    min_units: int = Field(8, ge=8, description="pairs, blocks or keys before anything is concluded")
+    expected_units: int = Field(1000, ge=1, description="always_valid is tightest about here")
+    max_slip_ms: float = Field(5.0, gt=0, description="the load generator's p99 lag above which a run is invalid")
+
+
+class ExperimentConfig(StrictModel):
+    """The first arm is the control, that the other one is compared with."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    arms: dict[str, Arm] = Field(min_length=2, max_length=2)
+    assignment: Assignment = Assignment()
+    primary: MetricTarget = MetricTarget(metric="e2e_ms", quantile=0.5)
+    secondary: tuple[MetricTarget, ...] = ()
+    guardrails: tuple[Guardrail, ...] = (
+        Guardrail(metric="error_rate", max_increase=0.01),
+        Guardrail(metric="queue_ms@p99", max_increase=0.10),
+    )
+    stopping: Stopping = Stopping()
+    load: Load = Load()
+    warmup_requests: int = Field(0, ge=0, description="first requests of each arm that are not analysed")
+    covariate: str | None = Field("prompt_tokens", description="CUPED of means uses it; null: none")
+    store_prompts: bool = False
+
+    @field_validator("arms", mode="before")
+    @classmethod
+    def _names_are_text(cls, arms: Any) -> Any:
+        if isinstance(arms, dict) and any(isinstance(name, bool) for name in arms):
+            raise ValueError('YAML reads off, on, no and yes as false and true; put the arm\'s name in quotes: "off"')
+        return arms
+
+    @field_validator("covariate")
+    @classmethod
+    def _covariate_is_known(cls, name: str | None) -> str | None:
+        if name not in (None, "prompt_tokens"):
+            raise ValueError("covariate must be known before the arm acts: prompt_tokens, or null")
+        return name
+
+    @model_validator(mode="after")
+    def _arms_fit_the_mode(self) -> ExperimentConfig:
+        first, second = self.arms.values()
+        if self.assignment.mode == "aa" and (first.request, first.engine, first.url) != (
+            second.request,
+            second.engine,
+            second.url,
+        ):
+            raise ValueError("arms: mode aa compares an arm with itself; give both the same options")
+        if self.assignment.pairs and first.weight != second.weight:
+            raise ValueError(f"arms: {self.assignment.mode} serves each request in both arms; leave weight out")
+        return self
+
+    @property
+    def control(self) -> str:
+        return next(iter(self.arms))
+
+    @property
+    def treatment(self) -> str:
+        return list(self.arms)[1]
+
+
+Place = tuple[int | str, ...]
+
+
+def read_config(path: Path) -> ExperimentConfig:
+    """The experiment that a file describes.
+
+    Raises:
+        ExperimentError: the file can not be read, or its text is refused as by `parse_config`.
+    """
+    return parse_config(read_text(path), str(path))
+
+
+def read_text(path: Path) -> str:
+    """A file's text. Raises ExperimentError: it can not be read, or is none."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ExperimentError(f"{path}: can not be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise ExperimentError(f"{path}: is not UTF-8 text") from None
+
+
+def parse_config(text: str, source: str) -> ExperimentConfig:
+    """The experiment that a text in YAML (or JSON) describes. source: what the text is called in errors.
+
+    Raises:
+        PlanError: a field is unknown, missing or out of range; names each, with its line.
+    """
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        data = yaml.safe_load(text)
+        repeated = [] if root is None else _repeated(root)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # also dates that are none, and texts without end
+        raise PlanError(source, [f"not valid YAML: {error}"]) from None
+    if not isinstance(root, yaml.MappingNode):
+        raise PlanError(source, ["must hold a mapping with `name:` and `arms:`"])
+    problems = [f"line {line}: `{key}` is given twice" for key, line in repeated]
+    try:
+        config = ExperimentConfig.model_validate(data)
+    except ValidationError as error:
+        problems += [_told(root, e["loc"], e["msg"]) for e in error.errors()]
+    if problems:
+        raise PlanError(source, problems)
+    return config
+
+
+def refuse(text: str, source: str, problems: Iterable[tuple[Place, str]]) -> None:
+    """Refuse a text that `parse_config` took, for problems at places in it, each named with its line.
+
+    Raises:
+        PlanError: there are any.
+    """
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    assert root is not None  # it was a plan
+    told = [_told(root, place, problem) for place, problem in problems]
+    if told:
+        raise PlanError(source, told)
+
+
+def _told(root: yaml.Node, place: Place, problem: str) -> str:
+    where = ".".join(map(str, place))
+    return f"line {_line(root, place)}: {where + ': ' if where else ''}{problem}"
+
+
+def _line(node: yaml.Node, place: Place) -> int:
+    """The line (from 1) of the deepest part of ``place`` that is in the file."""
+    line = node.start_mark.line + 1
+    for part in place:
+        if isinstance(node, yaml.MappingNode):
+            found = [(key, value) for key, value in node.value if key.value == str(part)]
+            if not found:
+                break
+            key, node = found[0]
+            line = key.start_mark.line + 1
+        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int):
+            node = node.value[part]
+            line = node.start_mark.line + 1
+    return line
+
+
+def _repeated(node: yaml.Node) -> list[tuple[str, int]]:
+    """Keys that stand twice in one mapping: YAML keeps the last silently."""
+    found: list[tuple[str, int]] = []
+    if isinstance(node, yaml.MappingNode):
+        names: set[str] = set()
+        for key, value in node.value:
+            if key.value in names:
+                found.append((key.value, key.start_mark.line + 1))
+            names.add(key.value)
+            found += _repeated(value)
+    elif isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            found += _repeated(item)
+    return found
+
+
+_NAME = "manifest.json"
+
+
+class Manifest(StrictModel):
+    """Written once, when the experiment begins. ``facts`` are shown as they are: hardware, commit, model."""
+
+    config: ExperimentConfig
+    started: str = Field("", description="ISO 8601")
+    facts: dict[str, str] = Field(default_factory=dict)
+
+    def write(self, folder: Path) -> None:
+        """Put it into ``folder``, whole or not at all."""
+        folder.mkdir(parents=True, exist_ok=True)
+        draft = folder / (_NAME + ".new")
+        draft.write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        os.replace(draft, folder / _NAME)
+
+    @classmethod
+    def read(cls, folder: Path) -> Manifest:
+        """Raises ExperimentError: there is none, or it is not one."""
+        path = folder / _NAME
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except OSError as error:
+            raise ExperimentError(f"{path}: can not be read ({error.strerror}); give an experiment's folder") from None
+        except ValidationError as error:
+            problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+            raise ExperimentError(f"{path}: {problems}") from None

@@ -1,1 +1,0 @@
-"""What an experiment is to be: its arms, how requests get into them, what is compared and when it ends."""

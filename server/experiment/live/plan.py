@@ -1,0 +1,227 @@
+"""An experiment's plan, checked against what this server can do: options of requests and settings of the engine."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from operator import attrgetter
+from types import MappingProxyType
+from typing import Any, get_args
+
+from server.experiment.config import ExperimentConfig, Place
+from server.json_body import Body
+from server.request_fields import read_speculation
+from specdec.config import WeightDtype
+from specdec.engine.validation import validate_request
+from specdec.errors import InvalidRequestError, ViolationCollector
+from specdec.types import EngineInfo, Request, SpeculationParams
+
+Problem = tuple[Place, str]
+UNTOUCHED = Request(request_id="any", prompt_ids=(0,))
+"""A request that sets nothing."""
+
+_SPECULATION = tuple(f.name for f in dataclasses.fields(SpeculationParams))
+_PLAIN = ("priority", "target_tpot_ms", "cache_salt")
+_KNOWN = f"speculation.({', '.join(_SPECULATION)}), {', '.join(_PLAIN)}"
+_INT32 = (1 << 31) - 1
+
+
+@dataclass(frozen=True)
+class ArmOptions:
+    """What an arm changes: fields of `SpeculationParams`, and of `Request` itself. Nothing that a caller would see in
+    the answer's tokens: who asks gets what they asked for, in any arm."""
+
+    speculation: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    plain: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The options, as `operator.attrgetter` finds them in a request."""
+        return frozenset((*(f"speculation.{name}" for name in self.speculation), *self.plain))
+
+    def put(self, request: Request) -> Request:
+        """``request`` with these options."""
+        changed = dict(self.plain)
+        if self.speculation:
+            changed["speculation"] = dataclasses.replace(request.speculation, **self.speculation)
+        return dataclasses.replace(request, **changed) if changed else request
+
+
+def read_options(given: Mapping[str, Any], info: EngineInfo) -> tuple[ArmOptions, list[Problem]]:
+    """An arm's ``request`` mapping as options, and what is wrong with it. `speculation: off` is short for its mode;
+    an option that is null is left alone."""
+    spelled = given.get("speculation", {})
+    speculation = spelled if isinstance(spelled, Mapping) else {"mode": spelled}
+    speculation = {str(k): _mode(v) if k == "mode" else v for k, v in speculation.items() if v is not None}
+    plain = {name: given[name] for name in _PLAIN if given.get(name) is not None}
+
+    unknown: list[Place] = [(name,) for name in given if name not in ("speculation", *_PLAIN)]
+    unknown += [("speculation", name) for name in speculation if name not in _SPECULATION]
+    problems: list[Problem] = [(place, f"no option that an arm may change; there are {_KNOWN}") for place in unknown]
+    seen = ViolationCollector()
+    body = Body({"speculation": speculation, **plain}, seen)
+    asked = read_speculation(body)
+    values = {
+        "priority": body.integer("priority", -_INT32, _INT32),
+        "target_tpot_ms": body.number("target_tpot_ms"),
+        "cache_salt": body.text("cache_salt"),
+    }
+    options = ArmOptions(
+        {name: getattr(asked, name) for name in _SPECULATION if name in speculation},
+        {name: value for name, value in values.items() if value is not None},
+    )
+    if not seen.violations:
+        try:
+            validate_request(options.put(UNTOUCHED), info.vocab_size, info.max_context, info.drafters)
+        except InvalidRequestError as error:
+            seen.violations += error.violations
+    return options, [*problems, *((tuple(v.field.split(".")), v.description) for v in seen.violations)]
+
+
+def _mode(value: Any) -> Any:
+    """YAML reads an unquoted `off` as false."""
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+
+
+_NAMES = ("draft", "draft_dtype", "flush_cache")
+_DTYPES = get_args(WeightDtype)
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """``names``: those that the arm sets; a type goes with its draft. ``draft`` None: no draft model; ``draft_dtype``
+    None: the engine's choice.
+    ``flush_cache``: forget cached prefixes when a block begins, so that it finds none of the one before."""
+
+    names: frozenset[str] = frozenset()
+    draft: str | None = None
+    draft_dtype: WeightDtype | None = None
+    flush_cache: bool = False
+
+
+def read_settings(given: Mapping[str, Any]) -> tuple[EngineSettings, list[Problem]]:
+    """An arm's ``engine`` mapping as settings, and what is wrong with it."""
+    draft, dtype, flush = given.get("draft"), given.get("draft_dtype"), given.get("flush_cache", False)
+    problems: list[Problem] = [
+        (
+            (name,),
+            f"can not switch in a running engine; {', '.join(_NAMES)} can. For the rest compare two servers: "
+            "specdec ab run --a URL --b URL",
+        )
+        for name in given
+        if name not in _NAMES
+    ]
+    if not (draft is None or (isinstance(draft, str) and draft)):
+        problems.append((("draft",), "must name a model, or be null for none"))
+    if dtype is not None and dtype not in _DTYPES:
+        problems.append((("draft_dtype",), f"must be one of {', '.join(_DTYPES)}"))
+    if dtype is not None and draft is None:
+        problems.append((("draft_dtype",), "has no meaning without `draft`"))
+    if not isinstance(flush, bool):
+        problems.append((("flush_cache",), "must be true or false"))
+    if problems:
+        return EngineSettings(), problems
+    return EngineSettings(frozenset(given) - {"draft_dtype"}, draft, dtype, flush), []
+
+
+@dataclass(frozen=True)
+class LivePlan:
+    """``options`` and ``settings`` by arm, ``names`` of all that any arm changes in requests."""
+
+    config: ExperimentConfig
+    options: Mapping[str, ArmOptions]
+    settings: Mapping[str, EngineSettings]
+    names: frozenset[str]
+
+    @cached_property
+    def drafters(self) -> frozenset[str]:
+        """Those that an arm asks for by name."""
+        return frozenset(name for arm in self.options.values() for name in arm.speculation.get("drafters") or ())
+
+    @cached_property
+    def _unset(self) -> list[tuple[attrgetter[Any], Any]]:
+        return [(get := attrgetter(name), get(UNTOUCHED)) for name in sorted(self.names)]
+
+    @property
+    def salt(self) -> str:
+        """What assignment is made from, beside the key."""
+        return self.config.assignment.salt or self.config.name
+
+    @property
+    def changes(self) -> frozenset[str]:
+        """Every setting that the experiment needs for itself."""
+        engine = {f"engine.{name}" for arm in self.settings.values() for name in arm.names}
+        return self.names | engine
+
+    @property
+    def switches_engine(self) -> bool:
+        """Whether the engine is another one from block to block."""
+        return any(arm.names for arm in self.settings.values())
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What whoever starts it should know."""
+        assignment, found = self.config.assignment, []
+        if assignment.mode == "shadow":
+            found.append(
+                f"{assignment.share:.0%} of the requests are generated twice, where the engine has room: up to "
+                f"{1 + assignment.share:g} times the load; shadows run last and are given up first, so judge the "
+                "treatment's tokens and errors by them, and its latency in another mode"
+            )
+        if assignment.mode == "switchback" and any(arm.names & {"draft"} for arm in self.settings.values()):
+            found.append("draft models are loaded while requests are served; both must fit in memory for a moment")
+        return tuple(found)
+
+    def leaves_free(self, request: Request) -> bool:
+        """Whether ``request`` sets nothing that an arm changes: else its own word counts, and it takes no part."""
+        return all(get(request) == unset for get, unset in self._unset)
+
+
+_ARM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def make_plan(config: ExperimentConfig, info: EngineInfo) -> tuple[LivePlan, list[Problem]]:
+    """``config`` as this engine can carry it out, and what is wrong with it."""
+    options: dict[str, ArmOptions] = {}
+    settings: dict[str, EngineSettings] = {}
+    problems: list[Problem] = []
+    assignment = config.assignment
+    if assignment.mode == "aa" and assignment.unit is None:
+        assignment = assignment.model_copy(update={"unit": "request"})
+        config = config.model_copy(update={"assignment": assignment})
+    for name, arm in config.arms.items():
+        if not _ARM.fullmatch(name):
+            problems.append((("arms", name), "must be a name of letters, digits, `.`, `_` and `-`, 64 at most"))
+        options[name], wrong = read_options(arm.request, info)
+        problems += [(("arms", name, "request", *place), text) for place, text in wrong]
+        settings[name], wrong = read_settings(arm.engine)
+        problems += [(("arms", name, "engine", *place), text) for place, text in wrong]
+        if arm.url is not None:
+            problems.append((("arms", name, "url"), "means nothing here; use `specdec ab run --a URL --b URL`"))
+    plan = LivePlan(config, options, settings, frozenset().union(*(arm.names for arm in options.values())))
+    return plan, problems or _misfits(plan)
+
+
+def _misfits(plan: LivePlan) -> list[Problem]:
+    """What is wrong with the whole, where the parts are right."""
+    found: list[Problem] = []
+    assignment, arms = plan.config.assignment, plan.config.arms
+    mode: Problem = (("assignment", "mode"), "")
+    first, second = (plan.settings[name] for name in arms)
+    if assignment.mode == "paired_replay":
+        found.append((mode[0], "paired_replay plays a trace: use `specdec ab run`. Here: hash, switchback, shadow, aa"))
+    if plan.switches_engine and assignment.mode != "switchback":
+        found.append((("arms",), f"`engine` settings are everybody's, and {assignment.mode} can not switch them; use "
+                      "mode switchback"))  # fmt: skip
+    if first.names != second.names:
+        odd = ", ".join(sorted(first.names ^ second.names))
+        found.append((("arms",), f"`engine` must name the same settings in both arms; {odd} is in one only"))
+    if assignment.mode == "switchback" and len({arm.weight for arm in arms.values()}) > 1:
+        found.append((("arms",), "blocks go to both arms alike in switchback; leave weight out"))
+    same = len({arm.put(UNTOUCHED) for arm in plan.options.values()}) == 1 and first == second
+    if same and assignment.mode not in ("aa", "paired_replay"):
+        found.append((("arms",), "both arms are the same; change something in one, or use mode aa"))
+    return found

@@ -1,0 +1,201 @@
+"""One request's part in an experiment, the record made of it, and the thread that writes records."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+from itertools import zip_longest
+from pathlib import Path
+from queue import SimpleQueue
+
+from server.experiment.live.assignment import Choice, token_bytes
+from server.experiment.records import Record, RecordWriter
+from server.observe.records import RequestRecord
+from specdec.errors import RequestError
+from specdec.types import Delta, Finished, FinishReason, Request, RequestEvent
+
+
+class RunClock:
+    """Records of several runs of a server lie on one axis, and differences of times are monotonic ones."""
+
+    def __init__(self) -> None:
+        self._offset = time.time() - time.monotonic()
+
+    def now(self) -> float:
+        """Unix time, as it was when the clock was made and monotonic from then on."""
+        return time.monotonic() + self._offset
+
+    def at(self, monotonic_s: float) -> float:
+        """The same of a moment by `time.monotonic`."""
+        return monotonic_s + self._offset
+
+
+class Part:
+    """A `RequestWatcher`. ``name`` is unique in the experiment, over restarts too. ``in_flight`` tells how many
+    requests the engine has. ``tokens``: (sample, token ids) of each message, kept where ``keeps_tokens``."""
+
+    __slots__ = ("_in_flight", "_on_end", "choice", "chunks", "events", "flights", "name", "overridden", "tokens")
+
+    def __init__(
+        self,
+        name: str,
+        choice: Choice,
+        in_flight: Callable[[], int],
+        on_end: Callable[[Part, RequestRecord], None],
+        *,
+        overridden: bool = False,
+        keeps_tokens: bool = False,
+    ) -> None:
+        self.name, self.choice, self.overridden = name, choice, overridden
+        self.tokens: list[tuple[int, list[int]]] | None = [] if keeps_tokens else None
+        self.chunks = self.events = self.flights = 0
+        self._in_flight, self._on_end = in_flight, on_end
+
+    @property
+    def counts(self) -> bool:
+        """Whether its record will be analysed."""
+        return not (self.overridden or self.choice.warm_up)
+
+    @property
+    def batch(self) -> float:
+        """Mean number of requests in the engine whenever it said something of this one."""
+        return self.flights / self.events if self.events else 0.0
+
+    def saw(self, event: RequestEvent) -> None:
+        """The engine said something of it."""
+        self.events += 1
+        self.flights += self._in_flight()
+        if isinstance(event, Delta):
+            if event.text:
+                self.chunks += 1
+            if self.tokens is not None:
+                self.tokens.append((event.index, event.token_ids))
+
+    def ended(self, record: RequestRecord) -> None:
+        """Nothing more comes."""
+        self._on_end(self, record)
+
+
+CANCELLED = "cancelled"
+Decode = Callable[[Sequence[int]], str]
+
+
+def make_record(
+    part: Part, seen: RequestRecord, clock: RunClock, decode: Decode | None = None, pair: str = ""
+) -> Record:
+    """The record of a request that has ended. decode: its prompt is told, as text; None: it is not."""
+    request, started = seen.request, seen.started
+    status, error = _status(seen)
+    return Record(
+        request=part.name,
+        arm=part.choice.arm,
+        arrival=clock.at(seen.began_s),
+        started=None if started is None else clock.at(seen.made_s + started.queue_ms / 1e3),
+        first_token=None if seen.first_s is None else clock.at(seen.first_s),
+        end=clock.at(seen.ended_s),
+        tokens=seen.output_tokens,
+        chunks=part.chunks,
+        prompt_tokens=len(request.prompt_ids),
+        cached_tokens=0 if started is None else started.cached_tokens,
+        batch=part.batch,
+        accepted=_accepted(seen.finished),
+        token_hash=b"" if part.tokens is None or _by_the_clock(request) else _token_hash(part.tokens),
+        block=part.choice.block,
+        pair=pair,
+        key=part.choice.key,
+        status=status,
+        error=error,
+        warm_up=part.choice.warm_up,
+        workload="" if seen.call is None else seen.call.endpoint,
+        prompt=None if decode is None else decode(request.prompt_ids),
+        overridden=part.overridden,
+    )
+
+
+def refused_record(part: Part, request: Request, error: RequestError, now: float) -> Record:
+    """The record of a request that was not let in: its arm was too busy for it, or down. now: Unix time."""
+    return Record(
+        request=part.name, arm=part.choice.arm, arrival=now, end=now, prompt_tokens=len(request.prompt_ids),
+        block=part.choice.block, key=part.choice.key, status=error.reason, error=str(error),
+        warm_up=part.choice.warm_up, overridden=part.overridden,
+    )  # fmt: skip
+
+
+def _status(seen: RequestRecord) -> tuple[str, str]:
+    if seen.error is not None:
+        return seen.error.reason, str(seen.error)
+    ends = {finished.reason for finished in seen.finished}
+    if not seen.complete or FinishReason.ABORTED in ends:
+        return CANCELLED, ""
+    return ("DEADLINE_EXCEEDED", "") if FinishReason.DEADLINE in ends else ("ok", "")
+
+
+def _accepted(finished: Sequence[Finished]) -> tuple[int, ...]:
+    """Steps by accepted draft tokens, of all samples; a step without a draft accepted none."""
+    columns = zip_longest(*(end.stats.acceptance_histogram for end in finished), fillvalue=0)
+    counts = [sum(column) for column in columns]
+    plain = sum(end.stats.num_steps - end.stats.num_spec_steps for end in finished)
+    return (counts[0] + plain, *counts[1:]) if counts else ((plain,) if plain else ())
+
+
+def _by_the_clock(request: Request) -> bool:
+    """Whether chance decides how long the answer is."""
+    return request.stopping.time_limit_s is not None or request.stopping.decode_limit_s is not None
+
+
+def _token_hash(tokens: Sequence[tuple[int, list[int]]]) -> bytes:
+    """Of all samples' token ids, each sample's with its number and length before."""
+    samples: dict[int, list[int]] = defaultdict(list)
+    for index, ids in tokens:
+        samples[index] += ids
+    found = blake2b(digest_size=16)
+    for index, ids in sorted(samples.items()):
+        found.update(token_bytes([index, len(ids), *ids]))
+    return found.digest()
+
+
+_LOG = logging.getLogger(__name__)
+
+
+class RecordSink:
+    """``on_error`` is told, in the thread, when a record could not be written; nothing is written after that.
+
+    Raises:
+        OSError: the folder can not be written to.
+    """
+
+    def __init__(self, folder: Path, on_error: Callable[[str], None]) -> None:
+        self._writer, self._on_error = RecordWriter(folder), on_error
+        self._waiting: SimpleQueue[Callable[[], Record] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="experiment-records", daemon=True)
+        self._thread.start()
+
+    def put(self, make: Callable[[], Record]) -> None:
+        """Have the record written that ``make`` gives; returns at once."""
+        self._waiting.put(make)
+
+    def close(self) -> None:
+        """Write what waits, hand it to the disk, and end. May wait for the disk."""
+        self._waiting.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        broken = False
+        while (make := self._waiting.get()) is not None:
+            if broken:
+                continue
+            try:
+                self._writer.write(make())
+            except OSError as error:
+                broken = True
+                self._on_error(f"records can not be written: {error}")
+            except Exception:
+                _LOG.exception("a record of an experiment is lost")
+        try:
+            self._writer.close()
+        except OSError as error:
+            self._on_error(f"records can not be written: {error}")

@@ -1,0 +1,317 @@
+"""Running experiments and the requests they take part in."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import random
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from server.admission import Submit, Ticket
+from server.auth.principal import Principal
+from server.engine_client import EngineClient
+from server.errors import RateLimitedError
+from server.experiment.live.assignment import Blocks, Choice, Chooser, EngineSwitch, KeyChooser, ShadowChooser
+from server.experiment.live.folder import State
+from server.experiment.live.plan import LivePlan
+from server.experiment.live.recording import Decode, Part, RecordSink, RunClock, make_record, refused_record
+from server.experiment.live.shadows import Seen, Shadows
+from server.experiment.records import Record
+from server.observe.records import ARM_HEADER, CallRecord, RequestRecord, current_call
+from specdec.errors import DuplicateRequestError, FieldViolation, InvalidRequestError, RequestError
+from specdec.types import Request
+
+
+def read_arms(text: str) -> Mapping[str, str]:
+    """Arms by experiment, of a comma-separated list.
+
+    Raises:
+        InvalidRequestError: it is none.
+    """
+    found: dict[str, str] = {}
+    for entry in text.split(","):
+        name, equals, arm = (part.strip() for part in entry.partition("="))
+        if not (name and equals and arm):
+            raise InvalidRequestError([FieldViolation(ARM_HEADER, "must be EXPERIMENT=ARM, or several with commas")])
+        found[name] = arm
+    return found
+
+
+def told_arms(before: str, arms: Iterable[tuple[str, str]]) -> str:
+    """The list of ``arms`` (experiment, arm) behind what was told ``before``, each once."""
+    entries = [entry for entry in before.split(", ") if entry]
+    return ", ".join(dict.fromkeys((*entries, *(f"{name}={arm}" for name, arm in arms))))
+
+
+_LOG = logging.getLogger(__name__)
+OWN_OPTIONS, NO_ARM, NO_DRAFTER = (
+    "set their own options",
+    "outside of the share, or without a key",
+    "drafter not loaded",
+)
+
+
+class RunningExperiment:
+    """Gives arms to requests and writes down what became of them. Belongs to one event loop.
+
+    ``written``: records by arm, those of earlier runs too; ``left_out``: requests that took no part, by why, since this
+    run began. ``on_over`` is told once that the experiment is to end, with state and reason; by any thread.
+
+    Raises:
+        OSError: the folder can not be written to.
+    """
+
+    def __init__(
+        self,
+        plan: LivePlan,
+        folder: Path,
+        client: EngineClient,
+        clock: RunClock,
+        written: Mapping[str, int],
+        on_over: Callable[[State, str], None],
+        decode: Decode,
+    ) -> None:
+        self.plan = plan
+        self.written = Counter({name: written.get(name, 0) for name in plan.config.arms})
+        self.left_out: Counter[str] = Counter()
+        self._client, self._clock, self._on_over = client, clock, on_over
+        self._decode = decode if plan.config.store_prompts else None
+        self._run, self._serial = uuid.uuid4().hex[:8], 0
+        self._over = False
+        self._sink = RecordSink(folder, lambda why: self._end("failed", why))
+        self._switch: EngineSwitch | None = None
+        self._chooser = self._make_chooser()
+        assignment = plan.config.assignment
+        self._shadows: Shadows | None = None
+        if assignment.mode == "shadow":
+            beside = assignment.shadow == "beside"
+            self._shadows = Shadows(client, plan.config.treatment, self._write_pair, beside=beside)
+
+    @property
+    def given_up(self) -> int:
+        """Shadows that were not sent, or not to their end, as real requests needed the place."""
+        return 0 if self._shadows is None else self._shadows.given_up
+
+    def start(self) -> None:
+        """Begin to switch the engine, where it is to be switched."""
+        if self._switch is not None:
+            self._switch.start()
+
+    def make_room(self) -> None:
+        """A real request comes in."""
+        if self._shadows is not None:
+            self._shadows.make_room()
+
+    def take(self, principal: Principal, request: Request, asked: str | None = None) -> Part | None:
+        """The request's part; None: it has none. ``asked``: the arm that its caller wants."""
+        if not self.plan.leaves_free(request):
+            self.left_out[OWN_OPTIONS] += 1
+            return None
+        if self.plan.drafters and not self.plan.drafters <= set(self._client.info.drafters):
+            self.left_out[NO_DRAFTER] += 1
+            return None
+        choice = self._chooser.choose(principal, request)
+        if asked is not None:
+            choice = (choice or Choice(asked))._replace(arm=asked, shadowed=False)
+        if choice is None:
+            self.left_out[NO_ARM] += 1
+            return None
+        self._serial += 1
+        shadows = self._shadows if choice.shadowed else None
+        return Part(
+            f"{request.request_id}#{self._run}-{self._serial}",
+            choice,
+            self._in_flight,
+            self._ended if shadows is None else shadows.real_ended,
+            overridden=asked is not None,
+            keeps_tokens=shadows is not None,
+        )
+
+    def put(self, part: Part, request: Request) -> Request:
+        """``request`` with the options of the part's arm."""
+        return self.plan.options[part.choice.arm].put(request)
+
+    def begin_shadow(self, part: Part, principal: Principal, request: Request) -> None:
+        """A request of whose shadow ``part`` is the real half was let in; ``request``: without any arm's options."""
+        if self._shadows is not None and part.choice.shadowed:
+            options = self.plan.options[self.plan.config.treatment]
+            self._shadows.begin(part, principal.own(options.put(request)))
+
+    def refused(self, part: Part, request: Request, error: RequestError) -> None:
+        """The request was not let in, as there was no room, or no engine."""
+        if not part.choice.shadowed:
+            now = self._clock.now()
+            self._write(part.choice.arm, lambda: refused_record(part, request, error, now))
+
+    async def stop(self) -> str:
+        """End: what runs goes on unrecorded, and the engine gets its own draft model back; returns what went wrong."""
+        self._close()
+        if self._switch is not None:
+            try:
+                await self._switch.stop()
+            except RequestError as error:
+                return f"the engine's draft model could not be put back: {error}"
+        return ""
+
+    def abandon(self) -> None:
+        """The server ends: leave everything as it is."""
+        self._close()
+        if self._switch is not None:
+            self._switch.abandon()
+
+    def flush(self) -> None:
+        """Wait until all records are on the disk; after the end, in a thread."""
+        self._sink.close()
+
+    def _close(self) -> None:
+        self._over = True
+        if self._shadows is not None:
+            self._shadows.close()
+
+    def _make_chooser(self) -> Chooser:
+        config, salt = self.plan.config, self.plan.salt
+        assignment = config.assignment
+        if assignment.mode == "switchback":
+            blocks = Blocks(
+                salt, config.arms, assignment.block_s, assignment.washout_s, self._clock.now,
+                waits_for_engine=self.plan.switches_engine,
+            )  # fmt: skip
+            if self.plan.switches_engine:
+                self._switch = EngineSwitch(
+                    self._client, self.plan.settings, blocks, self._clock.now, lambda why: self._end("failed", why)
+                )
+            return blocks
+        unit = assignment.unit or "request"
+        if assignment.mode == "shadow":
+            return ShadowChooser(salt, unit, config.control, assignment.share)
+        return KeyChooser(salt, unit, {name: arm.weight for name, arm in config.arms.items()}, assignment.share)
+
+    def _in_flight(self) -> int:
+        return self._client.in_flight
+
+    def _ended(self, part: Part, seen: RequestRecord) -> None:
+        self._write(part.choice.arm, lambda: make_record(part, seen, self._clock, self._decode))
+        self._check_limit()
+
+    def _write_pair(self, real: Seen, shadow: Seen) -> None:
+        for part, seen in (real, shadow):
+            self._write(part.choice.arm, self._maker(part, seen, real[0].name))
+        self._check_limit()
+
+    def _maker(self, part: Part, seen: RequestRecord, pair: str) -> Callable[[], Record]:
+        return lambda: make_record(part, seen, self._clock, self._decode, pair)
+
+    def _write(self, arm: str, make: Callable[[], Record]) -> None:
+        if self._over:
+            return
+        self.written[arm] += 1
+        self._sink.put(make)
+
+    def _check_limit(self) -> None:
+        limit = self.plan.config.stopping.max_requests
+        if limit is not None and self.written.total() >= limit:
+            self._end("finished", f"{limit} requests were recorded")
+
+    def _end(self, state: State, reason: str) -> None:
+        if not self._over:
+            self._over = True
+            self._on_over(state, reason)
+
+
+# Lets a request in, in somebody's name, with the key by which it supersedes another
+# What says more about the caller than about the arm
+_CALLERS_OWN = (RateLimitedError, DuplicateRequestError)
+
+
+class LiveTraffic:
+    """The experiments that run. ``allow_override``: whether callers may ask for arms, where an experiment lets them.
+
+    There is one only while at least one experiment runs.
+    """
+
+    def __init__(self, running: Sequence[RunningExperiment], *, allow_override: bool) -> None:
+        self._running, self._allow_override = tuple(running), allow_override
+
+    def admit(self, principal: Principal, request: Request, supersedes_key: str, submit: Submit) -> Ticket:
+        """Let ``request`` in with the options of its arms; raises as ``submit``.
+
+        Raises:
+            InvalidRequestError: the caller asks for an arm that is not there, or may not.
+        """
+        if request.stopping.max_tokens == 0:  # it only warms the cache
+            return submit(principal, request, supersedes_key)
+        call = current_call()
+        asked = self._asked(call)
+        parts: list[tuple[RunningExperiment, Part]] = []
+        for experiment in self._running:
+            experiment.make_room()
+            part = experiment.take(principal, request, asked.get(experiment.plan.config.name))
+            if part is not None:
+                parts.append((experiment, part))
+        if not parts:
+            return submit(principal, request, supersedes_key)
+        return self._submit(principal, request, supersedes_key, submit, parts, call)
+
+    def _submit(
+        self,
+        principal: Principal,
+        request: Request,
+        supersedes_key: str,
+        submit: Submit,
+        parts: Sequence[tuple[RunningExperiment, Part]],
+        call: CallRecord | None,
+    ) -> Ticket:
+        shadowed = any(part.choice.shadowed for _, part in parts)
+        changed = bare = _seeded(request) if shadowed else request
+        for experiment, part in parts:
+            changed = experiment.put(part, changed)
+            if shadowed and not part.choice.shadowed:
+                bare = experiment.put(part, bare)
+        try:
+            ticket = submit(principal, changed, supersedes_key)
+        except RequestError as error:
+            if not isinstance(error, _CALLERS_OWN):
+                for experiment, part in parts:
+                    experiment.refused(part, changed, error)
+            raise
+        if ticket.record is not None:
+            ticket.record.watchers += tuple(part for _, part in parts)
+            ticket.record.arms = tuple(
+                (experiment.plan.config.name, part.choice.arm) for experiment, part in parts if part.counts
+            )
+            if shadowed:
+                for experiment, part in parts:
+                    experiment.begin_shadow(part, principal, bare)
+        if call is not None and not call.many:
+            told = ((experiment.plan.config.name, part.choice.arm) for experiment, part in parts)
+            call.arm = told_arms(call.arm, told)
+        return ticket
+
+    def _asked(self, call: CallRecord | None) -> Mapping[str, str]:
+        """The arms that the caller asks for, by experiment; what does not run here is nobody's concern."""
+        if call is None or not call.arm_asked:
+            return {}
+        running = {experiment.plan.config.name: experiment.plan.config for experiment in self._running}
+        asked = {name: arm for name, arm in read_arms(call.arm_asked).items() if name in running}
+        for name, arm in asked.items():
+            config = running[name]
+            if not (self._allow_override and config.assignment.allow_override):
+                raise _refusal(f"{name} does not let callers choose; leave the header out, or set `allow_override` in "
+                               "server.experiments and in the experiment's assignment")  # fmt: skip
+            if arm not in config.arms:
+                raise _refusal(f"{name} has no arm {arm[:64]!r}; there are {', '.join(config.arms)}")
+        return asked
+
+
+def _seeded(request: Request) -> Request:
+    """With a seed, where chance decides: its shadow is to draw the same."""
+    if request.sampling.temperature == 0 or request.sampling.seed is not None:
+        return request
+    return dataclasses.replace(request, sampling=dataclasses.replace(request.sampling, seed=random.getrandbits(63)))
+
+
+def _refusal(problem: str) -> InvalidRequestError:
+    return InvalidRequestError([FieldViolation(ARM_HEADER, problem)])

@@ -1,0 +1,275 @@
+"""What one request of an experiment was and took: the record, its metrics, and the files of records."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Any, NamedTuple
+
+import msgpack
+
+from server.file_frames import frame, frames
+from specdec.errors import SpecdecError
+
+
+class ExperimentError(SpecdecError):
+    """An experiment's folder, plan or records can not be used; the message names which and the way out."""
+
+
+class PlanError(ExperimentError):
+    """A plan is refused; ``problems`` are all that is wrong with it, each with its line where it has one."""
+
+    def __init__(self, source: str, problems: Sequence[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__(f"{source}: " + "; ".join(problems))
+
+
+NO_BLOCK = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One request in one arm. All times are seconds on one clock of the run, None where that point was not reached.
+
+    A request that failed, was cancelled or ran out of time has a record too: leaving it out would flatter its arm.
+    ``request`` is unique in an experiment; a second record of it (a resumed run) is not counted.
+    """
+
+    request: str
+    arm: str
+    arrival: float  # when the request was there to be served
+    scheduled: float | None = None  # when the load generator meant it to arrive; None for live traffic
+    started: float | None = None  # when it left the queue
+    first_token: float | None = None
+    end: float | None = None
+    tokens: int = 0
+    chunks: int = 0  # messages that carried text: fewer than tokens where one step yielded several
+    prompt_tokens: int = 0
+    cached_tokens: int = 0  # of the prompt
+    batch: float = 0.0  # mean number of sequences in the steps this request took part in
+    accepted: tuple[int, ...] = ()  # accepted[k]: verify steps that accepted k draft tokens
+    token_hash: bytes = b""  # of the output's token ids; equal hashes are equal outputs
+    block: int = NO_BLOCK  # the time block of a switchback
+    pair: str = ""  # what is to be compared with each other: the same prompt, seed and place in the trace
+    key: str = ""  # whom the arm sticks to: session, user or prompt
+    status: str = "ok"  # "ok", "cancelled", or an upper-case reason
+    error: str = ""
+    warm_up: bool = False  # kept, but not analysed; blocks' wash-out too
+    workload: str = ""
+    prompt: str | None = None  # only when the experiment asks for it: it may be confidential
+    overridden: bool = False  # its caller chose the arm: kept, but not analysed
+
+    @property
+    def ok(self) -> bool:
+        return self.status == "ok"
+
+
+RECORD_FIELDS = tuple(field.name for field in dataclasses.fields(Record))
+"""The order in which a record's values are written."""
+
+_values = attrgetter(*RECORD_FIELDS)
+
+
+def to_row(record: Record) -> tuple[Any, ...]:
+    """The record's values in the order of `RECORD_FIELDS`."""
+    row: tuple[Any, ...] = _values(record)
+    return row
+
+
+def from_row(names: tuple[str, ...], row: list[Any]) -> Record:
+    """A record from values and the names they were written under: unknown ones are dropped, missing ones default.
+
+    Raises:
+        ValueError, TypeError: the row does not fit its names, or lacks a field without default.
+    """
+    values = dict(zip(names, row, strict=True))
+    if "accepted" in values:
+        values["accepted"] = tuple(values["accepted"])
+    return Record(**{name: values[name] for name in RECORD_FIELDS if name in values})
+
+
+class Metric(NamedTuple):
+    """``value`` gives NaN where a request has no such number."""
+
+    title: str
+    unit: str
+    lower_is_better: bool
+    value: Callable[[Record], float]
+
+
+def _ms(begin: float | None, end: float | None) -> float:
+    return math.nan if begin is None or end is None else (end - begin) * 1e3
+
+
+def _meant(record: Record) -> float:
+    """When it should have arrived: a generator that lags must not hide a queue (coordinated omission)."""
+    return record.arrival if record.scheduled is None else record.scheduled
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else math.nan
+
+
+METRICS: Mapping[str, Metric] = MappingProxyType(
+    {
+        "e2e_ms": Metric("Time to the end", "ms", True, lambda r: _ms(_meant(r), r.end)),
+        "ttft_ms": Metric("Time to first text", "ms", True, lambda r: _ms(_meant(r), r.first_token)),
+        "tpot_ms": Metric(
+            "Time per further token", "ms", True, lambda r: _ratio(_ms(r.first_token, r.end), r.tokens - 1)
+        ),
+        "queue_ms": Metric("Time in the queue", "ms", True, lambda r: _ms(_meant(r), r.started)),
+        "tokens_per_s": Metric(
+            "Tokens per second of a request", "/s", False, lambda r: _ratio(r.tokens * 1e3, _ms(_meant(r), r.end))
+        ),
+        "tokens_per_step": Metric(
+            "Tokens per verify step",
+            "",
+            False,
+            lambda r: 1 + _ratio(sum(k * n for k, n in enumerate(r.accepted)), sum(r.accepted)),
+        ),
+        "tokens_per_chunk": Metric("Tokens per message", "", False, lambda r: _ratio(r.tokens, r.chunks)),
+        "tokens": Metric("Tokens of the answer", "", False, lambda r: float(r.tokens)),
+        "cached_tokens": Metric("Cached prompt tokens", "", False, lambda r: float(r.cached_tokens)),
+        "batch": Metric("Sequences in a step", "", True, lambda r: r.batch),
+    }
+)
+"""All metrics, by the names that plans use. Only requests that ended well are measured: the others are errors."""
+
+
+MAGIC = b"SDREC\x00\x00\x01"
+"""How such a file begins; the last byte is the version of its layout."""
+
+_PREFIX, _SUFFIX = "records-", ".sdr"
+
+
+def segments(folder: Path) -> list[Path]:
+    """The files of a folder, oldest first."""
+    return sorted(
+        (path for path in folder.glob(f"{_PREFIX}*{_SUFFIX}") if _number(path) is not None),
+        key=lambda path: _number(path) or 0,
+    )
+
+
+def next_segment(folder: Path) -> Path:
+    """The name of the file to come."""
+    found = segments(folder)
+    number = (_number(found[-1]) or 0) + 1 if found else 1
+    return folder / f"{_PREFIX}{number:05}{_SUFFIX}"
+
+
+def _number(path: Path) -> int | None:
+    digits = path.name.removeprefix(_PREFIX).removesuffix(_SUFFIX)
+    return int(digits) if digits.isascii() and digits.isdigit() else None
+
+
+class RecordWriter:
+    """Writes one frame per record, each with one system call: what was written survives the death of the process.
+
+    Files are opened only to append, and only new ones: a file whose end was torn stays as it is.
+    """
+
+    def __init__(self, folder: Path, max_bytes: int = 64 << 20) -> None:
+        """``max_bytes``: a file of at least this size is followed by a new one.
+
+        Raises:
+            OSError: the folder can not be made, or its files can not be written.
+        """
+        self._folder = folder
+        self._max_bytes = max_bytes
+        folder.mkdir(parents=True, exist_ok=True)
+        self._packer = msgpack.Packer(use_bin_type=True, unicode_errors="backslashreplace")
+        self._fd = -1
+        self._size = 0
+        self._open()
+
+    def write(self, record: Record) -> None:
+        """Append a record. Raises OSError when the disk is full: the record is then not in the file, others are."""
+        if self._size >= self._max_bytes:
+            self.close()
+            self._open()
+        data = frame(self._packer.pack(to_row(record)))
+        self._append(data)
+
+    def close(self) -> None:
+        """Hand everything to the disk. Closing twice does nothing."""
+        if self._fd >= 0:
+            os.fsync(self._fd)
+            os.close(self._fd)
+            self._fd = -1
+
+    def _open(self) -> None:
+        path = next_segment(self._folder)
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+        self._size = 0
+        self._append(MAGIC + frame(self._packer.pack(RECORD_FIELDS)))
+
+    def _append(self, data: bytes) -> None:
+        done = os.write(self._fd, data)
+        if done != len(data):  # a full disk takes a part; the next record must not follow a torn one
+            os.ftruncate(self._fd, self._size)
+            raise OSError(28, f"{self._folder}: no room for a record; free some space")
+        self._size += done
+
+    def __enter__(self) -> RecordWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+@dataclass
+class RecordLog:
+    """The records of all files in order, each request once."""
+
+    records: list[Record] = field(default_factory=list)
+    repeated: int = 0  # records of a request that already had one
+    lost_bytes: int = 0  # behind the last complete record of a file
+
+
+def read_records(folder: Path) -> RecordLog:
+    """Read every record up to each file's first torn or altered frame.
+
+    Raises:
+        ExperimentError: the folder holds no record file, or one of another layout.
+    """
+    paths = segments(folder)
+    if not paths:
+        raise ExperimentError(f"{folder}: holds no records (records-*.sdr); give the folder an experiment wrote to")
+    log = RecordLog()
+    seen: set[str] = set()
+    for path in paths:
+        _read_segment(path, log, seen)
+    return log
+
+
+def _read_segment(path: Path, log: RecordLog, seen: set[str]) -> None:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ExperimentError(f"{path}: can not be read ({error.strerror})") from None
+    if data[: len(MAGIC)] != MAGIC[: len(data)]:
+        raise ExperimentError(f"{path}: not a record file of this version")
+    names: tuple[str, ...] | None = None
+    end = min(len(MAGIC), len(data))
+    for payload, after in frames(data, len(MAGIC)):
+        try:
+            row = msgpack.unpackb(payload, raw=False, strict_map_key=False)
+            if names is None:
+                names = tuple(map(str, row))
+            else:
+                record = from_row(names, row)
+                if record.request in seen:
+                    log.repeated += 1
+                else:
+                    seen.add(record.request)
+                    log.records.append(record)
+        except (ValueError, TypeError, msgpack.UnpackException):
+            break
+        end = after
+    log.lost_bytes += len(data) - end

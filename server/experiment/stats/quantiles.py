@@ -1,0 +1,271 @@
+"""Quantiles of two arms: estimates, exact intervals, bootstrap comparison, and always-valid bounds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from server.experiment.stats.samples import (
+    ANY_RATIO,
+    EVERYTHING,
+    Counts,
+    Floats,
+    Indices,
+    Interval,
+    TwoArmSample,
+    beta_cdf,
+    binomial_ppf,
+    log_beta,
+    log_beta_cdf,
+    normal_cdf,
+    normal_ppf,
+    t_cdf,
+    t_ppf,
+    unit_counts,
+)
+
+
+def quantile_ranks(n: int, p: float, alpha: float) -> tuple[int, int]:
+    """Ranks (1-based) of the two order statistics that enclose the p-quantile with chance >= 1 - alpha.
+
+    The number of values below a quantile is binomial (David & Nagaraja, Order Statistics, 3rd ed., 7.1); each side gets
+    alpha / 2. Rank 0 stands for minus, rank n + 1 for plus infinity: n is too small for a bound on that side. Ties only
+    raise the coverage.
+    """
+    return binomial_ppf(alpha / 2, n, p), binomial_ppf(1 - alpha / 2, n, p) + 1
+
+
+def quantile_interval(ordered: Floats, p: float, alpha: float) -> Interval:
+    """The interval for the p-quantile from values [n] in ascending order."""
+    low, high = quantile_ranks(len(ordered), p, alpha)
+    return Interval(
+        float(ordered[low - 1]) if low >= 1 else -math.inf,
+        float(ordered[high - 1]) if high <= len(ordered) else math.inf,
+    )
+
+
+def quantile(ordered: Floats, p: float) -> float:
+    """The smallest value with at least a share p of the values [n] at or below it; NaN of nothing."""
+    if len(ordered) == 0:
+        return math.nan
+    return float(ordered[min(len(ordered) - 1, max(0, math.ceil(p * len(ordered) - 1e-9) - 1))])
+
+
+def band_half_width(n: int, alpha: float) -> float:
+    """Half the height of the band that holds the whole distribution function of n independent values with chance
+    >= 1 - alpha (Dvoretzky, Kiefer & Wolfowitz; constant of Massart, Ann. Probab. 1990)."""
+    return min(1.0, math.sqrt(math.log(2 / alpha) / (2 * n))) if n > 0 else 1.0
+
+
+@dataclass(frozen=True)
+class CumulatedShares:
+    """``shares`` [draws, n] over values in ascending order; per value their least and greatest over the draws [n]."""
+
+    shares: Floats
+    lowest: Floats
+    highest: Floats
+
+    @classmethod
+    def of(cls, counts: Counts) -> CumulatedShares:
+        """From how often each value was drawn: [draws, n], at least one per draw."""
+        running = np.cumsum(counts, axis=1)
+        shares = running / running[:, -1:]
+        return cls(shares, shares.min(axis=0), shares.max(axis=0))
+
+
+_REACH = 7.0
+_GRID = 512
+
+
+class HarrellDavis:
+    """The p-quantile as a weighted mean of order statistics (Harrell & Davis, Biometrika 1982): value i of n weighs
+    what a Beta((n + 1) p, (n + 1) (1 - p)) puts between (i - 1) / n and i / n.
+
+    Differences of two such quantiles vary less than those of single order statistics where the arms go together, and
+    ties do no harm to their bootstrap (Wilcox & Erceg-Hurn, J. Appl. Stat. 2012).
+    """
+
+    def __init__(self, ordered: Floats, p: float) -> None:
+        """``ordered``: values [n], ascending, n >= 1."""
+        self._ordered = ordered
+        n = len(ordered)
+        spread = _REACH * math.sqrt(p * (1 - p) / (n + 2)) + _REACH / (n + 2)
+        self._low, self._high = max(0.0, p - spread), min(1.0, p + spread)
+        self._shares = np.linspace(self._low, self._high, _GRID)
+        self._weights = beta_cdf(self._shares, (n + 1) * p, (n + 1) * (1 - p))
+        self._weights[0], self._weights[-1] = 0.0, 1.0
+
+    def of(self, shares: CumulatedShares) -> Floats:
+        """The estimate in each of the draws [draws]. Only columns that have weight in some draw are looked at."""
+        first = int(np.searchsorted(shares.highest, self._low, side="right"))
+        last = min(int(np.searchsorted(shares.lowest, self._high)), len(self._ordered) - 1)
+        upto = np.interp(shares.shares[:, first : last + 1], self._shares, self._weights)
+        upto[:, -1] = 1.0
+        values = self._ordered[first : last + 1]
+        return np.asarray(upto @ values - upto[:, :-1] @ values[1:])
+
+
+MIN_UNITS = 8
+"""With fewer units per arm nothing is concluded."""
+
+
+@dataclass(frozen=True)
+class QuantileComparison:
+    """Expanded percentile intervals (Hesterberg, arXiv 1411.5279, section 5.2): the bootstrap's tails are taken where a
+    t distribution with units - 1 degrees of freedom would take them.
+
+    Percentile intervals of a quantile need no density and do not change when latencies are transformed; BCa needs the
+    jackknife, which is inconsistent for quantiles. The estimate is Harrell & Davis's, in the sample as in the draws.
+    """
+
+    a: float
+    b: float
+    p: float
+    draws_a: Floats  # [draws]
+    draws_b: Floats
+    sizes: tuple[int, int]
+    n_units: int  # of the arm with fewer
+
+    def ratio(self, alpha: float) -> Interval:
+        if not self._enough(alpha):
+            return ANY_RATIO
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratios = np.where(self.draws_a == self.draws_b, 1.0, self.draws_b / self.draws_a)
+        return self._percentiles(ratios, alpha)
+
+    def difference(self, alpha: float) -> Interval:
+        if not self._enough(alpha):
+            return EVERYTHING
+        return self._percentiles(self.draws_b - self.draws_a, alpha)
+
+    def of_arm(self, arm: int, alpha: float) -> Interval:
+        """Interval for the quantile of one arm (0 or 1)."""
+        if not self._enough(alpha):
+            return EVERYTHING
+        return self._percentiles(self.draws_b if arm else self.draws_a, alpha)
+
+    def p_value(self) -> float:
+        if not self._enough(0.05):
+            return 1.0
+        draws = len(self.draws_a)
+        below = (1 + np.count_nonzero(self.draws_b <= self.draws_a)) / (draws + 1)
+        above = (1 + np.count_nonzero(self.draws_b >= self.draws_a)) / (draws + 1)
+        z = normal_ppf(min(0.5, below, above))
+        return min(1.0, 2 * t_cdf(z / self._stretch, self.n_units - 1))
+
+    def _percentiles(self, draws: Floats, alpha: float) -> Interval:
+        tail = normal_cdf(self._stretch * t_ppf(alpha / 2, self.n_units - 1))
+        low = np.quantile(draws, tail, method="lower")
+        high = np.quantile(draws, 1 - tail, method="higher")
+        return Interval(float(low), float(high))
+
+    @property
+    def _stretch(self) -> float:
+        return math.sqrt(self.n_units / (self.n_units - 1))
+
+    def _enough(self, alpha: float) -> bool:
+        if self.n_units < MIN_UNITS:
+            return False
+        ranks = [(n, quantile_ranks(n, self.p, alpha)) for n in self.sizes]
+        return all(low >= 1 and high <= n for n, (low, high) in ranks)
+
+
+def compare_quantiles(
+    sample: TwoArmSample, probabilities: list[float], draws: int, rng: np.random.Generator
+) -> list[QuantileComparison]:
+    """One comparison per probability, from the same draws."""
+    drawn = np.full((2, len(probabilities), draws), math.nan)
+    points = np.full((2, len(probabilities)), math.nan)
+    if all(sample.sizes):
+        ordered = [_sorted(*arm) for arm in zip(sample.values, sample.units, strict=True)]
+        estimators = [[HarrellDavis(values, p) for p in probabilities] for values, _ in ordered]
+        for arm, (values, _) in enumerate(ordered):
+            once = CumulatedShares.of(np.ones((1, len(values)), np.int64))
+            points[arm] = [one.of(once)[0] for one in estimators[arm]]
+        done = 0
+        for counts in unit_counts(sample, draws, rng):
+            for arm, (_, units) in enumerate(ordered):
+                shares = CumulatedShares.of(counts[:, units])
+                drawn[arm, :, done : done + len(counts)] = [one.of(shares) for one in estimators[arm]]
+            done += len(counts)
+    fewest = min(int(np.count_nonzero(units)) for units in sample.present())
+    return [
+        QuantileComparison(float(points[0, i]), float(points[1, i]), p, drawn[0, i], drawn[1, i], sample.sizes, fewest)
+        for i, p in enumerate(probabilities)
+    ]
+
+
+def _sorted(values: Floats, units: Indices) -> tuple[Floats, Indices]:
+    order = np.argsort(values, kind="stable")
+    return values[order], units[order]
+
+
+def below_bounds(times: Floats, p: float, alpha: float, tuned_for: float) -> tuple[Floats, Floats]:
+    """Bounds (low, high), each [times], that the number of values at or below the p-quantile keeps to for all times
+    together with chance >= 1 - alpha.
+
+    After Howard & Ramdas 2022 (arXiv 1906.09712, Theorem 1b): Ville's inequality for the likelihood ratio of a
+    Bernoulli(theta) against Bernoulli(p), theta drawn from a Beta around p. Ours is drawn on one side of p, with
+    alpha / 2 for each, so that ties in the values can not break it; and as the ratio is convex in the observation, a
+    mean of indicators may take the place of one indicator. ``tuned_for`` is the time at which the bounds are tightest.
+    """
+    prior = max(1.0, tuned_for / (2 * math.log(2 / alpha) + math.log(1 + 2 * math.log(2 / alpha))))
+    low = _least(times, p, alpha / 2, prior)
+    high = times - _least(times, 1 - p, alpha / 2, prior)
+    return low, high
+
+
+def _least(times: Floats, p: float, alpha: float, prior: float) -> Floats:
+    """The smallest sums [times] that are not significantly below p * time; -1 where none is."""
+    a, b = prior * p, prior * (1 - p)
+    base = log_beta(a, b) + log_beta_cdf(p, a, b)
+
+    def evidence(sums: Floats) -> Floats:
+        rest = times - sums
+        mixed = log_beta(a + sums, b + rest) + log_beta_cdf(p, a + sums, b + rest)
+        return np.asarray(mixed - base - sums * math.log(p) - rest * math.log1p(-p))
+
+    limit = math.log(1 / alpha)
+    low, high = np.zeros_like(times), times * p
+    for _ in range(40):
+        middle = (low + high) / 2
+        strong = evidence(middle) > limit
+        low, high = np.where(strong, middle, low), np.where(strong, high, middle)
+    return np.where(evidence(np.zeros_like(times)) > limit, low, -1.0)
+
+
+def quantile_bounds(values: Floats, units: Indices, p: float, alpha: float, tuned_for: float) -> Interval:
+    """The interval for the p-quantile of values [n] of units: of the distribution in which every unit has equal weight.
+
+    Units (not values) must be alike and independent of what went before; time is their number.
+    """
+    if len(values) == 0:
+        return Interval(-math.inf, math.inf)
+    sizes = np.bincount(units)
+    weights = 1 / sizes[units]
+    time = float(np.count_nonzero(sizes))
+    order = np.argsort(values, kind="stable")
+    running = np.cumsum(weights[order])
+    (least,), (most,) = below_bounds(np.array([time]), p, alpha, tuned_for)
+    # x is too small when what lies at or below it is less than `least`, too large when what lies below it is more
+    # than `most`.
+    first = int(np.searchsorted(running, least - 1e-9))
+    last = int(np.searchsorted(running, most + 1e-9, side="right"))
+    low = float(values[order[first]]) if least > 0 else -math.inf
+    high = float(values[order[last]]) if last < len(values) else math.inf
+    return Interval(low, high)
+
+
+def quantile_ratio_bounds(sample: TwoArmSample, p: float, alpha: float, tuned_for: float) -> Interval:
+    """The interval for the ratio B / A of quantiles of values >= 0, at all times at once: alpha / 2 for either arm."""
+    a, b = (
+        quantile_bounds(values, units, p, alpha / 2, tuned_for)
+        for values, units in zip(sample.values, sample.units, strict=True)
+    )
+    if a.high <= 0 or not all(sample.sizes):
+        return ANY_RATIO
+    low = max(0.0, b.low) / a.high
+    high = b.high / a.low if a.low > 0 else math.inf
+    return Interval(low, high)

@@ -1,0 +1,209 @@
+"""Samples of two arms, how their units depend on each other, and the distributions the statistics build on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from scipy import special, stats  # type: ignore[import-untyped]
+
+Floats = npt.NDArray[np.float64]
+
+
+def normal_cdf(z: float) -> float:
+    return float(special.ndtr(z))
+
+
+def normal_ppf(p: float) -> float:
+    return float(special.ndtri(p))
+
+
+def t_cdf(t: float, df: float) -> float:
+    return float(special.stdtr(df, t))
+
+
+def t_ppf(p: float, df: float) -> float:
+    return float(special.stdtrit(df, p))
+
+
+def binomial_ppf(p: float, n: int, chance: float) -> int:
+    """The smallest k with P(Binomial(n, chance) <= k) >= p."""
+    return int(stats.binom.ppf(p, n, chance))
+
+
+def beta_ppf(p: float, a: float, b: float) -> float:
+    return float(special.betaincinv(a, b, p))
+
+
+def chi2_sf(x: float, df: int) -> float:
+    return float(special.chdtrc(df, x))
+
+
+def beta_cdf(x: Floats, a: float, b: float) -> Floats:
+    return np.asarray(special.betainc(a, b, x))
+
+
+def log_gamma(x: Floats | float) -> Floats:
+    return np.asarray(special.gammaln(x))
+
+
+def log_beta(a: Floats | float, b: Floats | float) -> Floats:
+    return np.asarray(special.betaln(a, b))
+
+
+def log_beta_cdf(x: float, a: Floats | float, b: Floats | float) -> Floats:
+    """log P(Beta(a, b) <= x); -inf where that is too small for a float."""
+    with np.errstate(divide="ignore"):
+        return np.asarray(np.log(special.betainc(a, b, x)))
+
+
+class Interval(NamedTuple):
+    """From ``low`` to ``high``, both included; infinite where the data bound nothing."""
+
+    low: float
+    high: float
+
+    def inside(self, low: float, high: float) -> bool:
+        """Whether all of it lies strictly between the two."""
+        return low < self.low and self.high < high
+
+    @property
+    def bounded(self) -> bool:
+        return math.isfinite(self.low) and math.isfinite(self.high)
+
+
+EVERYTHING = Interval(-math.inf, math.inf)
+ANY_RATIO = Interval(0.0, math.inf)
+
+
+class Comparison(Protocol):
+    """One statistic of both arms, and how far apart the arms may be."""
+
+    @property
+    def a(self) -> float:
+        """The control's."""
+
+    @property
+    def b(self) -> float:
+        """The treatment's."""
+
+    def ratio(self, alpha: float) -> Interval:
+        """Interval of level 1 - alpha for B / A."""
+
+    def difference(self, alpha: float) -> Interval:
+        """Interval of level 1 - alpha for B - A."""
+
+    def p_value(self) -> float:
+        """Two-sided, for A = B; consistent with the intervals."""
+
+
+Indices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class TwoArmSample:
+    """Values of arms A and B, and the unit (pair, time block, session) each one is from.
+
+    ``values`` are two arrays [n_a] and [n_b], ``units`` two of the same lengths with numbers 0 .. n_units - 1 that
+    follow time. Values of different units are taken as independent, up to `merged`.
+    """
+
+    values: tuple[Floats, Floats]
+    units: tuple[Indices, Indices]
+    n_units: int
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        return len(self.values[0]), len(self.values[1])
+
+    def present(self) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+        """Per arm, which units [n_units] have values in it."""
+        a, b = (np.bincount(units, minlength=self.n_units) > 0 for units in self.units)
+        return a, b
+
+    def strata(self) -> list[Indices]:
+        """The units in groups to be resampled each on its own: by arm where no unit has both, else all together."""
+        a, b = self.present()
+        if np.any(a & b):
+            return [np.flatnonzero(a | b)]
+        return [np.flatnonzero(a), np.flatnonzero(b)]
+
+    def merged(self, length: int) -> TwoArmSample:
+        """The same with ``length`` consecutive units as one: non-overlapping blocks (Carlstein 1986)."""
+        if length <= 1:
+            return self
+        a, b = (units // length for units in self.units)
+        return TwoArmSample(self.values, (a, b), -(-self.n_units // length))
+
+
+_MIN_BLOCKS = 10
+
+
+def block_length(series: Floats) -> int:
+    """Length of blocks for a dependent series [n] (Politis & White 2004 with the correction of Patton, Politis & White
+    2009, circular blocks), doubled; at least 1, and such that 10 blocks remain. Their length has the least mean square
+    error, but its variance is too small; one that covers needs longer blocks, and a t quantile for their small number.
+    """
+    n = len(series)
+    limit = n // _MIN_BLOCKS
+    if limit <= 1 or np.ptp(series) == 0:
+        return 1
+    centred = series - series.mean()
+    ahead = max(5, math.ceil(math.sqrt(math.log10(n))))
+    longest = min(n - 1, math.ceil(math.sqrt(n)) + ahead)
+    cov = np.array([np.dot(centred[: n - k], centred[k:]) / n for k in range(longest + 1)])
+    small = np.abs(cov[1:] / cov[0]) < 2 * math.sqrt(math.log10(n) / n)
+    last = next((m for m in range(longest - ahead + 1) if small[m : m + ahead].all()), None)
+    if last == 0:  # nothing is correlated: what the formula would add is noise
+        return 1
+    width = min(2 * (last if last is not None else longest), longest)
+    lags = np.arange(1, width + 1)
+    flat_top = np.clip(2 * (1 - lags / width), 0, 1)
+    slope = 2 * float(np.sum(flat_top * lags * cov[lags]))
+    level = float(cov[0] + 2 * np.sum(flat_top * cov[lags]))
+    if level <= 0:
+        return 1
+    best = (2 * slope**2 / (4 / 3 * level**2)) ** (1 / 3) * n ** (1 / 3)
+    return max(1, min(limit, math.ceil(2 * best)))
+
+
+def sample_block_length(sample: TwoArmSample, p: float | None) -> int:
+    """`block_length` of what the units [n_units] add to the comparison of the arms' p-quantiles, or means (None)."""
+    series = np.zeros(sample.n_units)
+    for values, units, sign in zip(sample.values, sample.units, (-1.0, 1.0), strict=True):
+        if len(values) == 0:
+            return 1
+        if p is None:
+            parts = (values - values.mean()) / (abs(values.mean()) or 1.0)
+        else:
+            parts = p - (values <= np.quantile(values, p, method="inverted_cdf"))
+        series += sign * np.bincount(units, parts, sample.n_units) / len(values)
+    return block_length(series)
+
+
+Counts = npt.NDArray[np.int64]
+
+_CHUNK = 1 << 21
+
+
+def unit_counts(sample: TwoArmSample, draws: int, rng: np.random.Generator) -> Iterator[Counts]:
+    """How often each unit is drawn: ``draws`` rows [n_units], in chunks of a bounded size. The bootstrap of units
+    (Efron 1979), within each stratum of the sample: each row sums to the number of units."""
+    widest = max(sample.n_units, *sample.sizes, 1)
+    rows = max(1, min(draws, _CHUNK // widest))
+    strata = sample.strata()
+    for begin in range(0, draws, rows):
+        counts = np.zeros((min(rows, draws - begin), sample.n_units), np.int64)
+        for units in strata:
+            counts[:, units] = _counts(len(counts), len(units), rng)
+        yield counts
+
+
+def _counts(rows: int, n: int, rng: np.random.Generator) -> Counts:
+    """How often each of n is drawn in n draws; [rows, n]."""
+    drawn = rng.integers(0, max(1, n), (rows, n)) + n * np.arange(rows)[:, None]
+    return np.bincount(drawn.ravel(), minlength=rows * n).reshape(rows, n)

@@ -1,0 +1,202 @@
+"""CompletionService's messages, read for code completion, and made of what it says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import timedelta
+
+from google.rpc.error_details_pb2 import RetryInfo
+
+from server.completion.editor_session import Origin, Suggestion
+from server.completion.prompt_packer import SMALLEST_BUDGET
+from server.completion.requests import DEFAULT_MAX_TOKENS, CompletionOptions
+from server.completion.service import Acceptance, Outcome
+from server.errors import UnknownModelError
+from server.fim import FillMode, OffsetUnit, TextEdit
+from server.frontend import Frontend
+from server.grpc.errors import rich_status, status_code
+from server.grpc.messages import (
+    REASONS,
+    delta_message,
+    finished_message,
+    metrics_message,
+    started_message,
+    timings_message,
+    usage_message,
+)
+from server.grpc.request_reader import read_grammar, read_output, read_sampling, read_speculation, read_stopping
+from server.observe.records import current_arm
+from specdec.api.v1 import completion_pb2 as pb
+from specdec.api.v1 import result_pb2 as result
+from specdec.errors import InvalidRequestError, RequestError, ViolationCollector
+from specdec.types import Delta, Finished, RequestEvent, Started
+
+_MODES = {
+    pb.CompletionOptions.MODE_UNSPECIFIED: FillMode.MIDDLE,
+    pb.CompletionOptions.MODE_MIDDLE: FillMode.MIDDLE,
+    pb.CompletionOptions.MODE_MIDDLE_OR_PREFIX: FillMode.MIDDLE_OR_PREFIX,
+    pb.CompletionOptions.MODE_PREFIX: FillMode.PREFIX,
+}
+_UNITS = {
+    pb.OFFSET_UNIT_UNSPECIFIED: OffsetUnit.CODE_POINT,
+    pb.OFFSET_UNIT_CODE_POINT: OffsetUnit.CODE_POINT,
+    pb.OFFSET_UNIT_UTF16: OffsetUnit.UTF16,
+    pb.OFFSET_UNIT_UTF8: OffsetUnit.UTF8,
+}
+_OUTCOMES = {
+    pb.OUTCOME_SHOWN: Outcome.SHOWN,
+    pb.OUTCOME_ACCEPTED: Outcome.ACCEPTED,
+    pb.OUTCOME_PARTIALLY_ACCEPTED: Outcome.PARTIALLY_ACCEPTED,
+    pb.OUTCOME_REJECTED: Outcome.REJECTED,
+}
+
+
+def check_model(asked: str, frontend: Frontend) -> None:
+    """Refuse another model than the one served.
+
+    Raises:
+        UnknownModelError: it is another.
+        EngineDeadError: it is not known yet which is served.
+    """
+    served = frontend.info.target
+    if asked not in ("", served):
+        raise UnknownModelError(asked, served)
+
+
+def read_options(message: pb.CompleteRequest | pb.SessionSetup, seen: ViolationCollector) -> CompletionOptions:
+    """How to complete; what can not be is told to ``seen``."""
+    made, scheduling, session = message.completion, message.scheduling, message.session
+    sampling, stopping = read_sampling(message.sampling), read_stopping(message.stopping)
+    if not message.sampling.HasField("temperature"):
+        sampling = replace(sampling, temperature=0.0)
+    if stopping.max_tokens is None:
+        stopping = replace(stopping, max_tokens=max(DEFAULT_MAX_TOKENS, stopping.min_tokens))
+    seen.check(made.mode in _MODES, "completion.mode", f"unknown value {made.mode}")
+    tokens = made.max_prompt_tokens if made.HasField("max_prompt_tokens") else None
+    enough = tokens is None or tokens >= SMALLEST_BUDGET
+    seen.check(enough, "completion.max_prompt_tokens", f"must be at least {SMALLEST_BUDGET}")
+    one = isinstance(message, pb.CompleteRequest) or sampling.n == 1
+    seen.check(one, "sampling.n", "a session makes one suggestion at a time; use Complete for more")
+    whole = message if isinstance(message, pb.CompleteRequest) else None
+    return CompletionOptions(
+        mode=_MODES.get(made.mode, FillMode.MIDDLE),
+        max_prompt_tokens=tokens,
+        dedent=made.stop_at_dedent if made.HasField("stop_at_dedent") else True,
+        bracket=made.stop_at_bracket if made.HasField("stop_at_bracket") else True,
+        suffix=made.stop_at_suffix if made.HasField("stop_at_suffix") else True,
+        sampling=sampling,
+        stopping=stopping,
+        output=CompletionOptions().output if whole is None else read_output(whole.output),
+        speculation=read_speculation(message.speculation, seen),
+        priority=scheduling.priority,
+        cache_salt=message.cache.salt,
+        session=session.id,
+        target_tpot_ms=scheduling.target_tpot_ms if scheduling.HasField("target_tpot_ms") else None,
+        grammar=read_grammar(whole.grammar, seen) if whole is not None and whole.HasField("grammar") else None,
+    )
+
+
+def read_unit(message: pb.SessionSetup, seen: ViolationCollector) -> OffsetUnit:
+    """What offsets count."""
+    seen.check(message.unit in _UNITS, "setup.unit", f"unknown value {message.unit}")
+    return _UNITS.get(message.unit, OffsetUnit.CODE_POINT)
+
+
+def read_edits(messages: Iterable[pb.TextEdit]) -> list[TextEdit]:
+    """Edits of a document, in order."""
+    return [TextEdit(m.start, m.end, m.text) for m in messages]
+
+
+def read_outcome(message: pb.ReportOutcomeRequest) -> tuple[Outcome, int, float]:
+    """Outcome, characters taken over, milliseconds shown.
+
+    Raises:
+        InvalidRequestError: fields that make no sense, each one named.
+    """
+    seen = ViolationCollector()
+    outcome = _OUTCOMES.get(message.outcome)
+    seen.check(bool(message.suggestion_id), "suggestion_id", "must not be empty")
+    seen.check(outcome is not None, "outcome", f"one of {', '.join(pb.Outcome.keys()[1:])} is needed")
+    partly = outcome is not Outcome.PARTIALLY_ACCEPTED or message.accepted_characters > 0
+    seen.check(partly, "accepted_characters", "must be positive where a part was accepted")
+    shown = math.isfinite(message.shown_ms) and message.shown_ms >= 0
+    seen.check(shown, "shown_ms", "must be a number of milliseconds, not negative")
+    seen.raise_if_any()
+    assert outcome is not None  # checked above
+    return outcome, message.accepted_characters, message.shown_ms
+
+
+_ORIGINS = {
+    Origin.NEW: pb.SuggestionStarted.ORIGIN_NEW,
+    Origin.CONTINUED: pb.SuggestionStarted.ORIGIN_CONTINUED,
+    Origin.SHARED: pb.SuggestionStarted.ORIGIN_SHARED,
+}
+
+
+def event_message(event: RequestEvent, request_id: str, model: str) -> pb.CompleteResponse:
+    """An event of the engine, for the request that its reader knows it by."""
+    if isinstance(event, Delta):
+        return pb.CompleteResponse(delta=delta_message(event))
+    if isinstance(event, Started):
+        started = replace(event, request_id=request_id)
+        return pb.CompleteResponse(started=started_message(started, model, current_arm()))
+    assert isinstance(event, Finished)  # a run raises what Failed says
+    return pb.CompleteResponse(finished=finished_message(event))
+
+
+def suggestion_started(ask_id: int, suggestion: Suggestion) -> pb.CompleteSessionResponse:
+    """The first word about an ask."""
+    return pb.CompleteSessionResponse(
+        started=pb.SuggestionStarted(
+            ask_id=ask_id, suggestion_id=suggestion.suggestion_id, origin=_ORIGINS[suggestion.origin],
+            typed_characters=suggestion.typed,
+        )
+    )  # fmt: skip
+
+
+def suggestion_delta(ask_id: int, text: str) -> pb.CompleteSessionResponse:
+    """More text."""
+    return pb.CompleteSessionResponse(delta=pb.SuggestionDelta(ask_id=ask_id, text=text))
+
+
+def suggestion_finished(ask_id: int, suggestion: Suggestion) -> pb.CompleteSessionResponse:
+    """The last word about an ask that came to its end."""
+    assert suggestion.reason is not None  # its texts have been read
+    message = pb.SuggestionFinished(ask_id=ask_id, finish_reason=REASONS[suggestion.reason])
+    end = suggestion.finished
+    if end is not None:
+        message.usage.CopyFrom(usage_message(end.usage))
+        message.metrics.CopyFrom(metrics_message(end.stats))
+        message.timings.CopyFrom(timings_message(end.timings))
+    return pb.CompleteSessionResponse(finished=message)
+
+
+def suggestion_dropped(ask_id: int, reason: result.FinishReason.ValueType) -> pb.CompleteSessionResponse:
+    """The last word about an ask that did not."""
+    return pb.CompleteSessionResponse(finished=pb.SuggestionFinished(ask_id=ask_id, finish_reason=reason))
+
+
+def ask_refused(ask_id: int, error: RequestError) -> pb.CompleteSessionResponse:
+    """An ask that can not be served, as a call's status would tell it."""
+    code = status_code(error)
+    status = rich_status(code, error)
+    message = pb.AskRefused(ask_id=ask_id, code=status.code, reason=error.reason, message=status.message)
+    if isinstance(error, InvalidRequestError):
+        message.problems.extend(pb.FieldProblem(field=v.field, description=v.description) for v in error.violations)
+    for detail in status.details:
+        wait = RetryInfo()
+        if detail.Unpack(wait):
+            message.retry_after_ms = wait.retry_delay.ToTimedelta() / timedelta(milliseconds=1)
+    return pb.CompleteSessionResponse(refused=message)
+
+
+def acceptance_message(figures: Acceptance) -> pb.AcceptanceStats:
+    """A session's figures."""
+    return pb.AcceptanceStats(
+        suggested=figures.suggested, shown=figures.shown, accepted=figures.accepted,
+        partially_accepted=figures.partially_accepted, rejected=figures.rejected,
+        shown_characters=figures.shown_characters, accepted_characters=figures.accepted_characters,
+        shown_ms=figures.shown_ms,
+    )  # fmt: skip

@@ -1,0 +1,81 @@
+"""Keeps a record of every HTTP call."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from server.observe.observer import TRACE_HEADERS, Observer
+from server.observe.records import ARM_HEADER, leave_call, set_call
+
+_REQUEST_ID = b"x-request-id"
+_ARM = ARM_HEADER.encode()
+MAX_ID_CHARACTERS = 100
+# What a proxy answers a client that has left; no client ever sees it.
+_CLIENT_LEFT = "499"
+UNKNOWN_ENDPOINT = "other"
+
+
+class HttpCalls:
+    """An ASGI application around ``app``. Every answer carries an ``x-request-id``: the client's, or a fresh one."""
+
+    def __init__(self, app: ASGIApp, observer: Observer) -> None:
+        self._app, self._observer = app, observer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        given = headers.get(_REQUEST_ID, b"")
+        if not given:
+            given = uuid.uuid4().hex.encode()
+            # The call is to be known by one name everywhere, so whoever asks for the client's finds this one.
+            scope["headers"] = [*scope["headers"], (_REQUEST_ID, given)]
+        trace = {name: headers[name.encode()].decode("latin-1") for name in TRACE_HEADERS if name.encode() in headers}
+        request_id = given.decode("latin-1")[:MAX_ID_CHARACTERS]
+        record = self._observer.begin_call("http", scope["path"], request_id, trace)
+        record.arm_asked = headers.get(_ARM, b"").decode("latin-1")
+        status = ""
+
+        async def sending(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = str(message["status"])
+                _add_request_id(message, given)
+                if record.arm:
+                    message["headers"] = [*message["headers"], (_ARM, record.arm.encode())]
+            await send(message)
+
+        token = set_call(record)
+        try:
+            await self._app(scope, receive, sending)
+        except asyncio.CancelledError:
+            status = _CLIENT_LEFT
+            raise
+        except Exception:
+            status = "500"
+            raise
+        finally:
+            leave_call(token)
+            record.endpoint = _endpoint(scope)
+            self._observer.end_call(record, status or _CLIENT_LEFT)
+
+
+def _add_request_id(message: Message, request_id: bytes) -> None:
+    """Put the call's id into the head of its answer, unless it is there."""
+    headers = message.setdefault("headers", [])
+    if len(request_id) <= MAX_ID_CHARACTERS and not any(name == _REQUEST_ID for name, _ in headers):
+        message["headers"] = [*headers, (_REQUEST_ID, request_id)]
+
+
+def _endpoint(scope: Scope) -> str:
+    """The path with placeholders for its parameters; one name for all that is not served, as there is no end of it."""
+    if "endpoint" not in scope:
+        return UNKNOWN_ENDPOINT
+    path: str = scope["path"]
+    for name, value in scope.get("path_params", {}).items():
+        path = path.replace(str(value), f"{{{name}}}") if value else path
+    return path

@@ -1,1 +1,0 @@
-"""DeepSeek's dialect: /beta/completions."""

@@ -1,1 +1,0 @@
-"""Fields of bodies that several dialects share: their readers, and their JSON schemas."""

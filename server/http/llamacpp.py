@@ -1,0 +1,366 @@
+"""llama.cpp's dialect: /infill, /completion, /props, /tokenize, /detokenize, /health."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import specdec
+from server.http.answering import MEDIA_TYPE, Sample, sse, stream_answer, whole_answer
+from server.http.call import Call, Endpoint
+from server.http.errors import Refusal
+from server.http.fields import (
+    COMMON,
+    COUNT,
+    FLAG,
+    IDS,
+    NUMBER,
+    OBJECT,
+    RESPONSES,
+    STOPPING,
+    TEXT,
+    Schema,
+    json_operation,
+)
+from server.http.llamacpp_request import Ask, probabilities, read_completion, read_infill
+from server.interfaces import TokenizerLike
+from server.json_body import Body
+from specdec.engine.validation import MAX_LOGPROBS, MAX_N
+from specdec.errors import EngineDeadError
+from specdec.types import Delta, Finished, FinishReason, RequestEvent
+
+_TYPES = {
+    401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error",
+    500: "server_error", 501: "not_supported_error", 503: "unavailable_error",
+}  # fmt: skip
+
+
+class LlamaErrors:
+    """``code`` is the status; ``reason`` and ``field`` are ours."""
+
+    def body(self, refusal: Refusal) -> dict[str, Any]:
+        """The body of an answer that refuses."""
+        kind = _TYPES.get(refusal.status, "invalid_request_error")
+        error: dict[str, Any] = {"code": refusal.status, "message": refusal.message, "type": kind}
+        return {"error": error | {"reason": refusal.reason.lower(), "field": refusal.field}}
+
+    def event(self, refusal: Refusal) -> bytes:
+        """An event with the same body."""
+        return sse(self.body(refusal))
+
+
+_WORDS = (FinishReason.STOP_STRING, FinishReason.STOP_TOKEN)
+_LIMITS = (FinishReason.LENGTH, FinishReason.TIME_LIMIT, FinishReason.INDENT)
+
+
+def result(
+    ask: Ask,
+    model: str,
+    text: str,
+    token_ids: list[int],
+    end: Finished,
+    probabilities: list[dict[str, Any]] | None = None,
+) -> dict[str, Any]:
+    """All fields, or those that were asked for. ``tokens_cached`` counts what the cache holds afterwards, of which
+    ``timings/cache_n`` were there before. ``probabilities`` None: none were asked for, or they were told before."""
+    usage, reason = end.usage, end.reason
+    stopped = str(end.matched_stop) if reason is FinishReason.STOP_STRING else ""
+    kind = "limit" if reason in _LIMITS else "word" if reason in _WORDS else "eos"
+    found = {
+        "index": end.index,
+        "content": text,
+        "tokens": token_ids if ask.return_tokens else [],
+        "id_slot": 0,
+        "stop": True,
+        "model": model,
+        "tokens_predicted": usage.output_tokens,
+        "tokens_evaluated": usage.prompt_tokens,
+        "generation_settings": _settings(ask),
+        "has_new_line": "\n" in text,
+        "truncated": False,
+        "stop_type": "none" if reason is FinishReason.ABORTED else kind,
+        "stopping_word": stopped,
+        "tokens_cached": usage.prompt_tokens + usage.output_tokens,
+        "timings": timings(end),
+    }
+    if probabilities is not None:
+        found["completion_probabilities"] = probabilities
+    return found if ask.response_fields is None else picked(found, ask.response_fields)
+
+
+def picked(found: dict[str, Any], paths: tuple[str, ...]) -> dict[str, Any]:
+    """The values at ``paths``, each under its whole path; what is not there is left out."""
+    chosen: dict[str, Any] = {}
+    for path in paths:
+        value: Any = found
+        for name in path.split("/"):
+            if not isinstance(value, dict) or name not in value:
+                break
+            value = value[name]
+        else:
+            chosen[path] = value
+    return chosen
+
+
+def timings(end: Finished) -> dict[str, Any]:
+    """Milliseconds and tokens per second; 0 where nothing was done. Drafts as llama.cpp counts them."""
+    computed, made = end.usage.prompt_tokens - end.usage.cached_tokens, end.usage.output_tokens
+    return {
+        "cache_n": end.usage.cached_tokens,
+        **_rates("prompt", computed, end.timings.prefill_ms),
+        **_rates("predicted", made, end.timings.decode_ms),
+        "draft_n": end.stats.num_draft_tokens,
+        "draft_n_accepted": end.stats.num_accepted_draft_tokens,
+    }
+
+
+def _rates(name: str, tokens: int, ms: float) -> dict[str, Any]:
+    return {
+        f"{name}_n": tokens,
+        f"{name}_ms": ms,
+        f"{name}_per_token_ms": ms / tokens if tokens else 0.0,
+        f"{name}_per_second": tokens * 1e3 / ms if ms > 0 else 0.0,
+    }
+
+
+def _settings(ask: Ask) -> dict[str, Any]:
+    sampling = ask.request.sampling
+    return {
+        "seed": sampling.seed,
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+        "n_predict": ask.n_predict,
+        "stop": ask.request.stopping.stop,
+        "speculation": ask.request.speculation.mode,
+    }
+
+
+class LlamaStream:
+    """One event per Delta with text in it and one per sample's end, all with ``content`` and ``stop``; nothing else:
+    Tabby's server takes every event for such a one. Where token ids or probabilities are asked for, Deltas without text
+    are told too."""
+
+    media_type = MEDIA_TYPE
+
+    def __init__(self, ask: Ask, model: str, tokenizer: TokenizerLike) -> None:
+        self._ask, self._model, self._tokenizer = ask, model, tokenizer
+        self._made = [0] * ask.request.sampling.n
+
+    def take(self, prompt: int, event: RequestEvent) -> bytes:
+        """The event that ``event`` makes, if it does."""
+        if isinstance(event, Finished):
+            return sse(result(self._ask, self._model, "", [], event))
+        if not isinstance(event, Delta):
+            return b""
+        self._made[event.index] += len(event.token_ids)
+        if not event.text and not self._ask.return_tokens and not event.logprobs:
+            return b""
+        found: dict[str, Any] = {
+            "index": event.index,
+            "content": event.text,
+            "tokens": event.token_ids if self._ask.return_tokens else [],
+            "stop": False,
+            "id_slot": 0,
+            "tokens_predicted": self._made[event.index],
+            "tokens_evaluated": len(self._ask.request.prompt_ids),
+        }
+        if event.logprobs:
+            found["completion_probabilities"] = probabilities(event.logprobs, self._tokenizer)
+        return sse(found)
+
+    def last(self) -> bytes:
+        """Nothing follows."""
+        return b""
+
+
+async def infill(call: Call) -> None:
+    """Fill a gap.
+
+    Raises:
+        RequestError: it can not be done.
+    """
+    with call.face.frontend.gate.enter():
+        await _answer(call, await read_infill(call))
+
+
+async def complete(call: Call) -> None:
+    """Continue a text; raises as `infill`."""
+    with call.face.frontend.gate.enter():
+        await _answer(call, await read_completion(call))
+
+
+async def _answer(call: Call, ask: Ask) -> None:
+    """Several samples are a list, one is not."""
+    model, tokenizer = call.face.info.target, call.face.frontend.loaded_tokenizer
+    if ask.stream:
+        await stream_answer(call, [ask.request], LlamaStream(ask, model, tokenizer), share=True)
+        return
+    samples, _ = await whole_answer(call, [ask.request], share=True)
+    likely = ask.request.output.logprobs is not None
+
+    def of(sample: Sample) -> dict[str, object]:
+        assert sample.end is not None  # an answer in one piece is made of finished samples
+        rows = probabilities(sample.logprobs, tokenizer) if likely else None
+        return result(ask, model, sample.text, sample.token_ids, sample.end, rows)
+
+    found = [of(sample) for sample in samples]
+    await call.reply(200, found if len(found) > 1 else found[0])
+
+
+async def tokenize(call: Call) -> None:
+    """Text to ids.
+
+    Raises:
+        InvalidRequestError: the body makes no sense.
+        EngineDeadError: the tokenizer is not loaded yet.
+    """
+    body, frontend = call.body(), call.face.frontend
+    content, pieces = _content(body), body.flag("with_pieces")
+    special, parse = body.flag("add_special"), body.flag("parse_special", True)
+    body.seen.raise_if_any()
+    ids = await frontend.encode(content, add_special=special, parse_special=parse)
+    shown = [_piece(frontend.loaded_tokenizer, token) for token in ids] if pieces else ids
+    await call.reply(200, {"tokens": shown})
+
+
+async def detokenize(call: Call) -> None:
+    """Ids to text, special tokens by name; raises as `tokenize`."""
+    body = call.body()
+    ids = body.integers("tokens", 0, call.face.info.vocab_size - 1)
+    body.seen.raise_if_any()
+    await call.reply(200, {"content": await call.face.frontend.decode(ids, skip_special=False)})
+
+
+def _content(body: Body) -> str:
+    content = body.text("content")
+    if content is None and not body.seen.violations:
+        body.refuse("content", "must be a string")
+    return content or ""
+
+
+def _piece(tokenizer: TokenizerLike, token: int) -> dict[str, Any]:
+    """A piece that is no whole text is told as its bytes."""
+    data = tokenizer.token_bytes(token)
+    try:
+        return {"id": token, "piece": data.decode()}
+    except UnicodeDecodeError:
+        return {"id": token, "piece": list(data)}
+
+
+async def health(call: Call) -> None:
+    """Whether a request would be taken now.
+
+    Raises:
+        EngineDeadError: it would not.
+    """
+    state, is_ready = call.face.state()
+    if not is_ready:
+        raise EngineDeadError("Loading model" if state == "loading" else f"not ready: {state}")
+    await call.reply(200, {"status": "ok"})
+
+
+async def props(call: Call) -> None:
+    """What the server is.
+
+    Raises:
+        UnknownModelError: another model is asked for by the query.
+        EngineDeadError: it is not known yet.
+    """
+    face = call.face
+    face.check_model(call.query.get("model"))
+    info = face.info
+    await call.reply(
+        200,
+        {
+            "default_generation_settings": {"n_ctx": info.max_context, "params": {"n_predict": -1}},
+            "total_slots": info.max_batch,
+            "model_alias": info.target,
+            "model_path": info.target,
+            "modalities": {"vision": False, "audio": False},
+            "chat_template": "",
+            "build_info": f"specdec-{specdec.__version__}",
+            "is_sleeping": False,
+        },
+    )
+
+
+_TEXTS: Schema = {"type": "array", "items": TEXT}
+_SHARED: Mapping[str, Schema] = {
+    "model": {**TEXT, "description": "None, or the one served."},
+    "n_predict": {"type": "integer", "description": "Negative: no limit. 0: only compute the prompt."},
+    "n_cmpl": {"type": "integer", "minimum": 1, "maximum": MAX_N, "description": "Above 1 the answer is a list."},
+    "n_indent": {**COUNT, "description": "End before a line that is indented less."},
+    "t_max_predict_ms": {**NUMBER, "description": "From the first token on; the line is ended."},
+    "stream": FLAG,
+    "return_tokens": FLAG,
+    "response_fields": {**_TEXTS, "description": "Paths such as timings/prompt_n; the answer has these keys only."},
+    "samplers": {**_TEXTS, "description": "What is on; infill without a temperature is greedy."},
+    "temperature": {"type": "number", "default": 0.8},
+    "top_k": {"type": "integer", "minimum": -1, "default": 40},
+    "top_p": {"type": "number", "exclusiveMinimum": 0, "maximum": 1, "default": 0.95},
+    "min_p": {"type": "number", "minimum": 0, "maximum": 1, "default": 0.05},
+    "repeat_penalty": {"type": "number", "exclusiveMinimum": 0, "default": 1},
+    "presence_penalty": {"type": "number", "default": 0},
+    "frequency_penalty": {"type": "number", "default": 0},
+    "seed": {"type": "integer", "description": "-1 or none: a fresh one."},
+    "logit_bias": {
+        "oneOf": [{"type": "array", "items": {"type": "array", "minItems": 2, "maxItems": 2}}, OBJECT],
+        "description": "Pairs, or an object, of a token id or a text and a number that is added; false: never.",
+    },
+    "n_probs": {**COUNT, "maximum": MAX_LOGPROBS, "description": "So many of the likeliest tokens beside each token."},
+    "post_sampling_probs": {**FLAG, "description": "Refused beside n_probs: the model's own probabilities are told."},
+    "grammar": {**TEXT, "description": "GBNF."},
+    "json_schema": OBJECT,
+    **STOPPING,
+    **COMMON,
+}
+_EXTRA: Schema = {
+    "type": "object",
+    "required": ["text"],
+    "properties": {"text": TEXT, "filename": TEXT, "time": NUMBER},
+}
+INFILL_FIELDS: Mapping[str, Schema] = {
+    **_SHARED,
+    "input_prefix": TEXT,
+    "input_suffix": TEXT,
+    "prompt": {**TEXT, "description": "The cursor's line in front of it."},
+    "input_extra": {"type": "array", "items": _EXTRA, "description": "Other texts of the project."},
+}
+COMPLETION_FIELDS: Mapping[str, Schema] = {**_SHARED, "prompt": {"oneOf": [TEXT, IDS]}}
+TOKENIZE_FIELDS: Mapping[str, Schema] = {
+    "content": TEXT, "add_special": FLAG, "parse_special": {**FLAG, "default": True}, "with_pieces": FLAG,
+}  # fmt: skip
+
+_ERRORS = LlamaErrors()
+_MODEL = {"name": "model", "in": "query", "schema": TEXT}
+_COMPLETION = json_operation("llama.cpp: continue a text", COMPLETION_FIELDS, ("prompt",))
+_INFILL = json_operation("llama.cpp: fill a gap", INFILL_FIELDS, ("input_prefix", "input_suffix"))
+LLAMACPP = (
+    Endpoint("POST", "/infill", infill, _ERRORS, _INFILL),
+    Endpoint("POST", "/completion", complete, _ERRORS, _COMPLETION),
+    Endpoint("POST", "/completions", complete, _ERRORS, _COMPLETION),
+    Endpoint(
+        "POST",
+        "/tokenize",
+        tokenize,
+        _ERRORS,
+        json_operation("llama.cpp: ids of a text", TOKENIZE_FIELDS, ("content",)),
+    ),
+    Endpoint(
+        "POST",
+        "/detokenize",
+        detokenize,
+        _ERRORS,
+        json_operation("llama.cpp: text of ids", {"tokens": IDS}, ("tokens",)),
+    ),
+    Endpoint(
+        "GET",
+        "/props",
+        props,
+        _ERRORS,
+        {"summary": "llama.cpp: the model and the server", "parameters": [_MODEL], "responses": RESPONSES},
+    ),
+    Endpoint("GET", "/health", health, _ERRORS, {"summary": "llama.cpp: requests are taken", "responses": RESPONSES}),
+)

@@ -1,1 +1,0 @@
-"""llama.cpp's dialect: /infill, /completion, /props, /tokenize, /detokenize, /health."""

@@ -1,0 +1,104 @@
+"""Mistral's dialect: /v1/fim/completions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from server.completion.requests import DEFAULT_MAX_TOKENS
+from server.http.answering import MEDIA_TYPE, Sample, stream_answer, whole_answer
+from server.http.call import Call, Endpoint
+from server.http.fields import TEXT, Schema, json_operation
+from server.http.openai import COMPLETION_FIELDS
+from server.http.openai_completions import CompletionAsk, read_completion
+from server.http.openai_format import Chunks, OpenAIErrors, answer_head, extras, usage
+from specdec.errors import FieldViolation, InvalidRequestError
+from specdec.types import Delta, Finished, FinishReason, RequestEvent
+
+_REASONS = {FinishReason.LENGTH: "length", FinishReason.ABORTED: "error"}
+
+
+def finish_reason(event: Finished) -> str:
+    """Why a sample ended."""
+    return _REASONS.get(event.reason, "stop")
+
+
+async def read_fim(call: Call) -> CompletionAsk:
+    """What ``call`` asks for: OpenAI's fields, with ``random_seed`` for the seed, and one prompt, of text.
+
+    Raises:
+        FimNotSupportedError: the model can not fill in the middle of a text.
+        RequestError: it can not be served; every bad field is named.
+    """
+    if not isinstance(call.data.get("prompt"), str):
+        raise InvalidRequestError([FieldViolation("prompt", "must be text: what stands before the gap")])
+    if call.data.get("random_seed") is not None:
+        call.data["seed"] = call.data["random_seed"]
+    return await read_completion(call, DEFAULT_MAX_TOKENS)
+
+
+class FimStream:
+    """One chunk per Delta with text in it, one per sample's end; each has a choice with a ``delta.content``, which
+    Continue takes for granted."""
+
+    media_type = MEDIA_TYPE
+
+    def __init__(self, head: dict[str, Any], ask: CompletionAsk) -> None:
+        self._chunks = Chunks(head, ask.streaming, ask.requests[0].sampling.n)
+
+    def take(self, prompt: int, event: RequestEvent) -> bytes:
+        """The chunk that ``event`` makes, if it does."""
+        self._chunks.totals.add(event)
+        if isinstance(event, Delta) and event.text:
+            return self._chunks.chunk(_chunk_choice(event.index, event.text, None))
+        if isinstance(event, Finished):
+            return self._chunks.finish(_chunk_choice(event.index, "", finish_reason(event)))
+        return b""
+
+    def last(self) -> bytes:
+        """What follows the last sample's end."""
+        return self._chunks.ending()
+
+
+def _chunk_choice(index: int, text: str, reason: str | None) -> dict[str, Any]:
+    return {"index": index, "delta": {"role": "assistant", "content": text}, "finish_reason": reason}
+
+
+async def fill(call: Call) -> None:
+    """Answer ``call``.
+
+    Raises:
+        RequestError: it can not be served.
+    """
+    with call.face.frontend.gate.enter():
+        ask = await read_fim(call)
+        if ask.streaming.stream:
+            head = answer_head(call, "fim", "chat.completion.chunk")
+            await stream_answer(call, ask.requests, FimStream(head, ask), share=True)
+            return
+        head = answer_head(call, "fim", "chat.completion")
+        samples, totals = await whole_answer(call, ask.requests, share=True)
+        choices = [_whole_choice(sample) for sample in samples]
+        await call.reply(200, {**head, "choices": choices, "usage": usage(totals), **extras(totals)})
+
+
+def _whole_choice(sample: Sample) -> dict[str, Any]:
+    assert sample.end is not None  # an answer in one piece is made of finished samples
+    message = {"role": "assistant", "content": sample.text, "tool_calls": None, "prefix": False}
+    return {"index": sample.index, "message": message, "finish_reason": finish_reason(sample.end)}
+
+
+FIM_FIELDS: Mapping[str, Schema] = {
+    **COMPLETION_FIELDS,
+    "prompt": TEXT,
+    "random_seed": {"type": "integer", "description": "The seed, by Mistral's name."},
+}
+MISTRAL = (
+    Endpoint(
+        "POST",
+        "/v1/fim/completions",
+        fill,
+        OpenAIErrors(),
+        json_operation("Mistral: fill a gap", FIM_FIELDS, ("prompt",)),
+    ),
+)

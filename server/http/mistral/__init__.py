@@ -1,1 +1,0 @@
-"""Mistral's dialect: /v1/fim/completions."""

@@ -1,0 +1,634 @@
+"""Ollama's dialect: /api/generate, /api/chat, and what its clients ask about models."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+
+from server.completion.fim_templates import TEMPLATES
+from server.errors import UnknownModelError
+from server.frontend import Frontend
+from server.http.answering import Totals, stream_answer, whole_answer
+from server.http.call import Call, Endpoint, Face, fills_in
+from server.http.errors import Refusal
+from server.http.fields import (
+    COMMON,
+    COUNT,
+    FLAG,
+    OBJECT,
+    PREDICTION,
+    RESPONSES,
+    SAMPLING,
+    STOPPING,
+    TEXT,
+    Schema,
+    json_operation,
+    read_common,
+    read_conversation,
+    read_prediction,
+    read_tools,
+    validate,
+)
+from server.http.openai_format import extras
+from server.http.tool_calls import ToolCall, ToolCallParser
+from server.interfaces import TokenizerLike
+from server.json_body import Body, write_json
+from server.request_fields import MAX_TOKENS, read_sampling, read_stopping
+from specdec.errors import InvalidRequestError
+from specdec.types import (
+    Delta,
+    Finished,
+    FinishReason,
+    GrammarKind,
+    GrammarParams,
+    Request,
+    RequestEvent,
+    SamplingParams,
+    StoppingParams,
+)
+
+MEDIA_TYPE = b"application/x-ndjson"
+
+
+def ndjson(value: Any) -> bytes:
+    """``value`` as one line."""
+    return write_json(value) + b"\n"
+
+
+class OllamaErrors:
+    """``{"error": message}``."""
+
+    def body(self, refusal: Refusal) -> dict[str, str]:
+        """The body of an answer that refuses."""
+        # Clients look for these words to tell a missing model from a path that is not there.
+        prefix = "model not found: " if refusal.reason == UnknownModelError.reason else ""
+        return {"error": prefix + refusal.message}
+
+    def event(self, refusal: Refusal) -> bytes:
+        """A line with the same object, in the place of the one that says done."""
+        return ndjson(self.body(refusal))
+
+
+def asked_model(body: Body, face: Face) -> str:
+    """The name in ``model``, or as older clients have it in ``name``; where there is none, that of the model served.
+
+    Raises:
+        UnknownModelError: it is not served here.
+        EngineDeadError: it is not known yet which is.
+    """
+    new, old = body.text("model"), body.text("name")
+    name = new or old
+    face.check_model(name)
+    return name or face.info.target
+
+
+def refuse_images(body: Body) -> None:
+    """Note ``images`` that are there; an empty list is none."""
+    if body.raw("images"):
+        body.refuse("images", "the model reads text only; leave them out")
+
+
+def read_format(body: Body) -> GrammarParams | None:
+    """``"json"``, or a JSON schema; an empty text is none."""
+    value = body.value("format")
+    body.names["grammar"] = body.path("format")
+    if value is None or value == "":
+        return None
+    if value == "json":
+        return GrammarParams(GrammarKind.JSON_OBJECT)
+    if isinstance(value, dict):
+        return GrammarParams(GrammarKind.JSON_SCHEMA, write_json(value).decode())
+    body.refuse("format", 'must be "json" or a JSON schema')
+    return None
+
+
+# What holds where a request says nothing, as Ollama has it.
+DEFAULTS: dict[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
+_UNLIMITED = -2  # "as much as fits", and -1, "without end", come to the same: the context is the limit
+_SAMPLING = (
+    "temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "logit_bias",
+    "allowed_token_ids", "seed",
+)  # fmt: skip
+_STOPPING = ("min_tokens", "stop", "stop_token_ids")
+_INT31 = (1 << 31) - 1
+
+
+def read_options(body: Body, tokenizer: TokenizerLike) -> tuple[SamplingParams, StoppingParams]:
+    """How to choose and when to stop. What only concerns another engine (threads, memory, num_ctx, ...) is ignored."""
+    options = body.object("options") or Body({}, body.seen, body.names, f"{body.path('options')}.")
+    options.names |= {f"sampling.{name}": options.path(name) for name in _SAMPLING}
+    options.names |= {f"stopping.{name}": options.path(name) for name in _STOPPING}
+    return _sampling(options), _stopping(options, tokenizer)
+
+
+def _sampling(options: Body) -> SamplingParams:
+    left_out = {name: value for name, value in DEFAULTS.items() if not options.has(name)}
+    penalty, window = options.number("repeat_penalty"), options.integer("repeat_last_n", -1, _INT31)
+    name = "repeat_penalty" if options.has("repeat_penalty") else "repetition_penalty"
+    options.names["sampling.repetition_penalty"] = options.path(name)
+    sampling = dataclasses.replace(read_sampling(options, 1), **left_out)
+    if window == 0:  # the penalty looks at no token
+        penalty = 1.0
+    return sampling if penalty is None else dataclasses.replace(sampling, repetition_penalty=penalty)
+
+
+def _stopping(options: Body, tokenizer: TokenizerLike) -> StoppingParams:
+    limit = options.integer("num_predict", _UNLIMITED, MAX_TOKENS)
+    options.names["stopping.max_tokens"] = options.path("num_predict")
+    stopping = read_stopping(options, tokenizer, None if limit is None or limit < 0 else limit)
+    return dataclasses.replace(stopping, stop=tuple(filter(None, stopping.stop)))
+
+
+_MARKS = tuple((before, behind) for template in TEMPLATES for before in template.prefix for behind in template.suffix)
+
+
+class PromptFields:
+    """The fields that the prompt is made of, as they were sent. ``is_raw``: the prompt goes to the model as it is: the
+    body says so, or it is a FIM template that the client has filled in itself, which many do without saying so."""
+
+    def __init__(self, body: Body) -> None:
+        self._body = body
+        self.prompt, self.suffix, self.system = (body.text(name) or "" for name in ("prompt", "suffix", "system"))
+        self.context = body.integers("context", 0, _INT31)
+        said, template = body.flag("raw"), body.text("template")
+        self.is_raw = said or spells_template(self.prompt)
+        if said and (self.system or template or self.context):
+            body.refuse("raw", "takes the prompt as it is; leave out system, template and context, or raw")
+        refuse_images(body)
+        body.names["prompt.token_ids"] = "context" if self.context else "prompt"
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is asked for."""
+        return not self.prompt and (self.is_raw or not self.suffix)
+
+    async def encode(self, frontend: Frontend, max_tokens: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Token ids, and those that end what fills a gap, of which as much is shown as leaves room for ``max_tokens``.
+        Special tokens that are spelled out are read as such in a raw prompt only; what a template refuses is noted.
+
+        Raises:
+            FimNotSupportedError: there is a suffix, and the model can not fill in.
+        """
+        ends: tuple[int, ...] = ()
+        if self.is_empty:
+            ids = [0]  # a stand-in: the other fields are checked all the same
+        elif self.is_raw:
+            ids = await frontend.encode(self.prompt, parse_special=True)
+        elif self.suffix:
+            packed = await frontend.pack_fim(self.prompt, self.suffix, max_tokens)
+            ids, ends = list(packed.ids), packed.ends
+        elif frontend.loaded_tokenizer.has_chat_template:
+            ids = await self._encode_chat(frontend)
+        else:
+            ids = await frontend.encode("\n\n".join(filter(None, (self.system, self.prompt))))
+        return (*self.context, *ids), ends
+
+    async def _encode_chat(self, frontend: Frontend) -> list[int]:
+        messages = [{"role": "user", "content": self.prompt}]
+        if self.system:
+            messages.insert(0, {"role": "system", "content": self.system})
+        try:
+            return await frontend.encode_chat(messages)
+        except InvalidRequestError as error:
+            self._body.refuse("prompt", error.violations[0].description)
+            return [0]  # a stand-in: the other fields are checked all the same
+
+
+def spells_template(text: str) -> bool:
+    """Whether a family's marks of what stands before and after a gap are both written out in ``text``."""
+    return any(before in text and behind in text for before, behind in _MARKS)
+
+
+_REASONS = {FinishReason.LENGTH: "length", FinishReason.ABORTED: "abort"}
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """``model``: by the name that the client asked for."""
+
+    model: str
+
+    def part(self, content: dict[str, Any]) -> dict[str, Any]:
+        """One that brings more."""
+        return {"model": self.model, "created_at": now(), **content, "done": False}
+
+    def loaded(self, content: dict[str, Any]) -> dict[str, Any]:
+        """The answer to a request that asks for nothing: clients send one to have the model loaded."""
+        return {"model": self.model, "created_at": now(), **content, "done": True, "done_reason": "load"}
+
+    def end(self, content: dict[str, Any], totals: Totals, end: Finished) -> dict[str, Any]:
+        """The last one. Durations are in nanoseconds, and never 0: clients divide by them."""
+        spent = end.timings
+        return {
+            "model": self.model,
+            "created_at": now(),
+            **content,
+            "done": True,
+            "done_reason": _REASONS.get(end.reason, "stop"),
+            "total_duration": _nanoseconds(spent.queue_ms + spent.prefill_ms + spent.decode_ms),
+            "load_duration": _nanoseconds(spent.queue_ms),
+            "prompt_eval_count": totals.prompt_tokens,
+            "prompt_eval_duration": _nanoseconds(spent.prefill_ms),
+            "eval_count": totals.output_tokens,
+            "eval_duration": _nanoseconds(spent.decode_ms),
+            **extras(totals),
+        }
+
+
+def now() -> str:
+    """The time as RFC 3339 has it, UTC."""
+    return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def _nanoseconds(milliseconds: float) -> int:
+    return max(1, round(milliseconds * 1e6))
+
+
+DEFAULT_ROOM = 512  # tokens kept free for what fills a gap, where no limit is given
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateAsk:
+    """``request`` None: nothing is to be generated. ``context``: tell the ids that go on from here."""
+
+    model: str
+    request: Request | None
+    stream: bool
+    context: bool
+
+
+async def read_generate(call: Call) -> GenerateAsk:
+    """What ``call`` asks for.
+
+    Raises:
+        RequestError: it can not be served; every bad field is named.
+    """
+    body, frontend = call.body(), call.face.frontend
+    model = asked_model(body, call.face)
+    fields, stream = PromptFields(body), body.flag("stream", default=True)
+    sampling, stopping = read_options(body, frontend.loaded_tokenizer)
+    ids, ends = await fields.encode(frontend, stopping.max_tokens or DEFAULT_ROOM)
+    request = Request(
+        request_id=f"ollama-{call.request_id}",
+        prompt_ids=ids,
+        sampling=sampling,
+        stopping=dataclasses.replace(stopping, stop_token_ids=(*stopping.stop_token_ids, *ends)),
+        prediction_ids=await read_prediction(body, frontend),
+        grammar=read_format(body),
+        **read_common(call, body),
+    )
+    validate([request], call.face.info, body.seen)
+    return GenerateAsk(model, None if fields.is_empty else request, stream, not fields.is_raw)
+
+
+class GenerateStream:
+    """A line per Delta with text in it, and a last one with the figures."""
+
+    media_type = MEDIA_TYPE
+
+    def __init__(self, ask: GenerateAsk, request: Request) -> None:
+        self._frame, self._totals = Frame(ask.model), Totals()
+        self._context = list(request.prompt_ids) if ask.context else None
+
+    def take(self, prompt: int, event: RequestEvent) -> bytes:
+        """The line that ``event`` makes."""
+        self._totals.add(event)
+        if isinstance(event, Delta):
+            if self._context is not None:
+                self._context += event.token_ids
+            return ndjson(self._frame.part({"response": event.text})) if event.text else b""
+        if isinstance(event, Finished):
+            content = {"response": ""} | ({} if self._context is None else {"context": self._context})
+            return ndjson(self._frame.end(content, self._totals, event))
+        return b""
+
+    def last(self) -> bytes:
+        """Nothing more."""
+        return b""
+
+
+async def generate(call: Call) -> None:
+    """Answer ``call``.
+
+    Raises:
+        RequestError: it can not be served.
+    """
+    with call.face.frontend.gate.enter():
+        ask = await read_generate(call)
+        frame, request = Frame(ask.model), ask.request
+        if request is None:
+            await call.reply(200, frame.loaded({"response": ""}))
+        elif ask.stream:
+            await stream_answer(call, [request], GenerateStream(ask, request))
+        else:
+            (sample,), totals = await whole_answer(call, [request])
+            assert sample.end is not None  # an answer in one piece is made of finished samples
+            content: dict[str, Any] = {"response": sample.text}
+            if ask.context:
+                content["context"] = [*request.prompt_ids, *sample.token_ids]
+            await call.reply(200, frame.end(content, totals, sample.end))
+
+
+def message(parts: Sequence[str | ToolCall], n_before: int = 0) -> dict[str, Any]:
+    """One message of all ``parts``; its calls are numbered from ``n_before`` on."""
+    text = "".join(part for part in parts if isinstance(part, str))
+    found: dict[str, Any] = {"role": "assistant", "content": text}
+    calls = [part for part in parts if isinstance(part, ToolCall)]
+    if calls:
+        found["tool_calls"] = [_call(call, n_before + i) for i, call in enumerate(calls)]
+    return found
+
+
+def _call(call: ToolCall, index: int) -> dict[str, Any]:
+    """Here arguments are an object, which they may fail to be."""
+    try:
+        arguments = orjson.loads(call.arguments)
+    except orjson.JSONDecodeError:
+        arguments = call.arguments
+    named = arguments if isinstance(arguments, dict) else {"value": arguments}
+    return {"id": call.call_id, "function": {"index": index, "name": call.name, "arguments": named}}
+
+
+@dataclass(frozen=True, slots=True)
+class ChatAsk:
+    """``request`` None: nothing is to be generated. ``tools``: the model was told of tools, so its text may hold calls
+    of them."""
+
+    model: str
+    request: Request | None
+    stream: bool
+    tools: bool
+
+
+async def read_chat(call: Call) -> ChatAsk:
+    """What ``call`` asks for.
+
+    Raises:
+        RequestError: it can not be served; every bad field is named.
+    """
+    body, frontend = call.body(), call.face.frontend
+    model, stream = asked_model(body, call.face), body.flag("stream", default=True)
+    call.field_names["prompt"] = "messages"
+    tools = read_tools(body)
+    empty = body.raw("messages") in (None, [])
+    ids = () if empty else await _read_messages(body, call, tools)
+    sampling, stopping = read_options(body, frontend.loaded_tokenizer)
+    request = Request(
+        request_id=f"ollama-{call.request_id}",
+        prompt_ids=ids or (0,),  # a stand-in where there are none: the other fields are checked all the same
+        sampling=sampling,
+        stopping=stopping,
+        prediction_ids=await read_prediction(body, frontend),
+        grammar=read_format(body),
+        **read_common(call, body),
+    )
+    body.seen.check(empty or bool(ids) or bool(body.seen.violations), "messages", "must amount to at least one token")
+    validate([request], call.face.info, body.seen)
+    told = tools is not None and frontend.loaded_tokenizer.has_tool_template
+    return ChatAsk(model, None if empty else request, stream, told)
+
+
+async def _read_messages(body: Body, call: Call, tools: list[dict[str, object]] | None) -> tuple[int, ...]:
+    for message in body.objects("messages"):
+        refuse_images(message)
+    return () if body.seen.violations else await read_conversation(body, call.face.frontend, tools)
+
+
+class ChatStream:
+    """A line per Delta with text in it or with calls, and a last one with the figures."""
+
+    media_type = MEDIA_TYPE
+
+    def __init__(self, ask: ChatAsk) -> None:
+        self._frame, self._totals = Frame(ask.model), Totals()
+        self._parser = ToolCallParser() if ask.tools else None
+        self._calls = 0
+
+    def take(self, prompt: int, event: RequestEvent) -> bytes:
+        """The lines that ``event`` makes."""
+        self._totals.add(event)
+        if isinstance(event, Delta):
+            return self._line([event.text] if self._parser is None else self._parser.push(event.text))
+        if isinstance(event, Finished):
+            rest = b"" if self._parser is None else self._line(self._parser.flush())
+            return rest + ndjson(self._frame.end({"message": message([])}, self._totals, event))
+        return b""
+
+    def last(self) -> bytes:
+        """Nothing more."""
+        return b""
+
+    def _line(self, parts: Sequence[str | ToolCall]) -> bytes:
+        if not any(parts):
+            return b""
+        found = message(parts, self._calls)
+        self._calls += len(found.get("tool_calls", ()))
+        return ndjson(self._frame.part({"message": found}))
+
+
+async def chat(call: Call) -> None:
+    """Answer ``call``.
+
+    Raises:
+        RequestError: it can not be served.
+    """
+    with call.face.frontend.gate.enter():
+        ask = await read_chat(call)
+        frame = Frame(ask.model)
+        if ask.request is None:
+            await call.reply(200, frame.loaded({"message": message([])}))
+        elif ask.stream:
+            await stream_answer(call, [ask.request], ChatStream(ask))
+        else:
+            (sample,), totals = await whole_answer(call, [ask.request])
+            assert sample.end is not None  # an answer in one piece is made of finished samples
+            content = {"message": message(_parts(sample.text) if ask.tools else [sample.text])}
+            await call.reply(200, frame.end(content, totals, sample.end))
+
+
+def _parts(text: str) -> Sequence[str | ToolCall]:
+    parser = ToolCallParser()
+    return [*parser.push(text), *parser.flush()]
+
+
+FAMILY = "specdec"
+
+
+def details(face: Face) -> dict[str, Any]:
+    """What it is made of, as far as that is known here."""
+    return {
+        "parent_model": "",
+        "format": FAMILY,
+        "family": FAMILY,
+        "families": [FAMILY],
+        "parameter_size": "",
+        "quantization_level": face.info.dtype,
+    }
+
+
+def card(face: Face) -> dict[str, Any]:
+    """One entry of a list of models. ``digest`` tells models apart, and changes with what decides about tokens."""
+    name = face.info.target
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": started(face),
+        "size": 0,
+        "digest": hashlib.sha256(f"{name}\n{face.fingerprint}".encode()).hexdigest(),
+        "details": details(face),
+    }
+
+
+def started(face: Face) -> str:
+    """When the server began to serve it."""
+    return datetime.fromtimestamp(face.started_s, UTC).isoformat().replace("+00:00", "Z")
+
+
+_FOREVER = "2999-12-31T23:59:59Z"
+
+
+async def tags(call: Call) -> None:
+    """The one model there is.
+
+    Raises:
+        EngineDeadError: it is not known yet.
+    """
+    await call.reply(200, {"models": [card(call.face)]})
+
+
+async def running(call: Call) -> None:
+    """The one model, which stays loaded.
+
+    Raises:
+        EngineDeadError: it is not known yet.
+    """
+    more = {"expires_at": _FOREVER, "size_vram": 0, "context_length": call.face.info.max_context}
+    await call.reply(200, {"models": [card(call.face) | more]})
+
+
+async def show(call: Call) -> None:
+    """What a model can do.
+
+    Raises:
+        UnknownModelError: it is not served here.
+        EngineDeadError: it is not known yet which is.
+    """
+    body, face = call.body(), call.face
+    asked_model(body, face)
+    body.seen.raise_if_any()
+    capabilities = await _capabilities(face)
+    await call.reply(
+        200,
+        {
+            "modelfile": "",
+            # One setting a line and no line break at the end: clients take every line apart.
+            "parameters": f"num_ctx {face.info.max_context}",
+            "template": _template(capabilities),
+            "details": details(face),
+            "model_info": {
+                "general.architecture": FAMILY,
+                "general.basename": face.info.target,
+                f"{FAMILY}.context_length": face.info.max_context,
+                f"{FAMILY}.vocab_size": face.info.vocab_size,
+            },
+            "capabilities": capabilities,
+            "modified_at": started(face),
+        },
+    )
+
+
+async def _capabilities(face: Face) -> list[str]:
+    tokenizer = face.frontend.loaded_tokenizer
+    can: dict[str, Any] = {"insert": await fills_in(face), "tools": tokenizer.has_tool_template}
+    return ["completion", *(name for name, able in can.items() if able)]
+
+
+def _template(capabilities: list[str]) -> str:
+    """A stand-in for the model's own: clients look into it for what it mentions."""
+    prompt = "{{ .Prompt }}"
+    if "tools" in capabilities:
+        prompt = "{{ if .Tools }}{{ .Tools }}{{ end }}" + prompt
+    if "insert" in capabilities:
+        prompt = "{{ if .Suffix }}{{ .Prompt }}{{ .Suffix }}{{ else }}" + prompt + "{{ end }}"
+    return prompt
+
+
+# The release of Ollama whose API is answered here: clients refuse to talk to one that is too old.
+LEVEL = "0.12.6"
+
+
+async def alive(call: Call) -> None:
+    """The server runs."""
+    await call.reply_data(200, b"Ollama is running", b"text/plain; charset=utf-8")
+
+
+async def version(call: Call) -> None:
+    """Which API this is."""
+    await call.reply(200, {"version": LEVEL})
+
+
+OPTION_FIELDS: Mapping[str, Schema] = {
+    **SAMPLING,
+    **{name: {**SAMPLING[name], "default": value} for name, value in DEFAULTS.items()},
+    **STOPPING,
+    "num_predict": {
+        "type": "integer", "minimum": -2, "default": -1,
+        "description": "Negative: up to the context. 0: only compute the prompt into the prefix cache.",
+    },
+    "repeat_penalty": {"type": "number", "exclusiveMinimum": 0, "default": 1},
+    "repeat_last_n": {"type": "integer", "minimum": -1, "description": "0 turns repeat_penalty off."},
+}  # fmt: skip
+_MODEL: Mapping[str, Schema] = {
+    "model": {**TEXT, "description": "None, or the one served."},
+    "name": {**TEXT, "description": "The same, as older clients have it."},
+}
+_SHARED: Mapping[str, Schema] = {
+    **_MODEL,
+    "stream": {**FLAG, "default": True},
+    "format": {"oneOf": [{"enum": ["json", ""]}, {**OBJECT, "description": "A JSON schema."}]},
+    "options": {"type": "object", "properties": dict(OPTION_FIELDS)},
+    **PREDICTION,
+    **COMMON,
+}
+_IMAGES: Schema = {"type": "array", "maxItems": 0}
+GENERATE_FIELDS: Mapping[str, Schema] = {
+    **_SHARED,
+    "prompt": {**TEXT, "description": "None: nothing is generated."},
+    "suffix": {**TEXT, "description": "What follows the gap that is to be filled."},
+    "system": TEXT,
+    "template": {**TEXT, "description": "Ignored: the model's own counts."},
+    "context": {"type": "array", "items": COUNT, "description": "What an earlier answer told."},
+    "raw": {**FLAG, "description": "Take the prompt as it is, special tokens included."},
+    "images": _IMAGES,
+}
+CHAT_FIELDS: Mapping[str, Schema] = {
+    **_SHARED,
+    "messages": {
+        "type": "array",
+        "description": "None: nothing is generated.",
+        "items": {
+            "type": "object",
+            "required": ["role"],
+            "properties": {"role": {**TEXT, "minLength": 1}, "content": TEXT, "images": _IMAGES},
+        },
+    },
+    "tools": {"type": "array", "items": {"type": "object", "properties": {"function": OBJECT}}},
+    "tool_choice": {"enum": ["auto", "none"]},
+}
+
+_ERRORS = OllamaErrors()
+OLLAMA = (
+    Endpoint("POST", "/api/generate", generate, _ERRORS, json_operation("Ollama: continue a text", GENERATE_FIELDS)),
+    Endpoint("POST", "/api/chat", chat, _ERRORS, json_operation("Ollama: answer in a conversation", CHAT_FIELDS)),
+    Endpoint("POST", "/api/show", show, _ERRORS, json_operation("Ollama: what the model can do", _MODEL)),
+    Endpoint("GET", "/api/tags", tags, _ERRORS, {"summary": "Ollama: the model served", "responses": RESPONSES}),
+    Endpoint("GET", "/api/ps", running, _ERRORS, {"summary": "Ollama: the model loaded", "responses": RESPONSES}),
+    Endpoint("GET", "/api/version", version, _ERRORS, {"summary": "Ollama: the API's level", "responses": RESPONSES}),
+    Endpoint("GET", "/", alive, _ERRORS, {"summary": "Ollama: a server is there", "responses": RESPONSES}),
+)

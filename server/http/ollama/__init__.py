@@ -1,1 +1,0 @@
-"""Ollama's dialect: /api/generate, /api/chat, and what its clients ask about models."""

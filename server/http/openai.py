@@ -1,0 +1,143 @@
+"""Endpoints of OpenAI's dialect, their bodies' schemas, /v1/models, and DeepSeek's /beta/completions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from server.http.call import Call, Endpoint, Face
+from server.http.fields import (
+    COMMON,
+    COUNT,
+    FLAG,
+    GRAMMAR,
+    IDS,
+    OBJECT,
+    PREDICTION,
+    RESPONSES,
+    SAMPLING,
+    STOPPING,
+    STREAM_OPTIONS,
+    TEXT,
+    TEXTS,
+    Schema,
+    json_operation,
+)
+from server.http.openai_chat import chat
+from server.http.openai_completions import complete
+from server.http.openai_format import OpenAIErrors
+from specdec.engine.validation import MAX_LOGPROBS, MAX_N
+
+
+async def list_models(call: Call) -> None:
+    """The one model that requests may name.
+
+    Raises:
+        EngineDeadError: it is not known yet.
+    """
+    await call.reply(200, {"object": "list", "data": [_card(call.face)]})
+
+
+async def show_model(call: Call) -> None:
+    """The model of a name.
+
+    Raises:
+        UnknownModelError: it is not served here.
+        EngineDeadError: it is not known yet which is.
+    """
+    call.face.check_model(call.path_params["model"])
+    await call.reply(200, _card(call.face))
+
+
+def _card(face: Face) -> dict[str, Any]:
+    """``max_model_len`` as vLLM has it, ``meta`` as llama.cpp."""
+    info = face.info
+    return {
+        "id": info.target,
+        "object": "model",
+        "created": face.started_s,
+        "owned_by": "specdec",
+        "root": info.target,
+        "parent": None,
+        "max_model_len": info.max_context,
+        "meta": {"n_ctx_train": info.max_context, "n_vocab": info.vocab_size},
+    }
+
+
+_SHARED: Mapping[str, Schema] = {
+    "model": {**TEXT, "description": "None, or the one served."},
+    "n": {"type": "integer", "minimum": 1, "maximum": MAX_N, "default": 1},
+    "best_of": {"type": "integer", "description": "Equal to n, where given."},
+    "max_tokens": {**COUNT, "description": "0: only compute the prompt into the prefix cache."},
+    "stream": FLAG,
+    "stream_options": STREAM_OPTIONS,
+    "return_token_ids": FLAG,
+    "return_step_trees": {**FLAG, "description": "Streamed chunks with the token tree their step verified."},
+    "skip_special_tokens": {**FLAG, "default": True},
+    **SAMPLING,
+    **STOPPING,
+    **GRAMMAR,
+    **PREDICTION,
+    **COMMON,
+}
+_TOP = {"type": "integer", "minimum": 0, "maximum": MAX_LOGPROBS}
+COMPLETION_FIELDS: Mapping[str, Schema] = {
+    **_SHARED,
+    "prompt": {"oneOf": [TEXTS, IDS, {"type": "array", "items": IDS}]},
+    "suffix": {**TEXT, "description": "What follows the gap that is to be filled."},
+    "logprobs": _TOP,
+    "echo": FLAG,
+    "add_special_tokens": {**FLAG, "default": True},
+    "parse_special": {**FLAG, "default": True, "description": "Read special tokens spelled out in the prompt as such."},
+}
+CHAT_FIELDS: Mapping[str, Schema] = {
+    **_SHARED,
+    "messages": {
+        "type": "array",
+        "minItems": 1,
+        "items": {
+            "type": "object",
+            "required": ["role"],
+            "properties": {"role": {**TEXT, "minLength": 1}, "content": {"oneOf": [TEXT, {"type": "array"}]}},
+        },
+    },
+    "tools": {"type": "array", "items": {"type": "object", "properties": {"function": OBJECT}}},
+    "tool_choice": {"enum": ["auto", "none"]},
+    "max_completion_tokens": COUNT,
+    "logprobs": FLAG,
+    "top_logprobs": _TOP,
+}
+
+_ERRORS = OpenAIErrors()
+_MODEL = {"name": "model", "in": "path", "required": True, "schema": TEXT}
+OPENAI = (
+    Endpoint(
+        "POST", "/v1/completions", complete, _ERRORS, json_operation("Continue a text", COMPLETION_FIELDS, ("prompt",))
+    ),
+    Endpoint(
+        "POST",
+        "/v1/chat/completions",
+        chat,
+        _ERRORS,
+        json_operation("Answer in a conversation", CHAT_FIELDS, ("messages",)),
+    ),
+    Endpoint("GET", "/v1/models", list_models, _ERRORS, {"summary": "The model served", "responses": RESPONSES}),
+    Endpoint(
+        "GET",
+        "/v1/models/{model:path}",
+        show_model,
+        _ERRORS,
+        {"summary": "The model of a name", "parameters": [_MODEL], "responses": RESPONSES},
+    ),
+)
+
+
+DEEPSEEK = (
+    Endpoint(
+        "POST",
+        "/beta/completions",
+        complete,
+        OpenAIErrors(),
+        json_operation("DeepSeek: fill a gap", COMPLETION_FIELDS, ("prompt",)),
+    ),
+)

@@ -1,1 +1,0 @@
-"""OpenAI's dialect: /v1/completions, /v1/chat/completions, /v1/models."""

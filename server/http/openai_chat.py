@@ -1,0 +1,205 @@
+"""OpenAI's /v1/chat/completions: its body, its streamed answer, its whole answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from server.http.answering import MEDIA_TYPE, Sample, stream_answer, whole_answer
+from server.http.call import Call
+from server.http.fields import read_common, read_conversation, read_prediction, read_tools, validate
+from server.http.openai_format import (
+    ChatLogprobs,
+    Chunks,
+    StreamOptions,
+    answer_head,
+    extras,
+    finish_fields,
+    read_n,
+    read_step_trees,
+    read_stream_options,
+    step_tree_value,
+    usage,
+)
+from server.http.tool_calls import ToolCall, ToolCallParser
+from server.interfaces import TokenizerLike
+from server.json_body import Body
+from server.request_fields import MAX_TOKENS, read_grammar, read_sampling, read_stopping
+from specdec.engine.validation import MAX_LOGPROBS
+from specdec.types import Delta, Finished, OutputParams, Request, RequestEvent
+
+
+@dataclass(frozen=True, slots=True)
+class ChatAsk:
+    """``tools``: the model was told of tools, so its text may hold calls of them."""
+
+    request: Request
+    streaming: StreamOptions
+    tools: bool
+    return_token_ids: bool
+
+
+async def read_chat(call: Call) -> ChatAsk:
+    """What ``call`` asks for.
+
+    Raises:
+        RequestError: it can not be served; every bad field is named.
+    """
+    body, frontend = call.body(), call.face.frontend
+    call.face.check_model(body.text("model"))
+    call.field_names["prompt"] = "messages"
+    tools = read_tools(body)
+    ids = await read_conversation(body, frontend, tools)
+    streaming = read_stream_options(body)
+    request = Request(
+        request_id=f"chatcmpl-{call.request_id}",
+        prompt_ids=ids or (0,),  # a stand-in where the messages are bad: the other fields are checked all the same
+        sampling=read_sampling(body, read_n(body)),
+        stopping=read_stopping(body, frontend.loaded_tokenizer, _max_tokens(body)),
+        output=OutputParams(
+            logprobs=_logprobs(body),
+            skip_special_tokens=body.flag("skip_special_tokens", True),
+            trees=read_step_trees(body, streaming),
+        ),
+        prediction_ids=await read_prediction(body, frontend),
+        grammar=read_grammar(body),
+        **read_common(call, body),
+    )
+    token_ids = body.flag("return_token_ids")
+    body.seen.check(bool(ids) or bool(body.seen.violations), "messages", "must amount to at least one token")
+    validate([request], call.face.info, body.seen)
+    told = tools is not None and frontend.loaded_tokenizer.has_tool_template
+    return ChatAsk(request, streaming, told, token_ids)
+
+
+def _max_tokens(body: Body) -> int | None:
+    """``max_completion_tokens``, or by its former name ``max_tokens``; None: up to the context limit."""
+    old, new = body.integer("max_tokens", 0, MAX_TOKENS), body.integer("max_completion_tokens", 0, MAX_TOKENS)
+    if new is not None:
+        body.names["stopping.max_tokens"] = "max_completion_tokens"
+    return old if new is None else new
+
+
+def _logprobs(body: Body) -> int | None:
+    wanted, top = body.flag("logprobs"), body.integer("top_logprobs", 0, MAX_LOGPROBS)
+    if top and not wanted:
+        body.refuse("top_logprobs", "needs logprobs to be true")
+    return (top or 0) if wanted else None
+
+
+class ChatStream:
+    """Each sample's first chunk has the role; then one per Delta with text in it, one per tool call, one per end."""
+
+    media_type = MEDIA_TYPE
+
+    def __init__(self, head: dict[str, Any], ask: ChatAsk, tokenizer: TokenizerLike) -> None:
+        self._ask, self._n, self._tokenizer = ask, ask.request.sampling.n, tokenizer
+        self._chunks = Chunks(head, ask.streaming, self._n)
+        self._logprobs = None if ask.request.output.logprobs is None else ChatLogprobs(tokenizer)
+        self._parsers = [ToolCallParser() for _ in range(self._n)] if ask.tools else None
+        self._calls = [0] * self._n
+
+    def take(self, prompt: int, event: RequestEvent) -> bytes:
+        """The chunks that ``event`` makes."""
+        self._chunks.totals.add(event)
+        if isinstance(event, Delta):
+            return self._delta(event)
+        if isinstance(event, Finished):
+            return self._finished(event)
+        # The prompt once, in the very first chunk, as vLLM has it.
+        more = {"prompt_token_ids": self._ask.request.prompt_ids} if self._ask.return_token_ids else {}
+        role = {"role": "assistant", "content": ""}
+        return self._chunk(0, role, {}, **more) + b"".join(self._chunk(i, role, {}) for i in range(1, self._n))
+
+    def last(self) -> bytes:
+        """What follows the last sample's end."""
+        return self._chunks.ending()
+
+    def _delta(self, event: Delta) -> bytes:
+        parts: list[str | ToolCall] = [event.text] if event.text else []
+        if self._parsers is not None:
+            parts = self._parsers[event.index].push(event.text)
+        beside: dict[str, Any] = {}
+        if self._logprobs is not None:
+            beside["logprobs"] = self._logprobs.rows(event.logprobs)
+        if self._ask.return_token_ids:
+            beside["token_ids"] = event.token_ids
+        if event.tree is not None:
+            beside["step_tree"] = step_tree_value(event.tree, self._tokenizer)
+        if beside and not parts:  # what goes along with the tokens goes out, whatever their text amounts to for now
+            return self._chunk(event.index, {}, beside)
+        return self._parts(event.index, parts, beside)
+
+    def _finished(self, event: Finished) -> bytes:
+        rest, called = b"", False
+        if self._parsers is not None:
+            rest = self._parts(event.index, self._parsers[event.index].flush(), {})
+            called = self._parsers[event.index].calls > 0
+        choice = {"index": event.index, "delta": {}, "logprobs": None, **finish_fields(event, called)}
+        return rest + self._chunks.finish(choice)
+
+    def _parts(self, index: int, parts: list[str | ToolCall], beside: dict[str, Any]) -> bytes:
+        """A chunk per part; the first has ``beside``."""
+        chunks = []
+        for part in parts:
+            delta: dict[str, Any] = {"content": part}
+            if isinstance(part, ToolCall):
+                delta = {"tool_calls": [{"index": self._calls[index], **part.fields()}]}
+                self._calls[index] += 1
+            chunks.append(self._chunk(index, delta, beside))
+            beside = {}
+        return b"".join(chunks)
+
+    def _chunk(self, index: int, delta: dict[str, Any], beside: dict[str, Any], **more: Any) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **beside}
+        return self._chunks.chunk(choice, **more)
+
+
+async def chat(call: Call) -> None:
+    """Answer ``call``.
+
+    Raises:
+        RequestError: it can not be served.
+    """
+    frontend = call.face.frontend
+    with frontend.gate.enter():
+        ask = await read_chat(call)
+        tokenizer = frontend.loaded_tokenizer
+        if ask.streaming.stream:
+            head = answer_head(call, "chatcmpl", "chat.completion.chunk")
+            await stream_answer(call, [ask.request], ChatStream(head, ask, tokenizer))
+            return
+        head = answer_head(call, "chatcmpl", "chat.completion")
+        samples, totals = await whole_answer(call, [ask.request])
+        choices = [_choice(sample, ask, tokenizer) for sample in samples]
+        body = {**head, "choices": choices, "usage": usage(totals), **extras(totals)}
+        if ask.return_token_ids:
+            body["prompt_token_ids"] = ask.request.prompt_ids
+        await call.reply(200, body)
+
+
+def _choice(sample: Sample, ask: ChatAsk, tokenizer: TokenizerLike) -> dict[str, Any]:
+    assert sample.end is not None  # an answer in one piece is made of finished samples
+    message, called = _message(sample.text, ask)
+    logprobs = None if ask.request.output.logprobs is None else ChatLogprobs(tokenizer).rows(sample.logprobs)
+    choice: dict[str, Any] = {
+        "index": sample.index,
+        "message": message,
+        "logprobs": logprobs,
+        **finish_fields(sample.end, called),
+    }
+    if ask.return_token_ids:
+        choice["token_ids"] = sample.token_ids
+    return choice
+
+
+def _message(text: str, ask: ChatAsk) -> tuple[dict[str, Any], bool]:
+    """The answer, and whether it calls tools."""
+    message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+    if not ask.tools:
+        return message, False
+    parser = ToolCallParser()
+    parts = [*parser.push(text), *parser.flush()]
+    calls = [part.fields() for part in parts if isinstance(part, ToolCall)]
+    message["content"] = "".join(part for part in parts if isinstance(part, str)) or (None if calls else "")
+    return (message | {"tool_calls": calls} if calls else message), bool(calls)

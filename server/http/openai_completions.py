@@ -1,0 +1,241 @@
+"""OpenAI's /v1/completions: its body, its streamed answer, its whole answer."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from server.frontend import Frontend
+from server.http.answering import MEDIA_TYPE, Sample, stream_answer, whole_answer
+from server.http.call import Call
+from server.http.fields import read_common, read_prediction, validate
+from server.http.openai_format import (
+    Chunks,
+    LegacyLogprobs,
+    StreamOptions,
+    answer_head,
+    extras,
+    finish_fields,
+    read_n,
+    read_step_trees,
+    read_stream_options,
+    step_tree_value,
+    usage,
+)
+from server.interfaces import TokenizerLike
+from server.json_body import Body
+from server.request_fields import MAX_TOKENS, read_grammar, read_sampling, read_stopping
+from specdec.engine.validation import MAX_LOGPROBS
+from specdec.types import Delta, Finished, OutputParams, Request, RequestEvent
+
+MAX_PROMPTS = 128
+_RULE = "must be text, a list of token ids, or a list of such"
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """``text`` is the caller's own where there is one; ``ends``: ids that end what fills a gap."""
+
+    ids: tuple[int, ...]
+    text: str | None = None
+    ends: tuple[int, ...] = ()
+
+
+async def read_prompts(body: Body, frontend: Frontend, max_tokens: int) -> list[Prompt]:
+    """Every prompt, encoded. Special tokens spelled out in a text are read as such unless ``parse_special`` is false:
+    clients write templates of their own. With ``suffix``, each is what stands before a gap, shown as far
+    as there is room for ``max_tokens`` more.
+
+    Raises:
+        FimNotSupportedError: there is a suffix, and the model can not fill in.
+    """
+    given, suffix = _listed(body.raw("prompt")), body.text("suffix")
+    special, parse = body.flag("add_special_tokens", True), body.flag("parse_special", True)
+    if given is None:
+        body.refuse("prompt", _RULE)
+        given = []
+    if len(given) > MAX_PROMPTS:
+        body.refuse("prompt", f"at most {MAX_PROMPTS} prompts, got {len(given)}; send the others separately")
+        given = []
+    if suffix and not all(isinstance(prompt, str) for prompt in given):
+        body.refuse("suffix", "needs prompts of text")
+        given = []
+    prompts = []
+    for prompt in given:
+        if not isinstance(prompt, str):
+            prompts.append(Prompt(tuple(prompt)))
+        elif suffix:
+            packed = await frontend.pack_fim(prompt, suffix, max_tokens)
+            prompts.append(Prompt(packed.ids, prompt, packed.ends))
+        else:
+            ids = await frontend.encode(prompt, add_special=special, parse_special=parse)
+            prompts.append(Prompt(tuple(ids), prompt))
+    return prompts
+
+
+def _listed(value: Any) -> list[str | list[int]] | None:
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list) or not value:
+        return None
+    if _is_ids(value):
+        return [value]
+    return value if all(isinstance(prompt, str) or _is_ids(prompt) for prompt in value) else None
+
+
+def _is_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(type(token) is int for token in value)
+
+
+DEFAULT_MAX_TOKENS = 16  # OpenAI's
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionAsk:
+    """One request per prompt. ``echo``: the text to put before each prompt's samples."""
+
+    requests: tuple[Request, ...]
+    streaming: StreamOptions
+    echo: tuple[str, ...]
+    return_token_ids: bool
+
+
+async def read_completion(call: Call, default_tokens: int = DEFAULT_MAX_TOKENS) -> CompletionAsk:
+    """What ``call`` asks for; ``default_tokens`` at most where it does not say how many.
+
+    Raises:
+        RequestError: it can not be served; every bad field is named.
+    """
+    body = call.body()
+    call.face.check_model(body.text("model"))
+    call.field_names["prompt.token_ids"] = "prompt"
+    given = body.integer("max_tokens", 0, MAX_TOKENS)
+    max_tokens = default_tokens if given is None else given
+    prompts = await read_prompts(body, call.face.frontend, max_tokens)
+    streaming = read_stream_options(body)
+    template = await _template(call, body, max_tokens)
+    if prompts and prompts[0].ends:
+        ends = (*template["stopping"].stop_token_ids, *prompts[0].ends)
+        template["stopping"] = dataclasses.replace(template["stopping"], stop_token_ids=ends)
+    if read_step_trees(body, streaming):
+        template["output"] = dataclasses.replace(template["output"], trees=True)
+    request_id = f"cmpl-{call.request_id}"
+    # Without a good prompt the other fields are checked all the same, on a stand-in.
+    ids = [prompt.ids for prompt in prompts] or [(0,)]
+    requests = tuple(
+        Request(request_id=request_id if len(ids) == 1 else f"{request_id}-{i}", prompt_ids=tokens, **template)
+        for i, tokens in enumerate(ids)
+    )
+    echo, token_ids = body.flag("echo"), body.flag("return_token_ids")
+    if echo and template["output"].logprobs is not None:
+        body.refuse(
+            "echo", "can not go with logprobs; ask for logprobs alone, and put the prompt before the text yourself"
+        )
+    validate(requests, call.face.info, body.seen)
+    texts = [await _text(call, prompt) if echo else "" for prompt in prompts]
+    return CompletionAsk(requests, streaming, tuple(texts), token_ids)
+
+
+async def _template(call: Call, body: Body, max_tokens: int) -> dict[str, Any]:
+    """The fields of `Request` but for prompt and id."""
+    frontend = call.face.frontend
+    return {
+        "sampling": read_sampling(body, read_n(body)),
+        "stopping": read_stopping(body, frontend.loaded_tokenizer, max_tokens),
+        "output": OutputParams(
+            logprobs=body.integer("logprobs", 0, MAX_LOGPROBS),
+            skip_special_tokens=body.flag("skip_special_tokens", True),
+        ),
+        "prediction_ids": await read_prediction(body, frontend),
+        "grammar": read_grammar(body),
+        **read_common(call, body),
+    }
+
+
+async def _text(call: Call, prompt: Prompt) -> str:
+    return await call.face.frontend.decode(prompt.ids) if prompt.text is None else prompt.text
+
+
+class CompletionStream:
+    """One chunk per Delta with text in it, one per sample's end."""
+
+    media_type = MEDIA_TYPE
+
+    def __init__(self, head: dict[str, Any], ask: CompletionAsk, tokenizer: TokenizerLike) -> None:
+        sampling, output = ask.requests[0].sampling, ask.requests[0].output
+        samples = sampling.n * len(ask.requests)
+        self._ask, self._n, self._tokenizer = ask, sampling.n, tokenizer
+        self._chunks = Chunks(head, ask.streaming, samples)
+        self._logprobs = None if output.logprobs is None else [LegacyLogprobs(tokenizer) for _ in range(samples)]
+
+    def take(self, prompt: int, event: RequestEvent) -> bytes:
+        """The chunks that ``event`` makes."""
+        self._chunks.totals.add(event)
+        if isinstance(event, Delta):
+            return self._delta(event)
+        if isinstance(event, Finished):
+            choice = {"index": event.index, "text": "", "logprobs": None, **finish_fields(event)}
+            return self._chunks.finish(choice)
+        return b"".join(self._beginning(prompt, prompt * self._n + i) for i in range(self._n))
+
+    def last(self) -> bytes:
+        """What follows the last sample's end."""
+        return self._chunks.ending()
+
+    def _beginning(self, prompt: int, index: int) -> bytes:
+        """What comes before a sample's own tokens, where anything was asked for."""
+        text = self._ask.echo[prompt]
+        choice = {"index": index, "text": text, "logprobs": None, "finish_reason": None}
+        if self._ask.return_token_ids:
+            choice |= {"prompt_token_ids": self._ask.requests[prompt].prompt_ids, "token_ids": []}
+        elif not text:
+            return b""
+        return self._chunks.chunk(choice)
+
+    def _delta(self, event: Delta) -> bytes:
+        if not (event.text or self._logprobs or self._ask.return_token_ids or event.tree):
+            return b""
+        logprobs = None if self._logprobs is None else self._logprobs[event.index].rows(event.logprobs)
+        choice: dict[str, Any] = {
+            "index": event.index, "text": event.text, "logprobs": logprobs, "finish_reason": None
+        }  # fmt: skip
+        if self._ask.return_token_ids:
+            choice["token_ids"] = event.token_ids
+        if event.tree is not None:
+            choice["step_tree"] = step_tree_value(event.tree, self._tokenizer)
+        return self._chunks.chunk(choice)
+
+
+async def complete(call: Call) -> None:
+    """Answer ``call``.
+
+    Raises:
+        RequestError: it can not be served.
+    """
+    frontend = call.face.frontend
+    with frontend.gate.enter():
+        ask = await read_completion(call)
+        share = bool(call.data.get("suffix"))  # editors ask for the same gap several times at once
+        head, tokenizer = answer_head(call, "cmpl", "text_completion"), frontend.loaded_tokenizer
+        if ask.streaming.stream:
+            await stream_answer(call, ask.requests, CompletionStream(head, ask, tokenizer), share=share)
+            return
+        samples, totals = await whole_answer(call, ask.requests, share=share)
+        choices = [_choice(sample, ask, tokenizer) for sample in samples]
+        await call.reply(200, {**head, "choices": choices, "usage": usage(totals), **extras(totals)})
+
+
+def _choice(sample: Sample, ask: CompletionAsk, tokenizer: TokenizerLike) -> dict[str, Any]:
+    assert sample.end is not None  # an answer in one piece is made of finished samples
+    request = ask.requests[sample.prompt]
+    logprobs = None if request.output.logprobs is None else LegacyLogprobs(tokenizer).rows(sample.logprobs)
+    choice: dict[str, Any] = {
+        "index": sample.index,
+        "text": ask.echo[sample.prompt] + sample.text,
+        "logprobs": logprobs,
+        **finish_fields(sample.end),
+    }
+    if ask.return_token_ids:
+        choice |= {"prompt_token_ids": request.prompt_ids, "token_ids": sample.token_ids}
+    return choice

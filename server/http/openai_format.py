@@ -1,0 +1,234 @@
+"""What OpenAI's completions and chat share: stream options, usage, log-probabilities, chunks, errors."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import time
+from typing import Any
+
+from server.http.answering import DONE, Totals, sse
+from server.http.call import Call
+from server.http.errors import Refusal
+from server.interfaces import TokenizerLike
+from server.json_body import Body
+from specdec.engine.validation import MAX_N
+from specdec.types import Finished, FinishReason, StepTree, TokenLogprobs, metrics_dict
+
+_TYPES = {
+    401: "authentication_error", 403: "permission_error", 429: "rate_limit_error", 500: "server_error",
+    501: "not_supported_error", 503: "server_error",
+}  # fmt: skip
+
+
+class OpenAIErrors:
+    """``param`` is the first field at fault, and ``errors`` lists all."""
+
+    def body(self, refusal: Refusal) -> dict[str, Any]:
+        """The body of an answer that refuses."""
+        error: dict[str, Any] = {
+            "message": refusal.message,
+            "type": _TYPES.get(refusal.status, "invalid_request_error"),
+            "param": refusal.field,
+            "code": refusal.reason.lower(),
+        }
+        if refusal.violations:
+            error["errors"] = [{"param": v.field, "message": v.description} for v in refusal.violations]
+        return {"error": error}
+
+    def event(self, refusal: Refusal) -> bytes:
+        """An event with the same body, and no [DONE] after it: the answer is not complete."""
+        return sse(self.body(refusal))
+
+
+def read_n(body: Body) -> int:
+    """``n``; ``best_of`` may only say the same, since every sample that is made is returned."""
+    n = body.integer("n", 1, MAX_N) or 1
+    best_of = body.integer("best_of", 1, MAX_N)
+    if best_of not in (None, n):
+        body.refuse("best_of", f"must equal n ({n}): every sample is returned; ask for more with n and choose yourself")
+    return n
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOptions:
+    """``include_usage``: a last chunk without choices has the usage; ``continuous``: every chunk has that so far."""
+
+    stream: bool
+    include_usage: bool = False
+    continuous: bool = False
+
+
+def read_stream_options(body: Body) -> StreamOptions:
+    """``stream`` and ``stream_options``, which says nothing where nothing is streamed."""
+    stream, given = body.flag("stream"), body.object("stream_options")
+    if given is None:
+        return StreamOptions(stream)
+    include, continuous = given.flag("include_usage"), given.flag("continuous_usage_stats")
+    return StreamOptions(stream, stream and include, stream and include and continuous)
+
+
+def answer_head(call: Call, prefix: str, kind: str) -> dict[str, Any]:
+    """Id, kind of object, time, model, and what decides about a seed's tokens."""
+    return {
+        "id": f"{prefix}-{call.request_id}",
+        "object": kind,
+        "created": int(time()),
+        "model": call.face.info.target,
+        "system_fingerprint": call.face.fingerprint,
+    }
+
+
+def usage_so_far(totals: Totals) -> dict[str, Any]:
+    """OpenAI's ``usage`` without its details."""
+    return {
+        "prompt_tokens": totals.prompt_tokens,
+        "completion_tokens": totals.output_tokens,
+        "total_tokens": totals.prompt_tokens + totals.output_tokens,
+    }
+
+
+def usage(totals: Totals) -> dict[str, Any]:
+    """OpenAI's ``usage``."""
+    return usage_so_far(totals) | {
+        "prompt_tokens_details": {"cached_tokens": totals.cached_tokens},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": totals.accepted_prediction_tokens,
+            "rejected_prediction_tokens": totals.rejected_prediction_tokens,
+        },
+    }
+
+
+def extras(totals: Totals) -> dict[str, Any]:
+    """What we tell beside it: the seed in force (of the first prompt), and what speculation did, as vLLM tells it."""
+    return {"seed": totals.seed, "metrics": metrics_dict(totals.stats)}
+
+
+_REASONS = {FinishReason.LENGTH: "length", FinishReason.ABORTED: "abort"}
+
+
+def finish_fields(event: Finished, called_tools: bool = False) -> dict[str, Any]:
+    """``finish_reason`` (``abort``, as vLLM says it, where somebody ended the request by its id), and vLLM's
+    ``stop_reason``: the stop string or the token id of the caller's that ended the sample."""
+    reason = _REASONS.get(event.reason, "stop")
+    own_end = event.reason == FinishReason.EOS
+    return {
+        "finish_reason": "tool_calls" if called_tools and reason == "stop" else reason,
+        "stop_reason": None if own_end else event.matched_stop,
+    }
+
+
+def read_step_trees(body: Body, streaming: StreamOptions) -> bool:
+    """``return_step_trees``: whether each chunk comes with the tree its step verified."""
+    wanted = body.flag("return_step_trees")
+    if wanted and not streaming.stream:
+        body.refuse("return_step_trees", "goes with the steps of a streamed answer: set stream to true")
+    return wanted
+
+
+def step_tree_value(tree: StepTree, tokenizer: TokenizerLike) -> dict[str, Any]:
+    """``tree`` with ``text`` for each node; half a character is shown as a replacement character."""
+    rows = zip(tree.tokens, tree.parents, tree.chances, tree.sources, strict=True)
+    return {
+        "nodes": [
+            {
+                "token_id": token,
+                "text": tokenizer.token_bytes(token).decode("utf-8", "replace"),
+                "parent": parent,
+                "chance": chance,
+                "sources": sources,
+            }
+            for token, parent, chance, sources in rows
+        ],
+        "accepted": tree.accepted,
+        "draft_ms": round(tree.draft_ms, 3),
+        "verify_ms": round(tree.verify_ms, 3),
+    }
+
+
+_FLOOR = -9999.0  # OpenAI's way to write minus infinity, which JSON can not
+
+
+class LegacyLogprobs:
+    """The shape of /v1/completions. One per sample: it counts where each token begins in the text."""
+
+    def __init__(self, tokenizer: TokenizerLike) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._offset = 0
+
+    def rows(self, rows: Sequence[TokenLogprobs]) -> dict[str, Any]:
+        """The next positions. Offsets count characters; a special token takes none."""
+        offsets = []
+        for row in rows:
+            offsets.append(self._offset)
+            if row.token_id not in self._tokenizer.special_ids:
+                self._offset += len(self._decoder.decode(self._tokenizer.token_bytes(row.token_id)))
+        return {
+            "text_offset": offsets,
+            "token_logprobs": [_number(row.logprob) for row in rows],
+            "tokens": [self._text(row.token_id) for row in rows],
+            "top_logprobs": [{self._text(token): _number(p) for token, p in row.top} for row in rows],
+        }
+
+    def _text(self, token: int) -> str:
+        """Part of a character is written as ``bytes:\\xe2\\x80``, so that tokens stay apart."""
+        data = self._tokenizer.token_bytes(token)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+class ChatLogprobs:
+    """The shape of /v1/chat/completions."""
+
+    def __init__(self, tokenizer: TokenizerLike) -> None:
+        self._tokenizer = tokenizer
+
+    def rows(self, rows: Sequence[TokenLogprobs]) -> dict[str, Any]:
+        """The next positions."""
+        return {
+            "content": [
+                self._token(row.token_id, row.logprob) | {"top_logprobs": [self._token(*top) for top in row.top]}
+                for row in rows
+            ],
+            "refusal": None,
+        }
+
+    def _token(self, token: int, logprob: float) -> dict[str, Any]:
+        data = self._tokenizer.token_bytes(token)
+        return {"token": data.decode("utf-8", "replace"), "logprob": _number(logprob), "bytes": list(data)}
+
+
+def _number(logprob: float) -> float:
+    return max(logprob, _FLOOR)
+
+
+class Chunks:
+    """``head``: id, object, created, model. ``samples``: how many will finish."""
+
+    def __init__(self, head: dict[str, Any], options: StreamOptions, samples: int) -> None:
+        self._head, self._options, self._samples = head, options, samples
+        self.totals = Totals()
+
+    def chunk(self, choice: dict[str, Any], **more: Any) -> bytes:
+        """One chunk with one choice."""
+        chunk = {**self._head, "choices": [choice], **more}
+        if self._options.include_usage:
+            chunk["usage"] = usage_so_far(self.totals) if self._options.continuous else None
+        return sse(chunk)
+
+    def finish(self, choice: dict[str, Any]) -> bytes:
+        """The chunk that ends a sample, which `totals` counts already. The last one has the figures, unless a chunk of
+        their own was asked for: readers take ``choices[0]`` of any other."""
+        if self.totals.finished < self._samples or self._options.include_usage:
+            return self.chunk(choice)
+        return self.chunk(choice, **extras(self.totals))
+
+    def ending(self) -> bytes:
+        """What follows the last sample's end."""
+        if not self._options.include_usage:
+            return DONE
+        return sse({**self._head, "choices": [], "usage": usage(self.totals), **extras(self.totals)}) + DONE

@@ -1,0 +1,170 @@
+"""Endpoints for operators and monitoring: probes, version, trace, metrics and experiments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+import specdec
+from server.auth.principal import check_admin
+from server.engine_calls import DEFAULT_TRACE_STEPS, MAX_TRACE_STEPS, TRACE_LIMIT_RULE
+from server.experiment.live.experiments import Experiments
+from server.experiment.live.folder import NoResultError
+from server.http.call import Call, Endpoint
+from server.http.errors import PathNotFoundError, Refusal
+from server.http.fields import RESPONSES
+from server.http.openai_format import OpenAIErrors
+from specdec.errors import FieldViolation, InvalidRequestError, RequestError
+from specdec.types import trace_dict
+
+
+class ProbeErrors:
+    """``{"error": message}``."""
+
+    def body(self, refusal: Refusal) -> dict[str, Any]:
+        """The body of an answer that refuses."""
+        return {"error": refusal.message}
+
+    def event(self, refusal: Refusal) -> bytes:
+        """Nothing: probes stream nothing."""
+        return b""
+
+
+async def live(call: Call) -> None:
+    """The server runs, whatever the engine does."""
+    state, _ = call.face.state()
+    await call.reply(200, {"status": "ok", "engine": state})
+
+
+async def ready(call: Call) -> None:
+    """Whether a request would be taken now."""
+    state, is_ready = call.face.state()
+    await call.reply(200 if is_ready else 503, {"status": "ready" if is_ready else "not ready", "engine": state})
+
+
+async def version(call: Call) -> None:
+    """Which release this is."""
+    await call.reply(200, {"version": specdec.__version__})
+
+
+async def trace(call: Call) -> None:
+    """The engine's last steps, newest last."""
+    given = call.query.get("limit", str(DEFAULT_TRACE_STEPS))
+    if not (given.isascii() and given.isdigit() and len(given) <= 9 and 1 <= int(given) <= MAX_TRACE_STEPS):
+        await call.reply(400, {"error": f"limit: {TRACE_LIMIT_RULE}", "field": "limit"})
+        return
+    try:
+        steps = await call.face.frontend.client.trace(int(given))
+    except RequestError as error:
+        await call.reply(503, {"error": str(error)})
+    else:
+        await call.reply(200, [trace_dict(step) for step in steps])
+
+
+_LIMIT = {"name": "limit", "in": "query", "schema": {"type": "integer", "minimum": 1, "maximum": MAX_TRACE_STEPS}}
+_PROBE_ERRORS = ProbeErrors()
+PROBES = (
+    Endpoint("GET", "/livez", live, _PROBE_ERRORS, {"summary": "The server runs", "responses": RESPONSES}),
+    Endpoint("GET", "/readyz", ready, _PROBE_ERRORS, {"summary": "Requests are taken", "responses": RESPONSES}),
+    Endpoint("GET", "/version", version, _PROBE_ERRORS, {"summary": "The release", "responses": RESPONSES}),
+    Endpoint(
+        "GET",
+        "/trace",
+        trace,
+        _PROBE_ERRORS,
+        {"summary": "The controller's last decisions", "parameters": [_LIMIT], "responses": RESPONSES},
+    ),
+)
+
+
+METRICS_PATH = "/metrics"
+
+
+async def metrics(call: Call) -> None:
+    """The server's metrics, as text or OpenMetrics, whichever is asked for.
+
+    Raises:
+        PathNotFoundError: none are kept.
+    """
+    exporter = call.face.frontend.exporter
+    if exporter is None:
+        raise PathNotFoundError(METRICS_PATH)
+    data, media_type = exporter.render(call.header("accept"))
+    await call.reply_data(200, data, media_type)
+
+
+METRICS = (
+    Endpoint("GET", METRICS_PATH, metrics, ProbeErrors(), {"summary": "Prometheus metrics", "responses": RESPONSES}),
+)
+
+
+PATH = "/v1/experiments"
+_HTML = b"text/html; charset=utf-8"
+
+
+async def start_experiment(call: Call) -> None:
+    """Begins the experiment that the body describes, in YAML or JSON, or goes on with it."""
+    experiments = _experiments(call)
+    try:
+        plan = call.content.decode()
+    except UnicodeDecodeError:
+        raise InvalidRequestError([FieldViolation("plan", "must be UTF-8 text")]) from None
+    status = await experiments.start(plan)
+    await call.reply(201, status.as_dict())
+
+
+async def list_experiments(call: Call) -> None:
+    """All there are."""
+    await call.reply(200, {"experiments": [status.as_dict() for status in await _experiments(call).statuses()]})
+
+
+async def show_experiment(call: Call) -> None:
+    """How one stands, and what its records say so far: ``result`` is null while they say nothing, ``note`` why."""
+    experiments, name = _experiments(call), _name(call)
+    status: dict[str, Any] = (await experiments.get(name)).as_dict()
+    try:
+        found = orjson.loads((await experiments.conclude(name)).result)
+        result, note = {field: found[field] for field in ("verdict", "primary", "guardrails", "notes")}, ""
+    except NoResultError as error:
+        result, note = None, str(error)
+    await call.reply(200, {**status, "result": result, "note": note})
+
+
+async def show_report(call: Call) -> None:
+    """What its records say so far, as a page."""
+    found = await _experiments(call).conclude(_name(call))
+    await call.reply_data(200, found.report.encode(), _HTML)
+
+
+async def stop_experiment(call: Call) -> None:
+    """Ends one; its records stay."""
+    await call.reply(200, (await _experiments(call).stop(_name(call))).as_dict())
+
+
+def _experiments(call: Call) -> Experiments:
+    check_admin(PATH)
+    return call.face.frontend.experiments
+
+
+def _name(call: Call) -> str:
+    return str(call.path_params["name"])
+
+
+_EXPERIMENT_ERRORS = OpenAIErrors()
+_ONE = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}]
+_PLAN = {
+    "required": True,
+    "content": {"application/yaml": {"schema": {"type": "string"}}, "application/json": {"schema": {"type": "object"}}},
+}
+EXPERIMENTS = (
+    Endpoint("POST", PATH, start_experiment, _EXPERIMENT_ERRORS,
+             {"summary": "Start an experiment", "requestBody": _PLAN, "responses": RESPONSES}),
+    Endpoint("GET", PATH, list_experiments, _EXPERIMENT_ERRORS, {"summary": "The experiments", "responses": RESPONSES}),
+    Endpoint("GET", f"{PATH}/{{name}}", show_experiment, _EXPERIMENT_ERRORS,
+             {"summary": "How an experiment stands", "parameters": _ONE, "responses": RESPONSES}),
+    Endpoint("GET", f"{PATH}/{{name}}/report", show_report, _EXPERIMENT_ERRORS,
+             {"summary": "An experiment's report", "parameters": _ONE, "responses": RESPONSES}),
+    Endpoint("DELETE", f"{PATH}/{{name}}", stop_experiment, _EXPERIMENT_ERRORS,
+             {"summary": "Stop an experiment", "parameters": _ONE, "responses": RESPONSES}),
+)  # fmt: skip

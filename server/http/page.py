@@ -1,0 +1,101 @@
+"""The endpoints of the page: GET /, its files, and what it asks about the engine."""
+
+from __future__ import annotations
+
+from server.http.call import Call, Endpoint
+from server.http.errors import PathNotFoundError
+from server.http.fields import RESPONSES, TEXT
+from server.http.ollama import alive
+from server.http.operator_endpoints import ProbeErrors
+from server.page.page_files import MAIN, PageFile, load_page
+
+_HTML = frozenset({"text/html", "application/xhtml+xml"})
+
+
+def wants_html(accept: str) -> bool:
+    """Whether ``accept`` names HTML with a weight above 0; ``*/*``, as plain clients send it, does not."""
+    return any(_names_html(part) for part in accept.split(","))
+
+
+def _names_html(part: str) -> bool:
+    media_type, *parameters = (piece.strip().lower() for piece in part.split(";"))
+    weight = next(
+        (value.strip() for piece in parameters for value in [piece.removeprefix("q=")] if value != piece), "1"
+    )
+    return media_type in _HTML and weight.rstrip("0.") != ""
+
+
+_FILES = load_page()
+_FOREVER, _ASK_AGAIN = b"public, max-age=31536000, immutable", b"no-cache"
+_GUARD = (
+    (b"content-security-policy", b"default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+)
+
+
+async def root(call: Call) -> None:
+    """The page for browsers, which ask for HTML; for others the line by which Ollama's clients know a server."""
+    if wants_html(call.header("accept")):
+        await _send(call, _FILES[MAIN], _ASK_AGAIN, (*_GUARD, (b"vary", b"accept")))
+    else:
+        await alive(call)
+
+
+async def page_file(call: Call) -> None:
+    """A file of the page, to be kept for good by who asks for the version that is served.
+
+    Raises:
+        PathNotFoundError: there is none of this name.
+    """
+    name = call.path_params["name"]
+    found = _FILES.get(name)
+    if found is None:
+        raise PathNotFoundError(f"/page/{name}")
+    await _send(call, found, _FOREVER if call.query.get("v") == found.version else _ASK_AGAIN, _GUARD)
+
+
+async def info(call: Call) -> None:
+    """What the engine is.
+
+    Raises:
+        EngineDeadError: it is not known yet.
+    """
+    found = call.face.info
+    await call.reply(
+        200,
+        {
+            "version": found.version,
+            "model": found.target,
+            "draft": found.draft,
+            "dtype": found.dtype,
+            "numeric_mode": found.numeric_mode,
+            "max_context": found.max_context,
+            "drafters": found.drafters,
+        },
+    )
+
+
+async def _send(call: Call, file: PageFile, keep: bytes, more: tuple[tuple[bytes, bytes], ...]) -> None:
+    tag = f'"{file.version}"'
+    headers = ((b"cache-control", keep), (b"etag", tag.encode()), *more)
+    if tag in call.header("if-none-match"):
+        await call.reply_data(304, b"", file.media_type, headers)
+    else:
+        await call.reply_data(200, file.data, file.media_type, headers)
+
+
+_ERRORS = ProbeErrors()
+_NAME = {"name": "name", "in": "path", "required": True, "schema": TEXT}
+PAGE = (
+    Endpoint("GET", "/", root, _ERRORS, {"summary": "The page, or that a server is there", "responses": RESPONSES}),
+    Endpoint("GET", "/page/info", info, _ERRORS, {"summary": "What the engine is", "responses": RESPONSES}),
+    Endpoint(
+        "GET",
+        "/page/{name}",
+        page_file,
+        _ERRORS,
+        {"summary": "A file of the page", "parameters": [_NAME], "responses": RESPONSES},
+    ),
+)

@@ -1,0 +1,257 @@
+"""Captured requests: lengths and hashes, prompts only where asked for, read back as a trace to replay."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import time
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from server.file_frames import frame, frames
+from server.observe.records import CallRecord, RequestRecord
+from specdec.errors import ConfigError
+
+BLOCK = 64
+_BYTES = 8
+
+
+class BlockHashes:
+    """Keyed hashes that nobody can look texts up in: the key is drawn here, and goes with the process."""
+
+    def __init__(self) -> None:
+        self._key = secrets.token_bytes(32)
+
+    def of_prompt(self, ids: Sequence[int]) -> list[bytes]:
+        """One per whole block of `BLOCK` tokens. Each depends on all blocks before it, so prompts have as many of them
+        in common as whole blocks from their beginning."""
+        found: list[bytes] = []
+        before = b""
+        data = array("q", ids).tobytes()
+        step = BLOCK * array("q").itemsize
+        for start in range(0, len(data) - step + 1, step):
+            before = blake2b(before + data[start : start + step], key=self._key, digest_size=_BYTES).digest()
+            found.append(before)
+        return found
+
+    def of_name(self, name: str) -> bytes:
+        """Of who asks; nothing for nobody."""
+        text = name.encode("utf-8", "surrogatepass")
+        return blake2b(text, key=self._key, person=b"name", digest_size=_BYTES).digest() if name else b""
+
+
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p")
+
+
+def capture_entry(record: RequestRecord, at_s: float, hashes: BlockHashes, *, prompts: bool) -> dict[str, Any]:
+    """Plain values. ``at_s``: when it arrived, in Unix time; other times are seconds after that.
+
+    Without ``prompts`` nothing is kept that was said: no tokens, no strings, and of sessions, salts and callers only
+    whether they are the same as another request's.
+    """
+    request = record.request
+    started, call = record.started, record.call
+    entry: dict[str, Any] = {
+        "at_s": at_s,
+        "end_s": record.ended_s - record.began_s,
+        "first_s": record.ttft_s,
+        "status": "ok" if record.complete and record.error is None else _end_reason(record),
+        "prompt_tokens": len(request.prompt_ids),
+        "cached_tokens": 0 if started is None else started.cached_tokens,
+        "output_tokens": record.output_tokens,
+        "blocks": hashes.of_prompt(request.prompt_ids),
+        "n": request.sampling.n,
+        "max_tokens": request.stopping.max_tokens,
+        "ignore_eos": request.stopping.ignore_eos,
+        "seed": request.sampling.seed if started is None else started.seed,
+        **{name: getattr(request.sampling, name) for name in _SAMPLING},
+        "speculation": request.speculation.mode.value,
+        "priority": request.priority,
+        "session": hashes.of_name(request.session),
+        "salt": hashes.of_name(request.cache_salt),
+        "prediction_tokens": len(request.prediction_ids),
+        "grammar": None if request.grammar is None else request.grammar.kind.value,
+    }
+    if call is not None:
+        entry |= {"face": call.face, "endpoint": call.endpoint}
+    if prompts:
+        entry |= {"ids": request.prompt_ids, "stop": request.stopping.stop, "prediction_ids": request.prediction_ids}
+    return entry
+
+
+def _end_reason(record: RequestRecord) -> str:
+    if record.error is None:
+        return "LEFT"
+    return str(getattr(record.error, "reason", "INTERNAL"))
+
+
+CAPTURE_MAGIC = b"SDCAP\x00\x00\x01"
+"""How such a file begins; the last byte is the version of its layout."""
+
+_PREFIX, _SUFFIX = "capture-", ".sdc"
+
+
+class CaptureFiles:
+    """Appends entries, each with one system call. A file of a sixteenth of ``max_bytes`` is followed by a new one, and
+    the oldest go, so that all of them together stay below ``max_bytes``."""
+
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        """Raises OSError: the folder can not be made, or its files can not be written."""
+        self._folder, self._max_bytes, self._size, self._fd = folder, max_bytes, 0, -1
+        self._packer = msgpack.Packer(use_bin_type=True, unicode_errors="backslashreplace")
+        folder.mkdir(parents=True, exist_ok=True)
+        self._open()
+
+    def write(self, entry: Mapping[str, Any]) -> None:
+        """Append one. Raises OSError: there is no room; ValueError: it is larger than an entry may be."""
+        data = frame(self._packer.pack(entry))
+        if self._size + len(data) > self._max_bytes // 16:
+            self.close()
+            self._open()
+        self._append(data)
+
+    def close(self) -> None:
+        """Closing twice does nothing."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _open(self) -> None:
+        found = capture_files(self._folder)
+        number = 1 + (int(found[-1].stem.removeprefix(_PREFIX)) if found else 0)
+        room = self._max_bytes * 15 // 16
+        sizes = {path: path.stat().st_size for path in found}
+        for path in found:
+            if sum(sizes.values()) <= room:
+                break
+            path.unlink()
+            del sizes[path]
+        path = self._folder / f"{_PREFIX}{number:08}{_SUFFIX}"
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+        self._size = 0
+        self._append(CAPTURE_MAGIC)
+
+    def _append(self, data: bytes) -> None:
+        done = os.write(self._fd, data)
+        if done != len(data):
+            os.ftruncate(self._fd, self._size)
+            raise OSError(28, "no room for an entry")
+        self._size += done
+
+
+def capture_files(folder: Path) -> list[Path]:
+    """The files of a folder, oldest first."""
+    found = (path for path in folder.glob(f"{_PREFIX}*{_SUFFIX}") if path.stem.removeprefix(_PREFIX).isdigit())
+    return sorted(found, key=lambda path: int(path.stem.removeprefix(_PREFIX)))
+
+
+def read_entries(folder: Path) -> Iterator[dict[str, Any]]:
+    """Every whole entry, file by file; what lies behind a torn or altered one in its file is passed over.
+
+    Raises:
+        OSError: a file can not be read.
+    """
+    for path in capture_files(folder):
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:  # the server has just dropped it
+            continue
+        if data[: len(CAPTURE_MAGIC)] != CAPTURE_MAGIC:
+            continue
+        for payload, _ in frames(data, len(CAPTURE_MAGIC)):
+            try:
+                entry = msgpack.unpackb(payload, raw=False)
+            except (ValueError, msgpack.UnpackException):
+                break
+            if isinstance(entry, dict):
+                yield entry
+
+
+_LOG = logging.getLogger(__name__)
+
+
+class Capture:
+    """A listener that keeps what `capture_entry` says. Requests are written as they end, so not in order of arrival.
+    Where it can not write any more, it says so once and costs nothing from then on.
+
+    Raises:
+        ConfigError: the folder can not be written.
+    """
+
+    def __init__(self, folder: Path, max_bytes: int, *, prompts: bool) -> None:
+        self._folder, self._prompts, self._hashes = folder, prompts, BlockHashes()
+        try:
+            self._files: CaptureFiles | None = CaptureFiles(folder, max_bytes)
+        except OSError as error:
+            raise ConfigError(f"server.capture_dir: {folder} can not be written ({error.strerror})") from None
+
+    def call_began(self, call: CallRecord) -> None:
+        """Calls are not kept."""
+
+    def call_ended(self, call: CallRecord) -> None:
+        """Calls are not kept."""
+
+    def request_ended(self, record: RequestRecord) -> None:
+        """Write it down; one that only warms the cache too."""
+        if self._files is None:
+            return
+        at_s = time.time() - (time.monotonic() - record.began_s)
+        entry = capture_entry(record, at_s, self._hashes, prompts=self._prompts)
+        try:
+            self._files.write(entry)
+        except ValueError as error:
+            _LOG.warning("a request was not captured: %s", error)
+        except OSError as error:
+            _LOG.error("%s: %s; requests are not captured any more", self._folder, error.strerror)
+            self._files.close()
+            self._files = None
+
+    def close(self) -> None:
+        """Nothing is held back."""
+        if self._files is not None:
+            self._files.close()
+            self._files = None
+
+
+_PLAIN = {"temperature": None, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+
+
+def make_trace(entries: Iterable[dict[str, Any]], since_s: float, until_s: float) -> Iterator[dict[str, Any]]:
+    """The requests that arrived in [since_s, until_s) (Unix time), in order of arrival, as `bench.serve.schedule`
+    reads them; ``offset_s`` counts from the first of them.
+
+    With its tokens a request is asked again as it was. Without, it has lengths, and what it shares with others; its
+    answer is to be as long as the one that was given. Requests that only warmed the cache are left out: whoever replays
+    decides about caches. The fields ``was_`` say what became of it: ``was_s`` took it to its end.
+    """
+    chosen = sorted(
+        (e for e in entries if since_s <= e["at_s"] < until_s and e["max_tokens"] != 0), key=lambda e: float(e["at_s"])
+    )
+    for number, entry in enumerate(chosen):
+        yield _trace_line(entry, number, chosen[0]["at_s"])
+
+
+def _trace_line(entry: dict[str, Any], number: int, start_s: float) -> dict[str, Any]:
+    line: dict[str, Any] = {"offset_s": round(entry["at_s"] - start_s, 6), "name": f"captured/{number}"}
+    if entry.get("ids"):
+        line |= {"prompt_ids": list(entry["ids"]), "fixed": entry["ignore_eos"]}
+        # Without a limit the answer ended by itself, or at the end of the context.
+        line["max_tokens"] = entry["max_tokens"] or max(1, entry["output_tokens"] // entry["n"])
+        if entry.get("stop"):
+            line["stop"] = list(entry["stop"])
+    else:
+        blocks = [block.hex() for block in entry["blocks"]]
+        line |= {"prompt_blocks": blocks, "prompt_tokens": entry["prompt_tokens"], "fixed": True}
+        line["max_tokens"] = max(1, entry["output_tokens"] // entry["n"])
+    line |= {name: entry[name] for name, plain in _PLAIN.items() if entry[name] != plain}
+    line |= {name: entry[name].hex() for name in ("session", "salt") if entry[name]}
+    if entry["seed"] is not None:
+        line["seed"] = entry["seed"]
+    was = {"was_status": entry["status"], "was_s": round(entry["end_s"], 6), "was_tokens": entry["output_tokens"]}
+    return line | was

@@ -1,0 +1,172 @@
+"""What a server counts: from its calls, and from the events of its requests."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Sequence
+
+from server.observe.records import CallRecord, RequestRecord, SampleRecord
+from specdec.types import DrafterStats, Finished, FinishReason, Started
+
+LATENCY_BUCKETS_S = (
+    0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15,
+    0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0,
+)  # fmt: skip
+TOKEN_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+CHUNK_BUCKETS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 64)
+SAMPLE_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
+
+
+class Histogram:
+    """Counts values by the least of ``bounds``, which rise, that is not below them."""
+
+    __slots__ = ("_bounds", "_counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = tuple(bounds)
+        self._counts = [0] * (len(self._bounds) + 1)
+        self.total = 0.0
+
+    @property
+    def count(self) -> int:
+        """Values so far."""
+        return sum(self._counts)
+
+    def add(self, value: float) -> None:
+        """Count ``value``."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self.total += value
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Prometheus buckets: each bound as text, the last infinite, and how many values do not exceed it."""
+        found, below = [], 0
+        for bound, count in zip((*map(str, map(float, self._bounds)), "+Inf"), self._counts, strict=True):
+            below += count
+            found.append((bound, float(below)))
+        return found
+
+
+class ArmMetrics:
+    """As `ServerMetrics` has them of all requests; to look at while an experiment runs, not to judge it by."""
+
+    def __init__(self) -> None:
+        self.requests: Counter[str] = Counter(complete=0, failed=0, left=0)
+        self.ttft, self.tpot, self.e2e = (Histogram(LATENCY_BUCKETS_S) for _ in range(3))
+
+    def request_ended(self, record: RequestRecord, how: str) -> None:
+        """A request of the arm ended."""
+        self.requests[how] += 1
+        if record.ttft_s is not None:
+            self.ttft.add(record.ttft_s)
+        for sample in record.samples.values():
+            if (tpot := sample.seconds_per_token) is not None:
+                self.tpot.add(tpot)
+        if how == "complete":
+            self.e2e.add(record.ended_s - record.began_s)
+
+
+class ServerMetrics:
+    """Plain numbers that only grow, but for ``calls_open``. Belongs to one event loop.
+
+    ``finished`` counts samples by `FinishReason`, ``requests`` by how they ended: `complete`, `failed`, or `left` by
+    their reader. ``accepted_at[k]`` counts steps in which more than k draft tokens were accepted. ``arms``: by names of
+    experiment and arm.
+    """
+
+    def __init__(self) -> None:
+        self.calls_open = 0
+        self.calls: Counter[tuple[str, str, str]] = Counter()
+        self.refusals: Counter[str] = Counter()
+        self.requests: Counter[str] = Counter(complete=0, failed=0, left=0)
+        self.finished: Counter[str] = Counter({reason.value: 0 for reason in FinishReason})
+        self.prompt_tokens = self.cached_tokens = self.output_tokens = self.preemptions = 0
+        self.steps = self.drafting_steps = self.drafted = self.accepted = 0
+        self.prediction_accepted = self.prediction_rejected = 0
+        self.by_drafter: dict[str, DrafterStats] = {}
+        self.accepted_at: list[int] = []
+        self.ttft, self.queue, self.gap, self.tpot = (Histogram(LATENCY_BUCKETS_S) for _ in range(4))
+        self.prefill, self.decode, self.inference, self.e2e = (Histogram(LATENCY_BUCKETS_S) for _ in range(4))
+        self.call_time = Histogram(LATENCY_BUCKETS_S)
+        self.request_prompt, self.request_output = Histogram(TOKEN_BUCKETS), Histogram(TOKEN_BUCKETS)
+        self.request_max_tokens, self.request_samples = Histogram(TOKEN_BUCKETS), Histogram(SAMPLE_BUCKETS)
+        self.chunk_tokens = Histogram(CHUNK_BUCKETS)
+        self.arms: dict[tuple[str, str], ArmMetrics] = {}
+
+    def prompt(self, event: Started) -> None:
+        """A request was scheduled."""
+        self.prompt_tokens += event.prompt_tokens
+        self.cached_tokens += event.cached_tokens
+        self.queue.add(event.queue_ms / 1e3)
+        self.request_prompt.add(event.prompt_tokens)
+
+    def first_tokens(self, ttft_s: float) -> None:
+        """A request's first tokens are here."""
+        self.ttft.add(ttft_s)
+
+    def tokens(self, count: int, gap_s: float | None = None) -> None:
+        """A sample's next ``count`` tokens came, ``gap_s`` after those before; None: its first."""
+        self.output_tokens += count
+        self.chunk_tokens.add(count)
+        if gap_s is not None:
+            self.gap.add(gap_s)
+
+    def sample_finished(self, sample: SampleRecord, event: Finished) -> None:
+        """A sample ended."""
+        usage, stats, timings = event.usage, event.stats, event.timings
+        self.finished[event.reason.value] += 1
+        self.preemptions += usage.preemptions
+        self.prediction_accepted += usage.accepted_prediction_tokens
+        self.prediction_rejected += usage.rejected_prediction_tokens
+        self.request_output.add(usage.output_tokens)
+        if usage.output_tokens:
+            self.prefill.add(timings.prefill_ms / 1e3)
+            self.decode.add(timings.decode_ms / 1e3)
+        self.inference.add((timings.prefill_ms + timings.decode_ms) / 1e3)
+        if (tpot := sample.seconds_per_token) is not None:
+            self.tpot.add(tpot)
+        self.steps += stats.num_steps
+        self.drafting_steps += stats.num_spec_steps
+        self.drafted += stats.num_draft_tokens
+        self.accepted += stats.num_accepted_draft_tokens
+        for name, part in stats.by_drafter.items():
+            mine = self.by_drafter.setdefault(name, DrafterStats())
+            mine.num_draft_tokens += part.num_draft_tokens
+            mine.num_accepted_draft_tokens += part.num_accepted_draft_tokens
+        self._accepted(stats.acceptance_histogram)
+
+    def request_ended(self, record: RequestRecord) -> None:
+        """A request ended."""
+        how = "failed" if record.error is not None else "complete" if record.complete else "left"
+        self.requests[how] += 1
+        for arm in record.arms:
+            self.arms.setdefault(arm, ArmMetrics()).request_ended(record, how)
+        if how != "complete":
+            return
+        self.e2e.add(record.ended_s - record.began_s)
+        self.request_samples.add(record.request.sampling.n)
+        if record.request.stopping.max_tokens is not None:
+            self.request_max_tokens.add(record.request.stopping.max_tokens)
+
+    def call_began(self, call: CallRecord) -> None:
+        """A call comes in."""
+        self.calls_open += 1
+
+    def call_ended(self, call: CallRecord) -> None:
+        """A call ended."""
+        self.calls_open -= 1
+        self.calls[call.face, call.endpoint, call.status] += 1
+        self.call_time.add(call.duration_s)
+        if call.reason:
+            self.refusals[call.reason] += 1
+
+    def close(self) -> None:
+        """Nothing is held back."""
+
+    def _accepted(self, histogram: list[int]) -> None:
+        """``histogram[k]`` steps accepted k draft tokens each."""
+        self.accepted_at += [0] * (len(histogram) - 1 - len(self.accepted_at))
+        more = 0
+        for position in range(len(histogram) - 2, -1, -1):
+            more += histogram[position + 1]
+            self.accepted_at[position] += more

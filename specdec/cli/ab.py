@@ -1,0 +1,463 @@
+"""`specdec ab`: experiments, run from here or in a server: planned, started, watched, analysed."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from specdec.cli.options import add_engine_options, credential_options, pop_config, pop_credentials
+from specdec.config import ServerConfig
+
+if TYPE_CHECKING:
+    from bench.experiment.plan import Side
+    from bench.experiment.run_folder import Board
+    from server.experiment.analysis.result import Result
+    from server.experiment.config import ExperimentConfig, MetricTarget
+    from specdec.api.v1.experiment_pb2 import Experiment
+    from specdec.client.client import Client
+    from specdec.client.connection import Credentials
+    from specdec.config import Config
+
+
+RESULT, REPORT = "result.json", "report.html"
+
+
+def conclusion_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``demand`` and ``as_json``, which `conclude` takes."""
+    demand = click.option(
+        "--demand",
+        type=click.Choice(["not-worse", "better", "none"]),
+        default="not-worse",
+        show_default=True,
+        help="Verdict for which the exit code is 0; not-worse: better or equivalent; none: anything valid.",
+    )
+    return demand(click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")(command))
+
+
+def conclude(folder: Path, demand: str, as_json: bool) -> int:
+    """Analyse the records in ``folder``, write `RESULT` and `REPORT` beside them, say the verdict; the exit code.
+
+    Raises:
+        ExperimentError: there is nothing to analyse.
+    """
+    from server.experiment.analysis.analyse import analyse
+    from server.experiment.analysis.result import exit_code
+    from server.experiment.config import Manifest
+    from server.experiment.records import read_records
+    from server.experiment.report.render import render
+
+    result = analyse(Manifest.read(folder), read_records(folder))
+    write_text(folder / RESULT, result.model_dump_json(indent=1) + "\n")
+    write_text(folder / REPORT, render(result))
+    if as_json:
+        click.echo(result.model_dump_json())
+    else:
+        _show_conclusion(result)
+        click.echo(f"report: {folder / REPORT}")
+    return exit_code(result.verdict.kind, demand)  # type: ignore[arg-type]  # click has checked it
+
+
+def write_text(path: Path, text: str) -> None:
+    """Raises click.ClickException: it can not be written."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise click.ClickException(f"{path}: can not be written ({error.strerror})") from None
+
+
+def _show_conclusion(result: Result) -> None:
+    click.echo(result.verdict.headline)
+    for line in (*result.verdict.reasons, *(f"Note: {note}." for note in result.notes)):
+        click.echo(f"  {line}")
+
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+@click.command("run")
+@click.argument("experiment", type=_FILE)
+@click.option("--url", help="The server of both arms: grpc://HOST:PORT, or http://HOST:PORT/v1 (any OpenAI endpoint).")
+@click.option("--a", "url_a", help="The first arm's server, with --b for the other's. Default: the plan's `url`.")
+@click.option("--b", "url_b", help="The second arm's server.")
+@click.option("--model", default="", help="OpenAI endpoints only; default: the first that the server names.")
+@click.option("--b-model", default="", help="The same for --b.")
+@credential_options
+@click.option("--b-key-file", type=_FILE, help="File that holds the key for --b; without one, --b gets no key.")
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder; default: ab-NAME.")
+@click.option("--max-requests", type=click.IntRange(min=2), help="Of both arms together, instead of the plan's.")
+@click.option("--quiet", is_flag=True, help="No progress while it runs.")
+@conclusion_options
+@add_engine_options
+def run_command(**values: Any) -> None:
+    """Ask both arms what the plan in EXPERIMENT says, and conclude.
+
+    Modes paired_replay and aa ask either arm the same, in turns of opposite order; switchback changes the arm of what
+    arrives from block to block. With --target (and --draft), a server is started here and both arms are asked of it.
+
+    Records lie in the folder as soon as they are made. After a stop or a kill, the same command goes on where it was.
+    Exit codes are those of `specdec ab analyze`.
+    """
+    from bench.experiment.plan import read_plan
+
+    key_b, credentials = values.pop("b_key_file"), pop_credentials(values)
+    values["local"] = values["engine__target"] is not None or values["config_file"] is not None
+    server = pop_config(values)
+    config = read_plan(values["experiment"])
+    if values["max_requests"] is not None:
+        stopping = config.stopping.model_copy(update={"max_requests": values["max_requests"]})
+        config = config.model_copy(update={"stopping": stopping})
+    config, sides = _sides(config, values, credentials, key_b)
+    out = values["out"] or Path(f"ab-{config.name}")
+    why = asyncio.run(_run(config, sides, server, out, values["quiet"]))
+    if not values["as_json"]:
+        click.echo(f"ended: {why}")
+    sys.exit(conclude(out, values["demand"], values["as_json"]))
+
+
+def _sides(
+    config: ExperimentConfig, values: dict[str, Any], credentials: Credentials, key_b: Path | None
+) -> tuple[ExperimentConfig, tuple[Side, Side] | None]:
+    """The plan with the arms' URLs, and where they are; None: on a server that is to be started."""
+    from bench.experiment.plan import Side
+    from specdec.cli.options import read_key
+
+    url, pair = values["url"], (values["url_a"], values["url_b"])
+    if (pair[0] is None) != (pair[1] is None):
+        raise click.UsageError("--a and --b belong together: give both, or --url for one server")
+    local = values["local"]
+    written = [arm.url for arm in config.arms.values()]
+    given = [name for name, there in (("--url", url), ("--a and --b", pair[0]), ("--target", local)) if there]
+    if not given and all(written):
+        given, pair = ["the plan"], (written[0], written[1])
+    if len(given) != 1:
+        found = " and ".join(given) or "none"
+        raise click.UsageError(f"the arms need servers: give one of --url, --a and --b, --target; there is {found}")
+    if key_b is not None and pair[0] is None:
+        raise click.UsageError("--b-key-file means nothing without --b")
+    if local:
+        return config, None
+    if url is not None:
+        one = Side(url, "--url", url, credentials, values["model"])
+        return config, (one, one)
+    if given == ["the plan"]:
+        sources = [f"{values['experiment']}: arms.{name}.url" for name in config.arms]
+    else:
+        sources = ["--a", "--b"]
+        arms = {
+            name: arm.model_copy(update={"url": at}) for (name, arm), at in zip(config.arms.items(), pair, strict=True)
+        }
+        config = config.model_copy(update={"arms": arms})
+    # A key is for the server it was given for.
+    second = dataclasses.replace(credentials, key=read_key("--b-key-file", key_b))
+    return config, (
+        Side(pair[0], sources[0], pair[0], credentials, values["model"]),
+        Side(pair[1], sources[1], pair[1], second, values["b_model"]),
+    )
+
+
+async def _run(
+    config: ExperimentConfig, sides: tuple[Side, Side] | None, server: Config, out: Path, quiet: bool
+) -> str:
+    from bench.experiment.plan import Side
+    from bench.experiment.session import run_experiment
+    from bench.local_server import LocalServer
+
+    with AbProgress(quiet) as progress:
+        if sides is not None:
+            return await run_experiment(config, sides, out, progress.watch)
+        here = server.server.model_copy(update={"host": "127.0.0.1", "grpc_port": 0, "http_port": None})
+        async with LocalServer(server.model_copy(update={"server": here})) as started:
+            one = Side(f"grpc://{started.grpc_address}", "--target", "started for this experiment")
+            return await run_experiment(config, (one, one), out, progress.watch)
+
+
+_SERVER = click.option(
+    "--server",
+    default=f"127.0.0.1:{ServerConfig.model_fields['grpc_port'].default}",
+    show_default=True,
+    help="HOST:PORT of a running server's gRPC.",
+)
+_NO_RESULT = "EXPERIMENT_NO_RESULT"
+Answer = TypeVar("Answer")
+
+
+@click.command("start")
+@click.argument("plan", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@_SERVER
+@credential_options
+def start_command(plan: Path, server: str, **credentials: Any) -> None:
+    """Start the experiment that the YAML file PLAN describes in a running server, or go on with it.
+
+    The key must be one marked `admin`. Modes: hash, switchback, shadow, aa; see docs/experiments.md.
+    """
+    try:
+        text = plan.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise click.ClickException(f"{plan}: can not be read ({error})") from None
+    _show_status(_ask(server, credentials, lambda client: client.experiments.start(text)))
+
+
+@click.command("stop")
+@click.argument("name")
+@_SERVER
+@credential_options
+def stop_command(name: str, server: str, **credentials: Any) -> None:
+    """Stop the experiment NAME in a running server. Its records stay; starting it again goes on with them."""
+    _show_status(_ask(server, credentials, lambda client: client.experiments.stop(name)))
+
+
+@click.command("status")
+@click.argument("name", required=False)
+@click.option("--report", type=click.Path(dir_okay=False, path_type=Path), help="Write NAME's report, one page, here.")
+@_SERVER
+@credential_options
+def status_command(name: str | None, report: Path | None, server: str, **credentials: Any) -> None:
+    """Show the experiments of a running server, or how NAME stands and what its records say so far."""
+    if name is None:
+        if report is not None:
+            raise click.UsageError("--report: name the experiment")
+        found = _ask(server, credentials, lambda client: client.experiments.every())
+        for experiment in found:
+            click.echo(_line(experiment))
+        if not found:
+            click.echo("no experiments")
+        return
+    experiment, text, page = _ask(server, credentials, lambda client: _look(client, name, report is not None))
+    _show_status(experiment)
+    click.echo(text)
+    if report is not None and page:
+        try:
+            report.write_text(page, encoding="utf-8")
+        except OSError as error:
+            raise click.ClickException(f"{report}: can not be written ({error.strerror})") from None
+        click.echo(f"report: {report}")
+
+
+async def _look(client: Client, name: str, report: bool) -> tuple[Experiment, str, str]:
+    """How the experiment stands, what its records say, and the page."""
+    from specdec.client.connection import CallError
+
+    experiment = await client.experiments.get(name)
+    try:
+        result = await client.experiments.result(name, report=report)
+    except CallError as error:
+        if error.reason != _NO_RESULT:
+            raise
+        return experiment, f"no result yet: {error.message}", ""
+    return experiment, "\n".join((result.headline, *(f"  {reason}" for reason in result.reasons))), result.report_html
+
+
+def _ask(server: str, credentials: dict[str, Any], call: Callable[[Client], Awaitable[Answer]]) -> Answer:
+    """The answer of one call to ``server``. Raises CallError."""
+    from specdec.client.client import Client
+    from specdec.client.connection import RetryPolicy
+
+    async def run() -> Answer:
+        async with Client(server, pop_credentials(credentials), RetryPolicy(unreachable=False)) as client:
+            return await call(client)
+
+    return asyncio.run(run())
+
+
+def _show_status(experiment: Experiment) -> None:
+    click.echo(_line(experiment))
+    for why, count in sorted(experiment.left_out.items()):
+        click.echo(f"  left out: {count} requests: {why}")
+    if experiment.given_up:
+        click.echo(f"  shadows given up: {experiment.given_up}")
+    for warning in experiment.warnings:
+        click.echo(f"  warning: {warning}")
+
+
+def _line(experiment: Experiment) -> str:
+    """One line about an experiment."""
+    from specdec.api.v1 import experiment_pb2 as pb
+
+    state = pb.ExperimentState.Name(experiment.state).removeprefix("EXPERIMENT_STATE_").lower()
+    arms = ", ".join(f"{arm.arm} {arm.records}" for arm in experiment.arms)
+    why = f" ({experiment.reason})" if experiment.reason else ""
+    return f"{experiment.name}: {state}{why}, {experiment.mode}, records: {arms or 'none'}"
+
+
+_FOLDER = click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
+
+
+@click.group("ab")
+def ab_group() -> None:
+    """Latency experiments: run one, analyse it, show its report, plan the next."""
+
+
+ab_group.add_command(run_command)
+ab_group.add_command(start_command)
+ab_group.add_command(stop_command)
+ab_group.add_command(status_command)
+
+
+@ab_group.command("analyze")
+@_FOLDER
+@conclusion_options
+def analyze_command(folder: Path, demand: str, as_json: bool) -> None:
+    """Analyse the experiment in FOLDER; write result.json and report.html beside its records.
+
+    Exit code 0 when the verdict is as demanded. Else 10: worse; 11: undecided; 12: invalid; 13: equivalent where
+    better was demanded. 1: there is nothing to analyse; 2: the command line is wrong.
+    """
+    sys.exit(conclude(folder, demand, as_json))
+
+
+@ab_group.command("report")
+@_FOLDER
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Where to; default: FOLDER/report.html.")
+def report_command(folder: Path, out: Path | None) -> None:
+    """Make the page of an analysed experiment again, from its result.json."""
+    from server.experiment.analysis.result import Result
+    from server.experiment.report.render import render
+
+    out = out or folder / REPORT
+    write_text(out, render(Result.read(folder / RESULT)))
+    click.echo(str(out))
+
+
+@ab_group.command("plan")
+@_FOLDER
+@click.option("--effect", required=True, help="The change to be found, such as 5% or 0.05.")
+@click.option("--power", default="80%", show_default=True, help="The chance to find it.")
+@click.option("--metric", help="Such as ttft_ms@p95 or tpot_ms:mean; default: the primary metric of FOLDER's plan.")
+@click.option("--always-valid", is_flag=True, help="For an experiment that is looked at before its end.")
+@click.option("--simulations", type=click.IntRange(50, 10_000), default=200, show_default=True, help="Per size tried.")
+@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
+def plan_command(
+    folder: Path, effect: str, power: str, metric: str | None, always_valid: bool, simulations: int, as_json: bool
+) -> None:
+    """Say how many pairs or blocks find a change, judging by FOLDER, a capture in which both arms were the same."""
+    from server.experiment.analysis.plan import make_plan
+    from server.experiment.config import Manifest, Stopping
+    from server.experiment.records import read_records
+
+    size, chance = _share("--effect", effect), _share("--power", power)
+    manifest = Manifest.read(folder)
+    target = manifest.config.primary if metric is None else _target(metric)
+    stopping = Stopping(rule="always_valid" if always_valid else "fixed", alpha=manifest.config.stopping.alpha)
+    plan = make_plan(manifest, read_records(folder), target, stopping, size, chance, simulations)
+    if as_json:
+        click.echo(plan.model_dump_json())
+        return
+    click.echo(f"{plan.units} {plan.unit_name}s find a change of {size:.1%} in {plan.label}")
+    low, high = plan.power_bounds
+    click.echo(f"with a chance of {plan.power:.0%} ({low:.0%} to {high:.0%} at 95%, from {simulations} simulations)")
+    click.echo(f"the capture took {plan.seconds:.0f} s for as many; it has {plan.captured_units}")
+    if plan.merged > 1:
+        click.echo(f"{plan.merged} consecutive {plan.unit_name}s depend on each other and were taken as one")
+
+
+@ab_group.command("check")
+@_FOLDER
+@click.option("--experiments", type=click.IntRange(2, 100_000), default=200, show_default=True, help="To cut it into.")
+@click.option("--json", "as_json", is_flag=True, help="Print the counts as JSON.")
+def check_command(folder: Path, experiments: int, as_json: bool) -> None:
+    """Count how often a difference is found where there is none: in FOLDER, a capture in which both arms were the same,
+    cut into many experiments.
+
+    Exit code 14 when it is found more often than chance explains.
+    """
+    from server.experiment.analysis.plan import count_false_alarms
+    from server.experiment.analysis.result import FALSE_ALARMS
+    from server.experiment.config import Manifest
+    from server.experiment.records import read_records
+
+    found = count_false_alarms(Manifest.read(folder), read_records(folder), experiments)
+    if as_json:
+        click.echo(found.model_dump_json())
+    else:
+        low, high = found.bounds
+        click.echo(f"{found.experiments} experiments of {found.units_each} {found.unit_name}s, {found.label}")
+        click.echo(
+            f"{found.alarms} found a difference: {found.alarms / experiments:.1%} ({low:.1%} to {high:.1%} at 95%)"
+        )
+        click.echo(f"{found.alpha:.0%} may; more than {found.most} would be more than chance explains")
+    sys.exit(0 if found.held else FALSE_ALARMS)
+
+
+def _share(option: str, text: str) -> float:
+    try:
+        value = float(text.rstrip("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 0.99:
+        raise click.UsageError(f"{option}: give a share between 0 and 99%, such as 5% or 0.05, not {text!r}")
+    return value
+
+
+def _target(metric: str) -> MetricTarget:
+    from pydantic import ValidationError
+
+    from server.experiment.config import MetricTarget
+
+    try:
+        return MetricTarget.model_validate(metric)
+    except ValidationError as error:
+        raise click.UsageError(f"--metric: {error.errors()[0]['msg']}") from None
+
+
+_PLAIN_EVERY_S = 30.0
+
+
+class AbProgress:
+    """On a terminal one line that changes, else a line of its own now and then; nothing where ``quiet``.
+
+    It is drawn by whoever runs the experiment, between requests: a thread of its own would disturb what is measured.
+    """
+
+    def __init__(self, quiet: bool) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._console = Console(stderr=True, quiet=quiet)
+        self._live: Live | None = None
+        if self._console.is_terminal and not quiet:
+            self._live = Live(console=self._console, auto_refresh=False, transient=True)
+        self._begun_s = self._said_s = time.monotonic()
+
+    def watch(self, board: Board) -> None:
+        """The run went on."""
+        from rich.text import Text
+
+        now = time.monotonic()
+        text = Text(progress_line(board, now - self._begun_s), style="dim")
+        if self._live is not None:
+            self._live.update(text, refresh=True)
+        elif now - self._said_s >= _PLAIN_EVERY_S:
+            self._said_s = now
+            self._console.print(text, soft_wrap=True)
+
+    def __enter__(self) -> AbProgress:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+
+def progress_line(board: Board, passed_s: float) -> str:
+    """Counts so far, the medians of both arms and their ratio."""
+    of = "" if board.planned is None else f"/{board.planned}"
+    done = f"pairs {len(board.done)}{of}" if board.done or board.planned else f"requests {sum(board.asked)}"
+    words = [f"{passed_s:6.0f} s", done]
+    a, b = medians = board.medians()
+    for name, value in zip(board.names, medians, strict=True):
+        words.append(f"{name} {board.metric} " + ("-" if value is None else f"{value:.4g}"))
+    if a and b is not None:
+        words.append(f"ratio {b / a:.3f}")
+    words.append(f"different tokens {len(board.mismatched)}")
+    words.append(f"failed {board.failed[0]}+{board.failed[1]}")
+    return "  ".join(words)

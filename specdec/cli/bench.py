@@ -1,0 +1,270 @@
+"""`specdec bench`: measurements a user can repeat; here those of a model, of an engine, of other engines."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from bench.engine_runs import FIXED_GRID
+from bench.peers import ENGINES, PEER_WORKLOADS
+from bench.workloads import WORKLOAD_NAMES
+from specdec.cli.bench_serve import serve_load_command
+from specdec.cli.bench_server import faults_command, frontend_command, overload_command, soak_command, typing_command
+from specdec.cli.options import engine_options
+from specdec.config import EngineConfig
+
+if TYPE_CHECKING:
+    from bench.peers.peer import PeersPlan
+    from bench.peers.peers_report import PeersRun
+
+
+AT_ONCE = 8
+ARM_TOKENS = 20480  # of KV cache: all arms run at the same time
+
+
+@click.command("engine")
+@engine_options
+@click.option(
+    "--workload", "workloads", type=click.Choice(WORKLOAD_NAMES), multiple=True,
+    help="May be repeated; default: all of them.",
+)  # fmt: skip
+@click.option("--prompts", type=click.IntRange(min=1), default=8, show_default=True, help="Per workload.")
+@click.option("--max-tokens", type=click.IntRange(min=8), help="Longest output, instead of each workload's own limit.")
+@click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True, help="0: greedy.")
+@click.option("--fixed", is_flag=True, help="Also run a grid of fixed settings; takes some four times as long.")
+@click.option(
+    "--setting", "settings", type=click.Choice([arm.name for arm in FIXED_GRID]), multiple=True,
+    help="Also run this one of them, depth x width / nodes; may be repeated.",
+)  # fmt: skip
+@click.option("--off-cost", is_flag=True, help="Also measure what speculation costs where it is off.")
+@click.option("--control-time", is_flag=True, help="Also report the controller's own time per step.")
+@click.option("--batch", type=click.IntRange(1, 256), help="With it: the controller's time with so many sequences too.")
+@click.option("--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="Write every figure there.")
+def engine_command(
+    engine_config: EngineConfig,
+    workloads: tuple[str, ...],
+    prompts: int,
+    max_tokens: int | None,
+    temperature: float,
+    fixed: bool,
+    settings: tuple[str, ...],
+    off_cost: bool,
+    control_time: bool,
+    batch: int | None,
+    path: Path | None,
+) -> None:
+    """Time per token with speculation off and auto: the same requests, one engine, one set of weights."""
+    from rich.console import Console
+
+    from bench.engine_session import EngineBenchPlan, report_tables, run_session
+    from specdec.engine.build import build_parts
+    from specdec.models.progress_bar import ProgressBar
+
+    if path is not None and not path.absolute().parent.is_dir():
+        raise click.UsageError(f"--json: {path.parent} is not a folder")
+    at_once = max(engine_config.max_batch, batch or 0, AT_ONCE)
+    rows = max(engine_config.max_step_rows, at_once)
+    arms = tuple(arm for arm in FIXED_GRID if fixed or arm.name in settings)
+    kv_tokens = max(engine_config.kv_tokens, ARM_TOKENS * (2 + len(arms)))
+    sizes = {"max_batch": at_once, "max_step_rows": rows, "kv_tokens": kv_tokens}
+    with ProgressBar() as progress:
+        parts = build_parts(engine_config.model_copy(update=sizes), progress)
+    progress_lines = Console(stderr=True)
+    plan = EngineBenchPlan(
+        workloads or WORKLOAD_NAMES, prompts, max_tokens, temperature, arms, off_cost, control_time, batch or 0
+    )
+    report = run_session(parts, plan, lambda line: progress_lines.print(line, style="dim", highlight=False))
+    if path is not None:
+        path.write_text(json.dumps(report.as_dict(), indent=1) + "\n", encoding="utf-8")
+    console = Console()
+    for table in report_tables(report):
+        console.print(table)
+    for line in report.skipped:
+        console.print(f"skipped {line}")
+    for name in ("cpu", "cores", "read_bandwidth_gb_s", "target", "draft", "date", "commit"):
+        console.print(f"{name:20} {report.machine[name]}", highlight=False)
+    console.print(f"{'seconds':20} {report.seconds:.0f}")
+
+
+_DEFAULT = EngineConfig()
+_FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+@click.command("peers")
+@click.option("--target", default=_DEFAULT.target, show_default=True, help="A .gguf file or a catalogue name.")
+@click.option("--draft", help="Small model for those who can draft with it; of another vocabulary too.")
+@click.option(
+    "--engine", "engines", type=click.Choice(ENGINES), multiple=True, help="May be repeated; default: all of them."
+)
+@click.option(
+    "--workload", "workloads", type=click.Choice(PEER_WORKLOADS), multiple=True,
+    help="May be repeated; default: all of them.",
+)  # fmt: skip
+@click.option("--prompts", type=click.IntRange(min=1), default=4, show_default=True, help="Per workload.")
+@click.option("--max-tokens", type=click.IntRange(min=2), default=64, show_default=True, help="Longest answer.")
+@click.option(
+    "--natural-ends", is_flag=True, help="Answers end where the model ends them; default: only those of fim do."
+)
+@click.option("--threads", type=click.IntRange(min=0), default=0, show_default=True, help="Of each; 0: all cores.")
+@click.option(
+    "--alive", type=click.Choice(["all", "one"]), default="all", show_default=True,
+    help="all: every engine stays in memory, idle ones stopped, and they take turns at every prompt. "
+    "one: the others are ended, and they take turns at halves of the work.",
+)  # fmt: skip
+@click.option("--timeout", type=click.FloatRange(min=1), default=180.0, show_default=True, help="Seconds per answer.")
+@click.option(
+    "--cache-dir",
+    type=click.Path(path_type=Path),
+    default=_DEFAULT.cache_dir,
+    help="Where `make peers` installed them.",
+)
+@click.option("--json", "json_file", type=_FILE, help="Write every figure and every answer there.")
+def peers_command(
+    target: str, draft: str | None, engines: tuple[str, ...], workloads: tuple[str, ...], prompts: int,
+    max_tokens: int, natural_ends: bool, threads: int, alive: str, timeout: float, cache_dir: Path,
+    json_file: Path | None,
+) -> None:  # fmt: skip
+    """Time per token of ours and of other engines: same prompts, same model, same threads, in turns.
+
+    Prints tables in Markdown. `make peers` installs the others.
+    """
+    from bench.peers.peer import PeersPlan
+    from bench.peers.peers_report import PeersReport
+
+    if json_file is not None and not json_file.absolute().parent.is_dir():
+        raise click.UsageError(f"--json: {json_file.parent} is not a folder")
+    plan = PeersPlan(
+        target=target, draft=draft, cache_dir=cache_dir.expanduser(), threads=threads or len(os.sched_getaffinity(0)),
+        workloads=workloads or PEER_WORKLOADS, engines=engines or ENGINES, prompts=prompts, max_tokens=max_tokens,
+        natural_ends=natural_ends, keep=alive == "all", answer_s=timeout,
+    )  # fmt: skip
+    try:
+        report = PeersReport(asyncio.run(_run(plan)))
+    except asyncio.CancelledError:
+        raise SystemExit(128 + signal.SIGTERM) from None
+    if json_file is not None:
+        json_file.write_text(json.dumps(report.as_dict(), indent=1) + "\n", encoding="utf-8")
+    click.echo(report.markdown())
+
+
+async def _run(plan: PeersPlan) -> PeersRun:
+    from rich.console import Console
+
+    from bench.peers.peers_session import run_peers
+    from specdec.models.progress_bar import ProgressBar
+
+    task = asyncio.current_task()
+    assert task is not None  # a coroutine runs in one
+    # Python would end at once, and leave the engines behind.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    console = Console(stderr=True)
+
+    def say(line: str) -> None:
+        console.print(line, style="dim", highlight=False, markup=False, soft_wrap=True)
+
+    with ProgressBar(console) as progress:
+        return await run_peers(plan, say, progress)
+
+
+LIMITS_US = {"assign": 20.0, "record": 50.0}
+
+
+@click.command("experiments")
+@click.option("--requests", type=click.IntRange(min=100), default=5000, show_default=True, help="For each figure.")
+@click.option("--prompt-tokens", type=click.IntRange(min=1), default=500, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def experiments_command(requests: int, prompt_tokens: int, as_json: bool) -> None:
+    """Time that a running experiment takes to give a request its arm, and to write its record."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from bench.experiment_cost import ExperimentCost
+
+    figures = ExperimentCost(requests, prompt_tokens).run()
+    if as_json:
+        click.echo(json.dumps(figures))
+        return
+    table = Table("figure", "p50", "p99", "limit", title=f"microseconds a request, prompts of {prompt_tokens} tokens")
+    for name, found in figures.items():
+        limit = LIMITS_US.get(name.partition("_")[0], "")
+        table.add_row(name, f"{found['p50_us']:.1f}", f"{found['p99_us']:.1f}", str(limit))
+    Console().print(table)
+
+
+@click.group("bench")
+def bench_group() -> None:
+    """Measure this machine with a real model."""
+
+
+bench_group.add_command(engine_command)
+bench_group.add_command(serve_load_command)
+bench_group.add_command(frontend_command)
+bench_group.add_command(typing_command)
+bench_group.add_command(overload_command)
+bench_group.add_command(soak_command)
+bench_group.add_command(faults_command)
+bench_group.add_command(peers_command)
+bench_group.add_command(experiments_command)
+
+
+@bench_group.command("step")
+@engine_options
+@click.option("--repeats", default=15, show_default=True, help="Interleaved repeats; medians are reported.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def step_command(engine_config: EngineConfig, repeats: int, as_json: bool) -> None:
+    """One forward by rows and context, prefill, and what is not the forward."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from bench.forward import StepBench
+    from specdec.engine.build import build_parts
+    from specdec.models.progress_bar import ProgressBar
+
+    with ProgressBar() as progress:
+        parts = build_parts(engine_config, progress)
+    figures = StepBench(parts, engine_config).run(repeats).as_dict()
+    figures |= {"target": parts.info.target, "dtype": parts.info.dtype, "threads": parts.info.threads}
+    if as_json:
+        click.echo(json.dumps(figures))
+        return
+    table = Table("context", *figures["step_ms"][next(iter(figures["step_ms"]))], title="ms per forward, by rows")
+    for context, row in figures["step_ms"].items():
+        table.add_row(context, *(f"{ms:.2f}" for ms in row.values()))
+    console = Console()
+    console.print(table)
+    for name, value in figures.items():
+        if name != "step_ms":
+            console.print(f"{name:24} {value}")
+
+
+@bench_group.command("perplexity")
+@engine_options
+@click.option(
+    "--tokens", type=click.IntRange(min=1), default=4096, show_default=True, help="Tokens of real text to score."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def perplexity_command(engine_config: EngineConfig, tokens: int, as_json: bool) -> None:
+    """Perplexity in each numeric type, and its ratio to fp32."""
+    from bench.forward import perplexity
+    from specdec.engine.build import build_parts
+    from specdec.models.progress_bar import ProgressBar
+
+    found: dict[str, float] = {}
+    for dtype in ("fp32", "bf16", "int8"):
+        with ProgressBar() as progress:
+            parts = build_parts(engine_config.model_copy(update={"dtype": dtype}), progress)
+        found[dtype] = perplexity(parts, tokens)
+        del parts  # or two models would be in memory at once
+    figures = {f"{dtype}_perplexity": round(value, 4) for dtype, value in found.items()}
+    figures |= {f"{dtype}_over_fp32": round(found[dtype] / found["fp32"], 5) for dtype in ("bf16", "int8")}
+    if as_json:
+        click.echo(json.dumps({"target": engine_config.target, "tokens": tokens, **figures}))
+        return
+    for name, figure in figures.items():
+        click.echo(f"{name:18} {figure}")

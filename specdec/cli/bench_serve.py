@@ -1,0 +1,263 @@
+"""`specdec bench serve`: load on a running server; `specdec capture`, `specdec replay`: traces of requests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bench.serve import ARRIVALS, SERVE_WORKLOADS
+from specdec.cli.options import credential_options, pop_credentials
+
+if TYPE_CHECKING:
+    from bench.serve.load import ServePlan, ServeReport
+    from bench.serve.request import Endpoint
+    from specdec.client.connection import Credentials
+
+
+_FILE = click.Path(dir_okay=False, path_type=Path)
+_POSITIVE = click.FloatRange(min=0, min_open=True)
+
+
+_REPORTING = (
+    click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True, help="0: greedy."),
+    click.option(
+        "--speculation",
+        type=click.Choice(["auto", "on", "off"]),
+        default="auto",
+        show_default=True,
+        help="specdec servers only.",
+    ),
+    click.option("--model", default="", help="OpenAI endpoints only; default: the first that the server names."),
+    click.option("--goodput", "goodput", multiple=True, help="METRIC:MS, of ttft, tpot, itl and e2e; may be repeated."),
+    click.option(
+        "--price-per-hour", type=click.FloatRange(min=0), default=0.0, help="Of the machine, for tokens per dollar."
+    ),
+    click.option(
+        "--warm-up", type=click.IntRange(min=0), default=4, show_default=True, help="Requests before, not counted."
+    ),
+    click.option(
+        "--timeout", type=_POSITIVE, default=120.0, show_default=True, help="Seconds a request may take."
+    ),
+    click.option(
+        "--max-slip",
+        type=_POSITIVE,
+        default=10.0,
+        show_default=True,
+        help="Milliseconds the generator may be late at p99; else the run is invalid, and the exit code 3.",
+    ),
+    click.option("--json", "json_file", type=_FILE, help="Write every figure there, those of every request too."),
+    click.option("--html", "html_file", type=_FILE, help="Write a page with figures and charts there."),
+    click.option("--quiet", is_flag=True, help="No progress while it runs."),
+)  # fmt: skip
+
+
+def reporting_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add what `run_load` needs of any load, whoever says what is asked and when."""
+    for option in reversed(_REPORTING):
+        command = option(command)
+    return command
+
+
+@click.command("serve")
+@click.option("--url", required=True, help="grpc://HOST:PORT (ours), or http://HOST:PORT/v1 (any OpenAI endpoint).")
+@click.option("--workload", type=click.Choice(SERVE_WORKLOADS), default="humaneval", show_default=True)
+@click.option(
+    "--concurrency",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Closed loop: so many requests at any time.",
+)
+@click.option("--requests", type=click.IntRange(min=1), help="Closed loop: how many; default 32 without --duration.")
+@click.option("--duration", type=_POSITIVE, help="Seconds in which requests are sent; default 30 with --rate.")
+@click.option("--rate", type=_POSITIVE, help="Open loop: requests per second, whatever becomes of those before.")
+@click.option("--ramp-to", type=_POSITIVE, help="The rate at the end; it changes evenly from --rate.")
+@click.option("--arrivals", type=click.Choice(ARRIVALS), default="poisson", show_default=True, help="Of an open loop.")
+@click.option(
+    "--shape",
+    type=_POSITIVE,
+    default=0.5,
+    show_default=True,
+    help="Of gamma arrivals: less than 1 comes in bursts, 1 is Poisson, more is more regular.",
+)
+@click.option(
+    "--trace",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Replay: JSON lines or msgpack with offset_s and prompt, messages or prefix and suffix.",
+)
+@click.option("--speed", type=_POSITIVE, default=1.0, show_default=True, help="Of a replay: 2 takes half the time.")
+@click.option("--max-tokens", type=click.IntRange(min=1), help="Longest answer, instead of the workload's own limit.")
+@click.option("--fixed-length", is_flag=True, help="Every answer as long as it may be: stops and ends are ignored.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the arrivals.")
+@credential_options
+@reporting_options
+def serve_load_command(**values: Any) -> None:
+    """Send requests to a server and measure how long its answers take.
+
+    Without --rate and --trace: a closed loop. Times count from when a request was due, so what a slow server holds up
+    is not left out.
+    """
+    run_load(values, **_asked(values))
+
+
+def run_load(values: dict[str, Any], **asked: Any) -> None:
+    """Put load on the server of ``values``, which `reporting_options`, `credential_options` and ``url`` fill, and
+    report; ``asked``: the fields of `ServePlan` that say what is asked and when. Exits with 3 when the run is invalid.
+
+    Raises:
+        click.UsageError: an option's value can not be used.
+        SpecdecError: the server does not answer, or what is to be asked is not there.
+    """
+    from rich.console import Console
+
+    from bench.serve.load import ServePlan
+    from bench.serve.report import report_html, report_tables
+    from bench.serve.request import Objective
+
+    credentials = pop_credentials(values)
+    for flag in ("json_file", "html_file"):
+        if values[flag] is not None and not values[flag].absolute().parent.is_dir():
+            raise click.UsageError(f"--{flag.removesuffix('_file')}: {values[flag].parent} is not a folder")
+    plan = ServePlan(
+        **asked, warm_up=values["warm_up"], timeout_s=values["timeout"], price_per_hour=values["price_per_hour"],
+        objectives=tuple(Objective.read(text) for text in values["goodput"]), max_slip_ms=values["max_slip"],
+    )  # fmt: skip
+    report = asyncio.run(_run(plan, credentials, values))
+    if values["json_file"] is not None:
+        values["json_file"].write_text(json.dumps(report.as_dict(), indent=1) + "\n", encoding="utf-8")
+    if values["html_file"] is not None:
+        values["html_file"].write_text(report_html(report), encoding="utf-8")
+    console = Console()
+    for table in report_tables(report):
+        console.print(table)
+    if report.faults():
+        raise SystemExit(3)
+
+
+def _asked(values: dict[str, Any]) -> dict[str, Any]:
+    from bench.serve.schedule import Arrivals
+
+    rate, duration, requests = values["rate"], values["duration"], values["requests"]
+    if values["trace"] is not None and (requests is not None or duration is not None):
+        raise click.UsageError("--trace says how many requests there are and when; leave out --requests and --duration")
+    arrivals = None
+    if rate is not None:
+        if requests is not None:
+            raise click.UsageError("--requests is for a closed loop; an open one ends after --duration")
+        shape = {"constant": None, "poisson": 1.0, "gamma": values["shape"]}[values["arrivals"]]
+        arrivals = Arrivals(rate, duration or 30.0, values["ramp_to"], shape)
+    elif values["ramp_to"] is not None:
+        raise click.UsageError("--ramp-to means nothing without --rate")
+    elif requests is None and duration is None and values["trace"] is None:
+        requests = 32
+    return {
+        "workload": values["workload"], "at_once": values["concurrency"], "requests": requests, "duration_s": duration,
+        "arrivals": arrivals, "trace": values["trace"], "speed": values["speed"], "max_tokens": values["max_tokens"],
+        "fixed": values["fixed_length"], "seed": values["seed"],
+    }  # fmt: skip
+
+
+async def _run(plan: ServePlan, credentials: Credentials, values: dict[str, Any]) -> ServeReport:
+    from rich.console import Console
+    from rich.live import Live
+
+    from bench.serve.endpoints import connect
+    from bench.serve.load import LoadRun, run_plan
+    from bench.serve.report import progress_line
+
+    console = Console(stderr=True)
+    endpoint: Endpoint
+    endpoint, about = await connect(
+        values["url"], credentials, model=values["model"], temperature=values["temperature"],
+        speculation=values["speculation"],
+    )  # fmt: skip
+    clock = asyncio.get_running_loop().time
+
+    def note(line: str) -> None:
+        console.print(f"left out {line}", style="dim", highlight=False)
+
+    try:
+        if values["quiet"] or not console.is_terminal:
+            return await run_plan(plan, endpoint, about=about, note=note)
+        # It is drawn from our own loop, between messages: a thread of its own would disturb what is measured.
+        with Live(console=console, auto_refresh=False, transient=True) as live:
+
+            def watch(run: LoadRun) -> None:
+                live.update(progress_line(run, clock()), refresh=True)
+
+            return await run_plan(plan, endpoint, about=about, watch=watch, note=note)
+    finally:
+        await endpoint.close()
+
+
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+@click.command("capture")
+@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="Trace to write.")
+@click.option("--last", help="Only what came in the last 30s, 10m, 2h or 1d.")
+@click.option("--for", "during", help="Wait so long (30s, 10m, 2h), and take what comes in that time.")
+def capture_command(folder: Path, out: Path, last: str | None, during: str | None) -> None:
+    """Make a trace of the requests that came to a server with `specdec serve --capture FOLDER`.
+
+    It holds arrival times, lengths, parameters, and which prompts begin alike; prompts only where the server was
+    started with --capture-prompts. `specdec replay` and `specdec ab run` ask it again.
+    """
+    from server.observe.capture import capture_files as files
+    from server.observe.capture import make_trace, read_entries
+
+    if last is not None and during is not None:
+        raise click.UsageError("--last looks back and --for ahead; give one of them")
+    if not files(folder):
+        raise click.ClickException(f"{folder}: holds no captured requests; start the server with --capture {folder}")
+    since_s, until_s = -math.inf, math.inf
+    if last is not None:
+        since_s = time.time() - _seconds("--last", last)
+    elif during is not None:
+        since_s = time.time()
+        until_s = since_s + _seconds("--for", during)
+        time.sleep(until_s - since_s)
+    try:
+        lines = [json.dumps(line) for line in make_trace(read_entries(folder), since_s, until_s)]
+        if lines:
+            out.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    except OSError as error:
+        raise click.ClickException(f"{error.filename}: {error.strerror}") from None
+    if not lines:
+        raise click.ClickException(f"{folder}: no request came in that time")
+    words = sum('"prompt_ids"' in line for line in lines)
+    click.echo(f"{len(lines)} requests, {words} of them with their prompts: {out}")
+
+
+def _seconds(option: str, text: str) -> float:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
+    if found is None:
+        raise click.UsageError(f"{option}: give a time such as 30s, 10m, 2h or 1d, not {text!r}")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+_WARMS_UP = "shared-prefix"  # texts that any model continues, and nothing of the trace, which would be cached then
+
+
+@click.command("replay")
+@click.argument("trace", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--url", required=True, help="grpc://HOST:PORT (ours), or http://HOST:PORT/v1 (any OpenAI endpoint).")
+@click.option("--speed", type=_POSITIVE, default=1.0, show_default=True, help="2 takes half the time.")
+@credential_options
+@reporting_options
+def replay_command(trace: Path, speed: float, **values: Any) -> None:
+    """Send the requests of TRACE at the times they came, and measure how long answers take.
+
+    TRACE is of `specdec capture`, or JSON lines or msgpack of your own: objects with offset_s and prompt, prompt_ids,
+    messages, or prefix and suffix. Reports as `specdec bench serve` does.
+    """
+    run_load(values, trace=trace, speed=speed, workload=_WARMS_UP)

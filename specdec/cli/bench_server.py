@@ -1,0 +1,282 @@
+"""`specdec bench frontend`, `typing`, `overload`, `soak`, `faults`: a server that is started to be measured."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from typing import Any
+
+import click
+
+from bench.serve import SERVE_WORKLOADS
+from specdec.cli.options import engine_options, server_options
+from specdec.config import Config, EngineConfig
+
+LIMITS = {"added_ttft_ms": 1.0, "cpu_ms_per_message": 0.15, "cpu_share": 0.15}
+
+
+@click.command("frontend")
+@click.option("--face", "faces", type=click.Choice(["grpc", "http"]), multiple=True, help="Default: both.")
+@click.option("--requests", type=click.IntRange(min=4), default=60, show_default=True, help="One stream at a time.")
+@click.option("--messages", type=click.IntRange(min=2), default=60, show_default=True, help="Of each request.")
+@click.option("--step-ms", type=click.FloatRange(min=0.5), default=4.0, show_default=True, help="Between messages.")
+@click.option(
+    "--streams", type=click.IntRange(min=1), default=64, show_default=True, help="At once, in the second part."
+)
+@click.option(
+    "--busy-step-ms",
+    type=click.FloatRange(min=1),
+    default=50.0,
+    show_default=True,
+    help="Between messages of a stream, in the second part.",
+)
+@click.option("--seconds", type=click.FloatRange(min=2), default=10.0, show_default=True, help="Of the second part.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def frontend_command(faces: tuple[str, ...], as_json: bool, **plan: Any) -> None:
+    """Time and processor that the front end takes, with an engine that takes none."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from bench.frontend.frontend_bench import FACES, FrontendPlan, measure_frontend
+
+    figures = asyncio.run(measure_frontend(FrontendPlan(faces=faces or FACES, **plan)))
+    if as_json:
+        click.echo(json.dumps(figures))
+        return
+    names = list(next(iter(figures.values())))
+    table = Table("figure", *figures, "limit", title="the front end's own cost")
+    for name in names:
+        table.add_row(name, *(_cell(found[name]) for found in figures.values()), str(LIMITS.get(name, "")))
+    Console().print(table)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{value['p50']:.3f} (p90 {value['p90']:.3f}, p99 {value['p99']:.3f})"
+    return str(value)
+
+
+@click.command("typing")
+@engine_options
+@click.option("--keys", type=click.IntRange(min=8), default=80, show_default=True, help="Of each stretch of text.")
+@click.option("--keys-per-s", type=click.FloatRange(min=0.5), default=8.0, show_default=True)
+@click.option("--stretches", type=click.IntRange(1, 6), default=2, show_default=True, help="Each of another file.")
+@click.option("--max-tokens", type=click.IntRange(min=1), default=32, show_default=True, help="Longest suggestion.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def typing_command(engine_config: EngineConfig, as_json: bool, **plan: Any) -> None:
+    """Type real files key by key, through a session and with a request per key; compare the waits."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from bench.typing import TypingPlan, measure_typing
+
+    progress = Console(stderr=True)
+    figures = asyncio.run(
+        measure_typing(engine_config, TypingPlan(**plan), lambda line: progress.print(line, style="dim"))
+    )
+    if as_json:
+        click.echo(json.dumps(figures))
+        return
+    table = Table("figure", "session", "requests", title=f"{figures['target']}: waiting for a suggestion, ms")
+    for name in ("p50", "p90", "p99", "max"):
+        table.add_row(f"wait {name}", *(f"{figures[arm]['wait_ms'][name]:.1f}" for arm in ("session", "requests")))
+    for name in ("keys", "answered", "answered_with_text", "answered_before_next_key", "continued"):
+        table.add_row(name, *(str(figures[arm][name]) for arm in ("session", "requests")))
+    console = Console()
+    console.print(table)
+    for name in ("p50_ratio", "p50_ratio_text", "p50_ratio_by_stretch", "pages_before", "pages_after", "pages_lost"):
+        console.print(f"{name:22} {figures[name]}", highlight=False)
+
+
+LEAST_GOODPUT, MOST_GROWTH_MIB = 0.9, 32.0
+
+
+@click.command("overload")
+@server_options
+@click.option("--workload", type=click.Choice(SERVE_WORKLOADS), default="humaneval", show_default=True)
+@click.option(
+    "--level",
+    "levels",
+    type=click.IntRange(min=1),
+    multiple=True,
+    default=(4, 8, 16, 32),
+    show_default=True,
+    help="Requests at once in the closed loops that find the peak; may be repeated.",
+)
+@click.option(
+    "--peak-seconds", "peak_s", type=click.FloatRange(min=1), default=30.0, show_default=True, help="Of each."
+)
+@click.option(
+    "--settle-seconds", "settle_s", type=click.FloatRange(min=0), default=8.0, show_default=True,
+    help="Before these, which do not count.",
+)  # fmt: skip
+@click.option("--factor", type=click.FloatRange(min=1), default=4.0, show_default=True, help="Arrivals over the peak.")
+@click.option("--minutes", type=click.FloatRange(min=0.05), default=3.0, show_default=True, help="Of overload.")
+@click.option("--max-tokens", type=click.IntRange(min=1), default=32, show_default=True)
+@click.option(
+    "--deadline", "deadline_s", type=click.FloatRange(min=0.1),
+    help="Seconds, sent with every request; default: the e2e objective.",
+)  # fmt: skip
+@click.option("--goodput", multiple=True, help="METRIC:MS; default: e2e, twice the p99 of the least level at the peak.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the arrivals.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def overload_command(config: Config, goodput: tuple[str, ...], as_json: bool, **options: Any) -> None:
+    """Start a server, find what it can do, ask for several times that; see what becomes of it.
+
+    Exit code 1: it did not keep at least 90 % of its peak, refused without saying when to come back, let requests in
+    that it could not serve in time, or grew; 2: the load generator itself could not keep up."""
+    from rich.console import Console
+
+    from bench.overload import OverloadPlan, measure_overload
+    from bench.serve.request import Objective
+
+    plan = OverloadPlan(objectives=tuple(Objective.read(text) for text in goodput), **options)
+    progress = Console(stderr=True)
+    server = config.server.model_copy(update={"host": "127.0.0.1", "grpc_port": 0, "http_port": None})
+    config = config.model_copy(update={"server": server})
+    figures = asyncio.run(measure_overload(config, plan, lambda line: progress.print(line, style="dim")))
+    if as_json:
+        click.echo(json.dumps(figures))
+    else:
+        _print_overload(figures)
+    faults = figures["overload"]["faults"]
+    sys.exit(2 if faults else 1 if any(not kept for _, _, _, kept in _questions(figures)) else 0)
+
+
+def _questions(figures: dict[str, Any]) -> list[tuple[str, str, str, bool]]:
+    """What is asked, what was found, what is wanted, and whether it was."""
+    share, hintless = figures["goodput_over_peak"], figures["refused_without_hint"]
+    kept = share is not None and share >= LEAST_GOODPUT
+    found = [
+        ("goodput over the peak's", str(share), f"at least {LEAST_GOODPUT}", kept),
+        ("refused without a hint", str(hintless), "0", hintless == 0),
+    ]
+    for limit, over in figures["admitted_p99_over_objective"].items():
+        told = "beyond: more than 1 % were lost" if over is None else str(over)
+        found.append((f"p99 of those let in, over {limit}", told, "at most 1", over is not None and over <= 1))
+    for name, grown in figures["memory"]["growth_mib"].items():
+        told = f"at most {MOST_GROWTH_MIB:g}"
+        found.append((f"{name} grew, MiB", str(grown), told, grown <= MOST_GROWTH_MIB))
+    return found
+
+
+def _print_overload(figures: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    plan, peak = figures["plan"], figures["peak"]
+    console = Console()
+    console.print(
+        f"peak: {peak['good_tokens_per_s']} good tokens/s, {peak['requests_per_s']} requests/s, from {peak['at_once']} "
+        f"at once on; tokens/s by level: {peak['tokens_per_s_by_level']}", highlight=False,
+    )  # fmt: skip
+    table = Table("question", "found", "wanted", "", title=f"{plan['factor']:g} x the peak for {plan['minutes']:g} min")
+    for question, found, wanted, kept in _questions(figures):
+        table.add_row(question, found, wanted, "yes" if kept else "NO")
+    console.print(table)
+    for name in ("goodput_over_peak_with_begin", "admitted", "refused", "lost", "late_share"):
+        console.print(f"{name:30} {figures[name]}", highlight=False)
+    for line in figures["overload"]["faults"]:
+        console.print(f"INVALID {line}", style="red", markup=False, highlight=False)
+
+
+# Texts that are kept to draft from take memory until there are so many of them, which is no leak, but takes hours.
+_SMALL_STORES = {"session_tokens": 4096, "sessions": 8, "shared_tokens": 8192, "shared_salts": 4, "trace_steps": 256}
+
+
+@click.command("soak")
+@server_options
+@click.option("--minutes", type=click.FloatRange(min=0.01), default=60.0, show_default=True)
+@click.option("--clients", type=click.IntRange(min=1), default=12, show_default=True)
+@click.option("--shift", type=click.FloatRange(min=0.5), default=60.0, show_default=True, help="Seconds between looks.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of who does what; timing adds its own chance.")
+@click.option("--full-stores", is_flag=True, help="Keep texts to draft from as configured, though they fill for hours.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def soak_command(
+    config: Config, minutes: float, clients: int, shift: float, seed: int, full_stores: bool, as_json: bool
+) -> None:
+    """Put mixed load on a server of our own: streams, editors, cancels, clients that vanish. Exit code 1: it lost
+    something, hung, or grew."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from bench.soak.soak_bench import SoakPlan, run_soak
+    from bench.soak.watch import Look, Tally
+
+    progress = Console(stderr=True)
+
+    def seen(look: Look, tally: Tally) -> None:
+        sizes = ", ".join(
+            f"{name} {use.own_bytes / 2**20:.1f} MiB {use.files} files {use.threads} threads"
+            for name, use in look.processes.items()
+        )
+        left = f"; held: {look.left}" if look.left else ""
+        line = f"{look.at_s / 60:6.1f} min  {look.visits} visits  {tally.n_faults} faults  {sizes}{left}"
+        progress.print(line, style="dim", highlight=False)
+
+    plan = SoakPlan(minutes=minutes, clients=clients, shift_s=shift, seed=seed)
+    figures = asyncio.run(run_soak(_own_server(config, full_stores), plan, seen)).as_dict()
+    if as_json:
+        click.echo(json.dumps(figures))
+        sys.exit(0 if figures["ok"] else 1)
+    console = Console()
+    visits = Table("visit", "what became of it", title=f"{figures['visits']} visits in {minutes:g} minutes")
+    for name, outcomes in figures["outcomes"].items():
+        visits.add_row(name, ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items()))
+    console.print(visits)
+    for process, grown in figures["growth"].items():
+        told = "too few looks to judge its memory" if grown is None else (
+            f"{grown['mib']:+.2f} MiB after the warm-up ({grown['mib_per_hour']:+.2f} an hour) at "
+            f"{grown['size_mib']} MiB; {grown['limit_mib']} are allowed"
+        )  # fmt: skip
+        console.print(f"{process}: {told}", highlight=False)
+    for fault in figures["faults"]:
+        console.print(f"FAULT {fault}", style="red", markup=False, highlight=False)
+    console.print("it stays up" if figures["ok"] else "it does not stay up", style="bold")
+    sys.exit(0 if figures["ok"] else 1)
+
+
+def _own_server(config: Config, full_stores: bool) -> Config:
+    """``config`` on ports of its own, with texts kept in small stores unless they are to be full."""
+    server = config.server.model_copy(update={"host": "127.0.0.1", "grpc_port": 0, "http_port": 0})
+    engine = config.engine
+    if not full_stores:
+        engine = engine.model_copy(update={"speculation": engine.speculation.model_copy(update=_SMALL_STORES)})
+    return config.model_copy(update={"server": server, "engine": engine})
+
+
+@click.command("faults")
+@server_options
+@click.option("--way", "ways", type=click.Choice(["kill", "hang"]), multiple=True, help="Default: both.")
+@click.option("--times", type=click.IntRange(1, 3), default=2, show_default=True, help="Of each; more is given up on.")
+@click.option("--streams", type=click.IntRange(min=1), default=8, show_default=True, help="Over each face, at once.")
+@click.option("--heartbeat", "heartbeat_s", type=click.FloatRange(min=0.5), default=5.0, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def faults_command(config: Config, ways: tuple[str, ...], as_json: bool, **options: Any) -> None:
+    """Kill and stop the engine while streams run: does each end as unavailable, and how long is the server away?
+
+    Exit code 1: a stream hung or broke, or the server took more than 5 s beside loading its model."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from bench.faults import FaultsPlan, measure_faults
+
+    if ways:
+        options["ways"] = ways
+    plan = FaultsPlan(**options)
+    progress = Console(stderr=True)
+    figures = asyncio.run(measure_faults(config, plan, lambda line: progress.print(line, style="dim", markup=False)))
+    if as_json:
+        click.echo(json.dumps(figures))
+        sys.exit(0 if figures["ok"] else 1)
+    table = Table("fault", "streams ended as", "all ended, s", "serving again, s", "of that loading, s", "beside, s")
+    for run in figures["runs"]:
+        endings = ", ".join(f"{count} {ending}" for ending, count in run["streams"].items())
+        times = (run["streams_ended_s"], run["serving_again_s"], run["load_s"], run["beside_load_s"])
+        table.add_row(run["way"], endings, *(f"{seconds:.2f}" for seconds in times))
+    console = Console()
+    console.print(table)
+    for fault in figures["faults"]:
+        console.print(f"FAULT {fault}", style="red", markup=False, highlight=False)
+    sys.exit(0 if figures["ok"] else 1)

@@ -1,0 +1,361 @@
+"""`specdec generate`: one prompt, here or on a server."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from specdec.cli.options import add_engine_options, drafter_names, flag_of, pop_config
+from specdec.types import (
+    Delta,
+    Finished,
+    GrammarKind,
+    GrammarParams,
+    OutputParams,
+    Request,
+    RequestEvent,
+    SamplingParams,
+    SpeculationMode,
+    SpeculationParams,
+    Started,
+    StoppingParams,
+    TokenLogprobs,
+    metrics_dict,
+)
+
+if TYPE_CHECKING:
+    from specdec.cli.runners import LocalRunner, RemoteRunner
+    from specdec.config import EngineConfig
+
+
+PREDICTION_OPTIONS: tuple[tuple[str, dict[str, Any], str], ...] = (
+    ("--prediction", {}, "What the output is expected to look like: drafted from, never forced."),
+    ("--prediction-file", {"type": click.Path(exists=True, dir_okay=False, path_type=Path)}, "The same, from a file."),
+)
+GRAMMAR_OPTIONS: tuple[tuple[str, dict[str, Any], str], ...] = (
+    ("--json-schema", {"metavar": "FILE_OR_TEXT"}, "The output must be JSON of this schema."),
+    ("--json-object", {"is_flag": True}, "The output must be a JSON object."),
+    ("--regex", {}, "The output must match this regular expression (Rust syntax) as a whole."),
+    ("--ebnf", {"metavar": "FILE_OR_TEXT"}, "The output must follow this grammar: Lark rules with a start, or GBNF."),
+    ("--choice", {"multiple": True}, "The output must be one of these texts; give one --choice for each."),
+)
+
+
+def pop_prediction(values: dict[str, Any]) -> str:
+    """Take the prediction's options out of ``values``; empty: none was given.
+
+    Raises:
+        click.UsageError: two were given, or one is not text.
+    """
+    text, file = values.pop("prediction"), values.pop("prediction_file")
+    if text is not None and file is not None:
+        raise click.UsageError("--prediction and --prediction-file can not be used together")
+    if file is not None:
+        return _read(file, "--prediction-file")
+    return check_text(text or "", "--prediction")
+
+
+def pop_grammar(values: dict[str, Any]) -> GrammarParams | None:
+    """Take the grammar's options out of ``values``.
+
+    Raises:
+        click.UsageError: two were given, or one is not text.
+    """
+    found = {kind: values.pop(kind.value) for kind in GrammarKind}
+    given = [kind for kind, value in found.items() if value not in (None, (), False)]
+    if not given:
+        return None
+    if len(given) > 1:
+        flags = ", ".join(_flag(kind) for kind in given)
+        raise click.UsageError(f"{flags} can not be used together")
+    (kind,) = given
+    value = found[kind]
+    if kind == GrammarKind.JSON_OBJECT:
+        return GrammarParams(kind)
+    if kind == GrammarKind.CHOICE:
+        texts = [check_text(text, _flag(kind)) for text in value]
+        return GrammarParams(kind, json.dumps(texts, ensure_ascii=False))
+    if kind in (GrammarKind.JSON_SCHEMA, GrammarKind.EBNF) and os.path.isfile(value):
+        return GrammarParams(kind, _read(Path(value), _flag(kind)))
+    return GrammarParams(kind, check_text(value, _flag(kind)))
+
+
+def check_text(text: str, name: str) -> str:
+    """``text`` as it is, which came from the command line.
+
+    Raises:
+        click.UsageError: its bytes were not UTF-8.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise click.UsageError(f"{name} is not valid UTF-8") from None
+    return text
+
+
+def _flag(kind: GrammarKind) -> str:
+    return f"--{kind.value.replace('_', '-')}"
+
+
+def _read(path: Path, flag: str) -> str:
+    try:
+        return path.read_bytes().decode()  # line ends as they are: they are tokens too
+    except (OSError, UnicodeDecodeError) as error:
+        reason = "is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else f"can not be read: {error.strerror}"
+        raise click.UsageError(f"{flag}: {path} {reason}") from None
+
+
+_U32 = click.IntRange(0, 2**32 - 1)
+_OPTIONS: tuple[tuple[str, dict[str, Any], str], ...] = (
+    ("--max-tokens", {"type": _U32, "default": 256, "show_default": True}, "Longest output."),
+    ("--min-tokens", {"type": _U32, "default": 0}, "Shortest output."),
+    ("--temperature", {"type": float, "default": 0.0, "show_default": True}, "0 is greedy."),
+    ("--top-k", {"type": _U32, "default": 0}, "Keep the k likeliest tokens; 0: off."),
+    ("--top-p", {"type": float, "default": 1.0}, "Keep the likeliest tokens of this total probability."),
+    ("--min-p", {"type": float, "default": 0.0}, "Drop tokens below this share of the likeliest one's probability."),
+    ("--repetition-penalty", {"type": float, "default": 1.0}, "Above 1: seen tokens become less likely."),
+    ("--presence-penalty", {"type": float, "default": 0.0}, "Subtracted once per token of the output."),
+    ("--frequency-penalty", {"type": float, "default": 0.0}, "Subtracted per occurrence in the output."),
+    ("--seed", {"type": click.IntRange(0, 2**64 - 1)}, "Same seed, same tokens. Drawn when not given."),
+    ("--n", {"type": click.IntRange(1, 2**32 - 1), "default": 1}, "Samples of the prompt."),
+    ("--stop", {"multiple": True}, "Stop at this text; may be repeated."),
+    ("--ignore-eos", {"is_flag": True}, "Do not stop at the model's end token."),
+    ("--logprobs", {"type": _U32}, "Log-probabilities of the chosen and the k likeliest tokens; needs --json."),
+    ("--speculation", {"type": click.Choice([m.value for m in SpeculationMode]), "default": "auto"},
+     "Drafting: as the controller decides, never, or always up to the caps."),
+    ("--max-nodes", {"type": _U32}, "Draft nodes of one tree."),
+    ("--max-depth", {"type": _U32}, "Depth of one tree."),
+    ("--width", {"type": _U32}, "Children per node."),
+    ("--session", {"default": ""}, "Name of an editor or conversation whose earlier texts may be drafted from."),
+    ("--target-tpot-ms", {"type": float}, "Milliseconds per token to keep to: drafts go to those that lag behind."),
+    ("--timeout", {"type": float}, "Seconds after which the request is given up."),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Prompt and prediction still in words (an empty prediction is none), and a request without their ids."""
+
+    prompt: str
+    chat: bool
+    prediction: str
+    request: Request
+
+
+def ask_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the request's options to ``command``, which gives its keyword arguments to `pop_ask`."""
+    for flag, settings, text in reversed((*_OPTIONS, *PREDICTION_OPTIONS, *GRAMMAR_OPTIONS)):
+        command = click.option(flag, help=text, **settings)(command)
+    return command
+
+
+def pop_ask(prompt: str, chat: bool, request_id: str, values: dict[str, Any], drafters: tuple[str, ...]) -> Ask:
+    """Take the request's options out of ``values``; ``drafters`` as `--drafter` gave them.
+
+    Raises:
+        click.UsageError: options contradict each other, or a text is not UTF-8.
+    """
+    return Ask(check_text(prompt, "the prompt"), chat, pop_prediction(values), _request(request_id, values, drafters))
+
+
+def _request(request_id: str, values: dict[str, Any], drafters: tuple[str, ...]) -> Request:
+    names = [flag.lstrip("-").replace("-", "_") for flag, _, _ in _OPTIONS]
+    v = {name: values.pop(name) for name in names}
+    sampling = (
+        "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+        "seed", "n",
+    )  # fmt: skip
+    wanted = drafter_names(drafters)
+    return Request(
+        request_id=request_id,
+        prompt_ids=(),
+        sampling=SamplingParams(**{name: v[name] for name in sampling}),
+        stopping=StoppingParams(v["max_tokens"], v["min_tokens"], tuple(v["stop"]), ignore_eos=v["ignore_eos"]),
+        output=OutputParams(logprobs=v["logprobs"]),
+        speculation=SpeculationParams(
+            mode=SpeculationMode.OFF if wanted == ("none",) else SpeculationMode(v["speculation"]),
+            drafters=tuple(name for name in wanted if name != "none") or None,
+            max_nodes=v["max_nodes"],
+            max_depth=v["max_depth"],
+            width=v["width"],
+        ),
+        deadline_s=v["timeout"],
+        session=check_text(v["session"], "--session"),
+        target_tpot_ms=v["target_tpot_ms"],
+        grammar=pop_grammar(values),
+    )
+
+
+_INTERRUPTED = 130
+
+
+@click.command("generate")
+@click.argument("prompt", required=False)
+@click.option("--server", help="HOST:PORT of a running server; without it the model runs in this process.")
+@click.option("--chat", is_flag=True, help="Put the prompt into the model's chat template.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object: tokens, text, statistics, timings.")
+@ask_options
+@add_engine_options
+def generate_command(prompt: str | None, server: str | None, chat: bool, as_json: bool, **values: Any) -> None:
+    """Generate text for PROMPT (or standard input), and stream it to standard output."""
+    if values["logprobs"] is not None and not as_json:
+        raise click.UsageError("--logprobs needs --json")
+    if server is not None:
+        _refuse_engine_options(values)
+    drafters = values["drafter"]
+    # On a server, drafters are chosen among those it has loaded: they say nothing about an engine here.
+    config = pop_config(values).engine if server is None else None
+    ask = pop_ask(_read_prompt(prompt), chat, uuid.uuid4().hex, values, drafters)
+    try:
+        with _runner(server, config) as runner:
+            _show(runner, ask, as_json)
+    except KeyboardInterrupt:
+        click.echo("\ncancelled", err=True)
+        sys.exit(_INTERRUPTED)
+
+
+@contextmanager
+def _runner(server: str | None, config: EngineConfig | None) -> Iterator[LocalRunner | RemoteRunner]:
+    if server is not None:
+        from specdec.cli.runners import RemoteRunner
+
+        with RemoteRunner(server) as remote:
+            yield remote
+        return
+    from specdec.cli.runners import LocalRunner
+    from specdec.engine.build import build_parts
+    from specdec.engine.engine import Engine
+    from specdec.models.progress_bar import ProgressBar
+
+    assert config is not None  # without a server there is one
+    with ProgressBar() as progress:
+        parts = build_parts(config, progress)
+    with closing(Engine(parts)) as engine:
+        yield LocalRunner(engine, parts.tokenizer)
+
+
+def _show(runner: LocalRunner | RemoteRunner, ask: Ask, as_json: bool) -> None:
+
+    def keep_quiet(_: str) -> None:
+        """JSON is printed whole."""
+
+    answer = Answer(runner.model, ask.request.sampling.n, keep_quiet if as_json else write_text)
+    # A generator left by an exception is closed here and now, not whenever it is collected: closing it aborts.
+    with closing(runner.events(ask)) as events:
+        for event in events:
+            answer.take(event)
+    if as_json:
+        click.echo(json.dumps(answer.as_dict(logprobs=ask.request.output.logprobs is not None)))
+        return
+    click.echo()
+    if sys.stderr.isatty():
+        click.echo(click.style(answer.summary(), dim=True), err=True)
+
+
+def _read_prompt(prompt: str | None) -> str:
+    if prompt is None or prompt == "-":
+        if sys.stdin.isatty():
+            raise click.UsageError("give a PROMPT, or pipe one in")
+        prompt = sys.stdin.read().removesuffix("\n")
+    return prompt
+
+
+def _refuse_engine_options(values: dict[str, Any]) -> None:
+    """The server's model is the server's; an option that would do nothing is a mistake to be told."""
+    names = [name for name in values if name.startswith("engine__") or name == "config_file"]
+    given = [flag_of(name) for name in names if values[name] is not None]
+    if given:
+        raise click.UsageError(f"{', '.join(given)} can not be used with --server")
+
+
+@dataclass(slots=True)
+class _Sample:
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    end: Finished | None = None
+
+
+class Answer:
+    """Collects a request's events. ``write`` gets text as it arrives: of one sample at once, of several each when it
+    has ended, under a heading."""
+
+    def __init__(self, model: str, samples: int, write: Callable[[str], None]) -> None:
+        self._model = model
+        self._write = write
+        self._n = samples
+        self._samples: defaultdict[int, _Sample] = defaultdict(_Sample)
+        self._started: Started | None = None
+
+    def take(self, event: RequestEvent) -> None:
+        """The next event."""
+        if isinstance(event, Started):
+            self._started = event
+        elif isinstance(event, Delta):
+            sample = self._samples[event.index]
+            sample.token_ids += event.token_ids
+            sample.text += event.text
+            sample.logprobs += event.logprobs
+            if self._n == 1:
+                self._write(event.text)
+        elif isinstance(event, Finished):
+            self._samples[event.index].end = event
+            if self._n > 1:
+                self._write(f"--- sample {event.index}\n{self._samples[event.index].text}\n")
+
+    def as_dict(self, *, logprobs: bool) -> dict[str, Any]:
+        """Facts of the request and of its first sample, and ``samples``: the same of every one."""
+        samples = [_sample_dict(i, self._samples[i], logprobs) for i in range(self._n)]
+        started = self._started
+        head: dict[str, Any] = {"model": self._model}
+        if started is not None:
+            head |= {
+                "request_id": started.request_id,
+                "seed": started.seed,
+                "prompt_tokens": started.prompt_tokens,
+                "cached_tokens": started.cached_tokens,
+            }
+        first = {key: value for key, value in samples[0].items() if key != "index"}
+        return {**head, **first, "samples": samples}
+
+    def summary(self) -> str:
+        """One line of figures about the first sample; empty when it has not ended."""
+        end = self._samples[0].end
+        if end is None:
+            return ""
+        tokens, steps, ms = end.usage.output_tokens, max(end.stats.num_steps, 1), end.timings.decode_ms
+        rate = f", {(tokens - 1) / ms * 1e3:.1f} tokens/s" if ms > 0 and tokens > 1 else ""
+        return f"[{tokens} tokens{rate}, {tokens / steps:.2f} per step, {end.reason}]"
+
+
+def write_text(text: str) -> None:
+    """Show text at once; characters that the terminal can not show become question marks."""
+    encoding = sys.stdout.encoding or "utf-8"
+    sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
+    sys.stdout.flush()
+
+
+def _sample_dict(index: int, sample: _Sample, logprobs: bool) -> dict[str, Any]:
+    end = sample.end
+    found: dict[str, Any] = {"index": index, "token_ids": sample.token_ids, "text": sample.text}
+    if end is not None:
+        found |= {
+            "finish_reason": end.reason.value,
+            "matched_stop": end.matched_stop,
+            "usage": asdict(end.usage),
+            "metrics": metrics_dict(end.stats),
+            "timings": asdict(end.timings),
+        }
+    if logprobs:
+        found["logprobs"] = [asdict(row) for row in sample.logprobs]
+    return found

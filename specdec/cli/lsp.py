@@ -1,0 +1,40 @@
+"""`specdec lsp`: a language server that suggests code, for editors to start."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import Any
+
+import click
+
+from specdec.cli.options import credential_options, pop_credentials
+
+_LEVELS = ("debug", "info", "warning", "error")
+
+
+@click.command("lsp")
+@click.option("--server", "address", default="127.0.0.1:8400", show_default=True, metavar="HOST:PORT",
+              help="gRPC address of a running `specdec serve`.")  # fmt: skip
+@credential_options
+@click.option("--stdio", is_flag=True, help="Speak over standard input and output, as is done in any case.")
+@click.option("--log-level", type=click.Choice(_LEVELS), default="warning", show_default=True,
+              help="What is written to standard error. No text of a user is.")  # fmt: skip
+def lsp_command(address: str, stdio: bool, log_level: str, **values: Any) -> None:
+    """Speak LSP 3.18 (textDocument/inlineCompletion) over standard input and output.
+
+    An editor starts it. Settings come from the editor: initializationOptions, or workspace/didChangeConfiguration under
+    "specdec".
+    """
+    from server.lsp.language_server import run_stdio
+    from specdec.client.client import Client
+    from specdec.client.connection import RetryPolicy
+
+    credentials = pop_credentials(values)
+    credentials.channel()  # a file that can not be read is told now, not when the editor waits
+    logging.basicConfig(level=log_level.upper(), stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+    once = RetryPolicy(attempts=1)
+    code = run_stdio(lambda: Client(address, credentials, once))
+    sys.stderr.flush()
+    os._exit(code)  # an editor waits for this process, and gRPC's threads may keep a busy machine's interpreter waiting

@@ -1,0 +1,118 @@
+"""Where `specdec generate` runs a request: on an engine in this process, or on a server."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncGenerator, Coroutine, Generator
+from contextlib import closing
+from types import TracebackType
+from typing import Any, TypeVar
+
+from server.errors import DeadlinePassedError, GenerationFailedError
+from server.interfaces import EngineLike, TokenizerLike
+from specdec.cli.generate import Ask
+from specdec.client.client import Client
+from specdec.client.connection import Credentials, RetryPolicy
+from specdec.client.prompt import ChatTurn, GenerateOptions
+from specdec.types import Failed, Finished, FinishReason, RequestEvent, StepTrace
+
+
+class LocalRunner:
+    """``events`` yields what the engine says; leaving it early aborts the request."""
+
+    def __init__(self, engine: EngineLike, tokenizer: TokenizerLike) -> None:
+        self._engine, self._tokenizer = engine, tokenizer
+
+    @property
+    def model(self) -> str:
+        """The target's name."""
+        return self._engine.info().target
+
+    def events(self, ask: Ask) -> Generator[RequestEvent, None, None]:
+        """Everything about one request, in order.
+
+        Raises:
+            RequestError: it is refused, or fails.
+        """
+        if ask.chat:
+            ids = self._tokenizer.encode_chat([{"role": "user", "content": ask.prompt}])
+        else:
+            ids = self._tokenizer.encode(ask.prompt)
+        prediction = self._tokenizer.encode(ask.prediction, add_special=False)
+        request = dataclasses.replace(ask.request, prompt_ids=tuple(ids), prediction_ids=tuple(prediction))
+        self._engine.submit(request)
+        try:
+            while self._engine.has_work():
+                for event in self._engine.step():
+                    if isinstance(event, Failed):
+                        raise GenerationFailedError(event.reason, event.message)
+                    if isinstance(event, Finished) and event.reason == FinishReason.DEADLINE:
+                        raise DeadlinePassedError
+                    yield event
+        finally:
+            self._engine.abort(ask.request.request_id)  # does nothing to one that is complete
+
+
+_CONNECT_S = 10.0
+# Who sits at a terminal wants to know at once that nobody is there, but may well wait for a place in the queue.
+_RETRY = RetryPolicy(unreachable=False)
+_IN_THE_CLEAR = Credentials()
+Result = TypeVar("Result")
+
+
+class RemoteRunner:
+    """Use as a context manager; leaving ``events`` early cancels the call. ``CallError`` where a server refuses, fails,
+    or can not be reached.
+
+    Raises:
+        ConfigError: a file of the credentials can not be read.
+    """
+
+    def __init__(self, address: str, credentials: Credentials = _IN_THE_CLEAR) -> None:
+        self._client = Client(address, credentials, _RETRY)
+        self._runner = asyncio.Runner()
+
+    def __enter__(self) -> RemoteRunner:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with closing(self._runner):
+            self._run(self._client.close())
+
+    @property
+    def model(self) -> str:
+        """The target's name."""
+        return self._run(self._client.info(_CONNECT_S)).target
+
+    def trace(self, limit: int) -> list[StepTrace]:
+        """The last ``limit`` steps of the server's engine, newest last."""
+        return self._run(self._client.trace(limit, _CONNECT_S))
+
+    def events(self, ask: Ask) -> Generator[RequestEvent, None, None]:
+        """Everything about one request, in order."""
+        prompt = [ChatTurn("user", ask.prompt)] if ask.chat else ask.prompt
+        stream = self._client.stream(prompt, **_options(ask))
+        try:
+            while (event := self._run(_next(stream))) is not None:
+                yield event
+        finally:
+            self._run(stream.aclose())
+
+    def _run(self, call: Coroutine[Any, Any, Result]) -> Result:
+        return self._runner.run(call)
+
+
+async def _next(stream: AsyncGenerator[RequestEvent, None]) -> RequestEvent | None:
+    return await anext(stream, None)
+
+
+def _options(ask: Ask) -> GenerateOptions:
+    r = ask.request
+    return GenerateOptions(
+        request_id=r.request_id, sampling=r.sampling, stopping=r.stopping, output=r.output, speculation=r.speculation,
+        grammar=r.grammar, prediction=ask.prediction, session=r.session, cache_salt=r.cache_salt, priority=r.priority,
+        target_tpot_ms=r.target_tpot_ms, timeout_s=r.deadline_s,
+    )  # fmt: skip

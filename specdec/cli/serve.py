@@ -1,0 +1,185 @@
+"""`specdec serve`: the server, from loading to drain; `specdec keys`: its file of keys."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from specdec.cli.options import server_options
+from specdec.config import Config, ServerConfig
+
+if TYPE_CHECKING:
+    from server.serving import Addresses
+    from specdec.types import EngineInfo
+
+
+_PATH = click.Path(path_type=Path)
+_SECURITY: tuple[tuple[str, str, dict[str, Any], str], ...] = (
+    ("--keys-file", "server.keys_file", {"type": _PATH}, "YAML file of key hashes, see `specdec keys new`."),
+    ("--tls-cert", "server.tls_cert", {"type": _PATH}, "PEM certificate chain; serve TLS only."),
+    ("--tls-key", "server.tls_key", {"type": _PATH}, "PEM private key of --tls-cert."),
+    ("--tls-client-ca", "server.tls_client_ca", {"type": _PATH}, "PEM authorities; clients must show a certificate."),
+    ("--keys-without-tls", "server.keys_without_tls", {"is_flag": True},
+     "Take keys off loopback in the clear: a proxy in front speaks TLS."),
+    ("--max-queued-tokens", "server.max_queued_tokens", {"type": int}, "Prompt tokens that may wait; 0: no limit."),
+)  # fmt: skip
+_WATCHING: tuple[tuple[str, str, dict[str, Any], str], ...] = (
+    ("--metrics-compat", "server.metrics_compat", {"type": click.Choice(["none", "vllm"])},
+     "Names that /metrics has beside specdec's own."),
+    ("--open-metrics", "server.open_metrics", {"is_flag": True}, "/metrics needs no key."),
+    ("--log-format", "server.log_format", {"type": click.Choice(["auto", "json", "text"])},
+     "auto: text on a terminal, else JSON lines."),
+    ("--log-texts", "server.log_texts", {"is_flag": True}, "Log prompts and outputs, which may be confidential."),
+    ("--otlp-endpoint", "server.otlp_endpoint", {"metavar": "URL"},
+     "Send OpenTelemetry traces to this OTLP/gRPC collector; needs the `otel` extra."),
+    ("--capture", "server.capture_dir", {"type": click.Path(file_okay=False, path_type=Path), "metavar": "DIR"},
+     "Write down when requests come, how long they are and what they share, for `specdec capture`."),
+    ("--capture-prompts", "server.capture_prompts", {"is_flag": True}, "With prompts, which may be confidential."),
+)  # fmt: skip
+_OPEN = ServerConfig()
+
+
+def _more_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add to ``command`` what `server_options` takes for fields of the configuration, by its name."""
+    for flag, name, settings, text in reversed((*_SECURITY, *_WATCHING)):
+        command = click.option(flag, name.replace(".", "__"), default=None, help=text, **settings)(command)
+    return command
+
+
+@click.command("serve")
+@_more_options
+@server_options
+@click.option("--quiet", is_flag=True, help="Log warnings and errors only.")
+def serve_command(config: Config, quiet: bool) -> None:
+    """Serve a model over gRPC until SIGTERM or Ctrl-C; then running requests are finished first."""
+    import uvloop
+
+    from server.observe.logs import configure_logs
+    from server.serving import Serving
+    from specdec.models.load import load_tokenizer
+    from specdec.models.progress_bar import ProgressBar
+
+    configure_logs(config.server.log_format, logging.WARNING if quiet else logging.INFO)
+    engine = config.engine
+    click.echo(f"loading {engine.target} ...", err=True)
+    with ExitStack() as bars:
+        progress = bars.enter_context(ProgressBar())
+
+        async def serve() -> None:
+            serving = Serving(config, lambda: load_tokenizer(engine.target, engine.cache_dir), progress=progress)
+
+            def on_ready(addresses: Addresses, info: EngineInfo) -> None:
+                bars.close()
+                click.echo("\n".join(ready_lines(addresses, info, serving.knows_chat, config.server)))
+
+            await serving.run(on_ready)
+
+        uvloop.run(serve())
+    click.echo("stopped", err=True)
+
+
+def ready_lines(addresses: Addresses, info: EngineInfo, knows_chat: bool, server: ServerConfig = _OPEN) -> list[str]:
+    """What a person needs when the server is ready, a client command to paste among it."""
+    drafters = ", ".join(info.drafters) or "none"
+    host = _reachable(addresses.host)
+    ask = '--chat "Why is the sky blue?"' if knows_chat else '"Once upon a time"'
+    http = addresses.http_port
+    secure = server.tls_cert is not None
+    scheme, flags = ("https", " --tls") if secure else ("http", "")
+    flags += " --key-file KEY" if server.keys_file is not None else ""
+    return [
+        f"ready: {info.target}, {info.dtype}, {info.kernels} kernels, {info.numeric_mode}, drafters: {drafters}",
+        f"  gRPC  {host}:{addresses.grpc_port}",
+        *([f"  HTTP  {scheme}://{host}:{http}/readyz"] if http is not None else []),
+        f"  try   {_program()} generate --server {host}:{addresses.grpc_port}{flags} {ask}",
+    ]
+
+
+def _reachable(host: str) -> str:
+    """An address of this machine for one that means all of them."""
+    if host in ("0.0.0.0", "::"):
+        return "127.0.0.1"
+    return f"[{host}]" if ":" in host else host
+
+
+def _program() -> str:
+    """How the reader's shell finds this very program: by name where that works, else by path."""
+    script = sys.argv[0]
+    if script.endswith(".py"):
+        return f"{shlex.quote(sys.executable)} -m specdec.cli.main"
+    found = shutil.which("specdec")
+    if found is not None and os.path.exists(script) and os.path.samefile(found, script):
+        return "specdec"
+    return shlex.quote(os.path.relpath(script))
+
+
+@click.group("keys")
+def keys_group() -> None:
+    """Make keys for `specdec serve --keys-file`."""
+
+
+@keys_group.command("new")
+@click.option(
+    "--file", type=click.Path(dir_okay=False, path_type=Path), required=True, help="File of keys; made if need be."
+)
+@click.option("--name", required=True, help="Who holds the key: shown in logs, unique in the file.")
+@click.option("--tenant", required=True, help="Whose data it may see: keys of one tenant share caches, others do not.")
+@click.option(
+    "--admin", is_flag=True, help="May drain the server, flush its cache, change its draft model and run experiments."
+)
+@click.option("--requests-per-minute", type=float, help="Requests begun per minute.")
+@click.option("--tokens-per-minute", type=float, help="Tokens of prompts and outputs per minute.")
+@click.option("--max-concurrent", type=int, help="Requests that run at once.")
+@click.option("--max-priority", type=int, help="Highest priority; what asks for more runs at this one.")
+@click.option("--own-key", is_flag=True, help="Take a key of your choice from standard input, and hash it slowly.")
+def new_command(
+    file: Path,
+    name: str,
+    tenant: str,
+    admin: bool,
+    requests_per_minute: float | None,
+    tokens_per_minute: float | None,
+    max_concurrent: int | None,
+    max_priority: int | None,
+    own_key: bool,
+) -> None:
+    """Make a key and print it, this once; the file gets its hash. A running server takes it at once."""
+    from pydantic import ValidationError
+
+    from server.auth.keys import KeyEntry, KeyHash, add_key, new_key
+
+    key = _own_key() if own_key else new_key()
+    limits = {
+        "requests_per_minute": requests_per_minute,
+        "tokens_per_minute": tokens_per_minute,
+        "max_concurrent": max_concurrent,
+        "max_priority": max_priority,
+    }
+    digest = str(KeyHash.of(key, slow=own_key))
+    entry = {"name": name, "tenant": tenant, "hash": digest, "admin": admin, "limits": limits}
+    try:
+        checked = KeyEntry.model_validate(entry)
+    except ValidationError as error:
+        problems = [f"--{str(e['loc'][-1]).replace('_', '-')}: {e['msg']}" for e in error.errors()]
+        raise click.UsageError("; ".join(problems)) from None
+    add_key(file, checked)
+    click.echo(f"added {name} of {tenant} to {file}", err=True)
+    if not own_key:
+        click.echo("this is the key; it is not kept anywhere, so keep it now:", err=True)
+        click.echo(key)
+
+
+def _own_key() -> str:
+    key = sys.stdin.readline().strip()
+    if len(key) < 12 or not key.isascii() or not key.isprintable() or len(key.split()) != 1:
+        raise click.UsageError("--own-key: give one line of at least 12 printable ASCII characters without spaces")
+    return key

@@ -1,0 +1,252 @@
+"""`specdec trace`: why the engine drafted as it did, as a table, a small plot and a summary."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import sys
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+from rich.console import Console
+from rich.table import Table
+
+from specdec.config import ServerConfig
+from specdec.types import DrafterStats, DrafterTrace, StepTrace
+
+_LIMIT = click.option(
+    "--limit",
+    type=click.IntRange(1, 2**32 - 1),
+    default=50,
+    show_default=True,
+    help="Show so many steps at most, the last.",
+)
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON lines, one step each.")
+_FILE = click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+_PIPE_WIDTH = 160
+
+
+@click.group("trace", invoke_without_command=True)
+@click.option(
+    "--server",
+    default=f"127.0.0.1:{ServerConfig.model_fields['grpc_port'].default}",
+    show_default=True,
+    help="HOST:PORT of a running server.",
+)
+@_LIMIT
+@_JSON
+@click.pass_context
+def trace_group(ctx: click.Context, server: str, limit: int, as_json: bool) -> None:
+    """Show the last steps of a server: what was drafted, and predicted against realised tokens and milliseconds."""
+    if ctx.invoked_subcommand is not None:
+        for name in ctx.params:
+            if ctx.get_parameter_source(name) == ParameterSource.COMMANDLINE:
+                raise click.UsageError(f"give the options of `{ctx.invoked_subcommand}` after it")
+        return
+    from specdec.cli.runners import RemoteRunner
+
+    with RemoteRunner(server) as remote:
+        _show(remote.trace(limit), limit, as_json)
+
+
+@trace_group.command("show")
+@_FILE
+@_LIMIT
+@_JSON
+def show_command(file: Path, limit: int, as_json: bool) -> None:
+    """Show the last steps of the trace file FILE, and a summary of all."""
+    from specdec.control.trace import read_trace
+
+    _, steps = read_trace(file)
+    _show(steps, limit, as_json)
+
+
+@trace_group.command("replay")
+@_FILE
+def replay_command(file: Path) -> None:
+    """Let the controller decide every step of the trace file FILE again; exit code 1 when it decides otherwise."""
+    from specdec.control.trace import replay_file
+
+    report = replay_file(file)
+    if report.steps == 0:
+        raise click.ClickException(f"{file}: holds no step that can be decided again")
+    click.echo(f"{report.steps} steps decided again, {len(report.differences)} differences")
+    for difference in report.differences[:1]:
+        click.echo(f"first difference: {difference}")
+    sys.exit(1 if report.differences else 0)
+
+
+def _show(steps: Iterable[StepTrace], limit: int, as_json: bool) -> None:
+    from specdec.types import trace_dict
+
+    summary = TraceSummary()
+    last: deque[StepTrace] = deque(maxlen=limit)
+    for step in steps:
+        summary.add(step)
+        last.append(step)
+    if as_json:
+        for step in last:
+            click.echo(json.dumps(trace_dict(step), separators=(",", ":")))
+        return
+    if not last:
+        click.echo("no step has been traced yet")
+        return
+    from rich.console import Console
+
+    # Piped text is read whole or searched: rows must not be folded to a terminal's width.
+    width: dict[str, Any] = {} if sys.stdout.isatty() else {"width": _PIPE_WIDTH}
+    show_trace(last, summary, Console(**width))
+
+
+@dataclass(slots=True)
+class _Error:
+    """Mean absolute relative error of predictions; where nothing was realised, there is none."""
+
+    total: float = 0.0
+    count: int = 0
+
+    def add(self, predicted: float, realised: float) -> None:
+        if realised > 0 and math.isfinite(predicted):
+            self.total += abs(predicted - realised) / realised
+            self.count += 1
+
+    @property
+    def mean(self) -> float | None:
+        return self.total / self.count if self.count else None
+
+
+@dataclass(slots=True)
+class TraceSummary:
+    """Running figures; feed it every step with `add`."""
+
+    steps: int = 0
+    speculating: int = 0
+    tokens: int = 0
+    by_drafter: dict[str, DrafterStats] = field(default_factory=dict)
+    _ms: _Error = field(default_factory=_Error)
+    _tokens: _Error = field(default_factory=_Error)
+
+    def add(self, step: StepTrace) -> None:
+        """One more step."""
+        self.steps += 1
+        self.speculating += step.budget > 0
+        self.tokens += step.realised_tokens
+        self._ms.add(step.predicted_ms, step.realised_ms)
+        self._tokens.add(step.predicted_tokens, step.realised_tokens)
+        for part in step.drafters:
+            stats = self.by_drafter.setdefault(part.name, DrafterStats())
+            stats.num_draft_tokens += part.verified
+            stats.num_accepted_draft_tokens += part.accepted
+
+    @property
+    def ms_error(self) -> float | None:
+        """Mean of |predicted - realised| / realised milliseconds of drafting and verifying; None without a step."""
+        return self._ms.mean
+
+    @property
+    def tokens_error(self) -> float | None:
+        """The same of tokens, over the steps that sampled any."""
+        return self._tokens.mean
+
+    def lines(self) -> list[str]:
+        """For a person."""
+        share = self.speculating / self.steps if self.steps else 0.0
+        return [
+            f"{self.steps} steps, {self.tokens} tokens, {share:.0%} of the steps with drafts",
+            f"mean error of predictions: {_percent(self.ms_error)} of ms, {_percent(self.tokens_error)} of tokens",
+            *(
+                f"{name}: {stats.num_accepted_draft_tokens} of {stats.num_draft_tokens} drafts accepted "
+                f"({stats.draft_acceptance_rate:.0%})"
+                for name, stats in sorted(self.by_drafter.items())
+            ),
+        ]
+
+
+def _percent(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.1%}"
+
+
+BARS = "▁▂▃▄▅▆▇█"
+ASCII_BARS = "_.-=+*%#"
+
+
+def sparkline(values: Sequence[float], top: float, width: int, bars: str = BARS) -> str:
+    """``values`` on a scale from 0 to ``top``, at most ``width`` characters; more values are averaged in equal parts.
+
+    What lies outside the scale is shown as its end, what is not finite as a blank.
+    """
+    n = min(len(values), width)
+    cuts = [i * len(values) // n for i in range(n + 1)] if n else []
+    means = [math.fsum(values[a:b]) / (b - a) for a, b in itertools.pairwise(cuts)]
+    return "".join(_bar(mean, top, bars) for mean in means)
+
+
+def _bar(value: float, top: float, bars: str) -> str:
+    if not math.isfinite(value):
+        return " "
+    share = value / top if top > 0 else 0.0
+    return bars[min(len(bars) - 1, max(0, int(share * len(bars))))]
+
+
+_COLUMNS = ("step", "seqs", "rows", "context", "cand.", "budget", "tokens", "ms", "tok/s")
+_DRAFTERS_WIDTH = 20
+_PLOT_MARGIN = 34
+
+
+def show_trace(steps: Collection[StepTrace], summary: TraceSummary, console: Console) -> None:
+    """Print ``steps``; ``summary`` may be of more of them. Pairs read predicted/realised."""
+    # Without a frame, so that the drafters' column has room on a terminal of 80 characters.
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in _COLUMNS:
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("drafters", overflow="fold", min_width=_DRAFTERS_WIDTH)
+    for step in steps:
+        table.add_row(*_cells(step))
+    console.print(table)
+    console.print("tokens and ms: predicted/realised; drafters: decision, accepted/verified", style="dim")
+    for line in _plot(steps, console):
+        console.print(line, markup=False, highlight=False, no_wrap=True)
+    for line in summary.lines():
+        console.print(line, markup=False, highlight=False)
+
+
+def _cells(step: StepTrace) -> list[str]:
+    return [
+        str(step.step),
+        str(step.sequences),
+        str(step.rows),
+        f"{step.context:.0f}",
+        str(step.candidates),
+        str(step.budget),
+        f"{step.predicted_tokens:.1f}/{step.realised_tokens}",
+        f"{step.predicted_ms:.1f}/{step.realised_ms:.1f}",
+        f"{step.tokens_per_second:.1f}",
+        ", ".join(_drafter(part) for part in step.drafters),
+    ]
+
+
+def _drafter(part: DrafterTrace) -> str:
+    figures = f" {part.accepted}/{part.verified}" if part.verified else ""
+    return f"{part.name} {part.decision}{figures}"
+
+
+def _plot(steps: Collection[StepTrace], console: Console) -> list[str]:
+    """Two lines per figure, on one scale, so that they can be compared by eye."""
+    pairs = {
+        "ms": ([s.predicted_ms for s in steps], [s.realised_ms for s in steps]),
+        "tokens": ([s.predicted_tokens for s in steps], [float(s.realised_tokens) for s in steps]),
+    }
+    bars = BARS if console.encoding.startswith("utf") else ASCII_BARS
+    width = max(8, console.width - _PLOT_MARGIN)
+    lines = []
+    for name, (predicted, realised) in pairs.items():
+        top = max((v for v in (*predicted, *realised) if math.isfinite(v)), default=0.0)
+        for kind, values in (("predicted", predicted), ("realised", realised)):
+            lines.append(f"{name:6} {kind:9} {sparkline(values, top, width, bars)} 0..{top:.1f}")
+    return lines

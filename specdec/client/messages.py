@@ -1,0 +1,303 @@
+"""Conversion between the client's types and gRPC messages, both ways."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from typing import Any, TypeVar
+
+from specdec.api.v1 import completion_pb2 as completion
+from specdec.api.v1 import generation_pb2 as pb
+from specdec.api.v1 import model_pb2 as model
+from specdec.api.v1 import options_pb2 as options
+from specdec.api.v1 import result_pb2 as result
+from specdec.api.v1 import trace_pb2 as trace
+from specdec.client.prompt import ChatTurn, CompletionHints, Fim, Generated, GeneratedSample, GenerateOptions, Prompt
+from specdec.types import (
+    Delta,
+    DrafterStats,
+    DrafterTrace,
+    EngineInfo,
+    EngineLoad,
+    Finished,
+    FinishReason,
+    GrammarKind,
+    GrammarParams,
+    OutputParams,
+    SamplingParams,
+    SpeculationMode,
+    SpeculationParams,
+    SpeculationStats,
+    Started,
+    StepTrace,
+    StepTree,
+    StoppingParams,
+    Timings,
+    TokenLogprobs,
+    Usage,
+)
+
+Message = TypeVar("Message", pb.GenerateRequest, pb.GenerateStreamRequest)
+PromptMessage = pb.GenerateRequest | pb.GenerateStreamRequest | pb.PrefillRequest
+
+_MODES = {
+    SpeculationMode.AUTO: options.SpeculationOptions.MODE_AUTO,
+    SpeculationMode.OFF: options.SpeculationOptions.MODE_OFF,
+    SpeculationMode.ON: options.SpeculationOptions.MODE_ON,
+}
+
+
+def fill_request(message: Message, prompt: Prompt, asked: GenerateOptions) -> Message:
+    """``message`` with all that is asked for, but the timeout, which is the call's."""
+    fill_prompt(message, prompt)
+    message.request_id, message.model = asked.get("request_id", ""), asked.get("model", "")
+    message.sampling.CopyFrom(sampling_message(asked.get("sampling", SamplingParams())))
+    message.stopping.CopyFrom(stopping_message(asked.get("stopping", StoppingParams())))
+    message.output.CopyFrom(output_message(asked.get("output", OutputParams())))
+    message.speculation.CopyFrom(speculation_message(asked.get("speculation", SpeculationParams())))
+    message.cache.salt, message.session.id = asked.get("cache_salt", ""), asked.get("session", "")
+    message.scheduling.CopyFrom(scheduling_message(asked))
+    prediction, grammar = asked.get("prediction", ""), asked.get("grammar")
+    if isinstance(prediction, str):
+        if prediction:
+            message.prediction.text = prediction
+    elif prediction:
+        message.prediction.token_ids.ids.extend(prediction)
+    if grammar is not None:
+        message.grammar.CopyFrom(grammar_message(grammar))
+    return message
+
+
+def completion_message(gap: Fim, hints: CompletionHints, asked: GenerateOptions) -> completion.CompleteRequest:
+    """What belongs into a gap; sampling and stopping are the server's where they are not asked for."""
+    whole = fill_request(pb.GenerateRequest(), gap, asked)
+    mode = completion.CompletionOptions.Mode.Value(f"MODE_{hints.mode.upper()}")
+    message = completion.CompleteRequest(
+        request_id=whole.request_id, model=whole.model, fim=whole.fim,
+        completion=completion.CompletionOptions(
+            mode=mode, max_prompt_tokens=hints.max_prompt_tokens, stop_at_dedent=hints.stop_at_dedent,
+            stop_at_bracket=hints.stop_at_bracket, stop_at_suffix=hints.stop_at_suffix,
+        ),
+        output=whole.output, speculation=whole.speculation, cache=whole.cache, scheduling=whole.scheduling,
+        session=whole.session,
+    )  # fmt: skip
+    for name in ("sampling", "stopping"):
+        if name in asked:
+            getattr(message, name).CopyFrom(getattr(whole, name))
+    for name in ("prediction", "grammar"):
+        if whole.HasField(name):  # type: ignore[arg-type]
+            getattr(message, name).CopyFrom(getattr(whole, name))
+    return message
+
+
+def fill_prompt(message: PromptMessage, prompt: Prompt) -> None:
+    """Put ``prompt`` into ``message``."""
+    if isinstance(prompt, str):
+        message.text = prompt
+    elif isinstance(prompt, Fim):
+        message.fim.CopyFrom(fim_message(prompt))
+    elif prompt and isinstance(prompt[0], ChatTurn):
+        message.chat.CopyFrom(chat_message([turn for turn in prompt if isinstance(turn, ChatTurn)]))
+    else:
+        message.token_ids.SetInParent()
+        message.token_ids.ids.extend(token for token in prompt if isinstance(token, int))
+
+
+def chat_message(turns: Sequence[ChatTurn]) -> options.ChatPrompt:
+    """A conversation."""
+    return options.ChatPrompt(messages=[options.ChatMessage(role=turn.role, content=turn.content) for turn in turns])
+
+
+def fim_message(gap: Fim) -> options.FimPrompt:
+    """A gap in a text."""
+    return options.FimPrompt(
+        prefix=gap.prefix, suffix=gap.suffix, middle_prefix=gap.middle_prefix, repo_name=gap.repo_name,
+        file_name=gap.file_name, language=gap.language,
+        extra=[
+            options.ContextFile(filename=f.filename, text=f.text, time_ms=f.time_ms, score=f.score) for f in gap.extra
+        ],
+    )  # fmt: skip
+
+
+def sampling_message(s: SamplingParams) -> options.SamplingOptions:
+    """How tokens are chosen."""
+    return options.SamplingOptions(
+        temperature=s.temperature, top_p=s.top_p, top_k=s.top_k, min_p=s.min_p,
+        repetition_penalty=s.repetition_penalty, presence_penalty=s.presence_penalty,
+        frequency_penalty=s.frequency_penalty, logit_bias=dict(s.logit_bias), allowed_token_ids=s.allowed_token_ids,
+        seed=s.seed, n=s.n,
+    )  # fmt: skip
+
+
+def stopping_message(stop: StoppingParams) -> options.StoppingOptions:
+    """When generation ends."""
+    message = options.StoppingOptions(
+        max_tokens=stop.max_tokens, min_tokens=stop.min_tokens, stop=stop.stop, stop_token_ids=stop.stop_token_ids,
+        include_stop=stop.include_stop, ignore_eos=stop.ignore_eos, time_limit_ms=_ms(stop.time_limit_s),
+        decode_time_limit_ms=_ms(stop.decode_limit_s), finish_line=stop.finish_line,
+    )  # fmt: skip
+    rules = stop.rules
+    if rules is not None:
+        brackets = None if rules.closers is None else options.BracketOptions(closers=rules.closers, quote=rules.quote)
+        message.MergeFrom(
+            options.StoppingOptions(
+                max_lines=rules.max_lines, min_indent=rules.min_indent, blank_line=rules.blank_line, brackets=brackets,
+                suffix=rules.suffix, lead=rules.lead,
+            )
+        )  # fmt: skip
+    return message
+
+
+def output_message(out: OutputParams) -> options.OutputOptions:
+    """What comes back."""
+    return options.OutputOptions(
+        logprobs=out.logprobs, text=out.text, skip_special_tokens=out.skip_special_tokens, trees=out.trees
+    )
+
+
+def speculation_message(spec: SpeculationParams) -> options.SpeculationOptions:
+    """How drafts are made."""
+    return options.SpeculationOptions(
+        mode=_MODES[spec.mode], drafters=spec.drafters or (), max_nodes=spec.max_nodes, max_depth=spec.max_depth,
+        width=spec.width,
+    )  # fmt: skip
+
+
+def scheduling_message(asked: GenerateOptions) -> options.SchedulingOptions:
+    """Who goes first."""
+    return options.SchedulingOptions(
+        priority=asked.get("priority", 0), target_tpot_ms=asked.get("target_tpot_ms"),
+        supersedes_key=asked.get("supersedes_key", ""),
+    )  # fmt: skip
+
+
+def grammar_message(grammar: GrammarParams) -> options.GrammarOptions:
+    """What the output must match."""
+    if grammar.kind == GrammarKind.JSON_OBJECT:
+        return options.GrammarOptions(json_object=True)
+    if grammar.kind == GrammarKind.CHOICE:
+        return options.GrammarOptions(choice=options.Choices(values=json.loads(grammar.text)))
+    message = options.GrammarOptions()
+    setattr(message, grammar.kind.value, grammar.text)
+    return message
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1e3
+
+
+_NUMBERS = dict(result.FinishReason.items())
+_REASONS: dict[int, FinishReason] = {
+    _NUMBERS[f"FINISH_REASON_{r.name}"]: r for r in FinishReason if f"FINISH_REASON_{r.name}" in _NUMBERS
+}
+_STEP = tuple(f.name for f in fields(StepTrace) if f.name not in ("drafters", "replay"))
+_DRAFTER = tuple(f.name for f in fields(DrafterTrace))
+
+
+def event_of(
+    message: pb.GenerateStreamResponse | completion.CompleteResponse, request_id: str
+) -> Started | Delta | Finished | None:
+    """An event of a stream, as the engine said it; None for a kind of a later version."""
+    which = message.WhichOneof("event")
+    if which == "started":
+        m = message.started
+        return Started(m.request_id, m.seed, m.prompt_tokens, m.cached_tokens, m.queue_ms)
+    if which == "delta":
+        d = message.delta
+        tree = tree_of(d.tree) if d.HasField("tree") else None
+        return Delta(request_id, d.index, list(d.token_ids), d.text, logprobs_of(d.logprobs), tree)
+    if which == "finished":
+        f = message.finished
+        metrics, timings = stats_of(f.metrics), timings_of(f.timings)
+        return Finished(request_id, f.index, reason_of(f.finish_reason), _stop(f), usage_of(f.usage), metrics, timings)
+    return None
+
+
+def generated_of(message: pb.GenerateResponse) -> Generated:
+    """A whole answer."""
+    samples = [
+        GeneratedSample(
+            s.index, list(s.token_ids), s.text, logprobs_of(s.logprobs), reason_of(s.finish_reason), _stop(s),
+            usage_of(s.usage), stats_of(s.metrics), timings_of(s.timings),
+        )
+        for s in message.samples
+    ]  # fmt: skip
+    return Generated(message.request_id, message.model, message.seed, samples)
+
+
+def reason_of(number: int) -> FinishReason:
+    """Why a sample ended; one of a later version was cut short somehow."""
+    return _REASONS.get(number, FinishReason.ABORTED)
+
+
+def logprobs_of(rows: Iterable[result.TokenLogprobs]) -> list[TokenLogprobs]:
+    """One per position."""
+    return [TokenLogprobs(p.token_id, p.logprob, [(t.token_id, t.logprob) for t in p.top]) for p in rows]
+
+
+def tree_of(m: result.StepTree) -> StepTree:
+    """What a step verified."""
+    nodes = m.nodes
+    return StepTree(
+        tokens=[n.token_id for n in nodes], parents=[n.parent for n in nodes], chances=[n.chance for n in nodes],
+        sources=[list(n.sources) for n in nodes], accepted=list(m.accepted), draft_ms=m.draft_ms, verify_ms=m.verify_ms,
+    )  # fmt: skip
+
+
+def usage_of(m: result.Usage) -> Usage:
+    """Token counts."""
+    return Usage(**_named(m, tuple(f.name for f in fields(Usage))))
+
+
+def timings_of(m: result.Timings) -> Timings:
+    """Milliseconds."""
+    return Timings(**_named(m, tuple(f.name for f in fields(Timings))))
+
+
+def stats_of(message: result.Metrics) -> SpeculationStats:
+    """What speculation did."""
+    m = message.speculative_decoding
+    return SpeculationStats(
+        num_steps=m.num_steps,
+        num_spec_steps=m.num_spec_steps,
+        num_draft_tokens=m.num_draft_tokens,
+        num_accepted_draft_tokens=m.num_accepted_draft_tokens,
+        acceptance_histogram=list(m.acceptance_histogram),
+        by_drafter={
+            name: DrafterStats(part.num_draft_tokens, part.num_accepted_draft_tokens)
+            for name, part in m.by_drafter.items()
+        },
+    )
+
+
+def info_of(m: model.GetServerInfoResponse) -> EngineInfo:
+    """What is served."""
+    return EngineInfo(
+        target=m.target, draft=m.draft if m.HasField("draft") else None, dtype=m.dtype, kernels=m.kernels,
+        numeric_mode=model.NumericMode.Name(m.numeric_mode).removeprefix("NUMERIC_MODE_").lower(),
+        max_context=m.max_context, vocab_size=m.vocab_size, kv_tokens=m.kv_tokens, max_batch=m.max_batch,
+        drafters=tuple(m.drafters), eos_ids=tuple(m.eos_token_ids), threads=m.threads, version=m.version,
+    )  # fmt: skip
+
+
+def load_of(m: model.GetLoadResponse) -> EngineLoad:
+    """How busy it is."""
+    return EngineLoad(**_named(m, tuple(f.name for f in fields(EngineLoad))))
+
+
+def step_of(m: trace.StepTrace) -> StepTrace:
+    """One step of the engine."""
+    drafters = [DrafterTrace(**_named(drafter, _DRAFTER)) for drafter in m.drafters]
+    return StepTrace(**_named(m, _STEP), drafters=drafters)
+
+
+def _named(message: Any, names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: getattr(message, name) for name in names}
+
+
+def _stop(m: pb.Finished | pb.Sample) -> str | int | None:
+    which = m.WhichOneof("matched_stop")
+    if which is None:
+        return None
+    return m.stop_string if which == "stop_string" else m.stop_token_id

@@ -1,0 +1,287 @@
+"""The one validated configuration: `EngineConfig` for the engine, `ServerConfig` for what people connect to."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from specdec.errors import ConfigError
+
+Dtype = Literal["int8", "bf16", "fp32"]
+WeightDtype = Literal["int4", "int8", "bf16", "fp32"]
+DeviceDtype = Literal["auto", "bf16", "fp16", "fp8", "fp32"]
+KvDtype = Literal["auto", "fp8"]
+
+
+class SpeculationConfig(BaseModel):
+    """Which drafters are loaded, how far each request may draft, and how the controller behaves.
+
+    ``drafters`` are tried together and their proposals merged into one tree. ``max_nodes``, ``max_depth`` and
+    ``width`` bound every tree; in mode ON, where nothing is decided, a request that names no caps of its own drafts
+    ``fixed_nodes`` nodes to ``fixed_depth``.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    enabled: bool = Field(True, description="false: plain decoding, whatever a request asks for; no drafter is loaded")
+    drafters: tuple[str, ...] | None = Field(
+        None, description="to load, in order; null: grammar, prediction, suffix, and model and head where there is one"
+    )
+    max_nodes: int = Field(31, ge=0, le=63, description="draft nodes per tree, without the pending token")
+    max_depth: int = Field(31, ge=0, le=63, description="draft tokens in a row, one behind the other")
+    width: int = Field(
+        3, ge=1, le=16, description="children per node a drafter may propose", json_schema_extra={"unit": "nodes"}
+    )
+    fixed_nodes: int = Field(7, ge=0, le=63, description="mode ON: draft nodes per tree")
+    fixed_depth: int = Field(7, ge=0, le=63, description="mode ON: depth of a tree")
+    draft_reads: int = Field(
+        256,
+        ge=0,
+        description="of a long prompt a draft model of another vocabulary reads so many tokens at least; 0: all",
+        json_schema_extra={"unit": "tokens"},
+    )
+    profile_s: float = Field(3.0, ge=0, le=60, description="spent at start on measuring costs; 0: guess them")
+    probe_every: int = Field(
+        16, ge=2, description="between probes of a drafter that is off", json_schema_extra={"unit": "steps"}
+    )
+    stall_ms: float = Field(2000.0, gt=0, description="a drafter slower than this is dropped for the request")
+    trace_steps: int = Field(1024, ge=0, le=1_000_000, description="the decision trace keeps so many; 0: none")
+    trace_file: Path | None = Field(None, description="JSON lines of every step's decision, for replay")
+    session_tokens: int = Field(65536, ge=0, description="earlier text kept per session; 0: none")
+    sessions: int = Field(64, ge=0, description="remembered at a time", json_schema_extra={"unit": "sessions"})
+    shared_tokens: int = Field(262144, ge=0, description="finished text kept for other requests of a salt; 0: none")
+    shared_age_s: float = Field(3600.0, gt=0, description="shared text is forgotten after so long")
+    shared_salts: int = Field(
+        16, ge=1, description="tenants whose finished texts are kept", json_schema_extra={"unit": "salts"}
+    )
+
+
+class EngineConfig(BaseModel):
+    """Everything the engine is built from. Sizes are in tokens unless a name says otherwise."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    target: str = Field("smollm2-135m", min_length=1, description="HF folder, .gguf file, hub id or catalogue name")
+    draft: str | None = Field(None, description="small model that drafts; same forms as target, any vocabulary")
+    draft_dtype: WeightDtype | None = Field(None, description="default: int4 beside an int8 target, else the target's")
+    draft_head: str | None = Field(None, description="EAGLE-3 checkpoint folder for the `head` drafter")
+    dtype: Dtype = Field("int8", description="numeric type of the weights on a CPU")
+    kernels: Literal["auto", "native", "reference"] = Field("auto", description="on a CPU")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the target runs; auto: on a GPU if any")
+    device_dtype: DeviceDtype = Field("auto", description="on a GPU; auto: bf16, or the checkpoint's own 4 bits")
+    kv_dtype: KvDtype = Field("auto", description="KV cache on a GPU; fp8: half the memory, slightly other numbers")
+    strict: bool = Field(False, description="refuse to serve unless the numeric mode is `bitwise`")
+    threads: int = Field(
+        0,
+        ge=0,
+        description="that compute; 0: as many as there are cores that this process may use",
+        json_schema_extra={"unit": "threads"},
+    )
+    cache_dir: Path = Field(Path("~/.cache/specdec"), description="downloads, packed weights, built kernels")
+
+    max_context: int = Field(0, ge=0, description="prompt and output together; 0: the model's own limit, at most 8192")
+    kv_tokens: int = Field(16384, ge=128, description="tokens the KV cache holds, rounded up to pages of 64")
+    prefix_cache: bool = Field(True, description="prompts that begin alike share what was computed of them")
+
+    max_batch: int = Field(
+        16, ge=1, le=256, description="decoded together at most", json_schema_extra={"unit": "sequences"}
+    )
+    max_step_rows: int = Field(256, ge=64, le=4096, description="of one forward: tree nodes and tokens of prompts")
+    prefill_chunk: int = Field(
+        192, ge=1, description="of prompts, that one step may take", json_schema_extra={"unit": "tokens"}
+    )
+    max_queued_requests: int = Field(256, ge=0, description="requests that may wait; more are refused")
+
+    speculation: SpeculationConfig = SpeculationConfig()
+
+    @model_validator(mode="after")
+    def _choose_drafters(self) -> EngineConfig:
+        if self.speculation.drafters is None:
+            models = ("model",) * (self.draft is not None) + ("head",) * (self.draft_head is not None)
+            chosen = ("grammar", "prediction", "suffix", *models)
+            # The one place where a validated value is completed; the configuration is frozen from here on.
+            object.__setattr__(self, "speculation", self.speculation.model_copy(update={"drafters": chosen}))
+        return self
+
+    @property
+    def drafters(self) -> tuple[str, ...]:
+        """The drafters to load, in order."""
+        return self.speculation.drafters or ()
+
+    @model_validator(mode="after")
+    def _fits(self) -> EngineConfig:
+        if self.prefill_chunk > self.max_step_rows:
+            raise ValueError("prefill_chunk must not exceed max_step_rows")
+        if self.max_batch > self.max_step_rows:
+            raise ValueError("max_batch must not exceed max_step_rows: every sequence needs one row")
+        if self.kv_dtype == "fp8" and self.device_dtype == "fp32":
+            raise ValueError("kv_dtype fp8 does not go with device_dtype fp32; set that to auto, bf16, fp16 or fp8")
+        if "model" in self.drafters and self.draft is None:
+            raise ValueError("speculation.drafters names `model`, but draft gives no model")
+        if "head" in self.drafters and self.draft_head is None:
+            raise ValueError("speculation.drafters names `head`, but draft_head gives no checkpoint")
+        return self
+
+
+class ExperimentsConfig(BaseModel):
+    """Experiments that ran when the server ended go on when it is back, whatever ``start`` says."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    folder: Path | None = Field(None, description="where plans and records are kept; null: no experiments here")
+    start: tuple[Path, ...] = Field((), description="YAML files of experiments to start once the model is loaded")
+    allow_override: bool = Field(
+        False, description="callers may choose arms by the header x-specdec-arm, where the experiment allows it too"
+    )
+
+    @model_validator(mode="after")
+    def _has_a_place(self) -> ExperimentsConfig:
+        if self.start and self.folder is None:
+            raise ValueError("start needs folder: records have to go somewhere")
+        return self
+
+
+# What browsers write into an Origin header: scheme, host, and a port that is not the usual one; no path.
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@A-Z]+")
+
+
+class ServerConfig(BaseModel):
+    """Where and how people connect. A port of 0 lets the system choose; None leaves that face closed.
+
+    ``keys_file``, ``tls_cert``, ``tls_key`` and ``tls_client_ca`` are read again when they change.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    host: str = Field("127.0.0.1", description="address or name to listen on; 0.0.0.0: all")
+    grpc_port: int = Field(8400, ge=0, le=65535, description="0: any free one")
+    http_port: int | None = Field(8401, ge=0, le=65535, description="0: any free one; null: no HTTP")
+    reflection: bool = Field(True, description="gRPC clients may ask which services and messages there are")
+    max_message_bytes: int = Field(16 << 20, ge=1 << 16, description="of one gRPC message or HTTP body, at most")
+    page: bool = Field(True, description="serve the page that shows trees; false: / only says that a server runs")
+    cors_origins: tuple[str, ...] = Field(
+        (), description="origins of pages that browsers may call HTTP from, such as https://a.example:8080; `*`: any"
+    )
+    heartbeat_timeout_s: float = Field(30.0, gt=0, description="an engine silent for this long is restarted")
+    drain_s: float = Field(30.0, ge=0, description="how long a stop waits for running requests")
+
+    keys_file: Path | None = Field(None, description="YAML file of key hashes; null: whoever can connect may call")
+    open_health: bool = Field(True, description="health and readiness need no key")
+    open_reflection: bool = Field(False, description="gRPC reflection needs no key")
+    keys_without_tls: bool = Field(False, description="take keys off loopback in the clear: a proxy in front has TLS")
+    tls_cert: Path | None = Field(None, description="PEM certificate chain; with tls_key: serve TLS only")
+    tls_key: Path | None = Field(None, description="PEM private key of tls_cert")
+    tls_client_ca: Path | None = Field(None, description="PEM authorities; clients must show a certificate of theirs")
+
+    metrics_compat: Literal["none", "vllm"] = Field("none", description="/metrics has vLLM's names too")
+    open_metrics: bool = Field(False, description="/metrics needs no key")
+    log_format: Literal["auto", "json", "text"] = Field("auto", description="auto: text on a terminal, else JSON lines")
+    log_calls: bool = Field(True, description="one line per call: who, what, how long, how many tokens")
+    log_texts: bool = Field(False, description="these lines hold prompts and outputs, which may be confidential")
+    otlp_endpoint: str | None = Field(None, description="OTLP/gRPC collector for traces; needs the `otel` extra")
+    trace_ratio: float = Field(
+        1.0, ge=0, le=1, description="of the traces that begin here, those kept", json_schema_extra={"unit": "share"}
+    )
+
+    max_queued_tokens: int = Field(1 << 18, ge=0, description="prompt tokens that may wait for the engine; 0: no limit")
+    shed_late: bool = Field(True, description="refuse at once what can not be done by its deadline")
+
+    capture_dir: Path | None = Field(None, description="folder for what `specdec capture` reads; null: nothing is kept")
+    capture_prompts: bool = Field(False, description="keep prompts there too, not only their lengths and hashes")
+    capture_bytes: int = Field(256 << 20, ge=1 << 20, description="the oldest are dropped beyond this")
+
+    experiments: ExperimentsConfig = ExperimentsConfig()
+
+    @model_validator(mode="after")
+    def _origins_are_origins(self) -> ServerConfig:
+        for origin in self.cors_origins:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise ValueError(
+                    f"cors_origins: {origin!r} is no origin; write it as browsers do, in lower case without a path: "
+                    "https://a.example, http://localhost:3000, or * for any"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _tls_is_whole(self) -> ServerConfig:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            given, missing = ("tls_cert", "tls_key") if self.tls_key is None else ("tls_key", "tls_cert")
+            raise ValueError(f"{given} needs {missing}: give both, or neither")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ValueError("tls_client_ca needs tls_cert and tls_key: clients are known by certificate only over TLS")
+        return self
+
+    @model_validator(mode="after")
+    def _keys_stay_secret(self) -> ServerConfig:
+        if self.keys_file is not None and self.tls_cert is None and not (self.keys_without_tls or self.on_loopback):
+            raise ValueError(
+                f"keys_file: keys would cross the network in the clear at host {self.host!r}; give tls_cert and "
+                "tls_key, or set host to 127.0.0.1, or set keys_without_tls where a proxy in front speaks TLS"
+            )
+        return self
+
+    @property
+    def on_loopback(self) -> bool:
+        """Whether only this machine can connect."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+
+class Config(BaseModel):
+    """The whole configuration, as a YAML file holds it: ``engine:`` and ``server:``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    engine: EngineConfig = EngineConfig()
+    server: ServerConfig = ServerConfig()
+
+
+def load_config(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Config:
+    """Merge a YAML file with dotted overrides (``{"engine.target": "x"}``; None values are skipped).
+
+    Raises:
+        ConfigError: the file can not be read, or a field is unknown or out of range; names every such field.
+    """
+    data = _read(path) if path else {}
+    for dotted, value in (overrides or {}).items():
+        if value is None:
+            continue
+        node = data
+        *parents, leaf = dotted.split(".")
+        for name in parents:
+            node[name] = node.get(name) or {}  # `engine:` with nothing under it reads as null
+            node = node[name]
+            if not isinstance(node, dict):
+                raise ConfigError(f"{path}: `{name}` must hold a mapping")
+        node[leaf] = value
+    try:
+        return Config.model_validate(data)
+    except ValidationError as error:
+        lines = [f"{'.'.join(map(str, e['loc'])) or 'config'}: {e['msg']}" for e in error.errors()]
+        raise ConfigError(f"{path or 'configuration'}: " + "; ".join(lines)) from None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: can not be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: is not UTF-8 text") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not valid YAML: {error}") from None
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: must hold a mapping with `engine:` and `server:`")
+    return data

@@ -1,0 +1,239 @@
+"""Verify on a GPU: forward, sampling of all nodes, acceptance and KV move are queued as one; the host waits once."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from specdec.engine.scheduler import PlanEntry
+from specdec.engine.sequence_state import SequenceState
+from specdec.engine.verify import StepRows, Walk
+from specdec.models.device_decoder import DeviceDecoder
+from specdec.models.device_step import HostMirror, PendingResult, StepArrays
+from specdec.tree import MAX_NODES, TokenTree
+from specdec.types import TokenLogprobs
+from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
+from verify_kernels.gpu import sampling
+from verify_kernels.gpu.accept import AcceptResult, accept
+from verify_kernels.gpu.kv_ops import move_kv
+from verify_kernels.gpu.sampling_table import SamplingNeeds, SamplingPlan, SamplingTable, SamplingWorkspace
+from verify_kernels.sampling import NO_TOKEN, RowSampling, SamplingPolicy, SequenceEdits
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceOutputs:
+    """Of one tier. tokens: int32 [samples]; chosen float64 [samples], ids int32 and values float64 [samples, top] where
+    log-probabilities are wanted, else None. The host's copies are valid once the step that wrote them is done."""
+
+    accepted: AcceptResult
+    tokens: Tensor
+    chosen: Tensor | None
+    ids: Tensor | None
+    values: Tensor | None
+    mirror: HostMirror
+
+    @staticmethod
+    def allocate(entries: int, samples: int, top: int | None, max_depth: int, device: torch.device) -> DeviceOutputs:
+        """``top``: how many of the best tokens per row; None: no log-probabilities."""
+        accepted = AcceptResult.allocate(entries, max_depth, device)
+        tokens = torch.full((samples,), NO_TOKEN, dtype=torch.int32, device=device)
+        if top is None:
+            return DeviceOutputs(accepted, tokens, None, None, None, HostMirror([accepted.for_host]))
+        chosen = torch.zeros(samples, dtype=torch.float64, device=device)
+        ids = torch.zeros(samples, top, dtype=torch.int32, device=device)
+        values = torch.zeros(samples, top, dtype=torch.float64, device=device)
+        return DeviceOutputs(
+            accepted, tokens, chosen, ids, values, HostMirror([accepted.for_host, chosen, ids, values])
+        )
+
+    def walks(self) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
+        """counts [entries]; rows of the entry and tokens emitted [entries, max_depth + 1], see `AcceptResult`."""
+        flat: NDArray[Any] = self.mirror.arrays[0]
+        entries, width = self.accepted.rows.shape
+        rows, emitted = np.split(flat[2 * entries :].reshape(2 * entries, width), 2)
+        return flat[:entries], rows, emitted
+
+    def logprobs(self, sample: int, top: int) -> tuple[float, list[tuple[int, float]]]:
+        """Of a sample's token, and the best ``top`` tokens with theirs."""
+        _, chosen, ids, values = self.mirror.arrays
+        pairs = zip(ids[sample, :top].tolist(), values[sample, :top].tolist(), strict=True)
+        return float(chosen[sample]), [pair for pair in pairs if pair[0] != NO_TOKEN]
+
+
+class DeviceVerifier:
+    """As `specdec.engine.verify.Verifier`, with the same tokens for the same logits.
+
+    Every node is sampled, not only those on the way down: the host would have to wait at each level else. A node that
+    its request's grammar or filters rule out can not be reached, whatever is sampled there.
+    """
+
+    overlaps = True
+
+    def __init__(self, decoder: DeviceDecoder) -> None:
+        self._decoder = decoder
+        samples, device = decoder.max_logit_rows, decoder.device
+        self._workspace = SamplingWorkspace.allocate(samples, SamplingPlan.of(decoder.config.vocab_size), device)
+        self._outputs: dict[tuple[int, int, int | None], DeviceOutputs] = {}
+        self._first_rows: list[int] = []  # of the last run's entries
+
+    @property
+    def taps(self) -> bool:
+        """Whether the target keeps hidden states for a feature head."""
+        return bool(self._decoder.taps)
+
+    def features(self, index: int, chain: int, walk: Walk, count: int) -> Tensor:
+        """Hidden states of the last run's entry ``index``: its ``chain`` prompt rows, the root, the accepted path; the
+        first ``count`` of them, float32 [count, taps * hidden]."""
+        first = self._first_rows[index]
+        rows = [*range(first, first + chain + 1), *(first + chain + node for node in walk.nodes)]
+        return self._decoder.tapped[rows[:count]].float().cpu()
+
+    def start(
+        self, entries: Seq[PlanEntry], trees: Seq[TokenTree | None], states: Seq[SequenceState]
+    ) -> Callable[[], list[Walk]]:
+        """Queue all of a step; what is returned waits for it, and gives one Walk per entry."""
+        rows = StepRows.of(entries, trees)
+        self._first_rows = rows.first_rows
+        tops = [state.sequence.request.output.logprobs for state in states]
+        outputs, pending = self.queue(rows, _samplings(trees, states), tops)
+        return partial(_walks, outputs, pending, rows, tops)
+
+    def queue(
+        self, rows: StepRows, samplings: list[RowSampling], tops: Seq[int | None]
+    ) -> tuple[DeviceOutputs, PendingResult]:
+        """All of a step, without a wait for it. samplings: of each of the logit rows; tops: per entry, how many of the
+        best tokens are wanted beside its log-probabilities, None for none of these."""
+        decoder = self._decoder
+        decoder.check(rows.batch, rows.logit_rows)
+        step, needs = decoder.buffer.load(rows.batch, rows.logit_rows, rows.roots, rows.offsets, samplings)
+        top = max(
+            (top for top, root in zip(tops, rows.roots, strict=True) if top is not None and root >= 0), default=None
+        )
+        outputs = self._outputs_of(step.tier.entries, step.tier.samples, top)
+        decoder.graphs.run(("step", step.tier, needs, top), partial(self._launch, step, needs, outputs))
+        return outputs, PendingResult(outputs.mirror, decoder.device)
+
+    def _outputs_of(self, entries: int, samples: int, top: int | None) -> DeviceOutputs:
+        key = (entries, samples, top)
+        if key not in self._outputs:
+            self._outputs[key] = DeviceOutputs.allocate(entries, samples, top, MAX_NODES - 1, self._decoder.device)
+        return self._outputs[key]
+
+    def _launch(self, step: StepArrays, needs: SamplingNeeds, outputs: DeviceOutputs) -> None:
+        network = self._decoder.network
+        network.hidden(step)
+        if step.table is not None:
+            self.decide(step, step.table, needs, network.logits(step), outputs)
+
+    def decide(
+        self, step: StepArrays, table: SamplingTable, needs: SamplingNeeds, logits: Tensor, outputs: DeviceOutputs
+    ) -> None:
+        """Queue what follows a forward: sample every logit row, walk, move the accepted KV, copy to the host."""
+        pool = self._decoder.pool
+        sampling.sample(logits, table, needs, self._workspace, outputs.tokens)
+        if outputs.ids is not None and outputs.chosen is not None and outputs.values is not None:
+            sampling.logprobs(logits, outputs.tokens, self._workspace, outputs.chosen, outputs.ids, outputs.values)
+        result = outputs.accepted
+        accept(
+            step.entry_start, step.entry_ctx, step.root_row, step.parent, step.tokens, outputs.tokens, step.page_table,
+            result, max_nodes=MAX_NODES, n_pages=pool.pages, sample_start=step.sample_start,
+        )  # fmt: skip
+        move_kv(pool.k, pool.v, result.move_source, result.move_target, result.n_moves)
+        outputs.mirror.copy()
+
+
+def _samplings(trees: Seq[TokenTree | None], states: Seq[SequenceState]) -> list[RowSampling]:
+    """How each node of each tree is sampled, in the order of the logit rows."""
+    rows: list[RowSampling] = []
+    for tree, state in zip(trees, states, strict=True):
+        if tree is None:
+            continue
+        sequence, paths = state.sequence, [[]] if len(tree) == 1 else _paths(tree)
+        position, n_output = len(sequence.tokens), sequence.n_output
+        rows += [state.sampling.row(position + len(path), path, n_output + len(path)) for path in paths]
+    return rows
+
+
+def _paths(tree: TokenTree) -> list[list[int]]:
+    """Tokens from the root's child down to each node."""
+    paths: list[list[int]] = [[]]
+    for node in range(1, len(tree)):
+        paths.append([*paths[tree.parents[node]], tree.tokens[node]])
+    return paths
+
+
+def _walks(outputs: DeviceOutputs, pending: PendingResult, rows: StepRows, tops: Seq[int | None]) -> list[Walk]:
+    """What the device found, per entry."""
+    walks = [Walk() for _ in rows.roots]
+    if not rows.logit_rows:
+        return walks
+    pending.read()
+    counts, nodes, emitted = outputs.walks()
+    for i, root in enumerate(rows.roots):
+        if root < 0:
+            continue
+        walk, count = walks[i], int(counts[i])
+        walk.nodes = [row - root for row in nodes[i, 1:count].tolist()]
+        walk.tokens = emitted[i, :count].tolist()
+        if walk.tokens[-1] == NO_TOKEN:
+            walk.broken = True
+            walk.tokens.pop()
+        top = tops[i]
+        if top is not None:
+            at = [rows.offsets[i] + node for node in (0, *walk.nodes)]
+            walk.logprobs = [
+                TokenLogprobs(token, *outputs.logprobs(sample, top))
+                for token, sample in zip(walk.tokens, at, strict=False)
+            ]
+    return walks
+
+
+TREES = (1, 2, 4, 8, 16, 32, 64)  # rows of a lone sequence's steps, and of many sequences' together
+POLICIES = (
+    SamplingPolicy(0, temperature=0.0),
+    SamplingPolicy(0, temperature=1.0),
+    SamplingPolicy(0, temperature=1.0, top_p=0.9),
+)
+TIMES = 3  # compiled, recorded, replayed
+TOP = 5  # tokens whose log-probabilities are asked for
+
+
+def rehearse(verifier: DeviceVerifier, decoder: DeviceDecoder) -> None:
+    """One sequence's steps of common sizes and samplings, and its prompts. Masks, penalties and log-probabilities are
+    rarer: of these all that is compiled comes up, but hardly a graph. Writes to the pool's first pages, which nobody
+    may use yet."""
+    for rows in (size for size in TREES if size <= decoder.max_logit_rows):
+        for policy in POLICIES:
+            for _ in range(TIMES):
+                _run(verifier, rows, [RowSampling(policy, PAGE_SIZE)] * rows)
+    for policy in POLICIES:
+        _run(verifier, 1, [_edited(policy, decoder.config.vocab_size)], TOP)
+    most = min(decoder.max_rows, decoder.pool.pages * PAGE_SIZE, decoder.max_positions)
+    _run(verifier, most, [])
+
+
+def _edited(policy: SamplingPolicy, vocab: int) -> RowSampling:
+    """With all that may be asked of a row beside ``policy``."""
+    everything = np.full(-(-vocab // 32), 2**32 - 1, np.uint32)
+    bias, first = np.ones(1, np.float32), np.zeros(1, np.int32)
+    edits = SequenceEdits(first, bias, everything, first, [0])
+    return RowSampling(dataclasses.replace(policy, repetition_penalty=1.1), PAGE_SIZE, edits, (0, 1), ban=True)
+
+
+def _run(verifier: DeviceVerifier, rows: int, samplings: list[RowSampling], top: int | None = None) -> None:
+    """A chain of ``rows`` rows: a tree where they are sampled, else a prompt's."""
+    entry = BatchEntry([0] * rows, range(-1, rows - 1), 0, list(range(-(-rows // PAGE_SIZE))))
+    sampled = list(range(len(samplings)))
+    step = StepRows(ForwardBatch.build([entry]), sampled, [0], [0], [0 if sampled else -1])
+    _, pending = verifier.queue(step, samplings, [top])
+    if sampled:
+        pending.read()

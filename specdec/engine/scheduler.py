@@ -1,0 +1,399 @@
+"""Continuous batching: who runs in the next step, how many prompt rows and draft nodes each gets, and who waits."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from bisect import insort
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+from specdec.errors import ConfigError, PromptTooLongError, QueueFullError
+from specdec.kv_cache import KvCacheManager
+from specdec.sequence import Sequence, SequencePhase
+from verify_kernels.forward_batch import PAGE_SIZE
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """``max_batch`` sequences run together; a step has at most ``max_step_rows`` rows, of which ``prefill_chunk``
+    are prompt tokens before a pending one; a sequence uses at most ``max_context`` slots; at most ``max_queued``
+    requests wait.
+
+    Raises:
+        ValueError: a limit is out of range, or a full batch would not fit one row each into a step.
+    """
+
+    max_batch: int
+    max_step_rows: int
+    prefill_chunk: int
+    max_context: int
+    max_queued: int
+
+    def __post_init__(self) -> None:
+        for name in ("max_batch", "max_step_rows", "prefill_chunk", "max_context"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: must be positive, got {getattr(self, name)}")
+        if self.max_queued < 0:
+            raise ValueError(f"max_queued: must not be negative, got {self.max_queued}")
+        if self.max_batch > self.max_step_rows:
+            raise ValueError(f"max_batch: {self.max_batch} sequences need more than {self.max_step_rows} rows a step")
+
+
+@dataclass(slots=True)
+class PlanEntry:
+    """Compute ``seq.tokens[n_computed : n_computed + chain]``; then, if ``samples``, the pending token as row
+    ``chain``, the root of a tree of at most ``nodes`` draft nodes.
+
+    Row i is written to slot ``n_computed + i``; pages for all ``rows`` are on the sequence.
+    """
+
+    seq: Sequence
+    chain: int
+    nodes: int
+    samples: bool
+
+    @property
+    def rows(self) -> int:
+        """Rows this entry may take in the forward pass."""
+        return self.chain + 1 + self.nodes if self.samples else self.chain
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """``entries``: decoding sequences, then prefilling ones, each by importance.
+
+    ``preempted`` lost their pages and wait again; ``admitted`` left the queue (no sequence is in both).
+    ``prefilled``: prefill-only sequences that are complete without any row: finish them.
+    """
+
+    entries: list[PlanEntry] = field(default_factory=list)
+    preempted: list[Sequence] = field(default_factory=list)
+    admitted: list[Sequence] = field(default_factory=list)
+    prefilled: list[Sequence] = field(default_factory=list)
+
+
+def fair_shares(wishes: list[int], budget: int) -> list[int]:
+    """What each gets when one node at a time is dealt round, first come first, until wishes or budget end."""
+    if sum(wishes) <= budget:
+        return wishes
+    shares = [0] * len(wishes)
+    hungry = [i for i, wish in enumerate(wishes) if wish > 0]
+    while budget > 0 and hungry:
+        if budget < len(hungry):
+            for i in hungry[:budget]:
+                shares[i] += 1
+            break
+        each = budget // len(hungry)
+        for i in hungry:
+            more = min(each, wishes[i] - shares[i])
+            shares[i] += more
+            budget -= more
+        hungry = [i for i in hungry if shares[i] < wishes[i]]
+    return shares
+
+
+MIN_RETRY_S = 0.1
+UNKNOWN_RETRY_S = 1.0
+WEIGHT = 0.2  # of the newest interval in the running mean
+
+
+class RetryEstimate:
+    """Running mean of the time between completions while there is work; idle time does not count."""
+
+    def __init__(self) -> None:
+        self._mean_s: float | None = None
+        self._mark_s = 0.0
+
+    def start(self, now: float) -> None:
+        """Work arrives at an idle scheduler (monotonic seconds)."""
+        self._mark_s = now
+
+    def completed(self, now: float) -> None:
+        """A running sequence ended."""
+        interval = max(0.0, now - self._mark_s)
+        self._mark_s = now
+        self._mean_s = interval if self._mean_s is None else self._mean_s + WEIGHT * (interval - self._mean_s)
+
+    def retry_after_s(self) -> float:
+        """Seconds a refused client should wait: one mean interval, at least 0.1."""
+        return max(MIN_RETRY_S, UNKNOWN_RETRY_S if self._mean_s is None else self._mean_s)
+
+
+class WaitingQueue:
+    """Ordered by ``rank``: priority, then arrival. A preempted sequence so returns to its old place."""
+
+    def __init__(self) -> None:
+        self._queue: list[Sequence] = []
+        self._held: dict[Sequence, list[Sequence]] = {}
+
+    def __len__(self) -> int:
+        return len(self._queue) + sum(map(len, self._held.values()))
+
+    @property
+    def head(self) -> Sequence | None:
+        """The most important sequence that may be admitted."""
+        return self._queue[0] if self._queue else None
+
+    def sequences(self) -> list[Sequence]:
+        """All that wait: the queue in order, then those held back."""
+        return self._queue + [seq for siblings in self._held.values() for seq in siblings]
+
+    def push(self, seq: Sequence) -> None:
+        """Enter the queue."""
+        insort(self._queue, seq, key=_rank)
+
+    def hold(self, leader: Sequence, siblings: Seq[Sequence]) -> None:
+        """Keep ``siblings`` back until ``leader`` has its whole prompt in the cache."""
+        self._held[leader] = list(siblings)
+
+    def pop(self) -> Sequence:
+        """Take the head."""
+        return self._queue.pop(0)
+
+    def remove(self, seq: Sequence) -> None:
+        """Take out a sequence wherever it waits; no-op when it does not."""
+        if seq in self._queue:
+            self._queue.remove(seq)
+            return
+        for siblings in self._held.values():
+            if seq in siblings:
+                siblings.remove(seq)
+                return
+
+    def let_siblings_in(self) -> None:
+        """Queue the siblings whose leader is past its prompt; where it ended before that, the next one leads."""
+        for leader in list(self._held):
+            past_prompt = leader.state is not SequencePhase.WAITING and leader.n_computed >= leader.n_prompt - 1
+            if not past_prompt and leader.state is not SequencePhase.FINISHED:
+                continue
+            siblings = self._held.pop(leader)
+            if not past_prompt and len(siblings) > 1:
+                self.hold(siblings[0], siblings[1:])
+                siblings = siblings[:1]
+            for seq in siblings:
+                self.push(seq)
+
+
+def _rank(seq: Sequence) -> tuple[int, int]:
+    return seq.rank
+
+
+PROMPT_SHARE = 0.75  # of a step's rows that drafts leave to prompts where these need them: most nodes that drafts
+# reserve are never verified, and a prompt that is read in two steps instead of one pays for another pass
+
+
+class Scheduler:
+    """Decides who runs. Importance is priority (high first), then arrival.
+
+    What never happens: a running, decoding sequence without its row; a preemption for drafts, for a prompt or for a
+    less important sequence; a request overtaken by a later one of its priority because it needs more pages.
+
+    Raises:
+        ConfigError: ``max_context`` exceeds what the KV cache holds, so that one sequence could exhaust it alone.
+    """
+
+    def __init__(
+        self, kv: KvCacheManager, limits: SchedulerLimits, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        if limits.max_context > kv.n_total * PAGE_SIZE:
+            raise ConfigError(
+                f"max_context: {limits.max_context} tokens do not fit a KV cache of {kv.n_total * PAGE_SIZE}; "
+                "raise kv_tokens or lower max_context"
+            )
+        self._kv, self._limits, self._clock = kv, limits, clock
+        self._running: list[Sequence] = []
+        self._waiting = WaitingQueue()
+        self._serial = itertools.count()
+        self._to_preempt: list[Sequence] = []
+        self._retry = RetryEstimate()
+
+    @property
+    def running(self) -> Seq[Sequence]:
+        """Sequences in the batch, most important first. A view: do not keep it across a plan."""
+        return self._running
+
+    @property
+    def waiting(self) -> Seq[Sequence]:
+        """Sequences that wait, most important first, siblings held back last."""
+        return self._waiting.sequences()
+
+    @property
+    def n_waiting_requests(self) -> int:
+        """Requests of which nothing runs and something waits."""
+        if not self._waiting:
+            return 0
+        active = {id(seq.request) for seq in self._running}
+        return len({id(seq.request) for seq in self._waiting.sequences()} - active)
+
+    @property
+    def oldest_wait_s(self) -> float:
+        """Seconds since the arrival of the sequence that has waited longest; 0 when none waits."""
+        waiting = self._waiting.sequences()
+        return max(0.0, self._clock() - min(seq.arrival_s for seq in waiting)) if waiting else 0.0
+
+    def add(self, seqs: Seq[Sequence]) -> None:
+        """Queue the samples of one request; all or none.
+
+        Where they would share cached pages, all but the first wait until its prompt is computed.
+
+        Raises:
+            PromptTooLongError: the prompt exceeds ``max_context``.
+            QueueFullError: ``max_queued`` requests wait (0: nothing may wait unless a place is free).
+        """
+        leader, *siblings = seqs
+        if len(leader.tokens) > self._limits.max_context:
+            raise PromptTooLongError(self._limits.max_context, len(leader.tokens))
+        place_free = len(self._running) < self._limits.max_batch
+        limit = max(self._limits.max_queued, 1 if place_free else 0)
+        if self.n_waiting_requests >= limit:
+            raise QueueFullError(self._limits.max_queued, self._retry.retry_after_s())
+        if not self._running and not self._waiting:
+            self._retry.start(self._clock())
+        for seq in seqs:
+            seq.rank = (-seq.request.priority, next(self._serial))
+        self._waiting.push(leader)
+        shares_pages = self._kv.prefix_cache and len(leader.tokens) > PAGE_SIZE
+        if siblings and shares_pages:
+            self._waiting.hold(leader, siblings)
+        else:
+            for seq in siblings:
+                self._waiting.push(seq)
+
+    def finish(self, seq: Sequence) -> None:
+        """Take ``seq`` out wherever it is and release its pages, at once. Idempotent."""
+        if seq.state is SequencePhase.RUNNING:
+            self._running.remove(seq)
+            self._retry.completed(self._clock())
+        elif seq.state is SequencePhase.WAITING:
+            self._waiting.remove(seq)
+        seq.state = SequencePhase.FINISHED
+        self._kv.release(seq)
+
+    def preempt(self, seq: Sequence) -> None:
+        """Let ``seq`` give up its pages at the next plan, as if they had run out; no-op unless it runs then."""
+        self._to_preempt.append(seq)
+
+    def plan(self, want: Callable[[Sequence], int]) -> StepPlan:
+        """Decide the next step. ``want(seq)``: draft nodes the budget would like for a sequence that samples."""
+        self._waiting.let_siblings_in()
+        plan = StepPlan()
+        for seq in self._to_preempt:
+            if seq.state is SequencePhase.RUNNING:
+                self._preempt(seq, plan)
+        self._to_preempt.clear()
+        prefilling = self._plan_decodes(plan)
+        rows = self._limits.max_step_rows - len(plan.entries)
+        rows -= self._grant_nodes(plan.entries, want, rows - self._rows_for_prompts(prefilling, rows))
+        decodes = len(plan.entries)
+        rows = self._plan_prefills(plan, prefilling, rows)
+        if rows > 0 and len(plan.entries) > decodes:
+            self._grant_nodes([entry for entry in plan.entries[decodes:] if entry.samples], want, rows)
+        return plan
+
+    def _plan_decodes(self, plan: StepPlan) -> list[Sequence]:
+        """One row for each decoding sequence; returns those that still prefill."""
+        prefilling: list[Sequence] = []
+        ensure = self._kv.ensure
+        for seq in self._running.copy():
+            if seq.state is not SequencePhase.RUNNING:
+                continue  # preempted in this loop
+            if seq.prefilling:
+                prefilling.append(seq)
+            elif seq.prefill_only:
+                plan.prefilled.append(seq)
+            elif ensure(seq, len(seq.tokens)) or self._make_room(seq, plan):
+                plan.entries.append(PlanEntry(seq, 0, 0, True))
+        return prefilling
+
+    def _make_room(self, seq: Sequence, plan: StepPlan) -> bool:
+        """Find a page for ``seq``: take back room for drafts, then preempt from the least important up.
+
+        False when that is ``seq`` itself. Sequences planned already are more important, so never a victim.
+        """
+        for other in self._running:
+            self._kv.trim(other, len(other.tokens))
+        while not self._kv.ensure(seq, len(seq.tokens)):
+            victim = self._running[-1]
+            self._preempt(victim, plan)
+            if victim is seq:
+                return False
+        return True
+
+    def _preempt(self, seq: Sequence, plan: StepPlan) -> None:
+        self._running.remove(seq)
+        self._kv.release(seq)
+        seq.n_computed = seq.draft_computed = 0
+        seq.preemptions += 1
+        seq.state = SequencePhase.WAITING
+        self._waiting.push(seq)
+        plan.preempted.append(seq)
+
+    def _rows_for_prompts(self, prefilling: list[Sequence], rows: int) -> int:
+        """Rows that drafts must leave."""
+        limits = self._limits
+        cap = min(limits.prefill_chunk, int(limits.max_step_rows * PROMPT_SHARE), rows)
+        if self._waiting.head is not None and len(self._running) < limits.max_batch:
+            return cap
+        return min(cap, sum(len(seq.tokens) - seq.n_computed for seq in prefilling))
+
+    def _grant_nodes(self, entries: list[PlanEntry], want: Callable[[Sequence], int], budget: int) -> int:
+        """Divide ``budget`` rows fairly as draft nodes, as far as context and available pages go; returns rows used."""
+        if budget <= 0 or not entries:
+            return 0
+        most = self._limits.max_context - 1
+        wishes = [max(0, min(want(e.seq), most - e.seq.n_computed - e.chain)) for e in entries]
+        used = 0
+        for entry, nodes in zip(entries, fair_shares(wishes, budget), strict=True):
+            seq, base = entry.seq, entry.seq.n_computed + entry.chain + 1
+            if nodes and not self._kv.ensure(seq, base + nodes):
+                self._kv.ensure(seq, (len(seq.pages) + self._kv.n_free) * PAGE_SIZE)
+                nodes = max(0, min(nodes, len(seq.pages) * PAGE_SIZE - base))
+            entry.nodes = nodes
+            used += nodes
+        return used
+
+    def _plan_prefills(self, plan: StepPlan, prefilling: list[Sequence], rows: int) -> int:
+        """Prompt rows for running sequences, then for newly admitted ones; returns the rows left."""
+        chunk = self._limits.prefill_chunk
+        for seq in prefilling:
+            if chunk <= 0 or rows <= 0:
+                return rows
+            entry = self._prefill_entry(seq, chunk, rows)
+            plan.entries.append(entry)
+            chunk, rows = chunk - entry.chain, rows - entry.rows
+        while chunk > 0 and rows > 0 and not plan.preempted:
+            admitted = self._admit(plan)
+            if admitted is None:
+                break
+            if admitted.prefill_only and not admitted.prefilling:
+                plan.prefilled.append(admitted)
+                continue
+            entry = self._prefill_entry(admitted, chunk, rows)
+            plan.entries.append(entry)
+            chunk, rows = chunk - entry.chain, rows - entry.rows
+        return rows
+
+    @staticmethod
+    def _prefill_entry(seq: Sequence, chunk: int, rows: int) -> PlanEntry:
+        remaining = len(seq.tokens) - 1 - seq.n_computed
+        chain = min(remaining, chunk, rows)
+        return PlanEntry(seq, chain, 0, chain == remaining and chain < rows and not seq.prefill_only)
+
+    def _admit(self, plan: StepPlan) -> Sequence | None:
+        """Start the head of the queue if a place and pages for all its tokens are there, and one more page for each
+        running sequence, so that the next decodes do not preempt it again."""
+        head = self._waiting.head
+        if head is None or len(self._running) >= self._limits.max_batch:
+            return None
+        hit = self._kv.admit(head, reserve=len(self._running))
+        if hit is None:
+            return None
+        self._waiting.pop()
+        insort(self._running, head, key=lambda seq: seq.rank)
+        head.state = SequencePhase.RUNNING
+        if head.preemptions == 0:
+            head.cached_tokens = hit.n_tokens
+        plan.admitted.append(head)
+        return head

@@ -1,0 +1,145 @@
+"""One sequence's place in its grammar, at the committed tokens and at every node of a tree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Mask = NDArray[np.uint32]
+
+
+class _Place(Enum):
+    """Where a path ends: inside the grammar, after an end token, or outside."""
+
+    INSIDE = "inside"
+    OVER = "over"
+    OUTSIDE = "outside"
+
+
+class GrammarState:
+    """The tokens a grammar allows after the committed output and a path.
+
+    ``origin``: a compiled ``LLMatcher`` at the output's start; it is copied. One matcher walks the tree: it goes back
+    to where two paths part and forward from there, and a path's mask is kept until the next commit.
+
+    Where the grammar forces the text that follows, the mask holds one token only, the first of those into which the
+    tokenizer splits that text: a spelling the model was trained on, and one that can be drafted with certainty. Where
+    the text is complete an end token is allowed, and where nothing can follow, only that. After an end token
+    (``ignore_eos``, ``min_tokens``) only end tokens follow: the text stays one of the grammar, and the output runs to
+    its length. A path that leaves the grammar has an empty mask: whatever stands there can not be accepted.
+    """
+
+    def __init__(self, origin: Any, eos_ids: Iterable[int], vocab_size: int) -> None:
+        self._origin, self._vocab_size = origin, vocab_size
+        self._eos_ids = tuple(eos_ids)
+        self._matcher = origin.deep_copy()
+        self._base: list[int] = []  # committed tokens, up to the end token
+        self._path: list[int] = []  # what the matcher has taken on top of them
+        self._place = _Place.INSIDE  # of the committed tokens
+        self._masks: dict[tuple[int, ...], Mask] = {}
+        self._nothing = np.zeros(-(-vocab_size // 32), np.uint32)
+        self._end = self._nothing.copy()
+        for token in self._eos_ids:
+            self._end[token >> 5] |= np.uint32(1 << (token & 31))
+        self.error = ""
+        """The limit of complexity the library last ran into, or empty. Where that is on the output's own way, the
+        mask is empty and the request can only fail: this says why."""
+
+    def mask(self, path: Sequence[int]) -> Mask:
+        """Allowed tokens after ``path``: uint32 [ceil(vocab / 32)], bit v & 31 of word v >> 5 set: v may follow.
+
+        Not to be written to. Never raises: an impossible path has an empty mask.
+        """
+        key = tuple(path)
+        found = self._masks.get(key)
+        if found is None:
+            found = self._masks[key] = self._mask(key)
+        return found
+
+    def commit(self, tokens: Iterable[int]) -> None:
+        """Move ``tokens`` into the base state."""
+        self._place = self._walk(tuple(tokens))
+        self._base += self._path
+        self._path.clear()
+        self._masks.clear()
+
+    def forced(self, path: Sequence[int], limit: int) -> list[int]:
+        """At most ``limit`` tokens that the grammar's text forces after ``path``, the end token too; often none.
+
+        They are those into which the tokenizer splits it, and nearly always the only ones the masks allow. Of several
+        end tokens it is the first.
+        """
+        chain: list[int] = []
+        while len(chain) < limit:
+            node = (*path, *chain)
+            if self._walk(node) is not _Place.INSIDE:
+                break
+            following = self._matcher.compute_ff_tokens()
+            following = following[: self._matcher.validate_tokens(following)] or self._only(self.mask(node))
+            if not following:
+                break
+            chain += following
+        return chain[:limit]
+
+    @property
+    def finished(self) -> bool:
+        """Whether the text is complete and nothing but an end token can follow."""
+        mask = self.mask(())
+        return bool(mask.any()) and not (mask & ~self._end).any()
+
+    def _mask(self, path: tuple[int, ...]) -> Mask:
+        for _ in range(2):
+            place = self._walk(path)
+            if place is not _Place.INSIDE:
+                return self._end if place is _Place.OVER else self._nothing
+            words = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)[: self._end.size]  # it has a bit more
+            if not self._matcher.is_error():
+                return words
+            self._revive()
+        return self._nothing
+
+    def _only(self, mask: Mask) -> list[int]:
+        """The one token of ``mask``, the first end token if it holds only such, else none."""
+        words = np.flatnonzero(mask)
+        if len(words) == 1 and int(mask[words[0]]).bit_count() == 1:
+            return [int(words[0]) * 32 + int(mask[words[0]]).bit_length() - 1]
+        return [self._eos_ids[0]] if len(words) and not (mask & ~self._end).any() else []
+
+    def _walk(self, path: tuple[int, ...]) -> _Place:
+        """Bring the matcher to ``path``, or as far along it as the grammar goes."""
+        if self._place is not _Place.INSIDE:
+            ends = self._place is _Place.OVER and all(token in self._eos_ids for token in path)
+            return _Place.OVER if ends else _Place.OUTSIDE
+        for _ in range(2):
+            place = self._follow(path)
+            if not self._matcher.is_error():
+                return place
+            self._revive()
+        return _Place.OUTSIDE
+
+    def _follow(self, path: tuple[int, ...]) -> _Place:
+        shared = 0
+        while shared < min(len(path), len(self._path)) and path[shared] == self._path[shared]:
+            shared += 1
+        if shared < len(self._path):
+            self._matcher.rollback(len(self._path) - shared)
+            del self._path[shared:]
+        for at in range(shared, len(path)):
+            token = path[at]
+            if token in self._eos_ids and self._matcher.is_accepting():
+                return _Place.OVER if all(after in self._eos_ids for after in path[at:]) else _Place.OUTSIDE
+            if not 0 <= token < self._vocab_size or self._matcher.try_consume_tokens([token]) != 1:
+                return _Place.OUTSIDE
+            self._path.append(token)
+        return _Place.INSIDE
+
+    def _revive(self) -> None:
+        """The matcher ran into a limit, which it never leaves, and a draft may have led it there: a fresh copy."""
+        self.error = self._matcher.get_error()
+        self._matcher = self._origin.deep_copy()
+        self._matcher.try_consume_tokens(self._base)
+        self._path.clear()

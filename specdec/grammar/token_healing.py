@@ -1,0 +1,103 @@
+"""Token healing: an output may begin with a given text, however its tokens spell that text and what follows."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specdec.models.tokenizer import Tokenizer
+
+
+class TokenSpelling:
+    """The text tokens of a vocabulary in the order of their bytes. ``vocab_size``: columns of the logits."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self._tokenizer, self._vocab_size = tokenizer, vocab_size
+        spelled = sorted(
+            (data, token)
+            for token in range(vocab_size)
+            if token not in tokenizer.special_ids and (data := tokenizer.token_bytes(token))
+        )
+        self._bytes = [data for data, _ in spelled]
+        self._ids = np.asarray([token for _, token in spelled], np.int64)
+
+    def bytes_of(self, token: int) -> bytes:
+        """The bytes of ``token``; none where it is no text."""
+        return b"" if token in self._tokenizer.special_ids else self._tokenizer.token_bytes(token)
+
+    def mask(self, text: bytes) -> NDArray[np.uint32]:
+        """Tokens that begin ``text``, are it, or begin with it: uint32 [ceil(vocab / 32)], bit v & 31 of word v >> 5.
+        Every token where ``text`` is empty."""
+        allowed = np.zeros(-(-self._vocab_size // 32) * 32, np.uint8)
+        if not text:
+            allowed[: self._vocab_size] = 1
+        else:
+            allowed[self._ids[self._starting_with(text)]] = 1
+            for size in range(1, len(text)):
+                allowed[self._ids[self._equal_to(text[:size])]] = 1
+        return np.packbits(allowed, bitorder="little").view("<u4").astype(np.uint32)
+
+    def _starting_with(self, text: bytes) -> slice:
+        # The first bytes that come after everything that starts with `text`
+        stem = text.rstrip(b"\xff")
+        end = len(self._bytes) if not stem else bisect_left(self._bytes, stem[:-1] + bytes([stem[-1] + 1]))
+        return slice(bisect_left(self._bytes, text), end)
+
+    def _equal_to(self, text: bytes) -> slice:
+        return slice(bisect_left(self._bytes, text), bisect_left(self._bytes, text + b"\0"))
+
+
+class HealedStart:
+    """A `TokenGrammar` for the first tokens only: those that spell ``start``, the last of which may go on beyond it.
+
+    A prompt's text may end within what is one token with what follows it: "ret" in front of "urn". Its tokens would
+    then be ones the model never saw in such a place. So the prompt ends before that word, and the output spells it
+    again: the choice falls among the tokens that do (token healing).
+    """
+
+    error = ""
+    finished = False
+
+    def __init__(self, spelling: TokenSpelling, start: str) -> None:
+        self._spelling, self._rest = spelling, start.encode()
+        self._masks: dict[bytes | None, NDArray[np.uint32]] = {}
+
+    @property
+    def done(self) -> bool:
+        """Whether the text is spelled, so that anything may follow."""
+        return not self._rest
+
+    def mask(self, path: Sequence[int]) -> NDArray[np.uint32]:
+        """Allowed tokens after ``path``; none after one that spells something else."""
+        rest = self._after(path)
+        found = self._masks.get(rest)
+        if found is None:
+            found = self._spelling.mask(rest or b"")
+            self._masks[rest] = found = found if rest is not None else np.zeros_like(found)
+        return found
+
+    def commit(self, tokens: Iterable[int]) -> None:
+        """Move ``tokens`` into the base state."""
+        self._rest = self._after(tokens) or b""
+
+    def forced(self, path: Sequence[int], limit: int) -> list[int]:
+        """Nothing for certain: a text can be spelled in several ways."""
+        return []
+
+    def _after(self, path: Iterable[int]) -> bytes | None:
+        """What is still to be spelled behind ``path``; None where that is impossible."""
+        rest = self._rest
+        for token in path:
+            if not rest:
+                break
+            data = self._spelling.bytes_of(token)
+            if data and rest.startswith(data):
+                rest = rest[len(data) :]
+            elif data.startswith(rest):
+                rest = b""
+            else:
+                return None
+        return rest

@@ -1,1 +1,0 @@
-"""A model on a GPU: weights, KV pool and forward by the Triton kernels; one upload and one graph per step."""

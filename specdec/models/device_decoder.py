@@ -1,0 +1,352 @@
+"""A model on a GPU: KV pool, forward by the Triton kernels, CUDA graphs by size of step, start-up self-test."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from specdec.models.config import ModelConfig, rope_tables
+from specdec.models.decoder import check_batch
+from specdec.models.device_linear import Gate
+from specdec.models.device_step import StepArrays, StepBuffer, StepTier, StepTiers
+from specdec.models.device_weights import DeviceLayer, DeviceModel
+from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
+from verify_kernels.gpu.attention_plan import attention_plan
+from verify_kernels.gpu.attention_workspace import AttentionWorkspace
+from verify_kernels.gpu.gather_rows import embed, gather_rows
+from verify_kernels.gpu.kv_ops import write_kv
+from verify_kernels.gpu.norm import add_norm
+from verify_kernels.gpu.tree_attention import tree_attention
+from verify_kernels.kernels import NumericMode
+
+FP8 = torch.float8_e4m3fn
+
+
+class DevicePool:
+    """K and V each [layers, pages, kv_heads, 64, head_dim]. Zero-filled: what was never written may be read, masked.
+
+    ``scales``: what the kernels want beside a float8 pool, k_scale and v_scale, float32 [kv_heads]; empty for others.
+    They are 1: keys and values of trained models lie far within float8's range of 448, and its precision is relative.
+    """
+
+    def __init__(self, config: ModelConfig, pages: int, dtype: torch.dtype, device: torch.device) -> None:
+        shape = (config.n_layers, pages, config.n_kv_heads, PAGE_SIZE, config.head_dim)
+        self.pages = pages
+        self.k = torch.zeros(shape, dtype=dtype, device=device)
+        self.v = torch.zeros(shape, dtype=dtype, device=device)
+        names = ("k_scale", "v_scale") if dtype == FP8 else ()
+        self.scales = {name: torch.ones(config.n_kv_heads, dtype=torch.float32, device=device) for name in names}
+
+    @staticmethod
+    def bytes_per_page(config: ModelConfig, dtype: torch.dtype) -> int:
+        """Bytes one page takes over all layers."""
+        return 2 * dtype.itemsize * config.n_layers * config.n_kv_heads * config.head_dim * PAGE_SIZE
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        """K and V of one layer."""
+        return self.k[index], self.v[index]
+
+
+MOST = 256  # graphs kept; each takes some megabytes of host memory
+
+
+class GraphCache:
+    """Runs work that is the same launches on the same memory whenever its key is the same.
+
+    On a GPU a key's work runs as it is the first time, which also compiles what is not compiled yet, is recorded the
+    second time and replayed from then on. Elsewhere it simply runs.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._captures = device.type == "cuda"
+        self._graphs: OrderedDict[Hashable, torch.cuda.CUDAGraph] = OrderedDict()
+        self._seen: set[Hashable] = set()
+
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    def run(self, key: Hashable, work: Callable[[], None]) -> None:
+        """Queue the work of ``key``."""
+        if not self._captures:
+            work()
+        elif key in self._graphs:
+            self._graphs.move_to_end(key)
+            self._graphs[key].replay()
+        elif key not in self._seen:
+            work()
+            self._seen.add(key)
+        else:
+            self._record(key, work).replay()
+
+    def clear(self) -> None:
+        """Forget all: the memory that graphs work on is about to be given back."""
+        self._graphs.clear()
+
+    def _record(self, key: Hashable, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            work()
+        self._graphs[key] = graph
+        if len(self._graphs) > MOST:
+            self._graphs.popitem(last=False)
+        return graph
+
+
+class DeviceNetwork:
+    """All memory is allocated here, for steps up to ``largest``; a forward allocates nothing and waits for nothing, so
+    that it can be recorded. Rows do not depend on each other, nor on the tier.
+
+    ``taps``: as `specdec.models.decoder.Decoder`'s; ``tapped`` is in the rows' type.
+    """
+
+    def __init__(
+        self, model: DeviceModel, pool: DevicePool, largest: StepTier, max_positions: int, taps: Sequence[int] = ()
+    ) -> None:
+        self._config, self._weights, self._pool, self.taps = model.config, model.weights, pool, tuple(taps)
+        c, device, rows = model.config, pool.k.device, largest.rows
+
+        def floats(*shape: int, dtype: torch.dtype = model.types.rows) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        self._x, self._y = floats(rows, c.hidden_size), floats(rows, c.hidden_size)
+        self._qkv, self._attended = floats(rows, c.q_size + 2 * c.kv_size), floats(rows, c.q_size)
+        self._gate_up = floats(rows, 2 * c.intermediate_size)
+        self._chosen = floats(largest.samples, c.hidden_size)
+        self._logits = floats(largest.samples, c.vocab_size, dtype=torch.float32)
+        self.tapped = floats(rows, len(self.taps) * c.hidden_size)
+        self._gate: Gate = "silu" if c.activation == "silu" else "gelu"
+        self._angles = [
+            tuple(t.to(device) for t in rope_tables(c.rope, c.head_dim, max_positions, local=local))
+            for local in (False, True)
+        ]
+        self._workspace = AttentionWorkspace.allocate(
+            heads=c.n_heads, kv_heads=c.n_kv_heads, head_dim=c.head_dim, kv_dtype=pool.k.dtype, max_rows=rows,
+            max_entries=largest.entries, max_pages=largest.pages, device=device,
+        )  # fmt: skip
+
+    def plan_coarsely(self, coarse: bool | None) -> None:
+        """See `AttentionWorkspace.coarse`."""
+        self._workspace = replace(self._workspace, coarse=coarse)
+
+    def hidden(self, step: StepArrays) -> None:
+        """Every row through all layers; writes its KV."""
+        rows = step.tier.rows
+        x = self._x[:rows]
+        embed(self._weights.embed, step.tokens, self._config.embed_scale, x)
+        attention_plan(step.entry_start, step.entry_ctx, step.parent, step.depth, self._workspace)
+        for index, layer in enumerate(self._weights.layers):
+            self._tap(index, x)
+            self._attend(index, layer, x, step)
+            gate_up = self._gate_up[:rows]
+            layer.gate_up.normed(x, layer.mlp_norm, self._config.norm_eps, gate_up)
+            if layer.mlp_post_norm is None:
+                layer.down.gated(gate_up, self._gate, x, x)
+            else:
+                y = self._y[:rows]
+                layer.down.gated(gate_up, self._gate, y, None)
+                add_norm(x, eps=self._config.norm_eps, y=y, post_norm=layer.mlp_post_norm)
+
+    def logits(self, step: StepArrays) -> Tensor:
+        """Of the step's logit rows, once `hidden` is queued: float32 [samples, vocab], overwritten by the next call."""
+        chosen, logits = self._chosen[: step.tier.samples], self._logits[: step.tier.samples]
+        gather_rows(self._x[: step.tier.rows], step.logit_rows, chosen)
+        self._weights.lm_head.normed(chosen, self._weights.final_norm, self._config.norm_eps, logits)
+        return logits
+
+    def logits_of(self, samples: int) -> Tensor:
+        """The first of what `logits` computed last."""
+        return self._logits[:samples]
+
+    def _attend(self, index: int, layer: DeviceLayer, x: Tensor, step: StepArrays) -> None:
+        c, rows = self._config, step.tier.rows
+        sliding = bool(c.sliding_layers and c.sliding_layers[index])
+        qkv, attended = self._qkv[:rows], self._attended[:rows]
+        q = qkv.view(rows, -1, c.head_dim)[:, : c.n_heads]
+        pools, (cos, sin) = self._pool.layer(index), self._angles[sliding]
+        where = {
+            "entry_of": step.entry_of, "entry_start": step.entry_start, "entry_ctx": step.entry_ctx,
+            "depth": step.depth, "page_table": step.page_table, **self._pool.scales,
+        }  # fmt: skip
+        layer.qkv.normed(x, layer.attn_norm, c.norm_eps, qkv)
+        write_kv(qkv, q, *pools, cos, sin, **where, eps=c.norm_eps, q_norm=layer.q_norm, k_norm=layer.k_norm)
+        tree_attention(
+            q, *pools, attended.view(rows, c.n_heads, c.head_dim), self._workspace, **where, scale=c.attn_scale,
+            window=(c.sliding_window or 0) if sliding else 0,
+        )  # fmt: skip
+        if layer.attn_post_norm is None:
+            layer.o.plain(attended, x, x)
+        else:
+            y = self._y[:rows]
+            layer.o.plain(attended, y)
+            add_norm(x, eps=c.norm_eps, y=y, post_norm=layer.attn_post_norm)
+
+    def _tap(self, layer: int, x: Tensor) -> None:
+        width = self._config.hidden_size
+        for i, tap in enumerate(self.taps):
+            if tap == layer:
+                self.tapped[: x.shape[0], i * width : (i + 1) * width].copy_(x)
+
+
+class DeviceDecoder:
+    """Runs a model's forward pass over a `ForwardBatch`, as `specdec.models.decoder.Decoder` does.
+
+    ``network``, ``buffer`` and ``graphs`` are for whoever queues more than a forward. ``device`` is a GPU, or the CPU,
+    where the kernels are interpreted, for tests. kv_dtype: of the KV pool; None: the rows'.
+
+    Raises:
+        ValueError: more logit rows than rows, or a tap is no layer of the model.
+    """
+
+    def __init__(
+        self,
+        model: DeviceModel,
+        pages: int,
+        device: torch.device,
+        *,
+        max_entries: int,
+        max_rows: int,
+        max_logit_rows: int,
+        max_positions: int,
+        taps: Sequence[int] = (),
+        kv_dtype: torch.dtype | None = None,
+    ) -> None:
+        self.model, self.config, self.device = model, model.config, device
+        self.max_rows, self.max_logit_rows, self.max_positions = max_rows, max_logit_rows, max_positions
+        self.settling = 2  # kernels are compiled, then the graph is recorded
+        if max_logit_rows > max_rows:
+            raise ValueError(f"max_logit_rows: {max_logit_rows} exceeds max_rows {max_rows}, which sizes the scratch")
+        if any(not 0 <= tap < model.config.n_layers for tap in taps):
+            raise ValueError(f"taps: {tuple(taps)} names a layer outside [0, {model.config.n_layers})")
+        self.taps = tuple(taps)
+        self.pool = DevicePool(model.config, pages, kv_dtype or model.types.rows, device)
+        tiers = StepTiers(max_entries, max_rows, max_logit_rows, -(-max_positions // PAGE_SIZE))
+        self.network = DeviceNetwork(model, self.pool, tiers.largest, max_positions, taps)
+        self.graphs = GraphCache(device)
+        self.buffer = StepBuffer(tiers, device, self.graphs.clear)
+
+    @property
+    def tapped(self) -> Tensor:
+        """Inputs of the tapped layers for the last forward's rows, on the device, in the rows' type."""
+        return self.network.tapped
+
+    def plan_coarsely(self, coarse: bool | None) -> None:
+        """How attention is cut from now on: in long stretches, in short ones, or, None, as pays. For the self-test: the
+        bits are the same."""
+        self.graphs.clear()  # they have the choice of their time in them
+        self.network.plan_coarsely(coarse)
+
+    def check(self, batch: ForwardBatch, logit_rows: Sequence[int]) -> None:
+        """ValueError unless the batch is within the decoder's limits."""
+        check_batch(
+            batch,
+            logit_rows,
+            max_rows=self.max_rows,
+            max_logit_rows=self.max_logit_rows,
+            max_positions=self.max_positions,
+            vocab_size=self.config.vocab_size,
+            pages=self.pool.pages,
+        )
+
+    def forward(self, batch: ForwardBatch, logit_rows: Sequence[int]) -> Tensor:
+        """Compute every row, write its KV, and return logits float32 [len(logit_rows), vocab], on the device, of the
+        rows named, valid until the next call. Waits until the device is done.
+
+        Raises:
+            ValueError: more rows, logit rows or positions than the buffers hold, or a token id out of range.
+        """
+        self.check(batch, logit_rows)
+        step, _ = self.buffer.load(batch, logit_rows)
+        self.graphs.run(("forward", step.tier), partial(self._forward, step))
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+        return self.network.logits_of(len(logit_rows))
+
+    def _forward(self, step: StepArrays) -> None:
+        self.network.hidden(step)
+        if step.tier.samples:
+            self.network.logits(step)
+
+
+PROMPT = 1300  # tokens: beyond a coarse plan's block of 1,024, and then some
+FIRST = 1030  # of them at once at first, so that the rest reads a whole block as pages
+PIECE = 24  # tokens: another tile of every matrix product than a prompt's, and segments of pages that end anywhere
+PARENTS = (-1, 0, 1, 1, 0, 4, 5)
+EVERY = 32  # of a prompt's rows the logits of one in so many are compared
+
+
+def device_self_test(decoder: DeviceDecoder, prompt: int = PROMPT) -> NumericMode:
+    """A prompt in the largest steps and a tree above it, planned coarsely, against the prompt in pieces and each
+    node's path one row at a time, planned finely; "bitwise" when no bit differs of the logits nor of any layer's keys
+    and values. ``prompt``: its tokens, cut to what the pool and the decoder hold twice.
+
+    Writes to the pool's pages, which nobody may use yet. Takes some 80 forwards, each of which reads all weights.
+    """
+    half = max(decoder.pool.pages // 2, 1)
+    prompt = max(1, min(prompt, min(decoder.max_positions, half * PAGE_SIZE) - len(PARENTS)))
+    generator = torch.Generator().manual_seed(7)
+    tokens = torch.randint(0, decoder.config.vocab_size, (prompt + len(PARENTS),), generator=generator).tolist()
+    pages = -(-len(tokens) // PAGE_SIZE)
+    # The second places lie backwards: a row's bits depend on no page id either.
+    here, there = list(range(pages)), list(reversed(range(decoder.pool.pages - pages, decoder.pool.pages)))
+    try:
+        decoder.plan_coarsely(True)
+        at_once = _prompt(decoder, tokens[:prompt], min(FIRST, decoder.max_rows), decoder.max_rows, here)
+        nodes = _rows(decoder, BatchEntry(tokens[prompt:], PARENTS, prompt, here), range(len(PARENTS)))
+        decoder.plan_coarsely(False)
+        in_pieces = _prompt(decoder, tokens[:prompt], 1, PIECE, there)
+        alike = here == there or _same_cache(decoder, here, there, prompt)
+        paths = _paths(decoder, tokens[prompt:], prompt, there)
+    finally:
+        decoder.plan_coarsely(None)
+    alike = alike and all(map(torch.equal, at_once + nodes, in_pieces + paths))
+    return "bitwise" if alike else "numerical"
+
+
+def _prompt(decoder: DeviceDecoder, tokens: list[int], first: int, size: int, pages: list[int]) -> list[Tensor]:
+    """Logits of some of a prompt's rows, the same ones however it is cut."""
+    every = max(EVERY, -(-min(FIRST, decoder.max_rows) // decoder.max_logit_rows))
+    done, found = 0, []
+    while done < len(tokens):
+        chunk = tokens[done : done + min(size if done else first, decoder.max_rows)]
+        wanted = [row for row in range(len(chunk)) if (done + row) % every == 0]
+        found += _rows(decoder, BatchEntry(chunk, range(-1, len(chunk) - 1), done, _held(pages, done, chunk)), wanted)
+        done += len(chunk)
+    return found
+
+
+def _paths(decoder: DeviceDecoder, tokens: list[int], prompt: int, pages: list[int]) -> list[Tensor]:
+    found = []
+    for node in range(len(tokens)):
+        path = [node]
+        while PARENTS[path[0]] >= 0:
+            path.insert(0, PARENTS[path[0]])
+        for depth, at in enumerate(path):
+            (row,) = _rows(decoder, BatchEntry([tokens[at]], [-1], prompt + depth, pages), [0])
+        found.append(row)
+    return found
+
+
+def _held(pages: list[int], done: int, chunk: list[int]) -> list[int]:
+    return pages[: -(-(done + len(chunk)) // PAGE_SIZE)]
+
+
+def _rows(decoder: DeviceDecoder, entry: BatchEntry, wanted: Sequence[int]) -> list[Tensor]:
+    """Logits of the rows wanted."""
+    return list(decoder.forward(ForwardBatch.build([entry]), wanted).clone())
+
+
+def _same_cache(decoder: DeviceDecoder, here: list[int], there: list[int], tokens: int) -> bool:
+    """Whether the first tokens' keys and values are the same bits in both places, layer by layer: there may be no
+    memory for all at once."""
+    pages = -(-tokens // PAGE_SIZE)
+
+    def stretch(layer: Tensor, places: list[int]) -> Tensor:
+        return layer.view(torch.uint8)[places[:pages]].transpose(1, 2).flatten(0, 1)[:tokens]
+
+    pools = (pool[layer] for layer in range(decoder.config.n_layers) for pool in (decoder.pool.k, decoder.pool.v))
+    return all(torch.equal(stretch(layer, here), stretch(layer, there)) for layer in pools)

@@ -1,0 +1,261 @@
+"""One step's arrays on a GPU: padded to a tier of sizes, filled on the host, sent in one copy, read back in one."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from verify_kernels.forward_batch import ForwardBatch
+from verify_kernels.gpu.sampling_table import SamplingNeeds, SamplingPool, SamplingTable
+from verify_kernels.sampling import RowSampling
+
+
+@dataclass(frozen=True, slots=True)
+class StepTier:
+    """entries: sequences; rows: of the forward; samples: rows whose logits are wanted, 0 for none; pages: page ids per
+    sequence. Launches, and so graphs, are a function of these."""
+
+    entries: int
+    rows: int
+    samples: int
+    pages: int
+
+
+# Below 16 rows only attention's and the samplers' grids grow with rows; above, matrix products come in tiles.
+_ROWS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
+# No grid depends on them, only what is uploaded: 2 KiB per sequence for up to 32k tokens. Each size more would have its
+# graphs recorded again for every other size.
+_PAGES = (512,)
+
+
+class StepTiers:
+    """Tiers up to ``max_entries`` sequences, ``max_rows`` rows, ``max_samples`` logit rows and ``max_pages`` pages per
+    sequence, which are tiers themselves."""
+
+    def __init__(self, max_entries: int, max_rows: int, max_samples: int, max_pages: int) -> None:
+        doubling = tuple(1 << i for i in range(max_entries.bit_length()))
+        self._entries = _ladder(doubling, max_entries)
+        self._rows = _ladder(_ROWS, max_rows)
+        self._samples = (0, *_ladder(_ROWS, max_samples))
+        self._pages = _ladder(_PAGES, max_pages)
+
+    @property
+    def largest(self) -> StepTier:
+        """The tier that everything fits in."""
+        return StepTier(self._entries[-1], self._rows[-1], self._samples[-1], self._pages[-1])
+
+    def of(self, entries: int, rows: int, samples: int, pages: int) -> StepTier:
+        """The least tier that holds a step.
+
+        Raises:
+            ValueError: none does; names what is too many.
+        """
+        return StepTier(
+            _least("entries", self._entries, entries),
+            _least("rows", self._rows, rows),
+            _least("logit_rows", self._samples, samples),
+            _least("pages", self._pages, pages),
+        )
+
+
+def _ladder(steps: tuple[int, ...], most: int) -> tuple[int, ...]:
+    return (*(step for step in steps if step < most), most)
+
+
+def _least(name: str, ladder: tuple[int, ...], wanted: int) -> int:
+    if wanted > ladder[-1]:
+        raise ValueError(f"{name}: {wanted}, the buffers hold {ladder[-1]}")
+    return ladder[bisect_left(ladder, wanted)]
+
+
+Ints = NDArray[np.int32]
+NOT_THERE = -1
+
+
+@dataclass(frozen=True, slots=True)
+class StepArrays:
+    """All int32, in one stretch of memory, followed by the sampling table (None where nothing is sampled).
+
+    Entries B, rows N, samples M, pages P of the tier. entry_start [B + 1]; entry_ctx, root_row (row of the entry that
+    is its tree's root, -1: none), sample_start (where its tree's samples begin) [B]; entry_of, parent, depth, tokens
+    [N]; logit_rows [M]; page_table [B, P]. ``host``: the same arrays, by name. Padding entries have no rows, padding
+    rows no entry and no token.
+    """
+
+    tier: StepTier
+    entry_start: Tensor
+    entry_ctx: Tensor
+    root_row: Tensor
+    sample_start: Tensor
+    entry_of: Tensor
+    parent: Tensor
+    depth: Tensor
+    tokens: Tensor
+    logit_rows: Tensor
+    page_table: Tensor
+    table: SamplingTable | None
+    host: dict[str, Ints]
+
+    @staticmethod
+    def words(tier: StepTier) -> int:
+        """int32 words of a tier's arrays, those of the sampling table without its pool included."""
+        own = sum(_room(shape) for shape in _shapes(tier).values())
+        return own + (SamplingTable.words(tier.samples) if tier.samples else 0)
+
+    @staticmethod
+    def within(tier: StepTier, device_buffer: Tensor, host_buffer: Tensor, saved: Tensor) -> StepArrays:
+        """Views of both buffers, int32 of one length, from their beginning; the table's pool takes what is left."""
+        views: dict[str, Tensor] = {}
+        host: dict[str, Ints] = {}
+        at = 0
+        for name, shape in _shapes(tier).items():
+            size = torch.Size(shape).numel()
+            views[name] = device_buffer[at : at + size].view(shape)
+            host[name] = host_buffer[at : at + size].view(shape).numpy()
+            at += _room(shape)
+        table = (
+            SamplingTable.within(tier.samples, device_buffer[at:], host_buffer[at:], saved) if tier.samples else None
+        )
+        return StepArrays(tier, **views, table=table, host=host)
+
+    @property
+    def begin_of_table(self) -> int:
+        """Words in front of the sampling table."""
+        return sum(_room(shape) for shape in _shapes(self.tier).values())
+
+    def fill(self, batch: ForwardBatch, logit_rows: Sequence[int], roots: Sequence[int], firsts: Sequence[int]) -> None:
+        """Write a step into the host's memory: ``roots`` and ``firsts`` are root_row and sample_start per entry."""
+        host, rows, entries = self.host, batch.rows, batch.entry_ctx.shape[0]
+        for name, values, padding in (
+            ("entry_start", batch.entry_start, rows),
+            ("entry_ctx", batch.entry_ctx, 0),
+            ("root_row", roots, NOT_THERE),
+            ("sample_start", firsts, 0),
+            ("entry_of", batch.entry_of, NOT_THERE),
+            ("parent", batch.parent, NOT_THERE),
+            ("depth", batch.depth, 0),
+            ("tokens", batch.tokens, NOT_THERE),
+            ("logit_rows", logit_rows, NOT_THERE),
+        ):
+            count = len(values)
+            host[name][:count] = values
+            host[name][count:] = padding
+        pages = batch.page_table.shape[1]
+        host["page_table"][:entries, :pages] = batch.page_table
+        host["page_table"][:entries, pages:] = 0
+        host["page_table"][entries:] = 0
+
+
+def _shapes(tier: StepTier) -> dict[str, tuple[int, ...]]:
+    entries, rows = (tier.entries,), (tier.rows,)
+    return {
+        "entry_start": (tier.entries + 1,), "entry_ctx": entries, "root_row": entries, "sample_start": entries,
+        "entry_of": rows, "parent": rows, "depth": rows, "tokens": rows, "logit_rows": (tier.samples,),
+        "page_table": (tier.entries, tier.pages),
+    }  # fmt: skip
+
+
+def _room(shape: tuple[int, ...]) -> int:
+    """Words of an array: each starts at a multiple of 16 bytes."""
+    return -(-torch.Size(shape).numel() // 4) * 4
+
+
+POOL_WORDS = 1 << 16  # lists and masks of a step, at first
+SAVED = 1 << 13  # logits that lists change, at first
+
+
+class StepBuffer:
+    """Holds one step at a time. A tier's arrays always lie at the same addresses, until lists or masks outgrow their
+    room: then all move, and ``on_move`` is called first."""
+
+    def __init__(self, tiers: StepTiers, device: torch.device, on_move: Callable[[], None]) -> None:
+        self.tiers = tiers
+        self._device, self._on_move = device, on_move
+        self._arrays: dict[StepTier, StepArrays] = {}
+        self._sent = torch.cuda.Event() if device.type == "cuda" else None
+        self._allocate(POOL_WORDS, SAVED)
+
+    def load(
+        self,
+        batch: ForwardBatch,
+        logit_rows: Sequence[int],
+        roots: Sequence[int] = (),
+        firsts: Sequence[int] = (),
+        samplings: Sequence[RowSampling] = (),
+    ) -> tuple[StepArrays, SamplingNeeds]:
+        """Send a step; its arrays, and what its rows need of the samplers.
+
+        roots, firsts: per entry, see `StepArrays`; samplings: how each of ``logit_rows`` is sampled, empty where none
+        is. Waits for the copy before this one, which a step whose results were read has long passed.
+
+        Raises:
+            ValueError: it is larger than the largest tier.
+        """
+        entries, pages = batch.page_table.shape
+        tier = self.tiers.of(entries, batch.rows, len(logit_rows), pages)
+        pool = SamplingPool(samplings)
+        if pool.words > self._pool_words or pool.saved > self._saved.shape[0]:
+            self._on_move()
+            self._allocate(2 * max(pool.words, self._pool_words), 2 * max(pool.saved, self._saved.shape[0]))
+        arrays = self._arrays.get(tier)
+        if arrays is None:
+            arrays = self._arrays[tier] = StepArrays.within(tier, self._there, self._here, self._saved)
+        if self._sent is not None:
+            self._sent.synchronize()
+        arrays.fill(batch, logit_rows, roots, firsts)
+        used = arrays.begin_of_table
+        if samplings and arrays.table is not None:
+            used += arrays.table.write(samplings, pool)
+        self._there[:used].copy_(self._here[:used], non_blocking=True)
+        if self._sent is not None:
+            self._sent.record()
+        return arrays, SamplingNeeds.of(samplings)
+
+    def _allocate(self, pool_words: int, saved: int) -> None:
+        words = StepArrays.words(self.tiers.largest) + pool_words
+        self._pool_words = pool_words
+        self._there: Tensor = torch.zeros(words, dtype=torch.int32, device=self._device)
+        self._here: Tensor = torch.zeros(words, dtype=torch.int32, pin_memory=self._device.type == "cuda")
+        self._saved: Tensor = torch.zeros(saved, dtype=torch.float32, device=self._device)
+        self._arrays.clear()
+
+
+class HostMirror:
+    """``copy`` may be part of a graph; what it brought may be read once the work queued with it is done."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._there = list(tensors)
+        self._here = [torch.empty(t.shape, dtype=t.dtype, pin_memory=t.is_cuda) for t in tensors]
+
+    def copy(self) -> None:
+        """Queue the copies."""
+        for here, there in zip(self._here, self._there, strict=True):
+            here.copy_(there, non_blocking=True)
+
+    @property
+    def arrays(self) -> list[NDArray[Any]]:
+        """What was copied last, in the tensors' order; overwritten by the next copy."""
+        return [tensor.numpy() for tensor in self._here]
+
+
+class PendingResult:
+    """Made when all of a step is queued; the host may do other things before it reads."""
+
+    def __init__(self, mirror: HostMirror, device: torch.device) -> None:
+        self._mirror = mirror
+        self._done = torch.cuda.Event() if device.type == "cuda" else None
+        if self._done is not None:
+            self._done.record()
+
+    def read(self) -> list[NDArray[Any]]:
+        """Wait for the device, then what the mirror holds; to be used before the next step is queued."""
+        if self._done is not None:
+            self._done.synchronize()
+        return self._mirror.arrays

@@ -1,0 +1,329 @@
+"""A model's weights on a GPU: in what types they are held, and how they are read from a checkpoint."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from specdec.config import DeviceDtype
+from specdec.errors import ModelError, UnsupportedModelError
+from specdec.models.checkpoint import TensorSource
+from specdec.models.config import ModelConfig
+from specdec.models.device_linear import DenseLinear, DeviceLinear, Fp8Linear, Int4Linear, LayerScratch
+from specdec.models.load import check_vocabulary
+from specdec.models.pack import SLICE_VALUES, check_shapes, conversion_pool, fused_bias, fused_rows
+from specdec.models.progress import Progress, silent
+from specdec.models.quantized import QuantizedMatrix, QuantizedSource
+from specdec.models.resolve import resolve
+from specdec.models.tokenizer import Tokenizer
+from specdec.models.weights import LinearPlan, has_bias, linear_plans
+from verify_kernels.gpu.attention_workspace import HEAD_DIMS, TILE
+from verify_kernels.gpu.linear_plan import LinearKind, LinearWorkspace
+from verify_kernels.gpu.quantized_weights import (
+    GROUP_SIZES,
+    SCALE_TYPES,
+    Int4Weight,
+    pack_int4,
+    quantize_weight,
+    stack_int4,
+)
+
+_ROWS = {
+    "auto": torch.bfloat16,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp8": torch.bfloat16,
+    "fp32": torch.float32,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTypes:
+    """``name``: of the layers' matrices, for people. ``rows``: of activations, the KV pool, norms, embedding and output
+    matrix. ``fp8``: the layers' matrices are float8 e4m3. ``int4``: those that the checkpoint holds in 4 bits stay so.
+    """
+
+    name: str
+    rows: torch.dtype
+    fp8: bool
+    int4: bool
+
+    @staticmethod
+    def of(dtype: DeviceDtype) -> DeviceTypes:
+        """What the configuration's word stands for."""
+        name = "bf16" if dtype == "auto" else dtype
+        return DeviceTypes(name, _ROWS[dtype], fp8=dtype == "fp8", int4=dtype in ("auto", "bf16", "fp16"))
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLayer:
+    """As `specdec.models.weights.LayerWeights`; norms are in the rows' type."""
+
+    attn_norm: Tensor
+    qkv: DeviceLinear
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    o: DeviceLinear
+    attn_post_norm: Tensor | None
+    mlp_norm: Tensor
+    gate_up: DeviceLinear
+    down: DeviceLinear
+    mlp_post_norm: Tensor | None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its matrices."""
+        return sum(linear.nbytes for linear in (self.qkv, self.o, self.gate_up, self.down))
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceWeights:
+    """``embed`` [vocab, hidden] and the output matrix, which is the same memory where the model ties them, are in the
+    rows' type whatever the layers' matrices are in. Logits are float32."""
+
+    embed: Tensor
+    layers: list[DeviceLayer]
+    final_norm: Tensor
+    lm_head: DenseLinear
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of weights one pass over a row reads."""
+        return self.lm_head.nbytes + sum(layer.nbytes for layer in self.layers)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceModel:
+    """What `load_device_model` returns; ``config`` has the tokenizer's begin and end ids filled in. ``dtype``: what
+    the layers' weights are held in, for people."""
+
+    name: str
+    config: ModelConfig
+    dtype: str
+    types: DeviceTypes
+    weights: DeviceWeights
+    tokenizer: Tokenizer
+
+
+WAY_OUT = "run the model on the CPU, or use one of 4 bits in groups of 32, 64 or 128"
+
+
+def read_int4(source: QuantizedSource, role: str) -> Int4Weight:
+    """Quantised matrix ``role`` packed for `verify_kernels.gpu.linear_int4`. Layers that are fused in a model are read
+    one by one and put together with `stack_int4`.
+
+    Groups larger than the kernel's repeat their scales; input channels in an order of their own (act-order) are sorted
+    by group once, here, and the weight says how.
+
+    Raises:
+        ModelError: a tensor is missing, damaged or of a shape that does not fit the others.
+        UnsupportedModelError: the kernel can not run it: not 4 bits, groups too small or of unequal sizes.
+    """
+    where = f"{source.name}: {role}"
+    if source.quantized.bits != 4:
+        raise UnsupportedModelError(f"{where}: bits is {source.quantized.bits}; the GPU kernel reads 4, {WAY_OUT}")
+    outputs, inputs = source.shape(role)
+    matrix = source.matrix(role, 0, outputs)
+    size = inputs if source.quantized.group_size == -1 else source.quantized.group_size
+    perm = _order(matrix.groups, size, where)
+    levels = matrix.levels if perm is None else matrix.levels[:, perm]
+    group = next((g for g in reversed(GROUP_SIZES) if size % g == 0), None)
+    if group is None and size == inputs:
+        group = GROUP_SIZES[-1]  # one group: its last part may be short
+    if group is None:
+        raise UnsupportedModelError(f"{where}: group_size is {size}; the GPU kernel can not split it, {WAY_OUT}")
+    return pack_int4(levels, *_scales(matrix, size, group, inputs), group, perm)
+
+
+def _order(groups: Tensor, size: int, where: str) -> Tensor | None:
+    """The input channels in the order of their groups; None if they stand so."""
+    straight = torch.arange(len(groups)) // size
+    if torch.equal(groups, straight):
+        return None
+    perm = groups.argsort(stable=True)
+    if not torch.equal(groups[perm], straight):
+        raise UnsupportedModelError(f"{where}: g_idx has groups of unequal sizes; {WAY_OUT}")
+    return perm
+
+
+def _scales(matrix: QuantizedMatrix, size: int, group: int, inputs: int) -> tuple[Tensor, Tensor]:
+    """Scales and zero points of groups of ``group`` input channels."""
+    scales = matrix.scales if matrix.scales.dtype in SCALE_TYPES else matrix.scales.half()
+    of_group = torch.arange(0, inputs, group) // size
+    return scales[:, of_group], matrix.zeros.to(torch.uint8)[:, of_group]
+
+
+logger = logging.getLogger(__name__)
+KINDS: dict[torch.dtype, LinearKind] = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+
+
+class WeightsReader:
+    """``max_rows``: of a forward, which sizes the layers' scratch."""
+
+    def __init__(
+        self, source: TensorSource, types: DeviceTypes, device: torch.device, max_rows: int, progress: Progress
+    ) -> None:
+        self._source, self._types, self._device, self._progress = source, types, device, progress
+        self._plans = {plan.name: plan for plan in linear_plans(source.config, source.config.tie_embeddings)}
+        self._scratch = self._make_scratch(max_rows)
+        self._done = 0
+
+    def read(self) -> DeviceWeights:
+        """All of it.
+
+        Raises:
+            ModelError: a tensor is missing or damaged.
+            UnsupportedModelError: 4-bit matrices are of a form that the kernel can not run.
+        """
+        config = self._source.config
+        embed = self._dense(LinearPlan("embed", (("embed", config.vocab_size),), config.hidden_size))
+        layers = [self._layer(f"layers.{i}.") for i in range(config.n_layers)]
+        head = embed if config.tie_embeddings else self._dense(self._plans["lm_head"])
+        final_norm = self._vector("final_norm")
+        return DeviceWeights(embed, layers, final_norm, DenseLinear(head, None, self._scratch))
+
+    def _layer(self, p: str) -> DeviceLayer:
+        return DeviceLayer(
+            attn_norm=self._vector(p + "attn_norm"),
+            qkv=self._linear(p + "qkv"),
+            q_norm=self._optional(p + "q_norm", self._source.config.qk_norm),
+            k_norm=self._optional(p + "k_norm", self._source.config.qk_norm),
+            o=self._linear(p + "o"),
+            attn_post_norm=self._optional(p + "attn_post_norm", self._source.config.post_norms),
+            mlp_norm=self._vector(p + "mlp_norm"),
+            gate_up=self._linear(p + "gate_up"),
+            down=self._linear(p + "down"),
+            mlp_post_norm=self._optional(p + "mlp_post_norm", self._source.config.post_norms),
+        )
+
+    def _linear(self, name: str) -> DeviceLinear:
+        plan = self._plans[name]
+        bias = (
+            fused_bias(self._source, plan).to(self._device, self._types.rows) if has_bias(plan, self._source) else None
+        )
+        packed = self._int4(plan) if self._types.int4 else None
+        if packed is not None:
+            return Int4Linear(packed, bias, self._scratch)
+        dense = self._dense(plan)
+        if self._types.fp8:
+            return Fp8Linear(*quantize_weight(dense), bias, self._scratch)
+        return DenseLinear(dense, bias, self._scratch)
+
+    def _int4(self, plan: LinearPlan) -> Int4Weight | None:
+        """The layer in 4 bits where the checkpoint holds all of it so; None where it does not, or in parts that can not
+        be run as one."""
+        source = self._source
+        if not isinstance(source, QuantizedSource) or source.quantized.bits != 4:
+            return None
+        if not all(source.is_quantized(role) for role, _ in plan.parts):
+            return None
+        parts = [read_int4(source, role) for role, _ in plan.parts]
+        try:
+            return stack_int4(parts).to(self._device)
+        except ValueError as error:
+            logger.warning("%s: %s is held in 16 bits: %s", source.name, plan.name, error)
+            return None
+
+    def _dense(self, plan: LinearPlan) -> Tensor:
+        """The fused matrix in the rows' type, converted a slice at a time on a few threads."""
+        out = torch.empty(plan.rows, plan.columns, dtype=self._types.rows, device=self._device)
+        step = max(SLICE_VALUES // plan.columns, 1)
+
+        def convert(low: int) -> None:
+            high = min(low + step, plan.rows)
+            out[low:high] = fused_rows(self._source, plan, low, high).to(out.dtype)
+
+        with conversion_pool() as pool:
+            list(pool.map(convert, range(0, plan.rows, step)))
+        self._done += out.numel()
+        total = sum(each.rows * each.columns for each in self._plans.values())
+        self._progress(f"loading {self._source.name}", min(self._done, total), total)
+        return out
+
+    def _vector(self, role: str) -> Tensor:
+        return self._source.vector(role).to(self._device, self._types.rows)
+
+    def _optional(self, role: str, there: bool) -> Tensor | None:
+        return self._vector(role) if there else None
+
+    def _make_scratch(self, max_rows: int) -> LayerScratch:
+        config, rows = self._source.config, self._types.rows
+        int4 = self._types.int4 and isinstance(self._source, QuantizedSource)
+        forms: list[tuple[LinearKind, int]] = [(KINDS[rows], GROUP_SIZES[-1])]
+        forms += [("fp8", GROUP_SIZES[-1])] if self._types.fp8 else []
+        forms += [("int4", group) for group in GROUP_SIZES] if int4 else []
+        shapes = {(plan.rows, plan.columns) for plan in self._plans.values()}
+        layers = [(n, k, kind, group) for n, k in shapes for kind, group in forms]
+        widest = max(config.hidden_size, config.q_size, config.intermediate_size)
+        return LayerScratch(
+            torch.zeros(max_rows * widest, dtype=rows, device=self._device),
+            torch.zeros(max_rows, dtype=torch.float32, device=self._device),
+            LinearWorkspace.for_layers(layers, max_rows, self._device, permuted=rows if int4 else None),
+        )
+
+
+GIB = 1 << 30
+FP8_CAPABILITY = (9, 0)
+
+
+def load_device_model(
+    ref: str,
+    *,
+    dtype: DeviceDtype,
+    cache_dir: Path,
+    device: torch.device,
+    max_rows: int,
+    progress: Progress | None = None,
+) -> DeviceModel:
+    """Load the model that ``ref`` names, as `specdec.models.load_model` does, for forwards of up to ``max_rows`` rows.
+
+    Raises:
+        ModelError: not found, truncated, corrupt, without tokenizer, or too large for the device's memory.
+        UnsupportedModelError: sound, but nothing that the device's kernels run.
+    """
+    cache_dir, progress = cache_dir.expanduser(), progress or silent
+    checkpoint = resolve(ref, cache_dir, progress)
+    source, types = checkpoint.open(), DeviceTypes.of(dtype)
+    if types.fp8 and device.type == "cuda" and torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
+        raise ModelError("engine.device_dtype: this GPU has no fp8 products; set it to bf16 or fp16")
+    check_heads(checkpoint.name, source.config)
+    check_shapes(source)
+    _check_memory(source, types, device)
+    weights = WeightsReader(source, types, device, max_rows, progress).read()
+    tokenizer = checkpoint.tokenizer(cache_dir, source.config)
+    check_vocabulary(checkpoint.name, source.config, tokenizer)
+    config = replace(source.config, bos_id=tokenizer.bos_id, add_bos=tokenizer.add_bos, eos_ids=tokenizer.eos_ids)
+    held = "int4" if types.int4 and isinstance(source, QuantizedSource) else types.name
+    return DeviceModel(checkpoint.name, config, held, types, weights, tokenizer)
+
+
+def check_heads(name: str, config: ModelConfig) -> None:
+    """UnsupportedModelError unless the attention kernels know such heads."""
+    group = config.n_heads // config.n_kv_heads
+    if config.head_dim not in HEAD_DIMS or config.n_heads % config.n_kv_heads or group > TILE:
+        sizes = ", ".join(map(str, HEAD_DIMS))
+        raise UnsupportedModelError(
+            f"{name}: {config.n_heads} heads of {config.head_dim} over {config.n_kv_heads} KV heads do not run on a "
+            f"GPU; heads must be {sizes} wide and a multiple of the KV heads; set engine.device to cpu"
+        )
+
+
+def _check_memory(source: TensorSource, types: DeviceTypes, device: torch.device) -> None:
+    """Of an unquantised model: how much smaller a quantised one is shows only when it is read."""
+    if device.type != "cuda" or (types.int4 and isinstance(source, QuantizedSource)):
+        return
+    config = source.config
+    plans = linear_plans(config, config.tie_embeddings)
+    layers = sum(plan.rows * plan.columns for plan in plans if plan.name != "lm_head")
+    ends = config.vocab_size * config.hidden_size * (1 if config.tie_embeddings else 2)
+    need = layers * (1 if types.fp8 else types.rows.itemsize) + ends * types.rows.itemsize
+    free, _ = torch.cuda.mem_get_info(device)
+    if need > free:
+        raise ModelError(
+            f"{source.name}: its weights need {need / GIB:.1f} GiB of the device, {free / GIB:.1f} GiB are free; "
+            "set engine.device_dtype to fp8, use a smaller or quantised model, or set engine.device to cpu"
+        )

@@ -1,0 +1,385 @@
+"""Reads a GGUF file: its metadata as a model's config, its memory-mapped tensors as a tensor source.
+
+Reads a GGUF file: its metadata into plain values, its tensors as memory-mapped bytes.
+
+The `gguf` library's own reader keeps a numpy view per array element, which takes seconds for a vocabulary of
+150,000 tokens, and does not notice a truncated file until a tensor is touched. Format: the GGUF specification in
+the ggml repository, versions 2 and 3, little-endian.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
+from torch import Tensor
+
+from specdec.errors import ModelError, UnsupportedModelError
+from specdec.models.config import ModelConfig, RopeConfig
+
+
+@dataclass(frozen=True, slots=True)
+class GGUFTensor:
+    """``shape`` is outermost first; ``offset`` counts from the start of the file; rows are the last dimension."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: GGMLQuantizationType
+    offset: int
+    row_bytes: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole tensor."""
+        return math.prod(self.shape[:-1]) * self.row_bytes
+
+
+_MAGIC = b"GGUF"
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_STRING, _ARRAY = 8, 9
+_TYPES = GGMLQuantizationType
+SUPPORTED_TYPES = frozenset(
+    {
+        _TYPES.F32,
+        _TYPES.F16,
+        _TYPES.BF16,
+        _TYPES.Q8_0,
+        _TYPES.Q4_0,
+        _TYPES.Q4_1,
+        _TYPES.Q5_0,
+        _TYPES.Q5_1,
+        _TYPES.Q4_K,
+        _TYPES.Q5_K,
+        _TYPES.Q6_K,
+    }
+)
+
+
+class GGUFFile:
+    """An open GGUF file. ``metadata`` maps keys to ints, floats, bools, strings or lists of them; ``tensors`` maps
+    names to where their bytes lie.
+
+    Raises:
+        ModelError: the file can not be read, is no GGUF file, is truncated or corrupt.
+        UnsupportedModelError: its version or byte order is not one specdec reads.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._bytes = np.memmap(path, mode="r", dtype=np.uint8)
+        except (OSError, ValueError) as error:
+            raise ModelError(f"{path}: can not be read ({error})") from None
+        self._data = self._bytes.data
+        self._at = 0
+        self.metadata: dict[str, Any] = {}
+        self.tensors: dict[str, GGUFTensor] = {}
+        try:
+            self._read()
+        except (struct.error, UnicodeDecodeError, IndexError, OverflowError) as error:
+            raise ModelError(f"{path}: truncated or corrupt GGUF header ({error}); fetch the file again") from None
+        self._check_extents()
+
+    def rows(self, name: str, index: np.ndarray | slice) -> np.ndarray:
+        """Rows of matrix ``name`` chosen by ``index``, dequantised to float32 [rows, row length]."""
+        tensor = self.tensors[name]
+        if tensor.type not in SUPPORTED_TYPES:
+            raise UnsupportedModelError(
+                f"{self.path}: tensor {name} has type {tensor.type.name}; use a GGUF of one of "
+                + ", ".join(sorted(kind.name for kind in SUPPORTED_TYPES))
+            )
+        raw = self._bytes[tensor.offset : tensor.offset + tensor.nbytes].reshape(-1, tensor.row_bytes)
+        chosen = np.array(raw[index])  # a copy: the mapping is read-only, and tensors must not be
+        if tensor.type == _TYPES.F32:
+            return chosen.view(np.float32)
+        if tensor.type == _TYPES.F16:
+            return chosen.view(np.float16).astype(np.float32)
+        return np.ascontiguousarray(dequantize(chosen, tensor.type), dtype=np.float32)
+
+    def _read(self) -> None:
+        if bytes(self._data[:4]) != _MAGIC:
+            raise ModelError(f"{self.path}: not a GGUF file")
+        self._at = 4
+        version = self._scalar("I")
+        if version not in (2, 3):
+            raise UnsupportedModelError(
+                f"{self.path}: GGUF version {version} is not supported; convert it to version 3"
+            )
+        n_tensors, n_keys = self._scalar("Q"), self._scalar("Q")
+        for _ in range(n_keys):
+            key = self._string()
+            self.metadata[key] = self._value(self._scalar("I"))
+        places = [self._tensor_place() for _ in range(n_tensors)]
+        alignment = self.metadata.get("general.alignment", 32)
+        if not isinstance(alignment, int) or alignment <= 0:
+            raise ModelError(f"{self.path}: alignment {alignment!r} makes no sense; the file is corrupt")
+        start = -(-self._at // alignment) * alignment
+        for name, shape, kind, offset in places:
+            block, block_bytes = GGML_QUANT_SIZES[kind]
+            if shape[-1] % block:
+                raise ModelError(
+                    f"{self.path}: tensor {name} has rows of {shape[-1]} in {kind.name}; the file is corrupt"
+                )
+            row_bytes = shape[-1] // block * block_bytes
+            self.tensors[name] = GGUFTensor(name, shape, kind, start + offset, row_bytes)
+
+    def _tensor_place(self) -> tuple[str, tuple[int, ...], GGMLQuantizationType, int]:
+        name = self._string()
+        n_dims = self._scalar("I")
+        if not 0 < n_dims <= 4:
+            raise ModelError(f"{self.path}: tensor {name} has {n_dims} dimensions; the file is corrupt")
+        shape = tuple(self._scalar("Q") for _ in range(n_dims))[::-1]  # the file counts from the innermost
+        code = self._scalar("I")
+        try:
+            kind = GGMLQuantizationType(code)
+        except ValueError:
+            raise UnsupportedModelError(f"{self.path}: tensor {name} has the unknown type {code}") from None
+        return name, shape, kind, self._scalar("Q")
+
+    def _check_extents(self) -> None:
+        size = len(self._data)
+        for tensor in self.tensors.values():
+            if tensor.offset + tensor.nbytes > size:
+                raise ModelError(
+                    f"{self.path}: truncated: tensor {tensor.name} ends at byte {tensor.offset + tensor.nbytes}, "
+                    f"the file has {size}; fetch it again"
+                )
+
+    def _scalar(self, code: str) -> Any:
+        (value,) = struct.unpack_from("<" + code, self._data, self._at)
+        self._at += struct.calcsize("<" + code)
+        return value
+
+    def _string(self) -> str:
+        return self._text().decode("utf-8")
+
+    def _text(self) -> bytes:
+        length = self._scalar("Q")
+        end = self._at + length
+        if end > len(self._data):
+            raise IndexError(f"a string of {length} bytes at byte {self._at}")
+        text = bytes(self._data[self._at : end])
+        self._at = end
+        return text
+
+    def _value(self, kind: int) -> Any:
+        if kind in _SCALARS:
+            return self._scalar(_SCALARS[kind])
+        if kind == _STRING:
+            return self._string()
+        if kind != _ARRAY:
+            raise ModelError(f"{self.path}: metadata of the unknown type {kind}; the file is corrupt")
+        item, count = self._scalar("I"), self._scalar("Q")
+        if item == _STRING:
+            return [self._text().decode("utf-8", "replace") for _ in range(count)]
+        if item not in _SCALARS:
+            raise ModelError(f"{self.path}: metadata array of the unknown type {item}; the file is corrupt")
+        code = f"<{count}{_SCALARS[item]}"
+        values = struct.unpack_from(code, self._data, self._at)
+        self._at += struct.calcsize(code)
+        return list(values)
+
+
+# general.architecture -> family; Mistral models are stored as `llama` too
+ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3"}
+
+_GEMMA_PATTERN = 6  # every sixth layer is global; files do not always say so
+_GEMMA_LOCAL_THETA = 10_000.0
+_GEMMA_27B_LAYERS = 62  # the one size whose attention scale is hidden / heads instead of head_dim
+
+
+def parse_gguf_config(file: GGUFFile) -> ModelConfig:
+    """The model's shape from metadata and tensor shapes; token ids are left to the tokenizer.
+
+    Raises:
+        UnsupportedModelError: the architecture, or an option of it, is not one specdec runs.
+        ModelError: a field is missing or makes no sense.
+    """
+    architecture = str(file.metadata.get("general.architecture", "(none)"))
+    if architecture not in ARCHITECTURES:
+        known = ", ".join(sorted(ARCHITECTURES))
+        raise UnsupportedModelError(
+            f"{file.path}: GGUF architecture '{architecture}' is not supported; use a model of {known}"
+        )
+    return _Reader(file, architecture).read()
+
+
+@dataclass(frozen=True)
+class _Reader:
+    file: GGUFFile
+    architecture: str
+
+    def read(self) -> ModelConfig:
+        if int(self._get("expert_count", 0)) > 0:
+            raise UnsupportedModelError(f"{self.file.path}: mixture-of-experts models are not supported")
+        if "token_embd.weight" not in self.file.tensors:
+            raise ModelError(f"{self.file.path}: tensor token_embd.weight is missing; the file is incomplete")
+        gemma = self.architecture == "gemma3"
+        hidden, heads, layers = (
+            self._int("embedding_length"),
+            self._int("attention.head_count"),
+            self._int("block_count"),
+        )
+        head_dim = self._int("attention.key_length", hidden // heads)
+        if self._int("attention.value_length", head_dim) != head_dim or self._int(
+            "rope.dimension_count", head_dim
+        ) not in (head_dim, hidden // heads):
+            raise UnsupportedModelError(f"{self.file.path}: keys, values and rotary part must have equal lengths")
+        window, sliding = self._sliding(layers)
+        scale_dim = hidden / heads if gemma and layers == _GEMMA_27B_LAYERS else head_dim
+        return ModelConfig(
+            family=ARCHITECTURES[self.architecture],
+            vocab_size=self.file.tensors["token_embd.weight"].shape[0],
+            hidden_size=hidden,
+            n_layers=layers,
+            n_heads=heads,
+            n_kv_heads=self._int("attention.head_count_kv", heads),
+            head_dim=head_dim,
+            intermediate_size=self._int("feed_forward_length"),
+            max_context=self._int("context_length"),
+            norm_eps=float(self._get("attention.layer_norm_rms_epsilon", 1e-6)),
+            rope=self._rope(),
+            attn_scale=float(scale_dim) ** -0.5,
+            activation="gelu_tanh" if gemma else "silu",
+            embed_scale=math.sqrt(hidden) if gemma else 1.0,
+            tie_embeddings="output.weight" not in self.file.tensors,
+            qkv_bias="blk.0.attn_q.bias" in self.file.tensors,
+            qk_norm="blk.0.attn_q_norm.weight" in self.file.tensors,
+            post_norms=gemma,
+            sliding_window=window,
+            sliding_layers=sliding,
+        )
+
+    def _get(self, key: str, default: Any = None) -> Any:
+        return self.file.metadata.get(f"{self.architecture}.{key}", default)
+
+    def _int(self, key: str, default: int | None = None) -> int:
+        value = self._get(key, default)
+        if isinstance(value, list) and len(set(value)) == 1:  # given per layer, all equal
+            value = value[0]
+        if isinstance(value, list):
+            raise UnsupportedModelError(f"{self.file.path}: '{key}' differs between layers, which is not supported")
+        if not isinstance(value, int) or value <= 0:
+            raise ModelError(
+                f"{self.file.path}: metadata '{self.architecture}.{key}' must be a positive integer, got {value!r}"
+            )
+        return value
+
+    def _sliding(self, layers: int) -> tuple[int | None, tuple[bool, ...]]:
+        window = self._get("attention.sliding_window")
+        if not window:
+            return None, (False,) * layers
+        if self.architecture != "gemma3":
+            return int(window), (True,) * layers
+        pattern = self._get("attention.sliding_window_pattern", _GEMMA_PATTERN)
+        if isinstance(pattern, list):
+            return int(window), tuple(bool(flag) for flag in pattern)
+        return int(window), tuple((i + 1) % int(pattern) != 0 for i in range(layers))
+
+    def _rope(self) -> RopeConfig:
+        gemma = self.architecture == "gemma3"
+        theta = float(self._get("rope.freq_base", 1_000_000.0 if gemma else 10_000.0))
+        local = float(self._get("rope.freq_base_swa", _GEMMA_LOCAL_THETA)) if gemma else None
+        return RopeConfig(theta, local, self._rope_scaling())
+
+    def _rope_scaling(self) -> tuple[str | float, ...] | None:
+        if "rope_freqs.weight" in self.file.tensors:
+            factors = self.file.rows("rope_freqs.weight", slice(None)).reshape(-1)
+            return ("factors", *(float(factor) for factor in factors))
+        kind = self._get("rope.scaling.type", "none")
+        if kind == "none":
+            return None
+        if kind == "linear":
+            return ("linear", float(self._get("rope.scaling.factor", 1.0)))
+        raise UnsupportedModelError(f"{self.file.path}: rope scaling '{kind}' is not supported")
+
+
+_TOP = {"embed": "token_embd", "final_norm": "output_norm", "lm_head": "output"}
+_LAYER = {
+    "q": "attn_q",
+    "k": "attn_k",
+    "v": "attn_v",
+    "o": "attn_output",
+    "q_norm": "attn_q_norm",
+    "k_norm": "attn_k_norm",
+    "mlp_norm": "ffn_norm",
+    "gate": "ffn_gate",
+    "up": "ffn_up",
+    "down": "ffn_down",
+    "attn_post_norm": "post_attention_norm",
+    "mlp_post_norm": "post_ffw_norm",
+}
+
+
+class GGUFSource:
+    """Tensors of an open GGUF file, dequantised slice by slice.
+
+    Files of architecture `llama` hold the rows of q and k permuted, for rotary embedding of neighbouring pairs;
+    they are put back in half-split order. Gemma's norms already hold their +1 in a GGUF file.
+    """
+
+    def __init__(self, file: GGUFFile) -> None:
+        self._file = file
+        self._config = parse_gguf_config(file)
+        self._order: dict[str, np.ndarray] = {}
+        if self._config.family == "llama":
+            dim = self._config.head_dim
+            self._order = {
+                "q": half_split_order(self._config.n_heads, dim),
+                "k": half_split_order(self._config.n_kv_heads, dim),
+            }
+
+    @property
+    def name(self) -> str:
+        """The file's name without its ending."""
+        return self._file.path.stem
+
+    @property
+    def config(self) -> ModelConfig:
+        """The model's shape, without token ids."""
+        return self._config
+
+    def has(self, role: str) -> bool:
+        """Whether the file holds ``role``."""
+        return self._tensor_name(role) in self._file.tensors
+
+    def shape(self, role: str) -> tuple[int, ...]:
+        """Shape of ``role``."""
+        name = self._tensor_name(role)
+        if name not in self._file.tensors:
+            raise ModelError(f"{self._file.path}: tensor {name} is missing; the file is incomplete, fetch it again")
+        return self._file.tensors[name].shape
+
+    def rows(self, role: str, low: int, high: int) -> Tensor:
+        """Rows [low, high) of matrix ``role``, float32."""
+        order = self._order.get(role.rpartition(".")[2])
+        index = slice(low, high) if order is None else order[low:high]
+        return torch.from_numpy(self._file.rows(self._tensor_name(role), index))
+
+    def vector(self, role: str) -> Tensor:
+        """Vector ``role``, float32."""
+        values = torch.from_numpy(self._file.rows(self._tensor_name(role), slice(None))).reshape(-1)
+        order = self._order.get(role.removesuffix(".bias").rpartition(".")[2]) if role.endswith(".bias") else None
+        return values if order is None else values[torch.from_numpy(order)]
+
+    @staticmethod
+    def _tensor_name(role: str) -> str:
+        role, kind = (role.removesuffix(".bias"), ".bias") if role.endswith(".bias") else (role, ".weight")
+        if role in _TOP:
+            return _TOP[role] + kind
+        _, layer, part = role.split(".")
+        return f"blk.{layer}.{_LAYER.get(part, part)}{kind}"
+
+
+def half_split_order(heads: int, head_dim: int) -> np.ndarray:
+    """Where in the file each row of a half-split q or k lies: row j of a head's first half is stored at 2j, of its
+    second half at 2j + 1. int64 [heads * head_dim]."""
+    half = head_dim // 2
+    within = np.concatenate([np.arange(half) * 2, np.arange(half) * 2 + 1])
+    return (np.arange(heads)[:, None] * head_dim + within[None]).reshape(-1)

@@ -1,0 +1,529 @@
+"""Reads a Hugging Face model folder: config.json with its quantisation, safetensors and the tokenizer."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from specdec.errors import ModelError, UnsupportedModelError
+from specdec.models.config import ModelConfig, RopeConfig
+from specdec.models.tokenizer import Tokenizer, TokenizerInfo
+
+WAY_OUT = "use the unquantised model, an AWQ or GPTQ model of 4 bits, or a GGUF file"
+BITS: dict[str, tuple[int, ...]] = {"awq": (4,), "gptq": (4, 8)}
+GPTQ_ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}  # the first format stores zero points less one
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedConfig:
+    """``bits`` per weight; ``group_size`` input channels share a scale, -1: all of them; ``zero_offset`` is to be
+    added to stored zero points."""
+
+    method: Literal["awq", "gptq"]
+    bits: int
+    group_size: int
+    zero_offset: int
+
+    @property
+    def per_word(self) -> int:
+        """Values in 32 bits."""
+        return 32 // self.bits
+
+
+def parse_quantized_config(data: Any, name: str) -> QuantizedConfig:
+    """From ``quantization_config`` of config.json; ``name`` is used in messages.
+
+    Raises:
+        UnsupportedModelError: it is not one of the layouts that can be read; the message names the field.
+    """
+    data = data if isinstance(data, dict) else {}
+    method = data.get("quant_method")
+    where = f"{name}: quantization_config"
+    if method not in BITS:
+        raise UnsupportedModelError(f"{where}: quant_method '{method}' is not supported; {WAY_OUT}")
+    bits, group = data.get("bits"), data.get("group_size")
+    if bits not in BITS[method]:
+        allowed = " or ".join(map(str, BITS[method]))
+        raise UnsupportedModelError(f"{where} ({method}): bits is {bits}; only {allowed} is supported, {WAY_OUT}")
+    if not isinstance(group, int) or isinstance(group, bool) or (group < 1 and group != -1):
+        raise UnsupportedModelError(f"{where} ({method}): group_size is {group!r}; must be positive or -1, {WAY_OUT}")
+    if method == "awq":
+        _check_awq(data, where)
+        return QuantizedConfig("awq", bits, group, 0)
+    return QuantizedConfig("gptq", bits, group, _gptq_offset(data, where))
+
+
+def _check_awq(data: dict[str, Any], where: str) -> None:
+    layout = data.get("version", data.get("format")) or "gemm"
+    if str(layout).lower() != "gemm":
+        raise UnsupportedModelError(f"{where} (awq): version '{layout}' is not supported; only gemm is, {WAY_OUT}")
+    if data.get("zero_point") is False:
+        raise UnsupportedModelError(f"{where} (awq): zero_point false is not supported; {WAY_OUT}")
+
+
+def _gptq_offset(data: dict[str, Any], where: str) -> int:
+    layout = data.get("checkpoint_format", data.get("format")) or "gptq"
+    if layout not in GPTQ_ZERO_OFFSETS or data.get("is_marlin_format"):
+        shown = "marlin" if data.get("is_marlin_format") else layout
+        known = " and ".join(GPTQ_ZERO_OFFSETS)
+        raise UnsupportedModelError(
+            f"{where} (gptq): checkpoint_format '{shown}' is not supported; only {known} are, {WAY_OUT}"
+        )
+    if data.get("dynamic"):
+        raise UnsupportedModelError(f"{where} (gptq): dynamic (bits by module) is not supported; {WAY_OUT}")
+    if data.get("pack_dtype", "int32") != "int32":
+        raise UnsupportedModelError(f"{where} (gptq): pack_dtype '{data['pack_dtype']}' is not supported; {WAY_OUT}")
+    return GPTQ_ZERO_OFFSETS[layout]
+
+
+# model_type in config.json -> family
+FAMILIES = {
+    "llama": "llama",
+    "mistral": "mistral",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "gemma3_text": "gemma3",
+    "gemma3": "gemma3",
+}
+
+# What a family's configuration class assumes where config.json says nothing (published configs omit such fields)
+_COMMON: dict[str, Any] = {"rms_norm_eps": 1e-6, "max_position_embeddings": 32768}
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "llama": {"max_position_embeddings": 2048},
+    "mistral": {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
+    "qwen2": {"sliding_window": 4096, "max_window_layers": 28},
+    "qwen3": {"sliding_window": 4096, "max_window_layers": 28, "head_dim": 128},
+    "gemma3": {
+        "vocab_size": 262208,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "query_pre_attn_scalar": 256,
+        "max_position_embeddings": 131072,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 6,
+        "tie_word_embeddings": True,
+    },
+}
+_ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+
+
+def parse_hf_config(data: dict[str, Any], name: str) -> ModelConfig:
+    """The model's shape from the parsed ``config.json``; ``name`` is used in messages.
+
+    ``qkv_bias`` is what the configuration says; sources may find that tensors say otherwise.
+
+    Raises:
+        UnsupportedModelError: the family, its activation, rope scaling or quantisation is not one specdec runs.
+        ModelError: a field is missing or has no sensible value.
+    """
+    model_type = str(data.get("model_type", "(none)"))
+    family = FAMILIES.get(model_type)
+    if family is None:
+        known = ", ".join(sorted(set(FAMILIES.values())))
+        raise UnsupportedModelError(f"{name}: model type '{model_type}' is not supported; use a model of {known}")
+    if data.get("quantization_config") is not None:
+        parse_quantized_config(data["quantization_config"], name)  # refused here, before any weights are looked at
+    outer = data
+    if "text_config" in data:  # a multimodal checkpoint: the language model's part of it
+        data = {k: v for k, v in data.items() if k in ("bos_token_id", "eos_token_id", "tie_word_embeddings")}
+        data |= outer["text_config"]
+    # A null means "the default", but for the window: there it means that the model has none.
+    said = {k: v for k, v in data.items() if v is not None or k == "sliding_window"}
+    return _Reader(name, family, _COMMON | _DEFAULTS[family] | said).read()
+
+
+@dataclass(frozen=True)
+class _Reader:
+    name: str
+    family: str
+    data: dict[str, Any]
+
+    def read(self) -> ModelConfig:
+        self._refuse_unsupported()
+        hidden, heads, layers = (
+            self._int("hidden_size"),
+            self._int("num_attention_heads"),
+            self._int("num_hidden_layers"),
+        )
+        gemma = self.family == "gemma3"
+        head_dim = self._int("head_dim", hidden // heads)
+        window, sliding = self._sliding(layers)
+        scalar = float(self.data["query_pre_attn_scalar"]) if gemma else float(head_dim)
+        return ModelConfig(
+            family=self.family,
+            vocab_size=self._int("vocab_size"),
+            hidden_size=hidden,
+            n_layers=layers,
+            n_heads=heads,
+            n_kv_heads=self._int("num_key_value_heads", heads),
+            head_dim=head_dim,
+            intermediate_size=self._int("intermediate_size"),
+            max_context=self._int("max_position_embeddings"),
+            norm_eps=float(self.data["rms_norm_eps"]),
+            rope=self._rope(),
+            attn_scale=scalar**-0.5,
+            activation=self._activation(),
+            embed_scale=math.sqrt(hidden) if gemma else 1.0,
+            tie_embeddings=bool(self.data.get("tie_word_embeddings", False)),
+            qkv_bias=bool(self.data.get("attention_bias", self.family == "qwen2")),
+            qk_norm=self.family in ("qwen3", "gemma3"),
+            post_norms=gemma,
+            sliding_window=window,
+            sliding_layers=sliding,
+            bos_id=_first(self.data.get("bos_token_id")),
+            eos_ids=tuple(_ids(self.data.get("eos_token_id"))),
+        )
+
+    def _refuse_unsupported(self) -> None:
+        for key in ("final_logit_softcapping", "attn_logit_softcapping", "use_bidirectional_attention"):
+            if self.data.get(key):
+                raise UnsupportedModelError(f"{self.name}: '{key}' is not supported; use another model")
+
+    def _int(self, key: str, default: int | None = None) -> int:
+        value = self.data.get(key, default)
+        if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+            raise ModelError(f"{self.name}: config.json: '{key}' must be a positive integer, got {value!r}")
+        return value
+
+    def _activation(self) -> Any:
+        given = self.data.get("hidden_activation") if self.family == "gemma3" else self.data.get("hidden_act")
+        default = "gelu_pytorch_tanh" if self.family == "gemma3" else "silu"
+        activation = _ACTIVATIONS.get(given or default)
+        if activation is None:
+            raise UnsupportedModelError(f"{self.name}: activation '{given}' is not supported")
+        return activation
+
+    def _sliding(self, layers: int) -> tuple[int | None, tuple[bool, ...]]:
+        window = self.data.get("sliding_window")
+        if self.family in ("qwen2", "qwen3") and not self.data.get("use_sliding_window", False):
+            window = None
+        if window is None or self.family == "llama":
+            return None, (False,) * layers
+        types = self.data.get("layer_types")
+        if types is not None:
+            if len(types) != layers:
+                raise ModelError(
+                    f"{self.name}: config.json: 'layer_types' has {len(types)} entries for {layers} layers"
+                )
+            flags = tuple(kind == "sliding_attention" for kind in types)
+        elif self.family == "gemma3":
+            flags = tuple((i + 1) % int(self.data["sliding_window_pattern"]) != 0 for i in range(layers))
+        elif self.family == "mistral":
+            flags = (True,) * layers
+        else:
+            flags = tuple(i >= int(self.data["max_window_layers"]) for i in range(layers))
+        return (int(window) if any(flags) else None), flags
+
+    def _rope(self) -> RopeConfig:
+        """Both spellings: ``rope_parameters`` (transformers 5) and ``rope_theta`` with ``rope_scaling``."""
+        given = self.data.get("rope_parameters") or {}
+        if self.family == "gemma3":
+            full = given.get("full_attention") or {}
+            local = given.get("sliding_attention") or {}
+            theta = full.get("rope_theta", self.data.get("rope_theta", 1_000_000.0))
+            local_theta = local.get("rope_theta", self.data.get("rope_local_base_freq", 10_000.0))
+            if _scaling(local, self.name) is not None:
+                raise UnsupportedModelError(f"{self.name}: rope scaling of sliding layers is not supported")
+            scaling = full if "full_attention" in given else self.data.get("rope_scaling")
+            return RopeConfig(float(theta), float(local_theta), _scaling(scaling or {}, self.name))
+        theta = given.get("rope_theta", self.data.get("rope_theta", 10_000.0))
+        partial = given.get("partial_rotary_factor", self.data.get("partial_rotary_factor", 1.0))
+        if partial != 1.0:
+            raise UnsupportedModelError(f"{self.name}: partial rotary embedding is not supported")
+        return RopeConfig(float(theta), None, _scaling(given or self.data.get("rope_scaling") or {}, self.name))
+
+
+def _scaling(given: dict[str, Any], name: str) -> tuple[str | float, ...] | None:
+    kind = given.get("rope_type", given.get("type", "default"))
+    try:
+        if kind == "default":
+            return None
+        if kind == "linear":
+            return ("linear", float(given["factor"]))
+        if kind == "llama3":
+            fields = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+            return ("llama3", *(float(given[field]) for field in fields))
+    except KeyError as missing:
+        raise ModelError(f"{name}: config.json: {kind} rope scaling lacks {missing}") from None
+    raise UnsupportedModelError(f"{name}: rope scaling '{kind}' is not supported; remove it to run at the base context")
+
+
+def _ids(value: Any) -> list[int]:
+    if value is None:
+        return []
+    return [int(v) for v in value] if isinstance(value, list) else [int(value)]
+
+
+def _first(value: Any) -> int | None:
+    ids = _ids(value)
+    return ids[0] if ids else None
+
+
+_TOP = {"embed": "{p}embed_tokens", "final_norm": "{p}norm"}
+_LAYER = {
+    "attn_norm": "input_layernorm",
+    "q": "self_attn.q_proj",
+    "k": "self_attn.k_proj",
+    "v": "self_attn.v_proj",
+    "o": "self_attn.o_proj",
+    "q_norm": "self_attn.q_norm",
+    "k_norm": "self_attn.k_norm",
+    "mlp_norm": "post_attention_layernorm",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+}
+# Gemma has four norms around a layer, and gives one of the usual names to another of them
+_GEMMA_LAYER = _LAYER | {
+    "mlp_norm": "pre_feedforward_layernorm",
+    "attn_post_norm": "post_attention_layernorm",
+    "mlp_post_norm": "post_feedforward_layernorm",
+}
+_FLOATS = {"F32", "F16", "BF16"}
+
+
+class HFSource:
+    """A `TensorSource` over a model folder. Tensors are memory-mapped and converted slice by slice.
+
+    Raises:
+        ModelError: config.json or the weights are missing, truncated or corrupt.
+        UnsupportedModelError: the family or a tensor type is not one specdec runs.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._name = folder.name or str(folder)
+        raw = read_json(folder / "config.json")
+        config = parse_hf_config(raw, str(folder))
+        self._files = _open_shards(folder)
+        self._where = {tensor: file for file in self._files for tensor in self._files[file].keys()}  # noqa: SIM118
+        self._prefix = self._find_prefix()
+        head = next((n for n in self._where if n.endswith(("lm_head.weight", "lm_head.qweight"))), None)
+        self._head = None if head is None else head.rpartition(".")[0]
+        if self._head is None and raw.get("tie_word_embeddings") is not False:
+            config = replace(config, tie_embeddings=True)
+        self._layer_names = _GEMMA_LAYER if config.family == "gemma3" else _LAYER
+        eos = _generation_eos(folder)
+        self._config = replace(
+            config,
+            vocab_size=self._slice(self._prefix + "embed_tokens.weight").get_shape()[0],
+            qkv_bias=self._prefix + "layers.0.self_attn.q_proj.bias" in self._where,
+            eos_ids=tuple(dict.fromkeys((*config.eos_ids, *eos))),
+        )
+
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return self._name
+
+    @property
+    def config(self) -> ModelConfig:
+        """The model's shape as config.json and the tensors tell it."""
+        return self._config
+
+    def has(self, role: str) -> bool:
+        """Whether the checkpoint holds ``role``."""
+        return self._tensor_name(role) in self._where
+
+    def shape(self, role: str) -> tuple[int, ...]:
+        """Shape of ``role``."""
+        return tuple(self._slice(self._tensor_name(role)).get_shape())
+
+    def rows(self, role: str, low: int, high: int) -> Tensor:
+        """Rows [low, high) of matrix ``role``, float32."""
+        name = self._tensor_name(role)
+        with self._reading(name):
+            return self._slice(name)[low:high].float().contiguous()
+
+    def vector(self, role: str) -> Tensor:
+        """Vector ``role``, float32; Gemma's norms, stored as w - 1, get their one back."""
+        name = self._tensor_name(role)
+        with self._reading(name):
+            values = self._slice(name)[:].float()
+        return values + 1.0 if self._config.family == "gemma3" and role.endswith("_norm") else values
+
+    def module(self, role: str) -> str:
+        """What the file calls the module that holds matrix ``role``; its tensors are ``module.weight`` and the like."""
+        return self._tensor_name(role).removesuffix(".weight")
+
+    def holds(self, tensor: str) -> bool:
+        """Whether the file holds a tensor of this name."""
+        return tensor in self._where
+
+    def raw_shape(self, tensor: str) -> tuple[int, ...]:
+        """Shape of the tensor that the file calls ``tensor``; ModelError when it is missing."""
+        return tuple(self._view(tensor).get_shape())
+
+    def raw(self, tensor: str, columns: slice | None = None) -> Tensor:
+        """The tensor that the file calls ``tensor``, of whatever type, or ``columns`` of that matrix."""
+        with self._reading(tensor):
+            view = self._view(tensor)
+            values: Tensor = view[:] if columns is None else view[:, columns]
+            return values
+
+    def _tensor_name(self, role: str) -> str:
+        role, kind = (role.removesuffix(".bias"), ".bias") if role.endswith(".bias") else (role, ".weight")
+        if role == "lm_head":
+            return (self._head or "lm_head") + kind
+        if role in _TOP:
+            return _TOP[role].format(p=self._prefix) + kind
+        _, layer, part = role.split(".")
+        return f"{self._prefix}layers.{layer}.{self._layer_names.get(part, part)}{kind}"
+
+    def _view(self, tensor: str) -> Any:
+        if tensor not in self._where:
+            raise ModelError(f"{self._folder}: tensor {tensor} is missing; the download is incomplete, fetch it again")
+        return self._files[self._where[tensor]].get_slice(tensor)
+
+    def _slice(self, tensor: str) -> Any:
+        view = self._view(tensor)
+        if view.get_dtype() not in _FLOATS:
+            raise UnsupportedModelError(
+                f"{self._folder}: tensor {tensor} has type {view.get_dtype()}; use bf16, fp16 or fp32 weights, or GGUF"
+            )
+        return view
+
+    def _find_prefix(self) -> str:
+        suffix = "embed_tokens.weight"
+        found = [name for name in self._where if name.endswith(suffix)]
+        if not found:
+            raise ModelError(f"{self._folder}: no token embedding among the weights; the model folder is incomplete")
+        return found[0].removesuffix(suffix)
+
+    @contextmanager
+    def _reading(self, tensor: str) -> Iterator[None]:
+        try:
+            yield
+        except (SafetensorError, RuntimeError) as error:
+            raise ModelError(f"{self._folder}: tensor {tensor} can not be read ({error}); fetch it again") from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from ``path``; ModelError when it is missing or not one."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelError(f"{path.parent}: no {path.name}; name a Hugging Face model folder or a .gguf file") from None
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path}: can not be read ({error}); fetch the model again") from None
+    if not isinstance(data, dict):
+        raise ModelError(f"{path}: must hold a JSON object; fetch the model again")
+    return data
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a model folder: those the index names, or else all there are; ModelError when none."""
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        names = sorted(set(read_json(index).get("weight_map", {}).values()))
+        if any(Path(name).name != name for name in names):
+            raise ModelError(f"{index}: names a file outside the folder")
+        missing = [name for name in names if not (folder / name).exists()]
+        if missing:
+            raise ModelError(f"{folder}: {missing[0]} is missing, the index names it; fetch the model again")
+        files = [folder / name for name in names]
+    else:
+        files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ModelError(
+            f"{folder}: no .safetensors weights; convert the model with save_pretrained or use a GGUF file"
+        )
+    return files
+
+
+def _open_shards(folder: Path) -> dict[Path, Any]:
+    shards = {}
+    for path in weight_files(folder):
+        try:
+            shards[path] = safe_open(path, framework="pt")
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"{path}: truncated or corrupt ({error}); fetch the model again") from None
+    return shards
+
+
+def _generation_eos(folder: Path) -> tuple[int, ...]:
+    path = folder / "generation_config.json"
+    given = read_json(path).get("eos_token_id") if path.exists() else None
+    if given is None:
+        return ()
+    return tuple(given) if isinstance(given, list) else (given,)
+
+
+_NAMED = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+
+def load_hf_tokenizer(folder: Path, config: ModelConfig) -> Tokenizer:
+    """The tokenizer of ``folder``; ``config`` gives the begin and end ids its own files do not.
+
+    Raises:
+        ModelError: there is no ``tokenizer.json``, or it can not be read.
+    """
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        raise ModelError(
+            f"{folder}: no tokenizer.json; load the tokenizer once with transformers' AutoTokenizer and "
+            "save_pretrained it into the folder"
+        )
+    data = read_json(path)
+    settings_path = folder / "tokenizer_config.json"
+    settings = read_json(settings_path) if settings_path.exists() else {}
+    named = {key: text for key in _NAMED if (text := _content(settings.get(key))) is not None}
+    bos = _token_id(data, named.get("bos_token"), config.bos_id)
+    eos = _token_id(data, named.get("eos_token"), None)
+    info = TokenizerInfo(
+        bos_id=bos,
+        add_bos=bool(settings.get("add_bos_token", _template_adds(data.get("post_processor"), named.get("bos_token")))),
+        eos_ids=tuple(dict.fromkeys((*config.eos_ids, *(() if eos is None else (eos,))))),
+        chat_template=_chat_template(folder, settings),
+        template_variables=named,
+    )
+    return Tokenizer(path.read_text(encoding="utf-8"), info)
+
+
+def _token_id(data: dict[str, Any], name: str | None, default: int | None) -> int | None:
+    if name is None:
+        return default
+    added = {token["content"]: token["id"] for token in data.get("added_tokens", [])}
+    vocabulary = data.get("model", {}).get("vocab", {})
+    found = added.get(name, vocabulary.get(name) if isinstance(vocabulary, dict) else None)
+    return default if found is None else found
+
+
+def _template_adds(processor: dict[str, Any] | None, bos: str | None) -> bool:
+    """Whether the post-processor puts the begin token before a text."""
+    if processor is None or bos is None:
+        return False
+    if processor.get("type") == "Sequence":
+        return any(_template_adds(step, bos) for step in processor["processors"])
+    first: dict[str, Any] = next(iter(processor.get("single") or []), {})
+    return first.get("SpecialToken", {}).get("id") == bos
+
+
+def _content(token: Any) -> str | None:
+    """A special token is written as a string, or as an object that holds it."""
+    return token.get("content") if isinstance(token, dict) else token
+
+
+def _chat_template(folder: Path, settings: dict[str, Any]) -> str | None:
+    path = folder / "chat_template.jinja"
+    if path.exists():
+        return path.read_text(encoding="utf-8")
+    given = settings.get("chat_template")
+    if given is None and (folder / "chat_template.json").exists():
+        given = read_json(folder / "chat_template.json").get("chat_template")
+    if isinstance(given, list):  # several, by name
+        named = {entry["name"]: entry["template"] for entry in given}
+        return named.get("default", next(iter(named.values()), None))
+    return given

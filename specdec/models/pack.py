@@ -1,0 +1,344 @@
+"""Turns a checkpoint's tensors into packed weights, and keeps these on disk for the next start."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import struct
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specdec.config import WeightDtype
+from specdec.errors import ModelError
+from specdec.models.checkpoint import Checkpoint, TensorSource
+from specdec.models.config import ModelConfig, RopeConfig
+from specdec.models.progress import Progress
+from specdec.models.weights import (
+    ArraySpec,
+    LinearPlan,
+    WeightsBuffer,
+    align,
+    has_bias,
+    layout_bytes,
+    linear_kind,
+    linear_plans,
+    norm_plans,
+    plan_layout,
+)
+from verify_kernels.packed_weights import TILE_N, pack_linear
+
+
+@contextmanager
+def conversion_pool() -> Iterator[ThreadPoolExecutor]:
+    """One thread per core, while torch takes one for each operation: nested teams would fight over the cores."""
+    intra_op = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            yield pool
+    finally:
+        torch.set_num_threads(intra_op)
+
+
+SLICE_VALUES = (
+    1 << 20
+)  # values converted at a time: small enough to stay near the cache, large enough to amortise calls
+
+
+def pack_model(source: TensorSource, dtype: WeightDtype, progress: Progress) -> WeightsBuffer:
+    """Pack every tensor of ``source`` into a fresh buffer. Besides the buffer only slices are held in memory.
+
+    Raises:
+        ModelError: a tensor is missing or its shape does not fit the configuration.
+    """
+    check_shapes(source)
+    buffer = WeightsBuffer(plan_layout(source, dtype))
+    for role, _ in norm_plans(source.config):
+        buffer.view(role).copy_(source.vector(role))
+    jobs = _jobs(source, dtype, buffer)
+    label, total, done = f"packing {source.name} ({dtype})", sum(size for size, _ in jobs), 0
+    with conversion_pool() as pool:
+        futures = {pool.submit(job): size for size, job in jobs}
+        try:
+            for future in as_completed(futures):
+                future.result()
+                done += futures[future]
+                progress(label, done, total)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return buffer
+
+
+def check_shapes(source: TensorSource) -> None:
+    """ModelError unless every tensor the configuration calls for is there with the shape it implies."""
+    config = source.config
+    expected: dict[str, tuple[int, ...]] = {"embed": (config.vocab_size, config.hidden_size)}
+    for plan in linear_plans(config, config.tie_embeddings):
+        for role, rows in plan.parts:
+            expected[role] = (rows, plan.columns)
+            if source.has(role + ".bias"):
+                expected[role + ".bias"] = (rows,)
+    expected.update((role, (size,)) for role, size in norm_plans(config))
+    for role, shape in expected.items():
+        found = source.shape(role)
+        if found != shape:
+            raise ModelError(
+                f"{source.name}: tensor {role} has shape {list(found)}, the configuration calls for {list(shape)}; "
+                "the file is damaged or made by an incompatible converter"
+            )
+
+
+def _jobs(source: TensorSource, dtype: WeightDtype, buffer: WeightsBuffer) -> list[tuple[int, Callable[[], None]]]:
+    jobs: list[tuple[int, Callable[[], None]]] = []
+    for plan in linear_plans(source.config, source.config.tie_embeddings):
+        step = max(SLICE_VALUES // plan.columns // TILE_N, 1) * TILE_N
+        bias = fused_bias(source, plan) if has_bias(plan, source) else None
+        for low in range(0, plan.rows, step):
+            high = min(low + step, plan.rows)
+            job = _pack_job(source, plan, dtype, buffer, low, high, bias)
+            jobs.append(((high - low) * plan.columns, job))
+    embed, (vocab, hidden) = buffer.view("embed"), buffer.view("embed").shape
+    step = max(SLICE_VALUES // hidden, 1)
+    for low in range(0, vocab, step):
+        high = min(low + step, vocab)
+        jobs.append(((high - low) * hidden, _embed_job(source, embed, low, high)))
+    return jobs
+
+
+def _pack_job(
+    source: TensorSource,
+    plan: LinearPlan,
+    dtype: WeightDtype,
+    buffer: WeightsBuffer,
+    low: int,
+    high: int,
+    bias: Tensor | None,
+) -> Callable[[], None]:
+    def job() -> None:
+        piece = None if bias is None else bias[low:high]
+        packed = pack_linear(fused_rows(source, plan, low, high), piece, linear_kind(plan.name, dtype))
+        first = low // TILE_N  # slices begin on a tile, and tiles are packed independently
+        buffer.view(plan.name + ".data")[first : first + packed.tiles] = packed.data
+        channels = slice(first * TILE_N, (first + packed.tiles) * TILE_N)
+        if packed.scale is not None:  # by tile for int4, by channel for int8
+            scales = buffer.view(plan.name + ".scale")
+            scales[slice(first, first + packed.tiles) if scales.ndim > 1 else channels] = packed.scale
+        if packed.bias is not None:
+            buffer.view(plan.name + ".bias")[channels] = packed.bias
+
+    return job
+
+
+def _embed_job(source: TensorSource, embed: Tensor, low: int, high: int) -> Callable[[], None]:
+    def job() -> None:
+        embed[low:high] = source.rows("embed", low, high)
+
+    return job
+
+
+def fused_rows(source: TensorSource, plan: LinearPlan, low: int, high: int) -> Tensor:
+    """Rows [low, high) of the fused matrix, float32."""
+    pieces, start = [], 0
+    for role, count in plan.parts:
+        first, last = max(low - start, 0), min(high - start, count)
+        if first < last:
+            pieces.append(source.rows(role, first, last))
+        start += count
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+
+def fused_bias(source: TensorSource, plan: LinearPlan) -> Tensor:
+    """Its bias, float32, zeros for parts that have none."""
+    pieces = [
+        source.vector(role + ".bias") if source.has(role + ".bias") else torch.zeros(count)
+        for role, count in plan.parts
+    ]
+    return torch.cat(pieces)
+
+
+_MAGIC = b"SPECDECW"
+_PREAMBLE = struct.Struct("<8sQ32s")  # magic, header bytes, SHA-256 of the header
+MAX_HEADER = 1 << 26  # bytes; real ones take some 100 per array
+_CHUNK = 32 << 20  # bytes read and summed by one thread at a time
+
+
+class PackedFileError(Exception):
+    """A packed file is truncated or damaged; it is rebuilt from the model, so users do not see this."""
+
+
+class PackedFile:
+    """An existing packed file, its header read and checked.
+
+    Raises:
+        PackedFileError: it is not a whole packed file made for ``key``.
+    """
+
+    def __init__(self, path: Path, key: str) -> None:
+        self._path = path
+        try:
+            with path.open("rb") as file:
+                header, self._start = _read_header(file)
+            size = path.stat().st_size
+            if header["key"] != key:
+                raise PackedFileError("made for another model or version")
+            self.config = _decode_config(header["config"])
+            self._layout = [ArraySpec(n, d, tuple(s), o) for n, d, s, o in header["layout"]]
+            self._sums: list[int] = header["sums"]
+        except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
+            raise PackedFileError(str(error)) from None
+        self.nbytes = layout_bytes(self._layout)
+        if size != self._start + self.nbytes or len(self._sums) != len(_chunks(self.nbytes)):
+            raise PackedFileError(f"{size} bytes instead of {self._start + self.nbytes}")
+
+    def read(self, on_bytes: Callable[[int], None]) -> WeightsBuffer:
+        """The weights, read straight into place by a few threads; ``on_bytes`` hears how many more are done."""
+        buffer = WeightsBuffer(self._layout)
+        memory = buffer.bytes_view()
+
+        def read_chunk(low: int, high: int) -> int:
+            done = low
+            while done < high:
+                got = os.preadv(descriptor, [memory[done:high]], self._start + done)
+                if got == 0:
+                    raise PackedFileError(f"ends at byte {self._start + done}")
+                done += got
+            return _sum(memory[low:high])
+
+        descriptor = os.open(self._path, os.O_RDONLY)
+        try:
+            with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+                chunks = _chunks(self.nbytes)
+                futures = {pool.submit(read_chunk, *chunk): i for i, chunk in enumerate(chunks)}
+                for future in as_completed(futures):
+                    i = futures[future]
+                    if future.result() != self._sums[i]:
+                        raise PackedFileError(f"checksum of chunk {i} differs")
+                    on_bytes(chunks[i][1] - chunks[i][0])
+        finally:
+            os.close(descriptor)
+        return buffer
+
+
+def write_packed_file(path: Path, key: str, config: ModelConfig, buffer: WeightsBuffer) -> None:
+    """Write the buffer under a temporary name and rename it, so that nobody sees a part of it. Raises OSError."""
+    memory = buffer.bytes_view()
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        sums = list(pool.map(lambda chunk: _sum(memory[chunk[0] : chunk[1]]), _chunks(buffer.nbytes)))
+    layout = [(spec.name, spec.dtype, spec.shape, spec.offset) for spec in buffer.layout]
+    header = json.dumps({"key": key, "config": asdict(config), "layout": layout, "sums": sums}).encode()
+    preamble = _PREAMBLE.pack(_MAGIC, len(header), hashlib.sha256(header).digest())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write((preamble + header).ljust(align(len(preamble) + len(header)), b"\0"))
+            file.write(memory)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _read_header(file: BinaryIO) -> tuple[dict[str, Any], int]:
+    magic, length, digest = _PREAMBLE.unpack(file.read(_PREAMBLE.size))
+    if magic != _MAGIC:
+        raise PackedFileError("not a packed file")
+    # A damaged length may ask for more than any file holds, or any memory.
+    header = file.read(min(length, MAX_HEADER))
+    if hashlib.sha256(header).digest() != digest:
+        raise PackedFileError("header is damaged")
+    return json.loads(header), align(_PREAMBLE.size + length)
+
+
+def _chunks(nbytes: int) -> list[tuple[int, int]]:
+    return [(low, min(low + _CHUNK, nbytes)) for low in range(0, nbytes, _CHUNK)]
+
+
+def _sum(piece: memoryview) -> int:
+    """Sum of the 64-bit words, modulo 2^64: at memory speed, and any single damaged word changes it."""
+    return int(np.add.reduce(np.frombuffer(piece, dtype=np.uint64), dtype=np.uint64))
+
+
+def _decode_config(data: dict[str, Any]) -> ModelConfig:
+    rope = data["rope"]
+    scaling = None if rope["scaling"] is None else tuple(rope["scaling"])
+    tuples = {name: tuple(data[name]) for name in ("sliding_layers", "eos_ids")}
+    return ModelConfig(**data | tuples | {"rope": RopeConfig(rope["theta"], rope["local_theta"], scaling)})
+
+
+logger = logging.getLogger(__name__)
+
+_FORMAT = 4  # raise when packing or its layout changes
+_SPARE_BYTES = 1 << 30  # disk left free for others
+
+
+class PackedCache:
+    """The cached weights of one model in one dtype.
+
+    A file's name holds a hash of the model's place and a key over its content: when the content changes the
+    key does, and what was kept for that place before is deleted.
+    """
+
+    def __init__(self, folder: Path, checkpoint: Checkpoint, dtype: WeightDtype) -> None:
+        self._name = checkpoint.name
+        self.key = hashlib.sha256(f"{checkpoint.fingerprint()}|{dtype}|{_FORMAT}".encode()).hexdigest()
+        place = hashlib.sha256(str(checkpoint.path.resolve()).encode()).hexdigest()[:8]
+        slug = re.sub(r"[^\w.-]", "_", checkpoint.name)[:64]
+        self._folder = folder
+        self._stem = f"{slug}-{dtype}-{place}"
+        self.path = folder / f"{self._stem}-{self.key[:16]}.packed"
+
+    def open(self) -> PackedFile | None:
+        """The cached file with its header checked, or None when there is none; a damaged one is deleted."""
+        if not self.path.exists():
+            return None
+        try:
+            return PackedFile(self.path, self.key)
+        except PackedFileError as error:
+            self._discard(error)
+            return None
+
+    def read(self, file: PackedFile, progress: Progress) -> WeightsBuffer | None:
+        """The weights of an opened file, or None when they turn out to be damaged; the file is deleted then."""
+        done = 0
+
+        def on_bytes(count: int) -> None:
+            nonlocal done
+            done += count
+            progress(f"loading {self._name}", done, file.nbytes)
+
+        try:
+            return file.read(on_bytes)
+        except (PackedFileError, OSError) as error:
+            self._discard(error)
+            return None
+
+    def write(self, config: ModelConfig, buffer: WeightsBuffer) -> None:
+        """Keep the weights; a failure to do so is logged, since the model runs without it."""
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            if shutil.disk_usage(self._folder).free < buffer.nbytes + _SPARE_BYTES:
+                logger.warning("%s: too little disk space to keep packed weights of %s", self._folder, self._name)
+                return
+            write_packed_file(self.path, self.key, config, buffer)
+            for stale in self._folder.glob(f"{self._stem}-*.packed"):
+                if stale != self.path:
+                    stale.unlink(missing_ok=True)
+        except OSError as error:
+            logger.warning("%s: packed weights can not be cached (%s)", self._folder, error)
+
+    def _discard(self, error: Exception) -> None:
+        logger.warning("%s: cached weights are damaged (%s), packing again", self.path, error)
+        self.path.unlink(missing_ok=True)

@@ -1,0 +1,260 @@
+"""A model of a given shape with random weights: for benchmarks of speed, without any download."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specdec.errors import ModelError
+from specdec.models.config import ModelConfig, RopeConfig
+from specdec.models.tokenizer import Tokenizer, TokenizerInfo, byte_level_alphabet
+from specdec.models.weights import linear_plans, norm_plans
+
+_LLAMA = ModelConfig(
+    family="llama",
+    vocab_size=128256,
+    hidden_size=4096,
+    n_layers=32,
+    n_heads=32,
+    n_kv_heads=8,
+    head_dim=128,
+    intermediate_size=14336,
+    max_context=131072,
+    norm_eps=1e-5,
+    rope=RopeConfig(500_000.0, None, ("llama3", 8.0, 1.0, 4.0, 8192.0)),
+    attn_scale=128**-0.5,
+)
+_QWEN = ModelConfig(
+    family="qwen2",
+    vocab_size=152064,
+    hidden_size=3584,
+    n_layers=28,
+    n_heads=28,
+    n_kv_heads=4,
+    head_dim=128,
+    intermediate_size=18944,
+    max_context=32768,
+    norm_eps=1e-6,
+    rope=RopeConfig(1_000_000.0),
+    attn_scale=128**-0.5,
+    qkv_bias=True,
+)
+
+# As the models' own config.json files have them; tiny is for tests.
+RANDOM_SHAPES: dict[str, ModelConfig] = {
+    "llama-3.1-8b": _LLAMA,
+    "qwen2.5-coder-1.5b": replace(
+        _QWEN,
+        vocab_size=151936,
+        hidden_size=1536,
+        n_heads=12,
+        n_kv_heads=2,
+        intermediate_size=8960,
+        tie_embeddings=True,
+    ),
+    "qwen2.5-coder-7b": _QWEN,
+    "qwen2.5-coder-32b": replace(
+        _QWEN, hidden_size=5120, n_layers=64, n_heads=40, n_kv_heads=8, intermediate_size=27648
+    ),
+    "tiny": replace(
+        _QWEN,
+        vocab_size=384,
+        hidden_size=64,
+        n_layers=2,
+        n_heads=4,
+        n_kv_heads=2,
+        head_dim=64,  # the least that a GPU's kernels know
+        intermediate_size=160,
+        max_context=2048,
+        attn_scale=64**-0.5,
+    ),
+}
+
+
+CONTROL_TOKENS = (
+    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>",
+)  # fmt: skip
+_BYTES = 256
+_CHAT_TEMPLATE = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def control_token_ids(vocab_size: int) -> range:
+    """Where `CONTROL_TOKENS` lie: at the end of the vocabulary."""
+    return range(vocab_size - len(CONTROL_TOKENS), vocab_size)
+
+
+def random_tokenizer(vocab_size: int) -> Tokenizer:
+    """A tokenizer of exactly ``vocab_size`` tokens (262 or more).
+
+    Token b < 256 is the byte b, so that any text can be a prompt, one token per byte. No text becomes a later token;
+    what the model makes of one reads " 1f3a", a blank and the id in hexadecimal, which nobody takes for language.
+    """
+    control = control_token_ids(vocab_size)
+    if control.start < _BYTES:
+        raise ValueError(f"vocab_size: {vocab_size} has no room for {_BYTES} bytes and {len(control)} control tokens")
+    space = next(char for char, byte in byte_level_alphabet().items() if byte == ord(" "))
+    vocabulary = dict(byte_level_alphabet())
+    vocabulary.update((f"{space}{token:x}", token) for token in range(_BYTES, control.start))
+    names = dict(zip(CONTROL_TOKENS, control, strict=True))
+    data = {
+        "version": "1.0",
+        "added_tokens": [_added(name, token) for name, token in names.items()],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
+        "post_processor": None,
+        "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": []},
+    }
+    ends = (names["<|im_end|>"], names["<|endoftext|>"])
+    return Tokenizer(json.dumps(data), TokenizerInfo(eos_ids=ends, chat_template=_CHAT_TEMPLATE))
+
+
+def _added(name: str, token: int) -> dict[str, object]:
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    return {"id": token, "content": name, **flags}
+
+
+LOGIT_STD = 3.0  # of 128k tokens the likeliest then has about a fifth of the probability, as in an undecided text
+_SCORE_STD = 2.0  # of q.k: a row attends to dozens of a thousand keys, neither to one nor to all
+_GATED_RMS = 0.6  # of silu(g) u, g and u standard normal
+_QUIET = 1 / 16  # rows of control tokens in the output matrix: a random model does not end its answers
+_NORM_SPREAD, _BIAS_STD = 0.1, 0.1
+_WORD = (1 << 64) - 1
+_BYTE_STD = 256 / math.sqrt(12)
+
+
+class RandomSource:
+    """A `TensorSource` whose every value is a function of (seed, role, row, column) alone, uniformly distributed.
+
+    Spreads are such that activations stay near 1 through all layers and logits are as `LOGIT_STD` says.
+    """
+
+    def __init__(self, name: str, config: ModelConfig, seed: int) -> None:
+        self._name = name
+        self._config = config
+        self._seed = seed
+        self._shapes = _shapes(config)
+
+    @property
+    def name(self) -> str:
+        """How messages call the model."""
+        return self._name
+
+    @property
+    def config(self) -> ModelConfig:
+        """The model's shape."""
+        return self._config
+
+    def has(self, role: str) -> bool:
+        """Whether a model of this shape has ``role``."""
+        return role in self._shapes
+
+    def shape(self, role: str) -> tuple[int, ...]:
+        """Shape of ``role``."""
+        if role not in self._shapes:
+            raise ModelError(f"{self._name}: a model of this shape has no tensor {role}")
+        return self._shapes[role]
+
+    def rows(self, role: str, low: int, high: int) -> Tensor:
+        """Rows [low, high) of matrix ``role``, float32; takes about a nanosecond per value."""
+        n_rows, columns = self.shape(role)
+        low, high = min(low, n_rows), min(high, n_rows)
+        values = self._uniform(role, low, high, columns) * self._std(role)
+        if role == ("embed" if self._config.tie_embeddings else "lm_head"):
+            quiet = [token - low for token in control_token_ids(n_rows) if low <= token < high]
+            values[quiet] *= _QUIET
+        return values
+
+    def vector(self, role: str) -> Tensor:
+        """Vector ``role``, float32: a bias near 0, a norm's weights near 1. Those of the last norm have either sign:
+        where the output matrix is the embedding, a token would else make itself the likeliest to follow."""
+        (size,) = self.shape(role)
+        values = self._uniform(role, 0, 1, size)[0]
+        if role.endswith(".bias"):
+            return values * _BIAS_STD
+        weights = 1.0 + values * _NORM_SPREAD
+        return weights * values.sign() if role == "final_norm" else weights
+
+    def _uniform(self, role: str, low: int, high: int, columns: int) -> Tensor:
+        """Rows of variance 1 and mean 0, one random byte per value. A row begins on a whole word of the generator, so
+        that it can be jumped to."""
+        words = -(-columns // 8)
+        digest = hashlib.sha256(f"{self._seed}|{role}".encode()).digest()
+        bits = np.random.PCG64(int.from_bytes(digest[:16], "little")).advance(low * words)
+        # whole words, not bytes: the only draw that takes one step of the generator per word, and frees other threads
+        raw = np.random.Generator(bits).integers(0, _WORD, (high - low) * words, dtype=np.uint64, endpoint=True)
+        values = raw.astype("<u8", copy=False).view(np.int8).reshape(high - low, 8 * words)[:, :columns]
+        return torch.from_numpy(values).float().add_(0.5).div_(_BYTE_STD)
+
+    def _std(self, role: str) -> float:
+        config = self._config
+        branch = 1 / math.sqrt(2 * config.n_layers)  # all layers' shares of the residual stream add up to about 1
+        part = role.rpartition(".")[2]
+        if part == "embed":
+            return LOGIT_STD / math.sqrt(config.hidden_size) if config.tie_embeddings else 1.0
+        if part == "lm_head":
+            return LOGIT_STD / math.sqrt(config.hidden_size)
+        if part in ("q", "k"):
+            return math.sqrt(_SCORE_STD / config.hidden_size)
+        if part == "o":
+            return branch / math.sqrt(config.q_size)
+        if part == "down":
+            return branch / (_GATED_RMS * math.sqrt(config.intermediate_size))
+        return 1 / math.sqrt(config.hidden_size)  # v, gate, up
+
+
+def _shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {"embed": (config.vocab_size, config.hidden_size)}
+    for plan in linear_plans(config, config.tie_embeddings):
+        for role, rows in plan.parts:
+            shapes[role] = (rows, plan.columns)
+            if config.qkv_bias and plan.name.endswith("qkv"):
+                shapes[role + ".bias"] = (rows,)
+    shapes.update((role, (size,)) for role, size in norm_plans(config))
+    return shapes
+
+
+PREFIX = "random:"
+_RECIPE = 1  # raise when other values come out of the same seed
+
+
+class RandomCheckpoint:
+    """The `Checkpoint` that "random:SHAPE" names.
+
+    Raises:
+        ModelError: no such shape.
+    """
+
+    keeps_packed = False  # made as fast as read from a disk, and as large
+
+    def __init__(self, name: str, seed: int = 0) -> None:
+        shape = name.removeprefix(PREFIX)
+        if shape not in RANDOM_SHAPES:
+            known = ", ".join(PREFIX + known for known in RANDOM_SHAPES)
+            raise ModelError(f"{name}: no such shape; there are {known}")
+        self.name = PREFIX + shape
+        self.path = Path(self.name)
+        self._config = RANDOM_SHAPES[shape]
+        self._seed = seed
+
+    def fingerprint(self) -> str:
+        """Over the shape, the seed and the recipe."""
+        return hashlib.sha256(f"random {_RECIPE} {self._seed} {self._config}".encode()).hexdigest()
+
+    def open(self) -> RandomSource:
+        """The tensors."""
+        return RandomSource(self.name, self._config, self._seed)
+
+    def tokenizer(self, cache_dir: Path, config: ModelConfig) -> Tokenizer:
+        """Made for the shape's vocabulary."""
+        return random_tokenizer(config.vocab_size)

@@ -1,1 +1,0 @@
-"""One engine step: plan, propose, verify, commit."""

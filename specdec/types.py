@@ -1,0 +1,477 @@
+"""The vocabulary of specdec: what a request asks for, and what an engine answers. No torch, no I/O."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from typing import Any
+
+
+class FinishReason(StrEnum):
+    """Why a sequence ended. ``ABORTED`` covers client cancel; ``DEADLINE`` a passed deadline, which is an error, where
+    ``TIME_LIMIT`` is an end like any other. ``LINES``, ``INDENT``, ``BLANK_LINE``, ``BRACKET`` and ``SUFFIX`` are the
+    text rules of a request."""
+
+    EOS = "eos"
+    STOP_TOKEN = "stop_token"
+    STOP_STRING = "stop_string"
+    LENGTH = "length"
+    DEADLINE = "deadline"
+    ABORTED = "aborted"
+    LINES = "lines"
+    INDENT = "indent"
+    BLANK_LINE = "blank_line"
+    BRACKET = "bracket"
+    SUFFIX = "suffix"
+    TIME_LIMIT = "time_limit"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen from the logits (DESIGN section 4).
+
+    ``temperature`` 0 is greedy (lowest id wins ties). ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 are off.
+    ``seed`` None: the engine draws one and reports it in :class:`~specdec.types.Started`.
+    ``n`` samples share the prompt; sample i uses the seed derived from (seed, i); sample 0 uses ``seed`` itself.
+    ``allowed_token_ids`` empty: all allowed. ``repetition_penalty`` divides positive and multiplies negative
+    logits of tokens seen in prompt or output; presence and frequency penalties count output tokens only.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    seed: int | None = None
+    n: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TextRules:
+    """Where a text that is put into a file ends, by its layout; what ends it is never part of it.
+
+    ``max_lines``: at the end of so many lines; an empty rest of the line it begins in does not count. ``min_indent``:
+    before a line, not the first, whose first visible character has fewer characters of white space before it; lines
+    without one don't matter. ``blank_line``: before a line without visible characters, not the first.
+    ``closers`` None: brackets don't matter; else before a closing bracket ``)``, ``]`` or ``}`` that the text did not
+    open, but for these, which it may close in this order. ``quote``: the quotation mark that is open where the text
+    begins, if one is. ``suffix``: what follows in the file; the text ends where it begins to repeat that. ``lead``:
+    the line break and the white space in front of the text where nothing else is, for a suffix that repeats those too.
+    """
+
+    max_lines: int | None = None
+    min_indent: int | None = None
+    blank_line: bool = False
+    closers: str | None = None
+    quote: str = ""
+    suffix: str = ""
+    lead: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StoppingParams:
+    """When to stop. ``max_tokens`` None: up to the context limit. Stop tokens and strings are cut from the
+    text unless ``include_stop``. Below ``min_tokens`` EOS and stop token ids are masked out of the logits and
+    stop strings and text rules are not looked for.
+
+    ``time_limit_s`` counts from arrival, ``decode_limit_s`` from the first token; when one has passed, what is there is
+    the answer. With ``finish_line`` a text that has begun goes on to the end of its line first."""
+
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop: bool = False
+    ignore_eos: bool = False
+    rules: TextRules | None = None
+    time_limit_s: float | None = None
+    decode_limit_s: float | None = None
+    finish_line: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OutputParams:
+    """What comes back. ``logprobs`` None: none; k >= 0: the chosen token's and the top k's log-probabilities
+    of the model's unprocessed logits. ``text`` False: token ids only. ``trees``: each Delta with its step's tree."""
+
+    logprobs: int | None = None
+    text: bool = True
+    skip_special_tokens: bool = True
+    trees: bool = False
+
+
+class SpeculationMode(StrEnum):
+    """AUTO lets the controller decide, OFF is plain decode, ON always drafts the caps given."""
+
+    AUTO = "auto"
+    OFF = "off"
+    ON = "on"
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationParams:
+    """Per-request control of speculation; None leaves a choice to the engine's configuration.
+
+    ``max_nodes`` (draft nodes of one tree, without the pending token), ``max_depth`` and ``width`` (children per
+    node) replace the configured ones for this request; ``drafters`` names which drafters may propose.
+    """
+
+    mode: SpeculationMode = SpeculationMode.AUTO
+    drafters: tuple[str, ...] | None = None
+    max_nodes: int | None = None
+    max_depth: int | None = None
+    width: int | None = None
+
+
+class GrammarKind(StrEnum):
+    """What the text of a grammar is written in. ``CHOICE``: a JSON array of strings; ``JSON_OBJECT``: no text."""
+
+    JSON_SCHEMA = "json_schema"
+    JSON_OBJECT = "json_object"
+    REGEX = "regex"
+    EBNF = "ebnf"
+    CHOICE = "choice"
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarParams:
+    """What the output must match, from its first token to its end."""
+
+    kind: GrammarKind
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request as the engine takes it. ``deadline_s`` is seconds from arrival at the engine (None: none).
+
+    ``cache_salt`` separates prefix caches and draft texts: requests share them only with an equal salt.
+    ``max_tokens`` 0 in ``stopping`` means prefill only: warm the prefix cache, emit no token.
+    ``prediction_ids`` is what the caller expects the output to look like, ``session`` names an editor or a
+    conversation whose earlier texts may be drafted from; both change how fast tokens come, never which.
+    ``target_tpot_ms`` is the time per output token this request should keep to; while it lags behind, its drafts
+    are verified before others'.
+    ``healed`` is the end of the prompt's text where that may be one token with what follows, left out of
+    ``prompt_ids``: the output spells it first, in tokens that count as output, and its text begins behind it.
+    """
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    stopping: StoppingParams = field(default_factory=StoppingParams)
+    output: OutputParams = field(default_factory=OutputParams)
+    speculation: SpeculationParams = field(default_factory=SpeculationParams)
+    priority: int = 0
+    deadline_s: float | None = None
+    cache_salt: str = ""
+    prediction_ids: tuple[int, ...] = ()
+    session: str = ""
+    target_tpot_ms: float | None = None
+    grammar: GrammarParams | None = None
+    healed: str = ""
+
+
+@dataclass(slots=True)
+class DrafterStats:
+    """One drafter's part: nodes of its that were verified, and those accepted. A node that several drafters
+    proposed counts for each."""
+
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        """Accepted of verified; 0 when none was verified."""
+        return self.num_accepted_draft_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
+
+@dataclass(slots=True)
+class SpeculationStats:
+    """What speculation did for one sequence; field names as vLLM's ``metrics.speculative_decoding``.
+
+    ``num_steps`` counts verify steps, ``num_spec_steps`` those with at least one draft node;
+    ``acceptance_histogram[k]`` counts the latter by accepted draft tokens.
+    """
+
+    num_steps: int = 0
+    num_spec_steps: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
+    acceptance_histogram: list[int] = field(default_factory=list)
+    by_drafter: dict[str, DrafterStats] = field(default_factory=dict)
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens per speculative step, the target's own one included; 1 when there was none."""
+        return 1.0 + self.num_accepted_draft_tokens / self.num_spec_steps if self.num_spec_steps else 1.0
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        """Accepted of verified draft nodes; 0 when none was verified."""
+        return self.num_accepted_draft_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
+
+@dataclass(slots=True)
+class Timings:
+    """Milliseconds spent by one sequence. ``queue_ms``: arrival to first scheduling; ``prefill_ms``: first
+    scheduling to first token; ``decode_ms``: first token to the end; ``draft_ms`` and ``verify_ms``: its steps'
+    time in propose and in verify."""
+
+    queue_ms: float = 0.0
+    prefill_ms: float = 0.0
+    decode_ms: float = 0.0
+    draft_ms: float = 0.0
+    verify_ms: float = 0.0
+
+
+@dataclass(slots=True)
+class Usage:
+    """Token counts of one sequence. ``cached_tokens``: prompt tokens whose KV came from the prefix cache.
+
+    ``accepted_prediction_tokens``: tokens of the request's prediction that were drafted and came out;
+    ``rejected_prediction_tokens``: the others of it. Both 0 without a prediction.
+    """
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    preemptions: int = 0
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
+
+
+@dataclass(slots=True)
+class StepTree:
+    """What was verified for one sequence in one step, and what came of it.
+
+    tokens, parents (-1 for the root), chances (estimated chance that the node is reached, 1.0 for the root) and sources
+    (names of the drafters that proposed it, none for the root) are parallel, in topological order; node 0 is the token
+    said last. accepted: the nodes whose tokens this Delta begins with, in order; a token after theirs is the target's
+    own. draft_ms, verify_ms: milliseconds of the step, shared by all sequences in it.
+    """
+
+    tokens: list[int]
+    parents: list[int]
+    chances: list[float]
+    sources: list[list[str]]
+    accepted: list[int]
+    draft_ms: float
+    verify_ms: float
+
+
+@dataclass(slots=True)
+class TokenLogprobs:
+    """Log-probabilities at one emitted position: the chosen token's and the best k, by falling probability."""
+
+    token_id: int
+    logprob: float
+    top: list[tuple[int, float]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Started:
+    """The request was first scheduled. ``seed`` is the one in force (drawn when the request gave none)."""
+
+    request_id: str
+    seed: int
+    prompt_tokens: int
+    cached_tokens: int
+    queue_ms: float
+
+
+@dataclass(slots=True)
+class Delta:
+    """New tokens of sample ``index``, at most one Delta per sample and engine step.
+
+    ``text`` holds back incomplete UTF-8 and text that may turn out to begin a stop string, so the text of
+    all Deltas joined is the final text. ``logprobs`` is aligned with ``token_ids`` when asked for, else empty.
+    ``tree`` is what the step verified, when asked for.
+    """
+
+    request_id: str
+    index: int
+    token_ids: list[int]
+    text: str
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    tree: StepTree | None = None
+
+
+@dataclass(slots=True)
+class Finished:
+    """Sample ``index`` ended. ``matched_stop`` is the stop string or token id that ended it, if one did."""
+
+    request_id: str
+    index: int
+    reason: FinishReason
+    matched_stop: str | int | None
+    usage: Usage
+    stats: SpeculationStats
+    timings: Timings
+
+
+@dataclass(slots=True)
+class Failed:
+    """The request ended with an error; ``reason`` is a RequestError's machine-readable cause."""
+
+    request_id: str
+    reason: str
+    message: str
+
+
+RequestEvent = Started | Delta | Finished | Failed
+
+
+@dataclass(slots=True)
+class DrafterTrace:
+    """One drafter's part in a step: sequences it was asked for, nodes it proposed, nodes of its that were verified
+    and accepted, the accepted tokens expected of those verified, and milliseconds it took. ``decision`` says why it
+    was asked or not: `on`, `off`, `probe`, `forced` (mode ON), `free` (costs next to nothing)."""
+
+    name: str
+    decision: str
+    sequences: int = 0
+    proposed: int = 0
+    verified: int = 0
+    accepted: int = 0
+    predicted: float = 0.0
+    ms: float = 0.0
+
+
+@dataclass(slots=True)
+class StepTrace:
+    """One step. ``sequences`` sampled a token at least; ``rows`` were computed in all, ``prefill_rows`` of them for
+    prompts; ``context`` is the mean number of tokens a row looked back on.
+
+    ``candidates`` draft nodes were proposed, the ``budget`` best verified. Tokens count those of the target itself
+    too. ``at_s`` counts from the engine's start. ``control_ms`` is the controller's own time. ``replay`` holds the
+    plain values from which `specdec trace replay` reproduces the decision.
+    """
+
+    step: int
+    at_s: float
+    sequences: int
+    rows: int
+    prefill_rows: int
+    context: float
+    candidates: int
+    budget: int
+    predicted_tokens: float
+    realised_tokens: int
+    predicted_draft_ms: float
+    realised_draft_ms: float
+    predicted_verify_ms: float
+    realised_verify_ms: float
+    plan_ms: float
+    commit_ms: float
+    control_ms: float
+    drafters: list[DrafterTrace] = field(default_factory=list)
+    replay: dict[str, object] = field(default_factory=dict)
+
+    @property
+    def predicted_ms(self) -> float:
+        """Milliseconds expected of drafting and verifying."""
+        return self.predicted_draft_ms + self.predicted_verify_ms
+
+    @property
+    def realised_ms(self) -> float:
+        """Milliseconds that drafting and verifying took."""
+        return self.realised_draft_ms + self.realised_verify_ms
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens of this step over its whole time; 0 when no time was measured."""
+        whole_ms = self.plan_ms + self.realised_ms + self.commit_ms
+        return self.realised_tokens / whole_ms * 1e3 if whole_ms > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """Facts that do not change while an engine lives.
+
+    ``kernels`` is `native` or `reference`, ``numeric_mode`` `bitwise` or `numerical` (DESIGN section 5).
+    ``max_context`` and ``kv_tokens`` are in tokens, ``max_batch`` in sequences; ``drafters`` are those loaded.
+    """
+
+    target: str
+    draft: str | None
+    dtype: str
+    kernels: str
+    numeric_mode: str
+    max_context: int
+    vocab_size: int
+    kv_tokens: int
+    max_batch: int
+    drafters: tuple[str, ...]
+    eos_ids: tuple[int, ...]
+    threads: int
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """How busy an engine is now.
+
+    Requests are counted once whatever their number of samples. ``tokens_per_second`` is a decayed average of emitted
+    tokens. ``prefix_hit_tokens`` of ``prompt_tokens`` prompt tokens since the start came from the prefix cache.
+
+    Since the start: ``steps`` were run, with ``step_rows`` rows in all; ``drafting_steps`` of them verified any draft,
+    ``draft_rows`` draft tokens together. They took ``plan_ms``, ``draft_ms``, ``verify_ms`` and ``commit_ms``.
+    """
+
+    running_requests: int = 0
+    waiting_requests: int = 0
+    free_pages: int = 0
+    total_pages: int = 0
+    tokens_per_second: float = 0.0
+    prefix_hit_tokens: int = 0
+    prompt_tokens: int = 0
+    steps: int = 0
+    drafting_steps: int = 0
+    step_rows: int = 0
+    draft_rows: int = 0
+    plan_ms: float = 0.0
+    draft_ms: float = 0.0
+    verify_ms: float = 0.0
+    commit_ms: float = 0.0
+
+
+def metrics_dict(stats: SpeculationStats) -> dict[str, Any]:
+    """``stats`` as vLLM answers them below ``metrics``, with ``num_steps`` and ``by_drafter`` added."""
+    return {
+        "speculative_decoding": {
+            "mean_acceptance_length": stats.mean_acceptance_length,
+            "draft_acceptance_rate": stats.draft_acceptance_rate,
+            "acceptance_histogram": list(stats.acceptance_histogram),
+            "num_spec_steps": stats.num_spec_steps,
+            "num_draft_tokens": stats.num_draft_tokens,
+            "num_accepted_draft_tokens": stats.num_accepted_draft_tokens,
+            "num_steps": stats.num_steps,
+            "by_drafter": {
+                name: {
+                    "num_draft_tokens": part.num_draft_tokens,
+                    "num_accepted_draft_tokens": part.num_accepted_draft_tokens,
+                    "draft_acceptance_rate": part.draft_acceptance_rate,
+                }
+                for name, part in stats.by_drafter.items()
+            },
+        }
+    }
+
+
+def trace_dict(step: StepTrace) -> dict[str, Any]:
+    """``step`` without what replay needs; numbers that JSON can not write, infinite ones and NaN, become None."""
+    scalars = {f.name: _writable(getattr(step, f.name)) for f in fields(step) if f.name not in ("drafters", "replay")}
+    return {**scalars, "drafters": [_drafter_dict(part) for part in step.drafters]}
+
+
+def _drafter_dict(part: DrafterTrace) -> dict[str, Any]:
+    return {f.name: _writable(getattr(part, f.name)) for f in fields(part)}
+
+
+def _writable(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,1 +1,0 @@
-"""`specdec verify`: path identity as something a user can run."""

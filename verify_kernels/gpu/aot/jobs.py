@@ -1,0 +1,204 @@
+"""Which kernel cases there are, how one is compiled for one chip, and what the binary takes."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import triton
+from triton import knobs
+from triton.compiler import ASTSource
+from triton.compiler.compiler import make_backend
+from triton.runtime.jit import JITFunction
+
+from verify_kernels.gpu.aot.target import TARGETS, Target, Usage
+from verify_kernels.gpu.kernel_launch import CompileCase
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """``module``: where the case is named; ``case``, ``kernel`` and ``target``: names."""
+
+    module: str
+    case: str
+    kernel: str
+    target: str
+
+    @property
+    def label(self) -> str:
+        """The case as reports call it: the module's last name and the case's."""
+        return f"{self.module.rpartition('.')[2]}.{self.case}"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """``usage`` is None where there is nothing to read it from; ``problems`` is empty where all is well; ``seconds``
+    are of the compilation, next to nothing where triton's cache had it."""
+
+    job: Job
+    usage: Usage | None
+    problems: tuple[str, ...]
+    seconds: float
+
+    def as_json(self) -> dict[str, Any]:
+        """Flat, for a JSON report."""
+        usage = asdict(self.usage) if self.usage else {}
+        return {
+            "case": self.job.label,
+            "module": self.job.module,
+            "kernel": self.job.kernel,
+            "target": self.job.target,
+            **usage,
+            "seconds": round(self.seconds, 3),
+            "problems": list(self.problems),
+        }
+
+
+KERNEL_MODULES: tuple[str, ...] = (
+    "verify_kernels.gpu.accept",
+    "verify_kernels.gpu.act",
+    "verify_kernels.gpu.attention_plan",
+    "verify_kernels.gpu.gather_rows",
+    "verify_kernels.gpu.kv_ops",
+    "verify_kernels.gpu.linear",
+    "verify_kernels.gpu.linear_fp8",
+    "verify_kernels.gpu.linear_int4",
+    "verify_kernels.gpu.norm",
+    "verify_kernels.gpu.quantize",
+    "verify_kernels.gpu.sampling",
+    "verify_kernels.gpu.tree_attention",
+)
+
+
+def load_cases(module: str) -> list[CompileCase]:
+    """What ``module``'s ``compile_cases()`` names; import errors surface as they are.
+
+    Raises:
+        ValueError: it names none, or two of one name.
+    """
+    cases: list[CompileCase] = importlib.import_module(module).compile_cases()
+    names = [case.name for case in cases]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if not cases or twice:
+        raise ValueError(f"{module}.compile_cases(): {'names ' + ', '.join(twice) + ' twice' if twice else 'empty'}")
+    return cases
+
+
+def plan_jobs(
+    modules: Sequence[str], targets: Sequence[Target], only: Sequence[str], one_per_kernel: bool
+) -> list[Job]:
+    """Every case of ``modules`` on every one of ``targets`` that it is meant for and that has its number formats.
+
+    only: keeps cases whose "module.case" holds one of these texts; empty keeps all.
+    one_per_kernel: keeps the first case that a module has of each kernel, on each target.
+    """
+    named = [(module, case) for module in modules for case in load_cases(module)]
+    jobs: list[Job] = []
+    for target in targets:
+        seen: set[tuple[str, int]] = set()
+        for module, case in named:
+            job = Job(module, case.name, case.kernel.__name__, target.name)
+            wanted = not only or any(text in job.label for text in only)
+            if wanted and target.runs(case) and not (one_per_kernel and (module, id(case.kernel)) in seen):
+                seen.add((module, id(case.kernel)))
+                jobs.append(job)
+    return jobs
+
+
+def kernel_source(case: CompileCase) -> ASTSource:
+    """``case``'s kernel with its types, constants and divisibilities.
+
+    Raises:
+        ValueError: the case does not fit its kernel; the message names the arguments or options.
+    """
+    kernel = case.kernel
+    if not isinstance(kernel, JITFunction):
+        raise ValueError(f"kernel is a {type(kernel).__name__}; compile with TRITON_INTERPRET unset")
+    constexprs = _defaults(case) | dict(case.constexprs)
+    _refuse("signature or constexprs name no argument", (*case.signature, *constexprs), kernel.arg_names)
+    _refuse("arguments lack a type", kernel.arg_names, (*case.signature, *constexprs))
+    declared = {p.name for p in kernel.params if p.is_constexpr}
+    _refuse("constexpr arguments stand in the signature", declared & set(case.signature), ())
+    _refuse("arguments stand in the signature and in constexprs", set(case.signature) & set(constexprs), ())
+    numbers = [name for name, kind in case.signature.items() if kind[0] in "*iu"]
+    _refuse("divisible names no pointer or integer", case.divisible, numbers)
+    _refuse("options are none of triton's", case.options, _known_options())
+    types = {name: case.signature.get(name, "constexpr") for name in kernel.arg_names}
+    attrs = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in case.divisible}
+    return ASTSource(kernel, types, constexprs, attrs)
+
+
+def _defaults(case: CompileCase) -> dict[str, Any]:
+    """Constants that the case leaves to the kernel's own defaults."""
+    params = case.kernel.params
+    return {p.name: p.default for p in params if p.is_constexpr and p.has_default}
+
+
+def _refuse(what: str, names: Any, known: Any) -> None:
+    wrong = sorted(set(names) - set(known))
+    if wrong:
+        raise ValueError(f"{what}: {', '.join(wrong)}")
+
+
+def _known_options() -> set[str]:
+    """Of any chip: a case for all of them may carry what only some take."""
+    return {name for target in TARGETS.values() for name in vars(make_backend(target.gpu).parse_options({}))}
+
+
+def read_usage(compiled: Any) -> Usage:
+    """The usage of ``compiled`` (triton's CompiledKernel).
+
+    Raises:
+        ValueError: its binary does not tell; this triton writes it in a way not known here.
+    """
+    metadata = compiled.metadata
+    binary = _cubin(compiled.asm["cubin"]) if "cubin" in compiled.asm else _amdgcn(compiled.asm["amdgcn"])
+    registers, spills = binary
+    return Usage(
+        threads=metadata.num_warps * metadata.target.warp_size,
+        registers=registers,
+        spills=spills,
+        shared=metadata.shared,
+        scratch=getattr(metadata, "global_scratch_size", 0) or 0,
+        tensor_memory=getattr(metadata, "tmem_size", 0) or 0,
+    )
+
+
+def _cubin(cubin: bytes) -> tuple[int, int]:
+    """Registers and stack bytes per thread. Triton's kernels have no local arrays: a stack holds spills alone."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        tool = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        text = subprocess.run(tool, check=True, capture_output=True, text=True).stdout
+    found = re.findall(r"\bREG:(\d+) STACK:(\d+) .*?\bLOCAL:(\d+)", text)
+    if not found:
+        raise ValueError("cuobjdump tells no registers of this kernel")
+    return max(int(reg) for reg, _, _ in found), sum(int(stack) + int(local) for _, stack, local in found)
+
+
+def _amdgcn(text: str) -> tuple[int, int]:
+    """Vector registers (both kinds) per lane, and spilled registers, scalar ones too."""
+    found = dict(re.findall(r"^\s*\.(vgpr_count|vgpr_spill_count|sgpr_spill_count):\s*(\d+)", text, re.MULTILINE))
+    if len(found) != 3:
+        raise ValueError("the assembly's metadata tells no registers of this kernel")
+    return int(found["vgpr_count"]), int(found["vgpr_spill_count"]) + int(found["sgpr_spill_count"])
+
+
+def compile_job(job: Job) -> Row:
+    """The report's line on ``job``; whatever goes wrong is in it as a problem."""
+    target = TARGETS[job.target]
+    start = time.monotonic()
+    try:
+        case = next(case for case in load_cases(job.module) if case.name == job.case)
+        compiled = triton.compile(kernel_source(case), target=target.gpu, options=dict(case.options))
+        usage = read_usage(compiled)
+    except Exception as error:  # triton's compiler raises what it likes
+        return Row(job, None, (f"does not compile: {type(error).__name__}: {error}",), time.monotonic() - start)
+    return Row(job, usage, tuple(target.problems(usage, case.resident)), time.monotonic() - start)

@@ -1,0 +1,171 @@
+"""Weights in the layouts that the fp8 and int4 kernels read, made once, when a model is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from verify_kernels.gpu.linear_plan import block_k_of
+
+LARGEST = 448.0  # of e4m3
+ROWS_AT_ONCE = 4096  # a float32 copy of this many rows is held
+
+
+def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """``weight`` [n, k], floating-point, as float8_e4m3fn [n, k] and float32 [n]: weight[i] ~ q[i] * scale[i],
+    scale = max|weight[i]| / 448; a channel of zeros has scale 1.
+
+    Raises:
+        ValueError: ``weight`` is no floating-point matrix, or holds a value that is not finite.
+    """
+    if weight.dim() != 2 or not weight.is_floating_point():
+        raise ValueError(f"weight: is {weight.dtype} {tuple(weight.shape)}; must be a floating-point matrix")
+    q = torch.empty(weight.shape, dtype=torch.float8_e4m3fn, device=weight.device)
+    scale = torch.empty(weight.shape[0], dtype=torch.float32, device=weight.device)
+    for start in range(0, weight.shape[0], ROWS_AT_ONCE):
+        part = weight[start : start + ROWS_AT_ONCE].float()
+        if not bool(part.isfinite().all()):
+            raise ValueError("weight: holds values that are not finite; the checkpoint is damaged")
+        largest = part.abs().amax(dim=1)
+        own = torch.where(largest > 0, largest / LARGEST, torch.ones_like(largest))
+        scale[start : start + ROWS_AT_ONCE] = own
+        q[start : start + ROWS_AT_ONCE] = (part / own[:, None]).clamp(-LARGEST, LARGEST).to(q.dtype)
+    return q, scale
+
+
+CHUNK = 64  # output channels that lie together
+GROUP_SIZES = (32, 64, 128)
+SCALE_TYPES = (torch.float16, torch.bfloat16)
+SYMMETRIC_ZERO = 8
+MAX_ZERO = 16  # one more than a level can be: the first GPTQ format stores it less one
+
+
+@dataclass(frozen=True, slots=True)
+class Int4Weight:
+    """w[i, perm[j]] = (level[i, j] - zero[i, g]) * scale[i, g] with g = j // group, packed.
+
+    A program walks down a column of blocks of ``CHUNK`` channels x ``block_k`` inputs that lie one after the other,
+    so that it reads one stream; padding is zero. block_k is 4 * width: input start + i * width + j is nibble i,
+    counted from the lowest, of word j.
+
+    words:  int16 [chunks, blocks, CHUNK, width].
+    quants: int32 [chunks, blocks, block_k / group, CHUNK]: the scale's 16 bits, above them the zero point. One word of
+            32 bits is the least that triton fetches ahead of time.
+    scale_type: float16 or bfloat16, how to read a scale.
+    perm:   int32 [k]: the input channel that stands at place j, or None: its own.
+    """
+
+    n: int
+    k: int
+    group: int
+    words: Tensor
+    quants: Tensor
+    scale_type: torch.dtype
+    perm: Tensor | None
+
+    @property
+    def block_k(self) -> int:
+        """Input channels per block."""
+        return 4 * self.words.shape[3]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes one pass reads."""
+        return self.words.numel() * 2 + self.quants.numel() * 4
+
+    def to(self, device: torch.device) -> Int4Weight:
+        """The same on ``device``."""
+        perm = None if self.perm is None else self.perm.to(device)
+        return replace(self, words=self.words.to(device), quants=self.quants.to(device), perm=perm)
+
+
+def pack_int4(
+    levels: Tensor, scales: Tensor, zeros: Tensor | None, group: int, perm: Tensor | None = None
+) -> Int4Weight:
+    """Pack a quantised matrix.
+
+    levels: uint8 [n, k], 0 to 15, input channels in the order of their groups. scales: float16 or bfloat16
+    [n, ceil(k / group)]. zeros: uint8 like scales, 0 to 16, or None for 8. perm: integers [k], the input channel that
+    stands at each place. On any one device.
+
+    Raises:
+        ValueError: a shape, dtype or value is wrong, or ``group`` is none of 32, 64 and 128.
+    """
+    _check(levels, scales, zeros, group, perm)
+    (n, k), block = levels.shape, block_k_of("int4", group)
+    chunks, blocks, per_block = -(-n // CHUNK), -(-k // block), block // group
+    padded = torch.zeros((chunks * CHUNK, blocks * block), dtype=torch.int32, device=levels.device)
+    padded[:n, :k] = levels
+    nibbles = padded.view(chunks, CHUNK, blocks, 4, block // 4).permute(0, 2, 1, 3, 4)
+    shifts = torch.arange(0, 16, 4, dtype=torch.int32, device=levels.device)[:, None]
+    words = (nibbles << shifts).sum(dim=3, dtype=torch.int32)
+    words = torch.where(words >= 1 << 15, words - (1 << 16), words).to(torch.int16).contiguous()
+    upper = torch.full_like(scales, SYMMETRIC_ZERO, dtype=torch.int32) if zeros is None else zeros.to(torch.int32)
+    merged = (scales.view(torch.int16).to(torch.int32) & 0xFFFF) | upper << 16
+    quants = torch.zeros((chunks * CHUNK, blocks * per_block), dtype=torch.int32, device=levels.device)
+    quants[:n, : merged.shape[1]] = merged
+    quants = quants.view(chunks, CHUNK, blocks, per_block).permute(0, 2, 3, 1).contiguous()
+    return Int4Weight(n, k, group, words, quants, scales.dtype, None if perm is None else perm.to(torch.int32))
+
+
+def unpack_int4(weight: Int4Weight) -> Tensor:
+    """The float32 matrix [n, k] that ``weight`` stands for, input channels in their own order."""
+    chunks, blocks, _, width = weight.words.shape
+    words = weight.words.to(torch.int32)
+    levels = torch.stack([(words >> shift) & 15 for shift in (0, 4, 8, 12)], dim=3)
+    levels = levels.permute(0, 2, 1, 3, 4).reshape(chunks * CHUNK, blocks * 4 * width)
+    quants = weight.quants.permute(0, 3, 1, 2).reshape(chunks * CHUNK, -1)
+    scales = (quants & 0xFFFF).to(torch.int16).view(weight.scale_type).float()
+    matrix = (levels - _spread(quants >> 16, weight)) * _spread(scales, weight)
+    matrix = matrix[: weight.n, : weight.k]
+    if weight.perm is None:
+        return matrix
+    return torch.empty_like(matrix).index_copy_(1, weight.perm.long(), matrix)
+
+
+def stack_int4(weights: Sequence[Int4Weight]) -> Int4Weight:
+    """Weights of the same inputs stacked along their outputs, as one layer.
+
+    Raises:
+        ValueError: they differ in inputs, groups, their order or the scales' type, or one but the last has outputs
+            that are no multiple of 64.
+    """
+    first = weights[0]
+    for weight in weights:
+        if (weight.k, weight.group, weight.scale_type) != (first.k, first.group, first.scale_type):
+            raise ValueError("weights: differ in inputs, groups or scales' type; run them as layers of their own")
+        if not _same_order(weight.perm, first.perm):
+            raise ValueError("weights: differ in the order of their inputs; run them as layers of their own")
+        if weight.n % CHUNK and weight is not weights[-1]:
+            raise ValueError(f"weights: {weight.n} outputs are no multiple of {CHUNK}; run them as layers of their own")
+    words, quants = torch.cat([w.words for w in weights]), torch.cat([w.quants for w in weights])
+    return replace(first, n=sum(w.n for w in weights), words=words, quants=quants)
+
+
+def _same_order(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return torch.equal(one, other)
+
+
+def _spread(values: Tensor, weight: Int4Weight) -> Tensor:
+    """Values by group as values by input channel."""
+    return values.repeat_interleave(weight.group, dim=1)
+
+
+def _check(levels: Tensor, scales: Tensor, zeros: Tensor | None, group: int, perm: Tensor | None) -> None:
+    if group not in GROUP_SIZES:
+        raise ValueError(f"group: is {group}; must be one of {', '.join(map(str, GROUP_SIZES))}")
+    if levels.dim() != 2 or levels.dtype != torch.uint8 or not levels.numel() or int(levels.max()) > 15:
+        raise ValueError(f"levels: is {levels.dtype} {tuple(levels.shape)}; must be a uint8 matrix of values 0 to 15")
+    shape = (levels.shape[0], -(-levels.shape[1] // group))
+    if scales.shape != shape or scales.dtype not in SCALE_TYPES:
+        raise ValueError(f"scales: is {scales.dtype} {tuple(scales.shape)}; must be float16 or bfloat16 {shape}")
+    if zeros is not None and (zeros.shape != shape or zeros.dtype != torch.uint8 or int(zeros.max()) > MAX_ZERO):
+        raise ValueError(f"zeros: is {zeros.dtype} {tuple(zeros.shape)}; must be uint8 {shape} of 0 to {MAX_ZERO}")
+    channels = torch.arange(levels.shape[1], device=levels.device)
+    if perm is not None and not (perm.shape == channels.shape and torch.equal(perm.long().sort().values, channels)):
+        raise ValueError(f"perm: must hold every input channel 0 to {levels.shape[1] - 1} once")

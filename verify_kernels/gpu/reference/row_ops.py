@@ -1,0 +1,76 @@
+"""What is done row by row, in plain torch: norms, gates, fp8 rounding, embeddings and gathered rows."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import gelu, silu
+
+from verify_kernels.gpu.quantize import Prologue
+
+
+def add_norm(
+    residual: Tensor,
+    *,
+    eps: float,
+    y: Tensor | None = None,
+    post_norm: Tensor | None = None,
+    norm: Tensor | None = None,
+    out: Tensor | None = None,
+) -> None:
+    """residual += y, or += rms(y) * post_norm; then out = rms(residual) * norm; see `verify_kernels.gpu.norm`."""
+    if y is not None:
+        added = y.float() if post_norm is None else rms_norm(y.float(), post_norm.float(), eps)
+        residual.copy_(residual.float() + added)
+    if norm is not None and out is not None:
+        out.copy_(rms_norm(residual.float(), norm.float(), eps))
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension; float32."""
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+
+
+def act_mul(gate_up: Tensor, out: Tensor, kind: Literal["silu", "gelu"]) -> None:
+    """out = silu(gate) * up, or gelu_tanh(gate) * up; see `verify_kernels.gpu.act`."""
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    out.copy_((silu(gate) if kind == "silu" else gelu(gate, approximate="tanh")) * up)
+
+
+LEAST = 1e-30  # of a row's largest value
+
+
+def quantize_rows(
+    x: Tensor, q: Tensor, scale: Tensor, *, prologue: Prologue = "none", norm: Tensor | None = None, eps: float = 0.0
+) -> None:
+    """Rows as e4m3 with a scale each; see `verify_kernels.gpu.quantize`."""
+    y = x.float()
+    if prologue == "rms":
+        assert norm is not None
+        y = y * torch.rsqrt(y.square().mean(dim=1, keepdim=True) + eps) * norm.float()
+    elif prologue != "none":
+        gate, up = y.chunk(2, dim=1)
+        y = (silu(gate) if prologue == "silu" else gelu(gate, approximate="tanh")) * up
+    sound = y.isfinite().all(dim=1)
+    largest = y.abs().amax(dim=1).clamp(min=LEAST)
+    scale.copy_(torch.where(sound, largest / 448.0, torch.nan))
+    q.copy_(torch.where(sound[:, None], (y / scale[:, None]).clamp(-448.0, 448.0), 0.0))
+
+
+def gather_rows(x: Tensor, rows: Tensor, out: Tensor) -> None:
+    """out[i] = x[rows[i]], zeros where there is no such row; see `verify_kernels.gpu.gather_rows`."""
+    out.copy_(rows_or_zeros(x, rows))
+
+
+def rows_or_zeros(table: Tensor, index: Tensor) -> Tensor:
+    """float32 table[index], zeros where the index is out of range."""
+    known = (index >= 0) & (index < table.shape[0])
+    rows = table[index.clamp(0, table.shape[0] - 1).long()].float()
+    return rows.where(known[:, None], 0.0)
+
+
+def embed(table: Tensor, tokens: Tensor, scale: float, out: Tensor) -> None:
+    """out[r] = table[tokens[r]] * scale; see `verify_kernels.gpu.gather_rows`."""
+    out.copy_(rows_or_zeros(table, tokens) * scale)

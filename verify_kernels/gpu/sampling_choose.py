@@ -1,0 +1,383 @@
+# mypy: disallow-untyped-defs=False
+
+"""Sampling among the listed tokens of each row: the exact cut by top-k and top-p, and the choice with noise.
+
+Shortens the lists of each row: by its filters, then by the noise's bounds, so that a handful is left to choose of.
+
+One program per row. What is left needs the float64 logarithms of G; what is dropped can not be chosen.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from verify_kernels.gpu.sampling_math import (
+    DEAD,
+    LAST_ID,
+    append,
+    divide,
+    gumbel,
+    gumbel_bounds,
+    keeps,
+    list_tile,
+    live,
+    log_of_weight,
+    noise_bits,
+    order_key,
+    reach,
+    reached_by,
+    softmax_weight,
+    value_of_key,
+)
+from verify_kernels.gpu.sampling_scan import inverse_of, temperature_of
+
+_LOWEST = tl.constexpr(-0x80000000)
+_HIGHEST = tl.constexpr(0x7FFFFFFF)
+
+
+@triton.jit
+def find_cut(
+    places, spare, counts, row, inverse, z_max, row_weight, top_k, top_p, vocab,
+    TOKENS: tl.constexpr, SPLITS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """z and id of the last token that top-k, then top-p of what that leaves, keep. ``spare``: room for a list."""
+    cut_z, cut_id = tl.full((), DEAD, tl.float32), tl.full((), LAST_ID, tl.int32)
+    by_k = (top_k > 0) & (top_k < vocab)
+    for stage in range(2):
+        weighs = stage == 1
+        if tl.where(weighs, top_p < 1.0, by_k):
+            left, held, low, high = _take(
+                places, spare, counts, row, inverse, z_max, cut_z, cut_id, weighs, TOKENS, SPLITS, COLUMNS
+            )  # fmt: skip
+            whole = tl.where(by_k, held, row_weight).to(tl.float64)
+            need = tl.where(weighs, top_p * whole, top_k.to(tl.float64))
+            if (held > 0) & (held.to(tl.float64) >= need):
+                cut_z, cut_id = _search(
+                    spare, left, row, inverse, z_max, low, high, need, weighs, TOKENS, SPLITS, COLUMNS
+                )  # fmt: skip
+    return cut_z, cut_id
+
+
+@triton.jit
+def _amount(z, z_max, weighs):
+    """What a token counts in the search: 1 for top-k, its weight for top-p."""
+    return tl.where(weighs, softmax_weight(z - z_max), 1)
+
+
+@triton.jit
+def _take(
+    places, spare, counts, row, inverse, z_max, cut_z, cut_id, weighs,
+    TOKENS: tl.constexpr, SPLITS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Copy what the cut leaves into ``spare``: its counts, its amount, its lowest and highest key."""
+    left, held = tl.zeros_like(counts), tl.full((), 0, tl.int64)
+    low, high = tl.full((), _HIGHEST, tl.int64), tl.full((), _LOWEST, tl.int64)
+    for column in range(0, tl.max(counts, axis=0), COLUMNS):
+        present, token, z = list_tile(places, counts, column, row, inverse, TOKENS, SPLITS, COLUMNS)
+        kept = present & keeps(z, token, cut_z, cut_id)
+        held += tl.sum(tl.where(kept, _amount(z, z_max, weighs), 0))
+        low, high = _range(z, kept, low, high)
+        left = append(spare, left, kept, token, TOKENS, SPLITS)
+    tl.debug_barrier()
+    return left, held, low, high
+
+
+@triton.jit
+def _range(z, kept, low, high):
+    """``low`` and ``high`` with the keys of the ``kept`` taken in."""
+    key = order_key(z)
+    low = tl.minimum(low, tl.min(tl.where(kept, key, _HIGHEST)).to(tl.int64))
+    return low, tl.maximum(high, tl.max(tl.where(kept, key, _LOWEST)).to(tl.int64))
+
+
+@triton.jit
+def _search(
+    spare, left, row, inverse, z_max, low, high, need, weighs,
+    TOKENS: tl.constexpr, SPLITS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """z and id of the token with which the list, by falling z and rising id, first amounts to ``need``.
+
+    A long list is halved, by turns in z (which finds most tails at once) and in keys (which never takes more than 32
+    turns), and drops what is then decided; both ends of the range are listed tokens', so each turn drops some. A list
+    of one tile stays in registers.
+    """
+    above, by_key = tl.full((), 0, tl.int64), low != low
+    while (low < high) & (tl.max(left, axis=0) > COLUMNS):
+        center = order_key(value_of_key(low.to(tl.int32)) * 0.5 + value_of_key(high.to(tl.int32)) * 0.5).to(tl.int64)
+        center = tl.minimum(tl.maximum(center, low + 1), high)
+        middle = tl.where(by_key, low + ((high - low + 1) >> 1), center)
+        by_key = by_key == 0
+        ahead = tl.full((), 0, tl.int64)
+        for column in range(0, tl.max(left, axis=0), COLUMNS):
+            present, _, z = list_tile(spare, left, column, row, inverse, TOKENS, SPLITS, COLUMNS)
+            ahead += tl.sum(tl.where(present & (order_key(z) >= middle), _amount(z, z_max, weighs), 0))
+        reached = (above + ahead).to(tl.float64) >= need
+        above = tl.where(reached, above, above + ahead)
+        left, low, high = _shorten(spare, left, row, inverse, middle, reached, TOKENS, SPLITS, COLUMNS)
+    if low < high:
+        present, _, z = list_tile(spare, left, 0, row, inverse, TOKENS, SPLITS, COLUMNS)
+        key, amount = order_key(z).to(tl.int64), tl.where(present, _amount(z, z_max, weighs), 0)
+        while low < high:
+            middle = low + ((high - low + 1) >> 1)
+            reached = (above + tl.sum(tl.where(key >= middle, amount, 0))).to(tl.float64) >= need
+            low, high = tl.where(reached, middle, low), tl.where(reached, high, middle - 1)
+        above += tl.sum(tl.where(key > low, amount, 0))
+    z = value_of_key(low.to(tl.int32))
+    return z, _last_tie(spare, left, row, inverse, z, above, _amount(z, z_max, weighs), need, TOKENS, SPLITS, COLUMNS)
+
+
+@triton.jit
+def _shorten(
+    spare, left, row, inverse, middle, upper, TOKENS: tl.constexpr, SPLITS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """Keep the keys from ``middle`` on, or those below: the counts, the lowest and the highest key."""
+    fewer = tl.zeros_like(left)
+    low, high = tl.full((), _HIGHEST, tl.int64), tl.full((), _LOWEST, tl.int64)
+    for column in range(0, tl.max(left, axis=0), COLUMNS):
+        present, token, z = list_tile(spare, left, column, row, inverse, TOKENS, SPLITS, COLUMNS)
+        kept = present & ((order_key(z) >= middle) == upper)
+        low, high = _range(z, kept, low, high)
+        fewer = append(spare, fewer, kept, token, TOKENS, SPLITS)
+    tl.debug_barrier()
+    return fewer, low, high
+
+
+@triton.jit
+def _last_tie(
+    spare, left, row, inverse, cut_z, above, amount, need,
+    TOKENS: tl.constexpr, SPLITS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Of the listed tokens at ``cut_z``, ``amount`` each, the id with which ``above`` grows to ``need``.
+
+    Lists are in the order of their ids, so the n-th tie is found by counting.
+    """
+    ties = tl.zeros_like(left)
+    for column in range(0, tl.max(left, axis=0), COLUMNS):
+        present, _, z = list_tile(spare, left, column, row, inverse, TOKENS, SPLITS, COLUMNS)
+        ties += tl.sum((present & (z == cut_z)).to(tl.int32), axis=1)
+    low, high = tl.full((), 1, tl.int32), tl.sum(ties, axis=0)
+    while low < high:
+        middle = (low + high) >> 1
+        reached = (above + middle * amount).to(tl.float64) >= need
+        low, high = tl.where(reached, low, middle + 1), tl.where(reached, middle, high)
+    cut_id = tl.full((), LAST_ID, tl.int32)
+    before = tl.cumsum(ties, axis=0) - ties
+    for column in range(0, tl.max(left, axis=0), COLUMNS):
+        present, token, z = list_tile(spare, left, column, row, inverse, TOKENS, SPLITS, COLUMNS)
+        tied = (present & (z == cut_z)).to(tl.int32)
+        rank = before[:, None] + tl.cumsum(tied, axis=1)
+        cut_id = tl.minimum(cut_id, tl.min(tl.where((tied > 0) & (rank == high), token, LAST_ID)))
+        before += tl.sum(tied, axis=1)
+    return cut_id
+
+
+@triton.jit(
+    do_not_specialize=[
+        "logits", "temperature", "inverse", "seed", "position", "top_k", "top_p", "log_min_p", "peak", "counts",
+        "weights", "row_stride", "vocab", "width", "splits",
+    ]
+)  # fmt: skip
+def shorten_kernel(
+    logits, temperature, inverse, seed, position, top_k, top_p, log_min_p, peak, places, spare, counts, weights,
+    row_stride, vocab, width, splits,
+    NOISE: tl.constexpr, FILTERS: tl.constexpr, TOTAL: tl.constexpr, WIDE: tl.constexpr,
+    TOKENS: tl.constexpr, SPLITS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Rewrites ``places`` and ``counts`` of rows with top-k or top-p, with WIDE of all; with TOTAL, the ``weights`` of
+    the former become what their filters leave. spare: as ``places``.
+    """
+    row = tl.program_id(0)
+    heat = temperature_of(temperature, row)
+    cut = heat < 0.0
+    cut_z, cut_id = tl.full((), DEAD, tl.float32), tl.full((), LAST_ID, tl.int32)
+    if FILTERS:
+        k, p = tl.load(top_k + row), tl.load(top_p + row)
+        cut = (heat > 0.0) & (((k > 0) & (k < vocab)) | (p < 1.0))
+    if WIDE | cut:
+        split = tl.arange(0, SPLITS)
+        at, line = row * splits + split, logits + row.to(tl.int64) * row_stride
+        own, over = places + row.to(tl.int64) * splits * TOKENS, inverse_of(inverse, row)
+        listed = tl.where(heat >= 0.0, tl.load(counts + at, mask=split < splits, other=0), 0)
+        if FILTERS:  # noqa: SIM102
+            if cut:
+                z_max = tl.load(peak + row)
+                total = tl.sum(tl.load(weights + at, mask=split < splits, other=0), axis=0)
+                cut_z, cut_id = find_cut(
+                    own, spare + row.to(tl.int64) * splits * TOKENS, listed, line, over, z_max, total, k, p, vocab,
+                    TOKENS, SPLITS, COLUMNS,
+                )  # fmt: skip
+                floor = z_max + tl.load(log_min_p + row)
+                cut_id = tl.where(floor > cut_z, LAST_ID, cut_id)
+                cut_z = tl.maximum(cut_z, floor)
+                if TOTAL:
+                    total = _weight_of(own, listed, line, over, z_max, cut_z, cut_id, TOKENS, SPLITS, COLUMNS)
+                    tl.store(weights + at, tl.where(split == 0, total, 0), mask=split < splits)
+        key, where = tl.full((), 0, tl.int64), tl.full((), 0, tl.int64)
+        if NOISE:
+            key, where = tl.load(seed + row), tl.load(position + row)
+        listed = _narrow(
+            own, listed, line, over, heat, key, where, cut_z, cut_id, width, NOISE, TOKENS, SPLITS, COLUMNS
+        )  # fmt: skip
+        tl.store(counts + at, listed, mask=split < splits)
+
+
+@triton.jit
+def _weight_of(
+    places, counts, row, inverse, z_max, cut_z, cut_id,
+    TOKENS: tl.constexpr, SPLITS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Weight of what the cut leaves."""
+    total = tl.full((), 0, tl.int64)
+    for column in range(0, tl.max(counts, axis=0), COLUMNS):
+        present, token, z = list_tile(places, counts, column, row, inverse, TOKENS, SPLITS, COLUMNS)
+        total += tl.sum(tl.where(present & keeps(z, token, cut_z, cut_id), softmax_weight(z - z_max), 0))
+    return total
+
+
+@triton.jit
+def _narrow(
+    places, counts, row, inverse, heat, seed, position, cut_z, cut_id, width,
+    NOISE: tl.constexpr, TOKENS: tl.constexpr, SPLITS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Keep the tokens that the cut leaves and that may be among the best ``width``: the counts that are left."""
+    best = tl.full((SPLITS, COLUMNS), DEAD, tl.float32)
+    for column in range(0, tl.max(counts, axis=0), COLUMNS):
+        present, token, z = list_tile(places, counts, column, row, inverse, TOKENS, SPLITS, COLUMNS)
+        low, _ = _bounds(z, token, heat, seed, position, NOISE)
+        kept = present & keeps(z, token, cut_z, cut_id)
+        best = tl.maximum(best, tl.where(kept, low, DEAD))
+    least = reach(reached_by(best, width))
+    left = tl.zeros_like(counts)
+    for column in range(0, tl.max(counts, axis=0), COLUMNS):
+        present, token, z = list_tile(places, counts, column, row, inverse, TOKENS, SPLITS, COLUMNS)
+        _, high = _bounds(z, token, heat, seed, position, NOISE)
+        kept = present & keeps(z, token, cut_z, cut_id) & (high >= least)
+        left = append(places, left, kept, token, TOKENS, SPLITS)
+    return left
+
+
+@triton.jit
+def _bounds(z, token, heat, seed, position, NOISE: tl.constexpr):
+    """z + G from below and from above."""
+    low, high = z, z
+    if NOISE:
+        below, above = gumbel_bounds(noise_bits(seed, position, token))
+        low, high = tl.where(heat > 0.0, z + below, z), tl.where(heat > 0.0, z + above, z)
+    return low, high
+
+
+@triton.jit(
+    do_not_specialize=[
+        "logits", "temperature", "inverse", "seed", "position", "peak", "counts", "weights", "tokens", "chosen", "ids",
+        "values", "row_stride", "vocab", "width", "splits",
+    ]
+)  # fmt: skip
+def choose_kernel(
+    logits, temperature, inverse, seed, position, peak, places, counts, weights, tokens, chosen, ids, values,
+    row_stride, vocab, width, splits,
+    NOISE: tl.constexpr, TOTAL: tl.constexpr, WIDE: tl.constexpr,
+    TOKENS: tl.constexpr, SPLITS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """ids: int32 [rows, width], -1 beyond the last; with TOTAL, values: their log-probabilities, float64 [rows, width].
+
+    tokens, chosen: where given, the log-probability of tokens int32 [rows]; float64 [rows]; a row without one (-1)
+    has no ids either.
+    """
+    row = tl.program_id(0)
+    heat = temperature_of(temperature, row)
+    split = tl.arange(0, SPLITS)
+    listed = tl.where(heat >= 0.0, tl.load(counts + row * splits + split, mask=split < splits, other=0), 0)
+    line, own = logits + row.to(tl.int64) * row_stride, places + row.to(tl.int64) * splits * TOKENS
+    key, where = tl.full((), 0, tl.int64), tl.full((), 0, tl.int64)
+    if NOISE:
+        key, where = tl.load(seed + row), tl.load(position + row)
+    z_max, normaliser = tl.full((), DEAD, tl.float32), tl.full((), 0.0, tl.float64)
+    if TOTAL:
+        z_max = tl.where(heat >= 0.0, tl.load(peak + row), DEAD)
+        total = tl.sum(tl.load(weights + row * splits + split, mask=split < splits, other=0), axis=0)
+        normaliser = log_of_weight(tl.maximum(total, 1))
+    if tokens is not None:
+        token = tl.load(tokens + row)
+        usable = (token >= 0) & (token < vocab) & (z_max > DEAD)
+        listed = tl.where(usable, listed, 0)
+        z = live(tl.load(line + token, mask=usable, other=DEAD))
+        tl.store(chosen + row, _log_probability(z, z_max, normaliser))
+    _write_best(
+        own, listed, line, inverse_of(inverse, row), heat, key, where, z_max, normaliser,
+        ids, values, row.to(tl.int64) * width, width, NOISE, TOTAL, WIDE, TOKENS, SPLITS, COLUMNS,
+    )  # fmt: skip
+
+
+@triton.jit
+def _log_probability(z, z_max, normaliser):
+    """float64, never -0; -inf of a dead logit."""
+    value = (z.to(tl.float64) - z_max.to(tl.float64)) - normaliser + 0.0
+    return tl.where(z > DEAD, value, DEAD)
+
+
+@triton.jit
+def _scores(
+    places, counts, column, row, inverse, heat, seed, position,
+    NOISE: tl.constexpr, TOKENS: tl.constexpr, SPLITS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """A tile's exact z + G and its tokens; -inf where there is none."""
+    present, token, z = list_tile(places, counts, column, row, inverse, TOKENS, SPLITS, COLUMNS)
+    if NOISE:
+        z = tl.where(heat > 0.0, z + gumbel(noise_bits(seed, position, token)), z)
+    return tl.where(present, z, DEAD), token
+
+
+@triton.jit
+def _better(score, token, best, best_id):
+    """The better of a tile's best and ``best``: the larger score, the lower id among equals."""
+    top = tl.max(score)
+    top_id = tl.min(tl.where((score == top) & (score > DEAD), token, LAST_ID))
+    wins = (top > best) | ((top == best) & (top_id < best_id))
+    return tl.where(wins, top, best), tl.where(wins, top_id, best_id)
+
+
+@triton.jit
+def _write_best(
+    places, counts, row, inverse, heat, seed, position, z_max, normaliser, ids, values, out, width,
+    NOISE: tl.constexpr, TOTAL: tl.constexpr, WIDE: tl.constexpr,
+    TOKENS: tl.constexpr, SPLITS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """The best ``width`` one after the other: each is the best of those after the one before."""
+    most = tl.max(counts, axis=0)
+    if WIDE:
+        first, first_token = _scores(
+            places, counts, 0, row, inverse, heat, seed, position, NOISE, TOKENS, SPLITS, COLUMNS
+        )  # fmt: skip
+        last, last_id = tl.full((), float("inf"), tl.float32), tl.full((), -1, tl.int32)
+        for i in range(width):
+            best, best_id = tl.full((), DEAD, tl.float32), tl.full((), LAST_ID, tl.int32)
+            score = tl.where(_after(first, first_token, last, last_id), first, DEAD)
+            best, best_id = _better(score, first_token, best, best_id)
+            for column in range(COLUMNS, most, COLUMNS):  # rarely any: first tiles hold most lists
+                score, token = _scores(
+                    places, counts, column, row, inverse, heat, seed, position, NOISE, TOKENS, SPLITS, COLUMNS
+                )  # fmt: skip
+                score = tl.where(_after(score, token, last, last_id), score, DEAD)
+                best, best_id = _better(score, token, best, best_id)
+            last, last_id = best, best_id
+            found = best > DEAD
+            tl.store(ids + out + i, tl.where(found, best_id, -1))
+            if TOTAL:
+                z = tl.load(row + best_id, mask=found, other=DEAD)
+                z = divide(live(z), inverse)
+                tl.store(values + out + i, _log_probability(z, z_max, normaliser))
+    else:
+        best, best_id = tl.full((), DEAD, tl.float32), tl.full((), LAST_ID, tl.int32)
+        for column in range(0, most, COLUMNS):
+            score, token = _scores(
+                places, counts, column, row, inverse, heat, seed, position, NOISE, TOKENS, SPLITS, COLUMNS
+            )  # fmt: skip
+            best, best_id = _better(score, token, best, best_id)
+        tl.store(ids + out, tl.where(best > DEAD, best_id, -1))
+
+
+@triton.jit
+def _after(score, token, last, last_id):
+    """Whether a token comes after the last one taken, by falling score and rising id."""
+    return (score < last) | ((score == last) & (token > last_id))

@@ -1,0 +1,198 @@
+"""Weights of a linear layer in the layout the kernels read, and how a plain matrix becomes one, rotation included.
+
+A fixed rotation of a layer's inputs that spreads outliers before int8 rounding.
+
+x W^T = (x R)(W R)^T for any orthogonal R. A few input channels of a transformer are a hundred times larger than the
+others, and one scale per 256 channels then rounds the others away; after a Hadamard rotation all are of one size (the
+idea of QuaRot, arXiv 2404.00456, here per block of 256 so that it costs eight additions a channel). The rotation is
+row-local and its own inverse.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+BLOCK = 256
+
+
+def blocks(width: int) -> list[tuple[int, int]]:
+    """(start, size) of the rotated blocks: runs of 256, the rest cut into falling powers of two."""
+    cut, start = [], 0
+    while start < width:
+        size = min(BLOCK, 1 << ((width - start).bit_length() - 1))
+        cut.append((start, size))
+        start += size
+    return cut
+
+
+def rotate(x: Tensor) -> Tensor:
+    """``x`` [..., width] float32, every block of its last dimension times the Hadamard matrix over sqrt(size)."""
+    parts = []
+    whole = x.shape[-1] // BLOCK * BLOCK
+    if whole:
+        # H256 = H16 (x) H16: two small products instead of one of 256 x 256.
+        small = _matrix(16)
+        square = x[..., :whole].reshape(-1, 16, 16)
+        parts.append((small @ square @ small).reshape(*x.shape[:-1], whole))
+    for start, size in blocks(x.shape[-1] - whole):
+        parts.append(x[..., whole + start : whole + start + size] @ _matrix(size))
+    return torch.cat(parts, dim=-1)
+
+
+@functools.cache
+def _matrix(size: int) -> Tensor:
+    """The symmetric Sylvester-Hadamard matrix of ``size``, orthonormal."""
+    matrix = torch.ones(1, 1)
+    while matrix.shape[0] < size:
+        matrix = torch.cat((torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1)))
+    return matrix / math.sqrt(size)
+
+
+TILE_N = 32  # output channels per tile: two AVX-512 registers of int32, so that 12 rows fit beside them
+GROUP_K = 4  # input channels one int8 dot-product instruction consumes
+CHUNK_K = 256  # input channels per scale of int4 weights, as of activations
+CLIPS = (1.0, 0.93, 0.86, 0.8, 0.74)  # shares of a chunk's largest weight tried as the largest one represented
+
+WeightKind = Literal["int4", "int8", "bf16", "fp32"]
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLinear:
+    """y = x W^T + b, packed.
+
+    data: int8  -> uint8  [tiles, k_pad/4, 32, 4]: round(rotate(w) / scale) + 128, so padding is 128; the inputs are
+                   rotated alike (`verify_kernels.packed_weights`).
+          int4  -> uint8  [tiles, k_pad/8, 32, 4]: as int8 with + 8; of each 8 input channels the first 4 lie in the
+                   low halves of the bytes, the others in the high ones. Padding is 8.
+          bf16  -> bfloat16 [tiles, k, 32]
+          fp32  -> float32  [tiles, k, 32]
+    scale: float32 [tiles * 32] per output channel (int8), [tiles, chunks, 32] per output channel and 256 input
+           channels (int4), else None; 0 in padded channels.
+    bias:  float32 [tiles * 32] or None.
+    """
+
+    kind: WeightKind
+    n: int
+    k: int
+    data: Tensor
+    scale: Tensor | None
+    bias: Tensor | None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of weights one pass reads."""
+        return self.data.numel() * self.data.element_size()
+
+    @property
+    def tiles(self) -> int:
+        """Number of 32-channel tiles."""
+        return self.data.shape[0]
+
+
+def pack_linear(weight: Tensor, bias: Tensor | None, kind: WeightKind) -> PackedLinear:
+    """Pack ``weight`` [n, k] float32 and ``bias`` [n] or None.
+
+    int8 is symmetric per output channel of the rotated matrix: scale = max|w| / 127, round half to even. int4 has
+    levels -8 to 7 per output channel and 256 input channels, and the clipping of least squared error among a few.
+
+    Raises:
+        ValueError: ``weight`` is not a float32 matrix, or ``bias`` does not fit it.
+    """
+    if weight.ndim != 2 or weight.dtype != torch.float32:
+        raise ValueError(f"weight: must be a float32 matrix, got {weight.dtype} {tuple(weight.shape)}")
+    n, k = weight.shape
+    if bias is not None and bias.shape != (n,):
+        raise ValueError(f"bias: must have {n} entries, got {tuple(bias.shape)}")
+    tiles = -(-n // TILE_N)
+    packed_bias = None if bias is None else torch.nn.functional.pad(bias.float(), (0, tiles * TILE_N - n)).contiguous()
+    if kind == "int8":
+        data, scale = _pack_int8(weight, tiles)
+        return PackedLinear(kind, n, k, data, scale, packed_bias)
+    if kind == "int4":
+        data, scale = _pack_int4(weight, tiles)
+        return PackedLinear(kind, n, k, data, scale, packed_bias)
+    dtype = torch.bfloat16 if kind == "bf16" else torch.float32
+    data = torch.zeros((tiles, k, TILE_N), dtype=dtype)
+    for t in range(tiles):  # tile by tile: a whole-matrix transpose would double peak memory
+        rows = weight[t * TILE_N : (t + 1) * TILE_N]
+        data[t, :, : rows.shape[0]] = rows.t()
+    return PackedLinear(kind, n, k, data, None, packed_bias)
+
+
+def _pack_int8(weight: Tensor, tiles: int) -> tuple[Tensor, Tensor]:
+    k = weight.shape[1]
+    k_pad = -(-k // GROUP_K) * GROUP_K
+    scale = torch.zeros(tiles * TILE_N)
+    data = torch.empty((tiles, k_pad // GROUP_K, TILE_N, GROUP_K), dtype=torch.uint8)
+    padded = torch.zeros((TILE_N, k_pad))
+    for t in range(tiles):
+        rows = rotate(weight[t * TILE_N : (t + 1) * TILE_N])
+        row_scale = rows.abs().amax(dim=1) / 127.0
+        scale[t * TILE_N : t * TILE_N + rows.shape[0]] = row_scale
+        padded.zero_()
+        padded[: rows.shape[0], :k] = rows / torch.where(row_scale > 0, row_scale, 1.0)[:, None]
+        quantised = padded.round_().add_(128.0).to(torch.uint8)
+        data[t] = quantised.view(TILE_N, k_pad // GROUP_K, GROUP_K).transpose(0, 1)
+    return data, scale
+
+
+def _pack_int4(weight: Tensor, tiles: int) -> tuple[Tensor, Tensor]:
+    k = weight.shape[1]
+    groups, chunks = -(-k // (2 * GROUP_K)), -(-k // CHUNK_K)
+    scale = torch.zeros((tiles, chunks, TILE_N))
+    data = torch.empty((tiles, groups, TILE_N, GROUP_K), dtype=torch.uint8)
+    levels = torch.zeros((TILE_N, groups * 2 * GROUP_K))
+    for t in range(tiles):
+        rows = rotate(weight[t * TILE_N : (t + 1) * TILE_N])
+        levels.zero_()
+        for c in range(chunks):
+            piece = rows[:, c * CHUNK_K : (c + 1) * CHUNK_K]
+            scale[t, c, : len(rows)], rounded = _four_bits(piece)
+            levels[: len(rows), c * CHUNK_K : c * CHUNK_K + piece.shape[1]] = rounded
+        quantised = levels.add_(8.0).to(torch.uint8).view(TILE_N, groups, 2, GROUP_K).transpose(0, 1)
+        data[t] = quantised[:, :, 0] | quantised[:, :, 1] << 4
+        levels.sub_(8.0)
+    return data, scale
+
+
+def _four_bits(piece: Tensor) -> tuple[Tensor, Tensor]:
+    """Scale per row and levels -8 to 7 of a chunk [rows, <= 256]."""
+    largest = piece.abs().amax(dim=1) / 7.5
+    safe = torch.where(largest > 0, largest, 1.0)
+    best, scale, levels = torch.full_like(largest, torch.inf), largest.clone(), torch.zeros_like(piece)
+    for clip in CLIPS:
+        tried = (safe * clip)[:, None]
+        rounded = (piece / tried).round_().clamp_(-8.0, 7.0)
+        error = (piece - rounded * tried).square().sum(dim=1)
+        better = error < best
+        best = torch.where(better, error, best)
+        scale = torch.where(better, largest * clip, scale)
+        levels = torch.where(better[:, None], rounded, levels)
+    return scale, levels
+
+
+def unpack_linear(packed: PackedLinear) -> Tensor:
+    """The float32 matrix [n, k] that ``packed`` stands for (dequantised for int4 and int8)."""
+    if packed.kind == "int4":
+        return _unpack_int4(packed)
+    if packed.kind != "int8":
+        return packed.data.float().transpose(1, 2).reshape(-1, packed.k)[: packed.n]
+    assert packed.scale is not None
+    tiles, groups, _, _ = packed.data.shape
+    ints = packed.data.float().sub_(128.0).transpose(1, 2).reshape(tiles * TILE_N, groups * GROUP_K)
+    return rotate((ints * packed.scale[:, None])[: packed.n, : packed.k])
+
+
+def _unpack_int4(packed: PackedLinear) -> Tensor:
+    assert packed.scale is not None
+    tiles, groups, _, _ = packed.data.shape
+    both = torch.stack((packed.data & 15, packed.data >> 4), dim=2).float().sub_(8.0)  # [tiles, groups, 2, 32, 4]
+    levels = both.permute(0, 3, 1, 2, 4).reshape(tiles, TILE_N, groups * 2 * GROUP_K)
+    spread = packed.scale.transpose(1, 2).repeat_interleave(CHUNK_K, dim=2)[:, :, : levels.shape[2]]
+    return rotate((levels * spread).reshape(tiles * TILE_N, -1)[: packed.n, : packed.k])
