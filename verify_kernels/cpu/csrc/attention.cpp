@@ -13,9 +13,9 @@ namespace {
 
 constexpr int BLOCK = 64;      // keys per block = tokens per page
 constexpr int STREAMS = 6;     // (node, head) pairs computed together: 6 x columns of accumulators, keys, 1 query
-constexpr int MAX_HEADS = 6;   // query heads of one unit
+constexpr int MAX_HEADS = 6;   // query heads of one work item
 constexpr int MAX_DIM = 256;
-constexpr int NODE_BLOCK = 8;  // nodes of one unit: a K/V block stays in cache while they all read it
+constexpr int NODE_BLOCK = 8;  // nodes of one work item: a K/V block stays in cache while they all read it
 constexpr int MAX_PATH = 64;   // path keys a block can hold
 
 struct State {  // running softmax of one (node, head)
@@ -23,7 +23,7 @@ struct State {  // running softmax of one (node, head)
   float acc[MAX_DIM];
 };
 
-struct Patch {  // keys of a block that are not where their position says
+struct ScatteredKeys {  // keys of a block that are not where their position says
   int n = 0;
   int lane[MAX_PATH];
   const float* k[MAX_PATH];  // element d at k[d * BLOCK]
@@ -60,16 +60,16 @@ void block_scores(const float* k, const float* const* q, int dim, float (*scores
   }
 }
 
-// The same sum as one lane of block_scores, for patched keys; several heads at once hide the latency.
+// The same sum as one lane of block_scores, for scattered keys; several heads at once hide the latency.
 template <int H>
-void patch_scores(const Patch& patch, const float* const* q, int dim, float (*scores)[BLOCK]) {
-  for (int i = 0; i < patch.n; ++i) {
+void scattered_scores(const ScatteredKeys& scattered, const float* const* q, int dim, float (*scores)[BLOCK]) {
+  for (int i = 0; i < scattered.n; ++i) {
     float s[H] = {0};
     for (int d = 0; d < dim; ++d) {
-      const float x = patch.k[i][(int64_t)d * BLOCK];
+      const float x = scattered.k[i][(int64_t)d * BLOCK];
       for (int h = 0; h < H; ++h) s[h] = fma1(q[h][d], x, s[h]);
     }
-    for (int h = 0; h < H; ++h) scores[h][patch.lane[i]] = s[h];
+    for (int h = 0; h < H; ++h) scores[h][scattered.lane[i]] = s[h];
   }
 }
 
@@ -120,25 +120,25 @@ void softmax_block(float* scores, int lo, int hi, int dim, State& state) {
 }
 
 template <int H>
-void heads_block(const float* k, const float* const* v, const Patch& patch, int lo, int hi, int dim,
+void heads_block(const float* k, const float* const* v, const ScatteredKeys& scattered, int lo, int hi, int dim,
                  const float* const* q, State* const* state) {
   alignas(64) float scores[H][BLOCK];
   block_scores<H>(k, q, dim, scores);
-  if (patch.n) patch_scores<H>(patch, q, dim, scores);
+  if (scattered.n) scattered_scores<H>(scattered, q, dim, scores);
   for (int h = 0; h < H; ++h) softmax_block(scores[h], lo, hi, dim, *state[h]);
   add_values<H>(v, scores, lo, hi, dim, state);
 }
 
 // One block for up to STREAMS (node, head) pairs that see the same keys of it.
-void attend_block(const float* k, const float* const* v, const Patch& patch, int lo, int hi, int dim, int streams,
-                  const float* const* q, State* const* state) {
+void attend_block(const float* k, const float* const* v, const ScatteredKeys& scattered, int lo, int hi, int dim,
+                  int streams, const float* const* q, State* const* state) {
   switch (streams) {
-    case 1: heads_block<1>(k, v, patch, lo, hi, dim, q, state); break;
-    case 2: heads_block<2>(k, v, patch, lo, hi, dim, q, state); break;
-    case 3: heads_block<3>(k, v, patch, lo, hi, dim, q, state); break;
-    case 4: heads_block<4>(k, v, patch, lo, hi, dim, q, state); break;
-    case 5: heads_block<5>(k, v, patch, lo, hi, dim, q, state); break;
-    default: heads_block<6>(k, v, patch, lo, hi, dim, q, state);
+    case 1: heads_block<1>(k, v, scattered, lo, hi, dim, q, state); break;
+    case 2: heads_block<2>(k, v, scattered, lo, hi, dim, q, state); break;
+    case 3: heads_block<3>(k, v, scattered, lo, hi, dim, q, state); break;
+    case 4: heads_block<4>(k, v, scattered, lo, hi, dim, q, state); break;
+    case 5: heads_block<5>(k, v, scattered, lo, hi, dim, q, state); break;
+    default: heads_block<6>(k, v, scattered, lo, hi, dim, q, state);
   }
 }
 
@@ -189,36 +189,37 @@ struct View {  // one entry's cache as one KV head sees it
 };
 
 // The path keys of `row` that fall into `block` and are not at their position's slot.
-void collect_patch(const View& view, const sd_batch& b, int row, int block, const float** v, Patch& patch) {
+void collect_scattered(const View& view, const sd_batch& b, int row, int block, const float** v,
+                       ScatteredKeys& scattered) {
   const int entry = b.entry_of[row], first = b.entry_start[entry], ctx = b.entry_ctx[entry];
-  patch.n = 0;
+  scattered.n = 0;
   for (int j = row - first; j >= 0 && b.depth[first + j] >= b.diverge[row]; j = b.parent[first + j]) {
     const int position = ctx + b.depth[first + j], slot = ctx + j;
     if (position / BLOCK != block) continue;
-    const int i = patch.n++;
-    patch.lane[i] = position % BLOCK;
-    patch.k[i] = view.k(slot / BLOCK) + slot % BLOCK;
-    patch.v[i] = view.v(slot / BLOCK) + (int64_t)(slot % BLOCK) * view.a.head_dim;
-    v[patch.lane[i]] = patch.v[i];
+    const int i = scattered.n++;
+    scattered.lane[i] = position % BLOCK;
+    scattered.k[i] = view.k(slot / BLOCK) + slot % BLOCK;
+    scattered.v[i] = view.v(slot / BLOCK) + (int64_t)(slot % BLOCK) * view.a.head_dim;
+    v[scattered.lane[i]] = scattered.v[i];
   }
 }
 
 // What one row sees of one block: keys [lo, hi), and whether they all lie at their positions' slots.
-struct Sight {
+struct VisibleRange {
   int lo, hi;
-  bool patched;
+  bool scattered;
 };
 
-Sight sight(const sd_attention_args& a, const sd_batch& b, int ctx, int row, int block) {
+VisibleRange visible_range(const sd_attention_args& a, const sd_batch& b, int ctx, int row, int block) {
   const int position = ctx + b.depth[row], base = block * BLOCK;
   const int floor = a.window && position - a.window + 1 > 0 ? position - a.window + 1 : 0;
   return {floor > base ? floor - base : 0, position + 1 - base < BLOCK ? position + 1 - base : BLOCK,
           b.diverge[row] <= b.depth[row] && ctx + b.diverge[row] < base + BLOCK};
 }
 
-// One unit: nodes [begin, end) of one entry, query heads [head, head + heads) of one KV head. Nodes that see the
+// One work item: nodes [begin, end) of one entry, query heads [head, head + heads) of one KV head. Nodes that see the
 // whole of a block share its loads; how they are bundled does not show, as each stream has its own accumulators.
-struct Unit {
+struct WorkItem {
   const sd_attention_args& a;
   const sd_batch& b;
   View view;
@@ -226,7 +227,7 @@ struct Unit {
   State (*state)[MAX_HEADS];
 
   void bundle(const float* k, const float* const* v, const int* rows, int n) const {
-    Patch none;
+    ScatteredKeys none;
     const float* q[STREAMS];
     State* s[STREAMS];
     int filled = 0;
@@ -242,17 +243,18 @@ struct Unit {
     }
   }
 
-  void single(const float* k, const float** v, int row, int block, const Sight& seen) const {
-    Patch patch;
-    if (seen.patched) collect_patch(view, b, row, block, v, patch);
+  void single(const float* k, const float** v, int row, int block, const VisibleRange& visible) const {
+    ScatteredKeys scattered;
+    if (visible.scattered) collect_scattered(view, b, row, block, v, scattered);
     const float* q[STREAMS];
     State* s[STREAMS];
     for (int h = 0; h < heads; ++h) {
       q[h] = a.q + ((int64_t)row * a.n_heads + head + h) * a.head_dim;
       s[h] = &state[row - begin][h];
     }
-    attend_block(k, v, patch, seen.lo, seen.hi, a.head_dim, heads, q, s);
-    for (int i = 0; i < patch.n; ++i) v[patch.lane[i]] = view.v(block) + (int64_t)patch.lane[i] * a.head_dim;
+    attend_block(k, v, scattered, visible.lo, visible.hi, a.head_dim, heads, q, s);
+    for (int i = 0; i < scattered.n; ++i)
+      v[scattered.lane[i]] = view.v(block) + (int64_t)scattered.lane[i] * a.head_dim;
   }
 
   void run_block(int block) const {
@@ -261,10 +263,10 @@ struct Unit {
     for (int j = 0; j < BLOCK; ++j) v[j] = view.v(block) + (int64_t)j * a.head_dim;
     int whole[NODE_BLOCK], n = 0;
     for (int row = begin; row < end; ++row) {
-      const Sight seen = sight(a, b, ctx, row, block);
-      if (seen.lo >= seen.hi) continue;
-      if (seen.lo == 0 && seen.hi == BLOCK && !seen.patched) whole[n++] = row;
-      else single(k, v, row, block, seen);
+      const VisibleRange visible = visible_range(a, b, ctx, row, block);
+      if (visible.lo >= visible.hi) continue;
+      if (visible.lo == 0 && visible.hi == BLOCK && !visible.scattered) whole[n++] = row;
+      else single(k, v, row, block, visible);
     }
     bundle(k, v, whole, n);
   }
@@ -291,43 +293,43 @@ struct Unit {
 };
 
 struct Grid {  // how the work is cut; the cut never shows in a result
-  int heads_per_unit, head_units, node_units;
-  int nodes_per_unit;
+  int heads_per_item, head_items, node_items;
+  int nodes_per_item;
 };
 
 Grid cut(const sd_attention_args& a, const sd_batch& b) {
   const int group = a.n_heads / a.n_kv_heads;
   int heads = group <= MAX_HEADS ? group : (group % 6 == 0 ? 6 : group % 5 == 0 ? 5 : group % 4 == 0 ? 4 : MAX_HEADS);
-  // Few units leave threads idle, but finer ones read the same keys again: cut only where the work does not come
+  // Few items leave threads idle, but finer ones read the same keys again: cut only where the work does not come
   // out even. Nodes are cut first (their queries are small), then the heads of a group.
-  const auto even = [&](int units) { return units >= 4 * a.threads || units % a.threads == 0; };
-  int nodes = NODE_BLOCK, head_units = (group + heads - 1) / heads;
-  const auto units = [&] { return (b.rows + nodes - 1) / nodes * a.n_kv_heads * head_units; };
-  while (nodes > 2 && !even(units())) nodes /= 2;
-  while (heads > 1 && !even(units())) {
+  const auto even = [&](int items) { return items >= 4 * a.threads || items % a.threads == 0; };
+  int nodes = NODE_BLOCK, head_items = (group + heads - 1) / heads;
+  const auto items = [&] { return (b.rows + nodes - 1) / nodes * a.n_kv_heads * head_items; };
+  while (nodes > 2 && !even(items())) nodes /= 2;
+  while (heads > 1 && !even(items())) {
     heads /= 2;
-    head_units = (group + heads - 1) / heads;
+    head_items = (group + heads - 1) / heads;
   }
-  int node_units = 0;
-  for (int e = 0; e < b.entries; ++e) node_units += (b.entry_start[e + 1] - b.entry_start[e] + nodes - 1) / nodes;
-  return {heads, head_units, node_units, nodes};
+  int node_items = 0;
+  for (int e = 0; e < b.entries; ++e) node_items += (b.entry_start[e + 1] - b.entry_start[e] + nodes - 1) / nodes;
+  return {heads, head_items, node_items, nodes};
 }
 
-void run_unit(const sd_attention_args& a, const sd_batch& b, const Grid& grid, int unit, State (*state)[MAX_HEADS]) {
-  const int group = a.n_heads / a.n_kv_heads, per_node = a.n_kv_heads * grid.head_units;
-  int node_unit = unit / per_node, entry = 0;
+void run_item(const sd_attention_args& a, const sd_batch& b, const Grid& grid, int item, State (*state)[MAX_HEADS]) {
+  const int group = a.n_heads / a.n_kv_heads, per_node = a.n_kv_heads * grid.head_items;
+  int node_item = item / per_node, entry = 0;
   for (;; ++entry) {
-    const int own = (b.entry_start[entry + 1] - b.entry_start[entry] + grid.nodes_per_unit - 1) / grid.nodes_per_unit;
-    if (node_unit < own) break;
-    node_unit -= own;
+    const int own = (b.entry_start[entry + 1] - b.entry_start[entry] + grid.nodes_per_item - 1) / grid.nodes_per_item;
+    if (node_item < own) break;
+    node_item -= own;
   }
-  const int begin = b.entry_start[entry] + node_unit * grid.nodes_per_unit, limit = b.entry_start[entry + 1];
-  const int end = begin + grid.nodes_per_unit < limit ? begin + grid.nodes_per_unit : limit;
-  const int kv_head = unit % per_node / grid.head_units, part = unit % grid.head_units;
-  const int offset = part * grid.heads_per_unit;
-  const int heads = group - offset < grid.heads_per_unit ? group - offset : grid.heads_per_unit;
+  const int begin = b.entry_start[entry] + node_item * grid.nodes_per_item, limit = b.entry_start[entry + 1];
+  const int end = begin + grid.nodes_per_item < limit ? begin + grid.nodes_per_item : limit;
+  const int kv_head = item % per_node / grid.head_items, part = item % grid.head_items;
+  const int offset = part * grid.heads_per_item;
+  const int heads = group - offset < grid.heads_per_item ? group - offset : grid.heads_per_item;
   const View view{a, b.page_table + (int64_t)entry * b.max_pages, kv_head};
-  Unit{a, b, view, begin, end, kv_head * group + offset, heads, b.entry_ctx[entry], state}.run();
+  WorkItem{a, b, view, begin, end, kv_head * group + offset, heads, b.entry_ctx[entry], state}.run();
 }
 
 }  // namespace
@@ -339,8 +341,8 @@ extern "C" void sd_attention(const sd_attention_args* args, const sd_batch* batc
   const sd_batch& b = *batch;
   const Grid grid = cut(a, b);
   for_units(a.threads, b.rows, [&](int row) { write_row(a, b, row); });
-  for_units(a.threads, grid.node_units * a.n_kv_heads * grid.head_units, [&](int unit) {
+  for_units(a.threads, grid.node_items * a.n_kv_heads * grid.head_items, [&](int item) {
     State state[NODE_BLOCK][MAX_HEADS];
-    run_unit(a, b, grid, unit, state);
+    run_item(a, b, grid, item, state);
   });
 }
