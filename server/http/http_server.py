@@ -21,54 +21,59 @@ from specdec.errors import ConfigError
 _LENGTH = b"content-length"
 
 
-class Exchange(RequestResponseCycle):
-    """Uvicorn's own, but for two things. An answer's head goes out together with what follows it at once: each write
-    wakes the client, often on the processor that we run on. And pieces of a chunked body are framed here: h11 takes
-    longer for that than all else that is done for a message."""
+class AnswerWriter:
+    """The way back of one call: uvicorn's own, ``cycle``, but for two things. An answer's head goes out together with
+    what follows it at once: each write wakes the client, often on the processor that we run on. And pieces of a chunked
+    body are framed here: h11 takes longer for that than all else that is done for a message."""
 
-    chunked = False
-    head = b""
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._chunked = False
+        self._head = b""
 
     async def send(self, message: Any) -> None:
         """ASGI's ``send``."""
-        if self.flow.write_paused and not self.disconnected:
-            await self.flow.drain()
-        if self.disconnected:
+        cycle = self._cycle
+        if cycle.flow.write_paused and not cycle.disconnected:
+            await cycle.flow.drain()
+        if cycle.disconnected:
             return
-        if not self.response_started and message["type"] == "http.response.start":
+        if not cycle.response_started and message["type"] == "http.response.start":
             self._begin(message)
             return
-        if self.chunked and not self.response_complete and message["type"] == "http.response.body":
+        if self._chunked and not cycle.response_complete and message["type"] == "http.response.body":
             if body := message.get("body", b""):
-                head, self.head = self.head, b""
-                self.transport.write(b"%b%x\r\n%b\r\n" % (head, len(body), body))
+                head, self._head = self._head, b""
+                cycle.transport.write(b"%b%x\r\n%b\r\n" % (head, len(body), body))
             if message.get("more_body", False):
                 return
             message = {"type": "http.response.body", "body": b"", "more_body": False}
         self._send_head()
-        await super().send(message)
+        await cycle.send(message)
 
     def _begin(self, message: Any) -> None:
         """As uvicorn does, but that nothing is written yet."""
-        self.response_started, self.waiting_for_100_continue = True, False
-        status, headers = message["status"], [*self.default_headers, *message.get("headers", ())]
-        if CLOSE_HEADER in self.scope["headers"] and CLOSE_HEADER not in headers:
+        cycle = self._cycle
+        cycle.response_started, cycle.waiting_for_100_continue = True, False
+        status, headers = message["status"], [*cycle.default_headers, *message.get("headers", ())]
+        if CLOSE_HEADER in cycle.scope["headers"] and CLOSE_HEADER not in headers:
             headers.append(CLOSE_HEADER)
         response = h11.Response(status_code=status, headers=headers, reason=STATUS_PHRASES[status])
-        self.head = self.conn.send(response) or b""
-        self.chunked = self._is_chunked(status, headers)
+        self._head = cycle.conn.send(response) or b""
+        self._chunked = self._is_chunked(status, headers)
         asyncio.get_running_loop().call_soon(self._send_head)
 
     def _send_head(self) -> None:
-        head, self.head = self.head, b""
-        if head and not self.disconnected:
-            self.transport.write(head)
+        head, self._head = self._head, b""
+        if head and not self._cycle.disconnected:
+            self._cycle.transport.write(head)
 
     def _is_chunked(self, status: int, headers: list[tuple[bytes, bytes]]) -> bool:
         """Whether the body goes out in chunks, by the rules of RFC 9112 (6.1, 6.3), which h11 follows."""
+        scope = self._cycle.scope
         return (
-            self.scope["http_version"] == "1.1"
-            and self.scope["method"] != "HEAD"
+            scope["http_version"] == "1.1"
+            and scope["method"] != "HEAD"
             and status not in (204, 304)
             and not any(name.lower() == _LENGTH for name, _ in headers)
         )
@@ -85,6 +90,7 @@ class HttpProtocol(H11Protocol):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        self.app = self._answer
         self._head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -105,12 +111,9 @@ class HttpProtocol(H11Protocol):
         elif self._head_timer is None:
             self._expect_head()
 
-    def handle_events(self) -> None:
-        """What has come may begin a call."""
-        super().handle_events()
-        if self.cycle is not None:
-            # Uvicorn makes the objects itself; what is different about ours begins with the answer.
-            self.cycle.__class__ = Exchange
+    async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
+        """The application, with our way back. A connection has one call at a time, so ``cycle`` is this call's."""
+        await self.config.loaded_app(scope, receive, AnswerWriter(self.cycle).send)
 
     def _should_upgrade(self) -> bool:
         return False  # to no protocol, and that is nothing to warn of

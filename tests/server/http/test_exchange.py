@@ -11,8 +11,9 @@ from typing import Any
 import h11
 import pytest
 from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.h11_impl import RequestResponseCycle
 
-from server.http.http_server import Exchange
+from server.http.http_server import AnswerWriter
 from tests.server.http.harness import Server, events
 
 BODY = json.dumps({"prompt": "hello", "stream": True}).encode()
@@ -86,15 +87,15 @@ class Wire:
     def close(self) -> None: ...
 
 
-def exchange(wire: Wire, method: bytes = b"GET") -> Exchange:
-    """One that has read its call."""
+def answering(wire: Wire, method: bytes = b"GET") -> RequestResponseCycle:
+    """Uvicorn's part of a call that has been read."""
     connection = h11.Connection(h11.SERVER)
     connection.receive_data(method + b" / HTTP/1.1\r\nhost: x\r\n\r\n")
     connection.next_event()
     connection.next_event()
     scope: Any = {"method": method.decode(), "http_version": "1.1", "headers": []}
     logger: Any = None
-    return Exchange(
+    return RequestResponseCycle(
         scope, connection, wire, FlowControl(wire), logger, logger, False, [], SimpleNamespace(set=lambda: None),
         lambda: None,
     )  # type: ignore[arg-type]  # fmt: skip
@@ -110,7 +111,7 @@ def piece(body: bytes, more: bool) -> dict[str, Any]:
 
 async def test_pieces_are_chunks_but_for_empty_ones_which_would_end_the_body() -> None:
     wire = Wire()
-    sending = exchange(wire)
+    sending = AnswerWriter(answering(wire))
     for message in (start(), piece(b"a" * 17, True), piece(b"", True), piece(b"bc", True), piece(b"d", False)):
         await sending.send(message)
     assert wire.data.partition(b"\r\n\r\n")[2] == b"11\r\n" + b"a" * 17 + b"\r\n2\r\nbc\r\n1\r\nd\r\n0\r\n\r\n"
@@ -126,7 +127,7 @@ async def test_bodies_of_a_known_length_and_none_at_all_are_no_chunks(
     method: bytes, status: int, headers: tuple[tuple[bytes, bytes], ...], sent: bytes
 ) -> None:
     wire = Wire()
-    sending = exchange(wire, method)
+    sending = AnswerWriter(answering(wire, method))
     await sending.send(start(status, *headers))
     body = b"" if status == 204 else b"abc"
     await sending.send(piece(body, True))
@@ -136,10 +137,11 @@ async def test_bodies_of_a_known_length_and_none_at_all_are_no_chunks(
 
 async def test_to_a_client_that_left_nothing_is_sent() -> None:
     wire = Wire()
-    sending = exchange(wire)
+    cycle = answering(wire)
+    sending = AnswerWriter(cycle)
     await sending.send(start())
     await asyncio.sleep(0)
-    before, sending.disconnected = wire.data, True
+    before, cycle.disconnected = wire.data, True
     await sending.send(piece(b"a", True))
     await sending.send(piece(b"b", False))
     assert wire.data == before
@@ -147,13 +149,13 @@ async def test_to_a_client_that_left_nothing_is_sent() -> None:
 
 async def test_a_head_goes_with_what_follows_at_once_and_does_not_wait_for_what_comes_later() -> None:
     wire = Wire()
-    sending = exchange(wire)
+    sending = AnswerWriter(answering(wire))
     await sending.send(start())
     assert not wire.data
     await asyncio.sleep(0)
     assert wire.data.startswith(b"HTTP/1.1 200")
     assert wire.data.endswith(b"\r\n\r\n")
-    together = exchange(second := Wire())
+    together = AnswerWriter(answering(second := Wire()))
     await together.send(start())
     await together.send(piece(b"a", True))
     await asyncio.sleep(0)
