@@ -7,16 +7,12 @@ BIN := $(VENV)/bin
 TORCH := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1 && echo 'torch>=2.11' || echo 'torch==2.13.0')
 MODEL ?= smollm2-135m
 ARGS ?=
-OUT ?= /tmp/specdec-gpu
 MINUTES ?= 60
 COUNT ?= 10000
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-ANY_PYTHON = $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
-# What reports name; given by hand where the sources travelled without .git.
-COMMIT ?= $(shell git rev-parse --short HEAD 2>/dev/null)
 
-.PHONY: help setup model serve test explore aot test-slow soak fuzz lint format bench bench-engine peers vscode gpu gpu-wheels verify proto page map clean
+.PHONY: help setup model serve test explore aot test-slow soak fuzz lint format bench bench-engine peers vscode gpu verify proto page map clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -82,11 +78,9 @@ peers: setup ## install other engines for `specdec bench peers`, away from .venv
 vscode: setup ## install a VS Code for headless Chromium (npm's code-server), which its extension is then tested in
 	$(BIN)/python -m tests.editors.vscode.install
 
-gpu: ## on a machine with a GPU: its tests, then its benches, within 9 minutes (OUT=folder COMMIT=id)
-	$(ANY_PYTHON) -m tools.gpu_check $(if $(COMMIT),--commit $(COMMIT)) $(OUT)
-
-gpu-wheels: ## into .whl, what a machine with a GPU and no package index lacks for `make gpu`
-	$(ANY_PYTHON) -m tools.gpu_wheels
+gpu: setup ## on a machine with a GPU: its tests, then the kernel benches (ARGS="--json FILE" for a report)
+	$(BIN)/python -m pytest -q -m gpu
+	$(BIN)/python -m bench.kernels $(ARGS)
 
 verify: model ## path identity, as a user can run it
 	$(BIN)/specdec verify --target $(MODEL) $(ARGS)

@@ -19,8 +19,15 @@ settings.register_profile("explore", deadline=None, print_blob=True, suppress_he
 settings.load_profile("specdec")
 # Two workers take whole files: the long ones first, or one worker ends alone with them.
 LONG = ("tests/verify/", "tests/scheduler/", "tests/engine/", "tests/kernels/gpu/")
+# Where there is a GPU these run on it
+ON_GPU = ("tests/kernels/gpu/", "tests/models/device/", "tests/engine/test_device_engine.py")
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long files first, else as found."""
+    """Long files first, else as found. What runs on the GPU that is here gets its marker."""
+    if torch.cuda.is_available():
+        for item in items:
+            if item.nodeid.startswith(ON_GPU) and not item.get_closest_marker("slow"):
+                item.add_marker("gpu")
     items.sort(key=lambda item: not item.nodeid.startswith(LONG))

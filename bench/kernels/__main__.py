@@ -9,17 +9,16 @@ from pathlib import Path
 
 import torch
 
-from bench.kernels.kernel_bench import KernelBench
+from bench.kernels.kernel_bench import PARTS, KernelBench
 
 
 def main() -> int:
     """Measure, print each figure as it comes, write the report. Returns the exit code: 1 where something could not be
     measured because it failed, 2 without a GPU."""
     parser = argparse.ArgumentParser(prog="python -m bench.kernels", description=__doc__)
-    parser.add_argument("--json", type=Path, required=True, metavar="FILE", help="where the report goes")
-    parser.add_argument("--seconds", type=float, default=240.0, help="after which no measurement begins (default: 240)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where the report goes")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="parts to measure (default: all)")
     parser.add_argument("--target", default="random:llama-3.1-8b", help="whose step is measured")
-    parser.add_argument("--commit", default="", help="what is measured, where git does not know it")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print("torch finds no GPU; there is nothing to measure", file=sys.stderr)
@@ -30,10 +29,11 @@ def main() -> int:
         save()  # what was measured is kept, whatever happens next
 
     def save() -> None:
-        options.json.write_text(json.dumps(bench.report, indent=1) + "\n", encoding="utf-8")
+        if options.json:
+            options.json.write_text(json.dumps(bench.report, indent=1) + "\n", encoding="utf-8")
 
-    bench = KernelBench(torch.device("cuda", 0), options.target, options.seconds, say, options.commit)
-    bench.run()
+    bench = KernelBench(torch.device("cuda", 0), options.target, say)
+    bench.run(options.only)
     save()
     for line in bench.report["aims"]:
         print(f"{line['measure']}: {line['figure']} (aim {line['aim']}), {line['note']}", flush=True)

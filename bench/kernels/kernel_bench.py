@@ -1,11 +1,10 @@
-"""Everything there is to measure on a GPU, in order of worth, within a time; and the table of aims."""
+"""Everything there is to measure on a GPU, in order of worth, and the table of aims."""
 
 from __future__ import annotations
 
 import gc
-import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -52,7 +51,6 @@ class Aim:
         figures = report.get(self.part.split()[0], [])
         reasons = [line[self.skipped] for line in figures if line.get(self.skipped)]
         reasons += [f"{error['case']}: {error['message']}" for error in report["errors"] if self._rests(error["case"])]
-        reasons += [f"no time was left for {case}" for case in report["left_out"] if self._rests(case)]
         return reasons[0] if reasons else "the benches did not come to it, or found nothing of the kind"
 
     def _rests(self, case: str) -> bool:
@@ -184,10 +182,7 @@ AIMS = (
 
 Say = Callable[[str], None]
 Figures = list[dict[str, Any]]
-# The share of the time after which a part begins no further measurement, in the order they come: first what the aims
-# are judged by, then the rest, whose figures are listed with those of the part of their name. What one leaves the next
-# may have. A step's model takes half a minute to build, so no further one is begun late; rivals are compiled for long.
-UNTIL = {"attention": 0.25, "steps": 0.65, "linear": 0.7, "rivals": 0.8, "more steps": 0.85, "more linear": 1.0}
+PARTS = ("attention", "steps", "linear", "rivals")
 STEPS: tuple[tuple[DeviceDtype, KvDtype], ...] = (("auto", "auto"), ("fp8", "auto"), ("auto", "fp8"))
 LAYERS: tuple[tuple[int, int, LinearKind], ...] = tuple((n, k, kind) for kind in KINDS for n, k in LLAMA_8B)
 FRAMES = 4  # of an error's stack, the innermost
@@ -195,43 +190,40 @@ MOST_SAID = 500  # characters of an error
 
 
 class KernelBench:
-    """``target``: whose step is measured. Each part has its share of the ``seconds``; what no time is left for is named
-    in the report's ``left_out``, what failed in its ``errors``, and ``spent`` says what each part took. ``say`` gets a
-    line after each measurement, when the report holds it. ``commit``: what is measured; git is asked where empty."""
+    """``target``: whose step is measured. What failed is in the report's ``errors``. ``say`` gets a line after each
+    measurement, when the report holds it."""
 
-    def __init__(self, device: torch.device, target: str, seconds: float, say: Say, commit: str = "") -> None:
+    def __init__(self, device: torch.device, target: str, say: Say) -> None:
         self._device, self._target, self._say = device, target, say
-        self._began, self._seconds = time.monotonic(), seconds
         self._timer = KernelTimer(device)
         self._peak, _ = peak_bandwidth(device)
-        self.report: dict[str, Any] = {"facts": device_facts(device, commit), "left_out": [], "errors": [], "spent": {}}
+        self.report: dict[str, Any] = {"facts": device_facts(device), "errors": []}
         self.report["aims"] = aims(self.report)
 
-    def run(self, context: int = 4096, cases: tuple[AttentionCase, ...] = CASES) -> dict[str, Any]:
-        """The report, as plain values."""
-        self._part("attention", cases, lambda c: [attention_figures(c, self._timer, self._device, self._peak)])
-        self._part("steps", STEPS[:1], lambda types: self._steps(types[0], types[1], context))
-        self._part("linear", LAYERS[: len(LLAMA_8B)], lambda layer: self._linear(*layer))
-        self._part("rivals", COMPARED, lambda c: [rival_figures(c, self._timer, self._device)])
-        self._part("more steps", STEPS[1:], lambda types: self._steps(types[0], types[1], context))
-        self._part("more linear", LAYERS[len(LLAMA_8B) :], lambda layer: self._linear(*layer))
+    def run(self, parts: Collection[str] = PARTS) -> dict[str, Any]:
+        """The report on ``parts``, as plain values."""
+        work: dict[str, tuple[Any, Callable[[Any], Figures]]] = {
+            "attention": (CASES, lambda c: [attention_figures(c, self._timer, self._device, self._peak)]),
+            "steps": (STEPS, lambda types: self._steps(*types)),
+            "linear": (
+                LAYERS,
+                lambda layer: linear_figures(*layer, timer=self._timer, device=self._device, peak=self._peak),
+            ),
+            "rivals": (COMPARED, lambda c: [rival_figures(c, self._timer, self._device)]),
+        }
+        for name in PARTS:
+            if name in parts:
+                self._part(name, *work[name])
         return self.report
 
     def _part(self, name: str, items: Any, figures: Callable[[Any], Figures]) -> None:
-        listed = self.report.setdefault(name.removeprefix("more "), [])
-        began, ends = time.monotonic(), self._began + UNTIL[name] * self._seconds
+        listed = self.report.setdefault(name, [])
         for item in items:
-            case = " ".join((name, *_words(item)))
-            if time.monotonic() > ends:
-                self.report["left_out"].append(case)
-                continue
-            found = self._tried(case, partial(figures, item)) or []
+            found = self._tried(" ".join((name, *_words(item))), partial(figures, item)) or []
             listed += found
-            self.report["spent"][name] = round(time.monotonic() - began, 1)
             self.report["aims"] = aims(self.report)
             for line in found:
                 self._say(f"{name}: {line}")
-        self.report["aims"] = aims(self.report)
 
     def _tried(self, case: str, work: Callable[[], Any]) -> Any:
         """What ``work`` returns; None where it fails, which is noted and ends nothing else."""
@@ -244,10 +236,7 @@ class KernelBench:
         self._say(f"{case} failed: {message}")
         return None
 
-    def _linear(self, n: int, k: int, kind: LinearKind) -> Figures:
-        return linear_figures(n, k, kind, self._timer, self._device, self._peak)
-
-    def _steps(self, dtype: DeviceDtype, kv_dtype: KvDtype, context: int) -> Figures:
+    def _steps(self, dtype: DeviceDtype, kv_dtype: KvDtype, context: int = 4096) -> Figures:
         speculation = SpeculationConfig(drafters=("oracle:0.8",), profile_s=0, fixed_nodes=8, fixed_depth=8)
         config = EngineConfig(
             target=self._target, device_dtype=dtype, kv_dtype=kv_dtype, kernels="reference",
@@ -259,7 +248,7 @@ class KernelBench:
             torch.cuda.empty_cache()
         parts = build_device_parts(config, self._device, load_kernels("reference", config.cache_dir, 1), 1)
         figures = StepFigures(parts, self._timer, self._peak, context)
-        case = " ".join(("steps" if (dtype, kv_dtype) == STEPS[0] else "more steps", dtype, kv_dtype))
+        case = f"steps {dtype} {kv_dtype}"
         return [{
             "target": self._target, "device_dtype": dtype, "dtype": parts.info.dtype, "kv_dtype": kv_dtype,
             "numeric_mode": parts.info.numeric_mode, "context": context,

@@ -74,8 +74,8 @@ def copy_bandwidth(device: torch.device) -> float:
     return 2 * size / KernelTimer(device).microseconds(lambda: target.copy_(source), cold=False) * 1e6
 
 
-def device_facts(device: torch.device, commit: str = "") -> dict[str, Any]:
-    """Hardware, versions, date and commit, which git is asked for where none is given."""
+def device_facts(device: torch.device) -> dict[str, Any]:
+    """Hardware, versions, date and commit."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu, kernels interpreted"
     peak, source = peak_bandwidth(device)
     return {
@@ -83,7 +83,7 @@ def device_facts(device: torch.device, commit: str = "") -> dict[str, Any]:
         "torch": torch.__version__,
         "triton": triton.__version__,
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "commit": commit or commit_here(),
+        "commit": commit_here(),
         "peak_bytes_per_s": peak,
         "peak_source": source,
         "copy_bytes_per_s": copy_bandwidth(device),

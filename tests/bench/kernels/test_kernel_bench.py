@@ -14,7 +14,6 @@ from bench.kernels import kernel_bench, timer
 from bench.kernels import step as step_figures
 from bench.kernels.attention import (
     CASES,
-    COMPARED,
     RIVALS,
     AttentionCase,
     AttentionWork,
@@ -23,7 +22,7 @@ from bench.kernels.attention import (
     flex_rival,
     rival_figures,
 )
-from bench.kernels.kernel_bench import LAYERS, STEPS, UNTIL, KernelBench
+from bench.kernels.kernel_bench import AIMS, LAYERS, KernelBench
 from bench.kernels.step import LibraryLinear, StepFigures, library_network
 from bench.kernels.timer import KernelTimer
 from draft.oracle import OracleDrafter
@@ -54,35 +53,22 @@ def test_bytes_that_must_move() -> None:
     assert binary_tree(6) == [-1, 0, 0, 1, 1, 2]
 
 
-def test_a_part_without_time_is_left_out() -> None:
+def test_only_parts_asked_for_are_measured() -> None:
     with mock.patch.object(kernel_bench, "device_facts", return_value={}):
-        bench = KernelBench(DEVICE, f"random:{NAME}", 0.0, print)
-    report = bench.run()
-    assert len(report["left_out"]) == len(CASES) + len(STEPS) + len(COMPARED) + len(LAYERS)
-    assert len(set(report["left_out"])) == len(report["left_out"])
-    assert report["attention"] == report["steps"] == report["linear"] == report["rivals"] == []
-    assert list(UNTIL.values()) == sorted(UNTIL.values())
-    assert all("no time was left" in line["note"] for line in report["aims"])
-
-
-def test_a_part_leaves_time_to_those_after_it() -> None:
-    with mock.patch.object(kernel_bench, "device_facts", return_value={}):
-        bench = KernelBench(DEVICE, f"random:{NAME}", 1e6, print)
-    bench._part("linear", (1, 2), lambda item: [{"item": item}])
-    bench._began -= 0.75e6  # its share is over, the next one's is not
-    bench._part("linear", (3,), lambda item: [{"item": item}])
-    bench._part("rivals", (4,), lambda item: [{"item": item}])
-    bench._part("more linear", (5,), lambda item: [{"item": item}])
-    assert bench.report["linear"] == [{"item": item} for item in (1, 2, 5)]
-    assert bench.report["left_out"] == ["linear 3"]
-    assert bench.report["rivals"] == [{"item": 4}]
-    assert set(bench.report["spent"]) == {"linear", "rivals", "more linear"}
+        bench = KernelBench(DEVICE, f"random:{NAME}", print)
+    with mock.patch.object(
+        kernel_bench, "linear_figures", side_effect=lambda n, k, kind, **_: [{"name": (n, k, kind)}]
+    ):
+        report = bench.run(["linear"])
+    assert [line["name"] for line in report["linear"]] == list(LAYERS)
+    assert not {"attention", "steps", "rivals"} & set(report)
+    assert len(report["aims"]) == len(AIMS)
 
 
 def test_an_error_ends_nothing_else() -> None:
     said: list[str] = []
     with mock.patch.object(kernel_bench, "device_facts", return_value={}):
-        bench = KernelBench(DEVICE, f"random:{NAME}", 1e6, said.append)
+        bench = KernelBench(DEVICE, f"random:{NAME}", said.append)
 
     def figures(item: int) -> list[dict[str, int]]:
         if item == 2:
@@ -90,7 +76,7 @@ def test_an_error_ends_nothing_else() -> None:
         return [{"item": item}]
 
     bench._part("linear", (1, 2), figures)
-    bench._part("more linear", (3,), figures)
+    bench._part("linear", (3,), figures)
     assert bench.report["linear"] == [{"item": 1}, {"item": 3}]
     (error,) = bench.report["errors"]
     assert (error["case"], error["message"]) == ("linear 2", "RuntimeError: the chip is on fire")
