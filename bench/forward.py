@@ -44,41 +44,48 @@ ROWS = (1, 2, 4, 8, 16, 32)
 CONTEXTS = (256, 2048)
 
 
+DEFINITIONS = {
+    "bandwidth_fraction": "weight_bytes / row1_ms / read_bandwidth_gb_s",
+    "rows8_over_rows1": "step_ms of 8 rows / step_ms of 1 row, at the shortest context",
+}
+
+
 @dataclass(slots=True)
-class StepFigures:
-    """Medians of one run. ``step_ms[context][rows]`` is one forward with logits of every row; the two ratios are
-    medians over repeats of neighbouring measurements, as the memory of a shared machine drifts within seconds."""
+class ForwardFigures:
+    """Medians of one run; those of ``bandwidth`` (bytes per second of reading plain memory) and of ``step_ms`` are of
+    the same repeats. ``step_ms[context][rows]`` is one forward with logits of every row."""
 
     weight_bytes: int
     bandwidth: float = 0.0
-    bandwidth_fraction: float = 0.0
-    rows8_over_rows1: dict[int, float] = field(default_factory=dict)
     step_ms: dict[int, dict[int, float]] = field(default_factory=dict)
     prefill_tokens_per_s: float = 0.0
     overhead_ms: float = 0.0
     engine_step_ms: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """The figures by name, as `--json` prints them."""
-        first = min(self.step_ms)
-        figures: dict[str, Any] = {
+        """The figures by name, as `--json` prints them. Ratios are of the rounded figures beside them, as
+        `DEFINITIONS` says."""
+        step_ms = {str(c): {str(r): round(ms, 3) for r, ms in row.items()} for c, row in self.step_ms.items()}
+        eight_over_one = {context: round(row["8"] / row["1"], 3) for context, row in step_ms.items()}
+        first = next(iter(step_ms))
+        bandwidth, row1_ms = round(self.bandwidth / 1e9, 2), step_ms[first]["1"]
+        return {
             "weight_bytes": self.weight_bytes,
-            "read_bandwidth_gb_s": round(self.bandwidth / 1e9, 2),
-            "row1_ms": round(self.step_ms[first][1], 3),
-            "bandwidth_fraction": round(self.bandwidth_fraction, 3),
-            "rows8_over_rows1": round(self.rows8_over_rows1[first], 3),
+            "read_bandwidth_gb_s": bandwidth,
+            "row1_ms": row1_ms,
+            "bandwidth_fraction": round(self.weight_bytes / (row1_ms * 1e-3) / (bandwidth * 1e9), 3),
+            "rows8_over_rows1": eight_over_one[first],
             "prefill_tokens_per_s": round(self.prefill_tokens_per_s, 1),
             "not_forward_ms": round(self.overhead_ms, 3),
             "engine_step_ms": round(self.engine_step_ms, 3),
+            **{f"rows8_over_rows1_at_{context}": ratio for context, ratio in eight_over_one.items()},
+            "step_ms": step_ms,
+            "definitions": DEFINITIONS,
         }
-        for context, ratio in self.rows8_over_rows1.items():
-            figures[f"rows8_over_rows1_at_{context}"] = round(ratio, 3)
-        figures["step_ms"] = {str(c): {str(r): round(t, 3) for r, t in row.items()} for c, row in self.step_ms.items()}
-        return figures
 
 
 class StepBench:
-    """Measures a loaded model. What a ratio compares is measured side by side, again and again.
+    """Measures a loaded model.
 
     Raises:
         ValueError: the model is on a GPU.
@@ -91,41 +98,34 @@ class StepBench:
         self._decoder = cast(Decoder, parts.decoder)
         self._tokens = parts.tokenizer.encode(long_text())
 
-    def run(self, repeats: int = 15) -> StepFigures:
+    def run(self, repeats: int = 15) -> ForwardFigures:
         """All figures; raises ValueError when the context or the cache is too small to measure in."""
         contexts = [c for c in CONTEXTS if c + max(ROWS) <= self._parts.info.max_context]
         if not contexts:
             raise ValueError(f"max_context: must be at least {CONTEXTS[0] + max(ROWS)} to measure a step")
-        figures = StepFigures(weight_bytes(self._decoder))
+        figures = ForwardFigures(weight_bytes(self._decoder))
         self._fill(max(contexts))
-        self._measure_bandwidth(figures, min(contexts), repeats)
-        for context in contexts:
-            self._forward(context, 8)  # warms caches and branch predictors of this shape
-            pairs = [(self._forward(context, 1), self._forward(context, 8)) for _ in range(repeats)]
-            figures.rows8_over_rows1[context] = statistics.median(eight / one for one, eight in pairs)
-        times: dict[int, dict[int, list[float]]] = {c: {r: [] for r in ROWS} for c in contexts}
-        for _ in range(max(3, repeats // 2)):
-            for context in contexts:
-                for rows in ROWS:
-                    times[context][rows].append(self._forward(context, rows))
-        figures.step_ms = {c: {r: statistics.median(t) for r, t in row.items()} for c, row in times.items()}
+        self._measure_steps(figures, contexts, repeats)
         figures.prefill_tokens_per_s = statistics.median(self._prefill() for _ in range(3))
         figures.overhead_ms, figures.engine_step_ms = self._overhead()
         return figures
 
-    def _measure_bandwidth(self, figures: StepFigures, context: int, repeats: int) -> None:
-        """A step between two reads of plain memory, compared with the faster of the two."""
+    def _measure_steps(self, figures: ForwardFigures, contexts: Sequence[int], repeats: int) -> None:
+        """Reads of plain memory and steps of every shape in turn: the memory of a shared machine drifts within seconds,
+        and what a ratio compares has to meet the same of it."""
         probe = BandwidthProbe(self._config.cache_dir, self._parts.info.threads)
-        fractions, bandwidths = [], []
-        before = probe.measure(2)
-        for _ in range(repeats):
-            step_s = self._forward(context, 1) / 1e3
-            after = probe.measure(2)
-            fractions.append(figures.weight_bytes / step_s / max(before, after))
-            bandwidths.append(after)
-            before = after
-        figures.bandwidth_fraction = statistics.median(fractions)
+        bandwidths: list[float] = []
+        times: dict[int, dict[int, list[float]]] = {c: {r: [] for r in ROWS} for c in contexts}
+        for repeat in range(-1, repeats):  # the first one warms up caches and branch predictors of every shape
+            for context in contexts:
+                for rows in ROWS:
+                    bandwidth = probe.measure(1)
+                    step_ms = self._forward(context, rows)
+                    if repeat >= 0:
+                        bandwidths.append(bandwidth)
+                        times[context][rows].append(step_ms)
         figures.bandwidth = statistics.median(bandwidths)
+        figures.step_ms = {c: {r: statistics.median(ms) for r, ms in row.items()} for c, row in times.items()}
 
     def _pages(self, tokens: int) -> list[int]:
         return list(range(-(-tokens // PAGE_SIZE)))

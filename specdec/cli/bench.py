@@ -239,8 +239,10 @@ def step_command(engine_config: EngineConfig, repeats: int, as_json: bool) -> No
     console = Console()
     console.print(table)
     for name, value in figures.items():
-        if name != "step_ms":
+        if name not in ("step_ms", "definitions"):
             console.print(f"{name:24} {value}")
+    for name, definition in figures["definitions"].items():
+        console.print(f"{name} = {definition}", style="dim", highlight=False)
 
 
 @bench_group.command("perplexity")
