@@ -205,10 +205,7 @@ class KernelBench:
         work: dict[str, tuple[Any, Callable[[Any], Figures]]] = {
             "attention": (CASES, lambda c: [attention_figures(c, self._timer, self._device, self._peak)]),
             "steps": (STEPS, lambda types: self._steps(*types)),
-            "linear": (
-                LAYERS,
-                lambda layer: linear_figures(*layer, timer=self._timer, device=self._device, peak=self._peak),
-            ),
+            "linear": (LAYERS, self._linear),
             "rivals": (COMPARED, lambda c: [rival_figures(c, self._timer, self._device)]),
         }
         for name in PARTS:
@@ -235,6 +232,10 @@ class KernelBench:
             self.report["errors"].append({"case": case, "message": message, "at": at})
         self._say(f"{case} failed: {message}")
         return None
+
+    def _linear(self, layer: tuple[int, int, LinearKind]) -> Figures:
+        n, k, kind = layer
+        return linear_figures(n, k, kind, self._timer, self._device, self._peak)
 
     def _steps(self, dtype: DeviceDtype, kv_dtype: KvDtype, context: int = 4096) -> Figures:
         speculation = SpeculationConfig(drafters=("oracle:0.8",), profile_s=0, fixed_nodes=8, fixed_depth=8)

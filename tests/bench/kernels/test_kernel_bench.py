@@ -56,9 +56,7 @@ def test_bytes_that_must_move() -> None:
 def test_only_parts_asked_for_are_measured() -> None:
     with mock.patch.object(kernel_bench, "device_facts", return_value={}):
         bench = KernelBench(DEVICE, f"random:{NAME}", print)
-    with mock.patch.object(
-        kernel_bench, "linear_figures", side_effect=lambda n, k, kind, **_: [{"name": (n, k, kind)}]
-    ):
+    with mock.patch.object(kernel_bench, "linear_figures", side_effect=lambda n, k, kind, *_: [{"name": (n, k, kind)}]):
         report = bench.run(["linear"])
     assert [line["name"] for line in report["linear"]] == list(LAYERS)
     assert not {"attention", "steps", "rivals"} & set(report)
