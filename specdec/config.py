@@ -68,7 +68,10 @@ class EngineConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     target: str = Field("smollm2-135m", min_length=1, description="HF folder, .gguf file, hub id or catalogue name")
-    draft: str | None = Field(None, description="small model that drafts; same forms as target, any vocabulary")
+    draft: str | None = Field(
+        None,
+        description="small model that drafts, of any vocabulary: same forms as target; auto: what suits the target",
+    )
     draft_dtype: WeightDtype | None = Field(None, description="default: int4 beside an int8 target, else the target's")
     draft_head: str | None = Field(None, description="EAGLE-3 checkpoint folder for the `head` drafter")
     dtype: Dtype = Field("int8", description="numeric type of the weights on a CPU")

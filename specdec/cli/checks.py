@@ -55,8 +55,13 @@ def memory_lines(config: EngineConfig) -> list[str]:
     from specdec.engine.build import target_device
     from specdec.engine.memory import plan_memory
     from specdec.errors import ModelError
+    from specdec.models.catalogue import with_named_draft
     from specdec.models.resolve import is_here
 
+    try:
+        config = with_named_draft(config)
+    except ModelError as error:
+        return [f"not known: {error}"]
     missing = [name for name in (config.target, config.draft) if name and not is_here(name, config.cache_dir)]
     if missing:
         return [f"not known: {name} is not here; specdec models fetch {name}" for name in missing]

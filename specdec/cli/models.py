@@ -41,6 +41,8 @@ def list_command(cache_dir: Path, as_json: bool) -> None:
                 "name": entry.name,
                 "title": entry.title,
                 "licence": entry.licence,
+                "licence_in_file": entry.licence_in_file,
+                "drafts": entry.drafts,
                 "bytes": entry.size,
                 "default": entry.name == DEFAULT_MODEL,
                 "path": str(fetcher.path(entry)) if fetcher.is_complete(entry) else None,
@@ -49,12 +51,14 @@ def list_command(cache_dir: Path, as_json: bool) -> None:
         ]
         click.echo(json.dumps(rows))
         return
-    table = Table("name", "model", "licence", "size", "here")
+    table = Table("name", "model", "licence", "drafts for it", "size", "here")
     for entry in CATALOGUE.values():
         name = f"{entry.name} (default)" if entry.name == DEFAULT_MODEL else entry.name
         here = "yes" if fetcher.is_complete(entry) else "no"
-        table.add_row(name, entry.title, entry.licence, f"{entry.size / 1e6:.0f} MB", here)
+        licence = entry.licence if entry.licence_in_file else f"{entry.licence} *"
+        table.add_row(name, entry.title, licence, ", ".join(entry.drafts), f"{entry.size / 1e6:.0f} MB", here)
     Console().print(table)
+    click.echo("* as its publisher states it; the file itself does not say")
 
 
 @models_group.command("fetch")

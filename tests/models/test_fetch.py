@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from specdec.config import EngineConfig
 from specdec.errors import ModelError
-from specdec.models.catalogue import CATALOGUE, CatalogueEntry, ModelPart, find_entry
+from specdec.models.catalogue import CATALOGUE, CatalogueEntry, ModelPart, find_entry, with_named_draft
 from specdec.models.fetch import Fetcher, PipRunner
 
 CONTENT = [b"first part, ", b"second part, ", b"third"]
@@ -156,12 +157,26 @@ def test_pips_failure_is_reported_in_one_line(tmp_path: Path) -> None:
 
 
 def test_catalogue_is_consistent() -> None:
-    assert list(CATALOGUE) == ["smollm2-135m", "qwen2.5-coder-1.5b", "gemma3-270m"]
+    assert list(CATALOGUE) == ["smollm2-135m", "qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b", "gemma3-270m"]
     for entry in CATALOGUE.values():
         assert sum(part.size for part in entry.parts) == entry.size
         assert all("==" in part.requirement for part in entry.parts)
         assert len({part.requirement for part in entry.parts}) == len(entry.parts)
         assert all(len(bytes.fromhex(digest)) == 32 for digest in (entry.sha256, *(p.sha256 for p in entry.parts)))
+
+
+def test_every_draft_is_in_the_catalogue_and_smaller() -> None:
+    for entry in CATALOGUE.values():
+        assert all(CATALOGUE[draft].size < entry.size for draft in entry.drafts)
+
+
+def test_auto_names_the_draft_that_suits_the_target() -> None:
+    config = EngineConfig(target="qwen2.5-coder-1.5b", draft="auto")
+    assert with_named_draft(config).draft == "qwen2.5-coder-0.5b"
+    assert with_named_draft(config.model_copy(update={"draft": "mine.gguf"})).draft == "mine.gguf"
+    for target in ("gemma3-270m", "somebody/else"):
+        with pytest.raises(ModelError, match=f"engine.draft: no draft is known for {target}; name a model, or leave"):
+            with_named_draft(EngineConfig(target=target, draft="auto"))
 
 
 def test_unknown_names_are_answered_with_close_ones() -> None:

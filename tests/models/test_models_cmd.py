@@ -19,6 +19,7 @@ def test_list_shows_what_is_here(tmp_path: Path) -> None:
     assert [(row["name"], row["path"], row["default"]) for row in rows] == [
         ("smollm2-135m", None, True),
         ("qwen2.5-coder-1.5b", None, False),
+        ("qwen2.5-coder-0.5b", None, False),
         ("gemma3-270m", None, False),
     ]
     path = Fetcher(tmp_path / "models").path(CATALOGUE["gemma3-270m"])
