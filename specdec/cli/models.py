@@ -51,12 +51,14 @@ def list_command(cache_dir: Path, as_json: bool) -> None:
         ]
         click.echo(json.dumps(rows))
         return
-    table = Table("name", "model", "licence", "drafts for it", "size", "here")
+    table = Table("name", "model", "licence", "drafts for it", "size", "here", padding=(0, 0))
+    for column in (table.columns[0], table.columns[3]):
+        column.no_wrap = True
     for entry in CATALOGUE.values():
-        name = f"{entry.name} (default)" if entry.name == DEFAULT_MODEL else entry.name
+        name = f"{entry.name}\n(default)" if entry.name == DEFAULT_MODEL else entry.name
         here = "yes" if fetcher.is_complete(entry) else "no"
         licence = entry.licence if entry.licence_in_file else f"{entry.licence} *"
-        table.add_row(name, entry.title, licence, ", ".join(entry.drafts), f"{entry.size / 1e6:.0f} MB", here)
+        table.add_row(name, entry.title, licence, "\n".join(entry.drafts), f"{entry.size / 1e6:.0f} MB", here)
     Console().print(table)
     click.echo("* as its publisher states it; the file itself does not say")
 

@@ -27,7 +27,7 @@ def test_list_shows_what_is_here(tmp_path: Path) -> None:
     with path.open("wb") as file:
         file.truncate(CATALOGUE["gemma3-270m"].size)
     result = CliRunner().invoke(models_group, ["list", "--json", "--cache-dir", str(tmp_path)])
-    assert [row["path"] for row in json.loads(result.output)] == [None, None, str(path)]
+    assert [row["path"] for row in json.loads(result.output)] == [None, None, None, str(path)]
     table = CliRunner().invoke(models_group, ["list", "--cache-dir", str(tmp_path)]).output
     assert "253 MB" in table
     assert "Apache-2.0" in table
