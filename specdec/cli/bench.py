@@ -7,7 +7,7 @@ import json
 import os
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,7 +16,7 @@ from bench.peers import ENGINES, PEER_WORKLOADS
 from bench.workloads import WORKLOAD_NAMES
 from specdec.cli.bench_serve import serve_load_command
 from specdec.cli.bench_server import faults_command, frontend_command, overload_command, soak_command, typing_command
-from specdec.cli.options import engine_options
+from specdec.cli.options import check_folder, engine_options
 from specdec.config import EngineConfig
 
 if TYPE_CHECKING:
@@ -66,8 +66,7 @@ def engine_command(
     from specdec.engine.build import build_parts
     from specdec.models.progress_bar import ProgressBar
 
-    if path is not None and not path.absolute().parent.is_dir():
-        raise click.UsageError(f"--json: {path.parent} is not a folder")
+    check_folder("--json", path)
     at_once = max(engine_config.max_batch, batch or 0, AT_ONCE)
     rows = max(engine_config.max_step_rows, at_once)
     arms = tuple(arm for arm in FIXED_GRID if fixed or arm.name in settings)
@@ -125,10 +124,15 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     help="Where `make peers` installed them.",
 )
 @click.option("--json", "json_file", type=_FILE, help="Write every figure and every answer there.")
+@click.option("--chart", "chart_file", type=_FILE, help="Draw the times per token by workload there, as SVG.")
+@click.option(
+    "--report", "report_files", type=click.Path(exists=True, dir_okay=False, path_type=Path), multiple=True,
+    help="Ask nobody: draw --chart from what --json wrote there; may be repeated.",
+)  # fmt: skip
 def peers_command(
     target: str, draft: str | None, engines: tuple[str, ...], workloads: tuple[str, ...], prompts: int,
     max_tokens: int, natural_ends: bool, threads: int, alive: str, timeout: float, cache_dir: Path,
-    json_file: Path | None,
+    json_file: Path | None, chart_file: Path | None, report_files: tuple[Path, ...],
 ) -> None:  # fmt: skip
     """Time per token of ours and of other engines: same prompts, same model, same threads, in turns.
 
@@ -137,8 +141,13 @@ def peers_command(
     from bench.peers.peer import PeersPlan
     from bench.peers.peers_report import PeersReport
 
-    if json_file is not None and not json_file.absolute().parent.is_dir():
-        raise click.UsageError(f"--json: {json_file.parent} is not a folder")
+    check_folder("--json", json_file)
+    check_folder("--chart", chart_file)
+    if report_files:
+        if chart_file is None:
+            raise click.UsageError("--report means nothing without --chart")
+        _draw(chart_file, [_read_report(file) for file in report_files])
+        return
     plan = PeersPlan(
         target=target, draft=draft, cache_dir=cache_dir.expanduser(), threads=threads or len(os.sched_getaffinity(0)),
         workloads=workloads or PEER_WORKLOADS, engines=engines or ENGINES, prompts=prompts, max_tokens=max_tokens,
@@ -150,7 +159,22 @@ def peers_command(
         raise SystemExit(128 + signal.SIGTERM) from None
     if json_file is not None:
         json_file.write_text(json.dumps(report.as_dict(), indent=1) + "\n", encoding="utf-8")
+    if chart_file is not None:
+        _draw(chart_file, [report.as_dict()])
     click.echo(report.markdown())
+
+
+def _read_report(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise click.UsageError(f"--report: {file} can not be read ({error})") from None
+
+
+def _draw(file: Path, reports: list[Any]) -> None:
+    from bench.peers.chart import merged_reports, time_per_token_chart
+
+    file.write_text(time_per_token_chart(merged_reports(reports)), encoding="utf-8")
 
 
 async def _run(plan: PeersPlan) -> PeersRun:

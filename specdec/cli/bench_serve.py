@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bench.serve import ARRIVALS, SERVE_WORKLOADS
-from specdec.cli.options import credential_options, pop_credentials
+from specdec.cli.options import check_folder, credential_options, pop_credentials
 
 if TYPE_CHECKING:
     from bench.serve.load import ServePlan, ServeReport
@@ -123,9 +123,8 @@ def run_load(values: dict[str, Any], **asked: Any) -> None:
     from bench.serve.request import Objective
 
     credentials = pop_credentials(values)
-    for flag in ("json_file", "html_file"):
-        if values[flag] is not None and not values[flag].absolute().parent.is_dir():
-            raise click.UsageError(f"--{flag.removesuffix('_file')}: {values[flag].parent} is not a folder")
+    check_folder("--json", values["json_file"])
+    check_folder("--html", values["html_file"])
     plan = ServePlan(
         **asked, warm_up=values["warm_up"], timeout_s=values["timeout"], price_per_hour=values["price_per_hour"],
         objectives=tuple(Objective.read(text) for text in values["goodput"]), max_slip_ms=values["max_slip"],

@@ -170,3 +170,9 @@ def read_key(option: str, file: Path | None) -> str:
     if not key or len(key.split()) != 1:
         raise click.UsageError(f"{option}: {file} must hold one key and nothing else")
     return key
+
+
+def check_folder(option: str, file: Path | None) -> None:
+    """Raises click.UsageError: the folder of what ``option`` is to write is not there; said before the work."""
+    if file is not None and not file.absolute().parent.is_dir():
+        raise click.UsageError(f"{option}: {file.parent} is not a folder")

@@ -1,0 +1,57 @@
+"""The chart of times per token: what is drawn, and how long."""
+
+from __future__ import annotations
+
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from bench.peers.chart import merged_reports, time_per_token_chart
+from bench.peers.peers_report import PeersReport
+from specdec.errors import ConfigError
+from tests.bench.peers.test_peers_report import a_run
+
+NAMESPACE = {"svg": "http://www.w3.org/2000/svg"}
+
+
+def bars(svg: str) -> dict[str, float]:
+    """Lengths by title."""
+    found = {}
+    for rect in ElementTree.fromstring(svg).iterfind(".//svg:rect", NAMESPACE):
+        title = rect.find("svg:title", NAMESPACE)
+        if title is not None:
+            found[str(title.text)] = float(rect.attrib["width"])
+    return found
+
+
+def test_bars_are_as_long_as_their_times() -> None:
+    found = bars(time_per_token_chart(PeersReport(a_run()).as_dict()))
+    assert list(found) == [
+        "chat, specdec off: 60 ms", "chat, specdec auto: 30 ms", "chat, fast: 30 ms", "chat, fast n-gram: 10 ms",
+        "chat, slow: 110 ms",
+    ]  # fmt: skip
+    per_ms = [width / float(title.split()[-2]) for title, width in found.items()]
+    assert max(per_ms) - min(per_ms) < 0.01
+
+
+def report(workload: str, **times: float | None) -> dict[str, Any]:
+    arms = {arm: {"median_ms": ms} for arm, ms in times.items()}
+    return {"workloads": {workload: arms}, "engines": {arm: {"weights": "<int8>"} for arm in times}}
+
+
+def test_reports_are_put_together() -> None:
+    one, other = report("chat", ours=10.0, theirs=20.0) | {"notes": ["a & b"]}, report("chat", ours=8.0)
+    svg = time_per_token_chart(merged_reports([one, other, report("edit", ours=4.0, gone=None)]))
+    assert list(bars(svg)) == ["chat, ours: 8 ms", "chat, theirs: 20 ms", "edits, ours: 4 ms"]
+    texts = [text.text for text in ElementTree.fromstring(svg).iterfind("svg:text", NAMESPACE)]
+    assert "a & b" in texts
+    assert "ours (<int8>)" in texts
+    assert not any("gone" in str(text) for text in texts)
+
+
+def test_nothing_to_draw_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="no engine has a time"):
+        time_per_token_chart(merged_reports([report("chat", gone=None)]))
+    with pytest.raises(ConfigError, match="give what --json wrote"):
+        merged_reports([{"engines": {}}])
