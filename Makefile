@@ -12,7 +12,7 @@ COUNT ?= 10000
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help setup model serve test explore aot test-slow soak fuzz lint format bench bench-engine peers vscode gpu verify proto page map clean
+.PHONY: help setup model serve test explore aot test-slow soak fuzz lint format bench bench-engine peers vscode gpu verify proto page map structure clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -91,10 +91,12 @@ proto: setup ## regenerate the gRPC stubs from specdec/api/v1/*.proto
 page: ## build the page's bundle anew (server/page/static) from its TypeScript
 	cd server/page/web && npm ci --no-audit --no-fund && npm run build
 
-map: setup ## bring what docs/ says of the code up to date: code map, configuration, API
-	$(BIN)/python -m tools.code_map
+map: setup ## bring docs/configuration.md and docs/api.md up to date
 	$(BIN)/python -m tools.config_reference
 	$(BIN)/python -m tools.api_reference
+
+structure: model ## print how large the code is and how many files a step and a call run through (ARGS=--list)
+	$(BIN)/python -m tools.structure $(ARGS)
 
 clean: ## remove the environment and caches of this folder
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

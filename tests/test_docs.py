@@ -5,18 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tools.code_map import DOCUMENT, REPOSITORY, updated
-
-
-def test_the_code_map_is_current() -> None:
-    text = DOCUMENT.read_text(encoding="utf-8")
-    assert text == updated(text), "run `make map`"
-
-
-def test_every_file_has_a_first_line() -> None:
-    entries = re.findall(r"^- `[^`]+`(.*)$", updated(DOCUMENT.read_text(encoding="utf-8")), re.MULTILINE)
-    assert len(entries) > 100
-    assert all(len(text.strip()) > 10 for text in entries), [t for t in entries if len(t.strip()) <= 10]
+from tools.markdown import REPOSITORY
 
 
 def test_links_in_the_documents_lead_somewhere() -> None:

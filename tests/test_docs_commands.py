@@ -10,7 +10,7 @@ import click
 import pytest
 
 from specdec.cli.main import cli
-from tools.code_map import REPOSITORY
+from tools.markdown import REPOSITORY
 
 PAGES = [REPOSITORY / "README.md", *(p for p in sorted((REPOSITORY / "docs").glob("*.md")) if p.name != "log.md")]
 

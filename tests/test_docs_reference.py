@@ -14,7 +14,7 @@ import yaml
 from server.http.app import ENDPOINTS
 from specdec.config import EngineConfig, load_config
 from tools import api_reference, config_reference
-from tools.code_map import REPOSITORY, row, with_parts
+from tools.markdown import REPOSITORY, row, with_parts
 
 PROTOS = sorted((REPOSITORY / "specdec" / "api" / "v1").glob("*.proto"))
 FIELDS = [

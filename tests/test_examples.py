@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.code_map import REPOSITORY
+from tools.markdown import REPOSITORY
 
 EXAMPLES = REPOSITORY / "examples"
 TARGET = "random:tiny"

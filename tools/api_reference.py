@@ -19,7 +19,7 @@ from google.protobuf.descriptor_pb2 import (
 from server.http.app import ENDPOINTS, openapi_document
 from server.http.fields import COMMON, GRAMMAR, PREDICTION, SAMPLING, STOPPING
 from specdec.api.generate import PROTOS, ROOT
-from tools.code_map import REPOSITORY, header, row, with_parts
+from tools.markdown import REPOSITORY, header, row, with_parts
 
 _PACKAGE = ".specdec.api.v1."
 _MESSAGES, _ENUMS, _SERVICES = 4, 5, 6  # numbers of FileDescriptorProto's fields, of which a comment's path is made

@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 
 from specdec.cli.serve import serve_command
 from specdec.config import Config
-from tools.code_map import REPOSITORY, header, row, with_parts
+from tools.markdown import REPOSITORY, header, row, with_parts
 
 DOCUMENT = REPOSITORY / "docs" / "configuration.md"
 # By the end of a field's name; a field with another unit says so itself (`json_schema_extra`).
