@@ -10,17 +10,10 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
-from server.errors import (
-    DraftNotSwappedError,
-    GenerationFailedError,
-    NotAdministeredError,
-    SwapUnderWayError,
-    unpack_error,
-)
-from server.ipc import unpack_trace
+from server.errors import GenerationFailedError, unpack_error
 from server.observe.records import RequestRecord
 from specdec.errors import DuplicateRequestError, RequestError
-from specdec.types import Failed, Finished, Request, RequestEvent, StepTrace
+from specdec.types import Failed, Finished, Request, RequestEvent
 
 
 class RequestStream:
@@ -189,46 +182,8 @@ MAX_TRACE_STEPS = 1024
 TRACE_LIMIT_RULE = f"must lie in 1..{MAX_TRACE_STEPS}"
 
 
-class TraceCalls:
-    """Futures by the number that the engine is given in place of the caller."""
-
-    def __init__(self) -> None:
-        self._waiting: dict[int, asyncio.Future[list[StepTrace]]] = {}
-        self._numbers = itertools.count(1)
-
-    def open(self) -> tuple[int, asyncio.Future[list[StepTrace]]]:
-        """A number and the future of its answer, which raises a `RequestError` where there will be none."""
-        number = next(self._numbers)
-        future: asyncio.Future[list[StepTrace]] = asyncio.get_running_loop().create_future()
-        self._waiting[number] = future
-        # A caller that went away cancelled it; then nobody waits.
-        future.add_done_callback(lambda _: self._waiting.pop(number, None))
-        return number, future
-
-    def answer(self, number: int, steps: Sequence[Any] | None) -> None:
-        """Hand the engine's answer to who waits for it, if anybody does; None: the engine could not tell."""
-        future = self._waiting.pop(number, None)
-        if future is None or future.done():
-            return
-        if steps is None:
-            future.set_exception(GenerationFailedError("INTERNAL", "the engine could not tell its trace"))
-        else:
-            future.set_result([unpack_trace(parts) for parts in steps])
-
-    def fail_all(self, error: RequestError) -> None:
-        """End every read with ``error``."""
-        for future in list(self._waiting.values()):
-            if not future.done():
-                future.set_exception(error)
-
-
-_ADMIN_ERRORS: dict[str, type[RequestError]] = {
-    e.reason: e for e in (DraftNotSwappedError, NotAdministeredError, SwapUnderWayError)
-}
-
-
-class AdminCalls:
-    """Futures by the number that the engine is given in place of the caller."""
+class EngineCalls:
+    """Calls of the engine by number: futures of their answers."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, tuple[asyncio.Future[Any], Callable[[Any], Any]]] = {}
@@ -255,8 +210,7 @@ class AdminCalls:
             if not future.done():
                 future.set_result(result)
         elif not future.done():
-            known = _ADMIN_ERRORS.get(error[0])
-            future.set_exception(unpack_error(error) if known is None else known(error[1]))
+            future.set_exception(unpack_error(error))
 
     def fail_all(self, error: RequestError) -> None:
         """End every call with ``error``."""

@@ -13,11 +13,11 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Any
 
-from server.engine_calls import AdminCalls, RequestStream, RequestTable, TraceCalls
+from server.engine_calls import EngineCalls, RequestStream, RequestTable
 from server.engine_process import DEFAULT_FACTORY, FLUSH_CACHE, SWAP_DRAFT
 from server.errors import unpack_error
 from server.interfaces import ProgressListener
-from server.ipc import Frame, FrameError, FrameLink, pack_request, unpack_event, unpack_info, unpack_load
+from server.ipc import Frame, FrameError, FrameLink, pack_request, unpack_event, unpack_info, unpack_load, unpack_trace
 from server.observe.observer import Observer
 from server.observe.records import RequestRecord
 from specdec.config import Config, EngineConfig, WeightDtype
@@ -236,8 +236,7 @@ class EngineClient:
         self._policy = policy or RestartPolicy()
         self._board = StateBoard()
         self._table = RequestTable(self._abort_ticket)
-        self._traces = TraceCalls()
-        self._admin = AdminCalls()
+        self._calls = EngineCalls()
         self._engine_config = config.engine
         self._child: EngineChild | None = None
         self._supervisor: asyncio.Task[None] | None = None
@@ -343,11 +342,8 @@ class EngineClient:
             EngineDeadError: the engine is not ready, or ends before it answers.
             GenerationFailedError: the engine could not tell.
         """
-        if self.state != EngineState.READY or self._child is None:
-            raise EngineDeadError(self._why_not())
-        number, answer = self._traces.open()
-        self._child.link.send(Frame.TRACE, number, limit)
-        return await answer
+        steps: list[StepTrace] = await self._ask(lambda parts: [unpack_trace(p) for p in parts], Frame.TRACE, limit)
+        return steps
 
     async def flush_cache(self) -> int:
         """Forget the cached prefixes that no running request uses; returns how many pages that frees.
@@ -356,7 +352,7 @@ class EngineClient:
             EngineDeadError: the engine is not ready, or ends before it answers.
             RequestError: the engine could not do it.
         """
-        freed: int = await self._command(int, FLUSH_CACHE)
+        freed: int = await self._ask(int, Frame.ADMIN, FLUSH_CACHE, ())
         return freed
 
     async def swap_draft(self, draft: str | None, dtype: WeightDtype | None = None) -> EngineInfo:
@@ -376,14 +372,14 @@ class EngineClient:
             self._engine_config = _with_draft(self._engine_config, draft, dtype)
             return self._info
 
-        info: EngineInfo = await self._command(adopt, SWAP_DRAFT, draft, dtype)
+        info: EngineInfo = await self._ask(adopt, Frame.ADMIN, SWAP_DRAFT, (draft, dtype))
         return info
 
-    async def _command(self, read: Callable[[Any], Any], command: str, *args: Any) -> Any:
+    async def _ask(self, read: Callable[[Any], Any], kind: Frame, *parts: Any) -> Any:
         if self.state != EngineState.READY or self._child is None:
             raise EngineDeadError(self._why_not())
-        number, answer = self._admin.open(read)
-        self._child.link.send(Frame.ADMIN, number, command, args)
+        number, answer = self._calls.open(read)
+        self._child.link.send(kind, number, *parts)
         return await answer
 
     def abort(self, request_id: str) -> bool:
@@ -477,8 +473,7 @@ class EngineClient:
 
     def _end_calls(self, error: EngineDeadError) -> None:
         self._table.fail_all(error)
-        self._traces.fail_all(error)
-        self._admin.fail_all(error)
+        self._calls.fail_all(error)
 
     def _take(self, frame: list[Any]) -> None:
         kind, *rest = frame
@@ -490,10 +485,8 @@ class EngineClient:
                 self._load = unpack_load(rest[0])
             case Frame.REFUSED:
                 self._table.refuse(rest[0], unpack_error(rest[1]))
-            case Frame.TRACE:
-                self._traces.answer(*rest)
-            case Frame.ADMIN:
-                self._admin.answer(*rest)
+            case Frame.TRACE | Frame.ADMIN:
+                self._calls.answer(*rest)
             case Frame.PROGRESS:
                 if self._progress is not None:
                     self._progress(*rest)

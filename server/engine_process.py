@@ -190,12 +190,14 @@ class EngineLoop:
 
     def _tell_trace(self, number: int, limit: int) -> None:
         steps: list[Any] | None = None
+        fault = None
         try:
             steps = [pack_trace(step) for step in self._engine.trace(limit)]
         except Exception:
             # Who looks on must not cost those who generate their requests.
             _LOG.exception("the trace can not be told")
-        self._link.send(Frame.TRACE, number, steps)
+            fault = pack_error(GenerationFailedError("INTERNAL", "the engine could not tell its trace"))
+        self._link.send(Frame.TRACE, number, fault, steps)
 
     def _tell_load(self) -> None:
         now = time.monotonic()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from specdec.errors import (
+    UNAVAILABLE_RETRY_S,
     DuplicateRequestError,
     EngineDeadError,
     FieldViolation,
@@ -20,6 +21,7 @@ class DrainingError(RequestError):
     """The server is shutting down and takes no new request."""
 
     reason = "DRAINING"
+    http_status, grpc_code, retry_after_s = 503, "UNAVAILABLE", UNAVAILABLE_RETRY_S
 
     def __init__(self) -> None:
         super().__init__("the server is shutting down; send the request to another, or retry once it is back")
@@ -29,6 +31,7 @@ class UnknownModelError(RequestError):
     """The request names a model that is not the one served."""
 
     reason = "MODEL_NOT_FOUND"
+    http_status, grpc_code, field = 404, "NOT_FOUND", "model"
 
     def __init__(self, asked: str, served: str) -> None:
         self.asked, self.served = asked, served
@@ -39,15 +42,21 @@ class ChatNotSupportedError(RequestError):
     """The model has no usable chat template."""
 
     reason = "CHAT_NOT_SUPPORTED"
+    http_status, grpc_code, field = 501, "FAILED_PRECONDITION", "messages"
 
 
 class DeadlinePassedError(RequestError):
     """The request's deadline passed before it was complete."""
 
     reason = "DEADLINE_EXCEEDED"
+    http_status, grpc_code = 408, "DEADLINE_EXCEEDED"
 
     def __init__(self) -> None:
         super().__init__("the deadline passed before the request was complete")
+
+
+# What the engine finds out on the way, but is the request's own doing, and the field at fault.
+_OWN_DOING = {"GRAMMAR_TOO_COMPLEX": "grammar", "NO_TOKEN_LEFT": "allowed_token_ids"}
 
 
 class GenerationFailedError(RequestError):
@@ -55,6 +64,8 @@ class GenerationFailedError(RequestError):
 
     def __init__(self, reason: str, message: str) -> None:
         self.reason = reason
+        if reason in _OWN_DOING:
+            self.http_status, self.grpc_code, self.field = 400, "INVALID_ARGUMENT", _OWN_DOING[reason]
         super().__init__(message)
 
 
@@ -79,50 +90,62 @@ def unpack_error(parts: Sequence[Any]) -> RequestError:
         return PromptTooLongError(*details)
     if reason == QueueFullError.reason:
         return QueueFullError(*details)
-    if reason == DuplicateRequestError.reason:
-        return DuplicateRequestError(message)
-    if reason == EngineDeadError.reason:
-        return EngineDeadError(message)
-    return GenerationFailedError(reason, message)
+    known = _BY_MESSAGE.get(reason)
+    return GenerationFailedError(reason, message) if known is None else known(message)
 
 
 class NotAdministeredError(RequestError):
     """The engine behind this server can not be changed while it runs."""
 
     reason = "NOT_ADMINISTERED"
+    http_status, grpc_code = 501, "UNIMPLEMENTED"
 
 
 class DraftNotSwappedError(RequestError):
     """The draft model could not be changed; the one before is still in place."""
 
     reason = "DRAFT_NOT_SWAPPED"
+    http_status, grpc_code = 409, "FAILED_PRECONDITION"
 
 
 class SwapUnderWayError(RequestError):
     """Another draft model is being loaded."""
 
     reason = "SWAP_UNDER_WAY"
+    http_status, grpc_code, retry_after_s = 503, "UNAVAILABLE", UNAVAILABLE_RETRY_S
 
     def __init__(self, message: str = "another draft model is being loaded; retry once it is there") -> None:
         super().__init__(message)
+
+
+# Those that are rebuilt of their message alone.
+_BY_MESSAGE: dict[str, type[RequestError]] = {
+    kind.reason: kind
+    for kind in (
+        DuplicateRequestError, EngineDeadError, NotAdministeredError, DraftNotSwappedError, SwapUnderWayError,
+    )
+}  # fmt: skip
 
 
 class UnauthenticatedError(RequestError):
     """The call carries no key, or one that is not known here."""
 
     reason = "UNAUTHENTICATED"
+    http_status, grpc_code = 401, "UNAUTHENTICATED"
 
 
 class PermissionDeniedError(RequestError):
     """The caller is known, and may not do this."""
 
     reason = "PERMISSION_DENIED"
+    http_status, grpc_code = 403, "PERMISSION_DENIED"
 
 
 class KeyChecksBusyError(RequestError):
     """Too many keys wait to be checked against slow hashes."""
 
     reason = "KEY_CHECKS_BUSY"
+    http_status, grpc_code = 429, "RESOURCE_EXHAUSTED"
 
     def __init__(self, retry_after_s: float) -> None:
         self.retry_after_s = retry_after_s
@@ -136,6 +159,7 @@ class RateLimitedError(RequestError):
     """The key has used up one of its limits. ``limit`` is that limit's field, ``value`` what it allows."""
 
     reason = "RATE_LIMITED"
+    http_status, grpc_code = 429, "RESOURCE_EXHAUSTED"
 
     def __init__(self, key: str, limit: str, value: float, retry_after_s: float) -> None:
         self.key, self.limit, self.value = key, limit, value
@@ -157,6 +181,7 @@ class LateError(RequestError):
     """As fast as things go, the request would not be done by its deadline. Times are seconds from now."""
 
     reason = "DEADLINE_UNATTAINABLE"
+    http_status, grpc_code = 429, "RESOURCE_EXHAUSTED"
 
     def __init__(self, needed_s: float, deadline_s: float, retry_after_s: float) -> None:
         self.needed_s, self.deadline_s = needed_s, deadline_s
@@ -171,6 +196,7 @@ class SupersededError(RequestError):
     """A newer request of the same tenant and ``supersedes_key`` took this one's place."""
 
     reason = "SUPERSEDED"
+    http_status, grpc_code = 409, "ABORTED"
 
     def __init__(self) -> None:
         super().__init__("a newer request with the same supersedes_key took this one's place")

@@ -53,7 +53,7 @@ class Frame(StrEnum):
     To the engine process: ``SUBMIT`` request, ``ABORT`` request id, ``TRACE`` number of the call, steps at most,
     ``ADMIN`` number of the call, command, its arguments; ``CLOSE``.
     From it: ``PROGRESS`` label, done, total; ``READY`` info; ``EVENTS`` list, one frame per step;
-    ``REFUSED`` request id, error; ``TRACE`` number of the call, list of steps or None where the engine could not tell;
+    ``REFUSED`` request id, error; ``TRACE`` number of the call, error or None, list of steps;
     ``ADMIN`` number of the call, error or None, result; ``ALIVE`` load;
     ``DIED`` whether it was a refusal to start, message.
     """

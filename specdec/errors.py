@@ -33,16 +33,26 @@ class FieldViolation:
     description: str
 
 
+UNAVAILABLE_RETRY_S = 1.0
+
+
 class RequestError(SpecdecError):
-    """A request was refused. ``reason`` is the upper-case machine-readable cause."""
+    """A request was refused. ``reason`` is the upper-case machine-readable cause; ``http_status`` and ``grpc_code`` (a
+    name of `grpc.StatusCode`) are what it is answered with. ``field``: the field at fault, where there is one.
+    ``retry_after_s``: when to try again, where that may help."""
 
     reason = "REQUEST_FAILED"
+    http_status = 500
+    grpc_code = "INTERNAL"
+    field: str | None = None
+    retry_after_s: float | None = None
 
 
 class InvalidRequestError(RequestError):
     """One or more fields of a request are invalid; every bad one is listed in ``violations``."""
 
     reason = "INVALID_ARGUMENT"
+    http_status, grpc_code = 400, "INVALID_ARGUMENT"
 
     def __init__(self, violations: list[FieldViolation]) -> None:
         self.violations = violations
@@ -53,6 +63,7 @@ class PromptTooLongError(RequestError):
     """The prompt and the room for one token do not fit the model's context or the KV cache."""
 
     reason = "CONTEXT_LENGTH_EXCEEDED"
+    http_status, grpc_code, field = 400, "INVALID_ARGUMENT", "prompt"
 
     def __init__(self, limit: int, got: int) -> None:
         self.limit, self.got = limit, got
@@ -63,6 +74,7 @@ class QueueFullError(RequestError):
     """The bounded queue is full; try again after ``retry_after_s``."""
 
     reason = "QUEUE_FULL"
+    http_status, grpc_code = 429, "RESOURCE_EXHAUSTED"
 
     def __init__(self, limit: int, retry_after_s: float) -> None:
         self.limit, self.retry_after_s = limit, retry_after_s
@@ -73,12 +85,14 @@ class DuplicateRequestError(RequestError):
     """A request with this id is already in flight."""
 
     reason = "DUPLICATE_REQUEST_ID"
+    http_status, grpc_code, field = 409, "ALREADY_EXISTS", "x-request-id"
 
 
 class EngineDeadError(RequestError):
     """The engine process died or went silent; it is being restarted."""
 
     reason = "ENGINE_UNAVAILABLE"
+    http_status, grpc_code, retry_after_s = 503, "UNAVAILABLE", UNAVAILABLE_RETRY_S
 
     def __init__(self, message: str = "the engine process stopped; it is being restarted, retry shortly") -> None:
         super().__init__(message)

@@ -139,16 +139,6 @@ class Access:
         if config.tls_cert is not None and config.tls_key is not None:
             self._tls = TlsFiles(config.tls_cert, config.tls_key, config.tls_client_ca)
 
-    @property
-    def needs_key(self) -> bool:
-        """Whether callers must show a key."""
-        return self._keys is not None
-
-    @property
-    def uses_tls(self) -> bool:
-        """Whether the ports speak TLS."""
-        return self._tls is not None
-
     async def caller(self, authorization: str | None, api_key: str | None = None) -> Principal:
         """Who makes a call with these headers: ``Bearer KEY`` in one, or the bare key in the other.
 

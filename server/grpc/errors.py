@@ -14,73 +14,16 @@ from google.protobuf.message import Message
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, QuotaFailure, ResourceInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
-from server.errors import (
-    ChatNotSupportedError,
-    DeadlinePassedError,
-    DraftNotSwappedError,
-    DrainingError,
-    KeyChecksBusyError,
-    LateError,
-    NotAdministeredError,
-    PermissionDeniedError,
-    RateLimitedError,
-    SupersededError,
-    SwapUnderWayError,
-    UnauthenticatedError,
-    UnknownModelError,
-)
-from server.experiment.live.folder import (
-    ExperimentNotFoundError,
-    ExperimentNotStartedError,
-    ExperimentsOffError,
-    NoResultError,
-)
+from server.errors import LateError, RateLimitedError, UnknownModelError
 from server.observe.records import current_call, note_refusal
-from specdec.errors import (
-    DuplicateRequestError,
-    EngineDeadError,
-    InvalidRequestError,
-    PromptTooLongError,
-    QueueFullError,
-    RequestError,
-)
+from specdec.errors import InvalidRequestError, PromptTooLongError, QueueFullError, RequestError
 
 _LOG = logging.getLogger(__name__)
 DOMAIN = "specdec"
 REQUEST_ID = "x-request-id"
-UNAVAILABLE_RETRY_S = 1.0
 # Clients take 8 KiB of trailers by default, and the details travel in them.
 _MESSAGE_BYTES = 1000
 _DESCRIPTION_BYTES = 160
-
-_CODES: dict[str, grpc.StatusCode] = {
-    InvalidRequestError.reason: grpc.StatusCode.INVALID_ARGUMENT,
-    PromptTooLongError.reason: grpc.StatusCode.INVALID_ARGUMENT,
-    ChatNotSupportedError.reason: grpc.StatusCode.FAILED_PRECONDITION,
-    "FIM_NOT_SUPPORTED": grpc.StatusCode.UNIMPLEMENTED,
-    # Found out by the engine on the way, but the request's own doing.
-    "GRAMMAR_TOO_COMPLEX": grpc.StatusCode.INVALID_ARGUMENT,
-    "NO_TOKEN_LEFT": grpc.StatusCode.INVALID_ARGUMENT,
-    UnknownModelError.reason: grpc.StatusCode.NOT_FOUND,
-    DuplicateRequestError.reason: grpc.StatusCode.ALREADY_EXISTS,
-    QueueFullError.reason: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    RateLimitedError.reason: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    LateError.reason: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    KeyChecksBusyError.reason: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    SupersededError.reason: grpc.StatusCode.ABORTED,
-    DeadlinePassedError.reason: grpc.StatusCode.DEADLINE_EXCEEDED,
-    EngineDeadError.reason: grpc.StatusCode.UNAVAILABLE,
-    DrainingError.reason: grpc.StatusCode.UNAVAILABLE,
-    UnauthenticatedError.reason: grpc.StatusCode.UNAUTHENTICATED,
-    PermissionDeniedError.reason: grpc.StatusCode.PERMISSION_DENIED,
-    NotAdministeredError.reason: grpc.StatusCode.UNIMPLEMENTED,
-    DraftNotSwappedError.reason: grpc.StatusCode.FAILED_PRECONDITION,
-    SwapUnderWayError.reason: grpc.StatusCode.UNAVAILABLE,
-    ExperimentsOffError.reason: grpc.StatusCode.UNIMPLEMENTED,
-    ExperimentNotFoundError.reason: grpc.StatusCode.NOT_FOUND,
-    ExperimentNotStartedError.reason: grpc.StatusCode.FAILED_PRECONDITION,
-    NoResultError.reason: grpc.StatusCode.FAILED_PRECONDITION,
-}
 
 Method = TypeVar("Method", bound=Callable[..., Awaitable[Any]])
 
@@ -113,7 +56,7 @@ async def refuse(context: grpc.aio.ServicerContext[Any, Any], error: RequestErro
     call = current_call()
     trailers: list[tuple[str, str | bytes]] = [] if call is None else [(REQUEST_ID, call.request_id)]
     trailers += [("grpc-status-details-bin", status.SerializeToString())]
-    retry_s = _retry_after_s(error)
+    retry_s = error.retry_after_s
     if retry_s is not None:
         trailers.append(("grpc-retry-pushback-ms", str(round(retry_s * 1e3))))
     await context.abort(code, status.message, tuple(trailers))
@@ -121,7 +64,7 @@ async def refuse(context: grpc.aio.ServicerContext[Any, Any], error: RequestErro
 
 def status_code(error: RequestError) -> grpc.StatusCode:
     """The code of ``error``."""
-    return _CODES.get(error.reason, grpc.StatusCode.INTERNAL)
+    return grpc.StatusCode[error.grpc_code]
 
 
 def rich_status(code: grpc.StatusCode, error: RequestError) -> Status:
@@ -151,24 +94,14 @@ def rich_status(code: grpc.StatusCode, error: RequestError) -> Status:
     elif isinstance(error, UnknownModelError):
         details.append(ResourceInfo(resource_type="model", resource_name=_cut(error.asked, _DESCRIPTION_BYTES)))
     details.append(ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=metadata))
-    retry_s = _retry_after_s(error)
-    if retry_s is not None:
-        details.append(RetryInfo(retry_delay=_duration(retry_s)))
+    if error.retry_after_s is not None:
+        details.append(RetryInfo(retry_delay=_duration(error.retry_after_s)))
     status = Status(code=code.value[0], message=_cut(str(error), _MESSAGE_BYTES))
     for detail in details:
         packed = AnyMessage()
         packed.Pack(detail)
         status.details.append(packed)
     return status
-
-
-def _retry_after_s(error: RequestError) -> float | None:
-    told: float | None = getattr(error, "retry_after_s", None)
-    if told is not None:
-        return told
-    if _CODES.get(error.reason) == grpc.StatusCode.UNAVAILABLE:
-        return UNAVAILABLE_RETRY_S
-    return None
 
 
 def _duration(seconds: float) -> Duration:

@@ -227,12 +227,6 @@ class Scheduler:
         active = {id(seq.request) for seq in self._running}
         return len({id(seq.request) for seq in self._waiting.sequences()} - active)
 
-    @property
-    def oldest_wait_s(self) -> float:
-        """Seconds since the arrival of the sequence that has waited longest; 0 when none waits."""
-        waiting = self._waiting.sequences()
-        return max(0.0, self._clock() - min(seq.arrival_s for seq in waiting)) if waiting else 0.0
-
     def add(self, seqs: Seq[Sequence]) -> None:
         """Queue the samples of one request; all or none.
 

@@ -44,16 +44,6 @@ def test_a_request_with_a_running_sample_does_not_wait() -> None:
     assert len(rig.scheduler.waiting) == 2
 
 
-def test_oldest_wait() -> None:
-    rig = Rig(max_batch=1)
-    rig.start(5)
-    assert rig.scheduler.oldest_wait_s == 0.0
-    rig.add(5)
-    rig.now += 3.0
-    rig.add(5)
-    assert rig.scheduler.oldest_wait_s == 3.0
-
-
 def test_a_prompt_beyond_the_context_is_refused() -> None:
     rig = Rig(max_context=100)
     samples = make_samples(make_request(text(101)))

@@ -15,7 +15,7 @@ import grpc
 import pytest
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
 
-from server.engine_calls import MAX_TRACE_STEPS, TraceCalls
+from server.engine_calls import MAX_TRACE_STEPS, EngineCalls
 from server.errors import GenerationFailedError
 from server.grpc.messages import trace_from_message, trace_message
 from specdec.api.v1 import trace_pb2 as pb
@@ -109,14 +109,14 @@ async def test_a_read_ends_with_the_engine() -> None:
 
 
 async def test_an_answer_nobody_waits_for_is_dropped() -> None:
-    calls = TraceCalls()
-    number, future = calls.open()
+    calls = EngineCalls()
+    number, future = calls.open(list)
     future.cancel()
-    calls.answer(number, [])
-    calls.answer(99, None)
-    left_number, left = calls.open()
+    calls.answer(number, None, [])
+    calls.answer(99, None, [])
+    left_number, left = calls.open(list)
     calls.fail_all(EngineDeadError())
-    calls.answer(left_number, [])
+    calls.answer(left_number, None, [])
     with pytest.raises(EngineDeadError):
         await left
 

@@ -26,6 +26,7 @@ class ExperimentsOffError(RequestError):
     """This server keeps no experiments."""
 
     reason = "EXPERIMENTS_OFF"
+    http_status, grpc_code = 501, "UNIMPLEMENTED"
 
     def __init__(self) -> None:
         super().__init__("experiments need a place for their records; set server.experiments.folder")
@@ -35,6 +36,7 @@ class ExperimentNotFoundError(RequestError):
     """There is no experiment of this name."""
 
     reason = "EXPERIMENT_NOT_FOUND"
+    http_status, grpc_code = 404, "NOT_FOUND"
 
     def __init__(self, name: str) -> None:
         super().__init__(f"there is no experiment {name[:64]!r} here; list them to see which there are")
@@ -44,12 +46,14 @@ class ExperimentNotStartedError(RequestError):
     """Another experiment is in the way, or the state of its folder."""
 
     reason = "EXPERIMENT_NOT_STARTED"
+    http_status, grpc_code = 409, "FAILED_PRECONDITION"
 
 
 class NoResultError(RequestError):
     """The records say nothing yet, or can not be read."""
 
     reason = "EXPERIMENT_NO_RESULT"
+    http_status, grpc_code = 409, "FAILED_PRECONDITION"
 
 
 State = Literal["running", "stopped", "finished", "failed"]
