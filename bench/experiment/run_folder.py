@@ -21,12 +21,12 @@ from server.experiment.config import ExperimentConfig, Manifest
 from server.experiment.records import (
     METRICS,
     NO_BLOCK,
+    RECORD_FILES,
     ExperimentError,
     Record,
     RecordLog,
     RecordWriter,
     read_records,
-    segments,
 )
 
 
@@ -69,7 +69,7 @@ def open_run(path: Path, manifest: Manifest) -> Iterator[RunFolder]:
     """
     with _locked(path):
         found = _same(path, manifest)
-        attempt = len(segments(path))
+        attempt = len(RECORD_FILES.paths(path))
         log = read_records(path) if attempt else RecordLog()
         with RecordWriter(path) as writer:
             yield RunFolder(path, found, log, attempt, writer)
@@ -97,7 +97,7 @@ def _locked(path: Path) -> Iterator[None]:
 def _same(path: Path, manifest: Manifest) -> Manifest:
     """The manifest in force: the one that is there, if it says the same."""
     if not (path / "manifest.json").exists():
-        if segments(path):
+        if RECORD_FILES.paths(path):
             raise ExperimentError(f"{path}: holds records, but no manifest.json; give another folder with --out")
         manifest.write(path)
         return manifest

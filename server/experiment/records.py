@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -12,9 +11,7 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, NamedTuple
 
-import msgpack
-
-from server.file_frames import frame, frames
+from server.frame_files import FrameFiles, FrameWriter
 from specdec.errors import SpecdecError
 
 
@@ -142,79 +139,33 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
 """All metrics, by the names that plans use. Only requests that ended well are measured: the others are errors."""
 
 
-MAGIC = b"SDREC\x00\x00\x01"
-"""How such a file begins; the last byte is the version of its layout."""
-
-_PREFIX, _SUFFIX = "records-", ".sdr"
-
-
-def segments(folder: Path) -> list[Path]:
-    """The files of a folder, oldest first."""
-    return sorted(
-        (path for path in folder.glob(f"{_PREFIX}*{_SUFFIX}") if _number(path) is not None),
-        key=lambda path: _number(path) or 0,
-    )
-
-
-def next_segment(folder: Path) -> Path:
-    """The name of the file to come."""
-    found = segments(folder)
-    number = (_number(found[-1]) or 0) + 1 if found else 1
-    return folder / f"{_PREFIX}{number:05}{_SUFFIX}"
-
-
-def _number(path: Path) -> int | None:
-    digits = path.name.removeprefix(_PREFIX).removesuffix(_SUFFIX)
-    return int(digits) if digits.isascii() and digits.isdigit() else None
+RECORD_FILES = FrameFiles("records-", ".sdr", digits=5, magic=b"SDREC\x00\x00\x01")
 
 
 class RecordWriter:
-    """Writes one frame per record, each with one system call: what was written survives the death of the process.
+    """Writes one frame per record, behind one with the fields' names in each file. ``max_bytes``: a file of at least
+    this size is followed by a new one.
 
-    Files are opened only to append, and only new ones: a file whose end was torn stays as it is.
+    Raises:
+        OSError: the folder can not be made, or its files can not be written.
     """
 
     def __init__(self, folder: Path, max_bytes: int = 64 << 20) -> None:
-        """``max_bytes``: a file of at least this size is followed by a new one.
-
-        Raises:
-            OSError: the folder can not be made, or its files can not be written.
-        """
-        self._folder = folder
-        self._max_bytes = max_bytes
-        folder.mkdir(parents=True, exist_ok=True)
-        self._packer = msgpack.Packer(use_bin_type=True, unicode_errors="backslashreplace")
-        self._fd = -1
-        self._size = 0
-        self._open()
+        self._writer, self._max_bytes = FrameWriter(folder, RECORD_FILES, sync=True), max_bytes
+        self._begin_file()
 
     def write(self, record: Record) -> None:
         """Append a record. Raises OSError when the disk is full: the record is then not in the file, others are."""
-        if self._size >= self._max_bytes:
-            self.close()
-            self._open()
-        data = frame(self._packer.pack(to_row(record)))
-        self._append(data)
+        if self._writer.size >= self._max_bytes:
+            self._begin_file()
+        self._writer.append(self._writer.frame(to_row(record)))
 
     def close(self) -> None:
         """Hand everything to the disk. Closing twice does nothing."""
-        if self._fd >= 0:
-            os.fsync(self._fd)
-            os.close(self._fd)
-            self._fd = -1
+        self._writer.close()
 
-    def _open(self) -> None:
-        path = next_segment(self._folder)
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
-        self._size = 0
-        self._append(MAGIC + frame(self._packer.pack(RECORD_FIELDS)))
-
-    def _append(self, data: bytes) -> None:
-        done = os.write(self._fd, data)
-        if done != len(data):  # a full disk takes a part; the next record must not follow a torn one
-            os.ftruncate(self._fd, self._size)
-            raise OSError(28, f"{self._folder}: no room for a record; free some space")
-        self._size += done
+    def _begin_file(self) -> None:
+        self._writer.begin_file(self._writer.frame(RECORD_FIELDS))
 
     def __enter__(self) -> RecordWriter:
         return self
@@ -238,28 +189,28 @@ def read_records(folder: Path) -> RecordLog:
     Raises:
         ExperimentError: the folder holds no record file, or one of another layout.
     """
-    paths = segments(folder)
+    paths = RECORD_FILES.paths(folder)
     if not paths:
         raise ExperimentError(f"{folder}: holds no records (records-*.sdr); give the folder an experiment wrote to")
     log = RecordLog()
     seen: set[str] = set()
     for path in paths:
-        _read_segment(path, log, seen)
+        _read_file(path, log, seen)
     return log
 
 
-def _read_segment(path: Path, log: RecordLog, seen: set[str]) -> None:
+def _read_file(path: Path, log: RecordLog, seen: set[str]) -> None:
     try:
         data = path.read_bytes()
     except OSError as error:
         raise ExperimentError(f"{path}: can not be read ({error.strerror})") from None
-    if data[: len(MAGIC)] != MAGIC[: len(data)]:
+    magic = RECORD_FILES.magic
+    if data[: len(magic)] != magic[: len(data)]:
         raise ExperimentError(f"{path}: not a record file of this version")
     names: tuple[str, ...] | None = None
-    end = min(len(MAGIC), len(data))
-    for payload, after in frames(data, len(MAGIC)):
+    end = min(len(magic), len(data))
+    for row, after in RECORD_FILES.values(data):
         try:
-            row = msgpack.unpackb(payload, raw=False, strict_map_key=False)
             if names is None:
                 names = tuple(map(str, row))
             else:
@@ -269,7 +220,7 @@ def _read_segment(path: Path, log: RecordLog, seen: set[str]) -> None:
                 else:
                     seen.add(record.request)
                     log.records.append(record)
-        except (ValueError, TypeError, msgpack.UnpackException):
+        except (ValueError, TypeError):
             break
         end = after
     log.lost_bytes += len(data) - end

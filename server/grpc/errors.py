@@ -15,12 +15,11 @@ from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, QuotaFailure, Re
 from google.rpc.status_pb2 import Status
 
 from server.errors import LateError, RateLimitedError, UnknownModelError
-from server.observe.records import current_call, note_refusal
+from server.observe.records import REQUEST_ID_HEADER, current_call, note_refusal
 from specdec.errors import InvalidRequestError, PromptTooLongError, QueueFullError, RequestError
 
 _LOG = logging.getLogger(__name__)
 DOMAIN = "specdec"
-REQUEST_ID = "x-request-id"
 # Clients take 8 KiB of trailers by default, and the details travel in them.
 _MESSAGE_BYTES = 1000
 _DESCRIPTION_BYTES = 160
@@ -54,7 +53,7 @@ async def refuse(context: grpc.aio.ServicerContext[Any, Any], error: RequestErro
         _LOG.error("request failed: %s: %s", error.reason, error)
     status = rich_status(code, error)
     call = current_call()
-    trailers: list[tuple[str, str | bytes]] = [] if call is None else [(REQUEST_ID, call.request_id)]
+    trailers: list[tuple[str, str | bytes]] = [] if call is None else [(REQUEST_ID_HEADER, call.request_id)]
     trailers += [("grpc-status-details-bin", status.SerializeToString())]
     retry_s = error.retry_after_s
     if retry_s is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +13,9 @@ from grpc_reflection.v1alpha import reflection
 
 from server.auth.access import Access
 from server.auth.principal import ANYBODY, Principal, set_caller
-from server.grpc.errors import REQUEST_ID, refuse
-from server.observe.observer import TRACE_HEADERS, Observer
-from server.observe.records import ARM_HEADER, leave_call, set_call
+from server.grpc.errors import refuse
+from server.observe.observer import Observer
+from server.observe.records import ARM_HEADER, REQUEST_ID_HEADER, TRACE_HEADERS, call_id, leave_call, set_call
 from specdec.errors import FieldViolation, InvalidRequestError, RequestError
 
 if TYPE_CHECKING:
@@ -55,7 +54,6 @@ def with_behaviour(
 if TYPE_CHECKING:
     Details = grpc.HandlerCallDetails
 
-MAX_ID_CHARACTERS = 100
 _CODES: dict[int, str] = {code.value[0]: code.name for code in grpc.StatusCode}
 
 
@@ -86,16 +84,16 @@ class GrpcCalls(grpc.aio.ServerInterceptor):
         self, behaviour: Callable[..., Awaitable[Any]], endpoint: str, metadata: dict[str, Any], *, many: bool
     ) -> Callable[..., Awaitable[Any]]:
         async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-            request_id = str(metadata.get(REQUEST_ID, ""))[:MAX_ID_CHARACTERS] or uuid.uuid4().hex
+            request_id = call_id(str(metadata.get(REQUEST_ID_HEADER, "")))
             headers = {name: str(metadata[name]) for name in TRACE_HEADERS if name in metadata}
             record = self._observer.begin_call("grpc", endpoint, request_id, headers, many=many)
             record.arm_asked = str(metadata.get(ARM_HEADER, ""))
-            context.set_trailing_metadata(((REQUEST_ID, request_id),))
+            context.set_trailing_metadata(((REQUEST_ID_HEADER, request_id),))
             token, status = set_call(record), "UNKNOWN"
             try:
                 answer = await behaviour(request, context)
                 if record.arm:
-                    context.set_trailing_metadata(((REQUEST_ID, request_id), (ARM_HEADER, record.arm)))
+                    context.set_trailing_metadata(((REQUEST_ID_HEADER, request_id), (ARM_HEADER, record.arm)))
                 status = _status_name(context)
                 return answer
             except asyncio.CancelledError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from server.fim import FimNotSupportedError
 from server.frontend import Frontend
 from server.http.errors import BodyTimeoutError, BodyTooLargeError, ClientGoneError, Refusal
 from server.json_body import Body, read_object, write_json
+from server.observe.records import MAX_ID_CHARACTERS, REQUEST_ID_HEADER, call_id
 from specdec.errors import FieldViolation, InvalidRequestError, ViolationCollector
 from specdec.types import EngineInfo
 
@@ -75,7 +75,6 @@ class Face:
 
 BODY_IDLE_S = 30.0
 LINGER_S = 2.0
-MAX_ID_CHARACTERS = 100
 JSON = b"application/json"
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -119,10 +118,12 @@ class Call:
             InvalidRequestError: it is too long.
         """
         if not self._request_id:
-            given = self.header("x-request-id")
+            given = self.header(REQUEST_ID_HEADER)
             if len(given) > MAX_ID_CHARACTERS:
-                raise InvalidRequestError([FieldViolation("x-request-id", f"at most {MAX_ID_CHARACTERS} characters")])
-            self._request_id = given or uuid.uuid4().hex
+                raise InvalidRequestError(
+                    [FieldViolation(REQUEST_ID_HEADER, f"at most {MAX_ID_CHARACTERS} characters")]
+                )
+            self._request_id = call_id(given)
         return self._request_id
 
     @cached_property

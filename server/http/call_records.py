@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.observe.observer import TRACE_HEADERS, Observer
-from server.observe.records import ARM_HEADER, leave_call, set_call
+from server.observe.observer import Observer
+from server.observe.records import (
+    ARM_HEADER,
+    MAX_ID_CHARACTERS,
+    REQUEST_ID_HEADER,
+    TRACE_HEADERS,
+    call_id,
+    leave_call,
+    set_call,
+)
 
-_REQUEST_ID = b"x-request-id"
+_REQUEST_ID = REQUEST_ID_HEADER.encode()
 _ARM = ARM_HEADER.encode()
-MAX_ID_CHARACTERS = 100
 # What a proxy answers a client that has left; no client ever sees it.
 _CLIENT_LEFT = "499"
 UNKNOWN_ENDPOINT = "other"
@@ -30,12 +36,12 @@ class HttpCalls:
             return
         headers = dict(scope["headers"])
         given = headers.get(_REQUEST_ID, b"")
+        request_id = call_id(given.decode("latin-1"))
         if not given:
-            given = uuid.uuid4().hex.encode()
+            given = request_id.encode()
             # The call is to be known by one name everywhere, so whoever asks for the client's finds this one.
             scope["headers"] = [*scope["headers"], (_REQUEST_ID, given)]
         trace = {name: headers[name.encode()].decode("latin-1") for name in TRACE_HEADERS if name.encode() in headers}
-        request_id = given.decode("latin-1")[:MAX_ID_CHARACTERS]
         record = self._observer.begin_call("http", scope["path"], request_id, trace)
         record.arm_asked = headers.get(_ARM, b"").decode("latin-1")
         status = ""

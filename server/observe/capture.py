@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 import time
 from array import array
@@ -12,9 +11,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-import msgpack
-
-from server.file_frames import frame, frames
+from server.frame_files import FrameFiles, FrameWriter
 from server.observe.records import CallRecord, RequestRecord
 from specdec.errors import ConfigError
 
@@ -91,64 +88,43 @@ def _end_reason(record: RequestRecord) -> str:
     return str(getattr(record.error, "reason", "INTERNAL"))
 
 
-CAPTURE_MAGIC = b"SDCAP\x00\x00\x01"
-"""How such a file begins; the last byte is the version of its layout."""
-
-_PREFIX, _SUFFIX = "capture-", ".sdc"
+CAPTURE_FILES = FrameFiles("capture-", ".sdc", digits=8, magic=b"SDCAP\x00\x00\x01")
 
 
-class CaptureFiles:
-    """Appends entries, each with one system call. A file of a sixteenth of ``max_bytes`` is followed by a new one, and
-    the oldest go, so that all of them together stay below ``max_bytes``."""
+class CaptureWriter:
+    """Appends entries. A file of a sixteenth of ``max_bytes`` is followed by a new one, and the oldest go, so that all
+    of them together stay below ``max_bytes``.
+
+    Raises:
+        OSError: the folder can not be made, or its files can not be written.
+    """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
-        """Raises OSError: the folder can not be made, or its files can not be written."""
-        self._folder, self._max_bytes, self._size, self._fd = folder, max_bytes, 0, -1
-        self._packer = msgpack.Packer(use_bin_type=True, unicode_errors="backslashreplace")
-        folder.mkdir(parents=True, exist_ok=True)
-        self._open()
+        self._folder, self._max_bytes = folder, max_bytes
+        self._writer = FrameWriter(folder, CAPTURE_FILES, sync=False)  # the event loop does not wait for the disk
+        self._begin_file()
 
     def write(self, entry: Mapping[str, Any]) -> None:
         """Append one. Raises OSError: there is no room; ValueError: it is larger than an entry may be."""
-        data = frame(self._packer.pack(entry))
-        if self._size + len(data) > self._max_bytes // 16:
-            self.close()
-            self._open()
-        self._append(data)
+        data = self._writer.frame(entry)
+        if self._writer.size + len(data) > self._max_bytes // 16:
+            self._begin_file()
+        self._writer.append(data)
 
     def close(self) -> None:
         """Closing twice does nothing."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self._writer.close()
 
-    def _open(self) -> None:
-        found = capture_files(self._folder)
-        number = 1 + (int(found[-1].stem.removeprefix(_PREFIX)) if found else 0)
+    def _begin_file(self) -> None:
         room = self._max_bytes * 15 // 16
-        sizes = {path: path.stat().st_size for path in found}
-        for path in found:
-            if sum(sizes.values()) <= room:
+        sizes = {path: path.stat().st_size for path in CAPTURE_FILES.paths(self._folder)}
+        left = sum(sizes.values())
+        for path, size in sizes.items():
+            if left <= room:
                 break
             path.unlink()
-            del sizes[path]
-        path = self._folder / f"{_PREFIX}{number:08}{_SUFFIX}"
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
-        self._size = 0
-        self._append(CAPTURE_MAGIC)
-
-    def _append(self, data: bytes) -> None:
-        done = os.write(self._fd, data)
-        if done != len(data):
-            os.ftruncate(self._fd, self._size)
-            raise OSError(28, "no room for an entry")
-        self._size += done
-
-
-def capture_files(folder: Path) -> list[Path]:
-    """The files of a folder, oldest first."""
-    found = (path for path in folder.glob(f"{_PREFIX}*{_SUFFIX}") if path.stem.removeprefix(_PREFIX).isdigit())
-    return sorted(found, key=lambda path: int(path.stem.removeprefix(_PREFIX)))
+            left -= size
+        self._writer.begin_file()
 
 
 def read_entries(folder: Path) -> Iterator[dict[str, Any]]:
@@ -157,18 +133,14 @@ def read_entries(folder: Path) -> Iterator[dict[str, Any]]:
     Raises:
         OSError: a file can not be read.
     """
-    for path in capture_files(folder):
+    for path in CAPTURE_FILES.paths(folder):
         try:
             data = path.read_bytes()
         except FileNotFoundError:  # the server has just dropped it
             continue
-        if data[: len(CAPTURE_MAGIC)] != CAPTURE_MAGIC:
+        if not data.startswith(CAPTURE_FILES.magic):
             continue
-        for payload, _ in frames(data, len(CAPTURE_MAGIC)):
-            try:
-                entry = msgpack.unpackb(payload, raw=False)
-            except (ValueError, msgpack.UnpackException):
-                break
+        for entry, _ in CAPTURE_FILES.values(data):
             if isinstance(entry, dict):
                 yield entry
 
@@ -187,7 +159,7 @@ class Capture:
     def __init__(self, folder: Path, max_bytes: int, *, prompts: bool) -> None:
         self._folder, self._prompts, self._hashes = folder, prompts, BlockHashes()
         try:
-            self._files: CaptureFiles | None = CaptureFiles(folder, max_bytes)
+            self._writer: CaptureWriter | None = CaptureWriter(folder, max_bytes)
         except OSError as error:
             raise ConfigError(f"server.capture_dir: {folder} can not be written ({error.strerror})") from None
 
@@ -199,24 +171,24 @@ class Capture:
 
     def request_ended(self, record: RequestRecord) -> None:
         """Write it down; one that only warms the cache too."""
-        if self._files is None:
+        if self._writer is None:
             return
         at_s = time.time() - (time.monotonic() - record.began_s)
         entry = capture_entry(record, at_s, self._hashes, prompts=self._prompts)
         try:
-            self._files.write(entry)
+            self._writer.write(entry)
         except ValueError as error:
             _LOG.warning("a request was not captured: %s", error)
         except OSError as error:
             _LOG.error("%s: %s; requests are not captured any more", self._folder, error.strerror)
-            self._files.close()
-            self._files = None
+            self._writer.close()
+            self._writer = None
 
     def close(self) -> None:
         """Nothing is held back."""
-        if self._files is not None:
-            self._files.close()
-            self._files = None
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
 
 
 _PLAIN = {"temperature": None, "top_p": 1.0, "top_k": 0, "min_p": 0.0}

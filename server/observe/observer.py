@@ -35,7 +35,6 @@ class TelemetryListener(Protocol):
 
 
 _LOG = logging.getLogger(__name__)
-TRACE_HEADERS = ("traceparent", "tracestate")
 
 
 class Observer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
@@ -146,8 +147,21 @@ class RequestRecord:
             sample.tokens += count
 
 
+REQUEST_ID_HEADER = "x-request-id"
+"""The header in which callers name a call, and are told its name."""
+
+MAX_ID_CHARACTERS = 100
+
+TRACE_HEADERS = ("traceparent", "tracestate")
+"""The headers of W3C's trace context."""
+
 ARM_HEADER = "x-specdec-arm"
 """The header in which callers ask for arms of experiments, and are told which they got."""
+
+
+def call_id(given: str) -> str:
+    """What a call is called whose caller named it ``given``: that, as far as it is not too long, or a fresh id."""
+    return given[:MAX_ID_CHARACTERS] or uuid.uuid4().hex
 
 
 @dataclass(slots=True, eq=False)

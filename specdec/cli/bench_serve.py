@@ -211,12 +211,11 @@ def capture_command(folder: Path, out: Path, last: str | None, during: str | Non
     It holds arrival times, lengths, parameters, and which prompts begin alike; prompts only where the server was
     started with --capture-prompts. `specdec replay` and `specdec ab run` ask it again.
     """
-    from server.observe.capture import capture_files as files
-    from server.observe.capture import make_trace, read_entries
+    from server.observe.capture import CAPTURE_FILES, make_trace, read_entries
 
     if last is not None and during is not None:
         raise click.UsageError("--last looks back and --for ahead; give one of them")
-    if not files(folder):
+    if not CAPTURE_FILES.paths(folder):
         raise click.ClickException(f"{folder}: holds no captured requests; start the server with --capture {folder}")
     since_s, until_s = -math.inf, math.inf
     if last is not None:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field, ValidationError
 
 from server.experiment.config import ExperimentConfig, Manifest, StrictModel
-from server.experiment.records import ExperimentError, read_records, segments
+from server.experiment.records import RECORD_FILES, ExperimentError, read_records
 from specdec.errors import RequestError
 from specdec.types import EngineInfo
 
@@ -175,7 +175,7 @@ class ExperimentFolder:
 
     def written(self) -> dict[str, int]:
         """Records by arm, each request once."""
-        if not segments(self.path):
+        if not RECORD_FILES.paths(self.path):
             return {}
         return dict(Counter(record.arm for record in read_records(self.path).records))
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from click.testing import CliRunner, Result
 
-from server.observe.capture import Capture, capture_files, make_trace, read_entries
+from server.observe.capture import CAPTURE_FILES, Capture, make_trace, read_entries
 from server.observe.observer import Observer
 from specdec.cli.main import cli
 from specdec.errors import ConfigError
@@ -49,7 +49,7 @@ def test_there_and_back(tmp_path: Path, prompts: bool) -> None:
         ask(server.http, session="bob", prompt="another one")
         ask(server.http, max_tokens=0)
         lines = captured(folder)
-        data = b"".join(path.read_bytes() for path in capture_files(folder))
+        data = b"".join(path.read_bytes() for path in CAPTURE_FILES.paths(folder))
         done = specdec(
             "replay", str(tmp_path / "trace.jsonl"), "--url", server.grpc, "--quiet", "--warm-up", "0", "--speed", "9",
             "--max-slip", "100000", "--json", str(tmp_path / "r.json"),
@@ -144,12 +144,12 @@ def test_a_folder_that_can_not_be_written(tmp_path: Path) -> None:
 
 def test_a_full_disk_costs_no_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     capture = Capture(tmp_path, 1 << 20, prompts=False)
-    assert capture._files is not None
+    assert capture._writer is not None
 
     def full(entry: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    capture._files.write = full  # type: ignore[method-assign]
+    capture._writer.write = full  # type: ignore[method-assign]
     observer = Observer([capture])
     for number in range(3):
         record = observer.request(Request(str(number), (1, 2)))

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from server.observe.capture import CaptureFiles, capture_files, read_entries
+from server.observe.capture import CAPTURE_FILES, CaptureWriter, read_entries
 
 ENTRY = {"text": "x" * 200, "blocks": [b"12345678"], "none": None}
 
 
 def written(folder: Path, count: int, max_bytes: int = 1 << 20, start: int = 0) -> None:
-    out = CaptureFiles(folder, max_bytes)
+    out = CaptureWriter(folder, max_bytes)
     for number in range(start, start + count):
         out.write(ENTRY | {"number": number})
     out.close()
@@ -27,13 +27,13 @@ def test_everything_comes_back_in_order(tmp_path: Path) -> None:
     written(tmp_path, 10, start=10)
     assert numbers(tmp_path) == list(range(20))
     assert next(read_entries(tmp_path)) == ENTRY | {"number": 0}
-    assert all(path.stat().st_mode & 0o077 == 0 for path in capture_files(tmp_path))
+    assert all(path.stat().st_mode & 0o077 == 0 for path in CAPTURE_FILES.paths(tmp_path))
 
 
 def test_the_oldest_go(tmp_path: Path) -> None:
     limit = 1 << 16
     written(tmp_path, 1000, limit)
-    assert sum(path.stat().st_size for path in capture_files(tmp_path)) <= limit
+    assert sum(path.stat().st_size for path in CAPTURE_FILES.paths(tmp_path)) <= limit
     kept = numbers(tmp_path)
     assert kept == list(range(1000 - len(kept), 1000))
     assert len(kept) * 230 > limit * 3 / 4
@@ -42,7 +42,7 @@ def test_the_oldest_go(tmp_path: Path) -> None:
 @pytest.mark.parametrize("cut", [1, 100, 300])
 def test_a_torn_end_costs_what_was_torn(tmp_path: Path, cut: int) -> None:
     written(tmp_path, 5)
-    path = capture_files(tmp_path)[0]
+    path = CAPTURE_FILES.paths(tmp_path)[0]
     path.write_bytes(path.read_bytes()[:-cut])
     written(tmp_path, 2, start=5)
     assert numbers(tmp_path) == [*range(4 if cut < 249 else 3), 5, 6]
@@ -56,7 +56,7 @@ def test_other_files_are_passed_over(tmp_path: Path) -> None:
 
 
 def test_what_does_not_fit_is_said(tmp_path: Path) -> None:
-    out = CaptureFiles(tmp_path, 1 << 20)
+    out = CaptureWriter(tmp_path, 1 << 20)
     with pytest.raises(ValueError, match="at most"):
         out.write({"text": "x" * (17 << 20)})
     out.write(ENTRY | {"number": 1})

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from server.experiment.records import (
     RECORD_FIELDS,
+    RECORD_FILES,
     ExperimentError,
     Record,
     RecordWriter,
     from_row,
     read_records,
-    segments,
     to_row,
 )
 
@@ -69,7 +69,7 @@ def test_records_come_back_in_order_whatever_the_rotation(
     assert log.records == records
     assert (log.repeated, log.lost_bytes) == (0, 0)
     if max_bytes == 1:
-        assert len(segments(folder)) == 1 + len(records)
+        assert len(RECORD_FILES.paths(folder)) == 1 + len(records)
 
 
 @given(st.data())
@@ -81,7 +81,7 @@ def test_a_cut_or_altered_file_yields_every_record_before_the_damage(
     records = [Record(f"r{i}", "a", float(i), accepted=(i, 2), token_hash=bytes([i])) for i in range(8)]
     ends = []
     with RecordWriter(folder) as writer:
-        path = segments(folder)[0]
+        path = RECORD_FILES.paths(folder)[0]
         ends.append(path.stat().st_size)
         for record in records:
             writer.write(record)
@@ -101,7 +101,7 @@ def test_a_cut_or_altered_file_yields_every_record_before_the_damage(
 
 def test_zeros_behind_the_end_are_not_records(tmp_path: Path) -> None:
     _write(tmp_path, [Record("r", "a", 1.0)])
-    with segments(tmp_path)[0].open("ab") as file:
+    with RECORD_FILES.paths(tmp_path)[0].open("ab") as file:
         file.write(bytes(64))
     log = read_records(tmp_path)
     assert (len(log.records), log.lost_bytes) == (1, 64)
@@ -110,7 +110,7 @@ def test_zeros_behind_the_end_are_not_records(tmp_path: Path) -> None:
 def test_a_resumed_run_appends_a_file_and_counts_no_request_twice(tmp_path: Path) -> None:
     first = [Record("r1", "a", 1.0), Record("r2", "b", 2.0)]
     _write(tmp_path, first)
-    path = segments(tmp_path)[0]
+    path = RECORD_FILES.paths(tmp_path)[0]
     torn = path.read_bytes()[:-3]
     path.write_bytes(torn)
     _write(tmp_path, [Record("r1", "a", 9.0), Record("r2", "b", 3.0)])

@@ -13,7 +13,7 @@ import grpc
 import httpx
 
 from server.experiment.live.experiments import Experiments
-from server.experiment.records import Record, read_records, segments
+from server.experiment.records import RECORD_FILES, Record, read_records
 from server.serving import Serving
 from specdec.api.v1 import completion_pb2_grpc, experiment_pb2_grpc, generation_pb2, generation_pb2_grpc
 from specdec.config import Config, EngineConfig, ExperimentsConfig, ServerConfig
@@ -78,7 +78,7 @@ class LiveServer:
 
     def records(self, name: str = "widths") -> list[Record]:
         """What was written of an experiment so far."""
-        return read_records(self.folder / name).records if segments(self.folder / name) else []
+        return read_records(self.folder / name).records if RECORD_FILES.paths(self.folder / name) else []
 
     async def comes_to(self, condition: Callable[[], bool]) -> None:
         """Wait until ``condition`` holds."""
