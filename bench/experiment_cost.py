@@ -15,9 +15,9 @@ from server.engine_calls import RequestStream
 from server.engine_client import EngineClient
 from server.experiment.config import Unit, parse_config
 from server.experiment.live.plan import make_plan
-from server.experiment.live.recording import Part, RunClock, make_record
+from server.experiment.live.recording import Participation, record_of
 from server.experiment.live.traffic import LiveTraffic, RunningExperiment, Submit
-from server.experiment.records import RecordWriter
+from server.experiment.records import RecordWriter, RunClock
 from server.observe.metrics import ServerMetrics
 from server.observe.records import RequestRecord
 from specdec.config import Config, EngineConfig
@@ -94,11 +94,11 @@ class ExperimentCost:
                 assert part is not None
                 messages += self._watch(part, seen)
                 begun = self._clock()
-                writer.write(make_record(part, seen, clock))
+                writer.write(record_of(part, seen, clock))
                 records.append(self._clock() - begun)
         return messages, records
 
-    def _watch(self, part: Part, seen: RequestRecord) -> Iterator[float]:
+    def _watch(self, part: Participation, seen: RequestRecord) -> Iterator[float]:
         for event in _events(seen.request):
             seen.saw(event)
             begun = self._clock()

@@ -143,7 +143,7 @@ def _load_problems(load: Load, folder: Path) -> Iterator[tuple[Place, str]]:
         yield ("load", "trace"), f"{folder / load.trace} is no file"
 
 
-class Side(NamedTuple):
+class ArmServer(NamedTuple):
     """``source``: what gave the URL, for errors. ``shown``: how reports call the server. model "": the first that the
     server names."""
 

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import datetime
-import fcntl
 import math
-import os
 import statistics
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,16 +12,17 @@ from typing import Any
 from bench.serve.request import Ask, Outcome
 from bench.serve.request import Record as Seen
 from server.experiment.analysis.analyse import analyse
-from server.experiment.config import ExperimentConfig, Manifest
+from server.experiment.config import ExperimentConfig
+from server.experiment.folder import ExperimentFolder, Manifest
 from server.experiment.records import (
     METRICS,
-    NO_BLOCK,
-    RECORD_FILES,
+    Choice,
     ExperimentError,
     Record,
     RecordLog,
     RecordWriter,
-    read_records,
+    RunClock,
+    make_record,
 )
 
 
@@ -39,11 +35,6 @@ class RunFolder:
     def __init__(self, path: Path, manifest: Manifest, log: RecordLog, attempt: int, writer: RecordWriter) -> None:
         self.path, self.manifest, self.log, self.attempt = path, manifest, log, attempt
         self._writer = writer
-
-    @property
-    def started_s(self) -> float:
-        """When the run began, in Unix time: the zero of the records' clock."""
-        return datetime.datetime.fromisoformat(self.manifest.started).timestamp()
 
     def write(self, records: Iterable[Record]) -> None:
         """Keep records; they survive the death of the process.
@@ -67,41 +58,22 @@ def open_run(path: Path, manifest: Manifest) -> Iterator[RunFolder]:
         ExperimentError: it holds another experiment or other files' records, somebody else writes to it, or it can not
             be written.
     """
-    with _locked(path):
-        found = _same(path, manifest)
-        attempt = len(RECORD_FILES.paths(path))
-        log = read_records(path) if attempt else RecordLog()
+    folder = ExperimentFolder(path)
+    with folder.locked():
+        found, attempt, log = _same(folder, manifest), folder.runs, folder.log()
         with RecordWriter(path) as writer:
             yield RunFolder(path, found, log, attempt, writer)
 
 
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """The system lets go of the lock when the process ends, in whatever way."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path, os.O_RDONLY)
-    except OSError as error:
-        raise ExperimentError(f"{path}: can not be used ({error.strerror}); give another folder with --out") from None
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(handle)
-        raise ExperimentError(f"{path}: another process runs this experiment; wait, or give another --out") from None
-    try:
-        yield
-    finally:
-        os.close(handle)
-
-
-def _same(path: Path, manifest: Manifest) -> Manifest:
+def _same(folder: ExperimentFolder, manifest: Manifest) -> Manifest:
     """The manifest in force: the one that is there, if it says the same."""
-    if not (path / "manifest.json").exists():
-        if RECORD_FILES.paths(path):
+    path = folder.path
+    if not folder.exists:
+        if folder.runs:
             raise ExperimentError(f"{path}: holds records, but no manifest.json; give another folder with --out")
         manifest.write(path)
         return manifest
-    before = Manifest.read(path)
+    before = folder.manifest()
     for name, then, now in (
         ("plan", before.config.model_dump(mode="json"), manifest.config.model_dump(mode="json")),
         ("facts", before.facts, manifest.facts),
@@ -128,52 +100,47 @@ def _difference(then: Any, now: Any, place: str) -> str:
 _STATUS: Mapping[Outcome, str] = {"ok": "ok", "refused": "REFUSED", "failed": "FAILED", "cut": "TIMED_OUT"}
 
 
-def to_record(
+def record_of(
     seen: Seen,
-    *,
     ask: Ask,
-    arm: str,
-    zero_s: float,
+    choice: Choice,
+    clock: RunClock,
+    *,
     scheduled: bool,
     by_ids: bool,
-    block: int = NO_BLOCK,
     pair: str = "",
-    warm_up: bool = False,
-    prompt: str | None = None,
+    store_prompt: bool = False,
 ) -> Record:
     """The record of ``seen``, whose request was ``ask``.
 
-    zero_s: the beginning of the run on the event loop's clock. scheduled: it had an arrival time. by_ids: outputs are
-    compared by token ids, else by text. A server may be asked over a connection that takes time: what it says of its
-    queue counts from the sending.
+    clock: on the event loop's time. scheduled: it had an arrival time. by_ids: outputs are compared by token ids, else
+    by text. A server may be asked over a connection that takes time: what it says of its queue counts from the sending.
     """
     hashed = seen.token_hash if by_ids else seen.text_hash
-    return Record(
-        request=f"{seen.name}/{arm}",
-        arm=arm,
-        arrival=seen.sent_s - zero_s,
-        scheduled=seen.due_s - zero_s if scheduled else None,
-        started=None if seen.queue_ms is None else seen.sent_s - zero_s + seen.queue_ms / 1e3,
-        first_token=seen.chunk_s[0] - zero_s if seen.chunk_s else None,
-        end=seen.end_s - zero_s,
+    return make_record(
+        f"{seen.name}/{choice.arm}",
+        choice,
+        clock,
+        arrival_s=seen.sent_s,
+        scheduled_s=seen.due_s if scheduled else None,
+        started_s=None if seen.queue_ms is None else seen.sent_s + seen.queue_ms / 1e3,
+        first_token_s=seen.chunk_s[0] if seen.chunk_s else None,
+        end_s=seen.end_s,
         tokens=seen.output_tokens,
         chunks=len(seen.chunk_s),
         prompt_tokens=seen.prompt_tokens,
         cached_tokens=seen.cached_tokens,
         accepted=seen.accepted,
         token_hash=hashed if seen.ok else b"",
-        block=block,
         pair=pair,
-        key=ask.session,
         status=_STATUS[seen.outcome],
         error=seen.error,
-        warm_up=warm_up,
         workload=ask.name,
-        prompt=prompt,
+        prompt=_prompt_of(ask) if store_prompt else None,
     )
 
 
-def prompt_of(ask: Ask) -> str:
+def _prompt_of(ask: Ask) -> str:
     """The prompt in words, for plans that keep prompts."""
     if ask.gap is not None:
         return f"{ask.gap.prefix}<gap>{ask.gap.suffix}"
@@ -182,25 +149,7 @@ def prompt_of(ask: Ask) -> str:
     return ask.text or " ".join(map(str, ask.ids))
 
 
-class RunClock:
-    """``zero_s``: the beginning of the run on the event loop's clock, by which everything in this process is timed."""
-
-    def __init__(self, started_s: float) -> None:
-        self._clock = asyncio.get_running_loop().time
-        self._begun_s = self._clock()
-        self.zero_s = self._begun_s - (time.time() - started_s)
-
-    @property
-    def spent_s(self) -> float:
-        """Seconds since this process began to ask."""
-        return self._clock() - self._begun_s
-
-    def begin(self) -> None:
-        """It begins to ask."""
-        self._begun_s = self._clock()
-
-
-class Board:
+class Progress:
     """Counts of what was recorded so far, without the warm-up. ``done``: pairs with a record in both arms;
     ``mismatched``: those of them that were answered differently; ``failed``: requests per arm. ``planned``: pairs, or
     None where only time ends it."""
@@ -247,7 +196,7 @@ class Board:
 _PATIENCE = 3
 
 
-class Pulse:
+class SilenceLimit:
     """folder: of the run, for the way out."""
 
     def __init__(self, folder: Path) -> None:

@@ -11,10 +11,11 @@ import numpy as np
 
 from bench.serve.request import Ask, TimedAsk
 from bench.serve.schedule import endless_asks, read_trace
-from server.experiment.config import ExperimentConfig, Load, digest
+from server.experiment.assignment import balanced_order, digest
+from server.experiment.config import ExperimentConfig, Load
 
 
-class PairedAsk(NamedTuple):
+class PairedRequest(NamedTuple):
     """``pair``: what the records of both arms name; ``offset_s``: seconds after the beginning of its turn."""
 
     pair: str
@@ -22,11 +23,11 @@ class PairedAsk(NamedTuple):
     ask: Ask
 
 
-class Turn(NamedTuple):
+class Batch(NamedTuple):
     """``first``: the arm (0 or 1) that is asked first."""
 
     first: int
-    asks: Sequence[PairedAsk]
+    asks: Sequence[PairedRequest]
 
 
 _DRAWN = 1024
@@ -93,29 +94,29 @@ class Script:
             limits.append(max(1, self._config.stopping.max_requests // 2))
         return min(limits, default=None)
 
-    def warm_up(self) -> Iterator[Turn]:
+    def warm_up(self) -> Iterator[Batch]:
         """What both arms are asked before anything counts; a trace's requests again and again, if it is short."""
         asks = itertools.islice(itertools.cycle(self._prompts()), self._config.warmup_requests)
         for number, ask in enumerate(asks):
-            yield Turn(self.first(number), [self.paired(f"{_WARM_UP}{number:06}", 0.0, ask)])
+            yield Batch(self.first(number), [self.paired(f"{_WARM_UP}{number:06}", 0.0, ask)])
 
     def probe(self) -> Ask:
         """A short request, to see whether an arm can be asked at all."""
         return dataclasses.replace(self.paired("probe", 0.0, next(self._prompts())).ask, max_tokens=1)
 
-    def turns(self, done: Container[int]) -> Iterator[Turn]:
+    def turns(self, done: Container[int]) -> Iterator[Batch]:
         """All that counts, but for the requests whose numbers are ``done``."""
         load = self._load
         size = load.per_turn or (OPEN_TURN if load.open_loop else load.concurrency)
         numbered = enumerate(itertools.islice(self.schedule(), self.planned))
         for turn in itertools.count():
-            batch = list(itertools.islice(numbered, size))
-            if not batch:
+            chosen = list(itertools.islice(numbered, size))
+            if not chosen:
                 return
-            start = batch[0][1].offset_s
-            left = [self.paired(f"{n:06}", at - start, ask) for n, (at, ask) in batch if n not in done]
+            start = chosen[0][1].offset_s
+            left = [self.paired(f"{n:06}", at - start, ask) for n, (at, ask) in chosen if n not in done]
             if left:
-                yield Turn(self.first(turn), left)
+                yield Batch(self.first(turn), left)
 
     def schedule(self) -> Iterator[TimedAsk]:
         """The requests of one arm with their arrival times, 0 in a closed loop; without end unless there is a trace."""
@@ -126,9 +127,9 @@ class Script:
 
     def first(self, turn: int) -> int:
         """The arm that is asked first."""
-        return (digest(self._salt, f"order/{turn // 2}")[0] & 1) ^ (turn & 1)
+        return balanced_order(self._salt, "order", turn)
 
-    def in_arm(self, arm: int, paired: PairedAsk) -> Ask:
+    def in_arm(self, arm: int, paired: PairedRequest) -> Ask:
         """The request as an arm is asked it: named as its pair, with a salt that only this arm uses."""
         whose = paired.pair if self._load.cache == "cold" else self._tag
         salt = digest(self._salt, f"cache/{arm}/{whose}/{paired.ask.salt}").hex()
@@ -147,31 +148,9 @@ class Script:
         asks = endless_asks(load.workload, load.max_tokens)
         return (ask.of_fixed_length() for ask in asks) if load.fixed_length else asks
 
-    def paired(self, name: str, offset_s: float, ask: Ask) -> PairedAsk:
+    def paired(self, name: str, offset_s: float, ask: Ask) -> PairedRequest:
         """The request, with a seed, under a name that says how often the run was taken up."""
         if ask.seed is None:
             drawn = int.from_bytes(digest(self._salt, f"seed/{self._load.seed}/{name}")) % _SEEDS
             ask = dataclasses.replace(ask, seed=drawn)
-        return PairedAsk(name + self._tag, offset_s, ask)
-
-
-class SwitchbackScript:
-    """Blocks of time in pairs, one of either arm, the order in each pair drawn from the salt. The first part of every
-    block is washed out: requests that began in it met what the block before had left running. Offsets are seconds from
-    the beginning of block 0."""
-
-    def __init__(self, config: ExperimentConfig) -> None:
-        self._block_s, self._washout_s = config.assignment.block_s, config.assignment.washout_s
-        self._salt = config.assignment.salt or config.name
-
-    def block(self, offset_s: float) -> int:
-        """The block in which a request arrives."""
-        return int(offset_s // self._block_s)
-
-    def washes(self, offset_s: float) -> bool:
-        """Whether a request that arrives then is not analysed."""
-        return offset_s - self.block(offset_s) * self._block_s < self._washout_s
-
-    def arm(self, block: int) -> int:
-        """The arm (0 or 1) of a block."""
-        return (digest(self._salt, f"blocks/{block // 2}")[0] & 1) ^ (block & 1)
+        return PairedRequest(name + self._tag, offset_s, ask)

@@ -13,15 +13,17 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.experiment.plan import ArmRequest, OpenArm, Side, open_arm
-from bench.experiment.run_folder import Board, Pulse, RunClock, RunFolder, StopRule, open_run, prompt_of, to_record
-from bench.experiment.script import PairedAsk, Script, SwitchbackScript, Turn
+from bench.experiment.plan import ArmRequest, ArmServer, OpenArm, open_arm
+from bench.experiment.run_folder import Progress, RunFolder, SilenceLimit, StopRule, open_run, record_of
+from bench.experiment.script import Batch, PairedRequest, Script
 from bench.machine import commit, cpu_model
 from bench.serve.load import LoadRun
 from bench.serve.request import Record as Seen
 from bench.serve.request import TimedAsk
-from server.experiment.config import ExperimentConfig, Manifest
-from server.experiment.records import NO_BLOCK, ExperimentError
+from server.experiment.assignment import TimeBlocks, paired_arms
+from server.experiment.config import ExperimentConfig
+from server.experiment.folder import Manifest
+from server.experiment.records import NO_BLOCK, Choice, ExperimentError, RunClock
 
 
 class PairedRun:
@@ -29,15 +31,15 @@ class PairedRun:
     alone, which the analysis leaves out. by_ids: outputs are compared by token ids, else by text."""
 
     def __init__(
-        self, folder: RunFolder, arms: tuple[OpenArm, OpenArm], by_ids: bool, watch: Callable[[Board], None]
+        self, folder: RunFolder, arms: tuple[OpenArm, OpenArm], by_ids: bool, watch: Callable[[Progress], None]
     ) -> None:
         self._folder, self._arms, self._by_ids, self._watch = folder, arms, by_ids, watch
         self._config = folder.manifest.config
         self._script = Script(self._config, folder.attempt)
         self._stop = StopRule(folder.manifest, folder.log)
-        self._pulse = Pulse(folder.path)
-        self.board = Board(self._config, self._script.planned)
-        self.board.add(folder.log.records)
+        self._silence = SilenceLimit(folder.path)
+        self.progress = Progress(self._config, self._script.planned)
+        self.progress.add(folder.log.records)
 
     async def run(self) -> str:
         """Ask what is left to ask; says why it ended.
@@ -45,42 +47,42 @@ class PairedRun:
         Raises:
             ExperimentError: the servers answer nothing any more, or a record can not be written.
         """
-        done = [number for pair in self.board.done if (number := self._script.number(pair)) is not None]
+        done = [number for pair in self.progress.done if (number := self._script.number(pair)) is not None]
         turns = self._script.turns(frozenset(done))
-        clock = RunClock(self._folder.started_s)
-        if why := self._why(clock):
+        clock = RunClock(self._folder.manifest.started_s, asyncio.get_running_loop().time)
+        if why := self._why(0.0):
             return why
         for first in turns:
             for turn in self._script.warm_up():
                 await self._take(turn, clock, warm_up=True)
-            clock.begin()
+            begun_s = clock.now()
             for turn in itertools.chain([first], turns):
                 await self._take(turn, clock)
-                if why := self._why(clock):
+                if why := self._why(clock.now() - begun_s):
                     return why
         return "everything planned was asked"
 
-    def _why(self, clock: RunClock) -> str:
-        return self._stop.why(len(self.board.done), len(self.board.mismatched), clock.spent_s)
+    def _why(self, spent_s: float) -> str:
+        return self._stop.why(len(self.progress.done), len(self.progress.mismatched), spent_s)
 
-    async def _take(self, turn: Turn, clock: RunClock, *, warm_up: bool = False) -> None:
+    async def _take(self, turn: Batch, clock: RunClock, *, warm_up: bool = False) -> None:
         seen: list[dict[str, Seen]] = [{}, {}]
         for arm in (turn.first, 1 - turn.first):
             seen[arm] = await self._play(arm, turn)
         records = [
-            to_record(
-                seen[arm][asked.pair], ask=asked.ask, arm=self._arms[arm].name, zero_s=clock.zero_s,
-                scheduled=self._config.load.open_loop, by_ids=self._by_ids, pair=asked.pair, warm_up=warm_up,
-                prompt=prompt_of(asked.ask) if self._config.store_prompts else None,
+            record_of(
+                seen[arm][asked.pair], asked.ask, Choice(self._arms[arm].name, asked.ask.session, warm_up=warm_up),
+                clock, scheduled=self._config.load.open_loop, by_ids=self._by_ids, pair=asked.pair,
+                store_prompt=self._config.store_prompts,
             )
             for asked in turn.asks for arm in (0, 1)
         ]  # fmt: skip
         self._folder.write(records)
-        self.board.add(records)
-        self._watch(self.board)
-        self._pulse.check(records)
+        self.progress.add(records)
+        self._watch(self.progress)
+        self._silence.check(records)
 
-    async def _play(self, arm: int, turn: Turn) -> dict[str, Seen]:
+    async def _play(self, arm: int, turn: Batch) -> dict[str, Seen]:
         """What an arm's requests of a turn came to, by pair."""
         load, open_arm = self._config.load, self._arms[arm]
         asks = [open_arm.request.apply(self._script.in_arm(arm, asked)) for asked in turn.asks]
@@ -99,7 +101,7 @@ class _Block(NamedTuple):
     """Offsets of ``asks`` count from the beginning of block 0."""
 
     number: int
-    asks: list[PairedAsk]
+    asks: list[PairedRequest]
 
 
 class SwitchbackRun:
@@ -108,15 +110,17 @@ class SwitchbackRun:
     requests and lose the long ones; a run that is taken up begins with the first block that has no record."""
 
     def __init__(
-        self, folder: RunFolder, arms: tuple[OpenArm, OpenArm], by_ids: bool, watch: Callable[[Board], None]
+        self, folder: RunFolder, arms: tuple[OpenArm, OpenArm], by_ids: bool, watch: Callable[[Progress], None]
     ) -> None:
         self._folder, self._arms, self._by_ids, self._watch = folder, arms, by_ids, watch
         self._config = folder.manifest.config
-        self._script, self._slots = Script(self._config, folder.attempt), SwitchbackScript(self._config)
-        self._clock = RunClock(folder.started_s)
-        self._pulse = Pulse(folder.path)
-        self.board = Board(self._config, None)
-        self.board.add(folder.log.records)
+        self._script, assignment = Script(self._config, folder.attempt), self._config.assignment
+        arm_of = paired_arms(assignment.salt or self._config.name, *self._config.arms)
+        self._blocks = TimeBlocks(assignment.block_s, assignment.washout_s, arm_of)
+        self._clock = RunClock(folder.manifest.started_s, asyncio.get_running_loop().time)
+        self._silence = SilenceLimit(folder.path)
+        self.progress = Progress(self._config, None)
+        self.progress.add(folder.log.records)
 
     async def run(self) -> str:
         """Ask what is left to ask; says why it ended.
@@ -125,7 +129,7 @@ class SwitchbackRun:
             ExperimentError: the servers answer nothing any more, or a record can not be written.
         """
         written = max((record.block for record in self._folder.log.records), default=NO_BLOCK)
-        blocks = self._blocks(written + 1)
+        blocks = self._blocks_from(written + 1)
         for first in blocks:
             await self._warm_up()
             try:
@@ -146,7 +150,7 @@ class SwitchbackRun:
             tasks.create_task(self._serve(block, start_s))
 
     async def _serve(self, block: _Block, start_s: float) -> None:
-        arm = self._slots.arm(block.number)
+        arm = int(self._blocks.arm_of(block.number) == self._config.treatment)
         asks = [self._arms[arm].request.apply(self._script.in_arm(arm, asked)) for asked in block.asks]
         run = LoadRun(self._arms[arm].endpoint, self._config.load.timeout_s)
         await run.on_schedule([TimedAsk(o.offset_s, ask) for o, ask in zip(block.asks, asks, strict=True)], start_s)
@@ -160,29 +164,29 @@ class SwitchbackRun:
                 await run.in_turns(iter(asks), 1, len(asks), None)
                 self._keep(arm, run, turn.asks, NO_BLOCK)
 
-    def _keep(self, arm: int, run: LoadRun, asks: Sequence[PairedAsk], block: int) -> None:
+    def _keep(self, arm: int, run: LoadRun, asks: Sequence[PairedRequest], block: int) -> None:
         seen = {record.name: record for record in run.records}
+        name, warm_up = self._arms[arm].name, block == NO_BLOCK
         records = [
-            to_record(
-                seen[asked.pair], ask=asked.ask, arm=self._arms[arm].name, zero_s=self._clock.zero_s,
-                scheduled=block != NO_BLOCK, by_ids=self._by_ids, block=block,
-                warm_up=block == NO_BLOCK or self._slots.washes(asked.offset_s),
-                prompt=prompt_of(asked.ask) if self._config.store_prompts else None,
+            record_of(
+                seen[asked.pair], asked.ask,
+                Choice(name, asked.ask.session, block, warm_up or self._blocks.is_washed_out(asked.offset_s)),
+                self._clock, scheduled=not warm_up, by_ids=self._by_ids, store_prompt=self._config.store_prompts,
             )
             for asked in asks
         ]  # fmt: skip
         self._folder.write(records)
-        self.board.add(records)
-        self._watch(self.board)
-        self._pulse.check(records)
+        self.progress.add(records)
+        self._watch(self.progress)
+        self._silence.check(records)
 
-    def _blocks(self, first: int) -> Iterator[_Block]:
+    def _blocks_from(self, first: int) -> Iterator[_Block]:
         """The blocks from ``first`` on that have requests."""
         stopping = self._config.stopping
         end_s = math.inf if stopping.max_duration is None else stopping.max_duration
         timed = enumerate(itertools.islice(self._script.schedule(), stopping.max_requests))
         planned = itertools.takewhile(lambda item: item[1].offset_s < end_s, timed)
-        for number, group in itertools.groupby(planned, lambda item: self._slots.block(item[1].offset_s)):
+        for number, group in itertools.groupby(planned, lambda item: self._blocks.at(item[1].offset_s)):
             if number >= first:
                 yield _Block(number, [self._script.paired(f"{n:06}", at, ask) for n, (at, ask) in group])
 
@@ -191,7 +195,7 @@ _HASH_BYTES = 8
 
 
 async def run_experiment(
-    config: ExperimentConfig, sides: tuple[Side, Side], out: Path, watch: Callable[[Board], None]
+    config: ExperimentConfig, servers: tuple[ArmServer, ArmServer], out: Path, watch: Callable[[Progress], None]
 ) -> str:
     """Ask both arms and record into ``out``, or go on with a run that lies there; says why it ended. ``watch`` is shown
     where the run is, now and then.
@@ -210,12 +214,12 @@ async def run_experiment(
                     temperature=config.load.temperature, source=side.source,
                 )
             )
-            for (name, arm), side in zip(config.arms.items(), sides, strict=True)
+            for (name, arm), side in zip(config.arms.items(), servers, strict=True)
         ]  # fmt: skip
         both = (arms[0], arms[1])
         told = [await arm.probe(probe) for arm in both]
         by_ids = all(told)
-        facts = machine_facts() | load_facts(config) | _server_facts(both, sides)
+        facts = machine_facts() | load_facts(config) | _server_facts(both, servers)
         facts["outputs compared by"] = "token ids" if by_ids else "text"
         started = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         with open_run(out, Manifest(config=config, started=started, facts=facts)) as folder:
@@ -242,9 +246,9 @@ def load_facts(config: ExperimentConfig) -> dict[str, str]:
     return facts | {"load": f"open loop, {load.arrivals}, {load.rate:g} requests/s"}
 
 
-def _server_facts(arms: tuple[OpenArm, OpenArm], sides: tuple[Side, Side]) -> dict[str, str]:
+def _server_facts(arms: tuple[OpenArm, OpenArm], servers: tuple[ArmServer, ArmServer]) -> dict[str, str]:
     """What servers say of themselves: once where both say the same."""
-    each = [arm.facts | {"server": side.shown} for arm, side in zip(arms, sides, strict=True)]
+    each = [arm.facts | {"server": side.shown} for arm, side in zip(arms, servers, strict=True)]
     first, second = each
     facts = {name: value for name, value in first.items() if second.get(name) == value}
     for arm, found in zip(arms, each, strict=True):

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from bisect import bisect_right
-from collections.abc import Iterable, Mapping
-from hashlib import blake2b
-from itertools import accumulate
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -92,38 +88,6 @@ class Assignment(StrictModel):
     def pairs(self) -> bool:
         """Whether each request is served in both arms."""
         return self.mode in ("paired_replay", "shadow") or (self.mode == "aa" and self.unit is None)
-
-
-BUCKETS = 10_000
-
-
-def digest(salt: str, key: str) -> bytes:
-    """Eight bytes that tell ``key`` from others without telling what it is: BLAKE2b of salt, a zero byte and key, both
-    in UTF-8; lone surrogates as they are."""
-    text = salt.encode("utf-8", "surrogatepass") + b"\0" + key.encode("utf-8", "surrogatepass")
-    return blake2b(text, digest_size=8).digest()
-
-
-def bucket(salt: str, key: str) -> int:
-    """0..9999, evenly: the digest as a big-endian number, modulo 10,000. Equal salt and key give equal buckets."""
-    return int.from_bytes(digest(salt, key)) % BUCKETS
-
-
-class Split:
-    """Ranges of buckets by weight, in the arms' order; ``share`` of the buckets in all, the rest have no arm.
-
-    With ``share`` 1 and equal weights of two arms, buckets 0..4999 are the first arm's. A larger share moves nobody who
-    has an arm out of the experiment, though some into the other arm.
-    """
-
-    def __init__(self, weights: Mapping[str, float], share: float = 1.0) -> None:
-        total = sum(weights.values())
-        self._arms = (*weights, None)
-        self._ends = [round(part / total * share * BUCKETS) for part in accumulate(weights.values())]
-
-    def arm(self, number: int) -> str | None:
-        """The arm of a bucket; None: it takes no part."""
-        return self._arms[bisect_right(self._ends, number)]
 
 
 class Load(StrictModel):
@@ -297,6 +261,9 @@ class ExperimentConfig(StrictModel):
 
 
 Place = tuple[int | str, ...]
+"""Where in a plan something stands: keys, from the outermost in."""
+
+Problem = tuple[Place, str]
 
 
 def read_config(path: Path) -> ExperimentConfig:
@@ -342,7 +309,7 @@ def parse_config(text: str, source: str) -> ExperimentConfig:
     return config
 
 
-def refuse(text: str, source: str, problems: Iterable[tuple[Place, str]]) -> None:
+def refuse(text: str, source: str, problems: Iterable[Problem]) -> None:
     """Refuse a text that `parse_config` took, for problems at places in it, each named with its line.
 
     Raises:
@@ -390,33 +357,3 @@ def _repeated(node: yaml.Node) -> list[tuple[str, int]]:
         for item in node.value:
             found += _repeated(item)
     return found
-
-
-_NAME = "manifest.json"
-
-
-class Manifest(StrictModel):
-    """Written once, when the experiment begins. ``facts`` are shown as they are: hardware, commit, model."""
-
-    config: ExperimentConfig
-    started: str = Field("", description="ISO 8601")
-    facts: dict[str, str] = Field(default_factory=dict)
-
-    def write(self, folder: Path) -> None:
-        """Put it into ``folder``, whole or not at all."""
-        folder.mkdir(parents=True, exist_ok=True)
-        draft = folder / (_NAME + ".new")
-        draft.write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
-        os.replace(draft, folder / _NAME)
-
-    @classmethod
-    def read(cls, folder: Path) -> Manifest:
-        """Raises ExperimentError: there is none, or it is not one."""
-        path = folder / _NAME
-        try:
-            return cls.model_validate_json(path.read_bytes())
-        except OSError as error:
-            raise ExperimentError(f"{path}: can not be read ({error.strerror}); give an experiment's folder") from None
-        except ValidationError as error:
-            problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-            raise ExperimentError(f"{path}: {problems}") from None

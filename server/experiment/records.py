@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -65,6 +66,60 @@ class Record:
     @property
     def ok(self) -> bool:
         return self.status == "ok"
+
+
+class RunClock:
+    """The axis of an experiment's times: seconds after ``started_s`` (Unix time), for all runs of it. Differences
+    within a process are those of ``clock``, which is monotonic."""
+
+    def __init__(self, started_s: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._offset_s = time.time() - started_s - clock()
+
+    def now(self) -> float:
+        """This moment."""
+        return self._clock() + self._offset_s
+
+    def at(self, clock_s: float) -> float:
+        """A moment that ``clock`` told."""
+        return clock_s + self._offset_s
+
+
+class Choice(NamedTuple):
+    """The arm of a request. ``key``: whom the arm sticks to, not to be read back from it; empty where it is the
+    request. ``block``: of a switchback. ``warm_up``: not to be analysed, as it came before everything was warm, or too
+    near to the block before. ``shadowed``: another arm gets the request too."""
+
+    arm: str
+    key: str = ""
+    block: int = NO_BLOCK
+    warm_up: bool = False
+    shadowed: bool = False
+
+
+def make_record(
+    request: str,
+    choice: Choice,
+    clock: RunClock,
+    *,
+    arrival_s: float,
+    end_s: float,
+    scheduled_s: float | None = None,
+    started_s: float | None = None,
+    first_token_s: float | None = None,
+    **seen: Any,
+) -> Record:
+    """The record of a request that has ended, whoever watched it. Times are ``clock``'s own, None where that point was
+    not reached; ``seen``: the other fields of `Record`."""
+
+    def at(clock_s: float | None) -> float | None:
+        return None if clock_s is None else clock.at(clock_s)
+
+    return Record(
+        request=request, arm=choice.arm, key=choice.key, block=choice.block, warm_up=choice.warm_up,
+        arrival=clock.at(arrival_s), scheduled=at(scheduled_s), started=at(started_s), first_token=at(first_token_s),
+        end=at(end_s), **seen,
+    )  # fmt: skip
 
 
 RECORD_FIELDS = tuple(field.name for field in dataclasses.fields(Record))

@@ -11,8 +11,7 @@ import grpc
 
 from server.auth.principal import check_admin
 from server.engine_calls import DEFAULT_TRACE_STEPS, MAX_TRACE_STEPS, TRACE_LIMIT_RULE
-from server.experiment.live.experiments import Experiments
-from server.experiment.live.folder import ExperimentStatus
+from server.experiment.live.experiments import Experiments, ExperimentStatus
 from server.frontend import Frontend
 from server.grpc.errors import guarded
 from server.grpc.messages import trace_message

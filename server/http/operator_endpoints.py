@@ -9,8 +9,8 @@ import orjson
 import specdec
 from server.auth.principal import check_admin
 from server.engine_calls import DEFAULT_TRACE_STEPS, MAX_TRACE_STEPS, TRACE_LIMIT_RULE
+from server.experiment.live.conclusions import NoResultError
 from server.experiment.live.experiments import Experiments
-from server.experiment.live.folder import NoResultError
 from server.http.call import Call, Endpoint
 from server.http.errors import PathNotFoundError, Refusal
 from server.http.fields import RESPONSES

@@ -17,8 +17,8 @@ from specdec.cli.options import add_engine_options, credential_options, pop_conf
 from specdec.config import ServerConfig
 
 if TYPE_CHECKING:
-    from bench.experiment.plan import Side
-    from bench.experiment.run_folder import Board
+    from bench.experiment.plan import ArmServer
+    from bench.experiment.run_folder import Progress
     from server.experiment.analysis.result import Result
     from server.experiment.config import ExperimentConfig, MetricTarget
     from specdec.api.v1.experiment_pb2 import Experiment
@@ -50,7 +50,7 @@ def conclude(folder: Path, demand: str, as_json: bool) -> int:
     """
     from server.experiment.analysis.analyse import analyse
     from server.experiment.analysis.result import exit_code
-    from server.experiment.config import Manifest
+    from server.experiment.folder import Manifest
     from server.experiment.records import read_records
     from server.experiment.report.render import render
 
@@ -114,19 +114,19 @@ def run_command(**values: Any) -> None:
     if values["max_requests"] is not None:
         stopping = config.stopping.model_copy(update={"max_requests": values["max_requests"]})
         config = config.model_copy(update={"stopping": stopping})
-    config, sides = _sides(config, values, credentials, key_b)
+    config, servers = _servers(config, values, credentials, key_b)
     out = values["out"] or Path(f"ab-{config.name}")
-    why = asyncio.run(_run(config, sides, server, out, values["quiet"]))
+    why = asyncio.run(_run(config, servers, server, out, values["quiet"]))
     if not values["as_json"]:
         click.echo(f"ended: {why}")
     sys.exit(conclude(out, values["demand"], values["as_json"]))
 
 
-def _sides(
+def _servers(
     config: ExperimentConfig, values: dict[str, Any], credentials: Credentials, key_b: Path | None
-) -> tuple[ExperimentConfig, tuple[Side, Side] | None]:
+) -> tuple[ExperimentConfig, tuple[ArmServer, ArmServer] | None]:
     """The plan with the arms' URLs, and where they are; None: on a server that is to be started."""
-    from bench.experiment.plan import Side
+    from bench.experiment.plan import ArmServer
     from specdec.cli.options import read_key
 
     url, pair = values["url"], (values["url_a"], values["url_b"])
@@ -145,7 +145,7 @@ def _sides(
     if local:
         return config, None
     if url is not None:
-        one = Side(url, "--url", url, credentials, values["model"])
+        one = ArmServer(url, "--url", url, credentials, values["model"])
         return config, (one, one)
     if given == ["the plan"]:
         sources = [f"{values['experiment']}: arms.{name}.url" for name in config.arms]
@@ -158,24 +158,24 @@ def _sides(
     # A key is for the server it was given for.
     second = dataclasses.replace(credentials, key=read_key("--b-key-file", key_b))
     return config, (
-        Side(pair[0], sources[0], pair[0], credentials, values["model"]),
-        Side(pair[1], sources[1], pair[1], second, values["b_model"]),
+        ArmServer(pair[0], sources[0], pair[0], credentials, values["model"]),
+        ArmServer(pair[1], sources[1], pair[1], second, values["b_model"]),
     )
 
 
 async def _run(
-    config: ExperimentConfig, sides: tuple[Side, Side] | None, server: Config, out: Path, quiet: bool
+    config: ExperimentConfig, servers: tuple[ArmServer, ArmServer] | None, server: Config, out: Path, quiet: bool
 ) -> str:
-    from bench.experiment.plan import Side
+    from bench.experiment.plan import ArmServer
     from bench.experiment.session import run_experiment
     from bench.local_server import LocalServer
 
     with AbProgress(quiet) as progress:
-        if sides is not None:
-            return await run_experiment(config, sides, out, progress.watch)
+        if servers is not None:
+            return await run_experiment(config, servers, out, progress.watch)
         here = server.server.model_copy(update={"host": "127.0.0.1", "grpc_port": 0, "http_port": None})
         async with LocalServer(server.model_copy(update={"server": here})) as started:
-            one = Side(f"grpc://{started.grpc_address}", "--target", "started for this experiment")
+            one = ArmServer(f"grpc://{started.grpc_address}", "--target", "started for this experiment")
             return await run_experiment(config, (one, one), out, progress.watch)
 
 
@@ -339,7 +339,8 @@ def plan_command(
 ) -> None:
     """Say how many pairs or blocks find a change, judging by FOLDER, a capture in which both arms were the same."""
     from server.experiment.analysis.plan import make_plan
-    from server.experiment.config import Manifest, Stopping
+    from server.experiment.config import Stopping
+    from server.experiment.folder import Manifest
     from server.experiment.records import read_records
 
     size, chance = _share("--effect", effect), _share("--power", power)
@@ -370,7 +371,7 @@ def check_command(folder: Path, experiments: int, as_json: bool) -> None:
     """
     from server.experiment.analysis.plan import count_false_alarms
     from server.experiment.analysis.result import FALSE_ALARMS
-    from server.experiment.config import Manifest
+    from server.experiment.folder import Manifest
     from server.experiment.records import read_records
 
     found = count_false_alarms(Manifest.read(folder), read_records(folder), experiments)
@@ -426,12 +427,12 @@ class AbProgress:
             self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._begun_s = self._said_s = time.monotonic()
 
-    def watch(self, board: Board) -> None:
+    def watch(self, progress: Progress) -> None:
         """The run went on."""
         from rich.text import Text
 
         now = time.monotonic()
-        text = Text(progress_line(board, now - self._begun_s), style="dim")
+        text = Text(progress_line(progress, now - self._begun_s), style="dim")
         if self._live is not None:
             self._live.update(text, refresh=True)
         elif now - self._said_s >= _PLAIN_EVERY_S:
@@ -448,16 +449,16 @@ class AbProgress:
             self._live.stop()
 
 
-def progress_line(board: Board, passed_s: float) -> str:
+def progress_line(progress: Progress, passed_s: float) -> str:
     """Counts so far, the medians of both arms and their ratio."""
-    of = "" if board.planned is None else f"/{board.planned}"
-    done = f"pairs {len(board.done)}{of}" if board.done or board.planned else f"requests {sum(board.asked)}"
+    of = "" if progress.planned is None else f"/{progress.planned}"
+    done = f"pairs {len(progress.done)}{of}" if progress.done or progress.planned else f"requests {sum(progress.asked)}"
     words = [f"{passed_s:6.0f} s", done]
-    a, b = medians = board.medians()
-    for name, value in zip(board.names, medians, strict=True):
-        words.append(f"{name} {board.metric} " + ("-" if value is None else f"{value:.4g}"))
+    a, b = medians = progress.medians()
+    for name, value in zip(progress.names, medians, strict=True):
+        words.append(f"{name} {progress.metric} " + ("-" if value is None else f"{value:.4g}"))
     if a and b is not None:
         words.append(f"ratio {b / a:.3f}")
-    words.append(f"different tokens {len(board.mismatched)}")
-    words.append(f"failed {board.failed[0]}+{board.failed[1]}")
+    words.append(f"different tokens {len(progress.mismatched)}")
+    words.append(f"failed {progress.failed[0]}+{progress.failed[1]}")
     return "  ".join(words)

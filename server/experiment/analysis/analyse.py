@@ -28,7 +28,8 @@ from server.experiment.analysis.result import (
     Verdict,
     VerdictKind,
 )
-from server.experiment.config import ExperimentConfig, Guardrail, Manifest
+from server.experiment.config import ExperimentConfig, Guardrail
+from server.experiment.folder import Manifest
 from server.experiment.records import METRICS, ExperimentError, RecordLog
 from server.experiment.stats.proportions import (
     chi_square_ratio,

@@ -8,7 +8,8 @@ import math
 import numpy as np
 
 from server.experiment.analysis.compare import compare_target, select
-from server.experiment.config import Manifest, MetricTarget, Stopping, StrictModel
+from server.experiment.config import MetricTarget, Stopping, StrictModel
+from server.experiment.folder import Manifest
 from server.experiment.records import ExperimentError, Record, RecordLog
 from server.experiment.stats.means import compare_means, mean_ratio_bounds
 from server.experiment.stats.proportions import share_interval

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 from array import array
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from hashlib import blake2b
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from server.auth.principal import Principal
 from server.engine_client import EngineClient
-from server.experiment.config import BUCKETS, Split, Unit, bucket, digest
+from server.experiment.assignment import BUCKETS, Split, TimeBlocks, digest
+from server.experiment.config import Unit
 from server.experiment.live.plan import EngineSettings
-from server.experiment.records import NO_BLOCK
+from server.experiment.records import NO_BLOCK, Choice
 from specdec.config import WeightDtype
 from specdec.errors import EngineDeadError, RequestError
 from specdec.types import Request
@@ -30,17 +32,6 @@ def token_bytes(ids: Iterable[int]) -> bytes:
     if sys.byteorder == "big":
         numbers.byteswap()
     return numbers.tobytes()
-
-
-class Choice(NamedTuple):
-    """``key``: whom the arm sticks to, not to be read back from it; empty where it is the request. ``block``: of a
-    switchback. ``warm_up``: too near to the block before. ``shadowed``: another arm gets the request too."""
-
-    arm: str
-    key: str = ""
-    block: int = NO_BLOCK
-    warm_up: bool = False
-    shadowed: bool = False
 
 
 def unit_key(unit: Unit, principal: Principal, request: Request) -> str | None:
@@ -94,62 +85,31 @@ class ShadowChooser:
         return None if choice is None else choice._replace(shadowed=True)
 
 
-class Blocks:
-    """Block floor(t / block_s) of Unix time t has the arm of the key ``block:NUMBER``, each arm with chance 1/2: known
-    beforehand to who has the salt, to nobody else, and the same after a restart.
+class BlockChooser:
+    """Mode `switchback`: the arm of the block that a request comes in. While the engine is being changed for the block
+    (where ``waits_for_engine``), requests are marked as `warm_up` too."""
 
-    A request belongs to the block it came in. Within ``washout_s`` of a block's begin, and while the engine is being
-    changed for the block (where ``waits_for_engine``), it is marked as `warm_up`.
-    """
-
-    def __init__(
-        self,
-        salt: str,
-        arms: Iterable[str],
-        block_s: float,
-        washout_s: float,
-        now: Callable[[], float],
-        *,
-        waits_for_engine: bool = False,
-    ) -> None:
-        self._salt, self._split = salt, Split(dict.fromkeys(arms, 1.0))
-        self._block_s, self._washout_s, self._now = block_s, washout_s, now
-        self._waits = waits_for_engine
-        self._block = -1
-        self._arm = ""
-        self._settled_s = float("inf") if waits_for_engine else 0.0
-
-    def arm_of(self, block: int) -> str:
-        """Whose block it is."""
-        arm = self._split.arm(bucket(self._salt, f"block:{block}"))
-        assert arm is not None  # every bucket is somebody's
-        return arm
-
-    def block_at(self, now: float) -> int:
-        """The block of a moment."""
-        return int(now // self._block_s)
-
-    def begin_of(self, block: int) -> float:
-        """When a block begins."""
-        return block * self._block_s
+    def __init__(self, blocks: TimeBlocks, now: Callable[[], float], *, waits_for_engine: bool = False) -> None:
+        self.blocks = blocks
+        self._now, self._waits = now, waits_for_engine
+        self._enter(NO_BLOCK, "")
 
     def settled(self, block: int, now: float) -> None:
         """The engine is what ``block`` wants, from ``now`` on."""
-        self._enter(block)
+        self._enter(block, self.blocks.arm_of(block))
         self._settled_s = now
 
     def choose(self, principal: Principal, request: Request) -> Choice | None:
         """The arm of the block that runs."""
         now = self._now()
-        block = self.block_at(now)
+        block = self.blocks.at(now)
         if block != self._block:
-            self._enter(block)
-        begin = max(self.begin_of(block), self._settled_s)
-        return Choice(self._arm, block=block, warm_up=now - begin < self._washout_s)
+            self._enter(block, self.blocks.arm_of(block))
+        return Choice(self._arm, block=block, warm_up=self.blocks.is_washed_out(now, self._settled_s))
 
-    def _enter(self, block: int) -> None:
-        self._block, self._arm = block, self.arm_of(block)
-        self._settled_s = float("inf") if self._waits else 0.0
+    def _enter(self, block: int, arm: str) -> None:
+        self._block, self._arm = block, arm
+        self._settled_s = math.inf if self._waits else 0.0
 
 
 _RETRY_S = 0.5
@@ -159,18 +119,18 @@ class EngineSwitch:
     """Runs from `start` to `stop`, which puts the draft model back that was there before. ``on_error`` is told once,
     when the engine can not be changed; it is then left as it is.
 
-    Belongs to one event loop. ``now`` is Unix time, as ``blocks`` have it.
+    Belongs to one event loop. ``now`` is Unix time, as the ``chooser`` has it.
     """
 
     def __init__(
         self,
         client: EngineClient,
         settings: Mapping[str, EngineSettings],
-        blocks: Blocks,
+        chooser: BlockChooser,
         now: Callable[[], float],
         on_error: Callable[[str], None],
     ) -> None:
-        self._client, self._settings, self._blocks = client, settings, blocks
+        self._client, self._settings, self._chooser = client, settings, chooser
         self._now, self._on_error = now, on_error
         self._before: tuple[str | None, WeightDtype | None] = client.draft_setting
         self._stopping = asyncio.Event()
@@ -197,19 +157,20 @@ class EngineSwitch:
             self._task.cancel()
 
     async def _run(self) -> None:
+        blocks = self._chooser.blocks
         while not self._stopping.is_set():
-            block = self._blocks.block_at(self._now())
+            block = blocks.at(self._now())
             try:
-                await self._apply(self._settings[self._blocks.arm_of(block)])
+                await self._apply(self._settings[blocks.arm_of(block)])
             except EngineDeadError:
                 await self._pause(_RETRY_S)  # it is being restarted
                 continue
             except RequestError as error:
                 self._on_error(f"the engine could not be switched: {error}")
                 return
-            if self._blocks.block_at(self._now()) == block:  # else it took as long as the block
-                self._blocks.settled(block, self._now())
-                await self._pause(max(0.0, self._blocks.begin_of(block + 1) - self._now()))
+            if blocks.at(self._now()) == block:  # else it took as long as the block
+                self._chooser.settled(block, self._now())
+                await self._pause(max(0.0, blocks.begin_of(block + 1) - self._now()))
 
     async def _pause(self, seconds: float) -> None:
         with suppress(TimeoutError):

@@ -4,37 +4,92 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import platform
 import re
-from collections.abc import Callable
-from datetime import UTC, datetime
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from server.admission import Admission
 from server.engine_client import EngineClient
 from server.experiment.config import ExperimentConfig, parse_config, read_text, refuse
-from server.experiment.live.folder import (
-    Conclusion,
-    Conclusions,
-    ExperimentFolder,
-    ExperimentNotFoundError,
-    ExperimentNotStartedError,
-    ExperimentsOffError,
-    ExperimentStatus,
-    NoResultError,
-    State,
-    StoredState,
-    live_facts,
-    now_text,
-)
+from server.experiment.folder import ExperimentFolder, Manifest, State, StoredState, now_text
+from server.experiment.live.conclusions import Conclusion, Conclusions, NoResultError
 from server.experiment.live.plan import LivePlan, make_plan
-from server.experiment.live.recording import Decode, RunClock
+from server.experiment.live.recording import Decode
 from server.experiment.live.traffic import LiveTraffic, RunningExperiment
-from server.experiment.records import ExperimentError, PlanError
+from server.experiment.records import ExperimentError, PlanError, RunClock
 from specdec.config import ExperimentsConfig
 from specdec.errors import ConfigError, FieldViolation, InvalidRequestError, RequestError
+from specdec.types import EngineInfo
 
 _LOG = logging.getLogger(__name__)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+class ExperimentsOffError(RequestError):
+    """This server keeps no experiments."""
+
+    reason = "EXPERIMENTS_OFF"
+    http_status, grpc_code = 501, "UNIMPLEMENTED"
+
+    def __init__(self) -> None:
+        super().__init__("experiments need a place for their records; set server.experiments.folder")
+
+
+class ExperimentNotFoundError(RequestError):
+    """There is no experiment of this name."""
+
+    reason = "EXPERIMENT_NOT_FOUND"
+    http_status, grpc_code = 404, "NOT_FOUND"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"there is no experiment {name[:64]!r} here; list them to see which there are")
+
+
+class ExperimentNotStartedError(RequestError):
+    """Another experiment is in the way, or the state of its folder."""
+
+    reason = "EXPERIMENT_NOT_STARTED"
+    http_status, grpc_code = 409, "FAILED_PRECONDITION"
+
+
+@dataclass(frozen=True)
+class ExperimentStatus:
+    """``started``: ISO 8601, its very first start. ``records`` by arm, the control first. ``left_out``: requests that
+    took no part, by why, since the server runs it; ``given_up``: shadows that were not sent to their end. ``reason``:
+    why it does not run any more."""
+
+    name: str
+    state: State
+    mode: str
+    started: str
+    records: Mapping[str, int]
+    reason: str = ""
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    given_up: int = 0
+    warnings: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self) | {"records": dict(self.records), "left_out": dict(self.left_out)}
+
+
+def live_facts(info: EngineInfo) -> dict[str, str]:
+    """What an experiment's manifest says of the server that runs it."""
+    return {
+        "server": f"specdec {info.version}",
+        "model": info.target,
+        "draft": info.draft or "none",
+        "drafters": ", ".join(info.drafters) or "none",
+        "numbers": f"{info.dtype}, {info.kernels} kernels, {info.numeric_mode}",
+        "threads": str(info.threads),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "system": platform.system(),
+    }
 
 
 class Experiments:
@@ -205,9 +260,9 @@ class Experiments:
         if folder.exists:
             written = await asyncio.to_thread(_resumed, folder, config)
         else:
-            await asyncio.to_thread(folder.begin, config, text, live_facts(self._client.info))
-        started = datetime.fromisoformat((await asyncio.to_thread(folder.manifest)).started)
-        left_s = _left_s(config, started)
+            manifest = Manifest(config=config, started=now_text(), facts=live_facts(self._client.info))
+            await asyncio.to_thread(folder.begin, text, manifest)
+        left_s = _left_s(await asyncio.to_thread(folder.manifest))
         running = RunningExperiment(
             plan, folder.path, self._client, self._clock, written, self._when_over(name), self._decode
         )
@@ -298,8 +353,7 @@ def _resumed(folder: ExperimentFolder, config: ExperimentConfig) -> dict[str, in
     return folder.written()
 
 
-def _left_s(config: ExperimentConfig, started: datetime) -> float | None:
+def _left_s(manifest: Manifest) -> float | None:
     """Seconds until an experiment ends; None: it need not."""
-    if config.stopping.max_duration is None:
-        return None
-    return max(0.0, config.stopping.max_duration - (datetime.now(UTC) - started).total_seconds())
+    limit_s = manifest.config.stopping.max_duration
+    return None if limit_s is None else max(0.0, limit_s - (time.time() - manifest.started_s))

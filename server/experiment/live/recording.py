@@ -1,10 +1,9 @@
-"""One request's part in an experiment, the record made of it, and the thread that writes records."""
+"""How a request takes part in an experiment, the record made of it, and the thread that writes records."""
 
 from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
@@ -12,29 +11,14 @@ from itertools import zip_longest
 from pathlib import Path
 from queue import SimpleQueue
 
-from server.experiment.live.assignment import Choice, token_bytes
-from server.experiment.records import Record, RecordWriter
+from server.experiment.live.assignment import token_bytes
+from server.experiment.records import Choice, Record, RecordWriter, RunClock, make_record
 from server.observe.records import RequestRecord
 from specdec.errors import RequestError
 from specdec.types import Delta, Finished, FinishReason, Request, RequestEvent
 
 
-class RunClock:
-    """Records of several runs of a server lie on one axis, and differences of times are monotonic ones."""
-
-    def __init__(self) -> None:
-        self._offset = time.time() - time.monotonic()
-
-    def now(self) -> float:
-        """Unix time, as it was when the clock was made and monotonic from then on."""
-        return time.monotonic() + self._offset
-
-    def at(self, monotonic_s: float) -> float:
-        """The same of a moment by `time.monotonic`."""
-        return monotonic_s + self._offset
-
-
-class Part:
+class Participation:
     """A `RequestWatcher`. ``name`` is unique in the experiment, over restarts too. ``in_flight`` tells how many
     requests the engine has. ``tokens``: (sample, token ids) of each message, kept where ``keeps_tokens``."""
 
@@ -45,7 +29,7 @@ class Part:
         name: str,
         choice: Choice,
         in_flight: Callable[[], int],
-        on_end: Callable[[Part, RequestRecord], None],
+        on_end: Callable[[Participation, RequestRecord], None],
         *,
         overridden: bool = False,
         keeps_tokens: bool = False,
@@ -84,19 +68,20 @@ CANCELLED = "cancelled"
 Decode = Callable[[Sequence[int]], str]
 
 
-def make_record(
-    part: Part, seen: RequestRecord, clock: RunClock, decode: Decode | None = None, pair: str = ""
+def record_of(
+    part: Participation, seen: RequestRecord, clock: RunClock, decode: Decode | None = None, pair: str = ""
 ) -> Record:
     """The record of a request that has ended. decode: its prompt is told, as text; None: it is not."""
     request, started = seen.request, seen.started
     status, error = _status(seen)
-    return Record(
-        request=part.name,
-        arm=part.choice.arm,
-        arrival=clock.at(seen.began_s),
-        started=None if started is None else clock.at(seen.made_s + started.queue_ms / 1e3),
-        first_token=None if seen.first_s is None else clock.at(seen.first_s),
-        end=clock.at(seen.ended_s),
+    return make_record(
+        part.name,
+        part.choice,
+        clock,
+        arrival_s=seen.began_s,
+        started_s=None if started is None else seen.made_s + started.queue_ms / 1e3,
+        first_token_s=seen.first_s,
+        end_s=seen.ended_s,
         tokens=seen.output_tokens,
         chunks=part.chunks,
         prompt_tokens=len(request.prompt_ids),
@@ -104,24 +89,20 @@ def make_record(
         batch=part.batch,
         accepted=_accepted(seen.finished),
         token_hash=b"" if part.tokens is None or _by_the_clock(request) else _token_hash(part.tokens),
-        block=part.choice.block,
         pair=pair,
-        key=part.choice.key,
         status=status,
         error=error,
-        warm_up=part.choice.warm_up,
         workload="" if seen.call is None else seen.call.endpoint,
         prompt=None if decode is None else decode(request.prompt_ids),
         overridden=part.overridden,
     )
 
 
-def refused_record(part: Part, request: Request, error: RequestError, now: float) -> Record:
-    """The record of a request that was not let in: its arm was too busy for it, or down. now: Unix time."""
-    return Record(
-        request=part.name, arm=part.choice.arm, arrival=now, end=now, prompt_tokens=len(request.prompt_ids),
-        block=part.choice.block, key=part.choice.key, status=error.reason, error=str(error),
-        warm_up=part.choice.warm_up, overridden=part.overridden,
+def refused_record(part: Participation, request: Request, error: RequestError, clock: RunClock, at_s: float) -> Record:
+    """The record of a request that was not let in: its arm was too busy for it, or down. at_s: monotonic."""
+    return make_record(
+        part.name, part.choice, clock, arrival_s=at_s, end_s=at_s, prompt_tokens=len(request.prompt_ids),
+        status=error.reason, error=str(error), overridden=part.overridden,
     )  # fmt: skip
 
 

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 
 from server.engine_calls import RequestStream
 from server.engine_client import EngineClient
-from server.experiment.live.assignment import Choice
-from server.experiment.live.recording import Part
+from server.experiment.live.recording import Participation
+from server.experiment.records import Choice
 from server.observe.metrics import ServerMetrics
 from server.observe.records import RequestRecord
 from specdec.errors import RequestError
 from specdec.types import FinishReason, Request
 
 _LOWEST = -((1 << 31) - 1)
-Seen = tuple[Part, RequestRecord]
+Observed = tuple[Participation, RequestRecord]
 
 
 @dataclass(eq=False, slots=True)
@@ -25,8 +25,8 @@ class _Pair:
     """``request``: the shadow's. What was seen of either, once it has ended."""
 
     request: Request
-    real: Seen | None = None
-    shadow: Seen | None = None
+    real: Observed | None = None
+    shadow: Observed | None = None
     stream: RequestStream | None = None
     over: bool = False
 
@@ -39,7 +39,9 @@ class Shadows:
     half a pair says nothing. Belongs to one event loop.
     """
 
-    def __init__(self, client: EngineClient, arm: str, write: Callable[[Seen, Seen], None], *, beside: bool) -> None:
+    def __init__(
+        self, client: EngineClient, arm: str, write: Callable[[Observed, Observed], None], *, beside: bool
+    ) -> None:
         self._client, self._arm, self._write, self._beside = client, arm, write, beside
         self._metrics = ServerMetrics()
         self._pairs: dict[str, _Pair] = {}
@@ -50,7 +52,7 @@ class Shadows:
         """Shadows in the engine."""
         return sum(pair.stream is not None for pair in self._pairs.values())
 
-    def begin(self, real: Part, request: Request) -> None:
+    def begin(self, real: Participation, request: Request) -> None:
         """``real`` was let in; ``request`` is what its shadow asks."""
         name = f"{request.request_id}~{real.name}"
         pair = _Pair(dataclasses.replace(request, request_id=name, priority=_LOWEST))
@@ -58,8 +60,8 @@ class Shadows:
         if self._beside:
             self._send_soon(real, pair)
 
-    def real_ended(self, real: Part, seen: RequestRecord) -> None:
-        """What `Part` calls at the end of a real request."""
+    def real_ended(self, real: Participation, seen: RequestRecord) -> None:
+        """What `Participation` calls at the end of a real request."""
         pair = self._pairs.get(real.name)
         if pair is None:
             return
@@ -89,11 +91,11 @@ class Shadows:
     def _has_room(self) -> bool:
         return self._client.in_flight < self._client.info.max_batch
 
-    def _send_soon(self, real: Part, pair: _Pair) -> None:
+    def _send_soon(self, real: Participation, pair: _Pair) -> None:
         """Once whoever waits for the real one has been served."""
         asyncio.get_running_loop().call_soon(self._send, real, pair)
 
-    def _send(self, real: Part, pair: _Pair) -> None:
+    def _send(self, real: Participation, pair: _Pair) -> None:
         if pair.over:
             return
         if not self._has_room:
@@ -101,7 +103,7 @@ class Shadows:
             self._drop(real.name)
             return
         choice = Choice(self._arm, real.choice.key)
-        part = Part(
+        part = Participation(
             f"{real.name}s", choice, lambda: self._client.in_flight, self._shadow_ended(real), keeps_tokens=True
         )
         record = RequestRecord(pair.request, None, self._metrics, lambda _: None)
@@ -111,8 +113,8 @@ class Shadows:
         except RequestError:  # the engine is gone
             self._drop(real.name)
 
-    def _shadow_ended(self, real: Part) -> Callable[[Part, RequestRecord], None]:
-        def ended(part: Part, seen: RequestRecord) -> None:
+    def _shadow_ended(self, real: Participation) -> Callable[[Participation, RequestRecord], None]:
+        def ended(part: Participation, seen: RequestRecord) -> None:
             pair = self._pairs.get(real.name)
             if pair is None:
                 return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import random
+import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,12 +15,13 @@ from server.admission import Submit, Ticket
 from server.auth.principal import Principal
 from server.engine_client import EngineClient
 from server.errors import RateLimitedError
-from server.experiment.live.assignment import Blocks, Choice, Chooser, EngineSwitch, KeyChooser, ShadowChooser
-from server.experiment.live.folder import State
+from server.experiment.assignment import TimeBlocks, random_arms
+from server.experiment.folder import State
+from server.experiment.live.assignment import BlockChooser, Chooser, EngineSwitch, KeyChooser, ShadowChooser
 from server.experiment.live.plan import LivePlan
-from server.experiment.live.recording import Decode, Part, RecordSink, RunClock, make_record, refused_record
-from server.experiment.live.shadows import Seen, Shadows
-from server.experiment.records import Record
+from server.experiment.live.recording import Decode, Participation, RecordSink, record_of, refused_record
+from server.experiment.live.shadows import Observed, Shadows
+from server.experiment.records import Choice, Record, RunClock
 from server.observe.records import ARM_HEADER, CallRecord, RequestRecord, current_call
 from specdec.errors import DuplicateRequestError, FieldViolation, InvalidRequestError, RequestError
 from specdec.types import Request
@@ -105,7 +107,7 @@ class RunningExperiment:
         if self._shadows is not None:
             self._shadows.make_room()
 
-    def take(self, principal: Principal, request: Request, asked: str | None = None) -> Part | None:
+    def take(self, principal: Principal, request: Request, asked: str | None = None) -> Participation | None:
         """The request's part; None: it has none. ``asked``: the arm that its caller wants."""
         if not self.plan.leaves_free(request):
             self.left_out[OWN_OPTIONS] += 1
@@ -121,7 +123,7 @@ class RunningExperiment:
             return None
         self._serial += 1
         shadows = self._shadows if choice.shadowed else None
-        return Part(
+        return Participation(
             f"{request.request_id}#{self._run}-{self._serial}",
             choice,
             self._in_flight,
@@ -130,21 +132,21 @@ class RunningExperiment:
             keeps_tokens=shadows is not None,
         )
 
-    def put(self, part: Part, request: Request) -> Request:
+    def put(self, part: Participation, request: Request) -> Request:
         """``request`` with the options of the part's arm."""
         return self.plan.options[part.choice.arm].put(request)
 
-    def begin_shadow(self, part: Part, principal: Principal, request: Request) -> None:
+    def begin_shadow(self, part: Participation, principal: Principal, request: Request) -> None:
         """A request of whose shadow ``part`` is the real half was let in; ``request``: without any arm's options."""
         if self._shadows is not None and part.choice.shadowed:
             options = self.plan.options[self.plan.config.treatment]
             self._shadows.begin(part, principal.own(options.put(request)))
 
-    def refused(self, part: Part, request: Request, error: RequestError) -> None:
+    def refused(self, part: Participation, request: Request, error: RequestError) -> None:
         """The request was not let in, as there was no room, or no engine."""
         if not part.choice.shadowed:
-            now = self._clock.now()
-            self._write(part.choice.arm, lambda: refused_record(part, request, error, now))
+            now_s = time.monotonic()
+            self._write(part.choice.arm, lambda: refused_record(part, request, error, self._clock, now_s))
 
     async def stop(self) -> str:
         """End: what runs goes on unrecorded, and the engine gets its own draft model back; returns what went wrong."""
@@ -175,15 +177,13 @@ class RunningExperiment:
         config, salt = self.plan.config, self.plan.salt
         assignment = config.assignment
         if assignment.mode == "switchback":
-            blocks = Blocks(
-                salt, config.arms, assignment.block_s, assignment.washout_s, self._clock.now,
-                waits_for_engine=self.plan.switches_engine,
-            )  # fmt: skip
+            blocks = TimeBlocks(assignment.block_s, assignment.washout_s, random_arms(salt, config.arms))
+            chooser = BlockChooser(blocks, self._clock.now, waits_for_engine=self.plan.switches_engine)
             if self.plan.switches_engine:
                 self._switch = EngineSwitch(
-                    self._client, self.plan.settings, blocks, self._clock.now, lambda why: self._end("failed", why)
+                    self._client, self.plan.settings, chooser, self._clock.now, lambda why: self._end("failed", why)
                 )
-            return blocks
+            return chooser
         unit = assignment.unit or "request"
         if assignment.mode == "shadow":
             return ShadowChooser(salt, unit, config.control, assignment.share)
@@ -192,17 +192,17 @@ class RunningExperiment:
     def _in_flight(self) -> int:
         return self._client.in_flight
 
-    def _ended(self, part: Part, seen: RequestRecord) -> None:
-        self._write(part.choice.arm, lambda: make_record(part, seen, self._clock, self._decode))
+    def _ended(self, part: Participation, seen: RequestRecord) -> None:
+        self._write(part.choice.arm, lambda: record_of(part, seen, self._clock, self._decode))
         self._check_limit()
 
-    def _write_pair(self, real: Seen, shadow: Seen) -> None:
+    def _write_pair(self, real: Observed, shadow: Observed) -> None:
         for part, seen in (real, shadow):
             self._write(part.choice.arm, self._maker(part, seen, real[0].name))
         self._check_limit()
 
-    def _maker(self, part: Part, seen: RequestRecord, pair: str) -> Callable[[], Record]:
-        return lambda: make_record(part, seen, self._clock, self._decode, pair)
+    def _maker(self, part: Participation, seen: RequestRecord, pair: str) -> Callable[[], Record]:
+        return lambda: record_of(part, seen, self._clock, self._decode, pair)
 
     def _write(self, arm: str, make: Callable[[], Record]) -> None:
         if self._over:
@@ -221,7 +221,6 @@ class RunningExperiment:
             self._on_over(state, reason)
 
 
-# Lets a request in, in somebody's name, with the key by which it supersedes another
 # What says more about the caller than about the arm
 _CALLERS_OWN = (RateLimitedError, DuplicateRequestError)
 
@@ -245,7 +244,7 @@ class LiveTraffic:
             return submit(principal, request, supersedes_key)
         call = current_call()
         asked = self._asked(call)
-        parts: list[tuple[RunningExperiment, Part]] = []
+        parts: list[tuple[RunningExperiment, Participation]] = []
         for experiment in self._running:
             experiment.make_room()
             part = experiment.take(principal, request, asked.get(experiment.plan.config.name))
@@ -261,7 +260,7 @@ class LiveTraffic:
         request: Request,
         supersedes_key: str,
         submit: Submit,
-        parts: Sequence[tuple[RunningExperiment, Part]],
+        parts: Sequence[tuple[RunningExperiment, Participation]],
         call: CallRecord | None,
     ) -> Ticket:
         shadowed = any(part.choice.shadowed for _, part in parts)

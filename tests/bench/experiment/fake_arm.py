@@ -9,7 +9,7 @@ from statistics import NormalDist
 
 from bench.serve.endpoints import Said
 from bench.serve.request import Ask, Record
-from server.experiment.config import digest
+from server.experiment.assignment import digest
 from specdec.errors import SpecdecError
 
 TOKENS = 8

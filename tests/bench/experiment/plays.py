@@ -11,7 +11,8 @@ from bench.experiment.session import PairedRun, SwitchbackRun
 from bench.serve.request import Endpoint
 from server.experiment.analysis.analyse import analyse
 from server.experiment.analysis.result import Result
-from server.experiment.config import ExperimentConfig, Manifest
+from server.experiment.config import ExperimentConfig
+from server.experiment.folder import Manifest
 from server.experiment.records import RecordLog, read_records
 from tests.bench.virtual_loop import run_virtually
 
@@ -32,10 +33,10 @@ def plan(**fields: Any) -> ExperimentConfig:
 
 
 def play(
-    folder: Path, config: ExperimentConfig, a: Endpoint, b: Endpoint, *, by_ids: bool = True, boards: Any = None
+    folder: Path, config: ExperimentConfig, a: Endpoint, b: Endpoint, *, by_ids: bool = True, shown: Any = None
 ) -> str:
-    """Run it; why it ended. ``boards``: a list that every look at the board is put into."""
-    watch = (lambda board: None) if boards is None else boards.append
+    """Run it; why it ended. ``shown``: a list that every look at the progress is put into."""
+    watch = (lambda progress: None) if shown is None else shown.append
 
     async def run() -> str:
         with open_run(folder, Manifest(config=config, started=STARTED, facts={"server": "fake"})) as found:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from server.experiment.config import Manifest
+from server.experiment.folder import Manifest
 from server.experiment.records import read_records
 from specdec.cli.main import cli
 from tests.bench.experiment.both_faces import Faces, both_faces

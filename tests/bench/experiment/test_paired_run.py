@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from bench.experiment.run_folder import Board
+from bench.experiment.run_folder import Progress
 from bench.serve.request import Ask
 from server.experiment.analysis.plan import make_plan
-from server.experiment.config import Manifest, Stopping
+from server.experiment.config import Stopping
+from server.experiment.folder import Manifest
 from server.experiment.records import ExperimentError, Record, RecordWriter
 from specdec.cli.ab import progress_line
 from tests.bench.experiment.fake_arm import TOKENS, FakeArm, KilledError, lognormal, prompt_of
@@ -27,8 +28,8 @@ def noisy(arm: str, factor: float = 1.0) -> FakeArm:
 
 def test_records_say_what_was_seen(tmp_path: Path) -> None:
     a, b = FakeArm(lambda ask: 0.2), FakeArm(lambda ask: 0.1)
-    boards: list[Board] = []
-    why = play(tmp_path, plan(warmup_requests=2, store_prompts=True), a, b, boards=boards)
+    shown: list[Progress] = []
+    why = play(tmp_path, plan(warmup_requests=2, store_prompts=True), a, b, shown=shown)
     assert why == "everything planned was asked"
     records = logged(tmp_path).records
     assert len(records) == 2 * (2 + 20) == len(a.asked) + len(b.asked)
@@ -50,7 +51,7 @@ def test_records_say_what_was_seen(tmp_path: Path) -> None:
     assert (found.compared_outputs, found.mismatched_outputs) == (20, 0)
     assert found.verdict.kind == "better"
     assert found.primary.ratio == pytest.approx(0.5)
-    line = progress_line(boards[-1], 3.0)
+    line = progress_line(shown[-1], 3.0)
     assert "pairs 20/20" in line
     assert "ratio 0.500" in line
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.experiment.run_folder import open_run
-from server.experiment.config import Manifest
+from server.experiment.folder import Manifest
 from server.experiment.records import ExperimentError, Record, RecordWriter
 from tests.bench.experiment.plays import STARTED, plan
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from bench.experiment.script import SwitchbackScript
 from bench.serve.request import Ask
+from server.experiment.assignment import paired_arms
 from server.experiment.records import ExperimentError
 from tests.bench.experiment.fake_arm import FakeArm, KilledError, lognormal
 from tests.bench.experiment.plays import logged, plan, play, result
@@ -28,9 +28,9 @@ def switchback(blocks: int = 16, **fields: Any) -> Any:
 
 
 def test_every_two_blocks_hold_both_arms() -> None:
-    script = SwitchbackScript(switchback())
-    assert all({script.arm(2 * i), script.arm(2 * i + 1)} == {0, 1} for i in range(100))
-    assert len({script.arm(2 * i) for i in range(100)}) == 2
+    arm_of = paired_arms("salt", "a", "b")
+    assert all({arm_of(2 * i), arm_of(2 * i + 1)} == {"a", "b"} for i in range(100))
+    assert len({arm_of(2 * i) for i in range(100)}) == 2
 
 
 def test_a_run(tmp_path: Path) -> None:
@@ -38,14 +38,14 @@ def test_a_run(tmp_path: Path) -> None:
     a, b = (FakeArm(lambda ask, f=f: 3.0 * f * lognormal(0.2, ask.salt)) for f in (1.0, 0.5))  # type: ignore[misc]
     config = switchback(warmup_requests=3)
     play(tmp_path, config, a, b)
-    script = SwitchbackScript(config)
+    arm_of = paired_arms(config.name, config.control, config.treatment)
     records = logged(tmp_path).records
     counted = [record for record in records if record.block >= 0]
     assert len(records) - len(counted) == 6
     assert len(a.asked) + len(b.asked) == len(records) == len({record.request for record in records})
     assert {record.block for record in counted} == set(range(16))
     for record in counted:
-        assert record.arm == (config.treatment if script.arm(record.block) else config.control)
+        assert record.arm == arm_of(record.block)
         assert record.scheduled == pytest.approx(record.arrival, abs=1e-9)
     found = result(tmp_path)
     assert found.sample_ratio_counts == (8, 8)

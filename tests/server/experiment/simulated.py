@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from server.experiment.config import ExperimentConfig, Manifest
+from server.experiment.config import ExperimentConfig
+from server.experiment.folder import Manifest
 from server.experiment.records import Record, RecordLog
 
 FACTS = {"cpu": "Simulated <CPU> 3000", "commit": "0123abcd+", "model": "none & nowhere"}

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from server.experiment.config import BUCKETS, Split, bucket, digest
+from server.experiment.assignment import BUCKETS, Split, bucket, digest
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "experiments.md"
 _ROW = re.compile(r"^\| `([^`]*)` \| `([^`]*)` \| `([0-9a-f]{16})` \| (\d+) \|$", re.MULTILINE)

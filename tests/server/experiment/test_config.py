@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from server.experiment.config import Manifest, MetricTarget, read_config
+from server.experiment.config import MetricTarget, read_config
+from server.experiment.folder import Manifest
 from server.experiment.records import ExperimentError
 from tests.server.experiment.simulated import manifest
 

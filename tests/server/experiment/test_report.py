@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.experiment.analysis.analyse import analyse
-from server.experiment.config import Manifest
+from server.experiment.folder import Manifest
 from server.experiment.records import RecordLog, RecordWriter
 from server.experiment.report.charts import Axis, short
 from server.experiment.report.render import render

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -11,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.auth.principal import ANYBODY, Principal
-from server.experiment.config import Unit, bucket, digest
-from server.experiment.live.assignment import Blocks, KeyChooser, ShadowChooser, unit_key
+from server.experiment.assignment import TimeBlocks, bucket, digest, random_arms
+from server.experiment.config import Unit
+from server.experiment.live.assignment import BlockChooser, KeyChooser, ShadowChooser, unit_key
 from server.experiment.records import NO_BLOCK
 from specdec.types import Request
 
@@ -22,6 +24,11 @@ HALVES = {"a": 1.0, "b": 1.0}
 
 def request(number: int = 0, session: str = "", prompt: tuple[int, ...] = (1, 2)) -> Request:
     return Request(request_id=f"r{number}", prompt_ids=prompt, session=session)
+
+
+def chooser(block_s: float, washout_s: float, now: Callable[[], float], **options: bool) -> BlockChooser:
+    blocks = TimeBlocks(block_s, washout_s, random_arms("salt", ("a", "b")))
+    return BlockChooser(blocks, now, **options)
 
 
 @pytest.mark.parametrize("unit", ["session", "user", "prompt"])
@@ -77,7 +84,7 @@ def test_a_shadow_experiment_serves_the_control_and_shadows_its_share() -> None:
 
 @given(now=st.floats(0, 4e9), block_s=st.floats(1, 3600), washout=st.floats(0, 0.9))
 def test_a_block_is_its_time_and_its_arm_is_known_beforehand(now: float, block_s: float, washout: float) -> None:
-    blocks = Blocks("salt", ("a", "b"), block_s, washout * block_s, lambda: now)
+    blocks = chooser(block_s, washout * block_s, lambda: now)
     choice = blocks.choose(ANYBODY, request())
     assert choice is not None
     assert choice.block == int(now // block_s)
@@ -87,7 +94,7 @@ def test_a_block_is_its_time_and_its_arm_is_known_beforehand(now: float, block_s
 
 def test_all_requests_of_a_block_get_its_arm_and_blocks_are_random() -> None:
     time = [0.0]
-    blocks = Blocks("salt", ("a", "b"), 10.0, 2.0, lambda: time[0])
+    blocks = chooser(10.0, 2.0, lambda: time[0])
     arms: dict[int, set[str]] = {}
     washed = Counter()  # type: ignore[var-annotated]
     for tick in range(20_000):
@@ -105,7 +112,7 @@ def test_all_requests_of_a_block_get_its_arm_and_blocks_are_random() -> None:
 
 def test_a_block_whose_engine_is_not_ready_is_washed_out() -> None:
     time = [100.0]
-    blocks = Blocks("salt", ("a", "b"), 10.0, 2.0, lambda: time[0], waits_for_engine=True)
+    blocks = chooser(10.0, 2.0, lambda: time[0], waits_for_engine=True)
 
     def washes(now: float) -> bool:
         time[0] = now

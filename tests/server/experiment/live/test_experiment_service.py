@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
 
 from server.experiment.analysis.result import Result as Analysis
-from server.experiment.config import Manifest
+from server.experiment.folder import Manifest
 from specdec.api.v1 import experiment_pb2 as pb
 from specdec.cli.main import cli
 from tests.server.experiment.live.live_server import PLAN, LiveServer, live_server

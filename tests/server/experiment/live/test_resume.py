@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from server.experiment.config import parse_config
-from server.experiment.live.folder import ExperimentFolder, StoredState
+from server.experiment.folder import ExperimentFolder, StoredState
 from server.experiment.records import ExperimentError, RecordLog, read_records
 from server.serving import Serving
 from specdec.config import ExperimentsConfig

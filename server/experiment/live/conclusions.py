@@ -1,0 +1,106 @@
+"""What an experiment's records say so far, found out by ``python -m server.experiment.live.conclusions FOLDER``."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from server.experiment.folder import Manifest
+from server.experiment.records import ExperimentError, read_records
+from specdec.errors import RequestError
+
+
+class NoResultError(RequestError):
+    """The records say nothing yet, or can not be read."""
+
+    reason = "EXPERIMENT_NO_RESULT"
+    http_status, grpc_code = 409, "FAILED_PRECONDITION"
+
+
+class Conclusion(BaseModel):
+    """``result``: `Result` as JSON; ``report``: the same as a page."""
+
+    result: str
+    report: str
+
+
+_LOG = logging.getLogger(__name__)
+_NOTHING_YET = 3  # exit code of an analysis of too few records
+_NICE = 10
+_LIMIT_S = 120.0
+
+
+class Conclusions:
+    """Runs one analysis at a time, and remembers the last of each folder as long as nothing is added to it."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._known: dict[Path, tuple[int, Conclusion]] = {}
+
+    async def get(self, folder: Path) -> Conclusion:
+        """What the records in ``folder`` say.
+
+        Raises:
+            NoResultError: there is none yet, or it takes too long.
+        """
+        async with self._lock:
+            size = await asyncio.to_thread(_size, folder)
+            known = self._known.get(folder)
+            if known is not None and known[0] == size:
+                return known[1]
+            found = await _run(folder)
+            self._known[folder] = (size, found)
+            return found
+
+
+async def _run(folder: Path) -> Conclusion:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "server.experiment.live.conclusions", str(folder),
+        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        async with asyncio.timeout(_LIMIT_S):
+            out, error = await process.communicate()
+    except TimeoutError:
+        raise NoResultError(
+            f"the analysis took more than {_LIMIT_S:g} s; run `specdec ab analyze` on the folder"
+        ) from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode == _NOTHING_YET:
+        raise NoResultError(error.decode(errors="replace").strip())
+    if process.returncode:
+        _LOG.error("an analysis failed: %s", error.decode(errors="replace"))
+        raise NoResultError("the analysis failed; the server's log tells more")
+    return Conclusion.model_validate_json(out)
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.glob("records-*"))
+
+
+def main(folder: Path) -> int:
+    """Print a `Conclusion` as JSON; returns the exit code. With `_NOTHING_YET`, standard error says why."""
+    # Only this process needs what these import.
+    from server.experiment.analysis.analyse import analyse
+    from server.experiment.report.render import render
+
+    os.nice(_NICE)  # those who are served come first
+    try:
+        result = analyse(Manifest.read(folder), read_records(folder))
+    except ExperimentError as error:
+        print(error, file=sys.stderr)
+        return _NOTHING_YET
+    sys.stdout.write(Conclusion(result=result.model_dump_json(), report=render(result)).model_dump_json())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
