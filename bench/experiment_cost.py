@@ -155,7 +155,7 @@ def _summary(seconds: list[float]) -> dict[str, float]:
 
 
 class _Nobody(TicketListener):
-    def heard(self, ticket: Ticket, event: RequestEvent) -> None:
+    def on_event(self, ticket: Ticket, event: RequestEvent) -> None:
         """Keeps no books."""
 
     def ended(self, ticket: Ticket) -> None:

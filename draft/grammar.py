@@ -19,7 +19,7 @@ class GrammarDrafter:
 
     def serves(self, sequence: Sequence) -> bool:
         """Only what has a grammar, or a start that must be spelt anew, is forced to anything."""
-        return sequence.request.grammar is not None or bool(sequence.request.healed)
+        return sequence.request.grammar is not None or bool(sequence.request.healing_prefix)
 
     def begin(self, sequence: Sequence) -> None:
         """Nothing to do: the state lies with the sequence's sampling."""

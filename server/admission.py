@@ -244,7 +244,7 @@ def forecast(request: Request, ahead: Ahead, rates: Rates) -> Forecast:
 class TicketListener(Protocol):
     """Who keeps the books of tickets."""
 
-    def heard(self, ticket: Ticket, event: RequestEvent) -> None:
+    def on_event(self, ticket: Ticket, event: RequestEvent) -> None:
         """The reader got an event."""
 
     def ended(self, ticket: Ticket) -> None:
@@ -298,7 +298,7 @@ class Ticket:
             self.samples_left -= 1
             self._cut = self._cut or event.reason == FinishReason.ABORTED
         if self._listener is not None:
-            self._listener.heard(self, event)
+            self._listener.on_event(self, event)
         return event
 
     def close(self) -> None:
@@ -384,7 +384,7 @@ class Admission:
         return self._admit(principal, request, supersedes_key)
 
     def _admit(self, principal: Principal, request: Request, supersedes_key: str) -> Ticket:
-        now, own = self._clock(), principal.own(request)
+        now, own = self._clock(), principal.scope_request(request)
         key = principal.scoped(supersedes_key) if supersedes_key else ""
         older = self._by_key.get(key) if key else None
         usage = self._usage_of(principal, now)
@@ -409,7 +409,7 @@ class Admission:
         not in flight."""
         return self._client.abort(principal.scoped(request_id))
 
-    def heard(self, ticket: Ticket, event: RequestEvent) -> None:
+    def on_event(self, ticket: Ticket, event: RequestEvent) -> None:
         """The reader of ``ticket`` got ``event``."""
         now = self._clock()
         if isinstance(event, Started):

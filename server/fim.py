@@ -126,15 +126,15 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class PackedPrompt:
-    """``ids``: all of it, but for the word that the gap is in, ``healed``, which the filling has to begin with; it has
-    ``n_healed`` tokens by itself. ``fills_in``: the text behind the gap is part of it. ``ends``: ids that end the
-    filling."""
+    """``ids``: all of it, but for the word that the gap is in, ``healing_prefix``, which the filling has to begin with;
+    it has ``n_healing_tokens`` tokens by itself. ``fills_in``: the text behind the gap is part of it. ``ends``: ids
+    that end the filling."""
 
     ids: tuple[int, ...]
     fills_in: bool
     ends: tuple[int, ...]
-    healed: str = ""
-    n_healed: int = 0
+    healing_prefix: str = ""
+    n_healing_tokens: int = 0
 
 
 class FimNotSupportedError(RequestError):

@@ -153,14 +153,14 @@ def pack_request(request: Request) -> tuple[Any, ...]:
         request.session,
         request.target_tpot_ms,
         None if request.grammar is None else _values(request.grammar),
-        request.healed,
+        request.healing_prefix,
     )
 
 
 def unpack_request(parts: Sequence[Any]) -> Request:
     """The inverse of `pack_request`, after msgpack made lists of the tuples."""
     request_id, prompt_ids, sampling, stopping, output, speculation, priority, deadline_s, salt, *more = parts
-    prediction, session, target_tpot_ms, grammar, healed = more
+    prediction, session, target_tpot_ms, grammar, healing_prefix = more
     return Request(
         request_id=request_id,
         prompt_ids=tuple(prompt_ids),
@@ -175,7 +175,7 @@ def unpack_request(parts: Sequence[Any]) -> Request:
         session=session,
         target_tpot_ms=target_tpot_ms,
         grammar=None if grammar is None else GrammarParams(GrammarKind(grammar[0]), grammar[1]),
-        healed=healed,
+        healing_prefix=healing_prefix,
     )
 
 

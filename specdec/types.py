@@ -156,7 +156,7 @@ class Request:
     conversation whose earlier texts may be drafted from; both change how fast tokens come, never which.
     ``target_tpot_ms`` is the time per output token this request should keep to; while it lags behind, its drafts
     are verified before others'.
-    ``healed`` is the end of the prompt's text where that may be one token with what follows, left out of
+    ``healing_prefix`` is the end of the prompt's text where that may be one token with what follows, left out of
     ``prompt_ids``: the output spells it first, in tokens that count as output, and its text begins behind it.
     """
 
@@ -173,7 +173,7 @@ class Request:
     session: str = ""
     target_tpot_ms: float | None = None
     grammar: GrammarParams | None = None
-    healed: str = ""
+    healing_prefix: str = ""
 
 
 @dataclass(slots=True)

@@ -41,7 +41,7 @@ class Principal:
         """``text`` as a name that no other tenant can say."""
         return f"{self.tenant}{SEPARATOR}{text}" if self.tenant else text
 
-    def own(self, request: Request) -> Request:
+    def scope_request(self, request: Request) -> Request:
         """``request`` as this principal may make it: id and cache salt of its tenant, priority within its limit.
 
         The salt is what prefix cache, sessions and shared draft texts are kept by.

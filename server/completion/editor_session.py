@@ -184,8 +184,8 @@ class EditorSession:
 
     Where the user typed what the last generation says, it goes on, running or complete, and what it says beyond that
     is the answer. A fresh request for the new text would be given the prompt of that generation and the first tokens it
-    said, up to the word that is being typed, and has to spell that word (`PromptPacker`, `Request.healed`): greedy or
-    by seed, its choice is the token that was said, wherever typing has got to in it. So the answer is, to the
+    said, up to the word that is being typed, and has to spell that word (`PromptPacker`, `Request.healing_prefix`):
+    greedy or by seed, its choice is the token that was said, wherever typing has got to in it. So the answer is, to the
     character, the beginning of what a fresh request would get. That holds as long as the tokenizer makes of the typed
     text the tokens that were said, and the prompt's borders stay (a new line may move them; the answer then is still
     the text that was begun). The generation's limits, in tokens, lines and time, count from its own begin. Under

@@ -76,7 +76,8 @@ class PromptPacker:
     trained: a middle is cut out anywhere). So typing adds tokens at the prompt's very end, and whatever was computed
     for its front, the suffix too, is found in the prefix cache; and a sequence that was started before a key was hit
     is, when the user types what it says, the sequence that this prompt asks for. The word that the gap is in is left
-    out: the filling spells it first (`Request.healed`), in the tokens that it would have, whole, been written in.
+    out: the filling spells it first (`Request.healing_prefix`), in the tokens that it would have, whole, been written
+    in.
 
     Of a budget B, suffix and context get B / 4 each at most, the prefix the rest. What the prefix does not need goes to
     the suffix, then to the context, in steps of B / 8, so that the shares stay while the prefix grows. Nothing here
@@ -151,8 +152,8 @@ class PromptPacker:
         suffix, context = self._beside(gap, tokens, parts, room, owner)
         above, head = parts.fit(room - len(suffix) - len(context))
         ids = self._layout(tokens, frame, context, above, suffix, head)
-        n_healed = len(self._text.encode(parts.healed, owner)) if parts.healed else 0
-        return PackedPrompt(tuple(ids), tokens.fills_in, tokens.ends, parts.healed, n_healed)
+        n_healing_tokens = len(self._text.encode(parts.healing_prefix, owner)) if parts.healing_prefix else 0
+        return PackedPrompt(tuple(ids), tokens.fills_in, tokens.ends, parts.healing_prefix, n_healing_tokens)
 
     def _beside(
         self, gap: Gap, tokens: FimTokens, parts: PrefixParts, room: int, owner: str

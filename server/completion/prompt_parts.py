@@ -146,13 +146,14 @@ def line_breaks(text: str, *, before: bool = False) -> list[LineBreak]:
     return found
 
 
-LONGEST_OPEN_WORD = 24  # characters; what is longer is hardly one token, and spelling it again takes time
+LONGEST_HEALING_PREFIX = 24  # characters; what is longer is hardly one token, and spelling it again takes time
 
 
-def open_word(text: str, *, breaks_before: bool, digits_alone: bool) -> str:
-    """The last word of ``text`` as vocabularies cut texts before they look for tokens (GPT-2 and its descendants):
-    letters or digits with one space in front, marks with one space in front, a mark with the letters behind it. Of
-    white space in a line the last character goes to the next word.
+def healing_prefix_of(text: str, *, breaks_before: bool, digits_alone: bool) -> str:
+    """The last word of ``text``, to be left out of the prompt and spelled again (token healing). It is cut as
+    vocabularies cut texts before they look for tokens (GPT-2 and its descendants): letters or digits
+    with one space in front, marks with one space in front, a mark with the letters behind it. Of white space in a
+    line the last character goes to the next word.
 
     ``breaks_before``: line breaks are one with the white space behind them, not with what is in front of them.
     ``digits_alone``: each digit is a token. Empty where the text ends between words, or the word is too long.
@@ -166,7 +167,7 @@ def open_word(text: str, *, breaks_before: bool, digits_alone: bool) -> str:
     if kind == "space":
         if not text.endswith("\n"):
             return text[-1]
-        return text[start:] if breaks_before and len(text) - start <= LONGEST_OPEN_WORD else ""
+        return text[start:] if breaks_before and len(text) - start <= LONGEST_HEALING_PREFIX else ""
     if kind == "digit" and digits_alone:
         return ""
     before = text[start - 1 : start]
@@ -177,7 +178,7 @@ def open_word(text: str, *, breaks_before: bool, digits_alone: bool) -> str:
         if further != " " and _character_kind(further) != "mark":  # else that mark belongs to what is in front of it
             start -= 1
     word = text[start:]
-    if len(word) > LONGEST_OPEN_WORD:
+    if len(word) > LONGEST_HEALING_PREFIX:
         return ""
     return word if word.isascii() else word[-1]
 
@@ -208,13 +209,13 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class PrefixParts:
-    """``above``: chunks in order. ``head``: the last lines, but for ``healed``, the word they end in. ``whole``: there
-    is nothing in front of ``above``."""
+    """``above``: chunks in order. ``head``: the last lines, but for ``healing_prefix``, the word they end in.
+    ``whole``: there is nothing in front of ``above``."""
 
     above: tuple[Chunk, ...]
     head: tuple[int, ...]
     whole: bool
-    healed: str
+    healing_prefix: str
 
     @property
     def n_above(self) -> int:
@@ -257,11 +258,11 @@ class PrefixParts:
             Chunk(text.encode(shown[a:b], owner, begins=begins and a == 0), place.level)
             for place, (a, b) in zip(places, pairwise(ends), strict=True)
         )
-        head, healed = shown[head_from:], ""
+        head, healing_prefix = shown[head_from:], ""
         if heal:
-            healed = open_word(head, breaks_before=text.breaks_before, digits_alone=text.digits_alone)
-            head = head.removesuffix(healed)
-        return PrefixParts(above, text.encode(head, owner, begins=begins and not above), cut == 0, healed)
+            healing_prefix = healing_prefix_of(head, breaks_before=text.breaks_before, digits_alone=text.digits_alone)
+            head = head.removesuffix(healing_prefix)
+        return PrefixParts(above, text.encode(head, owner, begins=begins and not above), cut == 0, healing_prefix)
 
     def fit(self, room: int) -> tuple[list[int], list[int]]:
         """Ids of above and head, at most ``room`` together, the nearest ones.

@@ -174,7 +174,7 @@ class RequestMaker:
         """The request for ``gap``, not checked yet; ``draft`` is a text that the answer is expected to resemble. Raises
         as `pack`."""
         packed, stopping = await self.pack(gap, options, principal), options.stopping
-        expected = packed.healed + draft if draft else ""
+        expected = packed.healing_prefix + draft if draft else ""
         limit = stopping.max_tokens
         return Request(
             request_id=request_id,
@@ -182,7 +182,7 @@ class RequestMaker:
             sampling=options.sampling,
             stopping=replace(
                 stopping,
-                max_tokens=limit + packed.n_healed if limit else limit,
+                max_tokens=limit + packed.n_healing_tokens if limit else limit,
                 stop_token_ids=tuple(dict.fromkeys((*stopping.stop_token_ids, *packed.ends))),
                 rules=gap_rules(gap, options),
             ),
@@ -194,5 +194,5 @@ class RequestMaker:
             session=options.session,
             target_tpot_ms=options.target_tpot_ms,
             grammar=options.grammar,
-            healed=packed.healed,
+            healing_prefix=packed.healing_prefix,
         )

@@ -126,7 +126,7 @@ async def read_generate(message: GenerateMessage, frontend: Frontend) -> Request
         session=message.session.id,
         target_tpot_ms=scheduling.target_tpot_ms if scheduling.HasField("target_tpot_ms") else None,
         grammar=grammar,
-        healed=prompt.healed,
+        healing_prefix=prompt.healing_prefix,
     )
     validate(request, frontend.info, seen)
     return request

@@ -239,8 +239,8 @@ class Engine:
         grammar: TokenGrammar | None = None
         if request.grammar is not None:
             grammar = self._grammars.compile(request.grammar, request.sampling.allowed_token_ids)
-        elif request.healed:
-            grammar = HealedStart(self._spelling, request.healed)
+        elif request.healing_prefix:
+            grammar = HealedStart(self._spelling, request.healing_prefix)
         return SequenceState.create(sequence, self._tokenizer, info.vocab_size, info.max_context, grammar)
 
     def abort(self, request_id: str) -> bool:

@@ -88,7 +88,7 @@ class SequenceState:
                 bound,
             )  # fmt: skip
 
-        text = TextStream(tokenizer, request.stopping, request.output, len(request.healed))
+        text = TextStream(tokenizer, request.stopping, request.output, len(request.healing_prefix))
         state = SequenceState(sequence, sampling(grammar), text, frozenset(tokenizer.eos_ids), max_context)
         if isinstance(grammar, HealedStart):
             state.start, state.free = grammar, lambda: sampling(None)

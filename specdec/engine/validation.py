@@ -23,7 +23,7 @@ MAX_STOPS = 64
 MAX_SCHEMA_BYTES = 1 << 16  # what the compiler's stack is known to bear, see `specdec.grammar.compiler`
 MAX_GRAMMAR_BYTES = 1 << 14  # of an expression or of rules, which can take far longer to compile than a schema
 MAX_RULE_TEXT = 4096  # characters of what follows in the file, far more than a rule looks at
-MAX_HEALED = 256  # characters; a word has far fewer
+MAX_HEALING_PREFIX = 256  # characters; a word has far fewer
 QUOTES = ("", "'", '"', "`", "'''", '"""', "#")
 MAX_BIAS = 1e4  # far beyond any logit, and far from what a float32 sum could turn into infinity
 
@@ -52,9 +52,13 @@ def validate_request(request: Request, vocab_size: int, max_context: int, drafte
     _check_speculation(seen, request.speculation, drafters)
     if request.grammar is not None:
         _check_grammar(seen, request.grammar)
-        seen.check(not request.healed, "healed", "goes with no grammar, which is about whole tokens; leave one out")
-    healed = len(request.healed) <= MAX_HEALED and _encodable(request.healed)
-    seen.check(healed, "healed", f"at most {MAX_HEALED} characters of text that UTF-8 can hold")
+        seen.check(
+            not request.healing_prefix,
+            "healing_prefix",
+            "goes with no grammar, which is about whole tokens; leave one out",
+        )
+    fits = len(request.healing_prefix) <= MAX_HEALING_PREFIX and _encodable(request.healing_prefix)
+    seen.check(fits, "healing_prefix", f"at most {MAX_HEALING_PREFIX} characters of text that UTF-8 can hold")
     seen.raise_if_any()
     if len(request.prompt_ids) + 1 > max_context:
         raise PromptTooLongError(max_context - 1, len(request.prompt_ids))

@@ -62,7 +62,7 @@ def frontend() -> Frontend:
 
 def options_of(request: Request) -> GenerateOptions:
     values = {ELSEWHERE.get(f.name, f.name): getattr(request, f.name) for f in fields(Request)}
-    del values[""], values["healed"]
+    del values[""], values["healing_prefix"]
     return cast(GenerateOptions, values)
 
 
@@ -74,7 +74,10 @@ def test_a_request_arrives_as_it_was_asked(frontend: Frontend, kind: Any, reques
 
 
 def test_every_field_of_a_request_can_be_asked_for() -> None:
-    names = {ELSEWHERE.get(f.name, f.name) for f in fields(Request)} - {"", "healed"}  # completion asks for that one
+    names = {ELSEWHERE.get(f.name, f.name) for f in fields(Request)} - {
+        "",
+        "healing_prefix",
+    }  # completion asks for that one
     assert names | {"model", "supersedes_key"} == set(GenerateOptions.__annotations__)
 
 

@@ -54,7 +54,7 @@ def test_it_keeps_to_the_budget_and_the_floor() -> None:
 def test_only_what_has_a_grammar_or_a_healed_start_is_served() -> None:
     drafter = GrammarDrafter()
     assert drafter.serves(make_sequence([1], grammar=HELLO))
-    assert drafter.serves(make_sequence([1], healed="na"))
+    assert drafter.serves(make_sequence([1], healing_prefix="na"))
     assert not drafter.serves(make_sequence([1]))
 
 

@@ -28,10 +28,11 @@ ASCII = tuple(
 )
 
 
-def ask(name: str, prompt: tuple[int, ...], healed: str, mode: SpeculationMode, **sampling: float) -> Request:
+def ask(name: str, prompt: tuple[int, ...], healing_prefix: str, mode: SpeculationMode, **sampling: float) -> Request:
     return Request(
         name, prompt, SamplingParams(seed=5, allowed_token_ids=ASCII, **sampling),  # type: ignore[arg-type]
-        StoppingParams(max_tokens=20, ignore_eos=True), speculation=SpeculationParams(mode), healed=healed,
+        StoppingParams(max_tokens=20, ignore_eos=True), speculation=SpeculationParams(mode),
+        healing_prefix=healing_prefix,
     )  # fmt: skip
 
 
@@ -64,7 +65,7 @@ def test_spelling_again_what_was_said_changes_nothing(
 def test_any_start_is_spelled(start: str, mode: SpeculationMode) -> None:
     request = Request(
         "r", PROMPT, SamplingParams(temperature=0.9, seed=3), StoppingParams(max_tokens=40, ignore_eos=True),
-        speculation=SpeculationParams(mode), healed=start,
+        speculation=SpeculationParams(mode), healing_prefix=start,
     )  # fmt: skip
     events = run_all(tiny_engine(), [request])
     said = b"".join(TOKENIZER.token_bytes(t) for t in tokens_of(events, "r") if t not in TOKENIZER.special_ids)
@@ -109,11 +110,11 @@ def test_the_constraint_costs_nothing_once_it_is_met() -> None:
 
 @pytest.mark.parametrize(
     "request_", [
-        Request("r", (1,), healed="x" * 257), Request("r", (1,), healed="\ud800"),
-        Request("r", (1,), healed="x", grammar=GrammarParams(GrammarKind.REGEX, "a+")),
+        Request("r", (1,), healing_prefix="x" * 257), Request("r", (1,), healing_prefix="\ud800"),
+        Request("r", (1,), healing_prefix="x", grammar=GrammarParams(GrammarKind.REGEX, "a+")),
     ],
 )  # fmt: skip
 def test_what_can_not_be_healed_is_refused(request_: Request) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         tiny_engine().submit(request_)
-    assert {v.field for v in caught.value.violations} == {"healed"}
+    assert {v.field for v in caught.value.violations} == {"healing_prefix"}

@@ -140,7 +140,7 @@ class RunningExperiment:
         """A request of whose shadow ``part`` is the real half was let in; ``request``: without any arm's options."""
         if self._shadows is not None and part.choice.shadowed:
             options = self.plan.options[self.plan.config.treatment]
-            self._shadows.begin(part, principal.own(options.put(request)))
+            self._shadows.begin(part, principal.scope_request(options.put(request)))
 
     def refused(self, part: Participation, request: Request, error: RequestError) -> None:
         """The request was not let in, as there was no room, or no engine."""

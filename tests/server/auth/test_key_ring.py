@@ -137,5 +137,5 @@ def test_what_a_tenant_says_no_other_can_say() -> None:
     said = [p.scoped(text) for p in (one, two) for text in texts]
     assert len(set(said)) == len(said)
     assert [ANYBODY.scoped(text) for text in texts] == texts
-    own = one.own(Request("id", (1,), cache_salt="s", session="e", priority=3))
+    own = one.scope_request(Request("id", (1,), cache_salt="s", session="e", priority=3))
     assert (own.request_id, own.cache_salt, own.session, own.priority) == ("a/id", "a/s", "e", 3)

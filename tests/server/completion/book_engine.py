@@ -76,7 +76,7 @@ class BookEngine:
         if self._middle in ids:
             above = ids[ids.index(self._prefix) + 1 : ids.index(self._suffix)]
             ids = (*above, *ids[ids.index(self._middle) + 1 :])
-        tail = bytes(i for i in ids if i < 256).decode()[-40:] + request.healed
+        tail = bytes(i for i in ids if i < 256).decode()[-40:] + request.healing_prefix
         found = BOOK.find(tail)
         text = BOOK[found + len(tail) :] if found >= 0 else "?"
         self._running[request.request_id] = _Running(request, text, TextCutter(request.stopping.rules))
@@ -114,7 +114,7 @@ class BookEngine:
             cut = running.cutter.feed(char)
             if cut is not None:
                 text, ended = running.text[running.shown : cut.place], cut.reason
-            elif not char or running.said + len(request.healed) == limit:
+            elif not char or running.said + len(request.healing_prefix) == limit:
                 text = running.text[running.shown : running.said]
                 ended = FinishReason.LENGTH if char else FinishReason.EOS
             else:

@@ -238,7 +238,7 @@ async def test_what_is_left_of_the_last_one_is_the_next_ones_prediction(how: str
     await desk.ask(gap if how != "in part" else replace(gap, suffix="\n"))
     request = desk.engine.last.request
     assert bytes(request.prediction_ids).decode() == word + draft
-    assert not draft or request.healed == word
+    assert not draft or request.healing_prefix == word
 
 
 async def test_one_without_text_does_not_hide_the_one_before() -> None:

@@ -31,7 +31,7 @@ SOURCE = inspect.getsource(os) + inspect.getsource(random)
 
 def spelled(packed: PackedPrompt) -> tuple[int, ...]:
     """The prompt, and the word that is to be spelled behind it."""
-    return (*packed.ids, *packed.healed.encode())
+    return (*packed.ids, *packed.healing_prefix.encode())
 
 
 def parts(packed: PackedPrompt) -> tuple[str, str, str, str]:
@@ -49,13 +49,13 @@ def test_the_budget_holds_and_what_is_nearest_stays(gap: Gap, budget: int) -> No
     packed = PACKER.pack(gap, FillMode.MIDDLE, budget)
     assert len(packed.ids) <= budget
     pre, suf, mid = (packed.ids.index(i) for i in (PRE, SUF, MID))
-    kept = bytes(packed.ids[pre + 1 : suf] + packed.ids[mid + 1 :]) + packed.healed.encode()
+    kept = bytes(packed.ids[pre + 1 : suf] + packed.ids[mid + 1 :]) + packed.healing_prefix.encode()
     assert gap.prefix.encode().endswith(kept)
     assert gap.suffix.encode().startswith(bytes(packed.ids[suf + 1 : mid]))
     # A quarter of the room may stay empty so that the prompt's begin can stay, and what a border leaves over.
     if len(kept) < len(gap.prefix.encode()) and not gap.files and not gap.repo:
         assert len(kept) >= budget // 8
-    assert not packed.healed or gap.prefix.endswith(packed.healed)
+    assert not packed.healing_prefix or gap.prefix.endswith(packed.healing_prefix)
     whole = len(gap.prefix.encode()) + len(gap.suffix.encode())
     if not gap.files and not gap.repo and whole + 3 <= budget // 2 and len(gap.suffix.encode()) <= budget // 4 - 1:
         assert len(spelled(packed)) == whole + 3
@@ -131,7 +131,7 @@ def test_long_lines_are_parted_too() -> None:
 
 def test_the_middle_begins_where_it_is_said_to() -> None:
     packed = PACKER.pack(Gap("one\ntwo\nthree", "four", head_from=8), FillMode.MIDDLE, 900)
-    assert (packed.healed, packed.n_healed) == ("three", 5)
+    assert (packed.healing_prefix, packed.n_healing_tokens) == ("three", 5)
     assert parts(packed) == ("", "one\ntwo\n", "four", "three")
 
 

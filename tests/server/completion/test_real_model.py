@@ -70,7 +70,7 @@ async def test_what_goes_on_is_what_a_fresh_request_gets() -> None:
     def packed(prefix: str) -> tuple[list[int], str]:
         budget = packer.budget(None, options.stopping.max_tokens or 0)
         found = packer.pack(Gap(prefix), FillMode.MIDDLE_OR_PREFIX, budget)
-        return list(found.ids), found.healed
+        return list(found.ids), found.healing_prefix
 
     def begins(ids: list[int], said: list[int], prompt: list[int]) -> bool:
         """Whether ``ids`` are the prompt and the first tokens that were said."""

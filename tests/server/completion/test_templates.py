@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
 from server.completion.fim_templates import TEMPLATES, FimTokens
 from server.completion.prompt_packer import PromptPacker
-from server.completion.prompt_parts import ENTRY, LONGEST_OPEN_WORD, UserText, open_word
+from server.completion.prompt_parts import ENTRY, LONGEST_HEALING_PREFIX, UserText, healing_prefix_of
 from server.fim import ContextFile, FillMode, FimNotSupportedError, Gap
 from specdec.config import EngineConfig
 from specdec.errors import ConfigError
@@ -72,8 +72,8 @@ CONTEXTS = {
 
 def shown(tokenizer: CodeTokenizer, gap: Gap, mode: FillMode = FillMode.MIDDLE) -> str:
     packed = PromptPacker(tokenizer, 4096).pack(gap, mode, 900)
-    assert packed.healed == "two"
-    return tokenizer.shown(packed.ids) + packed.healed
+    assert packed.healing_prefix == "two"
+    return tokenizer.shown(packed.ids) + packed.healing_prefix
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -189,7 +189,7 @@ def cache_dir() -> object:
 def test_qwen_by_its_own_vocabulary(cache_dir) -> None:  # type: ignore[no-untyped-def]
     tokenizer = load_tokenizer("qwen2.5-coder-1.5b", cache_dir)
     packed = PromptPacker(tokenizer, 32768).pack(REPO, FillMode.MIDDLE, 900)
-    assert (packed.healed, packed.n_healed) == ("two", 1)
+    assert (packed.healing_prefix, packed.n_healing_tokens) == ("two", 1)
 
     def text(part: str) -> list[int]:
         return tokenizer.encode(part, add_special=False)
@@ -241,7 +241,7 @@ def test_what_is_in_front_of_an_open_word_keeps_its_tokens(cache_dir, name: str)
     places = [i for i in range(1, len(source)) if not (source[i - 1].isspace() and source[i].isspace())]
     kept, long = 0, 0
     for cursor in places:
-        word = open_word(source[:cursor], breaks_before=user.breaks_before, digits_alone=user.digits_alone)
+        word = healing_prefix_of(source[:cursor], breaks_before=user.breaks_before, digits_alone=user.digits_alone)
         ids = tokenizer.encode(source[: cursor - len(word)], add_special=False)
         kept += ids == whole[: len(ids)]
         long += len(word) > 10
@@ -258,10 +258,10 @@ def test_what_is_in_front_of_an_open_word_keeps_its_tokens(cache_dir, name: str)
     ],
 )  # fmt: skip
 def test_the_word_a_text_ends_in(text: str, word: str) -> None:
-    assert open_word(text, breaks_before=False, digits_alone=False) == word
-    assert len(word) <= LONGEST_OPEN_WORD
+    assert healing_prefix_of(text, breaks_before=False, digits_alone=False) == word
+    assert len(word) <= LONGEST_HEALING_PREFIX
 
 
 def test_words_by_kind_of_vocabulary() -> None:
-    assert open_word("a\n\n", breaks_before=True, digits_alone=False) == "\n\n"
-    assert open_word("f(12", breaks_before=False, digits_alone=True) == ""
+    assert healing_prefix_of("a\n\n", breaks_before=True, digits_alone=False) == "\n\n"
+    assert healing_prefix_of("f(12", breaks_before=False, digits_alone=True) == ""

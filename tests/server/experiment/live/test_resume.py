@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from server.experiment.config import parse_config
-from server.experiment.folder import ExperimentFolder, StoredState
+from server.experiment.folder import ExperimentFolder, Manifest, StoredState, now_text
 from server.experiment.records import ExperimentError, RecordLog, read_records
 from server.serving import Serving
 from specdec.config import ExperimentsConfig
@@ -168,7 +168,7 @@ def test_a_state_is_read_as_it_was_written(tmp_path: Path, state: StoredState) -
 def test_a_folder_of_its_own(tmp_path: Path) -> None:
     folder, config = ExperimentFolder(tmp_path / "widths"), parse_config(PLAN, "plan")
     assert not folder.exists
-    folder.begin(config, PLAN, {"a": "b"})
+    folder.begin(PLAN, Manifest(config=config, started=now_text(), facts={"a": "b"}))
     assert folder.exists
     assert (folder.plan_text(), folder.manifest().config, folder.written()) == (PLAN, config, {})
     assert folder.state().state == "stopped"

@@ -49,7 +49,7 @@ def infill(**body: Any) -> Ask:
 
 def shown(ask: Ask) -> str:
     """The prompt as text."""
-    return CodeTokenizer().shown(ask.request.prompt_ids) + ask.request.healed
+    return CodeTokenizer().shown(ask.request.prompt_ids) + ask.request.healing_prefix
 
 
 def test_defaults_are_llama_cpps() -> None:
@@ -86,7 +86,7 @@ def test_when_it_ends() -> None:
     assert stopping.rules is not None
     assert (stopping.rules.min_indent, stopping.decode_limit_s, stopping.finish_line) == (4, 0.25, True)
     assert (stopping.time_limit_s, stopping.stop) == (None, ("x",))
-    assert stopping.max_tokens == 9 + len(infill().request.healed)
+    assert stopping.max_tokens == 9 + len(infill().request.healing_prefix)
     assert CodeTokenizer().names["<|file_sep|>"] in stopping.stop_token_ids
     unlimited = completion(t_max_predict_ms=0, n_indent=0).request.stopping
     assert (unlimited.decode_limit_s, unlimited.finish_line, unlimited.rules) == (None, False, None)
