@@ -1,3 +1,3 @@
 """specdec: a speculative-decoding-first, low-latency LLM serving engine."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from specdec.models.catalogue import CATALOGUE
 from tools.markdown import REPOSITORY
+
+PAGES = (*sorted(REPOSITORY.glob("*.md")), *sorted((REPOSITORY / "docs").glob("*.md")))
 
 
 def test_links_in_the_documents_lead_somewhere() -> None:
-    for page in (REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))):
+    for page in PAGES:
         for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
@@ -18,3 +21,13 @@ def test_the_makefile_lists_its_targets() -> None:
     text = Path(REPOSITORY / "Makefile").read_text(encoding="utf-8")
     phony = set(re.search(r"^\.PHONY: (.*)$", text, re.MULTILINE).group(1).split())  # type: ignore[union-attr]
     assert phony == set(re.findall(r"^([a-z-]+):.*## ", text, re.MULTILINE))
+
+
+def test_every_model_of_the_catalogue_is_listed_with_its_licence() -> None:
+    text = (REPOSITORY / "docs" / "models.md").read_text(encoding="utf-8")
+    rows = {row[0].strip("`"): row for row in (line.strip("| ").split(" | ") for line in text.splitlines())}
+    for entry in CATALOGUE.values():
+        _, title, licence, in_file, _ = rows[entry.name]
+        assert title == entry.title
+        assert licence.startswith(entry.licence)
+        assert (in_file == "not said") != entry.licence_in_file

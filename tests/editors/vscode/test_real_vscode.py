@@ -44,7 +44,7 @@ def extensions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     built = copy_with_packages(SOURCE, tmp_path_factory.mktemp("vscode") / "extension")
     npm(built, "run", "build")
     folder = tmp_path_factory.mktemp("extensions")
-    ours = folder / "specdec.specdec-0.1.0"
+    ours = folder / "specdec.specdec-0.2.0"
     (ours / "dist").mkdir(parents=True)
     shutil.copy(built / "package.json", ours)
     shutil.copy(built / "dist" / "extension.js", ours / "dist")
