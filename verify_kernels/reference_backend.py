@@ -8,11 +8,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from verify_kernels.backend import AttentionSpec, BatchOp, LinearSpec, RowsOp
-from verify_kernels.forward_batch import ForwardBatch
-from verify_kernels.packed_weights import rotate, unpack_linear
-
-PAGE = 64
-CHUNK = 256
+from verify_kernels.forward_batch import PAGE_SIZE, ForwardBatch
+from verify_kernels.packed_weights import CHUNK_K, rotate, unpack_linear
 
 
 class ReferenceBackend:
@@ -73,8 +70,8 @@ class ReferenceBackend:
     def move_kv(self, k_pool: Tensor, v_pool: Tensor, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
         """Copy cache rows, one after the other."""
         for a, b in zip(source.tolist(), target.tolist(), strict=True):
-            k_pool[:, b // PAGE, :, :, b % PAGE] = k_pool[:, a // PAGE, :, :, a % PAGE]
-            v_pool[:, b // PAGE, :, b % PAGE] = v_pool[:, a // PAGE, :, a % PAGE]
+            k_pool[:, b // PAGE_SIZE, :, :, b % PAGE_SIZE] = k_pool[:, a // PAGE_SIZE, :, :, a % PAGE_SIZE]
+            v_pool[:, b // PAGE_SIZE, :, b % PAGE_SIZE] = v_pool[:, a // PAGE_SIZE, :, a % PAGE_SIZE]
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -85,7 +82,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def fake_quantise(x: Tensor) -> Tensor:
     """What ``x`` [rows, k] is after int8 rounding with one scale per row and 256 channels."""
     parts: list[Tensor] = []
-    for part in x.split(CHUNK, dim=-1):
+    for part in x.split(CHUNK_K, dim=-1):
         peak = part.abs().amax(-1, keepdim=True)
         inverse = torch.where(peak > 0, 127.0 / peak, 0.0)
         parts.append(torch.round(part * inverse) * (peak / 127.0))
@@ -104,7 +101,8 @@ def _prologue(spec: LinearSpec, x: Tensor) -> Tensor:
     return x[:, :k]
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate_half(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """``x`` [..., head_dim] turned by angles whose cos and sin [..., head_dim / 2] are broadcast to it."""
     half = x.shape[-1] // 2
     a, b = x[..., :half], x[..., half:]
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
@@ -122,10 +120,10 @@ def _write(spec: AttentionSpec, batch: ForwardBatch) -> Tensor:
     ctx = batch.entry_ctx[batch.entry_of]
     position = torch.from_numpy(ctx + batch.depth).long()
     cos, sin = spec.cos[position][:, None], spec.sin[position][:, None]
-    q, k = _rotate(q, cos, sin) * spec.scale, _rotate(k, cos, sin)
+    q, k = rotate_half(q, cos, sin) * spec.scale, rotate_half(k, cos, sin)
     slot = ctx + np.arange(n) - batch.entry_start[batch.entry_of]
-    page = torch.from_numpy(batch.page_table[batch.entry_of, slot // PAGE]).long()
-    lane = torch.from_numpy(slot % PAGE).long()
+    page = torch.from_numpy(batch.page_table[batch.entry_of, slot // PAGE_SIZE]).long()
+    lane = torch.from_numpy(slot % PAGE_SIZE).long()
     spec.k_pool[page, :, :, lane] = k
     spec.v_pool[page, :, lane] = v
     return q
@@ -143,8 +141,8 @@ def _attend(spec: AttentionSpec, batch: ForwardBatch, row: int, q: Tensor) -> Te
     slots = np.asarray([*range(ctx), *reversed(path)])
     if spec.window:
         slots = slots[-spec.window :]
-    page = torch.from_numpy(batch.page_table[entry, slots // PAGE]).long()
-    lane = torch.from_numpy(slots % PAGE).long()
+    page = torch.from_numpy(batch.page_table[entry, slots // PAGE_SIZE]).long()
+    lane = torch.from_numpy(slots % PAGE_SIZE).long()
     k = spec.k_pool[page, :, :, lane].repeat_interleave(spec.n_heads // spec.n_kv_heads, dim=1)  # [keys, heads, dim]
     v = spec.v_pool[page, :, lane].repeat_interleave(spec.n_heads // spec.n_kv_heads, dim=1)
     weights = torch.einsum("hd,jhd->hj", q, k).softmax(-1)

@@ -185,6 +185,12 @@ MAX_LOGPROBS = 20
 MAX_WIDTH = 64
 
 
+def check_width(name: str, width: int) -> None:
+    """ValueError unless so many tokens of a row can be asked for; ``name``: the argument's."""
+    if not 0 <= width <= MAX_WIDTH:
+        raise ValueError(f"{name}: must be within 0 to {MAX_WIDTH}, got {width}")
+
+
 class SamplingKernels(Protocol):
     """Row by row, each row's result a function of that row alone: bitwise the same in any batch, for any threads.
 

@@ -14,13 +14,14 @@ from specdec.engine.profile_costs import costs_at_start
 from specdec.errors import ConfigError, ModelError
 from specdec.kv_cache import KvCacheManager
 from specdec.models import Progress
-from specdec.models.device_decoder import FP8, DeviceDecoder, DevicePool, device_self_test
+from specdec.models.device_decoder import DeviceDecoder, DevicePool, device_self_test
 from specdec.models.device_weights import DeviceModel, load_device_model
 from specdec.sampling import Sampler
 from specdec.tree import MAX_NODES
 from specdec.types import EngineInfo
 from verify_kernels.forward_batch import PAGE_SIZE
 from verify_kernels.gpu.attention_workspace import AttentionWorkspace
+from verify_kernels.gpu.kernel_launch import FP8
 from verify_kernels.gpu.sampling_table import SamplingPlan, SamplingWorkspace
 from verify_kernels.gpu.triton_sampling import TritonSampling
 from verify_kernels.kernels import Kernels

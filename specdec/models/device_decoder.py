@@ -12,19 +12,18 @@ from torch import Tensor
 
 from specdec.models.config import ModelConfig, rope_tables
 from specdec.models.decoder import check_batch
-from specdec.models.device_linear import Gate
 from specdec.models.device_step import StepArrays, StepBuffer, StepTier, StepTiers
 from specdec.models.device_weights import DeviceLayer, DeviceModel
 from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
+from verify_kernels.gpu.act import Gate
 from verify_kernels.gpu.attention_plan import attention_plan
 from verify_kernels.gpu.attention_workspace import AttentionWorkspace
 from verify_kernels.gpu.gather_rows import embed, gather_rows
+from verify_kernels.gpu.kernel_launch import FP8
 from verify_kernels.gpu.kv_ops import write_kv
 from verify_kernels.gpu.norm import add_norm
 from verify_kernels.gpu.tree_attention import tree_attention
 from verify_kernels.kernels import NumericMode
-
-FP8 = torch.float8_e4m3fn
 
 
 class DevicePool:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal
 
-import torch
 from torch import Tensor
 
-from verify_kernels.gpu.act import act_mul
+from verify_kernels.backend import Prologue
+from verify_kernels.gpu.act import Gate, act_mul
+from verify_kernels.gpu.kernel_launch import FP8
 from verify_kernels.gpu.linear import linear
 from verify_kernels.gpu.linear_fp8 import linear_fp8
 from verify_kernels.gpu.linear_int4 import linear_int4
 from verify_kernels.gpu.linear_plan import LinearWorkspace
 from verify_kernels.gpu.norm import add_norm
-from verify_kernels.gpu.quantize import Prologue, quantize_rows
+from verify_kernels.gpu.quantize import quantize_rows
 from verify_kernels.gpu.quantized_weights import Int4Weight
 
 
@@ -34,10 +34,7 @@ class LayerScratch:
 
     def floats8(self, rows: int, width: int) -> Tensor:
         """float8 [rows, width] in the memory of ``inputs``."""
-        return self.inputs.view(torch.float8_e4m3fn)[: rows * width].view(rows, width)
-
-
-Gate = Literal["silu", "gelu"]
+        return self.inputs.view(FP8)[: rows * width].view(rows, width)
 
 
 class DeviceLinear(ABC):

@@ -22,10 +22,10 @@ from specdec.models.resolve import resolve
 from specdec.models.tokenizer import Tokenizer
 from specdec.models.weights import LinearPlan, has_bias, linear_plans
 from verify_kernels.gpu.attention_workspace import HEAD_DIMS, TILE
-from verify_kernels.gpu.linear_plan import LinearKind, LinearWorkspace
+from verify_kernels.gpu.kernel_launch import HALF_TYPES
+from verify_kernels.gpu.linear_plan import DENSE_KINDS, LinearKind, LinearWorkspace
 from verify_kernels.gpu.quantized_weights import (
     GROUP_SIZES,
-    SCALE_TYPES,
     Int4Weight,
     pack_int4,
     quantize_weight,
@@ -152,13 +152,12 @@ def _order(groups: Tensor, size: int, where: str) -> Tensor | None:
 
 def _scales(matrix: QuantizedMatrix, size: int, group: int, inputs: int) -> tuple[Tensor, Tensor]:
     """Scales and zero points of groups of ``group`` input channels."""
-    scales = matrix.scales if matrix.scales.dtype in SCALE_TYPES else matrix.scales.half()
+    scales = matrix.scales if matrix.scales.dtype in HALF_TYPES else matrix.scales.half()
     of_group = torch.arange(0, inputs, group) // size
     return scales[:, of_group], matrix.zeros.to(torch.uint8)[:, of_group]
 
 
 logger = logging.getLogger(__name__)
-KINDS: dict[torch.dtype, LinearKind] = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 
 class WeightsReader:
@@ -253,7 +252,7 @@ class WeightsReader:
     def _make_scratch(self, max_rows: int) -> LayerScratch:
         config, rows = self._source.config, self._types.rows
         int4 = self._types.int4 and isinstance(self._source, QuantizedSource)
-        forms: list[tuple[LinearKind, int]] = [(KINDS[rows], GROUP_SIZES[-1])]
+        forms: list[tuple[LinearKind, int]] = [(DENSE_KINDS[rows], GROUP_SIZES[-1])]
         forms += [("fp8", GROUP_SIZES[-1])] if self._types.fp8 else []
         forms += [("int4", group) for group in GROUP_SIZES] if int4 else []
         shapes = {(plan.rows, plan.columns) for plan in self._plans.values()}

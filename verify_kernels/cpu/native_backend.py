@@ -16,7 +16,7 @@ from torch import Tensor
 from verify_kernels.backend import AttentionSpec, BatchOp, LinearSpec, RowsOp
 from verify_kernels.cpu.library import load_library
 from verify_kernels.forward_batch import ForwardBatch
-from verify_kernels.sampling import MAX_WIDTH, NO_TOKEN, RowSampling
+from verify_kernels.sampling import NO_TOKEN, RowSampling, check_width
 
 
 class LinearArgs(ctypes.Structure):
@@ -236,7 +236,7 @@ class NativeSampling:
         self, logits: Tensor, rows: Sequence[RowSampling], width: int, threads: int
     ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
         """The best ``width`` <= 64 tokens per row and their log-probabilities."""
-        _check_width("width", width)
+        check_width("width", width)
         ids, values = np.empty((len(rows), width), np.int32), np.empty((len(rows), width))
         records, path = _pack(rows)
         self._library.sd_sample_children(
@@ -248,7 +248,7 @@ class NativeSampling:
         self, logits: Tensor, tokens: NDArray[np.int32], top: int, threads: int
     ) -> tuple[NDArray[np.float64], NDArray[np.int32], NDArray[np.float64]]:
         """log softmax of the unprocessed logits."""
-        _check_width("top", top)
+        check_width("top", top)
         tokens = np.ascontiguousarray(tokens, np.int32)
         chosen = np.empty(len(tokens))
         ids, values = np.full((len(tokens), top), NO_TOKEN, np.int32), np.empty((len(tokens), top))
@@ -277,8 +277,3 @@ def _pack(rows: Sequence[RowSampling]) -> tuple[bytes, NDArray[np.int32]]:
         parts.append(_NO_EDITS if row.edits is None else row.edits.record(row.ban, row.mask))
         path.extend(row.path)
     return b"".join(parts), np.asarray(path, np.int32)
-
-
-def _check_width(name: str, width: int) -> None:
-    if not 0 <= width <= MAX_WIDTH:
-        raise ValueError(f"{name}: must be within 0 to {MAX_WIDTH}, got {width}")

@@ -31,11 +31,12 @@ def act_mul_kernel(gate_up, out, width, GELU: tl.constexpr, BLOCK: tl.constexpr)
     tl.store(out + row * width + cols, value.to(out.dtype.element_ty), mask=inside)
 
 
+Gate = Literal["silu", "gelu"]
 BLOCK = 1024
 OPTIONS = {"num_warps": 4, "num_stages": 1, "enable_fp_fusion": False}
 
 
-def act_mul(gate_up: Tensor, out: Tensor, kind: Literal["silu", "gelu"]) -> None:
+def act_mul(gate_up: Tensor, out: Tensor, kind: Gate) -> None:
     """out = silu(gate) * up, or gelu_tanh(gate) * up, in float32.
 
     gate_up: [rows, 2 width] = [gate | up]; out: [rows, width]; float32, float16 or bfloat16 each.

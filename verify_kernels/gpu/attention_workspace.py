@@ -28,11 +28,13 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
+from verify_kernels.forward_batch import PAGE_SIZE
+from verify_kernels.gpu.kernel_launch import FP8
+
 HEAD_DIMS = (64, 80, 96, 128, 256)
-TILE = 64  # keys of a tile: one page
+TILE = PAGE_SIZE  # keys of a tile
 SEGMENT_TILES = 4
 CHIPS = ("sm_80", "sm_90", "sm_100", "gfx942")
-FP8 = torch.float8_e4m3fn
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,9 @@ import torch
 from torch import Tensor
 
 ROW_TYPES = (torch.float32, torch.float16, torch.bfloat16)
+HALF_TYPES = (torch.float16, torch.bfloat16)
+FP8 = torch.float8_e4m3fn
+FP8_LARGEST = 448.0
 INDEX = (torch.int32,)
 
 

@@ -10,7 +10,10 @@ import triton.language as tl
 from torch import Tensor
 
 from verify_kernels.forward_batch import PAGE_SIZE
-from verify_kernels.gpu.kernel_launch import INDEX, ROW_TYPES, CompileCase, check_rank, check_tensor
+from verify_kernels.gpu.attention_workspace import HEAD_DIMS
+from verify_kernels.gpu.kernel_launch import FP8, FP8_LARGEST, INDEX, ROW_TYPES, CompileCase, check_rank, check_tensor
+
+_LARGEST = tl.constexpr(FP8_LARGEST)
 
 
 @triton.jit
@@ -18,7 +21,7 @@ def _store_kv(pool, at, mask, values, scale, head):
     if scale is not None:
         values = tl.div_rn(values, tl.load(scale + head, mask=mask, other=1.0))
         # e4m3 has no infinity: what is too large must stay a number, what is none must stay none.
-        values = tl.where(values == values, tl.minimum(tl.maximum(values, -448.0), 448.0), values)
+        values = tl.where(values == values, tl.minimum(tl.maximum(values, -_LARGEST), _LARGEST), values)
     tl.store(pool + at, values.to(pool.dtype.element_ty), mask=mask)
 
 
@@ -126,8 +129,6 @@ def move_kv_kernel(
         tl.store(v_pool + given, v, mask=mask)
 
 
-FP8 = torch.float8_e4m3fn
-HEAD_DIMS = (64, 80, 96, 128, 256)
 WRITE_TILE = 256  # values of half a head that one warp holds: one 16-byte load per thread in two-byte types
 WRITE_OPTIONS = {"num_warps": 1, "num_stages": 1, "enable_fp_fusion": False}
 MOVE_CHUNK = 8  # moves that one warp holds at a time; few walks are longer

@@ -11,10 +11,8 @@ from torch import Tensor
 
 from verify_kernels.gpu.kernel_launch import ROW_TYPES, CompileCase, check_rank, check_tensor
 from verify_kernels.gpu.linear_plan import (
-    FASTEST_ROWS,
-    LinearKind,
+    DENSE_KINDS,
     LinearLaunch,
-    LinearMode,
     LinearWorkspace,
     check_result,
     launches,
@@ -152,9 +150,6 @@ def linear_kernel(
             store_tile(total, out, bias, residual, x_scale, w_scale, offs_m, offs_n, rows, n)
 
 
-KINDS: dict[torch.dtype, LinearKind] = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
-
-
 def linear(
     x: Tensor,
     weight: Tensor,
@@ -163,26 +158,21 @@ def linear(
     workspace: LinearWorkspace,
     bias: Tensor | None = None,
     residual: Tensor | None = None,
-    mode: LinearMode = "bitwise",
 ) -> None:
     """out = x weight^T + bias + residual, summed in float32 and rounded once.
 
     x: [rows, k]; weight: [n, k] of x's type; bias: [n]; out, residual: [rows, n], may be the same tensor. float32,
-    float16 or bfloat16 each. ``mode`` "fastest" gives from `FASTEST_ROWS` rows on what the vendor's library gives,
-    in whatever order it adds.
+    float16 or bfloat16 each.
 
     Raises:
         ValueError: a shape, dtype, device or layout is wrong, or the workspace is too small.
     """
     _check(x, weight)
-    (rows, k), n, kind = x.shape, weight.shape[0], KINDS[x.dtype]
-    check_result(out, rows, n, x.device, inputs=x, bias=bias, residual=residual, mode=mode)
+    (rows, k), n, kind = x.shape, weight.shape[0], DENSE_KINDS[x.dtype]
+    check_result(out, rows, n, x.device, inputs=x, bias=bias, residual=residual)
     launch = plan_launch(rows, n, k, kind)
     workspace.check(launch, x.device)
     if rows == 0:
-        return
-    if mode == "fastest" and rows >= FASTEST_ROWS:
-        _library(x, weight, out, bias, residual)
         return
     even = k % launch.order.block_k == 0
     linear_kernel[launch.grid](
@@ -214,19 +204,6 @@ def _case(
         pointers={"x": kind, "w": kind, "out": stream, "bias": kind, "residual": stream},
         constants={"x_scale": None, "w_scale": None, "EVEN_K": even},
     )  # fmt: skip
-
-
-def _library(x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None, residual: Tensor | None) -> None:
-    added = [tensor for tensor in (residual, bias) if tensor is not None]
-    if any(tensor.dtype != x.dtype for tensor in (out, *added)):
-        y = torch.mm(x, weight.t()).float()
-        out.copy_(sum((tensor.float() for tensor in added), start=y))
-    elif not added:
-        torch.mm(x, weight.t(), out=out)
-    else:
-        torch.addmm(added[0], x, weight.t(), out=out)
-        if len(added) == 2:
-            out.add_(added[1])
 
 
 def _check(x: Tensor, weight: Tensor) -> None:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from verify_kernels.gpu.kernel_launch import CompileCase, check_rank, check_tensor
+from verify_kernels.gpu.kernel_launch import FP8, CompileCase, check_rank, check_tensor
 from verify_kernels.gpu.linear import linear_kernel
-from verify_kernels.gpu.linear_plan import LinearMode, LinearWorkspace, check_result, launches, linear_case, plan_launch
-
-FP8 = torch.float8_e4m3fn
+from verify_kernels.gpu.linear_plan import LinearWorkspace, check_result, launches, linear_case, plan_launch
 
 
 def linear_fp8(
@@ -22,22 +20,20 @@ def linear_fp8(
     workspace: LinearWorkspace,
     bias: Tensor | None = None,
     residual: Tensor | None = None,
-    mode: LinearMode = "bitwise",
 ) -> None:
     """out = (x * x_scale) (weight * weight_scale)^T + bias + residual, summed in float32 and rounded once.
 
     x: float8_e4m3fn [rows, k] with x_scale float32 [rows] (`verify_kernels.gpu.quantize`); weight: float8_e4m3fn
     [n, k] with weight_scale float32 [n] (`verify_kernels.gpu.quantized_weights`); bias: [n]; out, residual: [rows, n],
-    may be the same tensor; float32, float16 or bfloat16 each. ``mode`` "fastest" never splits k where the rows alone
-    fill the chip. Needs compute capability 9.0.
+    may be the same tensor; float32, float16 or bfloat16 each. Needs compute capability 9.0.
 
     Raises:
         ValueError: a shape, dtype, device or layout is wrong, or the workspace is too small.
     """
     _check(x, x_scale, weight, weight_scale)
     (rows, k), n = x.shape, weight.shape[0]
-    check_result(out, rows, n, x.device, inputs=x, bias=bias, residual=residual, mode=mode)
-    launch = plan_launch(rows, n, k, "fp8", mode=mode)
+    check_result(out, rows, n, x.device, inputs=x, bias=bias, residual=residual)
+    launch = plan_launch(rows, n, k, "fp8")
     workspace.check(launch, x.device)
     if rows == 0:
         return

@@ -9,11 +9,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from verify_kernels.gpu.kernel_launch import INDEX, ROW_TYPES, CompileCase, check_rank, check_tensor
+from verify_kernels.gpu.kernel_launch import HALF_TYPES, INDEX, ROW_TYPES, CompileCase, check_rank, check_tensor
 from verify_kernels.gpu.linear import post_split, store_tile, sum_splits
 from verify_kernels.gpu.linear_plan import (
     LinearLaunch,
-    LinearMode,
     LinearWorkspace,
     block_k_of,
     check_result,
@@ -60,7 +59,7 @@ def permute_columns(x: Tensor, perm: Tensor, out: Tensor) -> None:
     permute_columns_kernel[grid](x, perm, out, k, BLOCK=PERMUTE_BLOCK, num_warps=PERMUTE_WARPS, num_stages=1)
 
 
-_CHUNK = tl.constexpr(64)  # output channels that lie together, `linear_int4_weight.CHUNK`
+_CHUNK = tl.constexpr(CHUNK)
 
 
 @triton.jit
@@ -229,8 +228,7 @@ def linear_int4_kernel(
             store_tile(total, out, bias, residual, None, None, offs_m, offs_n, rows, n)
 
 
-HALVES = (torch.float16, torch.bfloat16)
-SCALE_TYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+_TRITON_TYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
 def linear_int4(
@@ -241,21 +239,20 @@ def linear_int4(
     workspace: LinearWorkspace,
     bias: Tensor | None = None,
     residual: Tensor | None = None,
-    mode: LinearMode = "bitwise",
 ) -> None:
     """out = x weight^T + bias + residual, summed in float32 and rounded once.
 
     x: float16 or bfloat16 [rows, k]; bias: [n]; out, residual: [rows, n], may be the same tensor; float32, float16 or
     bfloat16 each. A weight with an input order of its own costs one more launch, which orders the rows' channels
-    alike. ``mode`` "fastest" never splits k where the rows alone fill the chip.
+    alike.
 
     Raises:
         ValueError: a shape, dtype, device or layout is wrong, or the workspace is too small.
     """
     _check(x, weight)
     rows = x.shape[0]
-    check_result(out, rows, weight.n, x.device, inputs=x, bias=bias, residual=residual, mode=mode)
-    launch = plan_launch(rows, weight.n, weight.k, "int4", weight.group, mode)
+    check_result(out, rows, weight.n, x.device, inputs=x, bias=bias, residual=residual)
+    launch = plan_launch(rows, weight.n, weight.k, "int4", weight.group)
     workspace.check(launch, x.device)
     if rows == 0:
         return
@@ -265,7 +262,7 @@ def linear_int4(
     linear_int4_kernel[launch.grid](
         x, weight.words, weight.quants, out, bias, residual, workspace.partials, workspace.counters,
         rows, weight.n, weight.k, **launch.constants(), GROUPS=weight.block_k // weight.group,
-        SCALE_TYPE=SCALE_TYPES[weight.scale_type], EVEN_K=weight.k % weight.block_k == 0, ASM=x.is_cuda and not amd,
+        SCALE_TYPE=_TRITON_TYPES[weight.scale_type], EVEN_K=weight.k % weight.block_k == 0, ASM=x.is_cuda and not amd,
         **launch.options(amd),
     )  # fmt: skip
 
@@ -308,7 +305,7 @@ def _ordered(x: Tensor, perm: Tensor, workspace: LinearWorkspace) -> Tensor:
 
 def _check(x: Tensor, weight: Int4Weight) -> None:
     check_rank("x", x, 2)
-    check_tensor("x", x, (x.shape[0], weight.k), HALVES, x.device)
+    check_tensor("x", x, (x.shape[0], weight.k), HALF_TYPES, x.device)
     if weight.group not in GROUP_SIZES:
         raise ValueError(f"weight.group: is {weight.group}; must be one of {', '.join(map(str, GROUP_SIZES))}")
     block = block_k_of("int4", weight.group)
@@ -316,10 +313,8 @@ def _check(x: Tensor, weight: Int4Weight) -> None:
     check_tensor("weight.words", weight.words, (chunks, blocks, CHUNK, block // 4), (torch.int16,), x.device)
     grouped = (chunks, blocks, block // weight.group, CHUNK)
     check_tensor("weight.quants", weight.quants, grouped, (torch.int32,), x.device)
-    if weight.scale_type not in SCALE_TYPES:
-        raise ValueError(
-            f"weight.scale_type: is {weight.scale_type}; must be one of {', '.join(map(str, SCALE_TYPES))}"
-        )
+    if weight.scale_type not in HALF_TYPES:
+        raise ValueError(f"weight.scale_type: is {weight.scale_type}; must be one of {', '.join(map(str, HALF_TYPES))}")
     if weight.perm is not None:
         check_tensor("weight.perm", weight.perm, (weight.k,), (torch.int32,), x.device)
 

@@ -1,7 +1,5 @@
 """Which order of summation, tile and grid a linear layer gets, from shapes alone, and the scratch it needs.
 
-Which order, tile and grid a linear layer gets: tables in code, from shapes and host-known row counts alone.
-
 The order of additions comes from the weight's shape and type (`reduction_order`), never from the rows. The tile comes
 from the rows and does not touch the order. So a row has the same bits alone, in any company and in any tile. Where a
 weight is so narrow that its column tiles leave multiprocessors idle, its input channels are split, always by the same
@@ -95,10 +93,7 @@ class LinearLaunch:
 
 
 LinearKind = Literal["bf16", "fp16", "fp32", "fp8", "int4"]
-LinearMode = Literal["bitwise", "fastest"]
-
-MODES: tuple[LinearMode, ...] = ("bitwise", "fastest")
-FASTEST_ROWS = 64  # from here on "fastest" may differ from "bitwise"; below, weights' bytes are all that counts
+DENSE_KINDS: dict[torch.dtype, LinearKind] = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 FULL_CHIP = 96  # programs that keep the memory of a chip of 108 to 152 multiprocessors busy
 SPLITS = (1, 2, 4, 8)
 ALIGNED = 16  # what k must be a multiple of for wide loads; without them larger tiles run out of registers
@@ -146,17 +141,13 @@ def in_sequence_fits(kind: LinearKind, group: int) -> bool:
     return kind != "int4" or group > 32
 
 
-def plan_launch(
-    rows: int, n: int, k: int, kind: LinearKind, group: int = 128, mode: LinearMode = "bitwise"
-) -> LinearLaunch:
-    """How to run [rows, k] x [n, k]^T. "fastest" drops the splits once the rows alone fill the chip."""
+def plan_launch(rows: int, n: int, k: int, kind: LinearKind, group: int = 128) -> LinearLaunch:
+    """How to run [rows, k] x [n, k]^T."""
     order = reduction_order(n, k, kind, group)
     tiles = _TILES[kind] if k % ALIGNED == 0 else _TILES[kind][:1]
     tile = next((tile for tile in tiles if tile.block_m >= rows), tiles[-1])
     m_tiles, n_tiles = -(-rows // tile.block_m), -(-n // tile.block_n)
     full = rows > tile.block_m and m_tiles * n_tiles >= FULL_CHIP
-    if full and mode == "fastest":
-        order = LinearOrder(order.block_k, 1)
     in_sequence = full and order.split_k > 1 and in_sequence_fits(kind, group)
     return LinearLaunch(order, tile, m_tiles, n_tiles, in_sequence)
 
@@ -217,15 +208,12 @@ def check_result(
     inputs: Tensor,
     bias: Tensor | None,
     residual: Tensor | None,
-    mode: LinearMode,
 ) -> None:
     """Check where a linear layer's result goes and what is added to it.
 
     Raises:
         ValueError: a shape, dtype, device or layout is wrong, or ``out`` overwrites ``x``; names the argument.
     """
-    if mode not in MODES:
-        raise ValueError(f"mode: {mode!r} is not known; must be one of {', '.join(MODES)}")
     check_rank("out", out, 2)
     check_tensor("out", out, (rows, n), ROW_TYPES, device)
     if out.numel() and out.data_ptr() == inputs.data_ptr():

@@ -4,19 +4,19 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from verify_kernels.gpu.kernel_launch import ROW_TYPES, CompileCase, check_rank, check_tensor
+from verify_kernels.backend import Prologue
+from verify_kernels.gpu.kernel_launch import FP8, FP8_LARGEST, ROW_TYPES, CompileCase, check_rank, check_tensor
 
-_LARGEST = tl.constexpr(448.0)  # of e4m3
-_INVERSE = tl.constexpr(1.0 / 448.0)
+LEAST = 1e-30  # amax below which 448 / amax would overflow; such a row is zeros
+_LARGEST = tl.constexpr(FP8_LARGEST)
+_INVERSE = tl.constexpr(1.0 / FP8_LARGEST)
 _NORMAL = tl.constexpr(0.015625)  # least normal e4m3 value
-_LEAST = tl.constexpr(1e-30)  # amax below which 448 / amax would overflow; such a row is zeros
+_LEAST = tl.constexpr(LEAST)
 _MOST = tl.constexpr(3.4028234663852886e38)  # finite float32
 
 
@@ -100,8 +100,6 @@ def quantize_rows_kernel(
             _store(u, factor, inverse, sound, q, row * k + cols, cols < k)
 
 
-Prologue = Literal["none", "rms", "silu", "gelu"]
-
 PROLOGUES: tuple[Prologue, ...] = ("none", "rms", "silu", "gelu")
 BLOCKS = (1024, 2048, 4096, 8192)
 PER_WARP = 512
@@ -176,7 +174,7 @@ def _check(x: Tensor, q: Tensor, scale: Tensor, prologue: Prologue, norm: Tensor
     rows, k = q.shape
     if k == 0:
         raise ValueError("q: has rows of 0 values; must have one at least")
-    check_tensor("q", q, (rows, k), (torch.float8_e4m3fn,), q.device)
+    check_tensor("q", q, (rows, k), (FP8,), q.device)
     check_tensor("x", x, (rows, 2 * k if prologue in ("silu", "gelu") else k), ROW_TYPES, q.device)
     check_tensor("scale", scale, (rows,), (torch.float32,), q.device)
     if (norm is not None) != (prologue == "rms"):

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from verify_kernels.gpu.kernel_launch import FP8, FP8_LARGEST, HALF_TYPES
 from verify_kernels.gpu.linear_plan import block_k_of
 
-LARGEST = 448.0  # of e4m3
 ROWS_AT_ONCE = 4096  # a float32 copy of this many rows is held
 
 
@@ -23,22 +23,21 @@ def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
     """
     if weight.dim() != 2 or not weight.is_floating_point():
         raise ValueError(f"weight: is {weight.dtype} {tuple(weight.shape)}; must be a floating-point matrix")
-    q = torch.empty(weight.shape, dtype=torch.float8_e4m3fn, device=weight.device)
+    q = torch.empty(weight.shape, dtype=FP8, device=weight.device)
     scale = torch.empty(weight.shape[0], dtype=torch.float32, device=weight.device)
     for start in range(0, weight.shape[0], ROWS_AT_ONCE):
         part = weight[start : start + ROWS_AT_ONCE].float()
         if not bool(part.isfinite().all()):
             raise ValueError("weight: holds values that are not finite; the checkpoint is damaged")
         largest = part.abs().amax(dim=1)
-        own = torch.where(largest > 0, largest / LARGEST, torch.ones_like(largest))
+        own = torch.where(largest > 0, largest / FP8_LARGEST, torch.ones_like(largest))
         scale[start : start + ROWS_AT_ONCE] = own
-        q[start : start + ROWS_AT_ONCE] = (part / own[:, None]).clamp(-LARGEST, LARGEST).to(q.dtype)
+        q[start : start + ROWS_AT_ONCE] = (part / own[:, None]).clamp(-FP8_LARGEST, FP8_LARGEST).to(q.dtype)
     return q, scale
 
 
 CHUNK = 64  # output channels that lie together
 GROUP_SIZES = (32, 64, 128)
-SCALE_TYPES = (torch.float16, torch.bfloat16)
 SYMMETRIC_ZERO = 8
 MAX_ZERO = 16  # one more than a level can be: the first GPTQ format stores it less one
 
@@ -162,7 +161,7 @@ def _check(levels: Tensor, scales: Tensor, zeros: Tensor | None, group: int, per
     if levels.dim() != 2 or levels.dtype != torch.uint8 or not levels.numel() or int(levels.max()) > 15:
         raise ValueError(f"levels: is {levels.dtype} {tuple(levels.shape)}; must be a uint8 matrix of values 0 to 15")
     shape = (levels.shape[0], -(-levels.shape[1] // group))
-    if scales.shape != shape or scales.dtype not in SCALE_TYPES:
+    if scales.shape != shape or scales.dtype not in HALF_TYPES:
         raise ValueError(f"scales: is {scales.dtype} {tuple(scales.shape)}; must be float16 or bfloat16 {shape}")
     if zeros is not None and (zeros.shape != shape or zeros.dtype != torch.uint8 or int(zeros.max()) > MAX_ZERO):
         raise ValueError(f"zeros: is {zeros.dtype} {tuple(zeros.shape)}; must be uint8 {shape} of 0 to {MAX_ZERO}")

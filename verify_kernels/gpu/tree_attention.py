@@ -17,7 +17,6 @@ from verify_kernels.gpu.attention_workspace import (
     CONTEXT,
     DIVERGE,
     ENTRY,
-    FP8,
     GATHER_STOP,
     HEAD_DIMS,
     LEAF,
@@ -34,7 +33,7 @@ from verify_kernels.gpu.attention_workspace import (
     AttentionWorkspace,
     attention_tile,
 )
-from verify_kernels.gpu.kernel_launch import INDEX, CompileCase, check_rank, check_tensor
+from verify_kernels.gpu.kernel_launch import FP8, HALF_TYPES, INDEX, CompileCase, check_rank, check_tensor
 
 NONE = tl.constexpr(float("-inf"))
 
@@ -467,7 +466,7 @@ def _check_tensors(
     check_tensor("v_pool", v_pool, k_pool.shape, (ws.kv_dtype,), device)
     if tuple(q.shape) != (rows, ws.heads, ws.head_dim):
         raise ValueError(f"q: has shape {tuple(q.shape)}; must be {(rows, ws.heads, ws.head_dim)}")
-    types = (ws.kv_dtype,) if ws.kv_dtype != FP8 else (torch.float16, torch.bfloat16)
+    types = (ws.kv_dtype,) if ws.kv_dtype != FP8 else HALF_TYPES
     if q.dtype not in types or q.device != device:
         raise ValueError(f"q: is {q.dtype} on {q.device}; must be one of {', '.join(map(str, types))} on {device}")
     if q.stride()[1:] != (ws.head_dim, 1) or q.stride(0) % 16 or q.data_ptr() % 16:

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
 from verify_kernels.gpu.attention_plan import attention_plan
-from verify_kernels.gpu.attention_workspace import FP8, AttentionWorkspace
+from verify_kernels.gpu.attention_workspace import AttentionWorkspace
+from verify_kernels.gpu.kernel_launch import FP8
 from verify_kernels.gpu.tree_attention import tree_attention
 
 NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)  # interpreted kernels take seconds a step

@@ -16,6 +16,7 @@ from verify_kernels.gpu.act import act_mul
 from verify_kernels.gpu.attention_plan import attention_plan
 from verify_kernels.gpu.attention_workspace import AttentionWorkspace
 from verify_kernels.gpu.gather_rows import embed, gather_rows
+from verify_kernels.gpu.kernel_launch import FP8
 from verify_kernels.gpu.kv_ops import move_kv, write_kv
 from verify_kernels.gpu.linear import linear
 from verify_kernels.gpu.linear_fp8 import linear_fp8
@@ -27,7 +28,6 @@ from verify_kernels.gpu.quantized_weights import CHUNK, Int4Weight
 from verify_kernels.gpu.sampling_table import SamplingNeeds, SamplingPlan, SamplingTable, SamplingWorkspace
 from verify_kernels.gpu.tree_attention import tree_attention
 
-FP8 = torch.float8_e4m3fn
 SHAPES = [shape for name, shape in RANDOM_SHAPES.items() if name != "tiny"]
 ROWS = (1, 8, 16, 33, 64, 200, 512)
 Launch = Callable[[torch.device], None]
@@ -119,7 +119,7 @@ def _linear_fp8(device: torch.device) -> None:
             for rows in ROWS:
                 x, x_scale, out = make(rows, k, dtype=FP8), make.floats(rows), make(rows, n)
                 linear_fp8(x, x_scale, weight, scale, out, workspace=workspace)
-                linear_fp8(x, x_scale, weight, scale, out, workspace=workspace, bias=bias, residual=out, mode="fastest")
+                linear_fp8(x, x_scale, weight, scale, out, workspace=workspace, bias=bias, residual=out)
 
 
 def _linear_int4(device: torch.device) -> None:

@@ -18,14 +18,15 @@ from specdec.models.config import RopeConfig, rope_tables
 from tests.kernels.gpu.device_rows import DeviceRows, on, random_entries
 from tests.kernels.gpu.no_host_read import NoHostRead
 from verify_kernels.forward_batch import PAGE_SIZE
-from verify_kernels.gpu.kv_ops import HEAD_DIMS, write_kv
+from verify_kernels.gpu.attention_workspace import HEAD_DIMS
+from verify_kernels.gpu.kernel_launch import FP8
+from verify_kernels.gpu.kv_ops import write_kv
 from verify_kernels.gpu.reference.attention import write_kv as reference_write_kv
 
 RUNS = pytest.mark.parametrize("run", [write_kv, reference_write_kv], ids=["kernel", "reference"])
 EPS = 1e-6
 N_PAGES = 12
 POSITIONS = 400
-FP8 = torch.float8_e4m3fn
 # The interpreter cuts bfloat16 off where a GPU rounds it.
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 UNTOUCHED = 7.0

@@ -13,8 +13,8 @@ from triton.runtime import interpreter
 from tests.kernels.gpu.linear_rows import assert_close, assert_company_free, types_of, workspace
 from tests.kernels.gpu.no_host_read import NoHostRead
 from verify_kernels.gpu import linear_plan
-from verify_kernels.gpu.linear import KINDS, linear
-from verify_kernels.gpu.linear_plan import LinearWorkspace, plan_launch
+from verify_kernels.gpu.linear import linear
+from verify_kernels.gpu.linear_plan import DENSE_KINDS, LinearWorkspace, plan_launch
 from verify_kernels.gpu.reference import linear as reference
 
 SPLIT = (70, 1040)  # a weight whose inputs are split in two, with a tail
@@ -30,7 +30,7 @@ def operands(rows: int, n: int, k: int, dtype: torch.dtype, device: torch.device
 
 
 def run(x: Any, weight: Any, *, space: LinearWorkspace | None = None, out: Any = None, **extra: Any) -> Any:
-    space = space or workspace(*weight.shape, KINDS[x.dtype], x.device)
+    space = space or workspace(*weight.shape, DENSE_KINDS[x.dtype], x.device)
     if out is None:  # float32, for a 16-bit result would hide in which order it was added up
         out = torch.full((x.shape[0], weight.shape[0]), torch.nan, device=x.device)
     linear(x, weight, out, workspace=space, **extra)
@@ -82,9 +82,9 @@ def test_the_residual_may_be_the_result(device: torch.device) -> None:
 def test_rows_have_the_same_bits_in_any_company(shape: tuple[int, int], kind: int, device: torch.device) -> None:
     dtype = types_of(device)[kind]
     x, weight, bias, _ = operands(131 if shape[1] < 4096 else 20, *shape, dtype, device)
-    space = workspace(*shape, KINDS[dtype], device)
+    space = workspace(*shape, DENSE_KINDS[dtype], device)
     if shape in (SPLIT, (64, 4096)):
-        assert plan_launch(1, *shape, KINDS[dtype]).order.split_k > 1
+        assert plan_launch(1, *shape, DENSE_KINDS[dtype]).order.split_k > 1
     few, many = (2, 17), (16, 33, 65)
     counts = few if shape[1] == 4096 else few + many
     assert_company_free(lambda rows: run(rows, weight, bias=bias, space=space), x, counts)
@@ -135,21 +135,6 @@ def test_infinite_and_nan_rows_stay_in_their_rows(device: torch.device) -> None:
     assert not bool(mixed[1].isfinite().any())
 
 
-@pytest.mark.parametrize("stream", [torch.float16, torch.float32])
-@pytest.mark.parametrize("given_", [(False, False), (True, False), (False, True), (True, True)])
-def test_fastest_is_right(given_: tuple[bool, bool], stream: torch.dtype, device: torch.device) -> None:
-    x, weight, bias, residual = operands(64, *SPLIT, torch.float16, device)
-    exact = x.double() @ weight.double().t() + given_[0] * bias.double() + given_[1] * residual.double()
-    extra = {"bias": bias if given_[0] else None, "residual": residual.to(stream) if given_[1] else None}
-    y = run(x, weight, out=torch.empty(64, SPLIT[0], dtype=stream, device=device), mode="fastest", **extra)
-    assert torch.allclose(y.double(), exact, rtol=1e-2, atol=0.1)
-
-
-def test_fastest_starts_at_64_rows(device: torch.device) -> None:
-    x, weight, _, _ = operands(63, *SPLIT, torch.float16, device)
-    assert torch.equal(run(x, weight, mode="fastest"), run(x, weight))
-
-
 def test_nothing_is_read_on_the_host(device: torch.device) -> None:
     x, weight, bias, _ = operands(17, *SPLIT, torch.float16, device)
     space, out = workspace(*SPLIT, "fp16", device), torch.empty(17, SPLIT[0], dtype=torch.float16, device=device)
@@ -176,7 +161,6 @@ def test_bad_arguments_are_named(device: torch.device) -> None:
         ("out", x, "out: has shape"),
         ("bias", bias[:5], "bias: has shape"),
         ("residual", residual.t(), "residual: has shape"),
-        ("mode", "fast", "mode: 'fast' is not known"),
     ]
     for name, value, message in bad:
         with pytest.raises(ValueError, match=message):

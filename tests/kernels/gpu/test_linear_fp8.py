@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.kernels.gpu.linear_rows import assert_close, assert_company_free, workspace
-from verify_kernels.gpu.linear_fp8 import FP8, linear_fp8
+from verify_kernels.gpu.kernel_launch import FP8
+from verify_kernels.gpu.linear_fp8 import linear_fp8
 from verify_kernels.gpu.linear_plan import plan_launch
 from verify_kernels.gpu.reference import linear as reference
 

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from verify_kernels.forward_batch import PAGE_SIZE
 from verify_kernels.gpu.attention_workspace import NEVER, TILE, WORK_FIELDS, AttentionTile, AttentionWorkspace
-from verify_kernels.gpu.reference.row_ops import rms_norm
-
-FP8_LARGEST = 448.0
+from verify_kernels.gpu.kernel_launch import FP8_LARGEST
+from verify_kernels.reference_backend import rms_norm, rotate_half
 
 
 def write_kv(
@@ -43,8 +42,9 @@ def write_kv(
     if q_norm is not None and k_norm is not None:
         q, k = rms_norm(q, q_norm.float(), eps), rms_norm(k, k_norm.float(), eps)
     position = (ctx + depth[row]).clamp(0, cos.shape[0] - 1).long()
-    q_out[row] = _rotate(q, cos[position], sin[position]).to(q_out.dtype)
-    k = _rotate(k, cos[position], sin[position])
+    angles = cos[position][:, None], sin[position][:, None]
+    q_out[row] = rotate_half(q, *angles).to(q_out.dtype)
+    k = rotate_half(k, *angles)
 
     slot = ctx + row - entry_start[entry]
     listed = (slot >= 0) & (slot < page_table.shape[1] * PAGE_SIZE)
@@ -72,13 +72,6 @@ def _live_rows(entry_of: Tensor, entry_start: Tensor, entry_ctx: Tensor) -> tupl
     entry = entry_of.where(known, 0).long()
     live = known & (row >= entry_start[entry]) & (row < entry_start[entry + 1])
     return row[live], entry[live], entry_ctx[entry[live]].long()
-
-
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [n, heads, head_dim], cos and sin [n, head_dim / 2]."""
-    a, b = x.chunk(2, dim=-1)
-    cos, sin = cos[:, None], sin[:, None]
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
 
 def _stored(x: Tensor, dtype: torch.dtype, scale: Tensor | None) -> Tensor:

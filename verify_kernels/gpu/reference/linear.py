@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from verify_kernels.gpu.linear_plan import LinearMode, LinearWorkspace
+from verify_kernels.gpu.linear_plan import LinearWorkspace
 from verify_kernels.gpu.quantized_weights import Int4Weight, unpack_int4
 
 
@@ -16,7 +16,6 @@ def linear(
     workspace: LinearWorkspace,
     bias: Tensor | None = None,
     residual: Tensor | None = None,
-    mode: LinearMode = "bitwise",
 ) -> None:
     """out = x weight^T + bias + residual in float32; see `verify_kernels.gpu.linear`."""
     store(x.float() @ weight.float().t(), out, bias, residual)
@@ -39,7 +38,6 @@ def linear_fp8(
     workspace: LinearWorkspace,
     bias: Tensor | None = None,
     residual: Tensor | None = None,
-    mode: LinearMode = "bitwise",
 ) -> None:
     """out = (x * x_scale) (weight * weight_scale)^T + bias + residual; see `verify_kernels.gpu.linear_fp8`."""
     y = x.float() @ weight.float().t()
@@ -54,7 +52,6 @@ def linear_int4(
     workspace: LinearWorkspace,
     bias: Tensor | None = None,
     residual: Tensor | None = None,
-    mode: LinearMode = "bitwise",
 ) -> None:
     """out = x weight^T + bias + residual in float32; see `verify_kernels.gpu.linear_int4`."""
     store(x.float() @ unpack_int4(weight).t(), out, bias, residual)

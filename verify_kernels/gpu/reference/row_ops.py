@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 from torch.nn.functional import gelu, silu
 
-from verify_kernels.gpu.quantize import Prologue
+from verify_kernels.backend import Prologue
+from verify_kernels.gpu.act import Gate
+from verify_kernels.gpu.kernel_launch import FP8_LARGEST
+from verify_kernels.gpu.quantize import LEAST
+from verify_kernels.reference_backend import rms_norm
 
 
 def add_norm(
@@ -28,18 +30,10 @@ def add_norm(
         out.copy_(rms_norm(residual.float(), norm.float(), eps))
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension; float32."""
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
-
-
-def act_mul(gate_up: Tensor, out: Tensor, kind: Literal["silu", "gelu"]) -> None:
+def act_mul(gate_up: Tensor, out: Tensor, kind: Gate) -> None:
     """out = silu(gate) * up, or gelu_tanh(gate) * up; see `verify_kernels.gpu.act`."""
     gate, up = gate_up.float().chunk(2, dim=-1)
     out.copy_((silu(gate) if kind == "silu" else gelu(gate, approximate="tanh")) * up)
-
-
-LEAST = 1e-30  # of a row's largest value
 
 
 def quantize_rows(
@@ -49,14 +43,14 @@ def quantize_rows(
     y = x.float()
     if prologue == "rms":
         assert norm is not None
-        y = y * torch.rsqrt(y.square().mean(dim=1, keepdim=True) + eps) * norm.float()
+        y = rms_norm(y, norm.float(), eps)
     elif prologue != "none":
         gate, up = y.chunk(2, dim=1)
         y = (silu(gate) if prologue == "silu" else gelu(gate, approximate="tanh")) * up
     sound = y.isfinite().all(dim=1)
     largest = y.abs().amax(dim=1).clamp(min=LEAST)
-    scale.copy_(torch.where(sound, largest / 448.0, torch.nan))
-    q.copy_(torch.where(sound[:, None], (y / scale[:, None]).clamp(-448.0, 448.0), 0.0))
+    scale.copy_(torch.where(sound, largest / FP8_LARGEST, torch.nan))
+    q.copy_(torch.where(sound[:, None], (y / scale[:, None]).clamp(-FP8_LARGEST, FP8_LARGEST), 0.0))
 
 
 def gather_rows(x: Tensor, rows: Tensor, out: Tensor) -> None:
