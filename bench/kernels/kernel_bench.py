@@ -16,7 +16,8 @@ from bench.kernels.attention import CASES, COMPARED, AttentionCase, attention_fi
 from bench.kernels.step import KINDS, LLAMA_8B, StepFigures, linear_figures
 from bench.kernels.timer import KernelTimer, device_facts, peak_bandwidth
 from specdec.config import DeviceDtype, EngineConfig, KvDtype, SpeculationConfig
-from specdec.engine.build_device import build_device_parts
+from specdec.engine.build import assemble
+from specdec.engine.build_device import DevicePlatform
 from verify_kernels.gpu.linear_plan import LinearKind
 from verify_kernels.kernels import load_kernels
 
@@ -247,7 +248,8 @@ class KernelBench:
         gc.collect()  # the model before this one, before memory is counted
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
-        parts = build_device_parts(config, self._device, load_kernels("reference", config.cache_dir, 1), 1)
+        kernels = load_kernels("reference", config.cache_dir, 1)
+        parts = assemble(config, DevicePlatform(config, self._device), kernels, 1)
         figures = StepFigures(parts, self._timer, self._peak, context)
         case = f"steps {dtype} {kv_dtype}"
         return [{

@@ -19,9 +19,9 @@ from bench.kernels.timer import KernelTimer
 from specdec.engine.device_verify import DeviceOutputs, DeviceVerifier
 from specdec.engine.engine import Engine, EngineParts
 from specdec.models.device_decoder import DeviceDecoder, DeviceNetwork, GraphCache
-from specdec.models.device_linear import DenseLinear
+from specdec.models.device_linear import DenseLinear, DeviceLinear
 from specdec.models.device_step import StepArrays
-from specdec.models.device_weights import DeviceLayer
+from specdec.models.weights import LayerWeights
 from specdec.types import Delta, Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
 from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
 from verify_kernels.gpu.linear import linear
@@ -101,8 +101,9 @@ class LibraryLinear(DenseLinear):
     """On the weights of another layer, to be timed beside it; nothing else uses it."""
 
     @staticmethod
-    def of(dense: DenseLinear) -> LibraryLinear:
-        """What computes the same, but for the order."""
+    def of(dense: DeviceLinear) -> LibraryLinear:
+        """What computes the same as a dense layer, but for the order."""
+        assert isinstance(dense, DenseLinear)
         return LibraryLinear(dense.weight, dense._bias, dense._scratch)
 
     def plain(self, x: Tensor, out: Tensor, residual: Tensor | None = None) -> None:
@@ -124,20 +125,15 @@ def library_network(decoder: DeviceDecoder) -> DeviceNetwork | None:
     """The decoder's model on the same weights and KV with every linear layer by the library; None where layers are
     quantised, for which it has none."""
     weights = decoder.model.weights
-    layers = [_swapped(layer) for layer in weights.layers]
-    if any(layer is None for layer in layers):
+    if not all(isinstance(each, DenseLinear) for layer in weights.layers for each in layer.linears):
         return None
-    found = [layer for layer in layers if layer is not None]
-    model = replace(decoder.model, weights=replace(weights, layers=found, lm_head=LibraryLinear.of(weights.lm_head)))
+    swapped = replace(weights, layers=list(map(_swapped, weights.layers)), lm_head=LibraryLinear.of(weights.lm_head))
+    model = replace(decoder.model, weights=swapped)
     return DeviceNetwork(model, decoder.pool, decoder.buffer.tiers.largest, decoder.max_positions)
 
 
-def _swapped(layer: DeviceLayer) -> DeviceLayer | None:
-    linears = (layer.qkv, layer.o, layer.gate_up, layer.down)
-    dense = [LibraryLinear.of(linear) for linear in linears if isinstance(linear, DenseLinear)]
-    if len(dense) < len(linears):
-        return None
-    qkv, o, gate_up, down = dense
+def _swapped(layer: LayerWeights[DeviceLinear]) -> LayerWeights[DeviceLinear]:
+    qkv, o, gate_up, down = map(LibraryLinear.of, layer.linears)
     return replace(layer, qkv=qkv, o=o, gate_up=gate_up, down=down)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import torch
 
@@ -20,26 +20,96 @@ from draft.prediction import PredictionDrafter
 from draft.protocol import CostlyDrafter, Drafter
 from draft.reading_order import ReadingOrder
 from draft.suffix import SuffixDrafter
-from specdec.config import DeviceDtype, EngineConfig, WeightDtype
+from specdec.config import EngineConfig, WeightDtype
 from specdec.engine.engine import Engine, EngineParts
 from specdec.engine.memory import plan_memory, tell_memory
 from specdec.engine.profile_costs import costs_at_start
+from specdec.engine.verify import StepVerifier
 from specdec.errors import ConfigError, ModelError
 from specdec.kv_cache import KvCacheManager
 from specdec.models import Progress
 from specdec.models.catalogue import with_named_draft
 from specdec.models.config import ModelConfig
-from specdec.models.decoder import Decoder, KvPool, TargetDecoder
+from specdec.models.decoder import Decoder, KvPool, TargetDecoder, kv_page_bytes
 from specdec.models.load import LoadedModel, load_model
 from specdec.models.memory import available_bytes
 from specdec.sampling import Sampler
 from specdec.types import EngineInfo
 from verify_kernels.backend import Backend
 from verify_kernels.forward_batch import PAGE_SIZE
-from verify_kernels.kernels import Kernels, load_kernels, self_test
+from verify_kernels.kernels import Kernels, NumericMode, load_kernels, self_test
+from verify_kernels.sampling import SamplingKernels
 
-if TYPE_CHECKING:
-    from specdec.models.device_weights import DeviceModel
+Target = LoadedModel[Any]
+
+
+class Platform(Protocol):
+    """Where target and draft model run. ``kernels``: the name of those that run them. ``mode``: whether a row has the
+    same bits in any company; known once the target's decoder is there."""
+
+    kernels: str
+    sampling: SamplingKernels
+    mode: NumericMode
+
+    def load_target(self, progress: Progress | None) -> Target:
+        """The target; raises ModelError."""
+
+    def load_draft(self, ref: str, dtype: WeightDtype | None, progress: Progress | None) -> Target:
+        """A draft model; ``dtype`` has a say on a CPU alone. Raises ModelError."""
+
+    def target_decoder(self, model: Target, pages: int, positions: int, taps: Sequence[int]) -> TargetDecoder:
+        """The target's decoder, for sequences of up to ``positions`` tokens. taps: layers whose inputs are kept.
+
+        Raises:
+            ModelError: memory is short.
+            ConfigError: it can not run as configured, or ``strict`` is set and its numbers are not bitwise.
+        """
+
+    def draft_decoder(self, model: Target, pages: int, positions: int, target: ModelConfig) -> TargetDecoder:
+        """A draft model's, beside a target of that shape; raises ModelError."""
+
+    def verifier(self, decoder: TargetDecoder) -> StepVerifier | None:
+        """What verifies on this platform, warmed up; None: what the engine makes itself."""
+
+
+class HostPlatform:
+    """The CPU.
+
+    Raises:
+        ConfigError: ``strict`` is set and the kernels are not bitwise.
+    """
+
+    def __init__(self, config: EngineConfig, kernels: Kernels) -> None:
+        self._config, self._backend = config, kernels.backend
+        self.kernels, self.sampling = kernels.name, kernels.sampling
+        self.mode = self_test(kernels.backend(), config.dtype)
+        if config.strict and self.mode != "bitwise":
+            raise ConfigError(
+                f"engine.strict: {kernels.name} kernels are {self.mode} here; drop strict or change engine.dtype"
+            )
+
+    def load_target(self, progress: Progress | None) -> Target:
+        """The target, in the type configured."""
+        config = self._config
+        return load_model(config.target, dtype=config.dtype, cache_dir=config.cache_dir, progress=progress)
+
+    def load_draft(self, ref: str, dtype: WeightDtype | None, progress: Progress | None) -> Target:
+        """A draft model, in the target's type where none is given, or in 4 bits beside 8."""
+        config = self._config
+        dtype = dtype or ("int4" if config.dtype == "int8" else config.dtype)
+        return load_model(ref, dtype=dtype, cache_dir=config.cache_dir, progress=progress)
+
+    def target_decoder(self, model: Target, pages: int, positions: int, taps: Sequence[int]) -> Decoder:
+        """The target's."""
+        return build_decoder(self._config, model, self._backend(), pages, positions, taps=taps)
+
+    def draft_decoder(self, model: Target, pages: int, positions: int, target: ModelConfig) -> Decoder:
+        """A draft model's."""
+        promised = pages * kv_page_bytes(target) + self._config.max_step_rows * target.vocab_size * 4
+        return build_decoder(self._config, model, self._backend(), pages, positions, promised)
+
+    def verifier(self, decoder: TargetDecoder) -> None:
+        """The engine's own."""
 
 
 def target_device(config: EngineConfig) -> torch.device | None:
@@ -75,7 +145,7 @@ def context_limit(config: EngineConfig, model: ModelConfig) -> int:
 
 def build_decoder(
     config: EngineConfig,
-    model: LoadedModel,
+    model: Target,
     backend: Backend,
     pages: int,
     positions: int,
@@ -89,7 +159,7 @@ def build_decoder(
     Raises:
         ModelError: memory is short.
     """
-    need = pages * KvPool.bytes_per_page(model.config)
+    need = pages * kv_page_bytes(model.config)
     # Pools and logits take their memory page by page: what is promised is not yet missing from what is free.
     promised = config.max_step_rows * model.config.vocab_size * 4 + already_promised
     free = available_bytes() - promised
@@ -110,12 +180,6 @@ def build_decoder(
     )
 
 
-if TYPE_CHECKING:
-    from specdec.models.device_weights import DeviceModel  # imports triton, which a CPU machine may lack
-
-    Target = LoadedModel | DeviceModel
-
-
 def read_head(config: EngineConfig, target: Target) -> HeadModel | None:
     """The feature head, where one is asked for: the target's decoder must be built to its liking.
 
@@ -131,22 +195,22 @@ def read_head(config: EngineConfig, target: Target) -> HeadModel | None:
 
 
 class DrafterBuilder:
-    """Builds drafters by name. ``draft_name``: the draft model's, once one was loaded. ``device``: the GPU that it runs
-    on, as the target does; None: the CPU, where heads run in any case."""
+    """Builds drafters by name. ``draft_name``: the draft model's, once one was loaded. It runs where the target does; a
+    head runs on the CPU, by ``kernels``."""
 
     def __init__(
         self,
         config: EngineConfig,
+        platform: Platform,
         target: Target,
         kernels: Kernels,
         sampler: Sampler,
         pages: int,
         max_context: int,
         progress: Progress | None,
-        device: torch.device | None = None,
     ) -> None:
         self._config, self._target, self._kernels, self._sampler = config, target, kernels, sampler
-        self._pages, self._max_context, self._progress, self._device = pages, max_context, progress, device
+        self._pages, self._max_context, self._progress, self._platform = pages, max_context, progress, platform
         self.draft_name: str | None = None
 
     def build(self, head: HeadModel | None) -> list[Drafter]:
@@ -195,11 +259,11 @@ class DrafterBuilder:
             ConfigError: its tokenizer can not retell the target's text.
         """
         config, target = self._config, self._target
-        model = self._load(draft, dtype, progress)
+        model = self._platform.load_draft(draft, dtype, progress)
         same = target.tokenizer.fingerprint == model.tokenizer.fingerprint
         # Its tokens may be more than the target's for the same text, but a model reads no further than it was taught.
         positions = self._max_context if same else min(self._max_context * 3 // 2, model.config.max_context)
-        decoder = self._decoder(model, positions)
+        decoder = self._platform.draft_decoder(model, self._pages, positions, target.config)
         if same:
             return model.name, ModelDrafter(decoder, self._sampler, target.config.vocab_size)
         _check_no_added_space(model)
@@ -212,29 +276,6 @@ class DrafterBuilder:
             config.max_batch,
             config.speculation.draft_reads,
         )
-
-    def _load(self, draft: str, dtype: WeightDtype | None, progress: Progress | None) -> Target:
-        config = self._config
-        if self._device is not None:
-            from specdec.models.device_weights import load_device_model
-
-            small: DeviceDtype = "auto" if config.device_dtype == "fp8" else config.device_dtype
-            return load_device_model(
-                draft, dtype=small, cache_dir=config.cache_dir, device=self._device, max_rows=config.max_step_rows,
-                progress=progress,
-            )  # fmt: skip
-        dtype = dtype or ("int4" if config.dtype == "int8" else config.dtype)
-        return load_model(draft, dtype=dtype, cache_dir=config.cache_dir, progress=progress)
-
-    def _decoder(self, model: Target, positions: int) -> TargetDecoder:
-        config, target = self._config, self._target.config
-        if not isinstance(model, LoadedModel):
-            from specdec.engine.build_device import build_device_decoder
-
-            assert self._device is not None  # or it would be a model for the CPU
-            return build_device_decoder(config, model, self._device, self._pages, positions)
-        promised = self._pages * KvPool.bytes_per_page(target) + config.max_step_rows * target.vocab_size * 4
-        return build_decoder(config, model, self._kernels.backend(), self._pages, positions, promised)
 
     def _head(self, head: HeadModel | None) -> Drafter:
         assert head is not None  # `read_head` read it, since the configuration names it
@@ -289,32 +330,39 @@ def build_parts(config: EngineConfig, progress: Progress | None = None) -> Engin
     threads = config.threads or cores
     kernels = load_kernels(config.kernels, config.cache_dir, threads)
     device = target_device(config)
-    if device is not None:
-        from specdec.engine.build_device import build_device_parts  # imports triton, which a CPU machine may lack
+    platform: Platform
+    if device is None:
+        platform = HostPlatform(config, kernels)
+    else:
+        from specdec.engine.build_device import DevicePlatform  # imports triton, which a CPU machine may lack
 
-        return build_device_parts(config, device, kernels, threads, progress)
-    mode = self_test(kernels.backend(), config.dtype)
-    if config.strict and mode != "bitwise":
-        raise ConfigError(f"engine.strict: {kernels.name} kernels are {mode} here; drop strict or change engine.dtype")
-    tell_memory(plan_memory(config, progress))
-    target = load_model(config.target, dtype=config.dtype, cache_dir=config.cache_dir, progress=progress)
+        platform = DevicePlatform(config, device)
+    return assemble(config, platform, kernels, threads, progress)
+
+
+def assemble(
+    config: EngineConfig, platform: Platform, kernels: Kernels, threads: int, progress: Progress | None = None
+) -> EngineParts:
+    """The parts of an engine with its models on ``platform``; ``kernels``: the CPU's. Raises as `build_engine` does."""
+    tell_memory(plan_memory(config, progress, on_device=not isinstance(platform, HostPlatform)))
+    target = platform.load_target(progress)
     max_context = context_limit(config, target.config)
     pages = -(-max(config.kv_tokens, PAGE_SIZE) // PAGE_SIZE)
     head = read_head(config, target)
-    taps = () if head is None else head.taps
-    decoder = build_decoder(config, target, kernels.backend(), pages, max_context, taps=taps)
-    sampler = Sampler(kernels.sampling, threads)
-    builder = DrafterBuilder(config, target, kernels, sampler, pages, max_context, progress)
+    decoder = platform.target_decoder(target, pages, max_context, () if head is None else head.taps)
+    sampler = Sampler(platform.sampling, threads)
+    builder = DrafterBuilder(config, platform, target, kernels, sampler, pages, max_context, progress)
     drafters = builder.build(head)
     info = EngineInfo(
-        target=target.name, draft=builder.draft_name, dtype=config.dtype, kernels=kernels.name, numeric_mode=mode,
-        max_context=max_context, vocab_size=target.config.vocab_size, kv_tokens=pages * PAGE_SIZE,
-        max_batch=config.max_batch, drafters=tuple(d.name for d in drafters), eos_ids=tuple(target.tokenizer.eos_ids),
-        threads=threads, version=specdec.__version__,
+        target=target.name, draft=builder.draft_name, dtype=target.dtype, kernels=platform.kernels,
+        numeric_mode=platform.mode, max_context=max_context, vocab_size=target.config.vocab_size,
+        kv_tokens=pages * PAGE_SIZE, max_batch=config.max_batch, drafters=tuple(d.name for d in drafters),
+        eos_ids=tuple(target.tokenizer.eos_ids), threads=threads, version=specdec.__version__,
     )  # fmt: skip
-    if kernels.name == "native":
+    if platform.kernels == "native":
         # The kernels have their own workers; torch's, woken for a small copy, spin beside them for milliseconds.
         torch.set_num_threads(1)
     kv = KvCacheManager(pages, prefix_cache=config.prefix_cache)
     costs = costs_at_start(config.speculation, decoder, drafters)
-    return EngineParts(config, info, target.tokenizer, decoder, sampler, kv, drafters, costs, builder.model)
+    verifier = platform.verifier(decoder)
+    return EngineParts(config, info, target.tokenizer, decoder, sampler, kv, drafters, costs, builder.model, verifier)

@@ -1,30 +1,28 @@
-"""Builds an engine's parts with the models on a GPU. Imports triton, which a CPU machine may lack."""
+"""An engine's models on a GPU: loading, memory, decoders, verifier. Imports triton, which a CPU machine may lack."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
-import specdec
-from specdec.config import EngineConfig
-from specdec.engine.build import DrafterBuilder, context_limit, read_head
-from specdec.engine.device_verify import DeviceVerifier, rehearse
-from specdec.engine.engine import EngineParts
-from specdec.engine.memory import MemoryNeed, plan_memory, tell_memory
-from specdec.engine.profile_costs import costs_at_start
+from specdec.config import DeviceDtype, EngineConfig, WeightDtype
+from specdec.engine.device_verify import DeviceVerifier, warm_up
+from specdec.engine.memory import MemoryNeed
 from specdec.errors import ConfigError, ModelError
-from specdec.kv_cache import KvCacheManager
-from specdec.models import Progress
-from specdec.models.device_decoder import DeviceDecoder, DevicePool, device_self_test
+from specdec.models.config import ModelConfig
+from specdec.models.decoder import TargetDecoder, kv_page_bytes
+from specdec.models.device_decoder import DeviceDecoder, device_self_test
 from specdec.models.device_weights import DeviceModel, load_device_model
-from specdec.sampling import Sampler
+from specdec.models.progress import Progress
 from specdec.tree import MAX_NODES
-from specdec.types import EngineInfo
 from verify_kernels.forward_batch import PAGE_SIZE
 from verify_kernels.gpu.attention_workspace import AttentionWorkspace
 from verify_kernels.gpu.kernel_launch import FP8
 from verify_kernels.gpu.sampling_table import SamplingPlan, SamplingWorkspace
 from verify_kernels.gpu.triton_sampling import TritonSampling
-from verify_kernels.kernels import Kernels
+from verify_kernels.kernels import NumericMode
+from verify_kernels.sampling import SamplingKernels
 
 _KV = ("engine.kv_tokens",)
 _ROWS = ("engine.max_step_rows",)
@@ -51,10 +49,10 @@ def device_needs(
         max_pages=-(-max_positions // PAGE_SIZE), device=device,
     )  # fmt: skip
     sampling = SamplingWorkspace.bytes_needed(max_logit_rows, SamplingPlan.of(c.vocab_size))
-    rows = model.types.rows.itemsize * (max_rows * widths + max_logit_rows * c.hidden_size)
+    rows = model.weights.embed.dtype.itemsize * (max_rows * widths + max_logit_rows * c.hidden_size)
     logits = max_logit_rows * c.vocab_size * torch.float32.itemsize
     return [
-        MemoryNeed(f"KV cache of {name}", pages * DevicePool.bytes_per_page(c, kv_dtype), _KV),
+        MemoryNeed(f"KV cache of {name}", pages * kv_page_bytes(c, kv_dtype), _KV),
         MemoryNeed(f"attention's partial sums of {name}", partials, ("engine.max_context", *_ROWS)),
         MemoryNeed(f"rows of a step of {name}", rows, _ROWS),
         MemoryNeed(f"logits of {name}", logits, _SAMPLES),
@@ -80,7 +78,7 @@ def build_device_decoder(
         ModelError: the device's memory is short.
         ConfigError: a float8 KV cache was asked for, which the device can not have.
     """
-    kv_dtype = FP8 if config.kv_dtype == "fp8" else model.types.rows
+    kv_dtype = FP8 if config.kv_dtype == "fp8" else model.weights.embed.dtype
     max_logit_rows = min(config.max_step_rows, config.max_batch * MAX_NODES)
     max_positions = positions + PAGE_SIZE
     if device.type == "cuda":
@@ -119,39 +117,49 @@ def _check_memory(needs: list[MemoryNeed], free: int) -> None:
     )
 
 
-def build_device_parts(
-    config: EngineConfig, device: torch.device, kernels: Kernels, threads: int, progress: Progress | None = None
-) -> EngineParts:
-    """What `build_parts` assembles, with target and draft model on ``device``; a head runs on the CPU, by ``kernels``.
+class DevicePlatform:
+    """A GPU: see `specdec.engine.build.Platform`. ``mode`` is "numerical" until the target's decoder was tested."""
 
-    Raises:
-        ModelError: a model can not be had, or the device's memory is short.
-        ConfigError: the parts do not fit each other, or ``strict`` is set and the numbers are not bitwise.
-    """
-    tell_memory(plan_memory(config, progress, on_device=True))
-    target = load_device_model(
-        config.target, dtype=config.device_dtype, cache_dir=config.cache_dir, device=device,
-        max_rows=config.max_step_rows, progress=progress,
-    )  # fmt: skip
-    max_context = context_limit(config, target.config)
-    pages = -(-max(config.kv_tokens, PAGE_SIZE) // PAGE_SIZE)
-    head = read_head(config, target)
-    decoder = build_device_decoder(config, target, device, pages, max_context, head.taps if head else ())
-    mode = device_self_test(decoder)
-    if config.strict and mode != "bitwise":
-        raise ConfigError(f"engine.strict: triton's kernels are {mode} here; drop strict or set engine.device to cpu")
-    sampler = Sampler(TritonSampling(device), threads)
-    builder = DrafterBuilder(config, target, kernels, sampler, pages, max_context, progress, device)
-    drafters = builder.build(head)
-    info = EngineInfo(
-        target=target.name, draft=builder.draft_name, dtype=target.dtype, kernels="triton", numeric_mode=mode,
-        max_context=max_context, vocab_size=target.config.vocab_size, kv_tokens=pages * PAGE_SIZE,
-        max_batch=config.max_batch, drafters=tuple(d.name for d in drafters), eos_ids=tuple(target.tokenizer.eos_ids),
-        threads=threads, version=specdec.__version__,
-    )  # fmt: skip
-    kv = KvCacheManager(pages, prefix_cache=config.prefix_cache)
-    costs = costs_at_start(config.speculation, decoder, drafters)
-    verifier = DeviceVerifier(decoder)
-    if device.type == "cuda":
-        rehearse(verifier, decoder)
-    return EngineParts(config, info, target.tokenizer, decoder, sampler, kv, drafters, costs, builder.model, verifier)
+    kernels = "triton"
+
+    def __init__(self, config: EngineConfig, device: torch.device) -> None:
+        self._config, self._device = config, device
+        self.sampling: SamplingKernels = TritonSampling(device)
+        self.mode: NumericMode = "numerical"
+
+    def load_target(self, progress: Progress | None) -> DeviceModel:
+        """The target, in the type configured."""
+        return self._load(self._config.target, self._config.device_dtype, progress)
+
+    def load_draft(self, ref: str, dtype: WeightDtype | None, progress: Progress | None) -> DeviceModel:
+        """A draft model, in the target's type, or in 16 bits beside a float8 one."""
+        own = self._config.device_dtype
+        return self._load(ref, "auto" if own == "fp8" else own, progress)
+
+    def target_decoder(self, model: DeviceModel, pages: int, positions: int, taps: Sequence[int]) -> DeviceDecoder:
+        """The target's, tested."""
+        decoder = build_device_decoder(self._config, model, self._device, pages, positions, tuple(taps))
+        self.mode = device_self_test(decoder)
+        if self._config.strict and self.mode != "bitwise":
+            raise ConfigError(
+                f"engine.strict: triton's kernels are {self.mode} here; drop strict or set engine.device to cpu"
+            )
+        return decoder
+
+    def draft_decoder(self, model: DeviceModel, pages: int, positions: int, target: ModelConfig) -> DeviceDecoder:
+        """A draft model's."""
+        return build_device_decoder(self._config, model, self._device, pages, positions)
+
+    def verifier(self, decoder: TargetDecoder) -> DeviceVerifier:
+        """The GPU's, with the graphs of common steps captured."""
+        assert isinstance(decoder, DeviceDecoder)
+        verifier = DeviceVerifier(decoder)
+        if self._device.type == "cuda":
+            warm_up(verifier, decoder)
+        return verifier
+
+    def _load(self, ref: str, dtype: DeviceDtype, progress: Progress | None) -> DeviceModel:
+        return load_device_model(
+            ref, dtype=dtype, cache_dir=self._config.cache_dir, device=self._device,
+            max_rows=self._config.max_step_rows, progress=progress,
+        )  # fmt: skip

@@ -203,14 +203,14 @@ POLICIES = (
     SamplingPolicy(0, temperature=1.0),
     SamplingPolicy(0, temperature=1.0, top_p=0.9),
 )
-TIMES = 3  # compiled, recorded, replayed
+TIMES = 3  # compiled, captured, replayed
 TOP = 5  # tokens whose log-probabilities are asked for
 
 
-def rehearse(verifier: DeviceVerifier, decoder: DeviceDecoder) -> None:
-    """One sequence's steps of common sizes and samplings, and its prompts. Masks, penalties and log-probabilities are
-    rarer: of these all that is compiled comes up, but hardly a graph. Writes to the pool's first pages, which nobody
-    may use yet."""
+def warm_up(verifier: DeviceVerifier, decoder: DeviceDecoder) -> None:
+    """Compile the kernels and capture the graphs of one sequence's steps of common sizes and samplings, and of its
+    prompts. Masks, penalties and log-probabilities are rarer: their kernels are compiled, but hardly a graph is
+    captured. Writes to the pool's first pages, which nobody may use yet."""
     for rows in (size for size in TREES if size <= decoder.max_logit_rows):
         for policy in POLICIES:
             for _ in range(TIMES):

@@ -12,7 +12,7 @@ from draft.head_checkpoint import HeadTensors, parse_head_config
 from specdec.config import EngineConfig, SpeculationConfig
 from specdec.errors import ModelError
 from specdec.models.config import ModelConfig
-from specdec.models.decoder import KvPool
+from specdec.models.decoder import kv_page_bytes
 from specdec.models.hf import read_json
 from specdec.models.memory import WORKING_BYTES, ModelSize, available_bytes, measure_model
 from specdec.models.progress import Progress
@@ -122,15 +122,15 @@ def plan_memory(
     page_bytes = 0
     if not on_device:
         needs += _model_needs("target", target, config, pages, ("engine.target", "engine.dtype"))
-        page_bytes = KvPool.bytes_per_page(target.config)
+        page_bytes = kv_page_bytes(target.config)
     if config.speculation.enabled:
         draft = None if on_device else _draft(config, progress)
         if draft is not None:
             needs += _model_needs("draft", draft, config, pages, ("engine.draft", "engine.draft_dtype"))
-            page_bytes += KvPool.bytes_per_page(draft.config)
+            page_bytes += kv_page_bytes(draft.config)
         if "head" in config.drafters and config.draft_head is not None:
             weights, head = _head(Path(config.draft_head).expanduser(), config, target.config)
-            head_page = KvPool.bytes_per_page(head)
+            head_page = kv_page_bytes(head)
             needs.append(MemoryNeed("head: weights", weights, ("engine.draft_head",)))
             needs.append(MemoryNeed("head: KV cache", pages * head_page, ("engine.kv_tokens",)))
             page_bytes += head_page
@@ -166,7 +166,7 @@ def _model_needs(
 ) -> list[MemoryNeed]:
     return [
         MemoryNeed(f"{role}: weights of {model.name}", model.weight_bytes, options),
-        MemoryNeed(f"{role}: KV cache", pages * KvPool.bytes_per_page(model.config), ("engine.kv_tokens",)),
+        MemoryNeed(f"{role}: KV cache", pages * kv_page_bytes(model.config), ("engine.kv_tokens",)),
         MemoryNeed(f"{role}: step buffers", model.step_bytes(config.max_step_rows), ("engine.max_step_rows",)),
     ]
 

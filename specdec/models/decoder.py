@@ -15,6 +15,7 @@ from specdec.models.config import ModelConfig, rope_tables
 from specdec.models.weights import LayerWeights, ModelWeights
 from verify_kernels.backend import AttentionSpec, Backend, BatchOp, Epilogue, LinearSpec, Prologue, RowsOp
 from verify_kernels.forward_batch import PAGE_SIZE, ForwardBatch
+from verify_kernels.packed_weights import PackedLinear
 
 
 class PagedPool(Protocol):
@@ -53,14 +54,14 @@ class KvPool:
         self.k = _zeros(*shape, config.head_dim, PAGE_SIZE)
         self.v = _zeros(*shape, PAGE_SIZE, config.head_dim)
 
-    @staticmethod
-    def bytes_per_page(config: ModelConfig) -> int:
-        """Bytes one page takes over all layers."""
-        return 2 * 4 * config.n_layers * config.n_kv_heads * config.head_dim * PAGE_SIZE
-
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """K and V of one layer."""
         return self.k[index], self.v[index]
+
+
+def kv_page_bytes(config: ModelConfig, dtype: torch.dtype = torch.float32) -> int:
+    """Bytes that a page of keys and values takes over all layers."""
+    return 2 * dtype.itemsize * config.n_layers * config.kv_size * PAGE_SIZE
 
 
 def _zeros(*shape: int) -> Tensor:
@@ -121,7 +122,7 @@ class Decoder:
     def __init__(
         self,
         config: ModelConfig,
-        weights: ModelWeights,
+        weights: ModelWeights[PackedLinear],
         backend: Backend,
         pool: KvPool,
         *,
@@ -158,7 +159,7 @@ class Decoder:
             )
         )
 
-    def _bind(self, index: int, layer: LayerWeights) -> tuple[RowsOp, BatchOp, RowsOp, RowsOp, RowsOp]:
+    def _bind(self, index: int, layer: LayerWeights[PackedLinear]) -> tuple[RowsOp, BatchOp, RowsOp, RowsOp, RowsOp]:
         c, linear = self.config, self.backend.linear
         post: Epilogue = "norm_add" if c.post_norms else "add"
         gate: Prologue = "silu" if c.activation == "silu" else "gelu"
@@ -178,7 +179,7 @@ class Decoder:
             for layer in range(self.config.n_layers)
         ]
 
-    def _attention_spec(self, index: int, layer: LayerWeights) -> AttentionSpec:
+    def _attention_spec(self, index: int, layer: LayerWeights[PackedLinear]) -> AttentionSpec:
         c = self.config
         sliding = bool(c.sliding_layers and c.sliding_layers[index])
         cos, sin = self._tables[sliding]

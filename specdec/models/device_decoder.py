@@ -12,8 +12,10 @@ from torch import Tensor
 
 from specdec.models.config import ModelConfig, rope_tables
 from specdec.models.decoder import check_batch
+from specdec.models.device_linear import DeviceLinear
 from specdec.models.device_step import StepArrays, StepBuffer, StepTier, StepTiers
-from specdec.models.device_weights import DeviceLayer, DeviceModel
+from specdec.models.device_weights import DeviceModel
+from specdec.models.weights import LayerWeights
 from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
 from verify_kernels.gpu.act import Gate
 from verify_kernels.gpu.attention_plan import attention_plan
@@ -40,11 +42,6 @@ class DevicePool:
         self.v = torch.zeros(shape, dtype=dtype, device=device)
         names = ("k_scale", "v_scale") if dtype == FP8 else ()
         self.scales = {name: torch.ones(config.n_kv_heads, dtype=torch.float32, device=device) for name in names}
-
-    @staticmethod
-    def bytes_per_page(config: ModelConfig, dtype: torch.dtype) -> int:
-        """Bytes one page takes over all layers."""
-        return 2 * dtype.itemsize * config.n_layers * config.n_kv_heads * config.head_dim * PAGE_SIZE
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """K and V of one layer."""
@@ -109,7 +106,7 @@ class DeviceNetwork:
         self._config, self._weights, self._pool, self.taps = model.config, model.weights, pool, tuple(taps)
         c, device, rows = model.config, pool.k.device, largest.rows
 
-        def floats(*shape: int, dtype: torch.dtype = model.types.rows) -> Tensor:
+        def floats(*shape: int, dtype: torch.dtype = model.weights.embed.dtype) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
         self._x, self._y = floats(rows, c.hidden_size), floats(rows, c.hidden_size)
@@ -161,7 +158,7 @@ class DeviceNetwork:
         """The first of what `logits` computed last."""
         return self._logits[:samples]
 
-    def _attend(self, index: int, layer: DeviceLayer, x: Tensor, step: StepArrays) -> None:
+    def _attend(self, index: int, layer: LayerWeights[DeviceLinear], x: Tensor, step: StepArrays) -> None:
         c, rows = self._config, step.tier.rows
         sliding = bool(c.sliding_layers and c.sliding_layers[index])
         qkv, attended = self._qkv[:rows], self._attended[:rows]
@@ -222,7 +219,7 @@ class DeviceDecoder:
         if any(not 0 <= tap < model.config.n_layers for tap in taps):
             raise ValueError(f"taps: {tuple(taps)} names a layer outside [0, {model.config.n_layers})")
         self.taps = tuple(taps)
-        self.pool = DevicePool(model.config, pages, kv_dtype or model.types.rows, device)
+        self.pool = DevicePool(model.config, pages, kv_dtype or model.weights.embed.dtype, device)
         tiers = StepTiers(max_entries, max_rows, max_logit_rows, -(-max_positions // PAGE_SIZE))
         self.network = DeviceNetwork(model, self.pool, tiers.largest, max_positions, taps)
         self.graphs = GraphCache(device)

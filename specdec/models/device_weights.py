@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -14,13 +14,12 @@ from specdec.errors import ModelError, UnsupportedModelError
 from specdec.models.checkpoint import TensorSource
 from specdec.models.config import ModelConfig
 from specdec.models.device_linear import DenseLinear, DeviceLinear, Fp8Linear, Int4Linear, LayerScratch
-from specdec.models.load import check_vocabulary
+from specdec.models.load import LoadedModel, with_tokenizer
 from specdec.models.pack import SLICE_VALUES, check_shapes, conversion_pool, fused_bias, fused_rows
 from specdec.models.progress import Progress, silent
 from specdec.models.quantized import QuantizedMatrix, QuantizedSource
 from specdec.models.resolve import resolve
-from specdec.models.tokenizer import Tokenizer
-from specdec.models.weights import LinearPlan, has_bias, linear_plans
+from specdec.models.weights import LinearPlan, ModelWeights, gather_weights, has_bias, linear_plans
 from verify_kernels.gpu.attention_workspace import HEAD_DIMS, TILE
 from verify_kernels.gpu.kernel_launch import HALF_TYPES
 from verify_kernels.gpu.linear_plan import DENSE_KINDS, LinearKind, LinearWorkspace
@@ -59,55 +58,8 @@ class DeviceTypes:
         return DeviceTypes(name, _ROWS[dtype], fp8=dtype == "fp8", int4=dtype in ("auto", "bf16", "fp16"))
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceLayer:
-    """As `specdec.models.weights.LayerWeights`; norms are in the rows' type."""
-
-    attn_norm: Tensor
-    qkv: DeviceLinear
-    q_norm: Tensor | None
-    k_norm: Tensor | None
-    o: DeviceLinear
-    attn_post_norm: Tensor | None
-    mlp_norm: Tensor
-    gate_up: DeviceLinear
-    down: DeviceLinear
-    mlp_post_norm: Tensor | None
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its matrices."""
-        return sum(linear.nbytes for linear in (self.qkv, self.o, self.gate_up, self.down))
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceWeights:
-    """``embed`` [vocab, hidden] and the output matrix, which is the same memory where the model ties them, are in the
-    rows' type whatever the layers' matrices are in. Logits are float32."""
-
-    embed: Tensor
-    layers: list[DeviceLayer]
-    final_norm: Tensor
-    lm_head: DenseLinear
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of weights one pass over a row reads."""
-        return self.lm_head.nbytes + sum(layer.nbytes for layer in self.layers)
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceModel:
-    """What `load_device_model` returns; ``config`` has the tokenizer's begin and end ids filled in. ``dtype``: what
-    the layers' weights are held in, for people."""
-
-    name: str
-    config: ModelConfig
-    dtype: str
-    types: DeviceTypes
-    weights: DeviceWeights
-    tokenizer: Tokenizer
-
+DeviceWeights = ModelWeights[DeviceLinear]
+DeviceModel = LoadedModel[DeviceLinear]
 
 WAY_OUT = "run the model on the CPU, or use one of 4 bits in groups of 32, 64 or 128"
 
@@ -167,7 +119,7 @@ class WeightsReader:
         self, source: TensorSource, types: DeviceTypes, device: torch.device, max_rows: int, progress: Progress
     ) -> None:
         self._source, self._types, self._device, self._progress = source, types, device, progress
-        self._plans = {plan.name: plan for plan in linear_plans(source.config, source.config.tie_embeddings)}
+        self._plans = linear_plans(source.config, source.config.tie_embeddings)
         self._scratch = self._make_scratch(max_rows)
         self._done = 0
 
@@ -180,27 +132,15 @@ class WeightsReader:
         """
         config = self._source.config
         embed = self._dense(LinearPlan("embed", (("embed", config.vocab_size),), config.hidden_size))
-        layers = [self._layer(f"layers.{i}.") for i in range(config.n_layers)]
-        head = embed if config.tie_embeddings else self._dense(self._plans["lm_head"])
-        final_norm = self._vector("final_norm")
-        return DeviceWeights(embed, layers, final_norm, DenseLinear(head, None, self._scratch))
 
-    def _layer(self, p: str) -> DeviceLayer:
-        return DeviceLayer(
-            attn_norm=self._vector(p + "attn_norm"),
-            qkv=self._linear(p + "qkv"),
-            q_norm=self._optional(p + "q_norm", self._source.config.qk_norm),
-            k_norm=self._optional(p + "k_norm", self._source.config.qk_norm),
-            o=self._linear(p + "o"),
-            attn_post_norm=self._optional(p + "attn_post_norm", self._source.config.post_norms),
-            mlp_norm=self._vector(p + "mlp_norm"),
-            gate_up=self._linear(p + "gate_up"),
-            down=self._linear(p + "down"),
-            mlp_post_norm=self._optional(p + "mlp_post_norm", self._source.config.post_norms),
-        )
+        def linear(plan: LinearPlan) -> DeviceLinear:
+            if plan.name == "lm_head":
+                return DenseLinear(embed if config.tie_embeddings else self._dense(plan), None, self._scratch)
+            return self._linear(plan)
 
-    def _linear(self, name: str) -> DeviceLinear:
-        plan = self._plans[name]
+        return gather_weights(config, embed, linear, self._vector)
+
+    def _linear(self, plan: LinearPlan) -> DeviceLinear:
         bias = (
             fused_bias(self._source, plan).to(self._device, self._types.rows) if has_bias(plan, self._source) else None
         )
@@ -239,15 +179,12 @@ class WeightsReader:
         with conversion_pool() as pool:
             list(pool.map(convert, range(0, plan.rows, step)))
         self._done += out.numel()
-        total = sum(each.rows * each.columns for each in self._plans.values())
+        total = sum(each.rows * each.columns for each in self._plans)
         self._progress(f"loading {self._source.name}", min(self._done, total), total)
         return out
 
     def _vector(self, role: str) -> Tensor:
         return self._source.vector(role).to(self._device, self._types.rows)
-
-    def _optional(self, role: str, there: bool) -> Tensor | None:
-        return self._vector(role) if there else None
 
     def _make_scratch(self, max_rows: int) -> LayerScratch:
         config, rows = self._source.config, self._types.rows
@@ -255,7 +192,7 @@ class WeightsReader:
         forms: list[tuple[LinearKind, int]] = [(DENSE_KINDS[rows], GROUP_SIZES[-1])]
         forms += [("fp8", GROUP_SIZES[-1])] if self._types.fp8 else []
         forms += [("int4", group) for group in GROUP_SIZES] if int4 else []
-        shapes = {(plan.rows, plan.columns) for plan in self._plans.values()}
+        shapes = {(plan.rows, plan.columns) for plan in self._plans}
         layers = [(n, k, kind, group) for n, k in shapes for kind, group in forms]
         widest = max(config.hidden_size, config.q_size, config.intermediate_size)
         return LayerScratch(
@@ -293,11 +230,9 @@ def load_device_model(
     check_shapes(source)
     _check_memory(source, types, device)
     weights = WeightsReader(source, types, device, max_rows, progress).read()
-    tokenizer = checkpoint.tokenizer(cache_dir, source.config)
-    check_vocabulary(checkpoint.name, source.config, tokenizer)
-    config = replace(source.config, bos_id=tokenizer.bos_id, add_bos=tokenizer.add_bos, eos_ids=tokenizer.eos_ids)
+    config, tokenizer = with_tokenizer(checkpoint, source.config, cache_dir)
     held = "int4" if types.int4 and isinstance(source, QuantizedSource) else types.name
-    return DeviceModel(checkpoint.name, config, held, types, weights, tokenizer)
+    return LoadedModel(checkpoint.name, config, held, weights, tokenizer)
 
 
 def check_heads(name: str, config: ModelConfig) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Generic
 
 from specdec.config import WeightDtype
 from specdec.errors import ModelError, UnsupportedModelError
@@ -14,25 +15,27 @@ from specdec.models.pack import PackedCache, pack_model
 from specdec.models.progress import Progress, silent
 from specdec.models.resolve import resolve
 from specdec.models.tokenizer import Tokenizer
-from specdec.models.weights import ModelWeights, WeightsBuffer, layout_bytes, plan_layout
+from specdec.models.weights import L, ModelWeights, WeightsBuffer, layout_bytes, plan_layout
+from verify_kernels.packed_weights import PackedLinear
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """What `load_model` returns. ``fingerprint`` (hex) changes with the source's content or the dtype; ``config``
-    has the tokenizer's begin and end ids filled in."""
+class LoadedModel(Generic[L]):
+    """A model for the CPU (`load_model`) or a GPU (`specdec.models.device_weights.load_device_model`). ``config`` has
+    the tokenizer's begin and end ids filled in. ``dtype``: what the layers' weights are held in, for people."""
 
     name: str
     config: ModelConfig
-    weights: ModelWeights
+    dtype: str
+    weights: ModelWeights[L]
     tokenizer: Tokenizer
-    fingerprint: str
 
 
+HostModel = LoadedModel[PackedLinear]
 MAX_HEAD_DIM = 256
 
 
-def load_model(ref: str, *, dtype: WeightDtype, cache_dir: Path, progress: Progress | None = None) -> LoadedModel:
+def load_model(ref: str, *, dtype: WeightDtype, cache_dir: Path, progress: Progress | None = None) -> HostModel:
     """Load the model that ``ref`` names: an HF folder, a .gguf file, a catalogue name (fetched when missing), a hub
     id, or "random:SHAPE" (`RANDOM_SHAPES`).
 
@@ -48,11 +51,9 @@ def load_model(ref: str, *, dtype: WeightDtype, cache_dir: Path, progress: Progr
     cache = PackedCache(cache_dir / "packed", checkpoint, dtype)
     found = _cached(cache, checkpoint.name, dtype, progress) if checkpoint.keeps_packed else None
     config, buffer = found or _packed(cache, checkpoint, dtype, progress)
-    tokenizer = checkpoint.tokenizer(cache_dir, config)
-    check_vocabulary(checkpoint.name, config, tokenizer)
+    config, tokenizer = with_tokenizer(checkpoint, config, cache_dir)
     _check_heads(checkpoint.name, config)
-    config = replace(config, bos_id=tokenizer.bos_id, add_bos=tokenizer.add_bos, eos_ids=tokenizer.eos_ids)
-    return LoadedModel(checkpoint.name, config, buffer.weights(config, dtype), tokenizer, cache.key)
+    return LoadedModel(checkpoint.name, config, dtype, buffer.weights(config, dtype), tokenizer)
 
 
 def _cached(
@@ -77,13 +78,22 @@ def _packed(
     return source.config, buffer
 
 
-def check_vocabulary(name: str, config: ModelConfig, tokenizer: Tokenizer) -> None:
-    """ModelError unless the model has a row for every token of ``tokenizer``."""
+def with_tokenizer(checkpoint: Checkpoint, config: ModelConfig, cache_dir: Path) -> tuple[ModelConfig, Tokenizer]:
+    """``config`` with the begin and end ids of the model's tokenizer, and that.
+
+    Raises:
+        ModelError: there is none, or the model lacks a row for one of its tokens.
+    """
+    tokenizer = checkpoint.tokenizer(cache_dir, config)
     if tokenizer.base_size > config.vocab_size:
         raise ModelError(
-            f"{name}: the tokenizer has {tokenizer.base_size} tokens, the model {config.vocab_size}; "
+            f"{checkpoint.name}: the tokenizer has {tokenizer.base_size} tokens, the model {config.vocab_size}; "
             "they do not belong together, fetch the model again"
         )
+    return (
+        replace(config, bos_id=tokenizer.bos_id, add_bos=tokenizer.add_bos, eos_ids=tokenizer.eos_ids),
+        tokenizer,
+    )
 
 
 def _check_heads(name: str, config: ModelConfig) -> None:

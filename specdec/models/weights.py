@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import mmap
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -138,38 +140,88 @@ def _place(arrays: list[tuple[str, str, tuple[int, ...]]]) -> list[ArraySpec]:
     return layout
 
 
+class LinearLayer(Protocol):
+    """`PackedLinear` on a CPU, `specdec.models.device_linear.DeviceLinear` on a GPU."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of weights one pass reads."""
+
+
+L = TypeVar("L", bound=LinearLayer)
+
+
 @dataclass(frozen=True, slots=True)
-class LayerWeights:
+class LayerWeights(Generic[L]):
     """One decoder layer.
 
-    Norms are float32 [hidden] (``q_norm`` and ``k_norm``: [head_dim]) and already hold Gemma's +1.
+    Norms are [hidden] (``q_norm`` and ``k_norm``: [head_dim]) and already hold Gemma's +1.
     ``qkv`` has rows [q; k; v], ``gate_up`` rows [gate; up]; rotary rows are in half-split order.
     """
 
     attn_norm: Tensor
-    qkv: PackedLinear
+    qkv: L
     q_norm: Tensor | None
     k_norm: Tensor | None
-    o: PackedLinear
+    o: L
     attn_post_norm: Tensor | None
     mlp_norm: Tensor
-    gate_up: PackedLinear
-    down: PackedLinear
+    gate_up: L
+    down: L
     mlp_post_norm: Tensor | None
+
+    @property
+    def linears(self) -> tuple[L, L, L, L]:
+        """Its linear layers, in the order a forward reads them."""
+        return self.qkv, self.o, self.gate_up, self.down
 
 
 @dataclass(frozen=True, slots=True)
-class ModelWeights:
-    """All weights of a model.
+class ModelWeights(Generic[L]):
+    """All weights of a model. ``embed``: [vocab, hidden]; ``lm_head`` has the same values where the two are tied.
 
-    ``embed`` is [vocab, hidden], float16 for int8 and bf16, float32 for fp32. ``lm_head`` is always its own
-    packed matrix, packed from the embedding where the two are tied.
+    On a CPU norms are float32, ``embed`` is float32 for fp32 and float16 for other types, and ``lm_head`` is always a
+    packed matrix of its own. On a GPU norms, ``embed`` and ``lm_head``, which is the same memory where they are tied,
+    are in the type of the rows.
     """
 
     embed: Tensor
-    layers: list[LayerWeights]
+    layers: list[LayerWeights[L]]
     final_norm: Tensor
-    lm_head: PackedLinear
+    lm_head: L
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of weights one pass over a row reads."""
+        return self.lm_head.nbytes + sum(each.nbytes for layer in self.layers for each in layer.linears)
+
+
+def gather_weights(
+    config: ModelConfig, embed: Tensor, linear: Callable[[LinearPlan], L], norm: Callable[[str], Tensor]
+) -> ModelWeights[L]:
+    """A model's weights, of which ``linear`` gives each linear layer and ``norm`` each norm by its role."""
+    plans = {plan.name: plan for plan in linear_plans(config, config.tie_embeddings)}
+    roles = {role for role, _ in norm_plans(config)}
+
+    def optional(role: str) -> Tensor | None:
+        return norm(role) if role in roles else None
+
+    def layer(p: str) -> LayerWeights[L]:
+        return LayerWeights(
+            attn_norm=norm(p + "attn_norm"),
+            qkv=linear(plans[p + "qkv"]),
+            q_norm=optional(p + "q_norm"),
+            k_norm=optional(p + "k_norm"),
+            o=linear(plans[p + "o"]),
+            attn_post_norm=optional(p + "attn_post_norm"),
+            mlp_norm=norm(p + "mlp_norm"),
+            gate_up=linear(plans[p + "gate_up"]),
+            down=linear(plans[p + "down"]),
+            mlp_post_norm=optional(p + "mlp_post_norm"),
+        )
+
+    layers = [layer(f"layers.{i}.") for i in range(config.n_layers)]
+    return ModelWeights(embed, layers, norm("final_norm"), linear(plans["lm_head"]))
 
 
 class WeightsBuffer:
@@ -198,36 +250,17 @@ class WeightsBuffer:
         """The array called ``name``, or None when the model has none."""
         return self._views.get(name)
 
-    def weights(self, config: ModelConfig, dtype: WeightDtype) -> ModelWeights:
+    def weights(self, config: ModelConfig, dtype: WeightDtype) -> ModelWeights[PackedLinear]:
         """The decoder's view of the buffer; shares its memory."""
-        hidden = config.hidden_size
-        return ModelWeights(
-            embed=self.view("embed"),
-            layers=[self._layer(config, dtype, f"layers.{i}.") for i in range(config.n_layers)],
-            final_norm=self.view("final_norm"),
-            lm_head=self._linear("lm_head", dtype, config.vocab_size, hidden),
-        )
 
-    def _layer(self, config: ModelConfig, dtype: WeightDtype, p: str) -> LayerWeights:
-        hidden, ffn = config.hidden_size, config.intermediate_size
-        return LayerWeights(
-            attn_norm=self.view(p + "attn_norm"),
-            qkv=self._linear(p + "qkv", dtype, config.q_size + 2 * config.kv_size, hidden),
-            q_norm=self.find(p + "q_norm"),
-            k_norm=self.find(p + "k_norm"),
-            o=self._linear(p + "o", dtype, hidden, config.q_size),
-            attn_post_norm=self.find(p + "attn_post_norm"),
-            mlp_norm=self.view(p + "mlp_norm"),
-            gate_up=self._linear(p + "gate_up", dtype, 2 * ffn, hidden),
-            down=self._linear(p + "down", dtype, hidden, ffn),
-            mlp_post_norm=self.find(p + "mlp_post_norm"),
-        )
+        def linear(plan: LinearPlan) -> PackedLinear:
+            name = plan.name
+            return PackedLinear(
+                linear_kind(name, dtype), plan.rows, plan.columns, self.view(name + ".data"),
+                self.find(name + ".scale"), self.find(name + ".bias"),
+            )  # fmt: skip
 
-    def _linear(self, name: str, dtype: WeightDtype, n: int, k: int) -> PackedLinear:
-        kind = linear_kind(name, dtype)
-        return PackedLinear(
-            kind, n, k, self.view(name + ".data"), self.find(name + ".scale"), self.find(name + ".bias")
-        )
+        return gather_weights(config, self.view("embed"), linear, self.view)
 
 
 def _allocate(nbytes: int) -> mmap.mmap:

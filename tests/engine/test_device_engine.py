@@ -15,9 +15,9 @@ import torch
 
 from specdec.config import EngineConfig, SpeculationConfig
 from specdec.engine import build_device, device_verify
-from specdec.engine.build import build_parts, target_device
-from specdec.engine.build_device import build_device_decoder, build_device_parts, device_needs
-from specdec.engine.device_verify import POLICIES, TIMES, TOP, DeviceOutputs, DeviceVerifier, rehearse
+from specdec.engine.build import assemble, build_parts, target_device
+from specdec.engine.build_device import DevicePlatform, build_device_decoder, device_needs
+from specdec.engine.device_verify import POLICIES, TIMES, TOP, DeviceOutputs, DeviceVerifier, warm_up
 from specdec.engine.engine import Engine, EngineParts
 from specdec.engine.step import StepTracer
 from specdec.engine.verify import StepRows
@@ -63,7 +63,8 @@ def config(**changes: Any) -> EngineConfig:
 def built(settings: EngineConfig) -> EngineParts:
     """Parts on the device that tests have. The self-test has tests of its own."""
     with mock.patch.object(build_device, "device_self_test", return_value="bitwise"):
-        return build_device_parts(settings, place(), load_kernels("reference", settings.cache_dir, 1), 1)
+        kernels = load_kernels("reference", settings.cache_dir, 1)
+        return assemble(settings, DevicePlatform(settings, place()), kernels, 1)
 
 
 @functools.cache
@@ -268,18 +269,18 @@ def test_a_gpu_that_is_not_there_is_named() -> None:
             target_device(config(device="cuda"))
 
 
-def test_a_rehearsal_leaves_no_trace() -> None:
+def test_a_warm_up_leaves_no_trace() -> None:
     parts = device_parts()
     assert isinstance(parts.decoder, DeviceDecoder)
     assert isinstance(parts.verifier, DeviceVerifier)
     few = mock.patch.object(parts.decoder, "max_rows", 9)
     with few, mock.patch.multiple(device_verify, TREES=(3, 1000), POLICIES=POLICIES[2:], TIMES=1):
-        rehearse(parts.verifier, parts.decoder)
+        warm_up(parts.verifier, parts.decoder)
     request = dataclasses.replace(REQUESTS[1], stopping=SHORT)
     assert CompanyRunner(parts).run(PLAIN, [request])["sampled", 0].tokens == plain("sampled").tokens[:3]
 
 
-def test_a_rehearsal_leaves_nothing_to_compile() -> None:
+def test_a_warm_up_leaves_nothing_to_compile() -> None:
     """Every form of the samplers' kernels that a step can have, and as many rows as any tile of few takes."""
     parts = device_parts()
     decoder, asked = parts.decoder, []
@@ -290,7 +291,7 @@ def test_a_rehearsal_leaves_nothing_to_compile() -> None:
             asked.append((rows.batch.rows, SamplingNeeds.of(samplings), tops[0]))
             return mock.MagicMock(), mock.MagicMock()
 
-    rehearse(Noting(decoder), decoder)
+    warm_up(Noting(decoder), decoder)
     for noise, filters in ((False, False), (True, False), (True, True)):
         assert (1, SamplingNeeds(noise, filters, edits=True, masks=True), TOP) in asked
         assert all(asked.count((rows, SamplingNeeds(noise, filters), None)) >= TIMES for rows in (1, 32, 64))

@@ -12,7 +12,7 @@ from specdec.config import EngineConfig, SpeculationConfig
 from specdec.engine.build import build_parts
 from specdec.engine.memory import MemoryBudget, MemoryNeed, plan_memory, tell_memory
 from specdec.errors import ModelError
-from specdec.models.decoder import KvPool
+from specdec.models.decoder import kv_page_bytes
 from specdec.models.load import load_model
 from specdec.models.memory import cgroup_free, measure_model
 from tests.models.tiny import make_tiny_model
@@ -54,7 +54,7 @@ def test_the_budget_counts_both_models_and_both_caches(folders: tuple[Path, Path
     ]
     budget = plan_memory(make_config(folders), available=1 << 40)
     by_name = {need.what: need for need in budget.needs}
-    pages = [100 * KvPool.bytes_per_page(size.config) for size in sizes]
+    pages = [100 * kv_page_bytes(size.config) for size in sizes]
     assert [by_name["target: KV cache"].nbytes, by_name["draft: KV cache"].nbytes] == pages
     assert by_name["target: weights of t"].nbytes == sizes[0].weight_bytes
     assert by_name["draft: weights of d"].nbytes == sizes[1].weight_bytes

@@ -54,7 +54,6 @@ def test_round_trip_is_bit_exact(dtype: Any, family: str, tiny: Tiny, tmp_path: 
     assert first_labels == {f"packing tiny-{family} ({dtype})"}
     assert second_labels == {f"loading tiny-{family}"}
     assert _same(first, second)
-    assert first.fingerprint == second.fingerprint
 
 
 @settings(max_examples=40)
@@ -85,7 +84,6 @@ def test_a_changed_model_is_packed_anew_and_the_old_file_goes(tmp_path: Path) ->
     make_tiny_model("llama", folder, seed=2)
     second = load_model(str(folder), dtype="int8", cache_dir=tmp_path / "c")
     assert not torch.equal(first.weights.lm_head.data, second.weights.lm_head.data)
-    assert first.fingerprint != second.fingerprint
     assert _only(tmp_path / "c" / "packed") != old
     load_model(str(folder), dtype="bf16", cache_dir=tmp_path / "c")
     assert len(list((tmp_path / "c" / "packed").iterdir())) == 2  # one per dtype

@@ -62,7 +62,6 @@ def test_two_loads_are_equal_and_leave_nothing_on_disk(dtype: Any, tmp_path: Pat
     first = load_model("random:tiny", dtype=dtype, cache_dir=tmp_path)
     second = load_model("random:tiny", dtype=dtype, cache_dir=tmp_path)
     assert first.name == "random:tiny"
-    assert first.fingerprint == second.fingerprint
     ours, theirs = arrays(first), arrays(second)
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     assert list(tmp_path.rglob("*")) == []

@@ -155,5 +155,5 @@ def test_the_library_computes_the_same() -> None:
 
 def test_the_library_has_no_quantised_layers() -> None:
     decoder = mock.Mock()
-    decoder.model.weights.layers = [mock.Mock()]
+    decoder.model.weights.layers = [mock.Mock(linears=[mock.Mock()])]
     assert library_network(decoder) is None

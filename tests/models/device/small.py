@@ -12,6 +12,7 @@ from specdec.models.config import ModelConfig
 from specdec.models.decoder import Decoder, KvPool
 from specdec.models.device_decoder import DeviceDecoder
 from specdec.models.device_weights import DeviceModel, DeviceTypes, WeightsReader
+from specdec.models.load import LoadedModel
 from specdec.models.pack import pack_model
 from specdec.models.progress import silent
 from specdec.models.random_model import RANDOM_SHAPES, RandomSource, random_tokenizer
@@ -36,7 +37,7 @@ def place() -> torch.device:
 def device_model(config: ModelConfig, dtype: Any = "fp32") -> DeviceModel:
     source, types = RandomSource("small", config, 0), DeviceTypes.of(dtype)
     weights = WeightsReader(source, types, place(), MAX_ROWS, silent).read()
-    return DeviceModel("small", config, types.name, types, weights, random_tokenizer(config.vocab_size))
+    return LoadedModel("small", config, types.name, weights, random_tokenizer(config.vocab_size))
 
 
 def device_decoder(config: ModelConfig, dtype: Any = "fp32", pages: int = PAGES, **changes: Any) -> DeviceDecoder:
