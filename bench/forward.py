@@ -29,7 +29,7 @@ class TimedDecoder:
         self._decoder = decoder
         self.seconds = 0.0
 
-    def __getattr__(self, name: str) -> Any:  # sizes, pool, taps: whatever an engine asks of its decoder
+    def __getattr__(self, name: str) -> Any:  # sizes, pool, auxiliary layers: whatever an engine asks of its decoder
         return getattr(self._decoder, name)
 
     def forward(self, batch: ForwardBatch, logit_rows: Sequence[int]) -> Tensor:

@@ -92,7 +92,7 @@ class HeadNetwork:
         return self.head.fc.k
 
     def fuse(self, features: Tensor) -> Tensor:
-        """x float32 [n, hidden] of the target's features float32 [n, taps * target hidden], n at most ``max_rows``.
+        """x float32 [n, hidden] of the target's features float32 [n, layers * target hidden], n at most ``max_rows``.
 
         Raises:
             ValueError: ``features`` has another width, or too many rows.
@@ -330,7 +330,7 @@ class HeadDrafter:
     def features(self, sequence: Sequence, start: int, rows: Tensor) -> None:
         """The target computed positions ``start`` on: committed tokens and the accepted path, in order.
 
-        rows: float32 [n, taps * target hidden], copied here. Positions skipped since the last call were in the prefix
+        rows: float32 [n, layers * target hidden], copied here. Positions skipped since the last call were in the prefix
         cache; positions told before are ignored. Call it once the tokens are committed, before `observe`.
         """
         context = self._contexts.get(id(sequence))

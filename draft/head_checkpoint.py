@@ -31,12 +31,12 @@ _TAP_KEY = "eagle_aux_hidden_state_layer_ids"
 class HeadConfig:
     """Shape and numerics of a head.
 
-    model: the one layer, as a decoder of one layer. taps: the target's layers whose inputs it reads, in order.
+    model: the one layer, as a decoder of one layer. aux_layers: the target's layers whose inputs it reads, in order.
     residual_normed: the residual of the attention is the normed hidden state instead of the plain one.
     """
 
     model: ModelConfig
-    taps: tuple[int, ...]
+    aux_layers: tuple[int, ...]
     residual_normed: bool
 
 
@@ -67,10 +67,10 @@ def parse_head_config(raw: dict[str, Any], name: str, target: ModelConfig) -> He
             f"{name}: config.json: {model.n_heads} heads of {model.head_dim} over {model.n_kv_heads} KV heads are not "
             f"supported; heads must be even, at most {MAX_HEAD_DIM} wide, and a multiple of the KV heads"
         )
-    return HeadConfig(model, _taps(data, eagle, name, target.n_layers), bool(data.get("norm_before_residual")))
+    return HeadConfig(model, _aux_layers(data, eagle, name, target.n_layers), bool(data.get("norm_before_residual")))
 
 
-def _taps(data: dict[str, Any], eagle: dict[str, Any], name: str, layers: int) -> tuple[int, ...]:
+def _aux_layers(data: dict[str, Any], eagle: dict[str, Any], name: str, layers: int) -> tuple[int, ...]:
     """Layers whose input is read: EAGLE-3's own three, unless the configuration names others.
 
     vLLM's top-level field counts as we do; inside ``eagle_config``, SGLang and SpecForge count the layers whose
@@ -83,13 +83,13 @@ def _taps(data: dict[str, Any], eagle: dict[str, Any], name: str, layers: int) -
         shift = 0 if given == list(usual) else 1
     if given is not None and not (isinstance(given, list) and all(type(i) is int for i in given)):
         raise ModelError(f"{name}: config.json: '{field}' must be a list of layer numbers, got {given!r}")
-    taps = tuple(i + shift for i in given) if given else usual
-    if not all(0 <= tap < layers for tap in taps):
+    aux_layers = tuple(i + shift for i in given) if given else usual
+    if not all(0 <= at < layers for at in aux_layers):
         raise ModelError(
-            f"{name}: the head reads the inputs of layers {list(taps)}, the target has {layers} layers; "
+            f"{name}: the head reads the inputs of layers {list(aux_layers)}, the target has {layers} layers; "
             "use a head trained for this target"
         )
-    return taps
+    return aux_layers
 
 
 def _way_out() -> str:
@@ -197,7 +197,7 @@ def _read_bin(path: Path) -> dict[str, Tensor]:
 class HeadModel:
     """An EAGLE-3 head (Li et al., arXiv 2503.01840), packed. With h its hidden size:
 
-    embed: [>= target vocabulary, h], float16 or float32. fc: from the tapped features of a token to h.
+    embed: [>= target vocabulary, h], float16 or float32. fc: from the auxiliary hidden states of a token to h.
     embed_norm, hidden_norm, mlp_norm, final_norm: float32 [h]. qkv: rows [q; k; v] over 2h inputs (embedding, hidden);
     gate_up: rows [gate; up]. lm_head: [draft vocabulary, h]. target_ids: int64 [draft vocabulary], the target's id of
     each draft id, or None where the two vocabularies are one.
@@ -220,9 +220,9 @@ class HeadModel:
     target_ids: Tensor | None
 
     @property
-    def taps(self) -> tuple[int, ...]:
+    def aux_layers(self) -> tuple[int, ...]:
         """What the target's `Decoder` must be built with."""
-        return self.config.taps
+        return self.config.aux_layers
 
 
 _ATTENTION, _MLP = "midlayer.self_attn.", "midlayer.mlp."
@@ -274,7 +274,7 @@ class _Loader:
             if name == "fc.weight" and found != shape:
                 raise ModelError(
                     f"{self._folder}: tensor fc.weight has shape {list(found)}, {list(shape)} is called for: "
-                    f"{len(self._config.taps)} features of the target's hidden size {self._target.hidden_size}; "
+                    f"{len(self._config.aux_layers)} features of the target's hidden size {self._target.hidden_size}; "
                     "use a head trained for this target"
                 )
             self._check_shape(name, found, shape)
@@ -309,7 +309,7 @@ class _Loader:
         c = self._config.model
         hidden, ffn = c.hidden_size, c.intermediate_size
         matrices: dict[str, tuple[int, ...]] = {
-            "fc": (hidden, len(self._config.taps) * self._target.hidden_size),
+            "fc": (hidden, len(self._config.aux_layers) * self._target.hidden_size),
             _ATTENTION + "q_proj": (c.q_size, 2 * hidden),
             _ATTENTION + "k_proj": (c.kv_size, 2 * hidden),
             _ATTENTION + "v_proj": (c.kv_size, 2 * hidden),

@@ -13,7 +13,7 @@ from draft.protocol import DraftTask
 from specdec.config import EngineConfig
 from specdec.engine.build import build_parts
 from specdec.engine.engine import Engine, EngineParts
-from specdec.models import Progress
+from specdec.models.progress import Progress
 from specdec.sequence import Sequence
 from specdec.tree import TokenTree
 from specdec.types import (

@@ -53,7 +53,7 @@ ROWS = (2, 3, 5, 6, 7, 8, 13, 16, 40)
 
 
 def self_test(backend: Backend, kind: WeightKind) -> NumericMode:
-    """Run the kernels on random data in several companies; "bitwise" when no bit differs.
+    """Run the kernels on random data in batches of several sizes; "bitwise" when no bit differs.
 
     Uses the scratch ``backend`` reserved, so run it on a backend of its own.
     """

@@ -1,16 +1,11 @@
-"""The noise that couples plain decode, drafting and verification: Gumbel values by machine-independent log and exp.
+"""The noise that couples plain decode, drafting and verification: Gumbel values, the same on every machine.
 
-log and exp from IEEE additions, multiplications and divisions only, so that every machine gets the same bits.
+Random bits come from Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), a
+counter-based generator: G(seed, position, token) needs no state, so whoever asks for it, in whatever order and batch,
+gets the same float32. log and exp are made of IEEE additions, multiplications and divisions only: one C library's log
+differs by a unit in the last place from the next one's, and a seed would then mean another text on another machine.
 
-A C library's log differs by a unit in the last place from the next one's, and numpy's vector log from both; a seed
-would then mean another text on another machine. The native twins are in ``cpu/csrc/sampling_math.h``, operation by
-operation the same.
-
-The noise that couples plain decode, drafting and verification: Gumbel values from a counter-based generator.
-
-Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011). G(seed, position, token) needs
-no state: whoever asks for it, in whatever order and company, gets the same float32. The native twin is
-``cpu/csrc/philox.h``; both give the same bits on every machine.
+The native twins are ``cpu/csrc/philox.h`` and ``cpu/csrc/sampling_math.h``, operation by operation the same.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""Weights of a linear layer in the layout the kernels read, and how a plain matrix becomes one, rotation included.
+"""Weights of a linear layer in the layout the CPU's kernels read, and how a plain matrix becomes one.
 
-A fixed rotation of a layer's inputs that spreads outliers before int8 rounding.
-
-x W^T = (x R)(W R)^T for any orthogonal R. A few input channels of a transformer are a hundred times larger than the
-others, and one scale per 256 channels then rounds the others away; after a Hadamard rotation all are of one size (the
-idea of QuaRot, arXiv 2404.00456, here per block of 256 so that it costs eight additions a channel). The rotation is
-row-local and its own inverse.
+Before rounding to 8 or 4 bits a layer's inputs are rotated, which spreads outliers: x W^T = (x R)(W R)^T for any
+orthogonal R. A few input channels of a transformer are a hundred times larger than the others, and one scale per 256
+channels then rounds the others away; after a Hadamard rotation all are of one size (the idea of QuaRot, arXiv
+2404.00456, here per block of 256 so that it costs eight additions a channel). The rotation is row-local and its own
+inverse.
 """
 
 from __future__ import annotations

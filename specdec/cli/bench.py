@@ -63,8 +63,8 @@ def engine_command(
     from rich.console import Console
 
     from bench.engine_session import EngineBenchPlan, report_tables, run_session
+    from specdec.cli.progress_bar import ProgressBar
     from specdec.engine.build import build_parts
-    from specdec.models.progress_bar import ProgressBar
 
     check_folder("--json", path)
     at_once = max(engine_config.max_batch, batch or 0, AT_ONCE)
@@ -181,7 +181,7 @@ async def _run(plan: PeersPlan) -> PeersRun:
     from rich.console import Console
 
     from bench.peers.peers_session import run_peers
-    from specdec.models.progress_bar import ProgressBar
+    from specdec.cli.progress_bar import ProgressBar
 
     task = asyncio.current_task()
     assert task is not None  # a coroutine runs in one
@@ -247,8 +247,8 @@ def step_command(engine_config: EngineConfig, repeats: int, as_json: bool) -> No
     from rich.table import Table
 
     from bench.forward import StepBench
+    from specdec.cli.progress_bar import ProgressBar
     from specdec.engine.build import build_parts
-    from specdec.models.progress_bar import ProgressBar
 
     with ProgressBar() as progress:
         parts = build_parts(engine_config, progress)
@@ -278,8 +278,8 @@ def step_command(engine_config: EngineConfig, repeats: int, as_json: bool) -> No
 def perplexity_command(engine_config: EngineConfig, tokens: int, as_json: bool) -> None:
     """Perplexity in each numeric type, and its ratio to fp32."""
     from bench.forward import perplexity
+    from specdec.cli.progress_bar import ProgressBar
     from specdec.engine.build import build_parts
-    from specdec.models.progress_bar import ProgressBar
 
     found: dict[str, float] = {}
     for dtype in ("fp32", "bf16", "int8"):

@@ -94,8 +94,8 @@ def verify_command(engine_config: EngineConfig, pairs: int, max_tokens: int, see
     """Check path identity: the same tokens and log-probabilities with and without speculation, in any company."""
     from rich.console import Console
 
+    from specdec.cli.progress_bar import ProgressBar
     from specdec.engine.build import build_parts
-    from specdec.models.progress_bar import ProgressBar
     from specdec.path_identity import verify
 
     console = Console(stderr=True)

@@ -232,10 +232,10 @@ def _runner(server: str | None, config: EngineConfig | None) -> Iterator[LocalRu
         with RemoteRunner(server) as remote:
             yield remote
         return
+    from specdec.cli.progress_bar import ProgressBar
     from specdec.cli.runners import LocalRunner
     from specdec.engine.build import build_parts
     from specdec.engine.engine import Engine
-    from specdec.models.progress_bar import ProgressBar
 
     assert config is not None  # without a server there is one
     with ProgressBar() as progress:

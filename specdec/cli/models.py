@@ -68,10 +68,10 @@ def list_command(cache_dir: Path, as_json: bool) -> None:
 @CACHE_DIR
 def fetch_command(name: str, cache_dir: Path) -> None:
     """Fetch the catalogue model NAME; an interrupted fetch goes on where it stopped."""
+    from specdec.cli.progress_bar import ProgressBar
     from specdec.errors import ModelError
     from specdec.models.catalogue import find_entry
     from specdec.models.fetch import Fetcher
-    from specdec.models.progress_bar import ProgressBar
 
     try:
         with ProgressBar() as progress:

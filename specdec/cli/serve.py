@@ -65,8 +65,8 @@ def serve_command(config: Config, quiet: bool) -> None:
 
     from server.observe.logs import configure_logs
     from server.serving import Serving
+    from specdec.cli.progress_bar import ProgressBar
     from specdec.models.load import load_tokenizer
-    from specdec.models.progress_bar import ProgressBar
 
     configure_logs(config.server.log_format, logging.WARNING if quiet else logging.INFO)
     engine = config.engine

@@ -27,12 +27,12 @@ from specdec.engine.profile_costs import costs_at_start
 from specdec.engine.verify import StepVerifier
 from specdec.errors import ConfigError, ModelError
 from specdec.kv_cache import KvCacheManager
-from specdec.models import Progress
 from specdec.models.catalogue import with_named_draft
 from specdec.models.config import ModelConfig
 from specdec.models.decoder import Decoder, KvPool, TargetDecoder, kv_page_bytes
 from specdec.models.load import LoadedModel, load_model
 from specdec.models.memory import available_bytes
+from specdec.models.progress import Progress
 from specdec.sampling import Sampler
 from specdec.types import EngineInfo
 from verify_kernels.backend import Backend
@@ -45,7 +45,7 @@ Target = LoadedModel[Any]
 
 class Platform(Protocol):
     """Where target and draft model run. ``kernels``: the name of those that run them. ``mode``: whether a row has the
-    same bits in any company; known once the target's decoder is there."""
+    same bits in any batch; known once the target's decoder is there."""
 
     kernels: str
     sampling: SamplingKernels
@@ -57,8 +57,8 @@ class Platform(Protocol):
     def load_draft(self, ref: str, dtype: WeightDtype | None, progress: Progress | None) -> Target:
         """A draft model; ``dtype`` has a say on a CPU alone. Raises ModelError."""
 
-    def target_decoder(self, model: Target, pages: int, positions: int, taps: Sequence[int]) -> TargetDecoder:
-        """The target's decoder, for sequences of up to ``positions`` tokens. taps: layers whose inputs are kept.
+    def target_decoder(self, model: Target, pages: int, positions: int, aux_layers: Sequence[int]) -> TargetDecoder:
+        """The target's decoder, for sequences of up to ``positions`` tokens. aux_layers: layers whose inputs are kept.
 
         Raises:
             ModelError: memory is short.
@@ -99,9 +99,9 @@ class HostPlatform:
         dtype = dtype or ("int4" if config.dtype == "int8" else config.dtype)
         return load_model(ref, dtype=dtype, cache_dir=config.cache_dir, progress=progress)
 
-    def target_decoder(self, model: Target, pages: int, positions: int, taps: Sequence[int]) -> Decoder:
+    def target_decoder(self, model: Target, pages: int, positions: int, aux_layers: Sequence[int]) -> Decoder:
         """The target's."""
-        return build_decoder(self._config, model, self._backend(), pages, positions, taps=taps)
+        return build_decoder(self._config, model, self._backend(), pages, positions, aux_layers=aux_layers)
 
     def draft_decoder(self, model: Target, pages: int, positions: int, target: ModelConfig) -> Decoder:
         """A draft model's."""
@@ -150,11 +150,11 @@ def build_decoder(
     pages: int,
     positions: int,
     already_promised: int = 0,
-    taps: Sequence[int] = (),
+    aux_layers: Sequence[int] = (),
 ) -> Decoder:
     """A decoder with a KV pool of ``pages`` pages, for sequences of up to ``positions`` tokens and room for a tree.
 
-    already_promised: bytes that others will take and have not yet. taps: layers whose inputs are kept.
+    already_promised: bytes that others will take and have not yet. aux_layers: layers whose inputs are kept.
 
     Raises:
         ModelError: memory is short.
@@ -176,7 +176,7 @@ def build_decoder(
         max_rows=config.max_step_rows,
         max_logit_rows=config.max_step_rows,
         max_positions=positions + PAGE_SIZE,
-        taps=taps,
+        aux_layers=aux_layers,
     )
 
 
@@ -349,7 +349,7 @@ def assemble(
     max_context = context_limit(config, target.config)
     pages = -(-max(config.kv_tokens, PAGE_SIZE) // PAGE_SIZE)
     head = read_head(config, target)
-    decoder = platform.target_decoder(target, pages, max_context, () if head is None else head.taps)
+    decoder = platform.target_decoder(target, pages, max_context, () if head is None else head.aux_layers)
     sampler = Sampler(platform.sampling, threads)
     builder = DrafterBuilder(config, platform, target, kernels, sampler, pages, max_context, progress)
     drafters = builder.build(head)

@@ -38,12 +38,12 @@ def device_needs(
     max_rows: int,
     max_logit_rows: int,
     max_positions: int,
-    taps: int,
+    aux_layers: int,
 ) -> list[MemoryNeed]:
     """Of what `specdec.models.device_decoder.DeviceDecoder` and the verifier allocate for these sizes, all that
     grows with them; what decides each is named."""
     c, name = model.config, model.name
-    widths = (2 + taps) * c.hidden_size + 2 * (c.q_size + c.kv_size + c.intermediate_size)
+    widths = (2 + aux_layers) * c.hidden_size + 2 * (c.q_size + c.kv_size + c.intermediate_size)
     partials = AttentionWorkspace.partial_bytes(
         heads=c.n_heads, head_dim=c.head_dim, kv_dtype=kv_dtype, max_rows=max_rows,
         max_pages=-(-max_positions // PAGE_SIZE), device=device,
@@ -70,7 +70,7 @@ def build_device_decoder(
     device: torch.device,
     pages: int,
     positions: int,
-    taps: tuple[int, ...] = (),
+    aux_layers: tuple[int, ...] = (),
 ) -> DeviceDecoder:
     """A decoder with a KV pool of ``pages`` pages, for sequences of up to ``positions`` tokens and room for a tree.
 
@@ -86,7 +86,7 @@ def build_device_decoder(
             raise ConfigError("engine.kv_dtype: this GPU knows no fp8; set it to auto")
         needs = device_needs(
             model, kv_dtype, device, pages=pages, max_rows=config.max_step_rows, max_logit_rows=max_logit_rows,
-            max_positions=max_positions, taps=len(taps),
+            max_positions=max_positions, aux_layers=len(aux_layers),
         )  # fmt: skip
         _check_memory(needs, torch.cuda.mem_get_info(device)[0])
     return DeviceDecoder(
@@ -97,7 +97,7 @@ def build_device_decoder(
         max_rows=config.max_step_rows,
         max_logit_rows=max_logit_rows,
         max_positions=max_positions,
-        taps=taps,
+        aux_layers=aux_layers,
         kv_dtype=kv_dtype,
     )
 
@@ -136,9 +136,11 @@ class DevicePlatform:
         own = self._config.device_dtype
         return self._load(ref, "auto" if own == "fp8" else own, progress)
 
-    def target_decoder(self, model: DeviceModel, pages: int, positions: int, taps: Sequence[int]) -> DeviceDecoder:
+    def target_decoder(
+        self, model: DeviceModel, pages: int, positions: int, aux_layers: Sequence[int]
+    ) -> DeviceDecoder:
         """The target's, tested."""
-        decoder = build_device_decoder(self._config, model, self._device, pages, positions, tuple(taps))
+        decoder = build_device_decoder(self._config, model, self._device, pages, positions, tuple(aux_layers))
         self.mode = device_self_test(decoder)
         if self._config.strict and self.mode != "bitwise":
             raise ConfigError(

@@ -233,7 +233,7 @@ class Step:
     def _tell_features(self, index: int, entry: PlanEntry, walk: Walk, start: int) -> None:
         """Hand the target's hidden states of what was computed for good to a feature head, if there is one."""
         count = entry.seq.n_computed - start
-        if self._verifier.taps and count > 0 and self._states[entry.seq].speculates:
+        if self._verifier.keeps_aux_states and count > 0 and self._states[entry.seq].speculates:
             self._panel.features(entry.seq, start, self._verifier.features(index, entry.chain, walk, count))
 
     def _owe(

@@ -74,12 +74,12 @@ class StepVerifier(Protocol):
     same tokens for the same logits."""
 
     @property
-    def taps(self) -> bool:
-        """Whether the target keeps hidden states for a feature head."""
+    def keeps_aux_states(self) -> bool:
+        """Whether the target keeps auxiliary hidden states for a feature head."""
 
     def features(self, index: int, chain: int, walk: Walk, count: int) -> Tensor:
         """Hidden states of the last run's entry ``index``: its ``chain`` prompt rows, the root, the accepted path; the
-        first ``count`` of them, float32 [count, taps * hidden] in CPU memory."""
+        first ``count`` of them, float32 [count, layers * hidden] in CPU memory."""
 
     @property
     def overlaps(self) -> bool:
@@ -106,16 +106,16 @@ class Verifier:
     overlaps = False
 
     @property
-    def taps(self) -> bool:
-        """Whether the target keeps hidden states for a feature head."""
-        return bool(self._decoder.taps)
+    def keeps_aux_states(self) -> bool:
+        """Whether the target keeps auxiliary hidden states for a feature head."""
+        return bool(self._decoder.aux_layers)
 
     def features(self, index: int, chain: int, walk: Walk, count: int) -> Tensor:
         """Hidden states of the last run's entry ``index``: its ``chain`` prompt rows, the root, the accepted path; the
-        first ``count`` of them, float32 [count, taps * hidden]."""
+        first ``count`` of them, float32 [count, layers * hidden]."""
         first = self._first_rows[index]
         rows = [*range(first, first + chain + 1), *(first + chain + node for node in walk.nodes)]
-        return self._decoder.tapped[rows[:count]]
+        return self._decoder.aux_hidden_states[rows[:count]]
 
     def start(
         self, entries: Seq[PlanEntry], trees: Seq[TokenTree | None], states: Seq[SequenceState]

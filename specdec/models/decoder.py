@@ -111,12 +111,12 @@ class Decoder:
     Buffers for ``max_rows`` rows and ``max_logit_rows`` rows of logits are allocated here; a step allocates
     nothing that grows with context. Results of `forward` are views, valid until the next call.
 
-    ``taps``: layers whose input (the residual stream of every row, before the layer runs) each `forward` leaves in
-    ``tapped``, float32 [max_rows, len(taps) * hidden_size], columns in the order given. Like all else a row's
-    features do not depend on the other rows.
+    ``aux_layers``: layers whose input (the residual stream of every row, before the layer runs) each `forward` leaves
+    in ``aux_hidden_states``, float32 [max_rows, len(aux_layers) * hidden_size], columns in the order given. Like all
+    else they do not depend on the other rows.
 
     Raises:
-        ValueError: more logit rows than rows, or a tap is no layer of the model.
+        ValueError: more logit rows than rows, or an auxiliary layer that the model has not.
     """
 
     def __init__(
@@ -129,17 +129,17 @@ class Decoder:
         max_rows: int,
         max_logit_rows: int,
         max_positions: int,
-        taps: Sequence[int] = (),
+        aux_layers: Sequence[int] = (),
     ) -> None:
         self.config, self.weights, self.backend, self.pool = config, weights, backend, pool
         self.max_rows, self.max_logit_rows, self.max_positions = max_rows, max_logit_rows, max_positions
         self.settling = 0
         if max_logit_rows > max_rows:
             raise ValueError(f"max_logit_rows: {max_logit_rows} exceeds max_rows {max_rows}, which sizes the scratch")
-        if any(not 0 <= tap < config.n_layers for tap in taps):
-            raise ValueError(f"taps: {tuple(taps)} names a layer outside [0, {config.n_layers})")
-        self.taps = tuple(taps)
-        self.tapped = torch.zeros(max_rows, len(taps) * config.hidden_size)
+        if any(not 0 <= at < config.n_layers for at in aux_layers):
+            raise ValueError(f"aux_layers: {tuple(aux_layers)} names a layer outside [0, {config.n_layers})")
+        self.aux_layers = tuple(aux_layers)
+        self.aux_hidden_states = torch.zeros(max_rows, len(aux_layers) * config.hidden_size)
         widest = max(config.hidden_size, config.intermediate_size, config.q_size)
         backend.reserve(max_rows, widest, config.q_size)
         self._x = torch.zeros(max_rows, config.hidden_size)
@@ -152,7 +152,7 @@ class Decoder:
             local: rope_tables(config.rope, config.head_dim, max_positions, local=local) for local in (False, True)
         }
         self._layers = [self._bind(i, layer) for i, layer in enumerate(weights.layers)]
-        self._tap_columns = self._columns_by_layer()
+        self._aux_columns = self._columns_by_layer()
         self._lm_head = backend.linear(
             LinearSpec(
                 weights.lm_head, self._chosen, self._logits, "rms", "store", weights.final_norm, None, config.norm_eps
@@ -172,10 +172,10 @@ class Decoder:
         )
 
     def _columns_by_layer(self) -> list[list[Tensor]]:
-        """Per layer, the columns of ``tapped`` that its input goes to; most often none."""
-        width = self.config.hidden_size
+        """Per layer, the columns of ``aux_hidden_states`` that its input goes to; most often none."""
+        width, kept = self.config.hidden_size, self.aux_hidden_states
         return [
-            [self.tapped[:, i * width : (i + 1) * width] for i, tap in enumerate(self.taps) if tap == layer]
+            [kept[:, i * width : (i + 1) * width] for i, at in enumerate(self.aux_layers) if at == layer]
             for layer in range(self.config.n_layers)
         ]
 
@@ -210,8 +210,8 @@ class Decoder:
         self._check(batch, logit_rows)
         rows = batch.rows
         self.backend.embed(self.weights.embed, batch.tokens, self.config.embed_scale, self._x)
-        for (qkv, attention, o, gate_up, down), tapped in zip(self._layers, self._tap_columns, strict=True):
-            for columns in tapped:
+        for (qkv, attention, o, gate_up, down), kept in zip(self._layers, self._aux_columns, strict=True):
+            for columns in kept:
                 columns[:rows].copy_(self._x[:rows])
             qkv(rows)
             attention(batch)

@@ -97,13 +97,18 @@ class DeviceNetwork:
     """All memory is allocated here, for steps up to ``largest``; a forward allocates nothing and waits for nothing, so
     that it can be recorded. Rows do not depend on each other, nor on the tier.
 
-    ``taps``: as `specdec.models.decoder.Decoder`'s; ``tapped`` is in the rows' type.
+    ``aux_layers``: as `specdec.models.decoder.Decoder`'s; ``aux_hidden_states`` is in the rows' type.
     """
 
     def __init__(
-        self, model: DeviceModel, pool: DevicePool, largest: StepTier, max_positions: int, taps: Sequence[int] = ()
+        self,
+        model: DeviceModel,
+        pool: DevicePool,
+        largest: StepTier,
+        max_positions: int,
+        aux_layers: Sequence[int] = (),
     ) -> None:
-        self._config, self._weights, self._pool, self.taps = model.config, model.weights, pool, tuple(taps)
+        self._config, self._weights, self._pool, self.aux_layers = model.config, model.weights, pool, tuple(aux_layers)
         c, device, rows = model.config, pool.k.device, largest.rows
 
         def floats(*shape: int, dtype: torch.dtype = model.weights.embed.dtype) -> Tensor:
@@ -114,7 +119,7 @@ class DeviceNetwork:
         self._gate_up = floats(rows, 2 * c.intermediate_size)
         self._chosen = floats(largest.samples, c.hidden_size)
         self._logits = floats(largest.samples, c.vocab_size, dtype=torch.float32)
-        self.tapped = floats(rows, len(self.taps) * c.hidden_size)
+        self.aux_hidden_states = floats(rows, len(self.aux_layers) * c.hidden_size)
         self._gate: Gate = "silu" if c.activation == "silu" else "gelu"
         self._angles = [
             tuple(t.to(device) for t in rope_tables(c.rope, c.head_dim, max_positions, local=local))
@@ -136,7 +141,7 @@ class DeviceNetwork:
         embed(self._weights.embed, step.tokens, self._config.embed_scale, x)
         attention_plan(step.entry_start, step.entry_ctx, step.parent, step.depth, self._workspace)
         for index, layer in enumerate(self._weights.layers):
-            self._tap(index, x)
+            self._keep_aux(index, x)
             self._attend(index, layer, x, step)
             gate_up = self._gate_up[:rows]
             layer.gate_up.normed(x, layer.mlp_norm, self._config.norm_eps, gate_up)
@@ -181,11 +186,11 @@ class DeviceNetwork:
             layer.o.plain(attended, y)
             add_norm(x, eps=c.norm_eps, y=y, post_norm=layer.attn_post_norm)
 
-    def _tap(self, layer: int, x: Tensor) -> None:
+    def _keep_aux(self, layer: int, x: Tensor) -> None:
         width = self._config.hidden_size
-        for i, tap in enumerate(self.taps):
-            if tap == layer:
-                self.tapped[: x.shape[0], i * width : (i + 1) * width].copy_(x)
+        for i, at in enumerate(self.aux_layers):
+            if at == layer:
+                self.aux_hidden_states[: x.shape[0], i * width : (i + 1) * width].copy_(x)
 
 
 class DeviceDecoder:
@@ -195,7 +200,7 @@ class DeviceDecoder:
     where the kernels are interpreted, for tests. kv_dtype: of the KV pool; None: the rows'.
 
     Raises:
-        ValueError: more logit rows than rows, or a tap is no layer of the model.
+        ValueError: more logit rows than rows, or an auxiliary layer that the model has not.
     """
 
     def __init__(
@@ -208,7 +213,7 @@ class DeviceDecoder:
         max_rows: int,
         max_logit_rows: int,
         max_positions: int,
-        taps: Sequence[int] = (),
+        aux_layers: Sequence[int] = (),
         kv_dtype: torch.dtype | None = None,
     ) -> None:
         self.model, self.config, self.device = model, model.config, device
@@ -216,19 +221,19 @@ class DeviceDecoder:
         self.settling = 2  # kernels are compiled, then the graph is recorded
         if max_logit_rows > max_rows:
             raise ValueError(f"max_logit_rows: {max_logit_rows} exceeds max_rows {max_rows}, which sizes the scratch")
-        if any(not 0 <= tap < model.config.n_layers for tap in taps):
-            raise ValueError(f"taps: {tuple(taps)} names a layer outside [0, {model.config.n_layers})")
-        self.taps = tuple(taps)
+        if any(not 0 <= at < model.config.n_layers for at in aux_layers):
+            raise ValueError(f"aux_layers: {tuple(aux_layers)} names a layer outside [0, {model.config.n_layers})")
+        self.aux_layers = tuple(aux_layers)
         self.pool = DevicePool(model.config, pages, kv_dtype or model.weights.embed.dtype, device)
         tiers = StepTiers(max_entries, max_rows, max_logit_rows, -(-max_positions // PAGE_SIZE))
-        self.network = DeviceNetwork(model, self.pool, tiers.largest, max_positions, taps)
+        self.network = DeviceNetwork(model, self.pool, tiers.largest, max_positions, aux_layers)
         self.graphs = GraphCache(device)
         self.buffer = StepBuffer(tiers, device, self.graphs.clear)
 
     @property
-    def tapped(self) -> Tensor:
-        """Inputs of the tapped layers for the last forward's rows, on the device, in the rows' type."""
-        return self.network.tapped
+    def aux_hidden_states(self) -> Tensor:
+        """Inputs of the auxiliary layers for the last forward's rows, on the device, in the rows' type."""
+        return self.network.aux_hidden_states
 
     def plan_coarsely(self, coarse: bool | None) -> None:
         """How attention is cut from now on: in long stretches, in short ones, or, None, as pays. For the self-test: the

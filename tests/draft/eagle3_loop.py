@@ -43,7 +43,7 @@ class Loop:
         self.decoder, self.truth = (
             Decoder(
                 model.config, model.weights, native_backend(), KvPool(model.config, n), max_rows=96, max_logit_rows=96,
-                max_positions=POSITIONS, taps=head.taps,
+                max_positions=POSITIONS, aux_layers=head.aux_layers,
             )
             for n in (pages, 8)
         )  # fmt: skip
@@ -67,7 +67,7 @@ class Loop:
             self.decoder.forward(ForwardBatch.build([entry]), [])
             start, sequence.n_computed = sequence.n_computed, sequence.n_computed + len(tokens)
             self.kv.publish(sequence)
-            self.drafter.features(sequence, start, self.decoder.tapped[: len(tokens)])
+            self.drafter.features(sequence, start, self.decoder.aux_hidden_states[: len(tokens)])
 
     def task(self, sequence: Sequence, nodes: int = 5, depth: int = 5, width: int = 1) -> DraftTask:
         assert self.kv.ensure(sequence, len(sequence.tokens) + nodes)  # as the scheduler does before it asks
@@ -96,7 +96,7 @@ class Loop:
         sequence.n_computed = len(sequence.tokens) - 1
         self.kv.trim(sequence, len(sequence.tokens))
         self.kv.publish(sequence)
-        self.drafter.features(sequence, start, self.decoder.tapped[torch.tensor(path)])
+        self.drafter.features(sequence, start, self.decoder.aux_hidden_states[torch.tensor(path)])
         self.drafter.observe(sequence, tokens)
 
     def end(self, sequence: Sequence) -> None:
@@ -145,5 +145,5 @@ class Loop:
             chunk = tokens[low : low + 96]
             entry = BatchEntry(chunk, list(range(-1, len(chunk) - 1)), low, list(range(8)))
             logits = self.truth.forward(ForwardBatch.build([entry]), [len(chunk) - 1])
-            features.append(self.truth.tapped[: len(chunk)].clone())
+            features.append(self.truth.aux_hidden_states[: len(chunk)].clone())
         return logits, torch.cat(features)

@@ -266,7 +266,7 @@ def test_features_told_twice_count_once(make_loop: Callable[..., Loop]) -> None:
     loop = make_loop()
     sequence = loop.admit(PROMPT[:40])
     loop.prefill(sequence, 39)
-    loop.drafter.features(sequence, 30, loop.decoder.tapped[30:39])
+    loop.drafter.features(sequence, 30, loop.decoder.aux_hidden_states[30:39])
     assert loop.drafter._contexts[id(sequence)].known == 39
     check(loop, sequence)
 
@@ -275,7 +275,7 @@ def test_a_gap_within_a_page_is_waited_out(make_loop: Callable[..., Loop]) -> No
     loop = make_loop()
     sequence = loop.admit(PROMPT[:90])
     loop.prefill(sequence, 96)
-    rows = loop.decoder.tapped[:89].clone()
+    rows = loop.decoder.aux_hidden_states[:89].clone()
     loop.drafter.rewind(sequence)
     loop.drafter.features(sequence, 10, rows[10:50])  # the first ten were lost: slot 64 is the next whole page
     assert len(loop.drafter.propose([loop.task(sequence)])[0]) == 1

@@ -56,7 +56,7 @@ def test_every_form_gives_the_same_head(form: str, tmp_path: Path) -> None:
     tensors = head_tensors(TARGET_HIDDEN, VOCAB, DRAFT_VOCAB)
     head = load(write_head(tmp_path / "head", head_config(VOCAB, DRAFT_VOCAB), tensors, form))
     check_same(head, tensors)
-    assert head.taps == (2, 4, 5)
+    assert head.aux_layers == (2, 4, 5)
     assert head.target_ids is not None
     assert head.target_ids.tolist() == (torch.arange(DRAFT_VOCAB) + tensors["d2t"]).tolist()
 
@@ -79,7 +79,7 @@ def test_vllm_names_and_the_speculators_config(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "taps"),
+    ("config", "aux_layers"),
     [
         ({"eagle_aux_hidden_state_layer_ids": [1, 3, 7]}, (1, 3, 7)),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 6]}}, (2, 4, 7)),  # outputs: SGLang's count
@@ -87,8 +87,8 @@ def test_vllm_names_and_the_speculators_config(tmp_path: Path) -> None:
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": []}}, (2, 4, 5)),
     ],
 )
-def test_taps_may_be_named(config: dict[str, Any], taps: tuple[int, ...], tmp_path: Path) -> None:
-    assert load(changed(tmp_path, lambda c, t: c.update(config))).taps == taps
+def test_aux_layers_may_be_named(config: dict[str, Any], aux_layers: tuple[int, ...], tmp_path: Path) -> None:
+    assert load(changed(tmp_path, lambda c, t: c.update(config))).aux_layers == aux_layers
 
 
 def test_the_targets_embedding_serves_where_there_is_none(tmp_path: Path) -> None:

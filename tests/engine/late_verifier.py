@@ -26,9 +26,9 @@ class LateVerifier:
         self._inner, self._log, self._left = Verifier(cast(Decoder, parts.decoder), parts.sampler), log, fails_at
 
     @property
-    def taps(self) -> bool:
+    def keeps_aux_states(self) -> bool:
         """As the CPU's."""
-        return self._inner.taps
+        return self._inner.keeps_aux_states
 
     def features(self, index: int, chain: int, walk: Walk, count: int) -> Tensor:
         """As the CPU's."""

@@ -180,17 +180,25 @@ def test_memory_that_is_short_is_named(sizes: dict[str, int], fields: str) -> No
         build_device_decoder(wanted, model, torch.device("cuda"), pages, positions)
 
 
-@pytest.mark.parametrize("taps", [(), (0,)])
-def test_what_is_counted_is_what_is_taken(taps: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("aux_layers", [(), (0,)])
+def test_what_is_counted_is_what_is_taken(aux_layers: tuple[int, ...]) -> None:
     model = device_model(SMALL, "fp16")
     meta, sizes = torch.device("meta"), {"max_rows": 70, "max_logit_rows": 40, "max_positions": 600}
     needs = {need.what.split(" of ")[0]: need.nbytes for need in device_needs(
-        model, torch.float16, meta, pages=9, taps=len(taps), **sizes
+        model, torch.float16, meta, pages=9, aux_layers=len(aux_layers), **sizes
     )}  # fmt: skip
-    decoder = DeviceDecoder(model, 9, place(), max_entries=3, taps=taps, **sizes)
+    decoder = DeviceDecoder(model, 9, place(), max_entries=3, aux_layers=aux_layers, **sizes)
     network, pool = decoder.network, decoder.pool
     workspace = SamplingWorkspace.allocate(40, SamplingPlan.of(SMALL.vocab_size), meta)
-    rows = (network._x, network._y, network._qkv, network._attended, network._gate_up, network._chosen, network.tapped)
+    rows = (
+        network._x,
+        network._y,
+        network._qkv,
+        network._attended,
+        network._gate_up,
+        network._chosen,
+        network.aux_hidden_states,
+    )
     taken = {
         "KV cache": (pool.k, pool.v),
         "attention's partial sums": (network._workspace.partials, network._workspace.peaks),

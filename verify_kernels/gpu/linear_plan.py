@@ -1,7 +1,7 @@
 """Which order of summation, tile and grid a linear layer gets, from shapes alone, and the scratch it needs.
 
 The order of additions comes from the weight's shape and type (`reduction_order`), never from the rows. The tile comes
-from the rows and does not touch the order. So a row has the same bits alone, in any company and in any tile. Where a
+from the rows and does not touch the order. So a row has the same bits in any batch and in any tile. Where a
 weight is so narrow that its column tiles leave multiprocessors idle, its input channels are split, always by the same
 number; with enough rows to fill the chip, one program computes the splits one after the other.
 """

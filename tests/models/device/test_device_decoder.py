@@ -1,4 +1,4 @@
-"""A model on the device against the same model on the CPU: logits, taps, bits in any company, bad batches."""
+"""A model on the device against the same model on the CPU: logits, hidden states, bits in any company, bad batches."""
 
 from __future__ import annotations
 
@@ -44,11 +44,13 @@ def run(decoder: Any) -> list[Tensor]:
 )
 def test_logits_equal_the_cpus(changes: dict[str, Any]) -> None:
     config = shape(**changes)
-    taps = (0, 1)
-    device, host = device_decoder(config, taps=taps), host_decoder(config, taps=taps)
+    aux_layers = (0, 1)
+    device, host = device_decoder(config, aux_layers=aux_layers), host_decoder(config, aux_layers=aux_layers)
     for got, expected in zip(run(device), run(host), strict=True):
         assert torch.linalg.norm(got - expected) <= 2e-4 * torch.linalg.norm(expected)
-    torch.testing.assert_close(device.tapped[:14].float().cpu(), host.tapped[:14], atol=2e-3, rtol=2e-3)
+    torch.testing.assert_close(
+        device.aux_hidden_states[:14].float().cpu(), host.aux_hidden_states[:14], atol=2e-3, rtol=2e-3
+    )
 
 
 @pytest.mark.parametrize(("dtype", "error"), [("fp16", 5e-3), ("fp8", 0.15)])
@@ -116,5 +118,5 @@ def test_bad_batches_are_refused() -> None:
     refused("logit_rows", chain([1], 0, [0]), [1])
     with pytest.raises(ValueError, match="entries"):
         decoder.forward(ForwardBatch.build([chain([1], 0, [i]) for i in range(5)]), [])
-    with pytest.raises(ValueError, match="taps"):
-        device_decoder(shape(), taps=(2,))
+    with pytest.raises(ValueError, match="aux_layers"):
+        device_decoder(shape(), aux_layers=(2,))

@@ -19,14 +19,21 @@ TOKENS = [5, 9, 200, 31, 77, 310, 8, 9, 5, 44]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model("llama", tmp_path_factory.mktemp("taps") / "six", num_hidden_layers=LAYERS)
+    return make_tiny_model("llama", tmp_path_factory.mktemp("aux") / "six", num_hidden_layers=LAYERS)
 
 
-def make_decoder(folder: Path, taps: tuple[int, ...], dtype: str = "fp32") -> Decoder:
+def make_decoder(folder: Path, aux_layers: tuple[int, ...], dtype: str = "fp32") -> Decoder:
     model = load_model(str(folder), dtype=dtype, cache_dir=folder.parent / "cache")  # type: ignore[arg-type]
     pool, backend = KvPool(model.config, 8), native_backend()
     return Decoder(
-        model.config, model.weights, backend, pool, max_rows=32, max_logit_rows=32, max_positions=256, taps=taps
+        model.config,
+        model.weights,
+        backend,
+        pool,
+        max_rows=32,
+        max_logit_rows=32,
+        max_positions=256,
+        aux_layers=aux_layers,
     )
 
 
@@ -35,15 +42,15 @@ def chain(tokens: list[int], ctx: int, pages: list[int]) -> BatchEntry:
 
 
 def test_taps_are_the_inputs_of_their_layers(folder: Path) -> None:
-    taps = (2, LAYERS // 2, LAYERS - 3, 0)  # 3 twice, and out of order: columns follow the taps
-    decoder = make_decoder(folder, taps)
+    aux_layers = (2, LAYERS // 2, LAYERS - 3, 0)  # 3 twice, and out of order: columns follow these
+    decoder = make_decoder(folder, aux_layers)
     decoder.forward(ForwardBatch.build([chain(TOKENS, 0, [3])]), [])
     with torch.no_grad():
         states = load_oracle(folder)(torch.tensor([TOKENS]), output_hidden_states=True).hidden_states
-    expected = torch.cat([states[tap][0] for tap in taps], dim=-1)
-    assert decoder.tapped.shape == (32, len(taps) * HIDDEN)
-    torch.testing.assert_close(decoder.tapped[: len(TOKENS)], expected, atol=1e-4, rtol=1e-4)
-    assert not decoder.tapped[len(TOKENS) :].any()
+    expected = torch.cat([states[at][0] for at in aux_layers], dim=-1)
+    assert decoder.aux_hidden_states.shape == (32, len(aux_layers) * HIDDEN)
+    torch.testing.assert_close(decoder.aux_hidden_states[: len(TOKENS)], expected, atol=1e-4, rtol=1e-4)
+    assert not decoder.aux_hidden_states[len(TOKENS) :].any()
 
 
 @pytest.mark.parametrize("dtype", ["int8", "bf16", "fp32"])
@@ -52,10 +59,10 @@ def test_a_rows_features_do_not_depend_on_its_company(folder: Path, dtype: str) 
     alone = []
     for i, token in enumerate(TOKENS):
         decoder.forward(ForwardBatch.build([chain([token], i, [1])]), [])
-        alone.append(decoder.tapped[0].clone())
+        alone.append(decoder.aux_hidden_states[0].clone())
     others = chain([7, 7, 40, 41], 0, [2])
     decoder.forward(ForwardBatch.build([others, chain(TOKENS, 0, [5])]), [0])
-    assert torch.equal(decoder.tapped[4 : 4 + len(TOKENS)], torch.stack(alone))
+    assert torch.equal(decoder.aux_hidden_states[4 : 4 + len(TOKENS)], torch.stack(alone))
 
 
 def test_taps_change_no_logits(folder: Path) -> None:
@@ -64,7 +71,7 @@ def test_taps_change_no_logits(folder: Path) -> None:
     assert torch.equal(make_decoder(folder, (1, 5)).forward(batch, range(len(TOKENS))), plain)
 
 
-@pytest.mark.parametrize("taps", [(LAYERS,), (0, -1)])
-def test_a_tap_must_be_a_layer(folder: Path, taps: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="taps"):
-        make_decoder(folder, taps)
+@pytest.mark.parametrize("aux_layers", [(LAYERS,), (0, -1)])
+def test_an_auxiliary_layer_must_exist(folder: Path, aux_layers: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="aux_layers"):
+        make_decoder(folder, aux_layers)
