@@ -204,7 +204,7 @@ class SamplingKernels(Protocol):
         """The lowest id of the largest logit per row, nothing else applied; int32 [rows]."""
 
     def sample(self, logits: Tensor, rows: Sequence[RowSampling], threads: int) -> NDArray[np.int32]:
-        """The token each row takes (DESIGN section 4); int32 [rows]."""
+        """The token each row takes; int32 [rows]."""
 
     def children(
         self, logits: Tensor, rows: Sequence[RowSampling], width: int, threads: int

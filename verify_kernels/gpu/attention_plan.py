@@ -1,6 +1,37 @@
 # mypy: disallow-untyped-defs=False
 
-"""Plans tree attention for a step, on the device: leaf paths, then work items: which keys are read for whom."""
+"""Plans tree attention for a step on the device: the tree's leaf paths, then the split-KV work items.
+
+One entry with ctx = 300 filled slots and a tree of 7 nodes, of which rows 3, 4 and 6 are leaves::
+
+    committed pages, shared by all rows    last page          the tree: row i lies at slot ctx + i
+    +--------+--------+--------+--------+  +--------+
+    | tile 0 | tile 1 | tile 2 | tile 3 |  | tile 4 |         0 -- 1 -- 2 -- 3      path of leaf 3: rows 0 1 2 3
+    +--------+--------+--------+--------+  +--------+         |    |
+    0                                 256        300 320      |    +--- 4           path of leaf 4: rows 0 1 4
+                                                              |
+    |---- a chunk: one segment of 4 ----|  |-- ... -|         +--- 5 -- 6           path of leaf 6: rows 0 5 6
+                      |                        |
+                      |                   gathered for each leaf path: the page's committed keys, then the path's
+    read page by page, once               own, so that each key is in the lane of its position
+    for a tile of rows                         |
+                      |                        |
+    work item: rows 0-6, tiles 0-3        work items: rows 0-3, row 4, rows 5-6, each with tile 4
+                      |                        |
+             partials, split 1            partials, split 0
+                      |                        |
+                      +-----------+------------+
+                                  |
+    combine, per row and head: segments fold into blocks, blocks are summed in order, split 0 comes last
+
+A work item is a tile of rows times a chunk of keys; its partial softmax goes to one of its rows' KV splits. Split 0 is
+a row's last tile, split 1 + i the i-th chunk of committed pages: a segment or, in coarse plans, a whole block folded in
+registers, which gives the same bits as folding it later. Where rows of this step themselves fill tiles before their
+last one, as in a prompt, these follow as segments of their leaf path, after the short chunk at the end of the committed
+pages, which such rows make no use of: a path's segment begins at a multiple of its size and holds those pages too.
+
+An entry's list begins with its paths. Gathering is a chain of dependent loads, which nothing would hide at the end.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +49,10 @@ from verify_kernels.gpu.attention_workspace import (
     NEVER,
     NODE_FIRST,
     NODE_STOP,
+    SPLIT,
     START,
     TILE_FIRST,
     TILE_STOP,
-    UNIT,
     WORK_FIELDS,
     AttentionWorkspace,
 )
@@ -170,7 +201,7 @@ def scan_paths_kernel(
 @triton.jit
 def put_work(
     work_list, index, mask, entry, start, ctx, node_first, node_stop, tile_first, tile_stop, gather_stop,
-    leaf, leaf_depth, diverge, unit,
+    leaf, leaf_depth, diverge, split,
 ):  # fmt: skip
     """Write one record per lane."""
     work = work_list + index * WORK_FIELDS
@@ -185,12 +216,12 @@ def put_work(
     tl.store(work + LEAF, leaf, mask=mask)
     tl.store(work + LEAF_DEPTH, leaf_depth, mask=mask)
     tl.store(work + DIVERGE, diverge, mask=mask)
-    tl.store(work + UNIT, unit, mask=mask)
+    tl.store(work + SPLIT, split, mask=mask)
 
 
 @triton.jit
-def committed_stretches(tiles, coarse, seg_tiles, fold_segs):
-    """Blocks and all stretches that ``tiles`` whole pages are read in: coarse plans read blocks as far as they go."""
+def committed_chunks(tiles, coarse, seg_tiles, fold_segs):
+    """Blocks and all chunks that ``tiles`` whole pages are read in: coarse plans read blocks as far as they go."""
     blocks = tl.where(coarse, tiles // (seg_tiles * fold_segs), 0)
     return blocks, blocks + tl.cdiv(tiles - blocks * seg_tiles * fold_segs, seg_tiles)
 
@@ -199,21 +230,21 @@ def committed_stretches(tiles, coarse, seg_tiles, fold_segs):
 def emit_committed(
     work_list, base, capacity, entry, start, n, ctx, nodes, coarse, seg_tiles, fold_segs, LANES: tl.constexpr
 ):  # fmt: skip
-    """Work on committed pages: all tiles of an entry's rows for the first stretch of keys, then for the next one."""
+    """Work on committed pages: all tiles of an entry's rows for the first chunk of keys, then for the next one."""
     i = tl.arange(0, LANES)
     tiles = ctx // 64
-    blocks, stretches = committed_stretches(tiles, coarse, seg_tiles, fold_segs)
+    blocks, chunks = committed_chunks(tiles, coarse, seg_tiles, fold_segs)
     row_tiles = tl.cdiv(n, nodes)
-    for offset in tl.range(0, row_tiles * stretches, LANES):
+    for offset in tl.range(0, row_tiles * chunks, LANES):
         at = offset + i
-        stretch = at // row_tiles
+        chunk = at // row_tiles
         node = at % row_tiles * nodes
-        whole = stretch < blocks
-        first = tl.where(whole, stretch * fold_segs, stretch + blocks * (fold_segs - 1)) * seg_tiles
+        whole = chunk < blocks
+        first = tl.where(whole, chunk * fold_segs, chunk + blocks * (fold_segs - 1)) * seg_tiles
         stop = tl.minimum(first + tl.where(whole, fold_segs, 1) * seg_tiles, tiles)
         put_work(
-            work_list, base + at, (at < row_tiles * stretches) & (base + at < capacity), entry, start, ctx,
-            node, tl.minimum(node + nodes, n), first, stop, 0, 0, 0, NEVER, 1 + stretch,
+            work_list, base + at, (at < row_tiles * chunks) & (base + at < capacity), entry, start, ctx,
+            node, tl.minimum(node + nodes, n), first, stop, 0, 0, 0, NEVER, 1 + chunk,
         )  # fmt: skip
 
 
@@ -225,7 +256,7 @@ def emit_paths(
     """Work on leaf paths: of every tile of their rows the last tile of keys, then segments that are not shared."""
     i = tl.arange(0, LANES)
     tiles = ctx // 64
-    blocks, _ = committed_stretches(tiles, coarse, seg_tiles, fold_segs)
+    blocks, _ = committed_chunks(tiles, coarse, seg_tiles, fold_segs)
     for offset in tl.range(0, n, LANES):
         begins, leaf, leaf_depth, node, stop, last = tile_heads(
             offset + i, n, ctx, depth, leaf_of, top, nodes, max_pages
@@ -246,10 +277,10 @@ def emit_paths(
             end = tl.minimum(first + seg_tiles, last)
             page_stop = tl.minimum(tl.maximum(in_place, first), end)
             short = tl.where(tiles % seg_tiles > 0, 1, 0)
-            unit = 1 + blocks + segment - blocks * fold_segs + short
+            split = 1 + blocks + segment - blocks * fold_segs + short
             put_work(
                 work_list, at + 1 + k, begins & (k < segments) & (at + 1 + k < capacity), entry, start, ctx, node, stop,
-                first, page_stop, tl.where(end > page_stop, end, 0), leaf, leaf_depth, leaves_chain, unit,
+                first, page_stop, tl.where(end > page_stop, end, 0), leaf, leaf_depth, leaves_chain, split,
             )  # fmt: skip
         base += tl.sum(count)
 
@@ -282,19 +313,19 @@ def emit_work_kernel(
     last = tl.where(rows > 0, tl.load(last_tile + known), 0)
     block_tiles = seg_tiles * fold_segs
     fine_works = tl.sum(row_tiles * tl.cdiv(tiles, seg_tiles) + paths)
-    fine_units = 2 + tl.max(tl.cdiv(last, seg_tiles))
+    fine_splits = 2 + tl.max(tl.cdiv(last, seg_tiles))
     used_rows = tl.max(starts + rows)
     coarse = (fold_segs > 1) & (
         (tl.sum(row_tiles * (tiles // block_tiles)) * kv_heads >= coarse_from)
-        | (used_rows.to(tl.int64) * fine_units > slots)
+        | (used_rows.to(tl.int64) * fine_splits > slots)
         | (fine_works > capacity)
     )
-    blocks, stretches = committed_stretches(tiles, coarse, seg_tiles, fold_segs)
-    works = row_tiles * stretches + paths
-    units = 2 + tl.max(tl.cdiv(last, seg_tiles) - blocks * (fold_segs - 1))
+    blocks, chunks = committed_chunks(tiles, coarse, seg_tiles, fold_segs)
+    works = row_tiles * chunks + paths
+    splits = 2 + tl.max(tl.cdiv(last, seg_tiles) - blocks * (fold_segs - 1))
     if entry == 0:
         tl.store(header, tl.minimum(tl.sum(works), capacity))
-        tl.store(header + 1, units)
+        tl.store(header + 1, splits)
         tl.store(header + 2, coarse.to(tl.int32))
     base = tl.sum(tl.where(e < entry, works, 0))
     start, n = entry_rows(entry_start, entry, n_rows)

@@ -1,6 +1,4 @@
-"""How tree attention is cut on a chip, the fields of a work item, and the device memory of a step's plan.
-
-What a work item of tree attention is: the fields of its record, and the header of the work list.
+"""Tree attention's tiles by chip, the fields of a work item, and the device memory of a step's plan.
 
 A row's keys are cut at absolute positions, whatever the batch: tiles of 64 (a page), segments of SEG_TILES tiles,
 blocks of FOLD_SEGS segments. A row at position p has tiles 0 .. p // 64; the last one, which ends at the row itself,
@@ -8,16 +6,7 @@ stands alone, the others form segments. Within a segment tiles are added to one 
 into their block in order, blocks are summed in order, the last tile comes last. All of it follows from p alone, so a
 tree node, a prefill row and a plainly decoded row of one text get the same bits.
 
-A work item adds up one stretch of that for a tile of rows:
-
-- whole committed pages, shared by all rows of an entry: a segment of them, or, in coarse plans, a block folded in
-  registers (which are the same bits, since folding is the same everywhere);
-- of the rows of one leaf path that end in the same tile: that last tile, or a segment with tiles that rows of this
-  step fill. Their keys are gathered in path order, so that every key is in the lane of its position. An entry's list
-  begins with these: they are chains of dependent loads, which nothing would hide at the end.
-
-Partial results of a row lie in units: 0 is the last tile, 1 + i the i-th stretch of committed pages; segments of the
-leaf path follow (after the short stretch at the end of the committed pages, of which their rows make no use).
+`verify_kernels.gpu.attention_plan` shows which work item reads which keys.
 """
 
 from __future__ import annotations
@@ -112,9 +101,9 @@ GATHER_STOP = tl.constexpr(7)  # tiles [stop, gather stop) are gathered; 0: none
 LEAF = tl.constexpr(8)  # row of the entry whose path this is
 LEAF_DEPTH = tl.constexpr(9)
 DIVERGE = tl.constexpr(10)  # first depth of the path whose slot is not its position
-UNIT = tl.constexpr(11)
+SPLIT = tl.constexpr(11)  # which of its rows' partial results this is
 
-HEADER_FIELDS = tl.constexpr(4)  # work items, units of a row, coarse or not; one to spare
+HEADER_FIELDS = tl.constexpr(4)  # work items, KV splits of a row, coarse or not; one to spare
 NEVER = tl.constexpr(1 << 30)
 
 
@@ -188,7 +177,7 @@ class AttentionWorkspace:
         chip = chip_of(device)
         tile = attention_tile(chip, head_dim, kv_dtype)
         works = _most_works(tile, heads // kv_heads, max_rows, max_entries, max_pages)
-        slots = max_rows * most_units(tile, max_rows, max_pages)
+        slots = max_rows * most_splits(tile, max_rows, max_pages)
 
         def ints(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=device)
@@ -209,7 +198,7 @@ class AttentionWorkspace:
     ) -> int:
         """What the partial sums of such a workspace take, next to which the plan is nothing."""
         tile = attention_tile(chip_of(device), head_dim, kv_dtype)
-        return max_rows * most_units(tile, max_rows, max_pages) * heads * (head_dim + 2) * torch.float32.itemsize
+        return max_rows * most_splits(tile, max_rows, max_pages) * heads * (head_dim + 2) * torch.float32.itemsize
 
     @property
     def group(self) -> int:
@@ -237,7 +226,7 @@ class AttentionWorkspace:
         return self.processors * 3 if few else self.processors * 3 // 4
 
 
-def most_units(tile: AttentionTile, max_rows: int, max_pages: int) -> int:
+def most_splits(tile: AttentionTile, max_rows: int, max_pages: int) -> int:
     """Partial sums that a row of a coarse plan has at most."""
     block = tile.seg_tiles * tile.fold_segs
     filled = max_rows // TILE + 1  # tiles that rows of the step itself can fill

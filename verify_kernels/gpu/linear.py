@@ -48,9 +48,9 @@ def store_tile(total, out, bias, residual, x_scale, w_scale, offs_m, offs_n, row
 
 
 @triton.jit
-def post_split(own, partial, counter, SPLIT_K: tl.constexpr):
-    """Write one split's sum [columns, rows] to ``partial`` [splits, tiles, columns, rows]; True for the program that
-    comes last of its tile. Which one that is varies, what it then adds and in which order does not."""
+def store_partial(own, partial, counter, SPLIT_K: tl.constexpr):
+    """Split-K: store one split's sum [columns, rows] in ``partial`` [splits, tiles, columns, rows]; True for the program
+    that comes last of its tile. Which one that is varies, what it then reduces and in which order does not."""
     columns: tl.constexpr = own.shape[0]
     block_m: tl.constexpr = own.shape[1]
     at = _within(columns, block_m)
@@ -63,8 +63,8 @@ def post_split(own, partial, counter, SPLIT_K: tl.constexpr):
 
 
 @triton.jit
-def sum_splits(partial, counter, COLUMNS: tl.constexpr, BLOCK_M: tl.constexpr, SPLIT_K: tl.constexpr):
-    """All splits' sums of this tile, added in order; the counter is ready for the next launch."""
+def reduce_splits(partial, counter, COLUMNS: tl.constexpr, BLOCK_M: tl.constexpr, SPLIT_K: tl.constexpr):
+    """The tile's partial sums, added in the order of the splits; the counter is ready for the next launch."""
     at = partial + _within(COLUMNS, BLOCK_M)
     tile, tiles = tl.program_id(0), tl.num_programs(0)
     total = tl.zeros((COLUMNS, BLOCK_M), tl.float32)
@@ -145,8 +145,8 @@ def linear_kernel(
         store_tile(total, out, bias, residual, x_scale, w_scale, offs_m, offs_n, rows, n)
     else:
         own = _products(x, w, offs_m, offs_n, rows, n, k, tl.program_id(1), BLOCK_K, SPLIT_K, EVEN_K)
-        if post_split(own, partial, counter, SPLIT_K):
-            total = sum_splits(partial, counter, BLOCK_N, BLOCK_M, SPLIT_K)
+        if store_partial(own, partial, counter, SPLIT_K):
+            total = reduce_splits(partial, counter, BLOCK_N, BLOCK_M, SPLIT_K)
             store_tile(total, out, bias, residual, x_scale, w_scale, offs_m, offs_n, rows, n)
 
 

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from verify_kernels.gpu.kernel_launch import HALF_TYPES, INDEX, ROW_TYPES, CompileCase, check_rank, check_tensor
-from verify_kernels.gpu.linear import post_split, store_tile, sum_splits
+from verify_kernels.gpu.linear import store_partial, store_tile, reduce_splits
 from verify_kernels.gpu.linear_plan import (
     LinearLaunch,
     LinearWorkspace,
@@ -223,8 +223,8 @@ def linear_int4_kernel(
             EVEN_K,
             ASM,
         )
-        if post_split(own, partial, counter, SPLIT_K):
-            total = sum_splits(partial, counter, BLOCK_N, BLOCK_M, SPLIT_K)
+        if store_partial(own, partial, counter, SPLIT_K):
+            total = reduce_splits(partial, counter, BLOCK_N, BLOCK_M, SPLIT_K)
             store_tile(total, out, bias, residual, None, None, offs_m, offs_n, rows, n)
 
 

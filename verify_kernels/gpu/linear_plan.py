@@ -1,9 +1,11 @@
 """Which order of summation, tile and grid a linear layer gets, from shapes alone, and the scratch it needs.
 
 The order of additions comes from the weight's shape and type (`reduction_order`), never from the rows. The tile comes
-from the rows and does not touch the order. So a row has the same bits in any batch and in any tile. Where a
-weight is so narrow that its column tiles leave multiprocessors idle, its input channels are split, always by the same
-number; with enough rows to fill the chip, one program computes the splits one after the other.
+from the rows and does not touch the order. So a row has the same bits in any batch and in any tile.
+
+Where a weight is so narrow that its column tiles leave multiprocessors idle, it runs as split-K: input channels are cut
+into a number of splits that depends on the weight alone, each program of a tile stores a partial sum, and the one that
+comes last reduces them in order. With enough rows to fill the chip one program computes all splits in sequence.
 """
 
 from __future__ import annotations
@@ -156,7 +158,7 @@ def plan_launch(rows: int, n: int, k: int, kind: LinearKind, group: int = 128) -
 class LinearWorkspace:
     """Allocated once; launches on one stream share it, streams do not.
 
-    partials: float32, what splits of a tile hand to the one that adds them up. counters: int32, how many splits of a
+    partials: float32, partial sums of split-K. counters: int32, how many splits of a
     tile are done; zero between launches, each launch leaves them so. permuted: rows with their channels in the order
     of an act-order weight, or None.
     """

@@ -206,7 +206,7 @@ def greedy(logits: Tensor, workspace: SamplingWorkspace, tokens: Tensor) -> None
 def sample(
     logits: Tensor, table: SamplingTable, needs: SamplingNeeds, workspace: SamplingWorkspace, tokens: Tensor
 ) -> None:
-    """The token each row takes (DESIGN section 4), -1 where none is live or the row is inert.
+    """The token each row takes, -1 where none is live or the row is inert.
 
     Two launches; five with ``needs.filters``; two more with ``needs.edits``, which write into ``logits`` and restore
     them. needs: what `SamplingTable.fill` said, or more. logits: float32 [rows, vocab], rows apart; tokens: int32

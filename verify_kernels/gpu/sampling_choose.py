@@ -2,9 +2,8 @@
 
 """Sampling among the listed tokens of each row: the exact cut by top-k and top-p, and the choice with noise.
 
-Shortens the lists of each row: by its filters, then by the noise's bounds, so that a handful is left to choose of.
-
-One program per row. What is left needs the float64 logarithms of G; what is dropped can not be chosen.
+One program per row shortens its lists, by its filters, then by the noise's bounds, so that a handful is left: these
+need the float64 logarithms of G, and what was dropped can not be chosen.
 """
 
 from __future__ import annotations

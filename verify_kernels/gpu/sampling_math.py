@@ -2,13 +2,8 @@
 
 """Arithmetic of the sampling kernels: the coupled noise, the order of logits, integer weights, lists of tokens.
 
-The coupled noise on the device: the float32 values of ``verify_kernels/noise.py``, bit by bit, and a quick bound.
-
-Compile with ``enable_fp_fusion=False``: a fused multiply-add in `fixed_log` would be another rounding.
-
-Device functions that the sampling kernels share: live logits, their order, and integer softmax weights.
-
-Compile with ``enable_fp_fusion=False``: every float operation here is the CPU's, rounding by rounding.
+Noise and weights are those of ``verify_kernels/noise.py``, bit by bit. Compile with ``enable_fp_fusion=False``: a fused
+multiply-add would be another rounding.
 """
 
 from __future__ import annotations
@@ -64,7 +59,7 @@ def noise_bits(seed, position, tokens):
 
 @triton.jit
 def fixed_log(x):
-    """``fixed_math.fixed_log`` of positive normal float64 ``x``, operation by operation."""
+    """``noise.fixed_log`` of positive normal float64 ``x``, operation by operation."""
     word = x.to(tl.int64, bitcast=True)
     exponent = (word >> 52) - 1022
     mantissa = ((word & _MANTISSA) | _HALF).to(tl.float64, bitcast=True)
@@ -104,16 +99,6 @@ def _log_of_share(x):
     mantissa = ((word & 0x007FFFFF) | 0x3F800000).to(tl.float32, bitcast=True)
     straight = tl.fma(word.to(tl.float32), LN2 * 2.0**-23, -(127 + 32) * LN2 - 0.48)
     return tl.fma(mantissa, tl.fma(mantissa, -0.24, 0.72), straight)
-
-
-@triton.jit
-def gumbel_kernel(seed, position, tokens, noise, n, BLOCK: tl.constexpr):
-    """G(seed, position, token) of each of ``n`` rows; int64, int64 and int32 [n] to float32 [n]."""
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    token = tl.load(tokens + at, mask=at < n, other=0)
-    key = tl.load(seed + at, mask=at < n, other=0)
-    where = tl.load(position + at, mask=at < n, other=0)
-    tl.store(noise + at, gumbel(noise_bits(key, where, token)), mask=at < n)
 
 
 DEAD = tl.constexpr(float("-inf"))
@@ -169,7 +154,7 @@ def value_of_key(key):
 
 @triton.jit
 def softmax_weight(d):
-    """``fixed_math.softmax_weights`` of float32 ``d`` <= 0: exp(d) in units of 2^-44; int64."""
+    """``noise.softmax_weights`` of float32 ``d`` <= 0: exp(d) in units of 2^-44; int64."""
     d = tl.where(d > -40.0, d, -40.0)
     n = (d * 1.4426950408889634 + 12582912.0) - 12582912.0
     r = (d - n * 0.693359375) - n * -2.12194440e-4
@@ -186,7 +171,7 @@ def softmax_weight(d):
 
 @triton.jit
 def log_of_weight(total):
-    """``fixed_math.log_of_weight`` of an int64 scalar; float64."""
+    """``noise.log_of_weight`` of an int64 scalar; float64."""
     return fixed_log(total.to(tl.float64)) - WEIGHT_BITS * LN2
 
 

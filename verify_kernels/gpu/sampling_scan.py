@@ -2,16 +2,12 @@
 
 """Sampling's passes over the whole vocabulary: edits of logits, maxima of groups, the list of possible winners.
 
-Penalties, bias and bans of rows, written into their logits and taken back afterwards.
-
-Lists, not rows, are what there is to do: a thousand edits cost a thousandth of a copy of the row, and the kernels
-that read whole rows need know nothing of them. One program per row, as later steps see what earlier ones wrote.
-
-The passes over the whole vocabulary: maxima of groups, what bounds a row's survivors, and who may be chosen.
+Edits are penalties, bias and bans, written into the logits and taken back afterwards: a thousand of them cost a
+thousandth of a copy of the row, and the kernels that read whole rows need know nothing of them.
 
 A row is cut into splits of GROUPS x GROUP tokens, one program each. A program lists the tokens of its split that may
-still be chosen, as places within the split: what is listed needs an exact look (`sampling_choose_kernel`), all else
-is out of the race for certain. So no number here must be exact but the weights, which are integers.
+still be chosen, as places within the split: what is listed gets an exact look (`choose_kernel`), all else is out of the
+race for certain. So no number here must be exact but the weights, which are integers.
 """
 
 from __future__ import annotations

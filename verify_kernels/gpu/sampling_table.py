@@ -41,10 +41,6 @@ class SamplingNeeds:
                 edits = edits or policy.penalises or changes.bias_ids.size > 0 or (ban and changes.banned.size > 0)
         return SamplingNeeds(noise, filters, edits, masks)
 
-    def covers(self, other: SamplingNeeds) -> bool:
-        """Whether kernels for these needs serve ``other``."""
-        return all(getattr(self, name) or not getattr(other, name) for name in SamplingNeeds.__slots__)
-
 
 Words = NDArray[np.int32]
 EDIT_BLOCK = 256  # list entries that the edit kernels take at once

@@ -23,11 +23,11 @@ from verify_kernels.gpu.attention_workspace import (
     LEAF_DEPTH,
     NODE_FIRST,
     NODE_STOP,
+    SPLIT,
     START,
     TILE,
     TILE_FIRST,
     TILE_STOP,
-    UNIT,
     WORK_FIELDS,
     AttentionTile,
     AttentionWorkspace,
@@ -117,7 +117,7 @@ def tree_attention_kernel(
 
     A tile of LANES keys lies within one page. Keys of committed pages come by scalar page ids, those of a path by an
     index list; both go through the same operations. Partial softmaxes go to partials [slot, head, dim] and peaks
-    [slot, head, 2] = (peak, total), slot = row * units + unit.
+    [slot, head, 2] = (peak, total), slot = row * splits + split.
     """
     per_page: tl.constexpr = 64 // LANES
     items = tl.load(header) * n_kv
@@ -204,13 +204,13 @@ def tree_attention_kernel(
 
         if tl.maximum(stop, gather_stop) > first:
             # Rows are worked out anew for each store: nothing of them has to live through the loops.
-            units = tl.load(header + 1)
+            splits = tl.load(header + 1)
             row, member, live = work_rows(work, path, max_path, n_rows, group, BLOCK_M)
-            slot = (row.to(tl.int64) * units + tl.load(work + UNIT)) * n_heads + head * group + member
+            slot = (row.to(tl.int64) * splits + tl.load(work + SPLIT)) * n_heads + head * group + member
             tl.store(peaks + slot * 2, peak, mask=live)
             tl.store(peaks + slot * 2 + 1, total, mask=live)
             row, member, live = work_rows(work, path, max_path, n_rows, group, BLOCK_M)
-            slot = (row.to(tl.int64) * units + tl.load(work + UNIT)) * n_heads + head * group + member
+            slot = (row.to(tl.int64) * splits + tl.load(work + SPLIT)) * n_heads + head * group + member
             mask = live[:, None] & (d < HEAD_DIM)[None, :]
             tl.store(partials + slot[:, None] * HEAD_DIM + d[None, :], acc, mask=mask)
 
@@ -245,9 +245,9 @@ def tree_attention_combine_kernel(
         committed = ctx // 64
         last = position // 64
         first = tl.where(window > 0, tl.maximum(position - window + 1, 0) // 64, 0)
-        units = tl.load(header + 1)
+        splits = tl.load(header + 1)
         blocks = tl.where(tl.load(header + 2) > 0, committed // (SEG_TILES * FOLD_SEGS), 0)
-        base = row.to(tl.int64) * units
+        base = row.to(tl.int64) * splits
         d = tl.arange(0, DIM_BLOCK)
         i = tl.arange(0, BLOCKS)
         peak = tl.full([1], NONE, tl.float32)
@@ -255,21 +255,21 @@ def tree_attention_combine_kernel(
         acc = tl.full([1, DIM_BLOCK], 0.0, tl.float32)
         block_tiles: tl.constexpr = SEG_TILES * FOLD_SEGS
         n_blocks = tl.where(first < last, (last + block_tiles - 1) // block_tiles, 0)
-        for chunk in tl.range(first // block_tiles // BLOCKS * BLOCKS, n_blocks, BLOCKS):
+        for first_block in tl.range(first // block_tiles // BLOCKS * BLOCKS, n_blocks, BLOCKS):
             b_peak = tl.full([BLOCKS], NONE, tl.float32)
             b_total = tl.full([BLOCKS], 0.0, tl.float32)
             b_acc = tl.full([BLOCKS, DIM_BLOCK], 0.0, tl.float32)
-            block = chunk + i
+            block = first_block + i
             folded = block < blocks  # these are their own only part
             for j in tl.static_range(FOLD_SEGS):
                 segment = block * FOLD_SEGS + j
-                # The short stretch at the end of the committed pages is another unit than the path's own segment.
+                # The short chunk at the end of the committed pages is another split than the path's own segment.
                 own = (last > committed) & (committed % SEG_TILES > 0) & (segment >= committed // SEG_TILES)
-                unit = 1 + tl.where(folded, block, segment - blocks * (FOLD_SEGS - 1) + own.to(tl.int32))
+                split = 1 + tl.where(folded, block, segment - blocks * (FOLD_SEGS - 1) + own.to(tl.int32))
                 end = tl.where(folded, (block + 1) * block_tiles, (segment + 1) * SEG_TILES)
                 # What lies wholly before the window was not computed.
                 there = tl.where(folded, j == 0, segment * SEG_TILES < last) & (end > first)
-                at = (base + unit) * n_heads + head
+                at = (base + split) * n_heads + head
                 full = there[:, None] & (d < HEAD_DIM)[None, :]
                 s_peak = tl.load(peaks + at * 2, mask=there, other=NONE)
                 s_total = tl.load(peaks + at * 2 + 1, mask=there, other=0.0)

@@ -80,24 +80,24 @@ def test_every_tile_of_every_row_is_read_once(
     step, entries = make_step(seed, shapes, device)
     ws = make_workspace(group, 1 if coarse else 10**6, device)
     read: Counter[tuple[int, int, int]] = Counter()
-    units: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    splits: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for work in plain_plan(step, ws):
-        index, first, stop, gather_stop, unit = work[0], work[5], work[6], work[7], work[11]
+        index, first, stop, gather_stop, split = work[0], work[5], work[6], work[7], work[11]
         entry = entries[index]
         assert work[4] - work[3] <= ws.tile(step.rows, len(entries)).block_m // group
         for row in path_rows(ws, work):
             committed, end = entry.ctx // 64, max(stop, gather_stop)
             last = (entry.ctx + len(path_of(entry.parents, row)) - 1) // 64
-            units.setdefault((index, row), []).append((unit, first))
+            splits.setdefault((index, row), []).append((split, first))
             if end == committed and committed % 4 and last > committed:
-                continue  # the short stretch: such a row has that segment of its own
+                continue  # the short chunk: such a row has that segment of its own
             read.update((index, row, tile) for tile in range(first, end))
     for index, entry in enumerate(entries):
         for row in range(len(entry.parents)):
             last = (entry.ctx + len(path_of(entry.parents, row)) - 1) // 64
             assert [read[index, row, tile] for tile in range(last + 2)] == [1] * (last + 1) + [0]
-            held = sorted(units[index, row])
-            assert len({unit for unit, _ in held}) == len(held), "two partial sums of a row share a place"
+            held = sorted(splits[index, row])
+            assert len({split for split, _ in held}) == len(held), "two partial sums of a row share a place"
             assert held[-1][0] < int(ws.header[1])
             assert [first for _, first in held[1:]] == sorted(first for _, first in held[1:])
 

@@ -12,13 +12,23 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from verify_kernels.gpu.sampling_math import NOISE_MARGIN, gumbel, gumbel_bounds, gumbel_kernel, noise_bits_of_run
+from verify_kernels.gpu.sampling_math import NOISE_MARGIN, gumbel, gumbel_bounds, noise_bits_of_run
 from verify_kernels.gpu.sampling_math import fixed_log as device_log
+from verify_kernels.gpu.sampling_math import noise_bits as device_bits
 from verify_kernels.noise import fixed_log, gumbel_from_bits, noise_bits
 from verify_kernels.noise import gumbel as true_gumbel
 
 U64 = st.integers(0, 2**64 - 1)
 BLOCK = 1024
+
+
+@triton.jit
+def gumbel_kernel(seed, position, tokens, noise, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    token = tl.load(tokens + at, mask=at < n, other=0)
+    key = tl.load(seed + at, mask=at < n, other=0)
+    where = tl.load(position + at, mask=at < n, other=0)
+    tl.store(noise + at, gumbel(device_bits(key, where, token)), mask=at < n)
 
 
 @triton.jit

@@ -101,12 +101,12 @@ def attention_plan(
     blocks = sum(plan[True].blocks * plan[True].row_tiles for plan in plans)
     coarse = tile.fold_segs > 1 and (
         blocks * workspace.kv_heads >= workspace.coarse_from(rows, entries)
-        or max(starts) * max((plan[False].units for plan in plans), default=0) > workspace.slots
+        or max(starts) * max((plan[False].splits for plan in plans), default=0) > workspace.slots
         or sum(1 for plan in plans for _ in plan[False].works()) > workspace.work.shape[0]
     )
     works = [work for plan in plans for work in plan[coarse].works()]
-    units = max((plan[coarse].units for plan in plans), default=2)
-    workspace.header[:3] = torch.tensor([len(works), units, coarse], dtype=torch.int32)
+    splits = max((plan[coarse].splits for plan in plans), default=2)
+    workspace.header[:3] = torch.tensor([len(works), splits, coarse], dtype=torch.int32)
     if works:
         padded = [[*work, *([0] * (int(WORK_FIELDS) - len(work)))] for work in works]
         workspace.work[: len(works)] = torch.tensor(padded, dtype=torch.int32, device=workspace.work.device)
@@ -162,20 +162,20 @@ class _Entry:
         self.diverge = workspace.diverge[start:stop].tolist()
         self.top = workspace.top[start:stop].tolist()
         last = max((ctx + d) // TILE for d in self.depth)
-        self.units = 2 + -(-last // self.segment) - self.blocks * (self.fold - 1)
+        self.splits = 2 + -(-last // self.segment) - self.blocks * (self.fold - 1)
 
     def works(self) -> Iterator[tuple[int, ...]]:
         """Records, in the order of the list."""
-        stretches = [(b * self.fold, (b + 1) * self.fold) for b in range(self.blocks)]
-        stretches += [(s, s + 1) for s in range(self.blocks * self.fold, -(-self.tiles // self.segment))]
+        chunks = [(b * self.fold, (b + 1) * self.fold) for b in range(self.blocks)]
+        chunks += [(s, s + 1) for s in range(self.blocks * self.fold, -(-self.tiles // self.segment))]
         for row in range(self.n):
-            yield from self._path_works(row, len(stretches))
-        for unit, (first, stop) in enumerate(stretches, start=1):
+            yield from self._path_works(row, len(chunks))
+        for split, (first, stop) in enumerate(chunks, start=1):
             for node in range(0, self.n, self.nodes):
                 tiles = (first * self.segment, min(stop * self.segment, self.tiles), 0)
-                yield (*self.head, node, min(node + self.nodes, self.n), *tiles, 0, 0, int(NEVER), unit)
+                yield (*self.head, node, min(node + self.nodes, self.n), *tiles, 0, 0, int(NEVER), split)
 
-    def _path_works(self, row: int, stretches: int) -> Iterator[tuple[int, ...]]:
+    def _path_works(self, row: int, chunks: int) -> Iterator[tuple[int, ...]]:
         node, leaf = self.depth[row], self.leaf_of[row]
         last = (self.ctx + node) // TILE
         if (node - max(self.top[leaf], last * TILE - self.ctx)) % self.nodes:
@@ -187,8 +187,8 @@ class _Entry:
             for segment in range(self.tiles // self.segment, -(-last // self.segment)):
                 first, end = segment * self.segment, min((segment + 1) * self.segment, last)
                 pages = min(max((self.ctx + self.diverge[leaf]) // TILE, first), end)
-                unit = 1 + stretches + segment - self.tiles // self.segment
-                yield (*self.head, node, stop, first, pages, end if end > pages else 0, *path, unit)
+                split = 1 + chunks + segment - self.tiles // self.segment
+                yield (*self.head, node, stop, first, pages, end if end > pages else 0, *path, split)
 
 
 def tree_attention(
