@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from verify_kernels.gpu.kernel_launch import HALF_TYPES, INDEX, ROW_TYPES, CompileCase, check_rank, check_tensor
-from verify_kernels.gpu.linear import store_partial, store_tile, reduce_splits
+from verify_kernels.gpu.linear import reduce_splits, store_partial, store_tile
 from verify_kernels.gpu.linear_plan import (
     LinearLaunch,
     LinearWorkspace,
