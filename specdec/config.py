@@ -15,7 +15,7 @@ from specdec.errors import ConfigError
 
 Dtype = Literal["int8", "bf16", "fp32"]
 WeightDtype = Literal["int4", "int8", "bf16", "fp32"]
-DeviceDtype = Literal["auto", "bf16", "fp16", "fp8", "fp32"]
+DeviceDtype = Literal["auto", "bf16", "fp16", "fp8"]
 KvDtype = Literal["auto", "fp8"]
 
 
@@ -123,8 +123,6 @@ class EngineConfig(BaseModel):
             raise ValueError("prefill_chunk must not exceed max_step_rows")
         if self.max_batch > self.max_step_rows:
             raise ValueError("max_batch must not exceed max_step_rows: every sequence needs one row")
-        if self.kv_dtype == "fp8" and self.device_dtype == "fp32":
-            raise ValueError("kv_dtype fp8 does not go with device_dtype fp32; set that to auto, bf16, fp16 or fp8")
         if "model" in self.drafters and self.draft is None:
             raise ValueError("speculation.drafters names `model`, but draft gives no model")
         if "head" in self.drafters and self.draft_head is None:

@@ -31,7 +31,7 @@ _ENGINE: tuple[_Option, ...] = (
     ("--kernels", "engine.kernels", {"type": click.Choice(["auto", "native", "reference"])},
      "Which kernels to run on the CPU."),
     ("--device", "engine.device", {"type": click.Choice(["auto", "cpu", "cuda"])}, "Where the target runs."),
-    ("--device-dtype", "engine.device_dtype", {"type": click.Choice(["auto", "bf16", "fp16", "fp8", "fp32"])},
+    ("--device-dtype", "engine.device_dtype", {"type": click.Choice(["auto", "bf16", "fp16", "fp8"])},
      "Weights' numeric type on a GPU."),
     ("--kv-dtype", "engine.kv_dtype", {"type": click.Choice(["auto", "fp8"])}, "Numeric type of a GPU's KV cache."),
     ("--threads", "engine.threads", {"type": int}, "Compute threads; 0: all cores."),

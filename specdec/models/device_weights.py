@@ -31,14 +31,6 @@ from verify_kernels.gpu.quantized_weights import (
     stack_int4,
 )
 
-_ROWS = {
-    "auto": torch.bfloat16,
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-    "fp8": torch.bfloat16,
-    "fp32": torch.float32,
-}
-
 
 @dataclass(frozen=True, slots=True)
 class DeviceTypes:
@@ -55,7 +47,8 @@ class DeviceTypes:
     def of(dtype: DeviceDtype) -> DeviceTypes:
         """What the configuration's word stands for."""
         name = "bf16" if dtype == "auto" else dtype
-        return DeviceTypes(name, _ROWS[dtype], fp8=dtype == "fp8", int4=dtype in ("auto", "bf16", "fp16"))
+        rows = torch.float16 if dtype == "fp16" else torch.bfloat16
+        return DeviceTypes(name, rows, fp8=dtype == "fp8", int4=dtype != "fp8")
 
 
 DeviceWeights = ModelWeights[DeviceLinear]

@@ -25,6 +25,7 @@ from specdec.errors import ConfigError, ModelError
 from specdec.kv_cache import KvCacheManager
 from specdec.models.device_decoder import DeviceDecoder
 from specdec.models.device_step import PendingResult
+from specdec.models.device_weights import DeviceTypes
 from specdec.models.random_model import RANDOM_SHAPES
 from specdec.path_identity import PLAIN, Company, CompanyRunner, Outcome, first_mismatches
 from specdec.types import GrammarKind, GrammarParams, OutputParams, Request, SamplingParams, StoppingParams
@@ -33,7 +34,7 @@ from tests.engine.tiny_engine import failures, run_all, tokens_of
 from tests.kernels.gpu.no_host_read import NoHostRead
 from tests.kernels.gpu.quick_interpreter import quick_interpreter
 from tests.kernels.gpu.recorded_launches import recorded_launches
-from tests.models.device.small import SLOW_INTERPRETED, TINY, device_model, place
+from tests.models.device.small import FLOAT32, SLOW_INTERPRETED, TINY, device_model, place
 from verify_kernels.forward_batch import BatchEntry, ForwardBatch
 from verify_kernels.gpu.sampling_table import SamplingNeeds, SamplingPlan, SamplingWorkspace
 from verify_kernels.kernels import load_kernels
@@ -68,8 +69,8 @@ def built(settings: EngineConfig) -> EngineParts:
 
 
 @functools.cache
-def device_parts(dtype: str = "fp16", kv_dtype: str = "auto") -> EngineParts:
-    parts = built(config(device_dtype=dtype, kv_dtype=kv_dtype))
+def device_parts(kv_dtype: str = "auto") -> EngineParts:
+    parts = built(config(device_dtype="fp16", kv_dtype=kv_dtype))
     return dataclasses.replace(parts, drafters=[FanDrafter(SMALL.vocab_size)])
 
 
@@ -138,11 +139,6 @@ def test_a_step_is_learned_from_while_the_device_works() -> None:
     with noted(DeviceVerifier, "queue"), noted(PendingResult, "read"), noted(StepTracer, "add"):
         run_all(Engine(device_parts()), [dataclasses.replace(REQUESTS[1], stopping=SHORT)])
     assert log == ["queue", "read", *["queue", "add", "read"] * 2, "add"]
-
-
-def test_a_float8_cache_needs_rows_of_16_bits() -> None:
-    with pytest.raises(ValueError, match=r"kv_dtype fp8 does not go with device_dtype fp32"):
-        config(device_dtype="fp32", kv_dtype="fp8")
 
 
 def test_a_gpu_without_float8_is_named() -> None:
@@ -225,7 +221,9 @@ def test_a_draft_model_runs_on_the_device_too() -> None:
 
 def test_float32_agrees_with_the_cpu() -> None:
     host = dataclasses.replace(build_parts(config(device="cpu")), drafters=[])
-    runners = [CompanyRunner(dataclasses.replace(parts, drafters=[])) for parts in (host, device_parts("fp32"))]
+    with mock.patch.object(DeviceTypes, "of", return_value=FLOAT32):
+        device = built(config())
+    runners = [CompanyRunner(dataclasses.replace(parts, drafters=[])) for parts in (host, device)]
     requests = [ask("greedy", 9, 2, output=OutputParams(logprobs=3)), dataclasses.replace(REQUESTS[2], stopping=SHORT)]
     expected, got = (runner.run(Company("together", concurrency=4), requests) for runner in runners)
     for key, outcome in expected.items():

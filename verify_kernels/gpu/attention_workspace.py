@@ -79,9 +79,9 @@ def attention_tile(
     if chip == "sm_100":
         return AttentionTile(64, 32 if large else 64, SEGMENT_TILES, 1 if large else 4, 8, 3, 1)
     if large:
-        return AttentionTile(64, 32, SEGMENT_TILES, 1, 8, 2 if kv_dtype == torch.float32 else 3, 1)
+        return AttentionTile(64, 32, SEGMENT_TILES, 1, 8, 3, 1)
     lanes = 32 if windowed and fp8 else 64
-    stages = 2 if kv_dtype == torch.float32 else 4 if fp8 or head_dim == 64 else 3
+    stages = 4 if fp8 or head_dim == 64 else 3
     if chip == "sm_80" and head_dim > 64 and not fp8:
         stages = 2  # of three, two programs do not fit in an A100's 164 KiB
     return AttentionTile(

@@ -297,7 +297,7 @@ COMBINE_BLOCKS = 8  # blocks of keys summed at a time: part of what a result's b
 COMBINE_WARPS = 4
 # A product and a sum are fused where the source says so, nowhere else: two loops must round alike.
 EXACT = {"enable_fp_fusion": False}
-TYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", FP8: "fp8e4nv"}
+TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8e4nv": FP8}
 
 
 def tree_attention(
@@ -370,8 +370,8 @@ def compile_cases() -> list[CompileCase]:
         for head_dim in HEAD_DIMS:
             for q_type, kv_type in kinds if head_dim in (64, 128, 256) else kinds[:1]:
                 for windowed in (False, True) if head_dim in (64, 128, 256) else (False,):
-                    kv_dtype = next(dtype for dtype, name in TYPES.items() if name == kv_type)
-                    tiles = {attention_tile(chip, head_dim, kv_dtype, windowed=windowed, wide=w) for w in (False, True)}
+                    kv = TYPES[kv_type]
+                    tiles = {attention_tile(chip, head_dim, kv, windowed=windowed, wide=w) for w in (False, True)}
                     cases += [
                         _attention_case(chip, head_dim, q_type, kv_type, windowed, tile)
                         for tile in sorted(tiles, key=lambda tile: tile.block_m)

@@ -157,7 +157,6 @@ def test_bad_arguments_are_named(device: torch.device) -> None:
         ("x", x.float(), "x: is torch.float32"),
         ("x", x[:, :64].contiguous(), "x: has shape"),
         ("out", out[:1], "out: has shape"),
-        ("mode", "", "mode: ''"),
         ("workspace", workspace(64, 128, "int4", device, 64), "workspace: lacks 256 values of torch.float16"),
         ("weight", replace(weight, group=16), "weight.group: is 16"),
         ("weight", replace(weight, words=weight.words.int()), "weight.words: is torch.int32"),
