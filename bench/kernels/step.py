@@ -179,7 +179,7 @@ TAIL_SAMPLINGS = (("greedy", 0.0, 1.0), ("sampled", 0.8, 0.95))  # temperature, 
 # The target's logits as those of the random models, and one that wins whatever is drawn
 SPREAD, LIKELY, CERTAIN = 3.0, 1, 40.0
 # In the first with drafts the oracle has nothing to remember, in the second kinds of step that come once run as they
-# are, in the third they are recorded; only then is all of a run replayed.
+# are, in the third they are captured; only then is all of a run replayed.
 ENGINE_RUNS = 3
 
 

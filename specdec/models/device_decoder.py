@@ -48,13 +48,13 @@ class DevicePool:
         return self.k[index], self.v[index]
 
 
-MOST = 256  # graphs kept; each takes some megabytes of host memory
+MAX_GRAPHS = 256  # each takes some megabytes of host memory
 
 
 class GraphCache:
     """Runs work that is the same launches on the same memory whenever its key is the same.
 
-    On a GPU a key's work runs as it is the first time, which also compiles what is not compiled yet, is recorded the
+    On a GPU a key's work runs as it is the first time, which also compiles what is not compiled yet, is captured the
     second time and replayed from then on. Elsewhere it simply runs.
     """
 
@@ -77,25 +77,25 @@ class GraphCache:
             work()
             self._seen.add(key)
         else:
-            self._record(key, work).replay()
+            self._capture(key, work).replay()
 
     def clear(self) -> None:
         """Forget all: the memory that graphs work on is about to be given back."""
         self._graphs.clear()
 
-    def _record(self, key: Hashable, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    def _capture(self, key: Hashable, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             work()
         self._graphs[key] = graph
-        if len(self._graphs) > MOST:
+        if len(self._graphs) > MAX_GRAPHS:
             self._graphs.popitem(last=False)
         return graph
 
 
 class DeviceNetwork:
     """All memory is allocated here, for steps up to ``largest``; a forward allocates nothing and waits for nothing, so
-    that it can be recorded. Rows do not depend on each other, nor on the tier.
+    that it can be captured. Rows do not depend on each other, nor on the tier.
 
     ``aux_layers``: as `specdec.models.decoder.Decoder`'s; ``aux_hidden_states`` is in the rows' type.
     """
@@ -218,7 +218,7 @@ class DeviceDecoder:
     ) -> None:
         self.model, self.config, self.device = model, model.config, device
         self.max_rows, self.max_logit_rows, self.max_positions = max_rows, max_logit_rows, max_positions
-        self.settling = 2  # kernels are compiled, then the graph is recorded
+        self.settling = 2  # kernels are compiled, then the graph is captured
         if max_logit_rows > max_rows:
             raise ValueError(f"max_logit_rows: {max_logit_rows} exceeds max_rows {max_rows}, which sizes the scratch")
         if any(not 0 <= at < model.config.n_layers for at in aux_layers):

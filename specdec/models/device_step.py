@@ -31,7 +31,7 @@ class StepTier:
 # Below 16 rows only attention's and the samplers' grids grow with rows; above, matrix products come in tiles.
 _ROWS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
 # No grid depends on them, only what is uploaded: 2 KiB per sequence for up to 32k tokens. Each size more would have its
-# graphs recorded again for every other size.
+# graphs captured again for every other size.
 _PAGES = (512,)
 
 

@@ -31,6 +31,12 @@ from verify_kernels.gpu.quantized_weights import (
     stack_int4,
 )
 
+logger = logging.getLogger(__name__)
+
+GIB = 1 << 30
+FP8_CAPABILITY = (9, 0)
+WAY_OUT = "run the model on the CPU, or use one of 4 bits in groups of 32, 64 or 128"
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceTypes:
@@ -54,55 +60,62 @@ class DeviceTypes:
 DeviceWeights = ModelWeights[DeviceLinear]
 DeviceModel = LoadedModel[DeviceLinear]
 
-WAY_OUT = "run the model on the CPU, or use one of 4 bits in groups of 32, 64 or 128"
 
-
-def read_int4(source: QuantizedSource, role: str) -> Int4Weight:
-    """Quantised matrix ``role`` packed for `verify_kernels.gpu.linear_int4`. Layers that are fused in a model are read
-    one by one and put together with `stack_int4`.
-
-    Groups larger than the kernel's repeat their scales; input channels in an order of their own (act-order) are sorted
-    by group once, here, and the weight says how.
+def load_device_model(
+    ref: str,
+    *,
+    dtype: DeviceDtype,
+    cache_dir: Path,
+    device: torch.device,
+    max_rows: int,
+    progress: Progress | None = None,
+) -> DeviceModel:
+    """Load the model that ``ref`` names, as `specdec.models.load_model` does, for forwards of up to ``max_rows`` rows.
 
     Raises:
-        ModelError: a tensor is missing, damaged or of a shape that does not fit the others.
-        UnsupportedModelError: the kernel can not run it: not 4 bits, groups too small or of unequal sizes.
+        ModelError: not found, truncated, corrupt, without tokenizer, or too large for the device's memory.
+        UnsupportedModelError: sound, but nothing that the device's kernels run.
     """
-    where = f"{source.name}: {role}"
-    if source.quantized.bits != 4:
-        raise UnsupportedModelError(f"{where}: bits is {source.quantized.bits}; the GPU kernel reads 4, {WAY_OUT}")
-    outputs, inputs = source.shape(role)
-    matrix = source.matrix(role, 0, outputs)
-    size = inputs if source.quantized.group_size == -1 else source.quantized.group_size
-    perm = _order(matrix.groups, size, where)
-    levels = matrix.levels if perm is None else matrix.levels[:, perm]
-    group = next((g for g in reversed(GROUP_SIZES) if size % g == 0), None)
-    if group is None and size == inputs:
-        group = GROUP_SIZES[-1]  # one group: its last part may be short
-    if group is None:
-        raise UnsupportedModelError(f"{where}: group_size is {size}; the GPU kernel can not split it, {WAY_OUT}")
-    return pack_int4(levels, *_scales(matrix, size, group, inputs), group, perm)
+    cache_dir, progress = cache_dir.expanduser(), progress or silent
+    checkpoint = resolve(ref, cache_dir, progress)
+    source, types = checkpoint.open(), DeviceTypes.of(dtype)
+    if types.fp8 and device.type == "cuda" and torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
+        raise ModelError("engine.device_dtype: this GPU has no fp8 products; set it to bf16 or fp16")
+    check_heads(checkpoint.name, source.config)
+    check_shapes(source)
+    _check_memory(source, types, device)
+    weights = WeightsReader(source, types, device, max_rows, progress).read()
+    config, tokenizer = with_tokenizer(checkpoint, source.config, cache_dir)
+    held = "int4" if types.int4 and isinstance(source, QuantizedSource) else types.name
+    return LoadedModel(checkpoint.name, config, held, weights, tokenizer)
 
 
-def _order(groups: Tensor, size: int, where: str) -> Tensor | None:
-    """The input channels in the order of their groups; None if they stand so."""
-    straight = torch.arange(len(groups)) // size
-    if torch.equal(groups, straight):
-        return None
-    perm = groups.argsort(stable=True)
-    if not torch.equal(groups[perm], straight):
-        raise UnsupportedModelError(f"{where}: g_idx has groups of unequal sizes; {WAY_OUT}")
-    return perm
+def check_heads(name: str, config: ModelConfig) -> None:
+    """UnsupportedModelError unless the attention kernels know such heads."""
+    group = config.n_heads // config.n_kv_heads
+    if config.head_dim not in HEAD_DIMS or config.n_heads % config.n_kv_heads or group > TILE:
+        sizes = ", ".join(map(str, HEAD_DIMS))
+        raise UnsupportedModelError(
+            f"{name}: {config.n_heads} heads of {config.head_dim} over {config.n_kv_heads} KV heads do not run on a "
+            f"GPU; heads must be {sizes} wide and a multiple of the KV heads; set engine.device to cpu"
+        )
 
 
-def _scales(matrix: QuantizedMatrix, size: int, group: int, inputs: int) -> tuple[Tensor, Tensor]:
-    """Scales and zero points of groups of ``group`` input channels."""
-    scales = matrix.scales if matrix.scales.dtype in HALF_TYPES else matrix.scales.half()
-    of_group = torch.arange(0, inputs, group) // size
-    return scales[:, of_group], matrix.zeros.to(torch.uint8)[:, of_group]
-
-
-logger = logging.getLogger(__name__)
+def _check_memory(source: TensorSource, types: DeviceTypes, device: torch.device) -> None:
+    """Of an unquantised model: how much smaller a quantised one is shows only when it is read."""
+    if device.type != "cuda" or (types.int4 and isinstance(source, QuantizedSource)):
+        return
+    config = source.config
+    plans = linear_plans(config, config.tie_embeddings)
+    layers = sum(plan.rows * plan.columns for plan in plans if plan.name != "lm_head")
+    ends = config.vocab_size * config.hidden_size * (1 if config.tie_embeddings else 2)
+    need = layers * (1 if types.fp8 else types.rows.itemsize) + ends * types.rows.itemsize
+    free, _ = torch.cuda.mem_get_info(device)
+    if need > free:
+        raise ModelError(
+            f"{source.name}: its weights need {need / GIB:.1f} GiB of the device, {free / GIB:.1f} GiB are free; "
+            "set engine.device_dtype to fp8, use a smaller or quantised model, or set engine.device to cpu"
+        )
 
 
 class WeightsReader:
@@ -195,62 +208,46 @@ class WeightsReader:
         )
 
 
-GIB = 1 << 30
-FP8_CAPABILITY = (9, 0)
+def read_int4(source: QuantizedSource, role: str) -> Int4Weight:
+    """Quantised matrix ``role`` packed for `verify_kernels.gpu.linear_int4`. Layers that are fused in a model are read
+    one by one and put together with `stack_int4`.
 
-
-def load_device_model(
-    ref: str,
-    *,
-    dtype: DeviceDtype,
-    cache_dir: Path,
-    device: torch.device,
-    max_rows: int,
-    progress: Progress | None = None,
-) -> DeviceModel:
-    """Load the model that ``ref`` names, as `specdec.models.load_model` does, for forwards of up to ``max_rows`` rows.
+    Groups larger than the kernel's repeat their scales; input channels in an order of their own (act-order) are sorted
+    by group once, here, and the weight says how.
 
     Raises:
-        ModelError: not found, truncated, corrupt, without tokenizer, or too large for the device's memory.
-        UnsupportedModelError: sound, but nothing that the device's kernels run.
+        ModelError: a tensor is missing, damaged or of a shape that does not fit the others.
+        UnsupportedModelError: the kernel can not run it: not 4 bits, groups too small or of unequal sizes.
     """
-    cache_dir, progress = cache_dir.expanduser(), progress or silent
-    checkpoint = resolve(ref, cache_dir, progress)
-    source, types = checkpoint.open(), DeviceTypes.of(dtype)
-    if types.fp8 and device.type == "cuda" and torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
-        raise ModelError("engine.device_dtype: this GPU has no fp8 products; set it to bf16 or fp16")
-    check_heads(checkpoint.name, source.config)
-    check_shapes(source)
-    _check_memory(source, types, device)
-    weights = WeightsReader(source, types, device, max_rows, progress).read()
-    config, tokenizer = with_tokenizer(checkpoint, source.config, cache_dir)
-    held = "int4" if types.int4 and isinstance(source, QuantizedSource) else types.name
-    return LoadedModel(checkpoint.name, config, held, weights, tokenizer)
+    where = f"{source.name}: {role}"
+    if source.quantized.bits != 4:
+        raise UnsupportedModelError(f"{where}: bits is {source.quantized.bits}; the GPU kernel reads 4, {WAY_OUT}")
+    outputs, inputs = source.shape(role)
+    matrix = source.matrix(role, 0, outputs)
+    size = inputs if source.quantized.group_size == -1 else source.quantized.group_size
+    perm = _order(matrix.groups, size, where)
+    levels = matrix.levels if perm is None else matrix.levels[:, perm]
+    group = next((g for g in reversed(GROUP_SIZES) if size % g == 0), None)
+    if group is None and size == inputs:
+        group = GROUP_SIZES[-1]  # one group: its last part may be short
+    if group is None:
+        raise UnsupportedModelError(f"{where}: group_size is {size}; the GPU kernel can not split it, {WAY_OUT}")
+    return pack_int4(levels, *_scales(matrix, size, group, inputs), group, perm)
 
 
-def check_heads(name: str, config: ModelConfig) -> None:
-    """UnsupportedModelError unless the attention kernels know such heads."""
-    group = config.n_heads // config.n_kv_heads
-    if config.head_dim not in HEAD_DIMS or config.n_heads % config.n_kv_heads or group > TILE:
-        sizes = ", ".join(map(str, HEAD_DIMS))
-        raise UnsupportedModelError(
-            f"{name}: {config.n_heads} heads of {config.head_dim} over {config.n_kv_heads} KV heads do not run on a "
-            f"GPU; heads must be {sizes} wide and a multiple of the KV heads; set engine.device to cpu"
-        )
+def _order(groups: Tensor, size: int, where: str) -> Tensor | None:
+    """The input channels in the order of their groups; None if they stand so."""
+    straight = torch.arange(len(groups)) // size
+    if torch.equal(groups, straight):
+        return None
+    perm = groups.argsort(stable=True)
+    if not torch.equal(groups[perm], straight):
+        raise UnsupportedModelError(f"{where}: g_idx has groups of unequal sizes; {WAY_OUT}")
+    return perm
 
 
-def _check_memory(source: TensorSource, types: DeviceTypes, device: torch.device) -> None:
-    """Of an unquantised model: how much smaller a quantised one is shows only when it is read."""
-    if device.type != "cuda" or (types.int4 and isinstance(source, QuantizedSource)):
-        return
-    config = source.config
-    plans = linear_plans(config, config.tie_embeddings)
-    layers = sum(plan.rows * plan.columns for plan in plans if plan.name != "lm_head")
-    ends = config.vocab_size * config.hidden_size * (1 if config.tie_embeddings else 2)
-    need = layers * (1 if types.fp8 else types.rows.itemsize) + ends * types.rows.itemsize
-    free, _ = torch.cuda.mem_get_info(device)
-    if need > free:
-        raise ModelError(
-            f"{source.name}: its weights need {need / GIB:.1f} GiB of the device, {free / GIB:.1f} GiB are free; "
-            "set engine.device_dtype to fp8, use a smaller or quantised model, or set engine.device to cpu"
-        )
+def _scales(matrix: QuantizedMatrix, size: int, group: int, inputs: int) -> tuple[Tensor, Tensor]:
+    """Scales and zero points of groups of ``group`` input channels."""
+    scales = matrix.scales if matrix.scales.dtype in HALF_TYPES else matrix.scales.half()
+    of_group = torch.arange(0, inputs, group) // size
+    return scales[:, of_group], matrix.zeros.to(torch.uint8)[:, of_group]

@@ -1,4 +1,4 @@
-"""A model's packed weights: which arrays there are, and where each lies in one flat buffer."""
+"""A model's weights: which there are, on a CPU as on a GPU, and the flat buffer that holds a CPU's packed ones."""
 
 from __future__ import annotations
 

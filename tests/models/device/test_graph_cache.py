@@ -1,4 +1,4 @@
-"""Graphs: plain runs without a GPU; with one, recorded work is replayed."""
+"""Graphs: plain runs without a GPU; with one, captured work is replayed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_without_a_gpu_work_simply_runs() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_work_is_recorded_once_and_replayed() -> None:
+def test_work_is_captured_once_and_replayed() -> None:
     graphs, x, runs = GraphCache(torch.device("cuda")), torch.zeros(4, device="cuda"), []
 
     def work() -> None:
@@ -29,7 +29,7 @@ def test_work_is_recorded_once_and_replayed() -> None:
 
     for _ in range(5):
         graphs.run("key", work)
-    assert len(runs) == 2  # as it is, then recorded
+    assert len(runs) == 2  # as it is, then captured
     assert x.tolist() == [5.0] * 4
     graphs.clear()
     graphs.run("key", work)
@@ -39,7 +39,7 @@ def test_work_is_recorded_once_and_replayed() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_the_graphs_not_used_longest_go_first() -> None:
     graphs, x = GraphCache(torch.device("cuda")), torch.zeros(1, device="cuda")
-    with mock.patch.object(device_decoder, "MOST", 2):
+    with mock.patch.object(device_decoder, "MAX_GRAPHS", 2):
         for key in ("a", "a", "b", "b", "a", "c", "c"):
             graphs.run(key, lambda: x.add_(1))
     assert list(graphs._graphs) == ["a", "c"]
