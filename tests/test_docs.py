@@ -31,3 +31,14 @@ def test_every_model_of_the_catalogue_is_listed_with_its_licence() -> None:
         assert title == entry.title
         assert licence.startswith(entry.licence)
         assert (in_file == "not said") != entry.licence_in_file
+
+
+def test_the_map_names_every_folder_of_code_and_no_other() -> None:
+    text = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
+    table = text.split("## The map")[1].split("## Where things go")[0]
+    named = set(re.findall(r"`([\w/]+)/`", " ".join(re.findall(r"^\| (.*?) \|", table, re.MULTILINE))))
+    packages = {str(file.parent.relative_to(REPOSITORY)) for file in REPOSITORY.glob("*/**/__init__.py")}
+    code = {name for name in packages if not name.startswith((".", "tests/"))}
+    code -= {"specdec/api/v1"}  # with specdec/api
+    assert code <= named
+    assert all((REPOSITORY / name).is_dir() for name in named)

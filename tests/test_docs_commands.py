@@ -12,7 +12,10 @@ import pytest
 from specdec.cli.main import cli
 from tools.markdown import REPOSITORY
 
-PAGES = [REPOSITORY / "README.md", *(p for p in sorted((REPOSITORY / "docs").glob("*.md")) if p.name != "log.md")]
+PAGES = [
+    *sorted(REPOSITORY.glob("*.md")),
+    *(p for p in sorted((REPOSITORY / "docs").glob("*.md")) if p.name != "log.md"),
+]
 
 
 def commands(page: Path) -> list[str]:
@@ -84,10 +87,11 @@ def test_make_targets_exist(page: Path) -> None:
     assert named <= targets
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if p.name != "architecture.md"], ids=lambda page: page.name)
-def test_examples_and_tests_that_are_named_exist(page: Path) -> None:
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_that_are_named_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    pattern = r"\b((?:examples|tests|draft|specdec|server|tools)/[\w/.-]*\w\.(?:py|sh|proto|lua))\b"
+    folders = "examples|tests|draft|specdec|server|bench|verify_kernels|tools"
+    pattern = rf"\b((?:{folders})/[\w/.-]*\w\.(?:py|sh|proto|lua|cpp|h))\b"
     named = set(re.findall(pattern, text))
     assert not [path for path in sorted(named) if "NAME" not in path and not (REPOSITORY / path).exists()]
 
