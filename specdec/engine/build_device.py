@@ -14,6 +14,7 @@ from specdec.models.config import ModelConfig
 from specdec.models.decoder import TargetDecoder, kv_page_bytes
 from specdec.models.device_decoder import DeviceDecoder, device_self_test
 from specdec.models.device_weights import DeviceModel, load_device_model
+from specdec.models.memory import GIB
 from specdec.models.progress import Progress
 from specdec.tree import MAX_NODES
 from verify_kernels.forward_batch import PAGE_SIZE
@@ -60,7 +61,6 @@ def device_needs(
     ]
 
 
-GIB = 1 << 30
 FP8_CAPABILITY = (8, 9)  # that converts to and from float8
 
 

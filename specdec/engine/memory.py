@@ -14,7 +14,7 @@ from specdec.errors import ModelError
 from specdec.models.config import ModelConfig
 from specdec.models.decoder import kv_page_bytes
 from specdec.models.hf import read_json
-from specdec.models.memory import WORKING_BYTES, ModelSize, available_bytes, measure_model
+from specdec.models.memory import GIB, WORKING_BYTES, ModelSize, available_bytes, measure_model
 from specdec.models.progress import Progress
 from verify_kernels.forward_batch import PAGE_SIZE
 
@@ -30,9 +30,6 @@ class MemoryNeed:
     nbytes: int
     options: tuple[str, ...] = ()
     later: bool = False
-
-
-_GIB = 1 << 30
 
 
 class MemoryBudget:
@@ -72,11 +69,11 @@ class MemoryBudget:
         ordered = sorted(self.needs, key=lambda need: (need.later, -need.nbytes))
         width = max((len(need.what) for need in ordered), default=0)
         rows = [
-            f"{need.what:{width}}  {need.nbytes / _GIB:6.2f} GiB{' at most' if need.later else ''}"
+            f"{need.what:{width}}  {need.nbytes / GIB:6.2f} GiB{' at most' if need.later else ''}"
             f"{'  ' + ', '.join(need.options) if need.options else ''}"
             for need in ordered
         ]
-        return [*rows, f"{'together':{width}}  {self.needed / _GIB:6.2f} GiB of {self.available / _GIB:.2f} available"]
+        return [*rows, f"{'together':{width}}  {self.needed / GIB:6.2f} GiB of {self.available / GIB:.2f} available"]
 
     def check(self) -> None:
         """Refuse what does not fit.
@@ -86,7 +83,7 @@ class MemoryBudget:
         """
         if self.fits:
             return
-        missing = (self.needed - self.available) / _GIB
+        missing = (self.needed - self.available) / GIB
         raise ModelError(
             f"memory: {missing:.2f} GiB too little; {self._way_out()}. What is needed:\n  " + "\n  ".join(self.lines())
         )

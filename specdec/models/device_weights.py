@@ -15,6 +15,7 @@ from specdec.models.checkpoint import TensorSource
 from specdec.models.config import ModelConfig
 from specdec.models.device_linear import DenseLinear, DeviceLinear, Fp8Linear, Int4Linear, LayerScratch
 from specdec.models.load import LoadedModel, with_tokenizer
+from specdec.models.memory import GIB
 from specdec.models.pack import SLICE_VALUES, check_shapes, conversion_pool, fused_bias, fused_rows
 from specdec.models.progress import Progress, silent
 from specdec.models.quantized import QuantizedMatrix, QuantizedSource
@@ -33,7 +34,6 @@ from verify_kernels.gpu.quantized_weights import (
 
 logger = logging.getLogger(__name__)
 
-GIB = 1 << 30
 FP8_CAPABILITY = (9, 0)
 WAY_OUT = "run the model on the CPU, or use one of 4 bits in groups of 32, 64 or 128"
 

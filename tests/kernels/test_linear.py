@@ -1,4 +1,4 @@
-"""The native linear layer: against its torch twin, and against itself in other company."""
+"""The native linear layer: against its torch twin, and against itself in other batches."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_native_matches_reference(kind: str, prologue: str, epilogue: str, n: in
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("prologue", ["none", "rms", "silu"])
 @pytest.mark.parametrize("epilogue", ["store", "norm_add"])
-def test_rows_do_not_depend_on_company(kind: str, prologue: str, epilogue: str) -> None:
+def test_rows_do_not_depend_on_the_batch(kind: str, prologue: str, epilogue: str) -> None:
     alone = []
     backend = native_backend()
     backend.reserve(MAX_ROWS, 1024, 64)

@@ -1,4 +1,4 @@
-"""Tree attention: against the torch twin, and the promise that a node's bits do not depend on its company."""
+"""Tree attention: against the torch twin, and the promise that a node's bits do not depend on its batch."""
 
 from __future__ import annotations
 

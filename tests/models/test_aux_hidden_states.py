@@ -54,7 +54,7 @@ def test_taps_are_the_inputs_of_their_layers(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["int8", "bf16", "fp32"])
-def test_a_rows_features_do_not_depend_on_its_company(folder: Path, dtype: str) -> None:
+def test_a_rows_features_do_not_depend_on_its_batch(folder: Path, dtype: str) -> None:
     decoder = make_decoder(folder, (2, 3, 4), dtype)
     alone = []
     for i, token in enumerate(TOKENS):

@@ -1,4 +1,4 @@
-"""The native sampler against its brute-force twin, and against itself in other company. Equality is bitwise."""
+"""The native sampler against its brute-force twin, and against itself in other batches. Equality is bitwise."""
 
 from __future__ import annotations
 

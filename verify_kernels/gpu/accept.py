@@ -17,11 +17,11 @@ from verify_kernels.gpu.kernel_launch import INDEX, CompileCase, check_rank, che
 
 @dataclass(frozen=True, slots=True)
 class AcceptResult:
-    """All int32; entries B, deepest walk M.
+    """All int32; entries B, longest accepted path M.
 
-    counts [B]: rows of the walk, 0 where the entry has no tree, else 1 + accepted nodes. pending [B]: the token
-    sampled at the walk's last row, which is the next step's root; -1 where there is none (no tree, or the row had no
-    usable logit: a request that can not go on). rows [B, M + 1]: the walk, rows of the entry, the root first; -1
+    counts [B]: rows of the path, 0 where the entry has no tree, else 1 + accepted nodes. pending [B]: the token
+    sampled at the path's last row, which is the next step's root; -1 where there is none (no tree, or the row had no
+    usable logit: a request that can not go on). rows [B, M + 1]: the path, rows of the entry, the root first; -1
     beyond. emitted [B, M + 1]: the token sampled at each of them; -1 beyond. next_ctx [B]: slots filled when the
     moves are made. move_source, move_target [B, M], n_moves [B]: what `move_kv` takes; -1 beyond.
     """
@@ -46,8 +46,8 @@ class AcceptResult:
         """
         if entries < 1 or max_depth < 0:
             raise ValueError(f"entries, max_depth: {entries} and {max_depth}; must be at least 1 and 0")
-        walk, moves = (entries, max_depth + 1), (entries, max_depth)
-        shapes = ((entries,), (entries,), walk, walk, (entries,), (entries,), moves, moves)
+        path, moves = (entries, max_depth + 1), (entries, max_depth)
+        shapes = ((entries,), (entries,), path, path, (entries,), (entries,), moves, moves)
         sizes = [torch.Size(shape).numel() for shape in shapes]
         flat = torch.full((sum(sizes),), -1, dtype=torch.int32, device=device)
         views = [part.view(shape) for part, shape in zip(flat.split(sizes), shapes, strict=True)]
@@ -76,9 +76,9 @@ def accept_kernel(
     entry_start, entry_ctx, root_row, parent, tokens, sampled, sample_start, page_table,
     counts, pending, rows, emitted, next_ctx, n_moves, move_source, move_target,
     n_rows, n_samples, max_nodes, max_depth, max_pages, n_pages,
-    NODES: tl.constexpr, WALK: tl.constexpr,
+    NODES: tl.constexpr, PATH: tl.constexpr,
 ):  # fmt: skip
-    """One program per entry. It holds the tree in registers; a step of the walk is one reduction over it."""
+    """One program per entry. It holds the tree in registers; a step down the tree is one reduction over it."""
     entry = tl.program_id(0)
     first = tl.load(entry_start + entry)
     last = tl.load(entry_start + entry + 1)
@@ -101,11 +101,11 @@ def accept_kernel(
     # Row and choice in one word, so that one minimum finds the child and what was sampled there.
     packed = (row.to(tl.int64) << 32) | (choices.to(tl.int64) & 0xFFFFFFFF)
 
-    step = tl.arange(0, WALK)
+    step = tl.arange(0, PATH)
     at = root
     choice = tl.where(samples, tl.sum(tl.where(lane == 0, choices, 0), axis=0), -1)
     count = samples.to(tl.int32)
-    walk = tl.where(step < count, root, -1)
+    path = tl.where(step < count, root, -1)
     taken = tl.where(step < count, choice, -1)
     going = (choice >= 0) & (count <= max_depth)
     while going:
@@ -115,7 +115,7 @@ def accept_kernel(
         at = tl.where(found, (best >> 32).to(tl.int32), at)
         choice = tl.where(found, best.to(tl.int32), choice)
         place = tl.where(found, count, -1)
-        walk = tl.where(step == place, at, walk)
+        path = tl.where(step == place, at, path)
         taken = tl.where(step == place, choice, taken)
         count += found.to(tl.int32)
         going = found & (choice >= 0) & (count <= max_depth)
@@ -124,13 +124,13 @@ def accept_kernel(
     tl.store(pending + entry, choice)
     tl.store(next_ctx + entry, ctx + tl.where(samples, root + count, size))
     kept = step <= max_depth
-    tl.store(rows + entry * (max_depth + 1) + step, walk, mask=kept)
+    tl.store(rows + entry * (max_depth + 1) + step, path, mask=kept)
     tl.store(emitted + entry * (max_depth + 1) + step, taken, mask=kept)
 
     # One place per accepted row, so that it needs no compaction; those in place already read -1.
     accepted = (step >= 1) & (step < count)
-    moved = accepted & (walk != root + step)
-    source = _global_slot(page_table, entry, ctx + walk, moved, max_pages, n_pages)
+    moved = accepted & (path != root + step)
+    source = _global_slot(page_table, entry, ctx + path, moved, max_pages, n_pages)
     target = _global_slot(page_table, entry, ctx + root + step, moved, max_pages, n_pages)
     listed = (step >= 1) & (step <= max_depth)
     tl.store(move_source + entry * max_depth + step - 1, source, mask=listed)
@@ -139,7 +139,7 @@ def accept_kernel(
     tl.store(n_moves + entry, any_moved * (count - 1))
 
 
-SIZES = (16, 64, 256)  # what trees and walks are padded to
+SIZES = (16, 64, 256)  # what trees and paths are padded to
 MAX_NODES = SIZES[-1]
 OPTIONS = {"num_warps": 1, "num_stages": 1}
 
@@ -158,21 +158,21 @@ def accept(
     n_pages: int,
     sample_start: Tensor | None = None,
 ) -> None:
-    """Walk down each entry's tree: from the root on, go to the child that holds the token sampled at the row.
+    """Accept down each entry's tree: from the root on, go to the child that holds the token sampled at the row.
 
     All int32. entry_start: [entries + 1]; entry_ctx: [entries]; root_row: [entries], the row of the entry that is its
     tree's root, -1 where it has no tree (amid a prompt): it accepts nothing and all its rows are kept. parent (row of
     the entry), tokens: [rows]. sampled: the target's token at each row, -1 where there was no usable logit, as at
     ``entry_start + row``, or, where only trees were sampled, at ``sample_start + row - root_row`` with sample_start:
     [entries]. page_table: [entries, max_pages] with page ids below ``n_pages``. Rows past the root's first
-    ``max_nodes`` (<= 256) are no nodes; a walk has at most ``result.rows.shape[1] - 1`` of them. Of siblings that
+    ``max_nodes`` (<= 256) are no nodes; a path has at most ``result.rows.shape[1] - 1`` of them. Of siblings that
     hold one token the first counts. ``result.next_ctx`` may be ``entry_ctx`` itself.
 
     Raises:
         ValueError: a shape, dtype, device or layout is wrong, or max_nodes or n_pages is out of range.
     """
     _check(entry_start, entry_ctx, root_row, parent, tokens, sampled, page_table, sample_start)
-    entries, walk = _check_result(result, entry_ctx)
+    entries, path = _check_result(result, entry_ctx)
     if not 1 <= max_nodes <= MAX_NODES:
         raise ValueError(f"max_nodes: {max_nodes}; must lie in 1 to {MAX_NODES}")
     if not 0 <= n_pages * PAGE_SIZE < 2**31:
@@ -181,17 +181,17 @@ def accept(
         entry_start, entry_ctx, root_row, parent, tokens, sampled, sample_start, page_table,
         result.counts, result.pending, result.rows, result.emitted, result.next_ctx,
         result.n_moves, result.move_source, result.move_target,
-        parent.shape[0], sampled.shape[0], max_nodes, walk - 1, page_table.shape[1], n_pages,
-        NODES=_size(max_nodes), WALK=_size(walk), **OPTIONS,
+        parent.shape[0], sampled.shape[0], max_nodes, path - 1, page_table.shape[1], n_pages,
+        NODES=_size(max_nodes), PATH=_size(path), **OPTIONS,
     )  # fmt: skip
 
 
 def compile_cases() -> list[CompileCase]:
-    """Every size of tree and walk."""
-    return [_case(nodes, walk, per_row) for nodes in SIZES for walk in SIZES for per_row in (True, False)]
+    """Every size of tree and path."""
+    return [_case(nodes, path, per_row) for nodes in SIZES for path in SIZES for per_row in (True, False)]
 
 
-def _case(nodes: int, walk: int, per_row: bool) -> CompileCase:
+def _case(nodes: int, path: int, per_row: bool) -> CompileCase:
     tensors = (
         "entry_start", "entry_ctx", "root_row", "parent", "tokens", "sampled", "page_table", "counts", "pending",
         "rows", "emitted", "next_ctx", "n_moves", "move_source", "move_target",
@@ -202,10 +202,10 @@ def _case(nodes: int, walk: int, per_row: bool) -> CompileCase:
     if not per_row:
         signature["sample_start"] = "*i32"
     return CompileCase(
-        name=f"accept {nodes} nodes, walk {walk}{'' if per_row else ', trees sampled'}",
+        name=f"accept {nodes} nodes, path {path}{'' if per_row else ', trees sampled'}",
         kernel=accept_kernel,
         signature=signature,
-        constexprs={"NODES": nodes, "WALK": walk, **absent},
+        constexprs={"NODES": nodes, "PATH": path, **absent},
         options=OPTIONS,
     )
 
@@ -244,21 +244,21 @@ def _check(
 
 
 def _check_result(result: AcceptResult, entry_ctx: Tensor) -> tuple[int, int]:
-    """Entries, and rows of the longest walk."""
+    """Entries, and rows of the longest path."""
     check_rank("result.rows", result.rows, 2)
-    (entries,), walk = entry_ctx.shape, result.rows.shape[1]
-    if not 1 <= walk <= MAX_NODES or entries == 0:
+    (entries,), path = entry_ctx.shape, result.rows.shape[1]
+    if not 1 <= path <= MAX_NODES or entries == 0:
         raise ValueError(f"result.rows: has shape {tuple(result.rows.shape)}; must be [1 or more, 1 to {MAX_NODES}]")
     shapes: tuple[tuple[str, Tensor, tuple[int, ...]], ...] = (
         ("counts", result.counts, (entries,)),
         ("pending", result.pending, (entries,)),
-        ("rows", result.rows, (entries, walk)),
-        ("emitted", result.emitted, (entries, walk)),
+        ("rows", result.rows, (entries, path)),
+        ("emitted", result.emitted, (entries, path)),
         ("next_ctx", result.next_ctx, (entries,)),
         ("n_moves", result.n_moves, (entries,)),
-        ("move_source", result.move_source, (entries, walk - 1)),
-        ("move_target", result.move_target, (entries, walk - 1)),
+        ("move_source", result.move_source, (entries, path - 1)),
+        ("move_target", result.move_target, (entries, path - 1)),
     )
     for name, tensor, shape in shapes:
         check_tensor(f"result.{name}", tensor, shape, INDEX, entry_ctx.device)
-    return entries, walk
+    return entries, path

@@ -131,7 +131,7 @@ def move_kv_kernel(
 
 WRITE_TILE = 256  # values of half a head that one warp holds: one 16-byte load per thread in two-byte types
 WRITE_OPTIONS = {"num_warps": 1, "num_stages": 1, "enable_fp_fusion": False}
-MOVE_CHUNK = 8  # moves that one warp holds at a time; few walks are longer
+MOVE_CHUNK = 8  # moves that one warp holds at a time; few accepted paths are longer
 MOVE_OPTIONS = {"num_warps": 1, "num_stages": 1}
 
 

@@ -1,4 +1,4 @@
-"""What the tests of the linear kernels share: random operands, float64 oracles, rows in company."""
+"""What the tests of the linear kernels share: random operands, float64 oracles, rows in batches."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ def assert_close(y: Tensor, exact: Tensor, magnitude: Tensor, k: int) -> None:
     assert worst <= 1.0, f"error is {worst:.3g} times what rounding explains"
 
 
-def assert_company_free(run: Callable[[Tensor], Tensor], rows: Tensor, counts: tuple[int, ...]) -> None:
-    """``run`` of [rows, k] gives the first rows the bits they have alone, and all of them the same bits in companies
-    of other counts, also upside down."""
+def assert_batch_invariant(run: Callable[[Tensor], Tensor], rows: Tensor, counts: tuple[int, ...]) -> None:
+    """``run`` of [rows, k] gives the first rows the bits they have alone, and all of them the same bits in batches
+    of other sizes, also upside down."""
     alone = torch.cat([run(rows[i : i + 1].clone()) for i in range(min(8, len(rows)))])
     together = run(rows.clone())
     assert torch.equal(together[: len(alone)], alone)

@@ -1,4 +1,4 @@
-"""The walk on the device against the host's: a dictionary of children, followed token by token."""
+"""Acceptance on the device against the host's: a dictionary of children, followed token by token."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ N_PAGES = 64
 
 
 @dataclass(slots=True)
-class Walk:
+class Accepted:
     """What the host's verifier would find for one entry."""
 
     rows: list[int]
@@ -31,9 +31,9 @@ class Walk:
     moves: list[tuple[int, int]]
 
 
-def walk(entry: BatchEntry, root: int, sampled: list[int], limit: int = 1 << 30) -> Walk:
+def accepted(entry: BatchEntry, root: int, sampled: list[int], limit: int = 1 << 30) -> Accepted:
     if root < 0:
-        return Walk([], [], entry.ctx + len(entry.tokens), [])
+        return Accepted([], [], entry.ctx + len(entry.tokens), [])
     children: dict[tuple[int, int], int] = {}
     for row in range(root + 1, len(entry.tokens)):
         children.setdefault((entry.parents[row], entry.tokens[row]), row)
@@ -47,7 +47,7 @@ def walk(entry: BatchEntry, root: int, sampled: list[int], limit: int = 1 << 30)
     moves = [
         (pool_slot(entry, row), pool_slot(entry, root + depth)) for depth, row in enumerate(rows) if row != root + depth
     ]
-    return Walk(rows, emitted, entry.ctx + root + len(rows), moves)
+    return Accepted(rows, emitted, entry.ctx + root + len(rows), moves)
 
 
 def launch(run, rows: DeviceRows, sampled: Tensor, depth: int, **given) -> AcceptResult:  # type: ignore[no-untyped-def]
@@ -60,7 +60,7 @@ def launch(run, rows: DeviceRows, sampled: Tensor, depth: int, **given) -> Accep
     return given["result"]
 
 
-def check(result: AcceptResult, entry: int, want: Walk) -> None:
+def check(result: AcceptResult, entry: int, want: Accepted) -> None:
     count = int(result.counts[entry])
     assert count == len(want.rows)
     assert result.rows[entry].tolist() == want.rows + [-1] * (result.rows.shape[1] - count)
@@ -84,7 +84,7 @@ shape = st.tuples(st.integers(0, 3) | st.integers(50, 130), st.sampled_from([0, 
 @settings(max_examples=40)
 @given(shapes=st.lists(shape, min_size=1, max_size=4), seed=st.integers(0, 9999), pad=st.integers(0, 3))
 @RUNS
-def test_walks_as_the_host_does(device, run, shapes, seed, pad):  # type: ignore[no-untyped-def]
+def test_accepts_as_the_host_does(device, run, shapes, seed, pad):  # type: ignore[no-untyped-def]
     rng = np.random.default_rng(seed)
     entries, roots = random_entries(rng, shapes, N_PAGES, vocab=6)
     rows = DeviceRows.build(entries, roots, device, pad_rows=pad, pad_entries=pad)
@@ -92,9 +92,9 @@ def test_walks_as_the_host_does(device, run, shapes, seed, pad):  # type: ignore
     flat = on(device, [token for tokens in sampled for token in tokens] + [0] * pad)
     result = launch(run, rows, flat, depth=31)
     for i, (entry, root) in enumerate(zip(entries, roots, strict=True)):
-        check(result, i, walk(entry, root, sampled[i]))
+        check(result, i, accepted(entry, root, sampled[i]))
     for i in range(len(entries), len(entries) + pad):  # no rows: nothing happens, nothing is filled
-        check(result, i, Walk([], [], int(rows.entry_ctx[i]), []))
+        check(result, i, Accepted([], [], int(rows.entry_ctx[i]), []))
 
 
 @settings(max_examples=15)
@@ -111,7 +111,7 @@ def test_only_trees_need_be_sampled(device, run, shapes, seed):  # type: ignore[
         packed += tokens[root:] if root >= 0 else []
     result = launch(run, rows, on(device, packed), depth=31, sample_start=on(device, starts))
     for i, (entry, root) in enumerate(zip(entries, roots, strict=True)):
-        check(result, i, walk(entry, root, sampled[i]))
+        check(result, i, accepted(entry, root, sampled[i]))
 
 
 CHAIN = BatchEntry([5, 6, 7, 8, 9, 7], [-1, 0, 1, 2, 3, 1], 62, [3, 1])
@@ -119,10 +119,10 @@ CHAIN = BatchEntry([5, 6, 7, 8, 9, 7], [-1, 0, 1, 2, 3, 1], 62, [3, 1])
 
 @RUNS
 @pytest.mark.parametrize("depth", [0, 1, 2, 3, 4, 9])
-def test_a_walk_is_no_longer_than_its_room(device, run, depth):  # type: ignore[no-untyped-def]
+def test_a_path_is_no_longer_than_its_room(device, run, depth):  # type: ignore[no-untyped-def]
     rows = DeviceRows.build([CHAIN], [0], device)
     sampled = [6, 7, 8, 9, 4, 4]
-    check(launch(run, rows, on(device, sampled), depth), 0, walk(CHAIN, 0, sampled, limit=depth))
+    check(launch(run, rows, on(device, sampled), depth), 0, accepted(CHAIN, 0, sampled, limit=depth))
 
 
 @RUNS
@@ -131,12 +131,12 @@ def test_rows_past_the_largest_tree_are_no_nodes(device, run, nodes):  # type: i
     rows = DeviceRows.build([CHAIN], [0], device)
     cut = BatchEntry(CHAIN.tokens[:nodes], CHAIN.parents[:nodes], CHAIN.ctx, CHAIN.pages)
     sampled = [6, 7, 8, 9, 4, 4]
-    check(launch(run, rows, on(device, sampled), 8, max_nodes=nodes), 0, walk(cut, 0, sampled))
+    check(launch(run, rows, on(device, sampled), 8, max_nodes=nodes), 0, accepted(cut, 0, sampled))
 
 
 @RUNS
 @pytest.mark.parametrize("at", [0, 2])
-def test_a_row_without_a_usable_logit_ends_the_walk(device, run, at):  # type: ignore[no-untyped-def]
+def test_a_row_without_a_usable_logit_ends_the_path(device, run, at):  # type: ignore[no-untyped-def]
     rows = DeviceRows.build([CHAIN], [0], device)
     rows.tokens[3] = -1  # no node holds "no token", whatever it says
     sampled = [6, 7, 8, 9, 4, 4]
@@ -151,7 +151,7 @@ def test_a_row_without_a_usable_logit_ends_the_walk(device, run, at):  # type: i
 def test_of_siblings_alike_the_first_counts(device, run):  # type: ignore[no-untyped-def]
     entry = BatchEntry([5, 6, 6, 6, 7], [-1, 0, 0, 0, 1], 0, [0])
     sampled = [6, 7, 1, 2, 3]
-    check(launch(run, DeviceRows.build([entry], [0], device), on(device, sampled), 4), 0, walk(entry, 0, sampled))
+    check(launch(run, DeviceRows.build([entry], [0], device), on(device, sampled), 4), 0, accepted(entry, 0, sampled))
 
 
 @RUNS

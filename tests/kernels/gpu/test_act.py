@@ -51,7 +51,7 @@ def test_far_gates_are_closed_or_open(device: torch.device, kind: str) -> None:
     torch.testing.assert_close(out, gate.clamp(min=0.0))
 
 
-def test_a_row_has_the_same_bits_in_any_company(device: torch.device) -> None:
+def test_a_row_has_the_same_bits_in_any_batch(device: torch.device) -> None:
     gate_up = gates(0, 5, 1500, torch.float16, device)
     whole = torch.empty(5, 1500, dtype=torch.float16, device=device)
     act_mul(gate_up, whole, "gelu")

@@ -1,4 +1,4 @@
-"""The 16-bit linear kernel: right, and the same bits for a row in any company."""
+"""The 16-bit linear kernel: right, and the same bits for a row in any batch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from triton.runtime import interpreter
 
-from tests.kernels.gpu.linear_rows import assert_close, assert_company_free, types_of, workspace
+from tests.kernels.gpu.linear_rows import assert_batch_invariant, assert_close, types_of, workspace
 from tests.kernels.gpu.no_host_read import NoHostRead
 from verify_kernels.gpu import linear_plan
 from verify_kernels.gpu.linear import linear
@@ -79,7 +79,7 @@ def test_the_residual_may_be_the_result(device: torch.device) -> None:
 
 @pytest.mark.parametrize("shape", [(130, 200), SPLIT, (64, 4096), (48, 37)])
 @pytest.mark.parametrize("kind", [0, 1])
-def test_rows_have_the_same_bits_in_any_company(shape: tuple[int, int], kind: int, device: torch.device) -> None:
+def test_rows_have_the_same_bits_in_any_batch(shape: tuple[int, int], kind: int, device: torch.device) -> None:
     dtype = types_of(device)[kind]
     x, weight, bias, _ = operands(131 if shape[1] < 4096 else 20, *shape, dtype, device)
     space = workspace(*shape, DENSE_KINDS[dtype], device)
@@ -87,7 +87,7 @@ def test_rows_have_the_same_bits_in_any_company(shape: tuple[int, int], kind: in
         assert plan_launch(1, *shape, DENSE_KINDS[dtype]).order.split_k > 1
     few, many = (2, 17), (16, 33, 65)
     counts = few if shape[1] == 4096 else few + many
-    assert_company_free(lambda rows: run(rows, weight, bias=bias, space=space), x, counts)
+    assert_batch_invariant(lambda rows: run(rows, weight, bias=bias, space=space), x, counts)
 
 
 def test_splits_in_sequence_add_up_as_side_by_side(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""The fp8 linear kernel: right, scaled as told, and the same bits for a row in any company."""
+"""The fp8 linear kernel: right, scaled as told, and the same bits for a row in any batch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.kernels.gpu.linear_rows import assert_close, assert_company_free, workspace
+from tests.kernels.gpu.linear_rows import assert_batch_invariant, assert_close, workspace
 from verify_kernels.gpu.kernel_launch import FP8
 from verify_kernels.gpu.linear_fp8 import linear_fp8
 from verify_kernels.gpu.linear_plan import plan_launch
@@ -56,7 +56,7 @@ def test_agrees_with_float64(rows: int, n: int, k: int, added: bool, seed: int, 
 
 
 @pytest.mark.parametrize("shape", [(130, 200), SPLIT])
-def test_rows_have_the_same_bits_in_any_company(shape: tuple[int, int], device: torch.device) -> None:
+def test_rows_have_the_same_bits_in_any_batch(shape: tuple[int, int], device: torch.device) -> None:
     x, x_scale, weight, w_scale = operands(70, *shape, device)
     assert (plan_launch(1, *shape, "fp8").order.split_k > 1) == (shape == SPLIT)
     carried = torch.cat([x.view(torch.uint8), x_scale[:, None].view(torch.uint8)], dim=1)  # a row with its scale
@@ -65,7 +65,7 @@ def test_rows_have_the_same_bits_in_any_company(shape: tuple[int, int], device: 
         values, scales = rows[:, : shape[1]].clone().view(FP8), rows[:, shape[1] :].clone().view(torch.float32)
         return run(values, scales.flatten(), weight, w_scale)
 
-    assert_company_free(unpacked, carried, (2, 17, 33))
+    assert_batch_invariant(unpacked, carried, (2, 17, 33))
 
 
 def test_agrees_with_its_twin(device: torch.device) -> None:

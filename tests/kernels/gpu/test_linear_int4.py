@@ -1,4 +1,4 @@
-"""The 4-bit linear kernel and its packing: right, and the same bits for a row in any company."""
+"""The 4-bit linear kernel and its packing: right, and the same bits for a row in any batch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.kernels.gpu.linear_rows import assert_close, assert_company_free, random_int4, types_of, workspace
+from tests.kernels.gpu.linear_rows import assert_batch_invariant, assert_close, random_int4, types_of, workspace
 from tests.kernels.gpu.no_host_read import NoHostRead
 from verify_kernels.gpu.linear_int4 import linear_int4, permute_columns
 from verify_kernels.gpu.linear_plan import plan_launch
@@ -64,12 +64,12 @@ def test_agrees_with_float64(
 
 
 @pytest.mark.parametrize(("shape", "group"), [((130, 512), 128), ((70, 300), 32), ((40, 4096), 128), ((64, 1024), 64)])
-def test_rows_have_the_same_bits_in_any_company(shape: tuple[int, int], group: int, device: torch.device) -> None:
+def test_rows_have_the_same_bits_in_any_batch(shape: tuple[int, int], group: int, device: torch.device) -> None:
     weight, _ = random_int4(*shape, group, seeded(3), device)
     assert (plan_launch(1, *shape, "int4", group).order.split_k > 1) == (shape[1] >= 1024)
     few = shape[1] > 1000
     x = torch.randn(20 if few else 70, shape[1], generator=seeded(4)).to(device, types_of(device)[0])
-    assert_company_free(lambda rows: run(rows, weight), x, (2, 17) if few else (2, 17, 33, 65))
+    assert_batch_invariant(lambda rows: run(rows, weight), x, (2, 17) if few else (2, 17, 33, 65))
 
 
 def test_agrees_with_its_twin(device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""A whole model on a real GPU: bfloat16 against float32, bits in any company, graphs, and the promise itself."""
+"""A whole model on a real GPU: bfloat16 against float32, bits in any batch, graphs, and the promise itself."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_logits_come_close_to_float32(changes: dict[str, Any], dtype: str, error
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp8"])
 @pytest.mark.parametrize("changes", [{}, GEMMA], ids=["qwen", "gemma"])
-def test_company_changes_no_bit(changes: dict[str, Any], dtype: str) -> None:
+def test_the_batch_changes_no_bit(changes: dict[str, Any], dtype: str) -> None:
     assert device_self_test(device_decoder(shape(**changes), dtype)) == "bitwise"
 
 

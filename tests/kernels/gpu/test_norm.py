@@ -71,7 +71,7 @@ def test_wide_rows(device: torch.device, hidden: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-def test_a_row_has_the_same_bits_in_any_company(device: torch.device, dtype: torch.dtype) -> None:
+def test_a_row_has_the_same_bits_in_any_batch(device: torch.device, dtype: torch.dtype) -> None:
     n, hidden = 6, 1536
     y, post, norm = rows(1, n, hidden, dtype, device), rows(2, 1, hidden, dtype, device)[0], None
     norm = rows(3, 1, hidden, dtype, device)[0]
@@ -79,8 +79,8 @@ def test_a_row_has_the_same_bits_in_any_company(device: torch.device, dtype: tor
     start, out = whole.clone(), torch.empty_like(whole)
     add_norm(whole, eps=EPS, y=y, post_norm=post, norm=norm, out=out)
     for row in range(n):
-        company = [row, (row + 1) % n] if row % 2 else [row]
-        part, part_y, part_out = start[company], y[company], torch.empty_like(start[company])
+        batch = [row, (row + 1) % n] if row % 2 else [row]
+        part, part_y, part_out = start[batch], y[batch], torch.empty_like(start[batch])
         part[1:], part_y[1:] = torch.nan, torch.inf
         add_norm(part, eps=EPS, y=part_y, post_norm=post, norm=norm, out=part_out)
         assert torch.equal(part[0], whole[row])

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.kernels.gpu.linear_rows import assert_company_free
+from tests.kernels.gpu.linear_rows import assert_batch_invariant
 from tests.kernels.gpu.no_host_read import NoHostRead
 from verify_kernels.gpu.kernel_launch import FP8
 from verify_kernels.gpu.quantize import PROLOGUES, Prologue, quantize_rows
@@ -96,7 +96,7 @@ def test_rows_know_nothing_of_each_other(prologue: Prologue, device: torch.devic
         q, scale = run(rows, prologue, norm)
         return torch.cat([q.view(torch.uint8), scale[:, None].view(torch.uint8)], dim=1)
 
-    assert_company_free(bits, x, (2, 17))
+    assert_batch_invariant(bits, x, (2, 17))
 
 
 def test_rows_at_the_ends_of_what_numbers_can_be(device: torch.device) -> None:

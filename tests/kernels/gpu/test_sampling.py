@@ -100,7 +100,7 @@ def test_draws_of_a_flat_row(kernels: TritonSampling) -> None:
     assert differences(kernels, logits, rows, 1, ("sample",)) == []
 
 
-def test_a_row_keeps_its_results_in_any_company(kernels: TritonSampling) -> None:
+def test_a_row_keeps_its_results_in_any_batch(kernels: TritonSampling) -> None:
     logits = torch.randn(4, 300, generator=torch.Generator().manual_seed(2))
     rows = [row(seed=i, **how) for i, how in enumerate(FILTERS[1:5])]
     whole, (ids, values) = kernels.sample(logits, rows, 1), kernels.children(logits, rows, 4, 1)

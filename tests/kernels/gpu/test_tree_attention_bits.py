@@ -1,4 +1,4 @@
-"""A row's bits are those of decoding its path token by token, in whatever company, cut and place it is computed."""
+"""A row's bits are those of decoding its path token by token, in whatever batch, cut and place it is computed."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_wide_tiles_do_not_show(device: torch.device, window: int) -> None:
     assert_same(attend(layer, step, ws)[:4], alone)
 
 
-def test_company_padding_and_places_do_not_show(device: torch.device) -> None:
+def test_batch_padding_and_places_do_not_show(device: torch.device) -> None:
     rng = np.random.default_rng(7)
     entries = random_entries(rng, [(70, 0, 5), (200, 0, 0), (3, 9, 2)], PAGES - 8)
     layer = Layer.random(SMALL, 19, PAGES, 7, device)

@@ -1,4 +1,4 @@
-"""A model on the device against the same model on the CPU: logits, hidden states, bits in any company, bad batches."""
+"""A model on the device against the same model on the CPU: logits, hidden states, bits in any batch, bad batches."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def feed(decoder: DeviceDecoder, tokens: list[int], sizes: list[int], pages: lis
 
 
 @pytest.mark.parametrize("length", [12, pytest.param(66, marks=SLOW_INTERPRETED)])
-def test_company_and_tier_change_no_bit(length: int) -> None:
+def test_batch_and_tier_change_no_bit(length: int) -> None:
     decoder = device_decoder(shape(n_layers=1), "fp16")
     at_once = feed(decoder, PROMPT[:length], [length], [2, 4])
     in_chunks = feed(decoder, PROMPT[:length], [3, 1, 5, length - 9], [5, 6])

@@ -87,7 +87,7 @@ def one_key(decoder: PathDecoder, batch: ForwardBatch, row: int, value: float) -
     ("fault", "mode"),
     [(sound, "bitwise"), *((fault, "numerical") for fault in (by_rows, by_branch, by_place, by_plan, one_key))],
 )
-def test_what_depends_on_company_is_found(fault: Fault, mode: str) -> None:
+def test_what_depends_on_the_batch_is_found(fault: Fault, mode: str) -> None:
     decoder = PathDecoder(fault)
     assert device_self_test(cast(DeviceDecoder, decoder)) == mode
     assert decoder.coarse is None

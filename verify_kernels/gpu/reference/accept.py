@@ -1,4 +1,4 @@
-"""The walk down each tree in plain Python over torch tensors."""
+"""Acceptance down each tree in plain Python over torch tensors."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ def accept(
             continue
         nodes = list(range(root, min(size, root + max_nodes)))
         start = first + root if sample_start is None else int(sample_start[entry])
-        walk, emitted = [root], [int(sampled[start])]
-        while emitted[-1] >= 0 and len(walk) < limit:
+        path, emitted = [root], [int(sampled[start])]
+        while emitted[-1] >= 0 and len(path) < limit:
             held = [
-                n for n in nodes if n > walk[-1] and parent[first + n] == walk[-1] and tokens[first + n] == emitted[-1]
+                n for n in nodes if n > path[-1] and parent[first + n] == path[-1] and tokens[first + n] == emitted[-1]
             ]
             if not held:
                 break
-            walk.append(held[0])
+            path.append(held[0])
             emitted.append(int(sampled[start + held[0] - root]))
-        count = len(walk)
+        count = len(path)
         result.counts[entry], result.pending[entry] = count, emitted[-1]
         result.next_ctx[entry] = ctx + root + count
-        result.rows[entry, :count] = result.rows.new_tensor(walk)
+        result.rows[entry, :count] = result.rows.new_tensor(path)
         result.emitted[entry, :count] = result.emitted.new_tensor(emitted)
         for step in range(1, count):
-            if walk[step] != root + step:
-                result.move_source[entry, step - 1] = _global_slot(page_table[entry], ctx + walk[step], n_pages)
+            if path[step] != root + step:
+                result.move_source[entry, step - 1] = _global_slot(page_table[entry], ctx + path[step], n_pages)
                 result.move_target[entry, step - 1] = _global_slot(page_table[entry], ctx + root + step, n_pages)
                 result.n_moves[entry] = count - 1
 
