@@ -17,6 +17,7 @@ from torch import Tensor
 from specdec.engine.scheduler import PlanEntry
 from specdec.engine.sequence_state import SequenceState
 from specdec.engine.verify import StepRows, Walk
+from specdec.models.decoder import check_batch
 from specdec.models.device_decoder import DeviceDecoder
 from specdec.models.device_step import HostMirror, PendingResult, StepArrays
 from specdec.tree import MAX_NODES, TokenTree
@@ -113,7 +114,7 @@ class DeviceVerifier:
         """All of a step, without a wait for it. samplings: of each of the logit rows; tops: per entry, how many of the
         best tokens are wanted beside its log-probabilities, None for none of these."""
         decoder = self._decoder
-        decoder.check(rows.batch, rows.logit_rows)
+        check_batch(decoder, rows.batch, rows.logit_rows)
         step, needs = decoder.buffer.load(rows.batch, rows.logit_rows, rows.roots, rows.offsets, samplings)
         top = max(
             (top for top, root in zip(tops, rows.roots, strict=True) if top is not None and root >= 0), default=None

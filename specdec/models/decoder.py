@@ -72,33 +72,25 @@ def _zeros(*shape: int) -> Tensor:
     return torch.frombuffer(memory, dtype=torch.float32).view(*shape)
 
 
-def check_batch(
-    batch: ForwardBatch,
-    logit_rows: Sequence[int],
-    *,
-    max_rows: int,
-    max_logit_rows: int,
-    max_positions: int,
-    vocab_size: int,
-    pages: int,
-) -> None:
+def check_batch(decoder: TargetDecoder, batch: ForwardBatch, logit_rows: Sequence[int]) -> None:
     """Check a batch against a decoder's limits.
 
     Raises:
         ValueError: more rows, logit rows or positions than the buffers hold, or a token or page id out of range.
     """
-    if batch.rows > max_rows:
-        raise ValueError(f"batch: {batch.rows} rows, the buffers hold {max_rows}")
-    if len(logit_rows) > max_logit_rows:
-        raise ValueError(f"logit_rows: {len(logit_rows)} rows, the buffers hold {max_logit_rows}")
+    if batch.rows > decoder.max_rows:
+        raise ValueError(f"batch: {batch.rows} rows, the buffers hold {decoder.max_rows}")
+    if len(logit_rows) > decoder.max_logit_rows:
+        raise ValueError(f"logit_rows: {len(logit_rows)} rows, the buffers hold {decoder.max_logit_rows}")
     # An upper bound on the last position; exact for one entry, and cheaper than a gather per row.
     last = int(batch.entry_ctx.max()) + int(batch.depth.max())
     if logit_rows and not 0 <= min(logit_rows) <= max(logit_rows) < batch.rows:
         raise ValueError(f"logit_rows: must lie in [0, {batch.rows})")
-    if last >= max_positions:
+    if last >= decoder.max_positions:
         last = int((batch.entry_ctx[batch.entry_of] + batch.depth).max())
-    if last >= max_positions:
-        raise ValueError(f"batch: position {last}, the limit is {max_positions - 1}")
+    if last >= decoder.max_positions:
+        raise ValueError(f"batch: position {last}, the limit is {decoder.max_positions - 1}")
+    vocab_size, pages = decoder.config.vocab_size, decoder.pool.pages
     if int(batch.tokens.min()) < 0 or int(batch.tokens.max()) >= vocab_size:
         raise ValueError(f"tokens: ids must lie in [0, {vocab_size})")
     if int(batch.page_table.min()) < 0 or int(batch.page_table.max()) >= pages:
@@ -207,7 +199,7 @@ class Decoder:
         Raises:
             ValueError: more rows, logit rows or positions than the buffers hold, or a token id out of range.
         """
-        self._check(batch, logit_rows)
+        check_batch(self, batch, logit_rows)
         rows = batch.rows
         self.backend.embed(self.weights.embed, batch.tokens, self.config.embed_scale, self._x)
         for (qkv, attention, o, gate_up, down), kept in zip(self._layers, self._aux_columns, strict=True):
@@ -223,14 +215,3 @@ class Decoder:
         self.backend.gather_rows(self._x, np.asarray(logit_rows, np.int32), self._chosen)
         self._lm_head(len(logit_rows))
         return self._logits[: len(logit_rows)]
-
-    def _check(self, batch: ForwardBatch, logit_rows: Sequence[int]) -> None:
-        check_batch(
-            batch,
-            logit_rows,
-            max_rows=self.max_rows,
-            max_logit_rows=self.max_logit_rows,
-            max_positions=self.max_positions,
-            vocab_size=self.config.vocab_size,
-            pages=self.pool.pages,
-        )

@@ -241,18 +241,6 @@ class DeviceDecoder:
         self.graphs.clear()  # they have the choice of their time in them
         self.network.plan_coarsely(coarse)
 
-    def check(self, batch: ForwardBatch, logit_rows: Sequence[int]) -> None:
-        """ValueError unless the batch is within the decoder's limits."""
-        check_batch(
-            batch,
-            logit_rows,
-            max_rows=self.max_rows,
-            max_logit_rows=self.max_logit_rows,
-            max_positions=self.max_positions,
-            vocab_size=self.config.vocab_size,
-            pages=self.pool.pages,
-        )
-
     def forward(self, batch: ForwardBatch, logit_rows: Sequence[int]) -> Tensor:
         """Compute every row, write its KV, and return logits float32 [len(logit_rows), vocab], on the device, of the
         rows named, valid until the next call. Waits until the device is done.
@@ -260,7 +248,7 @@ class DeviceDecoder:
         Raises:
             ValueError: more rows, logit rows or positions than the buffers hold, or a token id out of range.
         """
-        self.check(batch, logit_rows)
+        check_batch(self, batch, logit_rows)
         step, _ = self.buffer.load(batch, logit_rows)
         self.graphs.run(("forward", step.tier), partial(self._forward, step))
         if self.device.type == "cuda":
