@@ -114,7 +114,7 @@ _TILES: dict[LinearKind, tuple[LinearTile, ...]] = {
     "bf16": _DENSE,
     "fp16": _DENSE,
     "fp8": _DENSE,
-    "fp32": (LinearTile(32, 64, 4, 2),),  # one shape: how a CPU's BLAS adds depends on it, and so does the interpreter
+    "fp32": (LinearTile(32, 64, 4, 2),),  # interpreted alone; one shape, as how a CPU's BLAS adds depends on it
     "int4": (LinearTile(16, 128, 8, 4), LinearTile(32, 128, 8, 3), LinearTile(64, 128, 8, 3)),
 }
 
