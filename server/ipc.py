@@ -8,36 +8,29 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from enum import StrEnum
+from functools import cache, partial
 from operator import attrgetter
-from typing import Any
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import msgpack
 
 from specdec.types import (
     Delta,
-    DrafterStats,
     DrafterTrace,
     EngineInfo,
     EngineLoad,
     Failed,
     Finished,
     FinishReason,
-    GrammarKind,
-    GrammarParams,
-    OutputParams,
     Request,
     RequestEvent,
-    SamplingParams,
-    SpeculationMode,
-    SpeculationParams,
     SpeculationStats,
     Started,
     StepTrace,
     StepTree,
-    StoppingParams,
-    TextRules,
     Timings,
     TokenLogprobs,
     Usage,
@@ -127,56 +120,17 @@ def _unpack_frame(body: bytes) -> list[Any]:
 
 _STARTED, _DELTA, _FINISHED, _FAILED = range(4)
 _PLAIN: dict[Any, type] = {"int": int, "float": float, "str": str}
-# Each record of a request or an event is read here, and asking a class for its fields takes longer than reading them.
-_READERS: dict[type, attrgetter[tuple[Any, ...]]] = {
-    kind: attrgetter(*(field.name for field in fields(kind)))
-    for kind in (
-        SamplingParams, StoppingParams, TextRules, OutputParams, SpeculationParams, GrammarParams, Started, Failed,
-        Usage, SpeculationStats, DrafterStats, Timings, StepTree, EngineInfo, EngineLoad,
-    )
-}  # fmt: skip
 
 
 def pack_request(request: Request) -> tuple[Any, ...]:
     """``request`` as nested tuples of plain values."""
-    return (
-        request.request_id,
-        request.prompt_ids,
-        _values(request.sampling),
-        _stopping_values(request.stopping),
-        _values(request.output),
-        _values(request.speculation),
-        request.priority,
-        request.deadline_s,
-        request.cache_salt,
-        request.prediction_ids,
-        request.session,
-        request.target_tpot_ms,
-        None if request.grammar is None else _values(request.grammar),
-        request.healing_prefix,
-    )
+    return _values(request)
 
 
 def unpack_request(parts: Sequence[Any]) -> Request:
     """The inverse of `pack_request`, after msgpack made lists of the tuples."""
-    request_id, prompt_ids, sampling, stopping, output, speculation, priority, deadline_s, salt, *more = parts
-    prediction, session, target_tpot_ms, grammar, healing_prefix = more
-    return Request(
-        request_id=request_id,
-        prompt_ids=tuple(prompt_ids),
-        sampling=_sampling(sampling),
-        stopping=_stopping(stopping),
-        output=OutputParams(*output),
-        speculation=_speculation(speculation),
-        priority=priority,
-        deadline_s=deadline_s,
-        cache_salt=salt,
-        prediction_ids=tuple(prediction),
-        session=session,
-        target_tpot_ms=target_tpot_ms,
-        grammar=None if grammar is None else GrammarParams(GrammarKind(grammar[0]), grammar[1]),
-        healing_prefix=healing_prefix,
-    )
+    request: Request = _rebuilt(Request, parts)
+    return request
 
 
 def pack_event(event: RequestEvent) -> tuple[Any, ...]:
@@ -188,8 +142,7 @@ def pack_event(event: RequestEvent) -> tuple[Any, ...]:
         case Started():
             return (_STARTED, *_values(event))
         case Finished(request_id, index, reason, matched_stop, usage, stats, timings):
-            by_drafter = {name: _values(part) for name, part in stats.by_drafter.items()}
-            figures = (_values(usage), (*_values(stats)[:-1], by_drafter), _values(timings))
+            figures = (_values(usage), _values(stats), _values(timings))
             return (_FINISHED, request_id, index, reason.value, matched_stop, *figures)
         case Failed():
             return (_FAILED, *_values(event))
@@ -211,7 +164,13 @@ def unpack_event(parts: Sequence[Any]) -> RequestEvent:
     if kind == _FINISHED:
         request_id, index, reason, matched, usage, stats, timings = rest
         return Finished(
-            request_id, index, FinishReason(reason), matched, Usage(*usage), _stats(stats), Timings(*timings)
+            request_id,
+            index,
+            FinishReason(reason),
+            matched,
+            Usage(*usage),
+            _rebuilt(SpeculationStats, stats),
+            Timings(*timings),
         )
     if kind == _FAILED:
         return Failed(*rest)
@@ -225,7 +184,8 @@ def pack_info(info: EngineInfo) -> tuple[Any, ...]:
 
 def unpack_info(parts: Sequence[Any]) -> EngineInfo:
     """The inverse of `pack_info`."""
-    return EngineInfo(*_frozen(parts))
+    info: EngineInfo = _rebuilt(EngineInfo, parts)
+    return info
 
 
 def pack_load(load: EngineLoad) -> tuple[Any, ...]:
@@ -255,37 +215,74 @@ def _plain_values(record: StepTrace | DrafterTrace) -> tuple[Any, ...]:
 
 
 def _values(record: Any) -> tuple[Any, ...]:
-    return _READERS[type(record)](record)
+    """The fields of a record; those that are records in turn as tuples."""
+    kind: Any = type(record)
+    read, inner = _packing(kind)
+    if not inner:
+        return read(record)
+    values = list(read(record))
+    for place, pack in inner:
+        values[place] = pack(values[place])
+    return tuple(values)
 
 
-def _frozen(values: Sequence[Any]) -> tuple[Any, ...]:
-    """Lists back to the tuples they were, one level deep."""
-    return tuple(tuple(v) if isinstance(v, list) else v for v in values)
+def _rebuilt(kind: Any, values: Sequence[Any]) -> Any:
+    """The inverse of `_values`, after msgpack made lists of tuples and text of enums."""
+    made = list(values)
+    for place, unpack in _unpacking(kind):
+        made[place] = unpack(made[place])
+    return kind(*made)
 
 
-def _sampling(values: Sequence[Any]) -> SamplingParams:
-    *scalars, bias, allowed, seed, n = values
-    return SamplingParams(*[*scalars, tuple((t, b) for t, b in bias), tuple(allowed), seed, n])
+Convert = Callable[[Any], Any]
 
 
-def _stopping_values(stopping: StoppingParams) -> tuple[Any, ...]:
-    return tuple(_values(v) if isinstance(v, TextRules) else v for v in _values(stopping))
+@cache
+def _packing(kind: Any) -> tuple[attrgetter[tuple[Any, ...]], list[tuple[int, Convert]]]:
+    """What reads a record's fields, and by their places what msgpack can not take as it is."""
+    hints = get_type_hints(kind)
+    inner = [(i, pack) for i, f in enumerate(fields(kind)) if (pack := _packer(hints[f.name])) is not None]
+    return attrgetter(*(f.name for f in fields(kind))), inner
 
 
-def _stopping(values: Sequence[Any]) -> StoppingParams:
-    *own, rules, time_limit_s, decode_limit_s, finish_line = _frozen(values)
-    made = None if rules is None else TextRules(*rules)
-    return StoppingParams(*[*own, made, time_limit_s, decode_limit_s, finish_line])
+@cache
+def _unpacking(kind: Any) -> list[tuple[int, Convert]]:
+    """By their places in a record, what is not as msgpack gives it."""
+    hints = get_type_hints(kind)
+    return [(i, unpack) for i, f in enumerate(fields(kind)) if (unpack := _unpacker(hints[f.name])) is not None]
 
 
-def _speculation(values: Sequence[Any]) -> SpeculationParams:
-    mode, *rest = _frozen(values)
-    return SpeculationParams(SpeculationMode(mode), *rest)
+def _packer(hint: Any) -> Convert | None:
+    """None: a value of this type is packed as it is."""
+    if is_dataclass(hint):
+        return _values
+    args, origin = get_args(hint), get_origin(hint)
+    if origin is dict:
+        return _by_name(_packer(args[1]))
+    return _if_any(_packer(args[0])) if origin in (Union, UnionType) else None
 
 
-def _stats(values: Sequence[Any]) -> SpeculationStats:
-    *scalars, by_drafter = values
-    return SpeculationStats(*[*scalars, {name: DrafterStats(*pair) for name, pair in by_drafter.items()}])
+def _unpacker(hint: Any) -> Convert | None:
+    """None: a value of this type comes out as it went in."""
+    if is_dataclass(hint):
+        return partial(_rebuilt, hint)
+    if isinstance(hint, type) and issubclass(hint, StrEnum):
+        return hint
+    args, origin = get_args(hint), get_origin(hint)
+    if origin is tuple:
+        inner = _unpacker(args[0])
+        return tuple if inner is None else lambda value: tuple(map(inner, value))
+    if origin is dict:
+        return _by_name(_unpacker(args[1]))
+    return _if_any(_unpacker(args[0])) if origin in (Union, UnionType) else None
+
+
+def _by_name(convert: Convert | None) -> Convert | None:
+    return None if convert is None else lambda value: {name: convert(part) for name, part in value.items()}
+
+
+def _if_any(convert: Convert | None) -> Convert | None:
+    return None if convert is None else lambda value: None if value is None else convert(value)
 
 
 class FrameLink(asyncio.Protocol):

@@ -94,12 +94,20 @@ class Body:
 
     def integer(self, name: str, low: int, high: int) -> int | None:
         """A whole number from ``low`` to ``high``; 3.0 is one too."""
+        value = self.whole(name, low, high)
+        if value is not None and not low <= value <= high:
+            self.refuse(name, f"must be a whole number from {low} to {high}")
+            return None
+        return value
+
+    def whole(self, name: str, low: int, high: int) -> int | None:
+        """Any whole number; ``low`` and ``high`` are only told to who sends something else."""
         value = self._data.get(name)
         if value is None:
             return None
         if isinstance(value, float) and value.is_integer() and abs(value) <= _EXACT:
             value = int(value)
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        if isinstance(value, bool) or not isinstance(value, int):
             self.refuse(name, f"must be a whole number from {low} to {high}")
             return None
         return value

@@ -1,86 +1,216 @@
-"""JSON fields of a generation request, as the engine's parameters: speculation, sampling, stopping, grammar."""
+"""A request's options in JSON bodies, read by the names of a dialect, and the check that every request passes."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from server.interfaces import TokenizerLike
 from server.json_body import Body, write_json
-from specdec.engine.validation import MAX_STOPS
-from specdec.types import GrammarKind, GrammarParams, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
+from specdec.engine.validation import option_violations, prompt_violations
+from specdec.errors import FieldViolation, PromptTooLongError, ViolationCollector
+from specdec.fields import (
+    INT31,
+    MAX_STOPS,
+    OPENAI,
+    UINT64,
+    Flag,
+    LogitBias,
+    Number,
+    OneOf,
+    Param,
+    Seed,
+    Text,
+    Texts,
+    TokenIds,
+    Whole,
+    params_of,
+)
+from specdec.types import (
+    EngineInfo,
+    GrammarKind,
+    GrammarParams,
+    OutputParams,
+    Request,
+    SamplingParams,
+    SpeculationParams,
+    StoppingParams,
+    TextRules,
+)
 
-_LIMIT = (1 << 31) - 1
-
-
-def read_speculation(body: Body) -> SpeculationParams:
-    """The object ``speculation``, with the fields of the proto's SpeculationOptions; absent: the controller decides."""
-    given = body.object("speculation")
-    if given is None:
-        return SpeculationParams()
-    return SpeculationParams(
-        mode=_mode(given),
-        drafters=given.texts("drafters") or None,
-        max_nodes=given.integer("max_nodes", 0, _LIMIT),
-        max_depth=given.integer("max_depth", 0, _LIMIT),
-        width=given.integer("width", 0, _LIMIT),
-    )
-
-
-def _mode(given: Body) -> SpeculationMode:
-    """Also as the proto spells it (MODE_OFF)."""
-    text = given.text("mode")
-    if text is None:
-        return SpeculationMode.AUTO
-    name = text.lower().removeprefix("mode_")
-    try:
-        return SpeculationMode.AUTO if name == "unspecified" else SpeculationMode(name)
-    except ValueError:
-        given.refuse("mode", f"must be one of {', '.join(SpeculationMode)}")
-        return SpeculationMode.AUTO
-
-
-_NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-_INT31 = (1 << 31) - 1
-_INT63, _UINT64 = 1 << 63, 1 << 64
-
-
-def read_sampling(body: Body, n: int) -> SamplingParams:
-    """The fields named as OpenAI and vLLM name them; those left out are off. ``n`` samples."""
-    numbers: dict[str, Any] = {name: value for name in _NUMBERS if (value := body.number(name)) is not None}
-    return SamplingParams(
-        **numbers,
-        top_k=max(0, body.integer("top_k", -1, _INT31) or 0),
-        logit_bias=_logit_bias(body),
-        allowed_token_ids=body.integers("allowed_token_ids", 0, _INT31),
-        seed=read_seed(body),
-        n=n,
-    )
+MAX_REQUEST_ID_CHARACTERS = 128
+Record = TypeVar("Record")
+# What the engine calls the group of a record's fields.
+_GROUPS: dict[type[Any], str] = {
+    SamplingParams: "sampling.",
+    StoppingParams: "stopping.",
+    TextRules: "stopping.",
+    OutputParams: "output.",
+    SpeculationParams: "speculation.",
+    Request: "",
+}
 
 
-def read_seed(body: Body) -> int | None:
+def check_requests(
+    requests: Sequence[Request],
+    info: EngineInfo,
+    violations: ViolationCollector,
+    names: Mapping[str, str] | None = None,
+) -> None:
+    """Refuse ``requests``, which differ in their ids and prompts only, for what ``violations`` holds and for what the
+    engine would refuse.
+
+    names: what the engine's fields are called where the requests come from; others are called as in the engine.
+
+    Raises:
+        InvalidRequestError: with every bad field.
+        PromptTooLongError: nothing else is wrong, but a prompt does not fit the context.
+    """
+    found = [*option_violations(requests[0], info.vocab_size, info.drafters)]
+    for request in requests:
+        n = len(request.request_id)
+        if n > MAX_REQUEST_ID_CHARACTERS:
+            found.append(FieldViolation("request_id", f"at most {MAX_REQUEST_ID_CHARACTERS} characters, got {n}"))
+        if len(request.prompt_ids) < info.max_context:  # one that is refused for its length may be of any length
+            found += prompt_violations(request, info.vocab_size)
+    known = {violation.field for violation in violations.violations}
+    renamed = names or {}
+    for violation in found:
+        name = renamed.get(violation.field, violation.field)
+        if name not in known:
+            violations.violations.append(FieldViolation(name, violation.description))
+            known.add(name)
+    violations.raise_if_any()
+    longest = max(len(request.prompt_ids) for request in requests)
+    if longest >= info.max_context:
+        raise PromptTooLongError(info.max_context - 1, longest)
+
+
+def read_params(body: Body, record: type[Record], dialect: str = OPENAI, **given: Any) -> Record:
+    """The parameters of ``record`` that ``body`` has, by the names of ``dialect``; those ``given`` are not looked for,
+    and the others are as by default. ``body`` learns what the engine calls them."""
+    return record(**read_values(body, record, dialect, given))
+
+
+def read_values(body: Body, record: Any, dialect: str = OPENAI, given: Mapping[str, Any] = {}) -> dict[str, Any]:
+    """The same by the parameters' names: what is there, and what is ``given``."""
+    found = dict(given)
+    for each in params_of(record):
+        name = each.json_name(dialect)
+        if name is None:
+            continue
+        body.names.setdefault(_GROUPS[record] + each.label, body.path(name))
+        if each.name in given:
+            continue
+        value = _READERS[type(each.kind)](body, name, each)
+        if value is not None:
+            found[each.name] = value
+    return found
+
+
+def param_schemas(record: type[Any], dialect: str = OPENAI, **defaults: Any) -> dict[str, Mapping[str, Any]]:
+    """The JSON schemas of what `read_params` looks for, by name. ``defaults``: the dialect's own, by parameter."""
+    named = ((each.json_name(dialect), each) for each in params_of(record))
+    return {name: each.schema(defaults.get(each.name)) for name, each in named if name is not None}
+
+
+def _read_number(body: Body, name: str, each: Param) -> float | None:
+    return body.number(name)
+
+
+def _read_whole(body: Body, name: str, each: Param) -> int | None:
+    assert isinstance(each.kind, Whole)
+    kind, value = each.kind, body.whole(name, each.kind.low, each.kind.high)
+    if value is None:
+        return None
+    if value == kind.off:
+        return kind.low
+    problem = kind.problem(value)
+    if problem:
+        body.refuse(name, problem)
+    return None if problem else value
+
+
+def read_seed(body: Body, name: str = "seed", each: Param | None = None) -> int | None:
     """Any whole number of 64 bits, signed or not; -1 asks for a random one, as vLLM and llama.cpp have it."""
-    seed = body.integer("seed", -_INT63, _UINT64 - 1)
-    return None if seed is None or seed == -1 else seed % _UINT64
+    low = -(UINT64 // 2) - 1
+    seed = body.whole(name, low, UINT64)
+    if seed is not None and not low <= seed <= UINT64:
+        body.refuse(name, Seed().problem(seed))
+    return None if seed is None or seed == -1 else seed % (UINT64 + 1)
 
 
-def _logit_bias(body: Body) -> tuple[tuple[int, float], ...]:
-    given = body.object("logit_bias")
+def read_count(body: Body, record: Any, parameter: str, name: str = "") -> int | None:
+    """One parameter of ``record`` that is a whole number, by another ``name`` or ahead of the others."""
+    (each,) = (each for each in params_of(record) if each.name == parameter)
+    return _read_whole(body, name or parameter, each)
+
+
+def _read_flag(body: Body, name: str, each: Param) -> bool | None:
+    return body.flag(name) if body.has(name) else None
+
+
+def _read_text(body: Body, name: str, each: Param) -> str | None:
+    return body.text(name)
+
+
+def _read_texts(body: Body, name: str, each: Param) -> tuple[str, ...] | None:
+    return body.texts(name) or None
+
+
+def _read_ids(body: Body, name: str, each: Param) -> tuple[int, ...]:
+    return body.integers(name, 0, INT31)
+
+
+def _read_choice(body: Body, name: str, each: Param) -> str | None:
+    """Also as the message spells it (MODE_OFF)."""
+    assert isinstance(each.kind, OneOf)
+    text = body.text(name)
+    if text is None:
+        return None
+    chosen = text.lower().removeprefix(f"{each.name}_")
+    if chosen == "unspecified":
+        return None
+    if chosen not in each.kind.values:
+        body.refuse(name, f"must be one of {', '.join(each.kind.values)}")
+        return None
+    return type(each.default)(chosen)
+
+
+def _read_bias(body: Body, name: str, each: Param) -> tuple[tuple[int, float], ...] | None:
+    given = body.object(name)
     if given is None:
-        return ()
+        return None
     biases: dict[int, float] = {}
-    for name in given.field_names:
-        bias = given.number(name)
-        if not (name.isascii() and name.isdigit() and len(name) < 10):
-            body.refuse("logit_bias", f"{name[:20]!r} is no token id; keys are token ids in decimal")
+    for token in given.field_names:
+        bias = given.number(token)
+        if not is_token_id(token):
+            body.refuse(name, f"{token[:20]!r} is no token id; keys are token ids in decimal")
         elif bias is not None:
-            biases[int(name)] = bias
+            biases[int(token)] = bias
     return tuple(sorted(biases.items()))
 
 
-MAX_TOKENS = (1 << 31) - 1
+def is_token_id(name: str) -> bool:
+    """Whether an object's key is a token id in decimal."""
+    return name.isascii() and name.isdigit() and len(name) < 10
 
 
-def read_stopping(body: Body, tokenizer: TokenizerLike, max_tokens: int | None) -> StoppingParams:
+_READERS: dict[type[Any], Callable[[Body, str, Param], Any]] = {
+    Number: _read_number, Whole: _read_whole, Seed: read_seed, Flag: _read_flag, Text: _read_text, Texts: _read_texts,
+    TokenIds: _read_ids, OneOf: _read_choice, LogitBias: _read_bias,
+}  # fmt: skip
+
+
+def read_speculation(body: Body) -> SpeculationParams:
+    """The object ``speculation``; absent: the controller decides."""
+    given = body.object("speculation")
+    return SpeculationParams() if given is None else read_params(given, SpeculationParams)
+
+
+def read_stopping(
+    body: Body, tokenizer: TokenizerLike, max_tokens: int | None, dialect: str = OPENAI
+) -> StoppingParams:
     """``stop`` and vLLM's fields around it; ``max_tokens`` has been read already.
 
     A stop string that is the name of a special token also stops at that token, which text may leave out.
@@ -92,15 +222,12 @@ def read_stopping(body: Body, tokenizer: TokenizerLike, max_tokens: int | None) 
             f"at most {MAX_STOPS} different strings, got {len(stops)}; leave some out, or give ids in stop_token_ids",
         )
         stops = ()
+    ids = body.integers("stop_token_ids", 0, INT31)
     named = [found for stop in stops if (found := tokenizer.special_id(stop)) is not None]
-    return StoppingParams(
-        max_tokens=max_tokens,
-        min_tokens=body.integer("min_tokens", 0, MAX_TOKENS) or 0,
-        stop=stops,
-        stop_token_ids=tuple(dict.fromkeys((*body.integers("stop_token_ids", 0, MAX_TOKENS), *named))),
-        include_stop=body.flag("include_stop_str_in_output"),
-        ignore_eos=body.flag("ignore_eos"),
-    )
+    return read_params(
+        body, StoppingParams, dialect, max_tokens=max_tokens, stop=stops,
+        stop_token_ids=tuple(dict.fromkeys((*ids, *named))),
+    )  # fmt: skip
 
 
 _GUIDED = {

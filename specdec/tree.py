@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-MAX_NODES = 64
+from specdec.fields import MAX_DRAFT_NODES
+
+MAX_NODES = MAX_DRAFT_NODES + 1
 
 
 class TokenTree:

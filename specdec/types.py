@@ -7,6 +7,28 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
+from specdec.fields import (
+    INT31,
+    MAX_DRAFT_NODES,
+    MAX_HEALING_PREFIX,
+    MAX_LOGPROBS,
+    MAX_N,
+    MAX_RULE_TEXT,
+    MAX_STOPS,
+    MIN_TEMPERATURE,
+    UINT32,
+    Flag,
+    LogitBias,
+    Number,
+    OneOf,
+    Seed,
+    Text,
+    Texts,
+    TokenIds,
+    Whole,
+    param,
+)
+
 
 class FinishReason(StrEnum):
     """Why a sequence ended. ``ABORTED`` covers client cancel; ``DEADLINE`` a passed deadline, which is an error, where
@@ -29,7 +51,7 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is chosen from the logits (DESIGN section 4).
+    """How the next token is chosen from the logits.
 
     ``temperature`` 0 is greedy (lowest id wins ties). ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 are off.
     ``seed`` None: the engine draws one and reports it in :class:`~specdec.types.Started`.
@@ -38,17 +60,26 @@ class SamplingParams:
     logits of tokens seen in prompt or output; presence and frequency penalties count output tokens only.
     """
 
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    allowed_token_ids: tuple[int, ...] = ()
-    seed: int | None = None
-    n: int = 1
+    temperature: float = param(
+        1.0,
+        Number(MIN_TEMPERATURE, 100.0, f"must be 0 (greedy) or lie in [{MIN_TEMPERATURE}, 100]", also=0.0),
+        "0 is greedy.",
+    )
+    top_k: int = param(0, Whole(0, INT31, "must be 0 (off) or positive, and below 2^31", off=-1), "0 and -1: off.")
+    top_p: float = param(1.0, Number(0.0, 1.0, "must lie in (0, 1]", above=True))
+    min_p: float = param(0.0, Number(0.0, 1.0))
+    repetition_penalty: float = param(
+        1.0, Number(1e-3, 1e3), names={"llamacpp": "repeat_penalty", "ollama": "repeat_penalty"}
+    )
+    presence_penalty: float = param(0.0, Number(-100.0, 100.0))
+    frequency_penalty: float = param(0.0, Number(-100.0, 100.0))
+    logit_bias: tuple[tuple[int, float], ...] = param((), LogitBias(), "By token id.")
+    allowed_token_ids: tuple[int, ...] = param((), TokenIds(), names={"llamacpp": None})
+    seed: int | None = param(None, Seed(), "The same seed gives the same tokens. -1 or none: a fresh one.")
+    n: int = param(1, Whole(1, MAX_N), names={"llamacpp": "n_cmpl", "ollama": None})
+
+
+_RULE_TEXT = Text(MAX_RULE_TEXT, f"at most {MAX_RULE_TEXT} characters of text that UTF-8 can hold")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +95,28 @@ class TextRules:
     the line break and the white space in front of the text where nothing else is, for a suffix that repeats those too.
     """
 
-    max_lines: int | None = None
-    min_indent: int | None = None
-    blank_line: bool = False
-    closers: str | None = None
-    quote: str = ""
-    suffix: str = ""
-    lead: str = ""
+    max_lines: int | None = param(None, Whole(1, UINT32, "must be positive; leave it unset for any number"), json=None)
+    min_indent: int | None = param(None, Whole(0, UINT32, "must not be negative"), json=None)
+    blank_line: bool = param(False, Flag(), json=None)
+    closers: str | None = param(
+        None,
+        Text(MAX_RULE_TEXT, f"at most {MAX_RULE_TEXT} closing brackets, of ) ] and }}", among=")]}"),
+        path="brackets.closers",
+        label="brackets.closers",
+        json=None,
+    )
+    quote: str = param(
+        "",
+        OneOf(("", "'", '"', "`", "'''", '"""', "#"), "must be empty or one of ' \" ` ''' \"\"\" and #"),
+        path="brackets.quote",
+        label="brackets.quote",
+        json=None,
+    )
+    suffix: str = param("", _RULE_TEXT, json=None)
+    lead: str = param("", _RULE_TEXT, json=None)
+
+
+_SECONDS = Number(0.0, rule="must be a positive number of seconds", above=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,16 +128,24 @@ class StoppingParams:
     ``time_limit_s`` counts from arrival, ``decode_limit_s`` from the first token; when one has passed, what is there is
     the answer. With ``finish_line`` a text that has begun goes on to the end of its line first."""
 
-    max_tokens: int | None = None
-    min_tokens: int = 0
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    include_stop: bool = False
-    ignore_eos: bool = False
+    max_tokens: int | None = param(
+        None,
+        Whole(0, UINT32, "must not be negative, and below 2^32"),
+        "0: only compute the prompt into the prefix cache.",
+    )
+    min_tokens: int = param(0, Whole(0, UINT32, "must not be negative, and below 2^32"))
+    stop: tuple[str, ...] = param(
+        (),
+        Texts(MAX_STOPS, alone=True),
+        f"At most {MAX_STOPS} different strings; names of special tokens stop at those.",
+    )
+    stop_token_ids: tuple[int, ...] = param((), TokenIds())
+    include_stop: bool = param(False, Flag(), json="include_stop_str_in_output")
+    ignore_eos: bool = param(False, Flag())
     rules: TextRules | None = None
-    time_limit_s: float | None = None
-    decode_limit_s: float | None = None
-    finish_line: bool = False
+    time_limit_s: float | None = param(None, _SECONDS, path="time_limit_ms", scale=1e3, json=None)
+    decode_limit_s: float | None = param(None, _SECONDS, path="decode_time_limit_ms", scale=1e3, json=None)
+    finish_line: bool = param(False, Flag(), json=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +153,12 @@ class OutputParams:
     """What comes back. ``logprobs`` None: none; k >= 0: the chosen token's and the top k's log-probabilities
     of the model's unprocessed logits. ``text`` False: token ids only. ``trees``: each Delta with its step's tree."""
 
-    logprobs: int | None = None
-    text: bool = True
-    skip_special_tokens: bool = True
-    trees: bool = False
+    logprobs: int | None = param(None, Whole(0, MAX_LOGPROBS))
+    text: bool = param(True, Flag(), json=None)
+    skip_special_tokens: bool = param(True, Flag())
+    trees: bool = param(
+        False, Flag(), "Streamed chunks with the token tree their step verified.", json="return_step_trees"
+    )
 
 
 class SpeculationMode(StrEnum):
@@ -113,6 +169,9 @@ class SpeculationMode(StrEnum):
     ON = "on"
 
 
+_MODES = OneOf(tuple(SpeculationMode))
+
+
 @dataclass(frozen=True, slots=True)
 class SpeculationParams:
     """Per-request control of speculation; None leaves a choice to the engine's configuration.
@@ -121,11 +180,11 @@ class SpeculationParams:
     node) replace the configured ones for this request; ``drafters`` names which drafters may propose.
     """
 
-    mode: SpeculationMode = SpeculationMode.AUTO
-    drafters: tuple[str, ...] | None = None
-    max_nodes: int | None = None
-    max_depth: int | None = None
-    width: int | None = None
+    mode: SpeculationMode = param(SpeculationMode.AUTO, _MODES)
+    drafters: tuple[str, ...] | None = param(None, Texts())
+    max_nodes: int | None = param(None, Whole(0, MAX_DRAFT_NODES))
+    max_depth: int | None = param(None, Whole(0, MAX_DRAFT_NODES))
+    width: int | None = param(None, Whole(1, 16))
 
 
 class GrammarKind(StrEnum):
@@ -166,14 +225,23 @@ class Request:
     stopping: StoppingParams = field(default_factory=StoppingParams)
     output: OutputParams = field(default_factory=OutputParams)
     speculation: SpeculationParams = field(default_factory=SpeculationParams)
-    priority: int = 0
-    deadline_s: float | None = None
-    cache_salt: str = ""
-    prediction_ids: tuple[int, ...] = ()
-    session: str = ""
-    target_tpot_ms: float | None = None
+    priority: int = param(0, Whole(-INT31 - 1, INT31), "A higher one is scheduled first.", path="scheduling.priority")
+    deadline_s: float | None = param(None, _SECONDS, json=None)
+    cache_salt: str = param(
+        "", Text(), "Requests share cached prefixes and draft texts only with an equal salt.", path="cache.salt"
+    )
+    prediction_ids: tuple[int, ...] = param((), TokenIds(), label="prediction", json=None)
+    session: str = param("", Text(), "An editor or a conversation; also the header x-session-id.", path="session.id")
+    target_tpot_ms: float | None = param(
+        None,
+        Number(0.0, rule="must be a positive number of milliseconds", above=True),
+        "Milliseconds per token to keep to.",
+        path="scheduling.target_tpot_ms",
+    )
     grammar: GrammarParams | None = None
-    healing_prefix: str = ""
+    healing_prefix: str = param(
+        "", Text(MAX_HEALING_PREFIX, f"at most {MAX_HEALING_PREFIX} characters of text that UTF-8 can hold"), json=None
+    )
 
 
 @dataclass(slots=True)
@@ -393,7 +461,8 @@ class StepTrace:
 class EngineInfo:
     """Facts that do not change while an engine lives.
 
-    ``kernels`` is `native` or `reference`, ``numeric_mode`` `bitwise` or `numerical` (DESIGN section 5).
+    ``kernels`` is `native` or `reference`, ``numeric_mode`` `bitwise` (bits that do not depend on the
+    batch) or `numerical`.
     ``max_context`` and ``kv_tokens`` are in tokens, ``max_batch`` in sequences; ``drafters`` are those loaded.
     """
 

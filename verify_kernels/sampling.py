@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-MIN_TEMPERATURE = 1e-6  # below, logits of 1e30 would overflow float32 when divided by it
+from specdec.fields import MIN_TEMPERATURE
+
 _RECORD = struct.Struct("<Qdfffffi")
 
 

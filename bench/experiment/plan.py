@@ -7,9 +7,9 @@ import dataclasses
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_type_hints
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, ValidationError, create_model, field_validator, model_validator
 
 from bench.serve import SERVE_WORKLOADS
 from bench.serve.endpoints import ServerUrl, connect_with
@@ -19,17 +19,22 @@ from server.experiment.records import ExperimentError
 from specdec.client.connection import Credentials
 from specdec.client.prompt import GenerateOptions
 from specdec.errors import ConfigError, SpecdecError
-from specdec.types import SpeculationMode, SpeculationParams
+from specdec.fields import Param, params_of
+from specdec.types import Request, SpeculationParams
 
 
-class ArmSpeculation(StrictModel):
+def _in_bounds(each: Param) -> AfterValidator:
+    def check(value: Any) -> Any:
+        problem = "" if value is None else each.kind.problem(value, 0)
+        if problem:
+            raise ValueError(problem)
+        return value
+
+    return AfterValidator(check)
+
+
+class _Speculation(StrictModel):
     """As `SpeculationParams`; written as a mapping, or as its mode alone."""
-
-    mode: SpeculationMode = SpeculationMode.AUTO
-    drafters: tuple[str, ...] | None = Field(None, min_length=1)
-    max_nodes: int | None = Field(None, ge=0, le=63)
-    max_depth: int | None = Field(None, ge=0, le=63)
-    width: int | None = Field(None, ge=1, le=16)
 
     @model_validator(mode="before")
     @classmethod
@@ -39,10 +44,31 @@ class ArmSpeculation(StrictModel):
             return {"mode": "on" if value else "off"}
         return {"mode": value} if isinstance(value, str) else value
 
+    @field_validator("drafters", check_fields=False)
+    @classmethod
+    def _names_any(cls, drafters: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if drafters == ():
+            raise ValueError("names no drafter; leave it out for all of them, or turn speculation off")
+        return drafters
+
     @property
     def params(self) -> SpeculationParams:
         """As the client has it."""
-        return SpeculationParams(self.mode, self.drafters, self.max_nodes, self.max_depth, self.width)
+        return SpeculationParams(**self.model_dump())
+
+
+def _with_params(base: type[StrictModel], record: Any) -> Any:
+    """``base`` with the parameters of ``record`` as its fields."""
+    hints = get_type_hints(record)
+    fields: dict[str, Any] = {p.name: (Annotated[hints[p.name], _in_bounds(p)], p.default) for p in params_of(record)}
+    return create_model("ArmSpeculation", __base__=base, **fields)
+
+
+if TYPE_CHECKING:
+    ArmSpeculation = _Speculation
+else:
+    ArmSpeculation = _with_params(_Speculation, SpeculationParams)
+_OWN = {each.name: _in_bounds(each) for each in params_of(Request)}
 
 
 class ArmRequest(StrictModel):
@@ -50,8 +76,8 @@ class ArmRequest(StrictModel):
     servers with OpenAI's API; gRPC has none."""
 
     speculation: ArmSpeculation = ArmSpeculation()
-    priority: int = Field(0, ge=-(1 << 31), lt=1 << 31)
-    target_tpot_ms: float | None = Field(None, gt=0)
+    priority: Annotated[int, _OWN["priority"]] = 0
+    target_tpot_ms: Annotated[float | None, _OWN["target_tpot_ms"]] = None
     prediction: bool = True
     session: bool = True
     body: dict[str, Any] = Field(default_factory=dict)

@@ -26,12 +26,13 @@ from server.grpc.messages import (
     timings_message,
     usage_message,
 )
-from server.grpc.request_reader import read_grammar, read_output, read_sampling, read_speculation, read_stopping
+from server.grpc.request_reader import read_own, read_stopping
 from server.observe.records import current_arm
+from specdec.api.params import read_grammar, read_params
 from specdec.api.v1 import completion_pb2 as pb
 from specdec.api.v1 import result_pb2 as result
 from specdec.errors import InvalidRequestError, RequestError, ViolationCollector
-from specdec.types import Delta, Finished, RequestEvent, Started
+from specdec.types import Delta, Finished, OutputParams, RequestEvent, SamplingParams, SpeculationParams, Started
 
 _MODES = {
     pb.CompletionOptions.MODE_UNSPECIFIED: FillMode.MIDDLE,
@@ -67,8 +68,8 @@ def check_model(asked: str, frontend: Frontend) -> None:
 
 def read_options(message: pb.CompleteRequest | pb.SessionSetup, seen: ViolationCollector) -> CompletionOptions:
     """How to complete; what can not be is told to ``seen``."""
-    made, scheduling, session = message.completion, message.scheduling, message.session
-    sampling, stopping = read_sampling(message.sampling), read_stopping(message.stopping)
+    made, stopping = message.completion, read_stopping(message.stopping, seen)
+    sampling = read_params(SamplingParams, message.sampling, seen)
     if not message.sampling.HasField("temperature"):
         sampling = replace(sampling, temperature=0.0)
     if stopping.max_tokens is None:
@@ -88,13 +89,10 @@ def read_options(message: pb.CompleteRequest | pb.SessionSetup, seen: ViolationC
         suffix=made.stop_at_suffix if made.HasField("stop_at_suffix") else True,
         sampling=sampling,
         stopping=stopping,
-        output=CompletionOptions().output if whole is None else read_output(whole.output),
-        speculation=read_speculation(message.speculation, seen),
-        priority=scheduling.priority,
-        cache_salt=message.cache.salt,
-        session=session.id,
-        target_tpot_ms=scheduling.target_tpot_ms if scheduling.HasField("target_tpot_ms") else None,
+        output=OutputParams() if whole is None else read_params(OutputParams, whole.output, seen),
+        speculation=read_params(SpeculationParams, message.speculation, seen, "speculation."),
         grammar=read_grammar(whole.grammar, seen) if whole is not None and whole.HasField("grammar") else None,
+        **read_own(message, seen),
     )
 
 

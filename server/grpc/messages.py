@@ -110,10 +110,7 @@ def tree_message(tree: StepTree) -> result.StepTree:
 
 def timings_message(timings: Timings) -> result.Timings:
     """Milliseconds."""
-    return result.Timings(
-        queue_ms=timings.queue_ms, prefill_ms=timings.prefill_ms, decode_ms=timings.decode_ms,
-        draft_ms=timings.draft_ms, verify_ms=timings.verify_ms,
-    )  # fmt: skip
+    return result.Timings(**_named_fields(timings, _TIMINGS))
 
 
 def metrics_message(stats: SpeculationStats) -> result.Metrics:
@@ -151,22 +148,12 @@ def info_message(info: EngineInfo, restarts: int) -> model.GetServerInfoResponse
 
 def load_message(load: EngineLoad) -> model.GetLoadResponse:
     """How busy the engine is."""
-    return model.GetLoadResponse(
-        running_requests=load.running_requests, waiting_requests=load.waiting_requests, free_pages=load.free_pages,
-        total_pages=load.total_pages, tokens_per_second=load.tokens_per_second,
-        prefix_hit_tokens=load.prefix_hit_tokens, prompt_tokens=load.prompt_tokens, steps=load.steps,
-        drafting_steps=load.drafting_steps, step_rows=load.step_rows, draft_rows=load.draft_rows, plan_ms=load.plan_ms,
-        draft_ms=load.draft_ms, verify_ms=load.verify_ms, commit_ms=load.commit_ms,
-    )  # fmt: skip
+    return model.GetLoadResponse(**_named_fields(load, _LOAD))
 
 
 def usage_message(usage: Usage) -> result.Usage:
     """Token counts."""
-    return result.Usage(
-        prompt_tokens=usage.prompt_tokens, cached_tokens=usage.cached_tokens, output_tokens=usage.output_tokens,
-        preemptions=usage.preemptions, accepted_prediction_tokens=usage.accepted_prediction_tokens,
-        rejected_prediction_tokens=usage.rejected_prediction_tokens,
-    )  # fmt: skip
+    return result.Usage(**_named_fields(usage, _USAGE))
 
 
 def _set_stop(message: generation_pb2.Finished | generation_pb2.Sample, matched: str | int | None) -> None:
@@ -176,6 +163,7 @@ def _set_stop(message: generation_pb2.Finished | generation_pb2.Sample, matched:
         message.stop_token_id = matched
 
 
+_USAGE, _TIMINGS, _LOAD = (tuple(f.name for f in fields(kind)) for kind in (Usage, Timings, EngineLoad))
 _STEP_FIELDS = tuple(f.name for f in fields(StepTrace) if f.name not in ("drafters", "replay"))
 _DRAFTER_FIELDS = tuple(f.name for f in fields(DrafterTrace))
 
@@ -185,14 +173,6 @@ def trace_message(step: StepTrace) -> trace_pb2.StepTrace:
     return trace_pb2.StepTrace(
         **_named_fields(step, _STEP_FIELDS),
         drafters=[trace_pb2.DrafterTrace(**_named_fields(d, _DRAFTER_FIELDS)) for d in step.drafters],
-    )
-
-
-def trace_from_message(message: trace_pb2.StepTrace) -> StepTrace:
-    """The inverse of `trace_message`."""
-    return StepTrace(
-        **_named_fields(message, _STEP_FIELDS),
-        drafters=[DrafterTrace(**_named_fields(d, _DRAFTER_FIELDS)) for d in message.drafters],
     )
 
 

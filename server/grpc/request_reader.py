@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import uuid
 from collections.abc import Iterable, Sequence
@@ -14,93 +13,43 @@ from server.completion.requests import CompletionOptions, RequestMaker
 from server.errors import UnknownModelError
 from server.fim import ContextFile, Gap, PackedPrompt
 from server.frontend import Frontend
+from server.request_fields import check_requests
+from specdec.api.params import read_grammar, read_params, read_values
 from specdec.api.v1 import generation_pb2 as pb
 from specdec.api.v1 import options_pb2 as options
-from specdec.api.v1.completion_pb2 import CompleteRequest
-from specdec.engine.validation import validate_request
-from specdec.errors import FieldViolation, InvalidRequestError, PromptTooLongError, ViolationCollector
+from specdec.api.v1.completion_pb2 import CompleteRequest, SessionSetup
+from specdec.errors import FieldViolation, InvalidRequestError, ViolationCollector
+from specdec.fields import params_of
 from specdec.types import (
     EngineInfo,
-    GrammarKind,
     GrammarParams,
     OutputParams,
     Request,
     SamplingParams,
-    SpeculationMode,
     SpeculationParams,
     StoppingParams,
     TextRules,
 )
 
-MAX_REQUEST_ID_CHARACTERS = 128
-# The engine's fields that have another path in the messages.
-_MESSAGE_PATHS = {
-    "cache_salt": "cache.salt",
-    "prediction": "prediction.token_ids",
-    "target_tpot_ms": "scheduling.target_tpot_ms",
-    "stopping.time_limit_s": "stopping.time_limit_ms",
-    "stopping.decode_limit_s": "stopping.decode_time_limit_ms",
-}
+
+def _message_paths() -> dict[str, str]:
+    """The engine's names of fields that have another path in the messages."""
+    found = {"prediction": "prediction.token_ids"}
+    for prefix, record in (("", Request), ("stopping.", StoppingParams)):
+        found |= {prefix + p.label: prefix + p.path for p in params_of(record) if "." in p.path or p.scale != 1}
+    return found
 
 
-def validate(request: Request, info: EngineInfo, seen: ViolationCollector) -> None:
-    """Refuse ``request`` for what ``seen`` holds already and for what the engine would refuse it.
-
-    Raises:
-        InvalidRequestError: with every bad field.
-        PromptTooLongError: nothing else is wrong, but the prompt does not fit the context.
-    """
-    n = len(request.request_id)
-    seen.check(n <= MAX_REQUEST_ID_CHARACTERS, "request_id", f"at most {MAX_REQUEST_ID_CHARACTERS} characters, got {n}")
-    try:
-        validate_request(request, info.vocab_size, info.max_context, info.drafters)
-    except InvalidRequestError as error:
-        known = {v.field for v in seen.violations}
-        found = [FieldViolation(_MESSAGE_PATHS.get(v.field, v.field), v.description) for v in error.violations]
-        seen.violations += [v for v in found if v.field not in known]
-    except PromptTooLongError:
-        seen.raise_if_any()
-        raise
-    seen.raise_if_any()
+_MESSAGE_PATHS = _message_paths()
 
 
-def grammar_message(grammar: GrammarParams) -> options.GrammarOptions:
-    """``grammar`` as a client sends it."""
-    if grammar.kind == GrammarKind.JSON_OBJECT:
-        return options.GrammarOptions(json_object=True)
-    if grammar.kind == GrammarKind.CHOICE:
-        return options.GrammarOptions(choice=options.Choices(values=json.loads(grammar.text)))
-    message = options.GrammarOptions()
-    setattr(message, grammar.kind.value, grammar.text)
-    return message
-
-
-def read_grammar(message: options.GrammarOptions, seen: ViolationCollector) -> GrammarParams | None:
-    """What ``message`` asks for; None when it is bad, which ``seen`` is told."""
-    which = message.WhichOneof("kind")
-    if which is None:
-        seen.check(False, "grammar", f"one of {', '.join(kind.value for kind in GrammarKind)} is needed")
-        return None
-    kind = GrammarKind(which)
-    if kind == GrammarKind.JSON_OBJECT:
-        seen.check(message.json_object, "grammar.json_object", "must be true; leave grammar unset for any text")
-        return GrammarParams(kind)
-    if kind == GrammarKind.CHOICE:
-        return GrammarParams(kind, json.dumps(list(message.choice.values), ensure_ascii=False))
-    return GrammarParams(kind, getattr(message, which))
+def validate(request: Request, info: EngineInfo, violations: ViolationCollector) -> None:
+    """As `check_requests`, by the messages' names."""
+    check_requests([request], info, violations, _MESSAGE_PATHS)
 
 
 GenerateMessage = pb.GenerateRequest | pb.GenerateStreamRequest
 PromptMessage = pb.GenerateRequest | pb.GenerateStreamRequest | pb.PrefillRequest
-
-_MODES = {
-    options.SpeculationOptions.MODE_UNSPECIFIED: SpeculationMode.AUTO,
-    options.SpeculationOptions.MODE_AUTO: SpeculationMode.AUTO,
-    options.SpeculationOptions.MODE_OFF: SpeculationMode.OFF,
-    options.SpeculationOptions.MODE_ON: SpeculationMode.ON,
-}
-# Most requests leave most of it unsaid.
-_SAMPLING, _OUTPUT, _SPECULATION, _RULES = SamplingParams(), OutputParams(), SpeculationParams(), TextRules()
 
 
 async def read_generate(message: GenerateMessage, frontend: Frontend) -> Request:
@@ -110,23 +59,20 @@ async def read_generate(message: GenerateMessage, frontend: Frontend) -> Request
         RequestError: it can not be served; every bad field is named.
     """
     seen = ViolationCollector()
-    scheduling, stopping = message.scheduling, read_stopping(message.stopping)
+    stopping = read_stopping(message.stopping, seen)
     grammar = read_grammar(message.grammar, seen) if message.HasField("grammar") else None
     prompt = await _prompt(message, frontend, seen, grammar)
     request = Request(
         request_id=message.request_id or uuid.uuid4().hex,
         prompt_ids=prompt.ids,
-        sampling=read_sampling(message.sampling),
+        sampling=read_params(SamplingParams, message.sampling, seen),
         stopping=_with_ends(stopping, prompt.ends),
-        output=read_output(message.output),
-        speculation=read_speculation(message.speculation, seen),
-        priority=scheduling.priority,
-        cache_salt=message.cache.salt,
+        output=read_params(OutputParams, message.output, seen),
+        speculation=read_params(SpeculationParams, message.speculation, seen, "speculation."),
         prediction_ids=await read_prediction(message, frontend, seen),
-        session=message.session.id,
-        target_tpot_ms=scheduling.target_tpot_ms if scheduling.HasField("target_tpot_ms") else None,
         grammar=grammar,
         healing_prefix=prompt.healing_prefix,
+        **read_own(message, seen),
     )
     validate(request, frontend.info, seen)
     return request
@@ -228,88 +174,17 @@ async def read_prediction(
     return tuple(message.prediction.token_ids.ids)
 
 
-def read_sampling(message: options.SamplingOptions) -> SamplingParams:
-    """How tokens are chosen, as ``message`` says; what it does not say is as in `SamplingParams`."""
-    unset = _SAMPLING
-    if not message.ByteSize():
-        return unset
-
-    def scalar(name: str, default: Any) -> Any:
-        return getattr(message, name) if message.HasField(name) else default  # type: ignore[arg-type]
-
-    return SamplingParams(
-        temperature=scalar("temperature", unset.temperature),
-        top_k=scalar("top_k", unset.top_k),
-        top_p=scalar("top_p", unset.top_p),
-        min_p=scalar("min_p", unset.min_p),
-        repetition_penalty=scalar("repetition_penalty", unset.repetition_penalty),
-        presence_penalty=scalar("presence_penalty", unset.presence_penalty),
-        frequency_penalty=scalar("frequency_penalty", unset.frequency_penalty),
-        logit_bias=tuple(sorted(message.logit_bias.items())),
-        allowed_token_ids=tuple(message.allowed_token_ids),
-        seed=scalar("seed", unset.seed),
-        n=scalar("n", unset.n),
-    )
-
-
 def _with_ends(stopping: StoppingParams, ends: Sequence[int]) -> StoppingParams:
     return replace(stopping, stop_token_ids=(*stopping.stop_token_ids, *ends)) if ends else stopping
 
 
-def read_stopping(message: options.StoppingOptions) -> StoppingParams:
+def read_stopping(message: options.StoppingOptions, violations: ViolationCollector) -> StoppingParams:
     """When to stop, as ``message`` says; what it does not say is as in `StoppingParams`."""
-    return StoppingParams(
-        max_tokens=message.max_tokens if message.HasField("max_tokens") else None,
-        min_tokens=message.min_tokens,
-        stop=tuple(message.stop),
-        stop_token_ids=tuple(message.stop_token_ids),
-        include_stop=message.include_stop,
-        ignore_eos=message.ignore_eos,
-        rules=_rules(message),
-        time_limit_s=message.time_limit_ms / 1e3 if message.HasField("time_limit_ms") else None,
-        decode_limit_s=message.decode_time_limit_ms / 1e3 if message.HasField("decode_time_limit_ms") else None,
-        finish_line=message.finish_line,
-    )
+    stopping = read_params(StoppingParams, message, violations)
+    rules = read_values(TextRules, message, violations)
+    return replace(stopping, rules=TextRules(**rules)) if rules else stopping
 
 
-def _rules(message: options.StoppingOptions) -> TextRules | None:
-    brackets = message.brackets if message.HasField("brackets") else None
-    rules = TextRules(
-        max_lines=message.max_lines if message.HasField("max_lines") else None,
-        min_indent=message.min_indent if message.HasField("min_indent") else None,
-        blank_line=message.blank_line,
-        closers=None if brackets is None else brackets.closers,
-        quote="" if brackets is None else brackets.quote,
-        suffix=message.suffix,
-        lead=message.lead,
-    )
-    return None if rules == _RULES else rules
-
-
-def read_output(message: options.OutputOptions) -> OutputParams:
-    """What comes back."""
-    if not message.ByteSize():
-        return _OUTPUT
-    return OutputParams(
-        logprobs=message.logprobs if message.HasField("logprobs") else None,
-        text=message.text if message.HasField("text") else True,
-        skip_special_tokens=message.skip_special_tokens if message.HasField("skip_special_tokens") else True,
-        trees=message.trees,
-    )
-
-
-def read_speculation(message: options.SpeculationOptions, seen: ViolationCollector) -> SpeculationParams:
-    """How to draft; an unknown mode is told to ``seen``."""
-    if not message.ByteSize():
-        return _SPECULATION
-    mode = _MODES.get(message.mode)
-    if mode is None:
-        known = ", ".join(options.SpeculationOptions.Mode.keys())
-        seen.check(False, "speculation.mode", f"unknown value {message.mode}; one of {known}")
-    return SpeculationParams(
-        mode=mode or SpeculationMode.AUTO,
-        drafters=tuple(message.drafters) or None,
-        max_nodes=message.max_nodes if message.HasField("max_nodes") else None,
-        max_depth=message.max_depth if message.HasField("max_depth") else None,
-        width=message.width if message.HasField("width") else None,
-    )
+def read_own(message: PromptMessage | CompleteRequest | SessionSetup, violations: ViolationCollector) -> dict[str, Any]:
+    """The options that are fields of `Request` itself."""
+    return read_values(Request, message, violations)

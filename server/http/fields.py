@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from server.frontend import Frontend
 from server.http.call import Call
 from server.json_body import Body
-from server.request_fields import read_speculation
-from specdec.engine.validation import validate_request
-from specdec.errors import InvalidRequestError, PromptTooLongError, ViolationCollector
-from specdec.types import EngineInfo, Request
-
-_INT32 = (1 << 31) - 1
+from server.request_fields import param_schemas, read_speculation, read_values
+from specdec.errors import InvalidRequestError
+from specdec.types import Request, SamplingParams, SpeculationParams, StoppingParams
 
 
 def read_common(call: Call, body: Body) -> dict[str, Any]:
     """Fields of `Request`: speculation, session (or the header ``x-session-id``), cache salt, priority (a higher one
     goes first), milliseconds per token to keep to. ``call`` learns which other call this one takes the place of."""
     call.supersedes_key = body.text("supersedes_key") or ""
-    session = body.text("session")
     return {
         "speculation": read_speculation(body),
-        "session": call.header("x-session-id") if session is None else session,
-        "cache_salt": body.text("cache_salt") or "",
-        "priority": body.integer("priority", -_INT32, _INT32) or 0,
-        "target_tpot_ms": body.number("target_tpot_ms"),
+        "session": call.header("x-session-id"),
+        **read_values(body, Request),
     }
 
 
@@ -93,28 +86,6 @@ def read_tools(body: Body) -> list[dict[str, Any]] | None:
     return tools if usable else None
 
 
-def validate(requests: Sequence[Request], info: EngineInfo, seen: ViolationCollector) -> None:
-    """Refuse ``requests``, which differ in their prompts only, for what ``seen`` holds and the engine would refuse.
-
-    Raises:
-        InvalidRequestError: with every bad field, under the engine's names where the engine found it.
-        PromptTooLongError: nothing else is wrong, but a prompt does not fit the context.
-    """
-    longest = max(len(request.prompt_ids) for request in requests)
-    for request in requests:
-        fits = len(request.prompt_ids) < info.max_context
-        # A prompt that is refused for its length is not looked through: it may be of any length.
-        checked = request if fits else dataclasses.replace(request, prompt_ids=(0,))
-        try:
-            validate_request(checked, info.vocab_size, info.max_context, info.drafters)
-        except InvalidRequestError as error:
-            known = {violation.field for violation in seen.violations}
-            seen.violations += [violation for violation in error.violations if violation.field not in known]
-    seen.raise_if_any()
-    if longest >= info.max_context:
-        raise PromptTooLongError(info.max_context - 1, longest)
-
-
 Schema = Mapping[str, Any]
 
 TEXT: Schema = {"type": "string"}
@@ -125,25 +96,9 @@ OBJECT: Schema = {"type": "object"}
 TEXTS: Schema = {"oneOf": [TEXT, {"type": "array", "items": TEXT}]}
 IDS: Schema = {"type": "array", "items": COUNT}
 
-SAMPLING: Mapping[str, Schema] = {
-    "temperature": {"type": "number", "minimum": 0, "default": 1, "description": "0 is greedy."},
-    "top_p": {"type": "number", "exclusiveMinimum": 0, "maximum": 1, "default": 1},
-    "top_k": {"type": "integer", "minimum": -1, "default": 0, "description": "0 and -1: off."},
-    "min_p": {"type": "number", "minimum": 0, "maximum": 1, "default": 0},
-    "repetition_penalty": {"type": "number", "exclusiveMinimum": 0, "default": 1},
-    "presence_penalty": {"type": "number", "default": 0},
-    "frequency_penalty": {"type": "number", "default": 0},
-    "logit_bias": {"type": "object", "additionalProperties": NUMBER, "description": "By token id."},
-    "allowed_token_ids": IDS,
-    "seed": {"type": "integer", "description": "The same seed gives the same tokens. -1 or none: a fresh one."},
-}
-STOPPING: Mapping[str, Schema] = {
-    "stop": {**TEXTS, "description": "At most 64 different strings; names of special tokens stop at those."},
-    "stop_token_ids": IDS,
-    "min_tokens": COUNT,
-    "include_stop_str_in_output": FLAG,
-    "ignore_eos": FLAG,
-}
+_N, _MAX_TOKENS = "n", "max_tokens"  # each dialect tells these by itself
+SAMPLING = {name: schema for name, schema in param_schemas(SamplingParams).items() if name != _N}
+STOPPING = {name: schema for name, schema in param_schemas(StoppingParams).items() if name != _MAX_TOKENS}
 GRAMMAR: Mapping[str, Schema] = {
     "response_format": {
         "type": "object",
@@ -181,18 +136,9 @@ COMMON: Mapping[str, Schema] = {
     "speculation": {
         "type": "object",
         "description": "Changes how fast tokens come, never which.",
-        "properties": {
-            "mode": {"enum": ["auto", "off", "on"]},
-            "drafters": {"type": "array", "items": TEXT},
-            "max_nodes": {"type": "integer", "minimum": 0, "maximum": 63},
-            "max_depth": {"type": "integer", "minimum": 0, "maximum": 63},
-            "width": {"type": "integer", "minimum": 1, "maximum": 16},
-        },
+        "properties": param_schemas(SpeculationParams),
     },
-    "session": {**TEXT, "description": "An editor or a conversation; also the header x-session-id."},
-    "cache_salt": {**TEXT, "description": "Requests share cached prefixes and draft texts only with an equal salt."},
-    "priority": {"type": "integer", "default": 0, "description": "A higher one is scheduled first."},
-    "target_tpot_ms": {"type": "number", "exclusiveMinimum": 0, "description": "Milliseconds per token to keep to."},
+    **param_schemas(Request),
     "supersedes_key": {
         **TEXT,
         "description": "Ends the running request with the same key of the same tenant, which gets 409, SUPERSEDED.",

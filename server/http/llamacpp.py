@@ -22,12 +22,13 @@ from server.http.fields import (
     Schema,
     json_operation,
 )
-from server.http.llamacpp_request import Ask, probabilities, read_completion, read_infill
+from server.http.llamacpp_request import DEFAULTS, DIALECT, Ask, probabilities, read_completion, read_infill
 from server.interfaces import TokenizerLike
 from server.json_body import Body
-from specdec.engine.validation import MAX_LOGPROBS, MAX_N
+from server.request_fields import param_schemas
 from specdec.errors import EngineDeadError
-from specdec.types import Delta, Finished, FinishReason, RequestEvent
+from specdec.fields import MAX_LOGPROBS
+from specdec.types import Delta, Finished, FinishReason, RequestEvent, SamplingParams
 
 _TYPES = {
     401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error",
@@ -287,24 +288,18 @@ async def props(call: Call) -> None:
 
 
 _TEXTS: Schema = {"type": "array", "items": TEXT}
+_SAMPLING = param_schemas(SamplingParams, DIALECT, **DEFAULTS)
 _SHARED: Mapping[str, Schema] = {
     "model": {**TEXT, "description": "None, or the one served."},
     "n_predict": {"type": "integer", "description": "Negative: no limit. 0: only compute the prompt."},
-    "n_cmpl": {"type": "integer", "minimum": 1, "maximum": MAX_N, "description": "Above 1 the answer is a list."},
     "n_indent": {**COUNT, "description": "End before a line that is indented less."},
     "t_max_predict_ms": {**NUMBER, "description": "From the first token on; the line is ended."},
     "stream": FLAG,
     "return_tokens": FLAG,
     "response_fields": {**_TEXTS, "description": "Paths such as timings/prompt_n; the answer has these keys only."},
     "samplers": {**_TEXTS, "description": "What is on; infill without a temperature is greedy."},
-    "temperature": {"type": "number", "default": 0.8},
-    "top_k": {"type": "integer", "minimum": -1, "default": 40},
-    "top_p": {"type": "number", "exclusiveMinimum": 0, "maximum": 1, "default": 0.95},
-    "min_p": {"type": "number", "minimum": 0, "maximum": 1, "default": 0.05},
-    "repeat_penalty": {"type": "number", "exclusiveMinimum": 0, "default": 1},
-    "presence_penalty": {"type": "number", "default": 0},
-    "frequency_penalty": {"type": "number", "default": 0},
-    "seed": {"type": "integer", "description": "-1 or none: a fresh one."},
+    **_SAMPLING,
+    "n_cmpl": {**_SAMPLING["n_cmpl"], "description": "Above 1 the answer is a list."},
     "logit_bias": {
         "oneOf": [{"type": "array", "items": {"type": "array", "minItems": 2, "maxItems": 2}}, OBJECT],
         "description": "Pairs, or an object, of a token id or a text and a number that is added; false: never.",

@@ -13,11 +13,11 @@ from server.completion.requests import CompletionOptions
 from server.fim import ContextFile, Gap
 from server.frontend import Frontend
 from server.http.call import Call
-from server.http.fields import read_common, validate
+from server.http.fields import read_common
 from server.interfaces import TokenizerLike
 from server.json_body import Body, write_json
-from server.request_fields import MAX_TOKENS, read_seed, read_stopping
-from specdec.engine.validation import MAX_BIAS, MAX_LOGPROBS, MAX_N
+from server.request_fields import check_requests, is_token_id, read_params, read_stopping
+from specdec.fields import INT31, MAX_BIAS, MAX_LOGPROBS, MAX_N
 from specdec.types import (
     GrammarKind,
     GrammarParams,
@@ -71,16 +71,12 @@ async def read_logit_bias(body: Body, frontend: Frontend) -> tuple[tuple[int, fl
 def _pairs(given: Any) -> list[tuple[Any, Any]] | None:
     """None where it has another form. An object's keys are ids where they are numbers in decimal."""
     if isinstance(given, dict):
-        return [(int(name) if _is_id(name) else name, bias) for name, bias in given.items()]
+        return [(int(name) if is_token_id(name) else name, bias) for name, bias in given.items()]
     if given is None:
         return []
     if not isinstance(given, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in given):
         return None
     return [(what, bias) for what, bias in given]
-
-
-def _is_id(name: str) -> bool:
-    return name.isascii() and name.isdigit() and len(name) < 10
 
 
 def _good(what: Any, bias: Any) -> bool:
@@ -115,8 +111,8 @@ def probabilities(rows: Sequence[TokenLogprobs], tokenizer: TokenizerLike) -> li
     ]
 
 
-_INT31 = (1 << 31) - 1
-_TEMPERATURE, _TOP_K, _TOP_P, _MIN_P = 0.8, 40, 0.95, 0.05  # llama.cpp's own defaults
+DIALECT = "llamacpp"
+DEFAULTS: dict[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}  # llama.cpp's own
 
 
 def read_samples(body: Body) -> int:
@@ -131,36 +127,19 @@ def read_samples(body: Body) -> int:
     return 1
 
 
-def read_llama_sampling(body: Body) -> SamplingParams:
+async def read_llama_sampling(body: Body, frontend: Frontend) -> SamplingParams:
     """The fields of llama.cpp and its defaults. With a list ``samplers``, only what it names is on; where that is
     ``infill`` without a temperature, one sample is greedy: that sampler, too, takes what is likeliest to be meant."""
     n, asked = read_samples(body), _samplers(body)
-    temperature, top_k = body.number("temperature"), body.integer("top_k", -1, _INT31)
-    top_p, min_p = body.number("top_p"), body.number("min_p")
-    if temperature is None:
-        temperature = _temperature(asked, n)
-    chosen = SamplingParams(
-        temperature=max(0.0, temperature),
-        top_k=0 if _off("top_k", asked) else max(0, _TOP_K if top_k is None else top_k),
-        top_p=1.0 if _off("top_p", asked) else _TOP_P if top_p is None else top_p,
-        min_p=0.0 if _off("min_p", asked) else _MIN_P if min_p is None else min_p,
-        seed=read_seed(body),
-        n=n,
-    )
-    body.names["sampling.repetition_penalty"] = body.path("repeat_penalty")
-    penalties: dict[str, Any] = {
-        "repetition_penalty": body.number("repeat_penalty"),
-        "presence_penalty": body.number("presence_penalty"),
-        "frequency_penalty": body.number("frequency_penalty"),
-    }
-    given: dict[str, Any] = {name: value for name, value in penalties.items() if value is not None}
-    return dataclasses.replace(chosen, **given)
-
-
-def _temperature(asked: tuple[str, ...] | None, n: int) -> float:
-    if asked is None or "temperature" in asked:
-        return _TEMPERATURE
-    return 0.0 if "infill" in asked and n == 1 else 1.0
+    left_out = {name: value for name, value in DEFAULTS.items() if not body.has(name)}
+    off: dict[str, Any] = {}
+    if asked is not None:
+        off = {name: getattr(SamplingParams(), name) for name in ("top_k", "top_p", "min_p") if name not in asked}
+        if "temperature" in left_out and "temperature" not in asked:
+            left_out["temperature"] = 0.0 if "infill" in asked and n == 1 else 1.0
+    bias = await read_logit_bias(body, frontend)
+    sampling = read_params(body, SamplingParams, DIALECT, n=n, logit_bias=bias, **left_out)
+    return dataclasses.replace(sampling, **{"temperature": max(0.0, sampling.temperature), **off})
 
 
 def _samplers(body: Body) -> tuple[str, ...] | None:
@@ -168,18 +147,14 @@ def _samplers(body: Body) -> tuple[str, ...] | None:
     return body.texts("samplers") if isinstance(body.raw("samplers"), list) else None
 
 
-def _off(name: str, asked: tuple[str, ...] | None) -> bool:
-    return asked is not None and name not in asked
-
-
 def read_llama_stopping(body: Body, tokenizer: TokenizerLike) -> StoppingParams:
     """``n_predict`` (negative: up to the context limit), ``stop``, ``n_indent`` (before a line indented less) and
     ``t_max_predict_ms``, which counts from the first token and lets the line be ended. A limit to the prompt's time
     (``t_max_prompt_ms``) is none to llama.cpp either: a warm-up that gives 1 ms wants its prompt computed."""
-    limit = body.integer("n_predict", -MAX_TOKENS, MAX_TOKENS)
+    limit = body.integer("n_predict", -INT31, INT31)
     body.names["stopping.max_tokens"] = body.path("n_predict")
     stopping = read_stopping(body, tokenizer, None if limit is None or limit < 0 else limit)
-    indent = body.integer("n_indent", 0, MAX_TOKENS)
+    indent = body.integer("n_indent", 0, INT31)
     if indent:
         stopping = dataclasses.replace(stopping, rules=TextRules(min_indent=indent))
     most_ms = body.number("t_max_predict_ms")
@@ -216,6 +191,18 @@ def read_ask(body: Body, request: Request, n_predict: int | None) -> Ask:
     )
 
 
+async def _options(call: Call, body: Body) -> dict[str, Any]:
+    """What both calls ask for beside the prompt, as fields of `Request`."""
+    frontend = call.face.frontend
+    return {
+        "stopping": read_llama_stopping(body, frontend.loaded_tokenizer),
+        "sampling": await read_llama_sampling(body, frontend),
+        "output": read_output(body),
+        "grammar": read_llama_grammar(body),
+        **read_common(call, body),
+    }
+
+
 _PROMPT_RULE = "must be text, a list of token ids, or a list of both"
 
 
@@ -229,21 +216,12 @@ async def read_completion(call: Call) -> Ask:
     call.face.check_model(body.text("model"))
     call.field_names["prompt.token_ids"] = "prompt"
     ids = await _prompt(body, frontend)
-    stopping = read_llama_stopping(body, frontend.loaded_tokenizer)
-    bias = await read_logit_bias(body, frontend)
-    sampling = dataclasses.replace(read_llama_sampling(body), logit_bias=bias)
-    request = Request(
-        request_id=f"cmpl-{call.request_id}",
-        prompt_ids=ids or (0,),  # a stand-in where the prompt is bad: the other fields are checked all the same
-        sampling=sampling,
-        output=read_output(body),
-        stopping=stopping,
-        grammar=read_llama_grammar(body),
-        **read_common(call, body),
-    )
-    ask = read_ask(body, request, stopping.max_tokens)
+    options = await _options(call, body)
+    # A stand-in where the prompt is bad: the other fields are checked all the same.
+    request = Request(request_id=f"cmpl-{call.request_id}", prompt_ids=ids or (0,), **options)
+    ask = read_ask(body, request, request.stopping.max_tokens)
     body.seen.check(bool(ids) or bool(body.seen.violations), "prompt", "must amount to at least one token")
-    validate([request], call.face.info, body.seen)
+    check_requests([request], call.face.info, body.seen)
     return ask
 
 
@@ -277,25 +255,16 @@ async def read_infill(call: Call) -> Ask:
         FimNotSupportedError: the model can not fill in the middle of a text.
         RequestError: it can not be served; every bad field is named.
     """
-    body, frontend = call.body(), call.face.frontend
+    body = call.body()
     call.face.check_model(body.text("model"))
     gap = _gap(body)
-    stopping = read_llama_stopping(body, frontend.loaded_tokenizer)
-    bias = await read_logit_bias(body, frontend)
-    sampling = dataclasses.replace(read_llama_sampling(body), logit_bias=bias)
-    options = CompletionOptions(
-        dedent=False,  # clients say what they want in n_indent
-        sampling=sampling,
-        output=read_output(body),
-        stopping=stopping,
-        grammar=read_llama_grammar(body),
-        **read_common(call, body),
-    )
+    # No end where the text leaves its block: clients say what they want in n_indent.
+    options = CompletionOptions(dedent=False, **await _options(call, body))
     body.seen.raise_if_any()
     maker = call.face.completion.maker
     request = await maker.make(gap, options, current_caller(), f"infill-{call.request_id}")
-    ask = read_ask(body, request, stopping.max_tokens)
-    validate([request], call.face.info, body.seen)
+    ask = read_ask(body, request, options.stopping.max_tokens)
+    check_requests([request], call.face.info, body.seen)
     return ask
 
 

@@ -33,14 +33,14 @@ from server.http.fields import (
     read_conversation,
     read_prediction,
     read_tools,
-    validate,
 )
 from server.http.openai_format import extras
 from server.http.tool_calls import ToolCall, ToolCallParser
 from server.interfaces import TokenizerLike
 from server.json_body import Body, write_json
-from server.request_fields import MAX_TOKENS, read_sampling, read_stopping
+from server.request_fields import check_requests, param_schemas, read_params, read_stopping
 from specdec.errors import InvalidRequestError
+from specdec.fields import INT31, OPENAI
 from specdec.types import (
     Delta,
     Finished,
@@ -111,35 +111,25 @@ def read_format(body: Body) -> GrammarParams | None:
 # What holds where a request says nothing, as Ollama has it.
 DEFAULTS: dict[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
 _UNLIMITED = -2  # "as much as fits", and -1, "without end", come to the same: the context is the limit
-_SAMPLING = (
-    "temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "logit_bias",
-    "allowed_token_ids", "seed",
-)  # fmt: skip
-_STOPPING = ("min_tokens", "stop", "stop_token_ids")
-_INT31 = (1 << 31) - 1
+_DIALECT = "ollama"
 
 
 def read_options(body: Body, tokenizer: TokenizerLike) -> tuple[SamplingParams, StoppingParams]:
     """How to choose and when to stop. What only concerns another engine (threads, memory, num_ctx, ...) is ignored."""
     options = body.object("options") or Body({}, body.seen, body.names, f"{body.path('options')}.")
-    options.names |= {f"sampling.{name}": options.path(name) for name in _SAMPLING}
-    options.names |= {f"stopping.{name}": options.path(name) for name in _STOPPING}
     return _sampling(options), _stopping(options, tokenizer)
 
 
 def _sampling(options: Body) -> SamplingParams:
     left_out = {name: value for name, value in DEFAULTS.items() if not options.has(name)}
-    penalty, window = options.number("repeat_penalty"), options.integer("repeat_last_n", -1, _INT31)
-    name = "repeat_penalty" if options.has("repeat_penalty") else "repetition_penalty"
-    options.names["sampling.repetition_penalty"] = options.path(name)
-    sampling = dataclasses.replace(read_sampling(options, 1), **left_out)
-    if window == 0:  # the penalty looks at no token
-        penalty = 1.0
-    return sampling if penalty is None else dataclasses.replace(sampling, repetition_penalty=penalty)
+    given = options.has("repeat_penalty")  # else by the name that vLLM has for it
+    sampling = read_params(options, SamplingParams, _DIALECT if given else OPENAI, n=1, **left_out)
+    looks_at_none = options.integer("repeat_last_n", -1, INT31) == 0
+    return dataclasses.replace(sampling, repetition_penalty=1.0) if looks_at_none else sampling
 
 
 def _stopping(options: Body, tokenizer: TokenizerLike) -> StoppingParams:
-    limit = options.integer("num_predict", _UNLIMITED, MAX_TOKENS)
+    limit = options.integer("num_predict", _UNLIMITED, INT31)
     options.names["stopping.max_tokens"] = options.path("num_predict")
     stopping = read_stopping(options, tokenizer, None if limit is None or limit < 0 else limit)
     return dataclasses.replace(stopping, stop=tuple(filter(None, stopping.stop)))
@@ -155,7 +145,7 @@ class PromptFields:
     def __init__(self, body: Body) -> None:
         self._body = body
         self.prompt, self.suffix, self.system = (body.text(name) or "" for name in ("prompt", "suffix", "system"))
-        self.context = body.integers("context", 0, _INT31)
+        self.context = body.integers("context", 0, INT31)
         said, template = body.flag("raw"), body.text("template")
         self.is_raw = said or spells_template(self.prompt)
         if said and (self.system or template or self.context):
@@ -283,7 +273,7 @@ async def read_generate(call: Call) -> GenerateAsk:
         grammar=read_format(body),
         **read_common(call, body),
     )
-    validate([request], call.face.info, body.seen)
+    check_requests([request], call.face.info, body.seen)
     return GenerateAsk(model, None if fields.is_empty else request, stream, not fields.is_raw)
 
 
@@ -389,7 +379,7 @@ async def read_chat(call: Call) -> ChatAsk:
         **read_common(call, body),
     )
     body.seen.check(empty or bool(ids) or bool(body.seen.violations), "messages", "must amount to at least one token")
-    validate([request], call.face.info, body.seen)
+    check_requests([request], call.face.info, body.seen)
     told = tools is not None and frontend.loaded_tokenizer.has_tool_template
     return ChatAsk(model, None if empty else request, stream, told)
 
@@ -575,13 +565,12 @@ async def version(call: Call) -> None:
 
 OPTION_FIELDS: Mapping[str, Schema] = {
     **SAMPLING,
-    **{name: {**SAMPLING[name], "default": value} for name, value in DEFAULTS.items()},
+    **param_schemas(SamplingParams, _DIALECT, **DEFAULTS),
     **STOPPING,
     "num_predict": {
         "type": "integer", "minimum": -2, "default": -1,
         "description": "Negative: up to the context. 0: only compute the prompt into the prefix cache.",
     },
-    "repeat_penalty": {"type": "number", "exclusiveMinimum": 0, "default": 1},
     "repeat_last_n": {"type": "integer", "minimum": -1, "description": "0 turns repeat_penalty off."},
 }  # fmt: skip
 _MODEL: Mapping[str, Schema] = {

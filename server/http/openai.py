@@ -26,7 +26,9 @@ from server.http.fields import (
 from server.http.openai_chat import chat
 from server.http.openai_completions import complete
 from server.http.openai_format import OpenAIErrors
-from specdec.engine.validation import MAX_LOGPROBS, MAX_N
+from server.request_fields import param_schemas
+from specdec.fields import MAX_LOGPROBS, MAX_N
+from specdec.types import OutputParams
 
 
 async def list_models(call: Call) -> None:
@@ -72,8 +74,7 @@ _SHARED: Mapping[str, Schema] = {
     "stream": FLAG,
     "stream_options": STREAM_OPTIONS,
     "return_token_ids": FLAG,
-    "return_step_trees": {**FLAG, "description": "Streamed chunks with the token tree their step verified."},
-    "skip_special_tokens": {**FLAG, "default": True},
+    **param_schemas(OutputParams),
     **SAMPLING,
     **STOPPING,
     **GRAMMAR,
@@ -85,7 +86,6 @@ COMPLETION_FIELDS: Mapping[str, Schema] = {
     **_SHARED,
     "prompt": {"oneOf": [TEXTS, IDS, {"type": "array", "items": IDS}]},
     "suffix": {**TEXT, "description": "What follows the gap that is to be filled."},
-    "logprobs": _TOP,
     "echo": FLAG,
     "add_special_tokens": {**FLAG, "default": True},
     "parse_special": {**FLAG, "default": True, "description": "Read special tokens spelled out in the prompt as such."},

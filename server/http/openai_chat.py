@@ -7,7 +7,7 @@ from typing import Any
 
 from server.http.answering import MEDIA_TYPE, Sample, stream_answer, whole_answer
 from server.http.call import Call
-from server.http.fields import read_common, read_conversation, read_prediction, read_tools, validate
+from server.http.fields import read_common, read_conversation, read_prediction, read_tools
 from server.http.openai_format import (
     ChatLogprobs,
     Chunks,
@@ -24,9 +24,8 @@ from server.http.openai_format import (
 from server.http.tool_calls import ToolCall, ToolCallParser
 from server.interfaces import TokenizerLike
 from server.json_body import Body
-from server.request_fields import MAX_TOKENS, read_grammar, read_sampling, read_stopping
-from specdec.engine.validation import MAX_LOGPROBS
-from specdec.types import Delta, Finished, OutputParams, Request, RequestEvent
+from server.request_fields import check_requests, read_count, read_grammar, read_params, read_stopping
+from specdec.types import Delta, Finished, OutputParams, Request, RequestEvent, SamplingParams, StoppingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,34 +53,32 @@ async def read_chat(call: Call) -> ChatAsk:
     request = Request(
         request_id=f"chatcmpl-{call.request_id}",
         prompt_ids=ids or (0,),  # a stand-in where the messages are bad: the other fields are checked all the same
-        sampling=read_sampling(body, read_n(body)),
+        sampling=read_params(body, SamplingParams, n=read_n(body)),
         stopping=read_stopping(body, frontend.loaded_tokenizer, _max_tokens(body)),
-        output=OutputParams(
-            logprobs=_logprobs(body),
-            skip_special_tokens=body.flag("skip_special_tokens", True),
-            trees=read_step_trees(body, streaming),
-        ),
+        output=read_params(body, OutputParams, logprobs=_logprobs(body), trees=read_step_trees(body, streaming)),
         prediction_ids=await read_prediction(body, frontend),
         grammar=read_grammar(body),
         **read_common(call, body),
     )
     token_ids = body.flag("return_token_ids")
     body.seen.check(bool(ids) or bool(body.seen.violations), "messages", "must amount to at least one token")
-    validate([request], call.face.info, body.seen)
+    check_requests([request], call.face.info, body.seen)
     told = tools is not None and frontend.loaded_tokenizer.has_tool_template
     return ChatAsk(request, streaming, told, token_ids)
 
 
 def _max_tokens(body: Body) -> int | None:
     """``max_completion_tokens``, or by its former name ``max_tokens``; None: up to the context limit."""
-    old, new = body.integer("max_tokens", 0, MAX_TOKENS), body.integer("max_completion_tokens", 0, MAX_TOKENS)
+    old, new = (
+        read_count(body, StoppingParams, "max_tokens", name) for name in ("max_tokens", "max_completion_tokens")
+    )
     if new is not None:
         body.names["stopping.max_tokens"] = "max_completion_tokens"
     return old if new is None else new
 
 
 def _logprobs(body: Body) -> int | None:
-    wanted, top = body.flag("logprobs"), body.integer("top_logprobs", 0, MAX_LOGPROBS)
+    wanted, top = body.flag("logprobs"), read_count(body, OutputParams, "logprobs", "top_logprobs")
     if top and not wanted:
         body.refuse("top_logprobs", "needs logprobs to be true")
     return (top or 0) if wanted else None

@@ -9,7 +9,7 @@ from typing import Any
 from server.frontend import Frontend
 from server.http.answering import MEDIA_TYPE, Sample, stream_answer, whole_answer
 from server.http.call import Call
-from server.http.fields import read_common, read_prediction, validate
+from server.http.fields import read_common, read_prediction
 from server.http.openai_format import (
     Chunks,
     LegacyLogprobs,
@@ -25,9 +25,8 @@ from server.http.openai_format import (
 )
 from server.interfaces import TokenizerLike
 from server.json_body import Body
-from server.request_fields import MAX_TOKENS, read_grammar, read_sampling, read_stopping
-from specdec.engine.validation import MAX_LOGPROBS
-from specdec.types import Delta, Finished, OutputParams, Request, RequestEvent
+from server.request_fields import check_requests, read_count, read_grammar, read_params, read_stopping
+from specdec.types import Delta, Finished, OutputParams, Request, RequestEvent, SamplingParams, StoppingParams
 
 MAX_PROMPTS = 128
 _RULE = "must be text, a list of token ids, or a list of such"
@@ -110,7 +109,7 @@ async def read_completion(call: Call, default_tokens: int = DEFAULT_MAX_TOKENS) 
     body = call.body()
     call.face.check_model(body.text("model"))
     call.field_names["prompt.token_ids"] = "prompt"
-    given = body.integer("max_tokens", 0, MAX_TOKENS)
+    given = read_count(body, StoppingParams, "max_tokens")
     max_tokens = default_tokens if given is None else given
     prompts = await read_prompts(body, call.face.frontend, max_tokens)
     streaming = read_stream_options(body)
@@ -132,7 +131,7 @@ async def read_completion(call: Call, default_tokens: int = DEFAULT_MAX_TOKENS) 
         body.refuse(
             "echo", "can not go with logprobs; ask for logprobs alone, and put the prompt before the text yourself"
         )
-    validate(requests, call.face.info, body.seen)
+    check_requests(requests, call.face.info, body.seen)
     texts = [await _text(call, prompt) if echo else "" for prompt in prompts]
     return CompletionAsk(requests, streaming, tuple(texts), token_ids)
 
@@ -141,12 +140,9 @@ async def _template(call: Call, body: Body, max_tokens: int) -> dict[str, Any]:
     """The fields of `Request` but for prompt and id."""
     frontend = call.face.frontend
     return {
-        "sampling": read_sampling(body, read_n(body)),
+        "sampling": read_params(body, SamplingParams, n=read_n(body)),
         "stopping": read_stopping(body, frontend.loaded_tokenizer, max_tokens),
-        "output": OutputParams(
-            logprobs=body.integer("logprobs", 0, MAX_LOGPROBS),
-            skip_special_tokens=body.flag("skip_special_tokens", True),
-        ),
+        "output": read_params(body, OutputParams, trees=False),
         "prediction_ids": await read_prediction(body, frontend),
         "grammar": read_grammar(body),
         **read_common(call, body),

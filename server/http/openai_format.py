@@ -13,8 +13,9 @@ from server.http.call import Call
 from server.http.errors import Refusal
 from server.interfaces import TokenizerLike
 from server.json_body import Body
-from specdec.engine.validation import MAX_N
-from specdec.types import Finished, FinishReason, StepTree, TokenLogprobs, metrics_dict
+from server.request_fields import read_count
+from specdec.fields import MAX_N
+from specdec.types import Finished, FinishReason, SamplingParams, StepTree, TokenLogprobs, metrics_dict
 
 _TYPES = {
     401: "authentication_error", 403: "permission_error", 429: "rate_limit_error", 500: "server_error",
@@ -44,7 +45,7 @@ class OpenAIErrors:
 
 def read_n(body: Body) -> int:
     """``n``; ``best_of`` may only say the same, since every sample that is made is returned."""
-    n = body.integer("n", 1, MAX_N) or 1
+    n = read_count(body, SamplingParams, "n") or 1
     best_of = body.integer("best_of", 1, MAX_N)
     if best_of not in (None, n):
         body.refuse("best_of", f"must equal n ({n}): every sample is returned; ask for more with n and choose yourself")

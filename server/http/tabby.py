@@ -29,11 +29,10 @@ from server.http.fields import (
     Schema,
     json_operation,
     read_common,
-    validate,
 )
 from server.http.openai_format import OpenAIErrors, extras
 from server.json_body import Body
-from server.request_fields import read_seed
+from server.request_fields import check_requests, read_seed
 from specdec.types import Finished, FinishReason, Request, SamplingParams, StoppingParams, TextRules
 
 _CRLF, _ALONE = "\r\n", re.compile(r"(?<!\r)\n")
@@ -174,7 +173,7 @@ async def read_completion(call: Call, service: CompletionService) -> CompletionA
         body.seen.raise_if_any()
         assert segments is not None
         request = await service.maker.make(segments.gap, options, current_caller(), request_id)
-    validate([request], call.face.info, body.seen)
+    check_requests([request], call.face.info, body.seen)
     if segments is None:
         return CompletionAsk(request, LineEnds(), (), debug)
     return CompletionAsk(request, segments.ends, segments.snippets, debug)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any, TypeVar
 
+from specdec.api.params import fill_params, fill_value, grammar_message
 from specdec.api.v1 import completion_pb2 as completion
 from specdec.api.v1 import generation_pb2 as pb
 from specdec.api.v1 import model_pb2 as model
@@ -14,6 +14,7 @@ from specdec.api.v1 import options_pb2 as options
 from specdec.api.v1 import result_pb2 as result
 from specdec.api.v1 import trace_pb2 as trace
 from specdec.client.prompt import ChatTurn, CompletionHints, Fim, Generated, GeneratedSample, GenerateOptions, Prompt
+from specdec.fields import params_of
 from specdec.types import (
     Delta,
     DrafterStats,
@@ -22,11 +23,9 @@ from specdec.types import (
     EngineLoad,
     Finished,
     FinishReason,
-    GrammarKind,
-    GrammarParams,
     OutputParams,
+    Request,
     SamplingParams,
-    SpeculationMode,
     SpeculationParams,
     SpeculationStats,
     Started,
@@ -41,23 +40,18 @@ from specdec.types import (
 Message = TypeVar("Message", pb.GenerateRequest, pb.GenerateStreamRequest)
 PromptMessage = pb.GenerateRequest | pb.GenerateStreamRequest | pb.PrefillRequest
 
-_MODES = {
-    SpeculationMode.AUTO: options.SpeculationOptions.MODE_AUTO,
-    SpeculationMode.OFF: options.SpeculationOptions.MODE_OFF,
-    SpeculationMode.ON: options.SpeculationOptions.MODE_ON,
-}
-
 
 def fill_request(message: Message, prompt: Prompt, asked: GenerateOptions) -> Message:
     """``message`` with all that is asked for, but the timeout, which is the call's."""
     fill_prompt(message, prompt)
     message.request_id, message.model = asked.get("request_id", ""), asked.get("model", "")
-    message.sampling.CopyFrom(sampling_message(asked.get("sampling", SamplingParams())))
+    fill_params(message.sampling, asked.get("sampling", SamplingParams()))
     message.stopping.CopyFrom(stopping_message(asked.get("stopping", StoppingParams())))
-    message.output.CopyFrom(output_message(asked.get("output", OutputParams())))
-    message.speculation.CopyFrom(speculation_message(asked.get("speculation", SpeculationParams())))
-    message.cache.salt, message.session.id = asked.get("cache_salt", ""), asked.get("session", "")
-    message.scheduling.CopyFrom(scheduling_message(asked))
+    fill_params(message.output, asked.get("output", OutputParams()))
+    fill_params(message.speculation, asked.get("speculation", SpeculationParams()))
+    for each in params_of(Request):
+        fill_value(message, each, asked.get(each.name))
+    message.scheduling.supersedes_key = asked.get("supersedes_key", "")
     prediction, grammar = asked.get("prediction", ""), asked.get("grammar")
     if isinstance(prediction, str):
         if prediction:
@@ -120,71 +114,10 @@ def fim_message(gap: Fim) -> options.FimPrompt:
     )  # fmt: skip
 
 
-def sampling_message(s: SamplingParams) -> options.SamplingOptions:
-    """How tokens are chosen."""
-    return options.SamplingOptions(
-        temperature=s.temperature, top_p=s.top_p, top_k=s.top_k, min_p=s.min_p,
-        repetition_penalty=s.repetition_penalty, presence_penalty=s.presence_penalty,
-        frequency_penalty=s.frequency_penalty, logit_bias=dict(s.logit_bias), allowed_token_ids=s.allowed_token_ids,
-        seed=s.seed, n=s.n,
-    )  # fmt: skip
-
-
 def stopping_message(stop: StoppingParams) -> options.StoppingOptions:
     """When generation ends."""
-    message = options.StoppingOptions(
-        max_tokens=stop.max_tokens, min_tokens=stop.min_tokens, stop=stop.stop, stop_token_ids=stop.stop_token_ids,
-        include_stop=stop.include_stop, ignore_eos=stop.ignore_eos, time_limit_ms=_ms(stop.time_limit_s),
-        decode_time_limit_ms=_ms(stop.decode_limit_s), finish_line=stop.finish_line,
-    )  # fmt: skip
-    rules = stop.rules
-    if rules is not None:
-        brackets = None if rules.closers is None else options.BracketOptions(closers=rules.closers, quote=rules.quote)
-        message.MergeFrom(
-            options.StoppingOptions(
-                max_lines=rules.max_lines, min_indent=rules.min_indent, blank_line=rules.blank_line, brackets=brackets,
-                suffix=rules.suffix, lead=rules.lead,
-            )
-        )  # fmt: skip
-    return message
-
-
-def output_message(out: OutputParams) -> options.OutputOptions:
-    """What comes back."""
-    return options.OutputOptions(
-        logprobs=out.logprobs, text=out.text, skip_special_tokens=out.skip_special_tokens, trees=out.trees
-    )
-
-
-def speculation_message(spec: SpeculationParams) -> options.SpeculationOptions:
-    """How drafts are made."""
-    return options.SpeculationOptions(
-        mode=_MODES[spec.mode], drafters=spec.drafters or (), max_nodes=spec.max_nodes, max_depth=spec.max_depth,
-        width=spec.width,
-    )  # fmt: skip
-
-
-def scheduling_message(asked: GenerateOptions) -> options.SchedulingOptions:
-    """Who goes first."""
-    return options.SchedulingOptions(
-        priority=asked.get("priority", 0), target_tpot_ms=asked.get("target_tpot_ms"),
-        supersedes_key=asked.get("supersedes_key", ""),
-    )  # fmt: skip
-
-
-def grammar_message(grammar: GrammarParams) -> options.GrammarOptions:
-    """What the output must match."""
-    if grammar.kind == GrammarKind.JSON_OBJECT:
-        return options.GrammarOptions(json_object=True)
-    if grammar.kind == GrammarKind.CHOICE:
-        return options.GrammarOptions(choice=options.Choices(values=json.loads(grammar.text)))
-    message = options.GrammarOptions()
-    setattr(message, grammar.kind.value, grammar.text)
-    return message
-
-
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else seconds * 1e3
+    message = fill_params(options.StoppingOptions(), stop)
+    return message if stop.rules is None else fill_params(message, stop.rules)
 
 
 _NUMBERS = dict(result.FinishReason.items())

@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 from server.engine_client import EngineClient
 from server.frontend import Frontend
 from server.grpc.messages import REASONS, finished_message
-from server.grpc.request_reader import grammar_message, read_generate, read_grammar
+from server.grpc.request_reader import read_generate
+from specdec.api.params import grammar_message, read_grammar
 from specdec.api.v1 import generation_pb2 as pb
 from specdec.api.v1 import options_pb2 as options
+from specdec.client.messages import event_of
 from specdec.config import EngineConfig
 from specdec.errors import InvalidRequestError, ViolationCollector
 from specdec.types import (
@@ -36,7 +38,7 @@ from specdec.types import (
     Timings,
     Usage,
 )
-from tests.server.client_convert import event_from_message, stream_request
+from tests.server.client_convert import stream_request
 from tests.server.fake_engine import FakeEngine
 from tests.server.fake_tokenizer import FakeTokenizer
 
@@ -153,7 +155,7 @@ FINISHED = st.builds(
 def test_a_samples_end_comes_out_as_it_went_in(event: Finished) -> None:
     message = pb.GenerateStreamResponse(finished=finished_message(event))
     back = pb.GenerateStreamResponse.FromString(message.SerializeToString())
-    assert event_from_message(back, "r") == event
+    assert event_of(back, "r") == event
     metrics, stats = back.finished.metrics.speculative_decoding, event.stats
     assert metrics.mean_acceptance_length == stats.mean_acceptance_length
     assert metrics.draft_acceptance_rate == stats.draft_acceptance_rate

@@ -17,8 +17,9 @@ from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
 
 from server.engine_calls import MAX_TRACE_STEPS, EngineCalls
 from server.errors import GenerationFailedError
-from server.grpc.messages import trace_from_message, trace_message
+from server.grpc.messages import trace_message
 from specdec.api.v1 import trace_pb2 as pb
+from specdec.client.messages import step_of
 from specdec.errors import EngineDeadError
 from specdec.types import DrafterTrace, StepTrace
 from tests.server.fake_engine import TRACE_STEPS, fake_step
@@ -55,7 +56,7 @@ def test_messages_have_the_fields_of_a_trace_by_name_and_keep_them() -> None:
     assert [f.name for f in pb.StepTrace.DESCRIPTOR.fields] == names(StepTrace)
     assert [f.name for f in pb.DrafterTrace.DESCRIPTOR.fields] == names(DrafterTrace)
     message = pb.StepTrace.FromString(trace_message(told(7)).SerializeToString())
-    assert trace_from_message(message) == told(7)
+    assert step_of(message) == told(7)
 
 
 async def test_the_last_steps_newest_last() -> None:
@@ -132,7 +133,7 @@ async def test_grpc_tells_steps_and_names_a_bad_limit() -> None:
                 await server.traces.GetTrace(pb.GetTraceRequest(limit=limit))
             assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
             assert [v.field for v in rich(caught.value)[BadRequest].field_violations] == ["limit"]
-    assert trace_from_message(everything.steps[-1]) == told(60)
+    assert step_of(everything.steps[-1]) == told(60)
     assert len(everything.steps) == len(by_default.steps) == TRACE_STEPS
 
 

@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 from server.experiment.config import ExperimentConfig, Place
 from server.json_body import Body
-from server.request_fields import read_speculation
+from server.request_fields import read_speculation, read_values
 from specdec.config import WeightDtype
 from specdec.engine.validation import validate_request
 from specdec.errors import InvalidRequestError, ViolationCollector
@@ -26,7 +26,6 @@ UNTOUCHED = Request(request_id="any", prompt_ids=(0,))
 _SPECULATION = tuple(f.name for f in dataclasses.fields(SpeculationParams))
 _PLAIN = ("priority", "target_tpot_ms", "cache_salt")
 _KNOWN = f"speculation.({', '.join(_SPECULATION)}), {', '.join(_PLAIN)}"
-_INT32 = (1 << 31) - 1
 
 
 @dataclass(frozen=True)
@@ -64,14 +63,8 @@ def read_options(given: Mapping[str, Any], info: EngineInfo) -> tuple[ArmOptions
     seen = ViolationCollector()
     body = Body({"speculation": speculation, **plain}, seen)
     asked = read_speculation(body)
-    values = {
-        "priority": body.integer("priority", -_INT32, _INT32),
-        "target_tpot_ms": body.number("target_tpot_ms"),
-        "cache_salt": body.text("cache_salt"),
-    }
     options = ArmOptions(
-        {name: getattr(asked, name) for name in _SPECULATION if name in speculation},
-        {name: value for name, value in values.items() if value is not None},
+        {name: getattr(asked, name) for name in _SPECULATION if name in speculation}, read_values(body, Request)
     )
     if not seen.violations:
         try:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from server.http.llamacpp_request import MAX_TEXTS, probabilities, read_completion, read_infill
-from specdec.engine.validation import MAX_BIAS, MAX_LOGPROBS
+from specdec.fields import MAX_BIAS, MAX_LOGPROBS
 from specdec.types import TokenLogprobs
 from tests.server.fake_tokenizer import FakeTokenizer
 from tests.server.http.calls import asked, violations

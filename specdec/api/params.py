@@ -1,0 +1,150 @@
+"""The options of a request as gRPC messages and back, by the paths that `specdec.types` gives its parameters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import cache
+from typing import Any, TypeVar
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import Message
+
+from specdec.api.v1 import options_pb2 as options
+from specdec.errors import ViolationCollector
+from specdec.fields import Param, params_of
+from specdec.types import GrammarKind, GrammarParams
+
+Record = TypeVar("Record")
+AnyMessage = TypeVar("AnyMessage", bound=Message)
+Values = dict[str, Any]
+
+
+def read_values(record: Any, message: Message, violations: ViolationCollector, prefix: str = "") -> Values:
+    """What ``message`` says of the parameters of ``record``, by their names; those that it leaves out are not in it.
+    An enum's value that is not known here is told to ``violations``, the field's name after ``prefix``."""
+    found: Values = {}
+    readers = _readers(record, message.DESCRIPTOR)
+    for field, value in message.ListFields():
+        read = readers.get(field.name)
+        if read is not None:
+            try:
+                found |= read(value)
+            except _UnknownValueError as error:
+                violations.check(False, prefix + field.name, str(error))
+    return found
+
+
+def read_params(record: type[Record], message: Message, violations: ViolationCollector, prefix: str = "") -> Record:
+    """``message`` as a ``record``; what it leaves out is as there by default. Problems: as in `read_values`."""
+    return record(**read_values(record, message, violations, prefix))
+
+
+def fill_params(message: AnyMessage, record: Any) -> AnyMessage:
+    """``message`` with every parameter of ``record`` that it has a place for and that is not None."""
+    for each in params_of(type(record)):
+        fill_value(message, each, getattr(record, each.name))
+    return message
+
+
+def fill_value(message: Message, each: Param, value: Any) -> None:
+    """Put one parameter into ``message``; None, and one without a place there, change nothing."""
+    *outer, leaf = each.path.split(".")
+    if value is None or (outer or [leaf])[0] not in message.DESCRIPTOR.fields_by_name:
+        return
+    if outer and value == each.default:
+        return  # the message around it may mean something by being there
+    place: Any = message
+    for name in outer:
+        place = getattr(place, name)
+        place.SetInParent()
+    field = place.DESCRIPTOR.fields_by_name[leaf]
+    if field.message_type is not None:
+        getattr(place, leaf).update(dict(value))
+    elif field.is_repeated:
+        getattr(place, leaf).extend(value)
+    elif field.enum_type is not None:
+        setattr(place, leaf, field.enum_type.values_by_name[_enum_prefix(field) + value.upper()].number)
+    else:
+        setattr(place, leaf, value if each.scale == 1 else value * each.scale)
+
+
+class _UnknownValueError(ValueError):
+    """An enum's value that is not known here."""
+
+
+@cache
+def _readers(record: Any, descriptor: Descriptor) -> dict[str, Callable[[Any], Values]]:
+    """What the fields of a message, by name, say of parameters."""
+    found: dict[str, Callable[[Any], Values]] = {}
+    inner: dict[str, list[Param]] = {}
+    for each in params_of(record):
+        head, _, rest = each.path.partition(".")
+        field = descriptor.fields_by_name.get(head)
+        if field is not None and rest:
+            inner.setdefault(head, []).append(each)
+        elif field is not None:
+            found[head] = _reader(each, field)
+    return found | {head: _inner_reader(params) for head, params in inner.items()}
+
+
+def _reader(each: Param, field: FieldDescriptor) -> Callable[[Any], Values]:
+    name, scale = each.name, each.scale
+    if field.message_type is not None:  # a map
+        return lambda value: {name: tuple(sorted(value.items()))}
+    if field.is_repeated:
+        return lambda value: {name: tuple(value)}
+    if field.enum_type is not None:
+        return lambda value: _enum_value(each, field, value)
+    return lambda value: {name: value if scale == 1 else value / scale}
+
+
+def _inner_reader(params: list[Param]) -> Callable[[Any], Values]:
+    """A field without presence says something as soon as the message around it is there."""
+    leaves = [(each.name, each.path.partition(".")[2]) for each in params]
+
+    def read(message: Any) -> Values:
+        by_name = message.DESCRIPTOR.fields_by_name
+        said = ((name, leaf) for name, leaf in leaves if not by_name[leaf].has_presence or message.HasField(leaf))
+        return {name: getattr(message, leaf) for name, leaf in said}
+
+    return read
+
+
+def _enum_prefix(field: FieldDescriptor) -> str:
+    return f"{field.name.upper()}_"
+
+
+def _enum_value(each: Param, field: FieldDescriptor, number: int) -> Values:
+    assert field.enum_type is not None
+    known = field.enum_type.values_by_number.get(number)
+    if known is None:
+        names = ", ".join(value.name for value in field.enum_type.values)
+        raise _UnknownValueError(f"unknown value {number}; one of {names}")
+    return {each.name: type(each.default)(known.name.removeprefix(_enum_prefix(field)).lower())}
+
+
+def grammar_message(grammar: GrammarParams) -> options.GrammarOptions:
+    """``grammar`` as a client sends it."""
+    if grammar.kind == GrammarKind.JSON_OBJECT:
+        return options.GrammarOptions(json_object=True)
+    if grammar.kind == GrammarKind.CHOICE:
+        return options.GrammarOptions(choice=options.Choices(values=json.loads(grammar.text)))
+    message = options.GrammarOptions()
+    setattr(message, grammar.kind.value, grammar.text)
+    return message
+
+
+def read_grammar(message: options.GrammarOptions, violations: ViolationCollector) -> GrammarParams | None:
+    """What ``message`` asks for; None when it is bad, which ``violations`` is told."""
+    which = message.WhichOneof("kind")
+    if which is None:
+        violations.check(False, "grammar", f"one of {', '.join(kind.value for kind in GrammarKind)} is needed")
+        return None
+    kind = GrammarKind(which)
+    if kind == GrammarKind.JSON_OBJECT:
+        violations.check(message.json_object, "grammar.json_object", "must be true; leave grammar unset for any text")
+        return GrammarParams(kind)
+    if kind == GrammarKind.CHOICE:
+        return GrammarParams(kind, json.dumps(list(message.choice.values), ensure_ascii=False))
+    return GrammarParams(kind, getattr(message, which))

@@ -1,0 +1,198 @@
+"""Every parameter of a request reaches the engine by every way that has it, and is refused alike wherever it is sent.
+
+What is tested follows from the table of parameters: one that is added is tested without a change here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import math
+from typing import Any, cast
+
+import msgpack
+import pytest
+
+from bench.experiment.plan import ArmRequest
+from server.completion.requests import CompletionOptions
+from server.experiment.live.plan import read_options
+from server.grpc.request_reader import read_generate
+from server.http.openai_completions import read_completion
+from server.ipc import pack_request, unpack_request
+from specdec.api.params import fill_value
+from specdec.api.v1 import generation_pb2 as pb
+from specdec.client.messages import fill_request
+from specdec.client.prompt import GenerateOptions
+from specdec.errors import InvalidRequestError
+from specdec.fields import Flag, LogitBias, Number, OneOf, Param, Seed, Text, Texts, TokenIds, Whole, params_of
+from specdec.types import (
+    OutputParams,
+    Request,
+    SamplingParams,
+    SpeculationParams,
+    StoppingParams,
+    TextRules,
+)
+from tests.server.http.calls import asked, make_face
+
+GROUPS: dict[str, Any] = {
+    "sampling": SamplingParams, "stopping": StoppingParams, "rules": TextRules, "output": OutputParams,
+    "speculation": SpeculationParams, "": Request,
+}  # fmt: skip
+EVERY = [(group, each) for group, record in GROUPS.items() for each in params_of(record)]
+# Nothing that a caller sends: what is left of a call's time, and what the server makes of texts.
+MADE = {"deadline_s", "prediction_ids", "healing_prefix"}
+SENT = [(group, each) for group, each in EVERY if each.name not in MADE]
+INFO = make_face().info
+
+
+def named(value: Any) -> str:
+    return value.name if isinstance(value, Param) else str(value)
+
+
+def good(each: Param) -> Any:
+    """A value that is fine, and not the default."""
+    match each.kind:
+        case Number(low, high):
+            bounds = [bound for bound in (low, high) if math.isfinite(bound)]
+            value: Any = sum(bounds) / len(bounds) + 0.25
+        case Whole(low):
+            value = low + 3 if low + 3 != each.default else low + 4
+        case Flag():
+            value = not each.default
+        case Text(among=among):
+            value = among[:1] or ("\n  " if each.name == "lead" else "x")
+        case Texts():
+            value = INFO.drafters[:1]
+        case TokenIds():
+            value = (3,)
+        case LogitBias():
+            value = ((3, 0.5),)
+        case OneOf(values):
+            value = type(each.default)(values[-1])
+        case Seed():
+            value = 7
+    assert value != each.default
+    assert not each.kind.problem(value, INFO.vocab_size)
+    return value
+
+
+def bad(each: Param) -> list[Any]:
+    """Values beyond its bounds."""
+    match each.kind:
+        case Number(low, high):
+            return [v for v in (low - 1, high + 1, math.nan if low == -math.inf else low - 0.5) if math.isfinite(v)]
+        case Whole(low, high):
+            return [low - 2, high + 1]
+        case Texts(limit=limit):
+            return [] if limit is None else [("",)]
+        case TokenIds():
+            return [(INFO.vocab_size,)]
+        case LogitBias():
+            return [((3, 1e9),), ((INFO.vocab_size, 0.0),)]
+        case Text(limit=limit):
+            return [] if limit is None else ["x" * (limit + 1)]
+    return []
+
+
+def with_value(group: str, each: Param, value: Any) -> Request:
+    """A request that sets this, and what it needs beside it."""
+    records = {name: kind() for name, kind in GROUPS.items() if name}
+    records["stopping"] = dataclasses.replace(records["stopping"], time_limit_s=9.0)  # finish_line goes with one
+    own = {} if group else {each.name: value}
+    if group:
+        records[group] = dataclasses.replace(records[group], **{each.name: value})
+    rules = records.pop("rules")
+    if rules != TextRules():
+        rules = rules if group == "rules" and each.name == "closers" else dataclasses.replace(rules, closers=")")
+        records["stopping"] = dataclasses.replace(records["stopping"], rules=rules)
+    return Request(request_id="r", prompt_ids=(7,), **records, **own)
+
+
+def over_grpc(request: Request) -> Request:
+    """What the engine's process gets of what a client sends."""
+    options = {
+        name: getattr(request, name)
+        for name in ("sampling", "stopping", "output", "speculation", *(p.name for _, p in SENT))
+        if hasattr(request, name)
+    }
+    message = fill_request(
+        pb.GenerateRequest(), request.prompt_ids, cast(GenerateOptions, options | {"request_id": "r"})
+    )
+    message = pb.GenerateRequest.FromString(message.SerializeToString())
+    return across(asyncio.run(read_generate(message, make_face().frontend)))
+
+
+def over_http(group: str, each: Param, value: Any) -> Request:
+    """The same of a body."""
+    plain = {str(k): v for k, v in value} if isinstance(each.kind, LogitBias) else value
+    body: dict[str, Any] = {"prompt": [7], "stream": True}
+    fields = {each.json_name(): plain}
+    return across(asked(read_completion, body | ({group: fields} if group == "speculation" else fields)).requests[0])
+
+
+def across(request: Request) -> Request:
+    return unpack_request(msgpack.unpackb(msgpack.packb(pack_request(request))))
+
+
+def found_in(request: Request, group: str, each: Param) -> Any:
+    record = request.stopping.rules if group == "rules" else getattr(request, group) if group else request
+    return getattr(record, each.name)
+
+
+def refusal(way: Any, *asked_for: Any) -> str | None:
+    """Why a value is refused; None where it can not even be written."""
+    try:
+        way(*asked_for)
+    except InvalidRequestError as error:
+        (violation,) = error.violations
+        return violation.description
+    except (ValueError, OverflowError):
+        return None
+    return ""
+
+
+@pytest.mark.parametrize(("group", "each"), SENT, ids=named)
+def test_it_reaches_the_engine(group: str, each: Param) -> None:
+    value = good(each)
+    request = with_value(group, each, value)
+    assert over_grpc(request) == request
+    if each.json_name() is not None:
+        assert found_in(over_http(group, each, value), group, each) == value
+
+
+@pytest.mark.parametrize(("group", "each"), SENT, ids=named)
+def test_out_of_bounds_it_is_refused_alike(group: str, each: Param) -> None:
+    for value in bad(each):
+        told = {refusal(over_grpc, with_value(group, each, value))}
+        if each.json_name() is not None:
+            told.add(refusal(over_http, group, each, value))
+            assert told != {None}
+        assert told - {None} <= {each.kind.problem(value, INFO.vocab_size)}
+
+
+def test_experiments_take_every_speculation_parameter() -> None:
+    values = {each.name: good(each) for each in params_of(SpeculationParams)}
+    plain = {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
+    options, problems = read_options({"speculation": plain}, INFO)
+    assert not problems
+    assert options.put(Request("r", (7,))).speculation == SpeculationParams(**values)
+    assert ArmRequest.model_validate({"speculation": plain}).speculation.params == SpeculationParams(**values)
+    for each in params_of(SpeculationParams):
+        for value in bad(each):
+            _, problems = read_options({"speculation": {each.name: value}}, INFO)
+            assert [text for _, text in problems] == [each.kind.problem(value, 0)]
+
+
+def test_completions_take_what_requests_do() -> None:
+    own = {each.name for group, each in SENT if not group}
+    assert own | {"sampling", "stopping", "output", "speculation", "grammar"} <= set(
+        CompletionOptions.__dataclass_fields__
+    )
+
+
+def test_a_message_without_a_place_stays_as_it_is() -> None:
+    (each,) = (p for p in params_of(Request) if p.name == "healing_prefix")
+    message = pb.GenerateRequest()
+    fill_value(message, each, "x")
+    assert message == pb.GenerateRequest()
