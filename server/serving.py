@@ -14,7 +14,7 @@ from server.engine_process import DEFAULT_FACTORY
 from server.frontend import Frontend
 from server.grpc.server import GrpcServer
 from server.http.app import DIALECTS, ENDPOINTS, build_app, with_cors
-from server.http.call import Face
+from server.http.call import ServerContext
 from server.http.call_records import HttpCalls
 from server.http.http_server import HttpServer
 from server.interfaces import ProgressListener, TokenizerLike
@@ -64,9 +64,11 @@ class Serving:
         port = config.server.http_port
         self._http: HttpServer | None = None
         if port is not None:
-            face = Face(self._frontend, self._probe_state, config.server.max_message_bytes, self._grpc.completion)
+            server = ServerContext(
+                self._frontend, self._probe_state, config.server.max_message_bytes, self._grpc.completion
+            )
             tls = self._frontend.access.ssl_context()
-            app = HttpCalls(build_app(face, ENDPOINTS if config.server.page else DIALECTS), self._observer)
+            app = HttpCalls(build_app(server, ENDPOINTS if config.server.page else DIALECTS), self._observer)
             self._http = HttpServer(with_cors(app, config.server.cors_origins), config.server.host, port, tls)
 
     @property

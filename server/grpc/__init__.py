@@ -1,1 +1,1 @@
-"""The gRPC face: thin servicers over the engine client."""
+"""gRPC: thin servicers over the engine client."""

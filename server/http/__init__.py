@@ -1,1 +1,1 @@
-"""The HTTP face: one engine behind several dialects of JSON over HTTP."""
+"""The HTTP server: one engine behind several dialects of JSON over HTTP."""

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from server.admission import Ticket
 from server.auth.principal import current_caller
 from server.errors import DeadlinePassedError
-from server.http.call import Call, Face
+from server.http.call import Call, ServerContext
 from server.json_body import write_json
 from specdec.errors import RequestError
 from specdec.types import (
@@ -92,7 +92,7 @@ def _add_stats(total: SpeculationStats, part: SpeculationStats) -> None:
 
 
 async def generate(
-    face: Face, requests: Sequence[Request], *, share: bool = False, supersedes_key: str = ""
+    server: ServerContext, requests: Sequence[Request], *, share: bool = False, supersedes_key: str = ""
 ) -> AsyncGenerator[tuple[int, RequestEvent]]:
     """The events of ``requests``, one per prompt, as they come: (which request, event).
 
@@ -105,7 +105,7 @@ async def generate(
         RequestError: the caller may not, or the engine refuses or fails one of them.
     """
     if share and len(requests) == 1:
-        async with aclosing(_shared(face, requests[0], supersedes_key)) as events:
+        async with aclosing(_shared(server, requests[0], supersedes_key)) as events:
             async for event in events:
                 yield 0, _checked(event)
         return
@@ -113,7 +113,7 @@ async def generate(
     try:
         for i, request in enumerate(requests):
             key = "" if i else supersedes_key
-            tickets.append(face.frontend.admission.admit(current_caller(), request, key))
+            tickets.append(server.frontend.admission.admit(current_caller(), request, key))
         if len(tickets) == 1:
             async for event in tickets[0]:
                 yield 0, _checked(event)
@@ -136,8 +136,8 @@ def _checked(event: RequestEvent) -> RequestEvent:
     return event
 
 
-async def _shared(face: Face, request: Request, supersedes_key: str) -> AsyncGenerator[RequestEvent]:
-    run, _ = await face.completion.runs.start(current_caller(), request, supersedes_key)
+async def _shared(server: ServerContext, request: Request, supersedes_key: str) -> AsyncGenerator[RequestEvent]:
+    run, _ = await server.completion.runs.start(current_caller(), request, supersedes_key)
     try:
         async for event in run.read():
             yield event
@@ -194,7 +194,7 @@ async def stream_answer(call: Call, requests: Sequence[Request], writer: StreamW
         RequestError: the engine refuses or fails one of them.
     """
     left, cut = sum(request.sampling.n for request in requests), False
-    async with aclosing(generate(call.face, requests, share=share, supersedes_key=call.supersedes_key)) as events:
+    async with aclosing(generate(call.server, requests, share=share, supersedes_key=call.supersedes_key)) as events:
         async for prompt, event in events:
             data = writer.take(prompt, event)
             if not call.began:
@@ -214,7 +214,7 @@ async def whole_answer(call: Call, requests: Sequence[Request], *, share: bool =
     """Every sample, finished, in order, and what they amount to; shares and raises as `stream_answer`."""
     n, totals = requests[0].sampling.n, Totals()
     samples = [Sample(index // n, index) for index in range(n * len(requests))]
-    async with aclosing(generate(call.face, requests, share=share, supersedes_key=call.supersedes_key)) as events:
+    async with aclosing(generate(call.server, requests, share=share, supersedes_key=call.supersedes_key)) as events:
         async for _, event in events:
             totals.add(event)
             if isinstance(event, Delta):

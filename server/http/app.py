@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 import specdec
 from server.auth.access import KEY_HEADERS, http_caller
 from server.auth.principal import set_caller
-from server.http.call import Call, Endpoint, Face
+from server.http.call import Call, Endpoint, ServerContext
 from server.http.errors import ClientGoneError, MethodNotAllowedError, PathNotFoundError, refusal_of
 from server.http.fields import RESPONSES
 from server.http.llamacpp import LLAMACPP
@@ -55,8 +55,8 @@ class ExactPaths(Starlette):
 class EndpointApp:
     """An ASGI application for the ``endpoints`` that share a method and path."""
 
-    def __init__(self, endpoints: Sequence[Endpoint], face: Face) -> None:
-        self._endpoints, self._face = endpoints, face
+    def __init__(self, endpoints: Sequence[Endpoint], server: ServerContext) -> None:
+        self._endpoints, self._face = endpoints, server
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         call, endpoint = Call(scope, receive, send, self._face), self._endpoints[-1]
@@ -146,7 +146,7 @@ DIALECTS: tuple[Endpoint, ...] = (
 ENDPOINTS = (*DIALECTS, *PAGE)
 
 
-def build_app(face: Face, endpoints: Iterable[Endpoint] = ENDPOINTS) -> Starlette:
+def build_app(server: ServerContext, endpoints: Iterable[Endpoint] = ENDPOINTS) -> Starlette:
     """The application that serves ``endpoints``, and their description at /openapi.json."""
     served = [*endpoints]
     document = openapi_document(served)
@@ -159,7 +159,7 @@ def build_app(face: Face, endpoints: Iterable[Endpoint] = ENDPOINTS) -> Starlett
     for endpoint in served:
         groups.setdefault(endpoint.path, {}).setdefault(endpoint.method, []).append(endpoint)
     routes = [
-        Route(path, EndpointApp(sharing, face), methods=[method])
+        Route(path, EndpointApp(sharing, server), methods=[method])
         for path, methods in groups.items()
         for method, sharing in methods.items()
     ]

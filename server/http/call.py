@@ -36,7 +36,7 @@ def model_names(served: str) -> frozenset[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Face:
+class ServerContext:
     """``state`` gives the engine's state and whether a request would be taken now; ``completion`` fills gaps;
     ``started_s`` is Unix time."""
 
@@ -84,11 +84,11 @@ class Call:
     ``supersedes_key``: the running request with the same one makes way for this call's first.
     """
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, face: Face) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, server: ServerContext) -> None:
         self._scope, self._receive, self._send = scope, receive, send
         self._raw = b""
         self._request_id = ""
-        self.face = face
+        self.server = server
         self.field_names: dict[str, str] = {}
         self.supersedes_key = ""
         self.began = False
@@ -151,7 +151,7 @@ class Call:
             BodyTooLargeError, BodyTimeoutError: it is too long, or does not come.
             ClientGoneError: the client left.
         """
-        limit = self.face.max_body_bytes
+        limit = self.server.max_body_bytes
         pieces, size, more = [], 0, True
         while more:
             data, more = await self._receive_piece()
@@ -242,14 +242,14 @@ class Endpoint:
     claims: Callable[[Mapping[str, Any]], bool] | None = None
 
 
-async def fills_in(face: Face) -> bool:
+async def fills_in(server: ServerContext) -> bool:
     """Whether the model can fill in the middle of a text.
 
     Raises:
         EngineDeadError: it is not loaded yet.
     """
     try:
-        await face.frontend.encode_fim("a", "b")
+        await server.frontend.encode_fim("a", "b")
     except FimNotSupportedError:
         return False
     return True

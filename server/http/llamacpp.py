@@ -182,19 +182,19 @@ async def infill(call: Call) -> None:
     Raises:
         RequestError: it can not be done.
     """
-    with call.face.frontend.gate.enter():
+    with call.server.frontend.gate.enter():
         await _answer(call, await read_infill(call))
 
 
 async def complete(call: Call) -> None:
     """Continue a text; raises as `infill`."""
-    with call.face.frontend.gate.enter():
+    with call.server.frontend.gate.enter():
         await _answer(call, await read_completion(call))
 
 
 async def _answer(call: Call, ask: Ask) -> None:
     """Several samples are a list, one is not."""
-    model, tokenizer = call.face.info.target, call.face.frontend.loaded_tokenizer
+    model, tokenizer = call.server.info.target, call.server.frontend.loaded_tokenizer
     if ask.stream:
         await stream_answer(call, [ask.request], LlamaStream(ask, model, tokenizer), share=True)
         return
@@ -217,7 +217,7 @@ async def tokenize(call: Call) -> None:
         InvalidRequestError: the body makes no sense.
         EngineDeadError: the tokenizer is not loaded yet.
     """
-    body, frontend = call.body(), call.face.frontend
+    body, frontend = call.body(), call.server.frontend
     content, pieces = _content(body), body.flag("with_pieces")
     special, parse = body.flag("add_special"), body.flag("parse_special", True)
     body.seen.raise_if_any()
@@ -229,9 +229,9 @@ async def tokenize(call: Call) -> None:
 async def detokenize(call: Call) -> None:
     """Ids to text, special tokens by name; raises as `tokenize`."""
     body = call.body()
-    ids = body.integers("tokens", 0, call.face.info.vocab_size - 1)
+    ids = body.integers("tokens", 0, call.server.info.vocab_size - 1)
     body.seen.raise_if_any()
-    await call.reply(200, {"content": await call.face.frontend.decode(ids, skip_special=False)})
+    await call.reply(200, {"content": await call.server.frontend.decode(ids, skip_special=False)})
 
 
 def _content(body: Body) -> str:
@@ -256,7 +256,7 @@ async def health(call: Call) -> None:
     Raises:
         EngineDeadError: it would not.
     """
-    state, is_ready = call.face.state()
+    state, is_ready = call.server.state()
     if not is_ready:
         raise EngineDeadError("Loading model" if state == "loading" else f"not ready: {state}")
     await call.reply(200, {"status": "ok"})
@@ -269,9 +269,9 @@ async def props(call: Call) -> None:
         UnknownModelError: another model is asked for by the query.
         EngineDeadError: it is not known yet.
     """
-    face = call.face
-    face.check_model(call.query.get("model"))
-    info = face.info
+    server = call.server
+    server.check_model(call.query.get("model"))
+    info = server.info
     await call.reply(
         200,
         {

@@ -193,7 +193,7 @@ def read_ask(body: Body, request: Request, n_predict: int | None) -> Ask:
 
 async def _options(call: Call, body: Body) -> dict[str, Any]:
     """What both calls ask for beside the prompt, as fields of `Request`."""
-    frontend = call.face.frontend
+    frontend = call.server.frontend
     return {
         "stopping": read_llama_stopping(body, frontend.loaded_tokenizer),
         "sampling": await read_llama_sampling(body, frontend),
@@ -212,8 +212,8 @@ async def read_completion(call: Call) -> Ask:
     Raises:
         RequestError: it can not be served; every bad field is named.
     """
-    body, frontend = call.body(), call.face.frontend
-    call.face.check_model(body.text("model"))
+    body, frontend = call.body(), call.server.frontend
+    call.server.check_model(body.text("model"))
     call.field_names["prompt.token_ids"] = "prompt"
     ids = await _prompt(body, frontend)
     options = await _options(call, body)
@@ -221,7 +221,7 @@ async def read_completion(call: Call) -> Ask:
     request = Request(request_id=f"cmpl-{call.request_id}", prompt_ids=ids or (0,), **options)
     ask = read_ask(body, request, request.stopping.max_tokens)
     body.seen.check(bool(ids) or bool(body.seen.violations), "prompt", "must amount to at least one token")
-    check_requests([request], call.face.info, body.seen)
+    check_requests([request], call.server.info, body.seen)
     return ask
 
 
@@ -256,15 +256,15 @@ async def read_infill(call: Call) -> Ask:
         RequestError: it can not be served; every bad field is named.
     """
     body = call.body()
-    call.face.check_model(body.text("model"))
+    call.server.check_model(body.text("model"))
     gap = _gap(body)
     # No end where the text leaves its block: clients say what they want in n_indent.
     options = CompletionOptions(dedent=False, **await _options(call, body))
     body.seen.raise_if_any()
-    maker = call.face.completion.maker
+    maker = call.server.completion.maker
     request = await maker.make(gap, options, current_caller(), f"infill-{call.request_id}")
     ask = read_ask(body, request, options.stopping.max_tokens)
-    check_requests([request], call.face.info, body.seen)
+    check_requests([request], call.server.info, body.seen)
     return ask
 
 

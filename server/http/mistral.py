@@ -70,7 +70,7 @@ async def fill(call: Call) -> None:
     Raises:
         RequestError: it can not be served.
     """
-    with call.face.frontend.gate.enter():
+    with call.server.frontend.gate.enter():
         ask = await read_fim(call)
         if ask.streaming.stream:
             head = answer_head(call, "fim", "chat.completion.chunk")

@@ -15,7 +15,7 @@ from server.completion.fim_templates import TEMPLATES
 from server.errors import UnknownModelError
 from server.frontend import Frontend
 from server.http.answering import Totals, stream_answer, whole_answer
-from server.http.call import Call, Endpoint, Face, fills_in
+from server.http.call import Call, Endpoint, ServerContext, fills_in
 from server.http.errors import Refusal
 from server.http.fields import (
     COMMON,
@@ -75,7 +75,7 @@ class OllamaErrors:
         return ndjson(self.body(refusal))
 
 
-def asked_model(body: Body, face: Face) -> str:
+def asked_model(body: Body, server: ServerContext) -> str:
     """The name in ``model``, or as older clients have it in ``name``; where there is none, that of the model served.
 
     Raises:
@@ -84,8 +84,8 @@ def asked_model(body: Body, face: Face) -> str:
     """
     new, old = body.text("model"), body.text("name")
     name = new or old
-    face.check_model(name)
-    return name or face.info.target
+    server.check_model(name)
+    return name or server.info.target
 
 
 def refuse_images(body: Body) -> None:
@@ -259,8 +259,8 @@ async def read_generate(call: Call) -> GenerateAsk:
     Raises:
         RequestError: it can not be served; every bad field is named.
     """
-    body, frontend = call.body(), call.face.frontend
-    model = asked_model(body, call.face)
+    body, frontend = call.body(), call.server.frontend
+    model = asked_model(body, call.server)
     fields, stream = PromptFields(body), body.flag("stream", default=True)
     sampling, stopping = read_options(body, frontend.loaded_tokenizer)
     ids, ends = await fields.encode(frontend, stopping.max_tokens or DEFAULT_ROOM)
@@ -273,7 +273,7 @@ async def read_generate(call: Call) -> GenerateAsk:
         grammar=read_format(body),
         **read_common(call, body),
     )
-    check_requests([request], call.face.info, body.seen)
+    check_requests([request], call.server.info, body.seen)
     return GenerateAsk(model, None if fields.is_empty else request, stream, not fields.is_raw)
 
 
@@ -309,7 +309,7 @@ async def generate(call: Call) -> None:
     Raises:
         RequestError: it can not be served.
     """
-    with call.face.frontend.gate.enter():
+    with call.server.frontend.gate.enter():
         ask = await read_generate(call)
         frame, request = Frame(ask.model), ask.request
         if request is None:
@@ -362,8 +362,8 @@ async def read_chat(call: Call) -> ChatAsk:
     Raises:
         RequestError: it can not be served; every bad field is named.
     """
-    body, frontend = call.body(), call.face.frontend
-    model, stream = asked_model(body, call.face), body.flag("stream", default=True)
+    body, frontend = call.body(), call.server.frontend
+    model, stream = asked_model(body, call.server), body.flag("stream", default=True)
     call.field_names["prompt"] = "messages"
     tools = read_tools(body)
     empty = body.raw("messages") in (None, [])
@@ -379,7 +379,7 @@ async def read_chat(call: Call) -> ChatAsk:
         **read_common(call, body),
     )
     body.seen.check(empty or bool(ids) or bool(body.seen.violations), "messages", "must amount to at least one token")
-    check_requests([request], call.face.info, body.seen)
+    check_requests([request], call.server.info, body.seen)
     told = tools is not None and frontend.loaded_tokenizer.has_tool_template
     return ChatAsk(model, None if empty else request, stream, told)
 
@@ -387,7 +387,7 @@ async def read_chat(call: Call) -> ChatAsk:
 async def _read_messages(body: Body, call: Call, tools: list[dict[str, object]] | None) -> tuple[int, ...]:
     for message in body.objects("messages"):
         refuse_images(message)
-    return () if body.seen.violations else await read_conversation(body, call.face.frontend, tools)
+    return () if body.seen.violations else await read_conversation(body, call.server.frontend, tools)
 
 
 class ChatStream:
@@ -428,7 +428,7 @@ async def chat(call: Call) -> None:
     Raises:
         RequestError: it can not be served.
     """
-    with call.face.frontend.gate.enter():
+    with call.server.frontend.gate.enter():
         ask = await read_chat(call)
         frame = Frame(ask.model)
         if ask.request is None:
@@ -450,7 +450,7 @@ def _parts(text: str) -> Sequence[str | ToolCall]:
 FAMILY = "specdec"
 
 
-def details(face: Face) -> dict[str, Any]:
+def details(server: ServerContext) -> dict[str, Any]:
     """What it is made of, as far as that is known here."""
     return {
         "parent_model": "",
@@ -458,26 +458,26 @@ def details(face: Face) -> dict[str, Any]:
         "family": FAMILY,
         "families": [FAMILY],
         "parameter_size": "",
-        "quantization_level": face.info.dtype,
+        "quantization_level": server.info.dtype,
     }
 
 
-def card(face: Face) -> dict[str, Any]:
+def card(server: ServerContext) -> dict[str, Any]:
     """One entry of a list of models. ``digest`` tells models apart, and changes with what decides about tokens."""
-    name = face.info.target
+    name = server.info.target
     return {
         "name": name,
         "model": name,
-        "modified_at": started(face),
+        "modified_at": started(server),
         "size": 0,
-        "digest": hashlib.sha256(f"{name}\n{face.fingerprint}".encode()).hexdigest(),
-        "details": details(face),
+        "digest": hashlib.sha256(f"{name}\n{server.fingerprint}".encode()).hexdigest(),
+        "details": details(server),
     }
 
 
-def started(face: Face) -> str:
+def started(server: ServerContext) -> str:
     """When the server began to serve it."""
-    return datetime.fromtimestamp(face.started_s, UTC).isoformat().replace("+00:00", "Z")
+    return datetime.fromtimestamp(server.started_s, UTC).isoformat().replace("+00:00", "Z")
 
 
 _FOREVER = "2999-12-31T23:59:59Z"
@@ -489,7 +489,7 @@ async def tags(call: Call) -> None:
     Raises:
         EngineDeadError: it is not known yet.
     """
-    await call.reply(200, {"models": [card(call.face)]})
+    await call.reply(200, {"models": [card(call.server)]})
 
 
 async def running(call: Call) -> None:
@@ -498,8 +498,8 @@ async def running(call: Call) -> None:
     Raises:
         EngineDeadError: it is not known yet.
     """
-    more = {"expires_at": _FOREVER, "size_vram": 0, "context_length": call.face.info.max_context}
-    await call.reply(200, {"models": [card(call.face) | more]})
+    more = {"expires_at": _FOREVER, "size_vram": 0, "context_length": call.server.info.max_context}
+    await call.reply(200, {"models": [card(call.server) | more]})
 
 
 async def show(call: Call) -> None:
@@ -509,33 +509,33 @@ async def show(call: Call) -> None:
         UnknownModelError: it is not served here.
         EngineDeadError: it is not known yet which is.
     """
-    body, face = call.body(), call.face
-    asked_model(body, face)
+    body, server = call.body(), call.server
+    asked_model(body, server)
     body.seen.raise_if_any()
-    capabilities = await _capabilities(face)
+    capabilities = await _capabilities(server)
     await call.reply(
         200,
         {
             "modelfile": "",
             # One setting a line and no line break at the end: clients take every line apart.
-            "parameters": f"num_ctx {face.info.max_context}",
+            "parameters": f"num_ctx {server.info.max_context}",
             "template": _template(capabilities),
-            "details": details(face),
+            "details": details(server),
             "model_info": {
                 "general.architecture": FAMILY,
-                "general.basename": face.info.target,
-                f"{FAMILY}.context_length": face.info.max_context,
-                f"{FAMILY}.vocab_size": face.info.vocab_size,
+                "general.basename": server.info.target,
+                f"{FAMILY}.context_length": server.info.max_context,
+                f"{FAMILY}.vocab_size": server.info.vocab_size,
             },
             "capabilities": capabilities,
-            "modified_at": started(face),
+            "modified_at": started(server),
         },
     )
 
 
-async def _capabilities(face: Face) -> list[str]:
-    tokenizer = face.frontend.loaded_tokenizer
-    can: dict[str, Any] = {"insert": await fills_in(face), "tools": tokenizer.has_tool_template}
+async def _capabilities(server: ServerContext) -> list[str]:
+    tokenizer = server.frontend.loaded_tokenizer
+    can: dict[str, Any] = {"insert": await fills_in(server), "tools": tokenizer.has_tool_template}
     return ["completion", *(name for name, able in can.items() if able)]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from server.http.call import Call, Endpoint, Face
+from server.http.call import Call, Endpoint, ServerContext
 from server.http.fields import (
     COMMON,
     COUNT,
@@ -37,7 +37,7 @@ async def list_models(call: Call) -> None:
     Raises:
         EngineDeadError: it is not known yet.
     """
-    await call.reply(200, {"object": "list", "data": [_card(call.face)]})
+    await call.reply(200, {"object": "list", "data": [_card(call.server)]})
 
 
 async def show_model(call: Call) -> None:
@@ -47,17 +47,17 @@ async def show_model(call: Call) -> None:
         UnknownModelError: it is not served here.
         EngineDeadError: it is not known yet which is.
     """
-    call.face.check_model(call.path_params["model"])
-    await call.reply(200, _card(call.face))
+    call.server.check_model(call.path_params["model"])
+    await call.reply(200, _card(call.server))
 
 
-def _card(face: Face) -> dict[str, Any]:
+def _card(server: ServerContext) -> dict[str, Any]:
     """``max_model_len`` as vLLM has it, ``meta`` as llama.cpp."""
-    info = face.info
+    info = server.info
     return {
         "id": info.target,
         "object": "model",
-        "created": face.started_s,
+        "created": server.started_s,
         "owned_by": "specdec",
         "root": info.target,
         "parent": None,

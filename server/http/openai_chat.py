@@ -44,8 +44,8 @@ async def read_chat(call: Call) -> ChatAsk:
     Raises:
         RequestError: it can not be served; every bad field is named.
     """
-    body, frontend = call.body(), call.face.frontend
-    call.face.check_model(body.text("model"))
+    body, frontend = call.body(), call.server.frontend
+    call.server.check_model(body.text("model"))
     call.field_names["prompt"] = "messages"
     tools = read_tools(body)
     ids = await read_conversation(body, frontend, tools)
@@ -62,7 +62,7 @@ async def read_chat(call: Call) -> ChatAsk:
     )
     token_ids = body.flag("return_token_ids")
     body.seen.check(bool(ids) or bool(body.seen.violations), "messages", "must amount to at least one token")
-    check_requests([request], call.face.info, body.seen)
+    check_requests([request], call.server.info, body.seen)
     told = tools is not None and frontend.loaded_tokenizer.has_tool_template
     return ChatAsk(request, streaming, told, token_ids)
 
@@ -158,7 +158,7 @@ async def chat(call: Call) -> None:
     Raises:
         RequestError: it can not be served.
     """
-    frontend = call.face.frontend
+    frontend = call.server.frontend
     with frontend.gate.enter():
         ask = await read_chat(call)
         tokenizer = frontend.loaded_tokenizer

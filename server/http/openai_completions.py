@@ -107,11 +107,11 @@ async def read_completion(call: Call, default_tokens: int = DEFAULT_MAX_TOKENS) 
         RequestError: it can not be served; every bad field is named.
     """
     body = call.body()
-    call.face.check_model(body.text("model"))
+    call.server.check_model(body.text("model"))
     call.field_names["prompt.token_ids"] = "prompt"
     given = read_count(body, StoppingParams, "max_tokens")
     max_tokens = default_tokens if given is None else given
-    prompts = await read_prompts(body, call.face.frontend, max_tokens)
+    prompts = await read_prompts(body, call.server.frontend, max_tokens)
     streaming = read_stream_options(body)
     template = await _template(call, body, max_tokens)
     if prompts and prompts[0].ends:
@@ -131,14 +131,14 @@ async def read_completion(call: Call, default_tokens: int = DEFAULT_MAX_TOKENS) 
         body.refuse(
             "echo", "can not go with logprobs; ask for logprobs alone, and put the prompt before the text yourself"
         )
-    check_requests(requests, call.face.info, body.seen)
+    check_requests(requests, call.server.info, body.seen)
     texts = [await _text(call, prompt) if echo else "" for prompt in prompts]
     return CompletionAsk(requests, streaming, tuple(texts), token_ids)
 
 
 async def _template(call: Call, body: Body, max_tokens: int) -> dict[str, Any]:
     """The fields of `Request` but for prompt and id."""
-    frontend = call.face.frontend
+    frontend = call.server.frontend
     return {
         "sampling": read_params(body, SamplingParams, n=read_n(body)),
         "stopping": read_stopping(body, frontend.loaded_tokenizer, max_tokens),
@@ -150,7 +150,7 @@ async def _template(call: Call, body: Body, max_tokens: int) -> dict[str, Any]:
 
 
 async def _text(call: Call, prompt: Prompt) -> str:
-    return await call.face.frontend.decode(prompt.ids) if prompt.text is None else prompt.text
+    return await call.server.frontend.decode(prompt.ids) if prompt.text is None else prompt.text
 
 
 class CompletionStream:
@@ -209,7 +209,7 @@ async def complete(call: Call) -> None:
     Raises:
         RequestError: it can not be served.
     """
-    frontend = call.face.frontend
+    frontend = call.server.frontend
     with frontend.gate.enter():
         ask = await read_completion(call)
         share = bool(call.data.get("suffix"))  # editors ask for the same gap several times at once

@@ -76,8 +76,8 @@ def answer_head(call: Call, prefix: str, kind: str) -> dict[str, Any]:
         "id": f"{prefix}-{call.request_id}",
         "object": kind,
         "created": int(time()),
-        "model": call.face.info.target,
-        "system_fingerprint": call.face.fingerprint,
+        "model": call.server.info.target,
+        "system_fingerprint": call.server.fingerprint,
     }
 
 

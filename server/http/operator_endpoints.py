@@ -33,13 +33,13 @@ class ProbeErrors:
 
 async def live(call: Call) -> None:
     """The server runs, whatever the engine does."""
-    state, _ = call.face.state()
+    state, _ = call.server.state()
     await call.reply(200, {"status": "ok", "engine": state})
 
 
 async def ready(call: Call) -> None:
     """Whether a request would be taken now."""
-    state, is_ready = call.face.state()
+    state, is_ready = call.server.state()
     await call.reply(200 if is_ready else 503, {"status": "ready" if is_ready else "not ready", "engine": state})
 
 
@@ -55,7 +55,7 @@ async def trace(call: Call) -> None:
         await call.reply(400, {"error": f"limit: {TRACE_LIMIT_RULE}", "field": "limit"})
         return
     try:
-        steps = await call.face.frontend.client.trace(int(given))
+        steps = await call.server.frontend.client.trace(int(given))
     except RequestError as error:
         await call.reply(503, {"error": str(error)})
     else:
@@ -87,7 +87,7 @@ async def metrics(call: Call) -> None:
     Raises:
         PathNotFoundError: none are kept.
     """
-    exporter = call.face.frontend.exporter
+    exporter = call.server.frontend.exporter
     if exporter is None:
         raise PathNotFoundError(METRICS_PATH)
     data, media_type = exporter.render(call.header("accept"))
@@ -144,7 +144,7 @@ async def stop_experiment(call: Call) -> None:
 
 def _experiments(call: Call) -> Experiments:
     check_admin(PATH)
-    return call.face.frontend.experiments
+    return call.server.frontend.experiments
 
 
 def _name(call: Call) -> str:

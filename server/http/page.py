@@ -62,7 +62,7 @@ async def info(call: Call) -> None:
     Raises:
         EngineDeadError: it is not known yet.
     """
-    found = call.face.info
+    found = call.server.info
     await call.reply(
         200,
         {

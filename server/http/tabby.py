@@ -18,7 +18,7 @@ from server.completion.service import CompletionService, Outcome
 from server.errors import DeadlinePassedError
 from server.fim import ContextFile, Gap
 from server.http.answering import Totals
-from server.http.call import Call, Endpoint, Face, fills_in
+from server.http.call import Call, Endpoint, ServerContext, fills_in
 from server.http.fields import (
     COMMON,
     COUNT,
@@ -150,7 +150,7 @@ async def read_completion(call: Call, service: CompletionService) -> CompletionA
         FimNotSupportedError: the model can not fill in the middle of a text.
         RequestError: it can not be served; every bad field is named.
     """
-    body, frontend = call.body(), call.face.frontend
+    body, frontend = call.body(), call.server.frontend
     options, debug, segments = _options(call, body), read_debug_options(body), _segments(body)
     request_id = f"cmpl-{call.request_id}"
     if debug is not None and debug.raw_prompt is not None:
@@ -173,7 +173,7 @@ async def read_completion(call: Call, service: CompletionService) -> CompletionA
         body.seen.raise_if_any()
         assert segments is not None
         request = await service.maker.make(segments.gap, options, current_caller(), request_id)
-    check_requests([request], call.face.info, body.seen)
+    check_requests([request], call.server.info, body.seen)
     if segments is None:
         return CompletionAsk(request, LineEnds(), (), debug)
     return CompletionAsk(request, segments.ends, segments.snippets, debug)
@@ -203,8 +203,8 @@ async def complete(call: Call) -> None:
     Raises:
         RequestError: it can not be served.
     """
-    with call.face.frontend.gate.enter():
-        service = call.face.completion
+    with call.server.frontend.gate.enter():
+        service = call.server.completion
         ask = await read_completion(call, service)
         text, totals = await _fill_in(service, ask, call.supersedes_key)
         body = {
@@ -240,7 +240,7 @@ async def _debug_data(call: Call, ask: CompletionAsk) -> dict[str, Any]:
     if ask.debug.return_snippets:
         data["snippets"] = ask.snippets
     if ask.debug.return_prompt:
-        data["prompt"] = await call.face.frontend.decode(ask.request.prompt_ids, skip_special=False)
+        data["prompt"] = await call.server.frontend.decode(ask.request.prompt_ids, skip_special=False)
     return data
 
 
@@ -271,7 +271,7 @@ async def log_event(call: Call) -> None:
     assert completion is not None
     if outcome is Outcome.ACCEPTED and select:
         outcome = Outcome.PARTIALLY_ACCEPTED  # of how many characters is not told
-    service = call.face.completion
+    service = call.server.completion
     owner = service.owner(current_caller(), salt)
     service.outcomes.report(owner, completion, outcome, 0, shown_ms or 0.0)
     await call.reply_data(200, b"", b"text/plain; charset=utf-8")
@@ -287,15 +287,15 @@ async def health(call: Call) -> None:
     Raises:
         EngineDeadError: it is not known yet.
     """
-    face = call.face
-    name = face.info.target
+    server = call.server
+    name = server.info.target
     models: dict[str, Any] = {}
-    if await fills_in(face):
-        models["completion"] = _local(face)
-    if face.frontend.loaded_tokenizer.has_chat_template:
-        models["chat"] = _local(face)
+    if await fills_in(server):
+        models["completion"] = _local(server)
+    if server.frontend.loaded_tokenizer.has_chat_template:
+        models["chat"] = _local(server)
     body: dict[str, Any] = {
-        "device": _device(face),
+        "device": _device(server),
         "models": models,
         "arch": platform.machine(),
         "cpu_info": platform.processor() or platform.machine(),
@@ -314,13 +314,13 @@ async def server_setting(call: Call) -> None:
     await call.reply(200, {"disable_client_side_telemetry": True})
 
 
-def _local(face: Face) -> dict[str, Any]:
-    return {"local": {"model_id": face.info.target, "device": _device(face)}}
+def _local(server: ServerContext) -> dict[str, Any]:
+    return {"local": {"model_id": server.info.target, "device": _device(server)}}
 
 
-def _device(face: Face) -> str:
+def _device(server: ServerContext) -> str:
     """Where the model runs; only a GPU is served by Triton's kernels."""
-    return "cuda" if face.info.kernels == "triton" else "cpu"
+    return "cuda" if server.info.kernels == "triton" else "cpu"
 
 
 _SNIPPETS: Schema = {

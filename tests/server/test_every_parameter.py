@@ -33,7 +33,7 @@ from specdec.types import (
     StoppingParams,
     TextRules,
 )
-from tests.server.http.calls import asked, make_face
+from tests.server.http.calls import asked, make_context
 
 GROUPS: dict[str, Any] = {
     "sampling": SamplingParams, "stopping": StoppingParams, "rules": TextRules, "output": OutputParams,
@@ -43,7 +43,7 @@ EVERY = [(group, each) for group, record in GROUPS.items() for each in params_of
 # Nothing that a caller sends: what is left of a call's time, and what the server makes of texts.
 MADE = {"deadline_s", "prediction_ids", "healing_prefix"}
 SENT = [(group, each) for group, each in EVERY if each.name not in MADE]
-INFO = make_face().info
+INFO = make_context().info
 
 
 def named(value: Any) -> str:
@@ -120,7 +120,7 @@ def over_grpc(request: Request) -> Request:
         pb.GenerateRequest(), request.prompt_ids, cast(GenerateOptions, options | {"request_id": "r"})
     )
     message = pb.GenerateRequest.FromString(message.SerializeToString())
-    return across(asyncio.run(read_generate(message, make_face().frontend)))
+    return across(asyncio.run(read_generate(message, make_context().frontend)))
 
 
 def over_http(group: str, each: Param, value: Any) -> Request:

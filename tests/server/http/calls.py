@@ -14,7 +14,7 @@ from server.completion.service import CompletionService
 from server.engine_client import EngineClient
 from server.fim import FillMode, FimEncoder, Gap, PackedPrompt
 from server.frontend import Frontend
-from server.http.call import Call, Face
+from server.http.call import Call, ServerContext
 from specdec.config import EngineConfig
 from specdec.errors import FieldViolation, InvalidRequestError
 from tests.server.fake_engine import FakeEngine
@@ -33,13 +33,15 @@ class Fim:
         return PackedPrompt((1, *gap.prefix.encode(), 2, *gap.suffix.encode(), 3), True, (7,))
 
 
-def make_face(tokenizer: FakeTokenizer | None = None, fim: FimEncoder | None = None, limit: int = 1 << 20) -> Face:
-    """A face over an engine that is known but not there."""
+def make_context(
+    tokenizer: FakeTokenizer | None = None, fim: FimEncoder | None = None, limit: int = 1 << 20
+) -> ServerContext:
+    """A server over an engine that is known but not there."""
     info = FakeEngine(EngineConfig(target="fake")).info()
     frontend = Frontend(cast(EngineClient, SimpleNamespace(info=info)))
     frontend.tokenizer, frontend.fim = tokenizer or FakeTokenizer(has_tools=True), fim
     completion = CompletionService(frontend, lambda *asked: frontend.admission.admit(*asked))
-    return Face(frontend, lambda: ("ready", True), limit, completion)
+    return ServerContext(frontend, lambda: ("ready", True), limit, completion)
 
 
 def receiving(*messages: Message) -> Receive:
@@ -58,22 +60,22 @@ async def ignored(message: Message) -> None:
     """An ASGI ``send``."""
 
 
-def make_call(data: bytes, headers: dict[str, str] | None = None, face: Face | None = None) -> Call:
+def make_call(data: bytes, headers: dict[str, str] | None = None, server: ServerContext | None = None) -> Call:
     """A call with a body."""
     scope = {"headers": [(k.encode(), v.encode()) for k, v in (headers or {}).items()], "query_string": b""}
-    return Call(scope, receiving({"type": "http.request", "body": data}), ignored, face or make_face())
+    return Call(scope, receiving({"type": "http.request", "body": data}), ignored, server or make_context())
 
 
 def asked(
     reader: Callable[[Call], Awaitable[Found]],
     body: Any,
     headers: dict[str, str] | None = None,
-    face: Face | None = None,
+    server: ServerContext | None = None,
 ) -> Found:
     """What ``reader`` makes of ``body``."""
 
     async def read() -> Found:
-        call = make_call(json.dumps(body).encode(), headers, face)
+        call = make_call(json.dumps(body).encode(), headers, server)
         await call.read()
         return await reader(call)
 

@@ -11,7 +11,7 @@ from server.errors import ChatNotSupportedError, UnknownModelError
 from server.http.openai_chat import read_chat
 from specdec.types import GrammarKind, GrammarParams, OutputParams, Request, SamplingParams, StoppingParams
 from tests.server.fake_tokenizer import FakeTokenizer
-from tests.server.http.calls import asked, make_face, violations
+from tests.server.http.calls import asked, make_context, violations
 
 HI = [{"role": "user", "content": "hi"}]
 PLAIN = Request("chatcmpl-r", tuple(b"user:hi;"))
@@ -60,8 +60,8 @@ def test_tools_go_through_the_template_unless_the_choice_is_none() -> None:
         assert ask.tools is told
         assert bytes(ask.request.prompt_ids) == (b"[look]" if told else b"") + b"user:hi;"
     assert not asked(read_chat, {"messages": HI, "tools": []}).tools
-    silent = make_face(FakeTokenizer(has_tools=False))
-    assert not asked(read_chat, {"messages": HI, "tools": [TOOL]}, face=silent).tools
+    silent = make_context(FakeTokenizer(has_tools=False))
+    assert not asked(read_chat, {"messages": HI, "tools": [TOOL]}, server=silent).tools
 
 
 BAD = [
@@ -93,7 +93,7 @@ def test_bad_messages_do_not_hide_other_bad_fields() -> None:
 
 def test_a_model_without_chat_and_another_model_are_refused() -> None:
     with pytest.raises(ChatNotSupportedError):
-        asked(read_chat, {"messages": HI}, face=make_face(FakeTokenizer(has_chat=False)))
+        asked(read_chat, {"messages": HI}, server=make_context(FakeTokenizer(has_chat=False)))
     with pytest.raises(UnknownModelError):
         asked(read_chat, {"messages": HI, "model": "other"})
 

@@ -24,7 +24,7 @@ from specdec.types import (
     StoppingParams,
 )
 from tests.server.fake_tokenizer import BOS
-from tests.server.http.calls import Fim, asked, make_face, violations
+from tests.server.http.calls import Fim, asked, make_context, violations
 
 PLAIN = Request("cmpl-r", (BOS, *b"hi"), stopping=StoppingParams(max_tokens=16))
 
@@ -166,12 +166,12 @@ def test_how_text_is_encoded_can_be_chosen() -> None:
 
 
 def test_a_gap_is_filled_by_the_encoder_or_refused() -> None:
-    face = make_face(fim=Fim())
-    requests = asked(read_completion, {"prompt": ["a", "b"], "suffix": "z"}, face=face).requests
+    server = make_context(fim=Fim())
+    requests = asked(read_completion, {"prompt": ["a", "b"], "suffix": "z"}, server=server).requests
     assert [r.prompt_ids for r in requests] == [(1, *b"a", 2, *b"z", 3), (1, *b"b", 2, *b"z", 3)]
     assert [r.stopping.stop_token_ids for r in requests] == [(7,), (7,)]
     for nothing in ("", None):
-        assert asked(read_completion, {"prompt": "a", "suffix": nothing}, face=face).requests[0].prompt_ids == (
+        assert asked(read_completion, {"prompt": "a", "suffix": nothing}, server=server).requests[0].prompt_ids == (
             BOS, *b"a",
         )  # fmt: skip
     with pytest.raises(FimNotSupportedError, match="leave out suffix"):

@@ -10,7 +10,7 @@ from server.http.app import build_app
 from server.http.call import Call, Endpoint
 from server.http.errors import Refusal
 from server.http.openai_format import OpenAIErrors
-from tests.server.http.calls import make_face
+from tests.server.http.calls import make_context
 
 
 class Plain:
@@ -41,7 +41,7 @@ ENDPOINTS = [
 
 
 def test_the_first_that_claims_a_body_answers_it() -> None:
-    with TestClient(build_app(make_face(), ENDPOINTS)) as client:
+    with TestClient(build_app(make_context(), ENDPOINTS)) as client:
         for body, name in (
             ({"segments": {}}, "first"), ({"segments": 1, "prompt": 2}, "first"), ({"prompt": 2}, "second"),
             ({"prompt": 3}, "rest"), ({}, "rest"),
@@ -54,7 +54,7 @@ def test_the_first_that_claims_a_body_answers_it() -> None:
 
 
 def test_each_words_its_own_faults() -> None:
-    with TestClient(build_app(make_face(), ENDPOINTS)) as client:
+    with TestClient(build_app(make_context(), ENDPOINTS)) as client:
         assert client.post("/x", json={"segments": 1, "fail": 1}).text == "INTERNAL"
         text = client.post("/x", json={"fail": 1}).text
         assert text.startswith('data: {"error"')
@@ -66,7 +66,7 @@ def test_methods_of_one_path_may_differ() -> None:
         await call.reply(200, {"by": "get"})
 
     both = [endpoint("post"), Endpoint("GET", "/x", show, OpenAIErrors(), {"summary": "get"})]
-    with TestClient(build_app(make_face(), both)) as client:
+    with TestClient(build_app(make_context(), both)) as client:
         assert client.post("/x", json={}).json()["by"] == "post"
         assert client.get("/x").json()["by"] == "get"
         assert set(client.get("/openapi.json").json()["paths"]["/x"]) == {"post", "get"}

@@ -10,7 +10,7 @@ import pytest
 from server.http.app import EndpointApp
 from server.http.call import Call, Endpoint
 from server.http.openai_format import OpenAIErrors
-from tests.server.http.calls import make_face
+from tests.server.http.calls import make_context
 
 
 class Exchange:
@@ -22,7 +22,7 @@ class Exchange:
         self._read, self._stubborn = False, stubborn
         endpoint = Endpoint("POST", "/x", self._answer, OpenAIErrors(), {})
         scope = {"type": "http", "method": "POST", "path": "/x", "headers": [], "query_string": b""}
-        self.task = asyncio.create_task(EndpointApp([endpoint], make_face())(scope, self._receive, self._send))
+        self.task = asyncio.create_task(EndpointApp([endpoint], make_context())(scope, self._receive, self._send))
 
     async def _receive(self) -> dict[str, Any]:
         if not self._read:

@@ -19,7 +19,7 @@ from server.http.call import Call
 from server.http.errors import BodyTimeoutError, BodyTooLargeError, ClientGoneError
 from server.http.http_server import HttpServer
 from specdec.errors import ConfigError
-from tests.server.http.calls import ignored, make_call, make_face, receiving
+from tests.server.http.calls import ignored, make_call, make_context, receiving
 from tests.server.http.harness import COMPLETIONS, Server, running
 
 
@@ -135,7 +135,7 @@ def test_a_head_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyP
 async def test_a_body_is_given_up_when_it_stops_coming_or_its_client_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(call_module, "BODY_IDLE_S", 0.01)
     monkeypatch.setattr(call_module, "LINGER_S", 0.01)
-    face = make_face(limit=10)
+    server = make_context(limit=10)
     piece = {"type": "http.request", "body": b"12345", "more_body": True}
     for messages, error in (
         ([piece], BodyTimeoutError),
@@ -143,10 +143,10 @@ async def test_a_body_is_given_up_when_it_stops_coming_or_its_client_leaves(monk
         ([piece] * 3, BodyTooLargeError),
         ([piece] * 3 + [{"type": "http.disconnect"}], ClientGoneError),
     ):
-        call = Call({"headers": [], "query_string": b""}, receiving(*messages), ignored, face)
+        call = Call({"headers": [], "query_string": b""}, receiving(*messages), ignored, server)
         with pytest.raises(error):
             await call.read()
-    fits = Call({"headers": []}, receiving(piece, piece | {"more_body": False}), ignored, face)
+    fits = Call({"headers": []}, receiving(piece, piece | {"more_body": False}), ignored, server)
     await fits.read()
     assert (await _gone(fits)) is False
 

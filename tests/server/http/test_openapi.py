@@ -16,7 +16,7 @@ from server.http.call import Call
 from server.http.openai import CHAT_FIELDS, COMPLETION_FIELDS
 from server.http.openai_chat import read_chat
 from server.http.openai_completions import read_completion
-from tests.server.http.calls import make_call, make_face
+from tests.server.http.calls import make_call, make_context
 from tests.server.http.harness import Server
 
 HI = [{"role": "user", "content": "hi"}]
@@ -29,7 +29,7 @@ def test_every_endpoint_is_described_and_served(server: Server) -> None:
     assert document["openapi"].startswith("3.1")
     described = {(method, path) for path, methods in document["paths"].items() for method in methods}
     assert described == {(e.method.lower(), e.path.replace(":path", "")) for e in ENDPOINTS}
-    app = build_app(make_face())
+    app = build_app(make_context())
     served = {(method, route.path) for route in app.routes for method in route.methods}  # type: ignore[attr-defined]
     assert {(e.method, e.path) for e in ENDPOINTS} < served
 

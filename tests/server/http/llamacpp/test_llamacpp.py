@@ -26,7 +26,7 @@ from specdec.types import (
 )
 from tests.server.completion.code_tokenizer import CodeTokenizer
 from tests.server.fake_tokenizer import BOS, FakeTokenizer
-from tests.server.http.calls import asked, make_call, make_face, violations
+from tests.server.http.calls import asked, make_call, make_context, violations
 from tests.server.http.harness import Server, running
 from tests.server.http.test_openapi import Watched
 
@@ -38,13 +38,13 @@ def completion(**body: Any) -> Ask:
 
 
 def code_face() -> Any:
-    face: Any = make_face(CodeTokenizer())  # type: ignore[arg-type]
-    face.frontend.client.info = dataclasses.replace(face.info, vocab_size=300)
-    return face
+    server: Any = make_context(CodeTokenizer())  # type: ignore[arg-type]
+    server.frontend.client.info = dataclasses.replace(server.info, vocab_size=300)
+    return server
 
 
 def infill(**body: Any) -> Ask:
-    return asked(read_infill, GAP | body, face=code_face())
+    return asked(read_infill, GAP | body, server=code_face())
 
 
 def shown(ask: Ask) -> str:
@@ -153,7 +153,7 @@ def test_the_fields_described_are_those_that_are_read(
     reader: Callable[[Call], Awaitable[Any]], body: dict[str, Any], fields: Mapping[str, Any]
 ) -> None:
     async def read() -> set[str]:
-        call = make_call(json.dumps(body).encode(), face=code_face())
+        call = make_call(json.dumps(body).encode(), server=code_face())
         await call.read()
         call.data = watched = Watched(call.data)  # type: ignore[misc]
         await reader(call)

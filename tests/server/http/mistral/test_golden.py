@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from server.http.mistral import read_fim
-from tests.server.http.calls import Fim, asked, make_face, violations
+from tests.server.http.calls import Fim, asked, make_context, violations
 from tests.server.http.harness import Server
 
 FIM = "/v1/fim/completions"
@@ -34,7 +34,7 @@ def test_streams(server: Server, body: dict[str, Any], wanted: str) -> None:
 
 def test_its_own_names_and_defaults() -> None:
     def request(**body: Any) -> Any:
-        return asked(read_fim, {"prompt": "a"} | body, face=make_face(fim=Fim())).requests[0]
+        return asked(read_fim, {"prompt": "a"} | body, server=make_context(fim=Fim())).requests[0]
 
     assert request(random_seed=5).sampling.seed == 5
     assert request().stopping.max_tokens == 128

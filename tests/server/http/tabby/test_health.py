@@ -12,20 +12,20 @@ import pytest
 from server.http.call import Call
 from server.http.tabby import health
 from tests.server.fake_tokenizer import FakeTokenizer
-from tests.server.http.calls import Fim, make_face, receiving
+from tests.server.http.calls import Fim, make_context, receiving
 
 
 def told(kernels: str, has_chat: bool = True) -> dict[str, Any]:
     """The answer of a server whose engine runs on ``kernels``."""
-    face: Any = make_face(FakeTokenizer(has_chat=has_chat), fim=Fim())
-    face.frontend.client.info = dataclasses.replace(face.info, kernels=kernels)
+    server: Any = make_context(FakeTokenizer(has_chat=has_chat), fim=Fim())
+    server.frontend.client.info = dataclasses.replace(server.info, kernels=kernels)
     sent: list[bytes] = []
 
     async def send(message: Any) -> None:
         sent.append(message.get("body", b""))
 
     scope = {"headers": [], "query_string": b""}
-    asyncio.run(health(Call(scope, receiving(), send, face)))
+    asyncio.run(health(Call(scope, receiving(), send, server)))
     found: dict[str, Any] = json.loads(b"".join(sent))
     return found
 
