@@ -45,17 +45,17 @@ class TextDocument:
         Raises:
             InvalidRequestError: an edit lies outside of the text, or it would grow too long.
         """
-        text, seen = self.text, ViolationCollector()
+        text, violations = self.text, ViolationCollector()
         for i, edit in enumerate(edits):
             start, end = (place_of(text, offset, unit) for offset in (edit.start, edit.end))
             ok = start is not None and end is not None and start <= end
-            seen.check(ok, f"{field}[{i}]", "start and end must lie in the text, in order, between characters")
-            seen.raise_if_any()
+            violations.check(ok, f"{field}[{i}]", "start and end must lie in the text, in order, between characters")
+            violations.raise_if_any()
             assert start is not None
             assert end is not None
             text = text[:start] + edit.text + text[end:]
-        check_length(text, field, seen)
-        seen.raise_if_any()
+        check_length(text, field, violations)
+        violations.raise_if_any()
         self.text, self.version = text, version
 
     def around(self, place: int) -> tuple[str, str]:
@@ -65,9 +65,11 @@ class TextDocument:
         return self.text[start:place], self.text[place : place + CHARACTERS_BEHIND]
 
 
-def check_length(text: str, field: str, seen: ViolationCollector) -> None:
-    """Tell ``seen`` of a text that is too long to be kept."""
-    seen.check(len(text) <= MAX_CHARACTERS, field, f"a document may have {MAX_CHARACTERS} characters, got {len(text)}")
+def check_length(text: str, field: str, violations: ViolationCollector) -> None:
+    """Tell ``violations`` of a text that is too long to be kept."""
+    violations.check(
+        len(text) <= MAX_CHARACTERS, field, f"a document may have {MAX_CHARACTERS} characters, got {len(text)}"
+    )
 
 
 def place_of(text: str, offset: int, unit: OffsetUnit) -> int | None:

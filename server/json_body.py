@@ -38,15 +38,19 @@ _EXACT = 1 << 53  # whole numbers up to here are exact as floats
 class Body:
     """A JSON object whose fields are read one by one; a null field reads as an absent one, unknown fields as nothing.
 
-    A field of a wrong type reads as absent, and ``seen`` is told. ``names`` gives the engine's names of fields that are
-    called otherwise here; it fills as fields are read, so that a later refusal of the engine can name them.
+    A field of a wrong type reads as absent, and ``violations`` is told. ``names`` gives the engine's names of fields
+    that are called otherwise here; it fills as fields are read, so that a later refusal can name them.
     """
 
     def __init__(
-        self, data: Mapping[str, Any], seen: ViolationCollector, names: dict[str, str] | None = None, path: str = ""
+        self,
+        data: Mapping[str, Any],
+        violations: ViolationCollector,
+        names: dict[str, str] | None = None,
+        path: str = "",
     ) -> None:
         self._data, self._path = data, path
-        self.seen = seen
+        self.violations = violations
         self.names = {} if names is None else names
 
     @property
@@ -64,7 +68,7 @@ class Body:
 
     def refuse(self, name: str, problem: str) -> None:
         """Note that the field is wrong."""
-        self.seen.check(False, self.path(name), problem)
+        self.violations.check(False, self.path(name), problem)
 
     def text(self, name: str) -> str | None:
         """A string."""
@@ -141,7 +145,7 @@ class Body:
         if not isinstance(value, dict):
             self.refuse(name, "must be an object")
             return None
-        return Body(value, self.seen, self.names, f"{self.path(name)}.")
+        return Body(value, self.violations, self.names, f"{self.path(name)}.")
 
     def objects(self, name: str) -> list[Body]:
         """A list of objects, to be read in turn."""
@@ -151,7 +155,7 @@ class Body:
         if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
             self.refuse(name, "must be a list of objects")
             return []
-        return [Body(item, self.seen, self.names, f"{self.path(name)}[{i}].") for i, item in enumerate(value)]
+        return [Body(item, self.violations, self.names, f"{self.path(name)}[{i}].") for i, item in enumerate(value)]
 
     def raw(self, name: str) -> Any:
         """Whatever is there, for a reader that takes it apart without recursion."""

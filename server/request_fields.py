@@ -73,12 +73,12 @@ def check_requests(
             found.append(FieldViolation("request_id", f"at most {MAX_REQUEST_ID_CHARACTERS} characters, got {n}"))
         if len(request.prompt_ids) < info.max_context:  # one that is refused for its length may be of any length
             found += prompt_violations(request, info.vocab_size)
-    known = {violation.field for violation in violations.violations}
+    known = {violation.field for violation in violations.found}
     renamed = names or {}
     for violation in found:
         name = renamed.get(violation.field, violation.field)
         if name not in known:
-            violations.violations.append(FieldViolation(name, violation.description))
+            violations.found.append(FieldViolation(name, violation.description))
             known.add(name)
     violations.raise_if_any()
     longest = max(len(request.prompt_ids) for request in requests)

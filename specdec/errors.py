@@ -102,14 +102,14 @@ class EngineDeadError(RequestError):
 class ViolationCollector:
     """Collects field violations so that a refusal names every bad field at once."""
 
-    violations: list[FieldViolation] = field(default_factory=list)
+    found: list[FieldViolation] = field(default_factory=list)
 
     def check(self, ok: bool, name: str, description: str) -> None:
         """Record a violation of ``name`` unless ``ok``."""
         if not ok:
-            self.violations.append(FieldViolation(name, description))
+            self.found.append(FieldViolation(name, description))
 
     def raise_if_any(self) -> None:
         """Raise :class:`InvalidRequestError` when anything was recorded."""
-        if self.violations:
-            raise InvalidRequestError(self.violations)
+        if self.found:
+            raise InvalidRequestError(self.found)

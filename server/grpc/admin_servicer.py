@@ -35,10 +35,10 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         """No new request from now on."""
         check_admin(_ADMIN_SERVICE)
         timeout_s = request.timeout_s if request.HasField("timeout_s") else self._drain_s
-        seen = ViolationCollector()
+        violations = ViolationCollector()
         sound = math.isfinite(timeout_s) and timeout_s >= 0
-        seen.check(sound, "timeout_s", "must be a number of seconds, not negative")
-        seen.raise_if_any()
+        violations.check(sound, "timeout_s", "must be a number of seconds, not negative")
+        violations.raise_if_any()
         await self._not_serving()
         return admin_pb2.DrainResponse(running=await self._frontend.gate.drain(timeout_s))
 
@@ -52,10 +52,12 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def SwapDraft(self, request: admin_pb2.SwapDraftRequest, context: Context) -> admin_pb2.SwapDraftResponse:
         """Changes or drops the draft model."""
         check_admin(_ADMIN_SERVICE)
-        seen = ViolationCollector()
-        seen.check(request.dtype in ("", *_DTYPES), "dtype", f"one of {', '.join(_DTYPES)}, got {request.dtype[:40]!r}")
-        seen.check(bool(request.draft) or not request.dtype, "dtype", "has no meaning without a draft")
-        seen.raise_if_any()
+        violations = ViolationCollector()
+        violations.check(
+            request.dtype in ("", *_DTYPES), "dtype", f"one of {', '.join(_DTYPES)}, got {request.dtype[:40]!r}"
+        )
+        violations.check(bool(request.draft) or not request.dtype, "dtype", "has no meaning without a draft")
+        violations.raise_if_any()
         dtype = cast(WeightDtype, request.dtype) if request.dtype else None
         info = await self._frontend.client.swap_draft(request.draft or None, dtype)
         return admin_pb2.SwapDraftResponse(draft=info.draft, drafters=info.drafters)
@@ -71,9 +73,9 @@ class TraceServicer(trace_pb2_grpc.TraceServiceServicer):
     async def GetTrace(self, request: trace_pb2.GetTraceRequest, context: Context) -> trace_pb2.GetTraceResponse:
         """The engine's last steps."""
         limit = request.limit if request.HasField("limit") else DEFAULT_TRACE_STEPS
-        seen = ViolationCollector()
-        seen.check(1 <= limit <= MAX_TRACE_STEPS, "limit", f"{TRACE_LIMIT_RULE}, got {limit}")
-        seen.raise_if_any()
+        violations = ViolationCollector()
+        violations.check(1 <= limit <= MAX_TRACE_STEPS, "limit", f"{TRACE_LIMIT_RULE}, got {limit}")
+        violations.raise_if_any()
         steps = await self._frontend.client.trace(limit)
         return trace_pb2.GetTraceResponse(steps=[trace_message(step) for step in steps])
 

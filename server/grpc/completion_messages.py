@@ -66,20 +66,20 @@ def check_model(asked: str, frontend: Frontend) -> None:
         raise UnknownModelError(asked, served)
 
 
-def read_options(message: pb.CompleteRequest | pb.SessionSetup, seen: ViolationCollector) -> CompletionOptions:
-    """How to complete; what can not be is told to ``seen``."""
-    made, stopping = message.completion, read_stopping(message.stopping, seen)
-    sampling = read_params(SamplingParams, message.sampling, seen)
+def read_options(message: pb.CompleteRequest | pb.SessionSetup, violations: ViolationCollector) -> CompletionOptions:
+    """How to complete; what can not be is told to ``violations``."""
+    made, stopping = message.completion, read_stopping(message.stopping, violations)
+    sampling = read_params(SamplingParams, message.sampling, violations)
     if not message.sampling.HasField("temperature"):
         sampling = replace(sampling, temperature=0.0)
     if stopping.max_tokens is None:
         stopping = replace(stopping, max_tokens=max(DEFAULT_MAX_TOKENS, stopping.min_tokens))
-    seen.check(made.mode in _MODES, "completion.mode", f"unknown value {made.mode}")
+    violations.check(made.mode in _MODES, "completion.mode", f"unknown value {made.mode}")
     tokens = made.max_prompt_tokens if made.HasField("max_prompt_tokens") else None
     enough = tokens is None or tokens >= SMALLEST_BUDGET
-    seen.check(enough, "completion.max_prompt_tokens", f"must be at least {SMALLEST_BUDGET}")
+    violations.check(enough, "completion.max_prompt_tokens", f"must be at least {SMALLEST_BUDGET}")
     one = isinstance(message, pb.CompleteRequest) or sampling.n == 1
-    seen.check(one, "sampling.n", "a session makes one suggestion at a time; use Complete for more")
+    violations.check(one, "sampling.n", "a session makes one suggestion at a time; use Complete for more")
     whole = message if isinstance(message, pb.CompleteRequest) else None
     return CompletionOptions(
         mode=_MODES.get(made.mode, FillMode.MIDDLE),
@@ -89,16 +89,16 @@ def read_options(message: pb.CompleteRequest | pb.SessionSetup, seen: ViolationC
         suffix=made.stop_at_suffix if made.HasField("stop_at_suffix") else True,
         sampling=sampling,
         stopping=stopping,
-        output=OutputParams() if whole is None else read_params(OutputParams, whole.output, seen),
-        speculation=read_params(SpeculationParams, message.speculation, seen, "speculation."),
-        grammar=read_grammar(whole.grammar, seen) if whole is not None and whole.HasField("grammar") else None,
-        **read_own(message, seen),
+        output=OutputParams() if whole is None else read_params(OutputParams, whole.output, violations),
+        speculation=read_params(SpeculationParams, message.speculation, violations, "speculation."),
+        grammar=read_grammar(whole.grammar, violations) if whole is not None and whole.HasField("grammar") else None,
+        **read_own(message, violations),
     )
 
 
-def read_unit(message: pb.SessionSetup, seen: ViolationCollector) -> OffsetUnit:
+def read_unit(message: pb.SessionSetup, violations: ViolationCollector) -> OffsetUnit:
     """What offsets count."""
-    seen.check(message.unit in _UNITS, "setup.unit", f"unknown value {message.unit}")
+    violations.check(message.unit in _UNITS, "setup.unit", f"unknown value {message.unit}")
     return _UNITS.get(message.unit, OffsetUnit.CODE_POINT)
 
 
@@ -113,15 +113,15 @@ def read_outcome(message: pb.ReportOutcomeRequest) -> tuple[Outcome, int, float]
     Raises:
         InvalidRequestError: fields that make no sense, each one named.
     """
-    seen = ViolationCollector()
+    violations = ViolationCollector()
     outcome = _OUTCOMES.get(message.outcome)
-    seen.check(bool(message.suggestion_id), "suggestion_id", "must not be empty")
-    seen.check(outcome is not None, "outcome", f"one of {', '.join(pb.Outcome.keys()[1:])} is needed")
+    violations.check(bool(message.suggestion_id), "suggestion_id", "must not be empty")
+    violations.check(outcome is not None, "outcome", f"one of {', '.join(pb.Outcome.keys()[1:])} is needed")
     partly = outcome is not Outcome.PARTIALLY_ACCEPTED or message.accepted_characters > 0
-    seen.check(partly, "accepted_characters", "must be positive where a part was accepted")
+    violations.check(partly, "accepted_characters", "must be positive where a part was accepted")
     shown = math.isfinite(message.shown_ms) and message.shown_ms >= 0
-    seen.check(shown, "shown_ms", "must be a number of milliseconds, not negative")
-    seen.raise_if_any()
+    violations.check(shown, "shown_ms", "must be a number of milliseconds, not negative")
+    violations.raise_if_any()
     assert outcome is not None  # checked above
     return outcome, message.accepted_characters, message.shown_ms
 

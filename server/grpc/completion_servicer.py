@@ -115,12 +115,14 @@ class CompletionSession:
 
     async def _set_up(self, setup: pb.SessionSetup) -> None:
         check_model(setup.model, self._frontend)
-        seen = ViolationCollector()
-        options, unit = read_options(setup, seen), read_unit(setup, seen)
+        violations = ViolationCollector()
+        options, unit = read_options(setup, violations), read_unit(setup, violations)
         if self._session is not None:
             same = setup.session.id in ("", self._session.session_id) and setup.cache.salt == self._options.cache_salt
-            seen.check(same, "setup.session", "must stay the same in a stream; open another one for another session")
-        seen.raise_if_any()
+            violations.check(
+                same, "setup.session", "must stay the same in a stream; open another one for another session"
+            )
+        violations.raise_if_any()
         packer = self._service.maker.packer
         if options.mode is FillMode.MIDDLE and not packer.fills_in:
             raise FimNotSupportedError(
@@ -144,11 +146,11 @@ class CompletionSession:
         Raises:
             InvalidRequestError: the change can not be made.
         """
-        change, seen = message.WhichOneof("change"), ViolationCollector()
+        change, violations = message.WhichOneof("change"), ViolationCollector()
         if change == "text":
-            seen.check(bool(message.text.uri), "text.uri", "must not be empty")
-            check_length(message.text.text, "text.text", seen)
-            seen.raise_if_any()
+            violations.check(bool(message.text.uri), "text.uri", "must not be empty")
+            check_length(message.text.text, "text.text", violations)
+            violations.raise_if_any()
             document = TextDocument(message.text.text, message.text.version, message.text.language)
             session.keep(message.text.uri, document)
         elif change == "edits":
@@ -278,14 +280,14 @@ class CompletionServicer(pb_grpc.CompletionServiceServicer):
             RequestError: it can not be served; every bad field is named.
         """
         check_model(message.model, self._frontend)
-        seen = ViolationCollector()
-        options = read_options(message, seen)
-        seen.check(message.HasField("fim"), "fim", "must be set")
-        prediction = await read_prediction(message, self._frontend, seen)
+        violations = ViolationCollector()
+        options = read_options(message, violations)
+        violations.check(message.HasField("fim"), "fim", "must be set")
+        prediction = await read_prediction(message, self._frontend, violations)
         request_id = message.request_id or uuid.uuid4().hex
         request = await self._service.maker.make(read_gap(message.fim), options, current_caller(), request_id)
         request = dataclasses.replace(request, prediction_ids=prediction)
-        validate(request, self._frontend.info, seen)
+        validate(request, self._frontend.info, violations)
         remaining = context.time_remaining()
         if remaining is None:
             return request

@@ -94,9 +94,9 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     @guarded
     async def Abort(self, request: generation_pb2.AbortRequest, context: Context) -> generation_pb2.AbortResponse:
         """Ends a request in flight."""
-        seen = ViolationCollector()
-        seen.check(bool(request.request_id), "request_id", "must not be empty")
-        seen.raise_if_any()
+        violations = ViolationCollector()
+        violations.check(bool(request.request_id), "request_id", "must not be empty")
+        violations.raise_if_any()
         return generation_pb2.AbortResponse(aborted=self._admission.abort(current_caller(), request.request_id))
 
     @guarded
@@ -104,13 +104,13 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self, request: generation_pb2.TokenizeRequest, context: Context
     ) -> generation_pb2.TokenizeResponse:
         """Text or a conversation to token ids."""
-        seen = ViolationCollector()
+        violations = ViolationCollector()
         which = request.WhichOneof("input")
-        seen.check(which is not None, "input", "one of text and chat is needed")
-        seen.raise_if_any()
+        violations.check(which is not None, "input", "one of text and chat is needed")
+        violations.raise_if_any()
         if which == "chat":
-            ids = await read_chat(request.chat, self._frontend, seen)
-            seen.raise_if_any()
+            ids = await read_chat(request.chat, self._frontend, violations)
+            violations.raise_if_any()
         else:
             add_special = request.add_special if request.HasField("add_special") else True
             ids = await self._frontend.encode(
@@ -123,10 +123,10 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self, request: generation_pb2.DetokenizeRequest, context: Context
     ) -> generation_pb2.DetokenizeResponse:
         """Token ids to text."""
-        seen = ViolationCollector()
+        violations = ViolationCollector()
         size = self._frontend.info.vocab_size
-        seen.check(max(request.token_ids, default=0) < size, "token_ids", f"ids must lie in [0, {size})")
-        seen.raise_if_any()
+        violations.check(max(request.token_ids, default=0) < size, "token_ids", f"ids must lie in [0, {size})")
+        violations.raise_if_any()
         skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
         text = await self._frontend.decode(list(request.token_ids), skip_special=skip)
         return generation_pb2.DetokenizeResponse(text=text)

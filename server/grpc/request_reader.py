@@ -58,30 +58,30 @@ async def read_generate(message: GenerateMessage, frontend: Frontend) -> Request
     Raises:
         RequestError: it can not be served; every bad field is named.
     """
-    seen = ViolationCollector()
-    stopping = read_stopping(message.stopping, seen)
-    grammar = read_grammar(message.grammar, seen) if message.HasField("grammar") else None
-    prompt = await _prompt(message, frontend, seen, grammar)
+    violations = ViolationCollector()
+    stopping = read_stopping(message.stopping, violations)
+    grammar = read_grammar(message.grammar, violations) if message.HasField("grammar") else None
+    prompt = await _prompt(message, frontend, violations, grammar)
     request = Request(
         request_id=message.request_id or uuid.uuid4().hex,
         prompt_ids=prompt.ids,
-        sampling=read_params(SamplingParams, message.sampling, seen),
+        sampling=read_params(SamplingParams, message.sampling, violations),
         stopping=_with_ends(stopping, prompt.ends),
-        output=read_params(OutputParams, message.output, seen),
-        speculation=read_params(SpeculationParams, message.speculation, seen, "speculation."),
-        prediction_ids=await read_prediction(message, frontend, seen),
+        output=read_params(OutputParams, message.output, violations),
+        speculation=read_params(SpeculationParams, message.speculation, violations, "speculation."),
+        prediction_ids=await read_prediction(message, frontend, violations),
         grammar=grammar,
         healing_prefix=prompt.healing_prefix,
-        **read_own(message, seen),
+        **read_own(message, violations),
     )
-    validate(request, frontend.info, seen)
+    validate(request, frontend.info, violations)
     return request
 
 
 async def read_prefill(message: pb.PrefillRequest, frontend: Frontend) -> Request:
     """The prefill-only request ``message`` asks for; raises as `read_generate`."""
-    seen = ViolationCollector()
-    prompt = await _prompt(message, frontend, seen)
+    violations = ViolationCollector()
+    prompt = await _prompt(message, frontend, violations)
     request = Request(
         request_id=message.request_id or uuid.uuid4().hex,
         prompt_ids=prompt.ids,
@@ -89,28 +89,28 @@ async def read_prefill(message: pb.PrefillRequest, frontend: Frontend) -> Reques
         priority=message.scheduling.priority,
         cache_salt=message.cache.salt,
     )
-    validate(request, frontend.info, seen)
+    validate(request, frontend.info, violations)
     return request
 
 
-async def read_chat(chat: options.ChatPrompt, frontend: Frontend, seen: ViolationCollector) -> list[int]:
-    """Token ids of ``chat``; empty when it is bad, which ``seen`` is told.
+async def read_chat(chat: options.ChatPrompt, frontend: Frontend, violations: ViolationCollector) -> list[int]:
+    """Token ids of ``chat``; empty when it is bad, which ``violations`` is told.
 
     Raises:
         RequestError: the model knows no chat, or is not loaded.
     """
     if not chat.messages:
-        seen.check(False, "chat.messages", "must hold at least one message")
+        violations.check(False, "chat.messages", "must hold at least one message")
         return []
     bad = [i for i, m in enumerate(chat.messages) if not m.role]
     for i in bad:
-        seen.check(False, f"chat.messages[{i}].role", "must not be empty")
+        violations.check(False, f"chat.messages[{i}].role", "must not be empty")
     if bad:
         return []
     try:
         return await frontend.encode_chat([{"role": m.role, "content": m.content} for m in chat.messages])
     except InvalidRequestError as error:
-        seen.violations += error.violations
+        violations.found += error.violations
         return []
 
 
@@ -136,7 +136,7 @@ def read_files(messages: Iterable[options.ContextFile]) -> tuple[ContextFile, ..
 
 
 async def _prompt(
-    message: PromptMessage, frontend: Frontend, seen: ViolationCollector, grammar: GrammarParams | None = None
+    message: PromptMessage, frontend: Frontend, violations: ViolationCollector, grammar: GrammarParams | None = None
 ) -> PackedPrompt:
     """The prompt, which asks for what matches ``grammar``."""
     served = frontend.info.target
@@ -149,19 +149,19 @@ async def _prompt(
     if which == "text":
         ids = await frontend.encode(message.text)
     elif which == "chat":
-        ids = await read_chat(message.chat, frontend, seen)
+        ids = await read_chat(message.chat, frontend, violations)
     else:
         ids = list(message.token_ids.ids)
-    if not ids and not seen.violations:
+    if not ids and not violations.found:
         problem = "must hold at least one token" if which else "one of text, token_ids, chat and fim is needed"
-        seen.violations.append(FieldViolation("prompt", problem))
+        violations.found.append(FieldViolation("prompt", problem))
     return PackedPrompt(tuple(ids), fills_in=False, ends=())
 
 
 async def read_prediction(
-    message: GenerateMessage | CompleteRequest, frontend: Frontend, seen: ViolationCollector
+    message: GenerateMessage | CompleteRequest, frontend: Frontend, violations: ViolationCollector
 ) -> tuple[int, ...]:
-    """Token ids of what the output is expected to look like; what is said by halves is told to ``seen``.
+    """Token ids of what the output is expected to look like; what is said by halves is told to ``violations``.
 
     Raises:
         EngineDeadError: the tokenizer is not loaded yet.
@@ -170,7 +170,7 @@ async def read_prediction(
     if which == "text":
         return tuple(await frontend.encode(message.prediction.text, add_special=False))
     unclear = which is None and message.HasField("prediction")
-    seen.check(not unclear, "prediction", "one of text and token_ids is needed")
+    violations.check(not unclear, "prediction", "one of text and token_ids is needed")
     return tuple(message.prediction.token_ids.ids)
 
 

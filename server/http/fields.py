@@ -55,23 +55,23 @@ async def read_conversation(body: Body, frontend: Frontend, tools: list[dict[str
         if isinstance(messages, list) or messages is None:
             body.refuse("messages", "must hold at least one message")
         return ()
-    n_known = len(body.seen.violations)
+    n_known = len(body.violations.found)
     for message in given:
         if not message.text("role"):
             message.refuse("role", "must be a string that is not empty")
-    if len(body.seen.violations) > n_known or not isinstance(messages, list):
+    if len(body.violations.found) > n_known or not isinstance(messages, list):
         return ()
     try:
         return tuple(await frontend.encode_chat(messages, tools))
     except InvalidRequestError as error:
-        body.seen.violations += error.violations
+        body.violations.found += error.violations
         return ()
 
 
 def read_tools(body: Body) -> list[dict[str, Any]] | None:
     """``tools`` as the chat template takes them; None: the model is told of none. Of ``tool_choice``, "auto" and "none"
     are served."""
-    n_known = len(body.seen.violations)
+    n_known = len(body.violations.found)
     tools: list[dict[str, Any]] = body.value("tools")
     given = body.objects("tools")
     for tool in given:
@@ -82,7 +82,7 @@ def read_tools(body: Body) -> list[dict[str, Any]] | None:
     if choice not in (None, "auto", "none"):
         rule = 'only "auto" and "none" are served; to force a form on the answer use response_format with a JSON schema'
         body.refuse("tool_choice", rule)
-    usable = bool(given) and choice != "none" and len(body.seen.violations) == n_known
+    usable = bool(given) and choice != "none" and len(body.violations.found) == n_known
     return tools if usable else None
 
 

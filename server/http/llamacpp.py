@@ -220,7 +220,7 @@ async def tokenize(call: Call) -> None:
     body, frontend = call.body(), call.server.frontend
     content, pieces = _content(body), body.flag("with_pieces")
     special, parse = body.flag("add_special"), body.flag("parse_special", True)
-    body.seen.raise_if_any()
+    body.violations.raise_if_any()
     ids = await frontend.encode(content, add_special=special, parse_special=parse)
     shown = [_piece(frontend.loaded_tokenizer, token) for token in ids] if pieces else ids
     await call.reply(200, {"tokens": shown})
@@ -230,13 +230,13 @@ async def detokenize(call: Call) -> None:
     """Ids to text, special tokens by name; raises as `tokenize`."""
     body = call.body()
     ids = body.integers("tokens", 0, call.server.info.vocab_size - 1)
-    body.seen.raise_if_any()
+    body.violations.raise_if_any()
     await call.reply(200, {"content": await call.server.frontend.decode(ids, skip_special=False)})
 
 
 def _content(body: Body) -> str:
     content = body.text("content")
-    if content is None and not body.seen.violations:
+    if content is None and not body.violations.found:
         body.refuse("content", "must be a string")
     return content or ""
 

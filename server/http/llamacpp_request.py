@@ -220,8 +220,8 @@ async def read_completion(call: Call) -> Ask:
     # A stand-in where the prompt is bad: the other fields are checked all the same.
     request = Request(request_id=f"cmpl-{call.request_id}", prompt_ids=ids or (0,), **options)
     ask = read_ask(body, request, request.stopping.max_tokens)
-    body.seen.check(bool(ids) or bool(body.seen.violations), "prompt", "must amount to at least one token")
-    check_requests([request], call.server.info, body.seen)
+    body.violations.check(bool(ids) or bool(body.violations.found), "prompt", "must amount to at least one token")
+    check_requests([request], call.server.info, body.violations)
     return ask
 
 
@@ -260,11 +260,11 @@ async def read_infill(call: Call) -> Ask:
     gap = _gap(body)
     # No end where the text leaves its block: clients say what they want in n_indent.
     options = CompletionOptions(dedent=False, **await _options(call, body))
-    body.seen.raise_if_any()
+    body.violations.raise_if_any()
     maker = call.server.completion.maker
     request = await maker.make(gap, options, current_caller(), f"infill-{call.request_id}")
     ask = read_ask(body, request, options.stopping.max_tokens)
-    check_requests([request], call.server.info, body.seen)
+    check_requests([request], call.server.info, body.violations)
     return ask
 
 

@@ -116,7 +116,7 @@ _DIALECT = "ollama"
 
 def read_options(body: Body, tokenizer: TokenizerLike) -> tuple[SamplingParams, StoppingParams]:
     """How to choose and when to stop. What only concerns another engine (threads, memory, num_ctx, ...) is ignored."""
-    options = body.object("options") or Body({}, body.seen, body.names, f"{body.path('options')}.")
+    options = body.object("options") or Body({}, body.violations, body.names, f"{body.path('options')}.")
     return _sampling(options), _stopping(options, tokenizer)
 
 
@@ -273,7 +273,7 @@ async def read_generate(call: Call) -> GenerateAsk:
         grammar=read_format(body),
         **read_common(call, body),
     )
-    check_requests([request], call.server.info, body.seen)
+    check_requests([request], call.server.info, body.violations)
     return GenerateAsk(model, None if fields.is_empty else request, stream, not fields.is_raw)
 
 
@@ -378,8 +378,10 @@ async def read_chat(call: Call) -> ChatAsk:
         grammar=read_format(body),
         **read_common(call, body),
     )
-    body.seen.check(empty or bool(ids) or bool(body.seen.violations), "messages", "must amount to at least one token")
-    check_requests([request], call.server.info, body.seen)
+    body.violations.check(
+        empty or bool(ids) or bool(body.violations.found), "messages", "must amount to at least one token"
+    )
+    check_requests([request], call.server.info, body.violations)
     told = tools is not None and frontend.loaded_tokenizer.has_tool_template
     return ChatAsk(model, None if empty else request, stream, told)
 
@@ -387,7 +389,7 @@ async def read_chat(call: Call) -> ChatAsk:
 async def _read_messages(body: Body, call: Call, tools: list[dict[str, object]] | None) -> tuple[int, ...]:
     for message in body.objects("messages"):
         refuse_images(message)
-    return () if body.seen.violations else await read_conversation(body, call.server.frontend, tools)
+    return () if body.violations.found else await read_conversation(body, call.server.frontend, tools)
 
 
 class ChatStream:
@@ -511,7 +513,7 @@ async def show(call: Call) -> None:
     """
     body, server = call.body(), call.server
     asked_model(body, server)
-    body.seen.raise_if_any()
+    body.violations.raise_if_any()
     capabilities = await _capabilities(server)
     await call.reply(
         200,

@@ -61,8 +61,8 @@ async def read_chat(call: Call) -> ChatAsk:
         **read_common(call, body),
     )
     token_ids = body.flag("return_token_ids")
-    body.seen.check(bool(ids) or bool(body.seen.violations), "messages", "must amount to at least one token")
-    check_requests([request], call.server.info, body.seen)
+    body.violations.check(bool(ids) or bool(body.violations.found), "messages", "must amount to at least one token")
+    check_requests([request], call.server.info, body.violations)
     told = tools is not None and frontend.loaded_tokenizer.has_tool_template
     return ChatAsk(request, streaming, told, token_ids)
 

@@ -131,7 +131,7 @@ async def read_completion(call: Call, default_tokens: int = DEFAULT_MAX_TOKENS) 
         body.refuse(
             "echo", "can not go with logprobs; ask for logprobs alone, and put the prompt before the text yourself"
         )
-    check_requests(requests, call.server.info, body.seen)
+    check_requests(requests, call.server.info, body.violations)
     texts = [await _text(call, prompt) if echo else "" for prompt in prompts]
     return CompletionAsk(requests, streaming, tuple(texts), token_ids)
 

@@ -170,10 +170,10 @@ async def read_completion(call: Call, service: CompletionService) -> CompletionA
     else:
         if segments is None:
             body.refuse("segments", "must be an object with a prefix")
-        body.seen.raise_if_any()
+        body.violations.raise_if_any()
         assert segments is not None
         request = await service.maker.make(segments.gap, options, current_caller(), request_id)
-    check_requests([request], call.server.info, body.seen)
+    check_requests([request], call.server.info, body.violations)
     if segments is None:
         return CompletionAsk(request, LineEnds(), (), debug)
     return CompletionAsk(request, segments.ends, segments.snippets, debug)
@@ -266,7 +266,7 @@ async def log_event(call: Call) -> None:
         body.refuse("completion_id", "must be the id of a completion")
     if shown_ms is not None and not 0 <= shown_ms < math.inf:
         body.refuse("elapsed", "must be a number of milliseconds, not negative")
-    body.seen.raise_if_any()
+    body.violations.raise_if_any()
     assert outcome is not None
     assert completion is not None
     if outcome is Outcome.ACCEPTED and select:

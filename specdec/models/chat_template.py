@@ -23,29 +23,29 @@ def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
     Raises:
         InvalidRequestError: a content is neither text nor a list of text parts; each such place is named.
     """
-    seen = ViolationCollector()
+    violations = ViolationCollector()
     plain: list[dict[str, Any]] = []
     for i, message in enumerate(messages):
-        copy = {**message, "content": _text(message.get("content"), f"messages[{i}].content", seen)}
+        copy = {**message, "content": _text(message.get("content"), f"messages[{i}].content", violations)}
         if isinstance(calls := message.get("tool_calls"), list):
             copy["tool_calls"] = [_call(call) for call in calls]
         plain.append(copy)
-    seen.raise_if_any()
+    violations.raise_if_any()
     return plain
 
 
-def _text(content: Any, path: str, seen: ViolationCollector) -> str:
+def _text(content: Any, path: str, violations: ViolationCollector) -> str:
     if content is None:
         return ""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        seen.check(False, path, "must be text or a list of text parts")
+        violations.check(False, path, "must be text or a list of text parts")
         return ""
     texts = [part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None for part in content]
     for i, text in enumerate(texts):
         rule = 'must be a text part, {"type": "text", "text": "..."}; the model reads nothing else'
-        seen.check(isinstance(text, str), f"{path}[{i}]", rule)
+        violations.check(isinstance(text, str), f"{path}[{i}]", rule)
     return "\n".join(text for text in texts if isinstance(text, str))
 
 

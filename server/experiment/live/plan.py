@@ -60,18 +60,18 @@ def read_options(given: Mapping[str, Any], info: EngineInfo) -> tuple[ArmOptions
     unknown: list[Place] = [(name,) for name in given if name not in ("speculation", *_PLAIN)]
     unknown += [("speculation", name) for name in speculation if name not in _SPECULATION]
     problems: list[Problem] = [(place, f"no option that an arm may change; there are {_KNOWN}") for place in unknown]
-    seen = ViolationCollector()
-    body = Body({"speculation": speculation, **plain}, seen)
+    violations = ViolationCollector()
+    body = Body({"speculation": speculation, **plain}, violations)
     asked = read_speculation(body)
     options = ArmOptions(
         {name: getattr(asked, name) for name in _SPECULATION if name in speculation}, read_values(body, Request)
     )
-    if not seen.violations:
+    if not violations.found:
         try:
             validate_request(options.put(UNTOUCHED), info.vocab_size, info.max_context, info.drafters)
         except InvalidRequestError as error:
-            seen.violations += error.violations
-    return options, [*problems, *((tuple(v.field.split(".")), v.description) for v in seen.violations)]
+            violations.found += error.violations
+    return options, [*problems, *((tuple(v.field.split(".")), v.description) for v in violations.found)]
 
 
 def _mode(value: Any) -> Any:

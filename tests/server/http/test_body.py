@@ -41,9 +41,9 @@ def test_any_value_is_read_or_noted_and_never_both(value: Any) -> None:
         one = body(x=value)
         nothing = read(body())
         found = read(one)
-        assert len(one.seen.violations) <= 1
-        if one.seen.violations:
-            assert one.seen.violations[0].field == "x"
+        assert len(one.violations.found) <= 1
+        if one.violations.found:
+            assert one.violations.found[0].field == "x"
             assert found == nothing
         elif value is None:
             assert found == nothing
@@ -53,7 +53,7 @@ def test_any_value_is_read_or_noted_and_never_both(value: Any) -> None:
 def test_each_reader_takes_exactly_its_kind(value: Any) -> None:
     def read(name: str, *args: Any) -> tuple[Any, bool]:
         one = body(x=value)
-        return getattr(one, name)("x", *args), bool(one.seen.violations)
+        return getattr(one, name)("x", *args), bool(one.violations.found)
 
     none, plain_int = value is None, type(value) is int
     assert read("text")[1] == (not none and not isinstance(value, str))
@@ -79,7 +79,7 @@ def test_paths_lead_from_the_top() -> None:
     assert inner is not None
     for item in inner.objects("b"):
         item.text("c")
-    assert [v.field for v in one.seen.violations] == ["a.b[0].c", "a.b[1].c"]
+    assert [v.field for v in one.violations.found] == ["a.b[0].c", "a.b[1].c"]
 
 
 @pytest.mark.parametrize("make", [lambda inner: [inner], lambda inner: {"k": inner}])
@@ -90,7 +90,7 @@ def test_depth_is_limited_exactly(make: Any) -> None:
     one = body(x=value, y=make(value))
     assert one.value("x") == value
     assert one.value("y") is None
-    assert [v.field for v in one.seen.violations] == ["y"]
+    assert [v.field for v in one.violations.found] == ["y"]
 
 
 @pytest.mark.parametrize(

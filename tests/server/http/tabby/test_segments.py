@@ -20,9 +20,9 @@ LINES = st.lists(st.sampled_from(["a", "\n", "\r\n", "", "é"]), max_size=12).ma
 
 
 def read(**fields: Any) -> Segments:
-    seen = ViolationCollector()
-    found = read_segments(Body({"prefix": "", **fields}, seen), "python")
-    assert not seen.violations
+    violations = ViolationCollector()
+    found = read_segments(Body({"prefix": "", **fields}, violations), "python")
+    assert not violations.found
     return found
 
 
