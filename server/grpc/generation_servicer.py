@@ -22,7 +22,7 @@ from server.grpc.messages import (
     started_message,
     timings_message,
 )
-from server.grpc.request_reader import read_chat, read_generate, read_prefill
+from server.grpc.request_reader import parse_generate, parse_prefill, read_chat
 from server.observe.records import current_arm
 from specdec.api.v1 import generation_pb2, generation_pb2_grpc, model_pb2, model_pb2_grpc
 from specdec.api.v1 import options_pb2 as options
@@ -50,7 +50,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     ) -> generation_pb2.GenerateResponse:
         """The whole answer at once."""
         with self._frontend.gate.enter():
-            asked = await read_generate(request, self._frontend)
+            asked = await parse_generate(request, self._frontend)
             response = generation_pb2.GenerateResponse(request_id=asked.request_id, model=self._frontend.info.target)
             deltas: dict[int, list[Delta]] = defaultdict(list)
             samples: list[generation_pb2.Sample] = []
@@ -70,7 +70,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     async def GenerateStream(self, request: generation_pb2.GenerateStreamRequest, context: Context) -> None:  # type: ignore[override]
         """The answer as it is made."""
         with self._frontend.gate.enter():
-            asked = await read_generate(request, self._frontend)
+            asked = await parse_generate(request, self._frontend)
             model = self._frontend.info.target
             async with self._admit(asked, request.scheduling, context) as stream:
                 async for event in stream:
@@ -80,7 +80,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     async def Prefill(self, request: generation_pb2.PrefillRequest, context: Context) -> generation_pb2.PrefillResponse:
         """Computes a prompt into the prefix cache."""
         with self._frontend.gate.enter():
-            asked = await read_prefill(request, self._frontend)
+            asked = await parse_prefill(request, self._frontend)
             response = generation_pb2.PrefillResponse(request_id=asked.request_id)
             async with self._admit(asked, request.scheduling, context) as stream:
                 async for event in stream:

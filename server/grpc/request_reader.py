@@ -52,7 +52,7 @@ GenerateMessage = pb.GenerateRequest | pb.GenerateStreamRequest
 PromptMessage = pb.GenerateRequest | pb.GenerateStreamRequest | pb.PrefillRequest
 
 
-async def read_generate(message: GenerateMessage, frontend: Frontend) -> Request:
+async def parse_generate(message: GenerateMessage, frontend: Frontend) -> Request:
     """The request ``message`` asks for.
 
     Raises:
@@ -78,8 +78,8 @@ async def read_generate(message: GenerateMessage, frontend: Frontend) -> Request
     return request
 
 
-async def read_prefill(message: pb.PrefillRequest, frontend: Frontend) -> Request:
-    """The prefill-only request ``message`` asks for; raises as `read_generate`."""
+async def parse_prefill(message: pb.PrefillRequest, frontend: Frontend) -> Request:
+    """The prefill-only request ``message`` asks for; raises as `parse_generate`."""
     violations = ViolationCollector()
     prompt = await _prompt(message, frontend, violations)
     request = Request(

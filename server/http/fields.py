@@ -24,6 +24,14 @@ def read_common(call: Call, body: Body) -> dict[str, Any]:
     }
 
 
+async def build_request(call: Call, body: Body, request_id: str, ids: tuple[int, ...], **options: Any) -> Request:
+    """The request for one prompt with ``options`` and what every dialect has beside them. Without ``ids``, which were
+    bad or are not there, it has a stand-in for them: the other fields are checked all the same."""
+    options["prediction_ids"] = await read_prediction(body, call.server.frontend)
+    options |= read_common(call, body)
+    return Request(request_id=f"{request_id}-{call.request_id}", prompt_ids=ids or (0,), **options)
+
+
 async def read_prediction(body: Body, frontend: Frontend) -> tuple[int, ...]:
     """Token ids of OpenAI's ``prediction``: ``{"type": "content", "content": text or text parts}``."""
     given = body.object("prediction")

@@ -22,7 +22,15 @@ from server.http.fields import (
     Schema,
     json_operation,
 )
-from server.http.llamacpp_request import DEFAULTS, DIALECT, Ask, probabilities, read_completion, read_infill
+from server.http.llamacpp_request import (
+    DEFAULTS,
+    DIALECT,
+    LlamaRequest,
+    parse_completion,
+    parse_infill,
+    probabilities,
+)
+from server.http.openai_format import ERROR_TYPES
 from server.interfaces import TokenizerLike
 from server.json_body import Body
 from server.request_fields import param_schemas
@@ -30,10 +38,7 @@ from specdec.errors import EngineDeadError
 from specdec.fields import MAX_LOGPROBS
 from specdec.types import Delta, Finished, FinishReason, RequestEvent, SamplingParams
 
-_TYPES = {
-    401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error",
-    500: "server_error", 501: "not_supported_error", 503: "unavailable_error",
-}  # fmt: skip
+_TYPES = ERROR_TYPES | {404: "not_found_error", 503: "unavailable_error"}
 
 
 class LlamaErrors:
@@ -55,7 +60,7 @@ _LIMITS = (FinishReason.LENGTH, FinishReason.TIME_LIMIT, FinishReason.INDENT)
 
 
 def result(
-    ask: Ask,
+    parsed: LlamaRequest,
     model: str,
     text: str,
     token_ids: list[int],
@@ -70,13 +75,13 @@ def result(
     found = {
         "index": end.index,
         "content": text,
-        "tokens": token_ids if ask.return_tokens else [],
+        "tokens": token_ids if parsed.return_tokens else [],
         "id_slot": 0,
         "stop": True,
         "model": model,
         "tokens_predicted": usage.output_tokens,
         "tokens_evaluated": usage.prompt_tokens,
-        "generation_settings": _settings(ask),
+        "generation_settings": _settings(parsed),
         "has_new_line": "\n" in text,
         "truncated": False,
         "stop_type": "none" if reason is FinishReason.ABORTED else kind,
@@ -86,7 +91,7 @@ def result(
     }
     if probabilities is not None:
         found["completion_probabilities"] = probabilities
-    return found if ask.response_fields is None else picked(found, ask.response_fields)
+    return found if parsed.response_fields is None else picked(found, parsed.response_fields)
 
 
 def picked(found: dict[str, Any], paths: tuple[str, ...]) -> dict[str, Any]:
@@ -124,17 +129,17 @@ def _rates(name: str, tokens: int, ms: float) -> dict[str, Any]:
     }
 
 
-def _settings(ask: Ask) -> dict[str, Any]:
-    sampling = ask.request.sampling
+def _settings(parsed: LlamaRequest) -> dict[str, Any]:
+    sampling = parsed.request.sampling
     return {
         "seed": sampling.seed,
         "temperature": sampling.temperature,
         "top_k": sampling.top_k,
         "top_p": sampling.top_p,
         "min_p": sampling.min_p,
-        "n_predict": ask.n_predict,
-        "stop": ask.request.stopping.stop,
-        "speculation": ask.request.speculation.mode,
+        "n_predict": parsed.n_predict,
+        "stop": parsed.request.stopping.stop,
+        "speculation": parsed.request.speculation.mode,
     }
 
 
@@ -145,27 +150,27 @@ class LlamaStream:
 
     media_type = MEDIA_TYPE
 
-    def __init__(self, ask: Ask, model: str, tokenizer: TokenizerLike) -> None:
-        self._ask, self._model, self._tokenizer = ask, model, tokenizer
-        self._made = [0] * ask.request.sampling.n
+    def __init__(self, parsed: LlamaRequest, model: str, tokenizer: TokenizerLike) -> None:
+        self._request, self._model, self._tokenizer = parsed, model, tokenizer
+        self._made = [0] * parsed.request.sampling.n
 
     def take(self, prompt: int, event: RequestEvent) -> bytes:
         """The event that ``event`` makes, if it does."""
         if isinstance(event, Finished):
-            return sse(result(self._ask, self._model, "", [], event))
+            return sse(result(self._request, self._model, "", [], event))
         if not isinstance(event, Delta):
             return b""
         self._made[event.index] += len(event.token_ids)
-        if not event.text and not self._ask.return_tokens and not event.logprobs:
+        if not event.text and not self._request.return_tokens and not event.logprobs:
             return b""
         found: dict[str, Any] = {
             "index": event.index,
             "content": event.text,
-            "tokens": event.token_ids if self._ask.return_tokens else [],
+            "tokens": event.token_ids if self._request.return_tokens else [],
             "stop": False,
             "id_slot": 0,
             "tokens_predicted": self._made[event.index],
-            "tokens_evaluated": len(self._ask.request.prompt_ids),
+            "tokens_evaluated": len(self._request.request.prompt_ids),
         }
         if event.logprobs:
             found["completion_probabilities"] = probabilities(event.logprobs, self._tokenizer)
@@ -183,28 +188,28 @@ async def infill(call: Call) -> None:
         RequestError: it can not be done.
     """
     with call.server.frontend.gate.enter():
-        await _answer(call, await read_infill(call))
+        await _answer(call, await parse_infill(call))
 
 
 async def complete(call: Call) -> None:
     """Continue a text; raises as `infill`."""
     with call.server.frontend.gate.enter():
-        await _answer(call, await read_completion(call))
+        await _answer(call, await parse_completion(call))
 
 
-async def _answer(call: Call, ask: Ask) -> None:
+async def _answer(call: Call, parsed: LlamaRequest) -> None:
     """Several samples are a list, one is not."""
     model, tokenizer = call.server.info.target, call.server.frontend.loaded_tokenizer
-    if ask.stream:
-        await stream_answer(call, [ask.request], LlamaStream(ask, model, tokenizer), share=True)
+    if parsed.stream:
+        await stream_answer(call, [parsed.request], LlamaStream(parsed, model, tokenizer), share=True)
         return
-    samples, _ = await whole_answer(call, [ask.request], share=True)
-    likely = ask.request.output.logprobs is not None
+    samples, _ = await whole_answer(call, [parsed.request], share=True)
+    likely = parsed.request.output.logprobs is not None
 
     def of(sample: Sample) -> dict[str, object]:
         assert sample.end is not None  # an answer in one piece is made of finished samples
         rows = probabilities(sample.logprobs, tokenizer) if likely else None
-        return result(ask, model, sample.text, sample.token_ids, sample.end, rows)
+        return result(parsed, model, sample.text, sample.token_ids, sample.end, rows)
 
     found = [of(sample) for sample in samples]
     await call.reply(200, found if len(found) > 1 else found[0])

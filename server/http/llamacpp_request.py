@@ -31,7 +31,7 @@ from specdec.types import (
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class LlamaRequest:
     """``response_fields`` None: the whole answer; else the paths (``timings/prompt_n``) that are wanted of it, which
     are its keys then. ``n_predict`` as it was asked for; -1: no limit."""
 
@@ -179,10 +179,10 @@ def read_llama_grammar(body: Body) -> GrammarParams | None:
     return GrammarParams(GrammarKind.JSON_SCHEMA, write_json(schema).decode())
 
 
-def read_ask(body: Body, request: Request, n_predict: int | None) -> Ask:
+def _with_answer_options(body: Body, request: Request, n_predict: int | None) -> LlamaRequest:
     """``request`` and how it is to be answered."""
     fields = body.texts("response_fields")
-    return Ask(
+    return LlamaRequest(
         request,
         stream=body.flag("stream"),
         return_tokens=body.flag("return_tokens"),
@@ -206,7 +206,7 @@ async def _options(call: Call, body: Body) -> dict[str, Any]:
 _PROMPT_RULE = "must be text, a list of token ids, or a list of both"
 
 
-async def read_completion(call: Call) -> Ask:
+async def parse_completion(call: Call) -> LlamaRequest:
     """What ``call`` asks for.
 
     Raises:
@@ -219,10 +219,10 @@ async def read_completion(call: Call) -> Ask:
     options = await _options(call, body)
     # A stand-in where the prompt is bad: the other fields are checked all the same.
     request = Request(request_id=f"cmpl-{call.request_id}", prompt_ids=ids or (0,), **options)
-    ask = read_ask(body, request, request.stopping.max_tokens)
+    parsed = _with_answer_options(body, request, request.stopping.max_tokens)
     body.violations.check(bool(ids) or bool(body.violations.found), "prompt", "must amount to at least one token")
     check_requests([request], call.server.info, body.violations)
-    return ask
+    return parsed
 
 
 async def _prompt(body: Body, frontend: Frontend) -> tuple[int, ...]:
@@ -248,7 +248,7 @@ async def _prompt(body: Body, frontend: Frontend) -> tuple[int, ...]:
 REPOSITORY, OWN_NAME = "myproject", "filename"  # what llama.cpp itself calls them
 
 
-async def read_infill(call: Call) -> Ask:
+async def parse_infill(call: Call) -> LlamaRequest:
     """What ``call`` asks for.
 
     Raises:
@@ -263,9 +263,9 @@ async def read_infill(call: Call) -> Ask:
     body.violations.raise_if_any()
     maker = call.server.completion.maker
     request = await maker.make(gap, options, current_caller(), f"infill-{call.request_id}")
-    ask = read_ask(body, request, options.stopping.max_tokens)
+    parsed = _with_answer_options(body, request, options.stopping.max_tokens)
     check_requests([request], call.server.info, body.violations)
-    return ask
+    return parsed
 
 
 def _gap(body: Body) -> Gap:

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from server.completion.requests import DEFAULT_MAX_TOKENS
-from server.http.answering import MEDIA_TYPE, Sample, stream_answer, whole_answer
+from server.http.answering import Sample, stream_answer, whole_answer
 from server.http.call import Call, Endpoint
 from server.http.fields import TEXT, Schema, json_operation
 from server.http.openai import COMPLETION_FIELDS
-from server.http.openai_completions import CompletionAsk, read_completion
-from server.http.openai_format import Chunks, OpenAIErrors, answer_head, extras, usage
+from server.http.openai_completions import CompletionRequest, CompletionStream, parse_completion
+from server.http.openai_format import OpenAIErrors, answer_head, extras, usage
 from specdec.errors import FieldViolation, InvalidRequestError
 from specdec.types import Delta, Finished, FinishReason, RequestEvent
 
@@ -23,7 +23,7 @@ def finish_reason(event: Finished) -> str:
     return _REASONS.get(event.reason, "stop")
 
 
-async def read_fim(call: Call) -> CompletionAsk:
+async def parse_fim(call: Call) -> CompletionRequest:
     """What ``call`` asks for: OpenAI's fields, with ``random_seed`` for the seed, and one prompt, of text.
 
     Raises:
@@ -34,17 +34,11 @@ async def read_fim(call: Call) -> CompletionAsk:
         raise InvalidRequestError([FieldViolation("prompt", "must be text: what stands before the gap")])
     if call.data.get("random_seed") is not None:
         call.data["seed"] = call.data["random_seed"]
-    return await read_completion(call, DEFAULT_MAX_TOKENS)
+    return await parse_completion(call, DEFAULT_MAX_TOKENS)
 
 
-class FimStream:
-    """One chunk per Delta with text in it, one per sample's end; each has a choice with a ``delta.content``, which
-    Continue takes for granted."""
-
-    media_type = MEDIA_TYPE
-
-    def __init__(self, head: dict[str, Any], ask: CompletionAsk) -> None:
-        self._chunks = Chunks(head, ask.streaming, ask.requests[0].sampling.n)
+class FimStream(CompletionStream):
+    """Each chunk has a choice with a ``delta.content``, which Continue takes for granted; nothing but text is told."""
 
     def take(self, prompt: int, event: RequestEvent) -> bytes:
         """The chunk that ``event`` makes, if it does."""
@@ -54,10 +48,6 @@ class FimStream:
         if isinstance(event, Finished):
             return self._chunks.finish(_chunk_choice(event.index, "", finish_reason(event)))
         return b""
-
-    def last(self) -> bytes:
-        """What follows the last sample's end."""
-        return self._chunks.ending()
 
 
 def _chunk_choice(index: int, text: str, reason: str | None) -> dict[str, Any]:
@@ -71,13 +61,15 @@ async def fill(call: Call) -> None:
         RequestError: it can not be served.
     """
     with call.server.frontend.gate.enter():
-        ask = await read_fim(call)
-        if ask.streaming.stream:
+        parsed = await parse_fim(call)
+        if parsed.streaming.stream:
             head = answer_head(call, "fim", "chat.completion.chunk")
-            await stream_answer(call, ask.requests, FimStream(head, ask), share=True)
+            await stream_answer(
+                call, parsed.requests, FimStream(head, parsed, call.server.frontend.loaded_tokenizer), share=True
+            )
             return
         head = answer_head(call, "fim", "chat.completion")
-        samples, totals = await whole_answer(call, ask.requests, share=True)
+        samples, totals = await whole_answer(call, parsed.requests, share=True)
         choices = [_whole_choice(sample) for sample in samples]
         await call.reply(200, {**head, "choices": choices, "usage": usage(totals), **extras(totals)})
 

@@ -28,14 +28,13 @@ from server.http.fields import (
     STOPPING,
     TEXT,
     Schema,
+    build_request,
     json_operation,
-    read_common,
     read_conversation,
-    read_prediction,
     read_tools,
 )
 from server.http.openai_format import extras
-from server.http.tool_calls import ToolCall, ToolCallParser
+from server.http.tool_calls import ToolCall, ToolCallParser, parse_tool_calls
 from server.interfaces import TokenizerLike
 from server.json_body import Body, write_json
 from server.request_fields import check_requests, param_schemas, read_params, read_stopping
@@ -244,7 +243,7 @@ DEFAULT_ROOM = 512  # tokens kept free for what fills a gap, where no limit is g
 
 
 @dataclass(frozen=True, slots=True)
-class GenerateAsk:
+class GenerateRequest:
     """``request`` None: nothing is to be generated. ``context``: tell the ids that go on from here."""
 
     model: str
@@ -253,7 +252,7 @@ class GenerateAsk:
     context: bool
 
 
-async def read_generate(call: Call) -> GenerateAsk:
+async def parse_generate(call: Call) -> GenerateRequest:
     """What ``call`` asks for.
 
     Raises:
@@ -264,17 +263,11 @@ async def read_generate(call: Call) -> GenerateAsk:
     fields, stream = PromptFields(body), body.flag("stream", default=True)
     sampling, stopping = read_options(body, frontend.loaded_tokenizer)
     ids, ends = await fields.encode(frontend, stopping.max_tokens or DEFAULT_ROOM)
-    request = Request(
-        request_id=f"ollama-{call.request_id}",
-        prompt_ids=ids,
-        sampling=sampling,
-        stopping=dataclasses.replace(stopping, stop_token_ids=(*stopping.stop_token_ids, *ends)),
-        prediction_ids=await read_prediction(body, frontend),
-        grammar=read_format(body),
-        **read_common(call, body),
-    )
+    stopping = dataclasses.replace(stopping, stop_token_ids=(*stopping.stop_token_ids, *ends))
+    options = {"sampling": sampling, "stopping": stopping, "grammar": read_format(body)}
+    request = await build_request(call, body, "ollama", ids, **options)
     check_requests([request], call.server.info, body.violations)
-    return GenerateAsk(model, None if fields.is_empty else request, stream, not fields.is_raw)
+    return GenerateRequest(model, None if fields.is_empty else request, stream, not fields.is_raw)
 
 
 class GenerateStream:
@@ -282,9 +275,9 @@ class GenerateStream:
 
     media_type = MEDIA_TYPE
 
-    def __init__(self, ask: GenerateAsk, request: Request) -> None:
-        self._frame, self._totals = Frame(ask.model), Totals()
-        self._context = list(request.prompt_ids) if ask.context else None
+    def __init__(self, parsed: GenerateRequest, request: Request) -> None:
+        self._frame, self._totals = Frame(parsed.model), Totals()
+        self._context = list(request.prompt_ids) if parsed.context else None
 
     def take(self, prompt: int, event: RequestEvent) -> bytes:
         """The line that ``event`` makes."""
@@ -310,17 +303,17 @@ async def generate(call: Call) -> None:
         RequestError: it can not be served.
     """
     with call.server.frontend.gate.enter():
-        ask = await read_generate(call)
-        frame, request = Frame(ask.model), ask.request
+        parsed = await parse_generate(call)
+        frame, request = Frame(parsed.model), parsed.request
         if request is None:
             await call.reply(200, frame.loaded({"response": ""}))
-        elif ask.stream:
-            await stream_answer(call, [request], GenerateStream(ask, request))
+        elif parsed.stream:
+            await stream_answer(call, [request], GenerateStream(parsed, request))
         else:
             (sample,), totals = await whole_answer(call, [request])
             assert sample.end is not None  # an answer in one piece is made of finished samples
             content: dict[str, Any] = {"response": sample.text}
-            if ask.context:
+            if parsed.context:
                 content["context"] = [*request.prompt_ids, *sample.token_ids]
             await call.reply(200, frame.end(content, totals, sample.end))
 
@@ -346,7 +339,7 @@ def _call(call: ToolCall, index: int) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class ChatAsk:
+class ChatRequest:
     """``request`` None: nothing is to be generated. ``tools``: the model was told of tools, so its text may hold calls
     of them."""
 
@@ -356,7 +349,7 @@ class ChatAsk:
     tools: bool
 
 
-async def read_chat(call: Call) -> ChatAsk:
+async def parse_chat(call: Call) -> ChatRequest:
     """What ``call`` asks for.
 
     Raises:
@@ -369,21 +362,14 @@ async def read_chat(call: Call) -> ChatAsk:
     empty = body.raw("messages") in (None, [])
     ids = () if empty else await _read_messages(body, call, tools)
     sampling, stopping = read_options(body, frontend.loaded_tokenizer)
-    request = Request(
-        request_id=f"ollama-{call.request_id}",
-        prompt_ids=ids or (0,),  # a stand-in where there are none: the other fields are checked all the same
-        sampling=sampling,
-        stopping=stopping,
-        prediction_ids=await read_prediction(body, frontend),
-        grammar=read_format(body),
-        **read_common(call, body),
-    )
+    options = {"sampling": sampling, "stopping": stopping, "grammar": read_format(body)}
+    request = await build_request(call, body, "ollama", ids, **options)
     body.violations.check(
         empty or bool(ids) or bool(body.violations.found), "messages", "must amount to at least one token"
     )
     check_requests([request], call.server.info, body.violations)
     told = tools is not None and frontend.loaded_tokenizer.has_tool_template
-    return ChatAsk(model, None if empty else request, stream, told)
+    return ChatRequest(model, None if empty else request, stream, told)
 
 
 async def _read_messages(body: Body, call: Call, tools: list[dict[str, object]] | None) -> tuple[int, ...]:
@@ -397,9 +383,9 @@ class ChatStream:
 
     media_type = MEDIA_TYPE
 
-    def __init__(self, ask: ChatAsk) -> None:
-        self._frame, self._totals = Frame(ask.model), Totals()
-        self._parser = ToolCallParser() if ask.tools else None
+    def __init__(self, parsed: ChatRequest) -> None:
+        self._frame, self._totals = Frame(parsed.model), Totals()
+        self._parser = ToolCallParser() if parsed.tools else None
         self._calls = 0
 
     def take(self, prompt: int, event: RequestEvent) -> bytes:
@@ -431,22 +417,17 @@ async def chat(call: Call) -> None:
         RequestError: it can not be served.
     """
     with call.server.frontend.gate.enter():
-        ask = await read_chat(call)
-        frame = Frame(ask.model)
-        if ask.request is None:
+        parsed = await parse_chat(call)
+        frame = Frame(parsed.model)
+        if parsed.request is None:
             await call.reply(200, frame.loaded({"message": message([])}))
-        elif ask.stream:
-            await stream_answer(call, [ask.request], ChatStream(ask))
+        elif parsed.stream:
+            await stream_answer(call, [parsed.request], ChatStream(parsed))
         else:
-            (sample,), totals = await whole_answer(call, [ask.request])
+            (sample,), totals = await whole_answer(call, [parsed.request])
             assert sample.end is not None  # an answer in one piece is made of finished samples
-            content = {"message": message(_parts(sample.text) if ask.tools else [sample.text])}
+            content = {"message": message(parse_tool_calls(sample.text) if parsed.tools else [sample.text])}
             await call.reply(200, frame.end(content, totals, sample.end))
-
-
-def _parts(text: str) -> Sequence[str | ToolCall]:
-    parser = ToolCallParser()
-    return [*parser.push(text), *parser.flush()]
 
 
 FAMILY = "specdec"

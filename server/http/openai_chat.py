@@ -7,7 +7,7 @@ from typing import Any
 
 from server.http.answering import MEDIA_TYPE, Sample, stream_answer, whole_answer
 from server.http.call import Call
-from server.http.fields import read_common, read_conversation, read_prediction, read_tools
+from server.http.fields import build_request, read_conversation, read_tools
 from server.http.openai_format import (
     ChatLogprobs,
     Chunks,
@@ -21,7 +21,7 @@ from server.http.openai_format import (
     step_tree_value,
     usage,
 )
-from server.http.tool_calls import ToolCall, ToolCallParser
+from server.http.tool_calls import ToolCall, ToolCallParser, parse_tool_calls
 from server.interfaces import TokenizerLike
 from server.json_body import Body
 from server.request_fields import check_requests, read_count, read_grammar, read_params, read_stopping
@@ -29,7 +29,7 @@ from specdec.types import Delta, Finished, OutputParams, Request, RequestEvent, 
 
 
 @dataclass(frozen=True, slots=True)
-class ChatAsk:
+class ChatRequest:
     """``tools``: the model was told of tools, so its text may hold calls of them."""
 
     request: Request
@@ -38,7 +38,7 @@ class ChatAsk:
     return_token_ids: bool
 
 
-async def read_chat(call: Call) -> ChatAsk:
+async def parse_chat(call: Call) -> ChatRequest:
     """What ``call`` asks for.
 
     Raises:
@@ -50,21 +50,18 @@ async def read_chat(call: Call) -> ChatAsk:
     tools = read_tools(body)
     ids = await read_conversation(body, frontend, tools)
     streaming = read_stream_options(body)
-    request = Request(
-        request_id=f"chatcmpl-{call.request_id}",
-        prompt_ids=ids or (0,),  # a stand-in where the messages are bad: the other fields are checked all the same
+    request = await build_request(
+        call, body, "chatcmpl", ids,
         sampling=read_params(body, SamplingParams, n=read_n(body)),
         stopping=read_stopping(body, frontend.loaded_tokenizer, _max_tokens(body)),
         output=read_params(body, OutputParams, logprobs=_logprobs(body), trees=read_step_trees(body, streaming)),
-        prediction_ids=await read_prediction(body, frontend),
         grammar=read_grammar(body),
-        **read_common(call, body),
-    )
+    )  # fmt: skip
     token_ids = body.flag("return_token_ids")
     body.violations.check(bool(ids) or bool(body.violations.found), "messages", "must amount to at least one token")
     check_requests([request], call.server.info, body.violations)
     told = tools is not None and frontend.loaded_tokenizer.has_tool_template
-    return ChatAsk(request, streaming, told, token_ids)
+    return ChatRequest(request, streaming, told, token_ids)
 
 
 def _max_tokens(body: Body) -> int | None:
@@ -89,11 +86,11 @@ class ChatStream:
 
     media_type = MEDIA_TYPE
 
-    def __init__(self, head: dict[str, Any], ask: ChatAsk, tokenizer: TokenizerLike) -> None:
-        self._ask, self._n, self._tokenizer = ask, ask.request.sampling.n, tokenizer
-        self._chunks = Chunks(head, ask.streaming, self._n)
-        self._logprobs = None if ask.request.output.logprobs is None else ChatLogprobs(tokenizer)
-        self._parsers = [ToolCallParser() for _ in range(self._n)] if ask.tools else None
+    def __init__(self, head: dict[str, Any], parsed: ChatRequest, tokenizer: TokenizerLike) -> None:
+        self._request, self._n, self._tokenizer = parsed, parsed.request.sampling.n, tokenizer
+        self._chunks = Chunks(head, parsed.streaming, self._n)
+        self._logprobs = None if parsed.request.output.logprobs is None else ChatLogprobs(tokenizer)
+        self._parsers = [ToolCallParser() for _ in range(self._n)] if parsed.tools else None
         self._calls = [0] * self._n
 
     def take(self, prompt: int, event: RequestEvent) -> bytes:
@@ -104,7 +101,7 @@ class ChatStream:
         if isinstance(event, Finished):
             return self._finished(event)
         # The prompt once, in the very first chunk, as vLLM has it.
-        more = {"prompt_token_ids": self._ask.request.prompt_ids} if self._ask.return_token_ids else {}
+        more = {"prompt_token_ids": self._request.request.prompt_ids} if self._request.return_token_ids else {}
         role = {"role": "assistant", "content": ""}
         return self._chunk(0, role, {}, **more) + b"".join(self._chunk(i, role, {}) for i in range(1, self._n))
 
@@ -119,7 +116,7 @@ class ChatStream:
         beside: dict[str, Any] = {}
         if self._logprobs is not None:
             beside["logprobs"] = self._logprobs.rows(event.logprobs)
-        if self._ask.return_token_ids:
+        if self._request.return_token_ids:
             beside["token_ids"] = event.token_ids
         if event.tree is not None:
             beside["step_tree"] = step_tree_value(event.tree, self._tokenizer)
@@ -160,43 +157,42 @@ async def chat(call: Call) -> None:
     """
     frontend = call.server.frontend
     with frontend.gate.enter():
-        ask = await read_chat(call)
+        parsed = await parse_chat(call)
         tokenizer = frontend.loaded_tokenizer
-        if ask.streaming.stream:
+        if parsed.streaming.stream:
             head = answer_head(call, "chatcmpl", "chat.completion.chunk")
-            await stream_answer(call, [ask.request], ChatStream(head, ask, tokenizer))
+            await stream_answer(call, [parsed.request], ChatStream(head, parsed, tokenizer))
             return
         head = answer_head(call, "chatcmpl", "chat.completion")
-        samples, totals = await whole_answer(call, [ask.request])
-        choices = [_choice(sample, ask, tokenizer) for sample in samples]
+        samples, totals = await whole_answer(call, [parsed.request])
+        choices = [_choice(sample, parsed, tokenizer) for sample in samples]
         body = {**head, "choices": choices, "usage": usage(totals), **extras(totals)}
-        if ask.return_token_ids:
-            body["prompt_token_ids"] = ask.request.prompt_ids
+        if parsed.return_token_ids:
+            body["prompt_token_ids"] = parsed.request.prompt_ids
         await call.reply(200, body)
 
 
-def _choice(sample: Sample, ask: ChatAsk, tokenizer: TokenizerLike) -> dict[str, Any]:
+def _choice(sample: Sample, parsed: ChatRequest, tokenizer: TokenizerLike) -> dict[str, Any]:
     assert sample.end is not None  # an answer in one piece is made of finished samples
-    message, called = _message(sample.text, ask)
-    logprobs = None if ask.request.output.logprobs is None else ChatLogprobs(tokenizer).rows(sample.logprobs)
+    message, called = _message(sample.text, parsed)
+    logprobs = None if parsed.request.output.logprobs is None else ChatLogprobs(tokenizer).rows(sample.logprobs)
     choice: dict[str, Any] = {
         "index": sample.index,
         "message": message,
         "logprobs": logprobs,
         **finish_fields(sample.end, called),
     }
-    if ask.return_token_ids:
+    if parsed.return_token_ids:
         choice["token_ids"] = sample.token_ids
     return choice
 
 
-def _message(text: str, ask: ChatAsk) -> tuple[dict[str, Any], bool]:
+def _message(text: str, parsed: ChatRequest) -> tuple[dict[str, Any], bool]:
     """The answer, and whether it calls tools."""
     message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
-    if not ask.tools:
+    if not parsed.tools:
         return message, False
-    parser = ToolCallParser()
-    parts = [*parser.push(text), *parser.flush()]
+    parts = parse_tool_calls(text)
     calls = [part.fields() for part in parts if isinstance(part, ToolCall)]
     message["content"] = "".join(part for part in parts if isinstance(part, str)) or (None if calls else "")
     return (message | {"tool_calls": calls} if calls else message), bool(calls)

@@ -91,7 +91,7 @@ DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
 
 @dataclass(frozen=True, slots=True)
-class CompletionAsk:
+class CompletionRequest:
     """One request per prompt. ``echo``: the text to put before each prompt's samples."""
 
     requests: tuple[Request, ...]
@@ -100,7 +100,7 @@ class CompletionAsk:
     return_token_ids: bool
 
 
-async def read_completion(call: Call, default_tokens: int = DEFAULT_MAX_TOKENS) -> CompletionAsk:
+async def parse_completion(call: Call, default_tokens: int = DEFAULT_MAX_TOKENS) -> CompletionRequest:
     """What ``call`` asks for; ``default_tokens`` at most where it does not say how many.
 
     Raises:
@@ -133,7 +133,7 @@ async def read_completion(call: Call, default_tokens: int = DEFAULT_MAX_TOKENS) 
         )
     check_requests(requests, call.server.info, body.violations)
     texts = [await _text(call, prompt) if echo else "" for prompt in prompts]
-    return CompletionAsk(requests, streaming, tuple(texts), token_ids)
+    return CompletionRequest(requests, streaming, tuple(texts), token_ids)
 
 
 async def _template(call: Call, body: Body, max_tokens: int) -> dict[str, Any]:
@@ -158,11 +158,11 @@ class CompletionStream:
 
     media_type = MEDIA_TYPE
 
-    def __init__(self, head: dict[str, Any], ask: CompletionAsk, tokenizer: TokenizerLike) -> None:
-        sampling, output = ask.requests[0].sampling, ask.requests[0].output
-        samples = sampling.n * len(ask.requests)
-        self._ask, self._n, self._tokenizer = ask, sampling.n, tokenizer
-        self._chunks = Chunks(head, ask.streaming, samples)
+    def __init__(self, head: dict[str, Any], parsed: CompletionRequest, tokenizer: TokenizerLike) -> None:
+        sampling, output = parsed.requests[0].sampling, parsed.requests[0].output
+        samples = sampling.n * len(parsed.requests)
+        self._request, self._n, self._tokenizer = parsed, sampling.n, tokenizer
+        self._chunks = Chunks(head, parsed.streaming, samples)
         self._logprobs = None if output.logprobs is None else [LegacyLogprobs(tokenizer) for _ in range(samples)]
 
     def take(self, prompt: int, event: RequestEvent) -> bytes:
@@ -181,22 +181,22 @@ class CompletionStream:
 
     def _beginning(self, prompt: int, index: int) -> bytes:
         """What comes before a sample's own tokens, where anything was asked for."""
-        text = self._ask.echo[prompt]
+        text = self._request.echo[prompt]
         choice = {"index": index, "text": text, "logprobs": None, "finish_reason": None}
-        if self._ask.return_token_ids:
-            choice |= {"prompt_token_ids": self._ask.requests[prompt].prompt_ids, "token_ids": []}
+        if self._request.return_token_ids:
+            choice |= {"prompt_token_ids": self._request.requests[prompt].prompt_ids, "token_ids": []}
         elif not text:
             return b""
         return self._chunks.chunk(choice)
 
     def _delta(self, event: Delta) -> bytes:
-        if not (event.text or self._logprobs or self._ask.return_token_ids or event.tree):
+        if not (event.text or self._logprobs or self._request.return_token_ids or event.tree):
             return b""
         logprobs = None if self._logprobs is None else self._logprobs[event.index].rows(event.logprobs)
         choice: dict[str, Any] = {
             "index": event.index, "text": event.text, "logprobs": logprobs, "finish_reason": None
         }  # fmt: skip
-        if self._ask.return_token_ids:
+        if self._request.return_token_ids:
             choice["token_ids"] = event.token_ids
         if event.tree is not None:
             choice["step_tree"] = step_tree_value(event.tree, self._tokenizer)
@@ -211,27 +211,27 @@ async def complete(call: Call) -> None:
     """
     frontend = call.server.frontend
     with frontend.gate.enter():
-        ask = await read_completion(call)
+        parsed = await parse_completion(call)
         share = bool(call.data.get("suffix"))  # editors ask for the same gap several times at once
         head, tokenizer = answer_head(call, "cmpl", "text_completion"), frontend.loaded_tokenizer
-        if ask.streaming.stream:
-            await stream_answer(call, ask.requests, CompletionStream(head, ask, tokenizer), share=share)
+        if parsed.streaming.stream:
+            await stream_answer(call, parsed.requests, CompletionStream(head, parsed, tokenizer), share=share)
             return
-        samples, totals = await whole_answer(call, ask.requests, share=share)
-        choices = [_choice(sample, ask, tokenizer) for sample in samples]
+        samples, totals = await whole_answer(call, parsed.requests, share=share)
+        choices = [_choice(sample, parsed, tokenizer) for sample in samples]
         await call.reply(200, {**head, "choices": choices, "usage": usage(totals), **extras(totals)})
 
 
-def _choice(sample: Sample, ask: CompletionAsk, tokenizer: TokenizerLike) -> dict[str, Any]:
+def _choice(sample: Sample, parsed: CompletionRequest, tokenizer: TokenizerLike) -> dict[str, Any]:
     assert sample.end is not None  # an answer in one piece is made of finished samples
-    request = ask.requests[sample.prompt]
+    request = parsed.requests[sample.prompt]
     logprobs = None if request.output.logprobs is None else LegacyLogprobs(tokenizer).rows(sample.logprobs)
     choice: dict[str, Any] = {
         "index": sample.index,
-        "text": ask.echo[sample.prompt] + sample.text,
+        "text": parsed.echo[sample.prompt] + sample.text,
         "logprobs": logprobs,
         **finish_fields(sample.end),
     }
-    if ask.return_token_ids:
+    if parsed.return_token_ids:
         choice |= {"prompt_token_ids": request.prompt_ids, "token_ids": sample.token_ids}
     return choice

@@ -17,7 +17,7 @@ from server.request_fields import read_count
 from specdec.fields import MAX_N
 from specdec.types import Finished, FinishReason, SamplingParams, StepTree, TokenLogprobs, metrics_dict
 
-_TYPES = {
+ERROR_TYPES = {
     401: "authentication_error", 403: "permission_error", 429: "rate_limit_error", 500: "server_error",
     501: "not_supported_error", 503: "server_error",
 }  # fmt: skip
@@ -30,7 +30,7 @@ class OpenAIErrors:
         """The body of an answer that refuses."""
         error: dict[str, Any] = {
             "message": refusal.message,
-            "type": _TYPES.get(refusal.status, "invalid_request_error"),
+            "type": ERROR_TYPES.get(refusal.status, "invalid_request_error"),
             "param": refusal.field,
             "code": refusal.reason.lower(),
         }

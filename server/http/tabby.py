@@ -128,7 +128,7 @@ STANDARD = "standard"
 
 
 @dataclass(frozen=True, slots=True)
-class CompletionAsk:
+class CompletionRequest:
     """``ends``: what to make of the answer's line breaks. ``debug`` None: nothing is to be told beside the answer."""
 
     request: Request
@@ -143,7 +143,7 @@ def is_tabbys(body: Mapping[str, Any]) -> bool:
     return named and body.get("prompt") is None
 
 
-async def read_completion(call: Call, service: CompletionService) -> CompletionAsk:
+async def parse_completion(call: Call, service: CompletionService) -> CompletionRequest:
     """What ``call`` asks for.
 
     Raises:
@@ -175,8 +175,8 @@ async def read_completion(call: Call, service: CompletionService) -> CompletionA
         request = await service.maker.make(segments.gap, options, current_caller(), request_id)
     check_requests([request], call.server.info, body.violations)
     if segments is None:
-        return CompletionAsk(request, LineEnds(), (), debug)
-    return CompletionAsk(request, segments.ends, segments.snippets, debug)
+        return CompletionRequest(request, LineEnds(), (), debug)
+    return CompletionRequest(request, segments.ends, segments.snippets, debug)
 
 
 def _segments(body: Body) -> Segments | None:
@@ -205,22 +205,22 @@ async def complete(call: Call) -> None:
     """
     with call.server.frontend.gate.enter():
         service = call.server.completion
-        ask = await read_completion(call, service)
-        text, totals = await _fill_in(service, ask, call.supersedes_key)
+        parsed = await parse_completion(call, service)
+        text, totals = await _fill_in(service, parsed, call.supersedes_key)
         body = {
-            "id": ask.request.request_id,
-            "choices": [{"index": 0, "text": ask.ends.own(text)}],
+            "id": parsed.request.request_id,
+            "choices": [{"index": 0, "text": parsed.ends.own(text)}],
             "mode": STANDARD,
             **extras(totals),
         }
-        if ask.debug is not None:
-            body["debug_data"] = await _debug_data(call, ask)
+        if parsed.debug is not None:
+            body["debug_data"] = await _debug_data(call, parsed)
         await call.reply(200, body)
 
 
-async def _fill_in(service: CompletionService, ask: CompletionAsk, supersedes_key: str) -> tuple[str, Totals]:
+async def _fill_in(service: CompletionService, parsed: CompletionRequest, supersedes_key: str) -> tuple[str, Totals]:
     """The text, which others who ask for the same at the same time get too; remembered until its fate is told."""
-    principal, request, totals = current_caller(), ask.request, Totals()
+    principal, request, totals = current_caller(), parsed.request, Totals()
     run, _ = await service.runs.start(principal, request, supersedes_key)
     try:
         async for event in run.read():
@@ -234,13 +234,13 @@ async def _fill_in(service: CompletionService, ask: CompletionAsk, supersedes_ke
     return run.text, totals
 
 
-async def _debug_data(call: Call, ask: CompletionAsk) -> dict[str, Any]:
-    assert ask.debug is not None
+async def _debug_data(call: Call, parsed: CompletionRequest) -> dict[str, Any]:
+    assert parsed.debug is not None
     data: dict[str, Any] = {}
-    if ask.debug.return_snippets:
-        data["snippets"] = ask.snippets
-    if ask.debug.return_prompt:
-        data["prompt"] = await call.server.frontend.decode(ask.request.prompt_ids, skip_special=False)
+    if parsed.debug.return_snippets:
+        data["snippets"] = parsed.snippets
+    if parsed.debug.return_prompt:
+        data["prompt"] = await call.server.frontend.decode(parsed.request.prompt_ids, skip_special=False)
     return data
 
 

@@ -39,6 +39,12 @@ class ToolCall:
         return {"id": self.call_id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
 
 
+def parse_tool_calls(text: str) -> list[str | ToolCall]:
+    """A whole text as text and calls, in order."""
+    parser = ToolCallParser()
+    return [*parser.push(text), *parser.flush()]
+
+
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from server.engine_client import EngineClient
 from server.frontend import Frontend
 from server.grpc.messages import REASONS, info_message, load_message, sample_message, started_message, trace_message
-from server.grpc.request_reader import read_generate
+from server.grpc.request_reader import parse_generate
 from specdec.api.v1 import completion_pb2 as completion
 from specdec.api.v1 import generation_pb2 as pb
 from specdec.api.v1 import result_pb2 as result
@@ -70,7 +70,7 @@ def options_of(request: Request) -> GenerateOptions:
 @pytest.mark.parametrize("kind", [pb.GenerateRequest, pb.GenerateStreamRequest])
 def test_a_request_arrives_as_it_was_asked(frontend: Frontend, kind: Any, request: Request) -> None:
     message = fill_request(kind(), list(request.prompt_ids), options_of(request))
-    assert asyncio.run(read_generate(kind.FromString(message.SerializeToString()), frontend)) == request
+    assert asyncio.run(parse_generate(kind.FromString(message.SerializeToString()), frontend)) == request
 
 
 def test_every_field_of_a_request_can_be_asked_for() -> None:
@@ -83,7 +83,7 @@ def test_every_field_of_a_request_can_be_asked_for() -> None:
 
 def test_what_is_left_out_is_as_in_process(frontend: Frontend) -> None:
     message = fill_request(pb.GenerateRequest(), [1], {"request_id": "r"})
-    assert asyncio.run(read_generate(message, frontend)) == Request("r", (1,))
+    assert asyncio.run(parse_generate(message, frontend)) == Request("r", (1,))
 
 
 def test_every_kind_of_prompt_and_what_the_reader_does_not_tell() -> None:

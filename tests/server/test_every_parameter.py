@@ -16,8 +16,8 @@ import pytest
 from bench.experiment.plan import ArmRequest
 from server.completion.requests import CompletionOptions
 from server.experiment.live.plan import read_options
-from server.grpc.request_reader import read_generate
-from server.http.openai_completions import read_completion
+from server.grpc.request_reader import parse_generate
+from server.http.openai_completions import parse_completion
 from server.ipc import pack_request, unpack_request
 from specdec.api.params import fill_value
 from specdec.api.v1 import generation_pb2 as pb
@@ -120,7 +120,7 @@ def over_grpc(request: Request) -> Request:
         pb.GenerateRequest(), request.prompt_ids, cast(GenerateOptions, options | {"request_id": "r"})
     )
     message = pb.GenerateRequest.FromString(message.SerializeToString())
-    return across(asyncio.run(read_generate(message, make_context().frontend)))
+    return across(asyncio.run(parse_generate(message, make_context().frontend)))
 
 
 def over_http(group: str, each: Param, value: Any) -> Request:
@@ -128,7 +128,7 @@ def over_http(group: str, each: Param, value: Any) -> Request:
     plain = {str(k): v for k, v in value} if isinstance(each.kind, LogitBias) else value
     body: dict[str, Any] = {"prompt": [7], "stream": True}
     fields = {each.json_name(): plain}
-    return across(asked(read_completion, body | ({group: fields} if group == "speculation" else fields)).requests[0])
+    return across(asked(parse_completion, body | ({group: fields} if group == "speculation" else fields)).requests[0])
 
 
 def across(request: Request) -> Request:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from server.engine_client import EngineClient
 from server.frontend import Frontend
 from server.grpc.messages import REASONS, finished_message
-from server.grpc.request_reader import read_generate
+from server.grpc.request_reader import parse_generate
 from specdec.api.params import grammar_message, read_grammar
 from specdec.api.v1 import generation_pb2 as pb
 from specdec.api.v1 import options_pb2 as options
@@ -97,7 +97,7 @@ def test_a_request_comes_out_as_it_went_in(frontend: Frontend, request: Request)
     message = stream_request(request)
     message.request_id = request.request_id
     message.token_ids.ids.extend(request.prompt_ids)
-    assert asyncio.run(read_generate(message, frontend)) == request
+    assert asyncio.run(parse_generate(message, frontend)) == request
 
 
 def test_every_field_of_a_request_is_in_the_property_above() -> None:
@@ -115,7 +115,7 @@ def test_every_field_of_a_request_is_in_the_property_above() -> None:
 
 def test_unset_fields_are_unset(frontend: Frontend) -> None:
     message = pb.GenerateRequest(request_id="r", token_ids=options.TokenIds(ids=[1]))
-    assert asyncio.run(read_generate(message, frontend)) == Request("r", (1,))
+    assert asyncio.run(parse_generate(message, frontend)) == Request("r", (1,))
 
 
 @given(grammar=GRAMMARS)
@@ -136,7 +136,7 @@ def test_grammars_survive_the_message(grammar: GrammarParams) -> None:
 def test_what_is_said_by_halves_is_refused(frontend: Frontend, field: str, message: pb.GenerateRequest) -> None:
     message.token_ids.ids.append(1)
     with pytest.raises(InvalidRequestError) as caught:
-        asyncio.run(read_generate(message, frontend))
+        asyncio.run(parse_generate(message, frontend))
     assert [v.field for v in caught.value.violations] == [field]
 
 

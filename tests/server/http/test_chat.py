@@ -123,9 +123,9 @@ def test_tool_calls_are_parsed_out_of_the_text(server: Server) -> None:
 
 
 def test_a_message_of_nothing_but_a_call_has_no_content() -> None:
-    from server.http.openai_chat import ChatAsk, _message
+    from server.http.openai_chat import ChatRequest, _message
 
-    ask = ChatAsk(None, None, True, False)  # type: ignore[arg-type]
+    ask = ChatRequest(None, None, True, False)  # type: ignore[arg-type]
     message, called = _message('<tool_call>{"name": "f"}</tool_call>\n', ask)
     assert (message["content"], called) == (None, True)
     assert json.loads(message["tool_calls"][0]["function"]["arguments"]) == {}

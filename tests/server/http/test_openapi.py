@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from server.http.app import ENDPOINTS, build_app
 from server.http.call import Call
 from server.http.openai import CHAT_FIELDS, COMPLETION_FIELDS
-from server.http.openai_chat import read_chat
-from server.http.openai_completions import read_completion
+from server.http.openai_chat import parse_chat
+from server.http.openai_completions import parse_completion
 from tests.server.http.calls import make_call, make_context
 from tests.server.http.harness import Server
 
@@ -48,7 +48,10 @@ class Watched(dict[str, Any]):
 
 @pytest.mark.parametrize(
     ("reader", "body", "fields"),
-    [(read_completion, {"prompt": "hi"}, COMPLETION_FIELDS), (read_chat, {"messages": HI}, CHAT_FIELDS)],
+    [
+        (parse_completion, {"prompt": "hi"}, COMPLETION_FIELDS),
+        (parse_chat, {"messages": HI}, CHAT_FIELDS),
+    ],
 )
 def test_the_fields_described_are_those_that_are_read(
     reader: Callable[[Call], Awaitable[Any]], body: dict[str, Any], fields: Mapping[str, Any]

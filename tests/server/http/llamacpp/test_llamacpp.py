@@ -13,7 +13,7 @@ import pytest
 
 from server.http.call import Call
 from server.http.llamacpp import COMPLETION_FIELDS, INFILL_FIELDS, picked, result, timings
-from server.http.llamacpp_request import Ask, read_completion, read_infill
+from server.http.llamacpp_request import LlamaRequest, parse_completion, parse_infill
 from specdec.types import (
     Finished,
     FinishReason,
@@ -33,8 +33,8 @@ from tests.server.http.test_openapi import Watched
 GAP = {"input_prefix": "a\n", "input_suffix": "\nz", "prompt": "  b"}
 
 
-def completion(**body: Any) -> Ask:
-    return asked(read_completion, {"prompt": "hi"} | body)
+def completion(**body: Any) -> LlamaRequest:
+    return asked(parse_completion, {"prompt": "hi"} | body)
 
 
 def code_face() -> Any:
@@ -43,11 +43,11 @@ def code_face() -> Any:
     return server
 
 
-def infill(**body: Any) -> Ask:
-    return asked(read_infill, GAP | body, server=code_face())
+def infill(**body: Any) -> LlamaRequest:
+    return asked(parse_infill, GAP | body, server=code_face())
 
 
-def shown(ask: Ask) -> str:
+def shown(ask: LlamaRequest) -> str:
     """The prompt as text."""
     return CodeTokenizer().shown(ask.request.prompt_ids) + ask.request.healing_prefix
 
@@ -128,17 +128,17 @@ def test_the_rest_of_the_body() -> None:
 @pytest.mark.parametrize(
     ("reader", "field", "body"),
     [
-        (read_completion, "prompt", {}), (read_completion, "prompt", {"prompt": []}),
-        (read_completion, "prompt", {"prompt": ["a", "b"]}), (read_completion, "prompt", {"prompt": [1.5]}),
-        (read_completion, "n_cmpl", {"prompt": "a", "n_cmpl": 0}),
-        (read_completion, "n_cmpl", {"prompt": "a", "n_cmpl": True}),
-        (read_completion, "json_schema", {"prompt": "a", "json_schema": {}, "grammar": "x"}),
-        (read_completion, "json_schema", {"prompt": "a", "json_schema": 5}),
-        (read_completion, "speculation.mode", {"prompt": "a", "speculation": {"mode": "fast"}}),
-        (read_infill, "input_prefix", {"input_suffix": ""}), (read_infill, "input_suffix", {"input_prefix": ""}),
-        (read_infill, "input_extra[1].text", {"input_extra": [{"text": ""}, {"text": 5}]}),
-        (read_infill, "input_extra[0].text", {"input_extra": [{}]}),
-        (read_infill, "n_predict", {"n_predict": "many"}),
+        (parse_completion, "prompt", {}), (parse_completion, "prompt", {"prompt": []}),
+        (parse_completion, "prompt", {"prompt": ["a", "b"]}), (parse_completion, "prompt", {"prompt": [1.5]}),
+        (parse_completion, "n_cmpl", {"prompt": "a", "n_cmpl": 0}),
+        (parse_completion, "n_cmpl", {"prompt": "a", "n_cmpl": True}),
+        (parse_completion, "json_schema", {"prompt": "a", "json_schema": {}, "grammar": "x"}),
+        (parse_completion, "json_schema", {"prompt": "a", "json_schema": 5}),
+        (parse_completion, "speculation.mode", {"prompt": "a", "speculation": {"mode": "fast"}}),
+        (parse_infill, "input_prefix", {"input_suffix": ""}), (parse_infill, "input_suffix", {"input_prefix": ""}),
+        (parse_infill, "input_extra[1].text", {"input_extra": [{"text": ""}, {"text": 5}]}),
+        (parse_infill, "input_extra[0].text", {"input_extra": [{}]}),
+        (parse_infill, "n_predict", {"n_predict": "many"}),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named(reader: Callable[[Call], Awaitable[Any]], field: str, body: dict[str, Any]) -> None:
@@ -147,7 +147,7 @@ def test_what_is_wrong_is_named(reader: Callable[[Call], Awaitable[Any]], field:
 
 @pytest.mark.parametrize(
     ("reader", "body", "fields"),
-    [(read_completion, {"prompt": "hi"}, COMPLETION_FIELDS), (read_infill, GAP, INFILL_FIELDS)],
+    [(parse_completion, {"prompt": "hi"}, COMPLETION_FIELDS), (parse_infill, GAP, INFILL_FIELDS)],
 )
 def test_the_fields_described_are_those_that_are_read(
     reader: Callable[[Call], Awaitable[Any]], body: dict[str, Any], fields: Mapping[str, Any]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from server.http.llamacpp_request import MAX_TEXTS, probabilities, read_completion, read_infill
+from server.http.llamacpp_request import MAX_TEXTS, parse_completion, parse_infill, probabilities
 from specdec.fields import MAX_BIAS, MAX_LOGPROBS
 from specdec.types import TokenLogprobs
 from tests.server.fake_tokenizer import FakeTokenizer
@@ -53,7 +53,7 @@ def test_both_endpoints_read_it() -> None:
     ],
 )  # fmt: skip
 def test_what_is_no_bias_is_named(given: Any) -> None:
-    assert {v.field for v in violations(read_completion, {"prompt": "a", "logit_bias": given})} & {
+    assert {v.field for v in violations(parse_completion, {"prompt": "a", "logit_bias": given})} & {
         "logit_bias", "sampling.logit_bias",
     }  # fmt: skip
 
@@ -70,7 +70,7 @@ def test_how_many_probabilities() -> None:
     assert completion(n_probs=3, post_sampling_probs=False).request.output.logprobs == 3
 
 
-@pytest.mark.parametrize("reader", [read_completion, read_infill])
+@pytest.mark.parametrize("reader", [parse_completion, parse_infill])
 @pytest.mark.parametrize(
     ("body", "field"),
     [
@@ -128,5 +128,5 @@ def test_a_refusal_names_the_bodys_field(server: Server) -> None:
 
 def test_a_bias_is_part_of_what_is_asked() -> None:
     """Two asks that differ in it alone are two asks."""
-    one, other = (asked(read_completion, {"prompt": "a", "logit_bias": [[97, b]]}).request for b in (1.0, 2.0))
+    one, other = (asked(parse_completion, {"prompt": "a", "logit_bias": [[97, b]]}).request for b in (1.0, 2.0))
     assert one.sampling != other.sampling

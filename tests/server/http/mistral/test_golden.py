@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from server.http.mistral import read_fim
+from server.http.mistral import parse_fim
 from tests.server.http.calls import Fim, asked, make_context, violations
 from tests.server.http.harness import Server
 
@@ -34,14 +34,14 @@ def test_streams(server: Server, body: dict[str, Any], wanted: str) -> None:
 
 def test_its_own_names_and_defaults() -> None:
     def request(**body: Any) -> Any:
-        return asked(read_fim, {"prompt": "a"} | body, server=make_context(fim=Fim())).requests[0]
+        return asked(parse_fim, {"prompt": "a"} | body, server=make_context(fim=Fim())).requests[0]
 
     assert request(random_seed=5).sampling.seed == 5
     assert request().stopping.max_tokens == 128
     assert request(suffix="z").prompt_ids == (1, *b"a", 2, *b"z", 3)
     assert request(speculation={"mode": "off"}).speculation.mode == "off"
     for prompt in (None, ["a", "b"], [1, 2], 5):
-        assert [v.field for v in violations(read_fim, {"prompt": prompt})] == ["prompt"]
+        assert [v.field for v in violations(parse_fim, {"prompt": prompt})] == ["prompt"]
 
 
 def test_a_stream_that_fails_says_so(server: Server) -> None:

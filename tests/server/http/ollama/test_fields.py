@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 
 from server.http.call import Call
-from server.http.ollama import CHAT_FIELDS, GENERATE_FIELDS, OPTION_FIELDS, read_chat, read_generate, read_options
+from server.http.ollama import (
+    CHAT_FIELDS,
+    GENERATE_FIELDS,
+    OPTION_FIELDS,
+    parse_chat,
+    parse_generate,
+    read_options,
+)
 from server.json_body import Body
 from specdec.errors import ViolationCollector
 from tests.server.fake_tokenizer import FakeTokenizer
@@ -22,7 +29,7 @@ HI = [{"role": "user", "content": "hi"}]
 
 @pytest.mark.parametrize(
     ("reader", "body", "fields"),
-    [(read_generate, {"prompt": "hi"}, GENERATE_FIELDS), (read_chat, {"messages": HI}, CHAT_FIELDS)],
+    [(parse_generate, {"prompt": "hi"}, GENERATE_FIELDS), (parse_chat, {"messages": HI}, CHAT_FIELDS)],
 )
 def test_bodies(reader: Callable[[Call], Awaitable[Any]], body: dict[str, Any], fields: Mapping[str, Any]) -> None:
     async def read() -> set[str]:

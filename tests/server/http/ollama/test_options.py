@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from server.http.ollama import read_chat, read_generate
+from server.http.ollama import parse_chat, parse_generate
 from specdec.types import GrammarKind, Request, SpeculationMode
 from tests.server.fake_tokenizer import BOS
 from tests.server.http.calls import asked
@@ -15,8 +15,8 @@ from tests.server.http.calls import asked
 
 def request(**body: Any) -> Request:
     """The request of a body, which both endpoints read alike."""
-    found = asked(read_generate, {"prompt": "a", **body}).request
-    also = asked(read_chat, {"messages": [{"role": "user", "content": "a"}], **body}).request
+    found = asked(parse_generate, {"prompt": "a", **body}).request
+    also = asked(parse_chat, {"messages": [{"role": "user", "content": "a"}], **body}).request
     assert found is not None
     assert also is not None
     assert (found.sampling, found.stopping, found.grammar, found.speculation) == (

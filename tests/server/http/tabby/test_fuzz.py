@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 
 from server.completion.service import CompletionService
 from server.http.app import openapi_document
-from server.http.tabby import COMPLETION_FIELDS, EVENT_FIELDS, SEGMENT_FIELDS, TABBY, read_completion, read_segments
+from server.http.tabby import (
+    COMPLETION_FIELDS,
+    EVENT_FIELDS,
+    SEGMENT_FIELDS,
+    TABBY,
+    parse_completion,
+    read_segments,
+)
 from server.json_body import Body
 from specdec.errors import ViolationCollector
 from tests.server.http.calls import make_call
@@ -82,7 +89,7 @@ def test_the_fields_described_are_those_that_are_read() -> None:
         call = make_call(json.dumps({"debug_options": {"raw_prompt": "a"}}).encode())
         await call.read()
         call.data = body = Watched(call.data)
-        await read_completion(call, cast(CompletionService, None))  # a raw prompt needs none
+        await parse_completion(call, cast(CompletionService, None))  # a raw prompt needs none
         return body.seen
 
     assert asyncio.run(read()) == set(COMPLETION_FIELDS)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from server.errors import ChatNotSupportedError, UnknownModelError
-from server.http.openai_chat import read_chat
+from server.http.openai_chat import parse_chat
 from specdec.types import GrammarKind, GrammarParams, OutputParams, Request, SamplingParams, StoppingParams
 from tests.server.fake_tokenizer import FakeTokenizer
 from tests.server.http.calls import asked, make_context, violations
@@ -20,11 +20,11 @@ TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": 
 
 def request(**fields: Any) -> Request:
     """The request of a body that asks "hi"."""
-    return asked(read_chat, {"messages": HI, **fields}, {"x-request-id": "r"}).request
+    return asked(parse_chat, {"messages": HI, **fields}, {"x-request-id": "r"}).request
 
 
 def test_a_body_that_says_nothing_else_gets_the_defaults() -> None:
-    ask = asked(read_chat, {"messages": HI}, {"x-request-id": "r"})
+    ask = asked(parse_chat, {"messages": HI}, {"x-request-id": "r"})
     assert (ask.request, ask.tools, ask.streaming.stream, ask.return_token_ids) == (PLAIN, False, False, False)
     assert request(unknown=[], user="u", model="fake", store=True, metadata={}, parallel_tool_calls=True) == PLAIN
 
@@ -56,12 +56,12 @@ def test_contents_may_be_parts_or_missing() -> None:
 
 def test_tools_go_through_the_template_unless_the_choice_is_none() -> None:
     for choice, told in ((None, True), ("auto", True), ("none", False)):
-        ask = asked(read_chat, {"messages": HI, "tools": [TOOL], "tool_choice": choice})
+        ask = asked(parse_chat, {"messages": HI, "tools": [TOOL], "tool_choice": choice})
         assert ask.tools is told
         assert bytes(ask.request.prompt_ids) == (b"[look]" if told else b"") + b"user:hi;"
-    assert not asked(read_chat, {"messages": HI, "tools": []}).tools
+    assert not asked(parse_chat, {"messages": HI, "tools": []}).tools
     silent = make_context(FakeTokenizer(has_tools=False))
-    assert not asked(read_chat, {"messages": HI, "tools": [TOOL]}, server=silent).tools
+    assert not asked(parse_chat, {"messages": HI, "tools": [TOOL]}, server=silent).tools
 
 
 BAD = [
@@ -83,19 +83,19 @@ BAD = [
 
 @pytest.mark.parametrize(("field", "fields"), BAD)
 def test_each_bad_field_is_named(field: str, fields: dict[str, Any]) -> None:
-    assert [v.field for v in violations(read_chat, {"messages": HI, **fields})].count(field) >= 1
+    assert [v.field for v in violations(parse_chat, {"messages": HI, **fields})].count(field) >= 1
 
 
 def test_bad_messages_do_not_hide_other_bad_fields() -> None:
-    found = violations(read_chat, {"messages": [{"role": 5}], "top_p": 7, "tool_choice": "required"})
+    found = violations(parse_chat, {"messages": [{"role": 5}], "top_p": 7, "tool_choice": "required"})
     assert {v.field for v in found} == {"messages[0].role", "sampling.top_p", "tool_choice"}
 
 
 def test_a_model_without_chat_and_another_model_are_refused() -> None:
     with pytest.raises(ChatNotSupportedError):
-        asked(read_chat, {"messages": HI}, server=make_context(FakeTokenizer(has_chat=False)))
+        asked(parse_chat, {"messages": HI}, server=make_context(FakeTokenizer(has_chat=False)))
     with pytest.raises(UnknownModelError):
-        asked(read_chat, {"messages": HI, "model": "other"})
+        asked(parse_chat, {"messages": HI, "model": "other"})
 
 
 def test_deep_messages_do_not_exhaust_the_stack() -> None:
@@ -103,4 +103,4 @@ def test_deep_messages_do_not_exhaust_the_stack() -> None:
     for _ in range(900):
         deep = [deep]
     for fields in ({"messages": [{"role": "user", "content": "x", "more": deep}]}, {"tools": [{**TOOL, "x": deep}]}):
-        assert "nested" in violations(read_chat, {"messages": HI, **fields})[0].description
+        assert "nested" in violations(parse_chat, {"messages": HI, **fields})[0].description

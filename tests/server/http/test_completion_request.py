@@ -11,7 +11,7 @@ import pytest
 from server.errors import UnknownModelError
 from server.fim import FimNotSupportedError
 from server.http.call import model_names
-from server.http.openai_completions import read_completion
+from server.http.openai_completions import parse_completion
 from specdec.errors import PromptTooLongError
 from specdec.types import (
     GrammarKind,
@@ -31,12 +31,12 @@ PLAIN = Request("cmpl-r", (BOS, *b"hi"), stopping=StoppingParams(max_tokens=16))
 
 def request(**fields: Any) -> Request:
     """The one request of a body with the prompt "hi"."""
-    (found,) = asked(read_completion, {"prompt": "hi", **fields}, {"x-request-id": "r"}).requests
+    (found,) = asked(parse_completion, {"prompt": "hi", **fields}, {"x-request-id": "r"}).requests
     return found
 
 
 def test_a_body_that_says_nothing_else_gets_the_defaults() -> None:
-    ask = asked(read_completion, {"prompt": "hi"}, {"x-request-id": "r"})
+    ask = asked(parse_completion, {"prompt": "hi"}, {"x-request-id": "r"})
     assert ask.requests == (PLAIN,)
     assert (ask.streaming.stream, ask.echo, ask.return_token_ids) == (False, ("",), False)
     assert request(unknown={"deep": [1]}, user="somebody", model=None) == PLAIN
@@ -135,8 +135,8 @@ def test_the_rest_of_a_request() -> None:
     )  # fmt: skip
     parts = {"type": "content", "content": [{"type": "text", "text": "a"}, {"text": "b"}]}
     assert request(prediction=parts).prediction_ids == tuple(b"ab")
-    (by_header,) = asked(read_completion, {"prompt": "hi"}, {"x-session-id": "header"}).requests
-    (both,) = asked(read_completion, {"prompt": "hi", "session": "field"}, {"x-session-id": "header"}).requests
+    (by_header,) = asked(parse_completion, {"prompt": "hi"}, {"x-session-id": "header"}).requests
+    (both,) = asked(parse_completion, {"prompt": "hi", "session": "field"}, {"x-session-id": "header"}).requests
     assert (by_header.session, both.session) == ("header", "field")
 
 
@@ -153,7 +153,7 @@ def test_the_rest_of_a_request() -> None:
     ],
 )
 def test_prompts(prompt: Any, wanted: list[tuple[int, ...]]) -> None:
-    requests = asked(read_completion, {"prompt": prompt, "n": 2}, {"x-request-id": "r"}).requests
+    requests = asked(parse_completion, {"prompt": prompt, "n": 2}, {"x-request-id": "r"}).requests
     assert [r.prompt_ids for r in requests] == wanted
     ids = ["cmpl-r"] if len(wanted) == 1 else [f"cmpl-r-{i}" for i in range(len(wanted))]
     assert [r.request_id for r in requests] == ids
@@ -167,23 +167,23 @@ def test_how_text_is_encoded_can_be_chosen() -> None:
 
 def test_a_gap_is_filled_by_the_encoder_or_refused() -> None:
     server = make_context(fim=Fim())
-    requests = asked(read_completion, {"prompt": ["a", "b"], "suffix": "z"}, server=server).requests
+    requests = asked(parse_completion, {"prompt": ["a", "b"], "suffix": "z"}, server=server).requests
     assert [r.prompt_ids for r in requests] == [(1, *b"a", 2, *b"z", 3), (1, *b"b", 2, *b"z", 3)]
     assert [r.stopping.stop_token_ids for r in requests] == [(7,), (7,)]
     for nothing in ("", None):
-        assert asked(read_completion, {"prompt": "a", "suffix": nothing}, server=server).requests[0].prompt_ids == (
+        assert asked(parse_completion, {"prompt": "a", "suffix": nothing}, server=server).requests[0].prompt_ids == (
             BOS, *b"a",
         )  # fmt: skip
     with pytest.raises(FimNotSupportedError, match="leave out suffix"):
-        asked(read_completion, {"prompt": "a", "suffix": "z"})
+        asked(parse_completion, {"prompt": "a", "suffix": "z"})
 
 
 def test_echo_and_streaming() -> None:
-    ask = asked(read_completion, {"prompt": ["hi!", [BOS, 104]], "echo": True, "return_token_ids": True})
+    ask = asked(parse_completion, {"prompt": ["hi!", [BOS, 104]], "echo": True, "return_token_ids": True})
     assert (ask.echo, ask.return_token_ids) == (("hi!", "h"), True)
     options = {"include_usage": True, "continuous_usage_stats": True}
     found = [
-        asked(read_completion, {"prompt": "a", "stream": stream, "stream_options": given}).streaming
+        asked(parse_completion, {"prompt": "a", "stream": stream, "stream_options": given}).streaming
         for stream, given in ((True, None), (True, options), (False, options), (True, {"continuous_usage_stats": True}))
     ]
     assert [(s.stream, s.include_usage, s.continuous) for s in found] == [
@@ -238,14 +238,15 @@ BAD = [
 
 @pytest.mark.parametrize(("field", "fields"), BAD)
 def test_each_bad_field_is_named(field: str, fields: dict[str, Any]) -> None:
-    assert field in {v.field for v in violations(read_completion, {"prompt": "hi", **fields})}
+    assert field in {v.field for v in violations(parse_completion, {"prompt": "hi", **fields})}
 
 
 def test_all_bad_fields_are_named_at_once() -> None:
     found = {
         v.field
         for v in violations(
-            read_completion, {"prompt": 5, "n": 99, "top_p": 7, "stop": 5, "speculation": {"width": 99}, "echo": 5}
+            parse_completion,
+            {"prompt": 5, "n": 99, "top_p": 7, "stop": 5, "speculation": {"width": 99}, "echo": 5},
         )
     }
     assert found == {"prompt", "n", "sampling.top_p", "stop", "speculation.width", "echo"}
@@ -263,7 +264,7 @@ def test_a_grammar_the_engine_refuses_is_named_as_the_caller_calls_it(field: str
     names: dict[str, str] = {}
 
     async def reader(call: Any) -> None:
-        await read_completion(call)
+        await parse_completion(call)
         names.update(call.field_names)
 
     asked(reader, {"prompt": "hi", **fields})
@@ -273,10 +274,10 @@ def test_a_grammar_the_engine_refuses_is_named_as_the_caller_calls_it(field: str
 def test_a_prompt_too_long_is_said_unless_something_else_is_wrong() -> None:
     for prompt, got in (("x" * 127, 128), ([1] * 300_000, 300_000), ([[1], [1] * 200], 200)):
         with pytest.raises(PromptTooLongError) as caught:
-            asked(read_completion, {"prompt": prompt})
+            asked(parse_completion, {"prompt": prompt})
         assert (caught.value.limit, caught.value.got) == (127, got)
-        assert [v.field for v in violations(read_completion, {"prompt": prompt, "top_p": 7})] == ["sampling.top_p"]
-    assert len(asked(read_completion, {"prompt": "x" * 126}).requests) == 1
+        assert [v.field for v in violations(parse_completion, {"prompt": prompt, "top_p": 7})] == ["sampling.top_p"]
+    assert len(asked(parse_completion, {"prompt": "x" * 126}).requests) == 1
 
 
 def test_models_are_known_by_their_short_names() -> None:
@@ -285,7 +286,7 @@ def test_models_are_known_by_their_short_names() -> None:
     }  # fmt: skip
     assert "smollm2" in model_names("Hub/SmolLM2")
     for name in ("fake", "FAKE", "fake:latest", "", None):
-        assert asked(read_completion, {"prompt": "a", "model": name}).requests
+        assert asked(parse_completion, {"prompt": "a", "model": name}).requests
     for name in ("other", "fak", "a/fake"):
         with pytest.raises(UnknownModelError):
-            asked(read_completion, {"prompt": "a", "model": name})
+            asked(parse_completion, {"prompt": "a", "model": name})
