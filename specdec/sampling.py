@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Protocol
 
 import numpy as np
@@ -23,6 +23,9 @@ from verify_kernels.sampling import (
     SamplingPolicy,
     SequenceEdits,
 )
+
+# What the samplers are told of a request's parameters; the seed is that of the sample.
+_OF_POLICY = {f.name for f in fields(SamplingPolicy) if f.init} & {f.name for f in fields(SamplingParams)} - {"seed"}
 
 
 def draw_seed() -> int:
@@ -89,11 +92,7 @@ class SequenceSampling:
         grammar: TokenGrammar | None = None,
     ) -> None:
         self.grammar = grammar
-        self.policy = SamplingPolicy(
-            seed=seed, temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p,
-            min_p=sampling.min_p, repetition_penalty=sampling.repetition_penalty,
-            presence_penalty=sampling.presence_penalty, frequency_penalty=sampling.frequency_penalty,
-        )  # fmt: skip
+        self.policy = SamplingPolicy(seed=seed, **{name: getattr(sampling, name) for name in _OF_POLICY})
         _check_ids("allowed_token_ids", sampling.allowed_token_ids, vocab_size)
         _check_ids("logit_bias", [token for token, _ in sampling.logit_bias], vocab_size)
         banned = _banned(sampling, stopping, vocab_size, eos_ids)
