@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bench.engine_runs import AUTO, OFF, Arm, GroupRun, RequestRun, WorkloadSummary
+from bench.engine_runs import AUTO, OFF, GroupRun, RequestRun, Setting, WorkloadSummary
 from bench.workloads.workload import BenchPrompt, Workload
 from specdec.engine.engine import Engine
 from specdec.errors import SpecdecError
@@ -24,7 +24,7 @@ class BenchError(SpecdecError):
     """The engine did not do what is measured: it failed a request, or the arms gave different texts."""
 
 
-class Flight:
+class InterleavedRun:
     """Runs ``requests``, ``at_once`` of them at a time (None: all), the next one entering as one leaves. ``names`` are
     their prompts'. The engine runs nothing else.
 
@@ -49,7 +49,7 @@ class Flight:
         self.busy_s = 0.0
 
     @property
-    def landed(self) -> bool:
+    def done(self) -> bool:
         """Whether all of them have ended."""
         return not self._waiting and not self._engine.has_work()
 
@@ -76,7 +76,7 @@ class Flight:
             self._take(self._runs[event.request_id], event)
 
     def result(self) -> GroupRun:
-        """How it went, once all have landed."""
+        """How it went, once it is done."""
         return GroupRun(tuple(self._runs.values()), self.busy_s, self._full_s, self._full_tokens)
 
     def _take(self, run: RequestRun, event: RequestEvent) -> None:
@@ -93,16 +93,16 @@ class Flight:
             run.reason, run.stats, run.usage = event.reason, event.stats, event.usage
 
 
-def fly(flights: Seq[Flight]) -> None:
-    """Bring all of ``flights`` home, each on an engine of its own. The next step is always that of the one that was
+def run_interleaved(runs: Seq[InterleavedRun]) -> None:
+    """Run all of ``runs`` to their ends, each on an engine of its own. The next step is always that of the one that was
     busy for the least time so far: whatever the machine does meanwhile, it does to all of them.
 
     Raises:
-        BenchError, RequestError: as `Flight.step`.
+        BenchError, RequestError: as `InterleavedRun.step`.
     """
-    under_way = list(flights)
-    while under_way := [flight for flight in under_way if not flight.landed]:
-        min(under_way, key=lambda flight: flight.busy_s).step()
+    active = list(runs)
+    while active := [run for run in active if not run.done]:
+        min(active, key=lambda run: run.busy_s).step()
 
 
 class EngineRunner:
@@ -114,17 +114,17 @@ class EngineRunner:
         self._engine, self._sampling, self._clock = engine, sampling, clock
         self._serial = itertools.count()
 
-    def run(self, group: Seq[BenchPrompt], arm: Arm, salt: str, at_once: int | None = None) -> GroupRun:
+    def run(self, group: Seq[BenchPrompt], arm: Setting, salt: str, at_once: int | None = None) -> GroupRun:
         """All of ``group`` to the end, with nothing beside it; as `start`.
 
         Raises:
-            BenchError, RequestError: as `Flight.step`.
+            BenchError, RequestError: as `InterleavedRun.step`.
         """
-        flight = self.start(group, arm, salt, at_once)
-        fly([flight])
-        return flight.result()
+        run = self.start(group, arm, salt, at_once)
+        run_interleaved([run])
+        return run.result()
 
-    def start(self, group: Seq[BenchPrompt], arm: Arm, salt: str, at_once: int | None = None) -> Flight:
+    def start(self, group: Seq[BenchPrompt], arm: Setting, salt: str, at_once: int | None = None) -> InterleavedRun:
         """``group``, ready for its first step, ``at_once`` prompts at a time (None: all). ``salt`` separates prefix
         cache and draft texts from other runs'.
 
@@ -136,7 +136,7 @@ class EngineRunner:
         requests = [self._request(prompt, arm, salt) for prompt in group]
         if len(requests) > 1:
             self._prefill(requests)
-        return Flight(self._engine, requests, [prompt.name for prompt in group], at_once, self._clock)
+        return InterleavedRun(self._engine, requests, [prompt.name for prompt in group], at_once, self._clock)
 
     def _prefill(self, requests: Seq[Request]) -> None:
         """Into the prefix cache, and nowhere else: drafters do not hear of it."""
@@ -152,7 +152,7 @@ class EngineRunner:
         while self._engine.has_work():
             self._engine.step()
 
-    def _request(self, prompt: BenchPrompt, arm: Arm, salt: str) -> Request:
+    def _request(self, prompt: BenchPrompt, arm: Setting, salt: str) -> Request:
         return Request(
             f"bench-{next(self._serial)}",
             prompt.prompt_ids,
@@ -296,7 +296,7 @@ class EngineBench:
     off and auto among them, and their engines.
     """
 
-    def __init__(self, engines: Mapping[Arm, Engine], sampling: SamplingParams, say: Say) -> None:
+    def __init__(self, engines: Mapping[Setting, Engine], sampling: SamplingParams, say: Say) -> None:
         self._say, self._auto = say, engines[AUTO]
         self._runners = {arm: EngineRunner(engine, sampling) for arm, engine in engines.items()}
         self.control_times = ControlTimes()
@@ -319,13 +319,13 @@ class EngineBench:
         return runs
 
     def _group(self, workload: Workload, group: Seq[BenchPrompt]) -> dict[str, GroupRun]:
-        flights = {
+        runs = {
             arm.name: runner.start(group, arm, f"{workload.name}/{arm.name}", workload.at_once)
             for arm, runner in self._runners.items()
         }
-        fly(list(flights.values()))
+        run_interleaved(list(runs.values()))
         self.control_times.collect(self._auto)
-        by_arm = {name: flight.result() for name, flight in flights.items()}
+        by_arm = {name: run.result() for name, run in runs.items()}
         check_same_output(workload.name, by_arm)
         return by_arm
 

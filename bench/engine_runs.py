@@ -9,25 +9,25 @@ from specdec.types import DrafterStats, FinishReason, SpeculationMode, Speculati
 
 
 @dataclass(frozen=True, slots=True)
-class Arm:
+class Setting:
     """A named setting of speculation."""
 
     name: str
     speculation: SpeculationParams = field(default_factory=SpeculationParams)
 
     @staticmethod
-    def fixed(depth: int, width: int, nodes: int) -> Arm:
+    def fixed(depth: int, width: int, nodes: int) -> Setting:
         """Mode ON: always a tree of up to ``nodes`` draft nodes, ``depth`` deep, ``width`` children per node."""
         speculation = SpeculationParams(SpeculationMode.ON, max_nodes=nodes, max_depth=depth, width=width)
-        return Arm(f"{depth}x{width}" + (f"/{nodes}" if nodes != depth else ""), speculation)
+        return Setting(f"{depth}x{width}" + (f"/{nodes}" if nodes != depth else ""), speculation)
 
 
-OFF = Arm("off", SpeculationParams(SpeculationMode.OFF))
-AUTO = Arm("auto", SpeculationParams(SpeculationMode.AUTO))
+OFF = Setting("off", SpeculationParams(SpeculationMode.OFF))
+AUTO = Setting("auto", SpeculationParams(SpeculationMode.AUTO))
 FIXED_GRID = (
-    *(Arm.fixed(depth, 1, depth) for depth in (2, 4, 6, 8, 16)),
-    Arm.fixed(4, 2, 7),
-    Arm.fixed(6, 3, 15),
+    *(Setting.fixed(depth, 1, depth) for depth in (2, 4, 6, 8, 16)),
+    Setting.fixed(4, 2, 7),
+    Setting.fixed(6, 3, 15),
 )
 
 
@@ -85,7 +85,7 @@ class RequestRun:
 @dataclass(frozen=True, slots=True)
 class GroupRun:
     """``total_s``: seconds spent in `Engine.step` from the first to the last, remains of prefill included. ``full_s``:
-    those of them in which as many requests were in flight as ever may be; ``full_tokens`` came out in these. The end,
+    those of them in which as many requests were in run as ever may be; ``full_tokens`` came out in these. The end,
     in which one place after the other stays empty, says how long the slowest request runs on alone."""
 
     requests: tuple[RequestRun, ...]

@@ -13,8 +13,8 @@ from typing import Any
 from rich.table import Table
 
 from bench.engine_bench import BenchError, ControlTimes, EngineBench, EngineRunner, Say, WorkloadRuns
-from bench.engine_runs import AUTO, OFF, Arm, WorkloadSummary, per_second
-from bench.machine import machine_facts
+from bench.engine_runs import AUTO, OFF, Setting, WorkloadSummary, per_second
+from bench.machine import engine_facts
 from bench.workloads.make import make_workload
 from bench.workloads.prompts import batch_prompts
 from bench.workloads.workload import BenchPrompt, Workload, WorkloadUnavailableError, long_text
@@ -222,7 +222,7 @@ class EngineBenchPlan:
     prompts: int = 8
     max_tokens: int | None = None
     temperature: float = 0.0
-    fixed: tuple[Arm, ...] = ()
+    fixed: tuple[Setting, ...] = ()
     off_cost: bool = False
     control_time: bool = False
     batch: int = 0
@@ -236,7 +236,7 @@ def run_session(parts: EngineParts, plan: EngineBenchPlan, say: Say) -> EngineRe
             too small for all arms at once.
     """
     began = time.perf_counter()
-    report = EngineReport(machine_facts(parts.config, parts.info))
+    report = EngineReport(engine_facts(parts.config, parts.info))
     report.fixed = tuple(arm.name for arm in plan.fixed)
     workloads = _workloads(parts, plan, report, say)
     engines = _engines(parts, plan.fixed)
@@ -260,7 +260,7 @@ def run_session(parts: EngineParts, plan: EngineBenchPlan, say: Say) -> EngineRe
     return report
 
 
-def _engines(parts: EngineParts, fixed: Seq[Arm]) -> dict[Arm, Engine]:
+def _engines(parts: EngineParts, fixed: Seq[Setting]) -> dict[Setting, Engine]:
     """One per arm, all over the same weights, KV cache and drafters. Only auto's decisions are written to a file."""
     quiet = parts.config.speculation.model_copy(update={"trace_file": None})
     silent = dataclasses.replace(parts, config=parts.config.model_copy(update={"speculation": quiet}))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import time
@@ -18,7 +17,8 @@ import httpx
 import psutil
 
 from bench.local_server import LocalServer
-from bench.soak.watch import SoakFault, look
+from bench.serve.endpoints import DONE, StreamError, stream_event
+from bench.soak.watch import RunningTime, SoakFault, come_to_rest
 from bench.workloads.workload import long_text
 from specdec.client.client import Client
 from specdec.client.connection import CallError, Credentials, RetryPolicy
@@ -79,12 +79,12 @@ def ending_of(status: int, data: str) -> str:
     """How a stream of OpenAI's events ended, by all that came of it."""
     if status != 200:
         return UNAVAILABLE if status == 503 else f"status {status}"
-    events = [line.removeprefix("data: ") for line in data.splitlines() if line.startswith("data: ")]
-    for event in events:
-        error = json.loads(event).get("error") if event != "[DONE]" else None
-        if error is not None:
-            return UNAVAILABLE if error["code"] == _CODE else f"error {error['code']}: {error['message']}"
-    return COMPLETE if events and events[-1] == "[DONE]" else CUT
+    try:
+        events = [event for line in data.splitlines() if (event := stream_event(line)) is not None]
+    except StreamError as broken:
+        error = broken.error
+        return UNAVAILABLE if error["code"] == _CODE else f"error {error['code']}: {error['message']}"
+    return COMPLETE if events and events[-1] is DONE else CUT
 
 
 _POLL_S = 0.02
@@ -215,13 +215,8 @@ async def _running(client: Client, plan: FaultsPlan) -> None:
 
 async def _at_rest(server: LocalServer, plan: FaultsPlan) -> bool:
     """Whether the server comes to hold nothing for the streams that were broken."""
-    clock = asyncio.get_running_loop().time
-    until_s = clock() + plan.hang_s
-    while clock() < until_s:
+    async with RunningTime() as clock:
         try:
-            if (await look(server, 0.0, 0)).at_rest:
-                return True
+            return (await come_to_rest(server, clock, 0, plan.hang_s)).at_rest
         except SoakFault:
-            await asyncio.sleep(_POLL_S)
-        await asyncio.sleep(10 * _POLL_S)
-    return False
+            return False

@@ -1,4 +1,4 @@
-"""Facts about the machine that figures were measured on: processor, memory bandwidth, commit."""
+"""Facts about what figures were measured on: the machine, its memory's bandwidth, the commit."""
 
 from __future__ import annotations
 
@@ -51,19 +51,26 @@ class BandwidthProbe:
         return SIZE / (time.perf_counter() - began)
 
 
-def machine_facts(config: EngineConfig, info: EngineInfo) -> dict[str, Any]:
-    """Processor, cores, memory bandwidth (bytes read, GB/s; None with the reference kernels), model, date, commit."""
+def host_facts() -> dict[str, Any]:
+    """Processor, cores this process may use, Python, the time now (ISO 8601), and the code's commit."""
+    return {
+        "cpu": cpu_model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "commit": commit(),
+    }
+
+
+def engine_facts(config: EngineConfig, info: EngineInfo) -> dict[str, Any]:
+    """Those of the host, memory bandwidth (bytes read, GB/s; None with the reference kernels), the engine's model."""
     bandwidth = None
     if info.kernels == "native":
         bandwidth = round(BandwidthProbe(config.cache_dir, info.threads).median() / 1e9, 2)
     return {
-        "cpu": cpu_model(),
-        "cores": len(os.sched_getaffinity(0)),
+        **host_facts(),
         "threads": info.threads,
         "read_bandwidth_gb_s": bandwidth,
-        "python": platform.python_version(),
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "commit": commit(),
         "version": info.version,
         "target": info.target,
         "draft": info.draft,

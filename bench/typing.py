@@ -134,7 +134,7 @@ class SessionTypist:
             )  # fmt: skip
             text = pb.DocumentText(uri=_URI, version=1, text=stretch.before + stretch.after, language=_LANGUAGE)
             await session.send(pb.CompleteSessionRequest(setup=setup, text=text, ask=_ask(1, at, 1)))
-            reading = asyncio.create_task(_hear(session, log, done, len(stretch.typed) + 1))
+            reading = asyncio.create_task(_read_answers(session, log, done, len(stretch.typed) + 1))
             try:
                 await _first(done, reading)
                 began = clock()
@@ -186,7 +186,7 @@ def _ask(number: int, offset: int, version: int) -> pb.CompletionAsk:
     return pb.CompletionAsk(id=number, cursor=pb.Cursor(uri=_URI, version=version, offset=offset))
 
 
-async def _hear(session: SessionCall, log: KeysLog, warm: asyncio.Event, last: int) -> None:
+async def _read_answers(session: SessionCall, log: KeysLog, warm: asyncio.Event, last: int) -> None:
     """Note answers until that of ask ``last``; ask 1 warms up, ask i + 2 is of key i."""
     clock = asyncio.get_running_loop().time
     async for message in session:

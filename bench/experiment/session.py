@@ -6,7 +6,6 @@ import asyncio
 import datetime
 import itertools
 import math
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from hashlib import blake2b
@@ -16,7 +15,7 @@ from typing import NamedTuple
 from bench.experiment.plan import ArmRequest, ArmServer, OpenArm, open_arm
 from bench.experiment.run_folder import Progress, RunFolder, SilenceLimit, StopRule, open_run, record_of
 from bench.experiment.script import Batch, PairedRequest, Script
-from bench.machine import commit, cpu_model
+from bench.machine import host_facts
 from bench.serve.load import LoadRun
 from bench.serve.request import Record as Seen
 from bench.serve.request import TimedAsk
@@ -219,17 +218,14 @@ async def run_experiment(
         both = (arms[0], arms[1])
         told = [await arm.probe(probe) for arm in both]
         by_ids = all(told)
-        facts = machine_facts() | load_facts(config) | _server_facts(both, servers)
+        host = host_facts()
+        facts = {"cpu": host["cpu"], "cores": str(host["cores"]), "commit": host["commit"] or "unknown"}
+        facts |= load_facts(config) | _server_facts(both, servers)
         facts["outputs compared by"] = "token ids" if by_ids else "text"
         started = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         with open_run(out, Manifest(config=config, started=started, facts=facts)) as folder:
             kind = SwitchbackRun if config.assignment.mode == "switchback" else PairedRun
             return await kind(folder, both, by_ids, watch).run()
-
-
-def machine_facts() -> dict[str, str]:
-    """Where the requests come from, and the code's commit."""
-    return {"cpu": cpu_model(), "cores": str(len(os.sched_getaffinity(0))), "commit": commit() or "unknown"}
 
 
 def load_facts(config: ExperimentConfig) -> dict[str, str]:

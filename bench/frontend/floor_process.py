@@ -1,4 +1,4 @@
-"""What the libraries under our faces take by themselves: ``python -m bench.frontend.floor_process STEP_MS``.
+"""What the libraries under our frontend take by themselves: ``python -m bench.frontend.floor_process STEP_MS``.
 
 grpc.aio and uvicorn in one uvloop, as we have them, and behind them nothing: no engine, no checks, no admission. Each
 answers the requests that `BareGrpc` and `BareHttp` send with messages as ours are, of stamps taken when they are
@@ -29,7 +29,7 @@ Receive = Callable[[], Awaitable[dict[str, Any]]]
 
 
 class Floor:
-    """Both faces; ``step_s`` seconds between the messages of an answer."""
+    """gRPC and HTTP; ``step_s`` seconds between the messages of an answer."""
 
     def __init__(self, step_s: float) -> None:
         self._step_s = step_s

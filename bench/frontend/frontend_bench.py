@@ -228,7 +228,7 @@ _HEAD = (
 
 FACTORY, TOKENIZER = "bench.frontend.paced_engine:build", "bench.frontend.paced_engine:ByteTokenizer"
 PROMPT = "def f(x):\n    " * 16
-FACES = ("grpc", "http")
+PROTOCOLS = ("grpc", "http")
 Reader = GrpcReader | HttpReader
 BareReader = BareGrpc | BareHttp
 
@@ -244,11 +244,11 @@ class FrontendPlan:
     streams: int = 64
     busy_step_ms: float = 50.0
     seconds: float = 10.0
-    faces: tuple[str, ...] = FACES
+    protocols: tuple[str, ...] = PROTOCOLS
 
 
 @dataclass(slots=True)
-class _Heard:
+class _Timing:
     """Nanoseconds: of a request's first message what the engine did not take; of every message its way."""
 
     sent_ns: int
@@ -264,27 +264,27 @@ class _Heard:
 
 
 async def measure_frontend(plan: FrontendPlan) -> dict[str, Any]:
-    """JSON-able figures by face; see `_alone` and `_busy` for what each means."""
+    """JSON-able figures by protocol; see `_alone` and `_busy` for what each means."""
     figures: dict[str, Any] = {}
-    for face in plan.faces:
+    for protocol in plan.protocols:
         async with _server(plan.step_ms) as server:
-            figures[face] = await _alone(plan, server, face)
+            figures[protocol] = await _alone(plan, server, protocol)
         async with _server(plan.busy_step_ms) as server:
-            figures[face] |= await _busy(plan, server, face)
+            figures[protocol] |= await _busy(plan, server, protocol)
     return figures
 
 
-async def _alone(plan: FrontendPlan, server: LocalServer, face: str) -> dict[str, Any]:
+async def _alone(plan: FrontendPlan, server: LocalServer, protocol: str) -> dict[str, Any]:
     """One stream: TTFT without the engine's part; from the engine's step to the client's hands; front end's CPU time
     per message, its share of a request's beginning and end included. By a client that costs hardly anything; what a
-    library's client sees is told beside that, and what the libraries under our faces take with nothing behind them."""
-    found = await _by_bare_client(plan, server, face)
+    library's client sees is told beside that, and what our libraries take with nothing behind them."""
+    found = await _by_bare_client(plan, server, protocol)
     idle_s = await _idle_cost(server)
-    reader = _reader(server, face)
-    by_library = [await _hear(reader, plan.messages) for _ in range(max(4, plan.requests // 2))]
+    reader = _reader(server, protocol)
+    by_library = [await _read(reader, plan.messages) for _ in range(max(4, plan.requests // 2))]
     await reader.close()
     async with ChildServer("bench.frontend.floor_process", str(plan.step_ms)) as floor:
-        least = await _by_bare_client(plan, floor, face)
+        least = await _by_bare_client(plan, floor, protocol)
     return {
         **found,
         **{f"floor_{name}": figure for name, figure in least.items()},
@@ -295,32 +295,32 @@ async def _alone(plan: FrontendPlan, server: LocalServer, face: str) -> dict[str
     }
 
 
-async def _by_bare_client(plan: FrontendPlan, server: ChildServer, face: str) -> dict[str, Any]:
-    bare = BareGrpc(server.grpc_port) if face == "grpc" else BareHttp(server.http_port)
-    await asyncio.to_thread(_hear_bare, bare, max(2, plan.requests // 10), plan.messages)
+async def _by_bare_client(plan: FrontendPlan, server: ChildServer, protocol: str) -> dict[str, Any]:
+    bare = BareGrpc(server.grpc_port) if protocol == "grpc" else BareHttp(server.http_port)
+    await asyncio.to_thread(_read_bare, bare, max(2, plan.requests // 10), plan.messages)
     began_s = server.cpu_s()
-    heard = await asyncio.to_thread(_hear_bare, bare, plan.requests, plan.messages)
+    timings = await asyncio.to_thread(_read_bare, bare, plan.requests, plan.messages)
     spent_s = server.cpu_s() - began_s
     bare.close()
-    ways_ns = [way for one in heard for way in one.ways_ns]
+    ways_ns = [way for one in timings for way in one.ways_ns]
     return {
-        "added_ttft_ms": spread([one.added_ns / 1e6 for one in heard]),
+        "added_ttft_ms": spread([one.added_ns / 1e6 for one in timings]),
         "message_way_ms": spread([way / 1e6 for way in ways_ns]),
         "cpu_ms_per_message": round(spent_s * 1e3 / len(ways_ns), 4),
     }
 
 
-async def _busy(plan: FrontendPlan, server: LocalServer, face: str) -> dict[str, Any]:
+async def _busy(plan: FrontendPlan, server: LocalServer, protocol: str) -> dict[str, Any]:
     """Many streams: the front end's share of all cores, between the first second and the last."""
-    reader = _reader(server, face)
+    reader = _reader(server, protocol)
     per_stream = max(2, int(plan.seconds * 1e3 / plan.busy_step_ms))
-    streams = [asyncio.create_task(_hear(reader, per_stream)) for _ in range(plan.streams)]
+    streams = [asyncio.create_task(_read(reader, per_stream)) for _ in range(plan.streams)]
     margin = plan.seconds * 0.1
     await asyncio.sleep(margin)
     began_s, ours_s, at_s = server.cpu_s(), time.process_time(), time.monotonic()
     await asyncio.sleep(plan.seconds - 2 * margin)
     spent_s, we_s, wall_s = server.cpu_s() - began_s, time.process_time() - ours_s, time.monotonic() - at_s
-    heard = await asyncio.gather(*streams)
+    timings = await asyncio.gather(*streams)
     await reader.close()
     cores = len(os.sched_getaffinity(0))
     rate = plan.streams * 1e3 / plan.busy_step_ms
@@ -330,25 +330,25 @@ async def _busy(plan: FrontendPlan, server: LocalServer, face: str) -> dict[str,
         "cpu_share": round(spent_s / wall_s / cores, 4),
         "client_cpu_share": round(we_s / wall_s / cores, 4),
         "busy_cpu_ms_per_message": round(spent_s * 1e3 / (rate * wall_s), 4),
-        "busy_message_way_ms": spread([way / 1e6 for one in heard for way in one.ways_ns[1:]]),
+        "busy_message_way_ms": spread([way / 1e6 for one in timings for way in one.ways_ns[1:]]),
         "cores": cores,
     }
 
 
-async def _hear(reader: Reader, messages: int) -> _Heard:
-    heard = _Heard(now_ns())
+async def _read(reader: Reader, messages: int) -> _Timing:
+    timing = _Timing(now_ns())
     async for at_ns, text in reader.read(PROMPT, messages * TOKENS):
-        heard.take(at_ns, text)
-    return heard
+        timing.take(at_ns, text)
+    return timing
 
 
-def _hear_bare(reader: BareReader, requests: int, messages: int) -> list[_Heard]:
+def _read_bare(reader: BareReader, requests: int, messages: int) -> list[_Timing]:
     found = []
     for _ in range(requests):
-        heard = _Heard(now_ns())
+        timing = _Timing(now_ns())
         for at_ns, text in reader.read(PROMPT, messages * TOKENS):
-            heard.take(at_ns, text)
-        found.append(heard)
+            timing.take(at_ns, text)
+        found.append(timing)
     return found
 
 
@@ -363,5 +363,5 @@ def _server(step_ms: float) -> LocalServer:
     return LocalServer(config, factory=FACTORY, tokenizer=TOKENIZER)
 
 
-def _reader(server: LocalServer, face: str) -> Reader:
-    return GrpcReader(server.grpc_address) if face == "grpc" else HttpReader(server.http_port)
+def _reader(server: LocalServer, protocol: str) -> Reader:
+    return GrpcReader(server.grpc_address) if protocol == "grpc" else HttpReader(server.http_port)

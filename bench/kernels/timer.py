@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import datetime
 import statistics
-import subprocess
 import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import triton
+
+from bench.machine import commit
 
 FLUSH_BYTES = 512 << 20  # several times the last-level cache of any GPU
 WARM_RUNS = 2
@@ -83,17 +84,8 @@ def device_facts(device: torch.device) -> dict[str, Any]:
         "torch": torch.__version__,
         "triton": triton.__version__,
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "commit": commit_here(),
+        "commit": commit(),
         "peak_bytes_per_s": peak,
         "peak_source": source,
         "copy_bytes_per_s": copy_bandwidth(device),
     }
-
-
-def commit_here() -> str | None:
-    """Of the sources; None where there is no git or they came without their history."""
-    try:
-        git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    except OSError:
-        return None
-    return git.stdout.strip() or None

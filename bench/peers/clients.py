@@ -18,6 +18,7 @@ import httpx
 import psutil
 
 from bench.peers.peer import Answer, Arm, PeerError, PeerPrompt
+from bench.serve.endpoints import EndpointError, stream_event
 
 _LAUNCHER = Path(__file__).with_name("launcher.py")
 _LINE_BYTES = 1 << 24
@@ -72,7 +73,7 @@ class PeerProcess:
         except OSError as error:
             raise PeerError(f"{self.words[0]}: {error.strerror or error}") from None
 
-    def last_words(self) -> str:
+    def log_tail(self) -> str:
         """The end of what it printed, on one line; what looks like an error first of all."""
         try:
             data = self._log.read_bytes()[-_TAIL_BYTES:]
@@ -83,35 +84,35 @@ class PeerProcess:
         return " / ".join(told[-_SAID_LINES:]) or "it printed nothing"
 
     def pause(self) -> None:
-        """Stop the whole family, parents first: they start no child any more then.
+        """Stop the process and its descendants, parents first: they start no child any more then.
 
         Raises:
             PeerError: it has ended.
         """
         self._require()
-        self._signal(signal.SIGSTOP, self._family())
+        self._signal(signal.SIGSTOP, self._process_tree())
 
     def resume(self) -> None:
-        """Continue the whole family, children first: nobody misses an answer.
+        """Continue them all, children first: nobody misses an answer.
 
         Raises:
             PeerError: it has ended.
         """
         self._require()
-        self._signal(signal.SIGCONT, self._family()[::-1])
+        self._signal(signal.SIGCONT, self._process_tree()[::-1])
 
     async def end(self) -> None:
-        """Ask the family to end, and kill what is left of it."""
+        """Ask the process to end, and kill what is left of it and its descendants."""
         if self._process is None:
             return
-        family = self._family()
-        self._signal(signal.SIGTERM, family[:1])  # a stopped process hears it once it is continued
-        self._signal(signal.SIGCONT, family[::-1])
+        processes = self._process_tree()
+        self._signal(signal.SIGTERM, processes[:1])  # a stopped process hears it once it is continued
+        self._signal(signal.SIGCONT, processes[::-1])
         try:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._process.wait(), _END_S)
         finally:
-            left = {process.pid: process for process in (*family, *self._family())}
+            left = {process.pid: process for process in (*processes, *self._process_tree())}
             self._signal(signal.SIGKILL, list(left.values()))
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._process.wait(), _KILL_S)
@@ -120,9 +121,9 @@ class PeerProcess:
 
     def _require(self) -> None:
         if not self.running:
-            raise PeerError(f"it ended by itself: {self.last_words()}")
+            raise PeerError(f"it ended by itself: {self.log_tail()}")
 
-    def _family(self) -> list[psutil.Process]:
+    def _process_tree(self) -> list[psutil.Process]:
         """The process, its descendants, and those who were once seen or are of its session, as far as they live."""
         assert self._process is not None  # callers have begun it
         with suppress(psutil.NoSuchProcess):
@@ -162,7 +163,6 @@ def _holds_memory(process: psutil.Process) -> bool:
         return False
 
 
-_DATA = "data:"
 _SHOWN = 300
 
 
@@ -181,20 +181,17 @@ class CompletionStream:
         Raises:
             PeerError: it tells of an error, or is not what such a stream holds.
         """
-        if not line.startswith(_DATA):
-            return
-        data = line[len(_DATA) :].strip()
-        if data == "[DONE]":
-            return
         try:
-            event = json.loads(data)
-            if event.get("error"):
-                raise PeerError(str(event["error"])[:_SHOWN])
+            event = stream_event(line)
+            if not event:
+                return
             text = "".join(choice.get("text") or "" for choice in event.get("choices") or [])
             usage = event.get("usage")
             tokens = None if usage is None else int(usage["completion_tokens"])
         except (ValueError, AttributeError, KeyError, TypeError):
-            raise PeerError(f"the stream holds something else than completions: {data[:_SHOWN]}") from None
+            raise PeerError(f"the stream holds something else than completions: {line[:_SHOWN]}") from None
+        except EndpointError as error:
+            raise PeerError(str(error)) from None
         self._last_s = now_s
         if text:
             self._texts.append(text)
@@ -225,7 +222,41 @@ def no_fields(prompt: PeerPrompt) -> dict[str, Any]:
     return {}
 
 
-class HttpPeer:
+class _ProcessPeer:
+    """What peers have in common that are a process: its pauses, its end, what is told of it."""
+
+    def __init__(
+        self, arms: Seq[Arm], words: Seq[str], env: Mapping[str, str] | None, needs_bytes: int, about: dict[str, Any]
+    ) -> None:
+        self.arms, self.needs_bytes = tuple(arms), needs_bytes
+        self._words, self._env, self._about = tuple(words), dict(env or {}), about
+        self._process: PeerProcess | None = None
+
+    @property
+    def _started(self) -> PeerProcess:
+        assert self._process is not None  # callers have started it
+        return self._process
+
+    def pause(self) -> None:
+        """As `Peer.pause`."""
+        self._started.pause()
+
+    def resume(self) -> None:
+        """As `Peer.resume`."""
+        self._started.resume()
+
+    async def end(self) -> None:
+        """As `Peer.end`."""
+        if self._process is not None:
+            await self._process.end()
+
+    def facts(self) -> dict[str, Any]:
+        """As `Peer.facts`."""
+        env = [f"{name}={value}" for name, value in self._env.items() if name != "PATH"]
+        return {**self._about, "command": [*env, *self._words]}
+
+
+class HttpPeer(_ProcessPeer):
     """One server process of one arm.
 
     words: its command; "{port}" stands for the port it is to listen on. env: added to ours. fields: beside what every
@@ -236,12 +267,9 @@ class HttpPeer:
         self, arm: Arm, words: Seq[str], log: Path, *, env: Mapping[str, str] | None = None, fields: Fields = no_fields,
         model: str = "", needs_bytes: int = 0, start_s: float = 300.0, answer_s: float = 180.0, about: dict[str, Any],
     ) -> None:  # fmt: skip
-        self.arms: Seq[Arm] = (arm,)
-        self.needs_bytes = needs_bytes
-        self._words, self._log, self._env, self._fields, self._model = tuple(words), log, dict(env or {}), fields, model
-        self._start_s, self._answer_s, self._about = start_s, answer_s, about
-        self._process: PeerProcess | None = None
-        self._base = ""
+        super().__init__((arm,), words, env, needs_bytes, about)
+        self._log, self._fields, self._model, self._base = log, fields, model, ""
+        self._start_s, self._answer_s = start_s, answer_s
 
     async def start(self) -> None:
         """As `Peer.start`."""
@@ -257,7 +285,7 @@ class HttpPeer:
                 await self._until_ready(self._process)
         except TimeoutError:
             await self.end()
-            raise PeerError(f"not ready after {self._start_s:g} s: {self._process.last_words()}") from None
+            raise PeerError(f"not ready after {self._start_s:g} s: {self._process.log_tail()}") from None
         except BaseException:
             await self.end()
             raise
@@ -279,34 +307,14 @@ class HttpPeer:
         except TimeoutError:
             raise PeerError(f"no answer within {self._answer_s:g} s") from None
         except httpx.HTTPError as error:
-            said = f": {self._process.last_words()}" if self._process is not None and not self._process.running else ""
+            said = f": {self._process.log_tail()}" if self._process is not None and not self._process.running else ""
             raise PeerError(f"{type(error).__name__} {error}{said}".strip()) from None
-
-    def pause(self) -> None:
-        """As `Peer.pause`."""
-        assert self._process is not None  # it was started
-        self._process.pause()
-
-    def resume(self) -> None:
-        """As `Peer.resume`."""
-        assert self._process is not None  # it was started
-        self._process.resume()
-
-    async def end(self) -> None:
-        """As `Peer.end`."""
-        if self._process is not None:
-            await self._process.end()
-
-    def facts(self) -> dict[str, Any]:
-        """As `Peer.facts`."""
-        env = [f"{name}={value}" for name, value in self._env.items() if name != "PATH"]
-        return {**self._about, "command": [*env, *self._words]}
 
     async def _until_ready(self, process: PeerProcess) -> None:
         async with _client() as client:
             while True:
                 if not process.running:
-                    raise PeerError(f"it ended before it was ready: {process.last_words()}")
+                    raise PeerError(f"it ended before it was ready: {process.log_tail()}")
                 try:
                     if (await client.get(f"{self._base}/health", timeout=5.0)).status_code == 200:
                         return
@@ -335,7 +343,7 @@ def _client() -> httpx.AsyncClient:
     return httpx.AsyncClient(timeout=None, trust_env=False, limits=limits)
 
 
-class PipePeer:
+class PipePeer(_ProcessPeer):
     """One process for several arms: what it answers with depends on the ask alone, it remembers nothing.
 
     arms: with what the script calls each of them. words: its command. start_s, answer_s: longest it may take to load,
@@ -346,16 +354,14 @@ class PipePeer:
         self, arms: Mapping[Arm, str], words: Seq[str], log: Path, *, env: Mapping[str, str] | None = None,
         needs_bytes: int = 0, start_s: float = 300.0, answer_s: float = 180.0, about: dict[str, Any],
     ) -> None:  # fmt: skip
-        self.arms: Seq[Arm] = tuple(arms)
-        self.needs_bytes = needs_bytes
-        self._modes, self._words, self._env = dict(arms), tuple(words), dict(env or {})
-        self._start_s, self._answer_s, self._about = start_s, answer_s, about
+        super().__init__(tuple(arms), words, env, needs_bytes, about)
+        self._modes, self._start_s, self._answer_s = dict(arms), start_s, answer_s
         self._process = PeerProcess(self._words, self._env, log, pipes=True)
 
     async def start(self) -> None:
         """As `Peer.start`."""
         try:
-            await self._process.begin()
+            await self._started.begin()
             await self._line(self._start_s, "not ready")
         except BaseException:
             await self.end()
@@ -369,10 +375,10 @@ class PipePeer:
             "fixed": prompt.fixed,
         }  # fmt: skip
         try:
-            self._process.writer.write(json.dumps(question).encode() + b"\n")
-            await self._process.writer.drain()
+            self._started.writer.write(json.dumps(question).encode() + b"\n")
+            await self._started.writer.drain()
         except ConnectionError:
-            raise PeerError(f"it ended by itself: {self._process.last_words()}") from None
+            raise PeerError(f"it ended by itself: {self._started.log_tail()}") from None
         found = await self._line(self._answer_s, "no answer")
         try:
             if found.get("error"):
@@ -384,34 +390,17 @@ class PipePeer:
         except (KeyError, TypeError, ValueError):
             raise PeerError(f"its answer can not be read: {str(found)[:200]}") from None
 
-    def pause(self) -> None:
-        """As `Peer.pause`."""
-        self._process.pause()
-
-    def resume(self) -> None:
-        """As `Peer.resume`."""
-        self._process.resume()
-
-    async def end(self) -> None:
-        """As `Peer.end`."""
-        await self._process.end()
-
-    def facts(self) -> dict[str, Any]:
-        """As `Peer.facts`."""
-        env = [f"{name}={value}" for name, value in self._env.items()]
-        return {**self._about, "command": [*env, *self._words]}
-
     async def _line(self, limit_s: float, what: str) -> dict[str, Any]:
         """The next line of the script, an object."""
         try:
             async with asyncio.timeout(limit_s):
-                line = await self._process.reader.readline()
+                line = await self._started.reader.readline()
         except TimeoutError:
-            raise PeerError(f"{what} after {limit_s:g} s: {self._process.last_words()}") from None
+            raise PeerError(f"{what} after {limit_s:g} s: {self._started.log_tail()}") from None
         except ValueError:
             raise PeerError("its answer is too long to be read") from None
         if not line.endswith(b"\n"):
-            raise PeerError(f"it ended by itself: {self._process.last_words()}")
+            raise PeerError(f"it ended by itself: {self._started.log_tail()}")
         try:
             found = json.loads(line)
         except ValueError:

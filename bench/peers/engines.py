@@ -17,7 +17,7 @@ import specdec
 from bench.peers.clients import HttpPeer, PipePeer
 from bench.peers.conversion import converted
 from bench.peers.install import Environment
-from bench.peers.peer import OURS, OURS_AUTO, OURS_OFF, Arm, Offer, Peer, PeerError, PeerPrompt, PeersPlan
+from bench.peers.peer import OURS, OURS_AUTO, OURS_OFF, Arm, Peer, PeerError, PeerPrompt, PeerSet, PeersPlan
 from specdec.models.gguf import GGUFFile
 from specdec.models.hf import weight_files
 from specdec.models.progress import Progress
@@ -46,12 +46,12 @@ class PeerModel:
         """The folder, exported on first use; raises PeerError."""
         if self.path.is_dir():
             return self.path
-        return await converted("bench.peers.export_model", self.path, self.exports / f"{self.path.stem}-bf16")
+        return await converted("bf16", self.path, self.exports / f"{self.path.stem}-bf16")
 
     async def q8_0(self) -> Path:
         """The .gguf file in Q8_0, made on first use; raises PeerError."""
         file = self.gguf()
-        return await converted("bench.peers.requantise", file, self.exports / f"{file.stem}-Q8_0.gguf")
+        return await converted("q8_0", file, self.exports / f"{file.stem}-Q8_0.gguf")
 
 
 def find_model(ref: str, cache_dir: Path, exports: Path, progress: Progress) -> PeerModel:
@@ -80,9 +80,9 @@ _BYTES_PER_WEIGHT, _OUR_BYTES_BESIDE = (
 )  # weights are packed as int8; Python, KV pages, the draft model
 
 
-def our_arms(plan: PeersPlan, target: PeerModel, draft: PeerModel | None, log: Path) -> Offer:
+def our_arms(plan: PeersPlan, target: PeerModel, draft: PeerModel | None, log: Path) -> PeerSet:
     """Both; only the one that speculates is told of predictions, sessions and the draft model."""
-    offer = Offer()
+    peers = PeerSet()
     base = [sys.executable, "-m", "specdec.cli.main", "serve", "--target", target.ref, "--dtype", _WEIGHTS]
     base += ["--device", "cpu", "--threads", str(plan.threads), "--cache-dir", str(plan.cache_dir), "--quiet"]
     base += ["--host", "127.0.0.1", "--grpc-port", "0", "--http-port", "{port}"]
@@ -92,13 +92,13 @@ def our_arms(plan: PeersPlan, target: PeerModel, draft: PeerModel | None, log: P
     }
     for name, words in ways.items():
         arm = Arm(name, OURS, _WEIGHTS, OURS_OFF)
-        offer.have(HttpPeer(
+        peers.add(HttpPeer(
             arm, [*base, *words], log / f"{name}.log", fields=_speculative if arm.speculates else _plain,
             env={name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ},
             needs_bytes=int(target.n_weights * _BYTES_PER_WEIGHT) + _OUR_BYTES_BESIDE, answer_s=plan.answer_s,
             about={"version": f"specdec {specdec.__version__}"},
         ))  # fmt: skip
-    return offer
+    return peers
 
 
 def _plain(prompt: PeerPrompt) -> dict[str, Any]:
@@ -118,9 +118,9 @@ _N_GRAMS = ("--spec-type", "ngram-simple")
 _LLAMA_BYTES_BESIDE = 600_000_000  # KV cache and buffers
 
 
-async def llama_arms(plan: PeersPlan, target: PeerModel, draft: PeerModel | None, log: Path) -> Offer:
+async def llama_arms(plan: PeersPlan, target: PeerModel, draft: PeerModel | None, log: Path) -> PeerSet:
     """A server process each. Q8_0 is nearest to our int8; the file's own type is what its users take."""
-    offer, home = Offer(), Environment(plan.folder, LLAMA_CPP)
+    peers, home = PeerSet(), Environment(plan.folder, LLAMA_CPP)
     plain, q8 = "llama.cpp", "llama.cpp Q8_0"
     ways: list[tuple[Arm, Seq[str]]] = [
         (Arm(plain, LLAMA_CPP, target.weights, plain), ()),
@@ -142,10 +142,10 @@ async def llama_arms(plan: PeersPlan, target: PeerModel, draft: PeerModel | None
         try:
             home.require()
             file = await target.q8_0() if arm.weights == "Q8_0" and target.weights != "Q8_0" else target.gguf()
-            offer.have(_llama_server(plan, home, arm, file, words, log))
+            peers.add(_llama_server(plan, home, arm, file, words, log))
         except PeerError as error:
-            offer.lack(arm, str(error))
-    return offer
+            peers.add_missing(arm, str(error))
+    return peers
 
 
 def _llama_server(plan: PeersPlan, home: Environment, arm: Arm, file: Path, extra: Seq[str], log: Path) -> HttpPeer:
@@ -169,9 +169,9 @@ _VLLM_BYTES_BESIDE = 2_500_000_000  # Python and its libraries in two processes,
 _VLLM_START_S = 600.0  # the first start compiles the model
 
 
-async def vllm_arms(plan: PeersPlan, target: PeerModel, log: Path) -> Offer:
+async def vllm_arms(plan: PeersPlan, target: PeerModel, log: Path) -> PeerSet:
     """Two server processes of bf16 weights, exported from the .gguf file where the model is one."""
-    offer, home = Offer(), Environment(plan.folder, VLLM)
+    peers, home = PeerSet(), Environment(plan.folder, VLLM)
     plain = Arm("vllm", VLLM, "bf16", "vllm")
     drafting = Arm("vllm n-gram", VLLM, "bf16", "vllm")
     extra: dict[Arm, list[str]] = {plain: [], drafting: ["--speculative-config", json.dumps(_DRAFTS)]}
@@ -180,10 +180,10 @@ async def vllm_arms(plan: PeersPlan, target: PeerModel, log: Path) -> Offer:
             home.require()
             peer = _vllm_server(plan, home, arm, await target.folder(), target.n_weights, words, log)
         except PeerError as error:
-            offer.lack(arm, str(error))
+            peers.add_missing(arm, str(error))
         else:
-            offer.have(peer)
-    return offer
+            peers.add(peer)
+    return peers
 
 
 def _vllm_server(
@@ -217,9 +217,9 @@ _SCRIPT = Path(__file__).with_name("transformers_child.py")
 _TRANSFORMERS_BYTES_BESIDE = 1_500_000_000  # Python and its libraries, the KV cache, the smaller model
 
 
-async def transformers_arms(plan: PeersPlan, target: PeerModel, draft: PeerModel | None, log: Path) -> Offer:
+async def transformers_arms(plan: PeersPlan, target: PeerModel, draft: PeerModel | None, log: Path) -> PeerSet:
     """One process for all, bf16 weights, exported from the .gguf file where the model is one."""
-    offer, home = Offer(), Environment(plan.folder, TRANSFORMERS)
+    peers, home = PeerSet(), Environment(plan.folder, TRANSFORMERS)
     plain = Arm("transformers", TRANSFORMERS, "bf16", "transformers")
     arms = {plain: "plain", Arm("transformers prompt lookup", TRANSFORMERS, "bf16", plain.name): "lookup"}
     assisted = Arm("transformers assisted", TRANSFORMERS, "bf16", plain.name)
@@ -232,15 +232,15 @@ async def transformers_arms(plan: PeersPlan, target: PeerModel, draft: PeerModel
         words += ["--draft", str(await smaller.folder())] if smaller is not None else []
     except PeerError as error:
         for arm in arms:
-            offer.lack(arm, str(error))
-        return offer
+            peers.add_missing(arm, str(error))
+        return peers
     versions = ", ".join(f"{name} {version}" for name, version in home.versions("transformers", "torch").items())
     env = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(plan.threads)}
-    offer.have(PipePeer(
+    peers.add(PipePeer(
         arms, words, log / f"{TRANSFORMERS}.log", env=env,
         needs_bytes=2 * target.n_weights + _TRANSFORMERS_BYTES_BESIDE,
         answer_s=plan.answer_s, about={"version": versions},
     ))  # fmt: skip
     if smaller is None:
-        offer.lack(assisted, "no other model was named to draft; --draft does it")
-    return offer
+        peers.add_missing(assisted, "no other model was named to draft; --draft does it")
+    return peers

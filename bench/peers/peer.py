@@ -13,7 +13,7 @@ from specdec.errors import SpecdecError
 
 @dataclass(frozen=True, slots=True)
 class PeersPlan:
-    """``target``, ``draft``: as everywhere. ``engines``: of `ENGINES`. ``keep``: all stay in memory, see `Stage`.
+    """``target``, ``draft``: as everywhere. ``engines``: of `ENGINES`. ``keep``: all stay in memory, see `ActivePeer`.
     ``natural_ends``: answers end where the model or the workload ends them, else only fill-in-the-middle does and the
     others have ``max_tokens``. ``answer_s``: longest a single answer may take."""
 
@@ -147,24 +147,24 @@ class Peer(Protocol):
 
 
 @dataclass(slots=True)
-class Offer:
+class PeerSet:
     """``arms``: all of them, in the order of the tables; those without a peer are in ``missing``, with the reason."""
 
     arms: list[Arm] = field(default_factory=list)
     peers: list[Peer] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
 
-    def have(self, peer: Peer) -> None:
+    def add(self, peer: Peer) -> None:
         """A process that can be started, for all its arms."""
         self.arms += peer.arms
         self.peers.append(peer)
 
-    def lack(self, arm: Arm, why: str) -> None:
+    def add_missing(self, arm: Arm, why: str) -> None:
         """An arm that can not be run."""
         self.arms.append(arm)
         self.missing[arm.name] = why
 
-    def join(self, other: Offer) -> None:
+    def extend(self, other: PeerSet) -> None:
         """All that ``other`` has, behind what is here."""
         self.arms += other.arms
         self.peers += other.peers

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
-import os
-import platform
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -15,9 +12,9 @@ from typing import Any
 import psutil
 
 from bench.engine_bench import BenchError
-from bench.machine import BandwidthProbe, commit, cpu_model
+from bench.machine import BandwidthProbe, host_facts
 from bench.peers.engines import PeerModel, find_model, llama_arms, our_arms, transformers_arms, vllm_arms
-from bench.peers.peer import Answer, Arm, Offer, Peer, PeerError, PeerPrompt, PeersPlan, in_parts, one_by_one, turns
+from bench.peers.peer import Answer, Arm, Peer, PeerError, PeerPrompt, PeerSet, PeersPlan, in_parts, one_by_one, turns
 from bench.peers.peers_report import PeersRun
 from bench.workloads.make import make_workload
 from bench.workloads.workload import BenchPrompt, WorkloadUnavailableError
@@ -77,7 +74,7 @@ def available_bytes() -> int:
     return int(psutil.virtual_memory().available)
 
 
-class Stage:
+class ActivePeer:
     """Use as ``async with``; when that ends, so have all peers.
 
     keep: all that were started stay in memory, stopped in their tracks while another is on; else each is ended before
@@ -90,7 +87,7 @@ class Stage:
         self._current: Peer | None = None
         self.lost: dict[Arm, str] = {}
 
-    async def __aenter__(self) -> Stage:
+    async def __aenter__(self) -> ActivePeer:
         return self
 
     async def __aexit__(
@@ -185,36 +182,34 @@ class PeersBench:
         What goes wrong with one engine is noted in ``run``; the others go on. All that was started has ended when this
         returns or raises."""
         run.prompts = list(prompts)
-        stage = Stage(keep=self._keep, free_bytes=self._free_bytes)
-        async with stage:
-            if self._keep:
-                for (
-                    arm
-                ) in self._peers:  # before anything is measured: starting takes memory's bandwidth from nobody then
-                    await self._enter(stage, arm, run)
+        active = ActivePeer(keep=self._keep, free_bytes=self._free_bytes)
+        async with active:
+            if self._keep:  # all start before anything is measured, when that takes memory's bandwidth from nobody
+                for arm in self._peers:
+                    await self._enter(active, arm, run)
             rounds = one_by_one(prompts) if self._keep else in_parts(prompts, PARTS)
             for arm, part in turns(list(self._peers), rounds):
-                await self._turn(stage, arm, part, run)
+                await self._turn(active, arm, part, run)
 
-    async def _turn(self, stage: Stage, arm: Arm, part: list[PeerPrompt], run: PeersRun) -> None:
-        if not await self._enter(stage, arm, run):
+    async def _turn(self, active: ActivePeer, arm: Arm, part: list[PeerPrompt], run: PeersRun) -> None:
+        if not await self._enter(active, arm, run):
             return
         for prompt in part:
             try:
                 answer = await self._peers[arm].ask(arm, prompt)
             except PeerError as error:
-                await self._lose(stage, arm, f"{prompt.name}: {error}", run)
+                await self._lose(active, arm, f"{prompt.name}: {error}", run)
                 return
             run.note(arm, prompt, answer)
             self._say(f"{prompt.name} {arm.name}: {_figure(answer)}")
 
-    async def _enter(self, stage: Stage, arm: Arm, run: PeersRun) -> bool:
+    async def _enter(self, active: ActivePeer, arm: Arm, run: PeersRun) -> bool:
         """Whether ``arm`` can be asked now; a fresh process has answered something before."""
         if arm.name in run.missing:
             return False
         peer, first = self._peers[arm], run.prompts[0]
         try:
-            if await stage.enter(peer):
+            if await active.enter(peer):
                 self._say(f"started {', '.join(each.name for each in peer.arms)}")
                 run.about |= {each.name: peer.facts() for each in peer.arms}
                 limit = min(WARM_TOKENS, first.max_tokens)
@@ -222,13 +217,13 @@ class PeersBench:
                 for each in peer.arms:
                     await peer.ask(each, warm)
         except PeerError as error:
-            await self._lose(stage, arm, str(error), run)
+            await self._lose(active, arm, str(error), run)
             return False
         return True
 
-    async def _lose(self, stage: Stage, arm: Arm, why: str, run: PeersRun) -> None:
+    async def _lose(self, active: ActivePeer, arm: Arm, why: str, run: PeersRun) -> None:
         peer = self._peers[arm]
-        await stage.lose(peer, why)
+        await active.lose(peer, why)
         for each in peer.arms:
             if each.name not in run.missing:
                 run.missing[each.name] = why
@@ -266,28 +261,28 @@ async def run_peers(plan: PeersPlan, say: Say, progress: Progress) -> PeersRun:
         raise BenchError("nothing to ask: " + "; ".join(run.left_out))
     run.machine = _machine(plan, target, draft)
     say("looking for the engines")
-    offer = await _offer(plan, target, draft)
-    run.arms, run.missing = offer.arms, dict(offer.missing)
-    for name, why in offer.missing.items():
+    found = await _peer_set(plan, target, draft)
+    run.arms, run.missing = found.arms, dict(found.missing)
+    for name, why in found.missing.items():
         say(f"without {name}: {why}")
-    if not offer.peers:
-        raise BenchError("no engine to ask: " + "; ".join(f"{name}: {why}" for name, why in offer.missing.items()))
-    await PeersBench(offer.peers, say, keep=plan.keep).run(prompts, run)
+    if not found.peers:
+        raise BenchError("no engine to ask: " + "; ".join(f"{name}: {why}" for name, why in found.missing.items()))
+    await PeersBench(found.peers, say, keep=plan.keep).run(prompts, run)
     run.seconds = time.perf_counter() - began
     return run
 
 
-async def _offer(plan: PeersPlan, target: PeerModel, draft: PeerModel | None) -> Offer:
-    log, offer = plan.folder / "logs", Offer()
+async def _peer_set(plan: PeersPlan, target: PeerModel, draft: PeerModel | None) -> PeerSet:
+    log, peers = plan.folder / "logs", PeerSet()
     if "specdec" in plan.engines:
-        offer.join(our_arms(plan, target, draft, log))
+        peers.extend(our_arms(plan, target, draft, log))
     if "llama.cpp" in plan.engines:
-        offer.join(await llama_arms(plan, target, draft, log))
+        peers.extend(await llama_arms(plan, target, draft, log))
     if "vllm" in plan.engines:
-        offer.join(await vllm_arms(plan, target, log))
+        peers.extend(await vllm_arms(plan, target, log))
     if "transformers" in plan.engines:
-        offer.join(await transformers_arms(plan, target, draft, log))
-    return offer
+        peers.extend(await transformers_arms(plan, target, draft, log))
+    return peers
 
 
 def _machine(plan: PeersPlan, target: PeerModel, draft: PeerModel | None) -> dict[str, Any]:
@@ -298,8 +293,7 @@ def _machine(plan: PeersPlan, target: PeerModel, draft: PeerModel | None) -> dic
         bandwidth = f"not known ({error})"
     ends = "ends and stops are obeyed" if plan.natural_ends else "ends and stops are ignored (ignore_eos) but in fim"
     return {
-        "cpu": cpu_model(),
-        "cores": len(os.sched_getaffinity(0)),
+        **host_facts(),
         "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
         "read_bandwidth_gb_s": bandwidth,
         "threads": plan.threads,
@@ -307,7 +301,4 @@ def _machine(plan: PeersPlan, target: PeerModel, draft: PeerModel | None) -> dic
         "draft": "none" if draft is None else f"{draft.name}, file {draft.weights}",
         "asked": f"greedy, at most {plan.max_tokens} tokens, one prompt at a time; {ends}",
         "order": _TURNS if plan.keep else _ONE_ALIVE,
-        "python": platform.python_version(),
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "commit": commit(),
     }

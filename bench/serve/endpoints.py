@@ -32,9 +32,9 @@ from specdec.types import (
 
 
 class ServerUrl(NamedTuple):
-    """``place``: host:port where ``face`` is grpc; else the URL that paths are put behind, with the API's version."""
+    """``place``: host:port where ``protocol`` is grpc; else the URL that paths are put behind, API version included."""
 
-    face: Literal["grpc", "http"]
+    protocol: Literal["grpc", "http"]
     place: str
     tls: bool
 
@@ -62,7 +62,7 @@ class ServerUrl(NamedTuple):
 _BYTES = 16
 
 
-class Said:
+class AnswerHashes:
     """Gathers texts, and token ids where the server tells them. ``tells_ids``: whether it did, be there none."""
 
     def __init__(self) -> None:
@@ -143,15 +143,15 @@ class GrpcEndpoint:
 async def _note(events: AsyncGenerator[RequestEvent, None], record: Record) -> None:
     clock = asyncio.get_running_loop().time
     held = 0  # tokens whose text did not come yet
-    said = Said()
-    said.ids(())
+    hashes = AnswerHashes()
+    hashes.ids(())
     async for event in events:
         if isinstance(event, Delta):
             held += len(event.token_ids)
-            said.ids(event.token_ids)
+            hashes.ids(event.token_ids)
             if event.text:
                 record.chunk(clock(), held)
-                said.text(event.text)
+                hashes.text(event.text)
                 held = 0
         elif isinstance(event, Started):
             record.queue_ms = event.queue_ms
@@ -159,7 +159,7 @@ async def _note(events: AsyncGenerator[RequestEvent, None], record: Record) -> N
             record.prompt_tokens, record.cached_tokens = event.usage.prompt_tokens, event.usage.cached_tokens
             record.output_tokens = event.usage.output_tokens
             record.steps(event.stats.num_steps, event.stats.num_spec_steps, event.stats.acceptance_histogram)
-    said.note(record)
+    hashes.note(record)
 
 
 _BUSY_STATUS = (429, 503)
@@ -171,6 +171,14 @@ _OPEN = ("specdec", "vllm")  # as they name themselves: servers that know cache 
 
 class EndpointError(SpecdecError):
     """The server's answer is an error, or none at all."""
+
+
+class StreamError(EndpointError):
+    """``error``: what the server told in place of the rest of a stream that had begun."""
+
+    def __init__(self, error: Any) -> None:
+        self.error = error
+        super().__init__(str(error)[:_SHOWN])
 
 
 class OpenAIEndpoint:
@@ -222,17 +230,17 @@ class OpenAIEndpoint:
         """As `Endpoint.send`."""
         path = "chat/completions" if ask.chat else "completions"
         clock = asyncio.get_running_loop().time
-        said = Said()
+        hashes = AnswerHashes()
         try:
             async with self._http.stream("POST", f"{self._base}/{path}", json=self._body(ask)) as answer:
                 if answer.status_code != 200:
                     raise _refusal(answer.status_code, answer.headers, await answer.aread())
                 async for line in answer.aiter_lines():
-                    if line.startswith(_DATA):
-                        _take(line[len(_DATA) :].strip(), record, said, clock())
+                    if (event := stream_event(line)) is not None:
+                        _take(event, record, hashes, clock())
         except httpx.HTTPError as error:
             raise EndpointError(f"{type(error).__name__}: {error}") from None
-        said.note(record)
+        hashes.note(record)
 
     async def close(self) -> None:
         """As `Endpoint.close`."""
@@ -267,23 +275,40 @@ class OpenAIEndpoint:
         return body | self._extra
 
 
-def _take(data: str, record: Record, said: Said, now_s: float) -> None:
+DONE: dict[str, Any] = {}
+
+
+def stream_event(line: str) -> dict[str, Any] | None:
+    """The object in one line of a stream of OpenAI's; `DONE` for its last; None for a line that holds none.
+
+    Raises:
+        EndpointError: it tells of an error (`StreamError`), or is no JSON object.
+    """
+    if not line.startswith(_DATA):
+        return None
+    data = line[len(_DATA) :].strip()
     if data == "[DONE]":
-        return
+        return DONE
     try:
         event = json.loads(data)
     except ValueError:
         raise EndpointError(f"the stream holds something else than JSON: {data[:_SHOWN]}") from None
+    if not isinstance(event, dict):
+        raise EndpointError(f"the stream holds something else than objects: {data[:_SHOWN]}")
     if event.get("error"):
-        raise EndpointError(str(event["error"])[:_SHOWN])
+        raise StreamError(event["error"])
+    return event
+
+
+def _take(event: dict[str, Any], record: Record, hashes: AnswerHashes, now_s: float) -> None:
     new = False
     for choice in event.get("choices") or []:
         text = choice.get("text") or (choice.get("delta") or {}).get("content")
         if text:
-            said.text(text)
+            hashes.text(text)
             new = True
         if choice.get("token_ids") is not None:
-            said.ids(choice["token_ids"])
+            hashes.ids(choice["token_ids"])
     if new:
         record.chunk(now_s)
     if usage := event.get("usage"):
@@ -337,7 +362,7 @@ async def connect_with(
     body where it speaks HTTP; ``tell_ids`` as `OpenAIEndpoint` has it. The facts are what the server says of itself;
     raises as `connect` does."""
     where = ServerUrl.read(url)
-    if where.face == "grpc":
+    if where.protocol == "grpc":
         if where.tls:
             credentials = dataclasses.replace(credentials, tls=True)
         async with Client(where.place, credentials) as client:

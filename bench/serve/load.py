@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
@@ -13,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.local_server import BackgroundWatch
-from bench.machine import commit, cpu_model
+from bench.machine import host_facts
 from bench.serve.request import Ask, Endpoint, Objective, Record, RefusedError, TimedAsk, spread
 from bench.serve.schedule import Arrivals, endless_asks, read_trace
 from specdec.errors import ConfigError, SpecdecError
@@ -318,14 +316,15 @@ async def _watch(run: LoadRun, watch: Callable[[LoadRun], None]) -> None:
 
 
 def _facts(plan: ServePlan) -> dict[str, Any]:
+    host = host_facts()
     return {
         "load": plan.kind,
         "workload": plan.trace.name if plan.trace is not None else plan.workload,
         "max_tokens": plan.max_tokens,
         "fixed_length": plan.fixed,
         "seed": plan.seed,
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "commit": commit(),
-        "generator_cpu": cpu_model(),
-        "generator_cores": len(os.sched_getaffinity(0)),
+        "date": host["date"],
+        "commit": host["commit"],
+        "generator_cpu": host["cpu"],
+        "generator_cores": host["cores"],
     }

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from bench.serve.load import LoadRun, ServeReport
 from bench.serve.request import QUANTILES, spread
+from server.experiment.report.charts import BOTTOM, LEFT, RIGHT, TOP, Axis, Chart
 
 NAMES = {
     "ttft_ms": "time to first text, ms",
@@ -96,7 +97,6 @@ def _p99(found: dict[str, Any]) -> str:
     return f"{found['p99']:.2f}" if found["n"] else "-"
 
 
-_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TICKS = 640, 240, 48, 28, 5
 _HEAD = (
     '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>specdec bench serve</title>'
     '<meta name="viewport" content="width=device-width,initial-scale=1">'
@@ -108,9 +108,9 @@ table{border-collapse:collapse;width:100%;margin:1rem 0;font-variant-numeric:tab
 td,th{padding:.25rem .5rem;border-bottom:1px solid #8884;text-align:right}
 td:first-child,th:first-child{text-align:left}
 .scroll{overflow-x:auto}.good{color:#157a2f}.bad{color:#c22}
-svg{width:100%;height:auto;overflow:visible}svg text{font-size:11px;fill:currentColor}
-svg .axis{stroke:currentColor;opacity:.3}svg .line{fill:none;stroke:#2667c9;stroke-width:2}
-svg circle{fill:#2667c9;opacity:.5}
+svg{width:100%;height:auto;overflow:visible}svg text{font-size:9px;fill:currentColor}
+svg .end{text-anchor:end}svg .mid{text-anchor:middle}svg .grid{stroke:currentColor;opacity:.3}
+svg .line{fill:none;stroke:#2667c9;stroke-width:1.5}svg .dot{fill:#2667c9;opacity:.5}
 figure{margin:1.5rem 0}
 """
 
@@ -132,10 +132,10 @@ def report_html(report: ServeReport) -> str:
         verdict,
         _table(heads, [(name, *cells) for name, cells in latency_rows(figures)]),
         _table(("figure", "value"), total_rows(figures)),
-        _distribution("Time to first text: share of answers (y) within so many ms (x)", [r.ttft_ms for r in answered]),
-        _distribution("Time per output token: share of answers (y) within so many ms (x)", tpots),
+        _distribution("Time to first text: share of answers within so many ms", [r.ttft_ms for r in answered]),
+        _distribution("Time per output token: share of answers within so many ms", tpots),
         _course(
-            "Time to first text, ms (y), by when the request was due, s (x)",
+            "Time to first text, by when the request was due",
             [(r.due_s - start, r.ttft_ms) for r in answered],
         ),
         _table(("about", ""), about),
@@ -153,40 +153,20 @@ def _table(heads: Seq[str], rows: Seq[Seq[str]]) -> str:
 def _distribution(title: str, values: Seq[float]) -> str:
     if not values:
         return ""
-    top, n = max(values) or 1.0, len(values)
-    points, before = [(0.0, 0.0)], 0.0
-    for number, value in enumerate(sorted(values), 1):
-        points += [(value, before), (value, before := number / n)]
-    line = " ".join(f"{_x(x / top):.1f},{_y(y):.1f}" for x, y in points)
-    return _figure(title, top, 1.0, f'<polyline class="line" points="{line}"/>')
+    shares = [(value, number / len(values)) for number, value in enumerate(sorted(values), 1)]
+    chart = Chart(title, Axis([0.0, *values], LEFT, RIGHT), Axis([0.0, 1.0], BOTTOM, TOP), "ms", "share of answers")
+    chart.steps([(0.0, 0.0), *shares], "a")
+    return _figure(title, chart)
 
 
 def _course(title: str, points: Seq[tuple[float, float]]) -> str:
     if not points:
         return ""
-    right, top = max(x for x, _ in points) or 1.0, max(y for _, y in points) or 1.0
-    dots = "".join(f'<circle r="2.5" cx="{_x(x / right):.1f}" cy="{_y(y / top):.1f}"/>' for x, y in points)
-    return _figure(title, right, top, dots)
+    x, y = Axis([0.0, *(x for x, _ in points)], LEFT, RIGHT), Axis([0.0, *(y for _, y in points)], BOTTOM, TOP)
+    chart = Chart(title, x, y, "due, s", "ms")
+    chart.dots(points, "a")
+    return _figure(title, chart)
 
 
-def _figure(title: str, right: float, top: float, inside: str) -> str:
-    shares = [tick / (_TICKS - 1) for tick in range(_TICKS)]
-    axes = "".join(
-        f'<line class="axis" x1="{_LEFT}" x2="{_WIDTH}" y1="{_y(s):.1f}" y2="{_y(s):.1f}"/>'
-        f'<text x="{_LEFT - 6}" y="{_y(s) + 4:.1f}" text-anchor="end">{top * s:.3g}</text>'
-        f'<text x="{_x(s):.1f}" y="{_HEIGHT - 8}" text-anchor="middle">{right * s:.3g}</text>'
-        for s in shares
-    )
-    label = escape(title)
-    return (
-        f'<figure><svg viewBox="0 0 {_WIDTH + 12} {_HEIGHT}" role="img" aria-label="{label}">{axes}{inside}</svg>'
-        f"<figcaption>{label}</figcaption></figure>"
-    )
-
-
-def _x(share: float) -> float:
-    return _LEFT + share * (_WIDTH - _LEFT)
-
-
-def _y(share: float) -> float:
-    return (_HEIGHT - _BOTTOM) * (1 - share) + 6
+def _figure(title: str, chart: Chart) -> str:
+    return f"<figure>{chart.svg()}<figcaption>{escape(title)}</figcaption></figure>"

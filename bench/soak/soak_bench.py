@@ -15,7 +15,7 @@ import numpy as np
 
 from bench.local_server import LocalServer
 from bench.soak.visits import VISITS, Place, Visit, name_of
-from bench.soak.watch import TICK_S, Look, RunClock, SoakFault, Tally, Use, come_to_rest, within
+from bench.soak.watch import TICK_S, Look, RunningTime, SoakFault, Tally, Use, come_to_rest, within
 from bench.workloads.workload import long_text
 from specdec.client.client import Client
 from specdec.client.connection import CallError, Credentials, RetryPolicy
@@ -50,7 +50,7 @@ EXCUSED = "cut off while this process was stopped"
 class Visitor:
     """Keeps its connections for as long as it stays."""
 
-    def __init__(self, place: Place, tally: Tally, clock: RunClock, hang_s: float) -> None:
+    def __init__(self, place: Place, tally: Tally, clock: RunningTime, hang_s: float) -> None:
         self._place, self._tally, self._clock, self._hang_s = place, tally, clock, hang_s
 
     async def stay(self, until_s: float) -> None:
@@ -191,7 +191,7 @@ async def run_soak(config: Config, plan: SoakPlan, seen: Callable[[Look, Tally],
     """
     tally, looks, answers = Tally(), list[Look](), list[str]()
     whole_s = plan.minutes * 60
-    async with LocalServer(config) as server, RunClock() as clock:
+    async with LocalServer(config) as server, RunningTime() as clock:
         shift = 0
         while shift == 0 or clock.running_s < whole_s:
             shift += 1
@@ -207,7 +207,7 @@ async def run_soak(config: Config, plan: SoakPlan, seen: Callable[[Look, Tally],
 
 
 async def _shift(
-    server: LocalServer, plan: SoakPlan, tally: Tally, clock: RunClock, shift: int, until_s: float
+    server: LocalServer, plan: SoakPlan, tally: Tally, clock: RunningTime, shift: int, until_s: float
 ) -> None:
     """All visitors, until the clock shows ``until_s`` and each has ended what it began."""
     text = long_text()

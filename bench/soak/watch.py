@@ -89,7 +89,7 @@ TICK_S = 0.5
 STOPPED_S = 5.0  # between two ticks: more than a busy machine makes of one
 
 
-class RunClock(BackgroundWatch):
+class RunningTime(BackgroundWatch):
     """Use as ``async with``. ``running_s`` grows while it runs; ``stops`` counts the times it was stopped, when calls
     may break for which the server is not to blame."""
 
@@ -112,7 +112,7 @@ HEARTBEAT_S = 1.2  # what the engine holds is told once a second
 REST_POLL_S = 0.5
 
 
-async def come_to_rest(server: LocalServer, clock: RunClock, visits: int, limit_s: float) -> Look:
+async def come_to_rest(server: LocalServer, clock: RunningTime, visits: int, limit_s: float) -> Look:
     """The first look at which nothing is held and no file descriptor was closed any more, or the last one within
     ``limit_s`` seconds. Everybody must have left.
 

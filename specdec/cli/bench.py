@@ -14,6 +14,7 @@ import click
 from bench.engine_runs import FIXED_GRID
 from bench.peers import ENGINES, PEER_WORKLOADS
 from bench.workloads import WORKLOAD_NAMES
+from specdec.cli.bench_output import json_option, print_figures, print_json, print_table, progress_line
 from specdec.cli.bench_serve import serve_load_command
 from specdec.cli.bench_server import faults_command, frontend_command, overload_command, soak_command, typing_command
 from specdec.cli.options import check_folder, engine_options
@@ -74,21 +75,19 @@ def engine_command(
     sizes = {"max_batch": at_once, "max_step_rows": rows, "kv_tokens": kv_tokens}
     with ProgressBar() as progress:
         parts = build_parts(engine_config.model_copy(update=sizes), progress)
-    progress_lines = Console(stderr=True)
     plan = EngineBenchPlan(
         workloads or WORKLOAD_NAMES, prompts, max_tokens, temperature, arms, off_cost, control_time, batch or 0
     )
-    report = run_session(parts, plan, lambda line: progress_lines.print(line, style="dim", highlight=False))
+    report = run_session(parts, plan, progress_line())
     if path is not None:
         path.write_text(json.dumps(report.as_dict(), indent=1) + "\n", encoding="utf-8")
     console = Console()
     for table in report_tables(report):
         console.print(table)
     for line in report.skipped:
-        console.print(f"skipped {line}")
-    for name in ("cpu", "cores", "read_bandwidth_gb_s", "target", "draft", "date", "commit"):
-        console.print(f"{name:20} {report.machine[name]}", highlight=False)
-    console.print(f"{'seconds':20} {report.seconds:.0f}")
+        click.echo(f"skipped {line}")
+    facts = ("cpu", "cores", "read_bandwidth_gb_s", "target", "draft", "date", "commit")
+    print_figures({**report.machine, "seconds": f"{report.seconds:.0f}"}, (*facts, "seconds"), 20)
 
 
 _DEFAULT = EngineConfig()
@@ -187,13 +186,9 @@ async def _run(plan: PeersPlan) -> PeersRun:
     assert task is not None  # a coroutine runs in one
     # Python would end at once, and leave the engines behind.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    console = Console(stderr=True)
-
-    def say(line: str) -> None:
-        console.print(line, style="dim", highlight=False, markup=False, soft_wrap=True)
-
+    console = Console(stderr=True)  # of both, or lines would break the bars
     with ProgressBar(console) as progress:
-        return await run_peers(plan, say, progress)
+        return await run_peers(plan, progress_line(console), progress)
 
 
 LIMITS_US = {"assign": 20.0, "record": 50.0}
@@ -202,23 +197,21 @@ LIMITS_US = {"assign": 20.0, "record": 50.0}
 @click.command("experiments")
 @click.option("--requests", type=click.IntRange(min=100), default=5000, show_default=True, help="For each figure.")
 @click.option("--prompt-tokens", type=click.IntRange(min=1), default=500, show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def experiments_command(requests: int, prompt_tokens: int, as_json: bool) -> None:
     """Time that a running experiment takes to give a request its arm, and to write its record."""
-    from rich.console import Console
-    from rich.table import Table
-
     from bench.experiment_cost import ExperimentCost
 
     figures = ExperimentCost(requests, prompt_tokens).run()
     if as_json:
-        click.echo(json.dumps(figures))
+        print_json(figures)
         return
-    table = Table("figure", "p50", "p99", "limit", title=f"microseconds a request, prompts of {prompt_tokens} tokens")
-    for name, found in figures.items():
-        limit = LIMITS_US.get(name.partition("_")[0], "")
-        table.add_row(name, f"{found['p50_us']:.1f}", f"{found['p99_us']:.1f}", str(limit))
-    Console().print(table)
+    rows = (
+        (name, f"{found['p50_us']:.1f}", f"{found['p99_us']:.1f}", str(LIMITS_US.get(name.partition("_")[0], "")))
+        for name, found in figures.items()
+    )
+    title = f"microseconds a request, prompts of {prompt_tokens} tokens"
+    print_table(["figure", "p50", "p99", "limit"], rows, title)
 
 
 @click.group("bench")
@@ -240,12 +233,9 @@ bench_group.add_command(experiments_command)
 @bench_group.command("step")
 @engine_options
 @click.option("--repeats", default=15, show_default=True, help="Interleaved repeats; medians are reported.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def step_command(engine_config: EngineConfig, repeats: int, as_json: bool) -> None:
     """One forward by rows and context, prefill, and what is not the forward."""
-    from rich.console import Console
-    from rich.table import Table
-
     from bench.forward import StepBench
     from specdec.cli.progress_bar import ProgressBar
     from specdec.engine.build import build_parts
@@ -255,18 +245,14 @@ def step_command(engine_config: EngineConfig, repeats: int, as_json: bool) -> No
     figures = StepBench(parts, engine_config).run(repeats).as_dict()
     figures |= {"target": parts.info.target, "dtype": parts.info.dtype, "threads": parts.info.threads}
     if as_json:
-        click.echo(json.dumps(figures))
+        print_json(figures)
         return
-    table = Table("context", *figures["step_ms"][next(iter(figures["step_ms"]))], title="ms per forward, by rows")
-    for context, row in figures["step_ms"].items():
-        table.add_row(context, *(f"{ms:.2f}" for ms in row.values()))
-    console = Console()
-    console.print(table)
-    for name, value in figures.items():
-        if name not in ("step_ms", "definitions"):
-            console.print(f"{name:24} {value}")
+    step_ms = figures["step_ms"]
+    rows = ([context, *(f"{ms:.2f}" for ms in row.values())] for context, row in step_ms.items())
+    print_table(["context", *next(iter(step_ms.values()))], rows, "ms per forward, by rows")
+    print_figures(figures, (name for name in figures if name not in ("step_ms", "definitions")))
     for name, definition in figures["definitions"].items():
-        console.print(f"{name} = {definition}", style="dim", highlight=False)
+        click.echo(f"{name} = {definition}")
 
 
 @bench_group.command("perplexity")
@@ -274,7 +260,7 @@ def step_command(engine_config: EngineConfig, repeats: int, as_json: bool) -> No
 @click.option(
     "--tokens", type=click.IntRange(min=1), default=4096, show_default=True, help="Tokens of real text to score."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def perplexity_command(engine_config: EngineConfig, tokens: int, as_json: bool) -> None:
     """Perplexity in each numeric type, and its ratio to fp32."""
     from bench.forward import perplexity
@@ -290,7 +276,6 @@ def perplexity_command(engine_config: EngineConfig, tokens: int, as_json: bool) 
     figures = {f"{dtype}_perplexity": round(value, 4) for dtype, value in found.items()}
     figures |= {f"{dtype}_over_fp32": round(found[dtype] / found["fp32"], 5) for dtype in ("bf16", "int8")}
     if as_json:
-        click.echo(json.dumps({"target": engine_config.target, "tokens": tokens, **figures}))
+        print_json({"target": engine_config.target, "tokens": tokens, **figures})
         return
-    for name, figure in figures.items():
-        click.echo(f"{name:18} {figure}")
+    print_figures(figures, figures, 18)

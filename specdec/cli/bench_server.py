@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from typing import Any
 
 import click
 
 from bench.serve import SERVE_WORKLOADS
+from specdec.cli.bench_output import json_option, print_faults, print_figures, print_json, print_table, progress_line
 from specdec.cli.options import engine_options, server_options
 from specdec.config import Config, EngineConfig
 
@@ -17,7 +17,7 @@ LIMITS = {"added_ttft_ms": 1.0, "cpu_ms_per_message": 0.15, "cpu_share": 0.15}
 
 
 @click.command("frontend")
-@click.option("--face", "faces", type=click.Choice(["grpc", "http"]), multiple=True, help="Default: both.")
+@click.option("--face", "protocols", type=click.Choice(["grpc", "http"]), multiple=True, help="Default: both.")
 @click.option("--requests", type=click.IntRange(min=4), default=60, show_default=True, help="One stream at a time.")
 @click.option("--messages", type=click.IntRange(min=2), default=60, show_default=True, help="Of each request.")
 @click.option("--step-ms", type=click.FloatRange(min=0.5), default=4.0, show_default=True, help="Between messages.")
@@ -32,23 +32,20 @@ LIMITS = {"added_ttft_ms": 1.0, "cpu_ms_per_message": 0.15, "cpu_share": 0.15}
     help="Between messages of a stream, in the second part.",
 )
 @click.option("--seconds", type=click.FloatRange(min=2), default=10.0, show_default=True, help="Of the second part.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def frontend_command(faces: tuple[str, ...], as_json: bool, **plan: Any) -> None:
+@json_option
+def frontend_command(protocols: tuple[str, ...], as_json: bool, **plan: Any) -> None:
     """Time and processor that the front end takes, with an engine that takes none."""
-    from rich.console import Console
-    from rich.table import Table
+    from bench.frontend.frontend_bench import PROTOCOLS, FrontendPlan, measure_frontend
 
-    from bench.frontend.frontend_bench import FACES, FrontendPlan, measure_frontend
-
-    figures = asyncio.run(measure_frontend(FrontendPlan(faces=faces or FACES, **plan)))
+    figures = asyncio.run(measure_frontend(FrontendPlan(protocols=protocols or PROTOCOLS, **plan)))
     if as_json:
-        click.echo(json.dumps(figures))
+        print_json(figures)
         return
-    names = list(next(iter(figures.values())))
-    table = Table("figure", *figures, "limit", title="the front end's own cost")
-    for name in names:
-        table.add_row(name, *(_cell(found[name]) for found in figures.values()), str(LIMITS.get(name, "")))
-    Console().print(table)
+    rows = (
+        [name, *(_cell(found[name]) for found in figures.values()), str(LIMITS.get(name, ""))]
+        for name in next(iter(figures.values()))
+    )
+    print_table(["figure", *figures, "limit"], rows, "the front end's own cost")
 
 
 def _cell(value: Any) -> str:
@@ -63,30 +60,22 @@ def _cell(value: Any) -> str:
 @click.option("--keys-per-s", type=click.FloatRange(min=0.5), default=8.0, show_default=True)
 @click.option("--stretches", type=click.IntRange(1, 6), default=2, show_default=True, help="Each of another file.")
 @click.option("--max-tokens", type=click.IntRange(min=1), default=32, show_default=True, help="Longest suggestion.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def typing_command(engine_config: EngineConfig, as_json: bool, **plan: Any) -> None:
     """Type real files key by key, through a session and with a request per key; compare the waits."""
-    from rich.console import Console
-    from rich.table import Table
-
     from bench.typing import TypingPlan, measure_typing
 
-    progress = Console(stderr=True)
-    figures = asyncio.run(
-        measure_typing(engine_config, TypingPlan(**plan), lambda line: progress.print(line, style="dim"))
-    )
+    figures = asyncio.run(measure_typing(engine_config, TypingPlan(**plan), progress_line()))
     if as_json:
-        click.echo(json.dumps(figures))
+        print_json(figures)
         return
-    table = Table("figure", "session", "requests", title=f"{figures['target']}: waiting for a suggestion, ms")
-    for name in ("p50", "p90", "p99", "max"):
-        table.add_row(f"wait {name}", *(f"{figures[arm]['wait_ms'][name]:.1f}" for arm in ("session", "requests")))
-    for name in ("keys", "answered", "answered_with_text", "answered_before_next_key", "continued"):
-        table.add_row(name, *(str(figures[arm][name]) for arm in ("session", "requests")))
-    console = Console()
-    console.print(table)
-    for name in ("p50_ratio", "p50_ratio_text", "p50_ratio_by_stretch", "pages_before", "pages_after", "pages_lost"):
-        console.print(f"{name:22} {figures[name]}", highlight=False)
+    arms = [figures["session"], figures["requests"]]
+    rows = [[f"wait {q}", *(f"{arm['wait_ms'][q]:.1f}" for arm in arms)] for q in ("p50", "p90", "p99", "max")]
+    counts = ("keys", "answered", "answered_with_text", "answered_before_next_key", "continued")
+    rows += [[name, *(str(arm[name]) for arm in arms)] for name in counts]
+    print_table(["figure", "session", "requests"], rows, f"{figures['target']}: waiting for a suggestion, ms")
+    ratios = ("p50_ratio", "p50_ratio_text", "p50_ratio_by_stretch")
+    print_figures(figures, (*ratios, "pages_before", "pages_after", "pages_lost"), 22)
 
 
 LEAST_GOODPUT, MOST_GROWTH_MIB = 0.9, 32.0
@@ -120,24 +109,21 @@ LEAST_GOODPUT, MOST_GROWTH_MIB = 0.9, 32.0
 )  # fmt: skip
 @click.option("--goodput", multiple=True, help="METRIC:MS; default: e2e, twice the p99 of the least level at the peak.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the arrivals.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def overload_command(config: Config, goodput: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Start a server, find what it can do, ask for several times that; see what becomes of it.
 
     Exit code 1: it did not keep at least 90 % of its peak, refused without saying when to come back, let requests in
     that it could not serve in time, or grew; 2: the load generator itself could not keep up."""
-    from rich.console import Console
-
     from bench.overload import OverloadPlan, measure_overload
     from bench.serve.request import Objective
 
     plan = OverloadPlan(objectives=tuple(Objective.read(text) for text in goodput), **options)
-    progress = Console(stderr=True)
     server = config.server.model_copy(update={"host": "127.0.0.1", "grpc_port": 0, "http_port": None})
     config = config.model_copy(update={"server": server})
-    figures = asyncio.run(measure_overload(config, plan, lambda line: progress.print(line, style="dim")))
+    figures = asyncio.run(measure_overload(config, plan, progress_line()))
     if as_json:
-        click.echo(json.dumps(figures))
+        print_json(figures)
     else:
         _print_overload(figures)
     faults = figures["overload"]["faults"]
@@ -162,23 +148,16 @@ def _questions(figures: dict[str, Any]) -> list[tuple[str, str, str, bool]]:
 
 
 def _print_overload(figures: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     plan, peak = figures["plan"], figures["peak"]
-    console = Console()
-    console.print(
+    click.echo(
         f"peak: {peak['good_tokens_per_s']} good tokens/s, {peak['requests_per_s']} requests/s, from {peak['at_once']} "
-        f"at once on; tokens/s by level: {peak['tokens_per_s_by_level']}", highlight=False,
-    )  # fmt: skip
-    table = Table("question", "found", "wanted", "", title=f"{plan['factor']:g} x the peak for {plan['minutes']:g} min")
-    for question, found, wanted, kept in _questions(figures):
-        table.add_row(question, found, wanted, "yes" if kept else "NO")
-    console.print(table)
-    for name in ("goodput_over_peak_with_begin", "admitted", "refused", "lost", "late_share"):
-        console.print(f"{name:30} {figures[name]}", highlight=False)
-    for line in figures["overload"]["faults"]:
-        console.print(f"INVALID {line}", style="red", markup=False, highlight=False)
+        f"at once on; tokens/s by level: {peak['tokens_per_s_by_level']}"
+    )
+    rows = [(*words, "yes" if kept else "NO") for *words, kept in _questions(figures)]
+    title = f"{plan['factor']:g} x the peak for {plan['minutes']:g} min"
+    print_table(["question", "found", "wanted", ""], rows, title)
+    print_figures(figures, ("goodput_over_peak_with_begin", "admitted", "refused", "lost", "late_share"), 30)
+    print_faults(figures["overload"]["faults"], "INVALID")
 
 
 # Texts that are kept to draft from take memory until there are so many of them, which is no leak, but takes hours.
@@ -192,19 +171,16 @@ _SMALL_STORES = {"session_tokens": 4096, "sessions": 8, "shared_tokens": 8192, "
 @click.option("--shift", type=click.FloatRange(min=0.5), default=60.0, show_default=True, help="Seconds between looks.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of who does what; timing adds its own chance.")
 @click.option("--full-stores", is_flag=True, help="Keep texts to draft from as configured, though they fill for hours.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def soak_command(
     config: Config, minutes: float, clients: int, shift: float, seed: int, full_stores: bool, as_json: bool
 ) -> None:
     """Put mixed load on a server of our own: streams, editors, cancels, clients that vanish. Exit code 1: it lost
     something, hung, or grew."""
-    from rich.console import Console
-    from rich.table import Table
-
     from bench.soak.soak_bench import SoakPlan, run_soak
     from bench.soak.watch import Look, Tally
 
-    progress = Console(stderr=True)
+    say = progress_line()
 
     def seen(look: Look, tally: Tally) -> None:
         sizes = ", ".join(
@@ -212,29 +188,28 @@ def soak_command(
             for name, use in look.processes.items()
         )
         left = f"; held: {look.left}" if look.left else ""
-        line = f"{look.at_s / 60:6.1f} min  {look.visits} visits  {tally.n_faults} faults  {sizes}{left}"
-        progress.print(line, style="dim", highlight=False)
+        say(f"{look.at_s / 60:6.1f} min  {look.visits} visits  {tally.n_faults} faults  {sizes}{left}")
 
     plan = SoakPlan(minutes=minutes, clients=clients, shift_s=shift, seed=seed)
     figures = asyncio.run(run_soak(_own_server(config, full_stores), plan, seen)).as_dict()
     if as_json:
-        click.echo(json.dumps(figures))
+        print_json(figures)
         sys.exit(0 if figures["ok"] else 1)
-    console = Console()
-    visits = Table("visit", "what became of it", title=f"{figures['visits']} visits in {minutes:g} minutes")
-    for name, outcomes in figures["outcomes"].items():
-        visits.add_row(name, ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items()))
-    console.print(visits)
+    rows = [(name, _counts(outcomes)) for name, outcomes in figures["outcomes"].items()]
+    print_table(["visit", "what became of it"], rows, f"{figures['visits']} visits in {minutes:g} minutes")
     for process, grown in figures["growth"].items():
         told = "too few looks to judge its memory" if grown is None else (
             f"{grown['mib']:+.2f} MiB after the warm-up ({grown['mib_per_hour']:+.2f} an hour) at "
             f"{grown['size_mib']} MiB; {grown['limit_mib']} are allowed"
         )  # fmt: skip
-        console.print(f"{process}: {told}", highlight=False)
-    for fault in figures["faults"]:
-        console.print(f"FAULT {fault}", style="red", markup=False, highlight=False)
-    console.print("it stays up" if figures["ok"] else "it does not stay up", style="bold")
+        click.echo(f"{process}: {told}")
+    print_faults(figures["faults"])
+    click.secho("it stays up" if figures["ok"] else "it does not stay up", bold=True)
     sys.exit(0 if figures["ok"] else 1)
+
+
+def _counts(outcomes: dict[str, int]) -> str:
+    return ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items())
 
 
 def _own_server(config: Config, full_stores: bool) -> Config:
@@ -250,33 +225,28 @@ def _own_server(config: Config, full_stores: bool) -> Config:
 @server_options
 @click.option("--way", "ways", type=click.Choice(["kill", "hang"]), multiple=True, help="Default: both.")
 @click.option("--times", type=click.IntRange(1, 3), default=2, show_default=True, help="Of each; more is given up on.")
-@click.option("--streams", type=click.IntRange(min=1), default=8, show_default=True, help="Over each face, at once.")
+@click.option(
+    "--streams", type=click.IntRange(min=1), default=8, show_default=True, help="Over gRPC and over HTTP each, at once."
+)
 @click.option("--heartbeat", "heartbeat_s", type=click.FloatRange(min=0.5), default=5.0, show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def faults_command(config: Config, ways: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Kill and stop the engine while streams run: does each end as unavailable, and how long is the server away?
 
     Exit code 1: a stream hung or broke, or the server took more than 5 s beside loading its model."""
-    from rich.console import Console
-    from rich.table import Table
-
     from bench.faults import FaultsPlan, measure_faults
 
     if ways:
         options["ways"] = ways
     plan = FaultsPlan(**options)
-    progress = Console(stderr=True)
-    figures = asyncio.run(measure_faults(config, plan, lambda line: progress.print(line, style="dim", markup=False)))
+    figures = asyncio.run(measure_faults(config, plan, progress_line()))
     if as_json:
-        click.echo(json.dumps(figures))
+        print_json(figures)
         sys.exit(0 if figures["ok"] else 1)
-    table = Table("fault", "streams ended as", "all ended, s", "serving again, s", "of that loading, s", "beside, s")
-    for run in figures["runs"]:
-        endings = ", ".join(f"{count} {ending}" for ending, count in run["streams"].items())
-        times = (run["streams_ended_s"], run["serving_again_s"], run["load_s"], run["beside_load_s"])
-        table.add_row(run["way"], endings, *(f"{seconds:.2f}" for seconds in times))
-    console = Console()
-    console.print(table)
-    for fault in figures["faults"]:
-        console.print(f"FAULT {fault}", style="red", markup=False, highlight=False)
+    heads = ("fault", "streams ended as", "all ended, s", "serving again, s", "of that loading, s", "beside, s")
+    times = ("streams_ended_s", "serving_again_s", "load_s", "beside_load_s")
+    print_table(
+        heads, ([run["way"], _counts(run["streams"]), *(f"{run[t]:.2f}" for t in times)] for run in figures["runs"])
+    )
+    print_faults(figures["faults"])
     sys.exit(0 if figures["ok"] else 1)

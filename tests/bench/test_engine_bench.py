@@ -17,9 +17,9 @@ from bench.engine_bench import (
     EngineRunner,
     WorkloadRuns,
     check_same_output,
-    fly,
+    run_interleaved,
 )
-from bench.engine_runs import AUTO, FIXED_GRID, OFF, Arm, GroupRun, RequestRun
+from bench.engine_runs import AUTO, FIXED_GRID, OFF, GroupRun, RequestRun, Setting
 from bench.engine_session import best_fixed, fixed_figures
 from bench.workloads.workload import BenchPrompt, Workload, uncounted
 from specdec.engine.engine import Engine
@@ -41,13 +41,13 @@ def runner(engine: FakeEngine) -> EngineRunner:
 class Bench:
     """A benchmark whose arms have fake engines."""
 
-    arms: tuple[Arm, ...] = ()
+    arms: tuple[Setting, ...] = ()
     fields: dict[str, Any] = field(default_factory=dict)
     said: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.engines = {arm: FakeEngine(**self.fields) for arm in (OFF, AUTO, *self.arms)}
-        self.made = EngineBench(cast(dict[Arm, Engine], self.engines), GREEDY, self.said.append)
+        self.made = EngineBench(cast(dict[Setting, Engine], self.engines), GREEDY, self.said.append)
         self.made._runners = {arm: runner(engine) for arm, engine in self.engines.items()}
 
     def run(self, workload: Workload) -> WorkloadRuns:
@@ -145,20 +145,20 @@ def test_every_arm_has_an_engine_and_a_salt_of_its_own() -> None:
 def test_arms_keep_abreast_by_the_time_they_took() -> None:
     """Steps of 1 s and of 3 s: three of the one for each of the other, so that what the machine does meets both."""
     steps: list[str] = []
-    flights = []
+    runs = []
     for name, spec_step_s in (("slow", 3.0), ("fast", 1.0)):
         engine = FakeEngine(run=1, spec_step_s=spec_step_s)
-        flight = runner(engine).start([prompt(1, 40)], AUTO, name)
-        take = flight.step
+        run = runner(engine).start([prompt(1, 40)], AUTO, name)
+        take = run.step
 
         def step(name: str = name, take: Callable[[], None] = take) -> None:
             steps.append(name)
             take()
 
-        flight.step = step  # type: ignore[method-assign]
-        flights.append(flight)
-    fly(flights)
-    assert [flight.landed for flight in flights] == [True, True]
+        run.step = step  # type: ignore[method-assign]
+        runs.append(run)
+    run_interleaved(runs)
+    assert [run.done for run in runs] == [True, True]
     assert (steps.count("slow"), steps.count("fast")) == (41, 41)
     decoding = steps[steps.index("fast", 2) + 1 :]  # behind both prefills
     while_both = decoding[: len(decoding) - decoding[::-1].index("fast")]

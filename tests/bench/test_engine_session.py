@@ -17,7 +17,7 @@ from bench import engine_session as engine_off_cost
 from bench.engine_bench import BenchError
 from bench.engine_runs import FIXED_GRID
 from bench.engine_session import EngineBenchPlan, EngineReport, OffCost, OffCostBench, report_tables, run_session
-from bench.machine import commit, cpu_model, machine_facts
+from bench.machine import commit, cpu_model, engine_facts
 from bench.workloads import WORKLOAD_NAMES
 from bench.workloads.workload import BenchPrompt, Workload, WorkloadUnavailableError, uncounted
 from specdec.cli.main import cli
@@ -163,14 +163,16 @@ def test_ratios_of_the_cost_of_off() -> None:
 
 
 def test_machine() -> None:
-    facts = machine_facts(tiny_parts().config, tiny_parts().info)
+    facts = engine_facts(tiny_parts().config, tiny_parts().info)
     assert facts["cpu"] == cpu_model() != ""
     assert facts["drafters"] == list(tiny_parts().info.drafters)
     assert facts["date"].endswith("+00:00")
 
 
-def test_no_commit_outside_a_checkout(tmp_path: Path) -> None:
+def test_no_commit_outside_a_checkout_or_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert commit(tmp_path) is None
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert commit() is None
 
 
 def test_command_writes_json_and_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

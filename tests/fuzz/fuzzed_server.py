@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from bench.local_server import LocalServer
-from bench.soak.watch import Look, RunClock, come_to_rest
+from bench.soak.watch import Look, RunningTime, come_to_rest
 from specdec.config import Config, EngineConfig, ServerConfig, SpeculationConfig
 
 CACHE = Path("~/.cache/specdec").expanduser()
@@ -21,7 +21,7 @@ SHOWN = 20
 class FuzzedServer:
     """``problems``: what must not be, in words that say how to see it again."""
 
-    def __init__(self, server: LocalServer, clock: RunClock, before: Look) -> None:
+    def __init__(self, server: LocalServer, clock: RunningTime, before: Look) -> None:
         self.server, self._clock, self._before = server, clock, before
         self.problems: list[str] = []
 
@@ -55,5 +55,5 @@ async def fuzzed_server() -> AsyncIterator[FuzzedServer]:
         max_step_rows=96, prefill_chunk=64, speculation=SpeculationConfig(profile_s=0),
     )  # fmt: skip
     config = Config(engine=engine, server=ServerConfig(grpc_port=0, http_port=0, log_calls=False))
-    async with LocalServer(config) as server, RunClock() as clock:
+    async with LocalServer(config) as server, RunningTime() as clock:
         yield FuzzedServer(server, clock, await come_to_rest(server, clock, 0, REST_S))

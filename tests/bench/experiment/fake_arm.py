@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from statistics import NormalDist
 
-from bench.serve.endpoints import Said
+from bench.serve.endpoints import AnswerHashes
 from bench.serve.request import Ask, Record
 from server.experiment.assignment import digest
 from specdec.errors import SpecdecError
@@ -56,7 +56,7 @@ class FakeArm:
         if self._fails(ask):
             raise SpecdecError("broken")
         took = self._took(ask)
-        said = Said()
+        said = AnswerHashes()
         ids = list(digest("tokens", repr((prompt_of(ask), ask.seed))))[:TOKENS]
         ids[-1] += self._wrong(ask)
         await asyncio.sleep(took / 10)

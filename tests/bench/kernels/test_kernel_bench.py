@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 
-from bench.kernels import kernel_bench, timer
+from bench.kernels import kernel_bench
 from bench.kernels import step as step_figures
 from bench.kernels.attention import (
     CASES,
@@ -80,12 +79,6 @@ def test_an_error_ends_nothing_else() -> None:
     assert (error["case"], error["message"]) == ("linear 2", "RuntimeError: the chip is on fire")
     assert "figures" in error["at"][-1]
     assert "on fire" in said[1]
-
-
-@pytest.mark.parametrize("git", [FileNotFoundError("git"), mock.Mock(stdout="")])
-def test_a_commit_may_be_unknown(git: Any) -> None:
-    with mock.patch.object(timer.subprocess, "run", side_effect=[git]):
-        assert timer.commit_here() is None
 
 
 def test_attention_is_measured() -> None:

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from bench.peers import peers_session
 from bench.peers.engines import PeerModel
-from bench.peers.peer import Offer, PeersPlan
+from bench.peers.peer import PeerSet, PeersPlan
 from specdec.cli.main import cli
 from tests.bench.peers.peers import arm, asks_in, server
 
@@ -34,15 +34,15 @@ def _no_probe(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    async def offer(plan: PeersPlan, target: PeerModel, draft: PeerModel | None) -> Offer:
-        found = Offer()
-        found.have(server("good", tmp_path))
-        found.have(server("mortal", tmp_path, "--die-at", "3"))
-        found.have(server("broken", tmp_path, "--fail"))
-        found.lack(arm("absent"), "not installed; `make peers` does it")
+    async def peers(plan: PeersPlan, target: PeerModel, draft: PeerModel | None) -> PeerSet:
+        found = PeerSet()
+        found.add(server("good", tmp_path))
+        found.add(server("mortal", tmp_path, "--die-at", "3"))
+        found.add(server("broken", tmp_path, "--fail"))
+        found.add_missing(arm("absent"), "not installed; `make peers` does it")
         return found
 
-    monkeypatch.setattr(peers_session, "_offer", offer)
+    monkeypatch.setattr(peers_session, "_peer_set", peers)
     return tmp_path
 
 
@@ -73,12 +73,12 @@ def test_tables_figures_and_reasons(fakes: Path) -> None:
 def test_nothing_to_ask_and_nobody_to_ask_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "nothing to ask: fim:" in invoke("--workload", "fim", code=1)
 
-    async def nobody(plan: PeersPlan, target: PeerModel, draft: PeerModel | None) -> Offer:
-        found = Offer()
-        found.lack(arm("absent"), "not installed")
+    async def nobody(plan: PeersPlan, target: PeerModel, draft: PeerModel | None) -> PeerSet:
+        found = PeerSet()
+        found.add_missing(arm("absent"), "not installed")
         return found
 
-    monkeypatch.setattr(peers_session, "_offer", nobody)
+    monkeypatch.setattr(peers_session, "_peer_set", nobody)
     assert "no engine to ask: absent: not installed" in invoke("--workload", "chat", code=1)
 
 

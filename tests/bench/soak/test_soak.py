@@ -12,7 +12,7 @@ import pytest
 from bench.soak import soak_bench
 from bench.soak.soak_bench import SoakPlan, SoakReport, run_soak
 from bench.soak.visits import VISITS, Place, name_of
-from bench.soak.watch import Look, RunClock, SoakFault, Tally, within
+from bench.soak.watch import Look, RunningTime, SoakFault, Tally, within
 from specdec.client.client import Client
 from specdec.config import Config, EngineConfig, ServerConfig, SpeculationConfig
 from tests.bench.virtual_loop import VirtualLoop, run_virtually
@@ -52,7 +52,7 @@ def test_time_in_which_the_process_is_stopped_does_not_count() -> None:
     async def run() -> tuple[float, int, str]:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
-        async with RunClock() as clock:
+        async with RunningTime() as clock:
             await asyncio.sleep(10)
             slow = asyncio.create_task(within(asyncio.sleep(400, "done"), 300, "it"))
             await asyncio.sleep(1)
@@ -72,7 +72,7 @@ async def test_a_visit_that_breaks_is_a_fault_unless_the_process_was_stopped(mon
 
     monkeypatch.setattr(soak_bench, "VISITS", {breaks: 1})
     monkeypatch.setattr(soak_bench, "TICK_S", 0.0)
-    clock, tally = RunClock(), Tally()
+    clock, tally = RunningTime(), Tally()
     place = Place(0, Client("127.0.0.1:1"), httpx.AsyncClient(), 1, 1, "", Random(0))
     one = soak_bench.Visitor(place, tally, clock, 5.0)
     await one._pay(breaks)

@@ -1,0 +1,50 @@
+"""What the commands of `specdec bench` print: a line now and then while they run, then one JSON object or tables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+
+
+def progress_line(console: Console | None = None) -> Callable[[str], None]:
+    """Prints what it is told, dimmed, to ``console``, by default standard error."""
+    from rich.console import Console
+
+    console = console or Console(stderr=True)
+    return lambda line: console.print(line, style="dim", highlight=False, markup=False, soft_wrap=True)
+
+
+def print_json(figures: Mapping[str, Any]) -> None:
+    """On one line."""
+    click.echo(json.dumps(figures))
+
+
+def print_table(heads: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> None:
+    """On the terminal's width."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*heads, title=title or None)
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+
+
+def print_figures(figures: Mapping[str, Any], names: Iterable[str], width: int = 24) -> None:
+    """A line for each of ``names``."""
+    for name in names:
+        click.echo(f"{name:{width}} {figures[name]}")
+
+
+def print_faults(faults: Iterable[str], word: str = "FAULT") -> None:
+    """A red line for each."""
+    for fault in faults:
+        click.secho(f"{word} {fault}", fg="red")
