@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from bench.figures import rounded
 from specdec.types import DrafterStats, FinishReason, SpeculationMode, SpeculationParams, SpeculationStats, Usage
 
 
@@ -159,11 +160,6 @@ class WorkloadSummary:
             figures["auto_tokens_per_s"] = rounded(per_second(self.arm_ms))
             figures["ratio_whole"] = rounded(self.whole_ratio)
         return figures
-
-
-def rounded(value: float | None) -> float | None:
-    """For JSON."""
-    return None if value is None else round(value, 4)
 
 
 def per_second(ms_per_token: float | None) -> float | None:

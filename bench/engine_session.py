@@ -14,6 +14,7 @@ from rich.table import Table
 
 from bench.engine_bench import BenchError, ControlTimes, EngineBench, EngineRunner, Say, WorkloadRuns
 from bench.engine_runs import AUTO, OFF, Setting, WorkloadSummary, per_second
+from bench.figures import in_cell
 from bench.machine import engine_facts
 from bench.workloads.make import make_workload
 from bench.workloads.prompts import batch_prompts
@@ -336,7 +337,7 @@ def _workload_table(summaries: Seq[WorkloadSummary], unit: str) -> Table:
         ratios = [s.total_ratio, s.ratio_median, s.ratio_p10, s.ratio_p90, s.worst, s.tokens_per_step]
         ratios += [s.whole_ratio] if together else []
         count = str(s.prompts) if s.timed == s.prompts else f"{s.prompts} ({s.timed} timed)"
-        table.add_row(s.workload, count, *(_number(t, 1) for t in times), *(_number(r, 2) for r in ratios))
+        table.add_row(s.workload, count, *(in_cell(t, 1) for t in times), *(in_cell(r, 2) for r in ratios))
     return table
 
 
@@ -362,7 +363,7 @@ def _fixed_table(runs: Seq[WorkloadRuns], fixed: Seq[str]) -> Table:
     for run in runs:
         figures, best = fixed_figures(run, fixed), best_fixed(run, fixed)
         last = (best["setting"], f"{best['over_auto']:.2f}") if best is not None else ("-", "-")
-        table.add_row(run.workload, *(_number(figures[arm], 1) for arm in figures), *last)
+        table.add_row(run.workload, *(in_cell(figures[arm], 1) for arm in figures), *last)
     return table
 
 
@@ -378,7 +379,3 @@ def _control_table(times: ControlTimes) -> Table:
     for row in times.rows():
         table.add_row(str(row.sequences), str(row.steps), f"{row.median_ms:.3f}", f"{row.p99_ms:.3f}")
     return table
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"

@@ -11,8 +11,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from bench.figures import spread
 from bench.local_server import LocalServer
-from bench.serve.request import spread
 from bench.workloads.workload import source_of
 from specdec.api.v1 import completion_pb2 as pb
 from specdec.api.v1 import options_pb2, result_pb2

@@ -14,9 +14,9 @@ from typing import Any
 import grpc
 import orjson
 
+from bench.figures import spread
 from bench.frontend.paced_engine import TOKENS, now_ns, paced_target, read_stamps
 from bench.local_server import ChildServer, LocalServer
-from bench.serve.request import spread
 from specdec.api.v1 import generation_pb2 as pb
 from specdec.api.v1 import generation_pb2_grpc as pb_grpc
 from specdec.config import Config, EngineConfig, ServerConfig
@@ -28,6 +28,23 @@ _DATA, _END = b"data: {", b"\n"
 
 class ReaderError(SpecdecError):
     """The server under measurement did not answer as it should."""
+
+
+def _http_request(prompt: str, max_tokens: int) -> bytes:
+    body = orjson.dumps({"prompt": prompt, "max_tokens": max_tokens, "stream": True})
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+    return head.encode() + b"\r\n\r\n" + body
+
+
+def _check_status(head: bytes) -> None:
+    status = head.partition(b"\r\n")[0]
+    if b" 200 " not in status:
+        raise ReaderError(status.decode("latin-1"))
+
+
+def _text_of(line: bytes) -> str:
+    """The text in one line of the stream, "" where it has none."""
+    return str(orjson.loads(line[len(_DATA) - 1 :])["choices"][0]["text"]) if line.startswith(_DATA) else ""
 
 
 class GrpcReader:
@@ -64,20 +81,12 @@ class HttpReader:
             ReaderError: the answer is not 200.
         """
         reader, writer = self._idle.pop() if self._idle else await asyncio.open_connection("127.0.0.1", self._port)
-        body = orjson.dumps({"prompt": prompt, "max_tokens": max_tokens, "stream": True})
-        head = (
-            f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
-        )
-        writer.write(head.encode() + b"\r\n\r\n" + body)
-        status = await reader.readuntil(b"\r\n\r\n")
-        if b" 200 " not in status.partition(b"\r\n")[0]:
-            raise ReaderError(status.partition(b"\r\n")[0].decode("latin-1"))
+        writer.write(_http_request(prompt, max_tokens))
+        _check_status(await reader.readuntil(b"\r\n\r\n"))
         # The body is chunked; the lines we look for are never broken by a chunk's length, which has its own line.
         while (line := await reader.readuntil(_END)) != b"0\r\n":
-            if line.startswith(_DATA):
-                text = orjson.loads(line[len(_DATA) - 1 :])["choices"][0]["text"]
-                if text:
-                    yield now_ns(), text
+            if text := _text_of(line):
+                yield now_ns(), text
         await reader.readuntil(_END)
         self._idle.append((reader, writer))
 
@@ -87,7 +96,7 @@ class HttpReader:
             writer.close()
 
 
-_SSE_DATA, _LAST_CHUNK = b"data: {", b"0\r\n\r\n"
+_LAST_CHUNK = b"0\r\n\r\n"
 _ROOM = 1 << 16
 
 
@@ -104,11 +113,7 @@ class BareHttp:
         Raises:
             ReaderError: the answer is not 200, or breaks off.
         """
-        body = orjson.dumps({"prompt": prompt, "max_tokens": max_tokens, "stream": True})
-        head = (
-            f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
-        )
-        self._socket.sendall(head.encode() + b"\r\n\r\n" + body)
+        self._socket.sendall(_http_request(prompt, max_tokens))
         told, rest = False, b""
         while not rest.endswith(_LAST_CHUNK):
             data = self._socket.recv(_ROOM)
@@ -119,17 +124,14 @@ class BareHttp:
             if not told:
                 if b"\r\n\r\n" not in rest:
                     continue
-                status, _, rest = rest.partition(b"\r\n\r\n")
-                if b" 200 " not in status.partition(b"\r\n")[0]:
-                    raise ReaderError(status.partition(b"\r\n")[0].decode("latin-1"))
+                head, _, rest = rest.partition(b"\r\n\r\n")
+                _check_status(head)
                 told = True
             # A chunk's length has a line of its own, so lines of ours are whole.
             *lines, last = rest.split(b"\n")
             for line in lines:
-                if line.startswith(_SSE_DATA):
-                    text = orjson.loads(line[len(_SSE_DATA) - 1 :])["choices"][0]["text"]
-                    if text:
-                        yield at_ns, text
+                if text := _text_of(line):
+                    yield at_ns, text
             rest = _LAST_CHUNK if rest.endswith(_LAST_CHUNK) else last
 
     def close(self) -> None:

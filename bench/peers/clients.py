@@ -18,7 +18,8 @@ import httpx
 import psutil
 
 from bench.peers.peer import Answer, Arm, PeerError, PeerPrompt
-from bench.serve.endpoints import EndpointError, stream_event
+from bench.serve.endpoints import EndpointError, OpenAIEndpoint, StatusError
+from bench.serve.request import Ask, Record, RefusedError
 
 _LAUNCHER = Path(__file__).with_name("launcher.py")
 _LINE_BYTES = 1 << 24
@@ -163,56 +164,6 @@ def _holds_memory(process: psutil.Process) -> bool:
         return False
 
 
-_SHOWN = 300
-
-
-class CompletionStream:
-    """Give every line to `feed`, with the time; make one per answer. Times are seconds of any one clock."""
-
-    def __init__(self, sent_s: float) -> None:
-        self._sent_s = self._last_s = sent_s
-        self._first_s: float | None = None
-        self._texts: list[str] = []
-        self._tokens: int | None = None
-
-    def feed(self, line: str, now_s: float) -> None:
-        """Take one line of the stream.
-
-        Raises:
-            PeerError: it tells of an error, or is not what such a stream holds.
-        """
-        try:
-            event = stream_event(line)
-            if not event:
-                return
-            text = "".join(choice.get("text") or "" for choice in event.get("choices") or [])
-            usage = event.get("usage")
-            tokens = None if usage is None else int(usage["completion_tokens"])
-        except (ValueError, AttributeError, KeyError, TypeError):
-            raise PeerError(f"the stream holds something else than completions: {line[:_SHOWN]}") from None
-        except EndpointError as error:
-            raise PeerError(str(error)) from None
-        self._last_s = now_s
-        if text:
-            self._texts.append(text)
-            if self._first_s is None:
-                self._first_s = now_s
-        if tokens is not None:
-            self._tokens = tokens
-
-    def answer(self) -> Answer:
-        """All of it, once the stream has ended; an answer without text has its first at its end.
-
-        Raises:
-            PeerError: it did not say how many tokens there are.
-        """
-        if self._tokens is None:
-            raise PeerError("the stream ended without its usage")
-        first_s = self._last_s if self._first_s is None else self._first_s
-        ttft_ms, e2e_ms = (first_s - self._sent_s) * 1e3, (self._last_s - self._sent_s) * 1e3
-        return Answer(self._tokens, ttft_ms, e2e_ms, "".join(self._texts))
-
-
 Fields = Callable[[PeerPrompt], dict[str, Any]]
 _READY_POLL_S = 0.2
 
@@ -293,25 +244,30 @@ class HttpPeer(_ProcessPeer):
     async def ask(self, arm: Arm, prompt: PeerPrompt) -> Answer:
         """As `Peer.ask`."""
         clock = asyncio.get_running_loop().time
+        fixed = prompt.fixed
+        ask = Ask(prompt.name, prompt.max_tokens, ids=prompt.ids, stop=() if fixed else prompt.stop, fixed=fixed)
+        extra = self._fields(prompt)
+        if prompt.stop_ids and not fixed:
+            extra = {"stop_token_ids": list(prompt.stop_ids)} | extra
+        # A connection of its own for every answer: one that slept through a pause may be closed by the server.
+        endpoint = OpenAIEndpoint(f"{self._base}/v1", model=self._model, extra=extra)
         try:
-            # A connection of its own for every answer: one that slept through a pause may be closed by the server.
-            async with asyncio.timeout(self._answer_s), _client() as client:
-                stream = CompletionStream(clock())
-                async with client.stream("POST", f"{self._base}/v1/completions", json=self._body(prompt)) as answer:
-                    if answer.status_code != 200:
-                        said = (await answer.aread()).decode("utf-8", "replace")[:_SHOWN]
-                        return Answer(error=f"HTTP {answer.status_code}: {said}")
-                    async for line in answer.aiter_lines():
-                        stream.feed(line, clock())
-                return stream.answer()
+            async with asyncio.timeout(self._answer_s):
+                record = Record(prompt.name, clock())
+                await endpoint.send(ask, record)
         except TimeoutError:
             raise PeerError(f"no answer within {self._answer_s:g} s") from None
-        except httpx.HTTPError as error:
-            said = f": {self._process.log_tail()}" if self._process is not None and not self._process.running else ""
-            raise PeerError(f"{type(error).__name__} {error}{said}".strip()) from None
+        except (StatusError, RefusedError) as error:
+            return Answer(error=str(error))
+        except EndpointError as error:
+            ended = "" if self._started.running else f": {self._started.log_tail()}"
+            raise PeerError(f"{error}{ended}") from None
+        finally:
+            await endpoint.close()
+        return answer_of(record)
 
     async def _until_ready(self, process: PeerProcess) -> None:
-        async with _client() as client:
+        async with httpx.AsyncClient(timeout=None, trust_env=False) as client:
             while True:
                 if not process.running:
                     raise PeerError(f"it ended before it was ready: {process.log_tail()}")
@@ -322,25 +278,16 @@ class HttpPeer(_ProcessPeer):
                     pass  # it does not listen yet; whether it still runs is asked above
                 await asyncio.sleep(_READY_POLL_S)
 
-    def _body(self, prompt: PeerPrompt) -> dict[str, Any]:
-        body: dict[str, Any] = {
-            "prompt": list(prompt.ids), "max_tokens": prompt.max_tokens, "temperature": 0, "stream": True,
-            "stream_options": {"include_usage": True},
-        }  # fmt: skip
-        if self._model:
-            body["model"] = self._model
-        if prompt.fixed:
-            body["ignore_eos"] = True
-        elif prompt.stop:
-            body["stop"] = list(prompt.stop)
-        if prompt.stop_ids and not prompt.fixed:
-            body["stop_token_ids"] = list(prompt.stop_ids)
-        return body | self._fields(prompt)
 
+def answer_of(record: Record) -> Answer:
+    """What a whole stream came to; its end is that of its last event.
 
-def _client() -> httpx.AsyncClient:
-    limits = httpx.Limits(max_keepalive_connections=0)
-    return httpx.AsyncClient(timeout=None, trust_env=False, limits=limits)
+    Raises:
+        PeerError: it did not say how many tokens there are.
+    """
+    if not record.prompt_tokens:
+        raise PeerError("the stream ended without its usage")
+    return Answer(record.output_tokens, record.ttft_ms, record.e2e_ms, record.text)
 
 
 class PipePeer(_ProcessPeer):

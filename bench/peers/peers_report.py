@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench.figures import in_cell, rounded
 from bench.peers.peer import OURS, OURS_AUTO, OURS_OFF, Answer, Arm, PeerPrompt
 
 
@@ -70,7 +71,7 @@ class ArmSummary:
     def as_dict(self) -> dict[str, Any]:
         """JSON-able."""
         names = self.__dataclass_fields__
-        return {name: _rounded(getattr(self, name)) for name in names}
+        return {name: rounded(getattr(self, name)) for name in names}
 
 
 def summarise(
@@ -105,10 +106,6 @@ def _over(answers: Mapping[str, Answer], ours: Mapping[str, Answer]) -> float | 
     both = [name for name in answers if name in ours and None not in (answers[name].tpot_ms, ours[name].tpot_ms)]
     theirs, base = per_token({n: answers[n] for n in both}), per_token({n: ours[n] for n in both})
     return theirs / base if theirs is not None and base else None
-
-
-def _rounded(value: float | int | None) -> float | int | None:
-    return round(value, 4) if isinstance(value, float) else value
 
 
 _ROOT = Path(__file__).parents[2]
@@ -218,8 +215,8 @@ class PeersReport:
         count = f"{s.tokens}" if s.answered == s.asked else f"{s.tokens} ({s.answered} of {s.asked} prompts)"
         same = "-" if s.same_text is None else f"{s.same_text} of {s.answered}"
         return [
-            arm.name, arm.weights, _number(s.median_ms, 1), _number(s.total_ms, 1), _number(s.over_auto, 2),
-            _number(s.over_off, 2), _number(s.ttft_ms, 0), _number(s.tokens_per_s, 1), count, same,
+            arm.name, arm.weights, in_cell(s.median_ms, 1), in_cell(s.total_ms, 1), in_cell(s.over_auto, 2),
+            in_cell(s.over_off, 2), in_cell(s.ttft_ms, 0), in_cell(s.tokens_per_s, 1), count, same,
         ]  # fmt: skip
 
     def _notes(self) -> Iterator[str]:
@@ -249,7 +246,3 @@ def _short(text: str) -> str:
 def _quoted(word: str) -> str:
     """For a shell, which is to replace the tilde."""
     return word if _PLAIN.fullmatch(word) else shlex.quote(word)
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"

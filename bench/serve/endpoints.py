@@ -80,8 +80,9 @@ class AnswerHashes:
         self._ids += part
 
     def note(self, record: Record) -> None:
-        """Put the hashes into ``record``."""
-        record.text_hash = _digest("".join(self._texts))
+        """Put the text and the hashes into ``record``."""
+        record.text = "".join(self._texts)
+        record.text_hash = _digest(record.text)
         if self.tells_ids:
             record.token_hash = _digest(",".join(map(str, self._ids)))
 
@@ -173,6 +174,10 @@ class EndpointError(SpecdecError):
     """The server's answer is an error, or none at all."""
 
 
+class StatusError(EndpointError):
+    """An HTTP status that is neither a success nor a refusal for now."""
+
+
 class StreamError(EndpointError):
     """``error``: what the server told in place of the rest of a stream that had begun."""
 
@@ -184,8 +189,9 @@ class StreamError(EndpointError):
 class OpenAIEndpoint:
     """Streams ``/completions`` for texts and gaps (``suffix``), ``/chat/completions`` for conversations.
 
-    base: with the version, ``http://host:port/v1``. model "": the first that the server names. tell_ids: ask a server
-    that can tell them for token ids. extra: fields of every body. Use in one event loop.
+    base: with the version, ``http://host:port/v1``. model "": none is named until `find_model` has found
+    the server's first. tell_ids: ask a server that can tell them for token ids. extra: fields of every body. Use in one
+    event loop.
     """
 
     def __init__(
@@ -249,9 +255,11 @@ class OpenAIEndpoint:
     def _body(self, ask: Ask) -> dict[str, Any]:
         sampling = ask.sampling or SamplingParams(temperature=self._temperature)
         body: dict[str, Any] = {
-            "model": self._model, "max_tokens": ask.max_tokens, "temperature": sampling.temperature, "stream": True,
+            "max_tokens": ask.max_tokens, "temperature": sampling.temperature, "stream": True,
             "stream_options": {"include_usage": True},
         }  # fmt: skip
+        if self._model:
+            body["model"] = self._model
         # Not every server knows all of them.
         body |= {name: getattr(sampling, name) for name in _FILTERS if getattr(sampling, name) != getattr(_PLAIN, name)}
         if ask.chat:
@@ -301,28 +309,35 @@ def stream_event(line: str) -> dict[str, Any] | None:
 
 
 def _take(event: dict[str, Any], record: Record, hashes: AnswerHashes, now_s: float) -> None:
+    if event is DONE:
+        return
     new = False
-    for choice in event.get("choices") or []:
-        text = choice.get("text") or (choice.get("delta") or {}).get("content")
-        if text:
-            hashes.text(text)
-            new = True
-        if choice.get("token_ids") is not None:
-            hashes.ids(choice["token_ids"])
+    try:
+        for choice in event.get("choices") or []:
+            text = choice.get("text") or (choice.get("delta") or {}).get("content")
+            if text:
+                hashes.text(text)
+                new = True
+            if choice.get("token_ids") is not None:
+                hashes.ids(choice["token_ids"])
+        if usage := event.get("usage"):
+            record.prompt_tokens = int(usage.get("prompt_tokens", 0))
+            record.output_tokens = int(usage.get("completion_tokens", 0))
+            record.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        if figures := (event.get("metrics") or {}).get("speculative_decoding"):
+            all_steps, drafted = figures.get("num_steps", 0), figures.get("num_spec_steps", 0)
+            record.steps(all_steps, drafted, figures.get("acceptance_histogram", ()))
+    except (AttributeError, TypeError, ValueError):
+        raise EndpointError(f"the stream holds something else than completions: {str(event)[:_SHOWN]}") from None
+    record.end_s = now_s
     if new:
         record.chunk(now_s)
-    if usage := event.get("usage"):
-        record.prompt_tokens, record.output_tokens = usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
-        record.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-    if figures := (event.get("metrics") or {}).get("speculative_decoding"):
-        all_steps, drafted = figures.get("num_steps", 0), figures.get("num_spec_steps", 0)
-        record.steps(all_steps, drafted, figures.get("acceptance_histogram", ()))
 
 
 def _refusal(status: int, headers: httpx.Headers, body: bytes) -> SpecdecError:
     message = f"HTTP {status}: {body.decode('utf-8', 'replace')[:_SHOWN]}"
     if status not in _BUSY_STATUS:
-        return EndpointError(message)
+        return StatusError(message)
     try:
         hint: float | None = float(headers.get("retry-after", ""))
     except ValueError:

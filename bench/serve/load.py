@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench.figures import spread
 from bench.local_server import BackgroundWatch
 from bench.machine import host_facts
-from bench.serve.request import Ask, Endpoint, Objective, Record, RefusedError, TimedAsk, spread
+from bench.serve.request import Ask, Endpoint, Objective, Record, RefusedError, TimedAsk
 from bench.serve.schedule import Arrivals, endless_asks, read_trace
 from specdec.errors import ConfigError, SpecdecError
 

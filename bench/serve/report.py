@@ -10,8 +10,8 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from bench.figures import QUANTILES, spread
 from bench.serve.load import LoadRun, ServeReport
-from bench.serve.request import QUANTILES, spread
 from server.experiment.report.charts import BOTTOM, LEFT, RIGHT, TOP, Axis, Chart
 
 NAMES = {

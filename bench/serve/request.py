@@ -5,12 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, Protocol
-
-import numpy as np
 
 from specdec.client.prompt import ChatTurn, Fim
 from specdec.errors import ConfigError, SpecdecError
@@ -76,6 +73,7 @@ class Record:
     tokens_per_step: float | None = None
     accepted: tuple[int, ...] = ()
     queue_ms: float | None = None
+    text: str = ""
     token_hash: bytes = b""
     text_hash: bytes = b""
     outcome: Outcome = "ok"
@@ -207,19 +205,3 @@ class Objective:
 
     def __str__(self) -> str:
         return f"{self.metric}:{self.limit_ms:g}"
-
-
-QUANTILES = (50, 90, 95, 99)
-
-
-def spread(values: Seq[float]) -> dict[str, float | int]:
-    """``n``, and where there are values ``mean``, ``p50`` to ``p99`` and ``max``.
-
-    A quantile is a value that was measured: the smallest that at least that share of all do not exceed.
-    """
-    if not values:
-        return {"n": 0}
-    points = np.percentile(values, QUANTILES, method="inverted_cdf")
-    found: dict[str, float | int] = {"n": len(values), "mean": round(float(np.mean(values)), 4)}
-    found |= {f"p{q}": round(float(point), 4) for q, point in zip(QUANTILES, points, strict=True)}
-    return found | {"max": round(float(max(values)), 4)}

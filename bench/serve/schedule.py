@@ -81,9 +81,7 @@ def _chat(max_tokens: int | None) -> Iterator[Ask]:
 
 def _edit(max_tokens: int | None) -> Iterator[Ask]:
     for place, wish in prompts.EDITS:
-        old = source_of(place)
-        part = "file" if place.endswith(":") else "code"
-        question = f"{wish} Return the whole {part}, only code, without an explanation.\n\n```python\n{old}```"
+        old, question = prompts.edit_question(place, wish)
         room = len(old) // EDIT_CHARACTERS_PER_TOKEN * 5 // 4 + prompts.MARGIN
         limit = min(max_tokens or prompts.EDIT_MAX_TOKENS, room)
         yield Ask(f"edit/{place}", limit, chat=(ChatTurn("user", question),), prediction=old)
@@ -93,8 +91,7 @@ def _fim(max_tokens: int | None) -> Iterator[Ask]:
     for place in prompts.FILES:
         source = source_of(place)
         for hole in prompts.find_holes(source, prompts.HOLES + 1):
-            name = f"fim/{place.removesuffix(':')}.py:{hole.first + 1}-{hole.end}"
-            yield _gap(name, source, hole, 0.0, max_tokens, place)
+            yield _gap(prompts.hole_name("fim", place, hole), source, hole, 0.0, max_tokens, place)
 
 
 def _typing(max_tokens: int | None) -> Iterator[Ask]:
@@ -102,18 +99,14 @@ def _typing(max_tokens: int | None) -> Iterator[Ask]:
         source = source_of(place)
         for hole in prompts.find_holes(source, prompts.HOLES):
             for typed in TYPED:
-                name = f"typing/{place.removesuffix(':')}.py:{hole.first + 1}-{hole.end}+{typed:.0%}"
+                name = f"{prompts.hole_name('typing', place, hole)}+{typed:.0%}"
                 yield _gap(name, source, hole, typed, max_tokens, place)
 
 
 def _gap(name: str, source: str, hole: prompts.Hole, typed: float, max_tokens: int | None, session: str) -> Ask:
-    lines = source.splitlines(keepends=True)
-    missing = "".join(lines[hole.first : hole.end])
-    indent = len(missing) - len(missing.lstrip())
-    there = missing[: indent + int(typed * len(missing.strip()))]
-    prefix = ("".join(lines[: hole.first]) + there)[-PREFIX_CHARACTERS:]
-    suffix = ("\n" + "".join(lines[hole.end :]))[:SUFFIX_CHARACTERS]
-    return Ask(name, max_tokens or prompts.FIM_MAX_TOKENS, gap=Fim(prefix, suffix), stop=("\n\n",), session=session)
+    prefix, suffix = prompts.around_hole(source, hole, typed)
+    gap = Fim(prefix[-PREFIX_CHARACTERS:], suffix[:SUFFIX_CHARACTERS])
+    return Ask(name, max_tokens or prompts.FIM_MAX_TOKENS, gap=gap, stop=("\n\n",), session=session)
 
 
 def _shared_prefix(max_tokens: int | None) -> Iterator[Ask]:

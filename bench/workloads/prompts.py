@@ -137,6 +137,13 @@ EDITS = (
 )
 
 
+def edit_question(place: str, wish: str) -> tuple[str, str]:
+    """The old text, and what somebody says who wants it changed."""
+    old = source_of(place)
+    part = "file" if place.endswith(":") else "code"
+    return old, f"{wish} Return the whole {part}, only code, without an explanation.\n\n```python\n{old}```"
+
+
 def edit_prompts(tokenizer: Tokenizer, count: int, max_tokens: int | None = None) -> list[BenchPrompt]:
     """The first ``count`` edits as chat prompts, the old text as the prediction.
 
@@ -149,9 +156,7 @@ def edit_prompts(tokenizer: Tokenizer, count: int, max_tokens: int | None = None
 
 
 def _prompt(tokenizer: Tokenizer, place: str, wish: str, max_tokens: int) -> BenchPrompt:
-    old = source_of(place)
-    part = "file" if place.endswith(":") else "code"
-    question = f"{wish} Return the whole {part}, only code, without an explanation.\n\n```python\n{old}```"
+    old, question = edit_question(place, wish)
     ids = tokenizer.encode_chat([{"role": "user", "content": question}])
     prediction = tuple(tokenizer.encode(old, add_special=False))
     room = len(prediction) * 5 // 4 + MARGIN
@@ -191,8 +196,7 @@ def fim_prompts(tokenizer: Tokenizer, count: int, max_tokens: int | None = None)
         source = source_of(place)
         for number, hole in enumerate(find_holes(source, HOLES + 1)):
             ids = fim_ids(tokenizer, source, hole)
-            name = f"fim/{place.removesuffix(':')}.py:{hole.first + 1}-{hole.end}"
-            prompts.append(BenchPrompt(name, ids, stopping, session=place, counted=number > 0))
+            prompts.append(BenchPrompt(hole_name("fim", place, hole), ids, stopping, session=place, counted=number > 0))
     return prompts
 
 
@@ -228,15 +232,26 @@ def find_holes(source: str, count: int) -> list[Hole]:
     return chosen
 
 
-def fim_ids(tokenizer: Tokenizer, source: str, hole: Hole, typed: float = 0.0) -> tuple[int, ...]:
-    """Prefix, suffix, middle in Qwen's order, with the cursor behind the first missing line's indentation and so much
-    of the missing text as was ``typed`` already (0 to 1)."""
+def hole_name(kind: str, place: str, hole: Hole) -> str:
+    """As reports have it: the file and its lines."""
+    return f"{kind}/{place.removesuffix(':')}.py:{hole.first + 1}-{hole.end}"
+
+
+def around_hole(source: str, hole: Hole, typed: float) -> tuple[str, str]:
+    """The texts before and behind the cursor, which stands behind the first missing line's indentation and so much of
+    the missing text as was ``typed`` already (0 to 1)."""
     lines = source.splitlines(keepends=True)
     missing = "".join(lines[hole.first : hole.end])
     indent = len(missing) - len(missing.lstrip())
     there = missing[: indent + int(typed * len(missing.strip()))]
-    before = tokenizer.encode("".join(lines[: hole.first]) + there, add_special=False)[-PREFIX_TOKENS:]
-    after = tokenizer.encode("\n" + "".join(lines[hole.end :]), add_special=False)[:SUFFIX_TOKENS]
+    return "".join(lines[: hole.first]) + there, "\n" + "".join(lines[hole.end :])
+
+
+def fim_ids(tokenizer: Tokenizer, source: str, hole: Hole, typed: float = 0.0) -> tuple[int, ...]:
+    """Prefix, suffix, middle in Qwen's order; ``typed`` as `around_hole` has it."""
+    prefix_text, suffix_text = around_hole(source, hole, typed)
+    before = tokenizer.encode(prefix_text, add_special=False)[-PREFIX_TOKENS:]
+    after = tokenizer.encode(suffix_text, add_special=False)[:SUFFIX_TOKENS]
     prefix, suffix, middle = (_special(tokenizer, mark) for mark in MARKS)
     return (prefix, *before, suffix, *after, middle)
 
@@ -297,7 +312,7 @@ def typing_prompts(tokenizer: Tokenizer, count: int, max_tokens: int | None = No
         for hole in find_holes(source, HOLES):
             for typed in TYPED:
                 ids = fim_ids(tokenizer, source, hole, typed)
-                name = f"typing/{place.removesuffix(':')}.py:{hole.first + 1}-{hole.end}+{typed:.0%}"
+                name = f"{hole_name('typing', place, hole)}+{typed:.0%}"
                 prompts.append(BenchPrompt(name, ids, stopping, session=place, counted=typed > 0))
     return prompts
 

@@ -214,23 +214,7 @@ def experiments_command(requests: int, prompt_tokens: int, as_json: bool) -> Non
     print_table(["figure", "p50", "p99", "limit"], rows, title)
 
 
-@click.group("bench")
-def bench_group() -> None:
-    """Measure this machine with a real model."""
-
-
-bench_group.add_command(engine_command)
-bench_group.add_command(serve_load_command)
-bench_group.add_command(frontend_command)
-bench_group.add_command(typing_command)
-bench_group.add_command(overload_command)
-bench_group.add_command(soak_command)
-bench_group.add_command(faults_command)
-bench_group.add_command(peers_command)
-bench_group.add_command(experiments_command)
-
-
-@bench_group.command("step")
+@click.command("step")
 @engine_options
 @click.option("--repeats", default=15, show_default=True, help="Interleaved repeats; medians are reported.")
 @json_option
@@ -255,7 +239,7 @@ def step_command(engine_config: EngineConfig, repeats: int, as_json: bool) -> No
         click.echo(f"{name} = {definition}")
 
 
-@bench_group.command("perplexity")
+@click.command("perplexity")
 @engine_options
 @click.option(
     "--tokens", type=click.IntRange(min=1), default=4096, show_default=True, help="Tokens of real text to score."
@@ -279,3 +263,15 @@ def perplexity_command(engine_config: EngineConfig, tokens: int, as_json: bool) 
         print_json({"target": engine_config.target, "tokens": tokens, **figures})
         return
     print_figures(figures, figures, 18)
+
+
+@click.group("bench")
+def bench_group() -> None:
+    """Measure this machine with a real model."""
+
+
+for _command in (
+    step_command, perplexity_command, engine_command, serve_load_command, peers_command, frontend_command,
+    typing_command, overload_command, soak_command, faults_command, experiments_command,
+):  # fmt: skip
+    bench_group.add_command(_command)

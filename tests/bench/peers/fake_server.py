@@ -40,7 +40,7 @@ class Handler(BaseHTTPRequestHandler):
                 print("error: out of luck", flush=True)
                 os._exit(1)
             self.event({"choices": [{"text": f"{self.args.word} "}]})
-        self.event({"choices": [], "usage": {"completion_tokens": body["max_tokens"]}})
+        self.event({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": body["max_tokens"]}})
         self.wfile.write(b"data: [DONE]\n\n")
 
     def event(self, event: dict[str, Any]) -> None:

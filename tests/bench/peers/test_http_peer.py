@@ -13,8 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bench.peers.clients import HttpPeer
+from bench.peers.clients import HttpPeer, answer_of
 from bench.peers.peer import PeerError, PeerPrompt
+from bench.serve.request import Record
 from tests.bench.peers.peers import asks_in, server
 
 PROMPT = PeerPrompt("chat", "chat/1", (5, 6, 7), 4, stop=("\n\n",), stop_ids=(9,), prediction="old")
@@ -82,6 +83,20 @@ async def test_a_stopped_one_does_nothing_until_it_is_continued(tmp_path: Path) 
     finally:
         await peer.end()  # a stopped one too
     assert living(tmp_path) == []
+
+
+def test_times_are_those_of_the_first_text_and_of_the_last_event() -> None:
+    record = Record("x", 10.0, 10.0, end_s=14.0, chunk_s=[12.0, 13.0], prompt_tokens=1, output_tokens=5, text="ab")
+    found = answer_of(record)
+    assert (found.ttft_ms, found.e2e_ms, found.tokens, found.text) == (2000.0, 4000.0, 5, "ab")
+    assert found.tpot_ms == 500.0
+    silent = answer_of(Record("x", 1.0, 1.0, end_s=3.0, prompt_tokens=1))
+    assert (silent.ttft_ms, silent.e2e_ms) == (2000.0, 2000.0)
+
+
+def test_a_stream_that_was_cut_is_no_answer() -> None:
+    with pytest.raises(PeerError, match="usage"):
+        answer_of(Record("x", 1.0, 1.0, end_s=3.0, chunk_s=[2.0], text="a"))
 
 
 async def test_a_refused_prompt_is_that_prompt_s_matter(tmp_path: Path) -> None:

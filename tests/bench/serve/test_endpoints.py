@@ -87,6 +87,8 @@ async def test_http_refusals(status: int, headers: dict[str, str], hint: float |
     [
         httpx.Response(400, text="no"), httpx.Response(200, text="data: {oops\n\n"),
         httpx.Response(200, text='data: {"error":{"message":"x"}}\n\n'),
+        httpx.Response(200, text="data: 5\n\n"), httpx.Response(200, text='data: {"choices": [5]}\n\n'),
+        httpx.Response(200, text='data: {"usage": {"completion_tokens": "x"}}\n\n'),
     ],
 )  # fmt: skip
 async def test_http_failures(response: httpx.Response) -> None:

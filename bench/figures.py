@@ -1,0 +1,32 @@
+"""Figures as reports have them: spreads, rounded numbers, cells of tables. Light: imports numpy only when needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+QUANTILES = (50, 90, 95, 99)
+
+
+def spread(values: Seq[float]) -> dict[str, float | int]:
+    """``n``, and where there are values ``mean``, ``p50`` to ``p99`` and ``max``.
+
+    A quantile is a value that was measured: the smallest that at least that share of all do not exceed.
+    """
+    import numpy as np
+
+    if not values:
+        return {"n": 0}
+    points = np.percentile(values, QUANTILES, method="inverted_cdf")
+    found: dict[str, float | int] = {"n": len(values), "mean": round(float(np.mean(values)), 4)}
+    found |= {f"p{q}": round(float(point), 4) for q, point in zip(QUANTILES, points, strict=True)}
+    return found | {"max": round(float(max(values)), 4)}
+
+
+def rounded(value: float | None) -> float | None:
+    """For JSON: to four digits behind the point; whole numbers stay what they are."""
+    return round(value, 4) if isinstance(value, float) else value
+
+
+def in_cell(value: float | None, digits: int) -> str:
+    """For a table, "-" where there is no figure."""
+    return "-" if value is None else f"{value:.{digits}f}"
