@@ -14,7 +14,7 @@ import httpx
 import numpy as np
 
 from bench.local_server import LocalServer
-from bench.soak.visits import VISITS, Place, Visit, name_of
+from bench.soak.visits import VISITS, Place, Visit, name_of, outcome_of
 from bench.soak.watch import TICK_S, Look, RunningTime, SoakFault, Tally, Use, come_to_rest, within
 from bench.workloads.workload import long_text
 from specdec.client.client import Client
@@ -67,7 +67,7 @@ class Visitor:
     async def _pay(self, visit: Visit) -> None:
         name, stops = name_of(visit), self._clock.stops
         try:
-            self._tally.add(name, await within(visit(self._place), self._hang_s, "it"))
+            self._tally.add(name, await within(outcome_of(visit, self._place), self._hang_s, "it"))
         except Exception as error:  # an answer that can not be read, a connection that breaks: all of it is a fault
             await asyncio.sleep(2 * TICK_S)  # by then the clock knows whether we were stopped
             if self._clock.stops > stops:

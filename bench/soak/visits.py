@@ -138,10 +138,7 @@ async def whole_stream(place: Place) -> str:
 async def whole_answer(place: Place) -> str:
     """The answer in one message."""
     options, samples = some_options(place)
-    try:
-        answer = await place.client.generate(_prompt(place), **options)
-    except CallError as error:
-        return refused(error)
+    answer = await place.client.generate(_prompt(place), **options)
     return _complete(len(answer.samples), samples)
 
 
@@ -158,14 +155,11 @@ async def leave_after_some(place: Place) -> str:
     """Cancels at one of the first events."""
     options, _ = some_options(place)
     left = place.random.randrange(12)
-    try:
-        async with aclosing(place.client.stream(_prompt(place), **options)) as events:
-            async for _ in events:
-                if left == 0:
-                    return LEFT
-                left -= 1
-    except CallError as error:
-        return refused(error)
+    async with aclosing(place.client.stream(_prompt(place), **options)) as events:
+        async for _ in events:
+            if left == 0:
+                return LEFT
+            left -= 1
     return OK
 
 
@@ -192,13 +186,10 @@ async def slow_reader(place: Place) -> str:
     options, samples = some_options(place)
     options["output"] = OutputParams(logprobs=20, trees=True)
     ended = 0
-    try:
-        async with aclosing(place.client.stream(_prompt(place), **options)) as events:
-            async for event in events:
-                ended += isinstance(event, Finished)
-                await asyncio.sleep(place.random.choice((0.0, 0.05, 0.3)))
-    except CallError as error:
-        return refused(error)
+    async with aclosing(place.client.stream(_prompt(place), **options)) as events:
+        async for event in events:
+            ended += isinstance(event, Finished)
+            await asyncio.sleep(place.random.choice((0.0, 0.05, 0.3)))
     return _complete(ended, samples)
 
 
@@ -207,14 +198,11 @@ async def aborted(place: Place) -> str:
     options, samples = some_options(place)
     name = options["request_id"] = uuid.uuid4().hex
     ended = 0
-    try:
-        async with aclosing(place.client.stream(_prompt(place), **options)) as events:
-            async for event in events:
-                if isinstance(event, Delta) and not ended:
-                    await place.client.abort(name)
-                ended += isinstance(event, Finished)
-    except CallError as error:
-        return refused(error)
+    async with aclosing(place.client.stream(_prompt(place), **options)) as events:
+        async for event in events:
+            if isinstance(event, Delta) and not ended:
+                await place.client.abort(name)
+            ended += isinstance(event, Finished)
     return _complete(ended, samples)
 
 
@@ -231,10 +219,7 @@ async def superseded(place: Place) -> str:
 
 async def prefill(place: Place) -> str:
     """No token at all."""
-    try:
-        await place.client.prefill(place.cut())
-    except CallError as error:
-        return refused(error)
+    await place.client.prefill(place.cut())
     return OK
 
 
@@ -269,18 +254,15 @@ _PREFIX_CHARACTERS, _SUFFIX_CHARACTERS = 1200, 300
 async def typing(place: Place) -> str:
     """Types to the end and waits for every answer; each ask must have just one."""
     open_asks: set[int] = set()
-    try:
-        async with place.client.completion.session() as session:
-            reading = asyncio.create_task(_read(session, open_asks))
-            try:
-                await _type(place, session, open_asks, _KEYS)
-                await session.done()
-                await reading
-            finally:
-                reading.cancel()
-                await asyncio.wait([reading])
-    except CallError as error:
-        return refused(error)
+    async with place.client.completion.session() as session:
+        reading = asyncio.create_task(_read(session, open_asks))
+        try:
+            await _type(place, session, open_asks, _KEYS)
+            await session.done()
+            await reading
+        finally:
+            reading.cancel()
+            await asyncio.wait([reading])
     if open_asks:
         raise SoakFault(f"a session ended with {len(open_asks)} asks unanswered")
     return OK
@@ -288,12 +270,9 @@ async def typing(place: Place) -> str:
 
 async def typing_and_gone(place: Place) -> str:
     """Types, and is gone in the middle of an answer."""
-    try:
-        async with place.client.completion.session() as session:
-            await _type(place, session, set(), place.random.randrange(_KEYS))
-            await asyncio.sleep(place.random.choice((0.0, 0.05, 0.5)))
-    except CallError as error:
-        return refused(error)
+    async with place.client.completion.session() as session:
+        await _type(place, session, set(), place.random.randrange(_KEYS))
+        await asyncio.sleep(place.random.choice((0.0, 0.05, 0.5)))
     return LEFT
 
 
@@ -463,20 +442,16 @@ async def half_open(place: Place) -> str:
 async def never_read(place: Place) -> str:
     """Asks for much and reads nothing of it."""
     body = {"prompt": place.cut(), "max_tokens": 48, "n": 3, "stream": True, "logprobs": 5, "return_token_ids": True}
-    data = json.dumps(body).encode()
     async with _connected(place.http_port) as connection:
-        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(data)
-        await _send(connection, head + data)
+        await _post(connection, body)
         await _linger(place)
     return LEFT
 
 
 async def half_closed(place: Place) -> str:
     """Says that it will send no more, and waits for the answer; either is an end."""
-    data = json.dumps({"prompt": place.cut(200), "max_tokens": 8}).encode()
     async with _connected(place.http_port) as connection:
-        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(data)
-        await _send(connection, head + data)
+        await _post(connection, {"prompt": place.cut(200), "max_tokens": 8})
         connection.shutdown(socket.SHUT_WR)
         await asyncio.get_running_loop().sock_recv(connection, 1 << 16)
     return LEFT
@@ -506,6 +481,13 @@ async def _connected(port: int) -> AsyncIterator[socket.socket]:
 
 async def _send(connection: socket.socket, data: bytes) -> None:
     await asyncio.get_running_loop().sock_sendall(connection, data)
+
+
+async def _post(connection: socket.socket, body: dict[str, Any]) -> None:
+    data = json.dumps(body).encode()
+    await _send(
+        connection, b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(data) + data
+    )
 
 
 async def _linger(place: Place) -> None:
@@ -541,6 +523,18 @@ VISITS: dict[Visit, int] = {
     half_closed: 1,
     nonsense: 1,
 }
+
+
+async def outcome_of(visit: Visit, place: Place) -> str:
+    """How ``visit`` ended, an orderly refusal among the ways.
+
+    Raises:
+        SoakFault: not as it may.
+    """
+    try:
+        return await visit(place)
+    except CallError as error:
+        return refused(error)
 
 
 def name_of(visit: Visit) -> str:
