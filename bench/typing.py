@@ -6,10 +6,10 @@ import ast
 import asyncio
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from bench.figures import spread
 from bench.local_server import LocalServer
@@ -108,78 +108,69 @@ _HINTS = CompletionHints(mode="middle_or_prefix")
 _SETTLE_S = 60.0
 
 
-class Typist(Protocol):
-    """Types ``stretch`` at ``keys_per_s`` and asks after each key, after one ask that warms the server up."""
-
-    async def type(self, client: Client, stretch: Stretch, keys_per_s: float, max_tokens: int, salt: str) -> KeysLog:
-        """What happened; ``salt`` keeps it from finding what others left in the server.
-
-        Raises:
-            CallError: the server failed.
-        """
+# Types a stretch at so many keys per second and asks for so many tokens after each key, after one ask that warms the
+# server up; the salt keeps it from finding what others left in the server. Raises CallError: the server failed.
+Typist = Callable[[Client, Stretch, float, int, str], Awaitable[KeysLog]]
 
 
-class SessionTypist:
-    """One CompleteSession stream: a key is an edit of one character and an ask."""
-
-    async def type(self, client: Client, stretch: Stretch, keys_per_s: float, max_tokens: int, salt: str) -> KeysLog:
-        """As `Typist`."""
-        log, done = KeysLog(), asyncio.Event()
-        clock = asyncio.get_running_loop().time
-        at = len(stretch.before)
-        async with client.completion.session() as session:
-            setup = pb.SessionSetup(
-                completion=pb.CompletionOptions(mode=pb.CompletionOptions.MODE_MIDDLE_OR_PREFIX),
-                stopping=options_pb2.StoppingOptions(max_tokens=max_tokens), cache=options_pb2.CacheOptions(salt=salt),
-            )  # fmt: skip
-            text = pb.DocumentText(uri=_URI, version=1, text=stretch.before + stretch.after, language=_LANGUAGE)
-            await session.send(pb.CompleteSessionRequest(setup=setup, text=text, ask=_ask(1, at, 1)))
-            reading = asyncio.create_task(_read_answers(session, log, done, len(stretch.typed) + 1))
-            try:
-                await _first(done, reading)
-                began = clock()
-                for number, key in enumerate(stretch.typed):
-                    await asyncio.sleep(max(0.0, began + number / keys_per_s - clock()))
-                    log.press(clock())
-                    edit = pb.TextEdit(start=at + number, end=at + number, text=key)
-                    edits = pb.DocumentEdits(uri=_URI, from_version=number + 1, version=number + 2, edits=[edit])
-                    ask = _ask(number + 2, at + number + 1, number + 2)
-                    await session.send(pb.CompleteSessionRequest(edits=edits, ask=ask))
-                await asyncio.wait_for(reading, _SETTLE_S)
-            finally:
-                reading.cancel()
-        return log
+async def type_in_session(client: Client, stretch: Stretch, keys_per_s: float, max_tokens: int, salt: str) -> KeysLog:
+    """A `Typist` of one CompleteSession stream: a key is an edit of one character and an ask."""
+    log, done = KeysLog(), asyncio.Event()
+    clock = asyncio.get_running_loop().time
+    at = len(stretch.before)
+    async with client.completion.session() as session:
+        setup = pb.SessionSetup(
+            completion=pb.CompletionOptions(mode=pb.CompletionOptions.MODE_MIDDLE_OR_PREFIX),
+            stopping=options_pb2.StoppingOptions(max_tokens=max_tokens), cache=options_pb2.CacheOptions(salt=salt),
+        )  # fmt: skip
+        text = pb.DocumentText(uri=_URI, version=1, text=stretch.before + stretch.after, language=_LANGUAGE)
+        await session.send(pb.CompleteSessionRequest(setup=setup, text=text, ask=_ask(1, at, 1)))
+        reading = asyncio.create_task(_read_answers(session, log, done, len(stretch.typed) + 1))
+        try:
+            await _first(done, reading)
+            began = clock()
+            for number, key in enumerate(stretch.typed):
+                await asyncio.sleep(max(0.0, began + number / keys_per_s - clock()))
+                log.press(clock())
+                edit = pb.TextEdit(start=at + number, end=at + number, text=key)
+                edits = pb.DocumentEdits(uri=_URI, from_version=number + 1, version=number + 2, edits=[edit])
+                ask = _ask(number + 2, at + number + 1, number + 2)
+                await session.send(pb.CompleteSessionRequest(edits=edits, ask=ask))
+            await asyncio.wait_for(reading, _SETTLE_S)
+        finally:
+            reading.cancel()
+    return log
 
 
-class RequestTypist:
-    """No session: every key is a Complete call with both texts, and cancels the one before, as editors do."""
+async def type_with_requests(
+    client: Client, stretch: Stretch, keys_per_s: float, max_tokens: int, salt: str
+) -> KeysLog:
+    """A `Typist` without a session: every key is a Complete call with both texts, and cancels the one before, as
+    editors do."""
+    log = KeysLog()
+    clock = asyncio.get_running_loop().time
 
-    async def type(self, client: Client, stretch: Stretch, keys_per_s: float, max_tokens: int, salt: str) -> KeysLog:
-        """As `Typist`."""
-        log = KeysLog()
-        clock = asyncio.get_running_loop().time
+    async def ask(key: int, typed: str) -> None:
+        gap = Fim(stretch.before + typed, stretch.after, file_name=_URI, language=_LANGUAGE)
+        stopping = StoppingParams(max_tokens=max_tokens)
+        events = client.completion.complete(gap, _HINTS, stopping=stopping, cache_salt=salt)
+        async with aclosing(events):
+            async for event in events:
+                has_text = isinstance(event, Delta) and bool(event.text)
+                if key >= 0 and (has_text or isinstance(event, Finished)):
+                    log.answer(key, clock(), text=has_text)
 
-        async def ask(key: int, typed: str) -> None:
-            gap = Fim(stretch.before + typed, stretch.after, file_name=_URI, language=_LANGUAGE)
-            stopping = StoppingParams(max_tokens=max_tokens)
-            events = client.completion.complete(gap, _HINTS, stopping=stopping, cache_salt=salt)
-            async with aclosing(events):
-                async for event in events:
-                    has_text = isinstance(event, Delta) and bool(event.text)
-                    if key >= 0 and (has_text or isinstance(event, Finished)):
-                        log.answer(key, clock(), text=has_text)
-
-        await ask(-1, "")
-        began, running = clock(), asyncio.create_task(asyncio.sleep(0))
-        for number in range(len(stretch.typed)):
-            await asyncio.sleep(max(0.0, began + number / keys_per_s - clock()))
-            key = log.press(clock())
-            running.cancel()
-            await asyncio.wait([running])
-            _raise_failure(running)
-            running = asyncio.create_task(ask(key, stretch.typed[: number + 1]))
-        await asyncio.wait_for(running, _SETTLE_S)
-        return log
+    await ask(-1, "")
+    began, running = clock(), asyncio.create_task(asyncio.sleep(0))
+    for number in range(len(stretch.typed)):
+        await asyncio.sleep(max(0.0, began + number / keys_per_s - clock()))
+        key = log.press(clock())
+        running.cancel()
+        await asyncio.wait([running])
+        _raise_failure(running)
+        running = asyncio.create_task(ask(key, stretch.typed[: number + 1]))
+    await asyncio.wait_for(running, _SETTLE_S)
+    return log
 
 
 def _ask(number: int, offset: int, version: int) -> pb.CompletionAsk:
@@ -223,7 +214,7 @@ PLACES = (
     "sched:", "specdec.engine.scheduler:", "graphlib:", "specdec.kv_cache:", "queue:",
     "server.admission:",
 )  # fmt: skip
-ARMS: dict[str, Typist] = {"session": SessionTypist(), "requests": RequestTypist()}
+ARMS: dict[str, Typist] = {"session": type_in_session, "requests": type_with_requests}
 _REST_S = 10.0
 
 
@@ -270,7 +261,7 @@ async def measure_typing(engine: EngineConfig, plan: TypingPlan, note: Callable[
 
 
 async def _type(client: Client, typist: Typist, stretch: Stretch, plan: TypingPlan, salt: str) -> KeysLog:
-    log = await typist.type(client, stretch, plan.keys_per_s, plan.max_tokens, salt)
+    log = await typist(client, stretch, plan.keys_per_s, plan.max_tokens, salt)
     await _free_pages(client)  # the engine is at rest when the next one begins
     return log
 

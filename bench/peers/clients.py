@@ -179,7 +179,8 @@ class _ProcessPeer:
     def __init__(
         self, arms: Seq[Arm], words: Seq[str], env: Mapping[str, str] | None, needs_bytes: int, about: dict[str, Any]
     ) -> None:
-        self.arms, self.needs_bytes = tuple(arms), needs_bytes
+        self.arms: Seq[Arm] = tuple(arms)
+        self.needs_bytes = needs_bytes
         self._words, self._env, self._about = tuple(words), dict(env or {}), about
         self._process: PeerProcess | None = None
 

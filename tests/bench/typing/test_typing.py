@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.typing import PLACES, KeysLog, RequestTypist, SessionTypist, Stretch, find_stretch
+from bench.typing import PLACES, KeysLog, Stretch, Typist, find_stretch, type_in_session, type_with_requests
 from bench.workloads.workload import source_of
 from server.serving import Serving
 from specdec.client.client import Client
@@ -75,8 +75,8 @@ def test_a_file_that_is_too_short_is_told() -> None:
         find_stretch("colorsys:", 10**6)
 
 
-@pytest.mark.parametrize("typist", [SessionTypist(), RequestTypist()])
-async def test_typing_what_the_model_would_say(typist: SessionTypist | RequestTypist) -> None:
+@pytest.mark.parametrize("typist", [type_in_session, type_with_requests])
+async def test_typing_what_the_model_would_say(typist: Typist) -> None:
     """Every key is answered in the end, and only a session goes on with what was begun."""
     stretch = Stretch("book", BOOK[:AT], LINE[:8], "\n" + BOOK[BEHIND:])
     serving = Serving(make_config(), CodeTokenizer, factory=FACTORY, policy=quick_policy())
@@ -84,11 +84,11 @@ async def test_typing_what_the_model_would_say(typist: SessionTypist | RequestTy
     try:
         await serving.wait_ready()
         async with Client(f"127.0.0.1:{addresses.grpc_port}") as client:
-            log = await typist.type(client, stretch, 200.0, 32, "")
+            log = await typist(client, stretch, 200.0, 32, "")
     finally:
         await serving.stop()
     assert len(log.pressed_s) == 8
     assert len(log.waits_ms()) == 8
     assert all(wait >= 0 for wait in log.waits_ms())
     assert 7 in log.with_text
-    assert (log.continued > 0) is isinstance(typist, SessionTypist)
+    assert (log.continued > 0) is (typist is type_in_session)
