@@ -256,6 +256,7 @@ class HttpPeer(_ProcessPeer):
             async with asyncio.timeout(self._answer_s):
                 record = Record(prompt.name, clock())
                 await endpoint.send(ask, record)
+                record.end_s = record.last_s  # what the connection takes to end is nobody's decoding
         except TimeoutError:
             raise PeerError(f"no answer within {self._answer_s:g} s") from None
         except (StatusError, RefusedError) as error:
@@ -281,7 +282,7 @@ class HttpPeer(_ProcessPeer):
 
 
 def answer_of(record: Record) -> Answer:
-    """What a whole stream came to; its end is that of its last event.
+    """What a stream came to that has ended.
 
     Raises:
         PeerError: it did not say how many tokens there are.

@@ -329,7 +329,7 @@ def _take(event: dict[str, Any], record: Record, hashes: AnswerHashes, now_s: fl
             record.steps(all_steps, drafted, figures.get("acceptance_histogram", ()))
     except (AttributeError, TypeError, ValueError):
         raise EndpointError(f"the stream holds something else than completions: {str(event)[:_SHOWN]}") from None
-    record.end_s = now_s
+    record.last_s = now_s
     if new:
         record.chunk(now_s)
 

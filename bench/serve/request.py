@@ -54,9 +54,10 @@ Outcome = Literal["ok", "refused", "failed", "cut"]
 @dataclass(slots=True)
 class Record:
     """All ``_s`` are seconds of the event loop's clock. ``due_s``: when it should have been sent; where each request
-    waits for the one before, that is when it was. ``chunk_s``: when each message that had text in it came;
-    ``chunk_tokens``: the tokens of each, empty where the server does not tell; neither does every one tell ``accepted``
-    (entry k counts the verify steps that accepted k draft tokens), ``queue_ms`` and the tokens of ``token_hash``.
+    waits for the one before, that is when it was. ``last_s``: when the last event of an HTTP stream came. ``chunk_s``:
+    when each message that had text in it came; ``chunk_tokens``: the tokens of each, empty where the server does not
+    tell; neither does every one tell ``accepted`` (entry k counts the verify steps that accepted k draft tokens),
+    ``queue_ms`` and the tokens of ``token_hash``.
 
     Outcomes: "refused" for now by the server, "failed" in another way, "cut" by our own timeout.
     """
@@ -65,6 +66,7 @@ class Record:
     due_s: float
     sent_s: float = 0.0
     end_s: float = 0.0
+    last_s: float = 0.0
     chunk_s: list[float] = field(default_factory=list)
     chunk_tokens: list[int] = field(default_factory=list)
     prompt_tokens: int = 0

@@ -85,7 +85,7 @@ async def test_a_stopped_one_does_nothing_until_it_is_continued(tmp_path: Path) 
     assert living(tmp_path) == []
 
 
-def test_times_are_those_of_the_first_text_and_of_the_last_event() -> None:
+def test_times_are_those_of_the_first_text_and_of_the_end() -> None:
     record = Record("x", 10.0, 10.0, end_s=14.0, chunk_s=[12.0, 13.0], prompt_tokens=1, output_tokens=5, text="ab")
     found = answer_of(record)
     assert (found.ttft_ms, found.e2e_ms, found.tokens, found.text) == (2000.0, 4000.0, 5, "ab")
