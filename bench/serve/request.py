@@ -66,7 +66,6 @@ class Record:
     due_s: float
     sent_s: float = 0.0
     end_s: float = 0.0
-    last_s: float = 0.0
     chunk_s: list[float] = field(default_factory=list)
     chunk_tokens: list[int] = field(default_factory=list)
     prompt_tokens: int = 0
@@ -75,12 +74,13 @@ class Record:
     tokens_per_step: float | None = None
     accepted: tuple[int, ...] = ()
     queue_ms: float | None = None
-    text: str = ""
     token_hash: bytes = b""
     text_hash: bytes = b""
     outcome: Outcome = "ok"
     error: str = ""
     retry_after_s: float | None = None
+    last_s: float = 0.0
+    text: str = ""
 
     def chunk(self, now_s: float, tokens: int | None = None) -> None:
         """A message with text came."""

@@ -90,15 +90,15 @@ def test_an_abort_ends_it() -> None:
     assert not engine.has_work()
 
 
-@pytest.mark.parametrize("face", ["grpc", "http"])
-async def test_readers_get_every_message(face: str) -> None:
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+async def test_readers_get_every_message(protocol: str) -> None:
     config = Config(engine=EngineConfig(target=paced_target(1)), server=ServerConfig(grpc_port=0, http_port=0))
     serving = Serving(config, ByteTokenizer, factory=FACTORY)
     addresses = await serving.start()
     try:
         await serving.wait_ready()
         reader: GrpcReader | HttpReader
-        if face == "grpc":
+        if protocol == "grpc":
             reader = GrpcReader(f"127.0.0.1:{addresses.grpc_port}")
         else:
             assert addresses.http_port is not None
@@ -113,15 +113,15 @@ async def test_readers_get_every_message(face: str) -> None:
         await serving.stop()
 
 
-@pytest.mark.parametrize("face", ["grpc", "http"])
-async def test_bare_readers_get_every_message(face: str) -> None:
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+async def test_bare_readers_get_every_message(protocol: str) -> None:
     config = Config(engine=EngineConfig(target=paced_target(1)), server=ServerConfig(grpc_port=0, http_port=0))
     serving = Serving(config, ByteTokenizer, factory=FACTORY)
     addresses = await serving.start()
 
     def read(limits: tuple[int, ...]) -> None:
         assert addresses.http_port is not None
-        reader = BareGrpc(addresses.grpc_port) if face == "grpc" else BareHttp(addresses.http_port)
+        reader = BareGrpc(addresses.grpc_port) if protocol == "grpc" else BareHttp(addresses.http_port)
         try:
             for limit in limits:
                 before = now_ns()
@@ -171,11 +171,13 @@ async def test_a_refusal_is_no_figure() -> None:
         await serving.stop()
 
 
-@pytest.mark.parametrize("face", ["grpc", "http"])
-async def test_a_face_is_measured(face: str) -> None:
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+async def test_a_protocol_is_measured(protocol: str) -> None:
     """Through real processes and sockets: every message arrives, and no figure is impossible."""
-    plan = FrontendPlan(requests=3, messages=4, step_ms=1.0, streams=3, busy_step_ms=20.0, seconds=1.0, faces=(face,))
-    figures = (await measure_frontend(plan))[face]
+    plan = FrontendPlan(
+        requests=3, messages=4, step_ms=1.0, streams=3, busy_step_ms=20.0, seconds=1.0, protocols=(protocol,)
+    )
+    figures = (await measure_frontend(plan))[protocol]
     assert figures["messages"] == 12
     assert figures["added_ttft_ms"]["n"] == figures["floor_added_ttft_ms"]["n"] == 3
     assert figures["message_way_ms"]["n"] == figures["floor_message_way_ms"]["n"] == 12

@@ -76,12 +76,12 @@ async def test_a_visit_that_breaks_is_a_fault_unless_the_process_was_stopped(mon
     place = Place(0, Client("127.0.0.1:1"), httpx.AsyncClient(), 1, 1, "", Random(0))
     one = soak_bench.Visitor(place, tally, clock, 5.0)
     await one._pay(breaks)
-    assert list(tally.faults) == ["test_soak breaks: ValueError: no JSON"]
+    assert list(tally.faults) == ["breaks: ValueError: no JSON"]
     paying = asyncio.create_task(one._pay(breaks))
     await asyncio.sleep(0)
     clock.stops += 1
     await paying
-    assert (tally.n_faults, tally.outcomes["test_soak breaks", soak_bench.EXCUSED]) == (1, 1)
+    assert (tally.n_faults, tally.outcomes["breaks", soak_bench.EXCUSED]) == (1, 1)
 
 
 def test_every_visit_has_a_name_of_its_own() -> None:
