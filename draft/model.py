@@ -133,13 +133,13 @@ class Growth:
 def going_on(growths: Seq[Growth]) -> list[Growth]:
     """Those with a frontier for which one more level pays, now that some have stopped sharing its price."""
     ready = [growth for growth in growths if growth.frontier]
-    asked = [growth for growth in ready if growth.task.pace is not None]
+    asked = [growth for growth in ready if growth.task.deepening is not None]
     if not asked:
         return ready
     asked.sort(key=_reached, reverse=True)
-    pace = asked[0].task.pace
-    assert pace is not None
-    kept = pace.keep([math.exp(_reached(growth)) for growth in asked], len(ready) - len(asked))
+    deepening = asked[0].task.deepening
+    assert deepening is not None
+    kept = deepening.keep([math.exp(_reached(growth)) for growth in asked], len(ready) - len(asked))
     stopped = {id(growth) for growth in asked[kept:]}
     return [growth for growth in ready if id(growth) not in stopped]
 

@@ -13,7 +13,7 @@ from typing import cast
 from torch import Tensor
 
 from draft.protocol import CostlyDrafter, Drafter, DraftTask
-from specdec.control.state import DraftWork
+from specdec.control.inputs import DraftWork
 from specdec.sequence import Sequence
 from specdec.tree import TokenTree, check_tree
 

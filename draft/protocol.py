@@ -8,7 +8,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol
 
-from specdec.control.gates import Pace
+from specdec.control.inputs import Deepening
 from specdec.sampling import SequenceSampling
 from specdec.sequence import Sequence
 from specdec.tree import MAX_NODES, TokenTree
@@ -32,8 +32,8 @@ class DraftTask:
     ``sequence.tokens`` are all committed; the last is the pending token, the root of the tree to fill.
     ``source``: the drafter's name. ``odds`` turns its probabilities into calibrated ones. ``floor``: a node whose
     score (log of the chance that it is reached) lies below is not worth proposing, nor its children.
-    ``level_floor``: a node below it is not worth a forward of a costly drafter to find its children. ``pace``: says
-    after each level which of the trees that grow together should go on; None: this one always does.
+    ``deepening``: says after each level which nodes are worth a forward of a model-based drafter to find their
+    children, and which of the trees that grow together should go on; None: all.
     """
 
     sequence: Sequence
@@ -44,8 +44,12 @@ class DraftTask:
     source: str = ""
     odds: Odds = raw_odds
     floor: float = -math.inf
-    level_floor: float = -math.inf
-    pace: Pace | None = None
+    deepening: Deepening | None = None
+
+    @property
+    def level_floor(self) -> float:
+        """Log of the least chance of being reached for which a node is worth a forward to find its children."""
+        return -math.inf if self.deepening is None else self.deepening.floor
 
     def add(self, tree: TokenTree, parent: int, token: int, prob: float, rank: int = 0) -> int:
         """Propose ``token`` under ``parent``; returns its node, or -1 where it is not worth it or there is no room.

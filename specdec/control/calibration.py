@@ -104,3 +104,24 @@ def _prior() -> NDArray[np.float64]:
     """A drafter's first choice is believed somewhat less than it believes itself, later ones as much."""
     own = np.asarray(_middles())
     return np.broadcast_to(np.stack([0.9 * own, *[own] * (RANKS - 1)])[None, :, None, :], _SHAPE)
+
+
+BINS = 10
+
+
+class Reliability:
+    """Per drafter, in ten bins of predicted chance: what was predicted, what happened, how often."""
+
+    def __init__(self, drafters: Iterable[str]) -> None:
+        self._bins = {name: [[0.0, 0.0, 0.0] for _ in range(BINS)] for name in drafters}
+
+    def add(self, drafter: str, predicted: float, hit: bool) -> None:
+        """A node whose parent was reached."""
+        found = self._bins[drafter][min(BINS - 1, int(predicted * BINS))]
+        found[0] += predicted
+        found[1] += hit
+        found[2] += 1.0
+
+    def table(self) -> dict[str, list[tuple[float, float, float]]]:
+        """Per drafter the bins that hold anything: (mean predicted, observed rate, nodes)."""
+        return {name: [(p / n, h / n, n) for p, h, n in bins if n] for name, bins in self._bins.items()}

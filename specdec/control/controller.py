@@ -1,54 +1,53 @@
-"""The goodput controller: who drafts, how far, and which nodes are verified."""
+"""The goodput controller: who drafts, how deep, and which nodes are verified."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from specdec.control.calibration import MOST, Calibration, temperature_bucket
+from specdec.control.calibration import Calibration, Reliability, temperature_bucket
 from specdec.control.costs import CostTable
-from specdec.control.gates import SHORT_BACKLOG, Balance, CostlyGate, FreeGate, Pace
-from specdec.control.state import DraftWork, Outcome, Ratio, Reliability, SequenceControl, Skill, Turn, trust_ratio
-from specdec.control.tree_budget import Choice, choose, plain
+from specdec.control.drafter_gate import DrafterGate, GatePrices
+from specdec.control.inputs import (
+    Ask,
+    Deepening,
+    DraftWork,
+    Outcome,
+    Plan,
+    Ratio,
+    SequenceHistory,
+    SequenceInputs,
+    StepInputs,
+    StepPrices,
+)
+from specdec.control.node_budget import choose, merge
 from specdec.tree import TokenTree
-
-
-@dataclass(slots=True)
-class Decided:
-    """row_ms, token_ms: milliseconds that a row, and a token without drafts, were expected to take. asked: per turn
-    whether the free drafters were. chosen: per turn the merged tree and the nodes of it to be verified. bound: the step
-    was not free to decide, or says nothing of decoding: prompts were read, or someone's wish came first. prefill_rows:
-    of those prompts."""
-
-    turns: Sequence[Turn] = ()
-    row_ms: float = 0.0
-    token_ms: float = 1.0
-    asked: Sequence[bool] = ()
-    chosen: list[tuple[TokenTree, list[int]]] = field(default_factory=list)
-    bound: bool = False
-    prefill_rows: int = 0
-
 
 Odds = Callable[[int, int, float], tuple[float, int]]
 
+LOOKUP = "lookup"  # names the gate of all lookup drafters
+MODEL_PRIOR, LOOKUP_PRIOR = (1.5, 3.0, 3.0), (0.5, 1.0, 0.0)  # tokens, levels, rows of a step, before any was seen
+LOOKS = 0.1  # over ``probe_every``: chance that in a step texts become such as a drafter does well on
 REFRESH_EVERY = 12  # steps between recomputations of the calibrated chances
-RATE_FADE = 0.1  # weight of one step in the running speed-up
+NEGLIGIBLE = 0.01  # of a token's time: what takes less is not decided
+FADE = 0.1  # weight of one step in running averages
 LOWEST_CHANCE = 2e-3  # nodes less likely than this are never worth a row
-LOOK_EVERY = 24  # steps with drafts in a row after which one goes without, to see what plain decoding takes now
-LOOK_BELOW = 1.3  # where drafting wins less than this: what it is compared with must be known, not extrapolated
 EXPLORES = 0.5  # of the price of a row: what may be proposed, since a node's chance is an estimate
+DEAREST = 0.95  # no price, however high, stops a level whose parents are certain to be reached
+FIRST_FOLLOW, FOLLOW_FADE, LEAST_FOLLOW = 0.7, 0.02, 0.2
+SHORT_BACKLOG = 16  # tokens: what an accepted run or a pause leaves is read along with the first level
+CHUNK = 192  # rows of a prompt read in one forward
 
 
 class Controller:
-    """Decides from numbers alone; a step calls, in order: `begin`, `free_gate`, `gate` for each costly drafter,
-    `choose`, `observe`; `observe` may come as late as the next step's `choose`, with the `decided` of its own step.
-    Everything it does is a function of those calls' arguments, so a trace of them in order replays it.
+    """Decides from numbers alone. In a step, `decide` is asked again with what the drafters proposed until it asks for
+    no more; `observe` teaches it what came of the step, also when the next was decided already. Only `enter` and
+    `observe` change it: everything else is a function of what was learnt and of the arguments, so a trace replays it.
 
-    drafters: name -> whether it is costly. verify: cost of the target's forward. drafting: per costly drafter the
-    cost of one level by the number of sequences drafted together. probe_every: steps between probes of what is off.
-    order: drafters as they are asked, the free ones first.
+    drafters: name -> whether it is model-based. verify: cost of the target's forward. drafting: per model-based drafter
+    the cost of one level by the number of sequences drafted together. probe_every: sets how often what does not pay is
+    tried again.
     """
 
     def __init__(
@@ -58,28 +57,23 @@ class Controller:
         self.calibration = Calibration(tuple(drafters))
         self.reliability = Reliability(drafters)
         self._drafters, self._probe_every = dict(drafters), probe_every
-        self.order = sorted(drafters, key=drafters.__getitem__)
-        self._gates = {name: CostlyGate(name, table, probe_every) for name, table in drafting.items()}
-        self._entered = self._steps = 0
-        self._speedup = 1.0
-        self._free = FreeGate()
-        self._free_gain = 0.0  # tokens that the free drafters bring a turn, less what their rows cost
-        self._balances: dict[int, Balance] = {}  # by the batch's size, in powers of two
-        self._free_names = {name for name, costly in drafters.items() if not costly}
-        self._trust: dict[int, Ratio] = {}
-        self.decided = Decided()  # of the step that began last
-        self._turns: Sequence[Turn] = ()
-        self._fixed_rows, self._context, self._plain_ms, self._row_ms = 1, 0.0, 1.0, 0.0
-        self._decode_ms, self._every_ms, self._prefills = 1.0, 1.0, False
+        self._lookups = frozenset(name for name, model_based in drafters.items() if not model_based)
+        looks = LOOKS / probe_every
+        self._models = {name: _ModelCosts(table) for name, table in drafting.items()}
+        self._gates = {name: DrafterGate(name, MODEL_PRIOR, looks) for name in drafting}
+        self._lookup_gate = DrafterGate(LOOKUP, LOOKUP_PRIOR, looks)
+        self._lookup_ms = 0.0  # per sequence they are asked for
+        self._lookup_gain = 0.0  # tokens that they bring a sequence and step, less what their rows cost
+        self._speedup = 1.0  # of steps as they were decided, over plain ones
         self._prompts = Ratio(prior=200.0, least=0.3, most=2.0)  # milliseconds they took over those of as many rows
-        self._drafted, self._looks = 0, False  # steps with drafts since the last without; whether this one goes without
+        self._entered = self._steps = 0
 
     def as_dict(self) -> dict[str, Any]:
         """What it was built from, as plain values."""
         return {
             "drafters": self._drafters,
             "verify": self.verify.as_dict(),
-            "drafting": {name: gate.cost.as_dict() for name, gate in self._gates.items()},
+            "drafting": {name: costs.level.as_dict() for name, costs in self._models.items()},
             "probe_every": self._probe_every,
         }
 
@@ -89,229 +83,205 @@ class Controller:
         drafting = {name: CostTable.from_dict(table) for name, table in data["drafting"].items()}
         return Controller(data["drafters"], CostTable.from_dict(data["verify"]), drafting, data["probe_every"])
 
-    def enter(self, temperature: float) -> SequenceControl:
+    def enter(self, temperature: float) -> SequenceHistory:
         """A sequence begins."""
         self._entered += 1
-        return self.control(self._entered, temperature_bucket(temperature))
+        return self.history(self._entered, temperature_bucket(temperature))
 
-    def control(self, key: int, bucket: int) -> SequenceControl:
-        """The state of a sequence that begins; `enter` numbers them."""
-        pool = self._trust.setdefault(bucket, trust_ratio())
-        return SequenceControl(key, bucket, trust=trust_ratio(pool))
+    def history(self, key: int, bucket: int) -> SequenceHistory:
+        """That of a sequence that begins; `enter` numbers them."""
+        return SequenceHistory(key, bucket)
 
-    def begin(self, turns: Sequence[Turn], prefill_rows: int) -> None:
-        """A step in which ``turns`` sample and ``prefill_rows`` rows of prompts are computed besides."""
-        self._turns = turns
-        n = len(turns)
-        self._fixed_rows = n + prefill_rows
-        self._context = sum([turn.context for turn in turns]) / n if n else 0.0
+    def prices(self, contexts: Sequence[float], prefill_rows: int = 0) -> StepPrices:
+        """What a step costs in which sequences sample that look back on ``contexts``, and ``prefill_rows`` rows of
+        prompts are computed besides."""
+        n = len(contexts)
+        context = sum(contexts) / n if n else 0.0
+        rows = n + prefill_rows
+        decode_ms = self.verify.ms(max(n, 1), context)
+        all_ms = self.verify.ms(max(rows, 1), context) if prefill_rows else decode_ms
+        row_ms = (self.verify.ms(rows + 8, context) - all_ms) / 8
         # A prompt that is read beside them makes this step long; the time of those that decode is worth no less.
-        self._decode_ms = max(self.verify.ms(max(n, 1), self._context), 1e-6)
-        self._prefills = prefill_rows > 0
-        self._every_ms = self.verify.ms(self._fixed_rows, self._context)
-        self._plain_ms = self._decode_ms + self._prompts.value * max(0.0, self._every_ms - self._decode_ms)
-        self._row_ms = (self.verify.ms(self._fixed_rows + 8, self._context) - self._every_ms) / 8
-        self.decided = Decided(turns, self._row_ms, self._token_ms, prefill_rows=prefill_rows)
+        plain_ms = decode_ms + self._prompts.value * (all_ms - decode_ms)
+        return StepPrices(plain_ms, decode_ms, row_ms, decode_ms / max(n, 1), rows, context)
 
-    @property
-    def _token_ms(self) -> float:
-        """Milliseconds that a token of this batch takes without drafts."""
-        return self._decode_ms / max(len(self._turns), 1)
-
-    @property
-    def rate(self) -> float:
+    def rate(self, step: StepInputs) -> float:
         """Tokens per millisecond that this batch is expected to earn by decoding; plainly, if drafting loses."""
-        return max(self._speedup, 1.0) * len(self._turns) / self._decode_ms
+        return max(self._speedup, 1.0) / step.prices.token_ms
 
-    def node_floor(self, decision: str) -> float:
-        """Log of the least chance of being reached for which a node is worth proposing; none when the point is to find
-        out, on a probe or for `free` drafters now and then: a chance that fell too low could never be corrected."""
-        if decision == "probe" or (decision == "free" and self._steps % self._probe_every == 0):
-            return -math.inf
-        return math.log(max(LOWEST_CHANCE, EXPLORES * self.rate * self._row_ms))
+    def decide(self, step: StepInputs) -> Plan:
+        """What to do next: whom to ask, or else which nodes to verify."""
+        if self._lookups and not self._lookups.issubset(step.drafted):
+            return Plan(self._ask_lookups(step))
+        for name in self._gates:
+            if name not in step.drafted:
+                return Plan([self._ask_model(name, step)])
+        return self._choose(step)
 
-    def odds(self, drafter: str, turn: Turn) -> Odds:
+    def odds(self, drafter: str, one: SequenceInputs) -> Odds:
         """How likely ``drafter``'s nodes are accepted on this sequence: (rank, depth, prob) -> (log chance, cell)."""
-        bucket, cell_of = turn.control.bucket, self.calibration.cell
-        log_chance = self.cell_odds(turn.control.skills.get(drafter))
+        bucket, cell_of, chance_of, log = one.history.bucket, self.calibration.cell, self.calibration.chance, math.log
 
         def odds(rank: int, depth: int, prob: float) -> tuple[float, int]:
             cell = cell_of(drafter, bucket, rank, depth, prob)
-            return log_chance(cell, depth), cell
+            return log(chance_of(cell)), cell
 
         return odds
 
-    def cell_odds(self, skill: Skill | None) -> Callable[[int, int], float]:
-        """Log of the chance of a node of (cell, depth), for a drafter with this `Skill` on the sequence."""
-        chance_of, log = self.calibration.chance, math.log
-        first, deep = (1.0, 1.0) if skill is None else (skill.factor(True), skill.factor(False))
-        return lambda cell, depth: log(min(MOST, chance_of(cell) * (first if depth == 1 else deep)))
-
-    def free_gate(self) -> list[bool]:
-        """Per turn whether the free drafters are asked."""
-        self.decided.bound = self._prefills or any(turn.forced or turn.lag > 0 for turn in self._turns)
-        self._looks = self._drafted >= LOOK_EVERY and self._speedup < LOOK_BELOW and not self.decided.bound
-        self.decided.asked = [] if self._looks else self._free.decide(self._turns, self._token_ms)
-        return list(self.decided.asked) or [False] * len(self._turns)
-
-    def gate(self, drafter: str, trees: Sequence[Sequence[TokenTree]], eligible: Sequence[bool]) -> list[str]:
-        """Per turn whether costly ``drafter`` is asked (`on`, `probe`, `forced`) or not (`off`, ``).
-
-        trees: per turn what the others proposed. eligible: whether the turn's request lets it draft here.
-        """
-        if self._looks or (self._balance(len(self._turns)).rests and not self.decided.bound):
-            return ["off" if ok else "" for ok in eligible]
-        covered = [_covered(own) for own in trees]
-        allowed = [ok and (turn.forced or not turn.fresh) for ok, turn in zip(eligible, self._turns, strict=True)]
-        gate = self._gates[drafter]
-        gate.follow(self.verify.slowness)
-        others_rate = (1.0 + max(0.0, self._free_gain)) / self._token_ms
-        return gate.decide(self._turns, covered, allowed, others_rate, self._row_ms, self._decode_ms)
-
-    def pace(self, drafter: str) -> Pace:
-        """How deep costly ``drafter`` should go in this step."""
-        return self._gates[drafter].pace(self.rate, self._row_ms)
-
-    def choose(self, trees: Sequence[TokenTree], draft_ms: float) -> Choice:
-        """The nodes to verify, one (merged) tree per turn; ``draft_ms`` was spent on proposing."""
-        proposed = sum([len(tree.tokens) - 1 for tree in trees])
-        if proposed:
-            costs = self.verify.span(min(self._fixed_rows, self.verify.largest), proposed, self._context)
-            prompts_ms = max(0.0, costs[0] - self._decode_ms)
-            choice = choose(self._turns, trees, costs, draft_ms, self.rate, prompts_ms)
-        else:
-            choice = plain(self._turns, self._decode_ms, draft_ms)
-        self.decided.chosen = list(zip(trees, choice.kept, strict=True))
-        if self._turns and not self._prefills and not any(turn.forced for turn in self._turns):
-            gained = choice.value * self._plain_ms / len(self._turns)
-            self._speedup += RATE_FADE * (max(gained, 0.5) - self._speedup)
-        return choice
-
-    def predicted_ms(self, budget: int) -> float:
-        """Expected milliseconds of this step's forward with ``budget`` draft nodes."""
-        if not budget:
-            return self._plain_ms
-        return self._plain_ms + self.verify.ms(self._fixed_rows + budget, self._context) - self._every_ms
-
     def draft_ms(self, drafter: str, batch: int, levels: int) -> float:
-        """Expected milliseconds of ``levels`` forwards of a costly drafter for ``batch`` sequences."""
-        return levels * self._gates[drafter].cost.ms(batch)
+        """Expected milliseconds of ``levels`` forwards of a model-based drafter for ``batch`` sequences."""
+        costs = self._models.get(drafter)
+        return levels * costs.level.ms(batch) if costs and batch else 0.0
 
-    def observe(self, outcome: Outcome, decisions: Mapping[str, Sequence[str]], decided: Decided | None = None) -> None:
-        """Learn from what a step yielded, of which `decided` was kept; None: the one that began last."""
-        decided = decided or self.decided
-        self._time(outcome, decided.prefill_rows)
-        free_ms = outcome.draft_ms
-        self._settle(outcome, decided)
-        for name, work in outcome.work.items():
-            gate = self._gates.get(name)
-            if gate is not None:
-                free_ms -= work.ms
-            self._learn(name, work, outcome.tokens, gate, decisions.get(name, ()), decided)
-        self._free.observe_ms(max(0.0, free_ms), sum(decided.asked))
-        self._weigh(outcome, decisions, decided)
-        self._drafted = self._drafted + 1 if any(kept for _, kept in decided.chosen) else 0
-        decided.chosen, decided.asked = [], ()
+    def observe(self, step: StepInputs, plan: Plan, outcome: Outcome) -> None:
+        """Learn from what ``step`` yielded, in which ``plan`` was the last."""
+        self._observe_times(step, outcome)
+        gained = 0.0
+        row_price = step.prices.row_ms / step.prices.token_ms
+        asked = self._lookups_asked(step)
+        weighed = self._weighs_lookups(step)
+        for one, tree, kept, tokens, was_asked in zip(
+            step.sequences, plan.trees, plan.kept, outcome.tokens, asked, strict=True
+        ):
+            one.history.emitted += len(tokens)
+            gain = 0.0
+            if kept:
+                own = {node for node in kept if not self._lookups.isdisjoint(tree.sources[node])}
+                gain = len(own.intersection(tree.walk(tokens[:-1], set(kept)))) - row_price * len(own)
+            gained += gain
+            if weighed and was_asked:
+                self._lookup_gate.observe(one, max(0.0, gain), 1.0, 0.0)
+        if weighed:
+            self._lookup_gate.pause(step.sequences, asked)
+        for name, work in step.drafted.items():
+            self._observe_drafter(name, work, step, plan, outcome)
+        if step.sequences and not step.bound:
+            self._lookup_gain += FADE * (gained / len(step.sequences) - self._lookup_gain)
+            speedup = plan.value * step.prices.token_ms
+            self._speedup += FADE * (max(speedup, 0.5) - self._speedup)
         self._steps += 1
         if self._steps % REFRESH_EVERY == 0:
             self.calibration.refresh()
 
-    def _time(self, outcome: Outcome, prefill_rows: int) -> None:
-        """What the forward took. Rows of prompts cost otherwise than those that sample, and there are many of them: put
-        into the table, they would tilt what it says of a few."""
-        if not prefill_rows:
-            self.verify.observe(outcome.rows, outcome.context, outcome.verify_ms)
-            return
-        decode_ms = self.verify.ms(max(1, outcome.rows - prefill_rows), outcome.context)
-        expected = self.verify.ms(outcome.rows, outcome.context) - decode_ms
-        self._prompts.add(expected, max(0.0, outcome.verify_ms - decode_ms))
+    def _weighs_lookups(self, step: StepInputs) -> bool:
+        """Whether asking lookup drafters takes long enough to be weighed against what they bring."""
+        return self._lookup_ms > NEGLIGIBLE * step.prices.token_ms
 
-    def _weigh(self, outcome: Outcome, decisions: Mapping[str, Sequence[str]], decided: Decided) -> None:
-        """What the step's tokens took against what they would have taken one by one. A text that was read for the first
-        time is an investment, which the gate has weighed: such a step says nothing."""
-        n = len(decided.turns)
-        if not n or decided.bound:
-            return
-        on = [
-            turn.backlog.get(name, 0) <= SHORT_BACKLOG
-            for name, asked in decisions.items()
-            for turn, decision in zip(decided.turns, asked, strict=True)
-            if decision == "on"
+    def _lookups_asked(self, step: StepInputs) -> list[bool]:
+        works = [step.drafted[name].trees for name in step.drafted if name in self._lookups]
+        return [any(trees[i] is not None for trees in works) for i in range(len(step.sequences))]
+
+    def _ask_lookups(self, step: StepInputs) -> list[Ask]:
+        """They share one decision: the time all of them take is what is known."""
+        sequences, n = step.sequences, len(step.sequences)
+        wanted = [True] * n
+        if self._weighs_lookups(step):
+            prices = GatePrices(step.prices.token_ms, 0.0, [self._lookup_ms * count for count in range(n + 1)])
+            found = self._lookup_gate.decide(sequences, wanted, [0.0] * n, [0.0] * n, prices)
+            wanted = [one.first or decision != "off" for one, decision in zip(sequences, found, strict=True)]
+        floors = {"free": self._node_floor(step)}
+        return [
+            Ask(name, [_lookup_decision(name, one, ok) for one, ok in zip(sequences, wanted, strict=True)], floors)
+            for name in self._drafters
+            if name in self._lookups
         ]
-        spent_ms = outcome.verify_ms + outcome.draft_ms
-        gain = sum(map(len, outcome.tokens)) / n - spent_ms / (decided.token_ms * n)
-        self._balance(n).observe(gain if on and all(on) else None)
 
-    def _balance(self, sequences: int) -> Balance:
-        """That of batches of this size, within a factor of two."""
-        size = max(1, sequences).bit_length()
-        if size not in self._balances:
-            self._balances[size] = Balance(1 << (size - 1))
-        return self._balances[size]
+    def _ask_model(self, name: str, step: StepInputs) -> Ask:
+        costs, prices = self._models[name], step.prices
+        eligible = [name in one.drafters and one.nodes > 0 and (one.forced or not one.first) for one in step.sequences]
+        if not any(eligible):
+            return Ask(name, [""] * len(eligible), {})
+        covered = [_covered(step, i) for i in range(len(eligible))]
+        reading = [costs.reading_ms(one.backlog.get(name, 0)) for one in step.sequences]
+        token_ms = prices.token_ms / (1.0 + max(0.0, self._lookup_gain))
+        gate_prices = GatePrices(token_ms, prices.row_ms, costs.levels(eligible.count(True), self.verify.slowness))
+        decisions = self._gates[name].decide(step.sequences, eligible, covered, reading, gate_prices)
+        floor = self._node_floor(step)
+        ask = Ask(name, decisions, {"on": floor, "probe": -math.inf, "forced": -math.inf})
+        if ask.asked:
+            rate = self.rate(step)
+            ask.deepening = costs.deepening(ask.asked, rate, prices.row_ms)
+        return ask
 
-    def _settle(self, outcome: Outcome, decided: Decided) -> None:
-        """What the verified nodes of each turn promised, and what they and the free drafters' ones brought."""
-        row_price = decided.row_ms / decided.token_ms
-        gains = 0.0
-        for i, (turn, tokens) in enumerate(zip(decided.turns, outcome.tokens, strict=True)):
-            turn.control.emitted += len(tokens)
-            gain = 0.0
-            if i < len(decided.chosen) and decided.chosen[i][1]:
-                tree, kept = decided.chosen[i]
-                free = {node for node in kept if not self._free_names.isdisjoint(tree.sources[node])}
-                accepted = tree.walk(tokens[:-1], set(kept))
-                gain = len(free.intersection(accepted)) - row_price * len(free)
-                turn.control.trust.add(sum(math.exp(tree.scores[node]) for node in kept), len(accepted))
-            gains += gain
-            if i < len(decided.asked):
-                self._free.observe(turn, decided.asked[i], gain)
-        if decided.turns and not decided.bound:
-            self._free_gain += RATE_FADE * (gains / len(decided.turns) - self._free_gain)
+    def _node_floor(self, step: StepInputs) -> float:
+        """Log of the least chance of being reached for which a node is worth proposing; now and then none, since a
+        chance that fell too low could never be corrected."""
+        if self._steps % self._probe_every == 0:
+            return -math.inf
+        return math.log(max(LOWEST_CHANCE, EXPLORES * self.rate(step) * step.prices.row_ms))
 
-    def _learn(
-        self,
-        name: str,
-        work: DraftWork,
-        tokens: Sequence[list[int]],
-        gate: CostlyGate | None,
-        decisions: Sequence[str],
-        decided: Decided,
-    ) -> None:
+    def _choose(self, step: StepInputs) -> Plan:
+        works = list(step.drafted.values())
+        trees = [
+            merge([TokenTree(one.pending), *(tree for work in works if (tree := work.trees[i]) is not None)])
+            for i, one in enumerate(step.sequences)
+        ]
+        proposed = sum([len(tree.tokens) - 1 for tree in trees])
+        draft_ms = sum([work.ms for work in works])
+        prices = step.prices
+        if not proposed:
+            n = len(trees)
+            value = n / max(draft_ms + prices.decode_ms, 1e-9)
+            return Plan([], trees, [[] for _ in trees], 0, float(n), value, prices.plain_ms)
+        costs = self.verify.span(min(prices.rows, self.verify.largest), proposed, prices.context)
+        prompts_ms = max(0.0, costs[0] - prices.decode_ms)
+        choice = choose(step.sequences, trees, costs, draft_ms, self.rate(step), prompts_ms)
+        verify_ms = prices.plain_ms + costs[min(choice.budget, len(costs) - 1)] - costs[0]
+        return Plan([], trees, choice.kept, choice.candidates, choice.predicted_tokens, choice.value, verify_ms)
+
+    def _observe_times(self, step: StepInputs, outcome: Outcome) -> None:
+        """What forward and drafting took. Rows of prompts cost otherwise than those that sample, and there are many of
+        them: put into the table, they would tilt what it says of a few."""
+        if step.prefill_rows:
+            decode_ms = self.verify.ms(max(1, outcome.rows - step.prefill_rows), outcome.context)
+            expected = self.verify.ms(outcome.rows, outcome.context) - decode_ms
+            self._prompts.add(expected, max(0.0, outcome.verify_ms - decode_ms))
+        else:
+            self.verify.observe(outcome.rows, outcome.context, outcome.verify_ms)
+        left_ms = outcome.draft_ms
+        lookups = sum(self._lookups_asked(step))
+        asked = [name for name in self._models if name in step.drafted and step.drafted[name].levels]
+        if not asked:
+            if lookups:
+                self._lookup_ms += FADE * (left_ms / lookups - self._lookup_ms)
+            return
+        left_ms -= self._lookup_ms * lookups
+        drafted_ms = sum(step.drafted[name].ms for name in asked)
+        for name in asked:
+            work = step.drafted[name]
+            backlogs = [
+                one.backlog.get(name, 0)
+                for one, tree in zip(step.sequences, work.trees, strict=True)
+                if tree is not None
+            ]
+            # All that the propose stage took besides is put down to who made it long.
+            took = work.ms * max(1.0, left_ms / max(drafted_ms, 1e-9))
+            self._models[name].observe(len(backlogs), work.levels, sum(backlogs), work.ms, took, self.verify.slowness)
+
+    def _observe_drafter(self, name: str, work: DraftWork, step: StepInputs, plan: Plan, outcome: Outcome) -> None:
         trials: list[tuple[int, bool]] = []
-        asked: list[Turn] = []
-        backlog = 0
-        for i, (turn, tree) in enumerate(zip(decided.turns, work.trees, strict=True)):
+        gate = self._gates.get(name)
+        for i, (one, tree) in enumerate(zip(step.sequences, work.trees, strict=True)):
             if tree is None:
                 continue
-            asked.append(turn)
-            backlog += turn.backlog.get(name, 0)
-            gain = self._walk(name, turn.control, tree, tokens[i], trials) if len(tree.tokens) > 1 else 0
-            if gate is not None:
-                levels = max(1, max(tree.depths))
-                # The last token is the target's own: where it was drafted but not verified, that brought nothing. A
-                # probe asks what would have come, even of a drafter that nobody believes by now.
-                if decisions and decisions[i] == "probe":
-                    gate.observe(turn, gain, levels, levels, probe=True)
-                else:
-                    gate.observe(turn, max(0, min(gain, len(tokens[i]) - 1)), levels, _verified(decided, i, name))
+            held = self._observe_tree(name, tree, outcome.tokens[i], trials) if len(tree.tokens) > 1 else 0
+            if gate is None:
+                continue
+            levels = max(1, max(tree.depths))
+            self._models[name].observe_follow(held, levels)
+            # The last token is the target's own: where it was drafted but not verified, that brought nothing. A probe
+            # asks what would have come, even of a drafter that nobody believes by now.
+            if work.decisions[i] == "probe":
+                gate.observe(one, held, levels, levels)
+            else:
+                verified = sum(name in plan.trees[i].sources[node] for node in plan.kept[i])
+                gate.observe(one, max(0, min(held, len(outcome.tokens[i]) - 1)), levels, verified)
+        if gate is not None:
+            gate.pause(step.sequences, [tree is not None for tree in work.trees])
         self.calibration.observe(trials)
-        if gate is not None and work.levels:
-            gate.observe_ms(asked, work.levels, work.ms)
-            # A long text read for the first time says nothing about the price of a level.
-            if backlog <= 16 * len(asked):
-                gate.cost.observe(len(asked), 0, work.ms / work.levels)
 
-    def _walk(
-        self,
-        name: str,
-        control: SequenceControl,
-        tree: TokenTree,
-        tokens: Sequence[int],
-        trials: list[tuple[int, bool]],
-    ) -> int:
+    def _observe_tree(self, name: str, tree: TokenTree, tokens: Sequence[int], trials: list[tuple[int, bool]]) -> int:
         """Follow the committed ``tokens`` down a drafter's own tree, verified or not; returns how many it held."""
-        skill = control.skills.setdefault(name, Skill())
-        first, deep = skill.first, skill.deep
         reached, depth = {0}, 0
         parents, depths, cells, scores, own = tree.parents, tree.depths, tree.cells, tree.scores, tree.tokens
         for node in range(1, len(own)):
@@ -319,29 +289,75 @@ class Controller:
             if parent not in reached or depths[node] > len(tokens) or cells[node] < 0:
                 continue
             hit = own[node] == tokens[depths[node] - 1]
-            chance = math.exp(scores[node] - scores[parent])
             trials.append((cells[node], hit))
-            (deep if parent else first).add(chance, hit)
-            self.reliability.add(name, chance, hit)
+            self.reliability.add(name, math.exp(scores[node] - scores[parent]), hit)
             if hit:
                 reached.add(node)
                 depth = max(depth, depths[node])
         return depth
 
 
-def _verified(decided: Decided, at: int, drafter: str) -> int:
-    """Nodes of a drafter that were verified, of the turn ``at``."""
-    if at >= len(decided.chosen):
-        return 0
-    tree, kept = decided.chosen[at]
-    return sum(drafter in tree.sources[node] for node in kept)
+class _ModelCosts:
+    """What asking a model-based drafter costs. level: measured, by sequences."""
+
+    def __init__(self, level: CostTable) -> None:
+        self.level = level
+        # What askings take over what their levels and long texts should: texts of several tokens ride along as well.
+        self._overhead = Ratio(prior=200.0, least=1.0, most=100.0)
+        self._slowness_then = 1.0  # of the target's forwards when it was asked last
+        self._follow = FIRST_FOLLOW
+
+    def levels(self, most: int, slowness: float) -> list[float]:
+        """Milliseconds of a level by sequences, from none to ``most``. slowness: of the target's forwards, since a
+        drafter that was not asked has got as slow as its machine."""
+        if not self.level.known:
+            return [0.0] * (most + 1)  # asking is the way to learn what it costs
+        times = self._overhead.value * max(0.5, min(2.0, slowness / self._slowness_then))
+        found = [times * ms for ms in self.level.span(1, most - 1)]
+        return [0.0, *found, *(found[-1:] * (most - len(found)))]  # beyond what was measured none gets dearer
+
+    def reading_ms(self, backlog: int) -> float:
+        """What reading what it has not seen costs beyond an ordinary first level."""
+        if backlog <= SHORT_BACKLOG or not self.level.known:
+            return 0.0
+        return self.level.ms(min(backlog, CHUNK)) * max(1.0, backlog / CHUNK) - self.level.ms(1)
+
+    def deepening(self, batch: int, rate: float, row_ms: float) -> Deepening:
+        """How deep to go in this step, ``batch`` sequences together."""
+        follow = max(LEAST_FOLLOW, self._follow)
+        if not self.level.known:
+            return Deepening(None, rate, row_ms, follow)
+        price = rate * (self.level.ms(batch) / batch + row_ms) / follow
+        return Deepening(self.level, rate, row_ms, follow, math.log(min(DEAREST, max(price, 1e-3))))
+
+    def observe(self, batch: int, levels: int, backlog: int, ms: float, took: float, slowness: float) -> None:
+        """``batch`` sequences were asked together, ``levels`` forwards in ``ms``, ``took`` with all that belongs to
+        it, after reading ``backlog`` tokens."""
+        if self.level.known:
+            self._overhead.add(levels * self.level.ms(batch) + self.reading_ms(backlog), took)
+            self._slowness_then += 0.15 * (slowness - self._slowness_then)
+        # A long text read for the first time says nothing about the price of a level.
+        if backlog <= SHORT_BACKLOG * batch:
+            self.level.observe(batch, 0, ms / levels)
+
+    def observe_follow(self, held: int, levels: int) -> None:
+        """Of so many levels a tree ``held`` the target's choice."""
+        tried = min(held + 1, levels)  # levels whose parent was reached
+        self._follow += FOLLOW_FADE * (held - self._follow * tried)
 
 
-def _covered(trees: Sequence[TokenTree]) -> float:
-    """Chance that one of ``trees`` holds the next token."""
+def _lookup_decision(name: str, one: SequenceInputs, wanted: bool) -> str:
+    if name not in one.drafters or one.nodes <= 0:
+        return ""
+    return "free" if wanted or one.forced else "off"
+
+
+def _covered(step: StepInputs, at: int) -> float:
+    """Chance that one of the trees proposed so far for a sequence holds its next token."""
     best = 0.0
-    for tree in trees:
-        parents, scores = tree.parents, tree.scores
-        if len(parents) > 1:
+    for work in step.drafted.values():
+        tree = work.trees[at]
+        if tree is not None and len(tree.parents) > 1:
+            parents, scores = tree.parents, tree.scores
             best = max(best, sum([math.exp(scores[n]) for n in range(1, len(parents)) if parents[n] == 0]))
     return min(1.0, best)

@@ -6,104 +6,70 @@ import dataclasses
 import json
 import logging
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from specdec.control.controller import Controller, Decided
-from specdec.control.state import DraftWork, Outcome, SequenceControl, Turn
-from specdec.control.tree_budget import merge
+from specdec.control.controller import Controller
+from specdec.control.inputs import DraftWork, Outcome, Plan, SequenceHistory, SequenceInputs, StepInputs
 from specdec.errors import ConfigError
 from specdec.tree import TokenTree
 from specdec.types import DrafterTrace, StepTrace
 
-Nodes = list[tuple[int, int, int]]  # (parent, token, cell) of each draft node
+Nodes = list[tuple[int, int, int, float]]  # (parent, token, cell, score) of each draft node
 
 
 @dataclass(slots=True)
 class StepRecord:
-    """turns: fields of `Turn`, its control as (key, bucket). free: per turn whether the free drafters were asked.
-    decisions: by costly drafter. trees: by drafter, per turn the draft nodes, None where not asked. work: by drafter
-    (levels, milliseconds). kept: per turn the nodes verified. late: the controller learned from the recorded step
-    before this one only after it had decided this one."""
+    """What a replay needs of a step, as plain values. sequences: fields of `SequenceInputs`, the history as (key,
+    bucket). contexts: their mean. decisions, work (levels, milliseconds) and trees (None: not asked): by drafter. kept:
+    per sequence the nodes verified. late: the controller learned from the recorded step before this one only after it
+    had decided this one. The rest is the outcome's."""
 
-    turns: list[dict[str, Any]]
+    sequences: list[dict[str, Any]]
     prefill_rows: int
-    free: list[bool]
+    mean_context: float
     decisions: dict[str, list[str]]
     trees: dict[str, list[Nodes | None]]
     work: dict[str, tuple[int, float]]
     kept: list[list[int]]
-    pending: list[int]
-    tokens: list[list[int]] = field(default_factory=list)
-    rows: int = 0
-    context: float = 0.0
-    verify_ms: float = 0.0
-    draft_ms: float = 0.0
     late: bool = False
+    outcome: dict[str, Any] = field(default_factory=dict)
 
     @staticmethod
-    def of(
-        turns: Sequence[Turn],
-        prefill_rows: int,
-        free: list[bool],
-        decisions: Mapping[str, list[str]],
-        work: Mapping[str, DraftWork],
-        kept: list[list[int]],
-        pending: list[int],
-        late: bool = False,
-    ) -> StepRecord:
+    def of(step: StepInputs, plan: Plan, late: bool = False) -> StepRecord:
         """What was decided; the outcome is filled in by `end`."""
         return StepRecord(
-            [_turn(turn) for turn in turns],
-            prefill_rows,
-            free,
-            dict(decisions),
-            {name: [None if tree is None else _nodes(tree) for tree in done.trees] for name, done in work.items()},
-            {name: (done.levels, done.ms) for name, done in work.items()},
-            kept,
-            pending,
-            late=late,
+            [_plain(one) for one in step.sequences],
+            step.prefill_rows,
+            step.prices.context,
+            {name: work.decisions for name, work in step.drafted.items()},
+            {
+                name: [None if tree is None else _nodes(tree) for tree in work.trees]
+                for name, work in step.drafted.items()
+            },
+            {name: (work.levels, work.ms) for name, work in step.drafted.items()},
+            plan.kept,
+            late,
         )
 
     def end(self, outcome: Outcome) -> dict[str, object]:
         """The whole step as plain values."""
-        self.tokens, self.rows = outcome.tokens, outcome.rows
-        self.context, self.verify_ms, self.draft_ms = outcome.context, outcome.verify_ms, outcome.draft_ms
+        self.outcome = asdict(outcome)
         return asdict(self)
 
 
-def rebuilt_tree(controller: Controller, drafter: str, turn: Turn, pending: int, nodes: Nodes) -> TokenTree:
-    """The tree as proposed, scored by ``controller`` as it is now."""
-    tree = TokenTree(pending)
-    odds = controller.cell_odds(turn.control.skills.get(drafter))
-    for parent, token, cell in nodes:
-        tree.add(parent, token, tree.scores[parent] + odds(cell, tree.depths[parent] + 1), drafter, cell)
-    return tree
-
-
-def rebuilt_turn(controller: Controller, values: Mapping[str, Any], controls: dict[int, SequenceControl]) -> Turn:
-    """A turn from its plain values; ``controls`` keeps the sequences seen so far."""
-    fields = dict(values)
-    key, bucket = fields.pop("control")
-    if key not in controls:
-        controls[key] = controller.control(key, bucket)
-    return Turn(controls[key], **fields)
-
-
-def _turn(turn: Turn) -> dict[str, Any]:
-    return {
-        "control": (turn.control.key, turn.control.bucket), "context": turn.context, "nodes": turn.nodes,
-        "room": turn.room, "forced": turn.forced, "lag": turn.lag, "fresh": turn.fresh, "backlog": dict(turn.backlog),
-    }  # fmt: skip
+def _plain(one: SequenceInputs) -> dict[str, Any]:
+    values = {name: getattr(one, name) for name in one.__slots__}
+    return values | {"history": (one.history.key, one.history.bucket), "backlog": dict(one.backlog)}
 
 
 def _nodes(tree: TokenTree) -> Nodes:
-    return list(zip(tree.parents[1:], tree.tokens[1:], tree.cells[1:], strict=True))
+    return list(zip(tree.parents[1:], tree.tokens[1:], tree.cells[1:], tree.scores[1:], strict=True))
 
 
-VERSION = 1
+VERSION = 2
 
 
 class TraceWriter:
@@ -226,15 +192,6 @@ class ReplayReport:
     differences: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class _Owed:
-    """A step that was decided and not yet learned from."""
-
-    outcome: Outcome
-    decisions: dict[str, list[str]]
-    decided: Decided
-
-
 def replay_file(path: Path) -> ReplayReport:
     """Decide every step of the trace at ``path`` again.
 
@@ -243,20 +200,11 @@ def replay_file(path: Path) -> ReplayReport:
     """
     header, steps = read_trace(path)
     report = ReplayReport()
-    controls: dict[int, SequenceControl] = {}
-    owed: _Owed | None = None
     try:
-        controller = Controller.from_dict(header)
+        replay = _Replay(Controller.from_dict(header), report)
         for step in steps:
             if step.replay:
-                record = StepRecord(**cast(dict[str, Any], step.replay))
-                if not record.late:
-                    _settle(controller, owed)
-                    owed = None
-                after = _decide_again(controller, record, controls, step.step, report)
-                _settle(controller, owed)
-                owed = after
-        _settle(controller, owed)
+                replay.step(StepRecord(**cast(dict[str, Any], step.replay)), step.step)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise ConfigError(f"{path}: is damaged, or was written by another version ({error!r})") from None
     if not report.steps:
@@ -264,53 +212,54 @@ def replay_file(path: Path) -> ReplayReport:
     return report
 
 
-def _settle(controller: Controller, owed: _Owed | None) -> None:
-    """Learn from a step, if one is still to be learned from."""
-    if owed is not None:
-        controller.observe(owed.outcome, owed.decisions, owed.decided)
+class _Replay:
+    """Lets ``controller`` decide recorded steps again, and teaches it what came of them in the recorded order."""
+
+    def __init__(self, controller: Controller, report: ReplayReport) -> None:
+        self._controller, self._report = controller, report
+        self._histories: dict[int, SequenceHistory] = {}
+        self._unobserved: tuple[StepInputs, Plan, Outcome] | None = None  # a step decided and not yet learned from
+
+    def step(self, record: StepRecord, number: int) -> None:
+        """Decide a step again; what comes out otherwise than recorded is noted, and what was recorded goes on."""
+        self._report.steps += 1
+        if not record.late:
+            self._observe()
+        controller, sequences = self._controller, [self._inputs(values) for values in record.sequences]
+        prices = controller.prices([record.mean_context] * len(sequences), record.prefill_rows)
+        step = StepInputs(prices, sequences, record.prefill_rows)
+        plan = controller.decide(step)
+        while plan.asks:
+            for ask in plan.asks:
+                name, recorded = ask.drafter, record.decisions[ask.drafter]
+                if ask.decisions != recorded:
+                    self._report.differences.append(f"step {number}: {name} {ask.decisions}, recorded {recorded}")
+                trees = [
+                    None if nodes is None else _tree(name, one.pending, nodes)
+                    for one, nodes in zip(sequences, record.trees[name], strict=True)
+                ]
+                levels, ms = record.work[name]
+                step.drafted[name] = DraftWork(trees, levels, ms, recorded)
+            plan = controller.decide(step)
+        if plan.kept != record.kept:
+            self._report.differences.append(f"step {number}: nodes verified {plan.kept}, recorded {record.kept}")
+        self._observe()
+        self._unobserved = step, plan, Outcome(**record.outcome)
+
+    def _observe(self) -> None:
+        if self._unobserved is not None:
+            self._controller.observe(*self._unobserved)
+        self._unobserved = None
+
+    def _inputs(self, values: Mapping[str, Any]) -> SequenceInputs:
+        key, bucket = values["history"]
+        history = self._histories.setdefault(key, SequenceHistory(key, bucket))
+        return SequenceInputs(**{**values, "history": history})
 
 
-def _decide_again(
-    controller: Controller, record: StepRecord, controls: dict[int, SequenceControl], number: int, report: ReplayReport
-) -> _Owed:
-    """Returns what is to be learned from the step."""
-    report.steps += 1
-    turns = [rebuilt_turn(controller, values, controls) for values in record.turns]
-    controller.begin(turns, record.prefill_rows)
-    work = _decide(controller, record, turns, number, report)
-    trees = [
-        merge([TokenTree(pending), *(tree for done in work.values() if (tree := done.trees[i]) is not None)])
-        for i, pending in enumerate(record.pending)
-    ]
-    choice = controller.choose(trees, sum(done.ms for done in work.values()))
-    if choice.kept != record.kept:
-        report.differences.append(f"step {number}: nodes verified {choice.kept}, recorded {record.kept}")
-    outcome = Outcome(record.tokens, record.rows, record.context, record.verify_ms, work, record.draft_ms)
-    return _Owed(outcome, record.decisions, controller.decided)
-
-
-def _decide(
-    controller: Controller, record: StepRecord, turns: list[Turn], number: int, report: ReplayReport
-) -> dict[str, DraftWork]:
-    free = controller.free_gate()
-    if free != record.free:
-        report.differences.append(f"step {number}: free drafters asked {free}, recorded {record.free}")
-    work: dict[str, DraftWork] = {}
-    for name in controller.order:
-        if name in record.decisions:
-            others: list[list[TokenTree]] = [
-                [tree for done in work.values() if (tree := done.trees[i]) is not None] for i in range(len(turns))
-            ]
-            recorded = record.decisions[name]
-            decided = controller.gate(name, others, [decision != "" for decision in recorded])
-            # A turn that was not eligible, and one that was but may not draft now, both read ``.
-            if decided != recorded:
-                report.differences.append(f"step {number}: {name} {decided}, recorded {recorded}")
-        if name in record.trees:
-            trees = [
-                None if nodes is None else rebuilt_tree(controller, name, turn, pending, nodes)
-                for turn, pending, nodes in zip(turns, record.pending, record.trees[name], strict=True)
-            ]
-            levels, ms = record.work[name]
-            work[name] = DraftWork(trees, levels, ms)
-    return work
+def _tree(drafter: str, pending: int, nodes: Nodes) -> TokenTree:
+    """The tree as proposed."""
+    tree = TokenTree(pending)
+    for parent, token, cell, score in nodes:
+        tree.add(parent, token, score, drafter, cell)
+    return tree

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from draft.panel import DraftPanel
 from draft.protocol import DraftTask
 from specdec.config import SpeculationConfig
-from specdec.control.controller import Controller, Decided
-from specdec.control.gates import Pace
-from specdec.control.state import DraftWork, Outcome, Turn
-from specdec.control.tree_budget import Choice, merge
+from specdec.control.controller import Controller
+from specdec.control.inputs import Ask, DraftWork, Outcome, Plan, SequenceInputs, StepInputs
 from specdec.engine.scheduler import PlanEntry
 from specdec.engine.sequence_state import DraftCaps, SequenceState
 from specdec.sequence import Sequence
@@ -44,21 +41,15 @@ PROBE_DEPTH = 3  # a probe asks whether drafting pays again, not how far
 
 @dataclass(slots=True)
 class Proposals:
-    """What one step drafts. trees: one per plan entry, None while its prompt is prefilled. The rest is the
-    controller's: turns (one per tree), what it decided by costly drafter, what each drafter did, and its choice.
-    ``late``: it had not learned from the step before when it decided this one."""
+    """What one step drafts. trees: one per plan entry, None while its prompt is prefilled. step, plan: what the
+    controller was told and decided, None where nothing was to be drafted. ``late``: it had not learned from the step
+    before when it decided this one."""
 
     trees: list[TokenTree | None]
-    turns: list[Turn] = field(default_factory=list)
-    prefill_rows: int = 0
-    free: list[bool] = field(default_factory=list)
-    decisions: dict[str, list[str]] = field(default_factory=dict)
-    work: dict[str, DraftWork] = field(default_factory=dict)
-    choice: Choice | None = None
+    step: StepInputs | None = None
+    plan: Plan | None = None
     control_ms: float = 0.0
     predicted_draft_ms: float = 0.0
-    predicted_verify_ms: float = 0.0
-    decided: Decided | None = None
     late: bool = False
 
 
@@ -98,95 +89,89 @@ class Drafting:
         if not any(entries[i].nodes for i in at):
             return out
         sampling = [entries[i] for i in at]
-        self._begin(sampling, sum(entry.chain for entry in entries), out)
-        own: list[list[TokenTree]] = [[TokenTree(entry.seq.tokens[-1])] for entry in sampling]
-        for name in self.controller.order:
-            self._ask(name, sampling, own, out)
-        merged = [merge(trees) for trees in own]
-        began = self._clock()
-        out.choice = self.controller.choose(merged, sum(done.ms for done in out.work.values()))
-        out.control_ms += (self._clock() - began) * 1e3
-        out.decided, out.predicted_verify_ms = self.controller.decided, self.controller.predicted_ms(out.choice.budget)
-        for i, tree, kept in zip(at, merged, out.choice.kept, strict=True):
+        step = out.step = self._inputs(sampling, sum(entry.chain for entry in entries), out)
+        plan = self._decide(step, out)
+        while plan.asks:
+            for ask in plan.asks:
+                step.drafted[ask.drafter] = self._ask(ask, sampling, step, out)
+            plan = self._decide(step, out)
+        out.plan = plan
+        for i, tree, kept in zip(at, plan.trees, plan.kept, strict=True):
             out.trees[i] = tree.subtree(kept)
         return out
 
     def learn(self, out: Proposals, outcome: Outcome) -> None:
         """The step is over, and the next one maybe decided already."""
-        began = self._clock()
-        self.controller.observe(outcome, out.decisions, out.decided)
-        out.control_ms += (self._clock() - began) * 1e3
+        if out.step is not None and out.plan is not None:
+            began = self._clock()
+            self.controller.observe(out.step, out.plan, outcome)
+            out.control_ms += (self._clock() - began) * 1e3
 
-    def _begin(self, sampling: Seq[PlanEntry], prefill_rows: int, out: Proposals) -> None:
-        costly = [name for name in self.controller.order if self._panel.costly[name]]
-        out.turns = [self._turn(entry, costly) for entry in sampling]
-        out.prefill_rows = prefill_rows
+    def _decide(self, step: StepInputs, out: Proposals) -> Plan:
         began = self._clock()
-        self.controller.begin(out.turns, prefill_rows)
-        plain_ms = self.controller.predicted_ms(0)
-        for entry, turn in zip(sampling, out.turns, strict=True):
-            turn.lag = tokens_due(entry.seq, turn.room, plain_ms)
-        out.free = self.controller.free_gate()
+        plan = self.controller.decide(step)
         out.control_ms += (self._clock() - began) * 1e3
+        return plan
 
-    def _turn(self, entry: PlanEntry, costly: Seq[str]) -> Turn:
-        seq = entry.seq
+    def _inputs(self, sampling: Seq[PlanEntry], prefill_rows: int, out: Proposals) -> StepInputs:
+        """What the controller is told of the step."""
+        began = self._clock()
+        prices = self.controller.prices([entry.seq.n_computed + entry.chain for entry in sampling], prefill_rows)
+        out.control_ms += (self._clock() - began) * 1e3
+        return StepInputs(prices, [self._sequence_inputs(entry, prices.plain_ms) for entry in sampling], prefill_rows)
+
+    def _sequence_inputs(self, entry: PlanEntry, step_ms: float) -> SequenceInputs:
+        seq, panel = entry.seq, self._panel
         state = self._states[seq]
         if state.control is None:  # mode OFF: it takes part in the batch, not in drafting
             state.control = self.controller.enter(seq.request.sampling.temperature)
-        backlog = {name: self._panel.backlog(name, seq) for name in costly if self._panel.trusts(name, seq)}
-        forced = seq.request.speculation.mode is SpeculationMode.ON
-        context = seq.n_computed + entry.chain
-        return Turn(state.control, context, entry.nodes, state.room, forced, 0.0, entry.chain > 0, backlog)
+        backlog = {
+            name: panel.backlog(name, seq)
+            for name, costly in panel.costly.items()
+            if costly and panel.trusts(name, seq)
+        }
+        drafters = [name for name in panel.names if panel.trusts(name, seq)]  # none that failed to tell its backlog
+        return SequenceInputs(
+            state.control,
+            seq.tokens[-1],
+            entry.nodes,
+            state.room,
+            drafters,
+            seq.request.speculation.mode is SpeculationMode.ON,
+            tokens_due(seq, state.room, step_ms),
+            entry.chain > 0,
+            backlog,
+        )
 
-    def _ask(self, name: str, sampling: Seq[PlanEntry], own: list[list[TokenTree]], out: Proposals) -> None:
-        """Let one drafter propose for those it is worth asking for; adds its trees to ``own``."""
-        costly = self._panel.costly[name]
-        if not costly and not any(out.free):
-            return
-        eligible = [
-            entry.nodes > 0 and (costly or free) and self._panel.trusts(name, entry.seq)
-            for entry, free in zip(sampling, out.free, strict=True)
-        ]
-        began = self._clock()
-        decisions = self.controller.gate(name, own, eligible) if costly else ["free" if e else "" for e in eligible]
-        batch = sum(decision not in ("", "off") for decision in decisions)
-        pace = self.controller.pace(name) if costly and batch else None
-        floors = {decision: self.controller.node_floor(decision) for decision in {*decisions} - {"", "off"}}
-        out.control_ms += (self._clock() - began) * 1e3
-        if costly:
-            out.decisions[name] = decisions
-        if not batch:
-            return
-        deep = -math.inf if pace is None else pace.floor(batch)
+    def _ask(self, ask: Ask, sampling: Seq[PlanEntry], step: StepInputs, out: Proposals) -> DraftWork:
+        """Let one drafter propose for those it is worth asking for."""
+        if not ask.asked:
+            return DraftWork([None] * len(sampling), decisions=ask.decisions)
         tasks = [
-            self._task(name, entry, turn, decision, floors[decision], deep, pace) if decision in floors else None
-            for entry, turn, decision in zip(sampling, out.turns, decisions, strict=True)
+            self._task(ask, entry, one, decision) if decision in ask.floors else None
+            for entry, one, decision in zip(sampling, step.sequences, ask.decisions, strict=True)
         ]
-        backlog = sum(turn.backlog.get(name, 0) for turn, task in zip(out.turns, tasks, strict=True) if task)
-        done = out.work[name] = self._panel.ask(name, tasks, backlog)
-        if costly:
-            out.predicted_draft_ms += self.controller.draft_ms(name, batch, done.levels)
+        backlog = sum(one.backlog.get(ask.drafter, 0) for one, task in zip(step.sequences, tasks, strict=True) if task)
+        done = self._panel.ask(ask.drafter, tasks, backlog)
+        done.decisions = ask.decisions
+        out.predicted_draft_ms += self.controller.draft_ms(ask.drafter, ask.asked, done.levels)
         done.trees = [
             None if tree is None else self._lawful(entry.seq, tree)
             for entry, tree in zip(sampling, done.trees, strict=True)
         ]
-        for trees, tree in zip(own, done.trees, strict=True):
-            if tree is not None:
-                trees.append(tree)
+        return done
 
-    def _task(
-        self, name: str, entry: PlanEntry, turn: Turn, decision: str, floor: float, deep: float, pace: Pace | None
-    ) -> DraftTask:
+    def _task(self, ask: Ask, entry: PlanEntry, one: SequenceInputs, decision: str) -> DraftTask:
         caps = self._caps(entry.seq)
-        sampling, odds = self._states[entry.seq].sampling, self.controller.odds(name, turn)
-        if turn.forced:
-            return DraftTask(entry.seq, sampling, entry.nodes, caps.depth, caps.width, name, odds)
+        sampling, odds = self._states[entry.seq].sampling, self.controller.odds(ask.drafter, one)
+        if one.forced:
+            return DraftTask(entry.seq, sampling, entry.nodes, caps.depth, caps.width, ask.drafter, odds)
         depth = min(caps.depth, PROBE_DEPTH) if decision == "probe" else caps.depth
-        return DraftTask(entry.seq, sampling, entry.nodes, depth, caps.width, name, odds, floor, deep, pace)
+        floor = ask.floors[decision]
+        return DraftTask(entry.seq, sampling, entry.nodes, depth, caps.width, ask.drafter, odds, floor, ask.deepening)
 
     def _keep_up(self, entries: Seq[PlanEntry]) -> None:
-        """Free drafters read prompts while these are prefilled."""
+        """Lookup drafters read prompts while these are prefilled."""
         waiting = [e for e in entries if not e.samples and self._drafts(e.seq)]
         if not waiting:
             return

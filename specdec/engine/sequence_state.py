@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from specdec.config import SpeculationConfig
-from specdec.control.state import SequenceControl
+from specdec.control.inputs import SequenceHistory
 from specdec.engine.text_stops import TextStream
 from specdec.grammar.token_healing import HealedStart
 from specdec.models.tokenizer import Tokenizer
@@ -65,7 +65,7 @@ class SequenceState:
     stats: SpeculationStats = field(default_factory=SpeculationStats)
     timings: Timings = field(default_factory=Timings)
     ending: Ending | None = None
-    control: SequenceControl | None = None
+    control: SequenceHistory | None = None
     caps: DraftCaps | None = None  # once it was to draft
     finishing: bool = False  # its time is over and it only goes on to the end of its line
     start: HealedStart | None = None  # what its first tokens must spell, until they have

@@ -9,7 +9,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from draft.panel import DraftPanel
-from specdec.control.state import DraftWork, Outcome
+from specdec.control.inputs import DraftWork, Outcome
 from specdec.control.trace import StepRecord, TraceLog
 from specdec.engine.propose import Drafting, Proposals
 from specdec.engine.scheduler import PlanEntry, Scheduler, StepPlan
@@ -42,12 +42,9 @@ class StepTracer:
 
     def record(self, out: Proposals) -> StepRecord | None:
         """What a replay needs, taken before the controller learns from the step; None when nobody asked for it."""
-        if not self._log.keeps_replay or not out.turns or out.choice is None:
+        if not self._log.keeps_replay or out.step is None or out.plan is None:
             return None
-        pending = [tree.tokens[0] for tree in out.trees if tree is not None]
-        return StepRecord.of(
-            out.turns, out.prefill_rows, out.free, out.decisions, out.work, out.choice.kept, pending, out.late
-        )  # fmt: skip
+        return StepRecord.of(out.step, out.plan, out.late)
 
     def add(
         self,
@@ -61,7 +58,7 @@ class StepTracer:
         times: seconds when it began, and milliseconds of plan, draft and commit."""
         began_s, plan_ms, draft_ms, commit_ms = times
         trees = [tree for tree in out.trees if tree is not None]
-        choice = out.choice
+        plan, drafted = out.plan, {} if out.step is None else out.step.drafted
         self._log.add(
             StepTrace(
                 step=self._log.count,
@@ -70,28 +67,25 @@ class StepTracer:
                 rows=outcome.rows,
                 prefill_rows=outcome.rows - sum(len(tree) for tree in trees),
                 context=outcome.context,
-                candidates=choice.candidates if choice else 0,
-                budget=choice.budget if choice else 0,
-                predicted_tokens=choice.predicted_tokens if choice else float(len(trees)),
+                candidates=plan.candidates if plan else 0,
+                budget=plan.budget if plan else 0,
+                predicted_tokens=plan.predicted_tokens if plan else float(len(trees)),
                 realised_tokens=sum(len(tokens) for tokens in outcome.tokens),
                 predicted_draft_ms=out.predicted_draft_ms,
                 realised_draft_ms=draft_ms,
-                predicted_verify_ms=out.predicted_verify_ms,
+                predicted_verify_ms=plan.verify_ms if plan else 0.0,
                 realised_verify_ms=outcome.verify_ms,
                 plan_ms=plan_ms,
                 commit_ms=commit_ms,
                 control_ms=out.control_ms,
-                drafters=[_drafter(name, done, out, trees, accepted) for name, done in out.work.items()],
+                drafters=[_drafter(name, done, trees, accepted) for name, done in drafted.items() if done.asked],
                 replay={} if record is None else record.end(outcome),
             )
         )
 
 
-def _drafter(
-    name: str, done: DraftWork, out: Proposals, trees: Seq[TokenTree], accepted: Seq[Seq[int]]
-) -> DrafterTrace:
-    decisions = out.decisions.get(name)
-    decision = "free" if decisions is None else next((d for d in ("on", "forced", "probe") if d in decisions), "off")
+def _drafter(name: str, done: DraftWork, trees: Seq[TokenTree], accepted: Seq[Seq[int]]) -> DrafterTrace:
+    decision = next(decision for decision in ("on", "forced", "probe", "free") if decision in done.decisions)
     trace = DrafterTrace(name, decision, ms=done.ms)
     for proposed, tree, nodes in zip(done.trees, trees, accepted, strict=True):
         if proposed is not None:
@@ -162,7 +156,7 @@ class Step:
         plan = self._plan()
         planned = self._clock()
         proposals = self._drafting.propose(plan.entries)
-        proposals.late = self._owed is not None and bool(self._owed.proposals.turns)
+        proposals.late = self._owed is not None and self._owed.proposals.step is not None
         proposed = self._clock()
         walks = self._verify(plan, proposals)
         verified = self._clock()
@@ -243,7 +237,7 @@ class Step:
         if not result.deltas:
             return
         tokens = [delta.token_ids for _, delta in result.deltas]
-        outcome = Outcome(tokens, result.rows, context, result.verify_ms, proposals.work, result.draft_ms)
+        outcome = Outcome(tokens, result.rows, context, result.verify_ms, result.draft_ms)
         nodes = [walk.nodes[: len(taken)] for walk, taken in zip(_sampled(plan, walks), tokens, strict=True)]
         times = (began, result.plan_ms, result.draft_ms, result.commit_ms)
         self._owed = _Lesson(proposals, outcome, nodes, times)
@@ -253,7 +247,7 @@ class Step:
     def _learn(self, lesson: _Lesson) -> None:
         """Tell the controller what came of its decisions, and write them down."""
         proposals, outcome, record = lesson.proposals, lesson.outcome, None
-        if proposals.turns:
+        if proposals.step is not None:
             record = self._tracer.record(proposals) if self._tracer else None
             self._drafting.learn(proposals, outcome)
         if self._tracer is not None:

@@ -110,7 +110,7 @@ def test_replay_prints_the_first_difference_and_tells_by_its_exit_code(
     file = trace_file(tmp_path / "trace", [plain_step(1)])
     results = []
     for report in (ReplayReport(3), ReplayReport(3, ["step 2: a", "step 3: b"]), ReplayReport()):
-        monkeypatch.setattr(specdec.control.replay, "replay_file", lambda path, report=report: report)
+        monkeypatch.setattr(specdec.control.trace, "replay_file", lambda path, report=report: report)
         results.append(invoke("replay", file))
     same, other, empty = results
     assert (same.exit_code, same.stdout) == (0, "3 steps decided again, 0 differences\n")

@@ -1,4 +1,4 @@
-"""Turns and trees for controller tests."""
+"""Sequences and trees for controller tests."""
 
 from __future__ import annotations
 
@@ -8,16 +8,38 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from specdec.control.state import SequenceControl, Turn
+from specdec.control.controller import Controller
+from specdec.control.inputs import DraftWork, Outcome, Plan, SequenceHistory, SequenceInputs, StepInputs
 from specdec.tree import MAX_NODES, TokenTree
 
 Edge = tuple[int, int, float]
 """(parent, token, chance given the parent)."""
 
 
-def make_turn(key: int = 1, **fields: Any) -> Turn:
-    """A greedy sequence's turn with ample room; ``fields`` are those of `Turn`."""
-    return Turn(SequenceControl(key, 0), **({"context": 0, "nodes": 63, "room": 1000} | fields))
+def make_one(key: int = 1, **fields: Any) -> SequenceInputs:
+    """A greedy sequence with ample room; ``fields`` are those of `SequenceInputs`."""
+    known = {"pending": 0, "nodes": 63, "room": 1000, "drafters": ("m", "s", "d")} | fields
+    return SequenceInputs(SequenceHistory(key, 0), **known)  # type: ignore[arg-type]
+
+
+def take_step(
+    controller: Controller, sequences: Sequence[SequenceInputs], works: dict[str, DraftWork], prefill_rows: int = 0
+) -> tuple[StepInputs, Plan]:
+    """A step in which drafters did ``works``, whatever they were asked for, up to the plan of what is verified."""
+    step = StepInputs(controller.prices([0] * len(sequences), prefill_rows), sequences, prefill_rows)
+    plan = controller.decide(step)
+    while plan.asks:
+        for ask in plan.asks:
+            work = works.get(ask.drafter, DraftWork([None] * len(sequences)))
+            work.decisions = work.decisions or ask.decisions
+            step.drafted[ask.drafter] = work
+        plan = controller.decide(step)
+    return step, plan
+
+
+def outcome_of(plan: Plan, tokens: list[list[int]], verify_ms: float = 10.0, draft_ms: float = 0.0) -> Outcome:
+    """What came of a step that sampled ``tokens``."""
+    return Outcome(tokens, len(tokens) + plan.budget, 0.0, verify_ms, draft_ms)
 
 
 def make_tree(edges: Sequence[Edge], source: str = "s", pending: int = 0, cells: Sequence[int] = ()) -> TokenTree:

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from draft.protocol import DraftTask
 from specdec.control.controller import Controller
 from specdec.control.costs import CostTable
-from specdec.control.state import DraftWork, Outcome, Turn
-from specdec.control.tree_budget import merge
+from specdec.control.inputs import Ask, DraftWork, Outcome, SequenceInputs, StepInputs
 from specdec.tree import TokenTree
 from tests.draft.helpers import make_sequence, make_task
 
@@ -143,10 +142,10 @@ class Growth:
 def going_on(growing: list[Growth]) -> list[Growth]:
     """As `draft.model.going_on`, for the growths of this module."""
     asked = sorted(growing, key=Growth.reached, reverse=True)
-    pace = asked[0].task.pace if asked else None
-    if pace is None:
+    deepening = asked[0].task.deepening if asked else None
+    if deepening is None:
         return growing
-    return asked[: pace.keep([math.exp(growth.reached()) for growth in asked])]
+    return asked[: deepening.keep([math.exp(growth.reached()) for growth in asked])]
 
 
 def walk(tree: TokenTree, position: int) -> list[int]:
@@ -163,18 +162,45 @@ def walk(tree: TokenTree, position: int) -> list[int]:
 
 
 class Simulation:
-    """Steps of a controller in a world; positions go on from call to call."""
+    """Steps of a controller in a world; positions go on from call to call.
 
-    def __init__(self, world: World, controller: Controller | None = None) -> None:
+    lengths: fewest and most tokens of an answer, after which another request takes its place; None: they never end.
+    prompt: tokens that a model-based drafter must read of each request first, at the price of a level of as many rows;
+    0: it need not read, neither a prompt nor what was said while it was not asked.
+    machine: how many times as long as in the world, in a step of this number, reading the weights takes, the rows'
+    arithmetic, and drafting. overhead_ms: what asking a drafter takes besides.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        controller: Controller | None = None,
+        lengths: tuple[int, int] | None = None,
+        prompt: int = 0,
+        machine: Callable[[int], tuple[float, float, float]] = lambda step: (1.0, 1.0, 1.0),
+        overhead_ms: float = 0.0,
+    ) -> None:
         self.world = world
         self.controller = controller or world.controller()
-        self.controls = [self.controller.enter(0.0) for _ in range(world.sequences)]
-        self._positions = [1] * world.sequences
+        self.overhead_ms = overhead_ms
+        self.ended = 0  # requests
+        self._lengths, self._prompt, self._machine, self._steps = lengths, prompt, machine, 0
+        self._rng = random.Random(5)
+        n = world.sequences
+        self._positions = [1] * n
+        self._first = [lengths is not None] * n
+        self._left = [0] * n
+        self._backlogs: list[dict[str, int]] = [{} for _ in range(n)]
+        self.histories = [self.controller.enter(0.0) for _ in range(n)]
+        for i in range(n):
+            self._begin(i)
         self._borrowed = make_task(make_sequence([0]))  # the simulated drafters look at neither
 
     def renew(self) -> None:
         """Other requests take the place of those that run."""
-        self.controls = [self.controller.enter(0.0) for _ in self.controls]
+        for i in range(len(self.histories)):
+            self.histories[i] = self.controller.enter(0.0)
+            self._begin(i)
 
     def run(self, steps: int, forced: bool = False) -> Tally:
         """``steps`` steps; what they came to."""
@@ -183,69 +209,95 @@ class Simulation:
             self._step(tally, forced)
         return tally
 
+    def serve(self, requests: int) -> Tally:
+        """Until so many more requests have ended."""
+        tally, until = Tally(), self.ended + requests
+        while self.ended < until:
+            self._step(tally, False)
+        return tally
+
+    def _begin(self, i: int) -> None:
+        self._left[i] = 10**9 if self._lengths is None else self._rng.randint(*self._lengths)
+        self._first[i] = self._lengths is not None
+        reading = [d.name for d in self.world.drafters if d.level_ms is not None and self._prompt]
+        self._backlogs[i] = dict.fromkeys(reading, self._prompt)
+
     def _step(self, tally: Tally, forced: bool) -> None:
-        world, controller = self.world, self.controller
-        turns = [Turn(control, 0, NODES, 10_000, forced) for control in self.controls]
-        controller.begin(turns, 0)
-        free = controller.free_gate()
-        own: list[list[TokenTree]] = [[TokenTree(position - 1)] for position in self._positions]
-        work: dict[str, DraftWork] = {}
-        decisions: dict[str, list[str]] = {}
-        draft_ms = 0.0
-        by_name = {drafter.name: drafter for drafter in world.drafters}
-        for name in controller.order:
-            drafter = by_name[name]
-            if drafter.level_ms is None:
-                asked = ["free" if one else "off" for one in free]
-            else:
-                asked = decisions[name] = controller.gate(name, own, [True] * len(turns))
-            batch = sum(decision != "off" for decision in asked)
-            if batch:
-                work[name] = self._ask(drafter, turns, asked, batch)
-                draft_ms += work[name].ms
-                tally.asked[name] = tally.asked.get(name, 0) + 1
-                for trees, tree in zip(own, work[name].trees, strict=True):
-                    if tree is not None:
-                        trees.append(tree)
-        merged = [merge(trees) for trees in own]
-        choice = controller.choose(merged, draft_ms)
-        chosen = [tree.subtree(kept) for tree, kept in zip(merged, choice.kept, strict=True)]
+        world, controller, n = self.world, self.controller, len(self.histories)
+        self._steps += 1
+        reading, arithmetic, drafting = self._machine(self._steps)
+        names = tuple(drafter.name for drafter in world.drafters)
+        sequences = [
+            SequenceInputs(self.histories[i], self._positions[i] - 1, NODES, 512, names, forced, 0.0, self._first[i],
+                           dict(self._backlogs[i]))
+            for i in range(n)
+        ]  # fmt: skip
+        step = StepInputs(controller.prices([0] * n), sequences)
+        plan = controller.decide(step)
+        while plan.asks:
+            for ask in plan.asks:
+                work = step.drafted[ask.drafter] = self._ask(ask, step, drafting)
+                if ask.asked:
+                    tally.asked[ask.drafter] = tally.asked.get(ask.drafter, 0) + 1
+                for i, tree in enumerate(work.trees):
+                    if tree is not None and ask.drafter in self._backlogs[i]:
+                        self._backlogs[i][ask.drafter] = 0
+            plan = controller.decide(step)
+        draft_ms = sum(done.ms + self.overhead_ms * bool(done.levels) for done in step.drafted.values())
+        chosen = [tree.subtree(kept) for tree, kept in zip(plan.trees, plan.kept, strict=True)]
         tokens = [walk(tree, at) for tree, at in zip(chosen, self._positions, strict=True)]
         rows = sum(map(len, chosen))
-        true_ms = world.verify_ms(rows)
-        controller.observe(Outcome(tokens, rows, 0.0, world.timed(true_ms), work, draft_ms), decisions)
-        self._positions = [at + len(new) for at, new in zip(self._positions, tokens, strict=True)]
+        first_ms = world.verify_ms(1)
+        true_ms = first_ms * reading + (world.verify_ms(rows) - first_ms) * arithmetic
+        controller.observe(step, plan, Outcome(tokens, rows, 0.0, world.timed(true_ms), draft_ms))
         tally.tokens += sum(map(len, tokens))
         tally.ms += true_ms + draft_ms
-        tally.verified += rows - len(turns)
+        tally.verified += rows - n
+        for i, new in enumerate(tokens):
+            self._commit(i, len(new))
 
-    def _ask(self, drafter: Skilled, turns: Seq[Turn], asked: Seq[str], batch: int) -> DraftWork:
+    def _commit(self, i: int, tokens: int) -> None:
+        self._positions[i] += tokens
+        self._left[i] -= tokens
+        self._first[i] = False
+        self._backlogs[i] = {name: backlog + tokens for name, backlog in self._backlogs[i].items()}
+        if self._left[i] <= 0:
+            self.ended += 1
+            self.histories[i] = self.controller.enter(0.0)
+            self._begin(i)
+
+    def _ask(self, ask: Ask, step: StepInputs, drafting: float) -> DraftWork:
         """Trees of the sequences that are asked, grown together: a level costs what it costs for those still in it."""
-        trees: list[TokenTree | None] = [None] * len(turns)
+        drafter = next(drafter for drafter in self.world.drafters if drafter.name == ask.drafter)
+        trees: list[TokenTree | None] = [None] * len(ask.decisions)
         growing = []
-        for i, (turn, decision) in enumerate(zip(turns, asked, strict=True)):
-            if decision != "off":
+        for i, decision in enumerate(ask.decisions):
+            if decision in ask.floors:
                 tree = trees[i] = TokenTree(self._positions[i] - 1)
-                growing.append(Growth(self._task(drafter, turn, decision, batch), i, self._positions[i], tree))
+                growing.append(Growth(self._task(ask, step.sequences[i], decision), i, self._positions[i], tree))
+        if not growing:
+            return DraftWork(trees, 0, 0.0, ask.decisions)
         ms = 0.0
+        backlog = sum(self._backlogs[growth.sequence].get(ask.drafter, 0) for growth in growing)
+        if drafter.level_ms is not None and backlog > 16 * len(growing):
+            ms += drafter.level_ms(len(growing) + backlog) - drafter.level_ms(len(growing))
         while growing:
             ms += 0.0 if drafter.level_ms is None else drafter.level_ms(len(growing))
             for growth in growing:
                 growth.advance(self.world, drafter)
             growing = going_on([growth for growth in growing if growth.frontier])
         levels = max(1, *(max(tree.depths) for tree in trees if tree is not None), 1)
-        return DraftWork(trees, levels, self.world.timed(ms) if ms else 0.0)
+        return DraftWork(trees, levels, self.world.timed(ms * drafting) if ms else 0.0, ask.decisions)
 
-    def _task(self, drafter: Skilled, turn: Turn, decision: str, batch: int) -> DraftTask:
+    def _task(self, ask: Ask, one: SequenceInputs, decision: str) -> DraftTask:
         sequence, sampling = self._borrowed.sequence, self._borrowed.sampling
-        odds = self.controller.odds(drafter.name, turn)
-        if turn.forced:
-            return DraftTask(sequence, sampling, turn.nodes, DEPTH, 3, drafter.name, odds)
+        odds = self.controller.odds(ask.drafter, one)
+        if one.forced:
+            return DraftTask(sequence, sampling, one.nodes, DEPTH, 3, ask.drafter, odds)
         depth = PROBE_DEPTH if decision == "probe" else DEPTH
-        floor = self.controller.node_floor(decision)
-        pace = self.controller.pace(drafter.name) if drafter.level_ms is not None else None
-        deep = -math.inf if pace is None else pace.floor(batch)
-        return DraftTask(sequence, sampling, turn.nodes, depth, 3, drafter.name, odds, floor, deep, pace)
+        return DraftTask(
+            sequence, sampling, one.nodes, depth, 3, ask.drafter, odds, ask.floors[decision], ask.deepening
+        )
 
 
 def fixed_rate(world: World, drafter: Skilled, depth: int, width: int, steps: int) -> float:

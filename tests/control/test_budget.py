@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.control.state import Turn
-from specdec.control.tree_budget import WORTHWHILE, choose
+from specdec.control.inputs import SequenceInputs
+from specdec.control.node_budget import WORTHWHILE, choose
 from specdec.tree import TokenTree
-from tests.control.helpers import chain, make_tree, make_turn, trees
+from tests.control.helpers import chain, make_one, make_tree, trees
 
 
 @st.composite
@@ -59,7 +59,7 @@ def test_no_set_of_trees_earns_more(
 ) -> None:
     n = len(forest)
     fixed = n + prefill_rows
-    choice = choose([make_turn(i) for i in range(n)], forest, curve[fixed:], draft_ms)
+    choice = choose([make_one(i) for i in range(n)], forest, curve[fixed:], draft_ms)
     best = max(
         value(n, list(kept), forest, curve, fixed, draft_ms)
         for kept in itertools.product(*(subtrees(tree, 63) for tree in forest))
@@ -76,12 +76,12 @@ def test_no_set_of_trees_earns_more(
 def test_bug_no_set_within_the_caps_earns_more() -> None:
     """Two nodes of the first sequence may not be verified, but make a tier of four rows look worth its price."""
     forest = [chain([0.9, 0.9, 0.9]), chain([0.3])]
-    turns = [make_turn(1, nodes=1), make_turn(2)]
+    sequences = [make_one(1, nodes=1), make_one(2)]
     curve = [0.0, 10, 10, 11, 15, 15, 15, 40, 40, 40]
-    choice = choose(turns, forest, curve[2:], 0.0)
+    choice = choose(sequences, forest, curve[2:], 0.0)
     best = max(
         value(2, list(kept), forest, curve, 2, 0.0)
-        for kept in itertools.product(*(subtrees(tree, turn.nodes) for tree, turn in zip(forest, turns, strict=True)))
+        for kept in itertools.product(*(subtrees(tree, one.nodes) for tree, one in zip(forest, sequences, strict=True)))
     )
     expected = sum(math.exp(tree.scores[node]) for tree, kept in zip(forest, choice.kept, strict=True) for node in kept)
     assert choice.predicted_tokens == pytest.approx(2 + expected)
@@ -89,34 +89,34 @@ def test_bug_no_set_within_the_caps_earns_more() -> None:
 
 
 @st.composite
-def crowds(draw: st.DrawFn) -> tuple[list[Turn], list[TokenTree]]:
+def crowds(draw: st.DrawFn) -> tuple[list[SequenceInputs], list[TokenTree]]:
     """Turns of all kinds with their trees."""
     forest = draw(st.lists(trees(most=12), min_size=1, max_size=5))
-    turns = [
-        make_turn(
+    sequences = [
+        make_one(
             i,
             nodes=draw(st.integers(0, 14)),
             forced=draw(st.booleans()),
-            lag=draw(st.sampled_from([0.0, 0.5, 1.4, 9.0])),
+            due=draw(st.sampled_from([0.0, 0.5, 1.4, 9.0])),
         )
         for i in range(len(forest))
     ]
-    return turns, forest
+    return sequences, forest
 
 
 @given(crowds(), curves(), st.floats(0, 10), st.integers(0, 60))
 def test_always_valid_trees_within_the_caps_and_the_same_again(
-    crowd: tuple[list[Turn], list[TokenTree]], curve: list[float], draft_ms: float, prefill_rows: int
+    crowd: tuple[list[SequenceInputs], list[TokenTree]], curve: list[float], draft_ms: float, prefill_rows: int
 ) -> None:
-    turns, forest = crowd
-    fixed = min(len(turns) + prefill_rows, len(curve) - 1)
-    choice = choose(turns, forest, curve[fixed:], draft_ms)
-    for turn, tree, kept in zip(turns, forest, choice.kept, strict=True):
-        assert len(kept) <= turn.nodes
+    sequences, forest = crowd
+    fixed = min(len(sequences) + prefill_rows, len(curve) - 1)
+    choice = choose(sequences, forest, curve[fixed:], draft_ms)
+    for one, tree, kept in zip(sequences, forest, choice.kept, strict=True):
+        assert len(kept) <= one.nodes
         assert is_tree(tree, kept)
-        if turn.forced:
-            assert len(kept) == min(turn.nodes, len(tree) - 1)
-    again = choose(turns, forest, curve[fixed:], draft_ms)
+        if one.forced:
+            assert len(kept) == min(one.nodes, len(tree) - 1)
+    again = choose(sequences, forest, curve[fixed:], draft_ms)
     assert (again.kept, again.value, again.budget) == (choice.kept, choice.value, choice.budget)
     assert choice.budget == sum(map(len, choice.kept))
 
@@ -126,57 +126,57 @@ STEEP = [10.0 * rows for rows in range(40)]
 
 
 def test_nothing_is_kept_that_does_not_pay() -> None:
-    choice = choose([make_turn()], [chain([0.9, 0.9])], STEEP[1:], 0.0)
+    choice = choose([make_one()], [chain([0.9, 0.9])], STEEP[1:], 0.0)
     assert (choice.kept, choice.budget, choice.predicted_tokens, choice.value) == ([[]], 0, 1.0, 0.1)
 
 
 def test_a_forced_turn_keeps_all_and_the_others_still_decide() -> None:
-    choice = choose([make_turn(1), make_turn(2, forced=True)], [chain([0.3]), chain([0.1, 0.1])], STEEP[2:], 0.0)
+    choice = choose([make_one(1), make_one(2, forced=True)], [chain([0.3]), chain([0.1, 0.1])], STEEP[2:], 0.0)
     assert choice.kept == [[], [1, 2]]
 
 
 def test_a_lagging_turn_gets_the_nodes_it_needs_and_no_more() -> None:
     tree = chain([0.5, 0.5, 0.5])
-    kept = {lag: choose([make_turn(lag=lag)], [tree], STEEP[1:], 0.0).kept for lag in (1.0, 1.5, 1.6, 1.8, 5.0)}
+    kept = {due: choose([make_one(due=due)], [tree], STEEP[1:], 0.0).kept for due in (1.0, 1.5, 1.6, 1.8, 5.0)}
     assert kept == {1.0: [[]], 1.5: [[1]], 1.6: [[1, 2]], 1.8: [[1, 2, 3]], 5.0: [[1, 2, 3]]}
 
 
 def test_a_lagging_turn_comes_before_better_nodes_of_others() -> None:
     """Rows for one node only: the curve ends there."""
     curve = [0.0, 10, 10, 10.1]
-    turns, forest = [make_turn(1), make_turn(2, lag=1.2)], [chain([0.9]), chain([0.3])]
-    assert choose(turns, forest, curve[2:], 0.0).kept == [[], [1]]
-    turns[1].lag = 0.0
-    assert choose(turns, forest, curve[2:], 0.0).kept == [[1], []]
+    sequences, forest = [make_one(1), make_one(2, due=1.2)], [chain([0.9]), chain([0.3])]
+    assert choose(sequences, forest, curve[2:], 0.0).kept == [[], [1]]
+    sequences[1].due = 0.0
+    assert choose(sequences, forest, curve[2:], 0.0).kept == [[1], []]
 
 
 def test_time_already_spent_on_drafting_makes_rows_worth_more() -> None:
     curve = [0.0, 10, 13, 16]
     tree = chain([0.28, 0.9])
-    assert choose([make_turn()], [tree], curve[1:], 0.0).kept == [[]]
-    assert choose([make_turn()], [tree], curve[1:], 10.0).kept == [[1, 2]]
+    assert choose([make_one()], [tree], curve[1:], 0.0).kept == [[]]
+    assert choose([make_one()], [tree], curve[1:], 10.0).kept == [[1, 2]]
 
 
 def test_time_already_spent_makes_no_row_worth_more_than_other_steps_earn() -> None:
     """As above; but other steps earn a token in 2 ms, so 0.3 tokens are not worth the millisecond that a row takes."""
     tree, curve = chain([0.9, 0.3]), [0.0, 1.0, 2.0, 3.0]
-    assert choose([make_turn()], [tree], curve[1:], 10.0).kept == [[1, 2]]
-    assert choose([make_turn()], [tree], curve[1:], 10.0, rate=0.5).kept == [[1]]
-    assert choose([make_turn()], [tree], curve[1:], 10.0, rate=0.2).kept == [[1, 2]]
+    assert choose([make_one()], [tree], curve[1:], 10.0).kept == [[1, 2]]
+    assert choose([make_one()], [tree], curve[1:], 10.0, rate=0.5).kept == [[1]]
+    assert choose([make_one()], [tree], curve[1:], 10.0, rate=0.2).kept == [[1, 2]]
 
 
 def test_bug_a_prompt_that_is_read_beside_them_does_not_make_tokens_worth_more() -> None:
     """A row takes a millisecond, as a token does without drafts. With a prompt of 100 rows beside it the step takes
     101, of which each token would be worth as much, if the prompt's time were theirs."""
     tree, curve = make_tree([(0, 1, 0.4), (0, 2, 0.3)]), [float(rows) for rows in range(128)]
-    assert choose([make_turn()], [tree], curve[101:], 0.0).kept == [[1, 2]]
-    assert choose([make_turn()], [tree], curve[101:], 0.0, prompts_ms=100.0).kept == [[]]
+    assert choose([make_one()], [tree], curve[101:], 0.0).kept == [[1, 2]]
+    assert choose([make_one()], [tree], curve[101:], 0.0, prompts_ms=100.0).kept == [[]]
 
 
 def test_of_equal_chances_a_parent_comes_first() -> None:
     curve = [0.0, 10, 10.1, 30, 50]
     for edges in ([(0, 1, 0.5), (1, 2, 1.0), (2, 3, 1.0)], [(0, 1, 0.5), (0, 2, 0.5), (1, 3, 1.0)]):
-        assert choose([make_turn()], [make_tree(edges)], curve[1:], 0.0).kept == [[1]]
+        assert choose([make_one()], [make_tree(edges)], curve[1:], 0.0).kept == [[1]]
 
 
 def test_a_score_above_its_parents_counts_as_its_parents() -> None:
@@ -184,22 +184,15 @@ def test_a_score_above_its_parents_counts_as_its_parents() -> None:
     tree.add(0, 1, math.log(0.01), "s")
     tree.add(1, 2, math.log(0.99), "s")
     curve = [0.0, 10, 11, 12, 13]
-    assert choose([make_turn()], [tree], curve[1:], 0.0).kept == [[]]
+    assert choose([make_one()], [tree], curve[1:], 0.0).kept == [[]]
 
 
 def test_without_proposals_the_step_is_plain() -> None:
-    choice = choose([make_turn(1), make_turn(2)], [TokenTree(1), TokenTree(2)], STEEP[2:], 5.0)
+    choice = choose([make_one(1), make_one(2)], [TokenTree(1), TokenTree(2)], STEEP[2:], 5.0)
     assert (choice.kept, choice.predicted_tokens, choice.value) == ([[], []], 2.0, 2 / 25)
-
-
-def test_luck_so_far_makes_no_node_more_than_certain() -> None:
-    turn = make_turn()
-    turn.control.trust.add(50.0, 60.0)
-    assert turn.control.trust.value > 1.0
-    assert choose([turn], [chain([1.0, 1.0])], [10.0, 10.0, 10.0], 0.0).predicted_tokens == 3.0
 
 
 @pytest.mark.parametrize(("gain", "kept"), [(WORTHWHILE - 0.005, []), (WORTHWHILE + 0.005, [1])])
 def test_a_gain_within_what_estimates_err_is_left_alone(gain: float, kept: list[int]) -> None:
     """One and a half tokens instead of one, in so much time that they earn ``gain`` times as much."""
-    assert choose([make_turn()], [chain([0.5])], [10.0, 15.0 / gain], 0.0).kept == [kept]
+    assert choose([make_one()], [chain([0.5])], [10.0, 15.0 / gain], 0.0).kept == [kept]

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from specdec.control.calibration import CELLS, LEAST, MOST, Calibration, temperature_bucket
 from specdec.control.controller import Controller
 from specdec.control.costs import CostTable
-from specdec.control.state import DraftWork, Outcome
+from specdec.control.inputs import DraftWork
 from specdec.tree import TokenTree
-from tests.control.helpers import make_turn
+from tests.control.helpers import make_one, outcome_of, take_step
 
 RATES = {1: 0.9, 2: 0.6, 3: 0.8}
 """Chance that the target follows the chain at a depth, once it came that far."""
@@ -54,7 +54,7 @@ def test_the_controller_leaves_out_what_lies_under_a_rejected_node() -> None:
     """The same chains through `Controller.observe`, verified or not."""
     controller = Controller({"d": False}, CostTable.guess(64), {}, 16)
     calibration, rng = controller.calibration, random.Random(3)
-    turn = make_turn()
+    one = make_one()
     for _ in range(6000):
         tree = TokenTree(0)
         tokens: list[int] = []
@@ -62,9 +62,8 @@ def test_the_controller_leaves_out_what_lies_under_a_rejected_node() -> None:
             tree.add(depth - 1, depth, -0.1 * depth, "d", depth_cell(calibration, depth))
             if len(tokens) == depth - 1 and rng.random() < rate:
                 tokens.append(depth)
-        controller.begin([turn], 0)
-        work = {"d": DraftWork([tree])}
-        controller.observe(Outcome([[*tokens, 99]], 4, 0.0, 10.0, work), {})
+        step, plan = take_step(controller, [one], {"d": DraftWork([tree], decisions=["free"])})
+        controller.observe(step, plan, outcome_of(plan, [[*tokens, 99]]))
     assert right({depth: calibration.chance(depth_cell(calibration, depth)) for depth in RATES})
     # What the chains were said to be worth, exp(-0.1) each, was too much, and the reliability table shows it.
     ((predicted, observed, nodes),) = controller.reliability.table()["d"]
@@ -80,8 +79,8 @@ def test_nothing_is_learnt_of_what_hangs_under_a_rejected_sibling() -> None:
     right, wrong = tree.add(0, 1, -0.1, "d", cell), tree.add(0, 9, -1.0, "d", cell)
     tree.add(wrong, 2, -1.1, "d", cell)
     tree.add(right, 7, -0.2, "d", cell)
-    controller.begin([make_turn()], 0)
-    controller.observe(Outcome([[1, 2]], 5, 0.0, 10.0, {"d": DraftWork([tree])}), {})
+    step, plan = take_step(controller, [make_one()], {"d": DraftWork([tree], decisions=["free"])})
+    controller.observe(step, plan, outcome_of(plan, [[1, 2]]))
     found = controller.reliability.table()["d"]
     assert sum(nodes for _, _, nodes in found) == 3
     assert sum(rate * nodes for _, rate, nodes in found) == 1
@@ -92,8 +91,8 @@ def test_nothing_is_learnt_of_nodes_beyond_the_tokens_committed() -> None:
     tree = TokenTree(0)
     for depth in (1, 2, 3):
         tree.add(depth - 1, depth, -0.1, "d", depth_cell(controller.calibration, depth))
-    controller.begin([make_turn()], 0)
-    controller.observe(Outcome([[1]], 4, 0.0, 10.0, {"d": DraftWork([tree])}), {})
+    step, plan = take_step(controller, [make_one()], {"d": DraftWork([tree], decisions=["free"])})
+    controller.observe(step, plan, outcome_of(plan, [[1]]))
     assert sum(nodes for _, _, nodes in controller.reliability.table()["d"]) == 1
 
 

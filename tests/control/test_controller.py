@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import asdict
+
 import pytest
 
 from specdec.control.controller import Controller
 from specdec.control.costs import CostTable
-from specdec.control.state import DraftWork, Outcome, Turn
+from specdec.control.inputs import DraftWork, SequenceInputs, StepInputs
 from specdec.tree import TokenTree
-from tests.control.helpers import chain, make_turn
+from tests.control.helpers import chain, make_one, outcome_of, take_step
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 ROW_MS = 4.0
@@ -20,44 +23,114 @@ def make_controller() -> Controller:
     return Controller({"m": True}, verify, {"m": CostTable(ROWS, [0], [[1.0] * len(ROWS)])}, 16)
 
 
-def step(
-    controller: Controller, turns: list[Turn], trees: list[TokenTree], tokens: list[list[int]], draft_ms: float = 1.0,
-    prefill_rows: int = 0, verify_ms: float | None = None, decision: str = "on",
+def run_step(
+    controller: Controller, sequences: list[SequenceInputs], trees: list[TokenTree], tokens: list[list[int]],
+    draft_ms: float = 1.0, prefill_rows: int = 0, verify_ms: float | None = None, decision: str = "on",
 ) -> None:  # fmt: skip
     """One step in which the drafter proposed ``trees``; as long as the table says where nothing else is given."""
-    controller.begin(turns, prefill_rows)
-    choice = controller.choose(trees, draft_ms)
-    rows = len(turns) + prefill_rows + choice.budget
-    took = ROW_MS * rows if verify_ms is None else verify_ms
-    work = {"m": DraftWork(list(trees), 1, draft_ms)} if decision else {}
-    decisions = {"m": [decision] * len(turns)} if decision else {}
-    controller.observe(Outcome(tokens, rows, 0.0, took, work, draft_ms), decisions)
+    works = {"m": DraftWork(list(trees), 1, draft_ms, [decision] * len(sequences))} if decision else {}
+    step, plan = take_step(controller, sequences, works, prefill_rows)
+    rows = len(sequences) + prefill_rows + plan.budget
+    outcome = outcome_of(plan, tokens, ROW_MS * rows if verify_ms is None else verify_ms, draft_ms)
+    outcome.rows = rows
+    controller.observe(step, plan, outcome)
 
 
 def test_bug_prompts_that_are_cheaper_by_the_row_say_nothing_of_rows_that_sample() -> None:
     controller = make_controller()
-    turns = [make_turn(i) for i in range(8)]
+    sequences = [make_one(i) for i in range(8)]
     for _ in range(30):
-        step(controller, turns, [TokenTree(0)] * 8, [[1]] * 8, 0.0, 100, ROW_MS * (8 + 0.6 * 100), decision="")
+        run_step(controller, sequences, [TokenTree(0)] * 8, [[1]] * 8, 0.0, 100, ROW_MS * (8 + 0.6 * 100), decision="")
     assert controller.verify.ms(8) == pytest.approx(ROW_MS * 8)
-    controller.begin(turns, 100)
-    assert controller.predicted_ms(0) == pytest.approx(ROW_MS * (8 + 0.6 * 100), rel=0.05)
+    assert controller.prices([0] * 8, 100).plain_ms == pytest.approx(ROW_MS * (8 + 0.6 * 100), rel=0.05)
 
 
 @pytest.mark.parametrize(("decision", "brings"), [("on", False), ("probe", True)])
 def test_bug_a_node_that_was_not_verified_brought_nothing_though_it_was_right(decision: str, brings: bool) -> None:
     """Its chance is far below what a row costs, and it always is what the target says next."""
-    controller, turn = make_controller(), make_turn()
+    controller, one = make_controller(), make_one()
     for _ in range(60):
-        step(controller, [turn], [chain([0.05], tokens=[7], source="m", cells=[0])], [[7]], decision=decision)
-    gain = turn.control.usage["m"].gain
-    assert gain == pytest.approx(1.0 if brings else 0.0, abs=0.1)
+        run_step(controller, [one], [chain([0.05], tokens=[7], source="m", cells=[0])], [[7]], decision=decision)
+    record = one.history.records["m"]
+    assert record.tokens / record.steps == pytest.approx(1.0 if brings else 0.0, abs=0.1)
 
 
 def test_bug_time_is_never_worth_less_than_plain_decoding_earns_with_it() -> None:
     """Steps in which drafting takes three times as long as the forward, for nothing."""
-    controller, turn = make_controller(), make_turn()
+    controller, one = make_controller(), make_one()
     for _ in range(60):
-        step(controller, [turn], [TokenTree(0)], [[1]], draft_ms=3 * ROW_MS)
-    controller.begin([turn], 0)
-    assert controller.rate == pytest.approx(1 / ROW_MS)
+        run_step(controller, [one], [TokenTree(0)], [[1]], draft_ms=3 * ROW_MS)
+    assert controller.rate(StepInputs(controller.prices([0]), [one])) == pytest.approx(1 / ROW_MS)
+
+
+def state(controller: Controller) -> str:
+    return repr({name: value for name, value in vars(copy.deepcopy(controller)).items() if name not in ("_drafters",)})
+
+
+def test_deciding_changes_nothing_that_was_learnt() -> None:
+    controller, sequences = make_controller(), [make_one(1), make_one(2)]
+    for _ in range(5):
+        run_step(controller, sequences, [chain([0.5, 0.5], source="m", cells=[0, 1])] * 2, [[1, 2, 9], [7]])
+    before = [asdict(one) for one in sequences], dict(controller._gates["m"]._pools), controller._speedup
+    plans = [
+        take_step(controller, sequences, {"m": DraftWork([chain([0.9], source="m", cells=[0])] * 2, 1, 1.0)})[1]
+        for _ in range(3)
+    ]
+    assert plans[0] == plans[1] == plans[2] or [p.kept for p in plans] == [plans[0].kept] * 3
+    assert ([asdict(one) for one in sequences], dict(controller._gates["m"]._pools), controller._speedup) == before
+
+
+def lookup_controller() -> Controller:
+    return Controller({"s": False}, CostTable.guess(64), {}, probe_every=16)
+
+
+def lookup_work(sequences: list[SequenceInputs], chance: float) -> DraftWork:
+    return DraftWork([chain([chance] * 3, source="s", cells=[0, 0, 0]) for _ in sequences], 1, 1.0)
+
+
+def test_a_step_may_be_learned_from_after_the_next_was_decided() -> None:
+    """What it teaches is about its own sequences and nodes."""
+    first, second = [make_one(1, forced=True), make_one(2, forced=True)], [make_one(3, forced=True)]
+    late, prompt = lookup_controller(), lookup_controller()
+    step, plan = take_step(late, first, {"s": lookup_work(first, 0.9)})
+    after, after_plan = take_step(late, second, {"s": lookup_work(second, 0.5)})
+    late.observe(step, plan, outcome_of(plan, [[1, 2, 3, 9], [7]]))
+    assert second[0].history.records == {}
+    alone = [make_one(1, forced=True), make_one(2, forced=True)]
+    step, plan = take_step(prompt, alone, {"s": lookup_work(alone, 0.9)})
+    prompt.observe(step, plan, outcome_of(plan, [[1, 2, 3, 9], [7]]))
+    assert [asdict(one.history) for one in first] == [asdict(one.history) for one in alone]
+    assert first[0].history.emitted == 4
+    late.observe(after, after_plan, outcome_of(after_plan, [[1, 9]]))
+    assert second[0].history.emitted == 2
+
+
+def test_an_outcome_of_other_sequences_is_refused() -> None:
+    controller, sequences = lookup_controller(), [make_one(1), make_one(2)]
+    step, plan = take_step(controller, sequences, {"s": lookup_work(sequences, 0.9)})
+    with pytest.raises(ValueError, match="zip"):
+        controller.observe(step, plan, outcome_of(plan, [[1]]))
+
+
+@pytest.mark.parametrize(("draft_ms", "least", "most"), [(0.1, 100, 100), (500.0, 1, 60)])
+def test_the_time_that_asking_lookup_drafters_takes_counts(draft_ms: float, least: int, most: int) -> None:
+    """A node is accepted every time; where proposing takes as long as several tokens, it is soon asked for seldom."""
+    controller, one, times = lookup_controller(), make_one(), 0
+    for _ in range(100):
+        step = StepInputs(controller.prices([0]), [one])
+        (ask,) = controller.decide(step).asks
+        asks = ask.asked == 1
+        times += asks
+        tree = chain([0.9], source="s", cells=[0]) if asks else None
+        step.drafted["s"] = DraftWork([tree], int(asks), 0.0, ask.decisions)
+        plan = controller.decide(step)
+        controller.observe(step, plan, outcome_of(plan, [[1, 9] if asks else [9]], 20.0, draft_ms if asks else 0.0))
+    assert least <= times <= most
+
+
+@pytest.mark.parametrize("wish", [{"forced": True}, {"first": True}])
+def test_lookup_drafters_are_always_asked_in_mode_on_and_for_first_tokens(wish: dict[str, bool]) -> None:
+    controller, one = lookup_controller(), make_one(**wish)
+    controller._lookup_ms = 1e6
+    (ask,) = controller.decide(StepInputs(controller.prices([0]), [one])).asks
+    assert ask.decisions == ["free"]

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.optimize import isotonic_regression
 
-from specdec.control.costs import CostTable, GridOffsets, rising
+from specdec.control.costs import CostTable
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 positive = st.floats(1e-3, 1e4)
@@ -46,29 +45,6 @@ def test_costs_never_fall_with_rows_whatever_is_observed(
             assert span == pytest.approx(predicted[rows - 1 : rows - 1 + len(span)])
 
 
-@given(st.lists(st.floats(-100, 100), min_size=1, max_size=12))
-def test_rising_is_isotonic_regression(values: list[float]) -> None:
-    expected = isotonic_regression(values).x
-    assert rising(values, [1.0] * len(values)) == pytest.approx(np.asarray(expected), abs=1e-9)
-
-
-@given(st.lists(st.integers(0, 4), min_size=1, max_size=6))
-def test_rising_is_the_closest_of_all_rising_sequences(values: list[int]) -> None:
-    """Brute force over block means: the best rising fit is constant on blocks, each at its mean."""
-    n = len(values)
-    best = np.inf
-    for cuts in range(1 << (n - 1)):
-        ends = [i + 1 for i in range(n - 1) if cuts >> i & 1] + [n]
-        fit: list[float] = []
-        for end in ends:
-            block = values[len(fit) : end]
-            fit += [sum(block) / len(block)] * len(block)
-        if all(a <= b for a, b in itertools.pairwise(fit)):
-            best = min(best, sum((a - b) ** 2 for a, b in zip(fit, values, strict=True)))
-    found = rising(values, [1.0] * len(values))
-    assert sum((a - b) ** 2 for a, b in zip(found, values, strict=True)) == pytest.approx(best)
-
-
 def test_noise_in_the_measured_grid_never_makes_more_rows_cheaper() -> None:
     table = CostTable([1, 2, 4], [0], [[12.0, 9.0, 10.0]])
     assert [table.ms(rows) for rows in (1, 2, 4)] == pytest.approx([9.0, 9.0, 10.0])
@@ -93,41 +69,6 @@ def test_a_lasting_change_of_speed_is_followed_soon(factor: float) -> None:
         table.observe(4, 0, flat().ms(4) + change)
     for rows in (1, 4, 16, 64):
         assert table.ms(rows) == pytest.approx(flat().ms(rows) + change, rel=0.2)
-
-
-def test_a_grid_that_was_wrong_about_the_shape_is_corrected() -> None:
-    rng, table = random.Random(2), flat(slope=0.0)
-    truth = {rows: 10.0 + 1.5 * (rows - 1) for rows in (1, 2, 4, 8, 16)}
-
-    def error() -> float:
-        return max(abs(table.ms(rows) / ms - 1) for rows, ms in truth.items())
-
-    assert error() > 0.65
-    for _ in range(1600):
-        rows = rng.choice(list(truth))
-        table.observe(rows, 0, truth[rows] * rng.lognormvariate(0, 0.03))
-    assert error() < 0.25
-
-
-def test_one_look_at_a_point_not_seen_for_long_says_as_much_as_the_first() -> None:
-    offsets, here, there = GridOffsets(2), [(0, 1.0)], [(1, 1.0)]
-    unseen = offsets.variance(here)
-    for _ in range(60):
-        offsets.observe(here, 0.0, offsets.variance(here) + 0.01)
-    assert offsets.variance(here) < 0.6 * unseen
-    for _ in range(60):
-        offsets.observe(there, 0.0, offsets.variance(there) + 0.01)
-    assert offsets.variance(here) == pytest.approx(unseen)
-
-
-def test_what_is_learnt_of_one_number_of_rows_is_kept_apart_from_the_others() -> None:
-    table = flat()
-    for _ in range(200):
-        table.observe(8, 0, 0.9 * flat().ms(8))
-        table.observe(64, 0, flat().ms(64))
-        table.observe(1, 0, flat().ms(1))
-    assert table.ms(64) == pytest.approx(flat().ms(64), rel=0.03)
-    assert table.ms(8) < 0.95 * flat().ms(8)
 
 
 def test_contexts_are_interpolated_and_go_on_in_proportion() -> None:

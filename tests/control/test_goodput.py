@@ -6,8 +6,6 @@ from collections.abc import Callable
 
 import pytest
 
-from specdec.control.controller import LOOK_EVERY
-from specdec.control.state import Outcome
 from tests.control.simulator import Simulation, Skilled, World, best_fixed
 
 GOOD = (0.9, 0.05), (0.5, 0.2)
@@ -126,10 +124,9 @@ def test_a_free_drafter_that_says_enough_silences_a_costly_one() -> None:
     costly = Skilled("costly", (0.97,), (0.97,), level_ms=level(8.0))
     made = World([costly, free], TARGETS["flat"], 1)
     simulation = Simulation(made)
-    assert simulation.controller.order == ["free", "costly"]
     simulation.run(WARM_UP)
     tally = simulation.run(STEPS)
-    assert tally.asked["costly"] < STEPS / 10
+    assert tally.asked.get("costly", 0) < STEPS / 10
     assert tally.asked["free"] == STEPS
 
 
@@ -170,32 +167,12 @@ def test_bug_a_machine_that_changes_while_drafting_pays(reading: float, row: flo
     assert rate >= 0.94 * best, setting
 
 
-@pytest.mark.parametrize(("chance", "looks"), [(0.2, True), (0.9, False)])
-def test_plain_decoding_is_looked_at_where_drafting_wins_little(chance: float, looks: bool) -> None:
-    """A drafter that always offers one token: worth its row at either chance, but one wins by a wide margin."""
-    made = World([Skilled("m", (chance,), (chance,))], TARGETS["flat"])
-    simulation = Simulation(made)
-    simulation.run(WARM_UP)
-    longest = run = 0
-    for _ in range(STEPS // 4):
-        run = run + 1 if simulation.run(1).verified else 0
-        longest = max(longest, run)
-    assert (longest <= LOOK_EVERY) is looks
-
-
 def test_the_clock_silences_a_drafter_that_the_gate_believes_in() -> None:
-    """What the drafter says it takes is what the gate weighs; the propose stage takes 200 ms more."""
-    made = world("flat", GOOD, 5.0, 1)
-    simulation = Simulation(made)
+    """What the drafter says it takes is not all: the propose stage takes 200 ms more."""
+    simulation = Simulation(world("flat", GOOD, 5.0, 1))
     simulation.run(WARM_UP)
     believed = simulation.run(WARM_UP).asked["m"]
-    observe = simulation.controller.observe
-
-    def slower(outcome: Outcome, decisions: dict[str, list[str]]) -> None:
-        outcome.draft_ms += 200.0 if outcome.work else 0.0
-        observe(outcome, decisions)
-
-    simulation.controller.observe = slower  # type: ignore[method-assign,assignment]
+    simulation.overhead_ms = 200.0
     simulation.run(WARM_UP)
     assert believed > 0.9 * WARM_UP
     assert simulation.run(WARM_UP).asked.get("m", 0) < 0.3 * WARM_UP
@@ -204,3 +181,87 @@ def test_the_clock_silences_a_drafter_that_the_gate_believes_in() -> None:
 def test_decisions_are_a_function_of_what_is_told() -> None:
     tallies = [Simulation(world("flat", GOOD, 8.0, 2)).run(150) for _ in range(2)]
     assert tallies[0] == tallies[1]
+
+
+def reading_level(rows: int) -> float:
+    """A level of a draft model of a third of the target's size, which reads a prompt at 1.3 ms a token."""
+    return 15.0 + 1.3 * (rows - 1)
+
+
+def fixed_answers(made: World, requests: int, depth: int, prompt: int) -> float:
+    """Milliseconds per token of always drafting a chain ``depth`` long, the prompts read first."""
+    simulation = Simulation(made, lengths=(32, 96), prompt=prompt)
+    tokens = sum(simulation._rng.randint(32, 96) for _ in range(requests - 1)) + simulation._left[0]
+    spent, position, emitted = 0.0, 1, 0
+    drafter = made.drafters[0]
+    while emitted < tokens:
+        got = 0
+        while got < depth and made.rank(drafter, 0, position + got)[0] == 0:
+            got += 1
+        spent += made.verify_ms(1 + depth) + depth * reading_level(1)
+        position += got + 1
+        emitted += got + 1
+    reads = requests * (reading_level(prompt) - reading_level(1)) if depth else 0.0
+    return (spent + reads) / emitted
+
+
+@pytest.mark.parametrize("easy", [((0.86,), (0.86,)), ((0.97,), (0.6,))])
+@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+def test_bug_a_draft_model_that_pays_is_asked_from_the_first_answers_on(
+    easy: tuple[tuple[float, ...], tuple[float, ...]], seed: int
+) -> None:
+    """A level takes 15 ms beside a target's step of 52, and 86 % of its tokens are right: four answers of 32 to 96
+    tokens of a new engine, prompts to be read first."""
+
+    def made() -> World:
+        skill = Skilled("m", *easy, easy_share=0.7, level_ms=reading_level)
+        return World([skill], lambda rows: 52 + 2.4 * (rows - 1), seed=seed)
+
+    best = min(fixed_answers(made(), 4, depth, 160) for depth in (0, 1, 2, 3, 4, 6, 8))
+    auto = Simulation(made(), lengths=(32, 96), prompt=160).serve(4)
+    assert best < 40.0
+    assert auto.ms / auto.tokens <= best / 0.95
+
+
+@pytest.mark.parametrize("sequences", [1, 8])
+@pytest.mark.parametrize(("skill", "most_lost"), [(0.4, 0.03), (0.1, 0.015)])
+def test_a_draft_model_that_never_pays_loses_little_from_the_first_answers_on(
+    skill: float, most_lost: float, sequences: int
+) -> None:
+    made = World(
+        [Skilled("m", (skill,), (skill,), level_ms=reading_level)], lambda rows: 52 + 2.4 * (rows - 1), sequences
+    )
+    auto = Simulation(made, lengths=(32, 96), prompt=160).serve(16 * sequences)
+    assert auto.rate >= (1 - most_lost) * plain(made)
+
+
+def slow_spells(step: int) -> tuple[float, float, float]:
+    """Every 160 steps all takes 1.4 times as long for 40."""
+    return (1.4, 1.4, 1.4) if step // 40 % 4 == 3 else (1.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize(("skill", "least"), [(MIDDLING, 1.3), (USELESS, 0.985)])
+def test_slow_spells_of_the_machine_are_lived_through(skill: tuple[tuple[float, ...], ...], least: float) -> None:
+    made = world("flat", skill, 5.0, 1)
+    simulation = Simulation(made, machine=slow_spells)
+    simulation.run(WARM_UP)
+    tally = simulation.run(4 * 160)
+    slowed = 1 + 0.4 * 40 / 160
+    assert tally.rate >= least * plain(made) / slowed
+
+
+def test_of_a_batch_of_eight_those_are_drafted_for_that_gain() -> None:
+    """The draft model is right about every other sequence, and the lookup drafter about nothing."""
+
+    class Mixed(World):
+        def rank(self, drafter: Skilled, sequence: int, position: int) -> tuple[int, float]:
+            rank, chance = super().rank(drafter, sequence, position)
+            return (rank if sequence % 2 else -1), chance
+
+    look = Skilled("look", (0.02,), (0.02,), claims=0.3)
+    model = Skilled("m", (0.95,), (0.95,), level_ms=level(2.0))
+    made = Mixed([look, model], TARGETS["flatter"], 8)
+    simulation = Simulation(made)
+    simulation.run(100)
+    even = Mixed([look, model], TARGETS["flatter"], 8)
+    assert simulation.run(200).rate > 1.3 * plain(even)

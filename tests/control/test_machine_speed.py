@@ -16,7 +16,7 @@ FIRST, ROW = 60.0, 2.0  # milliseconds on the grid
 
 def expected(speed: MachineSpeed, rows: int) -> float:
     more = ROW * (rows - 1)
-    return FIRST + more + speed.extra(FIRST, more)
+    return FIRST + more + speed.reading * FIRST + speed.rows * more
 
 
 def watch(speed: MachineSpeed, rows: int, took: float) -> None:
@@ -30,8 +30,8 @@ def test_forwards_of_several_sizes_tell_the_two_apart(reading: float, rows: floa
     for _ in range(300):
         n = rng.choice((1, 8, 20, 40))
         watch(speed, n, (FIRST * (1 + reading) + ROW * (n - 1) * (1 + rows)) * rng.lognormvariate(0, 0.03))
-    assert speed.extra(1.0, 0.0) == pytest.approx(reading, abs=0.06)
-    assert speed.extra(0.0, 1.0) == pytest.approx(rows, abs=0.12)
+    assert speed.reading == pytest.approx(reading, abs=0.06)
+    assert speed.rows == pytest.approx(rows, abs=0.12)
 
 
 def test_bug_a_machine_that_slows_down_while_drafting_does_not_make_plain_decoding_look_worse_than_it_is() -> None:
@@ -62,20 +62,20 @@ def test_what_is_not_seen_any_more_comes_back_to_the_grid() -> None:
     for _ in range(200):
         watch(speed, 40, FIRST + 39 * ROW * 1.5)
         watch(speed, 1, FIRST)
-    before = speed.extra(0.0, 1.0)
+    before = speed.rows
     assert before > 0.3
     for _ in range(1000):
         watch(speed, 1, FIRST)
-    assert abs(speed.extra(0.0, 1.0)) < 0.25 * before
+    assert abs(speed.rows) < 0.25 * before
 
 
 @given(st.lists(st.tuples(st.floats(1e-3, 1e4), st.floats(0, 1e6), st.floats(-0.25, 0.25)), max_size=80))
 def test_no_observation_breaks_it(seen: list[tuple[float, float, float]]) -> None:
     speed = MachineSpeed()
     for first, more, surprise in seen:
-        guess = first + more + speed.extra(first, more)
+        guess = first + more + speed.reading * first + speed.rows * more
         speed.observe(first, more, max(guess, 0.2 * (first + more)), surprise)
-        assert LEAST <= speed.extra(1.0, 0.0) <= MOST
-        assert LEAST <= speed.extra(0.0, 1.0) <= MOST
+        assert LEAST <= speed.reading <= MOST
+        assert LEAST <= speed.rows <= MOST
         assert speed._var_reading > 0 < speed._var_rows
         assert speed._together**2 <= speed._var_reading * speed._var_rows * (1 + 1e-9)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.control.tree_budget import AGREEMENT, FULL, merge
+from specdec.control.node_budget import AGREEMENT, FULL, merge
 from specdec.tree import MAX_NODES, TokenTree, check_tree
 from tests.control.helpers import chain, make_tree, paths, trees
 

@@ -1,4 +1,4 @@
-"""A ratio is observed over expected, shrunk to what is known already."""
+"""A ratio is observed over expected, shrunk to 1."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.control.state import Ratio, Skill, trust_ratio
+from specdec.control.inputs import Ratio
 
 pairs = st.lists(st.tuples(st.floats(0, 5), st.floats(0, 5)), max_size=60)
 
@@ -29,26 +29,3 @@ def test_it_finds_the_truth_and_follows_a_change(truth: float) -> None:
     for _ in range(400):
         ratio.add(1.0, 0.8)
     assert ratio.value == pytest.approx(0.8, abs=0.06)
-
-
-def test_a_new_sequence_starts_from_what_all_of_them_showed() -> None:
-    pool = trust_ratio()
-    first = trust_ratio(pool)
-    for _ in range(300):
-        first.add(0.2, 0.1)
-    later = trust_ratio(pool)
-    assert later.value == pytest.approx(pool.value)
-    assert later.value < 0.7
-    for _ in range(300):
-        later.add(1.0, 1.0)
-    assert later.value > 0.9
-    assert first.value < 0.75, "its own word counts for more than the others'"
-
-
-def test_finding_and_following_are_two_skills() -> None:
-    skill = Skill()
-    for _ in range(50):
-        skill.first.add(0.5, 0.0)
-        skill.deep.add(0.5, 0.5)
-    assert skill.factor(first=True) < 0.5
-    assert skill.factor(first=False) == pytest.approx(1.0)

@@ -76,10 +76,11 @@ def test_the_recorded_run_is_worth_replaying() -> None:
     text, tokens = recorded()
     steps = steps_of(text)
     decisions = {d for s in steps if s["replay"] for own in s["replay"]["decisions"].values() for d in own}
-    assert {"on", "forced", ""} <= decisions
+    assert {"forced", "free", ""} <= decisions
+    assert decisions & {"on", "probe"}
     assert {d["name"] for s in steps for d in s["drafters"]} == {"suffix", "model"}
     assert any(s["sequences"] > 3 for s in steps)
-    assert any(turn["lag"] > 1 for s in steps if s["replay"] for turn in s["replay"]["turns"])
+    assert any(one["due"] > 1 for s in steps if s["replay"] for one in s["replay"]["sequences"])
     assert any(any(s["replay"]["kept"]) for s in steps if s["replay"])
     assert sum(s["realised_tokens"] for s in steps) == tokens
     assert [s["step"] for s in steps] == list(range(len(steps)))
@@ -105,18 +106,22 @@ def flip_kept(replay: Line) -> bool:
 
 def flip_decision(replay: Line) -> bool:
     for own in replay["decisions"].values():
-        if "on" in own:
-            own[own.index("on")] = "off"
+        for i, decision in enumerate(own):
+            if decision in ("on", "probe"):
+                own[i] = "off"
+                return True
+    return False
+
+
+def flip_lookup(replay: Line) -> bool:
+    for own in replay["decisions"].values():
+        if "free" in own:
+            own[own.index("free")] = "off"
             return True
     return False
 
 
-def flip_free(replay: Line) -> bool:
-    replay["free"] = not replay["free"]
-    return True
-
-
-@pytest.mark.parametrize("change", [flip_kept, flip_decision, flip_free])
+@pytest.mark.parametrize("change", [flip_kept, flip_decision, flip_lookup])
 def test_a_decision_that_was_altered_is_found(tmp_path: Path, change: Callable[[Line], bool]) -> None:
     report = replay_file(altered(tmp_path, change))
     assert len(report.differences) == 1
@@ -144,7 +149,8 @@ def test_an_outcome_that_was_altered_shows_in_later_decisions(tmp_path: Path) ->
     for i in range(1, len(lines)):
         values = json.loads(lines[i])
         if values["replay"]:
-            values["replay"]["tokens"] = [[0] for _ in values["replay"]["tokens"]]
+            outcome = values["replay"]["outcome"]
+            outcome["tokens"] = [[0] for _ in outcome["tokens"]]
             lines[i] = json.dumps(values)
     path.write_text("\n".join(lines) + "\n")
     assert replay_file(path).differences
@@ -166,7 +172,7 @@ def test_a_last_line_cut_short_is_left_out(tmp_path: Path) -> None:
 def test_bug_a_trace_that_lacks_what_a_replay_needs_is_refused(tmp_path: Path, broken: str) -> None:
     lines = recorded()[0].splitlines()
     if broken == "header":
-        lines[0] = '{"specdec_trace":1,"controller":{}}'
+        lines[0] = '{"specdec_trace":2,"controller":{}}'
     else:
         i = next(i for i, line in enumerate(lines) if i and json.loads(line)["replay"])
         values = json.loads(lines[i])

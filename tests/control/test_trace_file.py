@@ -11,7 +11,7 @@ from specdec.control.trace import TraceLog, TraceWriter, read_trace
 from specdec.errors import ConfigError
 from specdec.types import DrafterTrace, StepTrace
 
-HEADER = '{"specdec_trace":1,"controller":{}}\n'
+HEADER = '{"specdec_trace":2,"controller":{}}\n'
 
 
 def step(number: int, **fields: object) -> StepTrace:
@@ -57,8 +57,9 @@ def test_a_header_alone_is_an_empty_trace(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "header",
     [
-        "", "\n", "{", "[]\n", "7\n", '{"specdec_trace":2,"controller":{}}\n', '{"controller":{}}\n',
-        '{"specdec_trace":1}\n', '{"specdec_trace":1,"controller":7}\n', '{"specdec_trace":1,"contr',
+        "", "\n", "{", "[]\n", "7\n", '{"specdec_trace":1,"controller":{}}\n', '{"controller":{}}\n',
+        '{"specdec_trace":3,"controller":{}}\n',
+        '{"specdec_trace":2}\n', '{"specdec_trace":2,"controller":7}\n', '{"specdec_trace":2,"contr',
     ],
 )  # fmt: skip
 def test_a_file_that_is_no_trace_is_refused(tmp_path: Path, header: str) -> None:

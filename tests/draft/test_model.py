@@ -16,6 +16,7 @@ import pytest
 
 from draft.model import ModelDrafter
 from draft.protocol import DraftTask
+from specdec.control.inputs import Deepening
 from specdec.engine.engine import Engine, EngineParts
 from specdec.kv_cache import KvCacheManager
 from specdec.sampling import Sampler, SequenceSampling
@@ -202,7 +203,19 @@ def test_floors_are_kept_to() -> None:
     kv.ensure(sequence, 128)
     floor, level_floor = math.log(0.05), math.log(0.2)
     (tree,) = propose(
-        drafter, [DraftTask(sequence, greedy(), 40, 20, 3, "model", floor=floor, level_floor=level_floor)]
+        drafter,
+        [
+            DraftTask(
+                sequence,
+                greedy(),
+                40,
+                20,
+                3,
+                "model",
+                floor=floor,
+                deepening=Deepening(None, 0.0, 0.0, 1.0, level_floor),
+            )
+        ],
     )
     assert 1 < len(tree) < 41
     assert min(tree.scores) >= floor

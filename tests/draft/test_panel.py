@@ -11,7 +11,7 @@ import pytest
 
 from draft.panel import READS_AT_ONCE, REST_S, STRIKES, DraftPanel
 from draft.protocol import DraftTask
-from specdec.control.state import DraftWork
+from specdec.control.inputs import DraftWork
 from specdec.sequence import Sequence
 from specdec.tree import MAX_NODES, TokenTree
 from tests.draft.helpers import make_sequence, make_task

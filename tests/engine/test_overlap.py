@@ -67,7 +67,7 @@ def test_a_step_is_learned_from_while_the_next_is_verified(log: list[str]) -> No
 
 def test_a_step_that_is_over_on_return_is_learned_from_at_once() -> None:
     engine = tiny_engine()
-    engine.submit(requests(1)[0])
+    engine.submit(requests(1, tokens=40)[0])
     seen = 0
     while engine.has_work():
         before = engine.last_step

@@ -271,7 +271,7 @@ def test_each_controller_has_a_trace_that_replays(tmp_path: Path) -> None:
         report = replay_file(tmp_path / name)
         assert (report.steps > 3, report.differences) == (True, [])
         records = [cast(dict[str, Any], step.replay) for step in read_trace(tmp_path / name)[1]]
-        assert all(len({turn["control"][0] for turn in r["turns"]}) == len(r["turns"]) for r in records if r)
+        assert all(len({one["history"][0] for one in r["sequences"]}) == len(r["sequences"]) for r in records if r)
 
 
 def test_a_trace_file_that_can_not_be_written_leaves_everything(tmp_path: Path) -> None:

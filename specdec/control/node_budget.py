@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from specdec.control.state import Turn
+from specdec.control.inputs import SequenceInputs
 from specdec.tree import MAX_NODES, TokenTree
 
 AGREEMENT = 0.5  # of the way from the better chance to that of independent witnesses: drafters read the same text
@@ -106,7 +106,7 @@ class Choice:
 
 
 def choose(
-    turns: Sequence[Turn],
+    sequences: Sequence[SequenceInputs],
     trees: Sequence[TokenTree],
     costs: Sequence[float],
     draft_ms: float,
@@ -119,20 +119,20 @@ def choose(
     to the forward.
 
     One order over all sequences; since no chance exceeds its parent's, the best B always form trees. Nodes of forced
-    turns, and those a lagging turn needs to keep its objective, come before all others and are not up for decision.
+    sequences, and those a lagging one needs to keep its objective, come before all others and are not up for decision.
     ``costs``: milliseconds of the forward by draft nodes, from none to as many as it may have.
     """
     # Lists, not arrays: after a forward has gone through gigabytes, each call of numpy takes some 10 us.
-    owners, nodes, chances = _candidates(turns, trees)
+    owners, nodes, chances = _candidates(sequences, trees)
     if not chances:
-        return plain(turns, costs[0] - prompts_ms, draft_ms)
+        return plain(sequences, costs[0] - prompts_ms, draft_ms)
     order = sorted(range(len(chances)), key=chances.__getitem__, reverse=True)  # stable: a parent before its child
-    must = _must(turns, owners, order, chances)
+    must = _must(sequences, owners, order, chances)
     if must:
         order = [at for at in order if at in must] + [at for at in order if at not in must]
     least, top = len(must), len(costs) - 1
     most = max(least, min(len(order), top))
-    tokens = list(accumulate([chances[at] for at in order[:most]], initial=float(len(turns))))
+    tokens = list(accumulate([chances[at] for at in order[:most]], initial=float(len(sequences))))
     spent = [draft_ms - prompts_ms + costs[min(count, top)] for count in range(least, most + 1)]
     values = [earned / ms for earned, ms in zip(tokens[least:], spent, strict=True)]
     left = [earned - rate * ms for earned, ms in zip(tokens[least:], spent, strict=True)]
@@ -145,34 +145,39 @@ def choose(
     return Choice(kept, best, len(order), tokens[best], values[best - least])
 
 
-def plain(turns: Sequence[Turn], verify_ms: float, draft_ms: float) -> Choice:
+def plain(sequences: Sequence[SequenceInputs], verify_ms: float, draft_ms: float) -> Choice:
     """The choice where there is none: no drafter proposed anything, and the forward takes ``verify_ms``."""
-    return Choice([[] for _ in turns], 0, 0, float(len(turns)), len(turns) / max(draft_ms + verify_ms, 1e-9))
+    return Choice(
+        [[] for _ in sequences], 0, 0, float(len(sequences)), len(sequences) / max(draft_ms + verify_ms, 1e-9)
+    )
 
 
-def _candidates(turns: Sequence[Turn], trees: Sequence[TokenTree]) -> tuple[list[int], list[int], list[float]]:
+def _candidates(
+    sequences: Sequence[SequenceInputs], trees: Sequence[TokenTree]
+) -> tuple[list[int], list[int], list[float]]:
     """The nodes that may be verified: whose they are, which, and the chance that each is reached."""
     owners: list[int] = []
     nodes: list[int] = []
     chances: list[float] = []
-    for i, (turn, tree) in enumerate(zip(turns, trees, strict=True)):
+    for i, (one, tree) in enumerate(zip(sequences, trees, strict=True)):
         n = len(tree.tokens) - 1
         if not n:
             continue
         scores = tree.capped_scores()
         mine: Sequence[int] = range(1, n + 1)
-        if n > turn.nodes:  # what may not be verified has no part in the decision
-            mine = sorted(mine, key=lambda node: (-scores[node], node))[: turn.nodes]
-        trust = turn.control.trust.value
+        if n > one.nodes:  # what may not be verified has no part in the decision
+            mine = sorted(mine, key=lambda node: (-scores[node], node))[: one.nodes]
         owners += [i] * len(mine)
         nodes += mine
-        chances += [min(1.0, trust * math.exp(scores[node])) for node in mine]
+        chances += [math.exp(min(0.0, scores[node])) for node in mine]
     return owners, nodes, chances
 
 
-def _must(turns: Sequence[Turn], owners: Sequence[int], order: Sequence[int], chances: Sequence[float]) -> set[int]:
+def _must(
+    sequences: Sequence[SequenceInputs], owners: Sequence[int], order: Sequence[int], chances: Sequence[float]
+) -> set[int]:
     """Candidates that are verified whatever they cost; ``order``: all, best first."""
-    due = {i: math.inf if turn.forced else turn.lag for i, turn in enumerate(turns) if turn.forced or turn.lag > 1}
+    due = {i: math.inf if one.forced else one.due for i, one in enumerate(sequences) if one.forced or one.due > 1}
     must: set[int] = set()
     if due:
         reached = dict.fromkeys(due, 1.0)
