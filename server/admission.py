@@ -152,7 +152,7 @@ class Rates:
         self._outputs = RunningMean()  # tokens of an answer
         self._interval = RunningMean(INTERVAL_WEIGHT)  # seconds between samples that end, while there is work
         self._samples = 0
-        self._heard_at = self._ended_at = 0.0
+        self._news_at = self._ended_at = 0.0
 
     def work_begins(self, now: float) -> None:
         """The engine was idle until now: the time before does not count as an interval."""
@@ -175,11 +175,11 @@ class Rates:
         if usage.output_tokens:
             self._outputs.add(usage.output_tokens)
         self._samples += 1
-        self._heard_at = now
+        self._news_at = now
 
     def known(self, now: float) -> bool:
         """Whether anything may be concluded."""
-        return self._samples >= LEAST_SAMPLES and now - self._heard_at < STALE_S
+        return self._samples >= LEAST_SAMPLES and now - self._news_at < STALE_S
 
     @property
     def interval_s(self) -> float | None:

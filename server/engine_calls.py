@@ -15,6 +15,8 @@ from server.observe.records import RequestRecord
 from specdec.errors import DuplicateRequestError, RequestError
 from specdec.types import Failed, Finished, Request, RequestEvent
 
+_LOG = logging.getLogger(__name__)
+
 
 class RequestStream:
     """Async iterator over a request's events; ends after the last sample's Finished, or raises a `RequestError`.
@@ -110,70 +112,67 @@ class RequestStream:
                 self._record.ended(complete)
 
 
-_LOG = logging.getLogger(__name__)
-
-
 class RequestTable:
-    """Streams by ticket and by request id.
+    """Streams by engine id and by request id.
 
-    The engine is given a ticket in place of the caller's id, fresh for each submission: a caller may use an id again
-    right after cancelling, while the engine still has events of the former request on their way.
+    The engine is given an id of its own in place of the caller's, fresh for each submission: a caller may use an id
+    again right after cancelling, while the engine still has events of the former request on their way.
     """
 
     def __init__(self, abort: Callable[[str], None]) -> None:
         self._abort = abort
-        self._by_ticket: dict[str, RequestStream] = {}
-        self._tickets: dict[str, str] = {}
+        self._by_engine_id: dict[str, RequestStream] = {}
+        self._engine_ids: dict[str, str] = {}
         self._numbers = itertools.count(1)
 
     def __len__(self) -> int:
-        return len(self._by_ticket)
+        return len(self._by_engine_id)
 
     def open(self, request: Request) -> tuple[str, RequestStream]:
-        """A ticket and a stream for ``request``.
+        """An engine id and a stream for ``request``.
 
         Raises:
             DuplicateRequestError: its id is in flight.
         """
         request_id = request.request_id
-        if request_id in self._tickets:
+        if request_id in self._engine_ids:
             raise DuplicateRequestError(f"request_id {request_id!r} is in flight; choose another")
-        ticket = f"{next(self._numbers)}:{request_id}"
+        engine_id = f"{next(self._numbers)}:{request_id}"
 
         def on_end(complete: bool) -> None:
-            del self._by_ticket[ticket], self._tickets[request_id]
+            del self._by_engine_id[engine_id], self._engine_ids[request_id]
             if not complete:
-                self._abort(ticket)
+                self._abort(engine_id)
 
         stream = RequestStream(request_id, request.sampling.n, on_end)
-        self._by_ticket[ticket], self._tickets[request_id] = stream, ticket
-        return ticket, stream
+        self._by_engine_id[engine_id], self._engine_ids[request_id] = stream, engine_id
+        return engine_id, stream
 
-    def ticket(self, request_id: str) -> str | None:
-        """The ticket of a request in flight."""
-        return self._tickets.get(request_id)
+    def engine_id(self, request_id: str) -> str | None:
+        """The engine id of a request in flight."""
+        return self._engine_ids.get(request_id)
 
-    def tickets(self) -> list[str]:
+    def engine_ids(self) -> list[str]:
         """Those of all requests in flight."""
-        return list(self._by_ticket)
+        return list(self._by_engine_id)
 
     def deliver(self, event: RequestEvent) -> None:
         """Hand an event of the engine to its reader; those of requests nobody waits for are dropped."""
-        stream = self._by_ticket.get(event.request_id)
+        stream = self._by_engine_id.get(event.request_id)
         if stream is not None:
             stream.push(event)
 
-    def refuse(self, ticket: str, error: RequestError) -> None:
+    def refuse(self, engine_id: str, error: RequestError) -> None:
         """The engine did not take a request."""
-        stream = self._by_ticket.get(ticket)
+        stream = self._by_engine_id.get(engine_id)
         if stream is not None:
             stream.fail(error)
 
     def fail_all(self, error: RequestError) -> None:
         """End every request in flight with ``error``."""
-        if self._by_ticket:
-            _LOG.warning("%d requests in flight end: %s", len(self._by_ticket), error)
-        for stream in list(self._by_ticket.values()):
+        if self._by_engine_id:
+            _LOG.warning("%d requests in flight end: %s", len(self._by_engine_id), error)
+        for stream in list(self._by_engine_id.values()):
             stream.fail(error)
 
 

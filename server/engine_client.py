@@ -24,6 +24,8 @@ from specdec.config import Config, EngineConfig, WeightDtype
 from specdec.errors import EngineDeadError, SpecdecError
 from specdec.types import EngineInfo, EngineLoad, Request, StepTrace
 
+_LOG = logging.getLogger(__name__)
+
 
 class EngineState(StrEnum):
     """``FAILED``: it will not come back by itself. ``CLOSED``: it was told to end."""
@@ -40,7 +42,7 @@ class EngineState(StrEnum):
         return self in (EngineState.FAILED, EngineState.CLOSED)
 
 
-class StateBoard:
+class StateFeed:
     """The state in force, and a queue of what it becomes for each who watches."""
 
     def __init__(self) -> None:
@@ -207,7 +209,6 @@ async def _line(stream: asyncio.StreamReader) -> bytes:
         return await stream.read(max(error.consumed, 1))
 
 
-_LOG = logging.getLogger(__name__)
 _CLOSE_GRACE_S = 5.0
 
 
@@ -234,8 +235,8 @@ class EngineClient:
         self._config, self._factory, self._progress = config, factory, progress
         self._observer = observer
         self._policy = policy or RestartPolicy()
-        self._board = StateBoard()
-        self._table = RequestTable(self._abort_ticket)
+        self._states = StateFeed()
+        self._table = RequestTable(self._abort_by_engine_id)
         self._calls = EngineCalls()
         self._engine_config = config.engine
         self._child: EngineChild | None = None
@@ -250,7 +251,7 @@ class EngineClient:
     @property
     def state(self) -> EngineState:
         """The process's state."""
-        return self._board.state
+        return self._states.state
 
     @property
     def in_flight(self) -> int:
@@ -285,7 +286,7 @@ class EngineClient:
 
     def watch(self) -> asyncio.Queue[EngineState]:
         """A queue that holds the state in force and then gets every further one."""
-        return self._board.watch()
+        return self._states.watch()
 
     async def start(self) -> None:
         """Start the process and its supervisor; returns before it is ready."""
@@ -297,23 +298,23 @@ class EngineClient:
         Raises:
             EngineStartError: it will not be.
         """
-        states = self._board.watch()
+        states = self._states.watch()
         try:
             while (state := await states.get()) != EngineState.READY:
                 if state.is_final:
                     raise EngineStartError(self._failure or "the engine was closed")
         finally:
-            self._board.unwatch(states)
+            self._states.unwatch(states)
         return self.info
 
     async def wait_failed(self) -> str:
         """Wait until the engine has failed for good or was closed, and return why (empty when closed)."""
-        states = self._board.watch()
+        states = self._states.watch()
         try:
             while not (await states.get()).is_final:
                 pass
         finally:
-            self._board.unwatch(states)
+            self._states.unwatch(states)
         return self._failure
 
     def generate(self, request: Request, record: RequestRecord | None = None) -> RequestStream:
@@ -327,12 +328,12 @@ class EngineClient:
         """
         if self.state != EngineState.READY or self._child is None:
             raise EngineDeadError(self._why_not())
-        ticket, stream = self._table.open(request)
+        engine_id, stream = self._table.open(request)
         if record is None and self._observer is not None:
             record = self._observer.request(request)
         if record is not None:
             stream.record_in(record)
-        self._child.link.send(Frame.SUBMIT, (ticket, *pack_request(request)[1:]))
+        self._child.link.send(Frame.SUBMIT, (engine_id, *pack_request(request)[1:]))
         return stream
 
     async def trace(self, limit: int) -> list[StepTrace]:
@@ -342,7 +343,7 @@ class EngineClient:
             EngineDeadError: the engine is not ready, or ends before it answers.
             GenerationFailedError: the engine could not tell.
         """
-        steps: list[StepTrace] = await self._ask(lambda parts: [unpack_trace(p) for p in parts], Frame.TRACE, limit)
+        steps: list[StepTrace] = await self._call(lambda parts: [unpack_trace(p) for p in parts], Frame.TRACE, limit)
         return steps
 
     async def flush_cache(self) -> int:
@@ -352,7 +353,7 @@ class EngineClient:
             EngineDeadError: the engine is not ready, or ends before it answers.
             RequestError: the engine could not do it.
         """
-        freed: int = await self._ask(int, Frame.ADMIN, FLUSH_CACHE, ())
+        freed: int = await self._call(int, Frame.ADMIN, FLUSH_CACHE, ())
         return freed
 
     async def swap_draft(self, draft: str | None, dtype: WeightDtype | None = None) -> EngineInfo:
@@ -372,10 +373,10 @@ class EngineClient:
             self._engine_config = _with_draft(self._engine_config, draft, dtype)
             return self._info
 
-        info: EngineInfo = await self._ask(adopt, Frame.ADMIN, SWAP_DRAFT, (draft, dtype))
+        info: EngineInfo = await self._call(adopt, Frame.ADMIN, SWAP_DRAFT, (draft, dtype))
         return info
 
-    async def _ask(self, read: Callable[[Any], Any], kind: Frame, *parts: Any) -> Any:
+    async def _call(self, read: Callable[[Any], Any], kind: Frame, *parts: Any) -> Any:
         if self.state != EngineState.READY or self._child is None:
             raise EngineDeadError(self._why_not())
         number, answer = self._calls.open(read)
@@ -384,22 +385,22 @@ class EngineClient:
 
     def abort(self, request_id: str) -> bool:
         """End a request: its reader gets Finished(ABORTED) per open sample. False when it is not in flight."""
-        ticket = self._table.ticket(request_id)
-        if ticket is not None:
-            self._abort_ticket(ticket)
-        return ticket is not None
+        engine_id = self._table.engine_id(request_id)
+        if engine_id is not None:
+            self._abort_by_engine_id(engine_id)
+        return engine_id is not None
 
     def fail_all(self, error: EngineDeadError) -> None:
         """End every request in flight with ``error``; the engine forgets them."""
-        for ticket in self._table.tickets():
-            self._abort_ticket(ticket)
+        for engine_id in self._table.engine_ids():
+            self._abort_by_engine_id(engine_id)
         self._table.fail_all(error)
 
     async def close(self) -> None:
         """End the process and every request."""
         # A process that loads does not listen yet, so there is no point in asking it.
         grace_s = _CLOSE_GRACE_S if self.state == EngineState.READY else 0.0
-        self._board.become(EngineState.CLOSED)
+        self._states.become(EngineState.CLOSED)
         self._end_calls(EngineDeadError("the server stopped"))
         if self._child is not None:
             await self._child.close(grace_s)
@@ -412,9 +413,9 @@ class EngineClient:
             return f"the engine failed: {self._failure}"
         return f"the engine is {self.state}; retry shortly"
 
-    def _abort_ticket(self, ticket: str) -> None:
+    def _abort_by_engine_id(self, engine_id: str) -> None:
         if self._child is not None:
-            self._child.link.send(Frame.ABORT, ticket)
+            self._child.link.send(Frame.ABORT, engine_id)
 
     async def _supervise(self) -> None:
         """Start the process, again whenever it dies, until the policy gives up."""
@@ -447,7 +448,7 @@ class EngineClient:
         if self.state == EngineState.CLOSED:
             return None
         if self._info is not None:
-            self._board.become(EngineState.RESTARTING)
+            self._states.become(EngineState.RESTARTING)
         self._end_calls(EngineDeadError())
         return self._after_death(child.pid, await child.ended())
 
@@ -468,7 +469,7 @@ class EngineClient:
 
     def _give_up(self, why: str) -> None:
         self._failure = why
-        self._board.become(EngineState.FAILED)
+        self._states.become(EngineState.FAILED)
         self._end_calls(EngineDeadError(self._why_not()))
 
     def _end_calls(self, error: EngineDeadError) -> None:
@@ -492,7 +493,7 @@ class EngineClient:
                     self._progress(*rest)
             case Frame.READY:
                 self._info, self._ready_at = unpack_info(rest[0]), time.monotonic()
-                self._board.become(EngineState.READY)
+                self._states.become(EngineState.READY)
             case Frame.DIED:
                 self._last_words = (rest[0], rest[1])
             case _:

@@ -31,6 +31,8 @@ from server.ipc import Frame, ParentGoneError, ParentLink, pack_event, pack_info
 from specdec.config import EngineConfig
 from specdec.errors import RequestError, SpecdecError
 
+_LOG = logging.getLogger(__name__)
+
 
 class DraftLoad:
     """Runs ``load`` in a thread of its own, which the process does not wait for at its end. ``number``: of the call
@@ -63,7 +65,6 @@ class DraftLoad:
             self._error = error
 
 
-_LOG = logging.getLogger(__name__)
 FLUSH_CACHE, SWAP_DRAFT = "flush_cache", "swap_draft"
 
 

@@ -106,7 +106,7 @@ class FillMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Texts before and after a cursor, and where they come from.
+    """What fill-in-the-middle fills: the texts before and after a cursor, and where they come from.
 
     ``head_from``: offset in ``prefix`` of what the model is shown as the begin of what it fills in; None: as suits
     prefix hits best.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, SummaryMetricFamily
@@ -13,14 +13,10 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from server.engine_client import EngineState
+from server.engine_client import EngineClient, EngineState
 from server.observe.metrics import Histogram, ServerMetrics
 from specdec.errors import EngineDeadError
 from specdec.types import EngineInfo, EngineLoad, FinishReason
-
-if TYPE_CHECKING:
-    from server.engine_client import EngineClient
-
 
 Labels = Mapping[str, str]
 

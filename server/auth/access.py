@@ -18,6 +18,8 @@ from server.errors import UnauthenticatedError
 from specdec.config import ServerConfig
 from specdec.errors import ConfigError
 
+_LOG = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class TlsMaterial:
@@ -28,9 +30,6 @@ class TlsMaterial:
     key: bytes
     client_ca: bytes | None
     context: ssl.SSLContext
-
-
-_LOG = logging.getLogger(__name__)
 
 
 class TlsFiles:
@@ -125,7 +124,7 @@ _SCHEME = "bearer "
 
 
 class Access:
-    """Keys and certificates of one server, shared by its faces.
+    """Keys and certificates of one server, shared by its protocols.
 
     Raises:
         ConfigError: a file can not be read or used.

@@ -24,6 +24,8 @@ from server.auth.principal import Limits, Principal
 from server.errors import KeyChecksBusyError, UnauthenticatedError
 from specdec.errors import ConfigError
 
+_LOG = logging.getLogger(__name__)
+
 KEY_PREFIX = "sd-"
 _KEY_BYTES = 32
 _SALT_BYTES = 16
@@ -207,7 +209,6 @@ def _replace(path: Path, text: str) -> None:
         raise
 
 
-_LOG = logging.getLogger(__name__)
 SLOW_CHECKS = 8
 _BUSY_RETRY_S = 1.0
 

@@ -111,7 +111,7 @@ class GenerationRun:
 
 
 class Origin(StrEnum):
-    """Where the text comes from: a sequence of its own, that of an earlier ask, or somebody else's equal one."""
+    """Where the text comes from: a sequence of its own, that of an earlier request, or somebody else's equal one."""
 
     NEW = "new"
     CONTINUED = "continued"
@@ -180,7 +180,7 @@ LARGEST_DRAFT = 4096
 
 
 class EditorSession:
-    """One ask at a time: a new one supersedes the one before. Belongs to one event loop.
+    """One request at a time: a new one supersedes the one before. Belongs to one event loop.
 
     Where the user typed what the last generation says, it goes on, running or complete, and what it says beyond that
     is the answer. A fresh request for the new text would be given the prompt of that generation and the first tokens it
@@ -216,7 +216,7 @@ class EditorSession:
         while len(self.documents) > DOCUMENTS or (self.characters > MAX_CHARACTERS and len(self.documents) > 1):
             self.documents.popitem(last=False)
 
-    async def ask(
+    async def suggest(
         self,
         gap: Gap,
         options: CompletionOptions,

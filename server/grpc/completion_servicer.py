@@ -197,7 +197,7 @@ class CompletionSession:
         put, options = self._out.put, self._options
         try:
             with self._frontend.gate.enter():
-                suggestion = await session.ask(
+                suggestion = await session.suggest(
                     gap, options, self._principal, lambda request: validate(
                         request, self._frontend.info, ViolationCollector()
                     ), self._supersedes_key,

@@ -18,6 +18,8 @@ from server.lsp.documents import PositionEncoding, plain
 from server.lsp.session import LinkState, Notices
 from specdec.client.client import Client
 
+_LOG = logging.getLogger(__name__)
+
 _Handled = Generator[Any, Any, None]
 
 
@@ -47,7 +49,6 @@ DID_ACCEPT_PART = "textDocument/didPartiallyAcceptCompletion"
 DID_ACCEPT = "textDocument/didAcceptCompletion"
 DID_DISMISS = "textDocument/didDismissCompletion"
 STATUS = "specdec/didChangeStatus"
-_LOG = logging.getLogger(__name__)
 
 
 class InlineLanguageServer(LanguageServer):

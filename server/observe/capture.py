@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from server.frame_files import FrameFiles, FrameWriter
-from server.observe.records import CallRecord, RequestRecord
+from server.observe.records import RequestRecord, TelemetryListener
 from specdec.errors import ConfigError
+
+_LOG = logging.getLogger(__name__)
 
 BLOCK = 64
 _BYTES = 8
@@ -76,7 +78,7 @@ def capture_entry(record: RequestRecord, at_s: float, hashes: BlockHashes, *, pr
         "grammar": None if request.grammar is None else request.grammar.kind.value,
     }
     if call is not None:
-        entry |= {"face": call.face, "endpoint": call.endpoint}
+        entry |= {"face": call.protocol, "endpoint": call.endpoint}
     if prompts:
         entry |= {"ids": request.prompt_ids, "stop": request.stopping.stop, "prediction_ids": request.prediction_ids}
     return entry
@@ -145,10 +147,7 @@ def read_entries(folder: Path) -> Iterator[dict[str, Any]]:
                 yield entry
 
 
-_LOG = logging.getLogger(__name__)
-
-
-class Capture:
+class Capture(TelemetryListener):
     """A listener that keeps what `capture_entry` says. Requests are written as they end, so not in order of arrival.
     Where it can not write any more, it says so once and costs nothing from then on.
 
@@ -162,12 +161,6 @@ class Capture:
             self._writer: CaptureWriter | None = CaptureWriter(folder, max_bytes)
         except OSError as error:
             raise ConfigError(f"server.capture_dir: {folder} can not be written ({error.strerror})") from None
-
-    def call_began(self, call: CallRecord) -> None:
-        """Calls are not kept."""
-
-    def call_ended(self, call: CallRecord) -> None:
-        """Calls are not kept."""
 
     def request_ended(self, record: RequestRecord) -> None:
         """Write it down; one that only warms the cache too."""

@@ -10,7 +10,9 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal, TextIO
 
-from server.observe.records import CallRecord, RequestRecord
+from server.observe.records import CallRecord, RequestRecord, TelemetryListener
+
+_LOG = logging.getLogger(__name__)
 
 
 class JsonLines(logging.Formatter):
@@ -66,7 +68,6 @@ def configure_logs(kind: LogFormat, level: int = logging.INFO, stream: TextIO | 
     logging.basicConfig(level=level, handlers=[handler], force=True)
 
 
-_LOG = logging.getLogger(__name__)
 HELD_S = 0.02
 
 Fields = Callable[[], dict[str, Any]]
@@ -125,16 +126,13 @@ LOGGER = "specdec.calls"
 Decode = Callable[[Sequence[int]], str]
 
 
-class CallLog:
+class CallLog(TelemetryListener):
     """Says who asked what kind of thing and how it went: numbers, names and causes. Texts only where ``decode``, which
     turns a prompt's tokens into its text, is given."""
 
     def __init__(self, decode: Decode | None = None) -> None:
         self._decode = decode
         self._lines = HeldLines(logging.getLogger(LOGGER))
-
-    def call_began(self, call: CallRecord) -> None:
-        """Nothing is said of a call before it is over."""
 
     def call_ended(self, call: CallRecord) -> None:
         """Log it."""
@@ -216,7 +214,7 @@ class CallLog:
 
 
 def _call_fields(call: CallRecord) -> dict[str, Any]:
-    fields: dict[str, Any] = {"request_id": call.request_id, "face": call.face, "endpoint": call.endpoint}
+    fields: dict[str, Any] = {"request_id": call.request_id, "face": call.protocol, "endpoint": call.endpoint}
     if call.key:
         fields |= {"key": call.key, "tenant": call.tenant}
     if call.trace_id:

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 
-from server.observe.records import CallRecord, RequestRecord, SampleRecord
+from server.observe.records import CallRecord, RequestRecord, SampleRecord, TelemetryListener
 from specdec.types import DrafterStats, Finished, FinishReason, Started
 
 LATENCY_BUCKETS_S = (
@@ -66,7 +66,7 @@ class ArmMetrics:
             self.e2e.add(record.ended_s - record.began_s)
 
 
-class ServerMetrics:
+class ServerMetrics(TelemetryListener):
     """Plain numbers that only grow, but for ``calls_open``. Belongs to one event loop.
 
     ``finished`` counts samples by `FinishReason`, ``requests`` by how they ended: `complete`, `failed`, or `left` by
@@ -155,13 +155,10 @@ class ServerMetrics:
     def call_ended(self, call: CallRecord) -> None:
         """A call ended."""
         self.calls_open -= 1
-        self.calls[call.face, call.endpoint, call.status] += 1
+        self.calls[call.protocol, call.endpoint, call.status] += 1
         self.call_time.add(call.duration_s)
         if call.reason:
             self.refusals[call.reason] += 1
-
-    def close(self) -> None:
-        """Nothing is held back."""
 
     def _accepted(self, histogram: list[int]) -> None:
         """``histogram[k]`` steps accepted k draft tokens each."""

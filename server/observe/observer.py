@@ -5,34 +5,15 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from server.auth.principal import current_caller
 from server.observe.capture import Capture
 from server.observe.logs import CallLog, Decode
 from server.observe.metrics import ServerMetrics
-from server.observe.records import CallRecord, RequestRecord, current_call
+from server.observe.records import CallRecord, RequestRecord, TelemetryListener, current_call
 from specdec.config import ServerConfig
 from specdec.errors import ConfigError
 from specdec.types import Request
-
-
-class TelemetryListener(Protocol):
-    """Told once of each. What it does is done in the event loop, so it must be quick and never wait; but for `close`,
-    which is called from a thread."""
-
-    def call_began(self, call: CallRecord) -> None:
-        """A call comes in."""
-
-    def request_ended(self, record: RequestRecord) -> None:
-        """The engine is done with a request, or its reader has left."""
-
-    def call_ended(self, call: CallRecord) -> None:
-        """A call was answered, refused, or its client has left."""
-
-    def close(self) -> None:
-        """The server ends: hand over what is held back."""
-
 
 _LOG = logging.getLogger(__name__)
 
@@ -59,10 +40,10 @@ class Observer:
         return record
 
     def begin_call(
-        self, face: str, endpoint: str, request_id: str, trace_headers: dict[str, str], *, many: bool = False
+        self, protocol: str, endpoint: str, request_id: str, trace_headers: dict[str, str], *, many: bool = False
     ) -> CallRecord:
         """The record of a call that comes in now; `end_call` ends it."""
-        call = CallRecord(face, endpoint, request_id, time.monotonic(), time.time(), many, trace_headers)
+        call = CallRecord(protocol, endpoint, request_id, time.monotonic(), time.time(), many, trace_headers)
         self._tell(lambda listener: listener.call_began(call))
         return call
 

@@ -169,14 +169,14 @@ class CallRecord:
     """A call from its first byte to its end. Times are in seconds: ``began_s`` and ``ended_s`` monotonic, ``at_s`` of
     the wall clock.
 
-    ``face`` is `http` or `grpc`, ``endpoint`` a path or a method. ``many``: a session that makes requests without end,
-    which are not kept here. ``status`` is HTTP's number or gRPC's name, ``reason`` the machine-readable cause of a
+    ``protocol`` is `http` or `grpc`, ``endpoint`` a path or a method. ``many``: a session that makes requests without
+    end, which are not kept here. ``status`` is HTTP's number or gRPC's name, ``reason`` the machine-readable cause of a
     refusal or of a broken answer, ``key`` and ``tenant`` whose call it is where that was asked. ``trace_headers`` are
     the W3C trace context that came with it, ``trace_id`` the trace it belongs to, where traces are made.
     ``arm_asked`` are the arms of experiments that the caller asks for, ``arm`` those it got, as in the header for them.
     """
 
-    face: str
+    protocol: str
     endpoint: str
     request_id: str
     began_s: float
@@ -197,6 +197,23 @@ class CallRecord:
     def duration_s(self) -> float:
         """How long it took."""
         return self.ended_s - self.began_s
+
+
+class TelemetryListener:
+    """Told once of each; what is not overridden is of no interest. What it does is done in the event loop, so it must
+    be quick and never wait; but for `close`, which is called from a thread."""
+
+    def call_began(self, call: CallRecord) -> None:
+        """A call comes in."""
+
+    def request_ended(self, record: RequestRecord) -> None:
+        """The engine is done with a request, or its reader has left."""
+
+    def call_ended(self, call: CallRecord) -> None:
+        """A call was answered, refused, or its client has left."""
+
+    def close(self) -> None:
+        """The server ends: hand over what is held back."""
 
 
 _CALL: ContextVar[CallRecord | None] = ContextVar("call", default=None)

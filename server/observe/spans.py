@@ -13,14 +13,14 @@ from opentelemetry.trace import Span, SpanKind, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 import specdec
-from server.observe.records import CallRecord, RequestRecord
+from server.observe.records import CallRecord, RequestRecord, TelemetryListener
 
 _PROTOCOL = {"grpc": "rpc.system", "http": "network.protocol.name"}
 _STATUS = {"grpc": "rpc.response.status_code", "http": "http.response.status_code"}
 _FAULTS = ("5", "INTERNAL", "UNKNOWN", "UNAVAILABLE", "DATA_LOSS")
 
 
-class Spans:
+class Spans(TelemetryListener):
     """A span per call, which goes on with the caller's trace; under it one per request, `llm_request` as vLLM has it,
     and under that `queue`, `prefill` and `decode`. Attributes have vLLM's names where it has one.
 
@@ -42,7 +42,7 @@ class Spans:
             call.endpoint,
             context=self._propagator.extract(call.trace_headers),
             kind=SpanKind.SERVER,
-            attributes={_PROTOCOL[call.face]: call.face},
+            attributes={_PROTOCOL[call.protocol]: call.protocol},
             start_time=_ns(call.at_s),
         )
         self._calls[call] = span
@@ -68,8 +68,8 @@ class Spans:
     def call_ended(self, call: CallRecord) -> None:
         """Close its span."""
         span = self._calls.pop(call)
-        span.update_name(f"{call.face} {call.endpoint}")
-        span.set_attributes({_STATUS[call.face]: call.status, "gen_ai.request.id": call.request_id})
+        span.update_name(f"{call.protocol} {call.endpoint}")
+        span.set_attributes({_STATUS[call.protocol]: call.status, "gen_ai.request.id": call.request_id})
         if call.reason:
             span.set_attribute("error.type", call.reason)
         if call.status.startswith(_FAULTS):

@@ -14,6 +14,8 @@ from server.experiment.folder import Manifest
 from server.experiment.records import ExperimentError, read_records
 from specdec.errors import RequestError
 
+_LOG = logging.getLogger(__name__)
+
 
 class NoResultError(RequestError):
     """The records say nothing yet, or can not be read."""
@@ -29,7 +31,6 @@ class Conclusion(BaseModel):
     report: str
 
 
-_LOG = logging.getLogger(__name__)
 _NOTHING_YET = 3  # exit code of an analysis of too few records
 _NICE = 10
 _LIMIT_S = 120.0

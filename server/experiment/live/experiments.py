@@ -19,14 +19,15 @@ from server.experiment.config import ExperimentConfig, parse_config, read_text, 
 from server.experiment.folder import ExperimentFolder, Manifest, State, StoredState, now_text
 from server.experiment.live.conclusions import Conclusion, Conclusions, NoResultError
 from server.experiment.live.plan import LivePlan, make_plan
-from server.experiment.live.recording import Decode
 from server.experiment.live.traffic import LiveTraffic, RunningExperiment
 from server.experiment.records import ExperimentError, PlanError, RunClock
+from server.observe.logs import Decode
 from specdec.config import ExperimentsConfig
 from specdec.errors import ConfigError, FieldViolation, InvalidRequestError, RequestError
 from specdec.types import EngineInfo
 
 _LOG = logging.getLogger(__name__)
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 

@@ -13,9 +13,12 @@ from queue import SimpleQueue
 
 from server.experiment.live.assignment import token_bytes
 from server.experiment.records import Choice, Record, RecordWriter, RunClock, make_record
+from server.observe.logs import Decode
 from server.observe.records import RequestRecord
 from specdec.errors import RequestError
 from specdec.types import Delta, Finished, FinishReason, Request, RequestEvent
+
+_LOG = logging.getLogger(__name__)
 
 
 class Participation:
@@ -65,7 +68,6 @@ class Participation:
 
 
 CANCELLED = "cancelled"
-Decode = Callable[[Sequence[int]], str]
 
 
 def record_of(
@@ -137,9 +139,6 @@ def _token_hash(tokens: Sequence[tuple[int, list[int]]]) -> bytes:
     for index, ids in sorted(samples.items()):
         found.update(token_bytes([index, len(ids), *ids]))
     return found.digest()
-
-
-_LOG = logging.getLogger(__name__)
 
 
 class RecordSink:

@@ -19,12 +19,15 @@ from server.experiment.assignment import TimeBlocks, random_arms
 from server.experiment.folder import State
 from server.experiment.live.assignment import BlockChooser, Chooser, EngineSwitch, KeyChooser, ShadowChooser
 from server.experiment.live.plan import LivePlan
-from server.experiment.live.recording import Decode, Participation, RecordSink, record_of, refused_record
+from server.experiment.live.recording import Participation, RecordSink, record_of, refused_record
 from server.experiment.live.shadows import Observed, Shadows
 from server.experiment.records import Choice, Record, RunClock
+from server.observe.logs import Decode
 from server.observe.records import ARM_HEADER, CallRecord, RequestRecord, current_call
 from specdec.errors import DuplicateRequestError, FieldViolation, InvalidRequestError, RequestError
 from specdec.types import Request
+
+_LOG = logging.getLogger(__name__)
 
 
 def read_arms(text: str) -> Mapping[str, str]:
@@ -48,7 +51,6 @@ def told_arms(before: str, arms: Iterable[tuple[str, str]]) -> str:
     return ", ".join(dict.fromkeys((*entries, *(f"{name}={arm}" for name, arm in arms))))
 
 
-_LOG = logging.getLogger(__name__)
 OWN_OPTIONS, NO_ARM, NO_DRAFTER = (
     "set their own options",
     "outside of the share, or without a key",

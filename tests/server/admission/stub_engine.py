@@ -36,7 +36,7 @@ class StubClient:
         self.given: list[Request] = []
         self.aborted: list[str] = []
         self.dead = False
-        self._table = RequestTable(self._abort_ticket)
+        self._table = RequestTable(self._abort_by_engine_id)
 
     def generate(self, request: Request) -> RequestStream:
         if self.dead:
@@ -47,33 +47,33 @@ class StubClient:
 
     def abort(self, request_id: str) -> bool:
         """As the engine: each open sample ends with what it has."""
-        ticket = self._table.ticket(request_id)
-        if ticket is not None:
-            self._abort_ticket(ticket)
+        engine_id = self._table.engine_id(request_id)
+        if engine_id is not None:
+            self._abort_by_engine_id(engine_id)
             request = next(r for r in self.given if r.request_id == request_id)
             for index in range(request.sampling.n):
                 self.say(finished(request, 0, FinishReason.ABORTED, index))
-        return ticket is not None
+        return engine_id is not None
 
     def say(self, event: RequestEvent) -> None:
         """The engine tells an event, under the id that it was given."""
-        ticket = self._table.ticket(event.request_id)
-        assert ticket is not None
-        event.request_id = ticket
+        engine_id = self._table.engine_id(event.request_id)
+        assert engine_id is not None
+        event.request_id = engine_id
         self._table.deliver(event)
 
     def refuse(self, request_id: str, error: RequestError) -> None:
         """The engine does not take a request."""
-        ticket = self._table.ticket(request_id)
-        assert ticket is not None
-        self._table.refuse(ticket, error)
+        engine_id = self._table.engine_id(request_id)
+        assert engine_id is not None
+        self._table.refuse(engine_id, error)
 
     @property
     def in_flight(self) -> int:
         return len(self._table)
 
-    def _abort_ticket(self, ticket: str) -> None:
-        self.aborted.append(ticket.partition(":")[2])
+    def _abort_by_engine_id(self, engine_id: str) -> None:
+        self.aborted.append(engine_id.partition(":")[2])
 
 
 class Clock:

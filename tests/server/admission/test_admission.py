@@ -351,7 +351,7 @@ async def play(moves: list[tuple[str, int, str]]) -> None:
                 ticket.close()
             elif move == "abort":
                 doors.abort(who, ticket.request_id)
-            elif client._table.ticket(given.request_id) is not None:
+            elif client._table.engine_id(given.request_id) is not None:
                 client.say(finished(given, 1) if pick % 2 else delta(given, 1))
         assert doors.in_flight <= len(open_ones)
         assert {t.key for t in doors._by_key.values()} == set(doors._by_key)

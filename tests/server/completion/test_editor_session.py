@@ -36,7 +36,7 @@ class Desk:
         self.session: EditorSession = self.service.sessions.open(("", ""), "s")
 
     async def ask(self, gap: Gap, options: CompletionOptions = OPTIONS) -> Suggestion:
-        return await self.session.ask(gap, options, ANYBODY, accept)
+        return await self.session.suggest(gap, options, ANYBODY, accept)
 
     def typed(self, text: str) -> Gap:
         return replace(GAP, prefix=GAP.prefix + text)
@@ -253,7 +253,7 @@ async def test_equal_asks_of_two_editors_share_one_sequence() -> None:
     desk = Desk()
     other = desk.service.sessions.open(("", ""), "t")
     mine = await desk.ask(GAP)
-    theirs = await other.ask(GAP, replace(OPTIONS, session="t"), ANYBODY, accept)
+    theirs = await other.suggest(GAP, replace(OPTIONS, session="t"), ANYBODY, accept)
     assert (mine.origin, theirs.origin) == (Origin.NEW, Origin.SHARED)
     desk.session.stop()
     assert desk.engine.running == 1  # the other one reads on
@@ -270,7 +270,7 @@ async def test_refusals_leave_nothing_running() -> None:
         raise InvalidRequestError([FieldViolation("x", "bad")])
 
     with pytest.raises(InvalidRequestError):
-        await desk.session.ask(Gap("other"), OPTIONS, ANYBODY, refuse)
+        await desk.session.suggest(Gap("other"), OPTIONS, ANYBODY, refuse)
     desk.engine.refusal = QueueFullError(1, 1.0)
     with pytest.raises(QueueFullError):
         await desk.ask(Gap("other"))

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.http.page import wants_html
-from server.page.page_files import load_page
+from server.http.page import load_page, wants_html
 from specdec.api.generate import ROOT
 from tests.server.auth.key_files import make_key
 from tests.server.http.harness import Server, running
