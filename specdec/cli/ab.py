@@ -338,7 +338,7 @@ def plan_command(
     folder: Path, effect: str, power: str, metric: str | None, always_valid: bool, simulations: int, as_json: bool
 ) -> None:
     """Say how many pairs or blocks find a change, judging by FOLDER, a capture in which both arms were the same."""
-    from server.experiment.analysis.plan import make_plan
+    from server.experiment.analysis.power import plan_size
     from server.experiment.config import Stopping
     from server.experiment.folder import Manifest
     from server.experiment.records import read_records
@@ -347,7 +347,7 @@ def plan_command(
     manifest = Manifest.read(folder)
     target = manifest.config.primary if metric is None else _target(metric)
     stopping = Stopping(rule="always_valid" if always_valid else "fixed", alpha=manifest.config.stopping.alpha)
-    plan = make_plan(manifest, read_records(folder), target, stopping, size, chance, simulations)
+    plan = plan_size(manifest, read_records(folder), target, stopping, size, chance, simulations)
     if as_json:
         click.echo(plan.model_dump_json())
         return
@@ -369,7 +369,7 @@ def check_command(folder: Path, experiments: int, as_json: bool) -> None:
 
     Exit code 14 when it is found more often than chance explains.
     """
-    from server.experiment.analysis.plan import count_false_alarms
+    from server.experiment.analysis.power import count_false_alarms
     from server.experiment.analysis.result import FALSE_ALARMS
     from server.experiment.folder import Manifest
     from server.experiment.records import read_records

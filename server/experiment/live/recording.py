@@ -11,7 +11,7 @@ from itertools import zip_longest
 from pathlib import Path
 from queue import SimpleQueue
 
-from server.experiment.live.assignment import token_bytes
+from server.experiment.live.choosing import token_bytes
 from server.experiment.records import Choice, Record, RecordWriter, RunClock, make_record
 from server.observe.logs import Decode
 from server.observe.records import RequestRecord

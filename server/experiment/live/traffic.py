@@ -17,7 +17,7 @@ from server.engine_client import EngineClient
 from server.errors import RateLimitedError
 from server.experiment.assignment import TimeBlocks, random_arms
 from server.experiment.folder import State
-from server.experiment.live.assignment import BlockChooser, Chooser, EngineSwitch, KeyChooser, ShadowChooser
+from server.experiment.live.choosing import BlockChooser, Chooser, EngineSwitch, KeyChooser, ShadowChooser
 from server.experiment.live.plan import LivePlan
 from server.experiment.live.recording import Participation, RecordSink, record_of, refused_record
 from server.experiment.live.shadows import Observed, Shadows

@@ -10,7 +10,7 @@ import pytest
 
 from bench.experiment.run_folder import Progress
 from bench.serve.request import Ask
-from server.experiment.analysis.plan import make_plan
+from server.experiment.analysis.power import plan_size
 from server.experiment.config import Stopping
 from server.experiment.folder import Manifest
 from server.experiment.records import ExperimentError, Record, RecordWriter
@@ -157,7 +157,7 @@ def test_a_planted_effect_is_found_as_often_as_planned(tmp_path: Path) -> None:
         noisy("b", 0.1),
     )
     manifest = Manifest.read(capture)
-    planned = make_plan(manifest, logged(capture), manifest.config.primary, Stopping(), 0.05, 0.8, 200)
+    planned = plan_size(manifest, logged(capture), manifest.config.primary, Stopping(), 0.05, 0.8, 200)
     found = 0
     for number in range(12):
         folder = tmp_path / str(number)

@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import binom
 
 from server.experiment.analysis.compare import compare_target, select
-from server.experiment.analysis.plan import make_plan
+from server.experiment.analysis.power import plan_size
 from server.experiment.config import Stopping
 from server.experiment.stats.means import compare_means, mean_ratio_bounds
 from server.experiment.stats.proportions import sequential_ratio
@@ -159,7 +159,7 @@ def planned_power(runs: int, seed: int) -> tuple[int, float]:
     plan = manifest(assignment={"mode": "aa"})
     target = plan.config.primary
     stopping = Stopping(alpha=ALPHA)
-    planned = make_plan(plan, paired(plan, 250, 1.0, seed), target, stopping, 0.10, 0.8, 100)
+    planned = plan_size(plan, paired(plan, 250, 1.0, seed), target, stopping, 0.10, 0.8, 100)
     rng = np.random.default_rng(seed)
     hits = 0
     for run in range(runs):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from server.experiment.analysis.plan import Redraw
+from server.experiment.analysis.power import Redraw
 from server.experiment.stats.samples import TwoArmSample
 from tests.server.experiment.samples import clustered, paired_sample
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from server.auth.principal import ANYBODY, Principal
 from server.experiment.assignment import TimeBlocks, bucket, digest, random_arms
 from server.experiment.config import Unit
-from server.experiment.live.assignment import BlockChooser, KeyChooser, ShadowChooser, unit_key
+from server.experiment.live.choosing import BlockChooser, KeyChooser, ShadowChooser, unit_key
 from server.experiment.records import NO_BLOCK
 from specdec.types import Request
 

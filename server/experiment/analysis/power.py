@@ -81,7 +81,7 @@ _LARGEST = 200_000
 _SEED = 20250102
 
 
-class Plan(StrictModel):
+class SizePlan(StrictModel):
     """``units`` (pairs, blocks, keys) find a change of ``effect`` in ``label`` with chance ``power``, as seen in
     simulated experiments; ``power_bounds`` is its 95 % interval. ``seconds`` is how long the capture took for as many.
     """
@@ -99,7 +99,7 @@ class Plan(StrictModel):
     captured_units: int
 
 
-def make_plan(
+def plan_size(
     manifest: Manifest,
     log: RecordLog,
     target: MetricTarget,
@@ -107,7 +107,7 @@ def make_plan(
     effect: float,
     wanted: float,
     simulations: int = 200,
-) -> Plan:
+) -> SizePlan:
     """Find the number of units at which simulated experiments, drawn from a capture in which both arms were the same
     and with B lower by ``effect``, have the ``wanted`` power. The start is the normal formula; the rest is simulation.
 
@@ -147,7 +147,7 @@ def make_plan(
     units = min(enough) if enough else max(found)
     bounds = share_interval(round(found[units] * simulations), simulations, 0.05)
     times = [record.arrival for records in selection.records for record in records]
-    return Plan(
+    return SizePlan(
         label=target.label,
         effect=effect,
         rule=stopping.rule,
