@@ -102,6 +102,7 @@ class HttpProtocol(H11Protocol):
         """The connection is gone."""
         self._head_came()
         super().connection_lost(exc)
+        self.app = self.config.loaded_app  # a method of ours would keep this object until the next garbage collection
 
     def data_received(self, data: bytes) -> None:
         """The client's next bytes."""
