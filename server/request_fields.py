@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any, TypeVar
 
 from server.interfaces import TokenizerLike
@@ -95,17 +96,25 @@ def read_params(body: Body, record: type[Record], dialect: str = OPENAI, **given
 def read_values(body: Body, record: Any, dialect: str = OPENAI, given: Mapping[str, Any] = {}) -> dict[str, Any]:
     """The same by the parameters' names: what is there, and what is ``given``."""
     found = dict(given)
-    for each in params_of(record):
-        name = each.json_name(dialect)
-        if name is None:
+    for each, name, label, read in _named(record, dialect):
+        if not body.has(name):
             continue
-        body.names.setdefault(_GROUPS[record] + each.label, body.path(name))
-        if each.name in given:
-            continue
-        value = _READERS[type(each.kind)](body, name, each)
-        if value is not None:
-            found[each.name] = value
+        body.names.setdefault(label, body.path(name))
+        if each.name not in given:
+            value = read(body, name, each)
+            if value is not None:
+                found[each.name] = value
     return found
+
+
+@cache
+def _named(record: Any, dialect: str) -> list[tuple[Param, str, str, Callable[[Body, str, Param], Any]]]:
+    """The parameters that bodies of a dialect have: each with its name there, the engine's, and its reader."""
+    return [
+        (each, name, _GROUPS[record] + each.label, _READERS[type(each.kind)])
+        for each in params_of(record)
+        if (name := each.json_name(dialect)) is not None
+    ]
 
 
 def param_schemas(record: type[Any], dialect: str = OPENAI, **defaults: Any) -> dict[str, Mapping[str, Any]]:
@@ -146,8 +155,8 @@ def read_count(body: Body, record: Any, parameter: str, name: str = "") -> int |
     return _read_whole(body, name or parameter, each)
 
 
-def _read_flag(body: Body, name: str, each: Param) -> bool | None:
-    return body.flag(name) if body.has(name) else None
+def _read_flag(body: Body, name: str, each: Param) -> bool:
+    return body.flag(name)
 
 
 def _read_text(body: Body, name: str, each: Param) -> str | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any, TypeVar
 
@@ -42,35 +43,60 @@ def read_params(record: type[Record], message: Message, violations: ViolationCol
 
 def fill_params(message: AnyMessage, record: Any) -> AnyMessage:
     """``message`` with every parameter of ``record`` that it has a place for and that is not None."""
-    for each in params_of(type(record)):
-        fill_value(message, each, getattr(record, each.name))
+    kind: Any = type(record)
+    for name, write in _writers(kind, message.DESCRIPTOR).items():
+        value = getattr(record, name)
+        if value is not None:
+            write(message, value)
     return message
 
 
-def fill_value(message: Message, each: Param, value: Any) -> None:
-    """Put one parameter into ``message``; None, and one without a place there, change nothing."""
-    *outer, leaf = each.path.split(".")
-    if value is None or (outer or [leaf])[0] not in message.DESCRIPTOR.fields_by_name:
-        return
-    if outer and value == each.default:
-        return  # the message around it may mean something by being there
-    place: Any = message
-    for name in outer:
-        place = getattr(place, name)
-        place.SetInParent()
-    field = place.DESCRIPTOR.fields_by_name[leaf]
-    if field.message_type is not None:
-        getattr(place, leaf).update(dict(value))
-    elif field.is_repeated:
-        getattr(place, leaf).extend(value)
-    elif field.enum_type is not None:
-        setattr(place, leaf, field.enum_type.values_by_name[_enum_prefix(field) + value.upper()].number)
-    else:
-        setattr(place, leaf, value if each.scale == 1 else value * each.scale)
+def fill_values(message: AnyMessage, record: Any, values: Mapping[str, Any]) -> AnyMessage:
+    """The same for the parameters of ``record`` that ``values`` has by name."""
+    for name, write in _writers(record, message.DESCRIPTOR).items():
+        if values.get(name) is not None:
+            write(message, values[name])
+    return message
 
 
 class _UnknownValueError(ValueError):
     """An enum's value that is not known here."""
+
+
+@cache
+def _writers(record: Any, descriptor: Descriptor) -> dict[str, Callable[[Any, Any], None]]:
+    """What puts the parameters, by name, into a message; those without a place there are left out."""
+    return {
+        each.name: _writer(each, descriptor)
+        for each in params_of(record)
+        if each.path.partition(".")[0] in descriptor.fields_by_name
+    }
+
+
+def _writer(each: Param, descriptor: Descriptor) -> Callable[[Any, Any], None]:
+    head, _, rest = each.path.partition(".")
+    field, scale = descriptor.fields_by_name[head], each.scale
+    if rest:
+        assert field.message_type is not None
+        write = _writer(replace(each, path=rest), field.message_type)
+        return lambda message, value: _write_inner(getattr(message, head), write, value, each.default)
+    if field.message_type is not None:  # a map
+        return lambda message, value: getattr(message, head).update(dict(value))
+    if field.is_repeated:
+        return lambda message, value: getattr(message, head).extend(value)
+    if field.enum_type is not None:
+        numbers = {v.name.removeprefix(_enum_prefix(field)).lower(): v.number for v in field.enum_type.values}
+        return lambda message, value: setattr(message, head, numbers[value])
+    if scale != 1:
+        return lambda message, value: setattr(message, head, value * scale)
+    return lambda message, value: setattr(message, head, value)
+
+
+def _write_inner(message: Any, write: Callable[[Any, Any], None], value: Any, default: Any) -> None:
+    """A message around a parameter may mean something by being there, so a default is not written."""
+    if value != default:
+        message.SetInParent()
+        write(message, value)
 
 
 @cache
@@ -85,7 +111,9 @@ def _readers(record: Any, descriptor: Descriptor) -> dict[str, Callable[[Any], V
             inner.setdefault(head, []).append(each)
         elif field is not None:
             found[head] = _reader(each, field)
-    return found | {head: _inner_reader(params) for head, params in inner.items()}
+    return found | {
+        head: _inner_reader(params, descriptor.fields_by_name[head].message_type) for head, params in inner.items()
+    }
 
 
 def _reader(each: Param, field: FieldDescriptor) -> Callable[[Any], Values]:
@@ -96,17 +124,19 @@ def _reader(each: Param, field: FieldDescriptor) -> Callable[[Any], Values]:
         return lambda value: {name: tuple(value)}
     if field.enum_type is not None:
         return lambda value: _enum_value(each, field, value)
-    return lambda value: {name: value if scale == 1 else value / scale}
+    if scale != 1:
+        return lambda value: {name: value / scale}
+    return lambda value: {name: value}
 
 
-def _inner_reader(params: list[Param]) -> Callable[[Any], Values]:
+def _inner_reader(params: list[Param], descriptor: Descriptor | None) -> Callable[[Any], Values]:
     """A field without presence says something as soon as the message around it is there."""
-    leaves = [(each.name, each.path.partition(".")[2]) for each in params]
+    assert descriptor is not None
+    paths = [(each.name, each.path.partition(".")[2]) for each in params]
+    leaves = [(name, leaf, descriptor.fields_by_name[leaf].has_presence) for name, leaf in paths]
 
     def read(message: Any) -> Values:
-        by_name = message.DESCRIPTOR.fields_by_name
-        said = ((name, leaf) for name, leaf in leaves if not by_name[leaf].has_presence or message.HasField(leaf))
-        return {name: getattr(message, leaf) for name, leaf in said}
+        return {name: getattr(message, leaf) for name, leaf, asks in leaves if not asks or message.HasField(leaf)}
 
     return read
 

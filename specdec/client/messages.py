@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any, TypeVar
 
-from specdec.api.params import fill_params, fill_value, grammar_message
+from specdec.api.params import fill_params, fill_values, grammar_message
 from specdec.api.v1 import completion_pb2 as completion
 from specdec.api.v1 import generation_pb2 as pb
 from specdec.api.v1 import model_pb2 as model
@@ -14,7 +14,6 @@ from specdec.api.v1 import options_pb2 as options
 from specdec.api.v1 import result_pb2 as result
 from specdec.api.v1 import trace_pb2 as trace
 from specdec.client.prompt import ChatTurn, CompletionHints, Fim, Generated, GeneratedSample, GenerateOptions, Prompt
-from specdec.fields import params_of
 from specdec.types import (
     Delta,
     DrafterStats,
@@ -49,8 +48,7 @@ def fill_request(message: Message, prompt: Prompt, asked: GenerateOptions) -> Me
     message.stopping.CopyFrom(stopping_message(asked.get("stopping", StoppingParams())))
     fill_params(message.output, asked.get("output", OutputParams()))
     fill_params(message.speculation, asked.get("speculation", SpeculationParams()))
-    for each in params_of(Request):
-        fill_value(message, each, asked.get(each.name))
+    fill_values(message, Request, asked)
     message.scheduling.supersedes_key = asked.get("supersedes_key", "")
     prediction, grammar = asked.get("prediction", ""), asked.get("grammar")
     if isinstance(prediction, str):

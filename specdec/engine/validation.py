@@ -64,7 +64,9 @@ def option_violations(request: Request, vocab_size: int, drafters: tuple[str, ..
 def _out_of_bounds(prefix: str, record: Any, vocab_size: int) -> Iterator[FieldViolation]:
     for each in params_of(type(record)):
         value = getattr(record, each.name)
-        problem = "" if value is None else each.kind.problem(value, vocab_size)
+        if value is None or value is each.default:
+            continue
+        problem = each.kind.problem(value, vocab_size)
         if problem:
             yield FieldViolation(prefix + each.label, problem)
 

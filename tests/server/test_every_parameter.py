@@ -19,7 +19,7 @@ from server.experiment.live.plan import read_options
 from server.grpc.request_reader import parse_generate
 from server.http.openai_completions import parse_completion
 from server.ipc import pack_request, unpack_request
-from specdec.api.params import fill_value
+from specdec.api.params import fill_values
 from specdec.api.v1 import generation_pb2 as pb
 from specdec.client.messages import fill_request
 from specdec.client.prompt import GenerateOptions
@@ -192,7 +192,4 @@ def test_completions_take_what_requests_do() -> None:
 
 
 def test_a_message_without_a_place_stays_as_it_is() -> None:
-    (each,) = (p for p in params_of(Request) if p.name == "healing_prefix")
-    message = pb.GenerateRequest()
-    fill_value(message, each, "x")
-    assert message == pb.GenerateRequest()
+    assert fill_values(pb.GenerateRequest(), Request, {"healing_prefix": "x"}) == pb.GenerateRequest()
