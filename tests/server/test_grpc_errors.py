@@ -15,7 +15,7 @@ from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, ResourceInfo, Re
 from server.grpc.errors import rich_status
 from specdec.api.v1 import generation_pb2 as pb
 from specdec.api.v1 import model_pb2, options_pb2
-from specdec.errors import FieldViolation, InvalidRequestError
+from specdec.errors import FieldViolation, InvalidRequestError, RequestError
 from tests.server.fake_tokenizer import FakeTokenizer
 from tests.server.harness import refused, rich, running_server, stream_request
 
@@ -195,3 +195,15 @@ def test_details_stay_within_what_clients_accept() -> None:
     status = rich_status(grpc.StatusCode.INVALID_ARGUMENT, InvalidRequestError(violations))
     assert len(status.SerializeToString()) < 6000
     assert len(status.message.encode()) < 1010
+
+
+def every_refusal(kind: type[RequestError] = RequestError) -> list[type[RequestError]]:
+    return [kind, *(found for child in kind.__subclasses__() for found in every_refusal(child))]
+
+
+@pytest.mark.parametrize("kind", every_refusal(), ids=lambda kind: kind.__name__)
+def test_every_refusal_has_statuses_that_agree(kind: type[RequestError]) -> None:
+    code = grpc.StatusCode[kind.grpc_code]
+    assert 400 <= kind.http_status <= 503
+    unavailable = code == grpc.StatusCode.UNAVAILABLE
+    assert unavailable == (kind.http_status == 503) == (kind.retry_after_s is not None)
