@@ -29,8 +29,22 @@ OPENAI = "openai"
 """The dialect whose names JSON bodies have where `Param.names` says nothing else."""
 
 
+class Kind:
+    """What values a parameter may have."""
+
+    __slots__ = ()
+
+    def problem(self, value: Any, vocab_size: int = 0) -> str:
+        """What is wrong with ``value``; empty: nothing."""
+        return ""
+
+    def schema(self) -> dict[str, Any]:
+        """As JSON Schema has it."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True, slots=True)
-class Number:
+class Number(Kind):
     """A finite number from ``low`` to ``high``; ``above``: not ``low`` itself. ``also``: one more that is fine."""
 
     low: float = -math.inf
@@ -39,20 +53,18 @@ class Number:
     above: bool = False
     also: float | None = None
 
-    def problem(self, value: Any, vocab_size: int) -> str:
-        """What is wrong with ``value``; empty: nothing."""
+    def problem(self, value: Any, vocab_size: int = 0) -> str:
         inside = math.isfinite(value) and self.low <= value <= self.high and not (self.above and value == self.low)
         return "" if inside or value == self.also else self.rule or f"must lie in [{self.low:g}, {self.high:g}]"
 
     def schema(self) -> dict[str, Any]:
-        """As JSON Schema has it."""
         low = self.low if self.also is None else min(self.low, self.also)
         bounds = {"exclusiveMinimum" if self.above else "minimum": low, "maximum": self.high}
         return {"type": "number"} | {word: _plain(bound) for word, bound in bounds.items() if math.isfinite(bound)}
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class Whole(Kind):
     """A whole number from ``low`` to ``high``. ``off``: what bodies may say beside ``low`` for a limit that is off."""
 
     low: int
@@ -61,125 +73,104 @@ class Whole:
     off: int | None = None
 
     def problem(self, value: Any, vocab_size: int = 0) -> str:
-        """What is wrong with ``value``; empty: nothing."""
         return "" if self.low <= value <= self.high else self.rule or f"must lie in {self.low}..{self.high}"
 
     def schema(self) -> dict[str, Any]:
-        """As JSON Schema has it; bounds that only say what fits into a number are left out."""
+        # Bounds that only say what fits into a number are left out.
         low, high = self.low if self.off is None else self.off, self.high
         bounds = ({"minimum": low} if abs(low) < INT31 else {}) | ({"maximum": high} if high < INT31 else {})
         return {"type": "integer", **bounds}
 
 
 @dataclass(frozen=True, slots=True)
-class Seed:
+class Seed(Kind):
     """64 bits. In bodies also negative, and -1 for a random one."""
 
     def problem(self, value: Any, vocab_size: int = 0) -> str:
-        """What is wrong with ``value``; empty: nothing."""
         return "" if 0 <= value <= UINT64 else "must be an unsigned 64-bit number"
 
     def schema(self) -> dict[str, Any]:
-        """As JSON Schema has it."""
         return {"type": "integer"}
 
 
 @dataclass(frozen=True, slots=True)
-class Flag:
+class Flag(Kind):
     """True or false."""
 
-    def problem(self, value: Any, vocab_size: int) -> str:
-        """Nothing."""
-        return ""
-
     def schema(self) -> dict[str, Any]:
-        """As JSON Schema has it."""
         return {"type": "boolean"}
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class Text(Kind):
     """Text of at most ``limit`` characters, of those ``among`` only where that is not empty."""
 
     limit: int | None = None
     rule: str = UTF8
     among: str = ""
 
-    def problem(self, value: Any, vocab_size: int) -> str:
-        """What is wrong with ``value``; empty: nothing."""
+    def problem(self, value: Any, vocab_size: int = 0) -> str:
         short = self.limit is None or len(value) <= self.limit
         return "" if short and encodable(value) and (not self.among or set(value) <= set(self.among)) else self.rule
 
     def schema(self) -> dict[str, Any]:
-        """As JSON Schema has it."""
         return {"type": "string"} | ({} if self.limit is None else {"maxLength": self.limit})
 
 
 @dataclass(frozen=True, slots=True)
-class Texts:
+class Texts(Kind):
     """Strings that are not empty, at most ``limit``. ``alone``: a body may have one string instead of a list."""
 
     limit: int | None = None
     alone: bool = False
 
-    def problem(self, value: Any, vocab_size: int) -> str:
-        """What is wrong with ``value``; empty: nothing."""
+    def problem(self, value: Any, vocab_size: int = 0) -> str:
         if self.limit is None:
             return ""
         return "" if all(value) and len(value) <= self.limit else f"at most {self.limit} non-empty strings"
 
     def schema(self) -> dict[str, Any]:
-        """As JSON Schema has it."""
         listed = {"type": "array", "items": {"type": "string"}}
         return {"oneOf": [{"type": "string"}, listed]} if self.alone else listed
 
 
 @dataclass(frozen=True, slots=True)
-class TokenIds:
+class TokenIds(Kind):
     """Ids of the model's vocabulary."""
 
-    def problem(self, value: Any, vocab_size: int) -> str:
-        """What is wrong with ``value``; empty: nothing."""
+    def problem(self, value: Any, vocab_size: int = 0) -> str:
         whole = all(isinstance(i, int) for i in value)
         inside = whole and (not value or (min(value) >= 0 and max(value) < vocab_size))
         return "" if inside else f"ids must lie in [0, {vocab_size})"
 
     def schema(self) -> dict[str, Any]:
-        """As JSON Schema has it."""
         return {"type": "array", "items": {"type": "integer", "minimum": 0}}
 
 
 @dataclass(frozen=True, slots=True)
-class LogitBias:
+class LogitBias(Kind):
     """Pairs of a token id and what is added to its logit."""
 
-    def problem(self, value: Any, vocab_size: int) -> str:
-        """What is wrong with ``value``; empty: nothing."""
+    def problem(self, value: Any, vocab_size: int = 0) -> str:
         good = all(0 <= token < vocab_size and math.isfinite(b) and abs(b) <= MAX_BIAS for token, b in value)
         return "" if good else f"ids must lie in [0, {vocab_size}) and biases in [-{MAX_BIAS:g}, {MAX_BIAS:g}]"
 
     def schema(self) -> dict[str, Any]:
-        """As JSON Schema has it."""
         return {"type": "object", "additionalProperties": {"type": "number"}}
 
 
 @dataclass(frozen=True, slots=True)
-class OneOf:
+class OneOf(Kind):
     """One of ``values``."""
 
     values: Sequence[str]
     rule: str = ""
 
-    def problem(self, value: Any, vocab_size: int) -> str:
-        """What is wrong with ``value``; empty: nothing."""
+    def problem(self, value: Any, vocab_size: int = 0) -> str:
         return "" if value in self.values else self.rule or f"must be one of {', '.join(self.values)}"
 
     def schema(self) -> dict[str, Any]:
-        """As JSON Schema has it."""
         return {"enum": [str(value) for value in self.values]}
-
-
-Kind = Number | Whole | Seed | Flag | Text | Texts | TokenIds | LogitBias | OneOf
 
 
 @dataclass(frozen=True, slots=True)
