@@ -56,13 +56,13 @@ class EndpointApp:
     """An ASGI application for the ``endpoints`` that share a method and path."""
 
     def __init__(self, endpoints: Sequence[Endpoint], server: ServerContext) -> None:
-        self._endpoints, self._face = endpoints, server
+        self._endpoints, self._server = endpoints, server
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        call, endpoint = Call(scope, receive, send, self._face), self._endpoints[-1]
+        call, endpoint = Call(scope, receive, send, self._server), self._endpoints[-1]
         try:
             sent = {name: call.header(name) for name in KEY_HEADERS}
-            set_caller(await http_caller(self._face.frontend.access, endpoint.path, sent))
+            set_caller(await http_caller(self._server.frontend.access, endpoint.path, sent))
             await call.read()
             endpoint = self._choose(call)
             await _unless_gone(call, endpoint.answer(call))
