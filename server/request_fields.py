@@ -97,13 +97,13 @@ def read_values(body: Body, record: Any, dialect: str = OPENAI, given: Mapping[s
     """The same by the parameters' names: what is there, and what is ``given``."""
     found = dict(given)
     for each, name, label, read in _named(record, dialect):
-        if not body.has(name):
+        is_given = each.name in given
+        if not is_given and not body.has(name):
             continue
         body.names.setdefault(label, body.path(name))
-        if each.name not in given:
-            value = read(body, name, each)
-            if value is not None:
-                found[each.name] = value
+        value = None if is_given else read(body, name, each)
+        if value is not None:
+            found[each.name] = value
     return found
 
 
