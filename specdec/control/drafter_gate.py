@@ -11,8 +11,6 @@ from specdec.control.inputs import DraftRecord, SequenceInputs
 PRIOR_STEPS = 4.0  # that the prior of a drafter that nobody has tried weighs as much as
 POOL_STEPS = 8.0  # of a sequence's own that weigh as much as what other sequences of its temperature showed
 KEEP, POOL_KEEP = 0.95, 0.995  # of what is known of a sequence, and of all, from one asking to the next
-FORGET_EVERY, FORGET = 8, 0.85  # steps, and what is kept of a sequence's record in them while it is not asked
-SURPRISE, SURPRISED = 3.0, 8.0  # deviations of a step's tokens that are one; steps that what was known then weighs
 LEAST_AHEAD = 48  # tokens that a sequence is thought to emit yet, or as many as it did: an answer may end any time
 FUTURE = 300.0  # tokens of requests to come for which it matters what a drafter is worth
 TRIAL = 4.0  # steps that a trial takes
@@ -108,16 +106,12 @@ class DrafterGate:
         """Its tree for a sequence yielded ``tokens``, took ``levels`` forwards, and ``rows`` of it were verified."""
         record = one.history.records.setdefault(self.name, DraftRecord())
         pool = self._pools.setdefault(one.history.bucket, self._known(one))
-        mean = pool.tokens / pool.steps
-        if tokens > mean + SURPRISE * math.sqrt(mean * (1.0 + mean)) + 0.5:
-            for known in (record, pool):  # the text has become another: what was known says little of it
-                known.fade(min(1.0, SURPRISED / max(known.steps, SURPRISED)))
         record.add(KEEP, tokens, levels, rows)
         pool.add(POOL_KEEP, tokens, levels, rows)
         record.idle = pool.idle = 0
 
     def pause(self, sequences: Sequence[SequenceInputs], asked: Sequence[bool]) -> None:
-        """A step is over: where it was not asked, what it once brought says less."""
+        """A step is over: count those in which it was not asked."""
         buckets = {one.history.bucket for one in sequences}
         for one, was_asked in zip(sequences, asked, strict=True):
             if was_asked:
@@ -126,8 +120,6 @@ class DrafterGate:
             record = one.history.records.get(self.name)
             if record is not None:
                 record.idle += 1
-                if record.idle % FORGET_EVERY == 0:
-                    record.fade(FORGET)
         for bucket in buckets:
             if bucket in self._pools:
                 self._pools[bucket].idle += 1

@@ -55,13 +55,6 @@ class DraftRecord:
         self.levels = keep * self.levels + levels
         self.rows = keep * self.rows + rows
 
-    def fade(self, keep: float) -> None:
-        """What is known weighs less."""
-        self.steps *= keep
-        self.tokens *= keep
-        self.levels *= keep
-        self.rows *= keep
-
 
 @dataclass(slots=True)
 class SequenceHistory:

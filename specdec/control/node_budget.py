@@ -113,7 +113,7 @@ def choose(
     rate: float = 0.0,
     prompts_ms: float = 0.0,
 ) -> Choice:
-    """Maximise (N + sum of the B best chances) / (draft_ms + costs[B] - prompts_ms) over B (DESIGN section 7), but no
+    """Maximise (N + sum of the B best chances) / (draft_ms + costs[B] - prompts_ms) over B, but no
     further than the last node earns ``rate``, the tokens per millisecond that other steps earn: a step that is slow
     already, since drafting it took long, makes none of its tokens worth more. Nor do prompts, which add ``prompts_ms``
     to the forward.

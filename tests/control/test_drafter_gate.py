@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specdec.control.drafter_gate import POOL_STEPS, DrafterGate, GatePrices
+from specdec.control.drafter_gate import DrafterGate, GatePrices
 from specdec.control.inputs import DraftRecord, SequenceInputs
 from tests.control.helpers import make_one
 
@@ -131,16 +131,6 @@ def test_rows_to_verify_are_part_of_the_price() -> None:
     knows(gate, one, 1.5, 3.0, 1.0)
     assert decide(gate, [one], 3.0) == ["on"]
     assert decide(gate, [one], 3.0, row_ms=9.0) == ["off"]
-
-
-def test_an_idle_sequence_comes_to_be_judged_by_what_others_show() -> None:
-    gate, idle, other = make_gate(), make_one(1), make_one(2)
-    knows(gate, idle, 0.0, 1.0)
-    for _ in range(300):
-        gate.observe(other, 2, 1, 1)
-        gate.pause([idle, other], [False, True])
-    assert idle.history.records["m"].steps < 0.1 * POOL_STEPS
-    assert decide(gate, [idle], 5.0) == ["on"]
 
 
 def test_a_sequence_about_to_end_finds_out_nothing() -> None:
