@@ -9,15 +9,14 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from draft.model import WIDEST_LEVEL, Backlog, Growth, catch_up, feed, going_on
-from draft.protocol import DraftTask
+from draft.protocol import DraftTask, ModelBasedDrafter
 from draft.retokenize import RetoldText, VocabularyBridge, best_tokens, respell
-from specdec.kv_cache import KvCacheManager
+from specdec.kv_cache import KvCacheManager, PagedTokens
 from specdec.models.decoder import TargetDecoder
 from specdec.models.tokenizer import Tokenizer
 from specdec.sampling import Sampler
 from specdec.sequence import Sequence
 from specdec.tree import TokenTree
-from specdec.types import Request
 from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
 from verify_kernels.sampling import RowSampling
 
@@ -34,17 +33,17 @@ class _Reader:
     """The draft's side of a sequence: its text, how much of the target's it has heard, tokens of it that the prefix
     cache knew, and its own pages.
 
-    ``shadow`` is a sequence of the draft's tokens, as the page books know it; None until it is needed.
+    ``shadow`` is a sequence of the draft's tokens, as the block tables know it; None until it is needed.
     """
 
     text: RetoldText
     heard: int
     cached: int
     computed: int = 0
-    shadow: Sequence | None = None
+    shadow: PagedTokens | None = None
 
 
-class CrossVocabularyDrafter:
+class CrossVocabularyDrafter(ModelBasedDrafter):
     """A level takes the draft's logits over to the tokens both vocabularies have (token-level intersection), where the
     request's own filters and the target's noise choose the children; a favourite without a twin is proposed in the
     target's spelling, as a path. In the end the likeliest path is put into the target's own tokenisation, which
@@ -57,7 +56,6 @@ class CrossVocabularyDrafter:
     """
 
     name = "model"
-    costly = True
 
     def __init__(
         self,
@@ -74,30 +72,21 @@ class CrossVocabularyDrafter:
         self._kv = KvCacheManager(decoder.pool.pages, prefix_cache=True)
         self._logits = self._bridge.buffer(WIDEST_LEVEL * min(max_batch, TOGETHER))
         self._reads = reads
-        self._readers: dict[int, _Reader] = {}
-
-    def begin(self, sequence: Sequence) -> None:
-        """Nothing yet: many a request never needs it."""
-
-    def observe(self, sequence: Sequence, tokens: Seq[int]) -> None:
-        """Nothing to do: `propose` reads the committed tokens."""
-
-    def rewind(self, sequence: Sequence) -> None:
-        """Nothing to do: its pages are its own."""
+        self._readers: dict[Sequence, _Reader] = {}
 
     def end(self, sequence: Sequence) -> None:
         """Forget the sequence; its full pages stay to be found."""
-        reader = self._readers.pop(id(sequence), None)
+        reader = self._readers.pop(sequence, None)
         if reader is not None and reader.shadow is not None:
             self._kv.release(reader.shadow)
 
     def backlog(self, sequence: Sequence) -> int:
         """About how many of its tokens it must read."""
-        reader = self._readers.get(id(sequence)) or self._hear(sequence)
+        reader = self._readers.get(sequence) or self._hear(sequence)
         known = reader.computed if reader.shadow is not None else reader.cached
         return len(sequence.tokens) - reader.heard + len(reader.text.ids) - known
 
-    def rehearse(self, rows: int) -> None:
+    def warm_up(self, rows: int) -> None:
         """One level for ``rows`` sequences: rows, logits, and their way into the target's vocabulary."""
         pages = list(range(-(-rows // PAGE_SIZE)))
         batch = ForwardBatch.build([BatchEntry([0] * rows, list(range(-1, rows - 1)), 0, pages)])
@@ -113,7 +102,7 @@ class CrossVocabularyDrafter:
         trees = [TokenTree(task.sequence.tokens[-1]) for task in tasks]
         growing = []
         for task, tree in zip(tasks, trees, strict=True):
-            reader = self._readers.get(id(task.sequence)) or self._hear(task.sequence)
+            reader = self._readers.get(task.sequence) or self._hear(task.sequence)
             if task.max_nodes > 0 < task.max_depth and self._listen(reader, task):
                 assert reader.shadow is not None  # `_listen` saw to it
                 ids = reader.text.ids
@@ -132,7 +121,7 @@ class CrossVocabularyDrafter:
         """Start to follow a sequence; no pages yet, since many are never drafted for."""
         text = RetoldText(self._target, self._draft, self._bridge, sequence.tokens, self._reads)
         cached = self._kv.cached_tokens(text.ids[: text.settled], sequence.salt)
-        reader = self._readers[id(sequence)] = _Reader(text, len(sequence.tokens), cached)
+        reader = self._readers[sequence] = _Reader(text, len(sequence.tokens), cached)
         return reader
 
     def _listen(self, reader: _Reader, task: DraftTask) -> bool:
@@ -146,7 +135,7 @@ class CrossVocabularyDrafter:
         if reader.shadow is None:
             # Pages are found by tokens that never change: only settled ones, or none.
             settled = tuple(ids[: reader.text.settled])
-            shadow = Sequence(Request("", settled, cache_salt=task.sequence.salt), 0, 0, 0.0)
+            shadow = PagedTokens(settled, task.sequence.salt)
             if settled and self._kv.admit(shadow) is None:
                 return False
             reader.shadow, reader.computed = shadow, shadow.n_computed

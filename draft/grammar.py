@@ -4,43 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from draft.protocol import DraftTask
+from draft.protocol import Drafter, DraftTask
 from specdec.sequence import Sequence
 from specdec.tree import TokenTree
 
 CERTAINTY = 0.99  # a long stretch may be split otherwise once a part of it stands, or end by another end token
 
 
-class GrammarDrafter:
+class GrammarDrafter(Drafter):
     """Proposes the tokens of the forced text as one chain; without a grammar, nothing at no cost."""
 
     name = "grammar"
-    costly = False
 
     def serves(self, sequence: Sequence) -> bool:
         """Only what has a grammar, or a start that must be spelt anew, is forced to anything."""
         return sequence.request.grammar is not None or bool(sequence.request.healing_prefix)
 
-    def begin(self, sequence: Sequence) -> None:
-        """Nothing to do: the state lies with the sequence's sampling."""
-
     def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
         """Continue each sequence by what its grammar forces after the pending token."""
         return [_one(task) for task in tasks]
 
-    def observe(self, sequence: Sequence, tokens: Seq[int]) -> None:
-        """Nothing to do: the sampling has moved the state on."""
-
-    def rewind(self, sequence: Sequence) -> None:
-        """Nothing to do: the state follows tokens, not KV."""
-
-    def end(self, sequence: Sequence) -> None:
-        """Nothing to do."""
-
 
 def _one(task: DraftTask) -> TokenTree:
     tree = TokenTree(task.sequence.tokens[-1])
-    grammar, room = task.sampling.grammar, min(task.max_nodes, task.max_depth)
+    grammar, room = task.sequence.sampling.grammar, min(task.max_nodes, task.max_depth)
     node = 0
     for token in grammar.forced((), room) if grammar is not None and room > 0 else ():
         node = task.add(tree, node, token, CERTAINTY)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from draft.head_checkpoint import HeadModel
-from draft.protocol import DraftTask
+from draft.protocol import DraftTask, ModelBasedDrafter
 from specdec.kv_cache import page_key, root_key
 from specdec.models.config import rope_tables
 from specdec.models.decoder import KvPool
@@ -244,7 +244,7 @@ class HeadTree:
 
     def rows(self) -> list[RowSampling]:
         """How the children of each frontier node are sampled."""
-        sequence, sampling, out = self.task.sequence, self.task.sampling, []
+        sequence, sampling, out = self.task.sequence, self.task.sequence.sampling, []
         for node in self.frontier:
             path = self.tree.path_tokens(node)
             out.append(sampling.row(len(sequence.tokens) + len(path), path, sequence.n_output + len(path)))
@@ -295,7 +295,7 @@ class _Feed:
     tree: HeadTree | None
 
 
-class HeadDrafter:
+class HeadDrafter(ModelBasedDrafter):
     """Proposes the top-w of log q / T + G under the request's own filters, with the noise the target will use, as
     `draft.model.ModelDrafter` does; q is the head's distribution.
 
@@ -315,17 +315,16 @@ class HeadDrafter:
     """
 
     name = "head"
-    costly = True
 
     def __init__(self, network: HeadNetwork, sampler: Sampler) -> None:
         self._network, self._sampler = network, sampler
-        self._contexts: dict[int, HeadContext] = {}
+        self._contexts: dict[Sequence, HeadContext] = {}
         self._pages = HeadPages()
         self._pending_rows = min(PENDING_ROWS, network.max_rows)
 
     def begin(self, sequence: Sequence) -> None:
         """Start with an empty context."""
-        self._contexts[id(sequence)] = HeadContext()
+        self._contexts[sequence] = HeadContext()
 
     def features(self, sequence: Sequence, start: int, rows: Tensor) -> None:
         """The target computed positions ``start`` on: committed tokens and the accepted path, in order.
@@ -333,7 +332,7 @@ class HeadDrafter:
         rows: float32 [n, layers * target hidden], copied here. Positions skipped since the last call were in the prefix
         cache; positions told before are ignored. Call it once the tokens are committed, before `observe`.
         """
-        context = self._contexts.get(id(sequence))
+        context = self._contexts.get(sequence)
         if context is None:
             return
         if start > context.known:
@@ -344,24 +343,21 @@ class HeadDrafter:
         while (ready := self._ready_rows(sequence, context)) >= self._pending_rows:
             self._feed([_Feed(sequence, context, min(ready, self._network.max_rows), None)])
 
-    def observe(self, sequence: Sequence, tokens: Seq[int]) -> None:
-        """Nothing to do: `propose` reads the committed tokens."""
-
     def rewind(self, sequence: Sequence) -> None:
         """Forget: the target computes it again, or finds it in the prefix cache as any other sequence would."""
-        if id(sequence) in self._contexts:
-            self._contexts[id(sequence)] = HeadContext()
+        if sequence in self._contexts:
+            self._contexts[sequence] = HeadContext()
 
     def end(self, sequence: Sequence) -> None:
         """Forget the sequence; what its pages hold stays known."""
-        self._contexts.pop(id(sequence), None)
+        self._contexts.pop(sequence, None)
 
     def backlog(self, sequence: Sequence) -> int:
         """Features that wait; never many, since they are read as they gather."""
-        context = self._contexts.get(id(sequence))
+        context = self._contexts.get(sequence)
         return 0 if context is None else context.n_pending
 
-    def rehearse(self, rows: int) -> None:
+    def warm_up(self, rows: int) -> None:
         """One level for ``rows`` sequences."""
         rows = min(rows, self._network.max_logit_rows)
         hidden = self._network.fuse(torch.zeros(rows, self._network.features_width))
@@ -374,7 +370,7 @@ class HeadDrafter:
         feeds = []
         for tree in trees:
             task = tree.task
-            context = self._contexts.get(id(task.sequence))
+            context = self._contexts.get(task.sequence)
             if context is not None and task.max_nodes > 0 and task.max_depth > 0 and task.width > 0:
                 feeds += self._catch_up(task.sequence, context, tree)
         growing: list[HeadTree] = []
@@ -459,7 +455,7 @@ class HeadDrafter:
         entries, chosen, row = [], [], 0
         for item in group:
             sequence, tree = item.task.sequence, item.tree
-            context = self._contexts[id(sequence)]
+            context = self._contexts[sequence]
             low = len(sequence.tokens) - 2
             self._pages.written(sequence.pages, low + 1, low + len(tree))
             entries.append(_entry(sequence, context, tree.tokens, tree.parents, low))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from draft.protocol import DraftTask
+from draft.protocol import DraftTask, ModelBasedDrafter
 from specdec.models.decoder import TargetDecoder
 from specdec.sampling import Sampler
 from specdec.sequence import Sequence
@@ -99,7 +99,7 @@ class Growth:
     def row(self, path: Seq[int]) -> RowSampling:
         """How the token after ``path``, tokens of ``tree`` from the root's child down, is sampled."""
         seq = self.task.sequence
-        return self.task.sampling.row(len(seq.tokens) + len(path), path, seq.n_output + len(path))
+        return self.task.sequence.sampling.row(len(seq.tokens) + len(path), path, seq.n_output + len(path))
 
     def permits(self, path: Seq[int], token: int) -> bool:
         """Whether the request lets the target choose ``token`` after ``path``: what is not sampled is not filtered."""
@@ -202,7 +202,7 @@ def _common(chain: Seq[int], path: Seq[int]) -> int:
     return n
 
 
-class ModelDrafter:
+class ModelDrafter(ModelBasedDrafter):
     """Proposes the top-w of log q / T + G under the request's own filters, where G is the noise the target will
     use: a without-replacement sample ordered by the chance of holding the target's choice (Daliri et al.,
     arXiv 2408.07978). With T = 0 these are simply the w likeliest tokens.
@@ -215,28 +215,15 @@ class ModelDrafter:
     """
 
     name = "model"
-    costly = True
 
     def __init__(self, decoder: TargetDecoder, sampler: Sampler, target_size: int) -> None:
         self._decoder, self._sampler, self._target_size = decoder, sampler, target_size
-
-    def begin(self, sequence: Sequence) -> None:
-        """Nothing to do: a prefix hit has set ``draft_computed`` already."""
-
-    def observe(self, sequence: Sequence, tokens: Seq[int]) -> None:
-        """Nothing to do: `propose` reads the committed tokens."""
-
-    def rewind(self, sequence: Sequence) -> None:
-        """Nothing to do: the scheduler has reset ``draft_computed`` with the pages."""
-
-    def end(self, sequence: Sequence) -> None:
-        """Nothing to do: the pages are the scheduler's."""
 
     def backlog(self, sequence: Sequence) -> int:
         """Committed tokens whose KV it lacks."""
         return len(sequence.tokens) - sequence.draft_computed
 
-    def rehearse(self, rows: int) -> None:
+    def warm_up(self, rows: int) -> None:
         """One level for ``rows`` sequences: their rows and their logits."""
         entry = BatchEntry([0] * rows, list(range(-1, rows - 1)), 0, list(range(-(-rows // 64))))
         self._decoder.forward(ForwardBatch.build([entry]), list(range(rows)))

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from draft.protocol import DraftTask
+from draft.protocol import Drafter, DraftTask
 from specdec.sequence import Sequence
 from specdec.tree import TokenTree
 
@@ -28,7 +28,7 @@ class _Running:
     vocabulary: list[int] = field(default_factory=list)
 
 
-class OracleDrafter:
+class OracleDrafter(Drafter):
     """Proposes a request's own remembered output as a chain, each token right with probability ``rate``.
 
     Which are right depends on (``seed``, request, position) alone, so runs repeat. A wrong token is another one of
@@ -39,15 +39,13 @@ class OracleDrafter:
         ValueError: ``rate`` is not within 0..1.
     """
 
-    costly = False
-
     def __init__(self, rate: float, seed: int = 0) -> None:
         if not 0.0 <= rate <= 1.0:
             raise ValueError(f"oracle: the rate must be within 0 and 1, got {rate}")
         self.name = f"{PREFIX}{rate:g}"
         self._rate, self._seed = rate, seed
         self._outputs: OrderedDict[bytes, list[int]] = OrderedDict()
-        self._running: dict[int, _Running] = {}
+        self._running: dict[Sequence, _Running] = {}
 
     @classmethod
     def parse(cls, name: str) -> float | None:
@@ -71,7 +69,7 @@ class OracleDrafter:
         key = _key(sequence)
         if key in self._outputs:
             self._outputs.move_to_end(key)
-        self._running[id(sequence)] = _Running(key)
+        self._running[sequence] = _Running(key)
 
     def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
         """The remembered continuation of each sequence, with this oracle's share of errors."""
@@ -80,7 +78,7 @@ class OracleDrafter:
     def _one(self, task: DraftTask) -> TokenTree:
         sequence = task.sequence
         tree = TokenTree(sequence.tokens[-1])
-        running = self._running[id(sequence)]
+        running = self._running[sequence]
         output = self._outputs.get(running.key)
         if output is None or task.max_nodes == 0 or running.agreed < 0:
             return tree
@@ -119,15 +117,9 @@ class OracleDrafter:
         digest = hashlib.blake2b(material, digest_size=16).digest()
         return (int.from_bytes(digest[:8], "little") >> 11) / (1 << 53), int.from_bytes(digest[8:], "little")
 
-    def observe(self, sequence: Sequence, tokens: Seq[int]) -> None:
-        """Nothing to do: `propose` reads the committed tokens."""
-
-    def rewind(self, sequence: Sequence) -> None:
-        """Nothing to do: the tokens stay."""
-
     def end(self, sequence: Sequence) -> None:
         """Remember the output, unless a longer one that begins with it is known."""
-        running = self._running.pop(id(sequence), None)
+        running = self._running.pop(sequence, None)
         if running is None:
             return
         output = sequence.tokens[sequence.n_prompt :]

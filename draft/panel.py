@@ -12,7 +12,7 @@ from typing import cast
 
 from torch import Tensor
 
-from draft.protocol import CostlyDrafter, Drafter, DraftTask
+from draft.protocol import Drafter, DraftTask, ModelBasedDrafter
 from specdec.control.inputs import DraftWork
 from specdec.sequence import Sequence
 from specdec.tree import TokenTree, check_tree
@@ -31,7 +31,8 @@ class DraftPanel:
     A drafter that raises, takes longer than ``stall_ms`` or hands over a malformed tree is logged and not asked again
     for those sequences; it costs them speed, never output. After three such calls in a row it rests for everyone.
 
-    cells: of the calibration that nodes may name. costly: whether proposing takes a model's forward, by drafter.
+    cells: of the calibration that nodes may name. model_based: whether proposing takes a model's forward, by
+    drafter.
     """
 
     def __init__(
@@ -43,10 +44,10 @@ class DraftPanel:
         cells: int = 0,
     ) -> None:
         self._drafters = {d.name: d for d in drafters}
-        self.costly = {d.name: d.costly for d in drafters}
+        self.model_based = {d.name: d.model_based for d in drafters}
         self._vocab_size, self._stall_ms, self._cells, self._clock = vocab_size, stall_ms, cells, clock
-        self._begun: dict[int, list[Drafter]] = {}  # per sequence, the drafters that know it
-        self._trusted: dict[int, set[str]] = {}  # of those, the ones still trusted
+        self._begun: dict[Sequence, list[Drafter]] = {}  # per sequence, the drafters that know it
+        self._trusted: dict[Sequence, set[str]] = {}  # of those, the ones still trusted
         self._strikes = dict.fromkeys(self._drafters, 0)
         self._rests_until = dict.fromkeys(self._drafters, -math.inf)
 
@@ -59,8 +60,8 @@ class DraftPanel:
         """A sequence enters; ``allowed`` None: every drafter may propose for it."""
         begun = [d for d in self._drafters.values() if allowed is None or d.name in allowed]
         begun = [d for d in begun if self._serves(d, sequence)]
-        self._begun[id(sequence)] = begun
-        self._trusted[id(sequence)] = {d.name for d in begun}
+        self._begun[sequence] = begun
+        self._trusted[sequence] = {d.name for d in begun}
         self._tell(sequence, lambda drafter: drafter.begin(sequence))
 
     def observe(self, sequence: Sequence, tokens: Seq[int]) -> None:
@@ -69,13 +70,7 @@ class DraftPanel:
 
     def features(self, sequence: Sequence, start: int, rows: Tensor) -> None:
         """The target's hidden states of positions ``start`` on; before `observe`, while the rows are still there."""
-
-        def tell(drafter: Drafter) -> None:
-            hear = getattr(drafter, "features", None)
-            if hear is not None:
-                hear(sequence, start, rows)
-
-        self._tell(sequence, tell)
+        self._tell(sequence, lambda drafter: drafter.features(sequence, start, rows))
 
     def rewind(self, sequence: Sequence) -> None:
         """The sequence was preempted."""
@@ -83,31 +78,31 @@ class DraftPanel:
 
     def end(self, sequence: Sequence) -> None:
         """The sequence left: every drafter that knows it is told, trusted or not, or it would remember it for ever."""
-        self._trusted[id(sequence)] = {d.name for d in self._begun.pop(id(sequence), [])}
+        self._trusted[sequence] = {d.name for d in self._begun.pop(sequence, [])}
         self._tell(sequence, lambda drafter: drafter.end(sequence))
-        del self._trusted[id(sequence)]
+        del self._trusted[sequence]
 
     def drafts_for(self, sequence: Sequence) -> bool:
         """Whether any drafter may still propose for it."""
-        return bool(self._trusted.get(id(sequence)))
+        return bool(self._trusted.get(sequence))
 
     def may_draft(self, sequence: Sequence, allowed: tuple[str, ...] | None) -> bool:
         """Whether any drafter may propose for it; ``allowed`` as for `begin`, which it may still have before it."""
-        if id(sequence) in self._begun:
+        if sequence in self._begun:
             return self.drafts_for(sequence)
         return any(allowed is None or name in allowed for name in self._drafters)
 
     def trusts(self, name: str, sequence: Sequence) -> bool:
         """Whether drafter ``name`` may propose for it now."""
-        if name not in self._trusted.get(id(sequence), ()):
+        if name not in self._trusted.get(sequence, ()):
             return False
         until = self._rests_until[name]
         return until == -math.inf or self._clock() >= until
 
     def backlog(self, name: str, sequence: Sequence) -> int:
-        """Tokens costly drafter ``name`` must read before it can draft for a sequence that it knows."""
+        """Tokens model-based drafter ``name`` must read before it can draft for a sequence that it knows."""
         try:
-            return max(0, int(cast(CostlyDrafter, self._drafters[name]).backlog(sequence)))
+            return max(0, int(cast(ModelBasedDrafter, self._drafters[name]).backlog(sequence)))
         except Exception:
             self._distrust(name, [sequence], "failed to tell its backlog")
             return 0
@@ -145,9 +140,8 @@ class DraftPanel:
 
     def _serves(self, drafter: Drafter, sequence: Sequence) -> bool:
         """Whether ``drafter`` has anything to go on: what it is not begun with, no step asks it about."""
-        serves = getattr(drafter, "serves", None)
         try:
-            return serves is None or bool(serves(sequence))
+            return drafter.serves(sequence)
         except Exception:
             logger.exception("drafter %s failed; it takes no part in a request", drafter.name)
             return False
@@ -193,10 +187,10 @@ class DraftPanel:
         fault = sys.exc_info()[0] is not None
         logger.error("drafter %s %s; not asked again for %d request(s)", name, what, len(sequences), exc_info=fault)
         for sequence in sequences:
-            self._trusted.get(id(sequence), set()).discard(name)
+            self._trusted.get(sequence, set()).discard(name)
 
     def _tell(self, sequence: Sequence, call: Callable[[Drafter], None]) -> None:
-        trusted = self._trusted.get(id(sequence), set())
+        trusted = self._trusted.get(sequence, set())
         for name, drafter in self._drafters.items():
             if name not in trusted:
                 continue

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from draft.protocol import DraftTask
+from draft.protocol import Drafter, DraftTask
 from specdec.sequence import Sequence
 from specdec.tree import TokenTree
 
@@ -134,18 +134,17 @@ class PredictionCursor:
 CATCH_UP = 4096  # tokens of a prediction indexed per step: a long one must not hold up the others
 
 
-class PredictionDrafter:
+class PredictionDrafter(Drafter):
     """Proposes what the prediction says next; after an edit, what it says at each place the edit may lead to.
 
     A sequence whose request has no prediction is none of its business.
     """
 
     name = "prediction"
-    costly = False
 
     def __init__(self) -> None:
-        self._cursors: dict[int, PredictionCursor] = {}
-        self._read: dict[int, int] = {}  # tokens of the sequence its cursor has seen
+        self._cursors: dict[Sequence, PredictionCursor] = {}
+        self._read: dict[Sequence, int] = {}  # tokens of the sequence its cursor has seen
 
     def serves(self, sequence: Sequence) -> bool:
         """Whether its request has a prediction."""
@@ -153,8 +152,8 @@ class PredictionDrafter:
 
     def begin(self, sequence: Sequence) -> None:
         """Start at the front of the prediction."""
-        self._cursors[id(sequence)] = PredictionCursor(sequence.request.prediction_ids)
-        self._read[id(sequence)] = sequence.n_prompt
+        self._cursors[sequence] = PredictionCursor(sequence.request.prediction_ids)
+        self._read[sequence] = sequence.n_prompt
 
     def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
         """Follow the committed tokens, then continue from every place still open."""
@@ -163,25 +162,19 @@ class PredictionDrafter:
             tokens = task.sequence.tokens
             tree = TokenTree(tokens[-1])
             trees.append(tree)
-            cursor = self._cursors[id(task.sequence)]
+            cursor = self._cursors[task.sequence]
             cursor.index.grow(CATCH_UP)
-            for position in range(self._read[id(task.sequence)], len(tokens)):
+            for position in range(self._read[task.sequence], len(tokens)):
                 cursor.advance(tokens[position])
-            self._read[id(task.sequence)] = len(tokens)
+            self._read[task.sequence] = len(tokens)
             if task.max_nodes > 0 and task.max_depth > 0:
                 _grow(task, tree, cursor.index.tokens, cursor.places)
         return trees
 
-    def observe(self, sequence: Sequence, tokens: Seq[int]) -> None:
-        """Nothing to do: `propose` reads the committed tokens."""
-
-    def rewind(self, sequence: Sequence) -> None:
-        """Nothing to do: the tokens stay."""
-
     def end(self, sequence: Sequence) -> None:
         """Forget the sequence."""
-        self._cursors.pop(id(sequence), None)
-        self._read.pop(id(sequence), None)
+        self._cursors.pop(sequence, None)
+        self._read.pop(sequence, None)
 
 
 def _grow(task: DraftTask, tree: TokenTree, prediction: Seq[int], places: Seq[Place]) -> None:

@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Protocol
+
+from torch import Tensor
 
 from specdec.control.inputs import Deepening
-from specdec.sampling import SequenceSampling
 from specdec.sequence import Sequence
 from specdec.tree import MAX_NODES, TokenTree
 
@@ -37,7 +37,6 @@ class DraftTask:
     """
 
     sequence: Sequence
-    sampling: SequenceSampling
     max_nodes: int
     max_depth: int
     width: int
@@ -66,22 +65,30 @@ class DraftTask:
         return tree.add(parent, token, score, self.source, cell)
 
 
-class Drafter(Protocol):
+class Drafter:
     """Proposes trees. A drafter can be wrong, slow or broken; it can not change what comes out.
 
-    ``costly``: proposing takes a model's forward, so it is asked only where that pays. The others are asked always.
-    One that needs something that most requests lack may have ``serves(sequence) -> bool`` besides: where that is False
-    it never hears of the sequence.
+    ``propose`` is all that one must have. ``name``: its own among the drafters of an engine. ``model_based``: proposing
+    takes a model's forward (`ModelBasedDrafter`), so it is asked only where that pays; the others look up.
     """
 
     name: str
-    costly: bool
+    model_based: bool = False
+
+    def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
+        """One tree per task, rooted at the pending token, at most ``max_nodes`` draft nodes."""
+        raise NotImplementedError
+
+    def serves(self, sequence: Sequence) -> bool:
+        """Whether it has anything to go on: where not, it never hears of the sequence."""
+        return True
 
     def begin(self, sequence: Sequence) -> None:
         """A sequence enters; ``sequence.tokens`` holds its prompt."""
 
-    def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
-        """One tree per task, rooted at the pending token, at most ``max_nodes`` draft nodes."""
+    def features(self, sequence: Sequence, start: int, rows: Tensor) -> None:
+        """The target's auxiliary hidden states of positions ``start`` on, float32 [n, layers * hidden]: committed
+        tokens, in order. They are a view, and told before `observe`."""
 
     def observe(self, sequence: Sequence, tokens: Seq[int]) -> None:
         """``tokens`` were committed (they are at the end of ``sequence.tokens`` already)."""
@@ -93,11 +100,15 @@ class Drafter(Protocol):
         """The sequence left; forget it. Called once, also for sequences that failed."""
 
 
-class CostlyDrafter(Drafter, Protocol):
+class ModelBasedDrafter(Drafter):
     """A drafter that runs a model."""
+
+    model_based = True
 
     def backlog(self, sequence: Sequence) -> int:
         """Tokens of a sequence that was begun which it must read before it can propose for it."""
+        raise NotImplementedError
 
-    def rehearse(self, rows: int) -> None:
-        """Run one level's forward over ``rows`` rows of nonsense, to measure it; before any sequence begins."""
+    def warm_up(self, rows: int) -> None:
+        """Run one level's forward over ``rows`` made-up rows, to time it; before any sequence begins."""
+        raise NotImplementedError

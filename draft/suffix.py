@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
-from draft.protocol import DraftTask
+from draft.protocol import Drafter, DraftTask
 from draft.reading_order import Parts, ReadingOrder
 from draft.suffix_automaton import BREAK, SuffixAutomaton, SuffixCursor
 from draft.text_store import TextLibrary, TextStore
@@ -172,7 +172,7 @@ def _by_length(context: Context) -> int:
 CATCH_UP = 2048  # tokens indexed per step, of all sequences together: a long prompt must not hold up the others
 
 
-class SuffixDrafter:
+class SuffixDrafter(Drafter):
     """Continues the longest suffixes of the sequence that were seen before, by counts, best first.
 
     Looks in the request's own prompt, output and prediction, in its session's earlier texts, and in the finished
@@ -181,7 +181,6 @@ class SuffixDrafter:
     """
 
     name = "suffix"
-    costly = False
 
     def __init__(
         self,
@@ -191,11 +190,11 @@ class SuffixDrafter:
     ) -> None:
         self._order = order
         self._library = TextLibrary(config, clock)
-        self._readers: dict[int, SuffixReader] = {}
+        self._readers: dict[Sequence, SuffixReader] = {}
 
     def begin(self, sequence: Sequence) -> None:
         """Start an index; it is filled while the prompt is prefilled."""
-        self._readers[id(sequence)] = SuffixReader(sequence, self._library.stores(sequence.request), self._order)
+        self._readers[sequence] = SuffixReader(sequence, self._library.stores(sequence.request), self._order)
 
     def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
         """Index what is new and continue each sequence."""
@@ -203,7 +202,7 @@ class SuffixDrafter:
         trees = []
         for task in tasks:
             tokens = task.sequence.tokens
-            reader = self._readers[id(task.sequence)]
+            reader = self._readers[task.sequence]
             reader.hear(tokens)
             while budget and reader.behind:
                 budget -= reader.catch_up(budget)
@@ -216,15 +215,9 @@ class SuffixDrafter:
         self._library.work(max(budget, CATCH_UP // 8))
         return trees
 
-    def observe(self, sequence: Sequence, tokens: Seq[int]) -> None:
-        """Nothing to do: `propose` reads the committed tokens."""
-
-    def rewind(self, sequence: Sequence) -> None:
-        """Nothing to do: the index holds tokens, not KV."""
-
     def end(self, sequence: Sequence) -> None:
         """Forget the sequence, but keep its text for later ones."""
-        reader = self._readers.pop(id(sequence), None)
+        reader = self._readers.pop(sequence, None)
         if reader is not None:
             reader.hear(sequence.tokens)
             self._library.add(sequence.request, reader.document)

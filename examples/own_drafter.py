@@ -9,7 +9,7 @@ import argparse
 import dataclasses
 from collections.abc import Sequence as Seq
 
-from draft.protocol import DraftTask
+from draft.protocol import Drafter, DraftTask
 from specdec.config import EngineConfig
 from specdec.engine.build import build_parts
 from specdec.engine.engine import Engine, EngineParts
@@ -31,30 +31,29 @@ PROMPT = "red green blue black white\n" * 4 + "red"
 SURE = 0.7  # what a first guess is worth; the controller soon knows better
 
 
-class BigramDrafter:
+class BigramDrafter(Drafter):
     """Proposes what followed the last two tokens when they stood together before, and what followed that."""
 
     name = "bigram"
-    costly = False
 
     def __init__(self) -> None:
-        self._next: dict[int, dict[tuple[int, int], int]] = {}  # by sequence: what followed two tokens most recently
-        self._read: dict[int, int] = {}  # by sequence: tokens looked at
+        self._next: dict[Sequence, dict[tuple[int, int], int]] = {}  # what followed two tokens most recently
+        self._read: dict[Sequence, int] = {}  # tokens looked at
 
     def begin(self, sequence: Sequence) -> None:
         """Nothing is known of it yet."""
-        self._next[id(sequence)], self._read[id(sequence)] = {}, 2
+        self._next[sequence], self._read[sequence] = {}, 2
 
     def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
         """A chain for each."""
         return [self._chain(task) for task in tasks]
 
     def _chain(self, task: DraftTask) -> TokenTree:
-        tokens, key = task.sequence.tokens, id(task.sequence)
-        follower = self._next[key]
-        for i in range(self._read[key], len(tokens)):
+        sequence, tokens = task.sequence, task.sequence.tokens
+        follower = self._next[sequence]
+        for i in range(self._read[sequence], len(tokens)):
             follower[tokens[i - 2], tokens[i - 1]] = tokens[i]
-        self._read[key] = max(2, len(tokens))
+        self._read[sequence] = max(2, len(tokens))
         tree, node = TokenTree(tokens[-1]), 0
         last = tuple(tokens[-2:])
         while node >= 0 and last in follower:
@@ -62,15 +61,9 @@ class BigramDrafter:
             last = (last[1], follower[last])
         return tree
 
-    def observe(self, sequence: Sequence, tokens: Seq[int]) -> None:
-        """Nothing to do: `propose` reads the committed tokens."""
-
-    def rewind(self, sequence: Sequence) -> None:
-        """Nothing to do: the tokens stay."""
-
     def end(self, sequence: Sequence) -> None:
         """Forget the sequence."""
-        del self._next[id(sequence)], self._read[id(sequence)]
+        del self._next[sequence], self._read[sequence]
 
 
 def with_bigrams(parts: EngineParts) -> EngineParts:

@@ -9,7 +9,6 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from specdec.sequence import Sequence
 from verify_kernels.forward_batch import PAGE_SIZE
 
 KEY_BYTES = 16
@@ -30,6 +29,40 @@ def root_key(salt: str) -> bytes:
 def page_key(previous: bytes, tokens: Seq[int]) -> bytes:
     """Key of a page: 16 bytes over the key before it and its own token ids (each below 2**31)."""
     return blake2b(previous + array("i", tokens).tobytes(), digest_size=KEY_BYTES, person=_PAGE).digest()
+
+
+class PagedTokens:
+    """Tokens, and the pages that hold their KV: one row of the block tables. Compared by identity.
+
+    The last token is the *pending token*, whose KV is not computed. n_computed: leading tokens whose target KV is in
+    the cache, at most len(tokens) - 1; draft_computed: the same for the draft model. pages: page ids, page i holding
+    slots 64 i .. 64 i + 63. page_keys, n_published, n_draft_published: what the prefix cache was told of them. Pages
+    are shared among equal ``salt`` only.
+    """
+
+    __slots__ = (
+        "draft_computed",
+        "n_computed",
+        "n_draft_published",
+        "n_published",
+        "page_keys",
+        "pages",
+        "salt",
+        "tokens",
+    )
+
+    def __init__(self, tokens: Iterable[int], salt: str) -> None:
+        self.tokens = list(tokens)
+        self.salt = salt
+        self.n_computed = self.draft_computed = 0
+        self.pages: list[int] = []
+        self.page_keys: list[bytes] = []
+        self.n_published = self.n_draft_published = 0
+
+    @property
+    def prefilling(self) -> bool:
+        """Whether tokens before the pending one still lack their KV."""
+        return self.n_computed < len(self.tokens) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +233,7 @@ def _require(ok: bool, message: str) -> None:
 
 
 class KvCacheManager:
-    """Books the ``n_pages`` pages of one page table; page p names a page in the target's and the draft's pool.
+    """Allocates the ``n_pages`` pages of the KV pools; page p names a page in the target's and the draft's pool.
 
     A page is free, referenced by one or more sequences, or idle: unreferenced, cached, evicted least recently used
     first. Only full pages whose KV is computed are ever shared, and those are never written again.
@@ -235,7 +268,7 @@ class KvCacheManager:
         """How many of ``tokens[:-1]`` the prefix cache holds now; nothing is held for the caller."""
         return self._find(tokens, salt, []).n_tokens if tokens else 0
 
-    def admit(self, seq: Sequence, reserve: int = 0) -> PrefixHit | None:
+    def admit(self, seq: PagedTokens, reserve: int = 0) -> PrefixHit | None:
         """Give ``seq``, which holds no page, its cached prefix and pages for all its tokens.
 
         Sets ``pages``, ``n_computed`` and ``draft_computed``. None, and nothing changed, unless ``reserve`` pages
@@ -254,7 +287,7 @@ class KvCacheManager:
         seq.n_published, seq.n_draft_published = len(hit.pages), hit.draft_tokens // PAGE_SIZE
         return hit
 
-    def ensure(self, seq: Sequence, n_tokens: int) -> bool:
+    def ensure(self, seq: PagedTokens, n_tokens: int) -> bool:
         """Grow ``seq.pages`` to hold ``n_tokens`` slots, evicting idle pages if need be; all or nothing."""
         missing = pages_for(n_tokens) - len(seq.pages)
         if missing <= 0:
@@ -264,13 +297,13 @@ class KvCacheManager:
         seq.pages += self._pool.take(missing)
         return True
 
-    def trim(self, seq: Sequence, n_tokens: int) -> None:
+    def trim(self, seq: PagedTokens, n_tokens: int) -> None:
         """Give back the pages beyond ``n_tokens`` slots (at least ``n_computed``): room for drafts now gone."""
         keep = pages_for(max(n_tokens, seq.n_computed))
         while len(seq.pages) > keep:
             self._pool.drop(seq.pages.pop(), keep=False)
 
-    def publish(self, seq: Sequence) -> None:
+    def publish(self, seq: PagedTokens) -> None:
         """Let others find the pages of ``seq`` that are full and computed. Cheap when there is nothing new."""
         if not self.prefix_cache:
             return
@@ -286,7 +319,7 @@ class KvCacheManager:
                 self._index.draft_ready[page] = 1
         seq.n_draft_published = ready
 
-    def release(self, seq: Sequence) -> None:
+    def release(self, seq: PagedTokens) -> None:
         """Drop every page of ``seq``. Cached ones stay, deepest first to be evicted, so that chains stay reachable."""
         pool, index = self._pool, self._index
         for depth in range(len(seq.pages) - 1, -1, -1):
@@ -309,8 +342,8 @@ class KvCacheManager:
         """The draft model was changed: no cached page holds its KV. Running sequences: set draft_computed to 0."""
         self._index.draft_ready[:] = bytes(self.n_total)
 
-    def check(self, sequences: Iterable[Sequence] | None = None) -> None:
-        """AssertionError unless the books are right; with every page holder given, also the reference counts."""
+    def check(self, sequences: Iterable[PagedTokens] | None = None) -> None:
+        """AssertionError unless the block tables are consistent; given every page holder, also the reference counts."""
         check_invariants(self._pool, self._index, None if sequences is None else [s.pages for s in sequences])
 
     def _find(self, tokens: Seq[int], salt: str, keys: list[bytes]) -> PrefixHit:
@@ -336,7 +369,7 @@ class KvCacheManager:
             previous = keys[-1] if keys else root_key(salt)
             keys.append(page_key(previous, tokens[start : start + PAGE_SIZE]))
 
-    def _add(self, seq: Sequence, depth: int) -> None:
+    def _add(self, seq: PagedTokens, depth: int) -> None:
         keys, page = seq.page_keys, seq.pages[depth]
         self._index.add(page, keys[depth], keys[depth - 1] if depth else None)
         self._index.draft_ready[page] = depth < seq.n_draft_published

@@ -245,7 +245,7 @@ def _free_drafting(parts: EngineParts) -> StepCosts:
     rows = [1, parts.config.max_step_rows]
     verify = CostTable(rows, [0], [[1e6, 1.01e6]]).as_dict()
     level = CostTable(rows, [0], [[1.0, 1.0]]).as_dict()
-    return StepCosts(verify, {drafter.name: level for drafter in parts.drafters if drafter.costly})
+    return StepCosts(verify, {drafter.name: level for drafter in parts.drafters if drafter.model_based})
 
 
 def _in_mode(request: Request, company: Company) -> Request:

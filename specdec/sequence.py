@@ -1,10 +1,28 @@
-"""One sample of one request on its way through the engine."""
+"""One sample of one request: its tokens and pages, how it is sampled, its text so far, where it ends, its figures."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 
-from specdec.types import Request
+from specdec.config import SpeculationConfig
+from specdec.control.inputs import SequenceHistory
+from specdec.grammar.token_healing import TokenHealing
+from specdec.kv_cache import PagedTokens
+from specdec.models.tokenizer import Tokenizer
+from specdec.sampling import SequenceSampling, TokenGrammar
+from specdec.text_stops import TextStream
+from specdec.tree import TokenTree
+from specdec.types import (
+    Delta,
+    DrafterStats,
+    FinishReason,
+    Request,
+    SpeculationMode,
+    SpeculationStats,
+    Timings,
+    TokenLogprobs,
+)
 
 
 class SequencePhase(Enum):
@@ -15,54 +33,107 @@ class SequencePhase(Enum):
     FINISHED = "finished"
 
 
-class Sequence:
-    """Tokens and pages of one sample. Compared by identity.
+@dataclass(slots=True)
+class Ending:
+    """Why a sequence ended, and the stop that did it."""
 
-    tokens: prompt and committed output; the last is the *pending token*, whose KV is not computed.
-    n_computed: leading tokens whose target KV is in the cache, at most len(tokens) - 1; draft_computed: the same
-    for the draft model. pages: page ids, page i holding slots 64 i .. 64 i + 63. page_keys, n_published,
-    n_draft_published: what the prefix cache was told of them. rank: place in line, lower first. cached_tokens:
-    prefix hit when first scheduled. Times are monotonic seconds.
+    reason: FinishReason
+    matched_stop: str | int | None = None
+
+
+class Sequence(PagedTokens):
+    """All that is known of one sample. The prompt and the committed output are its ``tokens``.
+
+    seed: the sample's own (`specdec.sampling.sample_seed`). sampling, text: how its next token is chosen, and what its
+    tokens say. drafts: whether drafts are proposed for it at all; max_nodes, max_depth, width: most draft nodes of a
+    step, most levels, most children of a node. history: what drafting
+    brought on it, once it ran. rank: place in line,
+    lower first. cached_tokens: prefix hit when first scheduled. Times are monotonic seconds.
+
+    ``arrival_s``: when its request came. ``max_context``: the engine's. ``vocab_size``: columns of the logits.
+    ``speculation``: the engine's, for what the request does not say. ``grammar``: what the output must match.
+
+    Raises:
+        ValueError: a sampling parameter is out of range, or an allowed or biased id lies outside the vocabulary.
     """
 
     __slots__ = (
+        "_healing",
+        "_max_context",
+        "_tokenizer",
+        "_vocab_size",
         "arrival_s",
         "cached_tokens",
         "deadline",
-        "draft_computed",
+        "drafts",
+        "ending",
+        "finishing_line",
         "first_scheduled_s",
         "first_token_s",
+        "history",
         "index",
-        "n_computed",
-        "n_draft_published",
+        "max_depth",
+        "max_nodes",
         "n_prompt",
-        "n_published",
-        "page_keys",
-        "pages",
+        "phase",
         "preemptions",
         "rank",
         "request",
-        "salt",
+        "sampling",
         "seed",
-        "state",
-        "tokens",
+        "stats",
+        "text",
+        "timings",
+        "width",
     )
 
-    def __init__(self, request: Request, index: int, seed: int, arrival_s: float) -> None:
+    def __init__(
+        self,
+        request: Request,
+        index: int,
+        seed: int,
+        arrival_s: float,
+        tokenizer: Tokenizer,
+        *,
+        vocab_size: int,
+        max_context: int,
+        speculation: SpeculationConfig,
+        grammar: TokenGrammar | None = None,
+    ) -> None:
+        super().__init__(request.prompt_ids, request.cache_salt)
         self.request, self.index, self.seed, self.arrival_s = request, index, seed, arrival_s
-        self.tokens = list(request.prompt_ids)
+        self._tokenizer, self._vocab_size, self._max_context = tokenizer, vocab_size, max_context
         self.n_prompt = len(self.tokens)
-        self.salt = request.cache_salt
-        self.n_computed = self.draft_computed = 0
-        self.pages: list[int] = []
-        self.page_keys: list[bytes] = []
-        self.n_published = self.n_draft_published = 0
+        self.sampling = self._new_sampling(grammar)
+        self._healing = grammar if isinstance(grammar, TokenHealing) else None
+        self.text = TextStream(tokenizer, request.stopping, request.output, len(request.healing_prefix))
+        self._limit_drafts(speculation)
+        self.history: SequenceHistory | None = None
         self.rank = (0, 0)
-        self.state = SequencePhase.WAITING
+        self.phase = SequencePhase.WAITING
         self.cached_tokens = self.preemptions = 0
+        self.ending: Ending | None = None
+        self.finishing_line = False  # its time is over and it only goes on to the end of its line
         self.deadline = None if request.deadline_s is None else arrival_s + request.deadline_s
         self.first_scheduled_s: float | None = None
         self.first_token_s: float | None = None
+        self.stats, self.timings = SpeculationStats(), Timings()
+
+    def _new_sampling(self, grammar: TokenGrammar | None) -> SequenceSampling:
+        request, eos_ids = self.request, self._tokenizer.eos_ids
+        return SequenceSampling(
+            request.sampling, request.stopping, self.seed, self._vocab_size, eos_ids, request.prompt_ids, grammar
+        )
+
+    def _limit_drafts(self, ours: SpeculationConfig) -> None:
+        """What the request wishes, and where it does not say, what the engine's configuration says."""
+        wish = self.request.speculation
+        forced = wish.mode is SpeculationMode.ON
+        nodes, depth = (ours.fixed_nodes, ours.fixed_depth) if forced else (ours.max_nodes, ours.max_depth)
+        self.drafts = ours.enabled and wish.mode is not SpeculationMode.OFF
+        self.max_nodes = nodes if wish.max_nodes is None else wish.max_nodes
+        self.max_depth = depth if wish.max_depth is None else wish.max_depth
+        self.width = ours.width if wish.width is None else wish.width
 
     @property
     def n_output(self) -> int:
@@ -70,11 +141,93 @@ class Sequence:
         return len(self.tokens) - self.n_prompt
 
     @property
-    def prefilling(self) -> bool:
-        """Whether tokens before the pending one still lack their KV."""
-        return self.n_computed < len(self.tokens) - 1
+    def room(self) -> int:
+        """Tokens this sequence may still emit."""
+        limit = self.request.stopping.max_tokens
+        room = self._max_context - len(self.tokens)
+        return room if limit is None else min(room, limit - self.n_output)
 
     @property
     def prefill_only(self) -> bool:
         """Whether the request wants its prompt in the cache and no token out."""
         return self.request.stopping.max_tokens == 0
+
+    def take(self, tokens: list[int], logprobs: list[TokenLogprobs]) -> Delta:
+        """Commit verified tokens one by one until they are used up or the sequence ends, at the very token at which
+        plain decode would end."""
+        stopping, pieces, taken, cut = self.request.stopping, [], 0, False
+        for token in tokens:
+            self.tokens.append(token)
+            taken += 1
+            self.ending = self._token_ending(token)
+            if self.ending is None or stopping.include_stop:
+                piece = self.text.push(token)
+                pieces.append(piece.text)
+                if piece.reason is not None:
+                    self.ending, cut = Ending(piece.reason, piece.stop), True
+            if self.ending is None and self.room <= 0:
+                self.ending = Ending(FinishReason.LENGTH)
+            if self.ending is not None:
+                break
+        if self.ending is not None and not cut:
+            pieces.append(self.text.flush())
+        self.sampling.commit(tokens[:taken])
+        if self._healing is not None and self._healing.done:
+            # From here on it is sampled like any other, at no cost for how it began.
+            self.sampling, self._healing = self._new_sampling(None), None
+            self.sampling.commit(self.tokens[self.n_prompt :])
+        return Delta(self.request.request_id, self.index, tokens[:taken], "".join(pieces), logprobs[:taken])
+
+    def _token_ending(self, token: int) -> Ending | None:
+        stopping = self.request.stopping
+        if self.n_output <= stopping.min_tokens:
+            return None
+        if token in stopping.stop_token_ids:
+            return Ending(FinishReason.STOP_TOKEN, token)
+        if token in self._tokenizer.eos_ids and not stopping.ignore_eos:
+            return Ending(FinishReason.EOS, token)
+        return None
+
+    def expired(self, now: float) -> Ending | None:
+        """How the sequence ends at ``now`` (monotonic seconds) if its time is over. One that may finish its line is
+        told to, and ends with the token that does."""
+        stopping = self.request.stopping
+        if self.deadline is not None and now >= self.deadline:
+            return Ending(FinishReason.DEADLINE)
+        limit, decode = stopping.time_limit_s, stopping.decode_limit_s
+        late = limit is not None and now >= self.arrival_s + limit
+        if decode is not None and self.first_token_s is not None:
+            late = late or now >= self.first_token_s + decode
+        if not late:
+            return None
+        if not (stopping.finish_line and self.n_output):
+            return Ending(FinishReason.TIME_LIMIT)
+        if not self.finishing_line:
+            self.finishing_line = True
+            self.text.end_at_line()
+        return None
+
+    def held_back(self) -> Delta:
+        """The text that was held back, for a sequence that ends between steps."""
+        return Delta(self.request.request_id, self.index, [], self.text.flush())
+
+    def count_step(self, tree: TokenTree, accepted: list[int], draft_ms: float, verify_ms: float) -> None:
+        """Count one verify step. accepted: nodes whose token was taken."""
+        stats = self.stats
+        stats.num_steps += 1
+        self.timings.draft_ms += draft_ms
+        self.timings.verify_ms += verify_ms
+        if len(tree) == 1:
+            return
+        stats.num_spec_steps += 1
+        stats.num_draft_tokens += len(tree) - 1
+        stats.num_accepted_draft_tokens += len(accepted)
+        while len(stats.acceptance_histogram) <= len(accepted):
+            stats.acceptance_histogram.append(0)
+        stats.acceptance_histogram[len(accepted)] += 1
+        for node in range(1, len(tree)):
+            for source in tree.sources[node]:
+                stats.by_drafter.setdefault(source, DrafterStats()).num_draft_tokens += 1
+        for node in accepted:
+            for source in tree.sources[node]:
+                stats.by_drafter[source].num_accepted_draft_tokens += 1

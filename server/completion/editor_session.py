@@ -12,8 +12,8 @@ from server.auth.principal import Principal
 from server.completion.requests import CompletionOptions, RequestMaker, gap_rules
 from server.completion.runs import RunTable, SharedRun
 from server.fim import MAX_CHARACTERS, Gap, TextDocument
-from specdec.engine.text_stops import Cut, TextCutter
 from specdec.errors import RequestError
+from specdec.text_stops import Cut, TextCutter
 from specdec.types import Finished, FinishReason, Request, TextRules
 
 # Ends that asking again for the same gap may get beyond

@@ -11,7 +11,7 @@ from server.auth.principal import Principal
 from server.completion.prompt_packer import PromptPacker
 from server.fim import FillMode, Gap, PackedPrompt
 from server.frontend import Frontend
-from specdec.engine.text_stops import CLOSERS, CLOSING, CodeReader
+from specdec.text_stops import CLOSERS, CLOSING, CodeReader
 from specdec.types import (
     GrammarParams,
     OutputParams,

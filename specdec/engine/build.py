@@ -17,7 +17,7 @@ from draft.head_checkpoint import HeadModel, load_head
 from draft.model import ModelDrafter
 from draft.oracle import OracleDrafter
 from draft.prediction import PredictionDrafter
-from draft.protocol import CostlyDrafter, Drafter
+from draft.protocol import Drafter, ModelBasedDrafter
 from draft.reading_order import ReadingOrder
 from draft.suffix import SuffixDrafter
 from specdec.config import EngineConfig, WeightDtype
@@ -247,7 +247,7 @@ class DrafterBuilder:
 
     def model(
         self, draft: str, dtype: WeightDtype | None, progress: Progress | None = None
-    ) -> tuple[str, CostlyDrafter]:
+    ) -> tuple[str, ModelBasedDrafter]:
         """A draft model's name and the drafter over it, with KV of its own. Shares nothing that changes with what was
         built before, so it may be built in another thread while an engine runs.
 

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec.engine.scheduler import PlanEntry
-from specdec.engine.sequence_state import SequenceState
-from specdec.engine.verify import StepRows, Walk
+from specdec.engine.verify import Acceptance, StepRows
 from specdec.models.decoder import check_batch
 from specdec.models.device_decoder import DeviceDecoder
 from specdec.models.device_step import HostMirror, PendingResult, StepArrays
@@ -56,7 +55,7 @@ class DeviceOutputs:
             accepted, tokens, chosen, ids, values, HostMirror([accepted.for_host, chosen, ids, values])
         )
 
-    def walks(self) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
+    def accepted_rows(self) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
         """counts [entries]; rows of the entry and tokens emitted [entries, max_depth + 1], see `AcceptResult`."""
         flat: NDArray[Any] = self.mirror.arrays[0]
         entries, width = self.accepted.rows.shape
@@ -91,22 +90,20 @@ class DeviceVerifier:
         """Whether the target keeps auxiliary hidden states for a feature head."""
         return bool(self._decoder.aux_layers)
 
-    def features(self, index: int, chain: int, walk: Walk, count: int) -> Tensor:
-        """Hidden states of the last run's entry ``index``: its ``chain`` prompt rows, the root, the accepted path; the
-        first ``count`` of them, float32 [count, layers * hidden]."""
+    def features(self, index: int, prefill: int, acceptance: Acceptance, count: int) -> Tensor:
+        """Hidden states of the last run's entry ``index``, prompt rows, root, accepted path: the first ``count``
+        of its ``prefill + 1 + len(acceptance.nodes)`` rows, float32 [count, layers * hidden]."""
         first = self._first_rows[index]
-        rows = [*range(first, first + chain + 1), *(first + chain + node for node in walk.nodes)]
+        rows = [*range(first, first + prefill + 1), *(first + prefill + node for node in acceptance.nodes)]
         return self._decoder.aux_hidden_states[rows[:count]].float().cpu()
 
-    def start(
-        self, entries: Seq[PlanEntry], trees: Seq[TokenTree | None], states: Seq[SequenceState]
-    ) -> Callable[[], list[Walk]]:
-        """Queue all of a step; what is returned waits for it, and gives one Walk per entry."""
+    def start(self, entries: Seq[PlanEntry], trees: Seq[TokenTree | None]) -> Callable[[], list[Acceptance]]:
+        """Queue all of a step; what is returned waits for it, and gives one `Acceptance` per entry."""
         rows = StepRows.of(entries, trees)
         self._first_rows = rows.first_rows
-        tops = [state.sequence.request.output.logprobs for state in states]
-        outputs, pending = self.queue(rows, _samplings(trees, states), tops)
-        return partial(_walks, outputs, pending, rows, tops)
+        tops = [entry.seq.request.output.logprobs for entry in entries]
+        outputs, pending = self.queue(rows, _samplings(entries, trees), tops)
+        return partial(_accepted, outputs, pending, rows, tops)
 
     def queue(
         self, rows: StepRows, samplings: list[RowSampling], tops: Seq[int | None]
@@ -138,7 +135,7 @@ class DeviceVerifier:
     def decide(
         self, step: StepArrays, table: SamplingTable, needs: SamplingNeeds, logits: Tensor, outputs: DeviceOutputs
     ) -> None:
-        """Queue what follows a forward: sample every logit row, walk, move the accepted KV, copy to the host."""
+        """Queue what follows a forward: sample every logit row, accept, move the accepted KV, copy to the host."""
         pool = self._decoder.pool
         sampling.sample(logits, table, needs, self._workspace, outputs.tokens)
         if outputs.ids is not None and outputs.chosen is not None and outputs.values is not None:
@@ -152,15 +149,15 @@ class DeviceVerifier:
         outputs.mirror.copy()
 
 
-def _samplings(trees: Seq[TokenTree | None], states: Seq[SequenceState]) -> list[RowSampling]:
+def _samplings(entries: Seq[PlanEntry], trees: Seq[TokenTree | None]) -> list[RowSampling]:
     """How each node of each tree is sampled, in the order of the logit rows."""
     rows: list[RowSampling] = []
-    for tree, state in zip(trees, states, strict=True):
+    for entry, tree in zip(entries, trees, strict=True):
         if tree is None:
             continue
-        sequence, paths = state.sequence, [[]] if len(tree) == 1 else _paths(tree)
-        position, n_output = len(sequence.tokens), sequence.n_output
-        rows += [state.sampling.row(position + len(path), path, n_output + len(path)) for path in paths]
+        seq, paths = entry.seq, [[]] if len(tree) == 1 else _paths(tree)
+        position, n_output = len(seq.tokens), seq.n_output
+        rows += [seq.sampling.row(position + len(path), path, n_output + len(path)) for path in paths]
     return rows
 
 
@@ -172,30 +169,32 @@ def _paths(tree: TokenTree) -> list[list[int]]:
     return paths
 
 
-def _walks(outputs: DeviceOutputs, pending: PendingResult, rows: StepRows, tops: Seq[int | None]) -> list[Walk]:
+def _accepted(
+    outputs: DeviceOutputs, pending: PendingResult, rows: StepRows, tops: Seq[int | None]
+) -> list[Acceptance]:
     """What the device found, per entry."""
-    walks = [Walk() for _ in rows.roots]
+    found = [Acceptance() for _ in rows.roots]
     if not rows.logit_rows:
-        return walks
+        return found
     pending.read()
-    counts, nodes, emitted = outputs.walks()
+    counts, nodes, emitted = outputs.accepted_rows()
     for i, root in enumerate(rows.roots):
         if root < 0:
             continue
-        walk, count = walks[i], int(counts[i])
-        walk.nodes = [row - root for row in nodes[i, 1:count].tolist()]
-        walk.tokens = emitted[i, :count].tolist()
-        if walk.tokens[-1] == NO_TOKEN:
-            walk.broken = True
-            walk.tokens.pop()
+        acceptance, count = found[i], int(counts[i])
+        acceptance.nodes = [row - root for row in nodes[i, 1:count].tolist()]
+        acceptance.tokens = emitted[i, :count].tolist()
+        if acceptance.tokens[-1] == NO_TOKEN:
+            acceptance.broken = True
+            acceptance.tokens.pop()
         top = tops[i]
         if top is not None:
-            at = [rows.offsets[i] + node for node in (0, *walk.nodes)]
-            walk.logprobs = [
+            at = [rows.offsets[i] + node for node in (0, *acceptance.nodes)]
+            acceptance.logprobs = [
                 TokenLogprobs(token, *outputs.logprobs(sample, top))
-                for token, sample in zip(walk.tokens, at, strict=False)
+                for token, sample in zip(acceptance.tokens, at, strict=False)
             ]
-    return walks
+    return found
 
 
 TREES = (1, 2, 4, 8, 16, 32, 64)  # rows of a lone sequence's steps, and of many sequences' together
@@ -231,7 +230,7 @@ def _edited(policy: SamplingPolicy, vocab: int) -> RowSampling:
 
 
 def _run(verifier: DeviceVerifier, rows: int, samplings: list[RowSampling], top: int | None = None) -> None:
-    """A chain of ``rows`` rows: a tree where they are sampled, else a prompt's."""
+    """``rows`` rows, each behind the one before: a tree where they are sampled, else a prompt's."""
     entry = BatchEntry([0] * rows, range(-1, rows - 1), 0, list(range(-(-rows // PAGE_SIZE))))
     sampled = list(range(len(samplings)))
     step = StepRows(ForwardBatch.build([entry]), sampled, [0], [0], [0 if sampled else -1])

@@ -14,7 +14,7 @@ from typing import Any, cast
 from draft.model import ModelDrafter
 from draft.panel import DraftPanel
 from draft.prediction import PredictionDrafter
-from draft.protocol import CostlyDrafter, Drafter
+from draft.protocol import Drafter, ModelBasedDrafter
 from specdec.config import EngineConfig, WeightDtype
 from specdec.control.controller import Controller
 from specdec.control.costs import CostTable
@@ -22,18 +22,17 @@ from specdec.control.trace import TraceLog, TraceWriter
 from specdec.engine.profile_costs import StepCosts
 from specdec.engine.propose import Drafting
 from specdec.engine.scheduler import Scheduler, SchedulerLimits
-from specdec.engine.sequence_state import Ending, SequenceState
 from specdec.engine.step import Step, StepResult, StepTracer
 from specdec.engine.validation import validate_request
 from specdec.engine.verify import StepVerifier, Verifier
 from specdec.errors import ConfigError, DuplicateRequestError
 from specdec.grammar.compiler import GrammarCompiler
-from specdec.grammar.token_healing import HealedStart, TokenSpelling
+from specdec.grammar.token_healing import TokenHealing, TokenSpelling
 from specdec.kv_cache import KvCacheManager
 from specdec.models.decoder import Decoder, TargetDecoder
 from specdec.models.tokenizer import Tokenizer
 from specdec.sampling import Sampler, TokenGrammar, draw_seed, sample_seed
-from specdec.sequence import Sequence
+from specdec.sequence import Ending, Sequence
 from specdec.types import (
     EngineInfo,
     EngineLoad,
@@ -46,6 +45,343 @@ from specdec.types import (
     StepTrace,
     Usage,
 )
+
+LoadedDraft = tuple[str, ModelBasedDrafter]
+"""A draft model's name, and the drafter over it."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """What an engine is assembled from; `specdec.engine.build` makes it, tests replace pieces of it.
+
+    ``costs`` None: the controller starts from a guess. ``load_draft`` None: the draft model stays as it is.
+    ``verifier`` None: the CPU's, over ``decoder`` and ``sampler``.
+    """
+
+    config: EngineConfig
+    info: EngineInfo
+    tokenizer: Tokenizer
+    decoder: TargetDecoder
+    sampler: Sampler
+    kv: KvCacheManager
+    drafters: Seq[Drafter] = field(default_factory=list)
+    costs: StepCosts | None = None
+    load_draft: Callable[[str, WeightDtype | None], LoadedDraft] | None = None
+    verifier: StepVerifier | None = None
+
+
+class Engine:
+    """Serves requests by steps. Not thread-safe: the process that owns it calls it from one thread.
+
+    `step` returns what happened since the last call: for each request Started, Deltas and one Finished per sample.
+    """
+
+    def __init__(self, parts: EngineParts) -> None:
+        config, info = parts.config, parts.info
+        self._info, self._tokenizer, self._kv = info, parts.tokenizer, parts.kv
+        limits = SchedulerLimits(
+            max_batch=config.max_batch,
+            max_step_rows=config.max_step_rows,
+            prefill_chunk=config.prefill_chunk,
+            max_context=info.max_context,
+            max_queued=config.max_queued_requests,
+        )
+        self._scheduler = Scheduler(parts.kv, limits)
+        self._speculation, self._load_draft = config.speculation, parts.load_draft
+        self._max_rows, self._began_s, self._swaps = config.max_step_rows, time.perf_counter(), 0
+        self._verifier = parts.verifier or Verifier(cast(Decoder, parts.decoder), parts.sampler)
+        costs = parts.costs or StepCosts(CostTable.guess(config.max_step_rows).as_dict())
+        controller = self._new_controller(parts.drafters, costs.verify, costs.drafting)
+        self._trace = self._new_trace(controller)
+        self._assemble(parts.drafters, controller)
+        self._grammars = GrammarCompiler(parts.tokenizer, info.vocab_size)
+        self._live: dict[str, list[Sequence]] = {}  # by request, the samples that have not finished
+        self._unstarted: set[str] = set()  # requests of which Started was not said yet
+        self._events: list[RequestEvent] = []
+        self._throughput, self._totals = Throughput(), StepTotals()
+        self.last_step: StepResult | None = None
+
+    def submit(self, request: Request) -> None:
+        """Queue ``request``.
+
+        Raises:
+            InvalidRequestError, PromptTooLongError: it can not be served as it is, or its grammar is none.
+            DuplicateRequestError: its id is in flight.
+            QueueFullError: too many wait already.
+        """
+        validate_request(request, self._info.vocab_size, self._info.max_context, self._panel.names)
+        if request.request_id in self._live:
+            raise DuplicateRequestError(f"request_id {request.request_id!r} is in flight; choose another")
+        if request.sampling.seed is None:
+            request = replace(request, sampling=replace(request.sampling, seed=draw_seed()))
+        arrival = time.monotonic()
+        sequences = [self._sequence(request, index, arrival) for index in range(request.sampling.n)]
+        self._scheduler.add(sequences)  # last of what may refuse: a refused request leaves no trace
+        self._live[request.request_id] = sequences
+        self._unstarted.add(request.request_id)
+
+    def _new_controller(
+        self, drafters: Seq[Drafter], verify: dict[str, Any], drafting: dict[str, dict[str, Any]]
+    ) -> Controller:
+        """A fresh one over what was measured, `CostTable.as_dict` of the target's forward and of levels by drafter."""
+        tables = {}
+        for name in (drafter.name for drafter in drafters if drafter.model_based):
+            known = drafting.get(name)
+            tables[name] = CostTable.guess(self._max_rows, 1.0) if known is None else CostTable.from_dict(known)
+        model_based = {drafter.name: drafter.model_based for drafter in drafters}
+        return Controller(model_based, CostTable.from_dict(verify), tables, self._speculation.probe_every)
+
+    def _new_trace(self, controller: Controller) -> TraceLog:
+        """A trace; its file, where one is asked for, begins with ``controller``: each swap starts another."""
+        file, writer = self._speculation.trace_file, None
+        if file is not None:
+            name = f"{file.stem}.{self._swaps}{file.suffix}" if self._swaps else file.name
+            writer = TraceWriter(file.with_name(name), controller.as_dict())
+        return TraceLog(self._speculation.trace_steps, writer)
+
+    def _assemble(self, drafters: Seq[Drafter], controller: Controller) -> None:
+        """The parts of a step that know the drafters."""
+        speculation = self._speculation
+        self._drafters, self._controller = list(drafters), controller
+        cells = controller.calibration.size
+        self._panel = DraftPanel(drafters, self._info.vocab_size, speculation.stall_ms, cells=cells)
+        self._drafting = Drafting(self._panel, controller)
+        tracer = StepTracer(self._trace, self._began_s) if self._trace.enabled else None
+        self._step = Step(self._scheduler, self._kv, self._panel, self._drafting, self._verifier, tracer)
+
+    @cached_property
+    def _spelling(self) -> TokenSpelling:
+        return TokenSpelling(self._tokenizer, self._info.vocab_size)
+
+    def _sequence(self, request: Request, index: int, arrival_s: float) -> Sequence:
+        grammar: TokenGrammar | None = None
+        if request.grammar is not None:
+            grammar = self._grammars.compile(request.grammar, request.sampling.allowed_token_ids)
+        elif request.healing_prefix:
+            grammar = TokenHealing(self._spelling, request.healing_prefix)
+        assert request.sampling.seed is not None  # `submit` draws one
+        seed = sample_seed(request.sampling.seed, index)
+        return Sequence(
+            request, index, seed, arrival_s, self._tokenizer, vocab_size=self._info.vocab_size,
+            max_context=self._info.max_context, speculation=self._speculation, grammar=grammar,
+        )  # fmt: skip
+
+    def abort(self, request_id: str) -> bool:
+        """End a request now; its pages are free on return. False when no such request is in flight."""
+        sequences = self._live.get(request_id)
+        if sequences is None:
+            return False
+        for sequence in list(sequences):
+            self._finish(sequence, Ending(FinishReason.ABORTED))
+        return True
+
+    def preempt_newest(self) -> None:
+        """Take the pages of the least important decoding sequence, as a full cache would: it is computed again.
+
+        For verification and tests; a request never notices but by its time. One that still prefills is spared, or
+        preempting often would keep it from ever emitting a token.
+        """
+        decoding = [seq for seq in self._scheduler.running if not seq.prefilling]
+        if decoding:
+            self._scheduler.preempt(decoding[-1])
+
+    def has_work(self) -> bool:
+        """Whether a `step` would do anything."""
+        return bool(self._live or self._events)
+
+    def step(self) -> list[RequestEvent]:
+        """Run one step and return the events since the last one."""
+        self._expire()
+        if self._live:
+            result = self._step.run()
+            self.last_step = result
+            self._totals.add(result)
+            self._report(result)
+        if not self._live:
+            self._step.flush()
+        events, self._events = self._events, []
+        return events
+
+    def info(self) -> EngineInfo:
+        """What this engine is."""
+        return self._info
+
+    def load(self) -> EngineLoad:
+        """How busy it is now."""
+        load = EngineLoad(
+            running_requests=len({s.request.request_id for s in self._scheduler.running}),
+            waiting_requests=self._scheduler.n_waiting_requests,
+            free_pages=self._kv.n_free,
+            total_pages=self._kv.n_total,
+            tokens_per_second=self._throughput.per_second(time.monotonic()),
+            prefix_hit_tokens=self._throughput.hit_tokens,
+            prompt_tokens=self._throughput.prompt_tokens,
+        )
+        return self._totals.told(load)
+
+    def flush_cache(self) -> int:
+        """Forget the cached prefixes that no running request uses; returns how many pages that frees."""
+        return self._kv.flush()
+
+    def load_draft(self, draft: str, dtype: WeightDtype | None) -> LoadedDraft:
+        """Load a draft model for `swap_draft`, beside the one in use; may be called from another thread.
+
+        draft, dtype: as in the configuration.
+
+        Raises:
+            ModelError: it can not be had, or memory is short for both.
+            ConfigError: it can not draft for this target, or this engine does not draft.
+        """
+        self._check_swap()
+        assert self._load_draft is not None  # checked above
+        return self._load_draft(draft, dtype)
+
+    def swap_draft(self, draft: LoadedDraft | None) -> EngineInfo:
+        """Draft with another model from now on, or with none; returns what the engine is now.
+
+        Running requests go on with the tokens they would have had: their drafters begin anew, and the controller, which
+        knows nothing of the new model, too. The old model's memory is free on return.
+
+        Raises:
+            ConfigError: this engine does not draft, or its next trace file can not be written; all is as before.
+        """
+        self._check_swap()
+        self._step.flush()
+        drafters = [drafter for drafter in self._drafters if drafter.name != ModelDrafter.name]
+        if draft is not None:
+            drafters.append(draft[1])
+        costs = self._controller.as_dict()
+        others = {name: table for name, table in costs["drafting"].items() if name != ModelDrafter.name}
+        controller = self._new_controller(drafters, costs["verify"], others)
+        self._swaps += 1
+        if self._speculation.trace_file is not None:
+            new_trace = self._new_trace(controller)
+            self._trace.close()
+            self._trace = new_trace
+        names = tuple(drafter.name for drafter in drafters)
+        self._info = dataclasses.replace(self._info, draft=None if draft is None else draft[0], drafters=names)
+        self._assemble(drafters, controller)
+        self._kv.forget_drafts()
+        for sequence in [sequence for sequences in self._live.values() for sequence in sequences]:
+            sequence.draft_computed = sequence.n_draft_published = 0
+            sequence.history = None
+            if sequence.first_scheduled_s is not None:
+                self._drafting.begin(sequence)
+        return self._info
+
+    def _check_swap(self) -> None:
+        if not self._speculation.enabled or self._load_draft is None:
+            raise ConfigError("engine.speculation.enabled: this engine was started without speculation; start it with")
+
+    def trace(self, limit: int) -> list[StepTrace]:
+        """What the last ``limit`` steps decided and what came of it, oldest first."""
+        return self._trace.last(limit)
+
+    def reliability(self) -> dict[str, list[tuple[float, float, float]]]:
+        """Per drafter and bin of predicted chance: mean prediction, rate observed, nodes."""
+        return self._controller.reliability.table()
+
+    def close(self) -> None:
+        """End every request and the trace file."""
+        for request_id in list(self._live):
+            self.abort(request_id)
+        self._step.flush()
+        self._trace.close()
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        for sequence in [sequence for sequences in self._live.values() for sequence in sequences]:
+            ending = sequence.expired(now)
+            if ending is None:
+                continue
+            if ending.reason is FinishReason.TIME_LIMIT and (rest := sequence.held_back()).text:
+                self._events.append(rest)
+            self._finish(sequence, ending)
+
+    def _report(self, result: StepResult) -> None:
+        now = time.monotonic()
+        for sequence in result.admitted:
+            self._started(sequence)
+        for sequence in result.prefilled:
+            self._finish(sequence, Ending(FinishReason.LENGTH))
+        emitted = 0
+        for sequence, delta in result.deltas:
+            if sequence.first_token_s is None:
+                sequence.first_token_s = now
+            emitted += len(delta.token_ids)
+            self._events.append(delta)
+            if sequence.ending is not None:
+                self._finish(sequence, sequence.ending)
+        for sequence in result.broken:
+            self._fail(sequence)
+        self._throughput.add(emitted, now)
+
+    def _started(self, sequence: Sequence) -> None:
+        request_id, seed = sequence.request.request_id, sequence.request.sampling.seed
+        if request_id not in self._unstarted:
+            return
+        self._unstarted.remove(request_id)
+        self._throughput.prompt(sequence.n_prompt, sequence.cached_tokens)
+        scheduled = sequence.first_scheduled_s or sequence.arrival_s
+        queue_ms = (scheduled - sequence.arrival_s) * 1e3
+        assert seed is not None  # `submit` draws one
+        self._events.append(Started(request_id, seed, sequence.n_prompt, sequence.cached_tokens, queue_ms))
+
+    def _fail(self, sequence: Sequence) -> None:
+        """The model broke down on this request: end all its samples with an error, and only them."""
+        request_id = sequence.request.request_id
+        samples = self._live.get(request_id)
+        if samples is None:
+            return  # a sibling broke down in this very step and took the request with it
+        for sample in list(samples):
+            self._release(sample)
+        self._events.append(Failed(request_id, *_breakdown(sequence)))
+
+    def _release(self, sequence: Sequence) -> None:
+        self._scheduler.finish(sequence)
+        self._panel.end(sequence)
+        request_id = sequence.request.request_id
+        samples = self._live[request_id]
+        samples.remove(sequence)
+        if not samples:
+            del self._live[request_id]
+            self._unstarted.discard(request_id)
+
+    def _finish(self, sequence: Sequence, ending: Ending) -> None:
+        self._release(sequence)
+        now = time.monotonic()
+        first = sequence.first_scheduled_s if sequence.first_scheduled_s is not None else now
+        token = sequence.first_token_s if sequence.first_token_s is not None else now
+        timings = sequence.timings
+        timings.queue_ms = (first - sequence.arrival_s) * 1e3
+        timings.prefill_ms = (token - first) * 1e3
+        timings.decode_ms = (now - token) * 1e3
+        usage = Usage(
+            sequence.n_prompt, sequence.cached_tokens, sequence.n_output, sequence.preemptions, *_predicted(sequence)
+        )
+        request_id, index = sequence.request.request_id, sequence.index
+        self._events.append(
+            Finished(request_id, index, ending.reason, ending.matched_stop, usage, sequence.stats, timings)
+        )
+
+
+def _predicted(sequence: Sequence) -> tuple[int, int]:
+    """Tokens of the request's prediction that were drafted and came out, and the others."""
+    given = len(sequence.request.prediction_ids)
+    used = sequence.stats.by_drafter.get(PredictionDrafter.name)
+    accepted = 0 if used is None else min(given, used.num_accepted_draft_tokens)
+    return accepted, given - accepted
+
+
+def _breakdown(sequence: Sequence) -> tuple[str, str]:
+    """Reason and message for a row in which no token was left to choose."""
+    request, grammar = sequence.request, sequence.sampling.grammar
+    if grammar is not None and grammar.error:
+        return "GRAMMAR_TOO_COMPLEX", f"grammar: {grammar.error}; simplify it"
+    if grammar is not None and request.sampling.allowed_token_ids:
+        return "NO_TOKEN_LEFT", "sampling.allowed_token_ids: none of them may follow in the grammar here; allow more"
+    return "MODEL_BROKEN", "the model gave no finite logit for this request; the weights or the prompt are broken"
+
 
 HALF_LIFE_S = 5.0
 
@@ -113,349 +449,3 @@ class StepTotals:
             draft_rows=self.draft_rows, plan_ms=self.plan_ms, draft_ms=self.draft_ms, verify_ms=self.verify_ms,
             commit_ms=self.commit_ms,
         )  # fmt: skip
-
-
-LoadedDraft = tuple[str, CostlyDrafter]
-"""A draft model's name, and the drafter over it."""
-
-
-@dataclass(slots=True)
-class _Live:
-    """A request in flight: its sequences that have not finished, and whether Started was said."""
-
-    request: Request
-    seed: int
-    sequences: list[Sequence]
-    started: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class EngineParts:
-    """What an engine is assembled from; `specdec.engine.build` makes it, tests replace pieces of it.
-
-    ``costs`` None: the controller starts from a guess. ``load_draft`` None: the draft model stays as it is.
-    ``verifier`` None: the CPU's, over ``decoder`` and ``sampler``.
-    """
-
-    config: EngineConfig
-    info: EngineInfo
-    tokenizer: Tokenizer
-    decoder: TargetDecoder
-    sampler: Sampler
-    kv: KvCacheManager
-    drafters: Seq[Drafter] = field(default_factory=list)
-    costs: StepCosts | None = None
-    load_draft: Callable[[str, WeightDtype | None], LoadedDraft] | None = None
-    verifier: StepVerifier | None = None
-
-
-class Engine:
-    """Serves requests by steps. Not thread-safe: the process that owns it calls it from one thread.
-
-    `step` returns what happened since the last call: for each request Started, Deltas and one Finished per sample.
-    """
-
-    def __init__(self, parts: EngineParts) -> None:
-        config, info = parts.config, parts.info
-        self._info, self._tokenizer, self._kv = info, parts.tokenizer, parts.kv
-        limits = SchedulerLimits(
-            max_batch=config.max_batch,
-            max_step_rows=config.max_step_rows,
-            prefill_chunk=config.prefill_chunk,
-            max_context=info.max_context,
-            max_queued=config.max_queued_requests,
-        )
-        self._scheduler = Scheduler(parts.kv, limits)
-        self._states: dict[Sequence, SequenceState] = {}
-        self._speculation, self._load_draft = config.speculation, parts.load_draft
-        self._max_rows, self._began_s, self._swaps = config.max_step_rows, time.perf_counter(), 0
-        self._verifier = parts.verifier or Verifier(cast(Decoder, parts.decoder), parts.sampler)
-        costs = parts.costs or StepCosts(CostTable.guess(config.max_step_rows).as_dict())
-        controller = self._new_controller(parts.drafters, costs.verify, costs.drafting)
-        self._trace = self._new_trace(controller)
-        self._assemble(parts.drafters, controller)
-        self._grammars = GrammarCompiler(parts.tokenizer, info.vocab_size)
-        self._live: dict[str, _Live] = {}
-        self._events: list[RequestEvent] = []
-        self._throughput, self._totals = Throughput(), StepTotals()
-        self.last_step: StepResult | None = None
-
-    def submit(self, request: Request) -> None:
-        """Queue ``request``.
-
-        Raises:
-            InvalidRequestError, PromptTooLongError: it can not be served as it is, or its grammar is none.
-            DuplicateRequestError: its id is in flight.
-            QueueFullError: too many wait already.
-        """
-        validate_request(request, self._info.vocab_size, self._info.max_context, self._panel.names)
-        if request.request_id in self._live:
-            raise DuplicateRequestError(f"request_id {request.request_id!r} is in flight; choose another")
-        seed = draw_seed() if request.sampling.seed is None else request.sampling.seed
-        arrival = time.monotonic()
-        sequences = [Sequence(request, index, sample_seed(seed, index), arrival) for index in range(request.sampling.n)]
-        states = {sequence: self._state(sequence) for sequence in sequences}
-        self._scheduler.add(sequences)  # last of what may refuse: a refused request leaves no trace
-        self._states.update(states)
-        self._live[request.request_id] = _Live(request, seed, sequences)
-
-    def _new_controller(
-        self, drafters: Seq[Drafter], verify: dict[str, Any], drafting: dict[str, dict[str, Any]]
-    ) -> Controller:
-        """A fresh one over what was measured, `CostTable.as_dict` of the target's forward and of levels by drafter."""
-        tables = {}
-        for name in (drafter.name for drafter in drafters if drafter.costly):
-            known = drafting.get(name)
-            tables[name] = CostTable.guess(self._max_rows, 1.0) if known is None else CostTable.from_dict(known)
-        costly = {drafter.name: drafter.costly for drafter in drafters}
-        return Controller(costly, CostTable.from_dict(verify), tables, self._speculation.probe_every)
-
-    def _new_trace(self, controller: Controller) -> TraceLog:
-        """A trace; its file, where one is asked for, begins with ``controller``: each swap starts another."""
-        file, writer = self._speculation.trace_file, None
-        if file is not None:
-            name = f"{file.stem}.{self._swaps}{file.suffix}" if self._swaps else file.name
-            writer = TraceWriter(file.with_name(name), controller.as_dict())
-        return TraceLog(self._speculation.trace_steps, writer)
-
-    def _assemble(self, drafters: Seq[Drafter], controller: Controller) -> None:
-        """The parts of a step that know the drafters."""
-        speculation = self._speculation
-        self._drafters, self._controller = list(drafters), controller
-        cells = controller.calibration.size
-        self._panel = DraftPanel(drafters, self._info.vocab_size, speculation.stall_ms, cells=cells)
-        self._drafting = Drafting(self._panel, controller, speculation, self._states)
-        tracer = StepTracer(self._trace, self._began_s) if self._trace.enabled else None
-        self._step = Step(
-            self._scheduler, self._kv, self._panel, self._drafting, self._verifier, self._states, tracer
-        )  # fmt: skip
-
-    @cached_property
-    def _spelling(self) -> TokenSpelling:
-        return TokenSpelling(self._tokenizer, self._info.vocab_size)
-
-    def _state(self, sequence: Sequence) -> SequenceState:
-        request, info = sequence.request, self._info
-        grammar: TokenGrammar | None = None
-        if request.grammar is not None:
-            grammar = self._grammars.compile(request.grammar, request.sampling.allowed_token_ids)
-        elif request.healing_prefix:
-            grammar = HealedStart(self._spelling, request.healing_prefix)
-        return SequenceState.create(sequence, self._tokenizer, info.vocab_size, info.max_context, grammar)
-
-    def abort(self, request_id: str) -> bool:
-        """End a request now; its pages are free on return. False when no such request is in flight."""
-        live = self._live.get(request_id)
-        if live is None:
-            return False
-        for sequence in list(live.sequences):
-            self._finish(self._states[sequence], Ending(FinishReason.ABORTED))
-        return True
-
-    def preempt_newest(self) -> None:
-        """Take the pages of the least important decoding sequence, as a full cache would: it is computed again.
-
-        For verification and tests; a request never notices but by its time. One that still prefills is spared, or
-        preempting often would keep it from ever emitting a token.
-        """
-        decoding = [seq for seq in self._scheduler.running if not seq.prefilling]
-        if decoding:
-            self._scheduler.preempt(decoding[-1])
-
-    def has_work(self) -> bool:
-        """Whether a `step` would do anything."""
-        return bool(self._live or self._events)
-
-    def step(self) -> list[RequestEvent]:
-        """Run one step and return the events since the last one."""
-        self._expire()
-        if self._live:
-            result = self._step.run()
-            self.last_step = result
-            self._totals.add(result)
-            self._report(result)
-        if not self._live:
-            self._step.settle()
-        events, self._events = self._events, []
-        return events
-
-    def info(self) -> EngineInfo:
-        """What this engine is."""
-        return self._info
-
-    def load(self) -> EngineLoad:
-        """How busy it is now."""
-        load = EngineLoad(
-            running_requests=len({s.request.request_id for s in self._scheduler.running}),
-            waiting_requests=self._scheduler.n_waiting_requests,
-            free_pages=self._kv.n_free,
-            total_pages=self._kv.n_total,
-            tokens_per_second=self._throughput.per_second(time.monotonic()),
-            prefix_hit_tokens=self._throughput.hit_tokens,
-            prompt_tokens=self._throughput.prompt_tokens,
-        )
-        return self._totals.told(load)
-
-    def flush_cache(self) -> int:
-        """Forget the cached prefixes that no running request uses; returns how many pages that frees."""
-        return self._kv.flush()
-
-    def load_draft(self, draft: str, dtype: WeightDtype | None) -> LoadedDraft:
-        """Load a draft model for `swap_draft`, beside the one in use; may be called from another thread.
-
-        draft, dtype: as in the configuration.
-
-        Raises:
-            ModelError: it can not be had, or memory is short for both.
-            ConfigError: it can not draft for this target, or this engine does not draft.
-        """
-        self._check_swap()
-        assert self._load_draft is not None  # checked above
-        return self._load_draft(draft, dtype)
-
-    def swap_draft(self, draft: LoadedDraft | None) -> EngineInfo:
-        """Draft with another model from now on, or with none; returns what the engine is now.
-
-        Running requests go on with the tokens they would have had: their drafters begin anew, and the controller, which
-        knows nothing of the new model, too. The old model's memory is free on return.
-
-        Raises:
-            ConfigError: this engine does not draft, or its next trace file can not be written; all is as before.
-        """
-        self._check_swap()
-        self._step.settle()
-        drafters = [drafter for drafter in self._drafters if drafter.name != ModelDrafter.name]
-        if draft is not None:
-            drafters.append(draft[1])
-        costs = self._controller.as_dict()
-        others = {name: table for name, table in costs["drafting"].items() if name != ModelDrafter.name}
-        controller = self._new_controller(drafters, costs["verify"], others)
-        self._swaps += 1
-        if self._speculation.trace_file is not None:
-            new_trace = self._new_trace(controller)
-            self._trace.close()
-            self._trace = new_trace
-        names = tuple(drafter.name for drafter in drafters)
-        self._info = dataclasses.replace(self._info, draft=None if draft is None else draft[0], drafters=names)
-        self._assemble(drafters, controller)
-        self._kv.forget_drafts()
-        for sequence, state in self._states.items():
-            sequence.draft_computed = sequence.n_draft_published = 0
-            state.control = None
-            if sequence.first_scheduled_s is not None:
-                self._drafting.begin(sequence)
-        return self._info
-
-    def _check_swap(self) -> None:
-        if not self._speculation.enabled or self._load_draft is None:
-            raise ConfigError("engine.speculation.enabled: this engine was started without speculation; start it with")
-
-    def trace(self, limit: int) -> list[StepTrace]:
-        """What the last ``limit`` steps decided and what came of it, oldest first."""
-        return self._trace.last(limit)
-
-    def reliability(self) -> dict[str, list[tuple[float, float, float]]]:
-        """Per drafter and bin of predicted chance: mean prediction, rate observed, nodes."""
-        return self._controller.reliability.table()
-
-    def close(self) -> None:
-        """End every request and the trace file."""
-        for request_id in list(self._live):
-            self.abort(request_id)
-        self._step.settle()
-        self._trace.close()
-
-    def _expire(self) -> None:
-        now = time.monotonic()
-        for live in list(self._live.values()):
-            for state in [self._states[sequence] for sequence in live.sequences]:
-                ending = state.expired(now)
-                if ending is None:
-                    continue
-                if ending.reason is FinishReason.TIME_LIMIT and (rest := state.rest()).text:
-                    self._events.append(rest)
-                self._finish(state, ending)
-
-    def _report(self, result: StepResult) -> None:
-        now = time.monotonic()
-        for sequence in result.admitted:
-            self._started(sequence)
-        for state in result.prefilled:
-            self._finish(state, Ending(FinishReason.LENGTH))
-        emitted = 0
-        for state, delta in result.deltas:
-            if state.sequence.first_token_s is None:
-                state.sequence.first_token_s = now
-            emitted += len(delta.token_ids)
-            self._events.append(delta)
-            if state.ending is not None:
-                self._finish(state, state.ending)
-        for state in result.broken:
-            self._fail(state)
-        self._throughput.add(emitted, now)
-
-    def _started(self, sequence: Sequence) -> None:
-        live = self._live[sequence.request.request_id]
-        if live.started:
-            return
-        live.started = True
-        self._throughput.prompt(sequence.n_prompt, sequence.cached_tokens)
-        scheduled = sequence.first_scheduled_s or sequence.arrival_s
-        queue_ms = (scheduled - sequence.arrival_s) * 1e3
-        self._events.append(
-            Started(live.request.request_id, live.seed, sequence.n_prompt, sequence.cached_tokens, queue_ms)
-        )
-
-    def _fail(self, state: SequenceState) -> None:
-        """The model broke down on this request: end all its samples with an error, and only them."""
-        request_id = state.sequence.request.request_id
-        live = self._live.get(request_id)
-        if live is None:
-            return  # a sibling broke down in this very step and took the request with it
-        for sequence in list(live.sequences):
-            self._release(sequence)
-        self._events.append(Failed(request_id, *_breakdown(state)))
-
-    def _release(self, sequence: Sequence) -> None:
-        self._scheduler.finish(sequence)
-        self._panel.end(sequence)
-        del self._states[sequence]
-        live = self._live[sequence.request.request_id]
-        live.sequences.remove(sequence)
-        if not live.sequences:
-            del self._live[sequence.request.request_id]
-
-    def _finish(self, state: SequenceState, ending: Ending) -> None:
-        sequence = state.sequence
-        self._release(sequence)
-        now = time.monotonic()
-        first = sequence.first_scheduled_s if sequence.first_scheduled_s is not None else now
-        token = sequence.first_token_s if sequence.first_token_s is not None else now
-        state.timings.queue_ms = (first - sequence.arrival_s) * 1e3
-        state.timings.prefill_ms = (token - first) * 1e3
-        state.timings.decode_ms = (now - token) * 1e3
-        usage = Usage(
-            sequence.n_prompt, sequence.cached_tokens, sequence.n_output, sequence.preemptions, *_predicted(state)
-        )
-        request_id, index = sequence.request.request_id, sequence.index
-        self._events.append(
-            Finished(request_id, index, ending.reason, ending.matched_stop, usage, state.stats, state.timings)
-        )
-
-
-def _predicted(state: SequenceState) -> tuple[int, int]:
-    """Tokens of the request's prediction that were drafted and came out, and the others."""
-    given = len(state.sequence.request.prediction_ids)
-    used = state.stats.by_drafter.get(PredictionDrafter.name)
-    accepted = 0 if used is None else min(given, used.num_accepted_draft_tokens)
-    return accepted, given - accepted
-
-
-def _breakdown(state: SequenceState) -> tuple[str, str]:
-    """Reason and message for a row in which no token was left to choose."""
-    request, grammar = state.sequence.request, state.sampling.grammar
-    if grammar is not None and grammar.error:
-        return "GRAMMAR_TOO_COMPLEX", f"grammar: {grammar.error}; simplify it"
-    if grammar is not None and request.sampling.allowed_token_ids:
-        return "NO_TOKEN_LEFT", "sampling.allowed_token_ids: none of them may follow in the grammar here; allow more"
-    return "MODEL_BROKEN", "the model gave no finite logit for this request; the weights or the prompt are broken"

@@ -1,4 +1,4 @@
-"""Measures at start what the controller must know: a forward by rows and context, levels of costly drafters."""
+"""Measures at start what the controller must know: a forward by rows and context, levels of model-based drafters."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 
-from draft.protocol import CostlyDrafter, Drafter
+from draft.protocol import Drafter, ModelBasedDrafter
 from specdec.config import SpeculationConfig
 from specdec.control.costs import CostTable
 from specdec.models.decoder import TargetDecoder
@@ -24,7 +24,7 @@ LONG_ROWS = (128, 256, 512)  # extrapolated: prompts' chunks are not up for deci
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
-    """Measured tables as plain values (`CostTable.as_dict`): the target's forward, and levels by costly drafter."""
+    """Measured tables as plain values (`CostTable.as_dict`): the target's forward, and a level of each drafter."""
 
     verify: dict[str, Any]
     drafting: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -36,11 +36,11 @@ def costs_at_start(
     """What `profile_costs` finds; None where nothing is to be decided by it, or it was given no time."""
     if not (speculation.enabled and drafters and speculation.profile_s > 0):
         return None
-    costly = [cast(CostlyDrafter, drafter) for drafter in drafters if drafter.costly]
-    return profile_costs(decoder, costly, speculation.profile_s)
+    model_based = [cast(ModelBasedDrafter, drafter) for drafter in drafters if drafter.model_based]
+    return profile_costs(decoder, model_based, speculation.profile_s)
 
 
-def profile_costs(decoder: TargetDecoder, drafters: Iterable[CostlyDrafter], seconds: float) -> StepCosts:
+def profile_costs(decoder: TargetDecoder, drafters: Iterable[ModelBasedDrafter], seconds: float) -> StepCosts:
     """Measure for about ``seconds``, at least twice each; nothing may run yet. The grid is walked in turns.
 
     Every forward reads whatever the pool holds and writes to it: only its time is of interest, and no sequence knows
@@ -64,21 +64,21 @@ def _verify_table(decoder: TargetDecoder, seconds: float) -> CostTable:
         decoder.forward(ForwardBatch.build([entry]), list(range(n)))
 
     points: dict[Any, Callable[[], None]] = {(n, c): partial(forward, n, c) for c in contexts for n in rows}
-    _settle(points, decoder.settling)
+    _warm_up(points, decoder.settling)
     found = _best(points, seconds)
     grid = [[found[n, c] for n in rows] for c in contexts]
     return _extended(rows, contexts, grid, decoder.max_rows)
 
 
-def _level_table(drafter: CostlyDrafter, target: TargetDecoder, seconds: float) -> CostTable:
+def _level_table(drafter: ModelBasedDrafter, target: TargetDecoder, seconds: float) -> CostTable:
     rows = [r for r in LEVEL_ROWS if r <= target.max_rows]
-    points: dict[Any, Callable[[], None]] = {n: partial(drafter.rehearse, n) for n in rows}
-    _settle(points, target.settling)  # what a drafter's forward runs on is what its target's does
+    points: dict[Any, Callable[[], None]] = {n: partial(drafter.warm_up, n) for n in rows}
+    _warm_up(points, target.settling)  # what a drafter's forward runs on is what its target's does
     found = _best(points, seconds)
     return _extended(rows, [0], [[found[n] for n in rows]], target.max_rows)
 
 
-def _settle(points: dict[Any, Callable[[], None]], times: int) -> None:
+def _warm_up(points: dict[Any, Callable[[], None]], times: int) -> None:
     for run in points.values():
         for _ in range(times):
             run()

@@ -3,38 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from draft.panel import DraftPanel
 from draft.protocol import DraftTask
-from specdec.config import SpeculationConfig
 from specdec.control.controller import Controller
 from specdec.control.inputs import Ask, DraftWork, Outcome, Plan, SequenceInputs, StepInputs
 from specdec.engine.scheduler import PlanEntry
-from specdec.engine.sequence_state import DraftCaps, SequenceState
 from specdec.sequence import Sequence
 from specdec.tree import TokenTree
 from specdec.types import SpeculationMode
-
-
-def tokens_due(sequence: Sequence, room: int, step_ms: float) -> float:
-    """Tokens the coming step should yield so that ``sequence`` keeps its target time per token, or ends before its
-    deadline; 0 where it has no such objective. ``room``: tokens it may still emit; ``step_ms``: what a step takes.
-    """
-    target = sequence.request.target_tpot_ms
-    if target is None and sequence.deadline is None:
-        return 0.0
-    due, now = 0.0, time.monotonic()
-    if target is not None and sequence.first_token_s is not None:
-        elapsed_ms = (now - sequence.first_token_s) * 1e3
-        due = (elapsed_ms + step_ms) / target - (sequence.n_output - 1)
-    if sequence.deadline is not None and sequence.request.stopping.max_tokens is not None:
-        left_ms = max((sequence.deadline - now) * 1e3, step_ms)
-        due = max(due, room * step_ms / left_ms)
-    return max(0.0, due)
-
 
 PROBE_DEPTH = 3  # a probe asks whether drafting pays again, not how far
 
@@ -60,26 +40,21 @@ class Drafting:
         self,
         panel: DraftPanel,
         controller: Controller,
-        config: SpeculationConfig,
-        states: Mapping[Sequence, SequenceState],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._panel, self.controller, self._config, self._states, self._clock = panel, controller, config, states, clock
+        self._panel, self.controller, self._clock = panel, controller, clock
 
     def begin(self, sequence: Sequence) -> None:
         """A sequence runs for the first time."""
-        state = self._states[sequence]
-        drafts = self._config.enabled and state.speculates
-        if drafts:
-            state.control = self.controller.enter(sequence.request.sampling.temperature)
-        self._panel.begin(sequence, sequence.request.speculation.drafters if drafts else ())
+        if sequence.drafts:
+            sequence.history = self.controller.enter(sequence.request.sampling.temperature)
+        self._panel.begin(sequence, sequence.request.speculation.drafters if sequence.drafts else ())
 
     def want(self, sequence: Sequence) -> int:
         """The most draft nodes ``sequence`` may have verified: never more than it may still emit."""
-        if not self._drafts(sequence) or not self._panel.may_draft(sequence, sequence.request.speculation.drafters):
+        if not sequence.drafts or not self._panel.may_draft(sequence, sequence.request.speculation.drafters):
             return 0
-        caps = self._caps(sequence)
-        return max(0, min(caps.nodes, self._states[sequence].room - 1)) if caps.depth else 0
+        return max(0, min(sequence.max_nodes, sequence.room - 1)) if sequence.max_depth else 0
 
     def propose(self, entries: Seq[PlanEntry]) -> Proposals:
         """One tree per entry."""
@@ -89,7 +64,7 @@ class Drafting:
         if not any(entries[i].nodes for i in at):
             return out
         sampling = [entries[i] for i in at]
-        step = out.step = self._inputs(sampling, sum(entry.chain for entry in entries), out)
+        step = out.step = self._inputs(sampling, sum(entry.prefill for entry in entries), out)
         plan = self._decide(step, out)
         while plan.asks:
             for ask in plan.asks:
@@ -116,30 +91,29 @@ class Drafting:
     def _inputs(self, sampling: Seq[PlanEntry], prefill_rows: int, out: Proposals) -> StepInputs:
         """What the controller is told of the step."""
         began = self._clock()
-        prices = self.controller.prices([entry.seq.n_computed + entry.chain for entry in sampling], prefill_rows)
+        prices = self.controller.prices([entry.seq.n_computed + entry.prefill for entry in sampling], prefill_rows)
         out.control_ms += (self._clock() - began) * 1e3
         return StepInputs(prices, [self._sequence_inputs(entry, prices.plain_ms) for entry in sampling], prefill_rows)
 
     def _sequence_inputs(self, entry: PlanEntry, step_ms: float) -> SequenceInputs:
         seq, panel = entry.seq, self._panel
-        state = self._states[seq]
-        if state.control is None:  # mode OFF: it takes part in the batch, not in drafting
-            state.control = self.controller.enter(seq.request.sampling.temperature)
+        if seq.history is None:  # mode OFF: it takes part in the batch, not in drafting
+            seq.history = self.controller.enter(seq.request.sampling.temperature)
         backlog = {
             name: panel.backlog(name, seq)
-            for name, costly in panel.costly.items()
-            if costly and panel.trusts(name, seq)
+            for name, model_based in panel.model_based.items()
+            if model_based and panel.trusts(name, seq)
         }
         drafters = [name for name in panel.names if panel.trusts(name, seq)]  # none that failed to tell its backlog
         return SequenceInputs(
-            state.control,
+            seq.history,
             seq.tokens[-1],
             entry.nodes,
-            state.room,
+            seq.room,
             drafters,
             seq.request.speculation.mode is SpeculationMode.ON,
-            tokens_due(seq, state.room, step_ms),
-            entry.chain > 0,
+            tokens_due(seq, step_ms),
+            entry.prefill > 0,
             backlog,
         )
 
@@ -162,32 +136,29 @@ class Drafting:
         return done
 
     def _task(self, ask: Ask, entry: PlanEntry, one: SequenceInputs, decision: str) -> DraftTask:
-        caps = self._caps(entry.seq)
-        sampling, odds = self._states[entry.seq].sampling, self.controller.odds(ask.drafter, one)
+        seq, odds = entry.seq, self.controller.odds(ask.drafter, one)
         if one.forced:
-            return DraftTask(entry.seq, sampling, entry.nodes, caps.depth, caps.width, ask.drafter, odds)
-        depth = min(caps.depth, PROBE_DEPTH) if decision == "probe" else caps.depth
+            return DraftTask(seq, entry.nodes, seq.max_depth, seq.width, ask.drafter, odds)
+        depth = min(seq.max_depth, PROBE_DEPTH) if decision == "probe" else seq.max_depth
         floor = ask.floors[decision]
-        return DraftTask(entry.seq, sampling, entry.nodes, depth, caps.width, ask.drafter, odds, floor, ask.deepening)
+        return DraftTask(seq, entry.nodes, depth, seq.width, ask.drafter, odds, floor, ask.deepening)
 
     def _keep_up(self, entries: Seq[PlanEntry]) -> None:
         """Lookup drafters read prompts while these are prefilled."""
-        waiting = [e for e in entries if not e.samples and self._drafts(e.seq)]
+        waiting = [e for e in entries if not e.samples and e.seq.drafts]
         if not waiting:
             return
-        for name, costly in self._panel.costly.items():
-            if not costly:
+        for name, model_based in self._panel.model_based.items():
+            if not model_based:
                 tasks = [
-                    DraftTask(entry.seq, self._states[entry.seq].sampling, 0, 0, 1, name)
-                    if self._panel.trusts(name, entry.seq)
-                    else None
+                    DraftTask(entry.seq, 0, 0, 1, name) if self._panel.trusts(name, entry.seq) else None
                     for entry in waiting
                 ]
                 self._panel.ask(name, tasks)
 
     def _lawful(self, seq: Sequence, tree: TokenTree) -> TokenTree:
         """``tree`` without nodes that the request's grammar forbids: drafters of texts know nothing of it."""
-        grammar = self._states[seq].sampling.grammar
+        grammar = seq.sampling.grammar
         if grammar is None or len(tree) == 1:
             return tree
         lawful = {0}
@@ -201,11 +172,19 @@ class Drafting:
             return tree
         return tree.subtree(sorted(lawful - {0}, key=lambda n: -tree.scores[n]))
 
-    def _drafts(self, seq: Sequence) -> bool:
-        return self._config.enabled and self._states[seq].speculates
 
-    def _caps(self, seq: Sequence) -> DraftCaps:
-        state = self._states[seq]
-        if state.caps is None:
-            state.caps = DraftCaps.of(seq.request.speculation, self._config)
-        return state.caps
+def tokens_due(sequence: Sequence, step_ms: float) -> float:
+    """Tokens the coming step should yield so that ``sequence`` keeps its target time per token, or ends before its
+    deadline; 0 where it has no such objective. ``step_ms``: what a step takes.
+    """
+    target = sequence.request.target_tpot_ms
+    if target is None and sequence.deadline is None:
+        return 0.0
+    due, now = 0.0, time.monotonic()
+    if target is not None and sequence.first_token_s is not None:
+        elapsed_ms = (now - sequence.first_token_s) * 1e3
+        due = (elapsed_ms + step_ms) / target - (sequence.n_output - 1)
+    if sequence.deadline is not None and sequence.request.stopping.max_tokens is not None:
+        left_ms = max((sequence.deadline - now) * 1e3, step_ms)
+        due = max(due, sequence.room * step_ms / left_ms)
+    return max(0.0, due)

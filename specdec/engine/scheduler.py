@@ -43,21 +43,21 @@ class SchedulerLimits:
 
 @dataclass(slots=True)
 class PlanEntry:
-    """Compute ``seq.tokens[n_computed : n_computed + chain]``; then, if ``samples``, the pending token as row
-    ``chain``, the root of a tree of at most ``nodes`` draft nodes.
+    """A sequence's part of a step: the prefill chunk ``seq.tokens[n_computed : n_computed + prefill]``; then, if it
+    ``samples``, the pending token as row ``prefill``, the root of a tree of at most ``nodes`` draft nodes.
 
     Row i is written to slot ``n_computed + i``; pages for all ``rows`` are on the sequence.
     """
 
     seq: Sequence
-    chain: int
+    prefill: int
     nodes: int
     samples: bool
 
     @property
     def rows(self) -> int:
         """Rows this entry may take in the forward pass."""
-        return self.chain + 1 + self.nodes if self.samples else self.chain
+        return self.prefill + 1 + self.nodes if self.samples else self.prefill
 
 
 @dataclass(slots=True)
@@ -165,8 +165,8 @@ class WaitingQueue:
     def let_siblings_in(self) -> None:
         """Queue the siblings whose leader is past its prompt; where it ended before that, the next one leads."""
         for leader in list(self._held):
-            past_prompt = leader.state is not SequencePhase.WAITING and leader.n_computed >= leader.n_prompt - 1
-            if not past_prompt and leader.state is not SequencePhase.FINISHED:
+            past_prompt = leader.phase is not SequencePhase.WAITING and leader.n_computed >= leader.n_prompt - 1
+            if not past_prompt and leader.phase is not SequencePhase.FINISHED:
                 continue
             siblings = self._held.pop(leader)
             if not past_prompt and len(siblings) > 1:
@@ -257,12 +257,12 @@ class Scheduler:
 
     def finish(self, seq: Sequence) -> None:
         """Take ``seq`` out wherever it is and release its pages, at once. Idempotent."""
-        if seq.state is SequencePhase.RUNNING:
+        if seq.phase is SequencePhase.RUNNING:
             self._running.remove(seq)
             self._retry.completed(self._clock())
-        elif seq.state is SequencePhase.WAITING:
+        elif seq.phase is SequencePhase.WAITING:
             self._waiting.remove(seq)
-        seq.state = SequencePhase.FINISHED
+        seq.phase = SequencePhase.FINISHED
         self._kv.release(seq)
 
     def preempt(self, seq: Sequence) -> None:
@@ -274,7 +274,7 @@ class Scheduler:
         self._waiting.let_siblings_in()
         plan = StepPlan()
         for seq in self._to_preempt:
-            if seq.state is SequencePhase.RUNNING:
+            if seq.phase is SequencePhase.RUNNING:
                 self._preempt(seq, plan)
         self._to_preempt.clear()
         prefilling = self._plan_decodes(plan)
@@ -291,7 +291,7 @@ class Scheduler:
         prefilling: list[Sequence] = []
         ensure = self._kv.ensure
         for seq in self._running.copy():
-            if seq.state is not SequencePhase.RUNNING:
+            if seq.phase is not SequencePhase.RUNNING:
                 continue  # preempted in this loop
             if seq.prefilling:
                 prefilling.append(seq)
@@ -320,7 +320,7 @@ class Scheduler:
         self._kv.release(seq)
         seq.n_computed = seq.draft_computed = 0
         seq.preemptions += 1
-        seq.state = SequencePhase.WAITING
+        seq.phase = SequencePhase.WAITING
         self._waiting.push(seq)
         plan.preempted.append(seq)
 
@@ -337,10 +337,10 @@ class Scheduler:
         if budget <= 0 or not entries:
             return 0
         most = self._limits.max_context - 1
-        wishes = [max(0, min(want(e.seq), most - e.seq.n_computed - e.chain)) for e in entries]
+        wishes = [max(0, min(want(e.seq), most - e.seq.n_computed - e.prefill)) for e in entries]
         used = 0
         for entry, nodes in zip(entries, fair_shares(wishes, budget), strict=True):
-            seq, base = entry.seq, entry.seq.n_computed + entry.chain + 1
+            seq, base = entry.seq, entry.seq.n_computed + entry.prefill + 1
             if nodes and not self._kv.ensure(seq, base + nodes):
                 self._kv.ensure(seq, (len(seq.pages) + self._kv.n_free) * PAGE_SIZE)
                 nodes = max(0, min(nodes, len(seq.pages) * PAGE_SIZE - base))
@@ -356,7 +356,7 @@ class Scheduler:
                 return rows
             entry = self._prefill_entry(seq, chunk, rows)
             plan.entries.append(entry)
-            chunk, rows = chunk - entry.chain, rows - entry.rows
+            chunk, rows = chunk - entry.prefill, rows - entry.rows
         while chunk > 0 and rows > 0 and not plan.preempted:
             admitted = self._admit(plan)
             if admitted is None:
@@ -366,14 +366,14 @@ class Scheduler:
                 continue
             entry = self._prefill_entry(admitted, chunk, rows)
             plan.entries.append(entry)
-            chunk, rows = chunk - entry.chain, rows - entry.rows
+            chunk, rows = chunk - entry.prefill, rows - entry.rows
         return rows
 
     @staticmethod
     def _prefill_entry(seq: Sequence, chunk: int, rows: int) -> PlanEntry:
         remaining = len(seq.tokens) - 1 - seq.n_computed
-        chain = min(remaining, chunk, rows)
-        return PlanEntry(seq, chain, 0, chain == remaining and chain < rows and not seq.prefill_only)
+        prefill = min(remaining, chunk, rows)
+        return PlanEntry(seq, prefill, 0, prefill == remaining and prefill < rows and not seq.prefill_only)
 
     def _admit(self, plan: StepPlan) -> Sequence | None:
         """Start the head of the queue if a place and pages for all its tokens are there, and one more page for each
@@ -386,7 +386,7 @@ class Scheduler:
             return None
         self._waiting.pop()
         insort(self._running, head, key=lambda seq: seq.rank)
-        head.state = SequencePhase.RUNNING
+        head.phase = SequencePhase.RUNNING
         if head.preemptions == 0:
             head.cached_tokens = hit.n_tokens
         plan.admitted.append(head)

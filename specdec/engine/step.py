@@ -13,15 +13,178 @@ from specdec.control.inputs import DraftWork, Outcome
 from specdec.control.trace import StepRecord, TraceLog
 from specdec.engine.propose import Drafting, Proposals
 from specdec.engine.scheduler import PlanEntry, Scheduler, StepPlan
-from specdec.engine.sequence_state import SequenceState
-from specdec.engine.verify import StepVerifier, Walk
+from specdec.engine.verify import Acceptance, StepVerifier
 from specdec.kv_cache import KvCacheManager
 from specdec.sequence import Sequence
 from specdec.tree import TokenTree
 from specdec.types import Delta, DrafterTrace, StepTrace, StepTree
 
 
-def shown_tree(tree: TokenTree, accepted: list[int], draft_ms: float, verify_ms: float) -> StepTree:
+@dataclass(slots=True)
+class StepResult:
+    """What one step did: who entered, what was emitted, and how long its parts took. Of ``rows``, ``draft_rows`` were
+    draft tokens. accepted: per delta the nodes whose tokens were taken. context: tokens that a row looked back on, the
+    mean over rows. began_s: by the step's clock."""
+
+    began_s: float = 0.0
+    admitted: list[Sequence] = field(default_factory=list)
+    deltas: list[tuple[Sequence, Delta]] = field(default_factory=list)
+    accepted: list[list[int]] = field(default_factory=list)
+    prefilled: list[Sequence] = field(default_factory=list)
+    broken: list[Sequence] = field(default_factory=list)
+    rows: int = 0
+    draft_rows: int = 0
+    context: float = 0.0
+    plan_ms: float = 0.0
+    draft_ms: float = 0.0
+    verify_ms: float = 0.0
+    commit_ms: float = 0.0
+
+
+class Step:
+    """Runs steps over the sequences a scheduler holds. ``tracer`` None: nothing is written down.
+
+    Where the verifier overlaps, the controller gets a step's feedback while the next one is verified: what it decides
+    then rests on all steps but the last. `flush` hands over what is still deferred.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        kv: KvCacheManager,
+        panel: DraftPanel,
+        drafting: Drafting,
+        verifier: StepVerifier,
+        tracer: StepTracer | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._scheduler, self._kv, self._panel, self._drafting = scheduler, kv, panel, drafting
+        self._verifier, self._tracer, self._clock = verifier, tracer, clock
+        self._lap_s = 0.0
+        self._deferred: tuple[Proposals, StepResult] | None = None
+
+    def run(self) -> StepResult:
+        """One step. Returns an empty result when there is nothing to do."""
+        began = self._lap_s = self._clock()
+        plan = self._plan()
+        plan_ms = self._lap_ms()
+        proposals = self._propose(plan)
+        draft_ms = self._lap_ms()
+        accepted = self._verify(plan, proposals)
+        verify_ms = self._lap_ms()
+        result = StepResult(began, plan.admitted, plan_ms=plan_ms, draft_ms=draft_ms, verify_ms=verify_ms)
+        self._commit(plan, proposals, accepted, result)
+        result.commit_ms = self._lap_ms()
+        self._defer_feedback(proposals, result)
+        return result
+
+    def flush(self) -> None:
+        """Give the feedback of the last step, if that was deferred."""
+        deferred, self._deferred = self._deferred, None
+        if deferred is not None:
+            self._give_feedback(*deferred)
+
+    def _lap_ms(self) -> float:
+        """Milliseconds since the last lap."""
+        last, self._lap_s = self._lap_s, self._clock()
+        return (self._lap_s - last) * 1e3
+
+    def _plan(self) -> StepPlan:
+        plan = self._scheduler.plan(self._drafting.want)
+        for sequence in plan.preempted:
+            self._panel.rewind(sequence)
+        for sequence in plan.admitted:
+            if sequence.first_scheduled_s is None:
+                sequence.first_scheduled_s = time.monotonic()
+            if sequence.preemptions == 0:
+                self._drafting.begin(sequence)
+        return plan
+
+    def _propose(self, plan: StepPlan) -> Proposals:
+        proposals = self._drafting.propose(plan.entries)
+        proposals.late = self._deferred is not None and self._deferred[0].step is not None
+        return proposals
+
+    def _verify(self, plan: StepPlan, proposals: Proposals) -> list[Acceptance]:
+        if not plan.entries:
+            return []
+        try:
+            wait = self._verifier.start(plan.entries, proposals.trees)
+        finally:
+            self.flush()
+        return wait()
+
+    def _commit(self, plan: StepPlan, proposals: Proposals, accepted: Seq[Acceptance], result: StepResult) -> None:
+        result.context = _mean_context(plan)  # before what it is counted from moves
+        result.prefilled += plan.prefilled
+        for i, (entry, tree, acceptance) in enumerate(zip(plan.entries, proposals.trees, accepted, strict=True)):
+            seq, start = entry.seq, entry.seq.n_computed
+            result.rows += entry.prefill
+            if tree is None:
+                seq.n_computed += entry.prefill
+                if seq.prefill_only and not seq.prefilling:
+                    result.prefilled.append(seq)
+            else:
+                self._take(seq, tree, acceptance, result)
+            self._tell_features(i, entry, acceptance, start)
+            self._kv.publish(seq)
+            if tree is not None and seq.drafts:
+                self._panel.observe(seq, result.deltas[-1][1].token_ids)
+
+    def _take(self, seq: Sequence, tree: TokenTree, acceptance: Acceptance, result: StepResult) -> None:
+        """Commit what came out of one tree."""
+        delta = seq.take(acceptance.tokens, acceptance.logprobs)
+        if acceptance.broken and seq.ending is None:
+            result.broken.append(seq)  # as plain decode: the tokens before it stand, the next can't be had
+        # The last token taken is pending; all before it have their KV, wherever acceptance would have led.
+        seq.n_computed = len(seq.tokens) - 1
+        nodes = acceptance.nodes[: len(delta.token_ids)]
+        seq.count_step(tree, nodes, result.draft_ms, result.verify_ms)
+        if seq.request.output.trees:
+            delta.tree = _step_tree(tree, nodes, result)
+        result.rows += len(tree)
+        result.draft_rows += len(tree) - 1
+        result.deltas.append((seq, delta))
+        result.accepted.append(nodes)
+
+    def _tell_features(self, index: int, entry: PlanEntry, acceptance: Acceptance, start: int) -> None:
+        """Hand the target's hidden states of what was computed for good to a feature head, if there is one."""
+        seq, verifier = entry.seq, self._verifier
+        count = seq.n_computed - start
+        if verifier.keeps_aux_states and count > 0 and seq.drafts:
+            self._panel.features(seq, start, verifier.features(index, entry.prefill, acceptance, count))
+
+    def _defer_feedback(self, proposals: Proposals, result: StepResult) -> None:
+        """Keep what is to be learned from the step; at once where nothing is gained by waiting."""
+        if not result.deltas:
+            return
+        self._deferred = proposals, result
+        if not self._verifier.overlaps:
+            self.flush()
+
+    def _give_feedback(self, proposals: Proposals, result: StepResult) -> None:
+        """Tell the controller what came of its decisions, and write them down."""
+        tokens = [delta.token_ids for _, delta in result.deltas]
+        outcome = Outcome(tokens, result.rows, result.context, result.verify_ms, result.draft_ms)
+        record = None
+        if proposals.step is not None:
+            record = self._tracer.record(proposals) if self._tracer else None
+            self._drafting.learn(proposals, outcome)
+        if self._tracer is not None:
+            self._tracer.add(proposals, outcome, result, record)
+
+
+def _mean_context(plan: StepPlan) -> float:
+    """Tokens a row looked back on, the mean over rows; a prompt's rows see half their own chunk."""
+    rows = looked = 0.0
+    for entry in plan.entries:
+        n = entry.prefill + 1
+        rows += n
+        looked += n * (entry.seq.n_computed + 0.5 * entry.prefill)
+    return looked / rows if rows else 0.0
+
+
+def _step_tree(tree: TokenTree, accepted: list[int], result: StepResult) -> StepTree:
     """``tree`` in plain values. accepted: nodes whose tokens were taken, from the root down."""
     return StepTree(
         tokens=list(tree.tokens),
@@ -29,8 +192,8 @@ def shown_tree(tree: TokenTree, accepted: list[int], draft_ms: float, verify_ms:
         chances=[round(math.exp(min(score, 0.0)), 4) for score in tree.scores],
         sources=[list(names) for names in tree.sources],
         accepted=list(accepted),
-        draft_ms=draft_ms,
-        verify_ms=verify_ms,
+        draft_ms=result.draft_ms,
+        verify_ms=result.verify_ms,
     )
 
 
@@ -46,23 +209,14 @@ class StepTracer:
             return None
         return StepRecord.of(out.step, out.plan, out.late)
 
-    def add(
-        self,
-        out: Proposals,
-        outcome: Outcome,
-        accepted: Seq[Seq[int]],
-        record: StepRecord | None,
-        times: tuple[float, float, float, float],
-    ) -> None:
-        """A step that sampled something. accepted: nodes accepted, per tree that is not None, in order of entries.
-        times: seconds when it began, and milliseconds of plan, draft and commit."""
-        began_s, plan_ms, draft_ms, commit_ms = times
+    def add(self, out: Proposals, outcome: Outcome, result: StepResult, record: StepRecord | None) -> None:
+        """A step that sampled something."""
         trees = [tree for tree in out.trees if tree is not None]
         plan, drafted = out.plan, {} if out.step is None else out.step.drafted
         self._log.add(
             StepTrace(
                 step=self._log.count,
-                at_s=round(began_s - self._began_s, 6),
+                at_s=round(result.began_s - self._began_s, 6),
                 sequences=len(trees),
                 rows=outcome.rows,
                 prefill_rows=outcome.rows - sum(len(tree) for tree in trees),
@@ -72,19 +226,22 @@ class StepTracer:
                 predicted_tokens=plan.predicted_tokens if plan else float(len(trees)),
                 realised_tokens=sum(len(tokens) for tokens in outcome.tokens),
                 predicted_draft_ms=out.predicted_draft_ms,
-                realised_draft_ms=draft_ms,
+                realised_draft_ms=result.draft_ms,
                 predicted_verify_ms=plan.verify_ms if plan else 0.0,
                 realised_verify_ms=outcome.verify_ms,
-                plan_ms=plan_ms,
-                commit_ms=commit_ms,
+                plan_ms=result.plan_ms,
+                commit_ms=result.commit_ms,
                 control_ms=out.control_ms,
-                drafters=[_drafter(name, done, trees, accepted) for name, done in drafted.items() if done.asked],
+                drafters=[
+                    _drafter_trace(name, done, trees, result.accepted) for name, done in drafted.items() if done.asked
+                ],
                 replay={} if record is None else record.end(outcome),
             )
         )
 
 
-def _drafter(name: str, done: DraftWork, trees: Seq[TokenTree], accepted: Seq[Seq[int]]) -> DrafterTrace:
+def _drafter_trace(name: str, done: DraftWork, trees: Seq[TokenTree], accepted: Seq[Seq[int]]) -> DrafterTrace:
+    """What ``name`` did in the step. accepted: nodes accepted, per tree."""
     decision = next(decision for decision in ("on", "forced", "probe", "free") if decision in done.decisions)
     trace = DrafterTrace(name, decision, ms=done.ms)
     for proposed, tree, nodes in zip(done.trees, trees, accepted, strict=True):
@@ -97,172 +254,3 @@ def _drafter(name: str, done: DraftWork, trees: Seq[TokenTree], accepted: Seq[Se
                 trace.predicted += math.exp(tree.scores[node])
         trace.accepted += sum(name in tree.sources[node] for node in nodes)
     return trace
-
-
-@dataclass(slots=True)
-class StepResult:
-    """What one step did: who entered, what was emitted (with its state), and how long its parts took. ``draft_rows``
-    of the ``rows`` were draft tokens."""
-
-    admitted: list[Sequence] = field(default_factory=list)
-    deltas: list[tuple[SequenceState, Delta]] = field(default_factory=list)
-    prefilled: list[SequenceState] = field(default_factory=list)
-    broken: list[SequenceState] = field(default_factory=list)
-    rows: int = 0
-    draft_rows: int = 0
-    plan_ms: float = 0.0
-    draft_ms: float = 0.0
-    verify_ms: float = 0.0
-    commit_ms: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Lesson:
-    """What a step did, for those who learn from it; ``accepted`` and ``times`` as `StepTracer.add` takes them."""
-
-    proposals: Proposals
-    outcome: Outcome
-    accepted: list[list[int]]
-    times: tuple[float, float, float, float]
-
-
-class Step:
-    """Runs steps over the sequences a scheduler holds.
-
-    ``states`` maps each live sequence to its state; the engine owns it. ``tracer`` None: nothing is written down.
-
-    Where the verifier overlaps, a step is learned from while the next one is verified: what the controller decides
-    then rests on all steps but the last. `settle` does what is still owed.
-    """
-
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        kv: KvCacheManager,
-        panel: DraftPanel,
-        drafting: Drafting,
-        verifier: StepVerifier,
-        states: dict[Sequence, SequenceState],
-        tracer: StepTracer | None = None,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        self._scheduler, self._kv, self._panel, self._drafting = scheduler, kv, panel, drafting
-        self._verifier, self._states, self._tracer, self._clock = verifier, states, tracer, clock
-        self._owed: _Lesson | None = None
-
-    def run(self) -> StepResult:
-        """One step. Returns an empty result when there is nothing to do."""
-        began = self._clock()
-        plan = self._plan()
-        planned = self._clock()
-        proposals = self._drafting.propose(plan.entries)
-        proposals.late = self._owed is not None and self._owed.proposals.step is not None
-        proposed = self._clock()
-        walks = self._verify(plan, proposals)
-        verified = self._clock()
-        context = _mean_context(plan)  # before the commit moves what it is counted from
-        result = self._commit(plan, proposals, walks, (proposed - planned) * 1e3, (verified - proposed) * 1e3)
-        result.plan_ms = (planned - began) * 1e3
-        result.commit_ms = (self._clock() - verified) * 1e3
-        self._owe(plan, proposals, walks, result, context, began)
-        return result
-
-    def settle(self) -> None:
-        """Learn from the last step, if that was put off."""
-        owed, self._owed = self._owed, None
-        if owed is not None:
-            self._learn(owed)
-
-    def _plan(self) -> StepPlan:
-        plan = self._scheduler.plan(self._drafting.want)
-        for sequence in plan.preempted:
-            self._panel.rewind(sequence)
-        for sequence in plan.admitted:
-            if sequence.first_scheduled_s is None:
-                sequence.first_scheduled_s = time.monotonic()
-            if sequence.preemptions == 0:
-                self._drafting.begin(sequence)
-        return plan
-
-    def _verify(self, plan: StepPlan, proposals: Proposals) -> list[Walk]:
-        if not plan.entries:
-            return []
-        try:
-            walks = self._verifier.start(plan.entries, proposals.trees, [self._states[e.seq] for e in plan.entries])
-        finally:
-            self.settle()
-        return walks()
-
-    def _commit(
-        self, plan: StepPlan, proposals: Proposals, walks: Seq[Walk], draft_ms: float, verify_ms: float
-    ) -> StepResult:
-        result = StepResult(admitted=plan.admitted, draft_ms=draft_ms, verify_ms=verify_ms)
-        result.prefilled = [self._states[seq] for seq in plan.prefilled]
-        for i, (entry, tree, walk) in enumerate(zip(plan.entries, proposals.trees, walks, strict=True)):
-            seq, state, start = entry.seq, self._states[entry.seq], entry.seq.n_computed
-            result.rows += entry.chain + (len(tree) if tree is not None else 0)
-            if tree is None:
-                seq.n_computed += entry.chain
-                self._tell_features(i, entry, walk, start)
-                self._kv.publish(seq)
-                if seq.prefill_only and not seq.prefilling:
-                    result.prefilled.append(state)
-                continue
-            delta = state.take(walk.tokens, walk.logprobs)
-            if walk.broken and state.ending is None:
-                result.broken.append(state)  # as plain decode: the tokens before it stand, the next can't be had
-            taken = len(delta.token_ids)
-            # The last token taken is pending; all before it have their KV, wherever the walk would have led.
-            seq.n_computed = len(seq.tokens) - 1
-            state.record(tree, walk.nodes, taken, draft_ms, verify_ms)
-            if seq.request.output.trees:
-                delta.tree = shown_tree(tree, walk.nodes[:taken], draft_ms, verify_ms)
-            result.draft_rows += len(tree) - 1
-            self._tell_features(i, entry, walk, start)
-            self._kv.publish(seq)
-            self._panel.observe(seq, delta.token_ids)
-            result.deltas.append((state, delta))
-        return result
-
-    def _tell_features(self, index: int, entry: PlanEntry, walk: Walk, start: int) -> None:
-        """Hand the target's hidden states of what was computed for good to a feature head, if there is one."""
-        count = entry.seq.n_computed - start
-        if self._verifier.keeps_aux_states and count > 0 and self._states[entry.seq].speculates:
-            self._panel.features(entry.seq, start, self._verifier.features(index, entry.chain, walk, count))
-
-    def _owe(
-        self, plan: StepPlan, proposals: Proposals, walks: Seq[Walk], result: StepResult, context: float, began: float
-    ) -> None:
-        """Note what is to be learned from the step; at once where nothing is gained by waiting."""
-        if not result.deltas:
-            return
-        tokens = [delta.token_ids for _, delta in result.deltas]
-        outcome = Outcome(tokens, result.rows, context, result.verify_ms, result.draft_ms)
-        nodes = [walk.nodes[: len(taken)] for walk, taken in zip(_sampled(plan, walks), tokens, strict=True)]
-        times = (began, result.plan_ms, result.draft_ms, result.commit_ms)
-        self._owed = _Lesson(proposals, outcome, nodes, times)
-        if not self._verifier.overlaps:
-            self.settle()
-
-    def _learn(self, lesson: _Lesson) -> None:
-        """Tell the controller what came of its decisions, and write them down."""
-        proposals, outcome, record = lesson.proposals, lesson.outcome, None
-        if proposals.step is not None:
-            record = self._tracer.record(proposals) if self._tracer else None
-            self._drafting.learn(proposals, outcome)
-        if self._tracer is not None:
-            self._tracer.add(proposals, outcome, lesson.accepted, record, lesson.times)
-
-
-def _sampled(plan: StepPlan, walks: Seq[Walk]) -> list[Walk]:
-    return [walk for entry, walk in zip(plan.entries, walks, strict=True) if entry.samples]
-
-
-def _mean_context(plan: StepPlan) -> float:
-    """Tokens a row looked back on, the mean over rows; a prompt's rows see half their own chunk."""
-    rows = looked = 0.0
-    for entry in plan.entries:
-        n = entry.chain + 1
-        rows += n
-        looked += n * (entry.seq.n_computed + 0.5 * entry.chain)
-    return looked / rows if rows else 0.0

@@ -11,7 +11,6 @@ import numpy as np
 from torch import Tensor
 
 from specdec.engine.scheduler import PlanEntry
-from specdec.engine.sequence_state import SequenceState
 from specdec.models.decoder import Decoder
 from specdec.sampling import Sampler
 from specdec.tree import TokenTree
@@ -21,10 +20,10 @@ from verify_kernels.sampling import NO_TOKEN
 
 
 @dataclass(slots=True)
-class Walk:
-    """The nodes accepted, and the tokens emitted (one more than nodes).
+class Acceptance:
+    """What one sequence's tree came to: the nodes accepted, and the tokens emitted (one more than nodes).
 
-    ``broken``: a row held no usable logit, so the way ends there and the request can not go on.
+    ``broken``: a row held no usable logit, so it ends there and the request can not go on.
     """
 
     nodes: list[int] = field(default_factory=list)
@@ -35,8 +34,8 @@ class Walk:
 
 @dataclass(frozen=True, slots=True)
 class StepRows:
-    """logit_rows: the rows of all tree nodes. offsets: where in these each entry's tree begins; first_rows: where in
-    the batch each entry does; roots: its row that is the tree's root, -1 where it has none."""
+    """The rows of one forward. logit_rows: those of all tree nodes. offsets: where in these each entry's tree begins;
+    first_rows: where in the batch each entry does; roots: its row that is the tree's root, -1 where it has none."""
 
     batch: ForwardBatch
     logit_rows: list[int]
@@ -46,7 +45,7 @@ class StepRows:
 
     @staticmethod
     def of(entries: Seq[PlanEntry], trees: Seq[TokenTree | None]) -> StepRows:
-        """Rows of ``entries``, of which those without a tree only compute their chains."""
+        """Rows of ``entries``, of which those without a tree only compute their prefill chunks."""
         batch_entries: list[BatchEntry] = []
         logit_rows: list[int] = []
         offsets: list[int] = []
@@ -54,16 +53,16 @@ class StepRows:
         roots: list[int] = []
         row = 0
         for entry, tree in zip(entries, trees, strict=True):
-            seq, chain = entry.seq, entry.chain
-            tokens = seq.tokens[seq.n_computed : seq.n_computed + chain]
-            parents = list(range(-1, chain - 1))
+            seq, prefill = entry.seq, entry.prefill
+            tokens = seq.tokens[seq.n_computed : seq.n_computed + prefill]
+            parents = list(range(-1, prefill - 1))
             offsets.append(len(logit_rows))
             first_rows.append(row)
-            roots.append(-1 if tree is None else chain)
+            roots.append(-1 if tree is None else prefill)
             if tree is not None:
                 tokens += tree.tokens
-                parents += [chain - 1, *(chain + parent for parent in tree.parents[1:])]
-                logit_rows += range(row + chain, row + chain + len(tree))
+                parents += [prefill - 1, *(prefill + parent for parent in tree.parents[1:])]
+                logit_rows += range(row + prefill, row + prefill + len(tree))
             row += len(tokens)
             batch_entries.append(BatchEntry(tokens, parents, seq.n_computed, seq.pages))
         return StepRows(ForwardBatch.build(batch_entries), logit_rows, offsets, first_rows, roots)
@@ -77,26 +76,24 @@ class StepVerifier(Protocol):
     def keeps_aux_states(self) -> bool:
         """Whether the target keeps auxiliary hidden states for a feature head."""
 
-    def features(self, index: int, chain: int, walk: Walk, count: int) -> Tensor:
-        """Hidden states of the last run's entry ``index``: its ``chain`` prompt rows, the root, the accepted path; the
-        first ``count`` of them, float32 [count, layers * hidden] in CPU memory."""
+    def features(self, index: int, prefill: int, acceptance: Acceptance, count: int) -> Tensor:
+        """Hidden states of the last run's entry ``index``, prompt rows, root, accepted path: the first ``count``
+        of its ``prefill + 1 + len(acceptance.nodes)`` rows, float32 [count, layers * hidden] in CPU memory."""
 
     @property
     def overlaps(self) -> bool:
-        """Whether there is time between the return of `start` and the walks, for work that does not need them."""
+        """Whether there is time between the return of `start` and the result, for work that does not need it."""
 
-    def start(
-        self, entries: Seq[PlanEntry], trees: Seq[TokenTree | None], states: Seq[SequenceState]
-    ) -> Callable[[], list[Walk]]:
-        """Forward all rows, walk all trees, move the accepted KV. What is returned waits until that is done and gives
-        one Walk per entry; it is to be called before the next `start`."""
+    def start(self, entries: Seq[PlanEntry], trees: Seq[TokenTree | None]) -> Callable[[], list[Acceptance]]:
+        """Forward all rows, accept down all trees, move the accepted KV. What is returned waits until that is done and
+        gives one `Acceptance` per entry; it is to be called before the next `start`."""
 
 
 class Verifier:
     """Runs the target on a step's rows and decides what each sequence emits.
 
-    At a node the target's own choice x is sampled exactly as plain decode would; the walk goes on in the child
-    that holds x and stops where there is none. The tree decides how many tokens a step yields, never which.
+    At a node the target's own choice x is sampled exactly as plain decode would; acceptance goes on in the
+    child that holds x and stops where there is none. The tree decides how many tokens a step yields, never which.
     """
 
     def __init__(self, decoder: Decoder, sampler: Sampler) -> None:
@@ -110,24 +107,22 @@ class Verifier:
         """Whether the target keeps auxiliary hidden states for a feature head."""
         return bool(self._decoder.aux_layers)
 
-    def features(self, index: int, chain: int, walk: Walk, count: int) -> Tensor:
-        """Hidden states of the last run's entry ``index``: its ``chain`` prompt rows, the root, the accepted path; the
-        first ``count`` of them, float32 [count, layers * hidden]."""
+    def features(self, index: int, prefill: int, acceptance: Acceptance, count: int) -> Tensor:
+        """Hidden states of the last run's entry ``index``, prompt rows, root, accepted path: the first ``count``
+        of its ``prefill + 1 + len(acceptance.nodes)`` rows, float32 [count, layers * hidden]."""
         first = self._first_rows[index]
-        rows = [*range(first, first + chain + 1), *(first + chain + node for node in walk.nodes)]
+        rows = [*range(first, first + prefill + 1), *(first + prefill + node for node in acceptance.nodes)]
         return self._decoder.aux_hidden_states[rows[:count]]
 
-    def start(
-        self, entries: Seq[PlanEntry], trees: Seq[TokenTree | None], states: Seq[SequenceState]
-    ) -> Callable[[], list[Walk]]:
-        """Forward all rows, walk all trees level by level, move the accepted KV: all is done on return."""
+    def start(self, entries: Seq[PlanEntry], trees: Seq[TokenTree | None]) -> Callable[[], list[Acceptance]]:
+        """Forward all rows, accept level by level, move the accepted KV: all is done on return."""
         logits, offsets = self._forward(entries, trees)
-        walks = [Walk() for _ in entries]
+        accepted = [Acceptance() for _ in entries]
         active = [(i, 0) for i, tree in enumerate(trees) if tree is not None]
         while active:
-            active = self._descend(active, logits, offsets, trees, states, walks)
-        self._move(entries, walks)
-        return lambda: walks
+            active = self._descend(active, logits, offsets, entries, trees, accepted)
+        self._move(entries, accepted)
+        return lambda: accepted
 
     def _forward(self, entries: Seq[PlanEntry], trees: Seq[TokenTree | None]) -> tuple[Tensor, list[int]]:
         """Logits of every tree node, and where each entry's begin."""
@@ -140,41 +135,41 @@ class Verifier:
         active: list[tuple[int, int]],
         logits: Tensor,
         offsets: list[int],
+        entries: Seq[PlanEntry],
         trees: Seq[TokenTree | None],
-        states: Seq[SequenceState],
-        walks: list[Walk],
+        accepted: list[Acceptance],
     ) -> list[tuple[int, int]]:
         """Sample every sequence's current node; returns those whose choice is in their tree, one level down."""
         rows, wanted, at = [], [], []
         for i, node in active:
-            sequence, walk = states[i].sequence, walks[i]
-            depth = len(walk.tokens)
-            rows.append(states[i].sampling.row(len(sequence.tokens) + depth, walk.tokens, sequence.n_output + depth))
-            wanted.append(sequence.request.output.logprobs)
+            seq, path = entries[i].seq, accepted[i].tokens
+            depth = len(path)
+            rows.append(seq.sampling.row(len(seq.tokens) + depth, path, seq.n_output + depth))
+            wanted.append(seq.request.output.logprobs)
             at.append(offsets[i] + node)
         picked = logits[at[0] : at[0] + 1] if len(at) == 1 else logits[at]  # a lone sequence is not copied
         sampled = self._sampler.sample(picked, rows, wanted)
         following = []
         for (i, node), token, logprob in zip(active, sampled.tokens, sampled.logprobs, strict=True):
-            tree, walk = trees[i], walks[i]
+            tree, found = trees[i], accepted[i]
             if token == NO_TOKEN:
-                walk.broken = True
+                found.broken = True
                 continue
-            walk.tokens.append(token)
+            found.tokens.append(token)
             if logprob is not None:
-                walk.logprobs.append(logprob)
+                found.logprobs.append(logprob)
             child = tree.child(node, token) if tree is not None else None
             if child is not None:
-                walk.nodes.append(child)
+                found.nodes.append(child)
                 following.append((i, child))
         return following
 
-    def _move(self, entries: Seq[PlanEntry], walks: Seq[Walk]) -> None:
+    def _move(self, entries: Seq[PlanEntry], accepted: Seq[Acceptance]) -> None:
         """Bring accepted KV from slot root + node to slot root + depth, for all sequences in one call."""
         source, target = [], []
-        for entry, walk in zip(entries, walks, strict=True):
-            root = entry.seq.n_computed + entry.chain
-            for depth, node in enumerate(walk.nodes, 1):
+        for entry, acceptance in zip(entries, accepted, strict=True):
+            root = entry.seq.n_computed + entry.prefill
+            for depth, node in enumerate(acceptance.nodes, 1):
                 if node != depth:
                     source.append(_global_slot(entry.seq.pages, root + node))
                     target.append(_global_slot(entry.seq.pages, root + depth))

@@ -50,7 +50,7 @@ class TokenSpelling:
         return slice(bisect_left(self._bytes, text), bisect_left(self._bytes, text + b"\0"))
 
 
-class HealedStart:
+class TokenHealing:
     """A `TokenGrammar` for the first tokens only: those that spell ``start``, the last of which may go on beyond it.
 
     A prompt's text may end within what is one token with what follows it: "ret" in front of "urn". Its tokens would

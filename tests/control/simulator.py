@@ -290,14 +290,12 @@ class Simulation:
         return DraftWork(trees, levels, self.world.timed(ms * drafting) if ms else 0.0, ask.decisions)
 
     def _task(self, ask: Ask, one: SequenceInputs, decision: str) -> DraftTask:
-        sequence, sampling = self._borrowed.sequence, self._borrowed.sampling
+        sequence = self._borrowed.sequence
         odds = self.controller.odds(ask.drafter, one)
         if one.forced:
-            return DraftTask(sequence, sampling, one.nodes, DEPTH, 3, ask.drafter, odds)
+            return DraftTask(sequence, one.nodes, DEPTH, 3, ask.drafter, odds)
         depth = PROBE_DEPTH if decision == "probe" else DEPTH
-        return DraftTask(
-            sequence, sampling, one.nodes, depth, 3, ask.drafter, odds, ask.floors[decision], ask.deepening
-        )
+        return DraftTask(sequence, one.nodes, depth, 3, ask.drafter, odds, ask.floors[decision], ask.deepening)
 
 
 def fixed_rate(world: World, drafter: Skilled, depth: int, width: int, steps: int) -> float:

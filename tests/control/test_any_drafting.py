@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draft.protocol import DraftTask
+from draft.protocol import DraftTask, ModelBasedDrafter
 from specdec.config import SpeculationConfig
 from specdec.control.costs import CostTable
 from specdec.engine.engine import Engine
@@ -35,22 +35,14 @@ Outcome = tuple[list[int], list[Any], str]
 Outcomes = dict[tuple[str, int], Outcome]
 
 
-class Guessing:
+class Guessing(ModelBasedDrafter):
     """Random trees, the true continuation among them more often than not, with probabilities drawn from nowhere."""
 
-    def __init__(self, name: str, costly: bool, seed: int, truth: dict[tuple[str, int], list[int]]) -> None:
-        self.name, self.costly, self._truth = name, costly, truth
+    def __init__(self, name: str, model_based: bool, seed: int, truth: dict[tuple[str, int], list[int]]) -> None:
+        self.name, self.model_based, self._truth = name, model_based, truth
         self._draws = random.Random(seed)
 
-    def begin(self, sequence: Sequence) -> None: ...
-
-    def observe(self, sequence: Sequence, tokens: Seq[int]) -> None: ...
-
-    def rewind(self, sequence: Sequence) -> None: ...
-
-    def end(self, sequence: Sequence) -> None: ...
-
-    def rehearse(self, rows: int) -> None: ...
+    def warm_up(self, rows: int) -> None: ...
 
     def backlog(self, sequence: Sequence) -> int:
         return self._draws.choice((0, 1, 5, 40))

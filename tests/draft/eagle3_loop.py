@@ -17,9 +17,10 @@ from specdec.models.load import load_model
 from specdec.sampling import Sampler, SequenceSampling
 from specdec.sequence import Sequence
 from specdec.tree import TokenTree
-from specdec.types import Request, SamplingParams, StoppingParams
+from specdec.types import SamplingParams, StoppingParams
 from tests.draft.eagle3_checkpoint import head_config, head_tensors, write_head
 from tests.draft.eagle3_reference import Eagle3Reference, Slot
+from tests.draft.helpers import make_sequence, sampled_by
 from tests.kernels.natives import native_backend
 from tests.models.tiny import VOCAB_SIZE, make_tiny_model
 from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
@@ -53,7 +54,7 @@ class Loop:
         self.kv = KvCacheManager(pages, prefix_cache=True)
 
     def admit(self, prompt: list[int], *, begin: bool = True) -> Sequence:
-        sequence = Sequence(Request("r", tuple(prompt)), 0, 1, 0.0)
+        sequence = make_sequence(prompt)
         assert self.kv.admit(sequence) is not None
         if begin:
             self.drafter.begin(sequence)
@@ -72,7 +73,7 @@ class Loop:
     def task(self, sequence: Sequence, nodes: int = 5, depth: int = 5, width: int = 1) -> DraftTask:
         assert self.kv.ensure(sequence, len(sequence.tokens) + nodes)  # as the scheduler does before it asks
         sampling = SequenceSampling(SamplingParams(temperature=0.0), StoppingParams(), 1, VOCAB_SIZE, (), [])
-        return DraftTask(sequence, sampling, nodes, depth, width, "head")
+        return DraftTask(sampled_by(sequence, sampling), nodes, depth, width, "head")
 
     def step(self, sequence: Sequence, drafted: TokenTree | None, gift: int = 3) -> None:
         """Verify the drafted tree with decoys and gifts in it, commit, tell the drafter."""

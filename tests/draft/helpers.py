@@ -12,19 +12,25 @@ from specdec.sampling import SequenceSampling
 from specdec.sequence import Sequence
 from specdec.tree import TokenTree
 from specdec.types import Request, SamplingParams, StoppingParams
+from tests.sequences import new_sequence
 
 
 def make_sequence(tokens: Seq[int], *, seed: int = 1, index: int = 0, **fields: Any) -> Sequence:
     """A sequence of a request with this prompt; ``fields`` are further ones of the request."""
-    return Sequence(Request("r", tuple(tokens), **fields), index, seed, 0.0)
+    return new_sequence(Request("r", tuple(tokens), **fields), index, seed)
+
+
+def sampled_by(sequence: Sequence, sampling: SequenceSampling) -> Sequence:
+    """``sequence`` with another sampling than its request's."""
+    sequence.sampling = sampling
+    return sequence
 
 
 def make_task(
     sequence: Sequence, nodes: int = 7, depth: int = 7, width: int = 2, floor: float = -math.inf, source: str = "s"
 ) -> DraftTask:
-    params = SamplingParams(temperature=0.0)
-    sampling = SequenceSampling(params, StoppingParams(), 1, 1000, (), sequence.tokens)
-    return DraftTask(sequence, sampling, nodes, depth, width, source=source, floor=floor)
+    greedy = SequenceSampling(SamplingParams(temperature=0.0), StoppingParams(), 1, 1000, (), sequence.tokens)
+    return DraftTask(sampled_by(sequence, greedy), nodes, depth, width, source=source, floor=floor)
 
 
 def propose(drafter: Drafter, sequence: Sequence, nodes: int = 7, depth: int = 63, width: int = 3) -> TokenTree:

@@ -6,18 +6,18 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Any
 
-from draft.protocol import DraftTask
+from draft.protocol import DraftTask, ModelBasedDrafter
 from specdec.sequence import Sequence
 from specdec.tree import TokenTree
 
 Make = Callable[[DraftTask], TokenTree]
 
 
-class Scripted:
+class Scripted(ModelBasedDrafter):
     """A drafter that answers with whatever a function makes of each task, and raises in the methods it is told to."""
 
-    def __init__(self, name: str, make: Make, costly: bool = False) -> None:
-        self.name, self.make, self.costly = name, make, costly
+    def __init__(self, name: str, make: Make, model_based: bool = False) -> None:
+        self.name, self.make, self.model_based = name, make, model_based
         self.calls: list[str] = []
         self.raises: set[str] = set()
         self.owes: Any = 0
@@ -44,8 +44,8 @@ class Scripted:
         answer: int = self.owes
         return answer
 
-    def rehearse(self, rows: int) -> None:
-        self._called("rehearse")
+    def warm_up(self, rows: int) -> None:
+        self._called("warm_up")
 
     def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
         self._called("propose")

@@ -26,7 +26,7 @@ from specdec.sampling import SequenceSampling
 from specdec.sequence import Sequence
 from specdec.tree import TokenTree, check_tree
 from specdec.types import Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
-from tests.draft.helpers import make_sequence
+from tests.draft.helpers import make_sequence, sampled_by
 from tests.draft.tiny_drafts import (
     VOCAB,
     books_are_closed,
@@ -85,7 +85,7 @@ def test_it_does_not_show(mode: SpeculationMode, drawn: list[Request], company: 
 def task_for(sequence: Sequence, nodes: int = 10, depth: int = 5, width: int = 3, **fields: Any) -> DraftTask:
     params = SamplingParams(**{"temperature": 0.0} | fields)
     sampling = SequenceSampling(params, StoppingParams(), 5, VOCAB, (), sequence.tokens)
-    return DraftTask(sequence, sampling, nodes, depth, width, "model")
+    return DraftTask(sampled_by(sequence, sampling), nodes, depth, width, "model")
 
 
 def same(one: TokenTree, other: TokenTree) -> bool:
@@ -115,7 +115,7 @@ def test_what_is_kept_equals_what_is_computed_anew(seed: int) -> None:
         tasks = [task_for(sequence, temperature=rng.choice(TEMPERATURES)) for sequence in asked]
         for sequence in asked:
             forgets.backlog(sequence)
-            forgets._readers[id(sequence)].computed = 0
+            forgets._readers[sequence].computed = 0
         assert all(map(same, keeps.propose(tasks), forgets.propose(tasks)))
         for reader in keeps._readers.values():
             told = [] if reader.shadow is None else reader.shadow.tokens
@@ -239,7 +239,7 @@ def test_a_grammar_is_kept_to(seed: int, temperature: float) -> None:
     sequence = make_sequence([rng.randrange(VOCAB) for _ in range(50)])
     params = SamplingParams(temperature=temperature)
     sampling = SequenceSampling(params, StoppingParams(), 5, VOCAB, (), sequence.tokens, grammar)
-    (tree,) = drafter.propose([DraftTask(sequence, sampling, 40, 6, 3, "model")])
+    (tree,) = drafter.propose([DraftTask(sampled_by(sequence, sampling), 40, 6, 3, "model")])
     drafter.end(sequence)
     for node in range(1, len(tree)):
         assert grammar.may(tree.path_tokens(tree.parents[node]), tree.tokens[node])
@@ -282,8 +282,8 @@ def test_a_text_of_nothing_is_not_drafted_for() -> None:
     assert len(tree) > 1
 
 
-def test_a_rehearsal_takes_no_pages() -> None:
+def test_a_warm_up_takes_no_pages() -> None:
     drafter = cross_drafter()
     for rows in (1, 8, 64):
-        drafter.rehearse(rows)
+        drafter.warm_up(rows)
     assert drafter._kv.n_free == drafter._kv.n_total

@@ -8,7 +8,7 @@ from draft.grammar import GrammarDrafter
 from draft.protocol import DraftTask
 from specdec.sampling import SequenceSampling
 from specdec.types import GrammarKind, GrammarParams, SamplingParams, StoppingParams
-from tests.draft.helpers import make_sequence, make_task
+from tests.draft.helpers import make_sequence, make_task, sampled_by
 from tests.grammar.helpers import EOS, byte_level, ids_of, start
 
 HELLO = GrammarParams(GrammarKind.CHOICE, '["hello there", "hello world"]')
@@ -20,7 +20,7 @@ def task_at(output: str, nodes: int = 31, depth: int = 31, floor: float = -math.
     tokens = byte_level().encode(output)
     sampling = SequenceSampling(SamplingParams(), StoppingParams(), 1, 384, (EOS,), (PENDING,), start(HELLO))
     sampling.commit(tokens)
-    return DraftTask(make_sequence([PENDING, *tokens]), sampling, nodes, depth, 2, "grammar", floor=floor)
+    return DraftTask(sampled_by(make_sequence([PENDING, *tokens]), sampling), nodes, depth, 2, "grammar", floor=floor)
 
 
 def drafted(task: DraftTask) -> bytes:
@@ -40,7 +40,7 @@ def test_the_forced_text_and_the_end_are_drafted_as_a_chain() -> None:
     assert tree.tokens[-1] == EOS
     assert tree.scores[-1] > math.log(0.8)
     for node in range(1, len(tree)):
-        assert tree.tokens[node] in ids_of(task.sampling.row(0, tree.path_tokens(node - 1), 0).mask)
+        assert tree.tokens[node] in ids_of(task.sequence.sampling.row(0, tree.path_tokens(node - 1), 0).mask)
 
 
 def test_it_keeps_to_the_budget_and_the_floor() -> None:
@@ -60,9 +60,9 @@ def test_only_what_has_a_grammar_or_a_healed_start_is_served() -> None:
 
 def test_without_a_grammar_or_anything_forced_it_proposes_nothing() -> None:
     drafter = GrammarDrafter()
-    assert not drafter.costly
+    assert not drafter.model_based
     trees = drafter.propose([make_task(make_sequence([1, 2, 3])), task_at("hello there"), task_at("hello w")])
     assert [len(tree) > 1 for tree in trees] == [False, True, True]
     ended = task_at("hello there")
-    ended.sampling.commit([EOS])
+    ended.sequence.sampling.commit([EOS])
     assert len(drafter.propose([ended])[0]) == 1

@@ -20,7 +20,7 @@ from specdec.models.decoder import Decoder
 from specdec.sampling import SequenceSampling
 from specdec.tree import TokenTree
 from specdec.types import SamplingParams, StoppingParams
-from tests.draft.helpers import make_sequence, make_task
+from tests.draft.helpers import make_sequence, make_task, sampled_by
 from tests.draft.tiny_drafts import decoder
 from verify_kernels.forward_batch import BatchEntry, ForwardBatch
 
@@ -187,7 +187,7 @@ def test_the_deepest_level_does_not_go_on() -> None:
 def test_unlikely_nodes_do_not_go_on(floor: float, going: int) -> None:
     growth, nodes = grown([-1, -2, -3], nodes=9)
     task = growth.task
-    growth.task = DraftTask(task.sequence, task.sampling, 9, 7, 16, deepening=Deepening(None, 0.0, 0.0, 1.0, floor))
+    growth.task = DraftTask(task.sequence, 9, 7, 16, deepening=Deepening(None, 0.0, 0.0, 1.0, floor))
     growth.advance(nodes)
     assert len(growth.frontier) == going
 
@@ -197,7 +197,7 @@ def permits(token: int, path: Seq[int] = (), n_output: int = 0, **fields: Any) -
     sequence.tokens += [3] * n_output
     stopping = StoppingParams(min_tokens=fields.pop("min_tokens", 0), stop_token_ids=(9,))
     sampling = SequenceSampling(SamplingParams(temperature=0.0, **fields), stopping, 1, 100, (), (1, 2))
-    growth = Growth(DraftTask(sequence, sampling, 7, 7, 2), TokenTree(sequence.tokens[-1]), 1, [0], [2])
+    growth = Growth(DraftTask(sampled_by(sequence, sampling), 7, 7, 2), TokenTree(sequence.tokens[-1]), 1, [0], [2])
     return growth.permits(path, token)
 
 

@@ -20,6 +20,7 @@ from specdec.sequence import Sequence
 from specdec.tree import TokenTree
 from specdec.types import SamplingParams, StoppingParams
 from tests.draft.eagle3_loop import Loop
+from tests.draft.helpers import sampled_by
 from tests.models.tiny import VOCAB_SIZE
 from verify_kernels.reference_sampling import ReferenceSampling
 from verify_kernels.sampling import RowSampling, SamplingPolicy
@@ -71,7 +72,7 @@ def test_steps_without_a_proposal_leave_no_gap(make_loop: Callable[..., Loop]) -
     loop.prefill(sequence, 20)
     for _ in range(20):
         loop.step(sequence, None)
-    assert loop.drafter._contexts[id(sequence)].n_pending < 64
+    assert loop.drafter._contexts[sequence].n_pending < 64
     check(loop, sequence)
     check(loop, sequence)  # asked twice without a commit between
 
@@ -204,7 +205,7 @@ def test_the_requests_own_filters_and_noise_hold(make_loop: Callable[..., Loop])
     def tokens(seed: int, temperature: float, allow: tuple[int, ...]) -> list[int]:
         params = SamplingParams(temperature=temperature, allowed_token_ids=allow)
         sampling = SequenceSampling(params, StoppingParams(), seed, VOCAB_SIZE, (), [])
-        return loop.drafter.propose([DraftTask(sequence, sampling, 4, 4, 1, "head")])[0].tokens[1:]
+        return loop.drafter.propose([DraftTask(sampled_by(sequence, sampling), 4, 4, 1, "head")])[0].tokens[1:]
 
     assert set(tokens(1, 1.0, allowed)) <= set(allowed)
     outside = next(t for t in range(VOCAB_SIZE) if t not in ids)
@@ -237,13 +238,13 @@ def test_refused_nodes_are_not_expanded(make_loop: Callable[..., Loop]) -> None:
     loop = make_loop()
     sequence = loop.admit(PROMPT[:40])
     loop.prefill(sequence, 64)
-    sampling = loop.task(sequence).sampling
+    sequence = loop.task(sequence).sequence
     floor = -2.5
-    task = DraftTask(sequence, sampling, 12, 12, 2, "head", lambda rank, depth, prob: (-1.0 - 9 * rank, 7), floor)
+    task = DraftTask(sequence, 12, 12, 2, "head", lambda rank, depth, prob: (-1.0 - 9 * rank, 7), floor)
     (tree,) = loop.drafter.propose([task])
     assert tree.depths == [0, 1, 2]
     assert tree.cells[1:] == [7, 7]
-    silent = DraftTask(sequence, sampling, 12, 12, 2, "head", lambda rank, depth, prob: (-9.0, 7), floor)
+    silent = DraftTask(sequence, 12, 12, 2, "head", lambda rank, depth, prob: (-9.0, 7), floor)
     assert len(loop.drafter.propose([silent])[0]) == 1
     check(loop, sequence)
 
@@ -267,7 +268,7 @@ def test_features_told_twice_count_once(make_loop: Callable[..., Loop]) -> None:
     sequence = loop.admit(PROMPT[:40])
     loop.prefill(sequence, 39)
     loop.drafter.features(sequence, 30, loop.decoder.aux_hidden_states[30:39])
-    assert loop.drafter._contexts[id(sequence)].known == 39
+    assert loop.drafter._contexts[sequence].known == 39
     check(loop, sequence)
 
 

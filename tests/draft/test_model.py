@@ -22,7 +22,7 @@ from specdec.kv_cache import KvCacheManager
 from specdec.sampling import Sampler, SequenceSampling
 from specdec.tree import TokenTree
 from specdec.types import Request, SamplingParams, SpeculationParams, StoppingParams
-from tests.draft.helpers import make_sequence
+from tests.draft.helpers import make_sequence, sampled_by
 from tests.draft.tiny_drafts import decoder, finished, forced, fresh, kernels, own_drafter, parts, rejected
 from verify_kernels.forward_batch import BatchEntry, ForwardBatch
 
@@ -164,7 +164,7 @@ def test_late_drafting_reads_what_it_missed() -> None:
     assert kv.admit(sequence) is not None
     kv.ensure(sequence, len(tokens) + 16)
     assert drafter.backlog(sequence) == 333
-    tree = propose(drafter, [DraftTask(sequence, sampling, 8, 8, 1, "model")])[0]
+    tree = propose(drafter, [DraftTask(sampled_by(sequence, sampling), 8, 8, 1, "model")])[0]
     assert drafter.backlog(sequence) == 1
     assert tree.tokens[1:] == plain(tokens, 8)
 
@@ -177,7 +177,7 @@ def test_many_backlogs_at_once() -> None:
         sequence = make_sequence(text)
         assert kv.admit(sequence) is not None
         kv.ensure(sequence, len(text) + 16)
-        tasks.append(DraftTask(sequence, greedy(), 5, 5, 1, "model"))
+        tasks.append(DraftTask(sampled_by(sequence, greedy()), 5, 5, 1, "model"))
     for tree, text in zip(propose(drafter, tasks), texts, strict=True):
         assert tree.tokens[1:] == plain(text, 5)
 
@@ -188,7 +188,7 @@ def test_caps_are_kept_to() -> None:
     kv.admit(sequence)
     kv.ensure(sequence, 128)
     for nodes, depth, width in [(0, 5, 2), (5, 0, 2), (1, 1, 1), (20, 3, 2), (7, 7, 16), (63, 63, 4)]:
-        (tree,) = propose(drafter, [DraftTask(sequence, greedy(), nodes, depth, width, "model")])
+        (tree,) = propose(drafter, [DraftTask(sampled_by(sequence, greedy()), nodes, depth, width, "model")])
         assert len(tree) - 1 <= nodes
         assert max(tree.depths) <= depth
         assert all(tree.parents.count(node) <= width for node in range(len(tree)))
@@ -206,8 +206,7 @@ def test_floors_are_kept_to() -> None:
         drafter,
         [
             DraftTask(
-                sequence,
-                greedy(),
+                sampled_by(sequence, greedy()),
                 40,
                 20,
                 3,
@@ -232,7 +231,7 @@ def test_what_the_target_may_not_say_is_not_proposed() -> None:
     sampling = SequenceSampling(
         params, StoppingParams(min_tokens=2, stop_token_ids=(3,)), 1, 384, (2,), sequence.tokens
     )
-    (tree,) = propose(drafter, [DraftTask(sequence, sampling, 40, 4, 16, "model")])
+    (tree,) = propose(drafter, [DraftTask(sampled_by(sequence, sampling), 40, 4, 16, "model")])
     assert set(tree.tokens[1:]) <= set(allowed)
     assert {tree.depths[node] for node in range(len(tree)) if tree.tokens[node] == 3} <= {3, 4}
     assert len(tree) > 8

@@ -180,7 +180,7 @@ def test_a_drafter_that_raises_is_dropped_for_its_sequence_only(method: str) -> 
 
 def test_a_backlog_that_can_not_be_told_is_a_fault() -> None:
     for owes, raises in ((0, {"backlog"}), ("many", set()), (math.nan, set()), (None, set()), (math.inf, set())):
-        drafter = Scripted("d", chain(5), costly=True)
+        drafter = Scripted("d", chain(5), model_based=True)
         drafter.owes, drafter.raises = owes, raises
         panel = DraftPanel([drafter], VOCAB)
         (sequence,) = begun(panel, [1])
@@ -190,7 +190,7 @@ def test_a_backlog_that_can_not_be_told_is_a_fault() -> None:
 
 @pytest.mark.parametrize(("owes", "told"), [(7, 7), (-3, 0), (2.5, 2)])
 def test_a_backlog_is_handed_on(owes: float, told: int) -> None:
-    drafter = Scripted("d", chain(5), costly=True)
+    drafter = Scripted("d", chain(5), model_based=True)
     drafter.owes = owes
     panel = DraftPanel([drafter], VOCAB)
     (sequence,) = begun(panel, [1])
@@ -368,9 +368,9 @@ def test_a_sequence_never_begun_may_end() -> None:
 
 
 def test_names_and_prices() -> None:
-    panel = DraftPanel([Scripted("a", chain()), Scripted("b", chain(), costly=True)], VOCAB)
+    panel = DraftPanel([Scripted("a", chain()), Scripted("b", chain(), model_based=True)], VOCAB)
     assert panel.names == ("a", "b")
-    assert panel.costly == {"a": False, "b": True}
+    assert panel.model_based == {"a": False, "b": True}
 
 
 def test_a_tree_of_the_most_nodes_is_sound() -> None:

@@ -217,7 +217,7 @@ def test_a_long_prediction_is_indexed_in_bounded_pieces(monkeypatch: pytest.Monk
     drafter, text = PredictionDrafter(), list(range(100, 140))
     sequence = make_sequence(PROMPT, prediction_ids=tuple(text))
     drafter.begin(sequence)
-    index = drafter._cursors[id(sequence)].index
+    index = drafter._cursors[sequence].index
     for step in range(5):
         assert index.find(text[30:33], 0) == ((33, 3) if step == 4 else (-1, 0))
         (tree,) = drafter.propose([make_task(sequence, nodes=0)])

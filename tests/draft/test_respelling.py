@@ -17,7 +17,7 @@ from specdec.models.tokenizer import Tokenizer
 from specdec.sampling import SequenceSampling
 from specdec.tree import TokenTree
 from specdec.types import SamplingParams, StoppingParams
-from tests.draft.helpers import make_sequence
+from tests.draft.helpers import make_sequence, sampled_by
 from tests.draft.tiny_drafts import wordy_tokenizer
 
 CELL = 17
@@ -39,7 +39,12 @@ def growth(allowed: Seq[int] = (), nodes: int = 30) -> Growth:
     params = SamplingParams(temperature=0.0, allowed_token_ids=tuple(allowed))
     sampling = SequenceSampling(params, StoppingParams(), 1, target().vocab_size, (), (5,))
     task = DraftTask(
-        make_sequence([5]), sampling, nodes, 30, 8, "model", lambda rank, depth, prob: (math.log(prob), CELL)
+        sampled_by(make_sequence([5]), sampling),
+        nodes,
+        30,
+        8,
+        "model",
+        lambda rank, depth, prob: (math.log(prob), CELL),
     )
     return Growth(task, TokenTree(5), 0, [0], [5])
 

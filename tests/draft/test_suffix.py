@@ -207,7 +207,7 @@ def test_a_long_prompt_is_indexed_in_bounded_pieces(monkeypatch: pytest.MonkeyPa
         ours, theirs = suffixes.propose(tasks)
         assert ours.tokens[:2] == [2, 3]  # the others go on meanwhile
         assert (len(theirs) > 1) == (step > 3)
-        sizes.append(suffixes._readers[id(long)].automaton.size)
+        sizes.append(suffixes._readers[long].automaton.size)
     assert sizes == [5, 15, 25, 35, 43, 43]
     assert theirs.tokens[1] == 102
 
@@ -217,7 +217,7 @@ def test_prompts_are_indexed_while_nothing_may_be_proposed() -> None:
     sequence = begun(suffixes, [1, 2, 3, 1, 2])
     (tree,) = suffixes.propose([make_task(sequence, nodes=0)])
     assert len(tree) == 1
-    assert suffixes._readers[id(sequence)].automaton.size == 5
+    assert suffixes._readers[sequence].automaton.size == 5
 
 
 def test_finished_texts_are_written_in_bounded_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,7 +225,7 @@ def test_finished_texts_are_written_in_bounded_pieces(monkeypatch: pytest.Monkey
     suffixes, text = drafter(), list(range(100, 140))
     suffixes.end(begun(suffixes, text))
     sequence = begun(suffixes, [1])
-    (store,) = suffixes._readers[id(sequence)].stores
+    (store,) = suffixes._readers[sequence].stores
     sizes = []
     for _ in range(4):
         suffixes.propose([make_task(sequence, nodes=0)])

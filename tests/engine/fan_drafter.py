@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from draft.protocol import DraftTask
-from specdec.sequence import Sequence
+from draft.protocol import Drafter, DraftTask
 from specdec.tree import TokenTree
 
 
-class FanDrafter:
+class FanDrafter(Drafter):
     """Proposes at each depth two wrong tokens, which it thinks likelier, one with a child, and then the right one: so
     what is accepted lies at slots that are not its positions. Every fourth answer is left out.
 
@@ -17,14 +16,10 @@ class FanDrafter:
     """
 
     name = "fan"
-    costly = False
 
     def __init__(self, vocab_size: int) -> None:
         self.answers: dict[tuple[str, int], list[int]] = {}
         self._vocab_size = vocab_size
-
-    def begin(self, sequence: Sequence) -> None:
-        """Nothing to do."""
 
     def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
         """A fan of depth 3 each."""
@@ -44,12 +39,3 @@ class FanDrafter:
                 task.add(tree, first, answer[at], 0.9)
             node = task.add(tree, node, answer[at], 0.7, 2)
         return tree
-
-    def observe(self, sequence: Sequence, tokens: Seq[int]) -> None:
-        """Nothing to do."""
-
-    def rewind(self, sequence: Sequence) -> None:
-        """Nothing to do."""
-
-    def end(self, sequence: Sequence) -> None:
-        """Nothing to do."""

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from specdec.engine.engine import EngineParts
 from specdec.engine.scheduler import PlanEntry
-from specdec.engine.sequence_state import SequenceState
-from specdec.engine.verify import Verifier, Walk
+from specdec.engine.verify import Acceptance, Verifier
 from specdec.models.decoder import Decoder
 from specdec.tree import TokenTree
 
@@ -30,21 +29,19 @@ class LateVerifier:
         """As the CPU's."""
         return self._inner.keeps_aux_states
 
-    def features(self, index: int, chain: int, walk: Walk, count: int) -> Tensor:
+    def features(self, index: int, prefill: int, acceptance: Acceptance, count: int) -> Tensor:
         """As the CPU's."""
-        return self._inner.features(index, chain, walk, count)
+        return self._inner.features(index, prefill, acceptance, count)
 
-    def start(
-        self, entries: Seq[PlanEntry], trees: Seq[TokenTree | None], states: Seq[SequenceState]
-    ) -> Callable[[], list[Walk]]:
+    def start(self, entries: Seq[PlanEntry], trees: Seq[TokenTree | None]) -> Callable[[], list[Acceptance]]:
         """Only notes what is to be done."""
         self._log.append("start")
         self._left -= 1
         if self._left == -1:
             raise RuntimeError("the device is gone")
 
-        def wait() -> list[Walk]:
+        def wait() -> list[Acceptance]:
             self._log.append("wait")
-            return self._inner.start(entries, trees, states)()
+            return self._inner.start(entries, trees)()
 
         return wait

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from draft.panel import REST_S, STRIKES
-from draft.protocol import DraftTask
+from draft.protocol import DraftTask, ModelBasedDrafter
 from specdec.config import SpeculationConfig
 from specdec.control.trace import replay_file
 from specdec.engine.engine import Engine
@@ -47,11 +47,11 @@ def plain(name: str) -> tuple[int, ...]:
     return tuple(tokens_of(events, name))
 
 
-class Truthful:
+class Truthful(ModelBasedDrafter):
     """Proposes what the request will say. ``breaks``: methods that raise; ``make``: what it proposes instead."""
 
-    def __init__(self, name: str, costly: bool = False, breaks: str = "", make: Make | None = None) -> None:
-        self.name, self.costly, self.breaks, self.make = name, costly, breaks, make
+    def __init__(self, name: str, model_based: bool = False, breaks: str = "", make: Make | None = None) -> None:
+        self.name, self.model_based, self.breaks, self.make = name, model_based, breaks, make
         self.asked: list[str] = []
         self.ended: list[str] = []
         self.working = False
@@ -92,7 +92,7 @@ class Truthful:
         self._called("backlog")
         return 1
 
-    def rehearse(self, rows: int) -> None: ...
+    def warm_up(self, rows: int) -> None: ...
 
 
 def engine_with(*drafters: Truthful, **speculation: Any) -> Engine:
@@ -139,11 +139,11 @@ def accepted(events: Seq[RequestEvent], drafter: str) -> int:
     return sum(stats.num_accepted_draft_tokens for stats in found if stats is not None)
 
 
-@pytest.mark.parametrize("costly", [False, True])
+@pytest.mark.parametrize("model_based", [False, True])
 @pytest.mark.parametrize("mode", [AUTO, ON])
-def test_drafters_that_work_are_used(mode: SpeculationMode, costly: bool) -> None:
+def test_drafters_that_work_are_used(mode: SpeculationMode, model_based: bool) -> None:
     """What the tests below would be about nothing without."""
-    drafter = Truthful("d", costly)
+    drafter = Truthful("d", model_based)
     events = run(engine_with(drafter), mode)
     check_tokens(events)
     assert accepted(events, "d") > COUNT * LENGTH // 2
@@ -151,16 +151,16 @@ def test_drafters_that_work_are_used(mode: SpeculationMode, costly: bool) -> Non
     assert set(drafter.asked) == {f"r{i}" for i in range(COUNT)}
 
 
-@pytest.mark.parametrize("costly", [False, True])
+@pytest.mark.parametrize("model_based", [False, True])
 @pytest.mark.parametrize("mode", [AUTO, ON])
 @pytest.mark.parametrize("method", ["begin", "propose", "observe", "rewind", "end", "backlog"])
-def test_a_drafter_that_raises_changes_no_token(method: str, mode: SpeculationMode, costly: bool) -> None:
-    bad, good = Truthful("bad", costly, method), Truthful("good")
+def test_a_drafter_that_raises_changes_no_token(method: str, mode: SpeculationMode, model_based: bool) -> None:
+    bad, good = Truthful("bad", model_based, method), Truthful("good")
     events = run(engine_with(bad, good), mode)
     check_tokens(events)
     assert accepted(events, "good") > COUNT * LENGTH // 3
     assert sorted(bad.ended) == sorted(good.ended) == [f"r{i}" for i in range(COUNT)]
-    if method in ("begin", "backlog") and (costly or method == "begin"):
+    if method in ("begin", "backlog") and (model_based or method == "begin"):
         assert bad.asked == []
     if method in ("propose", "observe"):
         assert all(bad.asked.count(f"r{i}") <= 1 for i in range(COUNT))
@@ -202,11 +202,11 @@ def test_bug_garbage_that_slips_through_changes_no_token(make: Make, alone: bool
     check_tokens(run(engine_with(*drafters), ON if alone else AUTO))
 
 
-@pytest.mark.parametrize("costly", [False, True])
+@pytest.mark.parametrize("model_based", [False, True])
 @pytest.mark.parametrize("mode", [AUTO, ON])
-def test_a_drafter_that_stalls_is_asked_once_per_request(mode: SpeculationMode, costly: bool) -> None:
+def test_a_drafter_that_stalls_is_asked_once_per_request(mode: SpeculationMode, model_based: bool) -> None:
     clock = Clock()
-    slow = Truthful("slow", costly)
+    slow = Truthful("slow", model_based)
     engine = engine_with(slow, stall_ms=500.0)
     engine._panel._clock = clock
     tree = slow._tree
@@ -256,8 +256,8 @@ def test_a_fault_for_one_request_leaves_others_their_drafter() -> None:
 
 def test_a_run_with_faults_replays(tmp_path: Any) -> None:
     path = tmp_path / "t.jsonl"
-    bad, good = Truthful("bad", costly=True, breaks="observe"), Truthful("good")
-    engine = engine_with(bad, Truthful("worse", costly=True, make=GARBAGE["cycle"]), good, trace_file=path)
+    bad, good = Truthful("bad", model_based=True, breaks="observe"), Truthful("good")
+    engine = engine_with(bad, Truthful("worse", model_based=True, make=GARBAGE["cycle"]), good, trace_file=path)
     check_tokens(run(engine, AUTO))
     engine.close()
     report = replay_file(path)
@@ -266,7 +266,7 @@ def test_a_run_with_faults_replays(tmp_path: Any) -> None:
 
 
 def test_all_drafters_broken_is_plain_decode() -> None:
-    drafters = [Truthful(f"d{i}", costly=i % 2 == 0, breaks="propose") for i in range(4)]
+    drafters = [Truthful(f"d{i}", model_based=i % 2 == 0, breaks="propose") for i in range(4)]
     events = run(engine_with(*drafters), AUTO)
     check_tokens(events)
     assert all(finish_of(events, f"r{i}").stats.num_draft_tokens == 0 for i in range(COUNT))

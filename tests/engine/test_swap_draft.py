@@ -175,8 +175,8 @@ def test_the_new_model_reads_the_text_itself() -> None:
     engine.submit(dataclasses.replace(ask, request_id="running", prompt_ids=PROMPT[::-1]))
     for _ in range(6):
         engine.step()
-    (state,) = engine._states.values()
-    drafted, accepted = state.stats.num_draft_tokens, state.stats.num_accepted_draft_tokens
+    ((sequence,),) = engine._live.values()
+    drafted, accepted = sequence.stats.num_draft_tokens, sequence.stats.num_accepted_draft_tokens
     assert drafted > accepted + 4  # the old one is bad at it
     engine.swap_draft(engine.load_draft(tiny_parts().config.target, "int8"))
     engine.submit(ask)

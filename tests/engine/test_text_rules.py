@@ -115,9 +115,9 @@ def test_a_line_that_has_begun_is_finished() -> None:
     free = run_all(tiny_engine(), [request("r", SpeculationMode.ON, 3)])
     engine = tiny_engine()
     engine.submit(request("r", SpeculationMode.ON, 3, time_limit_s=1e-6, finish_line=True))
-    engine._live["r"].sequences[0].arrival_s += 1e6  # the clock starts when the first tokens are out
+    engine._live["r"][0].arrival_s += 1e6  # the clock starts when the first tokens are out
     events = step_until(engine, "r", 1)
-    engine._live["r"].sequences[0].arrival_s -= 1e6
+    engine._live["r"][0].arrival_s -= 1e6
     already = len(text_of(events, "r"))
     events += drain(engine)
     whole = text_of(free, "r")

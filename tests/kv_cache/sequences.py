@@ -8,6 +8,7 @@ from collections.abc import Sequence as Seq
 from specdec.kv_cache import KvCacheManager
 from specdec.sequence import Sequence
 from specdec.types import Request, SamplingParams, StoppingParams
+from tests.sequences import new_sequence
 
 
 def text(length: int, seed: int = 0) -> list[int]:
@@ -29,11 +30,11 @@ def make_request(
 
 
 def make_samples(request: Request, arrival_s: float = 0.0) -> list[Sequence]:
-    return [Sequence(request, index, index, arrival_s) for index in range(request.sampling.n)]
+    return [new_sequence(request, index, index, arrival_s) for index in range(request.sampling.n)]
 
 
 def make_sequence(tokens: Seq[int], salt: str = "") -> Sequence:
-    return Sequence(make_request(tokens, salt), 0, 0, 0.0)
+    return new_sequence(make_request(tokens, salt))
 
 
 def compute(kv: KvCacheManager, seq: Sequence, n_tokens: int | None = None, draft_tokens: int = 0) -> Sequence:

@@ -18,6 +18,7 @@ from specdec.errors import QueueFullError
 from specdec.kv_cache import KvCacheManager, pages_for
 from specdec.sequence import Sequence, SequencePhase
 from specdec.types import Request, SamplingParams, StoppingParams
+from tests.sequences import new_sequence
 from verify_kernels.forward_batch import PAGE_SIZE
 
 BLOCKS = [random.Random(seed).choices(range(9), k=PAGE_SIZE) for seed in range(3)]
@@ -64,7 +65,7 @@ class FakeEngine:
         request = Request(
             "r", tuple(TEXTS[text][:length]), SamplingParams(n=n), stopping, priority=priority, cache_salt=salt
         )
-        samples = [Sequence(request, index, 0, 0.0) for index in range(n)]
+        samples = [new_sequence(request, index) for index in range(n)]
         place_free = len(self.scheduler.running) < self.limits.max_batch
         if self.scheduler.n_waiting_requests >= max(self.limits.max_queued, int(place_free)):
             with pytest.raises(QueueFullError):
@@ -81,7 +82,7 @@ class FakeEngine:
     def finish(self, seq: Sequence) -> None:
         self.scheduler.finish(seq)
         self.scheduler.finish(seq)
-        assert seq.state is SequencePhase.FINISHED
+        assert seq.phase is SequencePhase.FINISHED
         assert seq.pages == []
         self.live.remove(seq)
 
@@ -132,12 +133,12 @@ class FakeEngine:
             assert self.scheduler.running
 
     def check(self) -> None:
-        """The books balance, and every computed slot of every running sequence holds what its tokens say."""
+        """The block tables are consistent, and every computed slot of a running sequence holds what its tokens say."""
         self.kv.check(self.live)
         assert set(self.scheduler.running) | set(self.scheduler.waiting) == set(self.live)
         assert len(self.scheduler.running) + len(self.scheduler.waiting) == len(self.live)
         for seq in self.live:
-            if seq.state is SequencePhase.WAITING:
+            if seq.phase is SequencePhase.WAITING:
                 assert (seq.pages, seq.n_computed, seq.draft_computed) == ([], 0, 0)
                 continue
             assert 0 <= seq.n_computed <= len(seq.tokens) - 1
@@ -169,23 +170,23 @@ class FakeEngine:
         limits, entries = self.limits, plan.entries
         assert len(self.scheduler.running) <= limits.max_batch
         assert sum(e.rows for e in entries) <= limits.max_step_rows
-        assert sum(e.chain for e in entries) <= limits.prefill_chunk
+        assert sum(e.prefill for e in entries) <= limits.prefill_chunk
         assert len({e.seq for e in entries}) == len(entries)
 
     def _check_entries(self, entries: Seq[PlanEntry]) -> None:
         holders = Counter(page for seq in self.live for page in seq.pages)
         for entry in entries:
             seq, start = entry.seq, entry.seq.n_computed
-            assert seq.state is SequencePhase.RUNNING
-            assert entry.rows == entry.chain + (1 + entry.nodes if entry.samples else 0) >= 1
+            assert seq.phase is SequencePhase.RUNNING
+            assert entry.rows == entry.prefill + (1 + entry.nodes if entry.samples else 0) >= 1
             assert start + entry.rows <= min(self.limits.max_context, len(seq.pages) * PAGE_SIZE)
             if entry.samples:
-                assert start + entry.chain == len(seq.tokens) - 1
+                assert start + entry.prefill == len(seq.tokens) - 1
                 assert 0 <= entry.nodes <= self.wanted.get(seq, 0)
                 assert not seq.prefill_only
             else:
                 assert entry.nodes == 0
-                assert start + entry.chain <= len(seq.tokens) - 1
+                assert start + entry.prefill <= len(seq.tokens) - 1
             for page in seq.pages[start // PAGE_SIZE : pages_for(start + entry.rows)]:
                 assert holders[page] == 1, "a page to be written is shared"
 
@@ -218,14 +219,14 @@ class FakeEngine:
         """What the forward leaves in the slots: the chain's KV, then the tree's."""
         for entry in plan.entries:
             seq, start = entry.seq, entry.seq.n_computed
-            committed = entry.chain + int(entry.samples)
+            committed = entry.prefill + int(entry.samples)
             for i in range(entry.rows):
                 content = self.chain[seq][start + i] if i < committed else REJECTED
                 self.target[seq.pages[(start + i) // PAGE_SIZE]][(start + i) % PAGE_SIZE] = content
 
     def _commit(self, entry: PlanEntry) -> None:
         seq = entry.seq
-        first = seq.n_computed + entry.chain
+        first = seq.n_computed + entry.prefill
         seq.n_computed = first
         if entry.samples:
             taken = min(self.rng.randint(1, entry.nodes + 1), self.room[seq])

@@ -47,7 +47,7 @@ class Rig:
         """Compute the rows; a sampling sequence emits ``emit`` tokens, at most one more than its nodes."""
         for entry in plan.entries:
             seq = entry.seq
-            seq.n_computed += entry.chain
+            seq.n_computed += entry.prefill
             if entry.samples:
                 count = min(emit, entry.nodes + 1)
                 seq.tokens += [len(seq.tokens)] * count

@@ -16,7 +16,7 @@ def test_every_decoding_sequence_gets_its_row() -> None:
     seqs = [rig.start(10) for _ in range(8)]
     plan = rig.plan(want=5)
     assert [e.seq for e in plan.entries] == seqs
-    assert all((e.chain, e.nodes, e.samples, e.rows) == (0, 0, True, 1) for e in plan.entries)
+    assert all((e.prefill, e.nodes, e.samples, e.rows) == (0, 0, True, 1) for e in plan.entries)
 
 
 def test_draft_nodes_are_shared_fairly() -> None:
@@ -96,7 +96,7 @@ def test_the_latest_arrival_is_preempted_first() -> None:
     assert len(a.pages) == 2  # the page it was preempted for
     assert plan.preempted == [c]
     assert [e.seq for e in plan.entries] == [a, b]
-    assert (c.state, c.n_computed, c.draft_computed, c.preemptions) == (SequencePhase.WAITING, 0, 0, 1)
+    assert (c.phase, c.n_computed, c.draft_computed, c.preemptions) == (SequencePhase.WAITING, 0, 0, 1)
     assert c.pages == []
     assert list(rig.scheduler.waiting) == [c]
     rig.kv.check([a, b, hog])
@@ -152,7 +152,7 @@ def test_preempted_output_is_recomputed_from_the_cache_where_possible() -> None:
     assert b.n_computed == 64  # a took the page that held 64..127
     assert b.tokens == tokens
     entry = rig.entry(plan, b)
-    assert (entry.chain, entry.samples) == (128 - 64, True)
+    assert (entry.prefill, entry.samples) == (128 - 64, True)
 
 
 def test_a_step_that_preempts_admits_nobody() -> None:
@@ -174,7 +174,7 @@ def test_finish_is_idempotent_in_every_state() -> None:
     leader, held = rig.add(100, n=2)
     for seq in (running, waiting, held, leader, running, waiting):
         rig.scheduler.finish(seq)
-        assert seq.state is SequencePhase.FINISHED
+        assert seq.phase is SequencePhase.FINISHED
     assert rig.plan().entries == []
     assert (list(rig.scheduler.running), list(rig.scheduler.waiting)) == ([], [])
     rig.kv.check([])

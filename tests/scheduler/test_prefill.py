@@ -12,7 +12,7 @@ def test_a_prompt_is_computed_in_chunks() -> None:
     seen = []
     while seq.n_output == 0:
         (entry,) = rig.step(want=0).entries
-        seen.append((entry.chain, entry.samples))
+        seen.append((entry.prefill, entry.samples))
     assert seen == [(100, False), (100, False), (50, True)]
 
 
@@ -21,17 +21,17 @@ def test_a_one_token_prompt_is_sampled_at_once() -> None:
     (seq,) = rig.add(1)
     plan = rig.plan()
     assert plan.admitted == [seq]
-    assert [(e.chain, e.samples, e.rows) for e in plan.entries] == [(0, True, 1)]
+    assert [(e.prefill, e.samples, e.rows) for e in plan.entries] == [(0, True, 1)]
 
 
 def test_the_chunk_is_shared_by_all_prompts_in_order() -> None:
     rig = Rig(prefill_chunk=100)
     first, second, third = rig.add(71)[0], rig.add(71)[0], rig.add(71)[0]
     plan = rig.step()
-    assert [(e.seq, e.chain, e.samples) for e in plan.entries] == [(first, 70, True), (second, 30, False)]
-    assert third.state is SequencePhase.WAITING
+    assert [(e.seq, e.prefill, e.samples) for e in plan.entries] == [(first, 70, True), (second, 30, False)]
+    assert third.phase is SequencePhase.WAITING
     plan = rig.step()
-    assert [(e.seq, e.chain, e.samples) for e in plan.entries] == [
+    assert [(e.seq, e.prefill, e.samples) for e in plan.entries] == [
         (first, 0, True), (second, 40, True), (third, 60, False),
     ]  # fmt: skip
 
@@ -39,8 +39,8 @@ def test_the_chunk_is_shared_by_all_prompts_in_order() -> None:
 def test_rows_bound_a_step_and_leave_the_pending_row_for_the_next() -> None:
     rig = Rig(max_batch=4, max_step_rows=64, prefill_chunk=64)
     (seq,) = rig.add(65)
-    assert [(e.chain, e.samples) for e in rig.step().entries] == [(64, False)]
-    assert [(e.chain, e.samples) for e in rig.step().entries] == [(0, True)]
+    assert [(e.prefill, e.samples) for e in rig.step().entries] == [(64, False)]
+    assert [(e.prefill, e.samples) for e in rig.step().entries] == [(0, True)]
     assert seq.n_output == 1
 
 
@@ -64,11 +64,11 @@ def test_heavy_drafting_leaves_prompts_three_quarters_of_the_rows() -> None:
     (prompt,) = rig.add(500)
     plan = rig.plan(want=60)
     assert rig.entry(plan, decoding).nodes == 64 - 1 - 48
-    assert rig.entry(plan, prompt).chain == 48
+    assert rig.entry(plan, prompt).prefill == 48
     (waiting,) = rig.add(500)
     rig.commit(plan)
-    assert rig.entry(rig.plan(want=60), prompt).chain == 48
-    assert waiting.state is SequencePhase.WAITING
+    assert rig.entry(rig.plan(want=60), prompt).prefill == 48
+    assert waiting.phase is SequencePhase.WAITING
 
 
 def test_bug_nodes_that_drafts_might_want_do_not_split_a_prompt() -> None:
@@ -76,7 +76,7 @@ def test_bug_nodes_that_drafts_might_want_do_not_split_a_prompt() -> None:
     decoding = [rig.start(10) for _ in range(5)]
     (prompt,) = rig.add(120)
     plan = rig.plan(want=31)
-    assert (rig.entry(plan, prompt).chain, rig.entry(plan, prompt).samples) == (119, True)
+    assert (rig.entry(plan, prompt).prefill, rig.entry(plan, prompt).samples) == (119, True)
     assert all(rig.entry(plan, seq).nodes >= 11 for seq in decoding)
 
 
@@ -84,7 +84,7 @@ def test_a_prompt_that_ends_may_draft_with_the_rows_left() -> None:
     rig = Rig(max_step_rows=64, prefill_chunk=64)
     (seq,) = rig.add(50)
     (entry,) = rig.plan(want=60).entries
-    assert (entry.chain, entry.samples, entry.nodes) == (49, True, 14)
+    assert (entry.prefill, entry.samples, entry.nodes) == (49, True, 14)
     assert len(seq.pages) * 64 >= entry.rows
 
 
@@ -101,7 +101,7 @@ def test_a_cached_prefix_is_not_computed_again() -> None:
     plan = rig.plan()
     assert second.pages[:2] == first.pages[:2]
     assert (second.cached_tokens, second.n_computed) == (128, 128)
-    assert rig.entry(plan, second).chain == 51
+    assert rig.entry(plan, second).prefill == 51
 
 
 def test_admission_leaves_a_page_for_each_running_sequence() -> None:
@@ -145,8 +145,8 @@ def test_max_batch() -> None:
 def test_prefill_only_never_samples_and_reports_its_end() -> None:
     rig = Rig(prefill_chunk=100)
     (seq,) = rig.add(151, max_tokens=0)
-    assert [(e.chain, e.samples, e.nodes) for e in rig.step(want=5).entries] == [(100, False, 0)]
-    assert [(e.chain, e.samples, e.nodes) for e in rig.step(want=5).entries] == [(50, False, 0)]
+    assert [(e.prefill, e.samples, e.nodes) for e in rig.step(want=5).entries] == [(100, False, 0)]
+    assert [(e.prefill, e.samples, e.nodes) for e in rig.step(want=5).entries] == [(50, False, 0)]
     assert not seq.prefilling
     plan = rig.step(want=5)  # an engine would have finished it by now; no row is wasted on it
     assert (plan.entries, plan.prefilled) == ([], [seq])

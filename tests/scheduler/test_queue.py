@@ -87,7 +87,7 @@ def test_siblings_wait_for_the_prompt_and_then_share_its_pages() -> None:
     for seq in siblings:
         assert seq.pages[:3] == leader.pages[:3]
         assert seq.cached_tokens == 192
-        assert rig.entry(plan, seq).chain == 7
+        assert rig.entry(plan, seq).prefill == 7
     rig.kv.check([leader, *siblings])
 
 
@@ -125,9 +125,9 @@ def test_where_the_leader_is_aborted_in_its_prompt_the_next_sample_leads() -> No
     rig.step()
     rig.scheduler.finish(leader)
     assert rig.step().admitted == [second]
-    assert third.state is SequencePhase.WAITING
+    assert third.phase is SequencePhase.WAITING
     rig.until(lambda: second.n_output > 0)
-    assert third.state is SequencePhase.WAITING
+    assert third.phase is SequencePhase.WAITING
     assert rig.plan().admitted == [third]
     assert third.cached_tokens == 192
 

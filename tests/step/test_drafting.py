@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from draft.protocol import DraftTask
+from draft.protocol import DraftTask, ModelBasedDrafter
 from specdec.config import SpeculationConfig
 from specdec.control.costs import CostTable
 from specdec.engine.engine import Engine
@@ -23,24 +23,16 @@ AUTO, ON, OFF = SpeculationMode.AUTO, SpeculationMode.ON, SpeculationMode.OFF
 ROWS = [1, 96]
 
 
-class Recorder:
+class Recorder(ModelBasedDrafter):
     """Proposes one chain of token 3 as deep as it may, and keeps the tasks it was given."""
 
-    def __init__(self, name: str, costly: bool, backlog: int = 0) -> None:
-        self.name, self.costly, self._backlog = name, costly, backlog
+    def __init__(self, name: str, model_based: bool, backlog: int = 0) -> None:
+        self.name, self.model_based, self._backlog = name, model_based, backlog
         self.tasks: list[DraftTask] = []
         self.batches: list[int] = []
         self.outputs: list[int] = []  # per task, tokens its sequence had emitted
 
-    def begin(self, sequence: Sequence) -> None: ...
-
-    def observe(self, sequence: Sequence, tokens: Seq[int]) -> None: ...
-
-    def rewind(self, sequence: Sequence) -> None: ...
-
-    def end(self, sequence: Sequence) -> None: ...
-
-    def rehearse(self, rows: int) -> None: ...
+    def warm_up(self, rows: int) -> None: ...
 
     def backlog(self, sequence: Sequence) -> int:
         return self._backlog
@@ -62,7 +54,7 @@ def engine_with(*drafters: Recorder, level_ms: float = 1.0, row_ms: float = 0.01
     """The target's forward is believed to take 10 ms and ``row_ms`` a row, a level ``level_ms``."""
     verify = CostTable(ROWS, [0], [[10.0, 10.0 + 95 * row_ms]]).as_dict()
     level = CostTable(ROWS, [0], [[level_ms, level_ms]]).as_dict()
-    costs = StepCosts(verify, {drafter.name: level for drafter in drafters if drafter.costly})
+    costs = StepCosts(verify, {drafter.name: level for drafter in drafters if drafter.model_based})
     parts = tiny_parts()
     config: SpeculationConfig = parts.config.speculation.model_copy(
         update={"max_nodes": 31, "max_depth": 12, "fixed_nodes": 5, "fixed_depth": 4} | speculation
@@ -85,13 +77,13 @@ def drafting_tasks(drafter: Recorder) -> list[DraftTask]:
 
 
 def test_mode_off_asks_nobody_also_in_company() -> None:
-    free, costly = Recorder("free", False), Recorder("costly", True)
-    run_all(engine_with(free, costly), [request("on", ON), request("off", OFF)])
-    assert {task.sequence.request.request_id for task in free.tasks + costly.tasks} == {"on"}
+    free, model_based = Recorder("free", False), Recorder("model-based", True)
+    run_all(engine_with(free, model_based), [request("on", ON), request("off", OFF)])
+    assert {task.sequence.request.request_id for task in free.tasks + model_based.tasks} == {"on"}
 
 
 def test_mode_on_drafts_the_fixed_caps_without_floors() -> None:
-    drafter = Recorder("costly", True)
+    drafter = Recorder("model-based", True)
     run_all(engine_with(drafter, level_ms=1e6), [request("r", ON)])
     tasks = drafting_tasks(drafter)
     assert len(tasks) > 3
@@ -119,14 +111,14 @@ def test_no_more_is_drafted_than_may_still_be_emitted(mode: SpeculationMode) -> 
 
 
 def test_a_drafter_dearer_than_the_target_is_not_asked() -> None:
-    drafter = Recorder("costly", True)
+    drafter = Recorder("model-based", True)
     run_all(engine_with(drafter, level_ms=60.0, probe_every=8), [request("r", AUTO, tokens=100)])
     assert drafting_tasks(drafter) == []
 
 
 def test_a_probe_goes_three_levels_deep_and_has_no_floor() -> None:
     """It brings nothing, is switched off soon and looked at again: what fell too low must come to light."""
-    drafter = Recorder("costly", True)
+    drafter = Recorder("model-based", True)
     run_all(engine_with(drafter, probe_every=4), [request("r", AUTO, tokens=100)])
     probes = [task for task in drafting_tasks(drafter) if task.max_depth == 3]
     others = [task for task in drafting_tasks(drafter) if task.max_depth != 3]
@@ -139,7 +131,7 @@ def test_a_probe_goes_three_levels_deep_and_has_no_floor() -> None:
 def test_the_first_token_waits_for_no_costly_drafter() -> None:
     """Only in the step that ends the prompt, and not where drafting is forced."""
     for mode in (AUTO, ON):
-        drafter = Recorder("costly", True)
+        drafter = Recorder("model-based", True)
         engine = engine_with(drafter, level_ms=1e-3)
         engine.submit(request("r", mode, prompt=100))
         engine.step()
@@ -159,14 +151,14 @@ def test_free_drafters_hear_of_a_prompt_while_it_is_read() -> None:
 
 
 def test_sequences_are_asked_together() -> None:
-    drafter = Recorder("costly", True)
+    drafter = Recorder("model-based", True)
     run_all(engine_with(drafter, level_ms=0.01), [request(f"r{i}", AUTO) for i in range(4)])
     assert max(drafter.batches) == 4
 
 
 def test_the_trace_tells_what_was_asked() -> None:
-    free, costly = Recorder("free", False), Recorder("costly", True)
-    engine = engine_with(free, costly, level_ms=200.0)
+    free, model_based = Recorder("free", False), Recorder("model-based", True)
+    engine = engine_with(free, model_based, level_ms=200.0)
     events = run_all(engine, [request("auto", AUTO), request("off", OFF)])
     steps = engine.trace(1000)
     assert sum(step.realised_tokens for step in steps) == len(tokens_of(events, "auto")) + len(tokens_of(events, "off"))
@@ -181,7 +173,7 @@ def test_the_trace_tells_what_was_asked() -> None:
 
 
 def test_forced_drafting_is_told_as_such() -> None:
-    engine = engine_with(Recorder("costly", True))
+    engine = engine_with(Recorder("model-based", True))
     run_all(engine, [request("r", ON)])
     assert {drafter.decision for step in engine.trace(1000) for drafter in step.drafters} == {"forced"}
 

@@ -6,8 +6,8 @@ import pytest
 
 from specdec.engine import propose
 from specdec.engine.propose import tokens_due
-from specdec.types import StoppingParams
-from tests.draft.helpers import make_sequence
+from specdec.types import Request, StoppingParams
+from tests.sequences import new_sequence
 
 
 @pytest.fixture(autouse=True)
@@ -27,11 +27,12 @@ def due(
     step_ms: float = 40.0,
 ) -> float:
     """Tokens due of a sequence whose first token came ``since_first_s`` ago and whose deadline is in ``left_s``."""
-    sequence = make_sequence([1, 2], target_tpot_ms=target, stopping=StoppingParams(max_tokens=max_tokens))
+    request = Request("r", (1, 2), stopping=StoppingParams(max_tokens=max_tokens), target_tpot_ms=target)
+    sequence = new_sequence(request, max_context=2 + outputs + room)
     sequence.tokens += [0] * outputs
     sequence.first_token_s = None if since_first_s is None else 100.0 - since_first_s
     sequence.deadline = None if left_s is None else 100.0 + left_s
-    return tokens_due(sequence, room, step_ms)
+    return tokens_due(sequence, step_ms)
 
 
 def test_without_an_objective_nothing_is_due() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.engine.text_stops import TextStream
+from specdec.text_stops import TextStream
 from specdec.types import OutputParams, StoppingParams
 from tests.engine.tiny_engine import tiny_parts
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from server.interfaces import ProgressListener
 from specdec.config import EngineConfig
-from specdec.engine.text_stops import TextCutter
+from specdec.text_stops import TextCutter
 from specdec.types import (
     Delta,
     EngineInfo,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.engine.text_stops import TextCutter
+from specdec.text_stops import TextCutter
 from specdec.types import FinishReason, TextRules
 
 CODE = st.text(st.sampled_from(list("ab()[]{}\n\n   \t\"'#\\;")), max_size=60)
