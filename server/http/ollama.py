@@ -11,7 +11,6 @@ from typing import Any
 
 import orjson
 
-from server.completion.fim_templates import TEMPLATES
 from server.errors import UnknownModelError
 from server.frontend import Frontend
 from server.http.answering import Totals, stream_answer, whole_answer
@@ -40,6 +39,7 @@ from server.json_body import Body, write_json
 from server.request_fields import check_requests, param_schemas, read_params, read_stopping
 from specdec.errors import InvalidRequestError
 from specdec.fields import INT31, OPENAI
+from specdec.models.fim import TEMPLATES
 from specdec.types import (
     Delta,
     Finished,

@@ -202,6 +202,7 @@ def test_floors_are_kept_to() -> None:
     kv.admit(sequence)
     kv.ensure(sequence, 128)
     floor, level_floor = math.log(0.05), math.log(0.2)
+    deepening = Deepening(None, 0.0, 0.0, 1.0, level_floor)
     (tree,) = propose(
         drafter,
         [
@@ -212,7 +213,7 @@ def test_floors_are_kept_to() -> None:
                 3,
                 "model",
                 floor=floor,
-                deepening=Deepening(None, 0.0, 0.0, 1.0, level_floor),
+                deepening=deepening,
             )
         ],
     )

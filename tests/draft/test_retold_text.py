@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draft.reading_order import FIM_MARKS
 from draft.retokenize import RetoldText, VocabularyBridge
 from specdec.config import EngineConfig
+from specdec.models.fim import TEMPLATES, FimTemplate
 from specdec.models.load import load_tokenizer
 from specdec.models.tokenizer import Tokenizer, TokenizerInfo
 from tests.draft.tiny_drafts import cut, make_tiny, wordy_tokenizer
@@ -176,12 +176,12 @@ def test_the_draft_begins_its_own_way_once(ours: str, theirs: str) -> None:
     assert retold.ids[0] == draft.bos_id
 
 
-@pytest.mark.parametrize("marks", FIM_MARKS)
+@pytest.mark.parametrize("template", [template for template in TEMPLATES if template.middle], ids=lambda t: t.name)
 @pytest.mark.parametrize("order", ["psm", "spm", "spm, as code llama", "broken"])
 @pytest.mark.parametrize("output", ["", "MIDDLE"])
-def test_fill_in_the_middle_is_told_in_reading_order(marks: tuple[str, str, str], order: str, output: str) -> None:
-    prefix, suffix, middle = marks
-    target = wordy_tokenizer(("the", "def"), (*marks, "<|repo|>"))
+def test_fill_in_the_middle_is_told_in_reading_order(template: FimTemplate, order: str, output: str) -> None:
+    prefix, suffix, middle = template.prefix[-1], template.suffix[-1], template.middle[-1]
+    target = wordy_tokenizer(("the", "def"), (prefix, suffix, middle, "<|repo|>"))
     draft = wordy_tokenizer(("he", "ef"), ("<|repo|>",))
     prompts = {
         "psm": f"<|repo|>f.py {prefix}def a{suffix} the end {middle}{output}",
@@ -192,6 +192,15 @@ def test_fill_in_the_middle_is_told_in_reading_order(marks: tuple[str, str, str]
     ids = target.encode(prompts[order], add_special=False, parse_special=True)
     told = draft.decode(RetoldText(*paired(target, draft), ids).ids, skip_special=False)
     assert told == f"<|repo|>f.py {'' if order == 'broken' else ' the end '}def a{output}"
+
+
+@pytest.mark.parametrize("output", ["", "MIDDLE"])
+def test_a_template_without_a_middle_token_is_told_in_reading_order(output: str) -> None:
+    (template,) = (template for template in TEMPLATES if not template.middle)
+    (prefix,), (suffix,) = template.prefix, template.suffix
+    target, draft = wordy_tokenizer(("the", "def"), (prefix, suffix)), wordy_tokenizer(("he", "ef"), ())
+    ids = target.encode(f"f.py {suffix} the end {prefix}def a{output}", add_special=False, parse_special=True)
+    assert draft.decode(RetoldText(*paired(target, draft), ids).ids) == f"f.py  the end def a{output}"
 
 
 @functools.cache

@@ -7,13 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
-from server.completion.fim_templates import TEMPLATES, FimTokens
+from server.completion.fim_templates import FimTokens
 from server.completion.prompt_packer import PromptPacker
 from server.completion.prompt_parts import ENTRY, LONGEST_HEALING_PREFIX, UserText, healing_prefix_of
 from server.fim import ContextFile, FillMode, FimNotSupportedError, Gap
 from specdec.config import EngineConfig
 from specdec.errors import ConfigError
 from specdec.models import tokenizer as models_tokenizer
+from specdec.models.fim import TEMPLATES
 from specdec.models.load import load_tokenizer
 from specdec.models.tokenizer import TokenizerInfo
 from tests.server.completion.code_tokenizer import QWEN, CodeTokenizer
