@@ -117,7 +117,7 @@ def _sampling(rng: random.Random, number: int) -> SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
-class Company:
+class BatchConditions:
     """One way to run the same requests.
 
     drafters: who proposes, () for plain decode. max_nodes, max_depth, width: the shape of the trees. controlled: the
@@ -143,24 +143,24 @@ class Company:
     free: bool = False
 
 
-PLAIN = Company("plain decode, one at a time", prefix_cache=False)
+PLAIN = BatchConditions("plain decode, one at a time", prefix_cache=False)
 
 
-def standard_companies(drafters: tuple[str, ...], max_batch: int) -> list[Company]:
-    """The companies `specdec verify` tries, from the ``drafters`` that are loaded."""
+def standard_conditions(drafters: tuple[str, ...], max_batch: int) -> list[BatchConditions]:
+    """The batch conditions that `specdec verify` tries, from the ``drafters`` that are loaded."""
     many = min(8, max_batch)
-    companies = [
-        Company("plain, many at once", concurrency=many),
-        Company("plain, chunks of 7", concurrency=many, prefill_chunk=7),
-        Company("plain, prefix hits", concurrency=2, warm=True),
-        Company("plain, preempted", concurrency=many, preempt_every=5, prefill_chunk=33),
+    all_conditions = [
+        BatchConditions("plain, many at once", concurrency=many),
+        BatchConditions("plain, chunks of 7", concurrency=many, prefill_chunk=7),
+        BatchConditions("plain, prefix hits", concurrency=2, warm=True),
+        BatchConditions("plain, preempted", concurrency=many, preempt_every=5, prefill_chunk=33),
     ]
     if drafters:
-        companies += [
-            Company("controlled", drafters, 31, 31, 3, controlled=True, warm=True),
-            Company("controlled, many at once", drafters, 31, 31, 3, controlled=True, concurrency=many),
-            Company("controlled, drafts free", drafters, 20, 12, 4, controlled=True, free=True, concurrency=3),
-            Company(
+        all_conditions += [
+            BatchConditions("controlled", drafters, 31, 31, 3, controlled=True, warm=True),
+            BatchConditions("controlled, many at once", drafters, 31, 31, 3, controlled=True, concurrency=many),
+            BatchConditions("controlled, drafts free", drafters, 20, 12, 4, controlled=True, free=True, concurrency=3),
+            BatchConditions(
                 "controlled, free, preempted", drafters, 15, 15, 2, controlled=True, free=True, concurrency=many,
                 preempt_every=6, prefill_chunk=40,
             ),
@@ -168,13 +168,15 @@ def standard_companies(drafters: tuple[str, ...], max_batch: int) -> list[Compan
     sets = [(name,) for name in drafters] + ([drafters] if len(drafters) > 1 else [])
     for chosen in sets:
         name = "+".join(chosen)
-        companies += [
-            Company(f"{name}, chain of 4", chosen, 4, 4, 1),
-            Company(f"{name}, wide tree", chosen, 15, 4, 4, concurrency=3, prefill_chunk=50),
-            Company(f"{name}, tree among many", chosen, 7, 7, 2, concurrency=many, warm=True),
-            Company(f"{name}, tree, preempted", chosen, 10, 5, 3, concurrency=many, preempt_every=4, prefill_chunk=20),
+        all_conditions += [
+            BatchConditions(f"{name}, chain of 4", chosen, 4, 4, 1),
+            BatchConditions(f"{name}, wide tree", chosen, 15, 4, 4, concurrency=3, prefill_chunk=50),
+            BatchConditions(f"{name}, tree among many", chosen, 7, 7, 2, concurrency=many, warm=True),
+            BatchConditions(
+                f"{name}, tree, preempted", chosen, 10, 5, 3, concurrency=many, preempt_every=4, prefill_chunk=20
+            ),
         ]
-    return companies
+    return all_conditions
 
 
 @dataclass(slots=True)
@@ -192,51 +194,51 @@ class Outcome:
 Outcomes = dict[tuple[str, int], Outcome]
 
 
-class CompanyRunner:
+class ConditionsRunner:
     """Runs requests through engines that share one set of weights and differ in everything else."""
 
     def __init__(self, parts: EngineParts) -> None:
         self._parts = parts
 
     def run(
-        self, company: Company, requests: Sequence[Request], on_done: Callable[[], None] = lambda: None
+        self, conditions: BatchConditions, requests: Sequence[Request], on_done: Callable[[], None] = lambda: None
     ) -> Outcomes:
         """Outcomes by (request id, sample index).
 
         Raises:
             SpecdecError: a request failed.
         """
-        engine = Engine(self._assemble(company))
-        if company.warm:
-            _decode(engine, requests, company, lambda: None)
-        return _decode(engine, requests, company, on_done)
+        engine = Engine(self._assemble(conditions))
+        if conditions.warm:
+            _decode(engine, requests, conditions, lambda: None)
+        return _decode(engine, requests, conditions, on_done)
 
-    def _assemble(self, company: Company) -> EngineParts:
+    def _assemble(self, conditions: BatchConditions) -> EngineParts:
         parts = self._parts
         speculation = parts.config.speculation.model_copy(
             update={
-                "enabled": bool(company.drafters),
-                "max_nodes": company.max_nodes,
-                "max_depth": company.max_depth,
-                "fixed_nodes": company.max_nodes,
-                "fixed_depth": company.max_depth,
-                "width": company.width,
+                "enabled": bool(conditions.drafters),
+                "max_nodes": conditions.max_nodes,
+                "max_depth": conditions.max_depth,
+                "fixed_nodes": conditions.max_nodes,
+                "fixed_depth": conditions.max_depth,
+                "width": conditions.width,
                 "trace_file": None,
             }
         )
         config: EngineConfig = parts.config.model_copy(
             update={
                 "speculation": speculation,
-                "prefill_chunk": min(company.prefill_chunk, parts.config.max_step_rows),
+                "prefill_chunk": min(conditions.prefill_chunk, parts.config.max_step_rows),
             }
         )
-        pages = parts.info.kv_tokens // 64 if company.kv_pages is None else company.kv_pages
-        drafters = [d for d in parts.drafters if d.name in company.drafters]
+        pages = parts.info.kv_tokens // 64 if conditions.kv_pages is None else conditions.kv_pages
+        drafters = [d for d in parts.drafters if d.name in conditions.drafters]
         # A short cache must still hold the longest request, so the context shrinks with it.
         limit = min(parts.info.max_context, pages * 64 - 64)
         info = dataclasses.replace(parts.info, max_context=limit)
-        kv = KvCacheManager(pages, prefix_cache=company.prefix_cache)
-        costs = _free_drafting(parts) if company.free else parts.costs
+        kv = KvCacheManager(pages, prefix_cache=conditions.prefix_cache)
+        costs = _free_drafting(parts) if conditions.free else parts.costs
         return dataclasses.replace(parts, config=config, info=info, drafters=drafters, kv=kv, costs=costs)
 
 
@@ -248,23 +250,25 @@ def _free_drafting(parts: EngineParts) -> StepCosts:
     return StepCosts(verify, {drafter.name: level for drafter in parts.drafters if drafter.model_based})
 
 
-def _in_mode(request: Request, company: Company) -> Request:
-    mode = SpeculationMode.AUTO if company.controlled else SpeculationMode.ON
+def _in_mode(request: Request, conditions: BatchConditions) -> Request:
+    mode = SpeculationMode.AUTO if conditions.controlled else SpeculationMode.ON
     return dataclasses.replace(request, speculation=dataclasses.replace(request.speculation, mode=mode))
 
 
-def _decode(engine: Engine, requests: Sequence[Request], company: Company, on_done: Callable[[], None]) -> Outcomes:
+def _decode(
+    engine: Engine, requests: Sequence[Request], conditions: BatchConditions, on_done: Callable[[], None]
+) -> Outcomes:
     outcomes: Outcomes = {}
     steps = 0
     waiting = list(reversed(requests))
     running: dict[str, int] = {}
     while waiting or running:
-        while waiting and len(running) < company.concurrency:
+        while waiting and len(running) < conditions.concurrency:
             request = waiting.pop()
-            engine.submit(_in_mode(request, company))
+            engine.submit(_in_mode(request, conditions))
             running[request.request_id] = request.sampling.n
         steps += 1
-        if company.preempt_every and steps % company.preempt_every == 0:
+        if conditions.preempt_every and steps % conditions.preempt_every == 0:
             engine.preempt_newest()
         for event in engine.step():
             if isinstance(event, Failed):
@@ -292,7 +296,7 @@ class Mismatch:
 
     request_id: str
     index: int
-    company: str
+    conditions: str
     position: int
     expected: str
     got: str
@@ -300,12 +304,12 @@ class Mismatch:
 
     def __str__(self) -> str:
         return (
-            f"request {self.request_id} sample {self.index} in company `{self.company}`, output token "
+            f"request {self.request_id} sample {self.index} in company `{self.conditions}`, output token "
             f"{self.position}: expected {self.expected}, got {self.got}; the tokens before: {list(self.context)}"
         )
 
 
-def first_mismatches(company: str, plain: Outcomes, other: Outcomes) -> list[Mismatch]:
+def first_mismatches(conditions: str, plain: Outcomes, other: Outcomes) -> list[Mismatch]:
     """One mismatch per sample that differs in any token, log-probability or its reason to end."""
     found = []
     for (request_id, index), expected in plain.items():
@@ -314,7 +318,7 @@ def first_mismatches(company: str, plain: Outcomes, other: Outcomes) -> list[Mis
         if difference is not None:
             position, left, right = difference
             context = tuple(expected.tokens[max(0, position - 8) : position])
-            found.append(Mismatch(request_id, index, company, position, left, right, context))
+            found.append(Mismatch(request_id, index, conditions, position, left, right, context))
     return found
 
 
@@ -335,10 +339,10 @@ def _difference(expected: Outcome, got: Outcome) -> tuple[int, str, str] | None:
 
 
 @dataclass(frozen=True, slots=True)
-class CompanyResult:
-    """Counts of one company's run. ``accepted``: tokens that came from drafts."""
+class ConditionsResult:
+    """Counts of one run. ``accepted``: tokens that came from drafts."""
 
-    company: Company
+    conditions: BatchConditions
     pairs: int
     tokens: int
     accepted: int
@@ -348,11 +352,11 @@ class CompanyResult:
 
 @dataclass(slots=True)
 class VerifyReport:
-    """All companies against plain decode."""
+    """Decoding under all conditions against plain decode."""
 
-    plain: Company
-    plain_result: CompanyResult
-    results: list[CompanyResult] = field(default_factory=list)
+    plain: BatchConditions
+    plain_result: ConditionsResult
+    results: list[ConditionsResult] = field(default_factory=list)
     mismatches: list[Mismatch] = field(default_factory=list)
 
     @property
@@ -362,17 +366,17 @@ class VerifyReport:
 
     @property
     def tokens(self) -> int:
-        """Tokens decoded in company."""
+        """Tokens decoded under all conditions."""
         return sum(r.tokens for r in self.results)
 
     @property
     def accepted(self) -> int:
-        """Tokens in company that came from drafts."""
+        """Of these tokens, those that came from drafts."""
         return sum(r.accepted for r in self.results)
 
     @property
     def preemptions(self) -> int:
-        """Preemptions that happened in company."""
+        """Preemptions that happened meanwhile."""
         return sum(r.preemptions for r in self.results)
 
     def as_dict(self) -> dict[str, Any]:
@@ -384,15 +388,15 @@ class VerifyReport:
             "preemptions": self.preemptions,
             "mismatches": len(self.mismatches),
             "first_mismatch": str(self.mismatches[0]) if self.mismatches else None,
-            "companies": {r.company.name: {"pairs": r.pairs, "mismatches": r.mismatches} for r in self.results},
+            "companies": {r.conditions.name: {"pairs": r.pairs, "mismatches": r.mismatches} for r in self.results},
         }
 
     def table(self) -> Table:
-        """One row per company."""
+        """One row per run."""
         table = Table("company", "pairs", "tokens", "drafted", "preempted", "mismatches", title="path identity")
         for result in (self.plain_result, *self.results):
             figures = (result.pairs, result.tokens, result.accepted, result.preemptions, result.mismatches)
-            table.add_row(result.company.name, *map(str, figures))
+            table.add_row(result.conditions.name, *map(str, figures))
         return table
 
 
@@ -402,15 +406,15 @@ MIN_REQUESTS = 14  # fewer would leave out some kinds of sampling
 def verify(
     parts: EngineParts, *, pairs: int, max_tokens: int, seed: int, say: Callable[[str], Any] = lambda _: None
 ) -> VerifyReport:
-    """Decode requests plainly and then in every standard company, until ``pairs`` pairs were compared.
+    """Decode requests plainly and then under all standard conditions, until ``pairs`` pairs were compared.
 
     Raises:
         ConfigError: the context is too small for the prompts.
 
-    Each pair is one sample of one request in one company, against the same sample decoded plainly and alone.
+    Each pair is one sample of one request under one set of conditions, against the same one decoded plainly, alone.
     """
-    companies = standard_companies(tuple(d.name for d in parts.drafters), parts.config.max_batch)
-    count = max(MIN_REQUESTS, -(-pairs // len(companies)))
+    all_conditions = standard_conditions(tuple(d.name for d in parts.drafters), parts.config.max_batch)
+    count = max(MIN_REQUESTS, -(-pairs // len(all_conditions)))
     fitting = (r for r in make_requests(parts.tokenizer, 10 * count, seed, max_tokens) if _fits(r, parts))
     requests = list(itertools.islice(fitting, count))
     if len(requests) < count:
@@ -418,7 +422,7 @@ def verify(
             f"engine.max_context: {parts.info.max_context} tokens hold too few of the prompts to verify with; "
             "raise max_context or kv_tokens, or lower --max-tokens"
         )
-    runner = CompanyRunner(parts)
+    runner = ConditionsRunner(parts)
     say(f"{len(requests)} requests, plainly and alone")
     plain = runner.run(PLAIN, requests)
     report = VerifyReport(PLAIN, _result(PLAIN, plain, 0))
@@ -428,12 +432,12 @@ def verify(
         predicted(request, plain[request.request_id, 0].tokens, rng) if number % 2 else request
         for number, request in enumerate(requests)
     ]
-    for company in companies:
-        say(f"in company: {company.name}")
-        outcomes = runner.run(company, requests)
-        found = first_mismatches(company.name, plain, outcomes)
+    for conditions in all_conditions:
+        say(f"in company: {conditions.name}")
+        outcomes = runner.run(conditions, requests)
+        found = first_mismatches(conditions.name, plain, outcomes)
         report.mismatches += found
-        report.results.append(_result(company, outcomes, len(found)))
+        report.results.append(_result(conditions, outcomes, len(found)))
     return report
 
 
@@ -441,9 +445,9 @@ def _fits(request: Request, parts: EngineParts) -> bool:
     return len(request.prompt_ids) + (request.stopping.max_tokens or 0) <= parts.info.max_context
 
 
-def _result(company: Company, outcomes: Outcomes, mismatches: int) -> CompanyResult:
-    return CompanyResult(
-        company=company,
+def _result(conditions: BatchConditions, outcomes: Outcomes, mismatches: int) -> ConditionsResult:
+    return ConditionsResult(
+        conditions=conditions,
         pairs=len(outcomes),
         tokens=sum(len(o.tokens) for o in outcomes.values()),
         accepted=sum(o.accepted for o in outcomes.values()),

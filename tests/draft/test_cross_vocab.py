@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from draft.cross_vocab import CrossVocabularyDrafter
 from draft.protocol import DraftTask
-from specdec.path_identity import PLAIN, Company, CompanyRunner, first_mismatches
+from specdec.path_identity import PLAIN, BatchConditions, ConditionsRunner, first_mismatches
 from specdec.sampling import SequenceSampling
 from specdec.sequence import Sequence
 from specdec.tree import TokenTree, check_tree
@@ -55,8 +55,8 @@ def named(drawn: list[Request], mode: SpeculationMode) -> list[Request]:
     return [dataclasses.replace(r, request_id=f"r{i}", speculation=speculation) for i, r in enumerate(drawn)]
 
 
-companies = st.builds(
-    Company,
+all_conditions = st.builds(
+    BatchConditions,
     name=st.just("drawn"),
     drafters=st.just(("model",)),
     max_nodes=st.integers(1, 20),
@@ -72,12 +72,12 @@ companies = st.builds(
 
 @pytest.mark.parametrize("mode", [SpeculationMode.ON, SpeculationMode.AUTO])
 @settings(max_examples=10)
-@given(drawn=st.lists(requests, min_size=1, max_size=6), company=companies)
-def test_it_does_not_show(mode: SpeculationMode, drawn: list[Request], company: Company) -> None:
+@given(drawn=st.lists(requests, min_size=1, max_size=6), conditions=all_conditions)
+def test_it_does_not_show(mode: SpeculationMode, drawn: list[Request], conditions: BatchConditions) -> None:
     made = parts("other")
-    plain = CompanyRunner(made).run(PLAIN, named(drawn, SpeculationMode.AUTO))
-    other = CompanyRunner(made).run(company, named(drawn, mode))
-    mismatches = first_mismatches(company.name, plain, other)
+    plain = ConditionsRunner(made).run(PLAIN, named(drawn, SpeculationMode.AUTO))
+    other = ConditionsRunner(made).run(conditions, named(drawn, mode))
+    mismatches = first_mismatches(conditions.name, plain, other)
     assert not mismatches, str(mismatches[0])
     books_are_closed(own_drafter(made))
 

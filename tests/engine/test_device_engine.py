@@ -1,4 +1,4 @@
-"""The engine with its target on the device: plain decode, trees and company give the same tokens, and the CPU's."""
+"""The engine with its target on the device: the same tokens as the CPU, in any batch conditions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from specdec.models.device_decoder import DeviceDecoder
 from specdec.models.device_step import PendingResult
 from specdec.models.device_weights import DeviceTypes
 from specdec.models.random_model import RANDOM_SHAPES
-from specdec.path_identity import PLAIN, Company, CompanyRunner, Outcome, first_mismatches
+from specdec.path_identity import PLAIN, BatchConditions, ConditionsRunner, Outcome, first_mismatches
 from specdec.types import GrammarKind, GrammarParams, OutputParams, Request, SamplingParams, StoppingParams
 from tests.engine.fan_drafter import FanDrafter
 from tests.engine.tiny_engine import failures, run_all, tokens_of
@@ -43,7 +43,7 @@ from verify_kernels.sampling import RowSampling, SamplingPolicy
 NAME = "small-heads-of-64"
 SMALL = dataclasses.replace(TINY, n_layers=1)
 SHORT = StoppingParams(max_tokens=3, ignore_eos=True)
-FANNED = Company("fans, all at once", ("fan",), 7, 4, 3, concurrency=4, prefill_chunk=37, preempt_every=3)
+FANNED = BatchConditions("fans, all at once", ("fan",), 7, 4, 3, concurrency=4, prefill_chunk=37, preempt_every=3)
 
 
 @pytest.fixture(autouse=True)
@@ -96,7 +96,7 @@ def plain(name: str, kv_dtype: str = "auto") -> Outcome:
     """What one of ``REQUESTS`` comes to alone, by plain decode."""
     with quick_interpreter():
         asked = [request for request in REQUESTS if request.request_id == name]
-        return CompanyRunner(device_parts(kv_dtype=kv_dtype)).run(PLAIN, asked)[name, 0]
+        return ConditionsRunner(device_parts(kv_dtype=kv_dtype)).run(PLAIN, asked)[name, 0]
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_trees_and_company_do_not_show(names: tuple[str, ...], kv_dtype: str, ac
     assert (parts.decoder.pool.k.dtype == torch.float8_e4m3fn) == (kv_dtype == "fp8")
     alone = {(name, 0): plain(name, kv_dtype) for name in names}
     fan.answers = {key: outcome.tokens for key, outcome in alone.items()}
-    found = CompanyRunner(parts).run(FANNED, [request for request in REQUESTS if request.request_id in names])
+    found = ConditionsRunner(parts).run(FANNED, [request for request in REQUESTS if request.request_id in names])
     mismatches = first_mismatches(FANNED.name, alone, found)
     assert not mismatches, str(mismatches[0])
     assert sum(outcome.accepted for outcome in found.values()) >= accepted
@@ -214,7 +214,7 @@ def test_a_draft_model_runs_on_the_device_too() -> None:
     speculation = SpeculationConfig(drafters=("model",), profile_s=0)
     parts = built(config(device_dtype="fp16", draft=f"random:{NAME}", speculation=speculation))
     request = dataclasses.replace(REQUESTS[1], stopping=SHORT)
-    found = CompanyRunner(parts).run(Company("drafted", ("model",), 3, 3, 2), [request])["sampled", 0]
+    found = ConditionsRunner(parts).run(BatchConditions("drafted", ("model",), 3, 3, 2), [request])["sampled", 0]
     assert found.tokens == plain("sampled").tokens[:3]
     assert found.accepted == 2
 
@@ -223,9 +223,9 @@ def test_float32_agrees_with_the_cpu() -> None:
     host = dataclasses.replace(build_parts(config(device="cpu")), drafters=[])
     with mock.patch.object(DeviceTypes, "of", return_value=FLOAT32):
         device = built(config())
-    runners = [CompanyRunner(dataclasses.replace(parts, drafters=[])) for parts in (host, device)]
+    runners = [ConditionsRunner(dataclasses.replace(parts, drafters=[])) for parts in (host, device)]
     requests = [ask("greedy", 9, 2, output=OutputParams(logprobs=3)), dataclasses.replace(REQUESTS[2], stopping=SHORT)]
-    expected, got = (runner.run(Company("together", concurrency=4), requests) for runner in runners)
+    expected, got = (runner.run(BatchConditions("together", concurrency=4), requests) for runner in runners)
     for key, outcome in expected.items():
         assert got[key].tokens == outcome.tokens, key
         for (one, best), (other, others) in zip(got[key].logprobs, outcome.logprobs, strict=True):
@@ -264,7 +264,7 @@ def test_masks_may_outgrow_their_room() -> None:
     with mock.patch.object(buffer, "_on_move", wraps=buffer._on_move) as moved:
         parts.decoder.graphs.clear()  # as the buffer itself has done before it gives memory back
         buffer._allocate(4, 1)
-        assert CompanyRunner(parts).run(PLAIN, [REQUESTS[3]])["grammar", 0].tokens == before
+        assert ConditionsRunner(parts).run(PLAIN, [REQUESTS[3]])["grammar", 0].tokens == before
     assert moved.called
 
 
@@ -283,7 +283,7 @@ def test_a_warm_up_leaves_no_trace() -> None:
     with few, mock.patch.multiple(device_verify, TREES=(3, 1000), POLICIES=POLICIES[2:], TIMES=1):
         warm_up(parts.verifier, parts.decoder)
     request = dataclasses.replace(REQUESTS[1], stopping=SHORT)
-    assert CompanyRunner(parts).run(PLAIN, [request])["sampled", 0].tokens == plain("sampled").tokens[:3]
+    assert ConditionsRunner(parts).run(PLAIN, [request])["sampled", 0].tokens == plain("sampled").tokens[:3]
 
 
 def test_a_warm_up_leaves_nothing_to_compile() -> None:

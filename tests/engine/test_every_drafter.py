@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from draft.head import HeadDrafter
 from specdec.engine.build import build_parts
 from specdec.engine.engine import EngineParts
-from specdec.path_identity import PLAIN, Company, CompanyRunner, first_mismatches
+from specdec.path_identity import PLAIN, BatchConditions, ConditionsRunner, first_mismatches
 from specdec.types import Request, SamplingParams, StoppingParams
 from tests.draft.eagle3_checkpoint import head_config, head_tensors, write_head
 from tests.engine.test_path_identity import named, prompts, samplings, stoppings
@@ -47,8 +47,8 @@ requests = st.builds(
     session=st.sampled_from(["", "s"]),
     target_tpot_ms=st.sampled_from([None, 0.01, 1e6]),
 )
-companies = st.builds(
-    Company,
+all_conditions = st.builds(
+    BatchConditions,
     name=st.just("drawn"),
     drafters=st.sampled_from([ALL, ("head",), ("head", "model"), ("oracle:0.7",), ("prediction", "suffix")]),
     max_nodes=st.integers(1, 20),
@@ -65,11 +65,11 @@ companies = st.builds(
 
 
 @settings(max_examples=40)
-@given(drawn=st.lists(requests, min_size=1, max_size=6), company=companies)
-def test_no_drafter_shows(drawn: list[Request], company: Company) -> None:
-    runner = CompanyRunner(every_parts())
+@given(drawn=st.lists(requests, min_size=1, max_size=6), conditions=all_conditions)
+def test_no_drafter_shows(drawn: list[Request], conditions: BatchConditions) -> None:
+    runner = ConditionsRunner(every_parts())
     plain = runner.run(PLAIN, named(drawn))
-    mismatches = first_mismatches(company.name, plain, runner.run(company, named(drawn)))
+    mismatches = first_mismatches(conditions.name, plain, runner.run(conditions, named(drawn)))
     assert not mismatches, str(mismatches[0])
 
 
@@ -77,10 +77,10 @@ def test_no_drafter_shows(drawn: list[Request], company: Company) -> None:
 def test_each_drafter_takes_part(drafter: str) -> None:
     prompt = tuple([7, 8, 9, 10, 11] * 20)
     ask = Request("", prompt, GREEDY, LONG, prediction_ids=tuple(prompt))
-    runner = CompanyRunner(every_parts())
-    company = Company("one", (drafter,), 6, 3, 2)
-    runner.run(company, named([ask]))  # the oracle learns
-    outcome = runner.run(company, named([ask]))[("r0", 0)]
+    runner = ConditionsRunner(every_parts())
+    conditions = BatchConditions("one", (drafter,), 6, 3, 2)
+    runner.run(conditions, named([ask]))  # the oracle learns
+    outcome = runner.run(conditions, named([ask]))[("r0", 0)]
     assert outcome.drafted > 0
 
 
@@ -91,7 +91,9 @@ def test_the_head_hears_what_the_target_computes() -> None:
     head.features = lambda seq, start, rows: (heard.append((start, rows.shape[0])), listen(seq, start, rows))  # type: ignore[method-assign,func-returns-value,assignment]
     try:
         prompt = tuple(range(5, 105))
-        CompanyRunner(every_parts()).run(Company("one", ("head",), 4, 4, 1), named([Request("", prompt, GREEDY, LONG)]))
+        ConditionsRunner(every_parts()).run(
+            BatchConditions("one", ("head",), 4, 4, 1), named([Request("", prompt, GREEDY, LONG)])
+        )
     finally:
         head.features = listen  # type: ignore[method-assign]
     ends = [start + n for start, n in heard]

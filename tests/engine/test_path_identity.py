@@ -1,4 +1,4 @@
-"""The promise itself, as a property: tokens and log-probabilities do not depend on company."""
+"""The promise itself, as a property: tokens and log-probabilities do not depend on batch conditions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec.engine.engine import EngineParts
-from specdec.path_identity import PLAIN, Company, CompanyRunner, Outcomes, first_mismatches
+from specdec.path_identity import PLAIN, BatchConditions, ConditionsRunner, Outcomes, first_mismatches
 from specdec.types import OutputParams, Request, SamplingParams, StoppingParams
 from tests.engine.tiny_engine import tiny_parts
 
@@ -56,8 +56,8 @@ requests = st.builds(
     priority=st.integers(0, 2),
     cache_salt=st.sampled_from(["", "x"]),
 )
-companies = st.builds(
-    Company,
+all_conditions = st.builds(
+    BatchConditions,
     name=st.just("drawn"),
     drafters=st.sampled_from([(), ("suffix",), ("model",), ("suffix", "model")]),
     max_nodes=st.integers(1, 20),
@@ -77,33 +77,33 @@ def named(drawn: list[Request]) -> list[Request]:
     return [replace(r, request_id=f"r{i}") for i, r in enumerate(drawn)]
 
 
-def check(parts: EngineParts, drawn: list[Request], company: Company) -> Outcomes:
-    runner = CompanyRunner(parts)
+def check(parts: EngineParts, drawn: list[Request], conditions: BatchConditions) -> Outcomes:
+    runner = ConditionsRunner(parts)
     plain = runner.run(PLAIN, named(drawn))
-    other = runner.run(company, named(drawn))
-    mismatches = first_mismatches(company.name, plain, other)
+    other = runner.run(conditions, named(drawn))
+    mismatches = first_mismatches(conditions.name, plain, other)
     assert not mismatches, str(mismatches[0])
     return other
 
 
 @settings(max_examples=40)
-@given(drawn=st.lists(requests, min_size=1, max_size=6), company=companies)
-def test_company_does_not_show(drawn: list[Request], company: Company) -> None:
-    check(tiny_parts(), drawn, company)
+@given(drawn=st.lists(requests, min_size=1, max_size=6), conditions=all_conditions)
+def test_batch_conditions_do_not_show(drawn: list[Request], conditions: BatchConditions) -> None:
+    check(tiny_parts(), drawn, conditions)
 
 
 @pytest.mark.parametrize("family", ["mistral", "qwen2", "qwen3", "gemma3", "llama3"])
 @settings(max_examples=8)
-@given(drawn=st.lists(requests, min_size=2, max_size=4), company=companies)
-def test_every_family(family: str, drawn: list[Request], company: Company) -> None:
-    check(tiny_parts(family), drawn, company)
+@given(drawn=st.lists(requests, min_size=2, max_size=4), conditions=all_conditions)
+def test_every_family(family: str, drawn: list[Request], conditions: BatchConditions) -> None:
+    check(tiny_parts(family), drawn, conditions)
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @settings(max_examples=8)
-@given(drawn=st.lists(requests, min_size=2, max_size=4), company=companies)
-def test_every_dtype(dtype: str, drawn: list[Request], company: Company) -> None:
-    check(tiny_parts(dtype=dtype), drawn, company)
+@given(drawn=st.lists(requests, min_size=2, max_size=4), conditions=all_conditions)
+def test_every_dtype(dtype: str, drawn: list[Request], conditions: BatchConditions) -> None:
+    check(tiny_parts(dtype=dtype), drawn, conditions)
 
 
 @functools.cache
@@ -118,7 +118,7 @@ def _drafted() -> Outcomes:
         )
         for i, t in enumerate([0.0, 0.0, 0.2, 0.2, 1.0, 1.0])
     ]
-    return check(tiny_parts(), drawn, Company("mix", ("suffix", "model"), 12, 5, 3, 6, 64, kv_pages=9))
+    return check(tiny_parts(), drawn, BatchConditions("mix", ("suffix", "model"), 12, 5, 3, 6, 64, kv_pages=9))
 
 
 def test_the_mix_accepts_drafts() -> None:
