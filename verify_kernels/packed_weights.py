@@ -17,6 +17,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from verify_kernels.quant_formats import FORMATS, BlockMatrix, pack_blocks, unpack_blocks
+
 BLOCK = 256
 
 
@@ -58,7 +60,8 @@ GROUP_K = 4  # input channels one int8 dot-product instruction consumes
 CHUNK_K = 256  # input channels per scale of int4 weights, as of activations
 CLIPS = (1.0, 0.93, 0.86, 0.8, 0.74)  # shares of a chunk's largest weight tried as the largest one represented
 
-WeightKind = Literal["int4", "int8", "bf16", "fp32"]
+BlockKind = Literal["q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k"]
+WeightKind = Literal["int4", "int8", "bf16", "fp32"] | BlockKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +127,18 @@ def pack_linear(weight: Tensor, bias: Tensor | None, kind: WeightKind) -> Packed
     return PackedLinear(kind, n, k, data, None, packed_bias)
 
 
+def pack_block_linear(raw: Tensor, bias: Tensor | None, kind: BlockKind, k: int) -> PackedLinear:
+    """Repack ``raw`` uint8 [n, bytes of a row of k inputs], as a GGUF file has it, and ``bias`` [n] or None."""
+    data = torch.from_numpy(pack_blocks(raw.numpy(), kind))
+    padded = None if bias is None else torch.nn.functional.pad(bias.float(), (0, data.shape[0] * TILE_N - len(bias)))
+    return PackedLinear(kind, len(raw), k, data, None, padded)
+
+
+def block_matrix(packed: PackedLinear) -> BlockMatrix:
+    """What a matrix in a block format stands for."""
+    return unpack_blocks(packed.data.numpy(), packed.kind, packed.n, packed.k)
+
+
 def _pack_int8(weight: Tensor, tiles: int) -> tuple[Tensor, Tensor]:
     k = weight.shape[1]
     k_pad = -(-k // GROUP_K) * GROUP_K
@@ -180,6 +195,8 @@ def unpack_linear(packed: PackedLinear) -> Tensor:
     """The float32 matrix [n, k] that ``packed`` stands for (dequantised for int4 and int8)."""
     if packed.kind == "int4":
         return _unpack_int4(packed)
+    if packed.kind in FORMATS:
+        return torch.from_numpy(block_matrix(packed).dequantised())
     if packed.kind != "int8":
         return packed.data.float().transpose(1, 2).reshape(-1, packed.k)[: packed.n]
     assert packed.scale is not None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -9,7 +11,9 @@ from torch import Tensor
 
 from verify_kernels.backend import AttentionSpec, BatchOp, LinearSpec, RowsOp
 from verify_kernels.forward_batch import PAGE_SIZE, ForwardBatch
-from verify_kernels.packed_weights import CHUNK_K, rotate, unpack_linear
+from verify_kernels.packed_weights import CHUNK_K, PackedLinear, block_matrix, rotate, unpack_linear
+from verify_kernels.quant_formats import FORMATS
+from verify_kernels.reference_quant import block_linear
 
 
 class ReferenceBackend:
@@ -29,13 +33,11 @@ class ReferenceBackend:
 
     def linear(self, spec: LinearSpec) -> RowsOp:
         """Bind a linear layer; weights are unpacked to float32 once."""
-        weight, bias = unpack_linear(spec.weight), spec.weight.bias
+        bias = spec.weight.bias
+        product = _block_product(spec.weight) if spec.weight.kind in FORMATS else _plain_product(spec.weight)
 
         def op(rows: int) -> None:
-            x = _prologue(spec, spec.src[:rows])
-            if spec.weight.kind in ("int4", "int8"):
-                x = rotate(fake_quantise(rotate(x)))
-            y = torch.stack([torch.mv(weight, row) for row in x])
+            y = product(_prologue(spec, spec.src[:rows]))
             if bias is not None:
                 y = y + bias[: spec.weight.n]
             dst = spec.dst[:rows, : spec.weight.n]
@@ -72,6 +74,22 @@ class ReferenceBackend:
         for a, b in zip(source.tolist(), target.tolist(), strict=True):
             k_pool[:, b // PAGE_SIZE, :, :, b % PAGE_SIZE] = k_pool[:, a // PAGE_SIZE, :, :, a % PAGE_SIZE]
             v_pool[:, b // PAGE_SIZE, :, b % PAGE_SIZE] = v_pool[:, a // PAGE_SIZE, :, a % PAGE_SIZE]
+
+
+def _plain_product(packed: PackedLinear) -> Callable[[Tensor], Tensor]:
+    weight = unpack_linear(packed)
+
+    def product(x: Tensor) -> Tensor:
+        if packed.kind in ("int4", "int8"):
+            x = rotate(fake_quantise(rotate(x)))
+        return torch.stack([torch.mv(weight, row) for row in x])
+
+    return product
+
+
+def _block_product(packed: PackedLinear) -> Callable[[Tensor], Tensor]:
+    matrix = block_matrix(packed)
+    return lambda x: block_linear(x, matrix)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

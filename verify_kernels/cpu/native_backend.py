@@ -16,6 +16,7 @@ from torch import Tensor
 from verify_kernels.backend import AttentionSpec, BatchOp, LinearSpec, RowsOp
 from verify_kernels.cpu.library import load_library
 from verify_kernels.forward_batch import ForwardBatch
+from verify_kernels.quant_formats import FORMATS, GROUP
 from verify_kernels.sampling import NO_TOKEN, RowSampling, check_width
 
 
@@ -29,7 +30,8 @@ class LinearArgs(ctypes.Structure):
         ("weight", c_void_p), ("weight_scale", c_void_p), ("bias", c_void_p),
         ("src", c_void_p), ("dst", c_void_p), ("pre_norm", c_void_p), ("post_norm", c_void_p),
         ("eps", c_float), ("unused", c_float),
-        ("x", c_void_p), ("q", c_void_p), ("q_scale", c_void_p), ("q_sum", c_void_p), ("result", c_void_p),
+        ("x", c_void_p), ("q", c_void_p), ("q_scale", c_void_p), ("q_sum", c_void_p), ("q_less_sum", c_void_p),
+        ("result", c_void_p),
     )  # fmt: skip
 
 
@@ -54,9 +56,8 @@ class BatchArgs(ctypes.Structure):
     )  # fmt: skip
 
 
-CHUNK = 256  # input channels per activation scale, as in csrc/prologue.h
-_KINDS = {"int8": 0, "bf16": 1, "fp32": 2, "int4": 3}
-_CHANNELS_PER_GROUP = {"int8": 4, "int4": 8}  # of the second dimension of packed data
+_KINDS = {"int8": 0, "bf16": 1, "fp32": 2, "int4": 3, **{name: 4 + i for i, name in enumerate(FORMATS)}}
+_CHANNELS_PER_GROUP = {"int8": 4, "int4": 8} | {name: f.unit for name, f in FORMATS.items()}  # of data's dimension 1
 _PROLOGUES = {"none": 0, "rms": 1, "silu": 2, "gelu": 3}
 _EPILOGUES = {"store": 0, "add": 1, "norm_add": 2}
 
@@ -77,12 +78,12 @@ class NativeBackend:
 
     def reserve(self, max_rows: int, max_width: int, max_heads_width: int) -> None:
         """Allocate scratch shared by every bound layer (layers run one after the other)."""
-        chunks = -(-max_width // CHUNK)
         wide = -(-max_width // 64) * 64
         self._x = torch.zeros(max_rows, wide)
         self._q = torch.zeros(max_rows, wide, dtype=torch.int8)
-        self._q_scale = torch.zeros(max_rows, chunks)
-        self._q_sum = torch.zeros(max_rows, chunks, dtype=torch.int32)
+        self._q_scale = torch.zeros(max_rows, wide // GROUP)
+        self._q_sum = torch.zeros(max_rows, 2 * wide // GROUP, dtype=torch.int32)
+        self._q_less_sum = torch.zeros(max_rows, wide // GROUP)
         self._result = torch.zeros(max_rows, wide)
         self._heads = torch.zeros(max_rows, max_heads_width)
         self._max_rows = max_rows
@@ -108,7 +109,7 @@ class NativeBackend:
             src=spec.src.data_ptr(), dst=spec.dst.data_ptr(),
             pre_norm=_pointer(spec.pre_norm), post_norm=_pointer(spec.post_norm), eps=spec.eps,
             x=self._x.data_ptr(), q=self._q.data_ptr(), q_scale=self._q_scale.data_ptr(),
-            q_sum=self._q_sum.data_ptr(), result=self._result.data_ptr(),
+            q_sum=self._q_sum.data_ptr(), q_less_sum=self._q_less_sum.data_ptr(), result=self._result.data_ptr(),
         )  # fmt: skip
         run, pointer = self._library.sd_linear, ctypes.byref(args)
 

@@ -7,6 +7,7 @@
 #include "int_blocks.h"
 #include "parallel.h"
 #include "prologue.h"
+#include "quant_linear.h"
 
 namespace sd {
 namespace {
@@ -113,6 +114,11 @@ void finish_tile(const sd_linear_args& a, int tile, int row, int rows, const flo
 }
 
 void compute_unit(const sd_linear_args& a, int tile, int row, int rows, float* sums) {
+  if (is_block_format(a.kind)) {
+    quant_tile(a, tile, row, rows, sums);
+    finish_tile(a, tile, row, rows, sums);
+    return;
+  }
   memset(sums, 0, (size_t)rows * TILE * 4);
   const int chunks = (a.k_pad + CHUNK - 1) / CHUNK;
   const int blocks = (rows + MAX_MR - 1) / MAX_MR;

@@ -4,7 +4,10 @@
 
 extern "C" {
 
-enum { SD_INT8 = 0, SD_BF16 = 1, SD_FP32 = 2, SD_INT4 = 3 };
+enum {
+  SD_INT8 = 0, SD_BF16 = 1, SD_FP32 = 2, SD_INT4 = 3,
+  SD_Q4_0 = 4, SD_Q4_1 = 5, SD_Q5_0 = 6, SD_Q5_1 = 7, SD_Q8_0 = 8, SD_Q4_K = 9, SD_Q5_K = 10, SD_Q6_K = 11
+};
 enum { SD_PRE_NONE = 0, SD_PRE_RMS = 1, SD_PRE_SILU = 2, SD_PRE_GELU = 3 };
 enum { SD_POST_STORE = 0, SD_POST_ADD = 1, SD_POST_NORM_ADD = 2 };
 
@@ -24,8 +27,9 @@ struct sd_linear_args {
   float unused;
   float* x;         // [rows, k_pad] what the product reads (float kinds), or the normed row on its way to int8
   int8_t* q;        // [rows, k_pad] quantised rows
-  float* q_scale;   // [rows, chunks]
-  int32_t* q_sum;   // [rows, chunks] 128 * sum of the chunk's int8 values
+  float* q_scale;   // [rows, chunks]; block formats: [rows, groups of 32]
+  int32_t* q_sum;   // [rows, chunks] 128 * sum of the chunk's int8 values; block formats: where sums start, quant_linear.cpp
+  float* q_less_sum;  // [rows, groups of 32] block formats: minus the sum of the group's int8 values
   float* result;    // [rows, tiles * 32] for SD_POST_NORM_ADD, else unused
 };
 

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "linear.h"
+#include "quant_linear.h"
 #include "vec.h"
 
 namespace sd {
@@ -145,15 +146,16 @@ inline void prepare_row(const sd_linear_args& a, int row) {
   const float* src = a.src + row * a.ld_src;
   float* x = a.x + (int64_t)row * a.k_pad;
   const float* ready = x;
-  const bool quantised = a.kind == SD_INT8 || a.kind == SD_INT4;
+  const bool blocks = is_block_format(a.kind), quantised = a.kind == SD_INT8 || a.kind == SD_INT4;
   switch (a.pre) {
     case SD_PRE_RMS: rms_norm(src, a.pre_norm, a.k, a.eps, x); break;
     case SD_PRE_SILU: gate(src, a.k, x, silu16); break;
     case SD_PRE_GELU: gate(src, a.k, x, gelu16); break;
     default:
-      if (quantised) ready = src;
+      if (quantised || blocks) ready = src;
       else memcpy(x, src, (size_t)a.k * 4);
   }
+  if (blocks) quant_row(a, ready, row);
   if (!quantised) return;
   const int chunks = (a.k_pad + CHUNK - 1) / CHUNK;
   int8_t* q = a.q + (int64_t)row * a.k_pad;

@@ -1,0 +1,154 @@
+// The block formats of GGUF files as they are repacked: units of inputs x 16 channels, and how one is read.
+//
+// A group is 32 inputs. `level` unpacks its j-th four inputs of LANES4 channels from `slice` on; `scale` and `low` are what a level is multiplied by, and what its product with the sum of the inputs is
+// subtracted of: w = scale * level - low. Levels of odd groups may be HIGH times too large, which saves a shift; the
+// scale is as much smaller then, which changes no bit. A group is named by `first`, where a run of PERIOD groups that
+// are unpacked alike begins, and G, its place there. verify_kernels/quant_formats.py writes these layouts.
+#pragma once
+#include "quant_simd.h"
+
+namespace sd {
+
+constexpr int HALF = 16;    // channels of a unit
+constexpr int GROUP = 32;   // inputs of a group, which share a scale of the activations
+constexpr int NIBBLES = 2 * GROUP * HALF / 2;  // bytes of the low four bits of two groups
+
+// A pair of groups lies in the low and the high halves of the same bytes. SHIFT: the high ones are shifted down.
+template <int G, bool SHIFT = HIGH == 1>
+inline wordv nibbles(const uint8_t* pair, int slice, int j) {
+  return (load_bytes(pair + 64 * j + 4 * slice) >> (G & 1 && SHIFT ? 4 : 0)) & all_bytes(G & 1 && !SHIFT ? 0xf0 : 0x0f);
+}
+
+struct Q4_0 {
+  static constexpr int BITS = 4, PERIOD = 2, GROUPS = 2, SCALES = 1, BYTES = NIBBLES + 2 * 32;
+  static constexpr bool LOW = false;
+  static constexpr int OFFSET = 8, ODD_OFFSET = 8 * HIGH;  // of levels, in even and in odd groups
+  template <int G>
+  static wordv level(const uint8_t* u, int first, int slice, int j) { return nibbles<G>(u, slice, j); }
+  template <int G>
+  static floatv scale(const uint8_t* u, int first, int slice, int) {
+    return halfs(u + NIBBLES + 32 * (first + G) + 2 * slice) * all_floats(G & 1 ? 1.0f / HIGH : 1.0f);
+  }
+  template <int G>
+  static floatv low(const uint8_t*, int, int) { return floatv{}; }
+};
+
+struct Q4_1 {
+  static constexpr int BITS = 4, PERIOD = 2, GROUPS = 2, SCALES = 1, BYTES = NIBBLES + 4 * 32;
+  static constexpr bool LOW = true;
+  static constexpr int OFFSET = 0, ODD_OFFSET = 0;
+  template <int G>
+  static wordv level(const uint8_t* u, int first, int slice, int j) { return nibbles<G>(u, slice, j); }
+  template <int G>
+  static floatv scale(const uint8_t* u, int first, int slice, int) {
+    return halfs(u + NIBBLES + 32 * (first + G) + 2 * slice) * all_floats(G & 1 ? 1.0f / HIGH : 1.0f);
+  }
+  template <int G>
+  static floatv low(const uint8_t* u, int first, int slice) { return halfs(u + NIBBLES + 64 + 32 * (first + G) + 2 * slice); }
+};
+
+// The fifth bits: bit j of group g's plane belongs to its j-th register.
+inline wordv fifth_bits(const uint8_t* plane, int slice, int j) {
+  const wordv bits = load_bytes(plane + 4 * slice);
+  return (j < 4 ? bits << (4 - j) : bits >> (j - 4)) & all_bytes(0x10);
+}
+
+struct Q5_0 {
+  static constexpr int BITS = 5, PERIOD = 2, GROUPS = 2, SCALES = 1, BYTES = NIBBLES + 2 * 64 + 2 * 32;
+  static constexpr bool LOW = false;
+  static constexpr int OFFSET = 16, ODD_OFFSET = 16;
+  template <int G>
+  static wordv level(const uint8_t* u, int first, int slice, int j) {
+    return nibbles<G, true>(u, slice, j) | fifth_bits(u + NIBBLES + 64 * G, slice, j);
+  }
+  template <int G>
+  static floatv scale(const uint8_t* u, int first, int slice, int) { return halfs(u + NIBBLES + 128 + 32 * (first + G) + 2 * slice); }
+  template <int G>
+  static floatv low(const uint8_t*, int, int) { return floatv{}; }
+};
+
+struct Q5_1 {
+  static constexpr int BITS = 5, PERIOD = 2, GROUPS = 2, SCALES = 1, BYTES = NIBBLES + 2 * 64 + 4 * 32;
+  static constexpr bool LOW = true;
+  static constexpr int OFFSET = 0, ODD_OFFSET = 0;
+  template <int G>
+  static wordv level(const uint8_t* u, int first, int slice, int j) { return Q5_0::level<G>(u, first, slice, j); }
+  template <int G>
+  static floatv scale(const uint8_t* u, int first, int slice, int) { return Q5_0::scale<G>(u, first, slice, 0); }
+  template <int G>
+  static floatv low(const uint8_t* u, int first, int slice) { return halfs(u + NIBBLES + 192 + 32 * (first + G) + 2 * slice); }
+};
+
+struct Q8_0 {
+  static constexpr int BITS = 8, PERIOD = 2, GROUPS = 2, SCALES = 1, BYTES = 2 * GROUP * HALF + 2 * 32;
+  static constexpr bool LOW = false;
+  static constexpr int OFFSET = 128, ODD_OFFSET = 128;
+  template <int G>
+  static wordv level(const uint8_t* u, int first, int slice, int j) {
+    return load_bytes(u + GROUP * HALF * G + 64 * j + 4 * slice);
+  }
+  template <int G>
+  static floatv scale(const uint8_t* u, int first, int slice, int) { return halfs(u + 1024 + 32 * (first + G) + 2 * slice); }
+  template <int G>
+  static floatv low(const uint8_t*, int, int) { return floatv{}; }
+};
+
+struct Q4_K {
+  static constexpr int SMALL = 4 * NIBBLES, BITS = 4, PERIOD = 2, GROUPS = 8, SCALES = 1, BYTES = SMALL + 2 * 128 + 2 * 32;
+  static constexpr bool LOW = true;
+  static constexpr int OFFSET = 0, ODD_OFFSET = 0;
+  template <int G>
+  static wordv level(const uint8_t* u, int first, int slice, int j) { return nibbles<G>(u + NIBBLES * ((first + G) / 2), slice, j); }
+  template <int G>
+  static floatv scale(const uint8_t* u, int first, int slice, int) {
+    return from_u8(u + SMALL + 16 * (first + G) + slice) * (halfs(u + SMALL + 256 + 2 * slice) * all_floats(G & 1 ? 1.0f / HIGH : 1.0f));
+  }
+  template <int G>
+  static floatv low(const uint8_t* u, int first, int slice) {
+    return from_u8(u + SMALL + 128 + 16 * (first + G) + slice) * halfs(u + SMALL + 288 + 2 * slice);
+  }
+};
+
+struct Q5_K {
+  static constexpr int PLANE = 4 * NIBBLES, SMALL = PLANE + 512, BITS = 5, PERIOD = 8, GROUPS = 8, SCALES = 1;
+  static constexpr int BYTES = SMALL + 2 * 128 + 2 * 32;
+  static constexpr bool LOW = true;
+  static constexpr int OFFSET = 0, ODD_OFFSET = 0;
+  template <int G>
+  static wordv level(const uint8_t* u, int, int slice, int j) {  // bit g of the plane's j-th register
+    const wordv bits = load_bytes(u + PLANE + 64 * j + 4 * slice);
+    return nibbles<G, true>(u + NIBBLES * (G / 2), slice, j) | ((G < 4 ? bits << (4 - G) : bits >> (G - 4)) & all_bytes(0x10));
+  }
+  template <int G>
+  static floatv scale(const uint8_t* u, int first, int slice, int) {
+    return from_u8(u + SMALL + 16 * (first + G) + slice) * halfs(u + SMALL + 256 + 2 * slice);
+  }
+  template <int G>
+  static floatv low(const uint8_t* u, int first, int slice) {
+    return from_u8(u + SMALL + 128 + 16 * (first + G) + slice) * halfs(u + SMALL + 288 + 2 * slice);
+  }
+};
+
+// As in the file four groups share 1,024 bytes: the low halves hold groups 0 and 1, the high ones 2 and 3; two bits of
+// each of the four lie in one byte of the plane. A scale serves 16 inputs.
+struct Q6_K {
+  static constexpr int PLANE = 4 * NIBBLES, SMALL = PLANE + 1024, BITS = 6, PERIOD = 4, GROUPS = 8, SCALES = 2;
+  static constexpr int BYTES = SMALL + 256 + 64;
+  static constexpr bool LOW = false;
+  static constexpr int OFFSET = 32, ODD_OFFSET = 32;
+  template <int G>
+  static wordv level(const uint8_t* u, int first, int slice, int j) {
+    constexpr int UP = 4 - 2 * G;  // to where the two bits belong
+    const wordv raw = load_bytes(u + 1024 * (first / 4) + 512 * (G & 1) + 64 * j + 4 * slice);
+    const wordv bits = load_bytes(u + PLANE + 512 * (first / 4) + 64 * j + 4 * slice);
+    return ((G & 2 ? raw >> 4 : raw) & all_bytes(0x0f)) | ((UP >= 0 ? bits << UP : bits >> -UP) & all_bytes(0x30));
+  }
+  template <int G>
+  static floatv scale(const uint8_t* u, int first, int slice, int part) {
+    return from_s8(u + SMALL + 32 * (first + G) + 16 * part + slice) * load_floats((const float*)(u + SMALL + 256) + slice);
+  }
+  template <int G>
+  static floatv low(const uint8_t*, int, int) { return floatv{}; }
+};
+
+}  // namespace sd

@@ -1,0 +1,135 @@
+// The few vector operations that quant_rows.h needs, each on one register of this processor.
+//
+// A register holds LANES output channels: as bytes four input channels of each, as int32 or float one value of each.
+#pragma once
+#include <cstdint>
+#include <cstring>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+namespace sd {
+
+#if defined(__AVX512VNNI__)
+constexpr int WIDTH = 64;
+constexpr int MOST_ROWS = 12;  // of two registers each, of 32
+#elif defined(__AVX2__)
+constexpr int WIDTH = 32;
+constexpr int MOST_ROWS = 4;  // of three registers each, of 16
+#else
+constexpr int WIDTH = 16;
+constexpr int MOST_ROWS = 4;
+#endif
+constexpr int LANES4 = WIDTH / 4;
+
+// How many times too large levels from the high halves of bytes are left. AVX2's sums of 16 bits have no room for that.
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+constexpr int HIGH = 1;
+#else
+constexpr int HIGH = 16;
+#endif
+
+typedef uint16_t wordv __attribute__((vector_size(WIDTH), aligned(1), may_alias));  // bytes, for shifts by whole words
+typedef int32_t intv __attribute__((vector_size(WIDTH), aligned(4), may_alias));
+typedef float floatv __attribute__((vector_size(WIDTH), aligned(4), may_alias));
+
+inline wordv load_bytes(const uint8_t* p) { return *reinterpret_cast<const wordv*>(p); }
+inline wordv all_bytes(uint8_t x) { return wordv{} + (uint16_t)(x * 0x101); }
+inline floatv load_floats(const float* p) { return *reinterpret_cast<const floatv*>(p); }
+inline void store_floats(float* p, floatv x) { *reinterpret_cast<floatv*>(p) = x; }
+inline floatv to_floats(intv x) { return __builtin_convertvector(x, floatv); }
+inline floatv all_floats(float x) { return x - floatv{}; }
+inline intv all_ints(int32_t x) { return intv{} + x; }
+
+inline int32_t four_bytes(const int8_t* q) {
+  int32_t x;
+  memcpy(&x, q, 4);
+  return x;
+}
+
+#if defined(__AVX512VNNI__)
+
+inline floatv fused(floatv a, floatv b, floatv c) { return (floatv)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
+inline floatv halfs(const uint8_t* p) { return (floatv)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
+inline floatv from_u8(const uint8_t* p) {
+  return (floatv)_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)));
+}
+inline floatv from_s8(const uint8_t* p) {
+  return (floatv)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
+}
+
+// sum += the products of four inputs, the j-th four of a run, with levels below 2^BITS.
+template <int BITS>
+inline void multiply(intv& sum, intv&, wordv levels, const int8_t* q, int j) {
+  // Written out because GCC broadcasts into a register first, and the front end is as busy as the multipliers here.
+  asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(levels), "m"(*(const int32_t(*)[1])(q + 4 * j)));
+}
+
+#elif defined(__AVX2__)
+
+inline floatv fused(floatv a, floatv b, floatv c) { return (floatv)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
+inline floatv halfs(const uint8_t* p) { return (floatv)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
+inline floatv from_u8(const uint8_t* p) {
+  return (floatv)_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+}
+inline floatv from_s8(const uint8_t* p) {
+  return (floatv)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+}
+
+// Pairs of products are added in 16 bits, in `run`, as many as can not overflow; eight-bit levels are split in two.
+template <int BITS>
+inline void multiply(intv& sum, intv& run, wordv levels, const int8_t* q, int j) {
+  constexpr int RUN = BITS <= 4 ? 8 : BITS == 5 ? 4 : 2;  // 2 * 127 * (2^BITS - 1) * RUN < 2^15
+  const __m256i w = (__m256i)levels, a = _mm256_set1_epi32(four_bytes(q + 4 * j));
+  if (BITS == 8) {
+    const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(a, 8), 8), odd = _mm256_srai_epi16(a, 8);
+    sum += (intv)_mm256_madd_epi16(_mm256_and_si256(w, _mm256_set1_epi16(255)), even);
+    sum += (intv)_mm256_madd_epi16(_mm256_srli_epi16(w, 8), odd);
+    return;
+  }
+  const __m256i pairs = _mm256_maddubs_epi16(w, a);
+  run = j % RUN ? (intv)_mm256_add_epi16((__m256i)run, pairs) : (intv)pairs;
+  if (j % RUN == RUN - 1) sum += (intv)_mm256_madd_epi16((__m256i)run, _mm256_set1_epi16(1));
+}
+
+#else
+
+inline floatv fused(floatv a, floatv b, floatv c) {
+  for (int i = 0; i < LANES4; ++i) a[i] = __builtin_fmaf(a[i], b[i], c[i]);
+  return a;
+}
+inline float half(uint16_t h) {
+  const uint32_t sign = (uint32_t)(h & 0x8000) << 16, rest = h & 0x7fff;
+  if (rest < 0x0400) return (sign ? -1.0f : 1.0f) * (float)rest * 0x1p-24f;  // subnormal
+  const uint32_t bits = sign | (rest >= 0x7c00 ? 0x7f800000 | (rest & 0x3ff) << 13 : (rest << 13) + 0x38000000);
+  float x;
+  memcpy(&x, &bits, 4);
+  return x;
+}
+inline floatv halfs(const uint8_t* p) {
+  floatv r;
+  for (int i = 0; i < LANES4; ++i) r[i] = half((uint16_t)(p[2 * i] | p[2 * i + 1] << 8));
+  return r;
+}
+inline floatv from_u8(const uint8_t* p) {
+  floatv r;
+  for (int i = 0; i < LANES4; ++i) r[i] = p[i];
+  return r;
+}
+inline floatv from_s8(const uint8_t* p) {
+  floatv r;
+  for (int i = 0; i < LANES4; ++i) r[i] = (int8_t)p[i];
+  return r;
+}
+
+template <int BITS>
+inline void multiply(intv& sum, intv&, wordv levels, const int8_t* q, int j) {
+  uint8_t w[WIDTH];
+  memcpy(w, &levels, WIDTH);
+  for (int i = 0; i < LANES4; ++i)
+    for (int b = 0; b < 4; ++b) sum[i] += (int32_t)w[4 * i + b] * q[4 * j + b];
+}
+
+#endif
+
+}  // namespace sd

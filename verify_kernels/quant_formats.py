@@ -1,0 +1,213 @@
+"""The block formats of GGUF files (Q4_K, Q6_K, ...) as the kernels read them: repacked, and not rounded anew.
+
+A *unit* is 64 inputs (256 of the K formats) of 16 output channels, a *group* 32 inputs. Bytes of four neighbouring
+inputs stay together and lie channel beside channel, so that one load serves 16 channels; scales follow the levels.
+`csrc/quant_formats.h` has the reading side.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+TILE = 32  # output channels that are packed together: two halves of 16, unit beside unit
+GROUP = 32
+
+Bytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFormat:
+    """``block`` inputs of a row take ``block_bytes`` in the file; ``unit`` inputs of 16 rows ``unit_bytes`` here.
+
+    ``offset`` is taken off every level; a scale serves ``scaled`` inputs; ``low``: groups have a low end of their own.
+    """
+
+    block: int
+    block_bytes: int
+    unit: int
+    unit_bytes: int
+    offset: int
+    scaled: int = GROUP
+    low: bool = False
+
+
+FORMATS: Final[dict[str, BlockFormat]] = {
+    "q4_0": BlockFormat(32, 18, 64, 576, 8),
+    "q4_1": BlockFormat(32, 20, 64, 640, 0, low=True),
+    "q5_0": BlockFormat(32, 22, 64, 704, 16),
+    "q5_1": BlockFormat(32, 24, 64, 768, 0, low=True),
+    "q8_0": BlockFormat(32, 34, 64, 1088, 128),
+    "q4_k": BlockFormat(256, 144, 256, 2368, 0, low=True),
+    "q5_k": BlockFormat(256, 176, 256, 2880, 0, low=True),
+    "q6_k": BlockFormat(256, 210, 256, 3392, 32, scaled=16),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BlockMatrix:
+    """w = scale * levels - low. levels: int16 [n, k], offset taken off. scale: float32 [n, k / scaled]. low: float32
+    [n, k / 32], zero in formats without."""
+
+    levels: NDArray[np.int16]
+    scale: NDArray[np.float32]
+    low: NDArray[np.float32]
+
+    def dequantised(self) -> NDArray[np.float32]:
+        """float32 [n, k]."""
+        n, k = self.levels.shape
+        scaled = self.levels.astype(np.float32) * np.repeat(self.scale, k // self.scale.shape[1], axis=1)
+        return scaled - np.repeat(self.low, k // self.low.shape[1], axis=1)
+
+
+def packed_shape(kind: str, n: int, k: int) -> tuple[int, int, int, int]:
+    """[tiles, units, 2, bytes] of a packed matrix [n, k]."""
+    layout = FORMATS[kind]
+    return -(-n // TILE), -(-k // layout.unit), 2, layout.unit_bytes
+
+
+def pack_blocks(raw: Bytes, kind: str) -> Bytes:
+    """Repack rows as a GGUF file has them, [n, row bytes]; returns `packed_shape`. Padding stands for zeros."""
+    layout = FORMATS[kind]
+    n, blocks = raw.shape[0], raw.shape[1] // layout.block_bytes
+    tiles, units, _, size = packed_shape(kind, n, blocks * layout.block)
+    padded = np.zeros((tiles * TILE, units * layout.unit // layout.block * layout.block_bytes), np.uint8)
+    padded[:n, : raw.shape[1]] = raw
+    by_unit = padded.reshape(tiles, 2, 16, units, -1, layout.block_bytes)
+    out = np.empty((tiles, units, 2, size), np.uint8)
+    at = 0
+    for part in _K_PARTS[kind](by_unit[..., 0, :]) if kind in _K_PARTS else _simple_parts(kind, by_unit):
+        piece = np.ascontiguousarray(part).view(np.uint8).reshape(tiles, units, 2, -1)
+        out[..., at : at + piece.shape[-1]] = piece
+        at += piece.shape[-1]
+    assert at == size, kind
+    return out
+
+
+def unpack_blocks(packed: Bytes, kind: str, n: int, k: int) -> BlockMatrix:
+    """What ``packed`` stands for, of n channels and k inputs."""
+    layout = FORMATS[kind]
+    tiles, units = packed.shape[:2]
+    levels, scale, low = _unpack_k(packed, kind) if kind in _K_PARTS else _unpack_simple(packed, kind)
+
+    def rows(values: NDArray[np.generic], width: int, inputs: int) -> NDArray[np.generic]:
+        """[tiles, units, 2, width, 16] as [n, inputs / inputs of a value]."""
+        moved = values.reshape(tiles, units, 2, width, 16).transpose(0, 2, 4, 1, 3)
+        return moved.reshape(tiles * TILE, units * width)[:n, : -(-k // inputs)]
+
+    groups = layout.unit // GROUP
+    if low is None:
+        low = np.zeros((tiles, units, 2, groups, 16), np.float32)
+    return BlockMatrix(
+        rows(levels, layout.unit, 1).astype(np.int16) - np.int16(layout.offset),
+        rows(scale, layout.unit // layout.scaled, layout.scaled).astype(np.float32),
+        rows(low, groups, GROUP).astype(np.float32),
+    )
+
+
+def _words(values: Bytes) -> NDArray[np.int32]:
+    """[tiles, 2, 16, units, bytes] as [tiles, units, 2, words, 16]."""
+    return np.ascontiguousarray(values).view(np.int32).transpose(0, 3, 1, 4, 2)
+
+
+def _each(values: NDArray[np.generic]) -> NDArray[np.generic]:
+    """[tiles, 2, 16, units, values] as [tiles, units, 2, values, 16]."""
+    return values.transpose(0, 3, 1, 4, 2)
+
+
+def _halfs(values: Bytes) -> NDArray[np.generic]:
+    return np.ascontiguousarray(values).view(np.float16)
+
+
+def _k_scales(packed: Bytes) -> tuple[Bytes, Bytes]:
+    """The eight scales and low ends of six bits each that 12 bytes hold."""
+    a, b, c = packed[..., 0:4], packed[..., 4:8], packed[..., 8:12]
+    scale = np.concatenate((a & 63, (c & 15) | (a >> 6) << 4), axis=-1)
+    low = np.concatenate((b & 63, (c >> 4) | (b >> 6) << 4), axis=-1)
+    return scale, low
+
+
+def _q4_k(raw: Bytes) -> list[NDArray[np.generic]]:
+    scale, low = _k_scales(raw[..., 4:16])
+    ends = _halfs(raw[..., 0:4])
+    return [_words(raw[..., 16:]), _each(scale), _each(low), _each(ends)]
+
+
+def _q5_k(raw: Bytes) -> list[NDArray[np.generic]]:
+    scale, low = _k_scales(raw[..., 4:16])
+    ends = _halfs(raw[..., 0:4])
+    return [_words(raw[..., 48:]), _words(raw[..., 16:48]), _each(scale), _each(low), _each(ends)]
+
+
+def _q6_k(raw: Bytes) -> list[NDArray[np.generic]]:
+    largest = _halfs(raw[..., 208:]).astype(np.float32)
+    return [_words(raw[..., :128]), _words(raw[..., 128:192]), _each(raw[..., 192:208]), _each(largest)]
+
+
+_K_PARTS = {"q4_k": _q4_k, "q5_k": _q5_k, "q6_k": _q6_k}
+
+
+def _simple_parts(kind: str, raw: Bytes) -> list[NDArray[np.generic]]:
+    """raw: [tiles, 2, 16, units, 2, block bytes]."""
+    head = {"q4_0": 2, "q4_1": 4, "q5_0": 6, "q5_1": 8, "q8_0": 2}[kind]
+    scale = _each(_halfs(raw[..., 0:2])[..., 0])
+    if kind == "q8_0":
+        return [_words((raw[..., head:] ^ 0x80).reshape(*raw.shape[:4], -1)), scale]
+    stored = raw[..., head:]
+    levels = np.concatenate((stored & 15, stored >> 4), axis=-1)  # of 16 bytes the high halves follow the low ones
+    parts = [_words(levels[..., 0, :] | levels[..., 1, :] << 4)]
+    if kind.startswith("q5"):
+        bits = np.unpackbits(raw[..., head - 4 : head], axis=-1, bitorder="little")  # one byte per input
+        planes = np.packbits(bits.reshape(*raw.shape[:5], 8, 4), axis=-2, bitorder="little")
+        parts.append(_words(planes.reshape(*raw.shape[:4], -1)))
+    parts.append(scale)
+    if FORMATS[kind].low:
+        parts.append(_each(-_halfs(raw[..., 2:4])[..., 0]))  # the file has what is added
+    return parts
+
+
+def _bytes_of(words: Bytes) -> Bytes:
+    """[..., words * 64], a word for each of 16 channels, as [..., words * 4, 16]: inputs in order, by channel."""
+    shape = words.shape[:-1]
+    return words.reshape(*shape, -1, 16, 4).swapaxes(-1, -2).reshape(*shape, -1, 16)
+
+
+def _unpack_k(packed: Bytes, kind: str) -> tuple[Bytes, NDArray[np.float32], NDArray[np.float32] | None]:
+    shape = packed.shape[:3]
+    low4 = _bytes_of(packed[..., :2048])
+    if kind == "q6_k":
+        pairs, plane = low4.reshape(*shape, 2, 1, 64, 16), _bytes_of(packed[..., 2048:3072]).reshape(*shape, 2, 1, 32, 16)
+        four = np.concatenate((pairs & 15, pairs >> 4), axis=-3).reshape(*shape, 2, 4, 32, 16)
+        two = (plane >> np.array([0, 2, 4, 6], np.uint8).reshape(4, 1, 1)) & 3
+        whole = np.ascontiguousarray(packed[..., 3328:]).view(np.float32).reshape(*shape, 1, 16)
+        parts = packed[..., 3072:3328].view(np.int8).reshape(*shape, 16, 16)
+        return four | two << 4, parts.astype(np.float32) * whole, None
+    pairs = low4.reshape(*shape, 4, 1, 32, 16)
+    levels = np.concatenate((pairs & 15, pairs >> 4), axis=-3).reshape(*shape, 8, 32, 16)
+    if kind == "q5_k":
+        plane = _bytes_of(packed[..., 2048:2560]).reshape(*shape, 1, 32, 16)
+        levels = levels | ((plane >> np.arange(8, dtype=np.uint8).reshape(8, 1, 1)) & 1) << 4
+    small = packed[..., -320:]
+    ends = np.ascontiguousarray(small[..., 256:]).view(np.float16).astype(np.float32).reshape(*shape, 2, 1, 16)
+    parts = small[..., :256].reshape(*shape, 2, 8, 16).astype(np.float32) * ends
+    return levels, parts[..., 0, :, :], parts[..., 1, :, :]
+
+
+def _unpack_simple(packed: Bytes, kind: str) -> tuple[Bytes, NDArray[np.float32], NDArray[np.float32] | None]:
+    shape = packed.shape[:3]
+    ends = 2 if FORMATS[kind].low else 1
+    small = np.ascontiguousarray(packed[..., -64 * ends :]).view(np.float16).astype(np.float32)
+    small = small.reshape(*shape, ends, 2, 16)
+    scale, low = small[..., 0, :, :], small[..., 1, :, :] if ends == 2 else None
+    if kind == "q8_0":
+        return _bytes_of(packed[..., :1024]), scale, low
+    pairs = _bytes_of(packed[..., :512]).reshape(*shape, 1, 32, 16)
+    levels = np.concatenate((pairs & 15, pairs >> 4), axis=-3)
+    if kind.startswith("q5"):
+        planes = packed[..., 512:640].reshape(*shape, 2, 1, 16, 4).swapaxes(-1, -2)  # bit j of byte b: input 4j + b
+        bits = (planes >> np.arange(8, dtype=np.uint8).reshape(8, 1, 1)) & 1
+        levels = levels | bits.reshape(*shape, 2, 32, 16) << 4
+    return levels, scale, low
