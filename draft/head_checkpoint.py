@@ -19,7 +19,7 @@ from specdec.models.config import ModelConfig
 from specdec.models.hf import parse_hf_config, read_json, weight_files
 from specdec.models.load import MAX_HEAD_DIM
 from specdec.models.memory import check_memory
-from verify_kernels.packed_weights import PackedLinear, pack_linear
+from verify_kernels.packed_weights import PackedLinear, RoundedKind, pack_linear
 
 _TYPES = ("llama", "qwen2", "qwen3", "mistral")  # of the head: all of them write the same one layer
 # Variants that share the tensors' names but not the equations
@@ -253,7 +253,8 @@ class _Loader:
         self, folder: Path, tensors: HeadTensors, config: HeadConfig, dtype: Dtype, target: ModelConfig
     ) -> None:
         self._folder, self._tensors, self._config = folder, tensors, config
-        self._dtype, self._target = dtype, target
+        self._dtype: RoundedKind = "int8" if dtype == "auto" else dtype
+        self._target = target
 
     def check(self) -> None:
         """Every tensor is there, has the shape that config and target call for, and means what we take it to mean."""

@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from specdec.errors import ConfigError
 
-Dtype = Literal["int8", "bf16", "fp32"]
-WeightDtype = Literal["int4", "int8", "bf16", "fp32"]
+Dtype = Literal["auto", "int8", "bf16", "fp32"]
+WeightDtype = Literal["auto", "int4", "int8", "bf16", "fp32"]
 DeviceDtype = Literal["auto", "bf16", "fp16", "fp8"]
 KvDtype = Literal["auto", "fp8"]
 
@@ -74,7 +74,7 @@ class EngineConfig(BaseModel):
     )
     draft_dtype: WeightDtype | None = Field(None, description="default: int4 beside an int8 target, else the target's")
     draft_head: str | None = Field(None, description="EAGLE-3 checkpoint folder for the `head` drafter")
-    dtype: Dtype = Field("int8", description="numeric type of the weights on a CPU")
+    dtype: Dtype = Field("int8", description="weights on a CPU; auto: a GGUF file's own block formats, else int8")
     kernels: Literal["auto", "native", "reference"] = Field("auto", description="on a CPU")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the target runs; auto: on a GPU if any")
     device_dtype: DeviceDtype = Field("auto", description="on a GPU; auto: bf16, or the checkpoint's own 4 bits")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from verify_kernels.forward_batch import ForwardBatch
-from verify_kernels.packed_weights import PackedLinear
+from verify_kernels.packed_weights import HostLinear, StackedLinear
 
 Prologue = Literal["none", "rms", "silu", "gelu"]
 Epilogue = Literal["store", "add", "norm_add"]
@@ -23,10 +23,10 @@ class LinearSpec:
 
     src: float32 [max_rows, k], or [max_rows, 2k] = [gate | up] for "silu" and "gelu".
     dst: float32 [max_rows, n]. "add" adds to it, "norm_add" adds the RMS-normed result, "store" overwrites.
-    pre_norm: float32 [k] for "rms". post_norm: float32 [n] for "norm_add".
+    pre_norm: float32 [k] for "rms". post_norm: float32 [n] for "norm_add", which takes a weight of one part.
     """
 
-    weight: PackedLinear
+    weight: HostLinear
     src: Tensor
     dst: Tensor
     prologue: Prologue = "none"
@@ -65,6 +65,20 @@ class AttentionSpec:
 
 RowsOp = Callable[[int], None]
 BatchOp = Callable[[ForwardBatch], None]
+
+
+def bind_parts(linear: Callable[[LinearSpec], RowsOp], spec: LinearSpec, weight: StackedLinear) -> RowsOp:
+    """A layer of several parts, each bound by ``linear`` to its columns of ``dst``."""
+    ops, start = [], 0
+    for part in weight.parts:
+        ops.append(linear(replace(spec, weight=part, dst=spec.dst[:, start : start + part.n])))
+        start += part.n
+
+    def op(rows: int) -> None:
+        for each in ops:
+            each(rows)
+
+    return op
 
 
 class Backend(Protocol):

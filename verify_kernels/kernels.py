@@ -6,8 +6,9 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
+import numpy as np
 import torch
 
 from specdec.errors import KernelError
@@ -15,7 +16,15 @@ from verify_kernels.backend import AttentionSpec, Backend, LinearSpec
 from verify_kernels.cpu.library import load_library
 from verify_kernels.cpu.native_backend import NativeBackend, NativeSampling
 from verify_kernels.forward_batch import BatchEntry, ForwardBatch
-from verify_kernels.packed_weights import WeightKind, pack_linear, rotate
+from verify_kernels.packed_weights import (
+    BlockKind,
+    PackedLinear,
+    RoundedKind,
+    pack_block_linear,
+    pack_linear,
+    rotate,
+)
+from verify_kernels.quant_formats import FORMATS, sample_blocks
 from verify_kernels.reference_backend import ReferenceBackend
 from verify_kernels.reference_sampling import ReferenceSampling
 from verify_kernels.sampling import SamplingKernels
@@ -52,20 +61,29 @@ NumericMode = Literal["bitwise", "numerical"]
 ROWS = (2, 3, 5, 6, 7, 8, 13, 16, 40)
 
 
-def self_test(backend: Backend, kind: WeightKind) -> NumericMode:
+def self_test(backend: Backend, kind: RoundedKind | Literal["auto"]) -> NumericMode:
     """Run the kernels on random data in batches of several sizes; "bitwise" when no bit differs.
 
     Uses the scratch ``backend`` reserved, so run it on a backend of its own.
     """
     generator = torch.Generator().manual_seed(7)
     backend.reserve(max(ROWS), 640, 256)
-    same = _linear_rows(backend, kind, generator) and _int8_exact(backend, generator)
+    n, k = 200, 576
+    packed = [pack_linear(torch.randn(n, k, generator=generator), None, "int8" if kind == "auto" else kind)]
+    if kind == "auto":
+        packed += [_block_weight(name) for name in FORMATS]
+    same = all(_linear_rows(backend, weight, generator) for weight in packed) and _int8_exact(backend, generator)
     return "bitwise" if same and _tree_rows(backend, generator) else "numerical"
 
 
-def _linear_rows(backend: Backend, kind: WeightKind, generator: torch.Generator) -> bool:
-    n, k = 200, 576
-    weight = pack_linear(torch.randn(n, k, generator=generator), None, kind)
+def _block_weight(kind: str) -> PackedLinear:
+    k = 512 if FORMATS[kind].block == 256 else 544
+    raw = sample_blocks(kind, 200, k, np.random.default_rng(7))
+    return pack_block_linear(torch.from_numpy(raw), None, cast(BlockKind, kind), k)
+
+
+def _linear_rows(backend: Backend, weight: PackedLinear, generator: torch.Generator) -> bool:
+    n, k = weight.n, weight.k
     rows = torch.randn(max(ROWS), k, generator=generator)
     src, dst = rows.clone(), torch.zeros(max(ROWS), n)
     op = backend.linear(LinearSpec(weight, src, dst, "rms", "store", torch.ones(k), None, 1e-5))

@@ -61,7 +61,8 @@ CHUNK_K = 256  # input channels per scale of int4 weights, as of activations
 CLIPS = (1.0, 0.93, 0.86, 0.8, 0.74)  # shares of a chunk's largest weight tried as the largest one represented
 
 BlockKind = Literal["q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k"]
-WeightKind = Literal["int4", "int8", "bf16", "fp32"] | BlockKind
+RoundedKind = Literal["int4", "int8", "bf16", "fp32"]  # what floats can be packed as
+WeightKind = RoundedKind | BlockKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,32 @@ class PackedLinear:
         return self.data.shape[0]
 
 
-def pack_linear(weight: Tensor, bias: Tensor | None, kind: WeightKind) -> PackedLinear:
+@dataclass(frozen=True, slots=True)
+class StackedLinear:
+    """A fused linear layer whose parts, one below the other, are of different kinds; all have the same inputs."""
+
+    parts: tuple[PackedLinear, ...]
+
+    @property
+    def n(self) -> int:
+        """Output channels."""
+        return sum(part.n for part in self.parts)
+
+    @property
+    def k(self) -> int:
+        """Input channels."""
+        return self.parts[0].k
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of weights one pass reads."""
+        return sum(part.nbytes for part in self.parts)
+
+
+HostLinear = PackedLinear | StackedLinear
+
+
+def pack_linear(weight: Tensor, bias: Tensor | None, kind: RoundedKind) -> PackedLinear:
     """Pack ``weight`` [n, k] float32 and ``bias`` [n] or None.
 
     int8 is symmetric per output channel of the rotated matrix: scale = max|w| / 127, round half to even. int4 has
@@ -191,8 +217,10 @@ def _four_bits(piece: Tensor) -> tuple[Tensor, Tensor]:
     return scale, levels
 
 
-def unpack_linear(packed: PackedLinear) -> Tensor:
-    """The float32 matrix [n, k] that ``packed`` stands for (dequantised for int4 and int8)."""
+def unpack_linear(packed: HostLinear) -> Tensor:
+    """The float32 matrix [n, k] that ``packed`` stands for, dequantised where it is quantised."""
+    if isinstance(packed, StackedLinear):
+        return torch.cat([unpack_linear(part) for part in packed.parts])
     if packed.kind == "int4":
         return _unpack_int4(packed)
     if packed.kind in FORMATS:

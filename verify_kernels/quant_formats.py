@@ -8,7 +8,7 @@ inputs stay together and lie channel beside channel, so that one load serves 16 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,7 +58,7 @@ class BlockMatrix:
 
     def dequantised(self) -> NDArray[np.float32]:
         """float32 [n, k]."""
-        n, k = self.levels.shape
+        k = self.levels.shape[1]
         scaled = self.levels.astype(np.float32) * np.repeat(self.scale, k // self.scale.shape[1], axis=1)
         return scaled - np.repeat(self.low, k // self.low.shape[1], axis=1)
 
@@ -67,6 +67,17 @@ def packed_shape(kind: str, n: int, k: int) -> tuple[int, int, int, int]:
     """[tiles, units, 2, bytes] of a packed matrix [n, k]."""
     layout = FORMATS[kind]
     return -(-n // TILE), -(-k // layout.unit), 2, layout.unit_bytes
+
+
+def sample_blocks(kind: str, n: int, k: int, generator: np.random.Generator) -> Bytes:
+    """Rows as a file could have them, uint8 [n, bytes of a row]: levels and small scales of every value, and scales of
+    halves within 0.05 of zero."""
+    layout = FORMATS[kind]
+    raw = generator.integers(0, 256, (n, k // layout.block, layout.block_bytes), dtype=np.uint8)
+    for at in (208,) if kind == "q6_k" else (0, 2) if layout.low else (0,):
+        halfs = generator.uniform(-0.05, 0.05, raw.shape[:2]).astype(np.float16)
+        raw[..., at : at + 2] = halfs[..., None].view(np.uint8)
+    return raw.reshape(n, -1)
 
 
 def pack_blocks(raw: Bytes, kind: str) -> Bytes:
@@ -93,7 +104,7 @@ def unpack_blocks(packed: Bytes, kind: str, n: int, k: int) -> BlockMatrix:
     tiles, units = packed.shape[:2]
     levels, scale, low = _unpack_k(packed, kind) if kind in _K_PARTS else _unpack_simple(packed, kind)
 
-    def rows(values: NDArray[np.generic], width: int, inputs: int) -> NDArray[np.generic]:
+    def rows(values: NDArray[Any], width: int, inputs: int) -> NDArray[Any]:
         """[tiles, units, 2, width, 16] as [n, inputs / inputs of a value]."""
         moved = values.reshape(tiles, units, 2, width, 16).transpose(0, 2, 4, 1, 3)
         return moved.reshape(tiles * TILE, units * width)[:n, : -(-k // inputs)]
@@ -108,17 +119,17 @@ def unpack_blocks(packed: Bytes, kind: str, n: int, k: int) -> BlockMatrix:
     )
 
 
-def _words(values: Bytes) -> NDArray[np.int32]:
+def _words(values: NDArray[Any]) -> NDArray[np.int32]:
     """[tiles, 2, 16, units, bytes] as [tiles, units, 2, words, 16]."""
     return np.ascontiguousarray(values).view(np.int32).transpose(0, 3, 1, 4, 2)
 
 
-def _each(values: NDArray[np.generic]) -> NDArray[np.generic]:
+def _each(values: NDArray[Any]) -> NDArray[Any]:
     """[tiles, 2, 16, units, values] as [tiles, units, 2, values, 16]."""
     return values.transpose(0, 3, 1, 4, 2)
 
 
-def _halfs(values: Bytes) -> NDArray[np.generic]:
+def _halfs(values: Bytes) -> NDArray[Any]:
     return np.ascontiguousarray(values).view(np.float16)
 
 
@@ -130,19 +141,19 @@ def _k_scales(packed: Bytes) -> tuple[Bytes, Bytes]:
     return scale, low
 
 
-def _q4_k(raw: Bytes) -> list[NDArray[np.generic]]:
+def _q4_k(raw: Bytes) -> list[NDArray[Any]]:
     scale, low = _k_scales(raw[..., 4:16])
     ends = _halfs(raw[..., 0:4])
     return [_words(raw[..., 16:]), _each(scale), _each(low), _each(ends)]
 
 
-def _q5_k(raw: Bytes) -> list[NDArray[np.generic]]:
+def _q5_k(raw: Bytes) -> list[NDArray[Any]]:
     scale, low = _k_scales(raw[..., 4:16])
     ends = _halfs(raw[..., 0:4])
     return [_words(raw[..., 48:]), _words(raw[..., 16:48]), _each(scale), _each(low), _each(ends)]
 
 
-def _q6_k(raw: Bytes) -> list[NDArray[np.generic]]:
+def _q6_k(raw: Bytes) -> list[NDArray[Any]]:
     largest = _halfs(raw[..., 208:]).astype(np.float32)
     return [_words(raw[..., :128]), _words(raw[..., 128:192]), _each(raw[..., 192:208]), _each(largest)]
 
@@ -150,7 +161,7 @@ def _q6_k(raw: Bytes) -> list[NDArray[np.generic]]:
 _K_PARTS = {"q4_k": _q4_k, "q5_k": _q5_k, "q6_k": _q6_k}
 
 
-def _simple_parts(kind: str, raw: Bytes) -> list[NDArray[np.generic]]:
+def _simple_parts(kind: str, raw: Bytes) -> list[NDArray[Any]]:
     """raw: [tiles, 2, 16, units, 2, block bytes]."""
     head = {"q4_0": 2, "q4_1": 4, "q5_0": 6, "q5_1": 8, "q8_0": 2}[kind]
     scale = _each(_halfs(raw[..., 0:2])[..., 0])
@@ -158,7 +169,7 @@ def _simple_parts(kind: str, raw: Bytes) -> list[NDArray[np.generic]]:
         return [_words((raw[..., head:] ^ 0x80).reshape(*raw.shape[:4], -1)), scale]
     stored = raw[..., head:]
     levels = np.concatenate((stored & 15, stored >> 4), axis=-1)  # of 16 bytes the high halves follow the low ones
-    parts = [_words(levels[..., 0, :] | levels[..., 1, :] << 4)]
+    parts: list[NDArray[Any]] = [_words(levels[..., 0, :] | levels[..., 1, :] << 4)]
     if kind.startswith("q5"):
         bits = np.unpackbits(raw[..., head - 4 : head], axis=-1, bitorder="little")  # one byte per input
         planes = np.packbits(bits.reshape(*raw.shape[:5], 8, 4), axis=-2, bitorder="little")
@@ -179,7 +190,10 @@ def _unpack_k(packed: Bytes, kind: str) -> tuple[Bytes, NDArray[np.float32], NDA
     shape = packed.shape[:3]
     low4 = _bytes_of(packed[..., :2048])
     if kind == "q6_k":
-        pairs, plane = low4.reshape(*shape, 2, 1, 64, 16), _bytes_of(packed[..., 2048:3072]).reshape(*shape, 2, 1, 32, 16)
+        pairs, plane = (
+            low4.reshape(*shape, 2, 1, 64, 16),
+            _bytes_of(packed[..., 2048:3072]).reshape(*shape, 2, 1, 32, 16),
+        )
         four = np.concatenate((pairs & 15, pairs >> 4), axis=-3).reshape(*shape, 2, 4, 32, 16)
         two = (plane >> np.array([0, 2, 4, 6], np.uint8).reshape(4, 1, 1)) & 3
         whole = np.ascontiguousarray(packed[..., 3328:]).view(np.float32).reshape(*shape, 1, 16)
@@ -192,8 +206,8 @@ def _unpack_k(packed: Bytes, kind: str) -> tuple[Bytes, NDArray[np.float32], NDA
         levels = levels | ((plane >> np.arange(8, dtype=np.uint8).reshape(8, 1, 1)) & 1) << 4
     small = packed[..., -320:]
     ends = np.ascontiguousarray(small[..., 256:]).view(np.float16).astype(np.float32).reshape(*shape, 2, 1, 16)
-    parts = small[..., :256].reshape(*shape, 2, 8, 16).astype(np.float32) * ends
-    return levels, parts[..., 0, :, :], parts[..., 1, :, :]
+    scales = small[..., :256].reshape(*shape, 2, 8, 16).astype(np.float32) * ends
+    return levels, scales[..., 0, :, :], scales[..., 1, :, :]
 
 
 def _unpack_simple(packed: Bytes, kind: str) -> tuple[Bytes, NDArray[np.float32], NDArray[np.float32] | None]:

@@ -9,9 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from verify_kernels.backend import AttentionSpec, BatchOp, LinearSpec, RowsOp
+from verify_kernels.backend import AttentionSpec, BatchOp, LinearSpec, RowsOp, bind_parts
 from verify_kernels.forward_batch import PAGE_SIZE, ForwardBatch
-from verify_kernels.packed_weights import CHUNK_K, PackedLinear, block_matrix, rotate, unpack_linear
+from verify_kernels.packed_weights import CHUNK_K, PackedLinear, StackedLinear, block_matrix, rotate, unpack_linear
 from verify_kernels.quant_formats import FORMATS
 from verify_kernels.reference_quant import block_linear
 
@@ -33,14 +33,17 @@ class ReferenceBackend:
 
     def linear(self, spec: LinearSpec) -> RowsOp:
         """Bind a linear layer; weights are unpacked to float32 once."""
-        bias = spec.weight.bias
-        product = _block_product(spec.weight) if spec.weight.kind in FORMATS else _plain_product(spec.weight)
+        weight = spec.weight
+        if isinstance(weight, StackedLinear):
+            return bind_parts(self.linear, spec, weight)
+        bias = weight.bias
+        product = _block_product(weight) if weight.kind in FORMATS else _plain_product(weight)
 
         def op(rows: int) -> None:
             y = product(_prologue(spec, spec.src[:rows]))
             if bias is not None:
-                y = y + bias[: spec.weight.n]
-            dst = spec.dst[:rows, : spec.weight.n]
+                y = y + bias[: weight.n]
+            dst = spec.dst[:rows, : weight.n]
             if spec.epilogue == "store":
                 dst.copy_(y)
             elif spec.epilogue == "add":

@@ -252,13 +252,13 @@ def perplexity_command(engine_config: EngineConfig, tokens: int, as_json: bool) 
     from specdec.engine.build import build_parts
 
     found: dict[str, float] = {}
-    for dtype in ("fp32", "bf16", "int8"):
+    for dtype in ("fp32", "bf16", "int8", "auto"):
         with ProgressBar() as progress:
             parts = build_parts(engine_config.model_copy(update={"dtype": dtype}), progress)
         found[dtype] = perplexity(parts, tokens)
         del parts  # or two models would be in memory at once
     figures = {f"{dtype}_perplexity": round(value, 4) for dtype, value in found.items()}
-    figures |= {f"{dtype}_over_fp32": round(found[dtype] / found["fp32"], 5) for dtype in ("bf16", "int8")}
+    figures |= {f"{dtype}_over_fp32": round(found[dtype] / found["fp32"], 5) for dtype in ("bf16", "int8", "auto")}
     if as_json:
         print_json({"target": engine_config.target, "tokens": tokens, **figures})
         return

@@ -36,7 +36,7 @@ def doctor_command(engine_config: EngineConfig) -> None:
     console.print(f"vector unit  {', '.join(vector_features()) or 'none detected'}")
     kernels = load_kernels(engine_config.kernels, engine_config.cache_dir, threads)
     console.print(f"kernels      {kernels.name}")
-    for kind in ("int8", "bf16", "fp32"):
+    for kind in ("auto", "int8", "bf16", "fp32"):
         console.print(f"self-test    {kind}: {self_test(kernels.backend(), kind)}")
     if kernels.name == "native":
         rate = BandwidthProbe(engine_config.cache_dir, threads).measure()

@@ -101,7 +101,7 @@ class MemoryBudget:
 
 _LOG = logging.getLogger(__name__)
 TEXT_TOKEN_BYTES = 150  # of a token kept to draft from (`SuffixAutomaton`)
-_DTYPE_BYTES = {"int8": 1, "bf16": 2, "fp32": 4}
+_DTYPE_BYTES = {"auto": 1, "int8": 1, "bf16": 2, "fp32": 4}
 
 
 def plan_memory(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
 from specdec.errors import ModelError
 from specdec.models.config import ModelConfig
 from specdec.models.tokenizer import Tokenizer
+from verify_kernels.packed_weights import BlockKind
 
 
 class TensorSource(Protocol):
@@ -47,6 +48,19 @@ class TensorSource(Protocol):
 
     def vector(self, role: str) -> Tensor:
         """Vector ``role``, float32."""
+        ...
+
+
+@runtime_checkable
+class BlockSource(TensorSource, Protocol):
+    """A source that can also give matrices in the block format they are stored in."""
+
+    def block_kind(self, role: str) -> BlockKind | None:
+        """The block format of matrix ``role``; None where it is stored in another way."""
+        ...
+
+    def blocks(self, role: str, low: int, high: int) -> Tensor:
+        """Rows [low, high) of matrix ``role`` as they are stored, uint8 [high - low, bytes of a row]."""
         ...
 
 

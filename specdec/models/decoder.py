@@ -15,7 +15,7 @@ from specdec.models.config import ModelConfig, rope_tables
 from specdec.models.weights import LayerWeights, ModelWeights
 from verify_kernels.backend import AttentionSpec, Backend, BatchOp, Epilogue, LinearSpec, Prologue, RowsOp
 from verify_kernels.forward_batch import PAGE_SIZE, ForwardBatch
-from verify_kernels.packed_weights import PackedLinear
+from verify_kernels.packed_weights import HostLinear
 
 
 class PagedPool(Protocol):
@@ -114,7 +114,7 @@ class Decoder:
     def __init__(
         self,
         config: ModelConfig,
-        weights: ModelWeights[PackedLinear],
+        weights: ModelWeights[HostLinear],
         backend: Backend,
         pool: KvPool,
         *,
@@ -151,7 +151,7 @@ class Decoder:
             )
         )
 
-    def _bind(self, index: int, layer: LayerWeights[PackedLinear]) -> tuple[RowsOp, BatchOp, RowsOp, RowsOp, RowsOp]:
+    def _bind(self, index: int, layer: LayerWeights[HostLinear]) -> tuple[RowsOp, BatchOp, RowsOp, RowsOp, RowsOp]:
         c, linear = self.config, self.backend.linear
         post: Epilogue = "norm_add" if c.post_norms else "add"
         gate: Prologue = "silu" if c.activation == "silu" else "gelu"
@@ -171,7 +171,7 @@ class Decoder:
             for layer in range(self.config.n_layers)
         ]
 
-    def _attention_spec(self, index: int, layer: LayerWeights[PackedLinear]) -> AttentionSpec:
+    def _attention_spec(self, index: int, layer: LayerWeights[HostLinear]) -> AttentionSpec:
         c = self.config
         sliding = bool(c.sliding_layers and c.sliding_layers[index])
         cos, sin = self._tables[sliding]

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from specdec.errors import ModelError, UnsupportedModelError
 from specdec.models.config import ModelConfig, RopeConfig
+from verify_kernels.packed_weights import BlockKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,18 @@ SUPPORTED_TYPES = frozenset(
 )
 
 
+_BLOCK_KINDS: dict[GGMLQuantizationType, BlockKind] = {
+    _TYPES.Q4_0: "q4_0",
+    _TYPES.Q4_1: "q4_1",
+    _TYPES.Q5_0: "q5_0",
+    _TYPES.Q5_1: "q5_1",
+    _TYPES.Q8_0: "q8_0",
+    _TYPES.Q4_K: "q4_k",
+    _TYPES.Q5_K: "q5_k",
+    _TYPES.Q6_K: "q6_k",
+}
+
+
 class GGUFFile:
     """An open GGUF file. ``metadata`` maps keys to ints, floats, bools, strings or lists of them; ``tensors`` maps
     names to where their bytes lie.
@@ -86,6 +99,12 @@ class GGUFFile:
             raise ModelError(f"{path}: truncated or corrupt GGUF header ({error}); fetch the file again") from None
         self._check_extents()
 
+    def raw_rows(self, name: str, index: np.ndarray | slice) -> np.ndarray:
+        """Rows of matrix ``name`` chosen by ``index``, as they are stored: uint8 [rows, bytes of a row], a copy."""
+        tensor = self.tensors[name]
+        raw = self._bytes[tensor.offset : tensor.offset + tensor.nbytes].reshape(-1, tensor.row_bytes)
+        return np.array(raw[index])  # the mapping is read-only, and tensors must not be
+
     def rows(self, name: str, index: np.ndarray | slice) -> np.ndarray:
         """Rows of matrix ``name`` chosen by ``index``, dequantised to float32 [rows, row length]."""
         tensor = self.tensors[name]
@@ -94,8 +113,7 @@ class GGUFFile:
                 f"{self.path}: tensor {name} has type {tensor.type.name}; use a GGUF of one of "
                 + ", ".join(sorted(kind.name for kind in SUPPORTED_TYPES))
             )
-        raw = self._bytes[tensor.offset : tensor.offset + tensor.nbytes].reshape(-1, tensor.row_bytes)
-        chosen = np.array(raw[index])  # a copy: the mapping is read-only, and tensors must not be
+        chosen = self.raw_rows(name, index)
         if tensor.type == _TYPES.F32:
             return chosen.view(np.float32)
         if tensor.type == _TYPES.F16:
@@ -358,9 +376,19 @@ class GGUFSource:
 
     def rows(self, role: str, low: int, high: int) -> Tensor:
         """Rows [low, high) of matrix ``role``, float32."""
+        return torch.from_numpy(self._file.rows(self._tensor_name(role), self._index(role, low, high)))
+
+    def block_kind(self, role: str) -> BlockKind | None:
+        """The block format of matrix ``role``; None where it is stored in another way."""
+        return _BLOCK_KINDS.get(self._file.tensors[self._tensor_name(role)].type)
+
+    def blocks(self, role: str, low: int, high: int) -> Tensor:
+        """Rows [low, high) of matrix ``role`` as they are stored, uint8 [high - low, bytes of a row]."""
+        return torch.from_numpy(self._file.raw_rows(self._tensor_name(role), self._index(role, low, high)))
+
+    def _index(self, role: str, low: int, high: int) -> np.ndarray | slice:
         order = self._order.get(role.rpartition(".")[2])
-        index = slice(low, high) if order is None else order[low:high]
-        return torch.from_numpy(self._file.rows(self._tensor_name(role), index))
+        return slice(low, high) if order is None else order[low:high]
 
     def vector(self, role: str) -> Tensor:
         """Vector ``role``, float32."""

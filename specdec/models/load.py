@@ -16,7 +16,7 @@ from specdec.models.progress import Progress, silent
 from specdec.models.resolve import resolve
 from specdec.models.tokenizer import Tokenizer
 from specdec.models.weights import L, ModelWeights, WeightsBuffer, layout_bytes, plan_layout
-from verify_kernels.packed_weights import PackedLinear
+from verify_kernels.packed_weights import HostLinear
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class LoadedModel(Generic[L]):
     tokenizer: Tokenizer
 
 
-HostModel = LoadedModel[PackedLinear]
+HostModel = LoadedModel[HostLinear]
 MAX_HEAD_DIM = 256
 
 
@@ -53,7 +53,7 @@ def load_model(ref: str, *, dtype: WeightDtype, cache_dir: Path, progress: Progr
     config, buffer = found or _packed(cache, checkpoint, dtype, progress)
     config, tokenizer = with_tokenizer(checkpoint, config, cache_dir)
     _check_heads(checkpoint.name, config)
-    return LoadedModel(checkpoint.name, config, dtype, buffer.weights(config, dtype), tokenizer)
+    return LoadedModel(checkpoint.name, config, dtype, buffer.weights(config), tokenizer)
 
 
 def _cached(

@@ -85,7 +85,7 @@ def check_memory(name: str, nbytes: int, dtype: WeightDtype, available: int | No
     available = available_bytes() if available is None else available
     needed = nbytes + WORKING_BYTES
     if needed > available:
-        ways = "use a smaller model" if dtype == "int8" else "use dtype int8 or a smaller model"
+        ways = "use a smaller model" if dtype in ("auto", "int8") else "use dtype int8 or a smaller model"
         raise ModelError(
             f"{name}: too little memory: {dtype} weights need {needed / GIB:.1f} GiB, "
             f"{max(available, 0) / GIB:.1f} GiB are available; {ways}, or free some memory"

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 import torch
@@ -22,22 +22,24 @@ from torch import Tensor
 
 from specdec.config import WeightDtype
 from specdec.errors import ModelError
-from specdec.models.checkpoint import Checkpoint, TensorSource
+from specdec.models.checkpoint import BlockSource, Checkpoint, TensorSource
 from specdec.models.config import ModelConfig, RopeConfig
 from specdec.models.progress import Progress
 from specdec.models.weights import (
     ArraySpec,
+    LinearPiece,
     LinearPlan,
     WeightsBuffer,
     align,
     has_bias,
     layout_bytes,
-    linear_kind,
+    linear_pieces,
     linear_plans,
     norm_plans,
     plan_layout,
 )
-from verify_kernels.packed_weights import TILE_N, pack_linear
+from verify_kernels.packed_weights import TILE_N, BlockKind, PackedLinear, RoundedKind, pack_block_linear, pack_linear
+from verify_kernels.quant_formats import FORMATS
 
 
 @contextmanager
@@ -103,12 +105,13 @@ def check_shapes(source: TensorSource) -> None:
 
 def _jobs(source: TensorSource, dtype: WeightDtype, buffer: WeightsBuffer) -> list[tuple[int, Callable[[], None]]]:
     jobs: list[tuple[int, Callable[[], None]]] = []
-    for plan in linear_plans(source.config, source.config.tie_embeddings):
+    for piece in linear_pieces(source, dtype):
+        plan = piece.plan
         step = max(SLICE_VALUES // plan.columns // TILE_N, 1) * TILE_N
         bias = fused_bias(source, plan) if has_bias(plan, source) else None
         for low in range(0, plan.rows, step):
             high = min(low + step, plan.rows)
-            job = _pack_job(source, plan, dtype, buffer, low, high, bias)
+            job = _pack_job(source, piece, buffer, low, high, bias)
             jobs.append(((high - low) * plan.columns, job))
     embed, (vocab, hidden) = buffer.view("embed"), buffer.view("embed").shape
     step = max(SLICE_VALUES // hidden, 1)
@@ -120,26 +123,32 @@ def _jobs(source: TensorSource, dtype: WeightDtype, buffer: WeightsBuffer) -> li
 
 def _pack_job(
     source: TensorSource,
-    plan: LinearPlan,
-    dtype: WeightDtype,
+    piece: LinearPiece,
     buffer: WeightsBuffer,
     low: int,
     high: int,
     bias: Tensor | None,
 ) -> Callable[[], None]:
     def job() -> None:
-        piece = None if bias is None else bias[low:high]
-        packed = pack_linear(fused_rows(source, plan, low, high), piece, linear_kind(plan.name, dtype))
+        packed = _pack_rows(source, piece, low, high, None if bias is None else bias[low:high])
         first = low // TILE_N  # slices begin on a tile, and tiles are packed independently
-        buffer.view(plan.name + ".data")[first : first + packed.tiles] = packed.data
+        buffer.view(piece.name + ".data")[first : first + packed.tiles] = packed.data
         channels = slice(first * TILE_N, (first + packed.tiles) * TILE_N)
         if packed.scale is not None:  # by tile for int4, by channel for int8
-            scales = buffer.view(plan.name + ".scale")
+            scales = buffer.view(piece.name + ".scale")
             scales[slice(first, first + packed.tiles) if scales.ndim > 1 else channels] = packed.scale
         if packed.bias is not None:
-            buffer.view(plan.name + ".bias")[channels] = packed.bias
+            buffer.view(piece.name + ".bias")[channels] = packed.bias
 
     return job
+
+
+def _pack_rows(source: TensorSource, piece: LinearPiece, low: int, high: int, bias: Tensor | None) -> PackedLinear:
+    if piece.kind not in FORMATS:
+        return pack_linear(fused_rows(source, piece.plan, low, high), bias, cast(RoundedKind, piece.kind))
+    assert isinstance(source, BlockSource)  # or the piece would not be in a block format
+    blocks = _fused(source.blocks, piece.plan, low, high)
+    return pack_block_linear(blocks, bias, cast(BlockKind, piece.kind), piece.plan.columns)
 
 
 def _embed_job(source: TensorSource, embed: Tensor, low: int, high: int) -> Callable[[], None]:
@@ -151,11 +160,15 @@ def _embed_job(source: TensorSource, embed: Tensor, low: int, high: int) -> Call
 
 def fused_rows(source: TensorSource, plan: LinearPlan, low: int, high: int) -> Tensor:
     """Rows [low, high) of the fused matrix, float32."""
+    return _fused(source.rows, plan, low, high)
+
+
+def _fused(rows: Callable[[str, int, int], Tensor], plan: LinearPlan, low: int, high: int) -> Tensor:
     pieces, start = [], 0
     for role, count in plan.parts:
         first, last = max(low - start, 0), min(high - start, count)
         if first < last:
-            pieces.append(source.rows(role, first, last))
+            pieces.append(rows(role, first, last))
         start += count
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
@@ -280,7 +293,7 @@ def _decode_config(data: dict[str, Any]) -> ModelConfig:
 
 logger = logging.getLogger(__name__)
 
-_FORMAT = 4  # raise when packing or its layout changes
+_FORMAT = 5  # raise when packing or its layout changes
 _SPARE_BYTES = 1 << 30  # disk left free for others
 
 

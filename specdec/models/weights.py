@@ -6,15 +6,24 @@ import math
 import mmap
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from specdec.config import WeightDtype
-from specdec.models.checkpoint import TensorSource
+from specdec.models.checkpoint import BlockSource, TensorSource
 from specdec.models.config import ModelConfig
-from verify_kernels.packed_weights import CHUNK_K, GROUP_K, TILE_N, PackedLinear
+from verify_kernels.packed_weights import (
+    CHUNK_K,
+    GROUP_K,
+    TILE_N,
+    HostLinear,
+    PackedLinear,
+    StackedLinear,
+    WeightKind,
+)
+from verify_kernels.quant_formats import FORMATS, packed_shape
 
 DTYPES = {
     "uint8": torch.uint8,
@@ -83,10 +92,43 @@ def norm_plans(config: ModelConfig) -> list[tuple[str, int]]:
     return [*layers, ("final_norm", config.hidden_size)]
 
 
-def linear_kind(name: str, dtype: WeightDtype) -> WeightDtype:
-    """How the linear layer ``name`` is stored in a model of ``dtype``. Of an int4 model only the gate and up
-    projections are, half of its weights; the rest is int8: all of it in int4 costs a small draft model a fifth of its
-    accepted tokens (log, 2026-11-21)."""
+@dataclass(frozen=True, slots=True)
+class LinearPiece:
+    """Neighbouring parts of a fused linear layer that are packed as one matrix of ``kind``: most often all of them."""
+
+    plan: LinearPlan
+    place: int
+    kind: WeightKind
+
+    @property
+    def name(self) -> str:
+        """What its arrays are called; `WeightsBuffer` reads the piece from it."""
+        return f"{self.plan.name}/{self.place}/{self.plan.rows}/{self.kind}"
+
+
+def linear_pieces(source: TensorSource, dtype: WeightDtype) -> list[LinearPiece]:
+    """How every linear layer of a model is packed, in the order a forward reads them."""
+    pieces: list[LinearPiece] = []
+    for plan in linear_plans(source.config, source.config.tie_embeddings):
+        runs: list[tuple[WeightKind, list[tuple[str, int]]]] = []
+        for part in plan.parts:
+            kind = _linear_kind(source, plan.name, part[0], dtype)
+            if not runs or runs[-1][0] != kind:
+                runs.append((kind, []))
+            runs[-1][1].append(part)
+        for place, (kind, parts) in enumerate(runs):
+            pieces.append(LinearPiece(LinearPlan(plan.name, tuple(parts), plan.columns), place, kind))
+    return pieces
+
+
+def _linear_kind(source: TensorSource, name: str, role: str, dtype: WeightDtype) -> WeightKind:
+    """How ``role``, a part of the layer ``name``, is packed in a model of ``dtype``.
+
+    Of an int4 model only the gate and up projections are, half of its weights; the rest is int8: all of it in int4
+    costs a small draft model a fifth of its accepted tokens (log, 2026-11-21).
+    """
+    if dtype == "auto":
+        return (source.block_kind(role) if isinstance(source, BlockSource) else None) or "int8"
     return "int8" if dtype == "int4" and not name.endswith("gate_up") else dtype
 
 
@@ -99,21 +141,23 @@ def plan_layout(source: TensorSource, dtype: WeightDtype) -> list[ArraySpec]:
     """Arrays of the packed model with their page-aligned offsets, in file order."""
     config = source.config
     arrays: list[tuple[str, str, tuple[int, ...]]] = []
-    for plan in linear_plans(config, config.tie_embeddings):
+    for piece in linear_pieces(source, dtype):
+        plan, kind, name = piece.plan, piece.kind, piece.name
         tiles, groups = -(-plan.rows // TILE_N), -(-plan.columns // GROUP_K)
-        kind = linear_kind(plan.name, dtype)
         if kind == "int4":
             pairs, chunks = -(-plan.columns // (2 * GROUP_K)), -(-plan.columns // CHUNK_K)
-            arrays.append((plan.name + ".data", "uint8", (tiles, pairs, TILE_N, GROUP_K)))
-            arrays.append((plan.name + ".scale", "float32", (tiles, chunks, TILE_N)))
+            arrays.append((name + ".data", "uint8", (tiles, pairs, TILE_N, GROUP_K)))
+            arrays.append((name + ".scale", "float32", (tiles, chunks, TILE_N)))
         elif kind == "int8":
-            arrays.append((plan.name + ".data", "uint8", (tiles, groups, TILE_N, GROUP_K)))
-            arrays.append((plan.name + ".scale", "float32", (tiles * TILE_N,)))
+            arrays.append((name + ".data", "uint8", (tiles, groups, TILE_N, GROUP_K)))
+            arrays.append((name + ".scale", "float32", (tiles * TILE_N,)))
+        elif kind in FORMATS:
+            arrays.append((name + ".data", "uint8", packed_shape(kind, plan.rows, plan.columns)))
         else:
             stored = "bfloat16" if kind == "bf16" else "float32"
-            arrays.append((plan.name + ".data", stored, (tiles, plan.columns, TILE_N)))
+            arrays.append((name + ".data", stored, (tiles, plan.columns, TILE_N)))
         if has_bias(plan, source):
-            arrays.append((plan.name + ".bias", "float32", (tiles * TILE_N,)))
+            arrays.append((name + ".bias", "float32", (tiles * TILE_N,)))
     arrays += [(role, "float32", (size,)) for role, size in norm_plans(config)]
     embed = "float32" if dtype == "fp32" else "float16"
     arrays.append(("embed", embed, (config.vocab_size, config.hidden_size)))
@@ -250,15 +294,24 @@ class WeightsBuffer:
         """The array called ``name``, or None when the model has none."""
         return self._views.get(name)
 
-    def weights(self, config: ModelConfig, dtype: WeightDtype) -> ModelWeights[PackedLinear]:
+    def weights(self, config: ModelConfig) -> ModelWeights[HostLinear]:
         """The decoder's view of the buffer; shares its memory."""
+        pieces: dict[str, list[str]] = {}
+        for spec in self.layout:
+            name, ending = spec.name[:-5], spec.name[-5:]
+            if ending == ".data":
+                pieces.setdefault(name.partition("/")[0], []).append(name)
 
-        def linear(plan: LinearPlan) -> PackedLinear:
-            name = plan.name
+        def packed(name: str, columns: int) -> PackedLinear:
+            _, _, rows, kind = name.split("/")
             return PackedLinear(
-                linear_kind(name, dtype), plan.rows, plan.columns, self.view(name + ".data"),
+                cast(WeightKind, kind), int(rows), columns, self.view(name + ".data"),
                 self.find(name + ".scale"), self.find(name + ".bias"),
             )  # fmt: skip
+
+        def linear(plan: LinearPlan) -> HostLinear:
+            parts = tuple(packed(name, plan.columns) for name in pieces[plan.name])
+            return parts[0] if len(parts) == 1 else StackedLinear(parts)
 
         return gather_weights(config, self.view("embed"), linear, self.view)
 

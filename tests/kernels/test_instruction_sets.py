@@ -21,7 +21,7 @@ V3_FLAGS = {"avx2", "fma", "bmi1", "bmi2", "f16c", "movbe", "abm"}
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="builds for x86-64")
 
 
-def _can_run(processor: str) -> bool:
+def can_run(processor: str) -> bool:
     flags = Path("/proc/cpuinfo").read_text().split()
     return processor == BASELINE or set(flags) >= V3_FLAGS
 
@@ -29,9 +29,9 @@ def _can_run(processor: str) -> bool:
 @pytest.fixture(scope="module", params=[AVX2, BASELINE])
 def other(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[NativeBackend, bool]:
     """A backend of other instructions, and whether it rounds as this processor's does: fused, where AVX2 is."""
-    if not _can_run(request.param):
+    if not can_run(request.param):
         pytest.skip(f"this processor does not run code for {request.param}")
-    return backend_for(request.param, tmp_path_factory.mktemp("kernels")), request.param == AVX2 or not _can_run(AVX2)
+    return backend_for(request.param, tmp_path_factory.mktemp("kernels")), request.param == AVX2 or not can_run(AVX2)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -14,10 +14,11 @@ from gguf import GGMLQuantizationType as Kind
 from specdec.errors import ModelError, UnsupportedModelError
 from specdec.models.gguf import GGUFFile, parse_gguf_config
 from specdec.models.load import load_model
+from specdec.models.memory import measure_model
 from tests.models.oracle_weights import differences
 from tests.models.tiny import FAMILIES, load_oracle, make_tiny_model
 from tests.models.tiny_gguf import interleave, write_tiny_gguf
-from verify_kernels.packed_weights import unpack_linear
+from verify_kernels.packed_weights import PackedLinear, StackedLinear, unpack_linear
 
 Tiny = Callable[[str], Path]
 
@@ -60,6 +61,34 @@ def test_quantised_file_equals_what_was_stored(kind: Kind, tiny: Tiny, tmp_path:
         assert torch.equal(interleave(qkv[64:96], 2), k)
         assert torch.equal(qkv[96:], v)
         assert torch.equal(unpack_linear(layer.down), stored[f"blk.{i}.ffn_down.weight"])
+
+
+@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1])
+def test_auto_keeps_the_files_own_blocks(kind: Kind, tiny: Tiny, tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    write_tiny_gguf(tiny("llama3"), path, kind, others={"attn_v": Kind.Q8_0, "ffn_down": Kind.F16})
+    kept, exact = (load_model(str(path), dtype=dtype, cache_dir=tmp_path).weights for dtype in ("auto", "fp32"))
+    assert isinstance(kept.lm_head, PackedLinear)
+    assert kept.lm_head.kind == kind.name.lower()
+    for ours, theirs in zip(kept.layers, exact.layers, strict=True):
+        for name in ("qkv", "o", "gate_up"):
+            assert torch.equal(unpack_linear(getattr(ours, name)), unpack_linear(getattr(theirs, name)))
+        assert isinstance(ours.qkv, StackedLinear) == (kind != Kind.Q8_0)
+        assert isinstance(ours.down, PackedLinear)
+        assert ours.down.kind == "int8"  # not quantised in the file
+    again = load_model(str(path), dtype="auto", cache_dir=tmp_path).weights  # from the cache
+    assert torch.equal(unpack_linear(again.layers[1].qkv), unpack_linear(kept.layers[1].qkv))
+    assert measure_model(str(path), dtype="auto", cache_dir=tmp_path).weight_bytes < 3 * again.nbytes
+
+
+def test_auto_of_an_unquantised_model_is_int8(tiny: Tiny, tmp_path: Path) -> None:
+    auto, plain = (
+        load_model(str(tiny("qwen2")), dtype=dtype, cache_dir=tmp_path).weights for dtype in ("auto", "int8")
+    )
+    assert isinstance(auto.lm_head, PackedLinear)
+    assert isinstance(plain.lm_head, PackedLinear)
+    assert auto.lm_head.kind == "int8"
+    assert torch.equal(auto.lm_head.data, plain.lm_head.data)
 
 
 def test_llama3_rope_factors(tiny: Tiny, tmp_path: Path) -> None:

@@ -42,9 +42,15 @@ _GEMMA_NAMES = _LAYER_NAMES | {
 
 
 def write_tiny_gguf(
-    hf_folder: Path, path: Path, kind: Kind = Kind.F32, *, rope_factors: list[float] | None = None
+    hf_folder: Path,
+    path: Path,
+    kind: Kind = Kind.F32,
+    *,
+    others: dict[str, Kind] | None = None,
+    rope_factors: list[float] | None = None,
 ) -> dict[str, np.ndarray]:
-    """Convert a tiny HF model to GGUF with matrices of type ``kind``; the values stored, by GGUF tensor name."""
+    """Convert a tiny HF model to GGUF with matrices of type ``kind``, or what ``others`` says of a part such as
+    `attn_v`; the values stored, by GGUF tensor name."""
     model = load_oracle(hf_folder)
     config = model.config
     family = "gemma3" if config.model_type == "gemma3_text" else config.model_type
@@ -53,7 +59,7 @@ def write_tiny_gguf(
     _write_vocabulary(writer, hf_folder, config.vocab_size)
     stored = {}
     for name, tensor in gguf_tensors(model, family).items():
-        use = kind if tensor.ndim == 2 else Kind.F32
+        use = (others or {}).get(name.split(".")[-2], kind) if tensor.ndim == 2 else Kind.F32
         raw = gguf.quantize(tensor, use) if use != Kind.F32 else tensor
         stored[name] = gguf.dequantize(raw, use) if use != Kind.F32 else tensor
         writer.add_tensor(name, raw, raw_dtype=use)

@@ -13,9 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from verify_kernels.backend import AttentionSpec, BatchOp, LinearSpec, RowsOp
+from verify_kernels.backend import AttentionSpec, BatchOp, LinearSpec, RowsOp, bind_parts
 from verify_kernels.cpu.library import load_library
 from verify_kernels.forward_batch import ForwardBatch
+from verify_kernels.packed_weights import StackedLinear
 from verify_kernels.quant_formats import FORMATS, GROUP
 from verify_kernels.sampling import NO_TOKEN, RowSampling, check_width
 
@@ -95,6 +96,8 @@ class NativeBackend:
             ValueError: a buffer does not fit the weight's shape.
         """
         weight = spec.weight
+        if isinstance(weight, StackedLinear):
+            return bind_parts(self.linear, spec, weight)
         width = weight.k * (2 if spec.prologue in ("silu", "gelu") else 1)
         _need("src", spec.src, width)
         _need("dst", spec.dst, weight.n)

@@ -52,7 +52,7 @@ def device_decoder(config: ModelConfig, dtype: Any = "fp32", pages: int = PAGES,
 
 def host_decoder(config: ModelConfig, **changes: Any) -> Decoder:
     """The same model in float32 by the CPU's reference kernels."""
-    weights = pack_model(RandomSource("small", config, 0), "fp32", silent).weights(config, "fp32")
+    weights = pack_model(RandomSource("small", config, 0), "fp32", silent).weights(config)
     return Decoder(
         config, weights, ReferenceBackend(1), KvPool(config, PAGES), max_rows=MAX_ROWS, max_logit_rows=MAX_ROWS,
         max_positions=MAX_POSITIONS, **changes,
