@@ -105,7 +105,7 @@ class ModelSize:
         c = self.config
         widest = max(c.hidden_size, c.intermediate_size, c.q_size)
         values = 2 * c.hidden_size + 2 * c.q_size + 2 * c.kv_size + 2 * c.intermediate_size + c.vocab_size
-        return rows * (4 * values + 9 * widest + 4 * c.q_size)
+        return rows * (4 * values + 10 * widest + 4 * c.q_size)
 
 
 def measure_model(ref: str, *, dtype: WeightDtype, cache_dir: Path, progress: Progress | None = None) -> ModelSize:

@@ -65,9 +65,10 @@ def test_fp32_logits_equal_transformers() -> None:
 
 
 @pytest.mark.slow
-def test_int8_perplexity_is_within_one_percent() -> None:
+def test_perplexity_of_rounded_weights_and_activations() -> None:
     result = CliRunner().invoke(cli, ["bench", "perplexity", "--target", "smollm2-135m", "--json"])
     assert result.exit_code == 0, result.output
     figures = json.loads(result.stdout)
     assert abs(figures["int8_over_fp32"] - 1) <= 0.01
     assert abs(figures["bf16_over_fp32"] - 1) <= 0.01
+    assert abs(figures["auto_over_fp32"] - 1) <= 0.005
