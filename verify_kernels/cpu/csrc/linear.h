@@ -28,7 +28,7 @@ struct sd_linear_args {
   float* x;         // [rows, k_pad] what the product reads (float kinds), or the normed row on its way to int8
   int8_t* q;        // [rows, k_pad] quantised rows
   float* q_scale;   // [rows, chunks]; block formats: [rows, groups of 32]
-  int32_t* q_sum;   // [rows, chunks] 128 * sum of the chunk's int8 values; block formats: where sums start, quant_linear.cpp
+  int32_t* q_sum;   // [rows, chunks] 128 * sum of the chunk's int8 values; block formats: see quant_linear.cpp
   float* q_less_sum;  // [rows, groups of 32] block formats: minus the sum of the group's int8 values
   float* result;    // [rows, tiles * 32] for SD_POST_NORM_ADD, else unused
 };

@@ -1,9 +1,10 @@
 // The block formats of GGUF files as they are repacked: units of inputs x 16 channels, and how one is read.
 //
-// A group is 32 inputs. `level` unpacks its j-th four inputs of LANES4 channels from `slice` on; `scale` and `low` are what a level is multiplied by, and what its product with the sum of the inputs is
-// subtracted of: w = scale * level - low. Levels of odd groups may be HIGH times too large, which saves a shift; the
-// scale is as much smaller then, which changes no bit. A group is named by `first`, where a run of PERIOD groups that
-// are unpacked alike begins, and G, its place there. verify_kernels/quant_formats.py writes these layouts.
+// A group is 32 inputs. `level` unpacks its j-th four inputs of LANES4 channels from `slice` on; `scale` and `low` are
+// what a level is multiplied by, and what is taken off then: w = scale * level - low. Levels of odd groups may be HIGH
+// times too large, which saves a shift; the scale is as much smaller then, which changes no bit. A group is named by
+// `first`, where a run of PERIOD groups that are unpacked alike begins, and G, its place there.
+// verify_kernels/quant_formats.py writes these layouts.
 #pragma once
 #include "quant_simd.h"
 
@@ -19,6 +20,9 @@ inline wordv nibbles(const uint8_t* pair, int slice, int j) {
   return (load_bytes(pair + 64 * j + 4 * slice) >> (G & 1 && SHIFT ? 4 : 0)) & all_bytes(G & 1 && !SHIFT ? 0xf0 : 0x0f);
 }
 
+template <int G>
+constexpr float place = G & 1 ? 1.0f / HIGH : 1.0f;  // what the scale of levels from `nibbles` is to be multiplied by
+
 struct Q4_0 {
   static constexpr int BITS = 4, PERIOD = 2, GROUPS = 2, SCALES = 1, BYTES = NIBBLES + 2 * 32;
   static constexpr bool LOW = false;
@@ -27,7 +31,7 @@ struct Q4_0 {
   static wordv level(const uint8_t* u, int first, int slice, int j) { return nibbles<G>(u, slice, j); }
   template <int G>
   static floatv scale(const uint8_t* u, int first, int slice, int) {
-    return halfs(u + NIBBLES + 32 * (first + G) + 2 * slice) * all_floats(G & 1 ? 1.0f / HIGH : 1.0f);
+    return halfs(u + NIBBLES + 32 * (first + G) + 2 * slice) * all_floats(place<G>);
   }
   template <int G>
   static floatv low(const uint8_t*, int, int) { return floatv{}; }
@@ -41,10 +45,12 @@ struct Q4_1 {
   static wordv level(const uint8_t* u, int first, int slice, int j) { return nibbles<G>(u, slice, j); }
   template <int G>
   static floatv scale(const uint8_t* u, int first, int slice, int) {
-    return halfs(u + NIBBLES + 32 * (first + G) + 2 * slice) * all_floats(G & 1 ? 1.0f / HIGH : 1.0f);
+    return halfs(u + NIBBLES + 32 * (first + G) + 2 * slice) * all_floats(place<G>);
   }
   template <int G>
-  static floatv low(const uint8_t* u, int first, int slice) { return halfs(u + NIBBLES + 64 + 32 * (first + G) + 2 * slice); }
+  static floatv low(const uint8_t* u, int first, int slice) {
+    return halfs(u + NIBBLES + 64 + 32 * (first + G) + 2 * slice);
+  }
 };
 
 // The fifth bits: bit j of group g's plane belongs to its j-th register.
@@ -62,7 +68,9 @@ struct Q5_0 {
     return nibbles<G, true>(u, slice, j) | fifth_bits(u + NIBBLES + 64 * G, slice, j);
   }
   template <int G>
-  static floatv scale(const uint8_t* u, int first, int slice, int) { return halfs(u + NIBBLES + 128 + 32 * (first + G) + 2 * slice); }
+  static floatv scale(const uint8_t* u, int first, int slice, int) {
+    return halfs(u + NIBBLES + 128 + 32 * (first + G) + 2 * slice);
+  }
   template <int G>
   static floatv low(const uint8_t*, int, int) { return floatv{}; }
 };
@@ -76,7 +84,9 @@ struct Q5_1 {
   template <int G>
   static floatv scale(const uint8_t* u, int first, int slice, int) { return Q5_0::scale<G>(u, first, slice, 0); }
   template <int G>
-  static floatv low(const uint8_t* u, int first, int slice) { return halfs(u + NIBBLES + 192 + 32 * (first + G) + 2 * slice); }
+  static floatv low(const uint8_t* u, int first, int slice) {
+    return halfs(u + NIBBLES + 192 + 32 * (first + G) + 2 * slice);
+  }
 };
 
 struct Q8_0 {
@@ -88,7 +98,9 @@ struct Q8_0 {
     return load_bytes(u + GROUP * HALF * G + 64 * j + 4 * slice);
   }
   template <int G>
-  static floatv scale(const uint8_t* u, int first, int slice, int) { return halfs(u + 1024 + 32 * (first + G) + 2 * slice); }
+  static floatv scale(const uint8_t* u, int first, int slice, int) {
+    return halfs(u + 1024 + 32 * (first + G) + 2 * slice);
+  }
   template <int G>
   static floatv low(const uint8_t*, int, int) { return floatv{}; }
 };
@@ -98,10 +110,12 @@ struct Q4_K {
   static constexpr bool LOW = true;
   static constexpr int OFFSET = 0, ODD_OFFSET = 0;
   template <int G>
-  static wordv level(const uint8_t* u, int first, int slice, int j) { return nibbles<G>(u + NIBBLES * ((first + G) / 2), slice, j); }
+  static wordv level(const uint8_t* u, int first, int slice, int j) {
+    return nibbles<G>(u + NIBBLES * ((first + G) / 2), slice, j);
+  }
   template <int G>
   static floatv scale(const uint8_t* u, int first, int slice, int) {
-    return from_u8(u + SMALL + 16 * (first + G) + slice) * (halfs(u + SMALL + 256 + 2 * slice) * all_floats(G & 1 ? 1.0f / HIGH : 1.0f));
+    return from_u8(u + SMALL + 16 * (first + G) + slice) * (halfs(u + SMALL + 256 + 2 * slice) * all_floats(place<G>));
   }
   template <int G>
   static floatv low(const uint8_t* u, int first, int slice) {
@@ -117,7 +131,8 @@ struct Q5_K {
   template <int G>
   static wordv level(const uint8_t* u, int, int slice, int j) {  // bit g of the plane's j-th register
     const wordv bits = load_bytes(u + PLANE + 64 * j + 4 * slice);
-    return nibbles<G, true>(u + NIBBLES * (G / 2), slice, j) | ((G < 4 ? bits << (4 - G) : bits >> (G - 4)) & all_bytes(0x10));
+    const wordv fifth = (G < 4 ? bits << (4 - G) : bits >> (G - 4)) & all_bytes(0x10);
+    return nibbles<G, true>(u + NIBBLES * (G / 2), slice, j) | fifth;
   }
   template <int G>
   static floatv scale(const uint8_t* u, int first, int slice, int) {
@@ -145,7 +160,8 @@ struct Q6_K {
   }
   template <int G>
   static floatv scale(const uint8_t* u, int first, int slice, int part) {
-    return from_s8(u + SMALL + 32 * (first + G) + 16 * part + slice) * load_floats((const float*)(u + SMALL + 256) + slice);
+    const floatv largest = load_floats((const float*)(u + SMALL + 256) + slice);
+    return from_s8(u + SMALL + 32 * (first + G) + 16 * part + slice) * largest;
   }
   template <int G>
   static floatv low(const uint8_t*, int, int) { return floatv{}; }

@@ -21,7 +21,7 @@ struct Rows {
   const int8_t* q;
   const float* scale;     // by group
   const float* less_sum;  // by group: minus the sum of q
-  const int32_t* start;   // by group, or half group: minus OFFSET times the sum of q
+  const int32_t* start;   // by group, or by scale where it has two: minus the offset times the sum of q
   int64_t ld_q, ld_group;
 };
 
