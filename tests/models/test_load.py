@@ -24,7 +24,7 @@ Tiny = Callable[[str], Path]
     [
         ("smollm2-135", r"smollm2-135: no such file, folder or catalogue model; did you mean smollm2-135m\?"),
         ("SmolLM2", r"did you mean smollm2-135m\?"),
-        ("nothing like it", "the catalogue has smollm2-135m, qwen2.5-coder-1.5b, gemma3-270m"),
+        ("nothing like it", "the catalogue has smollm2-135m, qwen2.5-coder-1.5b, qwen2.5-coder-0.5b, gemma3-270m"),
         ("./absent", r"\./absent: no such file or folder"),
         ("absent.gguf", r"absent\.gguf: no such file or folder"),
     ],
