@@ -1,4 +1,4 @@
-"""Drafts with a small model of another vocabulary: it reads text, and what it says is put into the target's words."""
+"""Drafts with a small model of another vocabulary: it reads text, and its drafts are retokenised for the target."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from draft.model import WIDEST_LEVEL, Backlog, Growth, catch_up, feed, going_on
 from draft.protocol import DraftTask, ModelBasedDrafter
-from draft.retokenize import RetoldText, VocabularyBridge, best_tokens, respell
+from draft.retokenize import RetokenizedText, VocabularyBridge, add_canonical_path, best_tokens
 from specdec.kv_cache import KvCacheManager, PagedTokens
 from specdec.models.decoder import TargetDecoder
 from specdec.models.tokenizer import Tokenizer
@@ -30,17 +30,17 @@ _Offer = tuple[int, float, int, int, float]
 
 @dataclass(slots=True)
 class _Reader:
-    """The draft's side of a sequence: its text, how much of the target's it has heard, tokens of it that the prefix
-    cache knew, and its own pages.
+    """The draft's side of a sequence: its text, how many of the target's tokens it has read, and how many tokens of the
+    text the prefix cache knew and how many have their KV.
 
-    ``shadow`` is a sequence of the draft's tokens, as the block tables know it; None until it is needed.
+    ``paged`` is a sequence of the draft's tokens, as the block tables know it; None until it is needed.
     """
 
-    text: RetoldText
-    heard: int
+    text: RetokenizedText
+    n_read: int
     cached: int
     computed: int = 0
-    shadow: PagedTokens | None = None
+    paged: PagedTokens | None = None
 
 
 class CrossVocabularyDrafter(ModelBasedDrafter):
@@ -52,7 +52,7 @@ class CrossVocabularyDrafter(ModelBasedDrafter):
     Its KV lies in pages of its own, since the two count tokens differently, with a prefix cache of its own.
 
     target_size: rows of the target's output table. max_batch: sequences drafted together at most. reads: how much of a
-    long prompt it reads (`RetoldText`).
+    long prompt it reads (`RetokenizedText`).
     """
 
     name = "model"
@@ -77,14 +77,14 @@ class CrossVocabularyDrafter(ModelBasedDrafter):
     def end(self, sequence: Sequence) -> None:
         """Forget the sequence; its full pages stay to be found."""
         reader = self._readers.pop(sequence, None)
-        if reader is not None and reader.shadow is not None:
-            self._kv.release(reader.shadow)
+        if reader is not None and reader.paged is not None:
+            self._kv.release(reader.paged)
 
     def backlog(self, sequence: Sequence) -> int:
         """About how many of its tokens it must read."""
-        reader = self._readers.get(sequence) or self._hear(sequence)
-        known = reader.computed if reader.shadow is not None else reader.cached
-        return len(sequence.tokens) - reader.heard + len(reader.text.ids) - known
+        reader = self._readers.get(sequence) or self._start_reading(sequence)
+        known = reader.computed if reader.paged is not None else reader.cached
+        return len(sequence.tokens) - reader.n_read + len(reader.text.ids) - known
 
     def warm_up(self, rows: int) -> None:
         """One level for ``rows`` sequences: rows, logits, and their way into the target's vocabulary."""
@@ -102,11 +102,11 @@ class CrossVocabularyDrafter(ModelBasedDrafter):
         trees = [TokenTree(task.sequence.tokens[-1]) for task in tasks]
         growing = []
         for task, tree in zip(tasks, trees, strict=True):
-            reader = self._readers.get(task.sequence) or self._hear(task.sequence)
-            if task.max_nodes > 0 < task.max_depth and self._listen(reader, task):
-                assert reader.shadow is not None  # `_listen` saw to it
+            reader = self._readers.get(task.sequence) or self._start_reading(task.sequence)
+            if task.max_nodes > 0 < task.max_depth and self._read_new(reader, task):
+                assert reader.paged is not None  # `_read_new` saw to it
                 ids = reader.text.ids
-                growing.append((Growth(task, tree, len(ids) - 1, reader.shadow.pages, [ids[-1]]), reader))
+                growing.append((Growth(task, tree, len(ids) - 1, reader.paged.pages, [ids[-1]]), reader))
         logits = catch_up(self._decoder, [self._backlog(reader) for _, reader in growing])
         current = [growth for growth, _ in growing]
         likelihoods: dict[int, list[float]] = {id(growth): [0.0] for growth in current}
@@ -114,51 +114,51 @@ class CrossVocabularyDrafter(ModelBasedDrafter):
             current = self._expand(current, logits, likelihoods)
             current, logits = feed(self._decoder, current)
         for growth, _ in growing:
-            respell(growth, likelihoods[id(growth)], self._target)
+            add_canonical_path(growth, likelihoods[id(growth)], self._target)
         return trees
 
-    def _hear(self, sequence: Sequence) -> _Reader:
+    def _start_reading(self, sequence: Sequence) -> _Reader:
         """Start to follow a sequence; no pages yet, since many are never drafted for."""
-        text = RetoldText(self._target, self._draft, self._bridge, sequence.tokens, self._reads)
-        cached = self._kv.cached_tokens(text.ids[: text.settled], sequence.salt)
+        text = RetokenizedText(self._target, self._draft, self._bridge, sequence.tokens, self._reads)
+        cached = self._kv.cached_tokens(text.ids[: text.stable], sequence.salt)
         reader = self._readers[sequence] = _Reader(text, len(sequence.tokens), cached)
         return reader
 
-    def _listen(self, reader: _Reader, task: DraftTask) -> bool:
+    def _read_new(self, reader: _Reader, task: DraftTask) -> bool:
         """Take in what was committed since; whether a proposal can begin here."""
         tokens = task.sequence.tokens
-        reader.computed = min(reader.computed, reader.text.extend(tokens[reader.heard :]))
-        reader.heard = len(tokens)
+        reader.computed = min(reader.computed, reader.text.extend(tokens[reader.n_read :]))
+        reader.n_read = len(tokens)
         ids = reader.text.ids
         if not reader.text.whole or not ids:
             return False
-        if reader.shadow is None:
-            # Pages are found by tokens that never change: only settled ones, or none.
-            settled = tuple(ids[: reader.text.settled])
-            shadow = PagedTokens(settled, task.sequence.salt)
-            if settled and self._kv.admit(shadow) is None:
+        if reader.paged is None:
+            # Pages are found by tokens that never change: only stable ones, or none.
+            stable = tuple(ids[: reader.text.stable])
+            paged = PagedTokens(stable, task.sequence.salt)
+            if stable and self._kv.admit(paged) is None:
                 return False
-            reader.shadow, reader.computed = shadow, shadow.n_computed
+            reader.paged, reader.computed = paged, paged.n_computed
         needed = len(ids) + task.max_nodes + 1
         reader.computed = min(reader.computed, len(ids) - 1)
-        return needed < self._decoder.max_positions and self._kv.ensure(reader.shadow, needed)
+        return needed < self._decoder.max_positions and self._kv.ensure(reader.paged, needed)
 
     def _backlog(self, reader: _Reader) -> Backlog:
         def reached(upto: int) -> None:
             reader.computed = upto
             self._publish(reader)
 
-        assert reader.shadow is not None  # `_listen` saw to it
-        return Backlog(reader.text.ids, reader.computed, reader.shadow.pages, reached)
+        assert reader.paged is not None  # `_read_new` saw to it
+        return Backlog(reader.text.ids, reader.computed, reader.paged.pages, reached)
 
     def _publish(self, reader: _Reader) -> None:
         """Let other texts find the full pages of what will not change any more."""
-        shadow, text = reader.shadow, reader.text
-        assert shadow is not None
-        if len(shadow.tokens) < text.settled:
-            shadow.tokens += text.ids[len(shadow.tokens) : text.settled]
-        shadow.n_computed = min(reader.computed, text.settled, len(shadow.tokens))
-        self._kv.publish(shadow)
+        paged, text = reader.paged, reader.text
+        assert paged is not None
+        if len(paged.tokens) < text.stable:
+            paged.tokens += text.ids[len(paged.tokens) : text.stable]
+        paged.n_computed = min(reader.computed, text.stable, len(paged.tokens))
+        self._kv.publish(paged)
 
     def _expand(
         self, growing: Seq[Growth], logits: Tensor, likelihoods: dict[int, list[float]]

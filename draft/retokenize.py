@@ -1,4 +1,4 @@
-"""A sequence's text in another model's tokens, kept up to date, and drafts put back into the target's tokens."""
+"""Incremental retokenisation: a sequence's text in another model's tokens, and drafts in the target's tokens again."""
 
 from __future__ import annotations
 
@@ -91,15 +91,15 @@ SETTLED = 8  # tokens from the end that text to come may still change
 LONGEST_TAIL = 32
 
 
-class RetoldText:
-    """``ids`` are the draft's tokens of everything said so far. Text is encoded anew from a little before its end, so
-    a token cut in two by a boundary of the other vocabulary mends itself; ``settled`` leading ids never change.
+class RetokenizedText:
+    """``ids`` are the draft's tokens of the whole text so far. Text is encoded anew from a little before its end, so
+    a token cut in two by a boundary of the other vocabulary mends itself; ``stable`` leading ids never change.
 
     Special tokens keep their meaning where the draft knows one of that name, else they are left out. A
-    fill-in-the-middle prompt is told in reading order, suffix first and prefix last: the draft just continues. A
+    fill-in-the-middle prompt is put in reading order, suffix first and prefix last: the draft just continues. A
     character of which only some bytes have come waits; ``whole`` tells whether none does.
 
-    ``reads``: of a longer prompt only the last tokens are told, at least ``reads`` of them and less than twice as
+    ``reads``: of a longer prompt only the last tokens are taken, at least ``reads`` of them and less than twice as
     many; the cut moves in steps, so that the next keystroke finds the same beginning. 0: all of it.
     """
 
@@ -108,18 +108,18 @@ class RetoldText:
     ) -> None:
         self._target, self._draft, self._bridge = target, draft, bridge
         self.ids: list[int] = [draft.bos_id] if draft.bos_id is not None and draft.add_bos else []
-        self.settled = len(self.ids)
+        self.stable = len(self.ids)
         self._tail = ""
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         parts = ReadingOrder(target).parts(prompt)
-        told = parts.head + parts.suffix + parts.prefix + parts.middle
+        ordered = parts.head + parts.suffix + parts.prefix + parts.middle
         # The target's own begin token would be said twice where both call it by the same name.
         begin = len(self.ids)
-        self.extend(told[1:] if self.ids and told and bridge.to_draft[told[0]] == self.ids[0] else told)
-        cut = (self.settled - begin) // reads * reads - reads if reads else 0
+        self.extend(ordered[1:] if self.ids and ordered and bridge.to_draft[ordered[0]] == self.ids[0] else ordered)
+        cut = (self.stable - begin) // reads * reads - reads if reads else 0
         if cut > 0:
             del self.ids[begin : begin + cut]
-            self.settled -= cut
+            self.stable -= cut
 
     @property
     def whole(self) -> bool:
@@ -132,52 +132,52 @@ class RetoldText:
         pieces: list[bytes] = []
         for token in tokens:
             if token in self._target.special_ids:
-                kept = min(kept, self._say(b"".join(pieces), final=True))
+                kept = min(kept, self._append(b"".join(pieces), final=True))
                 pieces.clear()
-                self._settle(0)
+                self._stabilize(0)
                 twin = self._bridge.to_draft[token]
                 if twin >= 0:
                     self.ids.append(twin)
-                    self.settled = len(self.ids)
+                    self.stable = len(self.ids)
             else:
                 pieces.append(self._target.token_bytes(token))
-        return min(kept, self._say(b"".join(pieces)))
+        return min(kept, self._append(b"".join(pieces)))
 
-    def _say(self, data: bytes, final: bool = False) -> int:
+    def _append(self, data: bytes, final: bool = False) -> int:
         """``final``: a character that has only begun will not be completed."""
         text = self._utf8.decode(data, final)
         if not text:
             return len(self.ids)
         self._tail += text
-        before, fresh = self.ids[self.settled :], self._draft.encode(self._tail, add_special=False)
+        before, fresh = self.ids[self.stable :], self._draft.encode(self._tail, add_special=False)
         same = 0
         for one, other in zip(before, fresh, strict=False):
             if one != other:
                 break
             same += 1
-        self.ids[self.settled :] = fresh
-        kept = self.settled + same
+        self.ids[self.stable :] = fresh
+        kept = self.stable + same
         if len(fresh) > LONGEST_TAIL:
-            self._settle(SETTLED)
+            self._stabilize(SETTLED)
         return kept
 
-    def _settle(self, keep: int) -> None:
+    def _stabilize(self, keep: int) -> None:
         """Only the last ``keep`` ids, and the text they stand for, remain open."""
-        settled = max(self.settled, len(self.ids) - keep)
+        stable = max(self.stable, len(self.ids) - keep)
         # A character spread over several tokens must not be torn: settle a little less then.
-        while settled > self.settled:
+        while stable > self.stable:
             try:
-                self._tail = b"".join(self._draft.token_bytes(t) for t in self.ids[settled:]).decode()
+                self._tail = b"".join(self._draft.token_bytes(t) for t in self.ids[stable:]).decode()
                 break
             except UnicodeDecodeError:
-                settled -= 1
-        self.settled = settled
+                stable -= 1
+        self.stable = stable
 
 
 UNUSUAL = math.log(0.1)  # how seldom a target says in two tokens what it has one for
 
 
-def respell(growth: Growth, likelihoods: Seq[float], target: Tokenizer) -> None:
+def add_canonical_path(growth: Growth, likelihoods: Seq[float], target: Tokenizer) -> None:
     """Add the path as the target's tokenizer would write the text of the deepest likely path, and believe less in the
     nodes at which the draft's way of spelling it parts from that.
 

@@ -99,14 +99,14 @@ def _trust(length: int, seen: int) -> float:
 class SuffixReader:
     """Indexes a sequence's prediction, prompt and output, and follows it through the texts of ``stores``."""
 
-    __slots__ = ("_after", "_heard", "_indexed", "_lead", "_text", "automaton", "cursors", "stores")
+    __slots__ = ("_after", "_indexed", "_lead", "_n_read", "_text", "automaton", "cursors", "stores")
 
     def __init__(self, sequence: Sequence, stores: list[TextStore], order: ReadingOrder | None = None) -> None:
         prompt = sequence.tokens
         parts = order.parts(prompt) if order else Parts([], list(prompt), [], [])
         self._text = parts.head + parts.prefix + parts.middle  # up to the cursor, and what is written there
         self._after = parts.suffix
-        self._heard = len(prompt)
+        self._n_read = len(prompt)
         self.automaton = SuffixAutomaton()
         # Indexed before the text, so that the text's end stays the automaton's.
         self._lead = [
@@ -126,11 +126,11 @@ class SuffixReader:
         """The whole text in the order in which it is read."""
         return self._text + self._after
 
-    def hear(self, tokens: Seq[int]) -> None:
+    def read(self, tokens: Seq[int]) -> None:
         """``tokens`` are all of the sequence's."""
-        if len(tokens) > self._heard:
-            self._text += tokens[self._heard :]
-            self._heard = len(tokens)
+        if len(tokens) > self._n_read:
+            self._text += tokens[self._n_read :]
+            self._n_read = len(tokens)
 
     def catch_up(self, budget: int) -> int:
         """Index at most ``budget`` tokens; returns how many it was."""
@@ -203,7 +203,7 @@ class SuffixDrafter(Drafter):
         for task in tasks:
             tokens = task.sequence.tokens
             reader = self._readers[task.sequence]
-            reader.hear(tokens)
+            reader.read(tokens)
             while budget and reader.behind:
                 budget -= reader.catch_up(budget)
             tree = TokenTree(tokens[-1])
@@ -219,5 +219,5 @@ class SuffixDrafter(Drafter):
         """Forget the sequence, but keep its text for later ones."""
         reader = self._readers.pop(sequence, None)
         if reader is not None:
-            reader.hear(sequence.tokens)
+            reader.read(sequence.tokens)
             self._library.add(sequence.request, reader.document)

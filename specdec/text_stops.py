@@ -10,6 +10,181 @@ from specdec.models.tokenizer import Tokenizer
 from specdec.types import FinishReason, OutputParams, StoppingParams, TextRules
 
 
+@dataclass(frozen=True, slots=True)
+class TextPiece:
+    """Text that is now certain, why the stream ended if it did, and the stop string that ended it if one did."""
+
+    text: str
+    reason: FinishReason | None = None
+    stop: str | None = None
+
+
+class TextStream:
+    """Incremental detokenisation: holds back half a character, and text that may begin a stop string or be cut off by a
+    rule. What ends the stream is what holds at the earliest character, so it does not depend on where tokens part.
+    The first ``skip`` characters are not part of the text."""
+
+    def __init__(self, tokenizer: Tokenizer, stopping: StoppingParams, output: OutputParams, skip: int = 0) -> None:
+        self._tokenizer = tokenizer
+        self._skip = skip
+        self._special = frozenset(tokenizer.special_ids)
+        self._skip_special = output.skip_special_tokens
+        self._wanted = output.text or bool(stopping.stop) or stopping.rules is not None or stopping.finish_line
+        self._shown = output.text
+        self._stops = stopping.stop
+        self._cutter = TextCutter(stopping.rules) if stopping.rules is not None or stopping.finish_line else None
+        self._include_stop = stopping.include_stop
+        self._min_tokens = stopping.min_tokens
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._held = ""
+        self._released = 0  # characters in front of _held
+        self._tokens = 0
+
+    def push(self, token: int) -> TextPiece:
+        """Take the next token; below ``min_tokens`` stop strings and rules are passed over."""
+        self._tokens += 1
+        if not self._wanted or (self._skip_special and token in self._special):
+            return TextPiece("")
+        return self._take(self._decoder.decode(self._tokenizer.token_bytes(token)))
+
+    def flush(self) -> str:
+        """The stream ends: what was held back is certain now, but for what a rule finds wrong with the end."""
+        piece = self._take(self._decoder.decode(b"", final=True))
+        if piece.reason is not None:
+            return piece.text
+        cut = self._cutter.end() if self._cutter is not None and self._tokens > self._min_tokens else None
+        rest = self._release(len(self._held)) if cut is None else self._cut(cut)
+        return piece.text + rest.text
+
+    def end_at_line(self) -> None:
+        """The next line break ends the stream; only for requests with ``finish_line``."""
+        assert self._cutter is not None  # made for every such request
+        self._cutter.end_at_line()
+
+    def _take(self, text: str) -> TextPiece:
+        if self._skip:
+            self._skip, text = max(0, self._skip - len(text)), text[self._skip :]
+        self._held += text
+        binding = self._tokens > self._min_tokens
+        cut = None if self._cutter is None else self._cutter.feed(text, binding=binding)
+        if not binding:
+            return self._release(len(self._held))
+        found = [(at + len(stop), at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        if found:
+            end, at, stop = min(found)
+            if cut is None or (end, at) <= (cut.seen - self._released, cut.place - self._released):
+                piece = self._release(end if self._include_stop else at)
+                self._held = ""
+                return TextPiece(piece.text, FinishReason.STOP_STRING, stop)
+        if cut is not None:
+            return self._cut(cut)
+        certain = len(self._held) - self._undecided()
+        if self._cutter is not None:
+            certain = min(certain, self._cutter.safe - self._released)
+        return self._release(certain)
+
+    def _cut(self, cut: Cut) -> TextPiece:
+        piece = self._release(max(0, cut.place - self._released))
+        self._held = ""
+        return TextPiece(piece.text, cut.reason)
+
+    def _release(self, length: int) -> TextPiece:
+        text, self._held = self._held[:length], self._held[length:]
+        self._released += length
+        return TextPiece(text if self._shown else "")
+
+    def _undecided(self) -> int:
+        """Length of the longest end of the held text that begins a stop string."""
+        longest = 0
+        for stop in self._stops:
+            for size in range(min(len(stop) - 1, len(self._held)), longest, -1):
+                if self._held.endswith(stop[:size]):
+                    longest = size
+                    break
+        return longest
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The text ends at ``place``; known once ``seen`` characters had been seen."""
+
+    place: int
+    seen: int
+    reason: FinishReason
+
+
+class TextCutter:
+    """Reads a text in pieces, however they are cut: the first character at which a rule holds ends it, and of several
+    rules that hold there the one that cuts off most. A line break of two characters stays whole."""
+
+    def __init__(self, rules: TextRules | None) -> None:
+        self._stops: list[TextStop] = [] if rules is None else _stops(rules)
+        self._seen = self._safe = 0
+        self._open = ""  # the text behind _safe
+
+    @property
+    def safe(self) -> int:
+        """Text before this place is certain."""
+        return self._safe
+
+    def feed(self, text: str, *, binding: bool = True) -> Cut | None:
+        """Take more text. Not ``binding``: it is certain, whatever the rules say of it."""
+        for char in text:
+            self._seen += 1
+            self._open += char
+            found: Cut | None = None
+            for stop in self._stops:
+                place = stop.feed(char)
+                if place is not None and (found is None or place < found.place):
+                    found = Cut(place, self._seen, stop.reason)
+            if binding and found is not None:
+                return self._clamped(found)
+            safe = min((stop.safe for stop in self._stops), default=self._seen) if binding else self._seen
+            self._release_up_to(self._before_break(safe) if binding else safe)
+        return None
+
+    def end(self) -> Cut | None:
+        """The text ended by itself; the place where a rule would end it, if one would."""
+        found: Cut | None = None
+        for stop in self._stops:
+            place = stop.end()
+            if place is not None and (found is None or place < found.place):
+                found = Cut(place, self._seen, stop.reason)
+        return None if found is None else self._clamped(found)
+
+    def end_at_line(self) -> None:
+        """From here on the next line break ends the text, because its time is over."""
+        self._stops.append(LineStop(1, count_blank=True, reason=FinishReason.TIME_LIMIT, start=self._seen))
+
+    def _release_up_to(self, place: int) -> None:
+        if place > self._safe:
+            self._open = self._open[place - self._safe :]
+            self._safe = place
+
+    def _clamped(self, cut: Cut) -> Cut:
+        return Cut(self._before_break(max(cut.place, self._safe)), cut.seen, cut.reason)
+
+    def _before_break(self, place: int) -> int:
+        """``place``, or the one before where that would part the two characters of a line break."""
+        inside = place - self._safe
+        return place - 1 if inside > 0 and self._open[inside - 1] == "\r" else place
+
+
+def _stops(rules: TextRules) -> list[TextStop]:
+    stops: list[TextStop] = []
+    if rules.max_lines is not None:
+        stops.append(LineStop(rules.max_lines))
+    if rules.min_indent is not None:
+        stops.append(IndentStop(rules.min_indent))
+    if rules.blank_line:
+        stops.append(BlankLineStop())
+    if rules.closers is not None:
+        stops.append(BracketStop(rules.closers, rules.quote))
+    if rules.suffix.strip():
+        stops.append(SuffixStop(rules.suffix, rules.lead))
+    return stops
+
+
 class TextStop(Protocol):
     """Reads a text one character at a time. Places are counted in characters from the text's start.
 
@@ -366,178 +541,3 @@ def _falls(pattern: str) -> list[int]:
         length += pattern[i] == pattern[length]
         falls[i] = length
     return falls
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """The text ends at ``place``; known once ``seen`` characters had been seen."""
-
-    place: int
-    seen: int
-    reason: FinishReason
-
-
-class TextCutter:
-    """Reads a text in pieces, however they are cut: the first character at which a rule holds ends it, and of several
-    rules that hold there the one that cuts off most. A line break of two characters stays whole."""
-
-    def __init__(self, rules: TextRules | None) -> None:
-        self._stops: list[TextStop] = [] if rules is None else _stops(rules)
-        self._seen = self._safe = 0
-        self._open = ""  # the text behind _safe
-
-    @property
-    def safe(self) -> int:
-        """Text before this place is certain."""
-        return self._safe
-
-    def feed(self, text: str, *, binding: bool = True) -> Cut | None:
-        """Take more text. Not ``binding``: it is certain, whatever the rules say of it."""
-        for char in text:
-            self._seen += 1
-            self._open += char
-            found: Cut | None = None
-            for stop in self._stops:
-                place = stop.feed(char)
-                if place is not None and (found is None or place < found.place):
-                    found = Cut(place, self._seen, stop.reason)
-            if binding and found is not None:
-                return self._clamped(found)
-            safe = min((stop.safe for stop in self._stops), default=self._seen) if binding else self._seen
-            self._settle(self._before_break(safe) if binding else safe)
-        return None
-
-    def end(self) -> Cut | None:
-        """The text ended by itself; the place where a rule would end it, if one would."""
-        found: Cut | None = None
-        for stop in self._stops:
-            place = stop.end()
-            if place is not None and (found is None or place < found.place):
-                found = Cut(place, self._seen, stop.reason)
-        return None if found is None else self._clamped(found)
-
-    def end_at_line(self) -> None:
-        """From here on the next line break ends the text, because its time is over."""
-        self._stops.append(LineStop(1, count_blank=True, reason=FinishReason.TIME_LIMIT, start=self._seen))
-
-    def _settle(self, place: int) -> None:
-        if place > self._safe:
-            self._open = self._open[place - self._safe :]
-            self._safe = place
-
-    def _clamped(self, cut: Cut) -> Cut:
-        return Cut(self._before_break(max(cut.place, self._safe)), cut.seen, cut.reason)
-
-    def _before_break(self, place: int) -> int:
-        """``place``, or the one before where that would part the two characters of a line break."""
-        inside = place - self._safe
-        return place - 1 if inside > 0 and self._open[inside - 1] == "\r" else place
-
-
-def _stops(rules: TextRules) -> list[TextStop]:
-    stops: list[TextStop] = []
-    if rules.max_lines is not None:
-        stops.append(LineStop(rules.max_lines))
-    if rules.min_indent is not None:
-        stops.append(IndentStop(rules.min_indent))
-    if rules.blank_line:
-        stops.append(BlankLineStop())
-    if rules.closers is not None:
-        stops.append(BracketStop(rules.closers, rules.quote))
-    if rules.suffix.strip():
-        stops.append(SuffixStop(rules.suffix, rules.lead))
-    return stops
-
-
-@dataclass(frozen=True, slots=True)
-class TextPiece:
-    """Text that is now certain, why the stream ended if it did, and the stop string that ended it if one did."""
-
-    text: str
-    reason: FinishReason | None = None
-    stop: str | None = None
-
-
-class TextStream:
-    """Incremental detokenisation: holds back half a character, and text that may begin a stop string or be cut off by a
-    rule. What ends the stream is what holds at the earliest character, so it does not depend on where tokens part.
-    The first ``skip`` characters are not part of the text."""
-
-    def __init__(self, tokenizer: Tokenizer, stopping: StoppingParams, output: OutputParams, skip: int = 0) -> None:
-        self._tokenizer = tokenizer
-        self._skip = skip
-        self._special = frozenset(tokenizer.special_ids)
-        self._skip_special = output.skip_special_tokens
-        self._wanted = output.text or bool(stopping.stop) or stopping.rules is not None or stopping.finish_line
-        self._shown = output.text
-        self._stops = stopping.stop
-        self._cutter = TextCutter(stopping.rules) if stopping.rules is not None or stopping.finish_line else None
-        self._include_stop = stopping.include_stop
-        self._min_tokens = stopping.min_tokens
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._held = ""
-        self._released = 0  # characters in front of _held
-        self._tokens = 0
-
-    def push(self, token: int) -> TextPiece:
-        """Take the next token; below ``min_tokens`` stop strings and rules are passed over."""
-        self._tokens += 1
-        if not self._wanted or (self._skip_special and token in self._special):
-            return TextPiece("")
-        return self._take(self._decoder.decode(self._tokenizer.token_bytes(token)))
-
-    def flush(self) -> str:
-        """The stream ends: what was held back is certain now, but for what a rule finds wrong with the end."""
-        piece = self._take(self._decoder.decode(b"", final=True))
-        if piece.reason is not None:
-            return piece.text
-        cut = self._cutter.end() if self._cutter is not None and self._tokens > self._min_tokens else None
-        rest = self._release(len(self._held)) if cut is None else self._cut(cut)
-        return piece.text + rest.text
-
-    def end_at_line(self) -> None:
-        """The next line break ends the stream; only for requests with ``finish_line``."""
-        assert self._cutter is not None  # made for every such request
-        self._cutter.end_at_line()
-
-    def _take(self, text: str) -> TextPiece:
-        if self._skip:
-            self._skip, text = max(0, self._skip - len(text)), text[self._skip :]
-        self._held += text
-        binding = self._tokens > self._min_tokens
-        cut = None if self._cutter is None else self._cutter.feed(text, binding=binding)
-        if not binding:
-            return self._release(len(self._held))
-        found = [(at + len(stop), at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
-        if found:
-            end, at, stop = min(found)
-            if cut is None or (end, at) <= (cut.seen - self._released, cut.place - self._released):
-                piece = self._release(end if self._include_stop else at)
-                self._held = ""
-                return TextPiece(piece.text, FinishReason.STOP_STRING, stop)
-        if cut is not None:
-            return self._cut(cut)
-        certain = len(self._held) - self._undecided()
-        if self._cutter is not None:
-            certain = min(certain, self._cutter.safe - self._released)
-        return self._release(certain)
-
-    def _cut(self, cut: Cut) -> TextPiece:
-        piece = self._release(max(0, cut.place - self._released))
-        self._held = ""
-        return TextPiece(piece.text, cut.reason)
-
-    def _release(self, length: int) -> TextPiece:
-        text, self._held = self._held[:length], self._held[length:]
-        self._released += length
-        return TextPiece(text if self._shown else "")
-
-    def _undecided(self) -> int:
-        """Length of the longest end of the held text that begins a stop string."""
-        longest = 0
-        for stop in self._stops:
-            for size in range(min(len(stop) - 1, len(self._held)), longest, -1):
-                if self._held.endswith(stop[:size]):
-                    longest = size
-                    break
-        return longest

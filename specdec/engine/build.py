@@ -290,7 +290,7 @@ class DrafterBuilder:
 
 
 def _check_no_added_space(model: Target) -> None:
-    """A text is retold piece by piece, which a tokenizer that begins every text with a space would spoil.
+    """A text is retokenised piece by piece, which a tokenizer that begins every text with a space would spoil.
 
     Raises:
         ConfigError: the draft's tokenizer is such a one.

@@ -74,112 +74,6 @@ class StepPlan:
     prefilled: list[Sequence] = field(default_factory=list)
 
 
-def fair_shares(wishes: list[int], budget: int) -> list[int]:
-    """What each gets when one node at a time is dealt round, first come first, until wishes or budget end."""
-    if sum(wishes) <= budget:
-        return wishes
-    shares = [0] * len(wishes)
-    hungry = [i for i, wish in enumerate(wishes) if wish > 0]
-    while budget > 0 and hungry:
-        if budget < len(hungry):
-            for i in hungry[:budget]:
-                shares[i] += 1
-            break
-        each = budget // len(hungry)
-        for i in hungry:
-            more = min(each, wishes[i] - shares[i])
-            shares[i] += more
-            budget -= more
-        hungry = [i for i in hungry if shares[i] < wishes[i]]
-    return shares
-
-
-MIN_RETRY_S = 0.1
-UNKNOWN_RETRY_S = 1.0
-WEIGHT = 0.2  # of the newest interval in the running mean
-
-
-class RetryEstimate:
-    """Running mean of the time between completions while there is work; idle time does not count."""
-
-    def __init__(self) -> None:
-        self._mean_s: float | None = None
-        self._mark_s = 0.0
-
-    def start(self, now: float) -> None:
-        """Work arrives at an idle scheduler (monotonic seconds)."""
-        self._mark_s = now
-
-    def completed(self, now: float) -> None:
-        """A running sequence ended."""
-        interval = max(0.0, now - self._mark_s)
-        self._mark_s = now
-        self._mean_s = interval if self._mean_s is None else self._mean_s + WEIGHT * (interval - self._mean_s)
-
-    def retry_after_s(self) -> float:
-        """Seconds a refused client should wait: one mean interval, at least 0.1."""
-        return max(MIN_RETRY_S, UNKNOWN_RETRY_S if self._mean_s is None else self._mean_s)
-
-
-class WaitingQueue:
-    """Ordered by ``rank``: priority, then arrival. A preempted sequence so returns to its old place."""
-
-    def __init__(self) -> None:
-        self._queue: list[Sequence] = []
-        self._held: dict[Sequence, list[Sequence]] = {}
-
-    def __len__(self) -> int:
-        return len(self._queue) + sum(map(len, self._held.values()))
-
-    @property
-    def head(self) -> Sequence | None:
-        """The most important sequence that may be admitted."""
-        return self._queue[0] if self._queue else None
-
-    def sequences(self) -> list[Sequence]:
-        """All that wait: the queue in order, then those held back."""
-        return self._queue + [seq for siblings in self._held.values() for seq in siblings]
-
-    def push(self, seq: Sequence) -> None:
-        """Enter the queue."""
-        insort(self._queue, seq, key=_rank)
-
-    def hold(self, leader: Sequence, siblings: Seq[Sequence]) -> None:
-        """Keep ``siblings`` back until ``leader`` has its whole prompt in the cache."""
-        self._held[leader] = list(siblings)
-
-    def pop(self) -> Sequence:
-        """Take the head."""
-        return self._queue.pop(0)
-
-    def remove(self, seq: Sequence) -> None:
-        """Take out a sequence wherever it waits; no-op when it does not."""
-        if seq in self._queue:
-            self._queue.remove(seq)
-            return
-        for siblings in self._held.values():
-            if seq in siblings:
-                siblings.remove(seq)
-                return
-
-    def let_siblings_in(self) -> None:
-        """Queue the siblings whose leader is past its prompt; where it ended before that, the next one leads."""
-        for leader in list(self._held):
-            past_prompt = leader.phase is not SequencePhase.WAITING and leader.n_computed >= leader.n_prompt - 1
-            if not past_prompt and leader.phase is not SequencePhase.FINISHED:
-                continue
-            siblings = self._held.pop(leader)
-            if not past_prompt and len(siblings) > 1:
-                self.hold(siblings[0], siblings[1:])
-                siblings = siblings[:1]
-            for seq in siblings:
-                self.push(seq)
-
-
-def _rank(seq: Sequence) -> tuple[int, int]:
-    return seq.rank
-
-
 PROMPT_SHARE = 0.75  # of a step's rows that drafts leave to prompts where these need them: most nodes that drafts
 # reserve are never verified, and a prompt that is read in two steps instead of one pays for another pass
 
@@ -391,3 +285,109 @@ class Scheduler:
             head.cached_tokens = hit.n_tokens
         plan.admitted.append(head)
         return head
+
+
+def fair_shares(wishes: list[int], budget: int) -> list[int]:
+    """What each gets when one node at a time is dealt round, first come first, until wishes or budget end."""
+    if sum(wishes) <= budget:
+        return wishes
+    shares = [0] * len(wishes)
+    hungry = [i for i, wish in enumerate(wishes) if wish > 0]
+    while budget > 0 and hungry:
+        if budget < len(hungry):
+            for i in hungry[:budget]:
+                shares[i] += 1
+            break
+        each = budget // len(hungry)
+        for i in hungry:
+            more = min(each, wishes[i] - shares[i])
+            shares[i] += more
+            budget -= more
+        hungry = [i for i in hungry if shares[i] < wishes[i]]
+    return shares
+
+
+MIN_RETRY_S = 0.1
+UNKNOWN_RETRY_S = 1.0
+WEIGHT = 0.2  # of the newest interval in the running mean
+
+
+class RetryEstimate:
+    """Running mean of the time between completions while there is work; idle time does not count."""
+
+    def __init__(self) -> None:
+        self._mean_s: float | None = None
+        self._mark_s = 0.0
+
+    def start(self, now: float) -> None:
+        """Work arrives at an idle scheduler (monotonic seconds)."""
+        self._mark_s = now
+
+    def completed(self, now: float) -> None:
+        """A running sequence ended."""
+        interval = max(0.0, now - self._mark_s)
+        self._mark_s = now
+        self._mean_s = interval if self._mean_s is None else self._mean_s + WEIGHT * (interval - self._mean_s)
+
+    def retry_after_s(self) -> float:
+        """Seconds a refused client should wait: one mean interval, at least 0.1."""
+        return max(MIN_RETRY_S, UNKNOWN_RETRY_S if self._mean_s is None else self._mean_s)
+
+
+class WaitingQueue:
+    """Ordered by ``rank``: priority, then arrival. A preempted sequence so returns to its old place."""
+
+    def __init__(self) -> None:
+        self._queue: list[Sequence] = []
+        self._held: dict[Sequence, list[Sequence]] = {}
+
+    def __len__(self) -> int:
+        return len(self._queue) + sum(map(len, self._held.values()))
+
+    @property
+    def head(self) -> Sequence | None:
+        """The most important sequence that may be admitted."""
+        return self._queue[0] if self._queue else None
+
+    def sequences(self) -> list[Sequence]:
+        """All that wait: the queue in order, then those held back."""
+        return self._queue + [seq for siblings in self._held.values() for seq in siblings]
+
+    def push(self, seq: Sequence) -> None:
+        """Enter the queue."""
+        insort(self._queue, seq, key=_rank)
+
+    def hold(self, leader: Sequence, siblings: Seq[Sequence]) -> None:
+        """Keep ``siblings`` back until ``leader`` has its whole prompt in the cache."""
+        self._held[leader] = list(siblings)
+
+    def pop(self) -> Sequence:
+        """Take the head."""
+        return self._queue.pop(0)
+
+    def remove(self, seq: Sequence) -> None:
+        """Take out a sequence wherever it waits; no-op when it does not."""
+        if seq in self._queue:
+            self._queue.remove(seq)
+            return
+        for siblings in self._held.values():
+            if seq in siblings:
+                siblings.remove(seq)
+                return
+
+    def let_siblings_in(self) -> None:
+        """Queue the siblings whose leader is past its prompt; where it ended before that, the next one leads."""
+        for leader in list(self._held):
+            past_prompt = leader.phase is not SequencePhase.WAITING and leader.n_computed >= leader.n_prompt - 1
+            if not past_prompt and leader.phase is not SequencePhase.FINISHED:
+                continue
+            siblings = self._held.pop(leader)
+            if not past_prompt and len(siblings) > 1:
+                self.hold(siblings[0], siblings[1:])
+                siblings = siblings[:1]
+            for seq in siblings:
+                self.push(seq)
+
+
+def _rank(seq: Sequence) -> tuple[int, int]:
+    return seq.rank

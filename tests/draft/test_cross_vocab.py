@@ -118,7 +118,7 @@ def test_what_is_kept_equals_what_is_computed_anew(seed: int) -> None:
             forgets._readers[sequence].computed = 0
         assert all(map(same, keeps.propose(tasks), forgets.propose(tasks)))
         for reader in keeps._readers.values():
-            told = [] if reader.shadow is None else reader.shadow.tokens
+            told = [] if reader.paged is None else reader.paged.tokens
             assert told == reader.text.ids[: len(told)], "pages are filed under tokens that are not theirs"
         for i, sequence in enumerate(sequences):
             text, at = texts[i % 2], len(sequence.tokens)
@@ -128,7 +128,7 @@ def test_what_is_kept_equals_what_is_computed_anew(seed: int) -> None:
                 forgets.end(sequence)
                 sequences[i] = make_sequence(text[: rng.randint(1, 200)])
     for drafter in (keeps, forgets):
-        drafter._kv.check([reader.shadow for reader in drafter._readers.values() if reader.shadow is not None])
+        drafter._kv.check([reader.paged for reader in drafter._readers.values() if reader.paged is not None])
         for sequence in sequences:
             drafter.end(sequence)
         books_are_closed(drafter)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from draft.model import Growth
 from draft.protocol import DraftTask
-from draft.retokenize import UNUSUAL, respell
+from draft.retokenize import UNUSUAL, add_canonical_path
 from specdec.models.tokenizer import Tokenizer
 from specdec.sampling import SequenceSampling
 from specdec.tree import TokenTree
@@ -66,7 +66,7 @@ def state(tree: TokenTree) -> tuple[list[int], list[int], list[float], list[int]
 def test_two_words_become_one() -> None:
     grown, chances = growth(), [0.0]
     say(grown, chances, ["implement", "ation"])
-    respell(grown, chances, target())
+    add_canonical_path(grown, chances, target())
     tree = grown.tree
     first, second = 1, 2
     joined = tree.child(0, token("implementation"))
@@ -82,7 +82,7 @@ def test_two_words_become_one() -> None:
 def test_what_is_said_before_stays_believed() -> None:
     grown, chances = growth(), [0.0]
     say(grown, chances, ["the", " ", "implement", "ation", "!"])
-    respell(grown, chances, target())
+    add_canonical_path(grown, chances, target())
     tree = grown.tree
     assert [tree.cells[node] for node in range(1, 6)] == [CELL, CELL, -1, -1, -1]
     assert tree.scores[2] == pytest.approx(2 * math.log(0.5))
@@ -97,13 +97,13 @@ def test_its_own_spelling_is_left_alone() -> None:
     grown, chances = growth(), [0.0]
     say(grown, chances, ["the", " ", "implementation"])
     before = state(grown.tree)
-    respell(grown, chances, target())
+    add_canonical_path(grown, chances, target())
     assert state(grown.tree) == before
 
 
 def test_nothing_proposed_is_left_alone() -> None:
     grown = growth()
-    respell(grown, [0.0], target())
+    add_canonical_path(grown, [0.0], target())
     assert len(grown.tree) == 1
 
 
@@ -111,7 +111,7 @@ def test_other_branches_stay_believed() -> None:
     grown, chances = growth(), [0.0]
     say(grown, chances, ["implement", "ation"], 0.6)
     say(grown, chances, ["the", "!"], 0.3)
-    respell(grown, chances, target())
+    add_canonical_path(grown, chances, target())
     tree = grown.tree
     other = tree.child(0, token("the"))
     assert other is not None
@@ -124,7 +124,7 @@ def test_the_likeliest_path_is_the_one_respelled() -> None:
     say(grown, chances, ["implement", "ation"], 0.2)
     say(grown, chances, ["the", "!"], 0.6)
     before = state(grown.tree)
-    respell(grown, chances, target())
+    add_canonical_path(grown, chances, target())
     assert state(grown.tree) == before
 
 
@@ -132,7 +132,7 @@ def test_a_token_already_there_is_believed_more() -> None:
     grown, chances = growth(), [0.0]
     say(grown, chances, ["implement", "ation"], 0.6)
     say(grown, chances, ["implementation"], 0.1)
-    respell(grown, chances, target())
+    add_canonical_path(grown, chances, target())
     tree = grown.tree
     assert len(tree) == 4
     assert tree.scores[3] == pytest.approx(2 * math.log(0.6))
@@ -146,7 +146,7 @@ def test_a_word_of_several_tokens_carries_one_chance() -> None:
     second = grown.task.add(tree, first, token("ation"), 0.9)
     grown.add(0, 999, second)
     chances.append(math.log(0.5))
-    respell(grown, chances, target())
+    add_canonical_path(grown, chances, target())
     joined = tree.child(0, token("implementation"))
     assert joined is not None
     assert tree.scores[joined] == pytest.approx(math.log(0.5))
@@ -157,7 +157,7 @@ def test_chances_go_to_the_token_that_holds_the_byte() -> None:
     parent = say(grown, chances, ["impl"], 0.8)
     parent = say(grown, chances, ["e"], 0.7, parent)
     say(grown, chances, ["m", "e"], 0.6, parent)
-    respell(grown, chances, target())
+    add_canonical_path(grown, chances, target())
     tree = grown.tree
     joined = tree.child(0, token("impleme"))
     assert joined is not None
@@ -168,7 +168,7 @@ def test_a_request_that_forbids_the_word_keeps_the_spelling() -> None:
     grown, chances = growth(allowed=(token("implement"), token("ation"))), [0.0]
     say(grown, chances, ["implement", "ation"])
     before = state(grown.tree)
-    respell(grown, chances, target())
+    add_canonical_path(grown, chances, target())
     assert state(grown.tree) == before
 
 
@@ -176,7 +176,7 @@ def test_special_tokens_are_no_text() -> None:
     grown, chances = growth(), [0.0]
     say(grown, chances, ["implement", "ation", "<|end|>"])
     before = state(grown.tree)
-    respell(grown, chances, target())
+    add_canonical_path(grown, chances, target())
     assert state(grown.tree) == before
 
 
@@ -185,14 +185,14 @@ def test_half_a_character_is_no_text() -> None:
     half = target().encode("世", add_special=False)[0]
     say(grown, chances, ["implement", "ation", half])
     before = state(grown.tree)
-    respell(grown, chances, target())
+    add_canonical_path(grown, chances, target())
     assert state(grown.tree) == before
 
 
 def test_no_room_is_no_fault() -> None:
     grown, chances = growth(nodes=2), [0.0]
     say(grown, chances, ["implement", "ation"])
-    respell(grown, chances, target())
+    add_canonical_path(grown, chances, target())
     assert len(grown.tree) == 3
 
 
@@ -215,7 +215,7 @@ def test_any_tree(data: st.DataObject, nodes: int) -> None:
             chances.append(math.log(chance))
     tree = grown.tree
     tokens, parents, scores, _ = state(tree)
-    respell(grown, chances, target())
+    add_canonical_path(grown, chances, target())
     assert tree.tokens[: len(tokens)] == tokens
     assert tree.parents[: len(parents)] == parents
     assert len(tree) - 1 <= nodes

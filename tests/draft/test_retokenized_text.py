@@ -1,4 +1,4 @@
-"""A text retold token by token is the same text, in the draft's own spelling."""
+"""A text retokenized token by token is the same text, in the draft's own spelling."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draft.retokenize import RetoldText, VocabularyBridge
+from draft.retokenize import RetokenizedText, VocabularyBridge
 from specdec.config import EngineConfig
 from specdec.models.fim import TEMPLATES, FimTemplate
 from specdec.models.load import load_tokenizer
@@ -45,20 +45,20 @@ def said(tokenizer: Tokenizer, ids: list[int]) -> bytes:
     return b"".join(tokenizer.token_bytes(token) for token in ids)
 
 
-def tell(pair: Pair, ids: list[int], rng: random.Random, first: int = 1) -> RetoldText:
+def tell(pair: Pair, ids: list[int], rng: random.Random, first: int = 1) -> RetokenizedText:
     """Retell ``ids`` a few at a time, checking at each step what must never break."""
-    retold = RetoldText(*pair, ids[:first])
+    retokenized = RetokenizedText(*pair, ids[:first])
     at = first
     while at < len(ids):
         step = rng.choice((0, 1, 1, 2, 3, 9))
-        before, settled = list(retold.ids), retold.settled
-        kept = retold.extend(ids[at : at + step])
+        before, settled = list(retokenized.ids), retokenized.stable
+        kept = retokenized.extend(ids[at : at + step])
         at += step
-        assert retold.ids[:kept] == before[:kept], "ids said to have stayed have changed"
+        assert retokenized.ids[:kept] == before[:kept], "ids said to have stayed have changed"
         assert kept >= settled, "settled ids were not kept"
-        assert kept <= len(retold.ids)
-        assert settled <= retold.settled <= len(retold.ids)
-    return retold
+        assert kept <= len(retokenized.ids)
+        assert settled <= retokenized.stable <= len(retokenized.ids)
+    return retokenized
 
 
 @settings(max_examples=150)
@@ -66,9 +66,9 @@ def tell(pair: Pair, ids: list[int], rng: random.Random, first: int = 1) -> Reto
 def test_the_text_is_the_same(text: str, seed: int, backwards: bool) -> None:
     rng, pair = random.Random(seed), tiny_pair(backwards)
     ids = cut(pair[0], text, rng)
-    retold = tell(pair, ids, rng, rng.randint(0, len(ids)))
-    assert retold.whole
-    assert said(pair[1], retold.ids) == text.encode()
+    retokenized = tell(pair, ids, rng, rng.randint(0, len(ids)))
+    assert retokenized.whole
+    assert said(pair[1], retokenized.ids) == text.encode()
 
 
 @settings(max_examples=60)
@@ -77,13 +77,13 @@ def test_an_open_character_waits(text: str, seed: int) -> None:
     """After every single token: the text up to the last whole character, and ``whole`` tells of the rest."""
     rng, pair = random.Random(seed), tiny_pair()
     ids = cut(pair[0], text, rng)
-    retold = RetoldText(*pair, [])
+    retokenized = RetokenizedText(*pair, [])
     for at, token in enumerate(ids):
-        retold.extend([token])
+        retokenized.extend([token])
         heard = said(pair[0], ids[: at + 1])
-        told = said(pair[1], retold.ids)
+        told = said(pair[1], retokenized.ids)
         assert heard.startswith(told)
-        assert retold.whole == (told == heard)
+        assert retokenized.whole == (told == heard)
         assert len(heard) - len(told) < 4
 
 
@@ -94,10 +94,10 @@ def test_bytes_that_are_no_text_are_replaced(data: bytes, text: str, seed: int) 
     target, draft, _ = pair
     by_bytes = {target.token_bytes(t): t for t in range(target.vocab_size) if t not in target.special_ids}
     ids = [by_bytes[bytes([byte])] for byte in data] + cut(target, text, rng)
-    retold = tell(pair, ids, rng, rng.randint(0, len(ids)))
+    retokenized = tell(pair, ids, rng, rng.randint(0, len(ids)))
     whole = said(target, ids).decode(errors="replace")
-    told = said(draft, retold.ids).decode()
-    assert told == whole if retold.whole else whole.startswith(told)
+    told = said(draft, retokenized.ids).decode()
+    assert told == whole if retokenized.whole else whole.startswith(told)
 
 
 @settings(max_examples=60)
@@ -113,9 +113,9 @@ def test_special_tokens_keep_their_meaning(pieces: list[str], seed: int) -> None
         ids += [token, *cut(target, piece, rng)]
         twin = bridge.to_draft[token]
         expected += (draft.token_bytes(twin) if twin >= 0 else b"") + piece.encode()
-    retold = tell(pair, ids, rng, rng.randint(0, len(ids)))
-    assert said(draft, retold.ids) == expected
-    assert retold.whole
+    retokenized = tell(pair, ids, rng, rng.randint(0, len(ids)))
+    assert said(draft, retokenized.ids) == expected
+    assert retokenized.whole
 
 
 def test_a_special_token_ends_an_open_character() -> None:
@@ -123,24 +123,24 @@ def test_a_special_token_ends_an_open_character() -> None:
     half = target.encode("世", add_special=False)[0]
     start = target.token_id("<|im_start|>")
     assert start is not None
-    retold = RetoldText(*pair, [half])
-    assert not retold.whole
-    retold.extend([start])
-    assert retold.whole
-    retold.extend(target.encode("x", add_special=False))
-    assert draft.decode(retold.ids, skip_special=False) == "\ufffd<|im_start|>x"
+    retokenized = RetokenizedText(*pair, [half])
+    assert not retokenized.whole
+    retokenized.extend([start])
+    assert retokenized.whole
+    retokenized.extend(target.encode("x", add_special=False))
+    assert draft.decode(retokenized.ids, skip_special=False) == "\ufffd<|im_start|>x"
 
 
 def test_a_word_said_in_two_is_mended() -> None:
     pair = paired(wordy_tokenizer(("jump", "ed")), wordy_tokenizer(("jumped", "ju")))
     target, draft, _ = pair
     first, second = target.encode("jumped", add_special=False)
-    retold = RetoldText(*pair, [first])
-    before = list(retold.ids)
+    retokenized = RetokenizedText(*pair, [first])
+    before = list(retokenized.ids)
     assert said(draft, before) == b"jump"
-    assert retold.extend([second]) == 0
-    assert retold.ids == draft.encode("jumped", add_special=False)
-    assert len(retold.ids) == 1
+    assert retokenized.extend([second]) == 0
+    assert retokenized.ids == draft.encode("jumped", add_special=False)
+    assert len(retokenized.ids) == 1
 
 
 @settings(max_examples=60)
@@ -156,10 +156,10 @@ def test_words_are_told_as_if_heard_at_once(seed: int, backwards: bool) -> None:
 def test_a_long_text_settles() -> None:
     """Otherwise every token would cost as much as the whole text."""
     target, _, _ = pair = tiny_pair()
-    retold = RetoldText(*pair, [])
+    retokenized = RetokenizedText(*pair, [])
     for token in target.encode("the quick brown fox 世界 jumps over it " * 20, add_special=False):
-        retold.extend([token])
-        assert len(retold.ids) - retold.settled <= 40
+        retokenized.extend([token])
+        assert len(retokenized.ids) - retokenized.stable <= 40
 
 
 def begun(tokenizer_words: tuple[str, ...], begin: str) -> Tokenizer:
@@ -171,9 +171,9 @@ def begun(tokenizer_words: tuple[str, ...], begin: str) -> Tokenizer:
 @pytest.mark.parametrize(("ours", "theirs"), [("<s>", "<s>"), ("<s>", "<bos>")])
 def test_the_draft_begins_its_own_way_once(ours: str, theirs: str) -> None:
     target, draft = begun(("the",), ours), begun(("dog",), theirs)
-    retold = RetoldText(*paired(target, draft), target.encode("the dog"))
-    assert retold.ids == draft.encode("the dog")
-    assert retold.ids[0] == draft.bos_id
+    retokenized = RetokenizedText(*paired(target, draft), target.encode("the dog"))
+    assert retokenized.ids == draft.encode("the dog")
+    assert retokenized.ids[0] == draft.bos_id
 
 
 @pytest.mark.parametrize("template", [template for template in TEMPLATES if template.middle], ids=lambda t: t.name)
@@ -190,7 +190,7 @@ def test_fill_in_the_middle_is_told_in_reading_order(template: FimTemplate, orde
         "broken": f"<|repo|>f.py {middle}def a{prefix}{output}",
     }
     ids = target.encode(prompts[order], add_special=False, parse_special=True)
-    told = draft.decode(RetoldText(*paired(target, draft), ids).ids, skip_special=False)
+    told = draft.decode(RetokenizedText(*paired(target, draft), ids).ids, skip_special=False)
     assert told == f"<|repo|>f.py {'' if order == 'broken' else ' the end '}def a{output}"
 
 
@@ -200,7 +200,7 @@ def test_a_template_without_a_middle_token_is_told_in_reading_order(output: str)
     (prefix,), (suffix,) = template.prefix, template.suffix
     target, draft = wordy_tokenizer(("the", "def"), (prefix, suffix)), wordy_tokenizer(("he", "ef"), ())
     ids = target.encode(f"f.py {suffix} the end {prefix}def a{output}", add_special=False, parse_special=True)
-    assert draft.decode(RetoldText(*paired(target, draft), ids).ids) == f"f.py  the end def a{output}"
+    assert draft.decode(RetokenizedText(*paired(target, draft), ids).ids) == f"f.py  the end def a{output}"
 
 
 @functools.cache
@@ -226,10 +226,10 @@ def test_real_vocabularies(seed: int, backwards: bool) -> None:
     ids = pair[0].encode(text, add_special=False)
     if seed > 1:  # also words cut where no tokenizer would
         ids = [t for i in range(0, len(text), 5) for t in pair[0].encode(text[i : i + 5], add_special=False)]
-    retold = tell(pair, ids, rng)
-    assert said(pair[1], retold.ids).decode() == text
+    retokenized = tell(pair, ids, rng)
+    assert said(pair[1], retokenized.ids).decode() == text
     whole = pair[1].encode(text, add_special=False)
-    blocks = difflib.SequenceMatcher(None, retold.ids, whole, autojunk=False).get_matching_blocks()
+    blocks = difflib.SequenceMatcher(None, retokenized.ids, whole, autojunk=False).get_matching_blocks()
     assert sum(block.size for block in blocks) >= 0.99 * len(whole)
 
 
@@ -238,10 +238,10 @@ def test_real_vocabularies(seed: int, backwards: bool) -> None:
 def test_of_a_long_prompt_the_end_is_told(text: str, more: str, reads: int) -> None:
     pair = tiny_pair()
     ids = pair[0].encode(text * 3)
-    whole, short = RetoldText(*pair, ids), RetoldText(*pair, ids, reads)
+    whole, short = RetokenizedText(*pair, ids), RetokenizedText(*pair, ids, reads)
     assert short.ids == whole.ids[len(whole.ids) - len(short.ids) :]
-    assert short.settled - whole.settled == len(short.ids) - len(whole.ids)
-    assert min(reads, whole.settled) <= short.settled < 2 * reads or short.ids == whole.ids
+    assert short.stable - whole.stable == len(short.ids) - len(whole.ids)
+    assert min(reads, whole.stable) <= short.stable < 2 * reads or short.ids == whole.ids
     for token in pair[0].encode(more):
         kept = short.extend([token])
         assert kept - whole.extend([token]) == len(short.ids) - len(whole.ids)
@@ -251,6 +251,8 @@ def test_of_a_long_prompt_the_end_is_told(text: str, more: str, reads: int) -> N
 def test_the_next_keystroke_keeps_the_cut() -> None:
     pair = tiny_pair()
     ids = pair[0].encode(" the lazy dog jumped" * 60)
-    starts = [len(RetoldText(*pair, ids[:n]).ids) - len(RetoldText(*pair, ids[:n], 16).ids) for n in range(80, 160)]
+    starts = [
+        len(RetokenizedText(*pair, ids[:n]).ids) - len(RetokenizedText(*pair, ids[:n], 16).ids) for n in range(80, 160)
+    ]
     assert len(set(starts)) < len(starts) / 5
     assert all(start % 16 == 0 for start in starts)
