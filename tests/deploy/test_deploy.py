@@ -17,7 +17,7 @@ import yaml
 from specdec.cli.serve import serve_command
 from specdec.config import ExperimentsConfig, ServerConfig
 from tests.server.http.harness import running
-from tests.server.metrics.scrape import Scrape
+from tests.server.observe.metrics.scrape import Scrape
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 METRIC = re.compile(r"\b(specdec:[a-z0-9_:]+|process_[a-z_]+)")

@@ -10,7 +10,7 @@ import pytest
 from specdec.api.v1 import admin_pb2, admin_pb2_grpc, model_pb2
 from tests.server.auth.key_files import make_key
 from tests.server.harness import running_server, stream_request
-from tests.server.logs.capture import logged
+from tests.server.observe.logs.capture import logged
 
 
 async def code_of(call: grpc.aio.Call) -> grpc.StatusCode:

@@ -21,7 +21,7 @@ from specdec.types import (
 )
 from tests.models.tiny import make_tiny_model
 from tests.server.http.harness import Server, running
-from tests.server.metrics.scrape import Scrape
+from tests.server.observe.metrics.scrape import Scrape
 
 CACHE = Path("~/.cache/specdec").expanduser()
 

@@ -8,7 +8,7 @@ from specdec.engine.scheduler import Scheduler, SchedulerLimits
 from specdec.errors import ConfigError
 from specdec.kv_cache import KvCacheManager
 from specdec.sequence import SequencePhase
-from tests.scheduler.rig import Rig
+from tests.engine.scheduler.rig import Rig
 
 
 def test_every_decoding_sequence_gets_its_row() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.observe.logs import TextLines, configure_logs
-from tests.server.logs.capture import format_one, logged
+from tests.server.observe.logs.capture import format_one, logged
 
 
 @given(

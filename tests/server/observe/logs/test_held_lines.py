@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from server.observe.logs import HELD_S, HeldLines
-from tests.server.logs.capture import Lines, logged
+from tests.server.observe.logs.capture import Lines, logged
 
 LOGGER = "specdec.calls"
 

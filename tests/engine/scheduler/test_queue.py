@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from specdec.engine.scheduler import RetryEstimate, fair_shares
 from specdec.errors import PromptTooLongError, QueueFullError
 from specdec.sequence import SequencePhase
+from tests.engine.scheduler.rig import Rig
 from tests.kv_cache.sequences import make_request, make_samples, text
-from tests.scheduler.rig import Rig
 
 
 def test_the_queue_is_bounded_in_requests() -> None:

@@ -20,7 +20,7 @@ from specdec.config import ServerConfig
 from specdec.errors import ConfigError
 from tests.server.harness import running_server, stream_request
 from tests.server.http.harness import COMPLETIONS, running
-from tests.server.logs.capture import logged
+from tests.server.observe.logs.capture import logged
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 HEADERS = {"traceparent": f"00-{TRACE}-{PARENT}-01"}

@@ -12,7 +12,7 @@ from specdec.api.v1 import generation_pb2 as pb
 from tests.server.auth.key_files import make_key
 from tests.server.harness import running_server, stream_request
 from tests.server.http.harness import CHAT, COMPLETIONS, running
-from tests.server.logs.capture import logged
+from tests.server.observe.logs.capture import logged
 
 SECRET = "Xyzzy"  # the fake engine echoes it, so it is in the prompt and in the output
 

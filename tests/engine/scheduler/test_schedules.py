@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.scheduler.fake_engine import FakeEngine
+from tests.engine.scheduler.fake_engine import FakeEngine
 
 SALTS = ("", "alice", "bob")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from specdec.sequence import SequencePhase
-from tests.scheduler.rig import Rig
+from tests.engine.scheduler.rig import Rig
 
 
 def test_a_prompt_is_computed_in_chunks() -> None:

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 
 from tests.server.http.harness import COMPLETIONS, Server, running
-from tests.server.metrics.scrape import Scrape
+from tests.server.observe.metrics.scrape import Scrape
 
 
 @pytest.fixture
