@@ -304,7 +304,7 @@ class Mismatch:
 
     def __str__(self) -> str:
         return (
-            f"request {self.request_id} sample {self.index} in company `{self.conditions}`, output token "
+            f"request {self.request_id} sample {self.index} under batch conditions `{self.conditions}`, output token "
             f"{self.position}: expected {self.expected}, got {self.got}; the tokens before: {list(self.context)}"
         )
 
@@ -393,7 +393,7 @@ class VerifyReport:
 
     def table(self) -> Table:
         """One row per run."""
-        table = Table("company", "pairs", "tokens", "drafted", "preempted", "mismatches", title="path identity")
+        table = Table("conditions", "pairs", "tokens", "drafted", "preempted", "mismatches", title="path identity")
         for result in (self.plain_result, *self.results):
             figures = (result.pairs, result.tokens, result.accepted, result.preemptions, result.mismatches)
             table.add_row(result.conditions.name, *map(str, figures))
@@ -433,7 +433,7 @@ def verify(
         for number, request in enumerate(requests)
     ]
     for conditions in all_conditions:
-        say(f"in company: {conditions.name}")
+        say(f"under: {conditions.name}")
         outcomes = runner.run(conditions, requests)
         found = first_mismatches(conditions.name, plain, outcomes)
         report.mismatches += found

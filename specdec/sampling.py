@@ -172,7 +172,7 @@ class SampledRows:
 class Sampler:
     """Samples each row by itself: a row's result depends on no other row, nor on the number of threads.
 
-    Target and drafters use the same kernels and the same noise, which is what makes the tree walk exact.
+    Target and drafters use the same kernels and the same noise, which is what makes acceptance exact.
     """
 
     def __init__(self, kernels: SamplingKernels, threads: int) -> None:

@@ -76,7 +76,7 @@ class TokenTree:
         """Tokens from the root's child down to ``node``."""
         return [self.tokens[n] for n in self.path(node)]
 
-    def walk(self, tokens: Sequence[int], among: Collection[int]) -> list[int]:
+    def follow(self, tokens: Sequence[int], among: Collection[int]) -> list[int]:
         """Nodes that ``tokens`` lead down to from the root, as long as they are ``among`` those named."""
         nodes: list[int] = []
         node = 0

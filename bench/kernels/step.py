@@ -213,8 +213,8 @@ class StepFigures:
         return found
 
     def tail(self) -> dict[str, Any]:
-        """Sampling, walk and KV move of a batch of trees, once its logits are there: where a path down each tree is
-        accepted, by how many slots then move, and where logits are flat and nothing is."""
+        """Sampling, acceptance and KV move of a batch of trees, once its logits are there: where a path down each tree
+        is accepted, by how many slots then move, and where logits are flat and nothing is."""
         entries = min(TAIL_BATCH, self._decoder.buffer.tiers.largest.entries)
         nodes = min(TAIL_NODES, self._decoder.max_logit_rows // entries)
         rows = entries * nodes

@@ -91,7 +91,7 @@ def vector_features() -> list[str]:
 @click.option("--seed", default=0, show_default=True, help="Chooses prompts, parameters and seeds.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 def verify_command(engine_config: EngineConfig, pairs: int, max_tokens: int, seed: int, as_json: bool) -> None:
-    """Check path identity: the same tokens and log-probabilities with and without speculation, in any company."""
+    """Check path identity: the same tokens and log-probabilities with and without speculation, in any batch."""
     from rich.console import Console
 
     from specdec.cli.progress_bar import ProgressBar

@@ -147,7 +147,7 @@ class Controller:
             gain = 0.0
             if kept:
                 own = {node for node in kept if not self._lookups.isdisjoint(tree.sources[node])}
-                gain = len(own.intersection(tree.walk(tokens[:-1], set(kept)))) - row_price * len(own)
+                gain = len(own.intersection(tree.follow(tokens[:-1], set(kept)))) - row_price * len(own)
             gained += gain
             if weighed and was_asked:
                 self._lookup_gate.observe(one, max(0.0, gain), 1.0, 0.0)

@@ -32,7 +32,7 @@ class _NumericModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_NumericMo
     """Rounding may differ with the batch."""
 
 class NumericMode(_NumericMode, metaclass=_NumericModeEnumTypeWrapper):
-    """Whether a token's arithmetic depends on the company it is computed in."""
+    """Whether a token's arithmetic depends on the batch it is computed in."""
 
 NUMERIC_MODE_UNSPECIFIED: NumericMode.ValueType  # 0
 NUMERIC_MODE_BITWISE: NumericMode.ValueType  # 1

@@ -1,5 +1,5 @@
-// Entry points of the sampling kernels (DESIGN section 4). One row is one unit of work, done start to end by one
-// thread: a result is a function of its row alone.
+// Entry points of the sampling kernels (noise: verify_kernels/noise.py). One row is one unit of work, done start to
+// end by one thread: a result is a function of its row alone.
 #include "parallel.h"
 #include "sampling_scan.h"
 
