@@ -19,7 +19,7 @@ from server.experiment.config import ExperimentConfig, parse_config, read_text, 
 from server.experiment.folder import ExperimentFolder, Manifest, State, StoredState, now_text
 from server.experiment.live.conclusions import Conclusion, Conclusions, NoResultError
 from server.experiment.live.plan import LivePlan, make_plan
-from server.experiment.live.traffic import LiveTraffic, RunningExperiment
+from server.experiment.live.traffic import LiveTraffic, RunningExperiment, limit_reached
 from server.experiment.records import ExperimentError, PlanError, RunClock
 from server.observe.logs import Decode
 from specdec.config import ExperimentsConfig
@@ -28,6 +28,7 @@ from specdec.types import EngineInfo
 
 _LOG = logging.getLogger(__name__)
 
+_TIME_OVER = "its time is over"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -264,6 +265,12 @@ class Experiments:
             manifest = Manifest(config=config, started=now_text(), facts=live_facts(self._client.info))
             await asyncio.to_thread(folder.begin, text, manifest)
         left_s = _left_s(await asyncio.to_thread(folder.manifest))
+        over = _reached(config, written, left_s)
+        if over:  # the server ended before it could note so
+            _LOG.info("experiment %s is over: %s", name, over)
+            state = StoredState(state="finished", at=now_text(), reason=over, records=written)
+            await asyncio.to_thread(folder.note, state)
+            return await self.get(name)
         running = RunningExperiment(
             plan, folder.path, self._client, self._clock, written, self._when_over(name), self._decode
         )
@@ -272,8 +279,8 @@ class Experiments:
         self._changed()
         running.start()
         if left_s is not None:
-            over = self._when_over(name)
-            self._timers[name] = asyncio.get_running_loop().call_later(left_s, over, "finished", "its time is over")
+            end = self._when_over(name)
+            self._timers[name] = asyncio.get_running_loop().call_later(left_s, end, "finished", _TIME_OVER)
         for warning in plan.warnings:
             _LOG.warning("experiment %s: %s", name, warning)
         _LOG.info("experiment %s runs, with %d records of before", name, sum(written.values()))
@@ -358,3 +365,11 @@ def _left_s(manifest: Manifest) -> float | None:
     """Seconds until an experiment ends; None: it need not."""
     limit_s = manifest.config.stopping.max_duration
     return None if limit_s is None else max(0.0, limit_s - (time.time() - manifest.started_s))
+
+
+def _reached(config: ExperimentConfig, written: Mapping[str, int], left_s: float | None) -> str:
+    """The limit that an experiment has reached already, in words; empty: none."""
+    limit = config.stopping.max_requests
+    if limit is not None and sum(written.values()) >= limit:
+        return limit_reached(limit)
+    return _TIME_OVER if left_s == 0 else ""

@@ -215,12 +215,17 @@ class RunningExperiment:
     def _check_limit(self) -> None:
         limit = self.plan.config.stopping.max_requests
         if limit is not None and self.written.total() >= limit:
-            self._end("finished", f"{limit} requests were recorded")
+            self._end("finished", limit_reached(limit))
 
     def _end(self, state: State, reason: str) -> None:
         if not self._over:
             self._over = True
             self._on_over(state, reason)
+
+
+def limit_reached(limit: int) -> str:
+    """Why an experiment ends that has as many records as it is to have."""
+    return f"{limit} requests were recorded"
 
 
 # What says more about the caller than about the arm

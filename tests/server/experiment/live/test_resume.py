@@ -126,6 +126,21 @@ async def test_a_limit_counts_over_restarts(tmp_path: Path) -> None:
         assert (await server.experiments.get("widths")).state == "finished"  # and its file does not begin it again
 
 
+async def test_a_limit_holds_where_the_server_ended_before_it_could_note_it(tmp_path: Path) -> None:
+    plan = PLAN + "stopping: {max_requests: 3}\n"
+    start = (plan_file(tmp_path, plan),)
+    async with live_server(tmp_path, start=start) as server:
+        for i in range(3):
+            await server.ask(f"t{i}")
+        await server.recorded(3)
+    StoredState(state="running", at=now_text()).write(tmp_path / "experiments" / "widths")
+    async with live_server(tmp_path, start=start) as server:
+        status = await server.experiments.get("widths")
+        assert (status.state, status.reason) == ("finished", "3 requests were recorded")
+        assert sum(status.records.values()) == 3
+        assert "x-specdec-arm" not in (await server.ask("y")).headers
+
+
 async def test_files_are_started_with_the_server(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     more = tmp_path / "more.yaml"
     more.write_text("name: more\narms: {a: {}, b: {request: {speculation: {width: 5}}}}\nassignment: {mode: hash}\n")
