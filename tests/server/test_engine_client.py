@@ -43,6 +43,13 @@ async def eventually_aborts(client: EngineClient, count: int) -> bool:
     return False
 
 
+async def in_flight(client: EngineClient) -> None:
+    """Wait until a request was sent to the engine."""
+    async with asyncio.timeout(15):
+        while not client.in_flight:
+            await asyncio.sleep(0)
+
+
 async def test_events_come_in_order_and_under_the_callers_id() -> None:
     async with running_client() as client:
         events = await collect(client, make_request("mine", n=2))
@@ -70,7 +77,7 @@ async def test_leaving_a_stream_aborts_the_request_at_once() -> None:
             await anext(stream)
         assert client.in_flight == 0
         task = asyncio.create_task(collect(client, make_request("cancelled", b"x" * 100, "slow")))
-        await asyncio.sleep(0.2)
+        await in_flight(client)
         task.cancel()
         assert await eventually_aborts(client, 2)
         again = await collect(client, make_request("left"))  # the id is free for use again
@@ -125,7 +132,7 @@ async def test_a_death_fails_all_in_flight_and_the_engine_comes_back(
 ) -> None:
     async with running_client() as client:
         bystander = asyncio.create_task(collect(client, make_request("bystander", b"x" * 100, "slow")))
-        await asyncio.sleep(0.15)
+        await in_flight(client)
         assert client.pid is not None
         if how == "kill":
             os.kill(client.pid, signal.SIGKILL)
@@ -148,8 +155,8 @@ async def test_a_death_fails_all_in_flight_and_the_engine_comes_back(
 
 
 async def test_a_silent_engine_is_restarted_and_an_idle_one_is_not() -> None:
-    async with running_client(make_config(heartbeat_timeout_s=0.8)) as client, asyncio.timeout(20):
-        await asyncio.sleep(1.2)
+    async with running_client(make_config(heartbeat_timeout_s=2.0)) as client, asyncio.timeout(20):
+        await asyncio.sleep(2.5)  # longer than it may be silent
         assert client.restarts == 0
         with pytest.raises(EngineDeadError):
             await collect(client, make_request(salt="hang"))

@@ -123,13 +123,19 @@ async def test_a_cancelled_stream_is_aborted_in_the_engine() -> None:
         call = server.generation.GenerateStream(stream_request("x" * 100, salt="slow"))
         await anext(aiter(call))
         call.cancel()
+        client = server.serving.client
+        async with asyncio.timeout(10):
+            while client.in_flight:
+                await asyncio.sleep(0.01)
         unary = server.generation.Generate(
             pb.GenerateRequest.FromString(stream_request("x" * 100, salt="slow").SerializeToString())
         )
-        await asyncio.sleep(0.2)
+        async with asyncio.timeout(10):
+            while not client.in_flight:
+                await asyncio.sleep(0.01)
         unary.cancel()
         assert await load_shows(server, 2)
-        assert server.serving.client.in_flight == 0
+        assert client.in_flight == 0
 
 
 async def test_abort_by_id_keeps_what_there_is() -> None:

@@ -11,7 +11,7 @@ from pygls.exceptions import JsonRpcException
 from server.completion.editor_session import DOCUMENTS
 from server.lsp.completer import ACCEPT_COMMAND
 from server.lsp.language_server import DID_ACCEPT_PART, DID_DISMISS, DID_SHOW
-from tests.server.lsp.editor import AUTOMATIC, INVOKED, Editor, editing, running, without
+from tests.server.lsp.editor import AUTOMATIC, INVOKED, Addressed, Editor, editing, running, without
 
 LINE = "total = add(total, value)"
 SLOW = {"cacheSalt": "slow"}
@@ -68,7 +68,7 @@ async def test_a_newer_request_supersedes_and_a_cancel_ends() -> None:
     async with running() as server, editing(server.address, SLOW) as editor:
         editor.open(text)
         first = asyncio.create_task(editor.complete(line, character))
-        await asyncio.sleep(0.2)
+        await asked(server)
         editor.edit((line, character), (line, character), "tot")
         [item] = await editor.complete(line, character + 3)
         assert (await first, item.insert_text) == ([], LINE[3:])
@@ -79,14 +79,21 @@ async def test_a_newer_request_supersedes_and_a_cancel_ends() -> None:
             types.Position(line, character),
         )  # fmt: skip
         editor.open(text, params.text_document.uri)
-        await cancelled(editor, params)
+        await cancelled(server, editor, params)
         assert await server.idle(submitted=2, aborted=1)  # once it was certain that nobody would go on with it
 
 
-async def cancelled(editor: Editor, params: types.InlineCompletionParams) -> None:
+async def asked(server: Addressed) -> None:
+    """Wait until the engine has a request."""
+    async with asyncio.timeout(20):
+        while not server.serving.client.in_flight:
+            await asyncio.sleep(0.01)
+
+
+async def cancelled(server: Addressed, editor: Editor, params: types.InlineCompletionParams) -> None:
     """Ask, and take it back."""
     future = editor.client.protocol.send_request(types.TEXT_DOCUMENT_INLINE_COMPLETION, params, msg_id="taken-back")
-    await asyncio.sleep(0.2)
+    await asked(server)
     editor.client.protocol.notify(types.CANCEL_REQUEST, types.CancelParams("taken-back"))
     with pytest.raises(JsonRpcException) as caught:
         await asyncio.wait_for(asyncio.wrap_future(future), 20)
@@ -99,7 +106,7 @@ async def test_a_cancel_followed_by_a_key_goes_on_with_the_text() -> None:
         editor.open(text)
         uri = types.TextDocumentIdentifier("file:///home/someone/project/src/a.py")
         context = types.InlineCompletionContext(AUTOMATIC)
-        await cancelled(editor, types.InlineCompletionParams(context, uri, types.Position(line, character)))
+        await cancelled(server, editor, types.InlineCompletionParams(context, uri, types.Position(line, character)))
         editor.edit((line, character), (line, character), "to")
         [item] = await editor.complete(line, character + 2, AUTOMATIC)
         assert item.insert_text == LINE[2:]
