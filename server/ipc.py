@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import select
+import selectors
 import socket
 import struct
 import time
@@ -357,6 +357,8 @@ class ParentLink:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
+        self._readable = selectors.DefaultSelector()  # not `select`, which ends at descriptor 1023
+        self._readable.register(sock, selectors.EVENT_READ)
         self._reader = FrameReader()
         self._label = ""
         self._shown_at = 0.0
@@ -379,7 +381,7 @@ class ParentLink:
             ParentGoneError: the socket is closed.
         """
         frames: list[list[Any]] = []
-        while select.select([self._sock], [], [], 0.0 if frames else timeout_s)[0]:
+        while self._readable.select(0.0 if frames else timeout_s):
             try:
                 data = self._sock.recv(_CHUNK_BYTES)
             except OSError as error:

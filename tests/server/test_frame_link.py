@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import resource
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from server.ipc import Frame, FrameError, FrameLink, FrameReader, pack_frame
+from server.ipc import Frame, FrameError, FrameLink, FrameReader, ParentGoneError, ParentLink, pack_frame
 
 
 @asynccontextmanager
@@ -74,3 +76,21 @@ async def test_whoever_stops_listening_is_told_nothing_more() -> None:
         engine.sendall(pack_frame(Frame.CLOSE))
         await asyncio.sleep(0.01)
     assert not taken
+
+
+def test_the_engines_end_works_at_any_descriptor() -> None:
+    """A server with a thousand connections gives its next engine a number that `select` can not take."""
+    high = 2000
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft <= high:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, high + 1), hard))
+    ours, theirs = socket.socketpair()
+    with ours, theirs, socket.socket(fileno=fcntl.fcntl(theirs, fcntl.F_DUPFD, high - 1)) as engine:
+        assert engine.fileno() > 1023
+        link = ParentLink(engine)
+        assert link.receive(0.0) == []
+        ours.sendall(pack_frame(Frame.ABORT, "a") + pack_frame(Frame.CLOSE))
+        assert link.receive(1.0) == [[Frame.ABORT, "a"], [Frame.CLOSE]]
+        ours.close()
+        with pytest.raises(ParentGoneError):
+            link.receive(1.0)
