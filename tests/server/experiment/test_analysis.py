@@ -10,6 +10,7 @@ import pytest
 from server.experiment.analysis.analyse import analyse, decide
 from server.experiment.analysis.result import GuardrailResult, Result, TargetResult, VerdictKind, exit_code
 from server.experiment.records import METRICS, ExperimentError, Record, RecordLog
+from server.experiment.stats.proportions import holm
 from server.experiment.stats.samples import Interval
 from tests.server.experiment.simulated import manifest, paired, switchback
 
@@ -28,7 +29,12 @@ def test_a_large_gain_is_better_and_the_same_records_give_the_same_result() -> N
     assert steps.b is not None
     assert not steps.lower_is_better
     assert steps.b > 2
-    assert all(t.p_adjusted is not None and t.p_adjusted >= t.p_value for t in result.secondary)
+    raw = [t.p_value for t in result.secondary]
+    assert [t.p_adjusted for t in result.secondary] == pytest.approx(holm(raw))
+    smallest = min(result.secondary, key=lambda t: t.p_value)  # is three times as hard to believe
+    assert smallest.p_adjusted is not None
+    assert smallest.p_adjusted == pytest.approx(min(1.0, 3 * smallest.p_value))
+    assert 0 < smallest.p_value < smallest.p_adjusted
     assert Result.model_validate_json(result.model_dump_json()) == result
 
 
