@@ -141,6 +141,32 @@ class PermissionDeniedError(RequestError):
     http_status, grpc_code = 403, "PERMISSION_DENIED"
 
 
+class HostNotAllowedError(RequestError):
+    """The call was sent to a host name that is not known to be this server's."""
+
+    reason = "HOST_NOT_ALLOWED"
+    http_status, grpc_code = 403, "PERMISSION_DENIED"
+
+    def __init__(self, host: str) -> None:
+        super().__init__(
+            f"host {host[:200]!r} is not known to be this server's; use localhost or its address, or name the host in "
+            "server.allowed_hosts"
+        )
+
+
+class CrossSiteError(RequestError):
+    """A page of another origin made a browser send a call that browsers send without asking first."""
+
+    reason = "CROSS_SITE"
+    http_status, grpc_code = 403, "PERMISSION_DENIED"
+
+    def __init__(self, origin: str) -> None:
+        super().__init__(
+            f"a page of another origin ({origin[:200] or 'not told'}) sent this; send content-type: application/json, "
+            "and name the page's origin in server.cors_origins"
+        )
+
+
 class KeyChecksBusyError(RequestError):
     """Too many keys wait to be checked against slow hashes."""
 

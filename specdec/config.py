@@ -148,6 +148,7 @@ class ExperimentsConfig(BaseModel):
         return self
 
 
+_HOST = re.compile(r"\*|(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 # What browsers write into an Origin header: scheme, host, and a port that is not the usual one; no path.
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@A-Z]+")
 
@@ -168,6 +169,11 @@ class ServerConfig(BaseModel):
     page: bool = Field(True, description="serve the page that shows trees; false: / only says that a server runs")
     cors_origins: tuple[str, ...] = Field(
         (), description="origins of pages that browsers may call HTTP from, such as https://a.example:8080; `*`: any"
+    )
+    allowed_hosts: tuple[str, ...] = Field(
+        (),
+        description="host names that HTTP calls may come by, besides addresses and names of a local network; "
+        "`*.a.example`: below that; `*`: any. Empty: those alone on loopback without keys, else any",
     )
     heartbeat_timeout_s: float = Field(30.0, gt=0, description="an engine silent for this long is restarted")
     drain_s: float = Field(30.0, ge=0, description="how long a stop waits for running requests")
@@ -206,6 +212,16 @@ class ServerConfig(BaseModel):
                 raise ValueError(
                     f"cors_origins: {origin!r} is no origin; write it as browsers do, in lower case without a path: "
                     "https://a.example, http://localhost:3000, or * for any"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _hosts_are_names(self) -> ServerConfig:
+        for host in self.allowed_hosts:
+            if not _HOST.fullmatch(host):
+                raise ValueError(
+                    f"allowed_hosts: {host!r} is no host name; write it in lower case without scheme and port: "
+                    "a.example, *.a.example, or * for any; addresses need no entry"
                 )
         return self
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import grpc
 
+from server.auth.browsers import BrowserRules
 from server.auth.file_watch import FileWatch
 from server.auth.keys import KeyRing
 from server.auth.principal import ANYBODY, Principal
@@ -133,6 +134,7 @@ class Access:
     def __init__(self, config: ServerConfig) -> None:
         self.open_health, self.open_reflection = config.open_health, config.open_reflection
         self.open_metrics = config.open_metrics
+        self.browsers = BrowserRules(config)
         self._keys = None if config.keys_file is None else KeyRing(config.keys_file)
         self._tls: TlsFiles | None = None
         if config.tls_cert is not None and config.tls_key is not None:

@@ -61,8 +61,10 @@ class EndpointApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         call, endpoint = Call(scope, receive, send, self._server), self._endpoints[-1]
         try:
+            access = self._server.frontend.access
+            access.browsers.check(endpoint.method, call.header)
             sent = {name: call.header(name) for name in KEY_HEADERS}
-            set_caller(await http_caller(self._server.frontend.access, endpoint.path, sent))
+            set_caller(await http_caller(access, endpoint.path, sent))
             await call.read()
             endpoint = self._choose(call)
             await _unless_gone(call, endpoint.answer(call))
