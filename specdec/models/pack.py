@@ -16,8 +16,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-import numpy as np
 import torch
+import xxhash
 from torch import Tensor
 
 from specdec.config import WeightDtype
@@ -221,20 +221,20 @@ class PackedFile:
         buffer = WeightsBuffer(self._layout)
         memory = buffer.bytes_view()
 
-        def read_chunk(low: int, high: int) -> int:
+        def read_chunk(number: int, low: int, high: int) -> int:
             done = low
             while done < high:
                 got = os.preadv(descriptor, [memory[done:high]], self._start + done)
                 if got == 0:
                     raise PackedFileError(f"ends at byte {self._start + done}")
                 done += got
-            return _sum(memory[low:high])
+            return _sum(memory[low:high], number)
 
         descriptor = os.open(self._path, os.O_RDONLY)
         try:
             with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
                 chunks = _chunks(self.nbytes)
-                futures = {pool.submit(read_chunk, *chunk): i for i, chunk in enumerate(chunks)}
+                futures = {pool.submit(read_chunk, i, *chunk): i for i, chunk in enumerate(chunks)}
                 for future in as_completed(futures):
                     i = futures[future]
                     if future.result() != self._sums[i]:
@@ -249,7 +249,8 @@ def write_packed_file(path: Path, key: str, config: ModelConfig, buffer: Weights
     """Write the buffer under a temporary name and rename it, so that nobody sees a part of it. Raises OSError."""
     memory = buffer.bytes_view()
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        sums = list(pool.map(lambda chunk: _sum(memory[chunk[0] : chunk[1]]), _chunks(buffer.nbytes)))
+        chunks = enumerate(_chunks(buffer.nbytes))
+        sums = list(pool.map(lambda chunk: _sum(memory[slice(*chunk[1])], chunk[0]), chunks))
     layout = [(spec.name, spec.dtype, spec.shape, spec.offset) for spec in buffer.layout]
     header = json.dumps({"key": key, "config": asdict(config), "layout": layout, "sums": sums}).encode()
     preamble = _PREAMBLE.pack(_MAGIC, len(header), hashlib.sha256(header).digest())
@@ -279,9 +280,9 @@ def _chunks(nbytes: int) -> list[tuple[int, int]]:
     return [(low, min(low + _CHUNK, nbytes)) for low in range(0, nbytes, _CHUNK)]
 
 
-def _sum(piece: memoryview) -> int:
-    """Sum of the 64-bit words, modulo 2^64: at memory speed, and any single damaged word changes it."""
-    return int(np.add.reduce(np.frombuffer(piece, dtype=np.uint64), dtype=np.uint64))
+def _sum(piece: memoryview, number: int) -> int:
+    """XXH3 of chunk ``number``: at memory speed, and what is damaged, moved or swapped changes it."""
+    return xxhash.xxh3_64_intdigest(piece, seed=number)
 
 
 def _decode_config(data: dict[str, Any]) -> ModelConfig:
@@ -293,7 +294,7 @@ def _decode_config(data: dict[str, Any]) -> ModelConfig:
 
 logger = logging.getLogger(__name__)
 
-_FORMAT = 5  # raise when packing or its layout changes
+_FORMAT = 6  # raise when packing or its layout changes
 _SPARE_BYTES = 1 << 30  # disk left free for others
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 import zipfile
 from collections.abc import Callable
@@ -55,7 +56,7 @@ def test_parts_are_joined_in_order_and_cleared_away(tmp_path: Path) -> None:
     path = fetcher.fetch(entry, lambda *event: heard.append(event))
     assert path.read_bytes() == b"first part, second part, third"
     assert fetcher.is_complete(entry)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["tiny.gguf", "tiny.lock"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["tiny.gguf", "tiny.gguf.checked", "tiny.lock"]
     fetched = [done for label, done, total in heard if label == "fetching tiny" and total == entry.size]
     assert fetched == sorted(fetched)
     assert (fetched[0], fetched[-1]) == (0, entry.size)
@@ -85,6 +86,34 @@ def test_a_damaged_kept_part_is_fetched_again(tmp_path: Path) -> None:
     (tmp_path / "tiny.parts" / "tmpkilled").mkdir()
     assert Fetcher(tmp_path, index).fetch(entry).read_bytes() == b"".join(CONTENT)
     assert index.asked == ["pkg-part0==1.0", "pkg-part2==1.0"]
+
+
+def test_a_file_that_was_changed_is_checked_again_and_replaced(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    index, entry, heard = FakeIndex(CONTENT), _entry(), []
+    path = Fetcher(tmp_path, index).fetch(entry)
+    os.utime(path, ns=(1, 1))  # another time, the same content
+    for expected in ({"checking tiny"}, set()):
+        heard.clear()
+        assert Fetcher(tmp_path, index).fetch(entry, lambda label, *_: heard.append(label)) == path
+        assert set(heard) == expected
+    assert len(index.asked) == 3
+    path.write_bytes(path.read_bytes().swapcase())  # of the same size
+    assert Fetcher(tmp_path, index).fetch(entry).read_bytes() == b"".join(CONTENT)
+    assert "changed or damaged" in caplog.text
+    assert len(index.asked) == 6
+
+
+def test_a_model_of_an_earlier_version_or_in_a_folder_that_is_only_read_is_checked(tmp_path: Path) -> None:
+    index, entry = FakeIndex(CONTENT), _entry()
+    path = Fetcher(tmp_path, index).fetch(entry)
+    note = tmp_path / "tiny.gguf.checked"
+    note.unlink()
+    note.mkdir()  # nothing can be noted
+    assert Fetcher(tmp_path, index).fetch(entry) == path
+    path.write_bytes(path.read_bytes().swapcase())
+    assert Fetcher(tmp_path, index).fetch(entry).read_bytes() == b"".join(CONTENT)
 
 
 def test_a_wrong_part_is_discarded(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec.errors import ModelError
+from specdec.models import pack
 from specdec.models.load import LoadedModel, load_model
 from specdec.models.pack import PackedCache
 from specdec.models.resolve import HFCheckpoint
@@ -73,6 +74,22 @@ def test_damage_anywhere_is_noticed_and_mended(data: st.DataObject, tiny: Tiny, 
     labels = set()
     again = load_model(str(tiny("qwen2")), dtype="int8", cache_dir=tmp_path, progress=lambda x, *_: labels.add(x))
     assert "packing tiny-qwen2 (int8)" in labels
+    assert _same(first, again)
+    assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize("chunk", [pack._CHUNK, 8192])
+def test_swapped_pages_are_noticed(chunk: int, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within a chunk, and between two."""
+    monkeypatch.setattr(pack, "_CHUNK", chunk)
+    first = load_model(str(tiny("qwen2")), dtype="int8", cache_dir=tmp_path)
+    path = _only(tmp_path / "packed")
+    whole = path.read_bytes()
+    pages = [whole[i : i + 4096] for i in range(0, len(whole), 4096)]
+    pages[-2], pages[-4] = pages[-4], pages[-2]
+    assert b"".join(pages) != whole
+    path.write_bytes(b"".join(pages))
+    again = load_model(str(tiny("qwen2")), dtype="int8", cache_dir=tmp_path)
     assert _same(first, again)
     assert path.read_bytes() == whole
 
