@@ -84,6 +84,14 @@ class KeyUsage:
         most = limits.max_concurrent
         if most is not None and self._running - leaving >= most:
             raise RateLimitedError(self._name, "max_concurrent", most, retry_s)
+        self.check_rate(now)
+
+    def check_rate(self, now: float) -> None:
+        """Whether requests may begin but for how many run.
+
+        Raises:
+            RateLimitedError: they may not.
+        """
         for bucket, limit in ((self._requests, "requests_per_minute"), (self._tokens, "tokens_per_minute")):
             wait_s = 0.0 if bucket is None else bucket.wait_s(now)
             if bucket is not None and wait_s > 0:
@@ -403,6 +411,15 @@ class Admission:
         if key:
             self._by_key[key] = ticket
         return ticket
+
+    def check_rate(self, principal: Principal) -> None:
+        """Before work is put into what may become a request.
+
+        Raises:
+            RateLimitedError: the key has used up a limit.
+        """
+        now = self._clock()
+        self._usage_of(principal, now).check_rate(now)
 
     def abort(self, principal: Principal, request_id: str) -> bool:
         """End a request of the principal's tenant: its reader gets Finished(ABORTED) per open sample. False when it is

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from server.admission import Admission
@@ -15,6 +16,7 @@ from server.errors import ChatNotSupportedError, DrainingError
 from server.experiment.live.experiments import Experiments
 from server.fim import FillMode, FimEncoder, FimNotSupportedError, Gap, PackedPrompt
 from server.interfaces import TokenizerLike
+from server.large_texts import LARGE_CHARACTERS, LargeTexts, check_length, text_length
 from server.prometheus import Exporter
 from specdec.config import ServerConfig
 from specdec.errors import EngineDeadError, ModelError
@@ -88,6 +90,11 @@ class Frontend:
         self.tokenizer: TokenizerLike | None = None
         self.fim: FimEncoder | None = None
         self.exporter: Exporter | None = None
+        self._large = LargeTexts()
+
+    def close(self) -> None:
+        """Encode nothing any more."""
+        self._large.close()
 
     @property
     def info(self) -> EngineInfo:
@@ -114,11 +121,20 @@ class Frontend:
 
         Raises:
             EngineDeadError: the tokenizer is not loaded yet.
+            TextTooLongError: no prompt can hold it.
+            RateLimitedError: it is large, and the caller's key has used up a limit.
+            LargeTextQueueFullError: it is large, and too many such wait.
         """
-        tokenizer = self.loaded_tokenizer
-        if len(text) <= _INLINE_CHARACTERS:
-            return tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
-        return await asyncio.to_thread(tokenizer.encode, text, add_special=add_special, parse_special=parse_special)
+        work = partial(self.loaded_tokenizer.encode, text, add_special=add_special, parse_special=parse_special)
+        return work() if len(text) <= _INLINE_CHARACTERS else await self._encode_beside(len(text), work)
+
+    async def _encode_beside(self, characters: int, work: Callable[[], list[int]]) -> list[int]:
+        """What ``work`` makes of so many characters, in a thread."""
+        if characters <= LARGE_CHARACTERS:
+            return await asyncio.to_thread(work)
+        check_length(characters, self.loaded_tokenizer.longest_token, self.info.max_context)
+        self.admission.check_rate(current_caller())
+        return await self._large.run(work)
 
     async def encode_fim(self, prefix: str, suffix: str) -> list[int]:
         """Token ids of a prompt that asks for what is missing between two texts; raises as `pack_fim`."""
@@ -152,10 +168,11 @@ class Frontend:
             EngineDeadError: the tokenizer is not loaded yet.
             ChatNotSupportedError: the model has no usable chat template.
             InvalidRequestError: the template refuses the messages.
+            RequestError: as `encode` raises for large texts.
         """
-        tokenizer = self.loaded_tokenizer
+        work = partial(self.loaded_tokenizer.encode_chat, messages, tools=tools)
         try:
-            return await asyncio.to_thread(tokenizer.encode_chat, messages, tools=tools)
+            return await self._encode_beside(text_length([messages, tools]), work)
         except ModelError as error:
             raise ChatNotSupportedError(str(error)) from None
 

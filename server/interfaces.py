@@ -72,6 +72,10 @@ class TokenizerLike(Protocol):
     special_ids: frozenset[int]
 
     @property
+    def longest_token(self) -> int:
+        """No token stands for more characters."""
+
+    @property
     def has_chat_template(self) -> bool:
         """Whether `encode_chat` can be used."""
 

@@ -10,13 +10,22 @@ import orjson
 
 from specdec.errors import FieldViolation, InvalidRequestError, ViolationCollector
 
+MAX_VALUES = 1 << 18  # some 15 ms
+_LARGE_BYTES = 1 << 19
+_SEPARATORS = (b",", b"[", b"{")  # as many as values at least, those in strings among them
+
 
 def read_object(data: bytes) -> dict[str, Any]:
     """The JSON object in ``data``, UTF-8.
 
     Raises:
-        InvalidRequestError: it is not JSON (NaN, infinities and halves of surrogate pairs are not), or not an object.
+        InvalidRequestError: it is not JSON (NaN, infinities and halves of surrogate pairs are not), not an object, or
+            may hold so many values that taking it apart would hold up everybody.
     """
+    if len(data) > _LARGE_BYTES and sum(map(data.count, _SEPARATORS)) > MAX_VALUES:
+        raise InvalidRequestError(
+            [FieldViolation("body", f"has more than {MAX_VALUES} commas and brackets; send less")]
+        )
     try:
         value = orjson.loads(data)
     except orjson.JSONDecodeError as error:

@@ -18,6 +18,7 @@ from server.http.call import ServerContext
 from server.http.call_records import HttpCalls
 from server.http.http_server import HttpServer
 from server.interfaces import ProgressListener, TokenizerLike
+from server.large_texts import LARGE_CHARACTERS
 from server.observe.observer import build_observer
 from server.prometheus import Exporter
 from specdec.config import Config
@@ -100,7 +101,7 @@ class Serving:
             ModelError: the tokenizer can not be loaded.
         """
         info = await self.client.wait_ready()
-        tokenizer = await asyncio.to_thread(self._load_tokenizer)
+        tokenizer = await asyncio.to_thread(_warmed, self._load_tokenizer)
         self._frontend.fim = await asyncio.to_thread(PromptPacker, tokenizer, info.max_context)
         self._frontend.tokenizer = tokenizer
         await self._frontend.experiments.start_configured()
@@ -121,6 +122,7 @@ class Serving:
         if self._http is not None:
             await self._http.stop()
         await self.client.close()
+        self._frontend.close()
         await asyncio.to_thread(self._observer.close)
 
     async def run(self, on_ready: Callable[[Addresses, EngineInfo], None]) -> None:
@@ -185,3 +187,11 @@ class Serving:
     def _probe_state(self) -> tuple[str, bool]:
         ready = self.client.state == EngineState.READY and self._frontend.tokenizer is not None
         return self.client.state, ready and not self._frontend.gate.is_closed
+
+
+def _warmed(load: Callable[[], TokenizerLike]) -> TokenizerLike:
+    """The tokenizer, with what it makes for large texts made now: later it would hold up everybody."""
+    tokenizer = load()
+    tokenizer.encode("a " * LARGE_CHARACTERS)
+    assert tokenizer.longest_token > 0
+    return tokenizer

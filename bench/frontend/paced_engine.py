@@ -60,6 +60,7 @@ class ByteTokenizer:
 
     special_ids: frozenset[int] = frozenset()
     has_chat_template = has_tool_template = False
+    longest_token = 1
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """The bytes of ``text``."""

@@ -62,6 +62,18 @@ class TokenBytes:
         return (piece.replace("▁", " ") if self._spaces else piece).encode()
 
 
+_LARGE_CHARACTERS = 1 << 12
+
+
+def _ids(backend: Any, text: str) -> list[int]:
+    """Ids of ``text``. Of a large one the library's call for batches, which lets other threads run meanwhile."""
+    if len(text) <= _LARGE_CHARACTERS:
+        found: list[int] = backend.encode(text, add_special_tokens=False).ids
+    else:
+        found = backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    return found
+
+
 # Breaks special tokens written inside a chat message; a noncharacter, which Unicode reserves for uses like this
 _BREAK = "\ufdd0"
 
@@ -83,6 +95,7 @@ class Tokenizer:
             raise ModelError(f"tokenizer.json can not be read ({error}); fetch the model again") from None
         self._data = data
         self._lock = threading.Lock()  # guards the backend's switch `encode_special_tokens`
+        self._large_lock = threading.Lock()  # the same of `_large_backend`
         self._info = info
         self._token_bytes = TokenBytes(data.get("decoder"))
         self._added = {token["id"]: token for token in data.get("added_tokens", [])}
@@ -98,10 +111,24 @@ class Tokenizer:
 
         Unless ``parse_special``, a special token's name in the text is encoded as the characters it is made of.
         """
-        with self._lock:
-            self._backend.encode_special_tokens = not parse_special
-            ids = self._backend.encode(text, add_special_tokens=False).ids
+        large = len(text) > _LARGE_CHARACTERS
+        # Whoever encodes a few words does not wait for a book.
+        backend, lock = (self._large_backend, self._large_lock) if large else (self._backend, self._lock)
+        with lock:
+            backend.encode_special_tokens = not parse_special
+            ids = _ids(backend, text)
         return [*self._prefix, *ids] if add_special else ids
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest entry; no token stands for more."""
+        return max(map(len, self.vocabulary), default=1)
+
+    @cached_property
+    def _large_backend(self) -> Any:
+        with self._lock:
+            serialised = self._backend.to_str()
+        return tokenizers.Tokenizer.from_str(serialised)
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Text of ``ids``; bytes that are not UTF-8 become U+FFFD."""
@@ -193,7 +220,7 @@ class Tokenizer:
         guarded_tools = _guard(tools, self._special_starts)
         text = self.render_chat(guarded, tools=guarded_tools, add_generation_prompt=add_generation_prompt)
         if _BREAK in text:
-            ids = self._guarded_backend.encode(text, add_special_tokens=False).ids
+            ids = _ids(self._guarded_backend, text)
         else:
             ids = self.encode(text, add_special=False, parse_special=True)
         return ids if ids[: len(self._prefix)] == self._prefix else [*self._prefix, *ids]
@@ -207,8 +234,10 @@ class Tokenizer:
     @cached_property
     def _special_starts(self) -> re.Pattern[str]:
         """Matches the first character of every special token's name, also where names overlap."""
-        names = [re.escape(self._added[i]["content"]) for i in self.special_ids]
-        return re.compile(f"(?=(?:{'|'.join(names)})).", re.DOTALL) if names else re.compile(r"(?!)")
+        names = [self._added[i]["content"] for i in self.special_ids]
+        # Written so that the library looks for first characters alone: a large text is searched in a moment.
+        starts = [f"{re.escape(name[0])}(?={re.escape(name[1:])})" for name in names if name]
+        return re.compile("|".join(starts)) if starts else re.compile(r"(?!)")
 
     @cached_property
     def _guarded_backend(self) -> Any:

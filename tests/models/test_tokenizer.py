@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -166,3 +167,34 @@ def test_vocabularies_are_compared(tokenizer: Tokenizer, tmp_path: Path) -> None
     del vocabulary[last]
     shorter = Tokenizer(json.dumps(data), TokenizerInfo())
     assert shorter.fingerprint not in (tokenizer.fingerprint, swapped.fingerprint)
+
+
+@given(text=TEXT, parse_special=st.booleans())
+def test_a_large_text_has_the_ids_of_a_small_one(text: str, parse_special: bool, tokenizer: Tokenizer) -> None:
+    text = text * 30
+    ids = tokenizer.encode(text, parse_special=parse_special)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("specdec.models.tokenizer._LARGE_CHARACTERS", -1)
+        assert tokenizer.encode(text, parse_special=parse_special) == ids
+    assert len(ids) * tokenizer.longest_token >= len(text)
+
+
+def test_others_run_while_a_large_text_is_encoded(tokenizer: Tokenizer) -> None:
+    """As the library's plain call would not let them; and whoever has a few words does not wait."""
+    text, begun, done = "def f(x): return x\n" * 60_000, threading.Event(), threading.Event()
+
+    def encode() -> None:
+        begun.set()
+        tokenizer.encode(text)
+        done.set()
+
+    tokenizer.encode(text[:10_000])  # what it makes at the first large text is there
+    thread = threading.Thread(target=encode)
+    thread.start()
+    assert begun.wait(30)
+    turns = 0
+    while not done.wait(0.001):
+        tokenizer.encode("a few words")
+        turns += 1
+    thread.join()
+    assert turns > 10

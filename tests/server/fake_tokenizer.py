@@ -15,6 +15,7 @@ class FakeTokenizer:
     """``add_special`` puts ``BOS`` first; a chat is "role:content;" per message, after "[names of tools]"."""
 
     special_ids = frozenset({BOS})
+    longest_token = 1
 
     def __init__(self, *, has_chat: bool = True, has_tools: bool = False) -> None:
         self.has_chat_template, self.has_tool_template = has_chat, has_tools

@@ -14,6 +14,7 @@ class CodeTokenizer:
     file does not mark as special and that are found in any text."""
 
     has_chat_template = has_tool_template = False
+    longest_token = 16
 
     def __init__(self, special: Sequence[str] = QWEN, plain: Sequence[str] = (), bos: str = "") -> None:
         self.names = {name: 256 + i for i, name in enumerate((*special, *plain))}

@@ -1,0 +1,120 @@
+"""Large texts hold up nobody: what fits no prompt is not encoded, and the rest waits its turn in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from server.json_body import MAX_VALUES, read_object
+from server.large_texts import (
+    LARGE_CHARACTERS,
+    MOST_WAITING,
+    LargeTextQueueFullError,
+    LargeTexts,
+    TextTooLongError,
+    check_length,
+    text_length,
+)
+from specdec.errors import InvalidRequestError
+from tests.server.auth.key_files import make_key
+from tests.server.fake_tokenizer import FakeTokenizer
+from tests.server.http.harness import CHAT, COMPLETIONS, Server, running
+
+LARGE = "x" * (LARGE_CHARACTERS + 1)
+
+
+class Watched(FakeTokenizer):
+    """Remembers the longest text that it was given to encode, and may claim to have long tokens."""
+
+    def __init__(self) -> None:
+        super().__init__(has_tools=True)
+        self.longest_text = 0
+
+    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        self.longest_text = max(self.longest_text, len(text))
+        return super().encode(text, add_special=add_special, parse_special=parse_special)
+
+    def encode_chat(self, messages: Any, **options: Any) -> list[int]:
+        self.longest_text = max(self.longest_text, text_length(messages))
+        return super().encode_chat(messages, **options)
+
+
+def post(server: Server, path: str, body: dict[str, Any], **headers: str) -> httpx.Response:
+    return server.client.post(path, json=body, headers=headers)
+
+
+def test_what_fits_no_prompt_is_refused_before_it_is_encoded() -> None:
+    watched = Watched()
+    with running(lambda: watched) as server:
+        watched.longest_text = 0  # the server made one large text ready
+        chat = {"messages": [{"role": "user", "content": [{"type": "text", "text": LARGE}]}]}
+        for path, body in ((COMPLETIONS, {"prompt": LARGE}), (CHAT, chat), ("/tokenize", {"content": LARGE})):
+            response = post(server, path, body)
+            assert response.status_code == 400
+            assert re.search(r"at least 163\d\d tokens, the limit is 127", response.text)
+        assert watched.longest_text < LARGE_CHARACTERS
+        watched.longest_token = 1000  # it might fit now
+        assert (
+            post(server, COMPLETIONS, {"prompt": LARGE})
+            .json()["error"]["message"]
+            .startswith("prompt has 16386 tokens")
+        )
+        assert watched.longest_text == len(LARGE)
+
+
+def test_a_key_without_requests_left_has_no_large_text_encoded(tmp_path: Path) -> None:
+    keys, watched = tmp_path / "keys.yaml", Watched()
+    watched.longest_token = 1000
+    key = make_key(keys, "a", requests_per_minute=1)
+    with running(lambda: watched, keys_file=keys) as server:
+        watched.longest_text = 0
+        answers = [post(server, COMPLETIONS, {"prompt": "a", "max_tokens": 1}, authorization=f"Bearer {key}")]
+        answers += [post(server, COMPLETIONS, {"prompt": LARGE}, authorization=f"Bearer {key}")]
+        assert [answer.status_code for answer in answers] == [200, 429]
+        assert post(server, COMPLETIONS, {"prompt": LARGE}).status_code == 401
+        assert watched.longest_text == 1
+
+
+async def test_one_is_encoded_at_a_time_and_few_wait() -> None:
+    texts, begun, go_on = LargeTexts(), [], threading.Event()
+
+    def encode(number: int) -> int:
+        begun.append(number)
+        assert go_on.wait(20)
+        return number
+
+    waiting = [asyncio.create_task(texts.run(lambda i=i: encode(i))) for i in range(MOST_WAITING)]  # type: ignore[misc]
+    while not begun:
+        await asyncio.sleep(0.001)
+    with pytest.raises(LargeTextQueueFullError, match="8 large texts wait") as refused:
+        await texts.run(lambda: encode(99))
+    assert (refused.value.reason, refused.value.http_status, refused.value.retry_after_s) == ("QUEUE_FULL", 429, 1.0)
+    waiting[3].cancel()
+    await asyncio.wait([waiting[3]])
+    go_on.set()
+    assert await asyncio.gather(*waiting, texts.run(lambda: encode(9)), return_exceptions=True)
+    assert begun == [0, 1, 2, 4, 5, 6, 7, 9]  # nobody waits for the one that left
+    texts.close()
+
+
+def test_lengths() -> None:
+    assert text_length([{"a": ["bc", 1, None]}, "def", [[("g",)]]]) == 6
+    check_length(LARGE_CHARACTERS, 1, 2)
+    check_length(LARGE_CHARACTERS * 4, 64, 1025)
+    with pytest.raises(TextTooLongError, match="at least 1025 tokens, the limit is 1024") as refused:
+        check_length(LARGE_CHARACTERS * 4 + 1, 64, 1025)
+    assert (refused.value.limit, refused.value.got) == (1024, 1025)
+
+
+@pytest.mark.parametrize("item", [b"1,", b"[],", b"{},", b'"",', b"[[[[[[[[1]]]]]]]],"])
+def test_a_body_of_millions_of_values_is_refused_unread(item: bytes) -> None:
+    with pytest.raises(InvalidRequestError, match="body: has more than 262144 commas and brackets"):
+        read_object(b'{"a":[' + item * (MAX_VALUES * 2) + b"0]}")
+    assert len(read_object(b'{"a":[' + item * 10000 + b"0]}")["a"]) == 10001
+    assert len(read_object(b'{"a":"' + b"x" * (8 << 20) + b'"}')["a"]) == 8 << 20
