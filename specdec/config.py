@@ -74,7 +74,7 @@ class EngineConfig(BaseModel):
     )
     draft_dtype: WeightDtype | None = Field(None, description="default: int4 beside an int8 target, else the target's")
     draft_head: str | None = Field(None, description="EAGLE-3 checkpoint folder for the `head` drafter")
-    dtype: Dtype = Field("int8", description="weights on a CPU; auto: a GGUF file's own block formats, else int8")
+    dtype: Dtype = Field("int8", description="weights on a CPU; auto: a file's own blocks or 4 bits, else int8")
     kernels: Literal["auto", "native", "reference"] = Field("auto", description="on a CPU")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the target runs; auto: on a GPU if any")
     device_dtype: DeviceDtype = Field("auto", description="on a GPU; auto: bf16, or the checkpoint's own 4 bits")

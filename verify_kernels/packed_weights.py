@@ -60,7 +60,7 @@ GROUP_K = 4  # input channels one int8 dot-product instruction consumes
 CHUNK_K = 256  # input channels per scale of int4 weights, as of activations
 CLIPS = (1.0, 0.93, 0.86, 0.8, 0.74)  # shares of a chunk's largest weight tried as the largest one represented
 
-BlockKind = Literal["q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k"]
+BlockKind = Literal["q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k", "u4_32", "u4_64", "u4_128"]
 RoundedKind = Literal["int4", "int8", "bf16", "fp32"]  # what floats can be packed as
 WeightKind = RoundedKind | BlockKind
 
@@ -77,7 +77,9 @@ class PackedLinear:
           fp32  -> float32  [tiles, k, 32]
     scale: float32 [tiles * 32] per output channel (int8), [tiles, chunks, 32] per output channel and 256 input
            channels (int4), else None; 0 in padded channels.
+           Block formats (`verify_kernels.quant_formats`) -> uint8 [tiles, units, 2, bytes].
     bias:  float32 [tiles * 32] or None.
+    order: int32 [k] or None, of block formats: which input stands at each place of the data.
     """
 
     kind: WeightKind
@@ -86,6 +88,7 @@ class PackedLinear:
     data: Tensor
     scale: Tensor | None
     bias: Tensor | None
+    order: Tensor | None = None
 
     @property
     def nbytes(self) -> int:
@@ -154,7 +157,7 @@ def pack_linear(weight: Tensor, bias: Tensor | None, kind: RoundedKind) -> Packe
 
 
 def pack_block_linear(raw: Tensor, bias: Tensor | None, kind: BlockKind, k: int) -> PackedLinear:
-    """Repack ``raw`` uint8 [n, bytes of a row of k inputs], as a GGUF file has it, and ``bias`` [n] or None."""
+    """Repack ``raw`` uint8 [n, bytes of a row of k inputs in whole blocks] and ``bias`` [n] or None."""
     data = torch.from_numpy(pack_blocks(raw.numpy(), kind))
     padded = None if bias is None else torch.nn.functional.pad(bias.float(), (0, data.shape[0] * TILE_N - len(bias)))
     return PackedLinear(kind, len(raw), k, data, None, padded)
@@ -224,7 +227,8 @@ def unpack_linear(packed: HostLinear) -> Tensor:
     if packed.kind == "int4":
         return _unpack_int4(packed)
     if packed.kind in FORMATS:
-        return torch.from_numpy(block_matrix(packed).dequantised())
+        plain = torch.from_numpy(block_matrix(packed).dequantised())
+        return plain if packed.order is None else plain[:, packed.order.argsort()]
     if packed.kind != "int8":
         return packed.data.float().transpose(1, 2).reshape(-1, packed.k)[: packed.n]
     assert packed.scale is not None

@@ -1,4 +1,5 @@
-"""The block formats of GGUF files (Q4_K, Q6_K, ...) as the kernels read them: repacked, and not rounded anew.
+"""Weights in blocks as the kernels read them, repacked and not rounded anew: those of GGUF files (Q4_K, Q6_K, ...), and
+U4, which holds what GPTQ, AWQ and compressed-tensors folders have.
 
 A *unit* is 64 inputs (256 of the K formats) of 16 output channels, a *group* 32 inputs. Bytes of four neighbouring
 inputs stay together and lie channel beside channel, so that one load serves 16 channels; scales follow the levels.
@@ -24,6 +25,7 @@ class BlockFormat:
     """``block`` inputs of a row take ``block_bytes`` in the file; ``unit`` inputs of 16 rows ``unit_bytes`` here.
 
     ``offset`` is taken off every level; a scale serves ``scaled`` inputs; ``low``: groups have a low end of their own.
+    ``halfs``: the bytes of a block at which a number of 16 bits begins.
     """
 
     block: int
@@ -33,17 +35,23 @@ class BlockFormat:
     offset: int
     scaled: int = GROUP
     low: bool = False
+    halfs: tuple[int, ...] = (0,)
 
 
 FORMATS: Final[dict[str, BlockFormat]] = {
     "q4_0": BlockFormat(32, 18, 64, 576, 8),
-    "q4_1": BlockFormat(32, 20, 64, 640, 0, low=True),
+    "q4_1": BlockFormat(32, 20, 64, 640, 0, low=True, halfs=(0, 2)),
     "q5_0": BlockFormat(32, 22, 64, 704, 16),
-    "q5_1": BlockFormat(32, 24, 64, 768, 0, low=True),
+    "q5_1": BlockFormat(32, 24, 64, 768, 0, low=True, halfs=(0, 2)),
     "q8_0": BlockFormat(32, 34, 64, 1088, 128),
-    "q4_k": BlockFormat(256, 144, 256, 2368, 0, low=True),
-    "q5_k": BlockFormat(256, 176, 256, 2880, 0, low=True),
-    "q6_k": BlockFormat(256, 210, 256, 3392, 32, scaled=16),
+    "q4_k": BlockFormat(256, 144, 256, 2368, 0, low=True, halfs=(0, 2)),
+    "q5_k": BlockFormat(256, 176, 256, 2880, 0, low=True, halfs=(0, 2)),
+    "q6_k": BlockFormat(256, 210, 256, 3392, 32, scaled=16, halfs=(208,)),
+    # u4_N: a float16 scale, a byte's zero point, and N levels of four bits, the low halves of bytes first;
+    # w = scale * (level - zero point). Sources make such blocks, whatever their files look like.
+    "u4_32": BlockFormat(32, 19, 128, 1216, 0, low=True),
+    "u4_64": BlockFormat(64, 35, 128, 1152, 0, low=True),
+    "u4_128": BlockFormat(128, 67, 128, 1088, 0, low=True),
 }
 
 
@@ -70,18 +78,20 @@ def packed_shape(kind: str, n: int, k: int) -> tuple[int, int, int, int]:
 
 
 def sample_blocks(kind: str, n: int, k: int, generator: np.random.Generator) -> Bytes:
-    """Rows as a file could have them, uint8 [n, bytes of a row]: levels and small scales of every value, and scales of
-    halves within 0.05 of zero."""
+    """Rows as a source could give them, uint8 [n, bytes of a row]: levels, zero points and small scales of every value,
+    and scales of halves within 0.05 of zero."""
     layout = FORMATS[kind]
-    raw = generator.integers(0, 256, (n, k // layout.block, layout.block_bytes), dtype=np.uint8)
-    for at in (208,) if kind == "q6_k" else (0, 2) if layout.low else (0,):
+    raw = generator.integers(0, 256, (n, -(-k // layout.block), layout.block_bytes), dtype=np.uint8)
+    for at in layout.halfs:
         halfs = generator.uniform(-0.05, 0.05, raw.shape[:2]).astype(np.float16)
         raw[..., at : at + 2] = halfs[..., None].view(np.uint8)
+    if kind.startswith("u4"):
+        raw[..., 2] %= 17
     return raw.reshape(n, -1)
 
 
 def pack_blocks(raw: Bytes, kind: str) -> Bytes:
-    """Repack rows as a GGUF file has them, [n, row bytes]; returns `packed_shape`. Padding stands for zeros."""
+    """Repack rows of whole blocks, [n, row bytes]; returns `packed_shape`. Padding stands for zeros."""
     layout = FORMATS[kind]
     n, blocks = raw.shape[0], raw.shape[1] // layout.block_bytes
     tiles, units, _, size = packed_shape(kind, n, blocks * layout.block)
@@ -90,19 +100,28 @@ def pack_blocks(raw: Bytes, kind: str) -> Bytes:
     by_unit = padded.reshape(tiles, 2, 16, units, -1, layout.block_bytes)
     out = np.empty((tiles, units, 2, size), np.uint8)
     at = 0
-    for part in _K_PARTS[kind](by_unit[..., 0, :]) if kind in _K_PARTS else _simple_parts(kind, by_unit):
+    for part in _parts(kind, by_unit):
         piece = np.ascontiguousarray(part).view(np.uint8).reshape(tiles, units, 2, -1)
         out[..., at : at + piece.shape[-1]] = piece
         at += piece.shape[-1]
-    assert at == size, kind
+    out[..., at:] = 0  # units are whole cache lines
+    assert size - at < 64, kind
     return out
+
+
+def _parts(kind: str, raw: Bytes) -> list[NDArray[Any]]:
+    """raw: [tiles, 2, 16, units, blocks, block bytes]."""
+    if kind in _K_PARTS:
+        return _K_PARTS[kind](raw[..., 0, :])
+    return _u4_parts(raw) if kind.startswith("u4") else _simple_parts(kind, raw)
 
 
 def unpack_blocks(packed: Bytes, kind: str, n: int, k: int) -> BlockMatrix:
     """What ``packed`` stands for, of n channels and k inputs."""
     layout = FORMATS[kind]
     tiles, units = packed.shape[:2]
-    levels, scale, low = _unpack_k(packed, kind) if kind in _K_PARTS else _unpack_simple(packed, kind)
+    unpack = _unpack_k if kind in _K_PARTS else _unpack_u4 if kind.startswith("u4") else _unpack_simple
+    levels, scale, low = unpack(packed, kind)
 
     def rows(values: NDArray[Any], width: int, inputs: int) -> NDArray[Any]:
         """[tiles, units, 2, width, 16] as [n, inputs / inputs of a value]."""
@@ -180,6 +199,12 @@ def _simple_parts(kind: str, raw: Bytes) -> list[NDArray[Any]]:
     return parts
 
 
+def _u4_parts(raw: Bytes) -> list[NDArray[Any]]:
+    levels = np.stack((raw[..., 3:] & 15, raw[..., 3:] >> 4), axis=-1).reshape(*raw.shape[:4], 2, 2, GROUP)
+    pairs = levels[..., 0, :] | levels[..., 1, :] << 4
+    return [_words(pairs.reshape(*raw.shape[:4], -1)), _each(_halfs(raw[..., 0:2])[..., 0]), _each(raw[..., 2])]
+
+
 def _bytes_of(words: Bytes) -> Bytes:
     """[..., words * 64], a word for each of 16 channels, as [..., words * 4, 16]: inputs in order, by channel."""
     shape = words.shape[:-1]
@@ -225,3 +250,13 @@ def _unpack_simple(packed: Bytes, kind: str) -> tuple[Bytes, NDArray[np.float32]
         bits = (planes >> np.arange(8, dtype=np.uint8).reshape(8, 1, 1)) & 1
         levels = levels | bits.reshape(*shape, 2, 32, 16) << 4
     return levels, scale, low
+
+
+def _unpack_u4(packed: Bytes, kind: str) -> tuple[Bytes, NDArray[np.float32], NDArray[np.float32] | None]:
+    shape, ends = packed.shape[:3], 128 // FORMATS[kind].block
+    pairs = _bytes_of(packed[..., :1024]).reshape(*shape, 2, 1, GROUP, 16)
+    small = packed[..., 1024 : 1024 + 48 * ends]
+    scale = np.ascontiguousarray(small[..., : 32 * ends]).view(np.float16).astype(np.float32).reshape(*shape, ends, 16)
+    low = scale * small[..., 32 * ends :].reshape(*shape, ends, 16)
+    each = np.arange(4) * ends // 4  # of the unit's groups
+    return np.concatenate((pairs & 15, pairs >> 4), axis=-3), scale[..., each, :], low[..., each, :]

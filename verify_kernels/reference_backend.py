@@ -92,7 +92,8 @@ def _plain_product(packed: PackedLinear) -> Callable[[Tensor], Tensor]:
 
 def _block_product(packed: PackedLinear) -> Callable[[Tensor], Tensor]:
     matrix = block_matrix(packed)
-    return lambda x: block_linear(x, matrix)
+    order = slice(None) if packed.order is None else packed.order
+    return lambda x: block_linear(x[:, order], matrix)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -53,14 +53,18 @@ class TensorSource(Protocol):
 
 @runtime_checkable
 class BlockSource(TensorSource, Protocol):
-    """A source that can also give matrices in the block format they are stored in."""
+    """A source that can also give matrices in the block format they are stored in, or in one that loses nothing."""
 
     def block_kind(self, role: str) -> BlockKind | None:
         """The block format of matrix ``role``; None where it is stored in another way."""
         ...
 
+    def order(self, role: str) -> Tensor | None:
+        """Which input stands at each place of the blocks of matrix ``role``, int64 [in]; None: they are in order."""
+        ...
+
     def blocks(self, role: str, low: int, high: int) -> Tensor:
-        """Rows [low, high) of matrix ``role`` as they are stored, uint8 [high - low, bytes of a row]."""
+        """Rows [low, high) of matrix ``role`` in whole blocks, uint8 [high - low, bytes of a row]."""
         ...
 
 

@@ -18,7 +18,7 @@ from specdec.models.load import LoadedModel, with_tokenizer
 from specdec.models.memory import GIB
 from specdec.models.pack import SLICE_VALUES, check_shapes, conversion_pool, fused_bias, fused_rows
 from specdec.models.progress import Progress, silent
-from specdec.models.quantized import QuantizedMatrix, QuantizedSource
+from specdec.models.quantized import QuantizedMatrix, QuantizedSource, group_order
 from specdec.models.resolve import resolve
 from specdec.models.weights import LinearPlan, ModelWeights, gather_weights, has_bias, linear_plans
 from verify_kernels.gpu.attention_workspace import HEAD_DIMS, TILE
@@ -225,7 +225,10 @@ def read_int4(source: QuantizedSource, role: str) -> Int4Weight:
     outputs, inputs = source.shape(role)
     matrix = source.matrix(role, 0, outputs)
     size = inputs if source.quantized.group_size == -1 else source.quantized.group_size
-    perm = _order(matrix.groups, size, where)
+    try:
+        perm = group_order(matrix.groups, size)
+    except ValueError as error:
+        raise UnsupportedModelError(f"{where}: {error}; {WAY_OUT}") from None
     levels = matrix.levels if perm is None else matrix.levels[:, perm]
     group = next((g for g in reversed(GROUP_SIZES) if size % g == 0), None)
     if group is None and size == inputs:
@@ -233,17 +236,6 @@ def read_int4(source: QuantizedSource, role: str) -> Int4Weight:
     if group is None:
         raise UnsupportedModelError(f"{where}: group_size is {size}; the GPU kernel can not split it, {WAY_OUT}")
     return pack_int4(levels, *_scales(matrix, size, group, inputs), group, perm)
-
-
-def _order(groups: Tensor, size: int, where: str) -> Tensor | None:
-    """The input channels in the order of their groups; None if they stand so."""
-    straight = torch.arange(len(groups)) // size
-    if torch.equal(groups, straight):
-        return None
-    perm = groups.argsort(stable=True)
-    if not torch.equal(groups[perm], straight):
-        raise UnsupportedModelError(f"{where}: g_idx has groups of unequal sizes; {WAY_OUT}")
-    return perm
 
 
 def _scales(matrix: QuantizedMatrix, size: int, group: int, inputs: int) -> tuple[Tensor, Tensor]:

@@ -382,6 +382,9 @@ class GGUFSource:
         """The block format of matrix ``role``; None where it is stored in another way."""
         return _BLOCK_KINDS.get(self._file.tensors[self._tensor_name(role)].type)
 
+    def order(self, role: str) -> None:
+        """The inputs of every matrix stand in order."""
+
     def blocks(self, role: str, low: int, high: int) -> Tensor:
         """Rows [low, high) of matrix ``role`` as they are stored, uint8 [high - low, bytes of a row]."""
         return torch.from_numpy(self._file.raw_rows(self._tensor_name(role), self._index(role, low, high)))

@@ -17,20 +17,24 @@ from specdec.errors import ModelError, UnsupportedModelError
 from specdec.models.config import ModelConfig, RopeConfig
 from specdec.models.tokenizer import Tokenizer, TokenizerInfo
 
-WAY_OUT = "use the unquantised model, an AWQ or GPTQ model of 4 bits, or a GGUF file"
-BITS: dict[str, tuple[int, ...]] = {"awq": (4,), "gptq": (4, 8)}
+QuantMethod = Literal["awq", "gptq", "compressed-tensors"]
+WAY_OUT = "use the unquantised model, an AWQ, GPTQ or compressed-tensors model of 4 bits, or a GGUF file"
+BITS: dict[str, tuple[int, ...]] = {"awq": (4,), "gptq": (4, 8), "compressed-tensors": (4, 8)}
 GPTQ_ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}  # the first format stores zero points less one
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedConfig:
     """``bits`` per weight; ``group_size`` input channels share a scale, -1: all of them; ``zero_offset`` is to be
-    added to stored zero points."""
+    added to stored zero points; ``symmetric``: none are stored, half the range stands for zero; ``act_order``: the file
+    must say which group an input channel belongs to."""
 
-    method: Literal["awq", "gptq"]
+    method: QuantMethod
     bits: int
     group_size: int
-    zero_offset: int
+    zero_offset: int = 0
+    symmetric: bool = False
+    act_order: bool = False
 
     @property
     def per_word(self) -> int:
@@ -49,7 +53,8 @@ def parse_quantized_config(data: Any, name: str) -> QuantizedConfig:
     where = f"{name}: quantization_config"
     if method not in BITS:
         raise UnsupportedModelError(f"{where}: quant_method '{method}' is not supported; {WAY_OUT}")
-    bits, group = data.get("bits"), data.get("group_size")
+    given = _compressed_weights(data, where) if method == "compressed-tensors" else data
+    bits, group = given.get("bits"), given.get("group_size")
     if bits not in BITS[method]:
         allowed = " or ".join(map(str, BITS[method]))
         raise UnsupportedModelError(f"{where} ({method}): bits is {bits}; only {allowed} is supported, {WAY_OUT}")
@@ -57,8 +62,38 @@ def parse_quantized_config(data: Any, name: str) -> QuantizedConfig:
         raise UnsupportedModelError(f"{where} ({method}): group_size is {group!r}; must be positive or -1, {WAY_OUT}")
     if method == "awq":
         _check_awq(data, where)
-        return QuantizedConfig("awq", bits, group, 0)
-    return QuantizedConfig("gptq", bits, group, _gptq_offset(data, where))
+        return QuantizedConfig("awq", bits, group)
+    if method == "gptq":
+        return QuantizedConfig("gptq", bits, group, _gptq_offset(data, where), act_order=bool(data.get("desc_act")))
+    return QuantizedConfig(method, bits, group, symmetric=given["symmetric"], act_order=given["act_order"])
+
+
+def _compressed_weights(data: dict[str, Any], where: str) -> dict[str, Any]:
+    """How a compressed-tensors folder holds its matrices, which must all be held alike."""
+    where = f"{where} (compressed-tensors)"
+    layout = data.get("format")
+    if layout != "pack-quantized":
+        raise UnsupportedModelError(f"{where}: format '{layout}' is not supported; only pack-quantized is, {WAY_OUT}")
+    schemes = data.get("config_groups")
+    found = [
+        scheme.get("weights") if isinstance(scheme, dict) else scheme
+        for scheme in (schemes.values() if isinstance(schemes, dict) else ())
+    ]
+    weights = found[0] if found else None
+    if not isinstance(weights, dict) or any(each != weights for each in found):
+        raise UnsupportedModelError(f"{where}: config_groups must give one way to hold all weights; {WAY_OUT}")
+    strategy, kind = weights.get("strategy"), weights.get("type", "int")
+    if strategy not in ("group", "channel") or kind != "int":
+        raise UnsupportedModelError(
+            f"{where}: weights of type '{kind}' by '{strategy}' are not supported; "
+            f"only int by group or channel is, {WAY_OUT}"
+        )
+    return {
+        "bits": weights.get("num_bits"),
+        "group_size": weights.get("group_size") if strategy == "group" else -1,
+        "symmetric": weights.get("symmetric", True) is not False,
+        "act_order": weights.get("actorder") in ("group", "dynamic"),
+    }
 
 
 def _check_awq(data: dict[str, Any], where: str) -> None:
@@ -291,6 +326,7 @@ _GEMMA_LAYER = _LAYER | {
     "attn_post_norm": "post_attention_layernorm",
     "mlp_post_norm": "post_feedforward_layernorm",
 }
+_HEADS = ("lm_head.weight", "lm_head.qweight", "lm_head.weight_packed")
 _FLOATS = {"F32", "F16", "BF16"}
 
 
@@ -310,7 +346,7 @@ class HFSource:
         self._files = _open_shards(folder)
         self._where = {tensor: file for file in self._files for tensor in self._files[file].keys()}  # noqa: SIM118
         self._prefix = self._find_prefix()
-        head = next((n for n in self._where if n.endswith(("lm_head.weight", "lm_head.qweight"))), None)
+        head = next((n for n in self._where if n.endswith(_HEADS)), None)
         self._head = None if head is None else head.rpartition(".")[0]
         if self._head is None and raw.get("tie_word_embeddings") is not False:
             config = replace(config, tie_embeddings=True)
@@ -366,11 +402,11 @@ class HFSource:
         """Shape of the tensor that the file calls ``tensor``; ModelError when it is missing."""
         return tuple(self._view(tensor).get_shape())
 
-    def raw(self, tensor: str, columns: slice | None = None) -> Tensor:
-        """The tensor that the file calls ``tensor``, of whatever type, or ``columns`` of that matrix."""
+    def raw(self, tensor: str, rows: slice = slice(None), columns: slice | None = None) -> Tensor:
+        """``rows`` of the tensor that the file calls ``tensor``, of whatever type, or these ``columns`` of them."""
         with self._reading(tensor):
             view = self._view(tensor)
-            values: Tensor = view[:] if columns is None else view[:, columns]
+            values: Tensor = view[rows] if columns is None else view[rows, columns]
             return values
 
     def _tensor_name(self, role: str) -> str:

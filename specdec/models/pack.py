@@ -109,6 +109,8 @@ def _jobs(source: TensorSource, dtype: WeightDtype, buffer: WeightsBuffer) -> li
         plan = piece.plan
         step = max(SLICE_VALUES // plan.columns // TILE_N, 1) * TILE_N
         bias = fused_bias(source, plan) if has_bias(plan, source) else None
+        if piece.order is not None:
+            buffer.view(piece.name + ".order").copy_(piece.order)
         for low in range(0, plan.rows, step):
             high = min(low + step, plan.rows)
             job = _pack_job(source, piece, buffer, low, high, bias)

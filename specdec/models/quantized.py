@@ -1,4 +1,5 @@
-"""AWQ and GPTQ model folders as a tensor source: dequantised slice by slice, or as levels, zero points and scales."""
+"""GPTQ, AWQ and compressed-tensors folders as a tensor source: dequantised slice by slice, as blocks for the CPU's
+kernels, or as levels, zero points and scales."""
 
 from __future__ import annotations
 
@@ -9,7 +10,9 @@ from torch import Tensor
 
 from specdec.errors import ModelError
 from specdec.models.config import ModelConfig
-from specdec.models.hf import HFSource, QuantizedConfig
+from specdec.models.hf import HFSource, QuantizedConfig, QuantMethod
+from verify_kernels.packed_weights import BlockKind
+from verify_kernels.quant_formats import FORMATS, GROUP
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # nibble i of a word, from the lowest, is the AWQ_ORDER[i]-th of its eight columns
 
@@ -52,18 +55,62 @@ class QuantizedMatrix:
         return centred * self.scales.float()[:, self.groups]
 
 
+def group_order(groups: Tensor, size: int) -> Tensor | None:
+    """The input channels in the order of their ``groups`` [in], int64 [in]; None if they stand so.
+
+    Raises:
+        ValueError: the groups do not have ``size`` channels each.
+    """
+    straight = torch.arange(len(groups)) // size
+    if torch.equal(groups, straight):
+        return None
+    order = groups.argsort(stable=True)
+    if not torch.equal(groups[order], straight):
+        raise ValueError("g_idx has groups of unequal sizes")
+    return order
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What the tensors of a quantised matrix are called."""
+
+    levels: str
+    zeros: str
+    scales: str
+    groups: str
+
+
+_WORDS = _Parts("qweight", "qzeros", "scales", "g_idx")
+_PARTS: dict[QuantMethod, _Parts] = {
+    "awq": _WORDS,
+    "gptq": _WORDS,
+    "compressed-tensors": _Parts("weight_packed", "weight_zero_point", "weight_scale", "weight_g_idx"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Blocks:
+    kind: BlockKind
+    order: Tensor | None
+
+
 class QuantizedSource:
-    """A `TensorSource` over a folder some of whose matrices are stored as qweight, qzeros, scales and, for GPTQ,
-    g_idx; the others are as in any folder.
+    """A `BlockSource` over a folder some of whose matrices are stored as words of several levels, zero points, scales
+    and perhaps the group of each input channel (act-order); the others are as in any folder.
 
     AWQ ("gemm"): qweight int32 [in, out / 8], qzeros int32 [groups, out / 8], scales [groups, out].
     GPTQ: qweight int32 [in * bits / 32, out], qzeros int32 [groups, out * bits / 32], scales [groups, out], g_idx int32
     [in].
+    compressed-tensors ("pack-quantized"): weight_packed int32 [out, in * bits / 32], weight_scale [out, groups], and
+    where they are not symmetric weight_zero_point int32 [out * bits / 32, groups]; weight_g_idx int32 [in].
     """
 
     def __init__(self, inner: HFSource, quantized: QuantizedConfig) -> None:
         self._inner = inner
         self._quantized = quantized
+        self._parts = _PARTS[quantized.method]
+        self._by_rows = quantized.method == "compressed-tensors"  # the others hold columns beside each other
+        self._blocks: dict[str, _Blocks | None] = {}
 
     @property
     def name(self) -> str:
@@ -82,7 +129,7 @@ class QuantizedSource:
 
     def is_quantized(self, role: str) -> bool:
         """Whether matrix ``role`` is stored quantised."""
-        return self._inner.holds(self._part(role, "qweight"))
+        return self._inner.holds(self._tensor(role, self._parts.levels))
 
     def has(self, role: str) -> bool:
         """Whether the checkpoint holds ``role``."""
@@ -92,15 +139,20 @@ class QuantizedSource:
         """Shape of ``role``; ModelError when its parts do not fit each other."""
         if not self.is_quantized(role):
             return self._inner.shape(role)
-        per_word, group = self._quantized.per_word, self._quantized.group_size
-        awq = self._quantized.method == "awq"
-        rows, columns = self._sizes(role, "qweight")
-        inputs, outputs = (rows, columns * per_word) if awq else (rows * per_word, columns)
-        groups = 1 if group == -1 else -(-inputs // group)
-        self._expect(role, "qzeros", (groups, -(-outputs // per_word)))
-        self._expect(role, "scales", (groups, outputs))
-        if self._inner.holds(self._part(role, "g_idx")):
-            self._expect(role, "g_idx", (inputs,))
+        per_word, parts = self._quantized.per_word, self._parts
+        rows, columns = self._sizes(role, parts.levels)
+        if self._by_rows:
+            outputs, inputs = rows, columns * per_word
+        elif self._quantized.method == "awq":
+            outputs, inputs = columns * per_word, rows
+        else:
+            outputs, inputs = columns, rows * per_word
+        groups = -(-inputs // self._group_size(inputs))
+        if not self._quantized.symmetric:
+            self._expect(role, parts.zeros, (groups, -(-outputs // per_word)))
+        self._expect(role, parts.scales, (groups, outputs))
+        if self._has_groups(role):
+            self._expect(role, parts.groups, (inputs,))
         return outputs, inputs
 
     def rows(self, role: str, low: int, high: int) -> Tensor:
@@ -115,53 +167,133 @@ class QuantizedSource:
 
     def matrix(self, role: str, low: int, high: int) -> QuantizedMatrix:
         """Rows [low, high) of quantised matrix ``role`` as they are stored, unpacked."""
-        inputs, per_word = self.shape(role)[1], self._quantized.per_word
-        first, last = low // per_word, -(-high // per_word)
-        cut = slice(low - first * per_word, high - first * per_word)
-        words = slice(first, last)
-        zeros = self._read(role, "qzeros", words)
-        if self._quantized.method == "awq":
-            levels = unpack_awq_columns(self._read(role, "qweight", words))[:, cut]
-            centre = unpack_awq_columns(zeros)[:, cut]
-        else:
-            levels = unpack_rows(self._read(role, "qweight", slice(low, high)), self._quantized.bits)
-            centre = unpack_columns(zeros, self._quantized.bits)[:, cut]
-        scales = self._read(role, "scales", slice(low, high))
+        inputs = self.shape(role)[1]
+        scales = self._read(role, self._parts.scales, low, high)
         return QuantizedMatrix(
-            levels.t().contiguous(),
-            centre.t().to(torch.int16) + self._quantized.zero_offset,
-            scales.t().contiguous(),
-            self._groups(role, inputs, len(scales)),
+            self._levels(role, low, high),
+            self._zeros(role, low, high),
+            scales,
+            self._groups(role, inputs, scales.shape[1]),
         )
 
+    def block_kind(self, role: str) -> BlockKind | None:
+        """The block format that holds matrix ``role`` without loss; None where none does: not 4 bits, no groups of a
+        multiple of 32 inputs each, or scales that are no float16 numbers."""
+        blocks = self._blocks_of(role)
+        return None if blocks is None else blocks.kind
+
+    def order(self, role: str) -> Tensor | None:
+        """Which input stands at each place of the blocks of matrix ``role``, int64 [in]; None: they are in order."""
+        blocks = self._blocks_of(role)
+        return None if blocks is None else blocks.order
+
+    def blocks(self, role: str, low: int, high: int) -> Tensor:
+        """Rows [low, high) of matrix ``role`` in its block format, uint8 [high - low, bytes of a row]."""
+        form = self._blocks_of(role)
+        assert form is not None, role
+        matrix, layout = self.matrix(role, low, high), FORMATS[form.kind]
+        levels = matrix.levels if form.order is None else matrix.levels[:, form.order]
+        outputs, inputs = levels.shape
+        count = -(-inputs // layout.block)
+        group = torch.arange(count) * layout.block // self._group_size(inputs)
+        raw = torch.empty(outputs, count, layout.block_bytes, dtype=torch.uint8)
+        raw[..., :2] = matrix.scales[:, group, None].half().view(torch.uint8)
+        raw[..., 2] = matrix.zeros[:, group]
+        padded = torch.nn.functional.pad(levels, (0, count * layout.block - inputs)).unflatten(1, (count, -1))
+        raw[..., 3:] = padded[..., ::2] | padded[..., 1::2] << 4
+        return raw.flatten(1)
+
+    def _blocks_of(self, role: str) -> _Blocks | None:
+        if role not in self._blocks:
+            self._blocks[role] = self._find_blocks(role)
+        return self._blocks[role]
+
+    def _find_blocks(self, role: str) -> _Blocks | None:
+        if not self.is_quantized(role) or self._quantized.bits != 4:
+            return None
+        outputs, inputs = self.shape(role)
+        size = self._group_size(inputs)
+        kinds: tuple[BlockKind, ...] = ("u4_128", "u4_64", "u4_32")
+        # of a single group the last block may be short
+        kind = next((each for each in kinds if size >= inputs or size % FORMATS[each].block == 0), None)
+        if kind is None or inputs % GROUP:
+            return None
+        scales = self._read(role, self._parts.scales, 0, outputs)
+        if not torch.equal(scales.half().to(scales.dtype), scales):
+            return None
+        try:
+            return _Blocks(kind, group_order(self._groups(role, inputs, scales.shape[1]), size))
+        except ValueError:
+            return None
+
+    def _group_size(self, inputs: int) -> int:
+        return inputs if self._quantized.group_size == -1 else self._quantized.group_size
+
+    def _levels(self, role: str, low: int, high: int) -> Tensor:
+        """uint8 [high - low, in]."""
+        tensor, bits = self._tensor(role, self._parts.levels), self._quantized.bits
+        if self._by_rows:
+            return unpack_columns(self._inner.raw(tensor, slice(low, high)), bits)
+        if self._quantized.method == "gptq":
+            return unpack_rows(self._inner.raw(tensor, columns=slice(low, high)), bits).t().contiguous()
+        words, cut = self._words(low, high)
+        return unpack_awq_columns(self._inner.raw(tensor, columns=words))[:, cut].t().contiguous()
+
+    def _zeros(self, role: str, low: int, high: int) -> Tensor:
+        """int16 [high - low, groups]."""
+        config = self._quantized
+        if config.symmetric:
+            groups = self._inner.raw_shape(self._tensor(role, self._parts.scales))[1]
+            return torch.full((high - low, groups), 2 ** (config.bits - 1), dtype=torch.int16)
+        words, cut = self._words(low, high)
+        stored = self._read(role, self._parts.zeros, words.start, words.stop)
+        if config.method == "awq":
+            return unpack_awq_columns(stored.t())[:, cut].t().to(torch.int16)
+        return unpack_rows(stored, config.bits)[cut].to(torch.int16) + config.zero_offset
+
+    def _words(self, low: int, high: int) -> tuple[slice, slice]:
+        """The words that hold values [low, high), and where in them these lie."""
+        per_word = self._quantized.per_word
+        first, last = low // per_word, -(-high // per_word)
+        return slice(first, last), slice(low - first * per_word, high - first * per_word)
+
     def _groups(self, role: str, inputs: int, groups: int) -> Tensor:
-        size = inputs if self._quantized.group_size == -1 else self._quantized.group_size
-        if not self._inner.holds(self._part(role, "g_idx")):
-            return torch.arange(inputs) // size
-        given = self._inner.raw(self._part(role, "g_idx")).long()
+        if not self._has_groups(role):
+            return torch.arange(inputs) // self._group_size(inputs)
+        given = self._inner.raw(self._tensor(role, self._parts.groups)).long()
         if bool((given < 0).any()) or bool((given >= groups).any()):
             raise ModelError(
-                f"{self.name}: tensor {self._part(role, 'g_idx')} names groups beyond the {groups} there are; "
-                "the file is damaged, fetch it again"
+                f"{self.name}: tensor {self._tensor(role, self._parts.groups)} names groups beyond the {groups} there "
+                "are; the file is damaged, fetch it again"
             )
         return given
 
-    def _part(self, role: str, part: str) -> str:
+    def _has_groups(self, role: str) -> bool:
+        return self._quantized.act_order or self._inner.holds(self._tensor(role, self._parts.groups))
+
+    def _tensor(self, role: str, part: str) -> str:
         return f"{self._inner.module(role)}.{part}"
 
-    def _read(self, role: str, part: str, columns: slice) -> Tensor:
-        return self._inner.raw(self._part(role, part), columns)
+    def _read(self, role: str, part: str, low: int, high: int) -> Tensor:
+        """[high - low, groups] of a part that has a row per output, or, in most files, a column."""
+        tensor = self._tensor(role, part)
+        if self._by_rows:
+            return self._inner.raw(tensor, slice(low, high))
+        return self._inner.raw(tensor, columns=slice(low, high)).t().contiguous()
 
     def _sizes(self, role: str, part: str) -> tuple[int, ...]:
-        sizes = self._inner.raw_shape(self._part(role, part))
+        sizes = self._inner.raw_shape(self._tensor(role, part))
         if len(sizes) != 2:
-            raise ModelError(f"{self.name}: tensor {self._part(role, part)} has shape {list(sizes)}; must be a matrix")
+            raise ModelError(
+                f"{self.name}: tensor {self._tensor(role, part)} has shape {list(sizes)}; must be a matrix"
+            )
         return sizes
 
     def _expect(self, role: str, part: str, shape: tuple[int, ...]) -> None:
-        found = self._inner.raw_shape(self._part(role, part))
+        found = self._inner.raw_shape(self._tensor(role, part))
+        shape = shape[::-1] if self._by_rows else shape
         if found != shape:
             raise ModelError(
-                f"{self.name}: tensor {self._part(role, part)} has shape {list(found)}; its qweight and group_size "
-                f"{self._quantized.group_size} call for {list(shape)}, so the file or config.json is damaged"
+                f"{self.name}: tensor {self._tensor(role, part)} has shape {list(found)}; its {self._parts.levels} and "
+                f"group_size {self._quantized.group_size} call for {list(shape)}, so the file or config.json is damaged"
             )

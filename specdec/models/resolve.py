@@ -37,7 +37,7 @@ class HFCheckpoint:
         return fingerprint_files([self.path / "config.json", *extra, *weight_files(self.path)])
 
     def open(self) -> TensorSource:
-        """The tensors; those of AWQ and GPTQ folders dequantised as they are read."""
+        """The tensors; those of quantised folders as `QuantizedSource` gives them."""
         source = HFSource(self.path)
         quantized = read_json(self.path / "config.json").get("quantization_config")
         if quantized is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar, cast
 
 import torch
@@ -27,6 +27,7 @@ from verify_kernels.quant_formats import FORMATS, packed_shape
 
 DTYPES = {
     "uint8": torch.uint8,
+    "int32": torch.int32,
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
     "float32": torch.float32,
@@ -94,11 +95,13 @@ def norm_plans(config: ModelConfig) -> list[tuple[str, int]]:
 
 @dataclass(frozen=True, slots=True)
 class LinearPiece:
-    """Neighbouring parts of a fused linear layer that are packed as one matrix of ``kind``: most often all of them."""
+    """Neighbouring parts of a fused linear layer that are packed as one matrix of ``kind``: most often all of them.
+    ``order``: see `PackedLinear`; the same for all of them."""
 
     plan: LinearPlan
     place: int
     kind: WeightKind
+    order: Tensor | None = None
 
     @property
     def name(self) -> str:
@@ -110,15 +113,20 @@ def linear_pieces(source: TensorSource, dtype: WeightDtype) -> list[LinearPiece]
     """How every linear layer of a model is packed, in the order a forward reads them."""
     pieces: list[LinearPiece] = []
     for plan in linear_plans(source.config, source.config.tie_embeddings):
-        runs: list[tuple[WeightKind, list[tuple[str, int]]]] = []
+        first = len(pieces)
         for part in plan.parts:
             kind = _linear_kind(source, plan.name, part[0], dtype)
-            if not runs or runs[-1][0] != kind:
-                runs.append((kind, []))
-            runs[-1][1].append(part)
-        for place, (kind, parts) in enumerate(runs):
-            pieces.append(LinearPiece(LinearPlan(plan.name, tuple(parts), plan.columns), place, kind))
+            order = source.order(part[0]) if kind in FORMATS and isinstance(source, BlockSource) else None
+            last = pieces[-1] if len(pieces) > first else None
+            if last is not None and last.kind == kind and _same(last.order, order):
+                pieces[-1] = replace(last, plan=replace(plan, parts=(*last.plan.parts, part)))
+            else:
+                pieces.append(LinearPiece(replace(plan, parts=(part,)), len(pieces) - first, kind, order))
     return pieces
+
+
+def _same(a: Tensor | None, b: Tensor | None) -> bool:
+    return a is b or (a is not None and b is not None and torch.equal(a, b))
 
 
 def _linear_kind(source: TensorSource, name: str, role: str, dtype: WeightDtype) -> WeightKind:
@@ -156,6 +164,8 @@ def plan_layout(source: TensorSource, dtype: WeightDtype) -> list[ArraySpec]:
         else:
             stored = "bfloat16" if kind == "bf16" else "float32"
             arrays.append((name + ".data", stored, (tiles, plan.columns, TILE_N)))
+        if piece.order is not None:
+            arrays.append((name + ".order", "int32", (plan.columns,)))
         if has_bias(plan, source):
             arrays.append((name + ".bias", "float32", (tiles * TILE_N,)))
     arrays += [(role, "float32", (size,)) for role, size in norm_plans(config)]
@@ -306,7 +316,7 @@ class WeightsBuffer:
             _, _, rows, kind = name.split("/")
             return PackedLinear(
                 cast(WeightKind, kind), int(rows), columns, self.view(name + ".data"),
-                self.find(name + ".scale"), self.find(name + ".bias"),
+                self.find(name + ".scale"), self.find(name + ".bias"), self.find(name + ".order"),
             )  # fmt: skip
 
         def linear(plan: LinearPlan) -> HostLinear:

@@ -1,6 +1,8 @@
-"""Linear layers in the block formats of GGUF files: the same bits from every kernel, whatever the batch."""
+"""Linear layers with weights in blocks: the same bits from every kernel, whatever the batch."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import gguf
 import numpy as np
@@ -17,6 +19,7 @@ from verify_kernels.reference_backend import ReferenceBackend
 from verify_kernels.reference_quant import fused
 
 ROWS = 30
+_TYPES = gguf.GGMLQuantizationType
 
 
 def _raw(kind: str, n: int, k: int) -> np.ndarray:
@@ -55,8 +58,28 @@ CASES = [(kind, n, k) for kind in FORMATS for n, k in _shapes(kind)]
 
 @pytest.mark.parametrize(("kind", "n", "k"), CASES)
 def test_repacking_loses_nothing(kind: str, n: int, k: int) -> None:
-    stored = gguf.dequantize(_raw(kind, n, k), gguf.GGMLQuantizationType[kind.upper()])
+    raw = _raw(kind, n, k)
+    stored = _u4(kind, raw)[:, :k] if kind.startswith("u4") else gguf.dequantize(raw, _TYPES[kind.upper()])
     assert torch.equal(unpack_linear(_packed(kind, n, k)), torch.from_numpy(stored))
+
+
+def _u4(kind: str, raw: np.ndarray) -> np.ndarray:
+    """scale * (level - zero point), block by block."""
+    blocks = raw.reshape(len(raw), -1, FORMATS[kind].block_bytes)
+    scale = blocks[..., :2].copy().view(np.float16).astype(np.float32)
+    levels = np.stack((blocks[..., 3:] % 16, blocks[..., 3:] // 16), axis=-1).reshape(*blocks.shape[:2], -1)
+    return ((levels.astype(np.float32) - blocks[..., 2:3]) * scale).reshape(len(raw), -1)
+
+
+@pytest.mark.parametrize("kind", ["q4_k", "u4_128"])
+def test_inputs_in_an_order_of_their_own(kind: str) -> None:
+    k = 768
+    plain, x = _packed(kind, 40, k), _inputs(k)
+    order = torch.randperm(k, generator=torch.Generator().manual_seed(3)).int()
+    mixed = replace(plain, order=order)
+    assert torch.equal(unpack_linear(mixed)[:, order], unpack_linear(plain))
+    for backend in (native_backend(), ReferenceBackend(1)):
+        assert torch.equal(_run(backend, mixed, x, 5), _run(backend, plain, x[:, order], 5))
 
 
 @pytest.mark.parametrize(("kind", "n", "k"), CASES)

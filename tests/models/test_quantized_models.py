@@ -1,4 +1,5 @@
-"""AWQ and GPTQ folders: they load as the matrices they stand for, on the CPU and as 4-bit weights for the GPU."""
+"""AWQ, GPTQ and compressed-tensors folders: they load as the matrices they stand for, plain, in the CPU's blocks, which
+lose nothing, and as 4-bit weights for the GPU."""
 
 from __future__ import annotations
 
@@ -11,13 +12,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from specdec.config import WeightDtype
 from specdec.errors import ModelError, UnsupportedModelError
 from specdec.models.device_weights import read_int4
 from specdec.models.hf import parse_quantized_config
 from specdec.models.load import load_model
 from specdec.models.quantized import QuantizedSource
 from specdec.models.resolve import HFCheckpoint
-from tests.models.oracle_weights import differences
+from tests.kernels.natives import native_backend
+from tests.models.oracle_weights import differences, expected_layer, found_layer
 from tests.models.quantized_folders import Scheme, change_config, quantise, write_folder
 from tests.models.test_decoder_oracle import make_decoder, run_in_chunks
 from tests.models.tiny import VOCAB_SIZE, load_oracle
@@ -33,11 +36,27 @@ SCHEMES = {
     "gptq act order": Scheme("gptq", act_order=True),
     "gptq 8 bits": Scheme("gptq", bits=8),
     "gptq head": Scheme("gptq", lm_head=True, group=16),
+    "gptq 128": Scheme("gptq", group=128),
+    "compressed": Scheme("compressed-tensors"),
+    "compressed sym": Scheme("compressed-tensors", sym=True, group=128, scales=torch.bfloat16),
+    "compressed channel": Scheme("compressed-tensors", sym=True, group=-1),
+    "compressed act order": Scheme("compressed-tensors", act_order=True, group=64),
+    "compressed 8 bits": Scheme("compressed-tensors", bits=8, group=64),
 }
-FOUR_BITS = [name for name in SCHEMES if name not in ("gptq 8 bits", "gptq head")]
+FOUR_BITS = [name for name in SCHEMES if not name.endswith(("8 bits", "head"))]
+BLOCKS = {32: "u4_32", 64: "u4_64", 128: "u4_128", -1: "u4_128"}
+DTYPES: tuple[WeightDtype, ...] = ("auto", "int8")
 ROLES = ("q", "k", "v", "o", "gate", "up", "down")
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128}
+COMPRESSED = Scheme("compressed-tensors", group=128).config
+
+
+def compressed(**weights: Any) -> dict[str, Any]:
+    """The configuration of a compressed-tensors folder with some fields of its weights set."""
+    changed = json.loads(json.dumps(COMPRESSED))
+    changed["config_groups"]["group_0"]["weights"] |= weights
+    return changed
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +64,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, P
     """(quantised, plain) by scheme; tests must not write to them."""
     root = tmp_path_factory.mktemp("quantised")
     # 256 inputs in one group: more than the GPU kernel's groups hold
-    sizes = {"awq whole": {"intermediate_size": 256}}
+    wide = {"hidden_size": 128, "intermediate_size": 320}
+    sizes = {"awq whole": {"intermediate_size": 256}} | {n: wide for n, s in SCHEMES.items() if s.group >= 64}
     return {
         name: write_folder(root / name.replace(" ", "_"), scheme, **sizes.get(name, {}))
         for name, scheme in SCHEMES.items()
@@ -67,16 +87,62 @@ def test_weights_are_what_the_levels_stand_for(
     assert differences(loaded.weights, load_oracle(plain)) == []
 
 
-@pytest.mark.parametrize("name", ["awq", "gptq act order"])
+@pytest.mark.parametrize("name", SCHEMES)
+def test_blocks_lose_nothing(name: str, folders: dict[str, tuple[Path, Path]], tmp_path: Path) -> None:
+    quantised, plain = folders[name]
+    weights = load_model(str(quantised), dtype="auto", cache_dir=tmp_path).weights
+    again = load_model(str(quantised), dtype="auto", cache_dir=tmp_path).weights  # from the cache
+    kind = BLOCKS[SCHEMES[name].group] if name in FOUR_BITS else "int8"
+    state = load_oracle(plain).state_dict()
+    for i, layer in enumerate(weights.layers):
+        parts = [part for each in layer.linears for part in getattr(each, "parts", (each,))]
+        assert {part.kind for part in parts} == {kind}
+        assert all((part.order is not None) == SCHEMES[name].act_order for part in parts)
+        # the attention's matrices are ordered alike, gate and up are not
+        assert [len(getattr(each, "parts", (each,))) for each in layer.linears] == [
+            1,
+            1,
+            1 + SCHEMES[name].act_order,
+            1,
+        ]
+        expected, found, cached = expected_layer(state, i, False), found_layer(layer), found_layer(again.layers[i])
+        for matrix in ("qkv", "o", "gate_up", "down"):
+            assert torch.equal(found[matrix], cached[matrix])
+            assert kind == "int8" or torch.equal(found[matrix], expected[matrix]), matrix
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "tolerance"),
+    [
+        ("awq", "fp32", 1e-4),
+        ("gptq act order", "fp32", 1e-4),
+        *((name, "auto", 0.06) for name in ("awq", "gptq 128", "gptq act order", "compressed sym")),
+    ],
+)
 def test_logits_are_those_of_the_dequantised_model(
-    name: str, folders: dict[str, tuple[Path, Path]], tmp_path: Path
+    name: str, dtype: str, tolerance: float, folders: dict[str, tuple[Path, Path]], tmp_path: Path
 ) -> None:
     quantised, plain = folders[name]
     tokens = torch.randint(0, VOCAB_SIZE, (40,), generator=torch.Generator().manual_seed(3)).tolist()
     with torch.no_grad():
         expected = load_oracle(plain)(torch.tensor([tokens])).logits[0]
-    got = run_in_chunks(make_decoder(quantised, tmp_path, ReferenceBackend(1)), tokens, [40])
-    assert torch.linalg.norm(got - expected) <= 1e-4 * torch.linalg.norm(expected)
+    for backend in (native_backend(), ReferenceBackend(1)):
+        got = run_in_chunks(make_decoder(quantised, tmp_path, backend, dtype), tokens, [40])
+        assert torch.linalg.norm(got - expected) <= tolerance * torch.linalg.norm(expected)
+
+
+def test_what_blocks_can_not_hold_is_rounded_as_ever(tmp_path: Path) -> None:
+    folder, _ = write_folder(tmp_path, Scheme("compressed-tensors", act_order=True, scales=torch.bfloat16))
+    state = load_file(folder / "model.safetensors")
+    state["model.layers.0.self_attn.o_proj.weight_scale"][3, 1] = 1e-9  # no float16 number
+    state["model.layers.0.mlp.down_proj.weight_g_idx"][:] = torch.arange(128) // 43  # groups of 43, 43 and 42
+    save_file(state, folder / "model.safetensors")
+    source = open_source(folder)
+    kinds = {role: source.block_kind(f"layers.0.{role}") for role in ROLES}
+    assert kinds == dict.fromkeys(ROLES, "u4_32") | {"o": None, "down": None}
+    assert source.order("layers.0.o") is None
+    first = load_model(str(folder), dtype="auto", cache_dir=tmp_path).weights.layers[0]
+    assert [getattr(each, "kind", "two") for each in first.linears] == ["u4_32", "int8", "two", "int8"]
 
 
 def test_default_weights_load_too(folders: dict[str, tuple[Path, Path]], tmp_path: Path) -> None:
@@ -170,6 +236,20 @@ def test_the_first_gptq_format_can_mean_16(tmp_path: Path) -> None:
         (GPTQ | {"is_marlin_format": True}, "checkpoint_format 'marlin'"),
         (GPTQ | {"dynamic": {"-:.*down.*": {}}}, "dynamic"),
         (GPTQ | {"pack_dtype": "int16"}, "pack_dtype 'int16'"),
+        (COMPRESSED | {"format": "float-quantized"}, "format 'float-quantized' is not supported; only pack-quantized"),
+        (compressed(num_bits=3), r"\(compressed-tensors\): bits is 3; only 4 or 8 is supported"),
+        (compressed(type="float"), "weights of type 'float' by 'group'"),
+        (compressed(strategy="block"), "weights of type 'int' by 'block' are not supported; .*GGUF"),
+        (COMPRESSED | {"config_groups": {}}, "config_groups must give one way"),
+        (COMPRESSED | {"config_groups": ["W4A16"]}, "config_groups must give one way"),
+        (
+            COMPRESSED
+            | {
+                "config_groups": COMPRESSED["config_groups"]
+                | {"b": {"weights": {"num_bits": 8, "strategy": "channel"}}}
+            },
+            "config_groups must give one way",
+        ),
     ],
 )
 def test_layouts_that_can_not_be_read_are_named(config: Any, words: str, folders: Any, tmp_path: Path) -> None:
@@ -190,6 +270,8 @@ def test_layouts_that_can_not_be_read_are_named(config: Any, words: str, folders
         (GPTQ | {"format": "gptq_v2"}, 0),
         (AWQ | {"version": "GEMM"}, 0),
         (AWQ | {"format": "gemm", "zero_point": True}, 0),
+        (COMPRESSED, 0),
+        (compressed(actorder="static", symmetric=True), 0),
     ],
 )
 def test_layouts_that_can_be_read(config: dict[str, Any], offset: int) -> None:
@@ -203,6 +285,11 @@ def test_layouts_that_can_be_read(config: dict[str, Any], offset: int) -> None:
         (Scheme("gptq"), "qweight", "q_proj.weight is missing"),
         (Scheme("awq"), "qzeros", "q_proj.qzeros is missing"),
         (Scheme("gptq"), "scales", "q_proj.scales is missing"),
+        (Scheme("gptq", act_order=True), "g_idx", "q_proj.g_idx is missing; .*fetch it again"),
+        (Scheme("compressed-tensors"), "weight_packed", "q_proj.weight is missing"),
+        (Scheme("compressed-tensors"), "weight_zero_point", "q_proj.weight_zero_point is missing; .*fetch it again"),
+        (Scheme("compressed-tensors", sym=True), "weight_scale", "q_proj.weight_scale is missing"),
+        (Scheme("compressed-tensors", act_order=True), "weight_g_idx", "q_proj.weight_g_idx is missing"),
     ],
 )
 def test_missing_parts_are_named(scheme: Scheme, part: str, words: str, tmp_path: Path) -> None:
@@ -210,8 +297,28 @@ def test_missing_parts_are_named(scheme: Scheme, part: str, words: str, tmp_path
     state = load_file(folder / "model.safetensors")
     del state[f"model.layers.0.self_attn.q_proj.{part}"]
     save_file(state, folder / "model.safetensors")
-    with pytest.raises(ModelError, match=words):
-        load_model(str(folder), dtype="int8", cache_dir=tmp_path)
+    for dtype in DTYPES:
+        with pytest.raises(ModelError, match=words):
+            load_model(str(folder), dtype=dtype, cache_dir=tmp_path)
+
+
+def test_parts_of_a_compressed_folder_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    folder, _ = write_folder(tmp_path, Scheme("compressed-tensors", act_order=True))
+    good = load_file(folder / "model.safetensors")
+    q = "model.layers.0.self_attn.q_proj."
+    zeros, scales = good[q + "weight_zero_point"], good[q + "weight_scale"]
+    bad: list[tuple[str, Any, str]] = [
+        ("weight_scale", scales[:, :1], r"q_proj.weight_scale has shape \[64, 1\]; .*group_size 32 call for \[64, 2\]"),
+        ("weight_zero_point", zeros[:3], r"q_proj.weight_zero_point has shape \[3, 2\]; .*call for \[8, 2\]"),
+        ("weight_zero_point", zeros.t(), r"q_proj.weight_zero_point has shape \[2, 8\]"),
+        ("weight_g_idx", good[q + "weight_g_idx"] - 1, "q_proj.weight_g_idx names groups beyond the 2 there are"),
+        ("weight_packed", good[q + "weight_packed"][0], "q_proj.weight_packed has shape .*; must be a matrix"),
+    ]
+    for part, tensor, message in bad:
+        save_file(good | {q + part: tensor.contiguous()}, folder / "model.safetensors")
+        for dtype in DTYPES:
+            with pytest.raises(ModelError, match=message):
+                load_model(str(folder), dtype=dtype, cache_dir=tmp_path)
 
 
 def test_parts_that_do_not_fit_are_named(tmp_path: Path) -> None:
@@ -227,8 +334,9 @@ def test_parts_that_do_not_fit_are_named(tmp_path: Path) -> None:
     ]
     for part, tensor, words in bad:
         save_file(good | {q + part: tensor}, folder / "model.safetensors")
-        with pytest.raises(ModelError, match=words):
-            load_model(str(folder), dtype="int8", cache_dir=tmp_path)
+        for dtype in DTYPES:
+            with pytest.raises(ModelError, match=words):
+                load_model(str(folder), dtype=dtype, cache_dir=tmp_path)
     save_file(good | {q + "g_idx": torch.zeros(64, dtype=torch.int32)}, folder / "model.safetensors")
     with pytest.raises(UnsupportedModelError, match="g_idx has groups of unequal sizes"):
         read_int4(open_source(folder), "layers.0.q")

@@ -28,7 +28,7 @@ class LinearArgs(ctypes.Structure):
         ("kind", c_int32), ("pre", c_int32), ("post", c_int32), ("threads", c_int32),
         ("n", c_int32), ("k", c_int32), ("k_pad", c_int32), ("tiles", c_int32),
         ("ld_src", c_int64), ("ld_dst", c_int64),
-        ("weight", c_void_p), ("weight_scale", c_void_p), ("bias", c_void_p),
+        ("weight", c_void_p), ("weight_scale", c_void_p), ("bias", c_void_p), ("order", c_void_p),
         ("src", c_void_p), ("dst", c_void_p), ("pre_norm", c_void_p), ("post_norm", c_void_p),
         ("eps", c_float), ("unused", c_float),
         ("x", c_void_p), ("q", c_void_p), ("q_scale", c_void_p), ("q_sum", c_void_p), ("q_less_sum", c_void_p),
@@ -79,7 +79,7 @@ class NativeBackend:
 
     def reserve(self, max_rows: int, max_width: int, max_heads_width: int) -> None:
         """Allocate scratch shared by every bound layer (layers run one after the other)."""
-        wide = -(-max_width // 64) * 64
+        wide = -(-max_width // 128) * 128  # a unit of a block format that fits in part
         self._x = torch.zeros(max_rows, wide)
         self._q = torch.zeros(max_rows, wide, dtype=torch.int8)
         self._q_scale = torch.zeros(max_rows, wide // GROUP)
@@ -108,8 +108,8 @@ class NativeBackend:
             kind=_KINDS[weight.kind], pre=_PROLOGUES[spec.prologue], post=_EPILOGUES[spec.epilogue],
             threads=self.threads, n=weight.n, k=weight.k, k_pad=k_pad, tiles=weight.tiles,
             ld_src=spec.src.stride(0), ld_dst=spec.dst.stride(0),
-            weight=weight.data.data_ptr(), weight_scale=_pointer(weight.scale), bias=_pointer(weight.bias),
-            src=spec.src.data_ptr(), dst=spec.dst.data_ptr(),
+            weight=weight.data.data_ptr(), weight_scale=_pointer(weight.scale),
+            bias=_pointer(weight.bias), order=_pointer(weight.order), src=spec.src.data_ptr(), dst=spec.dst.data_ptr(),
             pre_norm=_pointer(spec.pre_norm), post_norm=_pointer(spec.post_norm), eps=spec.eps,
             x=self._x.data_ptr(), q=self._q.data_ptr(), q_scale=self._q_scale.data_ptr(),
             q_sum=self._q_sum.data_ptr(), q_less_sum=self._q_less_sum.data_ptr(), result=self._result.data_ptr(),

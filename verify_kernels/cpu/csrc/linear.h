@@ -6,7 +6,8 @@ extern "C" {
 
 enum {
   SD_INT8 = 0, SD_BF16 = 1, SD_FP32 = 2, SD_INT4 = 3,
-  SD_Q4_0 = 4, SD_Q4_1 = 5, SD_Q5_0 = 6, SD_Q5_1 = 7, SD_Q8_0 = 8, SD_Q4_K = 9, SD_Q5_K = 10, SD_Q6_K = 11
+  SD_Q4_0 = 4, SD_Q4_1 = 5, SD_Q5_0 = 6, SD_Q5_1 = 7, SD_Q8_0 = 8, SD_Q4_K = 9, SD_Q5_K = 10, SD_Q6_K = 11,
+  SD_U4_32 = 12, SD_U4_64 = 13, SD_U4_128 = 14
 };
 enum { SD_PRE_NONE = 0, SD_PRE_RMS = 1, SD_PRE_SILU = 2, SD_PRE_GELU = 3 };
 enum { SD_POST_STORE = 0, SD_POST_ADD = 1, SD_POST_NORM_ADD = 2 };
@@ -19,6 +20,7 @@ struct sd_linear_args {
   const void* weight;
   const float* weight_scale;
   const float* bias;
+  const int32_t* order;  // [k] block formats: the input that stands at each place of the weights; null: as they come
   const float* src;
   float* dst;
   const float* pre_norm;

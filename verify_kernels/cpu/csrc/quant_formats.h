@@ -1,4 +1,4 @@
-// The block formats of GGUF files as they are repacked: units of inputs x 16 channels, and how one is read.
+// Weights in blocks as they are repacked: units of inputs x 16 channels, and how one is read.
 //
 // A group is 32 inputs. `level` unpacks its j-th four inputs of LANES4 channels from `slice` on; `scale` and `low` are
 // what a level is multiplied by, and what is taken off then: w = scale * level - low. Levels of odd groups may be HIGH
@@ -165,6 +165,28 @@ struct Q6_K {
   }
   template <int G>
   static floatv low(const uint8_t*, int, int) { return floatv{}; }
+};
+
+// A scale and a zero point, the level that stands for 0, per SIZE inputs: GPTQ, AWQ and the like.
+template <int SIZE>
+struct U4 {
+  static constexpr int ENDS = 128 / SIZE, SMALL = 2 * NIBBLES, BITS = 4, PERIOD = 2, GROUPS = 4, SCALES = 1;
+  static constexpr int BYTES = (SMALL + 48 * ENDS + 63) / 64 * 64;
+  static constexpr bool LOW = true;
+  static constexpr int OFFSET = 0, ODD_OFFSET = 0;
+  template <int G>
+  static wordv level(const uint8_t* u, int first, int slice, int j) {
+    return nibbles<G>(u + NIBBLES * (first / 2), slice, j);
+  }
+  template <int G>
+  static floatv scale(const uint8_t* u, int first, int slice, int) {
+    return halfs(u + SMALL + 32 * ((first + G) * GROUP / SIZE) + 2 * slice) * all_floats(place<G>);
+  }
+  template <int G>
+  static floatv low(const uint8_t* u, int first, int slice) {
+    const int end = (first + G) * GROUP / SIZE;
+    return from_u8(u + SMALL + 32 * ENDS + 16 * end + slice) * halfs(u + SMALL + 32 * end + 2 * slice);
+  }
 };
 
 }  // namespace sd

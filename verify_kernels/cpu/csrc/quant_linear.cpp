@@ -1,4 +1,4 @@
-// Products of int8 rows with weights in the block formats of GGUF files, which stay as the file has them.
+// Products of int8 rows with weights in blocks, which stay as the model's file has them.
 //
 // Of every group of 32 inputs, in ascending order: the product of levels and activations, exact in 32 bits; times the
 // weights' scale; less their low end times the sum of the activations; times the activations' scale, added up. Always
@@ -135,6 +135,9 @@ void with_format(int kind, Call call) {
     case SD_Q4_K: call(Q4_K{}); break;
     case SD_Q5_K: call(Q5_K{}); break;
     case SD_Q6_K: call(Q6_K{}); break;
+    case SD_U4_32: call(U4<32>{}); break;
+    case SD_U4_64: call(U4<64>{}); break;
+    case SD_U4_128: call(U4<128>{}); break;
   }
 }
 
@@ -171,7 +174,13 @@ void quant_row(const sd_linear_args& a, const float* x, int row) {
         continue;
       }
       int32_t sums[2];
-      quant_group(x + GROUP * g, q, a.q_scale + at, sums);
+      const float* from = x + GROUP * g;
+      float gathered[GROUP];
+      if (a.order) {
+        for (int i = 0; i < GROUP; ++i) gathered[i] = x[a.order[GROUP * g + i]];
+        from = gathered;
+      }
+      quant_group(from, q, a.q_scale + at, sums);
       a.q_less_sum[at] = (float)-(sums[0] + sums[1]);
       const int offset = g & 1 ? F::ODD_OFFSET : F::OFFSET;
       a.q_sum[F::SCALES * at] = -offset * (F::SCALES == 2 ? sums[0] : sums[0] + sums[1]);

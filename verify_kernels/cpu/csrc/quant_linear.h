@@ -1,4 +1,4 @@
-// Products of int8 rows with weights in the block formats of GGUF files.
+// Products of int8 rows with weights in blocks.
 #pragma once
 #include "linear.h"
 
@@ -9,7 +9,7 @@ inline bool is_block_format(int kind) { return kind >= SD_Q4_0; }
 // sums[m * 32 + n] of `rows` rows from `row` on and one tile of 32 channels, over all inputs.
 void quant_tile(const sd_linear_args& a, int tile, int row, int rows, float* sums);
 
-// x [k] to int8 with one scale per group of 32, and what the format needs of the groups' sums.
+// x [k], in the weights' order, to int8 with one scale per group of 32, and what the format needs of the groups' sums.
 void quant_row(const sd_linear_args& a, const float* x, int row);
 
 }  // namespace sd
