@@ -101,9 +101,11 @@ class Drafter:
 
 
 class ModelBasedDrafter(Drafter):
-    """A drafter that runs a model."""
+    """A drafter that runs a model. ``digest``: of its weights, by which the next engine finds what was learned of it;
+    empty: not known."""
 
     model_based = True
+    digest = ""
 
     def backlog(self, sequence: Sequence) -> int:
         """Tokens of a sequence that was begun which it must read before it can propose for it."""

@@ -14,8 +14,8 @@ PROB_EDGES = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 0.985)
 DEPTH_EDGES = (2, 3, 4, 6, 9)  # depths 1, 2, 3, 4-5, 6-8, 9 and more
 TEMPERATURE_EDGES = (1e-9, 0.5, 1.0)  # greedy, up to 0.5, up to 1, above
 RANKS = 4
-_PROBS, _DEPTHS, _TEMPERATURES = len(PROB_EDGES) + 1, len(DEPTH_EDGES) + 1, len(TEMPERATURE_EDGES) + 1
-_SHAPE = (_TEMPERATURES, RANKS, _DEPTHS, _PROBS)
+_PROBS, _DEPTHS, TEMPERATURES = len(PROB_EDGES) + 1, len(DEPTH_EDGES) + 1, len(TEMPERATURE_EDGES) + 1
+_SHAPE = (TEMPERATURES, RANKS, _DEPTHS, _PROBS)
 CELLS = math.prod(_SHAPE)
 SHRINKAGE = 8.0  # observations that weigh as much as the coarser estimate above
 MEMORY = 300.0  # observations a cell remembers: when it has more, all are halved
@@ -53,7 +53,7 @@ class Calibration:
 
     def cell(self, drafter: str, bucket: int, rank: int, depth: int, prob: float) -> int:
         """Where a node of ``drafter`` is counted; ``bucket`` of `temperature_bucket`, depth from 1."""
-        at = (self._index[drafter] * _TEMPERATURES + bucket) * RANKS + (rank if rank < RANKS else RANKS - 1)
+        at = (self._index[drafter] * TEMPERATURES + bucket) * RANKS + (rank if rank < RANKS else RANKS - 1)
         return (at * _DEPTHS + bisect_right(DEPTH_EDGES, depth)) * _PROBS + bisect_right(PROB_EDGES, prob)
 
     def chance(self, cell: int) -> float:
@@ -74,6 +74,19 @@ class Calibration:
         for drafter in sorted(self._fresh):
             self._rates[drafter * CELLS : (drafter + 1) * CELLS] = self._estimate(drafter)
         self._fresh.clear()
+
+    def counts(self, drafter: str) -> list[tuple[int, float, float]]:
+        """What ``drafter`` was observed to do: (cell, counted from its first, hits, trials)."""
+        first = self._index[drafter] * CELLS
+        hits, trials = self._flat_hits[first : first + CELLS], self._flat_trials[first : first + CELLS]
+        return [(int(cell), float(hits[cell]), float(trials[cell])) for cell in np.flatnonzero(trials)]
+
+    def start(self, drafter: str, counts: Iterable[tuple[int, float, float]]) -> None:
+        """Begin with what `counts` gave, here or in another process."""
+        at = self._index[drafter]
+        for cell, hits, trials in counts:
+            self._flat_hits[at * CELLS + cell], self._flat_trials[at * CELLS + cell] = hits, trials
+        self._rates[at * CELLS : (at + 1) * CELLS] = self._estimate(at)
 
     def _estimate(self, drafter: int) -> list[float]:
         """Rates of a drafter's cells, from the coarsest estimate down."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from specdec.control.calibration import Calibration, Reliability, temperature_bucket
@@ -21,6 +22,7 @@ from specdec.control.inputs import (
     StepInputs,
     StepPrices,
 )
+from specdec.control.learned import Learned
 from specdec.control.node_budget import choose, merge
 from specdec.tree import TokenTree
 
@@ -47,11 +49,16 @@ class Controller:
 
     drafters: name -> whether it is model-based. verify: cost of the target's forward. drafting: per model-based drafter
     the cost of one level by the number of sequences drafted together. probe_every: sets how often what does not pay is
-    tried again.
+    tried again. start: what was learned of some of the drafters before.
     """
 
     def __init__(
-        self, drafters: Mapping[str, bool], verify: CostTable, drafting: Mapping[str, CostTable], probe_every: int
+        self,
+        drafters: Mapping[str, bool],
+        verify: CostTable,
+        drafting: Mapping[str, CostTable],
+        probe_every: int,
+        start: Mapping[str, Learned] = MappingProxyType({}),
     ) -> None:
         self.verify = verify
         self.calibration = Calibration(tuple(drafters))
@@ -59,8 +66,12 @@ class Controller:
         self._drafters, self._probe_every = dict(drafters), probe_every
         self._lookups = frozenset(name for name, model_based in drafters.items() if not model_based)
         looks = LOOKS / probe_every
-        self._models = {name: _ModelCosts(table) for name, table in drafting.items()}
-        self._gates = {name: DrafterGate(name, MODEL_PRIOR, looks) for name in drafting}
+        self._start = {name: learned for name, learned in start.items() if name in drafters}
+        for name, learned in self._start.items():
+            self.calibration.start(name, learned.cells)
+        known = {name: self._start.get(name, Learned()) for name in drafting}
+        self._models = {name: _ModelCosts(table, known[name].follow) for name, table in drafting.items()}
+        self._gates = {name: DrafterGate(name, MODEL_PRIOR, looks, known[name].records()) for name in drafting}
         self._lookup_gate = DrafterGate(LOOKUP, LOOKUP_PRIOR, looks)
         self._lookup_ms = 0.0  # per sequence they are asked for
         self._lookup_gain = 0.0  # tokens that they bring a sequence and step, less what their rows cost
@@ -75,13 +86,25 @@ class Controller:
             "verify": self.verify.as_dict(),
             "drafting": {name: costs.level.as_dict() for name, costs in self._models.items()},
             "probe_every": self._probe_every,
+            "start": {name: learned.as_dict() for name, learned in self._start.items()},
         }
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Controller:
         """A fresh controller from what `as_dict` gave."""
         drafting = {name: CostTable.from_dict(table) for name, table in data["drafting"].items()}
-        return Controller(data["drafters"], CostTable.from_dict(data["verify"]), drafting, data["probe_every"])
+        start = {name: Learned.from_dict(learned) for name, learned in data.get("start", {}).items()}
+        return Controller(data["drafters"], CostTable.from_dict(data["verify"]), drafting, data["probe_every"], start)
+
+    def learned(self) -> dict[str, Learned]:
+        """What is known by now of each drafter that proposed anything."""
+        found = {}
+        for name in self._drafters:
+            cells, gate, costs = self.calibration.counts(name), self._gates.get(name), self._models.get(name)
+            pools = [(b, r.steps, r.tokens, r.levels, r.rows) for b, r in gate.pools.items()] if gate else []
+            if cells:
+                found[name] = Learned(cells, pools, costs.follow if costs else None)
+        return found
 
     def enter(self, temperature: float) -> SequenceHistory:
         """A sequence begins."""
@@ -270,8 +293,9 @@ class Controller:
             levels = max(1, max(tree.depths))
             self._models[name].observe_follow(held, levels)
             # The last token is the target's own: where it was drafted but not verified, that brought nothing. A probe
-            # asks what would have come, even of a drafter that nobody believes by now.
-            if work.decisions[i] == "probe":
+            # asks what would have come, even of a drafter that nobody believes by now; rows that somebody else wished
+            # for are none that the drafter would have cost.
+            if work.decisions[i] in ("probe", "forced"):
                 gate.observe(one, held, levels, levels)
             else:
                 verified = sum(name in plan.trees[i].sources[node] for node in plan.kept[i])
@@ -298,14 +322,15 @@ class Controller:
 
 
 class _ModelCosts:
-    """What asking a model-based drafter costs. level: measured, by sequences."""
+    """What asking a model-based drafter costs. level: measured, by sequences. follow: share of reached nodes below
+    which it holds the target's choice."""
 
-    def __init__(self, level: CostTable) -> None:
+    def __init__(self, level: CostTable, follow: float | None = None) -> None:
         self.level = level
         # What askings take over what their levels and long texts should: texts of several tokens ride along as well.
         self._overhead = Ratio(prior=200.0, least=1.0, most=100.0)
         self._slowness_then = 1.0  # of the target's forwards when it was asked last
-        self._follow = FIRST_FOLLOW
+        self.follow = FIRST_FOLLOW if follow is None else follow
 
     def levels(self, most: int, slowness: float) -> list[float]:
         """Milliseconds of a level by sequences, from none to ``most``. slowness: of the target's forwards, since a
@@ -324,7 +349,7 @@ class _ModelCosts:
 
     def deepening(self, batch: int, rate: float, row_ms: float) -> Deepening:
         """How deep to go in this step, ``batch`` sequences together."""
-        follow = max(LEAST_FOLLOW, self._follow)
+        follow = max(LEAST_FOLLOW, self.follow)
         if not self.level.known:
             return Deepening(None, rate, row_ms, follow)
         price = rate * (self.level.ms(batch) / batch + row_ms) / follow
@@ -343,7 +368,7 @@ class _ModelCosts:
     def observe_follow(self, held: int, levels: int) -> None:
         """Of so many levels a tree ``held`` the target's choice."""
         tried = min(held + 1, levels)  # levels whose parent was reached
-        self._follow += FOLLOW_FADE * (held - self._follow * tried)
+        self.follow += FOLLOW_FADE * (held - self.follow * tried)
 
 
 def _lookup_decision(name: str, one: SequenceInputs, wanted: bool) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from specdec.control.inputs import DraftRecord, SequenceInputs
 
@@ -56,12 +57,19 @@ class DrafterGate:
     requests to come, if a trial shows that it pays, against what the trial costs. What is known gets old besides.
 
     prior: tokens, levels and rows of a step of a drafter that nobody has tried. looks: chance, by steps since it was
-    asked last, that the texts have become such as it does well on.
+    asked last, that the texts have become such as it does well on. pools: what is known of all sequences at the start,
+    by temperature.
     """
 
-    def __init__(self, name: str, prior: tuple[float, float, float], looks: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        prior: tuple[float, float, float],
+        looks: float,
+        pools: Mapping[int, DraftRecord] = MappingProxyType({}),
+    ) -> None:
         self.name, self._prior, self._looks = name, prior, looks
-        self._pools: dict[int, DraftRecord] = {}  # of all sequences, by temperature
+        self.pools = dict(pools)
 
     def decide(
         self,
@@ -105,7 +113,7 @@ class DrafterGate:
     def observe(self, one: SequenceInputs, tokens: float, levels: float, rows: float) -> None:
         """Its tree for a sequence yielded ``tokens``, took ``levels`` forwards, and ``rows`` of it were verified."""
         record = one.history.records.setdefault(self.name, DraftRecord())
-        pool = self._pools.setdefault(one.history.bucket, self._known(one))
+        pool = self.pools.setdefault(one.history.bucket, self._known(one))
         record.add(KEEP, tokens, levels, rows)
         pool.add(POOL_KEEP, tokens, levels, rows)
         record.idle = pool.idle = 0
@@ -121,12 +129,12 @@ class DrafterGate:
             if record is not None:
                 record.idle += 1
         for bucket in buckets:
-            if bucket in self._pools:
-                self._pools[bucket].idle += 1
+            if bucket in self.pools:
+                self.pools[bucket].idle += 1
 
     def _known(self, one: SequenceInputs) -> DraftRecord:
         """What all sequences of its temperature showed."""
-        found = self._pools.get(one.history.bucket)
+        found = self.pools.get(one.history.bucket)
         if found is None:
             tokens, levels, rows = self._prior
             found = DraftRecord(PRIOR_STEPS, PRIOR_STEPS * tokens, PRIOR_STEPS * levels, PRIOR_STEPS * rows)

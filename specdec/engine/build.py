@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from platform import machine
 from typing import Any, Protocol
 
 import torch
@@ -22,9 +24,11 @@ from draft.reading_order import ReadingOrder
 from draft.suffix import SuffixDrafter
 from specdec.config import EngineConfig, WeightDtype
 from specdec.engine.engine import Engine, EngineParts
+from specdec.engine.kept_values import KeptValues, LearnedFile
 from specdec.engine.memory import plan_memory, tell_memory
-from specdec.engine.profile_costs import costs_at_start
+from specdec.engine.profile_costs import WARM_UP_SHARE, costs_at_start
 from specdec.engine.verify import StepVerifier
+from specdec.engine.warm_up import warm_up
 from specdec.errors import ConfigError, ModelError
 from specdec.kv_cache import KvCacheManager
 from specdec.models.catalogue import with_named_draft
@@ -260,22 +264,26 @@ class DrafterBuilder:
         """
         config, target = self._config, self._target
         model = self._platform.load_draft(draft, dtype, progress)
+        drafter: ModelBasedDrafter
         same = target.tokenizer.fingerprint == model.tokenizer.fingerprint
         # Its tokens may be more than the target's for the same text, but a model reads no further than it was taught.
         positions = self._max_context if same else min(self._max_context * 3 // 2, model.config.max_context)
         decoder = self._platform.draft_decoder(model, self._pages, positions, target.config)
         if same:
-            return model.name, ModelDrafter(decoder, self._sampler, target.config.vocab_size)
-        _check_no_added_space(model)
-        return model.name, CrossVocabularyDrafter(
-            decoder,
-            self._sampler,
-            target.tokenizer,
-            model.tokenizer,
-            target.config.vocab_size,
-            config.max_batch,
-            config.speculation.draft_reads,
-        )
+            drafter = ModelDrafter(decoder, self._sampler, target.config.vocab_size)
+        else:
+            _check_no_added_space(model)
+            drafter = CrossVocabularyDrafter(
+                decoder,
+                self._sampler,
+                target.tokenizer,
+                model.tokenizer,
+                target.config.vocab_size,
+                config.max_batch,
+                config.speculation.draft_reads,
+            )
+        drafter.digest = model.digest
+        return model.name, drafter
 
     def _head(self, head: HeadModel | None) -> Drafter:
         assert head is not None  # `read_head` read it, since the configuration names it
@@ -318,11 +326,12 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
         ModelError, KernelError: a model or the kernels can not be had; the message tells the way out.
         ConfigError: the parts do not fit each other, or ``strict`` is set and the numbers are not bitwise.
     """
-    return Engine(build_parts(config, progress))
+    return Engine(build_parts(config, progress, remember=True))
 
 
-def build_parts(config: EngineConfig, progress: Progress | None = None) -> EngineParts:
-    """What `build_engine` assembles; raises as it does."""
+def build_parts(config: EngineConfig, progress: Progress | None = None, remember: bool = False) -> EngineParts:
+    """What `build_engine` assembles; raises as it does. remember: begin with what engines before learned of the
+    drafters, and keep what this one learns."""
     config = with_named_draft(config)
     cores = len(os.sched_getaffinity(0))
     if config.threads > cores:
@@ -337,11 +346,16 @@ def build_parts(config: EngineConfig, progress: Progress | None = None) -> Engin
         from specdec.engine.build_device import DevicePlatform  # imports triton, which a CPU machine may lack
 
         platform = DevicePlatform(config, device)
-    return assemble(config, platform, kernels, threads, progress)
+    return assemble(config, platform, kernels, threads, progress, remember)
 
 
 def assemble(
-    config: EngineConfig, platform: Platform, kernels: Kernels, threads: int, progress: Progress | None = None
+    config: EngineConfig,
+    platform: Platform,
+    kernels: Kernels,
+    threads: int,
+    progress: Progress | None = None,
+    remember: bool = False,
 ) -> EngineParts:
     """The parts of an engine with its models on ``platform``; ``kernels``: the CPU's. Raises as `build_engine` does."""
     tell_memory(plan_memory(config, progress, on_device=not isinstance(platform, HostPlatform)))
@@ -363,6 +377,26 @@ def assemble(
         # The kernels have their own workers; torch's, woken for a small copy, spin beside them for milliseconds.
         torch.set_num_threads(1)
     kv = KvCacheManager(pages, prefix_cache=config.prefix_cache)
-    costs = costs_at_start(config.speculation, decoder, drafters)
+    kept = KeptValues(config.cache_dir, "costs", _costs_key(config, info, target.digest, drafters))
+    costs = costs_at_start(config.speculation, decoder, drafters, kept)
     verifier = platform.verifier(decoder)
-    return EngineParts(config, info, target.tokenizer, decoder, sampler, kv, drafters, costs, builder.model, verifier)
+    parts = EngineParts(config, info, target.tokenizer, decoder, sampler, kv, drafters, costs, builder.model, verifier)
+    return _knowing(parts, LearnedFile(config.cache_dir, target.digest) if remember else None)
+
+
+def _costs_key(config: EngineConfig, info: EngineInfo, target: str, drafters: Sequence[Drafter]) -> list[object]:
+    """What times of forwards depend on, as far as it is known before."""
+    drafts = [(d.name, d.digest) for d in drafters if isinstance(d, ModelBasedDrafter)]
+    sizes = (info.threads, config.max_step_rows, config.max_batch, info.kv_tokens, config.kv_dtype)
+    return [target, drafts, info.kernels, sizes, machine(), specdec.__version__]
+
+
+def _knowing(parts: EngineParts, file: LearnedFile | None) -> EngineParts:
+    """``parts`` with what is known of their drafters: kept by an engine before, or found out on a few texts."""
+    if parts.costs is None:
+        return parts
+    learned = {} if file is None else file.read(parts.drafters)
+    if any(drafter.model_based and drafter.name not in learned for drafter in parts.drafters):
+        found = warm_up(parts, WARM_UP_SHARE * parts.config.speculation.profile_s)
+        learned = {name: known.bounded() for name, known in found.items()} | learned
+    return dataclasses.replace(parts, learned=learned, learned_file=file)

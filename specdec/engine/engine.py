@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -18,7 +18,9 @@ from draft.protocol import Drafter, ModelBasedDrafter
 from specdec.config import EngineConfig, WeightDtype
 from specdec.control.controller import Controller
 from specdec.control.costs import CostTable
+from specdec.control.learned import Learned
 from specdec.control.trace import TraceLog, TraceWriter
+from specdec.engine.kept_values import LearnedFile
 from specdec.engine.profile_costs import StepCosts
 from specdec.engine.propose import Drafting
 from specdec.engine.scheduler import Scheduler, SchedulerLimits
@@ -55,7 +57,8 @@ class EngineParts:
     """What an engine is assembled from; `specdec.engine.build` makes it, tests replace pieces of it.
 
     ``costs`` None: the controller starts from a guess. ``load_draft`` None: the draft model stays as it is.
-    ``verifier`` None: the CPU's, over ``decoder`` and ``sampler``.
+    ``verifier`` None: the CPU's, over ``decoder`` and ``sampler``. ``learned``: by drafter, what the controller starts
+    with. ``learned_file`` None: what it learns ends with the engine.
     """
 
     config: EngineConfig
@@ -68,6 +71,11 @@ class EngineParts:
     costs: StepCosts | None = None
     load_draft: Callable[[str, WeightDtype | None], LoadedDraft] | None = None
     verifier: StepVerifier | None = None
+    learned: Mapping[str, Learned] = field(default_factory=dict)
+    learned_file: LearnedFile | None = None
+
+
+KEEP_EVERY_S = 120.0  # between writings of what was learned
 
 
 class Engine:
@@ -91,7 +99,8 @@ class Engine:
         self._max_rows, self._began_s, self._swaps = config.max_step_rows, time.perf_counter(), 0
         self._verifier = parts.verifier or Verifier(cast(Decoder, parts.decoder), parts.sampler)
         costs = parts.costs or StepCosts(CostTable.guess(config.max_step_rows).as_dict())
-        controller = self._new_controller(parts.drafters, costs.verify, costs.drafting)
+        self._learned_file, self._kept_at = parts.learned_file, time.monotonic()
+        controller = self._new_controller(parts.drafters, costs.verify, costs.drafting, parts.learned)
         self._trace = self._new_trace(controller)
         self._assemble(parts.drafters, controller)
         self._grammars = GrammarCompiler(parts.tokenizer, info.vocab_size)
@@ -121,15 +130,20 @@ class Engine:
         self._unstarted.add(request.request_id)
 
     def _new_controller(
-        self, drafters: Seq[Drafter], verify: dict[str, Any], drafting: dict[str, dict[str, Any]]
+        self,
+        drafters: Seq[Drafter],
+        verify: dict[str, Any],
+        drafting: dict[str, dict[str, Any]],
+        learned: Mapping[str, Learned],
     ) -> Controller:
-        """A fresh one over what was measured, `CostTable.as_dict` of the target's forward and of levels by drafter."""
+        """A fresh one over what was measured, `CostTable.as_dict` of the target's forward and of levels by drafter, and
+        what was ``learned`` of them before."""
         tables = {}
         for name in (drafter.name for drafter in drafters if drafter.model_based):
             known = drafting.get(name)
             tables[name] = CostTable.guess(self._max_rows, 1.0) if known is None else CostTable.from_dict(known)
         model_based = {drafter.name: drafter.model_based for drafter in drafters}
-        return Controller(model_based, CostTable.from_dict(verify), tables, self._speculation.probe_every)
+        return Controller(model_based, CostTable.from_dict(verify), tables, self._speculation.probe_every, learned)
 
     def _new_trace(self, controller: Controller) -> TraceLog:
         """A trace; its file, where one is asked for, begins with ``controller``: each swap starts another."""
@@ -199,6 +213,8 @@ class Engine:
             self._report(result)
         if not self._live:
             self._step.flush()
+        if time.monotonic() - self._kept_at > KEEP_EVERY_S:
+            self._keep_learned()
         events, self._events = self._events, []
         return events
 
@@ -239,8 +255,8 @@ class Engine:
     def swap_draft(self, draft: LoadedDraft | None) -> EngineInfo:
         """Draft with another model from now on, or with none; returns what the engine is now.
 
-        Running requests go on with the tokens they would have had: their drafters begin anew, and the controller, which
-        knows nothing of the new model, too. The old model's memory is free on return.
+        Running requests go on with the tokens they would have had: their drafters begin anew, and the controller too,
+        with what was learned of them before. The old model's memory is free on return.
 
         Raises:
             ConfigError: this engine does not draft, or its next trace file can not be written; all is as before.
@@ -252,7 +268,11 @@ class Engine:
             drafters.append(draft[1])
         costs = self._controller.as_dict()
         others = {name: table for name, table in costs["drafting"].items() if name != ModelDrafter.name}
-        controller = self._new_controller(drafters, costs["verify"], others)
+        self._keep_learned()
+        learned = {name: found for name, found in self.learned().items() if name != ModelDrafter.name}
+        if self._learned_file is not None:
+            learned = self._learned_file.read(drafters)
+        controller = self._new_controller(drafters, costs["verify"], others, learned)
         self._swaps += 1
         if self._speculation.trace_file is not None:
             new_trace = self._new_trace(controller)
@@ -281,12 +301,22 @@ class Engine:
         """Per drafter and bin of predicted chance: mean prediction, rate observed, nodes."""
         return self._controller.reliability.table()
 
+    def learned(self) -> dict[str, Learned]:
+        """What the controller knows of each drafter by now."""
+        return self._controller.learned()
+
     def close(self) -> None:
-        """End every request and the trace file."""
+        """End every request and the trace file, and keep what was learned."""
         for request_id in list(self._live):
             self.abort(request_id)
         self._step.flush()
         self._trace.close()
+        self._keep_learned()
+
+    def _keep_learned(self) -> None:
+        self._kept_at = time.monotonic()
+        if self._learned_file is not None:
+            self._learned_file.write(self._drafters, self.learned())
 
     def _expire(self) -> None:
         now = time.monotonic()

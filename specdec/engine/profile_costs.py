@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -11,13 +13,20 @@ from typing import Any, cast
 from draft.protocol import Drafter, ModelBasedDrafter
 from specdec.config import SpeculationConfig
 from specdec.control.costs import CostTable
+from specdec.engine.kept_values import KeptValues
 from specdec.models.decoder import TargetDecoder
 from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
 
-VERIFY_ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
+VERIFY_ROWS = (1, 2, 4, 8, 12, 16, 32, 64)
 LEVEL_ROWS = (1, 2, 4, 8, 16, 32)
+OFTEN_ROWS = 16  # as most steps have at most: measured twice at least
 CONTEXTS = (64, 1024)
 DRAFT_SHARE = 0.25  # of the time given
+WARM_UP_SHARE = 0.8  # as much again, for what drafters are worth
+CHECK_ROWS = (1, 8, 32)  # measured again of a table that was kept
+FLAT = 0.05  # of the first row's time: rows that add less than this are priced as it is
+LIKE = 0.2  # share by which a kept table, at the machine's present speed, may be off
+FASTEST, SLOWEST = 0.5, 2.5  # present speeds of a machine over those at which it was measured
 REPEATS = 7
 LONG_ROWS = (128, 256, 512)  # extrapolated: prompts' chunks are not up for decision
 
@@ -31,73 +40,127 @@ class StepCosts:
 
 
 def costs_at_start(
-    speculation: SpeculationConfig, decoder: TargetDecoder, drafters: Sequence[Drafter]
+    speculation: SpeculationConfig, decoder: TargetDecoder, drafters: Sequence[Drafter], kept: KeptValues
 ) -> StepCosts | None:
-    """What `profile_costs` finds; None where nothing is to be decided by it, or it was given no time."""
+    """What `profile_costs` finds, or what it found on this machine before, where that still holds; None where nothing
+    is to be decided by it, or it was given no time. kept: for the weights of all and the machine."""
     if not (speculation.enabled and drafters and speculation.profile_s > 0):
         return None
     model_based = [cast(ModelBasedDrafter, drafter) for drafter in drafters if drafter.model_based]
-    return profile_costs(decoder, model_based, speculation.profile_s)
+    costs = check_costs(decoder, model_based, kept)
+    if costs is None:
+        costs = profile_costs(decoder, model_based, speculation.profile_s)
+        kept.write(dataclasses.asdict(costs))
+    return costs
 
 
 def profile_costs(decoder: TargetDecoder, drafters: Iterable[ModelBasedDrafter], seconds: float) -> StepCosts:
-    """Measure for about ``seconds``, at least twice each; nothing may run yet. The grid is walked in turns.
+    """Measure for about ``seconds``, at least once each; nothing may run yet. The grid is walked in turns.
 
     Every forward reads whatever the pool holds and writes to it: only its time is of interest, and no sequence knows
     the pages yet.
     """
     drafters = list(drafters)
     share = seconds * DRAFT_SHARE / len(drafters) if drafters else 0.0
-    verify = _verify_table(decoder, seconds - share * len(drafters))
-    drafting = {drafter.name: _level_table(drafter, decoder, share) for drafter in drafters}
-    return StepCosts(verify.as_dict(), {name: table.as_dict() for name, table in drafting.items()})
+    target = _TargetForwards(decoder)
+    found = _best(target.points, seconds - share * len(drafters), decoder.settling)
+    grid = [[found[n, context] for n in target.rows] for context in target.contexts]
+    verify = _extended(target.rows, target.contexts, grid, decoder.max_rows)
+    drafting = {}
+    for drafter in drafters:
+        points = _level_forwards(drafter, decoder)
+        found = _best(points, share, decoder.settling)
+        rows = [n for n, _ in points]
+        drafting[drafter.name] = _extended(rows, [0], [[found[n, 0] for n in rows]], decoder.max_rows).as_dict()
+    return StepCosts(verify.as_dict(), drafting)
 
 
-def _verify_table(decoder: TargetDecoder, seconds: float) -> CostTable:
-    limit = min(decoder.pool.pages * PAGE_SIZE, decoder.max_positions)
-    rows = [r for r in VERIFY_ROWS if r <= min(decoder.max_logit_rows, decoder.max_rows) and r < limit]
-    contexts = [c for c in CONTEXTS if c + rows[-1] <= limit] or [0]
+def check_costs(decoder: TargetDecoder, drafters: Iterable[ModelBasedDrafter], kept: KeptValues) -> StepCosts | None:
+    """The costs that were kept, at the machine's present speed; None where there are none, or a few forwards show that
+    they are not what forwards cost here and now."""
+    values = kept.read()
+    try:
+        verify = CostTable.from_dict(values["verify"]) if values else None
+        levels = {name: CostTable.from_dict(table) for name, table in values["drafting"].items()} if values else {}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        kept.refuse(error)
+        return None
+    if verify is None or any(drafter.name not in levels for drafter in drafters):
+        return None
+    target = _TargetForwards(decoder)
+    checked = _again(verify, target.points, decoder.settling)
+    drafting = {
+        drafter.name: _again(levels[drafter.name], _level_forwards(drafter, decoder), decoder.settling)
+        for drafter in drafters
+    }
+    if checked is None or None in drafting.values():
+        return None
+    return StepCosts(checked, cast(dict[str, dict[str, Any]], drafting))
 
-    def forward(n: int, context: int) -> None:
+
+Point = tuple[int, int]
+"""Rows, and tokens that they look back on."""
+
+
+class _TargetForwards:
+    """Forwards of the target to be timed, by rows and context."""
+
+    def __init__(self, decoder: TargetDecoder) -> None:
+        self._decoder = decoder
+        limit = min(decoder.pool.pages * PAGE_SIZE, decoder.max_positions)
+        self.rows = [r for r in VERIFY_ROWS if r <= min(decoder.max_logit_rows, decoder.max_rows) and r < limit]
+        self.contexts = [c for c in CONTEXTS if c + self.rows[-1] <= limit] or [0]
+        self.points: dict[Point, Callable[[], None]] = {
+            (n, c): partial(self._forward, n, c) for n in self.rows for c in self.contexts
+        }
+
+    def _forward(self, n: int, context: int) -> None:
         pages = list(range(-(-(context + n) // PAGE_SIZE)))
         entry = BatchEntry([0] * n, list(range(-1, n - 1)), context, pages)
-        decoder.forward(ForwardBatch.build([entry]), list(range(n)))
-
-    points: dict[Any, Callable[[], None]] = {(n, c): partial(forward, n, c) for c in contexts for n in rows}
-    _warm_up(points, decoder.settling)
-    found = _best(points, seconds)
-    grid = [[found[n, c] for n in rows] for c in contexts]
-    return _extended(rows, contexts, grid, decoder.max_rows)
+        self._decoder.forward(ForwardBatch.build([entry]), list(range(n)))
 
 
-def _level_table(drafter: ModelBasedDrafter, target: TargetDecoder, seconds: float) -> CostTable:
-    rows = [r for r in LEVEL_ROWS if r <= target.max_rows]
-    points: dict[Any, Callable[[], None]] = {n: partial(drafter.warm_up, n) for n in rows}
-    _warm_up(points, target.settling)  # what a drafter's forward runs on is what its target's does
-    found = _best(points, seconds)
-    return _extended(rows, [0], [[found[n] for n in rows]], target.max_rows)
+def _level_forwards(drafter: ModelBasedDrafter, target: TargetDecoder) -> dict[Point, Callable[[], None]]:
+    return {(n, 0): partial(drafter.warm_up, n) for n in LEVEL_ROWS if n <= target.max_rows}
 
 
-def _warm_up(points: dict[Any, Callable[[], None]], times: int) -> None:
+def _best(points: dict[Point, Callable[[], None]], seconds: float, settling: int) -> dict[Point, float]:
+    """Milliseconds per point; rounds over them, small ones first, until the time is used up. The best of the rounds
+    counts, since other work on the machine only ever adds."""
     for run in points.values():
-        for _ in range(times):
+        for _ in range(settling):
             run()
-
-
-def _best(points: dict[Any, Callable[[], None]], seconds: float) -> dict[Any, float]:
-    """Milliseconds per point; rounds over all points until the time is used up. The best of the rounds counts, since
-    other work on the machine only ever adds."""
-    times: dict[Any, list[float]] = {point: [] for point in points}
+    times: dict[Point, list[float]] = {point: [] for point in points}
     began = time.perf_counter()
     next(iter(points.values()))()  # the first forward pays for touching the memory
     for repeat in range(REPEATS):
         for point, run in points.items():
+            due = repeat == 0 or (repeat == 1 and point[0] <= OFTEN_ROWS)
+            if not due and time.perf_counter() - began >= seconds:
+                return {point: min(found) for point, found in times.items()}
             start = time.perf_counter()
             run()
-            times[point].append((time.perf_counter() - start) * 1e3)
-        if repeat and time.perf_counter() - began >= seconds:
-            break
-    return {point: max(1e-6, min(found)) for point, found in times.items()}
+            times[point].append(max(1e-6, (time.perf_counter() - start) * 1e3))
+    return {point: min(found) for point, found in times.items()}
+
+
+def _again(table: CostTable, points: dict[Point, Callable[[], None]], settling: int) -> dict[str, Any] | None:
+    """``table`` at the present speed of the machine: of reading the weights, and of the rows' arithmetic. None where
+    that is far from what it was, or does not explain what forwards take."""
+    contexts = sorted({context for _, context in points})
+    wanted = [*((n, contexts[0]) for n in CHECK_ROWS), (1, contexts[-1])]
+    found = _best({point: points[point] for point in wanted if point in points}, 0.0, settling)
+    first, last = (1, contexts[0]), max(found)
+    reading = more = found[first] / table.ms(*first)
+    if table.ms(*last) - table.ms(*first) > FLAT * table.ms(*first):
+        more = max(found[last] - found[first], 0.0) / (table.ms(*last) - table.ms(*first))
+    if not (FASTEST < reading < SLOWEST and FASTEST < more < SLOWEST):
+        return None
+    values = table.as_dict()
+    values["ms"] = [[line[0] * reading + (ms - line[0]) * more for ms in line] for line in values["ms"]]
+    now = CostTable.from_dict(values)
+    alike = all(abs(math.log(ms / now.ms(*point))) < LIKE for point, ms in found.items())
+    return values if alike else None
 
 
 def _extended(rows: list[int], contexts: list[int], grid: list[list[float]], max_rows: int) -> CostTable:

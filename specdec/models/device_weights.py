@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,7 +88,8 @@ def load_device_model(
     weights = WeightsReader(source, types, device, max_rows, progress).read()
     config, tokenizer = with_tokenizer(checkpoint, source.config, cache_dir)
     held = "int4" if types.int4 and isinstance(source, QuantizedSource) else types.name
-    return LoadedModel(checkpoint.name, config, held, weights, tokenizer)
+    digest = hashlib.sha256(f"{checkpoint.fingerprint()}|{dtype}|{held}".encode()).hexdigest()
+    return LoadedModel(checkpoint.name, config, held, weights, tokenizer, digest)
 
 
 def check_heads(name: str, config: ModelConfig) -> None:

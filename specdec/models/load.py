@@ -22,13 +22,15 @@ from verify_kernels.packed_weights import HostLinear
 @dataclass(frozen=True, slots=True)
 class LoadedModel(Generic[L]):
     """A model for the CPU (`load_model`) or a GPU (`specdec.models.device_weights.load_device_model`). ``config`` has
-    the tokenizer's begin and end ids filled in. ``dtype``: what the layers' weights are held in, for people."""
+    the tokenizer's begin and end ids filled in. ``dtype``: what the layers' weights are held in, for people.
+    ``digest``: equal where weights and the type they are held in are, also in another process."""
 
     name: str
     config: ModelConfig
     dtype: str
     weights: ModelWeights[L]
     tokenizer: Tokenizer
+    digest: str = ""
 
 
 HostModel = LoadedModel[HostLinear]
@@ -53,7 +55,7 @@ def load_model(ref: str, *, dtype: WeightDtype, cache_dir: Path, progress: Progr
     config, buffer = found or _packed(cache, checkpoint, dtype, progress)
     config, tokenizer = with_tokenizer(checkpoint, config, cache_dir)
     _check_heads(checkpoint.name, config)
-    return LoadedModel(checkpoint.name, config, dtype, buffer.weights(config), tokenizer)
+    return LoadedModel(checkpoint.name, config, dtype, buffer.weights(config), tokenizer, cache.key)
 
 
 def _cached(

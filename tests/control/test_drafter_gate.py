@@ -41,7 +41,7 @@ def serve(gate: DrafterGate, one: SequenceInputs, steps: int, gain: int, level_m
 
 def knows(gate: DrafterGate, one: SequenceInputs, tokens: float, levels: float, rows: float = 0.0) -> None:
     """Much was seen of the drafter: what one step brings on average."""
-    gate._pools[0] = DraftRecord(200.0, 200 * tokens, 200 * levels, 200 * rows)
+    gate.pools[0] = DraftRecord(200.0, 200 * tokens, 200 * levels, 200 * rows)
     one.history.records["m"] = DraftRecord(20.0, 20 * tokens, 20 * levels, 20 * rows)
 
 
@@ -105,7 +105,7 @@ def test_sequences_share_the_price_of_a_level() -> None:
 
 def test_all_try_together_what_one_alone_could_not_pay_for() -> None:
     gate, sequences = make_gate(), [make_one(i) for i in range(8)]
-    gate._pools[0] = DraftRecord(8.0, 0.8 * 8, 1.0 * 8, 0.0)
+    gate.pools[0] = DraftRecord(8.0, 0.8 * 8, 1.0 * 8, 0.0)
     prices = GatePrices(10.0, 0.0, [0.0, *[72.0] * 8])
     assert gate.decide(sequences, [True] * 8, [0.0] * 8, [0.0] * 8, prices) == ["probe"] * 8
     assert gate.decide(sequences[:1], [True], [0.0], [0.0], prices) == ["off"]
@@ -115,7 +115,7 @@ def test_those_that_do_not_pay_are_left_out_of_a_batch() -> None:
     gate, sequences = make_gate(), [make_one(i) for i in range(3)]
     for one, tokens in zip(sequences, (6.0, 0.0, 6.0), strict=True):
         knows(gate, one, tokens, 2.0)
-    gate._pools[0] = DraftRecord(200.0, 400.0, 400.0, 0.0)
+    gate.pools[0] = DraftRecord(200.0, 400.0, 400.0, 0.0)
     assert decide(gate, sequences, 3.0, more_ms=3.0) == ["on", "off", "on"]
 
 

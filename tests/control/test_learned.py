@@ -1,0 +1,106 @@
+"""What outlasts a controller: exact as plain values, of bounded weight, and refused when it is nothing of the kind."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from specdec.control.calibration import CELLS
+from specdec.control.controller import Controller
+from specdec.control.learned import CELL_MOST, POOL_MOST, Learned
+from tests.control.simulator import Simulation, Skilled, World
+
+PLAIN = {"cells": [[3, 1.5, 4.0]], "pools": [[0, 2.0, 3.0, 4.0, 5.0]], "follow": 0.5}
+
+
+def level(rows: int) -> float:
+    return 15.0 + 1.3 * (rows - 1)
+
+
+def world(skill: float, sequences: int = 1, seed: int = 1) -> World:
+    made = Skilled("m", (skill,), (skill,), level_ms=level)
+    return World([made], lambda rows: 60 + 2.4 * (rows - 1), sequences, seed=seed)
+
+
+def after(skill: float, answers: int) -> dict[str, Learned]:
+    """What a controller knows after so many answers."""
+    simulation = Simulation(world(skill, seed=2), lengths=(32, 96), prompt=160)
+    simulation.serve(answers)
+    return simulation.controller.learned()
+
+
+def started(made: World, learned: dict[str, Learned]) -> Controller:
+    plain = made.controller().as_dict()
+    return Controller.from_dict(plain | {"start": {name: one.bounded().as_dict() for name, one in learned.items()}})
+
+
+def test_plain_values_are_exact() -> None:
+    learned = after(0.8, 6)["m"]
+    assert learned.cells
+    assert learned.pools
+    assert Learned.from_dict(json.loads(json.dumps(learned.as_dict()))) == learned
+    bounded = learned.bounded()
+    assert Learned.from_dict(json.loads(json.dumps(bounded.as_dict()))) == bounded == bounded.bounded()
+
+
+def test_whatever_was_seen_counts_for_a_few_observations() -> None:
+    learned = Learned([(1, 900.0, 1000.0), (2, 1.0, 2.0)], [(0, 200.0, 400.0, 800.0, 600.0)], 0.9).bounded()
+    assert learned.cells == [(1, 0.9 * CELL_MOST, CELL_MOST), (2, 1.0, 2.0)]
+    assert learned.pools == [(0, POOL_MOST, 2 * POOL_MOST, 4 * POOL_MOST, 3 * POOL_MOST)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"cells": [[CELLS, 1.0, 2.0]]},
+        {"cells": [[-1, 1.0, 2.0]]},
+        {"cells": [[0, 3.0, 2.0]]},
+        {"cells": [[0, 0.0, 0.0]]},
+        {"cells": [[0, math.nan, 2.0]]},
+        {"cells": [[0, 1.0]]},
+        {"cells": None},
+        {"pools": [[9, 1.0, 1.0, 1.0, 1.0]]},
+        {"pools": [[0, 1.0, 1.0, 0.0, 1.0]]},
+        {"pools": [[0, 1.0, math.inf, 1.0, 1.0]]},
+        {"pools": [[0, 1.0, "1", 1.0, 1.0]]},
+        {"follow": 1.5},
+        {"follow": math.nan},
+    ],
+)
+def test_what_no_controller_learns_is_refused(change: dict[str, Any]) -> None:
+    assert Learned.from_dict(PLAIN).follow == 0.5
+    with pytest.raises((ValueError, TypeError)):
+        Learned.from_dict(PLAIN | change)
+
+
+def test_a_controller_knows_what_it_starts_with_and_tells_it() -> None:
+    learned = after(0.8, 6)
+    controller = started(world(0.8), learned)
+    assert Controller.from_dict(controller.as_dict()).as_dict() == controller.as_dict()
+    assert controller.learned()["m"] == learned["m"].bounded()
+    cell, hits, trials = max(learned["m"].cells, key=lambda one: one[2])
+    fresh = world(0.8).controller().calibration.chance(cell)
+    assert abs(controller.calibration.chance(cell) - hits / trials) < abs(fresh - hits / trials)
+
+
+def test_what_it_starts_with_may_be_of_drafters_that_are_not_there() -> None:
+    controller = started(world(0.8), {"another": Learned([(1, 1.0, 2.0)], [], None)})
+    assert controller.learned() == {}
+
+
+@pytest.mark.parametrize("sequences", [1, 4])
+def test_a_drafter_known_not_to_pay_is_not_tried_again_after_a_restart(sequences: int) -> None:
+    made = world(0.1, sequences)
+    known = Simulation(made, started(made, after(0.1, 12)), lengths=(32, 32), prompt=160).serve(2 * sequences)
+    assert known.rate >= 0.99 * sequences / made.verify_ms(sequences)
+
+
+def test_a_wrong_start_is_forgotten_soon() -> None:
+    """It was useless before; now it is right nine times of ten."""
+    made = world(0.9)
+    simulation = Simulation(made, started(made, after(0.02, 12)), lengths=(64, 96), prompt=160)
+    simulation.serve(6)
+    assert simulation.serve(6).rate > 1.25 / made.verify_ms(1)

@@ -1,0 +1,152 @@
+"""Values kept in the cache folder, what engines learn among them: whole or not at all, and never in the way."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from pathlib import Path
+
+import pytest
+
+from draft.protocol import Drafter, ModelBasedDrafter
+from specdec.control.learned import Learned
+from specdec.control.trace import read_trace, replay_file
+from specdec.engine.kept_values import _FILES, KeptValues, LearnedFile
+from specdec.engine.warm_up import TEXTS, warm_up
+from specdec.types import Request, SpeculationMode, SpeculationParams, StoppingParams
+from tests.engine.tiny_engine import run_all, tiny_engine, tiny_parts
+
+KNOWN = Learned([(5, 2.0, 4.0)], [(0, 3.0, 4.0, 5.0, 6.0)], 0.5)
+
+
+def drafter(name: str, digest: str | None = None) -> Drafter:
+    made = Drafter() if digest is None else ModelBasedDrafter()
+    made.name = name
+    if isinstance(made, ModelBasedDrafter) and digest is not None:
+        made.digest = digest
+    return made
+
+
+def test_what_was_kept_is_read_by_who_has_the_same_key(tmp_path: Path) -> None:
+    kept = KeptValues(tmp_path, "costs", ["weights", 1])
+    assert kept.read() == {}
+    kept.write({"a": [1, 2.5]})
+    assert KeptValues(tmp_path, "costs", ["weights", 1]).read() == {"a": [1, 2.5]}
+    assert KeptValues(tmp_path, "costs", ["weights", 2]).read() == {}
+    assert [path.name for path in kept.path.parent.iterdir()] == [kept.path.name]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"version": 0, "key": "", "values": {}}', "[" * 100_000, "\xff"])
+def test_a_damaged_file_is_ignored_with_one_line(text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = LearnedFile(tmp_path, "target")
+    kept = KeptValues(tmp_path, "learned", ["target"])
+    file.write([drafter("suffix")], {"suffix": KNOWN})
+    kept.path.write_text(text, encoding="latin-1")
+    with caplog.at_level(logging.WARNING):
+        assert file.read([drafter("suffix")]) == {}
+    assert len(caplog.records) == 1
+
+
+def test_sound_json_of_another_kind_is_ignored_with_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    KeptValues(tmp_path, "learned", ["target"]).write({"suffix": {"cells": [[0, 9, 1]], "pools": [], "follow": None}})
+    with caplog.at_level(logging.WARNING):
+        assert LearnedFile(tmp_path, "target").read([drafter("suffix")]) == {}
+    assert len(caplog.records) == 1
+
+
+def test_a_file_copied_from_other_weights_is_ignored(tmp_path: Path) -> None:
+    one, other = KeptValues(tmp_path, "learned", ["one"]), KeptValues(tmp_path, "learned", ["other"])
+    one.write({"a": 1})
+    other.path.write_bytes(one.path.read_bytes())
+    assert other.read() == {}
+
+
+def test_what_can_not_be_written_costs_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "controller").write_text("a file where the folder should be")
+    with caplog.at_level(logging.WARNING):
+        KeptValues(tmp_path, "costs", ["weights"]).write({"a": 1})
+    assert len(caplog.records) == 1
+
+
+def test_the_folder_does_not_grow_for_ever(tmp_path: Path) -> None:
+    for i in range(_FILES + 9):
+        KeptValues(tmp_path, "costs", [i]).write({})
+    assert len(list((tmp_path / "controller").iterdir())) == _FILES
+
+
+def test_records_are_found_by_the_weights_that_a_drafter_runs(tmp_path: Path) -> None:
+    file = LearnedFile(tmp_path, "target")
+    file.write([drafter("model", "a"), drafter("suffix")], {"model": KNOWN, "suffix": KNOWN})
+    other = dataclasses.replace(KNOWN, follow=0.9)
+    file.write([drafter("model", "b"), drafter("head", "")], {"model": other, "head": KNOWN})
+    assert file.read([drafter("model", "a"), drafter("suffix")]) == {"model": KNOWN, "suffix": KNOWN}
+    assert file.read([drafter("model", "b"), drafter("head", "")]) == {"model": other}
+    assert file.read([drafter("model", "c")]) == {}
+    assert LearnedFile(tmp_path, "another").read([drafter("suffix")]) == {}
+
+
+def test_an_engine_keeps_what_it_learned_and_the_next_begins_with_it(tmp_path: Path) -> None:
+    base = tiny_parts()
+    file = LearnedFile(tmp_path, "target")
+    requests = [
+        Request(
+            f"r{i}",
+            (7, 8, 9, 10) * 6,
+            stopping=StoppingParams(max_tokens=24, ignore_eos=True),
+            speculation=SpeculationParams((SpeculationMode.ON, SpeculationMode.AUTO)[i % 2]),
+        )
+        for i in range(4)
+    ]
+    first = tiny_engine(dataclasses.replace(base, learned_file=file))
+    run_all(first, requests)
+    first.close()
+    learned = file.read(base.drafters)
+    assert set(learned) == {"suffix", "model"}
+    trace = tmp_path / "trace.jsonl"
+    speculation = base.config.speculation.model_copy(update={"trace_file": trace})
+    second = tiny_engine(dataclasses.replace(base, learned=learned), speculation=speculation)
+    assert second.learned() == learned
+    run_all(second, requests)
+    second.close()
+    header, _ = read_trace(trace)
+    assert {name: Learned.from_dict(known) for name, known in header["start"].items()} == learned
+    report = replay_file(trace)
+    assert report.steps > 10
+    assert report.differences == []
+    assert file.read(base.drafters) == learned  # an engine without a file writes none
+
+
+def test_what_was_learned_is_kept_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specdec.engine.engine.KEEP_EVERY_S", -1.0)
+    parts = dataclasses.replace(tiny_parts(), learned_file=LearnedFile(tmp_path, "target"))
+    engine = tiny_engine(parts)
+    engine.submit(Request("r", (7, 8, 9), stopping=StoppingParams(max_tokens=9, ignore_eos=True)))
+    while not parts.learned_file or not parts.learned_file.read(parts.drafters):
+        assert engine.has_work()
+        engine.step()
+
+
+def test_a_swap_of_the_draft_begins_with_what_is_known_of_it(tmp_path: Path) -> None:
+    base = tiny_parts()
+    file = LearnedFile(tmp_path, "target")
+    model = next(one for one in base.drafters if isinstance(one, ModelBasedDrafter))
+    file.write([model], {"model": KNOWN})
+    engine = tiny_engine(dataclasses.replace(base, learned_file=file))
+    assert engine.learned() == {}
+    engine.swap_draft(None)
+    engine.swap_draft(("draft", model))
+    assert engine.learned() == {"model": KNOWN}
+
+
+def test_a_warm_up_tells_what_the_draft_is_worth_and_leaves_nothing_behind() -> None:
+    parts = tiny_parts()
+    free = parts.kv.n_free
+    learned = warm_up(parts, 60.0)
+    assert set(learned) == {"model"}
+    assert sum(trials for _, _, trials in learned["model"].cells) > 2 * len(TEXTS)
+    (_, steps, _, levels, rows) = learned["model"].pools[0]
+    assert steps > len(TEXTS)
+    assert rows == levels
+    assert parts.kv.n_free == free
+    engine = tiny_engine(dataclasses.replace(parts, learned=learned))
+    assert engine.load().steps == 0

@@ -1,0 +1,76 @@
+"""Costs that were measured before: taken over at the machine's present speed, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from specdec.control.costs import CostTable
+from specdec.engine import profile_costs
+from specdec.engine.kept_values import KeptValues
+from specdec.engine.profile_costs import Point, _again, check_costs
+from tests.engine.tiny_engine import tiny_parts
+
+ROWS = (1, 2, 4, 8, 16, 32, 64)
+CONTEXTS = (64, 1024)
+
+
+def price(rows: int, context: int) -> float:
+    return 50.0 + 1.5 * (rows - 1) + 0.001 * context * rows
+
+
+def table() -> CostTable:
+    return CostTable(ROWS, CONTEXTS, [[price(n, c) for n in ROWS] for c in CONTEXTS])
+
+
+def points() -> dict[Point, Callable[[], None]]:
+    return {(n, c): lambda: None for n in ROWS for c in CONTEXTS}
+
+
+def measured(monkeypatch: pytest.MonkeyPatch, truth: Callable[[int, int], float]) -> None:
+    monkeypatch.setattr(
+        profile_costs, "_best", lambda points, seconds, settling: {point: truth(*point) for point in points}
+    )
+
+
+@pytest.mark.parametrize(("reading", "rows"), [(1.0, 1.0), (1.4, 1.4), (1.3, 0.8), (0.7, 1.9)])
+def test_a_machine_of_another_speed_is_known_by_a_few_forwards(
+    reading: float, rows: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def truth(n: int, context: int) -> float:
+        return reading * price(1, context) + rows * (price(n, context) - price(1, context))
+
+    measured(monkeypatch, truth)
+    found = _again(table(), points(), 0)
+    assert found is not None
+    now = CostTable.from_dict(found)
+    for n in ROWS:
+        for context in CONTEXTS:
+            assert now.ms(n, context) == pytest.approx(truth(n, context), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "truth",
+    [
+        lambda n, context: 9.0 * price(n, context),
+        lambda n, context: 0.1 * price(n, context),
+        lambda n, context: price(n, context) * (1.5 if n == 8 else 1.0),
+        lambda n, context: price(n, context) * (1.5 if context > 64 else 1.0),
+    ],
+)
+def test_what_no_longer_holds_is_measured_anew(
+    truth: Callable[[int, int], float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured(monkeypatch, truth)
+    assert _again(table(), points(), 0) is None
+
+
+def test_nothing_kept_or_nonsense_is_measured_anew(tmp_path: Path) -> None:
+    parts, kept = tiny_parts(), KeptValues(tmp_path, "costs", ["x"])
+    assert check_costs(parts.decoder, [], kept) is None
+    kept.write({"verify": {"rows": [1], "contexts": [0], "ms": [[-1.0]], "measured": True}, "drafting": {}})
+    assert check_costs(parts.decoder, [], kept) is None
+    kept.write({"verify": 3, "drafting": {}})
+    assert check_costs(parts.decoder, [], kept) is None
