@@ -46,7 +46,7 @@ class SpeculationConfig(BaseModel):
         description="of a long prompt a draft model of another vocabulary reads so many tokens at least; 0: all",
         json_schema_extra={"unit": "tokens"},
     )
-    profile_s: float = Field(3.0, ge=0, le=60, description="spent at start on measuring costs; 0: guess them")
+    profile_s: float = Field(3.0, ge=0, le=60, description="spent at start on measuring costs, drafts; 0: guess")
     probe_every: int = Field(
         16, ge=2, description="between probes of a drafter that is off", json_schema_extra={"unit": "steps"}
     )
