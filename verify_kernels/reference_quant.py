@@ -29,15 +29,14 @@ def block_linear(x: Tensor, weight: BlockMatrix) -> Tensor:
     q_parts = q.reshape(len(q), k // GROUP, parts, -1).astype(np.float64)
     total = np.zeros((len(q), n), np.float32)
     for g in range(k // GROUP):
-        # Sums of products stay below 2^24, so that doubles, whatever their order, and floats hold them exactly.
-        dots = [(q_parts[:, g, p] @ levels[:, g, p].T).astype(np.float32) for p in range(parts)]
-        part = dots[0] * weight.scale[:, g * parts]
-        if parts == 2:
-            part = fused(dots[1], weight.scale[:, 2 * g + 1], part)
         less_sum = -q[:, g].sum(axis=-1).astype(np.float32)
-        if weight.low.any():
-            part = fused(weight.low[:, g], less_sum[:, None], part)
-        total = fused(part, activation[:, g, None], total)
+        for p in range(parts):
+            # Sums of products stay below 2^24, so that doubles, whatever their order, and floats hold them exactly.
+            dots = (q_parts[:, g, p] @ levels[:, g, p].T).astype(np.float32)
+            part = dots * weight.scale[:, g * parts + p]
+            if weight.low.any():
+                part = fused(weight.low[:, g], less_sum[:, None], part)
+            total = fused(part, activation[:, g, None], total)
     return torch.from_numpy(total)
 
 

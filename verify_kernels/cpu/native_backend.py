@@ -16,8 +16,8 @@ from torch import Tensor
 from verify_kernels.backend import AttentionSpec, BatchOp, LinearSpec, RowsOp, bind_parts
 from verify_kernels.cpu.library import load_library
 from verify_kernels.forward_batch import ForwardBatch
-from verify_kernels.packed_weights import StackedLinear
-from verify_kernels.quant_formats import FORMATS, GROUP
+from verify_kernels.packed_weights import CHUNK_K, StackedLinear
+from verify_kernels.quant_formats import FORMATS
 from verify_kernels.sampling import NO_TOKEN, RowSampling, check_width
 
 
@@ -31,8 +31,7 @@ class LinearArgs(ctypes.Structure):
         ("weight", c_void_p), ("weight_scale", c_void_p), ("bias", c_void_p), ("order", c_void_p),
         ("src", c_void_p), ("dst", c_void_p), ("pre_norm", c_void_p), ("post_norm", c_void_p),
         ("eps", c_float), ("unused", c_float),
-        ("x", c_void_p), ("q", c_void_p), ("q_scale", c_void_p), ("q_sum", c_void_p), ("q_less_sum", c_void_p),
-        ("result", c_void_p),
+        ("x", c_void_p), ("q", c_void_p), ("q_scale", c_void_p), ("q_sum", c_void_p), ("result", c_void_p),
     )  # fmt: skip
 
 
@@ -57,6 +56,7 @@ class BatchArgs(ctypes.Structure):
     )  # fmt: skip
 
 
+RECORD_BYTES = 384  # at most, of a row's 256 quantised inputs with their scales and sums (csrc/quant_linear.cpp)
 _KINDS = {"int8": 0, "bf16": 1, "fp32": 2, "int4": 3, **{name: 4 + i for i, name in enumerate(FORMATS)}}
 _CHANNELS_PER_GROUP = {"int8": 4, "int4": 8} | {name: f.unit for name, f in FORMATS.items()}  # of data's dimension 1
 _PROLOGUES = {"none": 0, "rms": 1, "silu": 2, "gelu": 3}
@@ -81,10 +81,10 @@ class NativeBackend:
         """Allocate scratch shared by every bound layer (layers run one after the other)."""
         wide = -(-max_width // 128) * 128  # a unit of a block format that fits in part
         self._x = torch.zeros(max_rows, wide)
-        self._q = torch.zeros(max_rows, wide, dtype=torch.int8)
-        self._q_scale = torch.zeros(max_rows, wide // GROUP)
-        self._q_sum = torch.zeros(max_rows, 2 * wide // GROUP, dtype=torch.int32)
-        self._q_less_sum = torch.zeros(max_rows, wide // GROUP)
+        chunks = -(-max_width // CHUNK_K)
+        self._q = torch.zeros(max_rows, chunks * RECORD_BYTES, dtype=torch.int8)
+        self._q_scale = torch.zeros(max_rows, chunks)
+        self._q_sum = torch.zeros(max_rows, chunks, dtype=torch.int32)
         self._result = torch.zeros(max_rows, wide)
         self._heads = torch.zeros(max_rows, max_heads_width)
         self._max_rows = max_rows
@@ -112,7 +112,7 @@ class NativeBackend:
             bias=_pointer(weight.bias), order=_pointer(weight.order), src=spec.src.data_ptr(), dst=spec.dst.data_ptr(),
             pre_norm=_pointer(spec.pre_norm), post_norm=_pointer(spec.post_norm), eps=spec.eps,
             x=self._x.data_ptr(), q=self._q.data_ptr(), q_scale=self._q_scale.data_ptr(),
-            q_sum=self._q_sum.data_ptr(), q_less_sum=self._q_less_sum.data_ptr(), result=self._result.data_ptr(),
+            q_sum=self._q_sum.data_ptr(), result=self._result.data_ptr(),
         )  # fmt: skip
         run, pointer = self._library.sd_linear, ctypes.byref(args)
 

@@ -113,9 +113,9 @@ void finish_tile(const sd_linear_args& a, int tile, int row, int rows, const flo
   }
 }
 
-void compute_unit(const sd_linear_args& a, int tile, int row, int rows, float* sums) {
+void compute_unit(const sd_linear_args& a, int tile, int row, int rows, int all, float* sums) {
   if (is_block_format(a.kind)) {
-    quant_tile(a, tile, row, rows, sums);
+    quant_tile(a, tile, row, rows, all, sums);
     finish_tile(a, tile, row, rows, sums);
     return;
   }
@@ -148,12 +148,12 @@ extern "C" void sd_linear(const sd_linear_args* args, int32_t rows) {
   // A unit is a run of tiles: long enough to stream, short enough that the threads finish together.
   const int grain = a.tiles * row_blocks > 64 * a.threads ? 8 : 2;
   const int runs = (a.tiles + grain - 1) / grain;
-  for_units(a.threads, rows, [&](int row) { prepare_row(a, row); });
+  for_units(a.threads, rows, [&](int row) { prepare_row(a, row, rows); });
   for_units(a.threads, runs * row_blocks, [&](int unit) {
     alignas(64) float sums[ROW_BLOCK * TILE];
     const int row = unit / runs * ROW_BLOCK, first = unit % runs * grain;
     const int height = rows - row < ROW_BLOCK ? rows - row : ROW_BLOCK;
-    for (int tile = first; tile < first + grain && tile < a.tiles; ++tile) compute_unit(a, tile, row, height, sums);
+    for (int tile = first; tile < first + grain && tile < a.tiles; ++tile) compute_unit(a, tile, row, height, rows, sums);
   });
   if (a.post == SD_POST_NORM_ADD) for_units(a.threads, rows, [&](int row) { post_norm_row(a, row); });
 }

@@ -28,10 +28,9 @@ struct sd_linear_args {
   float eps;
   float unused;
   float* x;         // [rows, k_pad] what the product reads (float kinds), or the normed row on its way to int8
-  int8_t* q;        // [rows, k_pad] quantised rows
-  float* q_scale;   // [rows, chunks]; block formats: [rows, groups of 32]
-  int32_t* q_sum;   // [rows, chunks] 128 * sum of the chunk's int8 values; block formats: see quant_linear.cpp
-  float* q_less_sum;  // [rows, groups of 32] block formats: minus the sum of the group's int8 values
+  int8_t* q;        // [rows, k_pad] quantised rows; block formats: records of quant_linear.cpp, with scales and sums
+  float* q_scale;   // [rows, chunks]
+  int32_t* q_sum;   // [rows, chunks] 128 * sum of the chunk's int8 values
   float* result;    // [rows, tiles * 32] for SD_POST_NORM_ADD, else unused
 };
 

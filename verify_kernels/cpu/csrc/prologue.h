@@ -142,7 +142,7 @@ inline void prepare_chunk(const float* x, int8_t* q, float* scale, int32_t* offs
   *offset = 128 * sum_bits(sum);
 }
 
-inline void prepare_row(const sd_linear_args& a, int row) {
+inline void prepare_row(const sd_linear_args& a, int row, int rows) {
   const float* src = a.src + row * a.ld_src;
   float* x = a.x + (int64_t)row * a.k_pad;
   const float* ready = x;
@@ -155,7 +155,7 @@ inline void prepare_row(const sd_linear_args& a, int row) {
       if (quantised || blocks) ready = src;
       else memcpy(x, src, (size_t)a.k * 4);
   }
-  if (blocks) quant_row(a, ready, row);
+  if (blocks) quant_row(a, ready, row, rows);
   if (!quantised) return;
   const int chunks = (a.k_pad + CHUNK - 1) / CHUNK;
   int8_t* q = a.q + (int64_t)row * a.k_pad;

@@ -1,9 +1,8 @@
-// Weights in blocks as they are repacked: units of inputs x 16 channels, and how one is read.
+// Weights in blocks as they are repacked: units of inputs x 16 channels, and how one is unpacked.
 //
-// A group is 32 inputs. `level` unpacks its j-th four inputs of LANES4 channels from `slice` on; `scale` and `low` are
-// what a level is multiplied by, and what is taken off then: w = scale * level - low. Levels of odd groups may be HIGH
-// times too large, which saves a shift; the scale is as much smaller then, which changes no bit. A group is named by
-// `first`, where a run of PERIOD groups that are unpacked alike begins, and G, its place there.
+// A group is 32 inputs. `level` gives the j-th four inputs of group G of LANES4 channels from `slice` on; `scale` and
+// `low` are what a level is multiplied by, and what is taken off then: w = scale * level - low. Levels of odd groups
+// may be HIGH times too large, which saves a shift; the scale is as much smaller then, which changes no bit.
 // verify_kernels/quant_formats.py writes these layouts.
 #pragma once
 #include "quant_simd.h"
@@ -24,33 +23,27 @@ template <int G>
 constexpr float place = G & 1 ? 1.0f / HIGH : 1.0f;  // what the scale of levels from `nibbles` is to be multiplied by
 
 struct Q4_0 {
-  static constexpr int BITS = 4, PERIOD = 2, GROUPS = 2, SCALES = 1, BYTES = NIBBLES + 2 * 32;
+  static constexpr int BITS = 4, GROUPS = 2, SCALES = 1, BYTES = NIBBLES + 2 * 32;
   static constexpr bool LOW = false;
   static constexpr int OFFSET = 8, ODD_OFFSET = 8 * HIGH;  // of levels, in even and in odd groups
   template <int G>
-  static wordv level(const uint8_t* u, int first, int slice, int j) { return nibbles<G>(u, slice, j); }
+  static wordv level(const uint8_t* u, int slice, int j) { return nibbles<G>(u, slice, j); }
   template <int G>
-  static floatv scale(const uint8_t* u, int first, int slice, int) {
-    return halfs(u + NIBBLES + 32 * (first + G) + 2 * slice) * all_floats(place<G>);
+  static floatv scale(const uint8_t* u, int slice, int) {
+    return halfs(u + NIBBLES + 32 * G + 2 * slice) * all_floats(place<G>);
   }
-  template <int G>
-  static floatv low(const uint8_t*, int, int) { return floatv{}; }
 };
 
 struct Q4_1 {
-  static constexpr int BITS = 4, PERIOD = 2, GROUPS = 2, SCALES = 1, BYTES = NIBBLES + 4 * 32;
+  static constexpr int BITS = 4, GROUPS = 2, SCALES = 1, BYTES = NIBBLES + 4 * 32;
   static constexpr bool LOW = true;
   static constexpr int OFFSET = 0, ODD_OFFSET = 0;
   template <int G>
-  static wordv level(const uint8_t* u, int first, int slice, int j) { return nibbles<G>(u, slice, j); }
+  static wordv level(const uint8_t* u, int slice, int j) { return nibbles<G>(u, slice, j); }
   template <int G>
-  static floatv scale(const uint8_t* u, int first, int slice, int) {
-    return halfs(u + NIBBLES + 32 * (first + G) + 2 * slice) * all_floats(place<G>);
-  }
+  static floatv scale(const uint8_t* u, int slice, int) { return Q4_0::scale<G>(u, slice, 0); }
   template <int G>
-  static floatv low(const uint8_t* u, int first, int slice) {
-    return halfs(u + NIBBLES + 64 + 32 * (first + G) + 2 * slice);
-  }
+  static floatv low(const uint8_t* u, int slice) { return halfs(u + NIBBLES + 64 + 32 * G + 2 * slice); }
 };
 
 // The fifth bits: bit j of group g's plane belongs to its j-th register.
@@ -60,132 +53,116 @@ inline wordv fifth_bits(const uint8_t* plane, int slice, int j) {
 }
 
 struct Q5_0 {
-  static constexpr int BITS = 5, PERIOD = 2, GROUPS = 2, SCALES = 1, BYTES = NIBBLES + 2 * 64 + 2 * 32;
+  static constexpr int BITS = 5, GROUPS = 2, SCALES = 1, BYTES = NIBBLES + 2 * 64 + 2 * 32;
   static constexpr bool LOW = false;
   static constexpr int OFFSET = 16, ODD_OFFSET = 16;
   template <int G>
-  static wordv level(const uint8_t* u, int first, int slice, int j) {
+  static wordv level(const uint8_t* u, int slice, int j) {
     return nibbles<G, true>(u, slice, j) | fifth_bits(u + NIBBLES + 64 * G, slice, j);
   }
   template <int G>
-  static floatv scale(const uint8_t* u, int first, int slice, int) {
-    return halfs(u + NIBBLES + 128 + 32 * (first + G) + 2 * slice);
-  }
-  template <int G>
-  static floatv low(const uint8_t*, int, int) { return floatv{}; }
+  static floatv scale(const uint8_t* u, int slice, int) { return halfs(u + NIBBLES + 128 + 32 * G + 2 * slice); }
 };
 
 struct Q5_1 {
-  static constexpr int BITS = 5, PERIOD = 2, GROUPS = 2, SCALES = 1, BYTES = NIBBLES + 2 * 64 + 4 * 32;
+  static constexpr int BITS = 5, GROUPS = 2, SCALES = 1, BYTES = NIBBLES + 2 * 64 + 4 * 32;
   static constexpr bool LOW = true;
   static constexpr int OFFSET = 0, ODD_OFFSET = 0;
   template <int G>
-  static wordv level(const uint8_t* u, int first, int slice, int j) { return Q5_0::level<G>(u, first, slice, j); }
+  static wordv level(const uint8_t* u, int slice, int j) { return Q5_0::level<G>(u, slice, j); }
   template <int G>
-  static floatv scale(const uint8_t* u, int first, int slice, int) { return Q5_0::scale<G>(u, first, slice, 0); }
+  static floatv scale(const uint8_t* u, int slice, int) { return Q5_0::scale<G>(u, slice, 0); }
   template <int G>
-  static floatv low(const uint8_t* u, int first, int slice) {
-    return halfs(u + NIBBLES + 192 + 32 * (first + G) + 2 * slice);
-  }
+  static floatv low(const uint8_t* u, int slice) { return halfs(u + NIBBLES + 192 + 32 * G + 2 * slice); }
 };
 
 struct Q8_0 {
-  static constexpr int BITS = 8, PERIOD = 2, GROUPS = 2, SCALES = 1, BYTES = 2 * GROUP * HALF + 2 * 32;
+  static constexpr int BITS = 8, GROUPS = 2, SCALES = 1, BYTES = 2 * GROUP * HALF + 2 * 32;
   static constexpr bool LOW = false;
   static constexpr int OFFSET = 128, ODD_OFFSET = 128;
   template <int G>
-  static wordv level(const uint8_t* u, int first, int slice, int j) {
+  static wordv level(const uint8_t* u, int slice, int j) {
     return load_bytes(u + GROUP * HALF * G + 64 * j + 4 * slice);
   }
   template <int G>
-  static floatv scale(const uint8_t* u, int first, int slice, int) {
-    return halfs(u + 1024 + 32 * (first + G) + 2 * slice);
-  }
-  template <int G>
-  static floatv low(const uint8_t*, int, int) { return floatv{}; }
+  static floatv scale(const uint8_t* u, int slice, int) { return halfs(u + 1024 + 32 * G + 2 * slice); }
 };
 
 struct Q4_K {
-  static constexpr int SMALL = 4 * NIBBLES, BITS = 4, PERIOD = 2, GROUPS = 8, SCALES = 1, BYTES = SMALL + 2 * 128 + 2 * 32;
+  static constexpr int SMALL = 4 * NIBBLES, BITS = 4, GROUPS = 8, SCALES = 1, BYTES = SMALL + 2 * 128 + 2 * 32;
   static constexpr bool LOW = true;
   static constexpr int OFFSET = 0, ODD_OFFSET = 0;
   template <int G>
-  static wordv level(const uint8_t* u, int first, int slice, int j) {
-    return nibbles<G>(u + NIBBLES * ((first + G) / 2), slice, j);
+  static wordv level(const uint8_t* u, int slice, int j) { return nibbles<G>(u + NIBBLES * (G / 2), slice, j); }
+  template <int G>
+  static floatv scale(const uint8_t* u, int slice, int) {
+    return from_u8(u + SMALL + 16 * G + slice) * (halfs(u + SMALL + 256 + 2 * slice) * all_floats(place<G>));
   }
   template <int G>
-  static floatv scale(const uint8_t* u, int first, int slice, int) {
-    return from_u8(u + SMALL + 16 * (first + G) + slice) * (halfs(u + SMALL + 256 + 2 * slice) * all_floats(place<G>));
-  }
-  template <int G>
-  static floatv low(const uint8_t* u, int first, int slice) {
-    return from_u8(u + SMALL + 128 + 16 * (first + G) + slice) * halfs(u + SMALL + 288 + 2 * slice);
+  static floatv low(const uint8_t* u, int slice) {
+    return from_u8(u + SMALL + 128 + 16 * G + slice) * halfs(u + SMALL + 288 + 2 * slice);
   }
 };
 
 struct Q5_K {
-  static constexpr int PLANE = 4 * NIBBLES, SMALL = PLANE + 512, BITS = 5, PERIOD = 8, GROUPS = 8, SCALES = 1;
+  static constexpr int PLANE = 4 * NIBBLES, SMALL = PLANE + 512, BITS = 5, GROUPS = 8, SCALES = 1;
   static constexpr int BYTES = SMALL + 2 * 128 + 2 * 32;
   static constexpr bool LOW = true;
   static constexpr int OFFSET = 0, ODD_OFFSET = 0;
   template <int G>
-  static wordv level(const uint8_t* u, int, int slice, int j) {  // bit g of the plane's j-th register
+  static wordv level(const uint8_t* u, int slice, int j) {  // bit g of the plane's j-th register
     const wordv bits = load_bytes(u + PLANE + 64 * j + 4 * slice);
     const wordv fifth = (G < 4 ? bits << (4 - G) : bits >> (G - 4)) & all_bytes(0x10);
     return nibbles<G, true>(u + NIBBLES * (G / 2), slice, j) | fifth;
   }
   template <int G>
-  static floatv scale(const uint8_t* u, int first, int slice, int) {
-    return from_u8(u + SMALL + 16 * (first + G) + slice) * halfs(u + SMALL + 256 + 2 * slice);
+  static floatv scale(const uint8_t* u, int slice, int) {
+    return from_u8(u + SMALL + 16 * G + slice) * halfs(u + SMALL + 256 + 2 * slice);
   }
   template <int G>
-  static floatv low(const uint8_t* u, int first, int slice) {
-    return from_u8(u + SMALL + 128 + 16 * (first + G) + slice) * halfs(u + SMALL + 288 + 2 * slice);
+  static floatv low(const uint8_t* u, int slice) {
+    return from_u8(u + SMALL + 128 + 16 * G + slice) * halfs(u + SMALL + 288 + 2 * slice);
   }
 };
 
 // As in the file four groups share 1,024 bytes: the low halves hold groups 0 and 1, the high ones 2 and 3; two bits of
 // each of the four lie in one byte of the plane. A scale serves 16 inputs.
 struct Q6_K {
-  static constexpr int PLANE = 4 * NIBBLES, SMALL = PLANE + 1024, BITS = 6, PERIOD = 4, GROUPS = 8, SCALES = 2;
+  static constexpr int PLANE = 4 * NIBBLES, SMALL = PLANE + 1024, BITS = 6, GROUPS = 8, SCALES = 2;
   static constexpr int BYTES = SMALL + 256 + 64;
   static constexpr bool LOW = false;
   static constexpr int OFFSET = 32, ODD_OFFSET = 32;
   template <int G>
-  static wordv level(const uint8_t* u, int first, int slice, int j) {
-    constexpr int UP = 4 - 2 * G;  // to where the two bits belong
-    const wordv raw = load_bytes(u + 1024 * (first / 4) + 512 * (G & 1) + 64 * j + 4 * slice);
-    const wordv bits = load_bytes(u + PLANE + 512 * (first / 4) + 64 * j + 4 * slice);
+  static wordv level(const uint8_t* u, int slice, int j) {
+    constexpr int UP = 4 - 2 * (G % 4);  // to where the two bits belong
+    const wordv raw = load_bytes(u + 1024 * (G / 4) + 512 * (G & 1) + 64 * j + 4 * slice);
+    const wordv bits = load_bytes(u + PLANE + 512 * (G / 4) + 64 * j + 4 * slice);
     return ((G & 2 ? raw >> 4 : raw) & all_bytes(0x0f)) | ((UP >= 0 ? bits << UP : bits >> -UP) & all_bytes(0x30));
   }
   template <int G>
-  static floatv scale(const uint8_t* u, int first, int slice, int part) {
+  static floatv scale(const uint8_t* u, int slice, int part) {
     const floatv largest = load_floats((const float*)(u + SMALL + 256) + slice);
-    return from_s8(u + SMALL + 32 * (first + G) + 16 * part + slice) * largest;
+    return from_s8(u + SMALL + 32 * G + 16 * part + slice) * largest;
   }
-  template <int G>
-  static floatv low(const uint8_t*, int, int) { return floatv{}; }
 };
 
 // A scale and a zero point, the level that stands for 0, per SIZE inputs: GPTQ, AWQ and the like.
 template <int SIZE>
 struct U4 {
-  static constexpr int ENDS = 128 / SIZE, SMALL = 2 * NIBBLES, BITS = 4, PERIOD = 2, GROUPS = 4, SCALES = 1;
+  static constexpr int ENDS = 128 / SIZE, SMALL = 2 * NIBBLES, BITS = 4, GROUPS = 4, SCALES = 1;
   static constexpr int BYTES = (SMALL + 48 * ENDS + 63) / 64 * 64;
   static constexpr bool LOW = true;
   static constexpr int OFFSET = 0, ODD_OFFSET = 0;
   template <int G>
-  static wordv level(const uint8_t* u, int first, int slice, int j) {
-    return nibbles<G>(u + NIBBLES * (first / 2), slice, j);
+  static wordv level(const uint8_t* u, int slice, int j) { return nibbles<G>(u + NIBBLES * (G / 2), slice, j); }
+  template <int G>
+  static floatv scale(const uint8_t* u, int slice, int) {
+    return halfs(u + SMALL + 32 * (G * GROUP / SIZE) + 2 * slice) * all_floats(place<G>);
   }
   template <int G>
-  static floatv scale(const uint8_t* u, int first, int slice, int) {
-    return halfs(u + SMALL + 32 * ((first + G) * GROUP / SIZE) + 2 * slice) * all_floats(place<G>);
-  }
-  template <int G>
-  static floatv low(const uint8_t* u, int first, int slice) {
-    const int end = (first + G) * GROUP / SIZE;
-    return from_u8(u + SMALL + 32 * ENDS + 16 * end + slice) * halfs(u + SMALL + 32 * end + 2 * slice);
+  static floatv low(const uint8_t* u, int slice) {
+    constexpr int END = G * GROUP / SIZE;
+    return from_u8(u + SMALL + 32 * ENDS + 16 * END + slice) * halfs(u + SMALL + 32 * END + 2 * slice);
   }
 };
 

@@ -1,8 +1,9 @@
 // Products of int8 rows with weights in blocks, which stay as the model's file has them.
 //
-// Of every group of 32 inputs, in ascending order: the product of levels and activations, exact in 32 bits; times the
-// weights' scale; less their low end times the sum of the activations; times the activations' scale, added up. Always
-// these operations, each fused one in one rounding, so a row's bits depend on the row alone, on every processor.
+// Of every group of inputs that shares a scale of the weights, in ascending order: the product of levels and
+// activations, exact in 32 bits; times the weights' scale; less their low end times the sum of the activations; times
+// the activations' scale, added up. Always these operations, each fused one in one rounding, so a row's bits depend on
+// the row alone, on every processor.
 #include "quant_linear.h"
 
 #include <utility>
@@ -14,112 +15,169 @@ namespace sd {
 namespace {
 
 constexpr int TILE = 2 * HALF;
-constexpr int CHUNK = 256;   // inputs that a block of rows runs through before the next block does
+constexpr int CHUNK = 256;   // inputs that all rows run through before the next are unpacked
+constexpr int GROUPS = CHUNK / GROUP;
 constexpr int AHEAD = 8192;  // bytes before their use that weights are asked for
 
-struct Rows {
-  const int8_t* q;
-  const float* scale;     // by group
-  const float* less_sum;  // by group: minus the sum of q
-  const int32_t* start;   // by group, or by scale where it has two: minus the offset times the sum of q
-  int64_t ld_q, ld_group;
+// A chunk of a tile in any format: four inputs of each channel, scales and low ends of groups.
+struct Unpacked {
+  alignas(64) uint8_t level[CHUNK / 4][4 * TILE];
+  float scale[2 * GROUPS][TILE];
+  float low[GROUPS][TILE];
 };
 
-struct Ahead {
-  const char* from;
-  int lines;  // per group
+// Where a row's chunk lies: of each group 32 values, their scale, and what its sum is needed for: where levels have no
+// offset minus the sum as a float, else START less the offset times the sum, for every scale of the weights. Chunks of
+// rows that are multiplied together (a panel) lie beside each other, so that one address and constants lead to all.
+template <int SCALES>
+struct Record {
+  static constexpr int STEP = GROUP + 4 + 4 * SCALES, BYTES = (GROUPS * STEP + 63) / 64 * 64;
 };
 
-// Of all rows the first four inputs, then the next four: sums that do not wait for each other stand side by side.
-template <class F, int MR, int G>
-inline void group_rows(const uint8_t* unit, int first, int slice, const Rows& r, int at, floatv* acc) {
-  constexpr int FOURS = 8 / F::SCALES;  // of a scale
-  const floatv low = F::template low<G>(unit, first, slice);
-  floatv u[MR];
-#pragma GCC unroll 2
-  for (int part = 0; part < F::SCALES; ++part) {
-    intv sum[MR], run[MR];
-#pragma GCC unroll 12
-    for (int m = 0; m < MR; ++m) sum[m] = all_ints(F::LOW ? 0 : r.start[F::SCALES * (m * r.ld_group + at) + part]);
-#pragma GCC unroll 8
-    for (int j = FOURS * part; j < FOURS * (part + 1); ++j) {
-      const wordv level = F::template level<G>(unit, first, slice, j);
-#pragma GCC unroll 12
-      for (int m = 0; m < MR; ++m) multiply<F::BITS>(sum[m], run[m], level, r.q + m * r.ld_q + GROUP * at, j);
-    }
-    const floatv scale = F::template scale<G>(unit, first, slice, part);
-#pragma GCC unroll 12
-    for (int m = 0; m < MR; ++m) u[m] = part ? fused(to_floats(sum[m]), scale, u[m]) : to_floats(sum[m]) * scale;
-  }
-#pragma GCC unroll 12
-  for (int m = 0; m < MR; ++m) {
-    const int64_t i = m * r.ld_group + at;
-    if (F::LOW) u[m] = fused(low, all_floats(r.less_sum[i]), u[m]);
-    acc[m] = fused(u[m], all_floats(r.scale[i]), acc[m]);
-  }
+// Rows of a panel: panels are of nearly equal height, 8 rows are 4 + 4. Of many, all but the last are full.
+int panel_rows(int all) {
+  const int panels = (all + MOST_ROWS - 1) / MOST_ROWS;
+  return (all + panels - 1) / panels;
 }
+static_assert(192 % MOST_ROWS == 0 && 192 / MOST_ROWS >= MOST_ROWS);
 
-// Blocks of more rows are not compiled: with two scales to a group a row takes three registers.
-template <class F>
-constexpr int most_rows = F::SCALES == 2 ? MOST_ROWS * 2 / 3 : MOST_ROWS;
+template <int SCALES>
+int8_t* panel_at(const sd_linear_args& a, int first_row) {
+  return a.q + (int64_t)first_row * ((a.k_pad + CHUNK - 1) / CHUNK) * Record<SCALES>::BYTES;
+}
 
 template <int... I, class Call>
 inline void each(std::integer_sequence<int, I...>, Call call) {
   (call(std::integral_constant<int, I>{}), ...);
 }
 
-// sums[m * TILE + 0..15] += the product over `units` units, which lie two halves apart.
-template <class F, int MR>
-__attribute__((noinline)) void chunk_rows(const uint8_t* w, int units, const Rows& r, Ahead ahead, float* sums) {
-  for (int slice = 0; slice < HALF; slice += LANES4) {
-    floatv acc[MR];
-#pragma GCC unroll 12
-    for (int m = 0; m < MR; ++m) acc[m] = load_floats(sums + m * TILE + slice);
-    for (int u = 0; u < units; ++u) {
-      const uint8_t* unit = w + (int64_t)2 * F::BYTES * u;
-      for (int first = 0; first < F::GROUPS; first += F::PERIOD) {
-        each(std::make_integer_sequence<int, F::PERIOD>{}, [&]<int G>(std::integral_constant<int, G>) {
-          for (int line = 0; line < ahead.lines; ++line) __builtin_prefetch(ahead.from + 64 * line);
-          ahead.from += 64 * ahead.lines;
-          group_rows<F, MR, G>(unit, first, slice, r, F::GROUPS * u + first + G, acc);
-        });
+template <class F>
+void unpack(const uint8_t* units, int count, Unpacked& to) {
+  for (int u = 0; u < 2 * count; ++u, units += F::BYTES) {
+    const int half = u % 2 * HALF;
+    each(std::make_integer_sequence<int, F::GROUPS>{}, [&]<int G>(std::integral_constant<int, G>) {
+      const int g = u / 2 * F::GROUPS + G;
+      constexpr int LINES = F::BYTES / 64, BEGIN = LINES * G / F::GROUPS, END = LINES * (G + 1) / F::GROUPS;
+#pragma GCC unroll 8
+      for (int i = BEGIN; i < END; ++i) __builtin_prefetch(units + AHEAD + 64 * i, 0, 2);
+      for (int slice = 0; slice < HALF; slice += LANES4) {
+        const int n = half + slice;
+#pragma GCC unroll 8
+        for (int j = 0; j < 8; ++j) store_bytes(to.level[8 * g + j] + 4 * n, F::template level<G>(units, slice, j));
+        for (int part = 0; part < F::SCALES; ++part)
+          store_floats(to.scale[F::SCALES * g + part] + n, F::template scale<G>(units, slice, part));
+        if constexpr (F::LOW) store_floats(to.low[g] + n, F::template low<G>(units, slice));
       }
-    }
-#pragma GCC unroll 12
-    for (int m = 0; m < MR; ++m) store_floats(sums + m * TILE + slice, acc[m]);
+    });
   }
 }
 
+// What is multiplied at once: the inputs of a scale. A group is one such piece, or two.
+template <int SCALES>
+struct Piece {
+  static constexpr int FOURS = 8 / SCALES;
+  static constexpr int values(int p) { return p / SCALES * Record<SCALES>::STEP + p % SCALES * 4 * FOURS; }
+  static constexpr int scale(int p) { return p / SCALES * Record<SCALES>::STEP + GROUP; }
+  static constexpr int sum(int p) { return scale(p) + 4 + p % SCALES * 4; }
+};
+
+// acc += the products of MR rows with AT pieces from `first` on of those at `q`, `piece` on of the chunk. Of all rows
+// the first four inputs, then the next four: sums that do not wait for each other stand side by side.
+template <int BITS, int SCALES, bool LOW, int MR, int AT>
+inline __attribute__((always_inline)) void multiply_pieces(
+    const Unpacked& w, int piece, const int8_t* q, int first, int n, floatv (&acc)[MR][COLUMNS]) {
+  using P = Piece<SCALES>;
+  constexpr int ROW = Record<SCALES>::BYTES;
+  intv sum[AT][MR][COLUMNS], run[AT][MR][COLUMNS];
+#pragma GCC unroll 2
+  for (int p = 0; p < AT; ++p)
+#pragma GCC unroll 6
+    for (int m = 0; m < MR; ++m)
+#pragma GCC unroll 2
+      for (int c = 0; c < COLUMNS; ++c)
+        sum[p][m][c] = all_ints(LOW ? START : *(const int32_t*)(q + m * ROW + P::sum(first + p)));
+#pragma GCC unroll 8
+  for (int j = 0; j < P::FOURS; ++j) {
+#pragma GCC unroll 2
+    for (int p = 0; p < AT; ++p) {
+      const uint8_t* levels = w.level[P::FOURS * (piece + p) + j] + 4 * n;
+      wordv level[COLUMNS];
+#pragma GCC unroll 2
+      for (int c = 0; c < COLUMNS; ++c) level[c] = load_bytes(levels + WIDTH * c);
+#pragma GCC unroll 6
+      for (int m = 0; m < MR; ++m) {
+        const intv four = spread(q + m * ROW + P::values(first + p) + 4 * j);
+#pragma GCC unroll 2
+        for (int c = 0; c < COLUMNS; ++c) multiply<BITS>(sum[p][m][c], run[p][m][c], level[c], four, j);
+      }
+    }
+  }
+#pragma GCC unroll 2
+  for (int p = 0; p < AT; ++p) {
+#pragma GCC unroll 2
+    for (int c = 0; c < COLUMNS; ++c) {
+      const int at = n + c * LANES4;
+      const floatv scale = load_floats(w.scale[piece + p] + at), zero = scale * all_floats(LESS_START);
+      const floatv low = LOW ? load_floats(w.low[piece + p] + at) : floatv{};
+#pragma GCC unroll 6
+      for (int m = 0; m < MR; ++m) {
+        floatv u = scaled(sum[p][m][c], scale, zero);
+        if (LOW) u = fused(low, all_floats(*(const float*)(q + m * ROW + P::sum(first + p))), u);
+        acc[m][c] = fused(u, all_floats(*(const float*)(q + m * ROW + P::scale(first + p))), acc[m][c]);
+      }
+    }
+  }
+}
+
+// sums[m * TILE + 0..] += the product of a panel of MR rows with `groups` groups, an even number.
+template <int BITS, int SCALES, bool LOW, int MR>
+__attribute__((noinline)) void panel_product(const Unpacked& w, int groups, const int8_t* panel, float* sums) {
+  constexpr int AT = MR * COLUMNS <= FEW_SUMS ? 2 : 1;  // few sums wait for themselves: those of two pieces then
+  constexpr int STRIDE = AT > SCALES ? AT : 1;          // groups
+  for (int n = 0; n < TILE; n += COLUMNS * LANES4) {
+    floatv acc[MR][COLUMNS];
+#pragma GCC unroll 6
+    for (int m = 0; m < MR; ++m)
+#pragma GCC unroll 2
+      for (int c = 0; c < COLUMNS; ++c) acc[m][c] = load_floats(sums + m * TILE + n + c * LANES4);
+    const int8_t* q = panel;
+    for (int g = 0; g < groups; g += STRIDE, q += STRIDE * Record<SCALES>::STEP)
+#pragma GCC unroll 2
+      for (int p = 0; p < STRIDE * SCALES; p += AT)
+        multiply_pieces<BITS, SCALES, LOW, MR, AT>(w, SCALES * g + p, q, p, n, acc);
+#pragma GCC unroll 6
+    for (int m = 0; m < MR; ++m)
+#pragma GCC unroll 2
+      for (int c = 0; c < COLUMNS; ++c) store_floats(sums + m * TILE + n + c * LANES4, acc[m][c]);
+  }
+}
+
+// Panels of more rows are not compiled.
 template <class F>
-void chunk_any(const uint8_t* w, int units, const Rows& r, int rows, Ahead ahead, float* sums) {
+void any_panel(const Unpacked& w, int groups, const int8_t* panel, int rows, float* sums) {
+  constexpr int BITS = SUM_BITS<F::BITS>, S = F::SCALES;
 #define SD_ROWS(N) \
-  case N: if constexpr (N <= most_rows<F>) chunk_rows<F, N>(w, units, r, ahead, sums); break;
+  case N: if constexpr (N <= MOST_ROWS) panel_product<BITS, S, F::LOW, N>(w, groups, panel, sums); break;
   switch (rows) {
     SD_ROWS(1) SD_ROWS(2) SD_ROWS(3) SD_ROWS(4) SD_ROWS(5) SD_ROWS(6)
-    SD_ROWS(7) SD_ROWS(8) SD_ROWS(9) SD_ROWS(10) SD_ROWS(11) SD_ROWS(12)
   }
 #undef SD_ROWS
 }
 
 template <class F>
-void tile_rows(const sd_linear_args& a, int tile, int row, int rows, float* sums) {
+void tile_rows(const sd_linear_args& a, int tile, int row, int rows, int all, float* sums) {
   constexpr int INPUTS = GROUP * F::GROUPS, UNITS = CHUNK / INPUTS;  // of a unit; of a chunk
-  const int units = a.k_pad / INPUTS, groups = a.k_pad / GROUP;
-  const int blocks = (rows + most_rows<F> - 1) / most_rows<F>;
+  const int units = a.k_pad / INPUTS, chunks = (units + UNITS - 1) / UNITS;
+  const int height = panel_rows(all);
   const uint8_t* w = (const uint8_t*)a.weight + (int64_t)tile * units * 2 * F::BYTES;
-  for (int first = 0; first < units; first += UNITS, w += (int64_t)UNITS * 2 * F::BYTES) {
-    const int count = units - first < UNITS ? units - first : UNITS;
-    const int lines = (2 * count * F::BYTES + 63) / 64, calls = 2 * blocks * count * F::GROUPS;
-    const Ahead ahead{(const char*)w + AHEAD, (lines + calls - 1) / calls};
-    for (int half = 0; half < 2; ++half) {
-      for (int b = 0; b < blocks; ++b) {  // blocks of nearly equal height: 9 rows are 5 + 4, not 8 + 1
-        const int begin = (int64_t)rows * b / blocks, end = (int64_t)rows * (b + 1) / blocks;
-        const int64_t at = (int64_t)(row + begin) * groups + first * F::GROUPS;
-        const Rows r{a.q + GROUP * at, a.q_scale + at, a.q_less_sum + at, a.q_sum + F::SCALES * at, a.k_pad, groups};
-        const int64_t asked = 64LL * ahead.lines * count * F::GROUPS * (half * blocks + b);
-        chunk_any<F>(w + half * F::BYTES, count, r, end - begin, {ahead.from + asked, ahead.lines},
-                     sums + begin * TILE + half * HALF);
-      }
+  Unpacked unpacked;
+  for (int c = 0; c < chunks; ++c, w += (int64_t)UNITS * 2 * F::BYTES) {
+    const int count = units - c * UNITS < UNITS ? units - c * UNITS : UNITS, groups = count * F::GROUPS;
+    unpack<F>(w, count, unpacked);
+    for (int first = 0; first < rows; first += height) {
+      const int own = rows - first < height ? rows - first : height;
+      const int8_t* panel = panel_at<F::SCALES>(a, row + first) + (int64_t)c * own * Record<F::SCALES>::BYTES;
+      any_panel<F>(unpacked, groups, panel, own, sums + first * TILE);
     }
   }
 }
@@ -154,37 +212,36 @@ void quant_group(const float* x, int8_t* q, float* scale, int32_t* sums) {
   sums[0] = sum_bits(low), sums[1] = sum_bits(high);
 }
 
-}  // namespace
-
-void quant_tile(const sd_linear_args& a, int tile, int row, int rows, float* sums) {
-  memset(sums, 0, (size_t)rows * TILE * 4);
-  with_format(a.kind, [&]<class F>(F) { tile_rows<F>(a, tile, row, rows, sums); });
+const float* gather(const float* x, const int32_t* order, float* to) {
+  for (int i = 0; i < GROUP; ++i) to[i] = x[order[i]];
+  return to;
 }
 
-void quant_row(const sd_linear_args& a, const float* x, int row) {
-  const int groups = a.k_pad / GROUP;
+}  // namespace
+
+void quant_tile(const sd_linear_args& a, int tile, int row, int rows, int all, float* sums) {
+  memset(sums, 0, (size_t)rows * TILE * 4);
+  with_format(a.kind, [&]<class F>(F) { tile_rows<F>(a, tile, row, rows, all, sums); });
+}
+
+void quant_row(const sd_linear_args& a, const float* x, int row, int all) {
   with_format(a.kind, [&]<class F>(F) {
-    for (int g = 0; g < groups; ++g) {
-      const int64_t at = (int64_t)row * groups + g;
-      int8_t* q = a.q + GROUP * at;
-      if (GROUP * g >= a.k) {  // a group that fills the last unit up
-        memset(q, 0, GROUP);
-        a.q_scale[at] = a.q_less_sum[at] = 0;
-        a.q_sum[F::SCALES * at] = a.q_sum[F::SCALES * at + F::SCALES - 1] = 0;
-        continue;
-      }
-      int32_t sums[2];
-      const float* from = x + GROUP * g;
+    using Own = Record<F::SCALES>;
+    const int height = panel_rows(all), first = row / height * height;
+    const int rows = all - first < height ? all - first : height;
+    int8_t* record = panel_at<F::SCALES>(a, first) + (row - first) * Own::BYTES;
+    for (int g = 0; g < a.k_pad / GROUP; ++g) {
+      int8_t* q = record + (int64_t)g / GROUPS * rows * Own::BYTES + g % GROUPS * Own::STEP;
+      float scale = 0;
+      int32_t sums[2] = {0, 0};
       float gathered[GROUP];
-      if (a.order) {
-        for (int i = 0; i < GROUP; ++i) gathered[i] = x[a.order[GROUP * g + i]];
-        from = gathered;
-      }
-      quant_group(from, q, a.q_scale + at, sums);
-      a.q_less_sum[at] = (float)-(sums[0] + sums[1]);
-      const int offset = g & 1 ? F::ODD_OFFSET : F::OFFSET;
-      a.q_sum[F::SCALES * at] = -offset * (F::SCALES == 2 ? sums[0] : sums[0] + sums[1]);
-      if (F::SCALES == 2) a.q_sum[2 * at + 1] = -offset * sums[1];
+      if (GROUP * g >= a.k) memset(q, 0, GROUP);  // a group that fills the last unit up
+      else quant_group(a.order ? gather(x, a.order + GROUP * g, gathered) : x + GROUP * g, q, &scale, sums);
+      memcpy(q + GROUP, &scale, 4);
+      const int offset = g & 1 ? F::ODD_OFFSET : F::OFFSET, whole = sums[0] + sums[1];
+      const float less_sum = (float)-whole;
+      const int32_t start[2] = {START - offset * (F::SCALES == 2 ? sums[0] : whole), START - offset * sums[1]};
+      memcpy(q + GROUP + 4, F::LOW ? (const void*)&less_sum : start, 4 * F::SCALES);
     }
   });
 }

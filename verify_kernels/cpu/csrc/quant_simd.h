@@ -1,4 +1,4 @@
-// The few vector operations that quant_rows.h needs, each on one register of this processor.
+// The few vector operations that quant_linear.cpp needs, each on one register of this processor.
 //
 // A register holds LANES output channels: as bytes four input channels of each, as int32 or float one value of each.
 #pragma once
@@ -10,15 +10,14 @@
 
 namespace sd {
 
+// MOST_ROWS rows times COLUMNS registers of channels take two registers each (on AVX2 three) beside their operands; up
+// to FEW_SUMS of them leave room for as many again.
 #if defined(__AVX512VNNI__)
-constexpr int WIDTH = 64;
-constexpr int MOST_ROWS = 12;  // of two registers each, of 32
+constexpr int WIDTH = 64, MOST_ROWS = 6, COLUMNS = 2, FEW_SUMS = 8;
 #elif defined(__AVX2__)
-constexpr int WIDTH = 32;
-constexpr int MOST_ROWS = 4;  // of three registers each, of 16
+constexpr int WIDTH = 32, MOST_ROWS = 4, COLUMNS = 1, FEW_SUMS = 0;
 #else
-constexpr int WIDTH = 16;
-constexpr int MOST_ROWS = 4;
+constexpr int WIDTH = 16, MOST_ROWS = 4, COLUMNS = 1, FEW_SUMS = 0;
 #endif
 constexpr int LANES4 = WIDTH / 4;
 
@@ -35,16 +34,35 @@ typedef float floatv __attribute__((vector_size(WIDTH), aligned(4), may_alias));
 
 inline wordv load_bytes(const uint8_t* p) { return *reinterpret_cast<const wordv*>(p); }
 inline wordv all_bytes(uint8_t x) { return wordv{} + (uint16_t)(x * 0x101); }
+inline void store_bytes(uint8_t* p, wordv x) { *reinterpret_cast<wordv*>(p) = x; }
 inline floatv load_floats(const float* p) { return *reinterpret_cast<const floatv*>(p); }
 inline void store_floats(float* p, floatv x) { *reinterpret_cast<floatv*>(p) = x; }
 inline floatv to_floats(intv x) { return __builtin_convertvector(x, floatv); }
 inline floatv all_floats(float x) { return x - floatv{}; }
 inline intv all_ints(int32_t x) { return intv{} + x; }
 
-inline int32_t four_bytes(const int8_t* q) {
-  int32_t x;
-  memcpy(&x, q, 4);
-  return x;
+// What a sum begins with. 1.5 * 2^23 as a float's bits: a sum below 2^22 added to them makes the bits of a float F, and
+// one fused operation converts and scales it, F * s - 1.5 * 2^23 * s. Scales of up to 22 bits make the latter exact.
+#if defined(__AVX512VNNI__)
+constexpr int32_t START = 0x4B400000;
+constexpr float LESS_START = -12582912.0f;
+#else
+constexpr int32_t START = 0;
+constexpr float LESS_START = 0;
+#endif
+
+template <int BITS>
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+constexpr int SUM_BITS = BITS;
+#else
+constexpr int SUM_BITS = 8;  // the same operations for all
+#endif
+
+// The four activations at `q`, for every channel.
+inline intv spread(const int8_t* q) {
+  int32_t four;
+  memcpy(&four, q, 4);
+  return all_ints(four);
 }
 
 #if defined(__AVX512VNNI__)
@@ -58,11 +76,12 @@ inline floatv from_s8(const uint8_t* p) {
   return (floatv)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
 }
 
+inline floatv scaled(intv sum, floatv scale, floatv zero) { return fused((floatv)sum, scale, zero); }
+
 // sum += the products of four inputs, the j-th four of a run, with levels below 2^BITS.
 template <int BITS>
-inline void multiply(intv& sum, intv&, wordv levels, const int8_t* q, int j) {
-  // Written out because GCC broadcasts into a register first, and the front end is as busy as the multipliers here.
-  asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(levels), "m"(*(const int32_t(*)[1])(q + 4 * j)));
+inline void multiply(intv& sum, intv&, wordv levels, intv four, int) {
+  sum = (intv)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)levels, (__m512i)four);
 }
 
 #elif defined(__AVX2__)
@@ -76,11 +95,13 @@ inline floatv from_s8(const uint8_t* p) {
   return (floatv)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
 }
 
+inline floatv scaled(intv sum, floatv scale, floatv) { return to_floats(sum) * scale; }
+
 // Pairs of products are added in 16 bits, in `run`, as many as can not overflow; eight-bit levels are split in two.
 template <int BITS>
-inline void multiply(intv& sum, intv& run, wordv levels, const int8_t* q, int j) {
+inline void multiply(intv& sum, intv& run, wordv levels, intv four, int j) {
   constexpr int RUN = BITS <= 4 ? 8 : BITS == 5 ? 4 : 2;  // 2 * 127 * (2^BITS - 1) * RUN < 2^15
-  const __m256i w = (__m256i)levels, a = _mm256_set1_epi32(four_bytes(q + 4 * j));
+  const __m256i w = (__m256i)levels, a = (__m256i)four;
   if (BITS == 8) {
     const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(a, 8), 8), odd = _mm256_srai_epi16(a, 8);
     sum += (intv)_mm256_madd_epi16(_mm256_and_si256(w, _mm256_set1_epi16(255)), even);
@@ -122,12 +143,15 @@ inline floatv from_s8(const uint8_t* p) {
   return r;
 }
 
+inline floatv scaled(intv sum, floatv scale, floatv) { return to_floats(sum) * scale; }
+
 template <int BITS>
-inline void multiply(intv& sum, intv&, wordv levels, const int8_t* q, int j) {
+inline void multiply(intv& sum, intv&, wordv levels, intv four, int) {
   uint8_t w[WIDTH];
-  memcpy(w, &levels, WIDTH);
+  int8_t q[4];
+  memcpy(w, &levels, WIDTH), memcpy(q, &four, 4);
   for (int i = 0; i < LANES4; ++i)
-    for (int b = 0; b < 4; ++b) sum[i] += (int32_t)w[4 * i + b] * q[4 * j + b];
+    for (int b = 0; b < 4; ++b) sum[i] += (int32_t)w[4 * i + b] * q[b];
 }
 
 #endif
