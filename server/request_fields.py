@@ -67,7 +67,7 @@ def check_requests(
         InvalidRequestError: with every bad field.
         PromptTooLongError: nothing else is wrong, but a prompt does not fit the context.
     """
-    found = [*option_violations(requests[0], info.vocab_size, info.drafters)]
+    found = [*option_violations(requests[0], info.vocab_size, info.drafters, info.indexes)]
     for request in requests:
         n = len(request.request_id)
         if n > MAX_REQUEST_ID_CHARACTERS:

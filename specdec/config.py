@@ -6,7 +6,7 @@ import ipaddress
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -17,6 +17,9 @@ Dtype = Literal["auto", "int8", "bf16", "fp32"]
 WeightDtype = Literal["auto", "int4", "int8", "bf16", "fp32"]
 DeviceDtype = Literal["auto", "bf16", "fp16", "fp8"]
 KvDtype = Literal["auto", "fp8"]
+
+
+IndexName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 
 
 class SpeculationConfig(BaseModel):
@@ -31,7 +34,8 @@ class SpeculationConfig(BaseModel):
 
     enabled: bool = Field(True, description="false: plain decoding, whatever a request asks for; no drafter is loaded")
     drafters: tuple[str, ...] | None = Field(
-        None, description="to load, in order; null: grammar, prediction, suffix, and model and head where there is one"
+        None,
+        description="to load, in order; null: grammar, prediction, suffix; index, model, head where there is one",
     )
     max_nodes: int = Field(31, ge=0, le=63, description="draft nodes per tree, without the pending token")
     max_depth: int = Field(31, ge=0, le=63, description="draft tokens in a row, one behind the other")
@@ -74,6 +78,9 @@ class EngineConfig(BaseModel):
     )
     draft_dtype: WeightDtype | None = Field(None, description="default: int4 beside an int8 target, else the target's")
     draft_head: str | None = Field(None, description="EAGLE-3 checkpoint folder for the `head` drafter")
+    indexes: dict[IndexName, Path] = Field(
+        {}, description="name: file that `specdec index` wrote, for the `index` drafter; requests choose by name"
+    )
     dtype: Dtype = Field("int8", description="weights on a CPU; auto: a file's own blocks or 4 bits, else int8")
     kernels: Literal["auto", "native", "reference"] = Field("auto", description="on a CPU")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the target runs; auto: on a GPU if any")
@@ -107,7 +114,8 @@ class EngineConfig(BaseModel):
     def _choose_drafters(self) -> EngineConfig:
         if self.speculation.drafters is None:
             models = ("model",) * (self.draft is not None) + ("head",) * (self.draft_head is not None)
-            chosen = ("grammar", "prediction", "suffix", *models)
+            indexes = ("index",) * bool(self.indexes)
+            chosen = ("grammar", "prediction", "suffix", *indexes, *models)
             # The one place where a validated value is completed; the configuration is frozen from here on.
             object.__setattr__(self, "speculation", self.speculation.model_copy(update={"drafters": chosen}))
         return self
@@ -125,6 +133,8 @@ class EngineConfig(BaseModel):
             raise ValueError("max_batch must not exceed max_step_rows: every sequence needs one row")
         if "model" in self.drafters and self.draft is None:
             raise ValueError("speculation.drafters names `model`, but draft gives no model")
+        if "index" in self.drafters and not self.indexes:
+            raise ValueError("speculation.drafters names `index`, but indexes gives none")
         if "head" in self.drafters and self.draft_head is None:
             raise ValueError("speculation.drafters names `head`, but draft_head gives no checkpoint")
         return self

@@ -11,6 +11,7 @@ from specdec.fields import (
     INT31,
     MAX_DRAFT_NODES,
     MAX_HEALING_PREFIX,
+    MAX_INDEXES,
     MAX_LOGPROBS,
     MAX_N,
     MAX_RULE_TEXT,
@@ -177,7 +178,8 @@ class SpeculationParams:
     """Per-request control of speculation; None leaves a choice to the engine's configuration.
 
     ``max_nodes`` (draft nodes of one tree, without the pending token), ``max_depth`` and ``width`` (children per
-    node) replace the configured ones for this request; ``drafters`` names which drafters may propose.
+    node) replace the configured ones for this request; ``drafters`` names which drafters may propose, ``indexes`` which
+    of the indexes configured they may draft from.
     """
 
     mode: SpeculationMode = param(SpeculationMode.AUTO, _MODES)
@@ -185,6 +187,7 @@ class SpeculationParams:
     max_nodes: int | None = param(None, Whole(0, MAX_DRAFT_NODES))
     max_depth: int | None = param(None, Whole(0, MAX_DRAFT_NODES))
     width: int | None = param(None, Whole(1, 16))
+    indexes: tuple[str, ...] | None = param(None, Texts(MAX_INDEXES), "Names of the server's indexes to draft from.")
 
 
 class GrammarKind(StrEnum):
@@ -463,7 +466,8 @@ class EngineInfo:
 
     ``kernels`` is `native` or `reference`, ``numeric_mode`` `bitwise` (bits that do not depend on the
     batch) or `numerical`.
-    ``max_context`` and ``kv_tokens`` are in tokens, ``max_batch`` in sequences; ``drafters`` are those loaded.
+    ``max_context`` and ``kv_tokens`` are in tokens, ``max_batch`` in sequences; ``drafters`` are those loaded,
+    ``indexes`` the names of what the `index` drafter may draft from.
     """
 
     target: str
@@ -479,6 +483,7 @@ class EngineInfo:
     eos_ids: tuple[int, ...]
     threads: int
     version: str
+    indexes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,6 +97,8 @@ def _type_name(annotation: Any) -> str:
         return ", ".join(f"`{value}`" for value in typing.get_args(annotation))
     if typing.get_origin(annotation) is tuple:
         return f"list of {_type_name(typing.get_args(annotation)[0])}"
+    if typing.get_origin(annotation) is dict:
+        return f"{_type_name(typing.get_args(annotation)[1])} by name"
     return _NAMES[annotation]
 
 
@@ -111,7 +113,7 @@ def _default(field: FieldInfo) -> str:
 
 def _flags() -> dict[str, str]:
     """Which option of `specdec serve` sets a field, by the field's dotted name."""
-    found = {"engine.speculation.drafters": "`--drafter`"}
+    found = {"engine.speculation.drafters": "`--drafter`", "engine.indexes": "`--index`"}
     for parameter in serve_command.params:
         if parameter.name and "__" in parameter.name:
             names = (*parameter.opts, *parameter.secondary_opts)

@@ -127,7 +127,7 @@ KeyName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}$")]
 
 class KeyEntry(BaseModel):
     """``tenant``: keys of one tenant share prefix cache, sessions and draft texts; others never see them.
-    ``admin``: may call AdminService."""
+    ``admin``: may call AdminService. ``indexes``: those of `engine.indexes` to draft from for it; None: all."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -136,10 +136,11 @@ class KeyEntry(BaseModel):
     hash: Annotated[str, AfterValidator(_hash_text)]
     admin: bool = False
     limits: Limits = Limits()
+    indexes: tuple[str, ...] | None = None
 
     def principal(self) -> Principal:
         """Who holds it."""
-        return Principal(self.name, self.tenant, self.limits, self.admin)
+        return Principal(self.name, self.tenant, self.limits, self.admin, self.indexes)
 
 
 _ENTRIES = TypeAdapter(list[KeyEntry])

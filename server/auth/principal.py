@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pydantic import BaseModel, ConfigDict, Field
 
 from server.errors import PermissionDeniedError
+from specdec.fields import MAX_INDEXES
 from specdec.types import Request
 
 
@@ -30,22 +31,29 @@ SEPARATOR = "/"
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """The holder of a key. ``name`` is the key's, ``tenant`` whose data it may see; both empty without keys."""
+    """The holder of a key. ``name`` is the key's, ``tenant`` whose data it may see; both empty without keys.
+    ``indexes``: the names of those that may be drafted from for it; None: any."""
 
     name: str = ""
     tenant: str = ""
     limits: Limits = field(default_factory=Limits)
     admin: bool = False
+    indexes: tuple[str, ...] | None = None
 
     def scoped(self, text: str) -> str:
         """``text`` as a name that no other tenant can say."""
         return f"{self.tenant}{SEPARATOR}{text}" if self.tenant else text
 
     def scope_request(self, request: Request) -> Request:
-        """``request`` as this principal may make it: id and cache salt of its tenant, priority within its limit.
+        """``request`` as this principal may make it: id and cache salt of its tenant, priority within its limit, of the
+        indexes those it may use.
 
         The salt is what prefix cache, sessions and shared draft texts are kept by.
+
+        Raises:
+            PermissionDeniedError: it asks for an index that this principal may not use.
         """
+        request = self._with_own_indexes(request)
         ceiling = self.limits.max_priority
         priority = request.priority if ceiling is None else min(request.priority, ceiling)
         if not self.tenant and priority == request.priority:
@@ -56,6 +64,21 @@ class Principal:
             cache_salt=self.scoped(request.cache_salt),
             priority=priority,
         )
+
+    def _with_own_indexes(self, request: Request) -> Request:
+        if self.indexes is None:
+            return request
+        asked = request.speculation.indexes
+        denied = sorted(set(asked or ()) - set(self.indexes))
+        if denied:
+            raise PermissionDeniedError(
+                f"speculation.indexes: this key may not use {', '.join(denied)}; leave it out, or have it added to the "
+                "key's `indexes` in the server's keys_file"
+            )
+        speculation = dataclasses.replace(
+            request.speculation, indexes=self.indexes[:MAX_INDEXES] if asked is None else asked
+        )
+        return dataclasses.replace(request, speculation=speculation)
 
 
 ANYBODY = Principal()

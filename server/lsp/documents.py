@@ -42,7 +42,8 @@ class Settings(BaseModel):
     ``mode``: suggest while the user types and when asked to, only when asked to, or never. ``fill``: fill in or be
     refused where the model can not; else continue what is in front of the cursor there; or do that in any case.
     ``max_prompt_tokens`` None: the server's default. ``context_files``, ``context_characters``: of other documents.
-    ``exclude``: names of files that are neither completed nor shown to the model.
+    ``exclude``: names of files that are neither completed nor shown to the model. ``indexes``: the server's to draft
+    from; none named: all that it allows.
     """
 
     model_config = ConfigDict(alias_generator=to_camel, frozen=True, extra="ignore", strict=True)
@@ -61,6 +62,7 @@ class Settings(BaseModel):
     disabled_languages: Annotated[tuple[str, ...], Field(strict=False)] = ()
     model: str = ""
     cache_salt: str = ""
+    indexes: Annotated[tuple[str, ...], Field(strict=False)] = ()
 
 
 def read_settings(told: Any, former: Settings | None = None) -> tuple[Settings, list[str]]:

@@ -77,7 +77,9 @@ def setup_message(settings: Settings, session_id: str) -> pb.CompleteSessionRequ
             max_tokens=settings.max_tokens, max_lines=settings.max_lines, time_limit_ms=settings.time_limit_ms,
             finish_line=True,
         ),
-        speculation=options_pb2.SpeculationOptions(mode=_SPECULATION[settings.speculation]),
+        speculation=options_pb2.SpeculationOptions(
+            mode=_SPECULATION[settings.speculation], indexes=settings.indexes
+        ),
         unit=pb.OFFSET_UNIT_CODE_POINT,
     )  # fmt: skip
     setup.session.id, setup.cache.salt = session_id, settings.cache_salt

@@ -159,16 +159,25 @@ def ask_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def pop_ask(prompt: str, chat: bool, request_id: str, values: dict[str, Any], drafters: tuple[str, ...]) -> Ask:
-    """Take the request's options out of ``values``; ``drafters`` as `--drafter` gave them.
+def pop_ask(
+    prompt: str,
+    chat: bool,
+    request_id: str,
+    values: dict[str, Any],
+    drafters: tuple[str, ...],
+    indexes: tuple[str, ...] = (),
+) -> Ask:
+    """Take the request's options out of ``values``; ``drafters`` as `--drafter` gave them, ``indexes`` by name.
 
     Raises:
         click.UsageError: options contradict each other, or a text is not UTF-8.
     """
-    return Ask(check_text(prompt, "the prompt"), chat, pop_prediction(values), _request(request_id, values, drafters))
+    return Ask(
+        check_text(prompt, "the prompt"), chat, pop_prediction(values), _request(request_id, values, drafters, indexes)
+    )
 
 
-def _request(request_id: str, values: dict[str, Any], drafters: tuple[str, ...]) -> Request:
+def _request(request_id: str, values: dict[str, Any], drafters: tuple[str, ...], indexes: tuple[str, ...]) -> Request:
     names = [flag.lstrip("-").replace("-", "_") for flag, _, _ in _OPTIONS]
     v = {name: values.pop(name) for name in names}
     sampling = (
@@ -188,6 +197,7 @@ def _request(request_id: str, values: dict[str, Any], drafters: tuple[str, ...])
             max_nodes=v["max_nodes"],
             max_depth=v["max_depth"],
             width=v["width"],
+            indexes=indexes or None,
         ),
         deadline_s=v["timeout"],
         session=check_text(v["session"], "--session"),
@@ -212,10 +222,10 @@ def generate_command(prompt: str | None, server: str | None, chat: bool, as_json
         raise click.UsageError("--logprobs needs --json")
     if server is not None:
         _refuse_engine_options(values)
-    drafters = values["drafter"]
-    # On a server, drafters are chosen among those it has loaded: they say nothing about an engine here.
+    drafters, indexes = values["drafter"], tuple(text.partition("=")[0] for text in values["index"])
+    # On a server, both are chosen among those it has loaded: they say nothing about an engine here.
     config = pop_config(values).engine if server is None else None
-    ask = pop_ask(_read_prompt(prompt), chat, uuid.uuid4().hex, values, drafters)
+    ask = pop_ask(_read_prompt(prompt), chat, uuid.uuid4().hex, values, drafters, indexes)
     try:
         with _runner(server, config) as runner:
             _show(runner, ask, as_json)
@@ -276,6 +286,8 @@ def _refuse_engine_options(values: dict[str, Any]) -> None:
     given = [flag_of(name) for name in names if values[name] is not None]
     if given:
         raise click.UsageError(f"{', '.join(given)} can not be used with --server")
+    if any("=" in text for text in values["index"]):
+        raise click.UsageError("--index: with --server it takes the NAME of one of the server's indexes, and no file")
 
 
 @dataclass(slots=True)

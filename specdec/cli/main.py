@@ -56,6 +56,7 @@ _COMMANDS = {
     "trace": LazyCommand("specdec.cli.trace:trace_group", "Show why a server drafted as it did."),
     "keys": LazyCommand("specdec.cli.serve:keys_group", "Make keys for a server."),
     "models": LazyCommand("specdec.cli.models:models_group", "List and fetch the models known by name."),
+    "index": LazyCommand("specdec.cli.index:index_command", "Index files of yours to draft from."),
     "verify": LazyCommand("specdec.cli.checks:verify_command", "Check path identity on a real model."),
     "bench": LazyCommand("specdec.cli.bench:bench_group", "Measure this machine with a real model."),
     "ab": LazyCommand("specdec.cli.ab:ab_group", "Run, analyse and plan latency experiments."),

@@ -48,9 +48,11 @@ _SWITCH: tuple[_Option, ...] = (
 )
 
 _DRAFTERS = (
-    "none, grammar, prediction, suffix, model, head, or oracle:P (tests and benchmarks: right with chance P); "
+    "none, grammar, prediction, suffix, index, model, head, or oracle:P (tests and benchmarks: right with chance P); "
     "may be repeated."
 )
+
+_INDEX = "NAME=FILE: draft from FILE, which `specdec index` wrote; requests choose it by NAME. May be repeated."
 
 _SERVER: tuple[_Option, ...] = (
     ("--host", "server.host", {}, "Address to listen on."),
@@ -86,7 +88,8 @@ def server_options(command: Command) -> Command:
 def add_engine_options(command: Command) -> Command:
     """Add the engine's options to ``command``, which gives its keyword arguments to `pop_config` itself."""
     drafter = click.option("--drafter", "--drafters", multiple=True, help=_DRAFTERS)
-    return _add(drafter(command), _ENGINE)
+    index = click.option("--index", multiple=True, help=_INDEX)
+    return _add(drafter(index(command)), _ENGINE)
 
 
 def pop_config(values: dict[str, Any]) -> Config:
@@ -95,13 +98,25 @@ def pop_config(values: dict[str, Any]) -> Config:
     Raises:
         ConfigError: a value is out of range, or the configuration file is bad; names every such field.
     """
-    drafters = drafter_names(values.pop("drafter"))
+    drafters, indexes = drafter_names(values.pop("drafter")), _index_files(values.pop("index"))
     file = values.pop("config_file")
     prefixes = ("engine__", "server__")
     overrides = {name.replace("__", "."): values.pop(name) for name in list(values) if name.startswith(prefixes)}
     if drafters:
         overrides["engine.speculation.drafters"] = drafters
+    if indexes:
+        overrides["engine.indexes"] = indexes
     return load_config(file, overrides)
+
+
+def _index_files(given: tuple[str, ...]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for text in given:
+        name, equals, file = text.partition("=")
+        if not (name and equals and file):
+            raise click.UsageError(f"--index: {text} must be NAME=FILE")
+        found[name] = file
+    return found
 
 
 def flag_of(name: str) -> str:

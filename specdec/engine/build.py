@@ -16,6 +16,7 @@ from draft.cross_vocab import CrossVocabularyDrafter
 from draft.grammar import GrammarDrafter
 from draft.head import HeadDrafter, HeadNetwork
 from draft.head_checkpoint import HeadModel, load_head
+from draft.index import IndexDrafter, IndexShelf
 from draft.model import ModelDrafter
 from draft.oracle import OracleDrafter
 from draft.prediction import PredictionDrafter
@@ -221,7 +222,7 @@ class DrafterBuilder:
         """The drafters named, in order; ``head`` as `read_head` gave it.
 
         Raises:
-            ConfigError: a name is unknown.
+            ConfigError: a name is unknown, or an index can not be used.
             ModelError: a draft model can not be had, or memory is short.
         """
         if not self._config.speculation.enabled:
@@ -230,6 +231,7 @@ class DrafterBuilder:
             "grammar": GrammarDrafter,
             "prediction": PredictionDrafter,
             "suffix": lambda: SuffixDrafter(self._config.speculation, ReadingOrder(self._target.tokenizer)),
+            "index": self._index,
             "model": self._configured_model,
             "head": lambda: self._head(head),
         }
@@ -242,6 +244,10 @@ class DrafterBuilder:
                 known = ", ".join(["none", *makers, "oracle:RATE"])
                 raise ConfigError(f"engine.speculation.drafters: unknown drafter {name!r}; known: {known}")
         return drafters
+
+    def _index(self) -> Drafter:
+        tokenizer = self._target.tokenizer
+        return IndexDrafter(IndexShelf(self._config.indexes, tokenizer.fingerprint), ReadingOrder(tokenizer))
 
     def _configured_model(self) -> Drafter:
         config = self._config
@@ -372,6 +378,7 @@ def assemble(
         numeric_mode=platform.mode, max_context=max_context, vocab_size=target.config.vocab_size,
         kv_tokens=pages * PAGE_SIZE, max_batch=config.max_batch, drafters=tuple(d.name for d in drafters),
         eos_ids=tuple(target.tokenizer.eos_ids), threads=threads, version=specdec.__version__,
+        indexes=tuple(config.indexes) if any(d.name == IndexDrafter.name for d in drafters) else (),
     )  # fmt: skip
     if platform.kernels == "native":
         # The kernels have their own workers; torch's, woken for a small copy, spin beside them for milliseconds.

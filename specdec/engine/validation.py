@@ -16,8 +16,15 @@ MAX_SCHEMA_BYTES = 1 << 16  # what the compiler's stack is known to bear, see `s
 MAX_GRAMMAR_BYTES = 1 << 14  # of an expression or of rules, which can take far longer to compile than a schema
 
 
-def validate_request(request: Request, vocab_size: int, max_context: int, drafters: tuple[str, ...]) -> None:
-    """Refuse what can not be served.
+def validate_request(
+    request: Request,
+    vocab_size: int,
+    max_context: int,
+    drafters: tuple[str, ...],
+    indexes: tuple[str, ...] | None = None,
+) -> None:
+    """Refuse what can not be served. drafters, indexes: those there are. None: no index is looked for, since a key
+    may be allowed more of them than there are.
 
     Raises:
         InvalidRequestError: fields out of range, each one listed.
@@ -26,7 +33,7 @@ def validate_request(request: Request, vocab_size: int, max_context: int, drafte
     fits = len(request.prompt_ids) < max_context
     # A prompt that is refused for its length is not looked through: it may be of any length.
     violations = [*prompt_violations(request, vocab_size)] if fits else []
-    violations += option_violations(request, vocab_size, drafters)
+    violations += option_violations(request, vocab_size, drafters, indexes)
     if violations:
         raise InvalidRequestError(violations)
     if not fits:
@@ -44,7 +51,9 @@ def prompt_violations(request: Request, vocab_size: int) -> Iterator[FieldViolat
         yield FieldViolation("prompt.token_ids", problem)
 
 
-def option_violations(request: Request, vocab_size: int, drafters: tuple[str, ...]) -> Iterator[FieldViolation]:
+def option_violations(
+    request: Request, vocab_size: int, drafters: tuple[str, ...], indexes: tuple[str, ...] | None = None
+) -> Iterator[FieldViolation]:
     """What is wrong with everything else."""
     yield from _out_of_bounds("", request, vocab_size)
     yield from _out_of_bounds("sampling.", request.sampling, vocab_size)
@@ -53,6 +62,8 @@ def option_violations(request: Request, vocab_size: int, drafters: tuple[str, ..
     yield from _out_of_bounds("output.", request.output, vocab_size)
     yield from _out_of_bounds("speculation.", request.speculation, vocab_size)
     yield from _unknown_drafters(request.speculation, drafters)
+    if indexes is not None:
+        yield from _unknown_indexes(request.speculation, indexes)
     if request.grammar is not None:
         problem = _grammar_problem(request.grammar)
         if problem:
@@ -87,6 +98,12 @@ def _unknown_drafters(s: SpeculationParams, drafters: tuple[str, ...]) -> Iterat
     if unknown:
         loaded = ", ".join(drafters) or "none"
         yield FieldViolation("speculation.drafters", f"unknown {', '.join(unknown)}; loaded: {loaded}")
+
+
+def _unknown_indexes(s: SpeculationParams, indexes: tuple[str, ...]) -> Iterator[FieldViolation]:
+    unknown = sorted(set(s.indexes or ()) - {*indexes, ""})
+    if unknown:
+        yield FieldViolation("speculation.indexes", f"no index here is called {', '.join(unknown)}")
 
 
 def _grammar_problem(grammar: GrammarParams) -> str:

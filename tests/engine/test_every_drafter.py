@@ -16,12 +16,14 @@ from specdec.engine.engine import EngineParts
 from specdec.path_identity import PLAIN, BatchConditions, ConditionsRunner, first_mismatches
 from specdec.types import Request, SamplingParams, StoppingParams
 from tests.draft.eagle3_checkpoint import head_config, head_tensors, write_head
+from tests.draft.test_token_index import write as write_index_of
 from tests.engine.test_path_identity import named, prompts, samplings, stoppings
 from tests.engine.tiny_engine import tiny_parts
 
 GREEDY = SamplingParams(temperature=0.0)
+REPEATED = [7, 8, 9, 10, 11] * 20
 LONG = StoppingParams(max_tokens=40, ignore_eos=True)
-ALL = ("grammar", "prediction", "suffix", "model", "head", "oracle:0.7")
+ALL = ("grammar", "prediction", "suffix", "index", "model", "head", "oracle:0.7")
 
 
 @functools.cache
@@ -34,7 +36,16 @@ def every_parts() -> EngineParts:
         folder, head_config(vocab, 200, eagle_aux_hidden_state_layer_ids=[0, 1, 1]), head_tensors(hidden, vocab, 200)
     )
     speculation = base.config.speculation.model_copy(update={"drafters": ALL})
-    return build_parts(base.config.model_copy(update={"draft_head": str(folder), "speculation": speculation}))
+    changes = {"draft_head": str(folder), "indexes": {"mine": _index(base, folder)}, "speculation": speculation}
+    return build_parts(base.config.model_copy(update=changes))
+
+
+def _index(parts: EngineParts, folder: Path) -> Path:
+    """An index of texts like those that are asked."""
+    rows = [REPEATED, *([*range(i, i + 12)] for i in range(0, 360, 5))]
+    return write_index_of(
+        folder / "mine.index", rows, parts.tokenizer.vocab_size, fingerprint=parts.tokenizer.fingerprint
+    )
 
 
 requests = st.builds(
@@ -50,7 +61,9 @@ requests = st.builds(
 all_conditions = st.builds(
     BatchConditions,
     name=st.just("drawn"),
-    drafters=st.sampled_from([ALL, ("head",), ("head", "model"), ("oracle:0.7",), ("prediction", "suffix")]),
+    drafters=st.sampled_from(
+        [ALL, ("head",), ("head", "model"), ("oracle:0.7",), ("prediction", "suffix"), ("index",)]
+    ),
     max_nodes=st.integers(1, 20),
     max_depth=st.integers(1, 8),
     width=st.integers(1, 4),
@@ -73,9 +86,9 @@ def test_no_drafter_shows(drawn: list[Request], conditions: BatchConditions) -> 
     assert not mismatches, str(mismatches[0])
 
 
-@pytest.mark.parametrize("drafter", ["head", "model", "suffix", "oracle:0.7", "prediction"])
+@pytest.mark.parametrize("drafter", ["head", "model", "suffix", "index", "oracle:0.7", "prediction"])
 def test_each_drafter_takes_part(drafter: str) -> None:
-    prompt = tuple([7, 8, 9, 10, 11] * 20)
+    prompt = tuple(REPEATED)
     ask = Request("", prompt, GREEDY, LONG, prediction_ids=tuple(prompt))
     runner = ConditionsRunner(every_parts())
     conditions = BatchConditions("one", (drafter,), 6, 3, 2)

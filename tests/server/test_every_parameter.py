@@ -63,7 +63,7 @@ def good(each: Param) -> Any:
         case Text(among=among):
             value = among[:1] or ("\n  " if each.name == "lead" else "x")
         case Texts():
-            value = INFO.drafters[:1]
+            value = INFO.indexes[:1] if each.name == "indexes" else INFO.drafters[:1]
         case TokenIds():
             value = (3,)
         case LogitBias():
@@ -93,6 +93,11 @@ def bad(each: Param) -> list[Any]:
         case Text(limit=limit):
             return [] if limit is None else ["x" * (limit + 1)]
     return []
+
+
+def plain_of(value: Any) -> Any:
+    """As it stands in a plan."""
+    return list(value) if isinstance(value, tuple) else value
 
 
 def with_value(group: str, each: Param, value: Any) -> Request:
@@ -173,14 +178,14 @@ def test_out_of_bounds_it_is_refused_alike(group: str, each: Param) -> None:
 
 def test_experiments_take_every_speculation_parameter() -> None:
     values = {each.name: good(each) for each in params_of(SpeculationParams)}
-    plain = {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
+    plain = {name: plain_of(v) for name, v in values.items()}
     options, problems = read_options({"speculation": plain}, INFO)
     assert not problems
     assert options.put(Request("r", (7,))).speculation == SpeculationParams(**values)
     assert ArmRequest.model_validate({"speculation": plain}).speculation.params == SpeculationParams(**values)
     for each in params_of(SpeculationParams):
         for value in bad(each):
-            _, problems = read_options({"speculation": {each.name: value}}, INFO)
+            _, problems = read_options({"speculation": {each.name: plain_of(value)}}, INFO)
             assert [text for _, text in problems] == [each.kind.problem(value, 0)]
 
 

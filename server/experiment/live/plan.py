@@ -68,7 +68,7 @@ def read_options(given: Mapping[str, Any], info: EngineInfo) -> tuple[ArmOptions
     )
     if not violations.found:
         try:
-            validate_request(options.put(UNTOUCHED), info.vocab_size, info.max_context, info.drafters)
+            validate_request(options.put(UNTOUCHED), info.vocab_size, info.max_context, info.drafters, info.indexes)
         except InvalidRequestError as error:
             violations.found += error.violations
     return options, [*problems, *((tuple(v.field.split(".")), v.description) for v in violations.found)]

@@ -517,6 +517,7 @@ class SpeculationOptions(_message.Message):
     MAX_NODES_FIELD_NUMBER: _builtins.int
     MAX_DEPTH_FIELD_NUMBER: _builtins.int
     WIDTH_FIELD_NUMBER: _builtins.int
+    INDEXES_FIELD_NUMBER: _builtins.int
     mode: Global___SpeculationOptions.Mode.ValueType
     max_nodes: _builtins.int
     """Draft nodes of one tree, 0 to 63."""
@@ -528,6 +529,12 @@ class SpeculationOptions(_message.Message):
     def drafters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names of loaded drafters that may propose. Empty: all."""
 
+    @_builtins.property
+    def indexes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of the server's indexes that may be drafted from, at most 8. Empty: all that the caller's key may use,
+        the first 8 of them.
+        """
+
     def __init__(
         self,
         *,
@@ -536,10 +543,11 @@ class SpeculationOptions(_message.Message):
         max_nodes: _builtins.int | None = ...,
         max_depth: _builtins.int | None = ...,
         width: _builtins.int | None = ...,
+        indexes: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_depth", b"_max_depth", "_max_nodes", b"_max_nodes", "_width", b"_width", "max_depth", b"max_depth", "max_nodes", b"max_nodes", "width", b"width"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_depth", b"_max_depth", "_max_nodes", b"_max_nodes", "_width", b"_width", "drafters", b"drafters", "max_depth", b"max_depth", "max_nodes", b"max_nodes", "mode", b"mode", "width", b"width"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_depth", b"_max_depth", "_max_nodes", b"_max_nodes", "_width", b"_width", "drafters", b"drafters", "indexes", b"indexes", "max_depth", b"max_depth", "max_nodes", b"max_nodes", "mode", b"mode", "width", b"width"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_depth: _TypeAlias = _typing.Literal["max_depth"]  # noqa: Y015
     _WhichOneofArgType__max_depth: _TypeAlias = _typing.Literal["_max_depth", b"_max_depth"]  # noqa: Y015

@@ -12,9 +12,9 @@ from server.auth import keys as key_ring
 from server.auth.file_watch import FileWatch
 from server.auth.keys import SLOW_CHECKS, KeyHash, KeyRing
 from server.auth.principal import ANYBODY, Principal
-from server.errors import KeyChecksBusyError, UnauthenticatedError
+from server.errors import KeyChecksBusyError, PermissionDeniedError, UnauthenticatedError
 from specdec.errors import ConfigError
-from specdec.types import Request
+from specdec.types import Request, SpeculationParams
 from tests.server.auth.key_files import make_key
 
 
@@ -139,3 +139,19 @@ def test_what_a_tenant_says_no_other_can_say() -> None:
     assert [ANYBODY.scoped(text) for text in texts] == texts
     own = one.scope_request(Request("id", (1,), cache_salt="s", session="e", priority=3))
     assert (own.request_id, own.cache_salt, own.session, own.priority) == ("a/id", "a/s", "e", 3)
+
+
+def test_a_key_may_be_kept_to_some_indexes() -> None:
+    def indexes_of(principal: Principal, asked: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        request = Request("id", (1,), speculation=SpeculationParams(indexes=asked))
+        return principal.scope_request(request).speculation.indexes
+
+    assert indexes_of(Principal("k", "a"), None) is None
+    assert indexes_of(Principal("k", "a"), ("x",)) == ("x",)
+    bound, none = Principal("k", "a", indexes=("x", "y")), Principal("k", "a", indexes=())
+    assert indexes_of(bound, None) == ("x", "y")
+    assert indexes_of(bound, ("y",)) == ("y",)
+    assert indexes_of(none, None) == ()
+    for principal, asked in ((bound, ("y", "z")), (none, ("x",))):
+        with pytest.raises(PermissionDeniedError, match=r"speculation\.indexes: this key may not use"):
+            indexes_of(principal, asked)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
@@ -37,7 +38,7 @@ def make_context(
     tokenizer: FakeTokenizer | None = None, fim: FimEncoder | None = None, limit: int = 1 << 20
 ) -> ServerContext:
     """A server over an engine that is known but not there."""
-    info = FakeEngine(EngineConfig(target="fake")).info()
+    info = replace(FakeEngine(EngineConfig(target="fake")).info(), indexes=("mine",))
     frontend = Frontend(cast(EngineClient, SimpleNamespace(info=info)))
     frontend.tokenizer, frontend.fim = tokenizer or FakeTokenizer(has_tools=True), fim
     completion = CompletionService(frontend, lambda *asked: frontend.admission.admit(*asked))

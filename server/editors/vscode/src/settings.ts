@@ -6,6 +6,7 @@ export const SECTION = "specdec";
 const OPTIONS = [
   "mode", "maxLines", "maxTokens", "timeLimitMs", "debounceMs", "maxPromptTokens", "fill", "speculation",
   "contextFiles", "contextCharacters", "exclude", "disabledLanguages", "model", "cacheSalt",
+  "indexes",
 ] as const;
 const FILES = [["keyFile", "--key-file"], ["ca", "--ca"], ["cert", "--cert"], ["certKey", "--cert-key"]] as const;
 

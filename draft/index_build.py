@@ -1,0 +1,210 @@
+"""Builds index files: which files of a folder belong in, their tokens, and the suffix array over all of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from pathspec import GitIgnoreSpec
+
+from draft.token_index import IndexedFile, TokenIndex, write_index
+from specdec.errors import ConfigError
+from specdec.models.progress import Progress
+from specdec.models.tokenizer import Tokenizer
+
+MAX_FILE_BYTES = 1 << 20  # larger ones are data, or were made by a program
+MAX_TOKENS = 500_000_000  # four bytes of each are sorted with 32-bit numbers
+SECRETS = (".env", ".env.*", "*.pem", "*.key", "id_rsa", "id_ed25519")
+_NOISE = (".git/", ".hg/", ".svn/", "__pycache__/", "node_modules/", ".venv/", *SECRETS)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexSources:
+    """What an index is made of: the ``roots``, folders or files, of which only what a pattern of ``only`` fits (empty:
+    everything) and none of ``exclude`` does. Patterns are those of .gitignore."""
+
+    roots: tuple[str, ...]
+    only: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BuildReport:
+    """What a build did. ``read``: files that were tokenised; the others were taken over. ``written`` False: the index
+    was up to date."""
+
+    files: int
+    read: int
+    tokens: int
+    size: int
+    written: bool
+
+
+class _Ignored:
+    """The .gitignore files from the top of a repository down to one folder; deeper ones have the last word."""
+
+    def __init__(self, specs: Seq[tuple[str, GitIgnoreSpec]] = ()) -> None:
+        self._specs = specs
+
+    def below(self, folder: str) -> _Ignored:
+        """With that of ``folder``, where it has one.
+
+        Raises:
+            ConfigError: it is no such file.
+        """
+        file = Path(folder, ".gitignore")
+        if not file.is_file():
+            return self
+        try:
+            spec = GitIgnoreSpec.from_lines(file.read_text(encoding="utf-8", errors="replace").splitlines())
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{file} can not be read ({error})") from None
+        return _Ignored([(folder, spec), *self._specs])
+
+    def hides(self, path: str, *, folder: bool) -> bool:
+        """Whether the file or ``folder`` at ``path``, whose parents are not hidden, is."""
+        for base, spec in self._specs:
+            said = spec.check_file(os.path.relpath(path, base) + "/" * folder).include
+            if said is not None:
+                return said
+        return False
+
+
+def find_files(sources: IndexSources) -> Iterator[str]:
+    """Paths of the files that belong in, in a settled order. Links are not followed.
+
+    Raises:
+        ConfigError: a root is not there, or can not be listed.
+    """
+    for root in sources.roots:
+        noise = _Ignored([(root, GitIgnoreSpec.from_lines([*_NOISE, *sources.exclude]))])
+        only = GitIgnoreSpec.from_lines(sources.only) if sources.only else None
+        if os.path.isfile(root):
+            yield root
+            continue
+        try:
+            for path in _walk(root, _of_parents(root), noise):
+                if only is None or only.match_file(os.path.relpath(path, root)):
+                    yield path
+        except OSError as error:
+            raise ConfigError(f"{error.filename} can not be read ({error.strerror})") from None
+
+
+def _of_parents(root: str) -> _Ignored:
+    """The .gitignore files above ``root``, as far up as its repository goes; none where they hide ``root`` itself, as
+    that of a project does with its site-packages: who names it wants it."""
+    up = [Path(root), *Path(root).parents]
+    top = next((i for i, folder in enumerate(up) if (folder / ".git").exists()), 0)
+    ignored = _Ignored()
+    for parent, child in zip(up[top:0:-1], up[top - 1 :: -1], strict=False):
+        ignored = ignored.below(str(parent))
+        if ignored.hides(str(child), folder=True):
+            return _Ignored()
+    return ignored
+
+
+def _walk(folder: str, above: _Ignored, noise: _Ignored) -> Iterator[str]:
+    ignored = above.below(folder)
+    with os.scandir(folder) as found:
+        entries = sorted(found, key=lambda entry: entry.name)
+    for entry in entries:
+        is_folder = entry.is_dir(follow_symlinks=False)
+        if not is_folder and not entry.is_file(follow_symlinks=False):
+            continue
+        if noise.hides(entry.path, folder=is_folder) or ignored.hides(entry.path, folder=is_folder):
+            continue
+        if is_folder:
+            yield from _walk(entry.path, ignored, noise)
+        else:
+            yield entry.path
+
+
+def build_index(
+    path: Path, sources: IndexSources, tokenizer: Tokenizer, former: TokenIndex | None, progress: Progress
+) -> BuildReport:
+    """Write the index of ``sources`` to ``path``. Files that have the size and time they have in ``former`` are taken
+    over from it, if it is of the same tokenizer; where all are, nothing is written.
+
+    Raises:
+        ConfigError: nothing is there to index, or too much, or a file can not be read or written.
+    """
+    if former is not None and former.header.fingerprint != tokenizer.fingerprint:
+        former = None
+    text = _Text(tokenizer, former)
+    paths = list(dict.fromkeys(find_files(sources)))  # roots may overlap
+    for done, each in enumerate(paths):
+        progress("reading files", done, len(paths))
+        text.add(each)
+    progress("reading files", len(paths), len(paths))
+    if not text.files:
+        raise ConfigError(f"{', '.join(sources.roots)}: no text to index there, or .gitignore hides all of it")
+    if former is not None and former.path == path and former.files == text.files:
+        header = former.header
+        if sources == IndexSources(header.roots, header.only, header.exclude):
+            return BuildReport(len(text.files), 0, text.size, path.stat().st_size, written=False)
+    tokens = np.concatenate(text.parts)
+    progress("sorting", 0, 1)
+    suffixes = suffix_array(tokens)
+    progress("sorting", 1, 1)
+    made_of = {
+        "fingerprint": tokenizer.fingerprint, "separator": tokenizer.vocab_size,
+        "roots": sources.roots, "only": sources.only, "exclude": sources.exclude,
+    }  # fmt: skip
+    size = write_index(path, made_of, tokens, suffixes, text.files)
+    return BuildReport(len(text.files), text.n_read, len(tokens), size, written=True)
+
+
+class _Text:
+    """The text as it grows: ``parts`` are uint32 tokens, of one file each and a separator behind."""
+
+    def __init__(self, tokenizer: Tokenizer, former: TokenIndex | None) -> None:
+        self._tokenizer, self._former = tokenizer, former
+        self._known = {file.path: file for file in former.files} if former else {}
+        self._separator = np.array([tokenizer.vocab_size], np.uint32)
+        self.parts: list[np.ndarray] = []
+        self.files: list[IndexedFile] = []
+        self.size = self.n_read = 0
+
+    def add(self, path: str) -> None:
+        """One more file, unless it is no text.
+
+        Raises:
+            ConfigError: it can not be read, or the text grows too large.
+        """
+        try:
+            found = os.stat(path)
+            if not 0 < found.st_size <= MAX_FILE_BYTES:
+                return
+            tokens = self._kept(path, found)
+            if tokens is None:
+                data = Path(path).read_bytes()
+                if b"\0" in data:
+                    return
+                tokens = np.array(self._tokenizer.encode(data.decode(), add_special=False), np.uint32)
+                self.n_read += 1
+        except (UnicodeDecodeError, FileNotFoundError):
+            return  # another encoding, or no text at all; or deleted since it was listed
+        except OSError as error:
+            raise ConfigError(f"{path} can not be read ({error.strerror})") from None
+        self.files.append(IndexedFile(path, found.st_size, found.st_mtime_ns, self.size, len(tokens)))
+        self.parts += [tokens, self._separator]
+        self.size += len(tokens) + 1
+        if self.size > MAX_TOKENS:
+            raise ConfigError(f"more than {MAX_TOKENS} tokens; index fewer files, or make several indexes")
+
+    def _kept(self, path: str, found: os.stat_result) -> np.ndarray | None:
+        known = self._known.get(path)
+        if self._former is None or known is None or (known.size, known.mtime_ns) != (found.st_size, found.st_mtime_ns):
+            return None
+        return self._former.tokens[known.start : known.start + known.count].astype(np.uint32)
+
+
+def suffix_array(tokens: np.ndarray) -> np.ndarray:
+    """Where the suffixes of ``tokens`` (uint32 [n]) begin, in their order: uint32 [n]."""
+    from pydivsufsort import divsufsort
+
+    return divsufsort(tokens).astype(np.uint32)

@@ -1,0 +1,67 @@
+"""`specdec index` and `--index`, as typed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from specdec.cli.main import cli
+from specdec.cli.options import pop_config
+from specdec.errors import ConfigError
+from tests.models.tiny import make_tiny_model
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(make_tiny_model("llama", tmp_path_factory.mktemp("model")))
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(cli, ["index", *words])
+
+
+def test_builds_and_brings_up_to_date(tmp_path: Path, target: str) -> None:
+    out, code = str(tmp_path / "x.index"), tmp_path / "src"
+    code.mkdir()
+    (code / "a.py").write_text("def f(): pass\n")
+    (code / "b.txt").write_text("text\n")
+    told = run(str(code), "--only", "*.py", "--out", out, "--target", target, "--json")
+    assert told.exit_code == 0, told.output
+    first: dict[str, Any] = json.loads(told.stdout)
+    assert (first["files"], first["read"], first["written"]) == (1, 1, True)
+    assert first["bytes"] == Path(out).stat().st_size
+    assert "1 files, none changed" in run("--out", out, "--target", target).stdout
+    (code / "c.py").write_text("x\n")
+    assert "1 of 2 files read" in run("--out", out, "--target", target).stdout  # still only *.py
+
+
+def test_mistakes_are_told(tmp_path: Path, target: str) -> None:
+    out = tmp_path / "x.index"
+    assert "nothing to index" in run("--out", str(out), "--target", target).stderr
+    assert "does not exist" in run(str(tmp_path / "none"), "--out", str(out)).stderr
+    out.write_text("something else\n" * 9)
+    told = run(str(tmp_path), "--out", str(out), "--target", target)
+    assert told.exit_code == 1
+    assert "x.index is no index" in told.stderr
+    assert out.read_text().startswith("something else")  # whatever it is, it is not ours to replace
+
+
+def test_indexes_are_named_by_flag() -> None:
+    values: dict[str, Any] = {"drafter": (), "index": ("a=/x/a.index", "b=b=c"), "config_file": None}
+    engine = pop_config(values).engine
+    assert engine.indexes == {"a": Path("/x/a.index"), "b": Path("b=c")}
+    assert engine.drafters == ("grammar", "prediction", "suffix", "index")
+
+
+def test_a_bad_flag_is_told() -> None:
+    assert "must be NAME=FILE" in CliRunner().invoke(cli, ["serve", "--index", "/x/a.index"]).stderr
+    with pytest.raises(ConfigError, match="indexes"):
+        pop_config({"drafter": (), "index": ("a/b=file",), "config_file": None})
+    with pytest.raises(ConfigError, match="names `index`, but indexes gives none"):
+        pop_config({"drafter": ("index",), "index": (), "config_file": None})
+    told = CliRunner().invoke(cli, ["generate", "x", "--server", "localhost:1", "--index", "a=file"])
+    assert "takes the NAME of one of the server's" in told.stderr

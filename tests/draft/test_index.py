@@ -1,0 +1,86 @@
+"""What the index drafter proposes, from which index, and when an index is renewed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draft.index import IndexDrafter, IndexShelf
+from specdec.errors import ConfigError
+from specdec.types import SpeculationParams
+from tests.draft.helpers import code_like, make_sequence, propose, replay
+from tests.draft.test_token_index import write
+
+
+def shelf(folder: Path, **files: list[int]) -> IndexShelf:
+    return IndexShelf({name: write(folder / name, [tokens], 1000) for name, tokens in files.items()}, "f")
+
+
+def drafted(shelf: IndexShelf, prompt: list[int], names: tuple[str, ...] | None = None) -> list[int]:
+    """The tokens of a tree of at most three draft nodes."""
+    drafter = IndexDrafter(shelf)
+    sequence = make_sequence(prompt, speculation=SpeculationParams(indexes=names))
+    drafter.begin(sequence)
+    tree = propose(drafter, sequence, nodes=3)
+    drafter.end(sequence)
+    return tree.tokens[1:]
+
+
+def test_continues_what_the_index_holds(tmp_path: Path) -> None:
+    assert drafted(shelf(tmp_path, a=[1, 2, 3, 4, 5, 6, 7]), [9, 9, 2, 3]) == [4, 5, 6]
+
+
+def test_a_request_chooses_indexes_by_name(tmp_path: Path) -> None:
+    both = shelf(tmp_path, a=[1, 2, 3, 4], b=[1, 2, 3, 5])
+    assert drafted(both, [1, 2, 3], ("a",)) == [4]
+    assert drafted(both, [1, 2, 3], ("b", "unknown")) == [5]
+    assert sorted(drafted(both, [1, 2, 3])) == [4, 5]
+    asks_none = make_sequence([1, 2, 3], speculation=SpeculationParams(indexes=()))
+    assert not IndexDrafter(both).serves(asks_none)
+
+
+def test_more_words_say_more_than_more_texts(tmp_path: Path) -> None:
+    text = [1, 2, 3, 4, 5, 50, *[9, 4, 5, 60] * 20]
+    assert drafted(shelf(tmp_path, a=text), [1, 2, 3, 4, 5])[0] == 50
+
+
+@given(st.integers(0, 20), st.integers(0, 20), st.integers(1, 4), st.integers(0, 5))
+def test_keeps_to_what_a_tree_may_be(
+    tmp_path_factory: pytest.TempPathFactory, nodes: int, depth: int, width: int, seed: int
+) -> None:
+    drafter = IndexDrafter(shelf(tmp_path_factory.mktemp("i"), a=code_like(400, 1)))
+    sequence = make_sequence(code_like(60, seed))
+    drafter.begin(sequence)
+    propose(drafter, sequence, nodes, depth, width)
+
+
+def test_drafts_a_text_that_is_in_the_index(tmp_path: Path) -> None:
+    text = code_like(600, 1)
+    drafter = IndexDrafter(shelf(tmp_path, a=text))
+    assert replay(drafter, make_sequence(text[:50]), text[50:300]) > 4
+
+
+def test_takes_a_renewed_index_with_the_next_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    indexes = shelf(tmp_path, a=[1, 2, 3, 4])
+    path = tmp_path / "a"
+    write(path, [[1, 2, 3, 7, 7]], 1000)
+    assert drafted(indexes, [1, 2, 3])[0] == 7
+    (tmp_path / "broken").write_bytes(b"broken")
+    os.replace(tmp_path / "broken", path)
+    assert drafted(indexes, [1, 2, 3])[0] == 7  # what is mapped stays in use
+    drafted(indexes, [1, 2, 3])
+    assert caplog.text.count("is no index") == 1
+    os.unlink(path)
+    assert drafted(indexes, [1, 2, 3])[0] == 7
+    write(path, [[1, 2, 3, 8]], 1000)
+    assert drafted(indexes, [1, 2, 3])[0] == 8
+
+
+def test_an_index_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "a", [[1, 2]])
+    with pytest.raises(ConfigError, match=r"engine\.indexes\.mine: .*tokenizer of another model.*--target MODEL"):
+        IndexShelf({"mine": path}, "other")

@@ -1,0 +1,121 @@
+"""Which files belong into an index, and what is read again when it is brought up to date."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draft.index_build import MAX_FILE_BYTES, BuildReport, IndexSources, build_index, find_files, suffix_array
+from draft.token_index import TokenIndex
+from specdec.errors import ConfigError
+from specdec.models.tokenizer import Tokenizer, TokenizerInfo
+from tests.models.tiny import make_tiny_tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer(make_tiny_tokenizer(tmp_path_factory.mktemp("tokenizer")).to_str(), TokenizerInfo())
+
+
+def put(root: Path, *empty: str, **texts: str) -> None:
+    """Files below ``root``, and those of which ``texts`` tells what they hold: in their names `_` is a point."""
+    for name, text in {
+        **dict.fromkeys(empty, "x"),
+        **{name.replace("_", "."): text for name, text in texts.items()},
+    }.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def names(root: Path, *more: str, only: tuple[str, ...] = (), exclude: tuple[str, ...] = ()) -> list[str]:
+    roots = (str(root), *(str(root / name) for name in more))[bool(more) :]
+    return [os.path.relpath(path, root) for path in find_files(IndexSources(roots, only, exclude))]
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=60))
+def test_suffixes_are_in_order(text: list[int]) -> None:
+    assert suffix_array(np.array(text, np.uint32)).tolist() == sorted(range(len(text)), key=lambda i: text[i:])
+
+
+def test_gitignore_is_honoured(tmp_path: Path) -> None:
+    put(
+        tmp_path, "a.py", "a.log", "keep.log", "build/x.py", "src/build/x.py", "src/a.txt", "src/secret.py", "secret.py"
+    )
+    put(tmp_path, _gitignore="*.log\n/build/\nsecret*\n!keep.log\n")
+    put(tmp_path / "src", _gitignore="*.txt\n!secret.py\n")
+    own = [".gitignore", "a.py", "keep.log", "src/.gitignore", "src/build/x.py", "src/secret.py"]
+    assert names(tmp_path) == own
+
+
+def test_a_folder_of_a_repository_is_under_its_rules(tmp_path: Path) -> None:
+    put(tmp_path, ".git/HEAD", "src/a.py", "src/a.log", "venv/lib/b.py", _gitignore="*.log\n/venv/\n")
+    assert names(tmp_path, "src") == ["src/a.py"]
+    assert names(tmp_path, "venv/lib") == ["venv/lib/b.py"]  # hidden as a whole, but asked for by name
+    assert names(tmp_path, "src/a.log") == ["src/a.log"]
+
+
+def test_patterns_choose_files(tmp_path: Path) -> None:
+    put(tmp_path, "a.py", "b.c", "test/a.py", "src/a.py", "src/b.c")
+    assert names(tmp_path, only=("*.py",), exclude=("test/",)) == ["a.py", "src/a.py"]
+
+
+def test_links_secrets_and_noise_stay_out(tmp_path: Path) -> None:
+    put(tmp_path, "a.py", ".env", "server.key", "node_modules/a.js", "__pycache__/b", ".git/HEAD")
+    (tmp_path / "link.py").symlink_to(tmp_path / "a.py")
+    (tmp_path / "loop").symlink_to(tmp_path)
+    assert names(tmp_path) == ["a.py"]
+
+
+def build(folder: Path, tokenizer: Tokenizer, **how: tuple[str, ...]) -> BuildReport:
+    path = folder / "out.index"
+    former = TokenIndex(path) if path.exists() else None
+    sources = IndexSources((str(folder / "src"),), **how)
+    return build_index(path, sources, tokenizer, former, lambda label, done, total: None)
+
+
+def texts(folder: Path, tokenizer: Tokenizer) -> dict[str, str]:
+    index = TokenIndex(folder / "out.index")
+    return {
+        os.path.basename(file.path): tokenizer.decode(index.tokens[file.start : file.start + file.count].tolist())
+        for file in index.files
+    }
+
+
+def test_only_changed_files_are_read_again(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    put(tmp_path / "src", a_py="x = 1\n", b_py="y = 2\n")
+    first = build(tmp_path, tokenizer)
+    assert (first.files, first.read, first.written) == (2, 2, True)
+    again = build(tmp_path, tokenizer)
+    assert (again.files, again.read, again.written, again.tokens) == (2, 0, False, first.tokens)
+    put(tmp_path / "src", b_py="y = 3 + 4\n", c_py="z\n")
+    (tmp_path / "src" / "a.py").rename(tmp_path / "src" / "d.py")
+    third = build(tmp_path, tokenizer)
+    assert (third.files, third.read, third.written) == (3, 3, True)
+    assert texts(tmp_path, tokenizer) == {"b.py": "y = 3 + 4\n", "c.py": "z\n", "d.py": "x = 1\n"}
+    put(tmp_path / "src", c_py="zz\n")
+    assert build(tmp_path, tokenizer).read == 1
+    assert texts(tmp_path, tokenizer) == {"b.py": "y = 3 + 4\n", "c.py": "zz\n", "d.py": "x = 1\n"}
+    fewer = build(tmp_path, tokenizer, exclude=("c.*",))
+    assert (fewer.files, fewer.read, fewer.written) == (2, 0, True)
+
+
+def test_what_is_no_text_stays_out(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    put(tmp_path / "src", a_py="x\n", empty_py="", big_py="x" * (MAX_FILE_BYTES + 1))
+    (tmp_path / "src" / "nul").write_bytes(b"a\0b")
+    (tmp_path / "src" / "latin").write_bytes("é".encode("latin-1"))
+    build(tmp_path, tokenizer)
+    assert texts(tmp_path, tokenizer) == {"a.py": "x\n"}
+
+
+def test_nothing_to_index_is_told(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    put(tmp_path / "src", _gitignore="*\n", a_py="x\n")
+    with pytest.raises(ConfigError, match="no text to index"):
+        build(tmp_path, tokenizer)
+    with pytest.raises(ConfigError, match="can not be read"):
+        list(find_files(IndexSources((str(tmp_path / "none"),))))
