@@ -54,7 +54,7 @@ class IndexShelf:
 
     def get(self, names: Seq[str] | None) -> list[TokenIndex]:
         """Those of ``names``, None: all, `MAX_INDEXES` at most; unknown ones are left out."""
-        known = [name for name in (self._indexes if names is None else names) if name in self._indexes]
+        known = [name for name in dict.fromkeys(self._indexes if names is None else names) if name in self._indexes]
         return [self._current(name) for name in known[:MAX_INDEXES]]
 
     def _current(self, name: str) -> TokenIndex:
@@ -65,15 +65,16 @@ class IndexShelf:
             return index
         if stamp != index.stamp and stamp != self._refused.get(name):
             try:
-                index = self._indexes[name] = self._open(name, index.path)
+                # Unchecked, since everybody's next step waits for it; it was renamed into its place, so it is whole.
+                index = self._indexes[name] = self._open(name, index.path, check=False)
             except ConfigError as error:
                 _LOG.warning("%s; the former one stays in use", error)
                 self._refused[name] = stamp
         return index
 
-    def _open(self, name: str, path: Path) -> TokenIndex:
+    def _open(self, name: str, path: Path, *, check: bool = True) -> TokenIndex:
         try:
-            index = TokenIndex(path)
+            index = TokenIndex(path, check=check)
         except ConfigError as error:
             raise ConfigError(f"engine.indexes.{name}: {error}") from None
         if index.header.fingerprint != self._fingerprint:

@@ -37,7 +37,7 @@ def test_continues_what_the_index_holds(tmp_path: Path) -> None:
 def test_a_request_chooses_indexes_by_name(tmp_path: Path) -> None:
     both = shelf(tmp_path, a=[1, 2, 3, 4], b=[1, 2, 3, 5])
     assert drafted(both, [1, 2, 3], ("a",)) == [4]
-    assert drafted(both, [1, 2, 3], ("b", "unknown")) == [5]
+    assert drafted(both, [1, 2, 3], ("b", "unknown", "b")) == [5]
     assert sorted(drafted(both, [1, 2, 3])) == [4, 5]
     asks_none = make_sequence([1, 2, 3], speculation=SpeculationParams(indexes=()))
     assert not IndexDrafter(both).serves(asks_none)

@@ -13,6 +13,7 @@ from server.lsp.documents import (
     folders_of,
     read_settings,
 )
+from server.lsp.session import setup_message
 
 ONE, TWO = (types.WorkspaceFolder(f"file:///home/someone/{name}", name) for name in ("one", "two"))
 
@@ -79,3 +80,10 @@ def test_settings_are_read_field_by_field() -> None:
     assert problems[0].startswith("specdec.maxLines")
     for nothing in (None, [], "text", 5):
         assert read_settings(nothing) == (Settings(), [])
+
+
+def test_settings_choose_what_is_drafted_from() -> None:
+    settings, problems = read_settings({"specdec": {"indexes": ["project", "library"]}})
+    assert not problems
+    assert list(setup_message(settings, "s").setup.speculation.indexes) == ["project", "library"]
+    assert not setup_message(Settings(), "s").setup.speculation.indexes
