@@ -14,7 +14,8 @@ from server.engine_client import EngineClient
 from server.errors import MIN_RETRY_S, LateError, RateLimitedError, SupersededError, TokenQueueFullError
 from server.observe.records import RequestRecord
 from specdec.config import ServerConfig
-from specdec.errors import RequestError
+from specdec.errors import FieldViolation, InvalidRequestError, RequestError
+from specdec.fields import MAX_NAME
 from specdec.types import Delta, Finished, FinishReason, Request, RequestEvent, Started
 
 
@@ -380,7 +381,8 @@ class Admission:
         ``supersedes_key``: ends the running request of the same tenant that has the same one.
 
         Raises:
-            InvalidRequestError: the caller asks for an arm of an experiment that it may not have.
+            InvalidRequestError: ``supersedes_key`` is too long, or the caller asks for an arm of an experiment that it
+                may not have.
             RateLimitedError: the key has used up a limit.
             QueueFullError: too many prompt tokens wait.
             LateError: it would not be done by its deadline.
@@ -392,6 +394,8 @@ class Admission:
         return self._admit(principal, request, supersedes_key)
 
     def _admit(self, principal: Principal, request: Request, supersedes_key: str) -> Ticket:
+        if len(supersedes_key) > MAX_NAME:
+            raise InvalidRequestError([FieldViolation("supersedes_key", f"at most {MAX_NAME} characters")])
         now, own = self._clock(), principal.scope_request(request)
         key = principal.scoped(supersedes_key) if supersedes_key else ""
         older = self._by_key.get(key) if key else None

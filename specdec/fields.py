@@ -23,9 +23,11 @@ MAX_STOPS = 64
 MAX_RULE_TEXT = 4096  # characters of what follows in the file, far more than a rule looks at
 MAX_INDEXES = 8  # each one is looked through at every step
 MAX_HEALING_PREFIX = 256  # characters; a word has far fewer
+MAX_NAME = 1024  # characters of a name that a caller gives: a session, a salt
 MAX_BIAS = 1e4  # far beyond any logit, and far from what a float32 sum could turn into infinity
 INT31, UINT32, UINT64 = (1 << 31) - 1, (1 << 32) - 1, (1 << 64) - 1
 UTF8 = "must be text that UTF-8 can hold"
+NAME_RULE = f"at most {MAX_NAME} characters of text that UTF-8 can hold, the tenant's name in front included"
 OPENAI = "openai"
 """The dialect whose names JSON bodies have where `Param.names` says nothing else."""
 

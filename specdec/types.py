@@ -14,9 +14,11 @@ from specdec.fields import (
     MAX_INDEXES,
     MAX_LOGPROBS,
     MAX_N,
+    MAX_NAME,
     MAX_RULE_TEXT,
     MAX_STOPS,
     MIN_TEMPERATURE,
+    NAME_RULE,
     UINT32,
     Flag,
     LogitBias,
@@ -231,10 +233,15 @@ class Request:
     priority: int = param(0, Whole(-INT31 - 1, INT31), "A higher one is scheduled first.", path="scheduling.priority")
     deadline_s: float | None = param(None, _SECONDS, json=None)
     cache_salt: str = param(
-        "", Text(), "Requests share cached prefixes and draft texts only with an equal salt.", path="cache.salt"
+        "",
+        Text(MAX_NAME, NAME_RULE),
+        "Requests share cached prefixes and draft texts only with an equal salt.",
+        path="cache.salt",
     )
     prediction_ids: tuple[int, ...] = param((), TokenIds(), label="prediction", json=None)
-    session: str = param("", Text(), "An editor or a conversation; also the header x-session-id.", path="session.id")
+    session: str = param(
+        "", Text(MAX_NAME, NAME_RULE), "An editor or a conversation; also the header x-session-id.", path="session.id"
+    )
     target_tpot_ms: float | None = param(
         None,
         Number(0.0, rule="must be a positive number of milliseconds", above=True),

@@ -10,6 +10,7 @@ from server.http.call import Call
 from server.json_body import Body
 from server.request_fields import param_schemas, read_speculation, read_values
 from specdec.errors import InvalidRequestError
+from specdec.fields import MAX_NAME
 from specdec.types import Request, SamplingParams, SpeculationParams, StoppingParams
 
 
@@ -149,6 +150,7 @@ COMMON: Mapping[str, Schema] = {
     **param_schemas(Request),
     "supersedes_key": {
         **TEXT,
+        "maxLength": MAX_NAME,
         "description": "Ends the running request with the same key of the same tenant, which gets 409, SUPERSEDED.",
     },
 }

@@ -12,13 +12,14 @@ from typing import Any
 
 import h11
 import uvicorn
+from h11._receivebuffer import ReceiveBuffer
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.flow_control import CLOSE_HEADER
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol, RequestResponseCycle
 
 from specdec.errors import ConfigError
 
-_LENGTH = b"content-length"
+_LENGTH, _CODING = b"content-length", b"transfer-encoding"
 
 
 class AnswerWriter:
@@ -83,6 +84,37 @@ HEAD_BYTES = 1 << 16
 HEAD_S = 30.0
 
 
+class StrictBuffer(ReceiveBuffer):
+    """What came over a connection. h11 takes heads that a proxy in front may read otherwise, which lets a client hide a
+    call from it: those are refused here, and the connection ends."""
+
+    def maybe_extract_lines(self) -> list[bytearray] | None:
+        """The lines of a head, or of what follows a chunked body; None: not all came.
+
+        Raises:
+            LocalProtocolError: it is too large, a line ends without CR or goes on in the next (RFC 9112, 2.2 and 5.2),
+                or two headers say where the body ends (6.1).
+        """
+        lines: list[bytearray] | None = super().maybe_extract_lines()
+        if not lines:
+            return lines
+        head = self._extracted
+        if len(head) > HEAD_BYTES:
+            raise h11.LocalProtocolError("the head is too large")
+        if head.count(b"\n") != head.count(b"\r\n"):
+            raise h11.LocalProtocolError("a line ends without CR")
+        if any(line[:1] in (b" ", b"\t") for line in lines):
+            raise h11.LocalProtocolError("a header goes on in the next line")
+        named = {bytes(line.partition(b":")[0]).lower() for line in lines[1:]}
+        if _CODING in named and (_LENGTH in named or lines[0].endswith(b"/1.0")):
+            raise h11.LocalProtocolError("two headers say where the body ends")
+        return lines
+
+    def _extract(self, count: int) -> bytearray:
+        self._extracted: bytearray = super()._extract(count)
+        return self._extracted
+
+
 class HttpProtocol(H11Protocol):
     """Uvicorn's own, over h11: unlike its faster one it reads the body of a call that offers an upgrade, as Java's
     clients do. First line and headers must come whole within `HEAD_S` seconds of the connection or of their first byte.
@@ -90,6 +122,7 @@ class HttpProtocol(H11Protocol):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        self.conn._receive_buffer = StrictBuffer()  # h11 has no option for it
         self.app = self._answer
         self._head_timer: asyncio.TimerHandle | None = None
 

@@ -29,10 +29,15 @@ class JsonLines(logging.Formatter):
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False, separators=(",", ":"), default=str)
+        return json.dumps(line, ensure_ascii=False, separators=(",", ":"), default=str).translate(_JSON_CONTROL)
 
 
-_CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), 127) if code not in (9, 10)}
+# Terminals obey DEL and the C1 controls too; U+2028 and U+2029 end a line for some readers.
+_BEYOND_ASCII = (*range(127, 160), 0x2028, 0x2029)
+_JSON_CONTROL = {code: f"\\u{code:04x}" for code in _BEYOND_ASCII}
+_CONTROL = {code: f"\\x{code:02x}" for code in range(32) if code not in (9, 10)} | {
+    code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" for code in _BEYOND_ASCII
+}
 
 
 class TextLines(logging.Formatter):

@@ -116,6 +116,45 @@ def test_an_endless_head_is_refused(server: Server) -> None:
     )
 
 
+CHUNKED = b"transfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
+POST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
+SMUGGLED = b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        POST + b"content-length: 6\r\n" + CHUNKED,
+        POST + b"Transfer-Encoding: chunked\r\nContent-Length: 0\r\n\r\n0\r\n\r\n",
+        POST.replace(b"1.1", b"1.0") + CHUNKED,
+        POST + b"content-length: 5\r\ncontent-length: 6\r\n\r\n" + BODY,
+        POST + b"transfer-encoding: gzip, chunked\r\n\r\n",
+        b"GET /livez HTTP/1.1\nhost: x\n\n",
+        b"GET /livez HTTP/1.1\r\nhost: x\nx-a: b\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\nhost: x\r\nx-a: b\n\r\n",
+        b"GET /livez HTTP/1.1\r\nhost: x\r\nx-a: b\r\n c\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\nhost: x\r\nx-a: b\r\n\tc\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\nhost: x\r\nx-a: b\rc: d\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\nhost: x\r\nx-a : b\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\nhost: x\r\nhost: y\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\nhost: x\r\nx-a: " + b"y" * (1 << 16) + b"\r\n\r\n",
+    ],
+)
+def test_what_a_proxy_may_read_otherwise_is_refused_and_ends_the_connection(
+    server: Server, request_bytes: bytes
+) -> None:
+    said = talk(server, request_bytes + SMUGGLED)
+    assert said.startswith(b"HTTP/1.1 400")
+    assert said.count(b"HTTP/1.1 ") == 1
+
+
+def test_what_follows_a_chunked_body_is_read_as_strictly(server: Server) -> None:
+    trailed = POST + CHUNKED.removesuffix(b"\r\n")
+    assert b"200 OK" in talk(server, trailed + b"x-a: b\r\n\r\n", until=b'"num_draft_tokens":0')
+    assert b"200 OK" not in talk(server, trailed + b"x-a: b\n c\r\n\r\n")
+
+
 def test_a_head_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "HEAD_S", 0.2)
     with running() as server:

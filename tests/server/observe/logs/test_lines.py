@@ -9,7 +9,7 @@ import logging
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.observe.logs import TextLines, configure_logs
+from server.observe.logs import JsonLines, TextLines, configure_logs
 from tests.server.observe.logs.capture import format_one, logged
 
 
@@ -27,7 +27,19 @@ def test_no_text_writes_control_characters_to_a_terminal(value: str) -> None:
     record = logging.LogRecord("l", logging.INFO, "f", 1, "m", (), None)
     record.fields = {"given": value}
     line = TextLines().format(record)
-    assert not [c for c in line if (ord(c) < 32 and c not in "\t\n") or ord(c) == 127]
+    assert not [c for c in line if (ord(c) < 32 and c not in "\t\n") or 127 <= ord(c) < 160 or c in "\u2028\u2029"]
+
+
+def test_terminals_obey_nothing_that_a_caller_sent() -> None:
+    """C1 controls do what an escape and a letter do: U+009B begins a sequence."""
+    sent = "a\x1b[2J\x7f\x85\x9b31m\u2028b"
+    record = logging.LogRecord("l", logging.INFO, "f", 1, "m", (), None)
+    record.fields = {"given": sent}
+    said = TextLines().format(record), JsonLines().format(record)
+    for line in said:
+        assert line.isprintable()
+    assert json.loads(said[1])["given"] == sent  # still what it was, for who reads the JSON
+    assert r"\x9b31m" in said[0]
 
 
 def test_exceptions_are_told_in_the_same_line() -> None:
