@@ -56,7 +56,12 @@ class SpeculationConfig(BaseModel):
     )
     stall_ms: float = Field(2000.0, gt=0, description="a drafter slower than this is dropped for the request")
     trace_steps: int = Field(1024, ge=0, le=1_000_000, description="the decision trace keeps so many; 0: none")
-    trace_file: Path | None = Field(None, description="JSON lines of every step's decision, for replay")
+    trace_file: Path | None = Field(
+        None, description="JSON lines of every step's decision, for replay; earlier ones become FILE.1 to FILE.3"
+    )
+    trace_file_bytes: int = Field(
+        256 << 20, ge=1 << 16, description="a trace file that is larger is followed by another"
+    )
     session_tokens: int = Field(65536, ge=0, description="earlier text kept per session; 0: none")
     sessions: int = Field(64, ge=0, description="remembered at a time", json_schema_extra={"unit": "sessions"})
     shared_tokens: int = Field(262144, ge=0, description="finished text kept for other requests of a salt; 0: none")

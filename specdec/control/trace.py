@@ -8,6 +8,7 @@ import logging
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
@@ -72,31 +73,72 @@ def _nodes(tree: TokenTree) -> Nodes:
 VERSION = 2
 
 
+KEPT_FILES = 3  # older ones, named FILE.1 (the newest) and so on
+
+
 class TraceWriter:
-    """Appends steps to a file that begins with what the controller was built from.
+    """Writes steps to a file that begins with what the controller was built from. Each is with the system at once, so
+    that a process that is killed loses none. What was there before, and what exceeds ``max_bytes``, is kept in older
+    files.
 
     Raises:
         ConfigError: the file can not be written.
     """
 
-    def __init__(self, path: Path, controller: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, controller: Mapping[str, Any], max_bytes: int = 256 << 20) -> None:
+        self._path, self._controller, self._max_bytes = path.expanduser(), dict(controller), max_bytes
         try:
-            # Lives as long as the engine.
-            self._file = open(path.expanduser(), "w", buffering=1 << 16, encoding="utf-8")  # noqa: SIM115
+            self._begin(continues=False)
         except OSError as error:
             raise ConfigError(f"engine.speculation.trace_file: can not write {path} ({error.strerror})") from None
-        self._line({"specdec_trace": VERSION, "controller": dict(controller)})
 
     def write(self, step: StepTrace) -> None:
-        """One step."""
+        """One step. Raises OSError."""
+        if self._written >= self._max_bytes:
+            self._file.close()
+            self._begin(continues=True)
         self._line(dataclasses.asdict(step))
 
     def close(self) -> None:
         """Nothing can be written any more."""
         self._file.close()
 
+    def _begin(self, *, continues: bool) -> None:
+        if self._path.exists() and self._path.stat().st_size:
+            for number in range(KEPT_FILES, 0, -1):
+                younger = older_file(self._path, number - 1)
+                if younger.exists():
+                    younger.replace(older_file(self._path, number))
+        # Lives as long as the engine.
+        self._file = open(self._path, "w", encoding="utf-8")  # noqa: SIM115
+        self._written = 0
+        self._line({"specdec_trace": VERSION, "controller": self._controller, "continues": continues})
+
     def _line(self, value: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(value, separators=(",", ":")) + "\n")
+        self._written += self._file.write(json.dumps(value, separators=(",", ":")) + "\n")
+        self._file.flush()
+
+
+def older_file(path: Path, number: int) -> Path:
+    """The file that holds what came before that at ``path``, so many files ago."""
+    return path.with_name(f"{path.name}.{number}") if number else path
+
+
+def _parts(path: Path) -> list[Path]:
+    """The files of the run that goes on at ``path``, oldest first.
+
+    Raises:
+        ConfigError: the run's beginning is not there any more, or no trace.
+    """
+    stem, _, suffix = path.name.rpartition(".")
+    first, number = (path.with_name(stem), int(suffix)) if suffix.isdigit() else (path, 0)
+    parts = [path]
+    while _header(parts[0]).get("continues"):
+        number += 1
+        parts.insert(0, older_file(first, number))
+        if not parts[0].exists():
+            raise ConfigError(f"{path}: goes on from a file that is not kept any more; raise trace_file_bytes")
+    return parts
 
 
 def read_trace(path: Path) -> tuple[dict[str, Any], Iterator[StepTrace]]:
@@ -106,6 +148,10 @@ def read_trace(path: Path) -> tuple[dict[str, Any], Iterator[StepTrace]]:
         ConfigError: the file can not be read, or is no trace of this version; also while the steps are read, at a
             line that is no step.
     """
+    return _header(path)["controller"], _steps(path)
+
+
+def _header(path: Path) -> dict[str, Any]:
     try:
         with open(path, encoding="utf-8") as file:
             header = json.loads(file.readline() or "null")
@@ -115,7 +161,7 @@ def read_trace(path: Path) -> tuple[dict[str, Any], Iterator[StepTrace]]:
         raise ConfigError(f"{path}: is no decision trace of version {VERSION}; write one with --trace-file")
     if not isinstance(header.get("controller"), dict):
         raise ConfigError(f"{path}: line 1 does not say what the controller was built from; the file was altered")
-    return header["controller"], _steps(path)
+    return header
 
 
 def _steps(path: Path) -> Iterator[StepTrace]:
@@ -193,16 +239,16 @@ class ReplayReport:
 
 
 def replay_file(path: Path) -> ReplayReport:
-    """Decide every step of the trace at ``path`` again.
+    """Decide every step of the run whose trace ends at ``path`` again.
 
     Raises:
         ConfigError: it is no trace, or one without the values a replay needs.
     """
-    header, steps = read_trace(path)
+    parts = _parts(path)
     report = ReplayReport()
     try:
-        replay = _Replay(Controller.from_dict(header), report)
-        for step in steps:
+        replay = _Replay(Controller.from_dict(_header(parts[0])["controller"]), report)
+        for step in chain.from_iterable(map(_steps, parts)):
             if step.replay:
                 replay.step(StepRecord(**cast(dict[str, Any], step.replay)), step.step)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:

@@ -150,7 +150,7 @@ class Engine:
         file, writer = self._speculation.trace_file, None
         if file is not None:
             name = f"{file.stem}.{self._swaps}{file.suffix}" if self._swaps else file.name
-            writer = TraceWriter(file.with_name(name), controller.as_dict())
+            writer = TraceWriter(file.with_name(name), controller.as_dict(), self._speculation.trace_file_bytes)
         return TraceLog(self._speculation.trace_steps, writer)
 
     def _assemble(self, drafters: Seq[Drafter], controller: Controller) -> None:

@@ -1,0 +1,65 @@
+"""Trace files: complete when the process is killed, never overwritten, bounded, and still one run to a replay."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from specdec.control.trace import KEPT_FILES, TraceWriter, read_trace, replay_file
+from specdec.errors import ConfigError
+from specdec.types import StepTrace
+from tests.control.test_replay import recorded
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> tuple[dict[str, object], list[StepTrace]]:
+    """What a controller was built from, and the steps of a run."""
+    path = tmp_path / "recorded"
+    path.write_text(recorded()[0])
+    controller, steps = read_trace(path)
+    return controller, list(steps)
+
+
+Run = tuple[dict[str, object], list[StepTrace]]
+
+
+def test_a_killed_process_has_lost_nothing(run: Run, tmp_path: Path) -> None:
+    writer = TraceWriter(tmp_path / "t.jsonl", run[0])
+    for i, step in enumerate(run[1][:3], 1):
+        writer.write(step)
+        assert len(list(read_trace(tmp_path / "t.jsonl")[1])) == i  # though it was not closed
+    writer.close()
+
+
+def test_a_restart_keeps_what_was_written_before(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    for i in range(KEPT_FILES + 2):
+        writer = TraceWriter(path, run[0])
+        writer.write(run[1][i])
+        writer.close()
+    found = [path, *(tmp_path / f"t.jsonl.{number}" for number in range(1, KEPT_FILES + 1))]
+    assert [[step.step for step in read_trace(one)[1]] for one in found] == [[4], [3], [2], [1]]
+    assert len(list(tmp_path.glob("t.jsonl*"))) == KEPT_FILES + 1
+
+
+def test_a_run_in_several_files_is_replayed_whole(run: Run, tmp_path: Path) -> None:
+    path, size = tmp_path / "t.jsonl", len(recorded()[0])
+    writer = TraceWriter(path, run[0], size // KEPT_FILES)
+    for step in run[1]:
+        writer.write(step)
+    writer.close()
+    files = sorted(tmp_path.glob("t.jsonl*"))
+    assert len(files) in (KEPT_FILES, KEPT_FILES + 1)
+    assert sum(file.stat().st_size for file in files) > size
+    (tmp_path / "whole").write_text(recorded()[0])
+    whole, report = replay_file(tmp_path / "whole"), replay_file(path)
+    assert (report.differences, report.steps) == ([], whole.steps)
+    assert 0 < replay_file(tmp_path / "t.jsonl.1").steps < whole.steps  # up to there
+    files[-1].unlink()
+    with pytest.raises(ConfigError, match="not kept any more; raise trace_file_bytes"):
+        replay_file(path)
+    assert [json.loads(file.read_text().splitlines()[0])["continues"] for file in files[:-1]] == [True] * (
+        len(files) - 1
+    )
