@@ -11,21 +11,33 @@ import orjson
 from specdec.errors import FieldViolation, InvalidRequestError, ViolationCollector
 
 MAX_VALUES = 1 << 18  # some 15 ms
-_LARGE_BYTES = 1 << 19
-_SEPARATORS = (b",", b"[", b"{")  # as many as values at least, those in strings among them
+LARGE_BYTES = 1 << 19
+_SEPARATORS = (b",", b"[", b"{")
+
+
+def count_values(piece: bytes) -> int:
+    """At least as many values as a piece of JSON adds; those that its strings look as if they held among them."""
+    return sum(map(piece.count, _SEPARATORS))
+
+
+def check_values(size: int, values: int) -> None:
+    """Refuse a body of ``size`` bytes that takes long to take apart, which would hold up everybody.
+
+    Raises:
+        InvalidRequestError: it has too many ``values``, by `count_values`.
+    """
+    if size > LARGE_BYTES and values > MAX_VALUES:
+        raise InvalidRequestError(
+            [FieldViolation("body", f"has more than {MAX_VALUES} commas and brackets; send less")]
+        )
 
 
 def read_object(data: bytes) -> dict[str, Any]:
     """The JSON object in ``data``, UTF-8.
 
     Raises:
-        InvalidRequestError: it is not JSON (NaN, infinities and halves of surrogate pairs are not), not an object, or
-            may hold so many values that taking it apart would hold up everybody.
+        InvalidRequestError: it is not JSON (NaN, infinities and halves of surrogate pairs are not), or not an object.
     """
-    if len(data) > _LARGE_BYTES and sum(map(data.count, _SEPARATORS)) > MAX_VALUES:
-        raise InvalidRequestError(
-            [FieldViolation("body", f"has more than {MAX_VALUES} commas and brackets; send less")]
-        )
     try:
         value = orjson.loads(data)
     except orjson.JSONDecodeError as error:

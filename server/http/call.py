@@ -20,7 +20,7 @@ from server.errors import UnknownModelError
 from server.fim import FimNotSupportedError
 from server.frontend import Frontend
 from server.http.errors import BodyTimeoutError, BodyTooLargeError, ClientGoneError, Refusal
-from server.json_body import Body, read_object, write_json
+from server.json_body import LARGE_BYTES, Body, check_values, count_values, read_object, write_json
 from server.observe.records import MAX_ID_CHARACTERS, REQUEST_ID_HEADER, call_id
 from specdec.errors import FieldViolation, InvalidRequestError, ViolationCollector
 from specdec.types import EngineInfo
@@ -45,6 +45,7 @@ class ServerContext:
     max_body_bytes: int
     completion: CompletionService
     started_s: int = field(default_factory=lambda: int(time()))
+    large_bodies: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def info(self) -> EngineInfo:
@@ -86,7 +87,7 @@ class Call:
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, server: ServerContext) -> None:
         self._scope, self._receive, self._send = scope, receive, send
-        self._raw = b""
+        self._raw, self._values = b"", 0
         self._request_id = ""
         self.server = server
         self.field_names: dict[str, str] = {}
@@ -131,8 +132,9 @@ class Call:
         """The body's JSON object.
 
         Raises:
-            InvalidRequestError: it is none.
+            InvalidRequestError: it is none, or one of too many values.
         """
+        check_values(len(self._raw), self._values)
         return read_object(self._raw)
 
     @property
@@ -157,10 +159,20 @@ class Call:
             data, more = await self._receive_piece()
             pieces.append(data)
             size += len(data)
+            self._values += count_values(data)
             if size > limit:
                 await self._swallow(more)
                 raise BodyTooLargeError(limit)
-        self._raw = b"".join(pieces)
+        if size <= LARGE_BYTES:
+            self._raw = b"".join(pieces)
+            return
+        async with self.server.large_bodies:  # one at a time, and others' calls in between
+            await asyncio.sleep(0)
+            self._raw = b"".join(pieces)
+            await asyncio.sleep(0)
+            with suppress(InvalidRequestError):  # raised again where the object is asked for
+                _ = self.data
+            await asyncio.sleep(0)
 
     async def gone(self) -> None:
         """Wait until the client has left; to be used once the body is read."""

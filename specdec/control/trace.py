@@ -104,7 +104,7 @@ class TraceWriter:
         self._file.close()
 
     def _begin(self, *, continues: bool) -> None:
-        if self._path.exists() and self._path.stat().st_size:
+        if self._path.is_file() and self._path.stat().st_size:
             for number in range(KEPT_FILES, 0, -1):
                 younger = older_file(self._path, number - 1)
                 if younger.exists():

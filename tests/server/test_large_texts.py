@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from server.json_body import MAX_VALUES, read_object
+from server.json_body import MAX_VALUES
 from server.large_texts import (
     LARGE_CHARACTERS,
     MOST_WAITING,
@@ -24,6 +24,7 @@ from server.large_texts import (
 from specdec.errors import InvalidRequestError
 from tests.server.auth.key_files import make_key
 from tests.server.fake_tokenizer import FakeTokenizer
+from tests.server.http.calls import make_call, make_context
 from tests.server.http.harness import CHAT, COMPLETIONS, Server, running
 
 LARGE = "x" * (LARGE_CHARACTERS + 1)
@@ -114,7 +115,11 @@ def test_lengths() -> None:
 
 @pytest.mark.parametrize("item", [b"1,", b"[],", b"{},", b'"",', b"[[[[[[[[1]]]]]]]],"])
 def test_a_body_of_millions_of_values_is_refused_unread(item: bytes) -> None:
+    server = make_context(limit=16 << 20)
+    few, many = (make_call(b'{"a":[' + item * count + b"0]}", server=server) for count in (10_000, MAX_VALUES + 1))
+    long = make_call(b'{"a":"' + b"x" * (8 << 20) + b'"}', server=server)
+    for call in (few, long, many):
+        asyncio.run(call.read())
+    assert (len(few.data["a"]), len(long.data["a"])) == (10_001, 8 << 20)
     with pytest.raises(InvalidRequestError, match="body: has more than 262144 commas and brackets"):
-        read_object(b'{"a":[' + item * (MAX_VALUES * 2) + b"0]}")
-    assert len(read_object(b'{"a":[' + item * 10000 + b"0]}")["a"]) == 10001
-    assert len(read_object(b'{"a":"' + b"x" * (8 << 20) + b'"}')["a"]) == 8 << 20
+        _ = many.data
