@@ -26,25 +26,16 @@ struct Unpacked {
   float low[GROUPS][TILE];
 };
 
-// Where a row's chunk lies: of each group 32 values, their scale, and what its sum is needed for: where levels have no
-// offset minus the sum as a float, else START less the offset times the sum, for every scale of the weights. Chunks of
-// rows that are multiplied together (a panel) lie beside each other, so that one address and constants lead to all.
+// A row's chunk: of each group 32 values, their scale, and what their sum is needed for: where levels have no offset
+// minus the sum as a float, else START less the offset times the sum, for every scale of the weights. Rows of a chunk lie
+// beside each other, so that one address and constants lead to all that are multiplied together.
 template <int SCALES>
 struct Record {
   static constexpr int STEP = GROUP + 4 + 4 * SCALES, BYTES = (GROUPS * STEP + 63) / 64 * 64;
+  static int8_t* at(const sd_linear_args& a, int chunk, int row, int all) {
+    return a.q + ((int64_t)chunk * all + row) * BYTES;
+  }
 };
-
-// Rows of a panel: panels are of nearly equal height, 8 rows are 4 + 4. Of many, all but the last are full.
-int panel_rows(int all) {
-  const int panels = (all + MOST_ROWS - 1) / MOST_ROWS;
-  return (all + panels - 1) / panels;
-}
-static_assert(192 % MOST_ROWS == 0 && 192 / MOST_ROWS >= MOST_ROWS);
-
-template <int SCALES>
-int8_t* panel_at(const sd_linear_args& a, int first_row) {
-  return a.q + (int64_t)first_row * ((a.k_pad + CHUNK - 1) / CHUNK) * Record<SCALES>::BYTES;
-}
 
 template <int... I, class Call>
 inline void each(std::integer_sequence<int, I...>, Call call) {
@@ -122,8 +113,8 @@ inline __attribute__((always_inline)) void multiply_pieces(
 #pragma GCC unroll 6
       for (int m = 0; m < MR; ++m) {
         floatv u = scaled(sum[p][m][c], scale, zero);
-        if (LOW) u = fused(low, all_floats(*(const float*)(q + m * ROW + P::sum(first + p))), u);
-        acc[m][c] = fused(u, all_floats(*(const float*)(q + m * ROW + P::scale(first + p))), acc[m][c]);
+        if (LOW) u = fused_with(low, q + m * ROW + P::sum(first + p), u);
+        acc[m][c] = fused_with(u, q + m * ROW + P::scale(first + p), acc[m][c]);
       }
     }
   }
@@ -168,16 +159,15 @@ template <class F>
 void tile_rows(const sd_linear_args& a, int tile, int row, int rows, int all, float* sums) {
   constexpr int INPUTS = GROUP * F::GROUPS, UNITS = CHUNK / INPUTS;  // of a unit; of a chunk
   const int units = a.k_pad / INPUTS, chunks = (units + UNITS - 1) / UNITS;
-  const int height = panel_rows(all);
+  const int panels = (rows + MOST_ROWS - 1) / MOST_ROWS, height = (rows + panels - 1) / panels;  // 8 rows are 4 + 4
   const uint8_t* w = (const uint8_t*)a.weight + (int64_t)tile * units * 2 * F::BYTES;
   Unpacked unpacked;
   for (int c = 0; c < chunks; ++c, w += (int64_t)UNITS * 2 * F::BYTES) {
     const int count = units - c * UNITS < UNITS ? units - c * UNITS : UNITS, groups = count * F::GROUPS;
     unpack<F>(w, count, unpacked);
     for (int first = 0; first < rows; first += height) {
-      const int own = rows - first < height ? rows - first : height;
-      const int8_t* panel = panel_at<F::SCALES>(a, row + first) + (int64_t)c * own * Record<F::SCALES>::BYTES;
-      any_panel<F>(unpacked, groups, panel, own, sums + first * TILE);
+      const int8_t* panel = Record<F::SCALES>::at(a, c, row + first, all);
+      any_panel<F>(unpacked, groups, panel, rows - first < height ? rows - first : height, sums + first * TILE);
     }
   }
 }
@@ -227,11 +217,8 @@ void quant_tile(const sd_linear_args& a, int tile, int row, int rows, int all, f
 void quant_row(const sd_linear_args& a, const float* x, int row, int all) {
   with_format(a.kind, [&]<class F>(F) {
     using Own = Record<F::SCALES>;
-    const int height = panel_rows(all), first = row / height * height;
-    const int rows = all - first < height ? all - first : height;
-    int8_t* record = panel_at<F::SCALES>(a, first) + (row - first) * Own::BYTES;
     for (int g = 0; g < a.k_pad / GROUP; ++g) {
-      int8_t* q = record + (int64_t)g / GROUPS * rows * Own::BYTES + g % GROUPS * Own::STEP;
+      int8_t* q = Own::at(a, g / GROUPS, row, all) + g % GROUPS * Own::STEP;
       float scale = 0;
       int32_t sums[2] = {0, 0};
       float gathered[GROUP];
