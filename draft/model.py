@@ -7,6 +7,8 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from draft.protocol import DraftTask, ModelBasedDrafter
@@ -55,6 +57,8 @@ def catch_up(decoder: TargetDecoder, backlogs: Seq[Backlog]) -> Tensor | None:
     return None
 
 
+DEAD = -1e31  # below what samplers take for a live logit
+SPREAD_ROWS = 16  # of logits that are put under all the vocabulary's ids at a time
 WIDEST_LEVEL = 4  # nodes expanded per level: more of them are too unlikely to be reached
 
 
@@ -212,12 +216,18 @@ class ModelDrafter(ModelBasedDrafter):
     asked for the first time: a request that never needs it never pays for it.
 
     target_size: rows of the target's output table; ids beyond it, padding of a larger one, are never proposed.
+    output_ids: int32, rising: the tokens of the draft's own output table where it holds some of the vocabulary only;
+    the others are not proposed either.
     """
 
     name = "model"
 
-    def __init__(self, decoder: TargetDecoder, sampler: Sampler, target_size: int) -> None:
+    def __init__(
+        self, decoder: TargetDecoder, sampler: Sampler, target_size: int, output_ids: Tensor | None = None
+    ) -> None:
         self._decoder, self._sampler, self._target_size = decoder, sampler, target_size
+        self._output_ids = None if output_ids is None else output_ids.numpy().astype(np.intp)
+        self._spread = torch.full((SPREAD_ROWS, target_size), DEAD) if output_ids is not None else None
 
     def backlog(self, sequence: Sequence) -> int:
         """Committed tokens whose KV it lacks."""
@@ -250,15 +260,29 @@ class ModelDrafter(ModelBasedDrafter):
     def _expand(self, growing: Seq[Growth], logits: Tensor) -> list[Growth]:
         """Give frontier nodes their children, best first; returns the growths that can go on."""
         rows = [g.row(g.tree.path_tokens(g.anchors[node])) for g in growing for node in g.frontier]
-        children = self._sampler.children(
-            logits[:, : self._target_size], rows, max(growth.task.width for growth in growing)
-        )
+        children = self._children(logits, rows, max(growth.task.width for growth in growing))
         at = 0
         for growth in growing:
             own = children[at : at + len(growth.frontier)]
             at += len(growth.frontier)
             growth.advance(self._add(growth, own))
         return going_on(growing)
+
+    def _children(self, logits: Tensor, rows: Seq[RowSampling], width: int) -> list[list[tuple[int, float]]]:
+        """As `Sampler.children`, of logits of the draft's output table."""
+        ids, spread = self._output_ids, self._spread
+        if ids is None or spread is None:
+            return self._sampler.children(logits[:, : self._target_size], rows, width)
+        if all(row.edits is None and row.policy.temperature == 0 for row in rows):  # nothing depends on the ids
+            found = self._sampler.children(logits, rows, width)
+            return [[(int(ids[token]), logprob) for token, logprob in row] for row in found]
+        found, into = [], spread.numpy()
+        for at in range(0, len(rows), SPREAD_ROWS):
+            some = rows[at : at + SPREAD_ROWS]
+            for row in range(len(some)):
+                into[row, ids] = logits[at + row].numpy()
+            found += self._sampler.children(spread[: len(some)], some, width)
+        return found
 
     def _add(self, growth: Growth, children: Seq[Seq[tuple[int, float]]]) -> list[int]:
         """Add a level's children, the likeliest first, leaving room for deeper levels; returns the new nodes."""

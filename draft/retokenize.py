@@ -12,11 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draft.model import Growth
+from draft.model import DEAD, Growth
 from draft.reading_order import ReadingOrder
 from specdec.models.tokenizer import Tokenizer
-
-DEAD = -1e31  # below what samplers take for a live logit
 
 
 class VocabularyBridge:

@@ -81,7 +81,15 @@ class EngineConfig(BaseModel):
         None,
         description="small model that drafts, of any vocabulary: same forms as target; auto: what suits the target",
     )
-    draft_dtype: WeightDtype | None = Field(None, description="default: int4 beside an int8 target, else the target's")
+    draft_dtype: WeightDtype | None = Field(
+        None, description="default: int4 beside a target in auto or int8, else the target's"
+    )
+    draft_vocab: int = Field(
+        49152,
+        ge=0,
+        description="most frequent tokens that a draft model's output table keeps, where they are known; 0: all",
+        json_schema_extra={"unit": "tokens"},
+    )
     draft_head: str | None = Field(None, description="EAGLE-3 checkpoint folder for the `head` drafter")
     indexes: dict[IndexName, Path] = Field(
         {}, description="name: file that `specdec index` wrote, for the `index` drafter; requests choose by name"
@@ -124,6 +132,11 @@ class EngineConfig(BaseModel):
             # The one place where a validated value is completed; the configuration is frozen from here on.
             object.__setattr__(self, "speculation", self.speculation.model_copy(update={"drafters": chosen}))
         return self
+
+    @property
+    def default_draft_dtype(self) -> WeightDtype:
+        """A draft model's weights on a CPU, where nothing else is asked for."""
+        return "int4" if self.dtype in ("auto", "int8") else self.dtype
 
     @property
     def drafters(self) -> tuple[str, ...]:

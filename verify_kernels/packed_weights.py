@@ -59,6 +59,7 @@ TILE_N = 32  # output channels per tile: two AVX-512 registers of int32, so that
 GROUP_K = 4  # input channels one int8 dot-product instruction consumes
 CHUNK_K = 256  # input channels per scale of int4 weights, as of activations
 CLIPS = (1.0, 0.93, 0.86, 0.8, 0.74)  # shares of a chunk's largest weight tried as the largest one represented
+FITS = (7.1, 7.4, 7.7, 8.0, 8.3, 8.6, 8.9)  # the largest weight of a group over its scale, tried for Q4_0
 
 BlockKind = Literal["q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k", "u4_32", "u4_64", "u4_128"]
 RoundedKind = Literal["int4", "int8", "bf16", "fp32"]  # what floats can be packed as
@@ -161,6 +162,30 @@ def pack_block_linear(raw: Tensor, bias: Tensor | None, kind: BlockKind, k: int)
     data = torch.from_numpy(pack_blocks(raw.numpy(), kind))
     padded = None if bias is None else torch.nn.functional.pad(bias.float(), (0, data.shape[0] * TILE_N - len(bias)))
     return PackedLinear(kind, len(raw), k, data, None, padded)
+
+
+def round_blocks(weight: Tensor) -> Tensor:
+    """``weight`` float32 [n, k], k a multiple of 32, rounded to Q4_0 as a GGUF file has it: uint8 [n, k / 32 * 18].
+
+    The largest of 32 weights in a row is about -8 times the scale; of a few scales that one is taken that errs least
+    (squares), once it fits the levels which it led to.
+    """
+    groups = weight.unflatten(1, (-1, 32))
+    extreme = groups.gather(2, groups.abs().argmax(dim=2, keepdim=True))
+    safe = torch.where(extreme != 0, extreme, 1.0)
+    best = torch.full_like(extreme, torch.inf)
+    scale, levels = torch.zeros_like(extreme), torch.zeros_like(groups)
+    for steps in FITS:
+        rounded = (groups * (-steps / safe)).round_().clamp_(-8.0, 7.0)
+        fitted = (groups * rounded).sum(2, keepdim=True) / rounded.square().sum(2, keepdim=True).clamp_min(1.0)
+        fitted = fitted.half().float()
+        error = (groups - rounded * fitted).square_().sum(2, keepdim=True)
+        better = error < best
+        best = torch.where(better, error, best)
+        scale = torch.where(better, fitted, scale)
+        levels = torch.where(better, rounded, levels)
+    stored = levels.add_(8.0).to(torch.uint8)
+    return torch.cat((scale.half().view(torch.uint8), stored[..., :16] | stored[..., 16:] << 4), dim=2).flatten(1)
 
 
 def block_matrix(packed: PackedLinear) -> BlockMatrix:

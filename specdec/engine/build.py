@@ -38,6 +38,7 @@ from specdec.models.decoder import Decoder, KvPool, TargetDecoder, kv_page_bytes
 from specdec.models.load import LoadedModel, load_model
 from specdec.models.memory import available_bytes
 from specdec.models.progress import Progress
+from specdec.models.vocabulary_cut import VocabularyCut, most_frequent
 from specdec.sampling import Sampler
 from specdec.types import EngineInfo
 from verify_kernels.backend import Backend
@@ -59,8 +60,10 @@ class Platform(Protocol):
     def load_target(self, progress: Progress | None) -> Target:
         """The target; raises ModelError."""
 
-    def load_draft(self, ref: str, dtype: WeightDtype | None, progress: Progress | None) -> Target:
-        """A draft model; ``dtype`` has a say on a CPU alone. Raises ModelError."""
+    def load_draft(
+        self, ref: str, dtype: WeightDtype | None, cut: VocabularyCut | None, progress: Progress | None
+    ) -> Target:
+        """A draft model; ``dtype`` and ``cut`` have a say on a CPU alone. Raises ModelError."""
 
     def target_decoder(self, model: Target, pages: int, positions: int, aux_layers: Sequence[int]) -> TargetDecoder:
         """The target's decoder, for sequences of up to ``positions`` tokens. aux_layers: layers whose inputs are kept.
@@ -98,11 +101,14 @@ class HostPlatform:
         config = self._config
         return load_model(config.target, dtype=config.dtype, cache_dir=config.cache_dir, progress=progress)
 
-    def load_draft(self, ref: str, dtype: WeightDtype | None, progress: Progress | None) -> Target:
-        """A draft model, in the target's type where none is given, or in 4 bits beside 8."""
+    def load_draft(
+        self, ref: str, dtype: WeightDtype | None, cut: VocabularyCut | None, progress: Progress | None
+    ) -> Target:
+        """A draft model, in the configuration's default type where none is given."""
         config = self._config
-        dtype = dtype or ("int4" if config.dtype == "int8" else config.dtype)
-        return load_model(ref, dtype=dtype, cache_dir=config.cache_dir, progress=progress)
+        return load_model(
+            ref, dtype=dtype or config.default_draft_dtype, cache_dir=config.cache_dir, progress=progress, cut=cut
+        )
 
     def target_decoder(self, model: Target, pages: int, positions: int, aux_layers: Sequence[int]) -> Decoder:
         """The target's."""
@@ -269,14 +275,15 @@ class DrafterBuilder:
             ConfigError: its tokenizer can not retell the target's text.
         """
         config, target = self._config, self._target
-        model = self._platform.load_draft(draft, dtype, progress)
+        cut = most_frequent(target.tokenizer.fingerprint, config.draft_vocab, target.config.vocab_size)
+        model = self._platform.load_draft(draft, dtype, cut, progress)
         drafter: ModelBasedDrafter
         same = target.tokenizer.fingerprint == model.tokenizer.fingerprint
         # Its tokens may be more than the target's for the same text, but a model reads no further than it was taught.
         positions = self._max_context if same else min(self._max_context * 3 // 2, model.config.max_context)
         decoder = self._platform.draft_decoder(model, self._pages, positions, target.config)
         if same:
-            drafter = ModelDrafter(decoder, self._sampler, target.config.vocab_size)
+            drafter = ModelDrafter(decoder, self._sampler, target.config.vocab_size, model.weights.output_ids)
         else:
             _check_no_added_space(model)
             drafter = CrossVocabularyDrafter(

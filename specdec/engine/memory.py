@@ -171,7 +171,7 @@ def _model_needs(
 def _draft(config: EngineConfig, progress: Progress | None) -> ModelSize | None:
     if config.draft is None or "model" not in config.drafters:
         return None
-    dtype = config.draft_dtype or ("int4" if config.dtype == "int8" else config.dtype)
+    dtype = config.draft_dtype or config.default_draft_dtype
     return measure_model(config.draft, dtype=dtype, cache_dir=config.cache_dir, progress=progress)
 
 

@@ -34,6 +34,7 @@ class ModelConfig:
     (a key at position j is seen from position p iff p - j < sliding_window).
     ``post_norms``: Gemma's extra norms on the attention and MLP outputs before the residual add.
     ``attn_scale`` multiplies q.k; ``embed_scale`` multiplies embeddings.
+    ``output_size``: rows of an output table that holds some of the vocabulary only.
     Norm weights are stored so that y = x / rms(x) * w in every family (loaders add Gemma's +1).
     """
 
@@ -57,6 +58,7 @@ class ModelConfig:
     post_norms: bool = False
     sliding_window: int | None = None
     sliding_layers: tuple[bool, ...] = ()
+    output_size: int | None = None
     bos_id: int | None = None
     add_bos: bool = False
     eos_ids: tuple[int, ...] = ()

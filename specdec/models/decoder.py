@@ -139,7 +139,7 @@ class Decoder:
         self._attended = torch.zeros(max_rows, config.q_size)
         self._gate_up = torch.zeros(max_rows, 2 * config.intermediate_size)
         self._chosen = torch.zeros(max_logit_rows, config.hidden_size)
-        self._logits = torch.zeros(max_logit_rows, config.vocab_size)
+        self._logits = torch.zeros(max_logit_rows, weights.lm_head.n)
         self._tables = {
             local: rope_tables(config.rope, config.head_dim, max_positions, local=local) for local in (False, True)
         }
@@ -194,7 +194,8 @@ class Decoder:
         )
 
     def forward(self, batch: ForwardBatch, logit_rows: Sequence[int]) -> Tensor:
-        """Compute every row, write its KV, and return logits float32 [len(logit_rows), vocab] of the rows named.
+        """Compute every row, write its KV, and return logits float32 [len(logit_rows), rows of the output table] of
+        the rows named.
 
         Raises:
             ValueError: more rows, logit rows or positions than the buffers hold, or a token id out of range.

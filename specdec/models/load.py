@@ -15,6 +15,7 @@ from specdec.models.pack import PackedCache, pack_model
 from specdec.models.progress import Progress, silent
 from specdec.models.resolve import resolve
 from specdec.models.tokenizer import Tokenizer
+from specdec.models.vocabulary_cut import CutCheckpoint, VocabularyCut
 from specdec.models.weights import L, ModelWeights, WeightsBuffer, layout_bytes, plan_layout
 from verify_kernels.packed_weights import HostLinear
 
@@ -37,9 +38,13 @@ HostModel = LoadedModel[HostLinear]
 MAX_HEAD_DIM = 256
 
 
-def load_model(ref: str, *, dtype: WeightDtype, cache_dir: Path, progress: Progress | None = None) -> HostModel:
+def load_model(
+    ref: str, *, dtype: WeightDtype, cache_dir: Path, progress: Progress | None = None, cut: VocabularyCut | None = None
+) -> HostModel:
     """Load the model that ``ref`` names: an HF folder, a .gguf file, a catalogue name (fetched when missing), a hub
     id, or "random:SHAPE" (`RANDOM_SHAPES`).
+
+    cut: the tokens that the output table of a model of that vocabulary keeps.
 
     Packed weights and converted tokenizers are kept in ``cache_dir``; a damaged cache is rebuilt.
 
@@ -50,12 +55,24 @@ def load_model(ref: str, *, dtype: WeightDtype, cache_dir: Path, progress: Progr
     cache_dir = cache_dir.expanduser()
     progress = progress or silent
     checkpoint = resolve(ref, cache_dir, progress)
+    if cut is not None:
+        checkpoint = _cut(checkpoint, cut, dtype, cache_dir)
     cache = PackedCache(cache_dir / "packed", checkpoint, dtype)
     found = _cached(cache, checkpoint.name, dtype, progress) if checkpoint.keeps_packed else None
     config, buffer = found or _packed(cache, checkpoint, dtype, progress)
     config, tokenizer = with_tokenizer(checkpoint, config, cache_dir)
     _check_heads(checkpoint.name, config)
     return LoadedModel(checkpoint.name, config, dtype, buffer.weights(config), tokenizer, cache.key)
+
+
+def _cut(checkpoint: Checkpoint, cut: VocabularyCut, dtype: WeightDtype, cache_dir: Path) -> Checkpoint:
+    """``checkpoint`` with the output table cut, where that is of its vocabulary."""
+    found = CutCheckpoint(checkpoint, cut.ids)
+    if PackedCache(cache_dir / "packed", found, dtype).path.exists():
+        return found  # written when it was checked
+    config = checkpoint.open().config
+    same = checkpoint.tokenizer(cache_dir, config).fingerprint == cut.fingerprint
+    return found if same and cut.ids[-1] < config.vocab_size else checkpoint
 
 
 def _cached(

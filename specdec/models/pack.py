@@ -25,6 +25,7 @@ from specdec.errors import ModelError
 from specdec.models.checkpoint import BlockSource, Checkpoint, TensorSource
 from specdec.models.config import ModelConfig, RopeConfig
 from specdec.models.progress import Progress
+from specdec.models.vocabulary_cut import CutSource
 from specdec.models.weights import (
     ArraySpec,
     LinearPiece,
@@ -38,7 +39,15 @@ from specdec.models.weights import (
     norm_plans,
     plan_layout,
 )
-from verify_kernels.packed_weights import TILE_N, BlockKind, PackedLinear, RoundedKind, pack_block_linear, pack_linear
+from verify_kernels.packed_weights import (
+    TILE_N,
+    BlockKind,
+    PackedLinear,
+    RoundedKind,
+    pack_block_linear,
+    pack_linear,
+    round_blocks,
+)
 from verify_kernels.quant_formats import FORMATS
 
 
@@ -69,6 +78,8 @@ def pack_model(source: TensorSource, dtype: WeightDtype, progress: Progress) -> 
     buffer = WeightsBuffer(plan_layout(source, dtype))
     for role, _ in norm_plans(source.config):
         buffer.view(role).copy_(source.vector(role))
+    if isinstance(source, CutSource):
+        buffer.view("output_ids").copy_(torch.from_numpy(source.output_ids))
     jobs = _jobs(source, dtype, buffer)
     label, total, done = f"packing {source.name} ({dtype})", sum(size for size, _ in jobs), 0
     with conversion_pool() as pool:
@@ -148,9 +159,16 @@ def _pack_job(
 def _pack_rows(source: TensorSource, piece: LinearPiece, low: int, high: int, bias: Tensor | None) -> PackedLinear:
     if piece.kind not in FORMATS:
         return pack_linear(fused_rows(source, piece.plan, low, high), bias, cast(RoundedKind, piece.kind))
-    assert isinstance(source, BlockSource)  # or the piece would not be in a block format
-    blocks = _fused(source.blocks, piece.plan, low, high)
+    blocks = _fused(lambda role, first, last: _blocks(source, role, piece.kind, first, last), piece.plan, low, high)
     return pack_block_linear(blocks, bias, cast(BlockKind, piece.kind), piece.plan.columns)
+
+
+def _blocks(source: TensorSource, role: str, kind: str, low: int, high: int) -> Tensor:
+    """Rows of ``role`` in the block format ``kind``: their own, or rounded to it."""
+    if isinstance(source, BlockSource) and source.block_kind(role) == kind:
+        return source.blocks(role, low, high)
+    assert kind == "q4_0"  # nothing else is rounded to
+    return round_blocks(source.rows(role, low, high))
 
 
 def _embed_job(source: TensorSource, embed: Tensor, low: int, high: int) -> Callable[[], None]:
@@ -296,7 +314,7 @@ def _decode_config(data: dict[str, Any]) -> ModelConfig:
 
 logger = logging.getLogger(__name__)
 
-_FORMAT = 6  # raise when packing or its layout changes
+_FORMAT = 7  # raise when packing or its layout changes
 _SPARE_BYTES = 1 << 30  # disk left free for others
 
 

@@ -23,7 +23,7 @@ from verify_kernels.packed_weights import (
     StackedLinear,
     WeightKind,
 )
-from verify_kernels.quant_formats import FORMATS, packed_shape
+from verify_kernels.quant_formats import FORMATS, GROUP, packed_shape
 
 DTYPES = {
     "uint8": torch.uint8,
@@ -78,7 +78,8 @@ def linear_plans(config: ModelConfig, tied: bool) -> list[LinearPlan]:
             LinearPlan(p + "gate_up", ((p + "gate", ffn), (p + "up", ffn)), hidden),
             LinearPlan(p + "down", ((p + "down", hidden),), ffn),
         ]
-    plans.append(LinearPlan("lm_head", (("embed" if tied else "lm_head", config.vocab_size),), hidden))
+    outputs = config.output_size or config.vocab_size
+    plans.append(LinearPlan("lm_head", (("embed" if tied else "lm_head", outputs),), hidden))
     return plans
 
 
@@ -109,6 +110,9 @@ class LinearPiece:
         return f"{self.plan.name}/{self.place}/{self.plan.rows}/{self.kind}"
 
 
+FOUR_BITS = ("q4_0", "q4_1", "q4_k", "u4_32", "u4_64", "u4_128")
+
+
 def linear_pieces(source: TensorSource, dtype: WeightDtype) -> list[LinearPiece]:
     """How every linear layer of a model is packed, in the order a forward reads them."""
     pieces: list[LinearPiece] = []
@@ -116,7 +120,11 @@ def linear_pieces(source: TensorSource, dtype: WeightDtype) -> list[LinearPiece]
         first = len(pieces)
         for part in plan.parts:
             kind = _linear_kind(source, plan.name, part[0], dtype)
-            order = source.order(part[0]) if kind in FORMATS and isinstance(source, BlockSource) else None
+            order = (
+                source.order(part[0])
+                if isinstance(source, BlockSource) and source.block_kind(part[0]) == kind
+                else None
+            )
             last = pieces[-1] if len(pieces) > first else None
             if last is not None and last.kind == kind and _same(last.order, order):
                 pieces[-1] = replace(last, plan=replace(plan, parts=(*last.plan.parts, part)))
@@ -132,12 +140,18 @@ def _same(a: Tensor | None, b: Tensor | None) -> bool:
 def _linear_kind(source: TensorSource, name: str, role: str, dtype: WeightDtype) -> WeightKind:
     """How ``role``, a part of the layer ``name``, is packed in a model of ``dtype``.
 
-    Of an int4 model only the gate and up projections are, half of its weights; the rest is int8: all of it in int4
-    costs a small draft model a fifth of its accepted tokens (log, 2026-11-21).
+    int4: in blocks of four bits, as the file has it or rounded to Q4_0; the output table keeps eight.
     """
+    stored = source.block_kind(role) if isinstance(source, BlockSource) else None
     if dtype == "auto":
-        return (source.block_kind(role) if isinstance(source, BlockSource) else None) or "int8"
-    return "int8" if dtype == "int4" and not name.endswith("gate_up") else dtype
+        return stored or "int8"
+    if dtype != "int4":
+        return dtype
+    if name == "lm_head":
+        return "q8_0" if stored == "q8_0" else "int8"
+    if stored in FOUR_BITS:
+        return stored
+    return "int8" if source.shape(role)[1] % GROUP else "q4_0"
 
 
 def has_bias(plan: LinearPlan, source: TensorSource) -> bool:
@@ -171,6 +185,8 @@ def plan_layout(source: TensorSource, dtype: WeightDtype) -> list[ArraySpec]:
     arrays += [(role, "float32", (size,)) for role, size in norm_plans(config)]
     embed = "float32" if dtype == "fp32" else "float16"
     arrays.append(("embed", embed, (config.vocab_size, config.hidden_size)))
+    if config.output_size is not None:
+        arrays.append(("output_ids", "int32", (config.output_size,)))
     return _place(arrays)
 
 
@@ -235,7 +251,8 @@ class ModelWeights(Generic[L]):
     """All weights of a model. ``embed``: [vocab, hidden]; ``lm_head`` has the same values where the two are tied.
 
     On a CPU norms are float32, ``embed`` is float32 for fp32 and float16 for other types, and ``lm_head`` is always a
-    packed matrix of its own. On a GPU norms, ``embed`` and ``lm_head``, which is the same memory where they are tied,
+    packed matrix of its own, in which ``output_ids`` (int32, rising) names the token of each row where some are left
+    out. On a GPU norms, ``embed`` and ``lm_head``, which is the same memory where they are tied,
     are in the type of the rows.
     """
 
@@ -243,6 +260,7 @@ class ModelWeights(Generic[L]):
     layers: list[LayerWeights[L]]
     final_norm: Tensor
     lm_head: L
+    output_ids: Tensor | None = None
 
     @property
     def nbytes(self) -> int:
@@ -323,7 +341,8 @@ class WeightsBuffer:
             parts = tuple(packed(name, plan.columns) for name in pieces[plan.name])
             return parts[0] if len(parts) == 1 else StackedLinear(parts)
 
-        return gather_weights(config, self.view("embed"), linear, self.view)
+        whole = gather_weights(config, self.view("embed"), linear, self.view)
+        return replace(whole, output_ids=self.find("output_ids"))
 
 
 def _allocate(nbytes: int) -> mmap.mmap:

@@ -19,11 +19,26 @@ from draft.protocol import DraftTask
 from specdec.control.inputs import Deepening
 from specdec.engine.engine import Engine, EngineParts
 from specdec.kv_cache import KvCacheManager
+from specdec.models.load import load_model
+from specdec.models.vocabulary_cut import VocabularyCut
 from specdec.sampling import Sampler, SequenceSampling
 from specdec.tree import TokenTree
 from specdec.types import Request, SamplingParams, SpeculationParams, StoppingParams
 from tests.draft.helpers import make_sequence, sampled_by
-from tests.draft.tiny_drafts import decoder, finished, forced, fresh, kernels, own_drafter, parts, rejected
+from tests.draft.tiny_drafts import (
+    CACHE,
+    decoder,
+    decoder_of,
+    finished,
+    folders,
+    forced,
+    fresh,
+    kernels,
+    model,
+    own_drafter,
+    parts,
+    rejected,
+)
 from verify_kernels.forward_batch import BatchEntry, ForwardBatch
 
 ALLOWED = tuple(range(300))
@@ -284,3 +299,32 @@ def plain(tokens: list[int], count: int) -> list[int]:
         logits = _plain_decoder().forward(ForwardBatch.build([entry]), [len(text) - 1])
         text.append(int(np.argmax(logits.numpy()[0])))
     return text[len(tokens) :]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("edited", [False, True])
+def test_tokens_outside_a_cut_table_are_not_proposed(temperature: float, edited: bool) -> None:
+    """As if only the others were allowed: the same tree, noise and chances."""
+    ids = np.arange(3, 300, 2, dtype=np.int32)
+    loaded = model("target")
+    cut = VocabularyCut(loaded.tokenizer.fingerprint, ids)
+    small = load_model(str(folders()["target"]), dtype="int8", cache_dir=CACHE.expanduser(), cut=cut)
+    drafter = ModelDrafter(
+        decoder_of(small), Sampler(kernels().sampling, 2), loaded.config.vocab_size, small.weights.output_ids
+    )
+    sequence = make_sequence(list(range(30)))
+    kv = KvCacheManager(40, prefix_cache=False)
+    kv.admit(sequence)
+    kv.ensure(sequence, 128)
+    bias = ((5, 1.5),) if edited else ()
+
+    def tree(drafter: ModelDrafter, allowed: tuple[int, ...]) -> TokenTree:
+        params = SamplingParams(temperature=temperature, seed=5, allowed_token_ids=allowed, logit_bias=bias)
+        sampling = SequenceSampling(params, StoppingParams(), 5, 384, (), sequence.tokens)
+        sequence.draft_computed = 0
+        return propose(drafter, [DraftTask(sampled_by(sequence, sampling), 24, 4, 3, "model")])[0]
+
+    found, expected = tree(drafter, ()), tree(lone_drafter(), tuple(ids.tolist()))
+    assert len(found) > 8
+    assert (found.tokens, found.parents) == (expected.tokens, expected.parents)
+    assert found.scores == expected.scores

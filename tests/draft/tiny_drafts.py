@@ -22,7 +22,7 @@ from specdec.engine.build import build_parts
 from specdec.engine.engine import Engine, EngineParts
 from specdec.kv_cache import KvCacheManager
 from specdec.models.decoder import Decoder, KvPool
-from specdec.models.load import load_model
+from specdec.models.load import HostModel, load_model
 from specdec.models.tokenizer import Tokenizer, TokenizerInfo
 from specdec.sampling import Sampler
 from specdec.types import Finished, SpeculationMode, SpeculationParams
@@ -165,7 +165,11 @@ def model(name: str) -> Any:
 
 def decoder(name: str, pages: int = PAGES, rows: int = ROWS) -> Decoder:
     """A decoder of one of `folders` with an empty pool."""
-    loaded = model(name)
+    return decoder_of(model(name), pages, rows)
+
+
+def decoder_of(loaded: HostModel, pages: int = PAGES, rows: int = ROWS) -> Decoder:
+    """A decoder of a loaded model with an empty pool."""
     return Decoder(
         loaded.config, loaded.weights, kernels().backend(), KvPool(loaded.config, pages),
         max_rows=rows, max_logit_rows=rows, max_positions=500,

@@ -1,0 +1,128 @@
+"""A draft model's output table cut to the tokens that occur most: which they are, and the checkpoint without the rest.
+
+The idea of FR-Spec (arXiv 2502.14856): a small model spends a third of its time on logits of tokens that hardly ever
+occur. What is cut is not drafted; the target may still choose it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from specdec.models.checkpoint import BlockSource, Checkpoint, TensorSource
+from specdec.models.config import ModelConfig
+from specdec.models.tokenizer import Tokenizer
+from verify_kernels.packed_weights import BlockKind
+
+_FOLDER = Path(__file__).parent / "token_frequencies"
+_DIGEST_BYTES = 32
+_STEPS = 8.0  # that a frequency doubles in
+
+
+def write_frequencies(path: Path, fingerprint: str, counts: NDArray[np.int64]) -> None:
+    """Write how often each token was seen, as `most_frequent` reads it: a byte of logarithm each, compressed.
+    fingerprint: the tokenizer's."""
+    levels = np.minimum(np.round(_STEPS * np.log2(1.0 + counts)), 255).astype(np.uint8)
+    path.write_bytes(bytes.fromhex(fingerprint) + zlib.compress(levels.tobytes(), 9))
+
+
+@dataclass(frozen=True, slots=True)
+class VocabularyCut:
+    """Tokens that are kept of the vocabulary with that ``fingerprint``. ids: int32, rising."""
+
+    fingerprint: str
+    ids: NDArray[np.int32]
+
+
+def most_frequent(fingerprint: str, count: int, size: int, folder: Path = _FOLDER) -> VocabularyCut | None:
+    """The ``count`` most frequent tokens among the first ``size`` ids; at equal frequency the lower id, which the
+    tokenizer merged earlier. None where their frequencies are not known, or there are no more of them."""
+    digest = bytes.fromhex(fingerprint)
+    for path in sorted(folder.glob("*.bin")):
+        data = path.read_bytes()
+        if data[:_DIGEST_BYTES] == digest:
+            levels = np.frombuffer(zlib.decompress(data[_DIGEST_BYTES:]), np.uint8)[:size].astype(np.int32)
+            if 0 < count < len(levels):
+                kept = np.argsort(-levels, kind="stable")[:count]
+                return VocabularyCut(fingerprint, np.sort(kept).astype(np.int32))
+    return None
+
+
+class CutCheckpoint:
+    """``checkpoint`` of which the output table keeps the tokens ``ids`` alone."""
+
+    def __init__(self, checkpoint: Checkpoint, ids: NDArray[np.int32]) -> None:
+        self._checkpoint, self._ids = checkpoint, ids
+        self.name, self.keeps_packed = checkpoint.name, checkpoint.keeps_packed
+        self.path = checkpoint.path / f"top-{len(ids)}"
+
+    def fingerprint(self) -> str:
+        """Over the checkpoint's and the tokens kept."""
+        return hashlib.sha256(self._checkpoint.fingerprint().encode() + self._ids.tobytes()).hexdigest()
+
+    def open(self) -> CutSource:
+        """The tensors; raises ModelError."""
+        return CutSource(self._checkpoint.open(), self._ids)
+
+    def tokenizer(self, cache_dir: Path, config: ModelConfig) -> Tokenizer:
+        """The checkpoint's."""
+        return self._checkpoint.tokenizer(cache_dir, config)
+
+
+class CutSource:
+    """A `BlockSource` whose ``lm_head`` has the rows ``output_ids`` of that of ``inner``, or of its embedding."""
+
+    def __init__(self, inner: TensorSource, output_ids: NDArray[np.int32]) -> None:
+        self._inner, self.output_ids = inner, output_ids
+        self._table = "embed" if inner.config.tie_embeddings else "lm_head"
+        self.name = inner.name
+        self.config = replace(inner.config, tie_embeddings=False, output_size=len(output_ids))
+
+    def has(self, role: str) -> bool:
+        """Whether the checkpoint holds ``role``; an output table's bias is none that any family has."""
+        return role == "lm_head" or self._inner.has(role)
+
+    def shape(self, role: str) -> tuple[int, ...]:
+        """Shape of ``role``."""
+        if role == "lm_head":
+            return len(self.output_ids), self._inner.shape(self._table)[1]
+        return self._inner.shape(role)
+
+    def rows(self, role: str, low: int, high: int) -> Tensor:
+        """Rows [low, high) of matrix ``role``, float32."""
+        return self._rows(self._inner.rows, role, low, high)
+
+    def vector(self, role: str) -> Tensor:
+        """Vector ``role``, float32."""
+        return self._inner.vector(role)
+
+    def block_kind(self, role: str) -> BlockKind | None:
+        """The block format of matrix ``role``, if any."""
+        if not isinstance(self._inner, BlockSource):
+            return None
+        return self._inner.block_kind(self._table if role == "lm_head" else role)
+
+    def order(self, role: str) -> Tensor | None:
+        """Which input stands at each place of the blocks of matrix ``role``; None: they are in order."""
+        assert isinstance(self._inner, BlockSource)  # or `block_kind` were None
+        return self._inner.order(self._table if role == "lm_head" else role)
+
+    def blocks(self, role: str, low: int, high: int) -> Tensor:
+        """Rows [low, high) of matrix ``role`` as they are stored."""
+        assert isinstance(self._inner, BlockSource)  # or `block_kind` were None
+        return self._rows(self._inner.blocks, role, low, high)
+
+    def _rows(self, read: Callable[[str, int, int], Tensor], role: str, low: int, high: int) -> Tensor:
+        if role != "lm_head":
+            return read(role, low, high)
+        ids = self.output_ids[low:high]
+        first = int(ids[0])
+        return read(self._table, first, int(ids[-1]) + 1)[torch.from_numpy(ids - first).long()]
