@@ -85,7 +85,7 @@ class EngineConfig(BaseModel):
         None, description="default: int4 beside a target in auto or int8, else the target's"
     )
     draft_vocab: int = Field(
-        49152,
+        32768,
         ge=0,
         description="most frequent tokens that a draft model's output table keeps, where they are known; 0: all",
         json_schema_extra={"unit": "tokens"},
