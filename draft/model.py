@@ -58,6 +58,7 @@ def catch_up(decoder: TargetDecoder, backlogs: Seq[Backlog]) -> Tensor | None:
 
 
 DEAD = -1e31  # below what samplers take for a live logit
+FAR = 14.0  # below the best by so much, over the temperature, a token hardly ever wins by its noise
 SPREAD_ROWS = 16  # of logits that are put under all the vocabulary's ids at a time
 WIDEST_LEVEL = 4  # nodes expanded per level: more of them are too unlikely to be reached
 
@@ -279,8 +280,11 @@ class ModelDrafter(ModelBasedDrafter):
         found, into = [], spread.numpy()
         for at in range(0, len(rows), SPREAD_ROWS):
             some = rows[at : at + SPREAD_ROWS]
-            for row in range(len(some)):
-                into[row, ids] = logits[at + row].numpy()
+            for i, row in enumerate(some):
+                values = logits[at + i].numpy()
+                if row.edits is None and row.policy.temperature > 0:
+                    values = np.where(values >= values.max() - FAR * row.policy.temperature, values, DEAD)
+                into[i, ids] = values
             found += self._sampler.children(spread[: len(some)], some, width)
         return found
 

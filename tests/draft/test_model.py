@@ -327,4 +327,4 @@ def test_tokens_outside_a_cut_table_are_not_proposed(temperature: float, edited:
     found, expected = tree(drafter, ()), tree(lone_drafter(), tuple(ids.tolist()))
     assert len(found) > 8
     assert (found.tokens, found.parents) == (expected.tokens, expected.parents)
-    assert found.scores == expected.scores
+    assert found.scores == pytest.approx(expected.scores, abs=1e-5)  # what can not win has no weight either
