@@ -18,6 +18,8 @@ constexpr int TILE = 2 * HALF;
 constexpr int CHUNK = 256;   // inputs that all rows run through before the next are unpacked
 constexpr int GROUPS = CHUNK / GROUP;
 constexpr int AHEAD = 8192;  // bytes before their use that weights are asked for
+constexpr int EARLY = 1;     // lines of 64 bytes of them while a group of 16 channels is unpacked
+constexpr int SLICES = TILE / (COLUMNS * LANES4);
 
 // A chunk of a tile in any format: four inputs of each channel, scales and low ends of groups.
 struct Unpacked {
@@ -27,8 +29,8 @@ struct Unpacked {
 };
 
 // A row's chunk: of each group 32 values, their scale, and what their sum is needed for: where levels have no offset
-// minus the sum as a float, else START less the offset times the sum, for every scale of the weights. Rows of a chunk lie
-// beside each other, so that one address and constants lead to all that are multiplied together.
+// minus the sum as a float, else START less the offset times the sum, for every scale of the weights. Rows of a chunk
+// lie beside each other, so that one address and constants lead to all that are multiplied together.
 template <int SCALES>
 struct Record {
   static constexpr int STEP = GROUP + 4 + 4 * SCALES, BYTES = (GROUPS * STEP + 63) / 64 * 64;
@@ -43,14 +45,13 @@ inline void each(std::integer_sequence<int, I...>, Call call) {
 }
 
 template <class F>
-void unpack(const uint8_t* units, int count, Unpacked& to) {
+void unpack(const uint8_t* units, int count, const char* ahead, Unpacked& to) {
   for (int u = 0; u < 2 * count; ++u, units += F::BYTES) {
     const int half = u % 2 * HALF;
     each(std::make_integer_sequence<int, F::GROUPS>{}, [&]<int G>(std::integral_constant<int, G>) {
       const int g = u / 2 * F::GROUPS + G;
-      constexpr int LINES = F::BYTES / 64, BEGIN = LINES * G / F::GROUPS, END = LINES * (G + 1) / F::GROUPS;
-#pragma GCC unroll 8
-      for (int i = BEGIN; i < END; ++i) __builtin_prefetch(units + AHEAD + 64 * i, 0, 2);
+#pragma GCC unroll 4
+      for (int i = 0; i < EARLY; ++i) __builtin_prefetch(ahead + 64 * (EARLY * (F::GROUPS * u + G) + i), 0, 2);
       for (int slice = 0; slice < HALF; slice += LANES4) {
         const int n = half + slice;
 #pragma GCC unroll 8
@@ -62,6 +63,13 @@ void unpack(const uint8_t* units, int count, Unpacked& to) {
     });
   }
 }
+
+// What memory is asked for meanwhile: `step` bytes of weights for each group. If only the first rows asked, or only
+// unpacking did, memory would rest while the others compute.
+struct Ahead {
+  const char* from;
+  int64_t step;
+};
 
 // What is multiplied at once: the inputs of a scale. A group is one such piece, or two.
 template <int SCALES>
@@ -122,7 +130,8 @@ inline __attribute__((always_inline)) void multiply_pieces(
 
 // sums[m * TILE + 0..] += the product of a panel of MR rows with `groups` groups, an even number.
 template <int BITS, int SCALES, bool LOW, int MR>
-__attribute__((noinline)) void panel_product(const Unpacked& w, int groups, const int8_t* panel, float* sums) {
+__attribute__((noinline)) void panel_product(
+    const Unpacked& w, int groups, const int8_t* panel, Ahead ahead, float* sums) {
   constexpr int AT = MR * COLUMNS <= FEW_SUMS ? 2 : 1;  // few sums wait for themselves: those of two pieces then
   constexpr int STRIDE = AT > SCALES ? AT : 1;          // groups
   for (int n = 0; n < TILE; n += COLUMNS * LANES4) {
@@ -132,10 +141,12 @@ __attribute__((noinline)) void panel_product(const Unpacked& w, int groups, cons
 #pragma GCC unroll 2
       for (int c = 0; c < COLUMNS; ++c) acc[m][c] = load_floats(sums + m * TILE + n + c * LANES4);
     const int8_t* q = panel;
-    for (int g = 0; g < groups; g += STRIDE, q += STRIDE * Record<SCALES>::STEP)
+    for (int g = 0; g < groups; g += STRIDE, q += STRIDE * Record<SCALES>::STEP) {
+      ahead.from = ask_for(ahead.from, ahead.from + STRIDE * ahead.step);
 #pragma GCC unroll 2
       for (int p = 0; p < STRIDE * SCALES; p += AT)
         multiply_pieces<BITS, SCALES, LOW, MR, AT>(w, SCALES * g + p, q, p, n, acc);
+    }
 #pragma GCC unroll 6
     for (int m = 0; m < MR; ++m)
 #pragma GCC unroll 2
@@ -145,10 +156,10 @@ __attribute__((noinline)) void panel_product(const Unpacked& w, int groups, cons
 
 // Panels of more rows are not compiled.
 template <class F>
-void any_panel(const Unpacked& w, int groups, const int8_t* panel, int rows, float* sums) {
+void any_panel(const Unpacked& w, int groups, const int8_t* panel, int rows, Ahead ahead, float* sums) {
   constexpr int BITS = SUM_BITS<F::BITS>, S = F::SCALES;
 #define SD_ROWS(N) \
-  case N: if constexpr (N <= MOST_ROWS) panel_product<BITS, S, F::LOW, N>(w, groups, panel, sums); break;
+  case N: if constexpr (N <= MOST_ROWS) panel_product<BITS, S, F::LOW, N>(w, groups, panel, ahead, sums); break;
   switch (rows) {
     SD_ROWS(1) SD_ROWS(2) SD_ROWS(3) SD_ROWS(4) SD_ROWS(5) SD_ROWS(6)
   }
@@ -164,10 +175,16 @@ void tile_rows(const sd_linear_args& a, int tile, int row, int rows, int all, fl
   Unpacked unpacked;
   for (int c = 0; c < chunks; ++c, w += (int64_t)UNITS * 2 * F::BYTES) {
     const int count = units - c * UNITS < UNITS ? units - c * UNITS : UNITS, groups = count * F::GROUPS;
-    unpack<F>(w, count, unpacked);
+    const char* ahead = (const char*)w + AHEAD;
+    unpack<F>(w, count, ahead, unpacked);
+    const int early = 64 * EARLY * 2 * groups, bytes = 2 * count * F::BYTES - early, asks = panels * groups * SLICES;
+    const int64_t step = (bytes / asks + 63) / 64 * 64;
+    ahead += early;
     for (int first = 0; first < rows; first += height) {
       const int8_t* panel = Record<F::SCALES>::at(a, c, row + first, all);
-      any_panel<F>(unpacked, groups, panel, rows - first < height ? rows - first : height, sums + first * TILE);
+      any_panel<F>(unpacked, groups, panel, rows - first < height ? rows - first : height, {ahead, step},
+                   sums + first * TILE);
+      ahead += bytes / panels;
     }
   }
 }

@@ -68,6 +68,13 @@ inline intv spread(const int8_t* q) {
 #if defined(__AVX512VNNI__)
 
 inline floatv fused(floatv a, floatv b, floatv c) { return (floatv)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
+// Asks for the lines from `from` to `end`, at least one; returns where it stopped. The loop is aligned because jumps
+// across 32 bytes are decoded anew every time on processors from Skylake to Cascade Lake, which took 1.4 times as long.
+inline const char* ask_for(const char* from, const char* end) {
+  asm volatile(".p2align 5\n0: prefetcht1 (%0)\n add $64, %0\n cmp %1, %0\n jb 0b" : "+r"(from) : "r"(end) : "cc");
+  return from;
+}
+
 // a times the float at `b`, plus c. Written out because GCC would load what two of these share into a register first,
 // one instruction more, and the front end is nearly as busy as the multipliers.
 inline floatv fused_with(floatv a, const int8_t* b, floatv c) {
@@ -93,7 +100,6 @@ inline void multiply(intv& sum, intv&, wordv levels, intv four, int) {
 #elif defined(__AVX2__)
 
 inline floatv fused(floatv a, floatv b, floatv c) { return (floatv)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
-inline floatv fused_with(floatv a, const int8_t* b, floatv c) { return fused(a, all_floats(*(const float*)b), c); }
 inline floatv halfs(const uint8_t* p) { return (floatv)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
 inline floatv from_u8(const uint8_t* p) {
   return (floatv)_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)));
@@ -101,8 +107,6 @@ inline floatv from_u8(const uint8_t* p) {
 inline floatv from_s8(const uint8_t* p) {
   return (floatv)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
 }
-
-inline floatv scaled(intv sum, floatv scale, floatv) { return to_floats(sum) * scale; }
 
 // Pairs of products are added in 16 bits, in `run`, as many as can not overflow; eight-bit levels are split in two.
 template <int BITS>
@@ -126,7 +130,6 @@ inline floatv fused(floatv a, floatv b, floatv c) {
   for (int i = 0; i < LANES4; ++i) a[i] = __builtin_fmaf(a[i], b[i], c[i]);
   return a;
 }
-inline floatv fused_with(floatv a, const int8_t* b, floatv c) { return fused(a, all_floats(*(const float*)b), c); }
 inline float half(uint16_t h) {
   const uint32_t sign = (uint32_t)(h & 0x8000) << 16, rest = h & 0x7fff;
   if (rest < 0x0400) return (sign ? -1.0f : 1.0f) * (float)rest * 0x1p-24f;  // subnormal
@@ -151,8 +154,6 @@ inline floatv from_s8(const uint8_t* p) {
   return r;
 }
 
-inline floatv scaled(intv sum, floatv scale, floatv) { return to_floats(sum) * scale; }
-
 template <int BITS>
 inline void multiply(intv& sum, intv&, wordv levels, intv four, int) {
   uint8_t w[WIDTH];
@@ -161,6 +162,18 @@ inline void multiply(intv& sum, intv&, wordv levels, intv four, int) {
   for (int i = 0; i < LANES4; ++i)
     for (int b = 0; b < 4; ++b) sum[i] += (int32_t)w[4 * i + b] * q[b];
 }
+
+#endif
+
+#if !defined(__AVX512VNNI__)
+
+inline const char* ask_for(const char* from, const char* end) {
+  do __builtin_prefetch(from, 0, 2);
+  while ((from += 64) < end);
+  return from;
+}
+inline floatv fused_with(floatv a, const int8_t* b, floatv c) { return fused(a, all_floats(*(const float*)b), c); }
+inline floatv scaled(intv sum, floatv scale, floatv) { return to_floats(sum) * scale; }
 
 #endif
 
