@@ -47,6 +47,7 @@ assignment: {{mode: hash, unit: {unit}}}
 _INFO = EngineInfo(
     target="none", draft=None, dtype="int8", kernels="reference", numeric_mode="bitwise", max_context=8192,
     vocab_size=1 << 17, kv_tokens=1 << 17, max_batch=64, drafters=(), eos_ids=(), threads=1, version="0",
+    kv_dtype="fp32",
 )  # fmt: skip
 
 

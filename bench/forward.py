@@ -187,21 +187,20 @@ def weight_bytes(decoder: Decoder) -> int:
     return weights.lm_head.nbytes + sum(w.nbytes for w in linears)
 
 
-WINDOW = 512
 CHUNK = 64
 
 
-def perplexity(parts: EngineParts, tokens: int) -> float:
-    """exp of the mean negative log-likelihood (nats) over about ``tokens`` tokens of real text, in windows of 512.
+def perplexity(parts: EngineParts, tokens: int, window: int = 512) -> float:
+    """exp of the mean negative log-likelihood (nats) over about ``tokens`` tokens of real text, in windows of so many.
 
     The first token of a window is given, not scored.
     """
     ids = parts.tokenizer.encode(long_text())
     total, scored = 0.0, 0
-    for start in range(0, min(tokens, len(ids) - 1), WINDOW):
-        window = ids[start : start + WINDOW + 1]
-        total += _window_nll(parts, window)
-        scored += len(window) - 1
+    for start in range(0, min(tokens, len(ids) - 1), window):
+        given = ids[start : start + window + 1]
+        total += _window_nll(parts, given)
+        scored += len(given) - 1
     return math.exp(total / scored)
 
 

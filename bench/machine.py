@@ -75,6 +75,7 @@ def engine_facts(config: EngineConfig, info: EngineInfo) -> dict[str, Any]:
         "target": info.target,
         "draft": info.draft,
         "dtype": info.dtype,
+        "kv_dtype": info.kv_dtype,
         "kernels": info.kernels,
         "numeric_mode": info.numeric_mode,
         "drafters": list(info.drafters),

@@ -79,11 +79,10 @@ class HeadNetwork:
     def _attention_spec(self) -> AttentionSpec:
         c = self.head.config.model
         cos, sin = rope_tables(c.rope, c.head_dim, self._max_positions, local=False)
-        k_pool, v_pool = self.pool.layer(0)
         return AttentionSpec(
             n_heads=c.n_heads, n_kv_heads=c.n_kv_heads, head_dim=c.head_dim, scale=c.attn_scale, eps=c.norm_eps,
             window=0, q_norm=None, k_norm=None, cos=cos, sin=sin, qkv=self._qkv, out=self._attended,
-            k_pool=k_pool, v_pool=v_pool,
+            kv=self.pool.tensors.layer(0),
         )  # fmt: skip
 
     @property

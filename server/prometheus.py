@@ -124,7 +124,8 @@ def _engine(now: Snapshot) -> Iterator[Metric]:
         info = now.info
         labels = {
             "version": info.version, "target": info.target, "draft": info.draft or "", "dtype": info.dtype,
-            "kernels": info.kernels, "numeric_mode": info.numeric_mode, "drafters": ",".join(info.drafters),
+            "kv_dtype": info.kv_dtype, "kernels": info.kernels, "numeric_mode": info.numeric_mode,
+            "drafters": ",".join(info.drafters),
         }  # fmt: skip
         yield gauge(SPECDEC_PREFIX + "info", "What is served.", 1, labels)
 
@@ -290,6 +291,7 @@ def _labelled(now: Snapshot, names: tuple[str, ...], own: tuple[str, ...]) -> It
         cache = {
             "block_size": str(now.info.kv_tokens // now.load.total_pages),
             "num_gpu_blocks": str(now.load.total_pages),
+            "cache_dtype": now.info.kv_dtype,
         }
         yield gauge(VLLM_PREFIX + "cache_config_info", "The KV cache.", 1, dict(zip(names, own, strict=True)) | cache)
 

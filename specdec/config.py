@@ -16,7 +16,7 @@ from specdec.errors import ConfigError
 Dtype = Literal["auto", "int8", "bf16", "fp32"]
 WeightDtype = Literal["auto", "int4", "int8", "bf16", "fp32"]
 DeviceDtype = Literal["auto", "bf16", "fp16", "fp8"]
-KvDtype = Literal["auto", "fp8"]
+KvDtype = Literal["auto", "fp32", "bf16", "int8", "fp8"]
 
 
 IndexName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
@@ -98,7 +98,9 @@ class EngineConfig(BaseModel):
     kernels: Literal["auto", "native", "reference"] = Field("auto", description="on a CPU")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the target runs; auto: on a GPU if any")
     device_dtype: DeviceDtype = Field("auto", description="on a GPU; auto: bf16, or the checkpoint's own 4 bits")
-    kv_dtype: KvDtype = Field("auto", description="KV cache on a GPU; fp8: half the memory, slightly other numbers")
+    kv_dtype: KvDtype = Field(
+        "auto", description="KV cache; auto: bf16 on a CPU, as the rows on a GPU; fp32, int8: CPU only; fp8: GPU only"
+    )
     strict: bool = Field(False, description="refuse to serve unless the numeric mode is `bitwise`")
     threads: int = Field(
         0,

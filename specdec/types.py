@@ -475,6 +475,7 @@ class EngineInfo:
     batch) or `numerical`.
     ``max_context`` and ``kv_tokens`` are in tokens, ``max_batch`` in sequences; ``drafters`` are those loaded,
     ``indexes`` the names of what the `index` drafter may draft from.
+    ``dtype`` is of the weights, ``kv_dtype`` of the KV cache.
     """
 
     target: str
@@ -490,6 +491,7 @@ class EngineInfo:
     eos_ids: tuple[int, ...]
     threads: int
     version: str
+    kv_dtype: str
     indexes: tuple[str, ...] = ()
 
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from verify_kernels.forward_batch import ForwardBatch
+from verify_kernels.kv_tensors import KvTensors
 from verify_kernels.packed_weights import HostLinear, StackedLinear
 
 Prologue = Literal["none", "rms", "silu", "gelu"]
@@ -42,8 +43,7 @@ class AttentionSpec:
 
     qkv: float32 [max_rows, (n_heads + 2 n_kv_heads) head_dim]; out: float32 [max_rows, n_heads head_dim].
     cos, sin: float32 [positions, head_dim / 2], half-split convention.
-    k_pool: float32 [pages, n_kv_heads, head_dim, 64] (transposed: one load serves 16 keys);
-    v_pool: float32 [pages, n_kv_heads, 64, head_dim].
+    kv: of one layer. Keys and values are rounded to its type as they are written, and read from it.
     window: a row at position p sees keys at positions > p - window; 0 sees all up to p.
     """
 
@@ -59,8 +59,7 @@ class AttentionSpec:
     sin: Tensor
     qkv: Tensor
     out: Tensor
-    k_pool: Tensor
-    v_pool: Tensor
+    kv: KvTensors
 
 
 RowsOp = Callable[[int], None]
@@ -102,5 +101,5 @@ class Backend(Protocol):
     def gather_rows(self, x: Tensor, rows: NDArray[np.int32], out: Tensor) -> None:
         """out[i] = x[rows[i]]; float32."""
 
-    def move_kv(self, k_pool: Tensor, v_pool: Tensor, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
+    def move_kv(self, kv: KvTensors, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
         """Copy KV of global slots (page * 64 + lane) ``source`` to ``target`` in all layers, in order."""

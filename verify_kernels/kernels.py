@@ -16,6 +16,7 @@ from verify_kernels.backend import AttentionSpec, Backend, LinearSpec
 from verify_kernels.cpu.library import load_library
 from verify_kernels.cpu.native_backend import NativeBackend, NativeSampling
 from verify_kernels.forward_batch import BatchEntry, ForwardBatch
+from verify_kernels.kv_tensors import KvTensors
 from verify_kernels.packed_weights import (
     BlockKind,
     PackedLinear,
@@ -61,8 +62,11 @@ NumericMode = Literal["bitwise", "numerical"]
 ROWS = (2, 3, 5, 6, 7, 8, 13, 16, 40)
 
 
-def self_test(backend: Backend, kind: RoundedKind | Literal["auto"]) -> NumericMode:
-    """Run the kernels on random data in batches of several sizes; "bitwise" when no bit differs.
+def self_test(
+    backend: Backend, kind: RoundedKind | Literal["auto"], kv_dtype: torch.dtype = torch.float32
+) -> NumericMode:
+    """Run the kernels on random data in batches of several sizes; "bitwise" when no bit differs. kv_dtype: of the KV
+    cache.
 
     Uses the scratch ``backend`` reserved, so run it on a backend of its own.
     """
@@ -73,7 +77,7 @@ def self_test(backend: Backend, kind: RoundedKind | Literal["auto"]) -> NumericM
     if kind == "auto":
         packed += [_block_weight(name) for name in FORMATS]
     same = all(_linear_rows(backend, weight, generator) for weight in packed) and _int8_exact(backend, generator)
-    return "bitwise" if same and _tree_rows(backend, generator) else "numerical"
+    return "bitwise" if same and _tree_rows(backend, generator, kv_dtype) else "numerical"
 
 
 def _block_weight(kind: str) -> PackedLinear:
@@ -109,20 +113,23 @@ def _int8_exact(backend: Backend, generator: torch.Generator) -> bool:
     return torch.allclose(dst.double(), weight[:2].double() @ weight.double().t(), atol=1e-2)
 
 
-def _tree_rows(backend: Backend, generator: torch.Generator) -> bool:
+def _tree_rows(backend: Backend, generator: torch.Generator, dtype: torch.dtype) -> bool:
     """A tree's nodes against their paths decoded one row at a time."""
     heads, kv_heads, dim, ctx = 4, 2, 64, 70
     angles = torch.outer(torch.arange(128), 1e4 ** -(torch.arange(0, dim, 2) / dim))
     rows = torch.randn(7, (heads + 2 * kv_heads) * dim, generator=generator)
-    pools = torch.randn(2, 2, kv_heads, dim, 64, generator=generator)
+    kv = KvTensors.zeros(1, 2, kv_heads, dim, dtype).layer(0)
     spec = AttentionSpec(
         heads, kv_heads, dim, dim**-0.5, 1e-6, 0, None, None, angles.cos(), angles.sin(),
-        rows.clone(), torch.zeros(7, heads * dim), pools[0].clone(), pools[1].reshape(2, kv_heads, 64, dim).clone(),
+        torch.randn(max(ROWS), rows.shape[1], generator=generator), torch.zeros(max(ROWS), heads * dim), kv,
     )  # fmt: skip
     attend = backend.attention(spec)
+    for start in (0, 35):  # the context's own keys
+        attend(ForwardBatch.build([BatchEntry([0] * 35, list(range(-1, 34)), start, [1, 0])]))
+    spec.qkv[:7] = rows
     parents = [-1, 0, 1, 1, 0, 4, 5]
     attend(ForwardBatch.build([BatchEntry([0] * 7, parents, ctx, [1, 0])]))
-    expected = spec.out.clone()
+    expected = spec.out[:7].clone()
     for node in range(7):
         path = [node]
         while parents[path[0]] >= 0:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from verify_kernels.backend import AttentionSpec, BatchOp, LinearSpec, RowsOp, bind_parts
 from verify_kernels.forward_batch import PAGE_SIZE, ForwardBatch
+from verify_kernels.kv_tensors import KvTensors
 from verify_kernels.packed_weights import CHUNK_K, PackedLinear, StackedLinear, block_matrix, rotate, unpack_linear
 from verify_kernels.quant_formats import FORMATS
 from verify_kernels.reference_quant import block_linear
@@ -72,11 +73,11 @@ class ReferenceBackend:
         """Copy chosen rows."""
         out[: len(rows)] = x[torch.from_numpy(rows).long()]
 
-    def move_kv(self, k_pool: Tensor, v_pool: Tensor, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
+    def move_kv(self, kv: KvTensors, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
         """Copy cache rows, one after the other."""
         for a, b in zip(source.tolist(), target.tolist(), strict=True):
-            k_pool[:, b // PAGE_SIZE, :, :, b % PAGE_SIZE] = k_pool[:, a // PAGE_SIZE, :, :, a % PAGE_SIZE]
-            v_pool[:, b // PAGE_SIZE, :, b % PAGE_SIZE] = v_pool[:, a // PAGE_SIZE, :, a % PAGE_SIZE]
+            for pool in kv.lanes():
+                pool[:, b // PAGE_SIZE, ..., b % PAGE_SIZE] = pool[:, a // PAGE_SIZE, ..., a % PAGE_SIZE]
 
 
 def _plain_product(packed: PackedLinear) -> Callable[[Tensor], Tensor]:
@@ -146,8 +147,12 @@ def _write(spec: AttentionSpec, batch: ForwardBatch) -> Tensor:
     slot = ctx + np.arange(n) - batch.entry_start[batch.entry_of]
     page = torch.from_numpy(batch.page_table[batch.entry_of, slot // PAGE_SIZE]).long()
     lane = torch.from_numpy(slot % PAGE_SIZE).long()
-    spec.k_pool[page, :, :, lane] = k
-    spec.v_pool[page, :, lane] = v
+    for rows, pool, scales in ((k, spec.kv.k, spec.kv.k_scale), (v, spec.kv.v.transpose(-1, -2), spec.kv.v_scale)):
+        if scales is not None:
+            peak = rows.abs().amax(-1, keepdim=True)
+            scales[page, :, lane] = (peak / 127.0)[..., 0]
+            rows = torch.round(rows * torch.where(peak > 0, 127.0 / peak, 0.0))
+        pool[page, :, :, lane] = rows.to(pool.dtype)
     return q
 
 
@@ -165,7 +170,9 @@ def _attend(spec: AttentionSpec, batch: ForwardBatch, row: int, q: Tensor) -> Te
         slots = slots[-spec.window :]
     page = torch.from_numpy(batch.page_table[entry, slots // PAGE_SIZE]).long()
     lane = torch.from_numpy(slots % PAGE_SIZE).long()
-    k = spec.k_pool[page, :, :, lane].repeat_interleave(spec.n_heads // spec.n_kv_heads, dim=1)  # [keys, heads, dim]
-    v = spec.v_pool[page, :, lane].repeat_interleave(spec.n_heads // spec.n_kv_heads, dim=1)
+    k, v = spec.kv.k[page, :, :, lane].float(), spec.kv.v[page, :, lane].float()  # [keys, kv_heads, head_dim]
+    if spec.kv.k_scale is not None and spec.kv.v_scale is not None:
+        k, v = k * spec.kv.k_scale[page, :, lane][..., None], v * spec.kv.v_scale[page, :, lane][..., None]
+    k, v = (each.repeat_interleave(spec.n_heads // spec.n_kv_heads, dim=1) for each in (k, v))
     weights = torch.einsum("hd,jhd->hj", q, k).softmax(-1)
     return torch.einsum("hj,jhd->hd", weights, v)

@@ -158,6 +158,7 @@ class PacedEngine:
         return EngineInfo(
             target=NAME, draft=None, dtype="int8", kernels="reference", numeric_mode="bitwise", max_context=CONTEXT,
             vocab_size=VOCAB_SIZE, kv_tokens=1 << 20, max_batch=256, drafters=(), eos_ids=(), threads=1, version="0",
+            kv_dtype="fp32",
         )  # fmt: skip
 
     def load(self) -> EngineLoad:

@@ -239,28 +239,38 @@ def step_command(engine_config: EngineConfig, repeats: int, as_json: bool) -> No
         click.echo(f"{name} = {definition}")
 
 
+KV_DTYPES = ("fp32", "bf16", "int8")
+
+
 @click.command("perplexity")
 @engine_options
 @click.option(
     "--tokens", type=click.IntRange(min=1), default=4096, show_default=True, help="Tokens of real text to score."
 )
+@click.option(
+    "--window", type=click.IntRange(min=2), default=512, show_default=True, help="Tokens that are read in a row."
+)
+@click.option(
+    "--of", type=click.Choice(["weights", "kv"]), default="weights", show_default=True, help="Whose type is varied."
+)
 @json_option
-def perplexity_command(engine_config: EngineConfig, tokens: int, as_json: bool) -> None:
-    """Perplexity in each numeric type, and its ratio to fp32."""
+def perplexity_command(engine_config: EngineConfig, tokens: int, window: int, of: str, as_json: bool) -> None:
+    """Perplexity in each numeric type of the weights, or of the KV cache, and its ratio to fp32."""
     from bench.forward import perplexity
     from specdec.cli.progress_bar import ProgressBar
     from specdec.engine.build import build_parts
 
     found: dict[str, float] = {}
-    for dtype in ("fp32", "bf16", "int8", "auto"):
+    setting, dtypes = ("dtype", ("fp32", "bf16", "int8", "auto")) if of == "weights" else ("kv_dtype", KV_DTYPES)
+    for dtype in dtypes:
         with ProgressBar() as progress:
-            parts = build_parts(engine_config.model_copy(update={"dtype": dtype}), progress)
-        found[dtype] = perplexity(parts, tokens)
+            parts = build_parts(engine_config.model_copy(update={setting: dtype}), progress)
+        found[dtype] = perplexity(parts, tokens, window)
         del parts  # or two models would be in memory at once
     figures = {f"{dtype}_perplexity": round(value, 4) for dtype, value in found.items()}
-    figures |= {f"{dtype}_over_fp32": round(found[dtype] / found["fp32"], 5) for dtype in ("bf16", "int8", "auto")}
+    figures |= {f"{dtype}_over_fp32": round(found[dtype] / found["fp32"], 5) for dtype in dtypes[1:]}
     if as_json:
-        print_json({"target": engine_config.target, "tokens": tokens, **figures})
+        print_json({"target": engine_config.target, "tokens": tokens, "window": window, "of": of, **figures})
         return
     print_figures(figures, figures, 18)
 

@@ -26,6 +26,7 @@ def doctor_command(engine_config: EngineConfig) -> None:
     from rich.console import Console
 
     from bench.machine import BandwidthProbe
+    from specdec.engine.memory import host_kv_dtype
     from verify_kernels.kernels import load_kernels, self_test
 
     console = Console()
@@ -37,7 +38,7 @@ def doctor_command(engine_config: EngineConfig) -> None:
     kernels = load_kernels(engine_config.kernels, engine_config.cache_dir, threads)
     console.print(f"kernels      {kernels.name}")
     for kind in ("auto", "int8", "bf16", "fp32"):
-        console.print(f"self-test    {kind}: {self_test(kernels.backend(), kind)}")
+        console.print(f"self-test    {kind}: {self_test(kernels.backend(), kind, host_kv_dtype(engine_config))}")
     if kernels.name == "native":
         rate = BandwidthProbe(engine_config.cache_dir, threads).measure()
         console.print(f"memory read  {rate / 1e9:.1f} GB/s")

@@ -26,7 +26,7 @@ from draft.suffix import SuffixDrafter
 from specdec.config import EngineConfig, WeightDtype
 from specdec.engine.engine import Engine, EngineParts
 from specdec.engine.kept_values import KeptValues, LearnedFile
-from specdec.engine.memory import plan_memory, tell_memory
+from specdec.engine.memory import host_kv_dtype, plan_memory, tell_memory
 from specdec.engine.profile_costs import WARM_UP_SHARE, costs_at_start
 from specdec.engine.verify import StepVerifier
 from specdec.engine.warm_up import warm_up
@@ -51,11 +51,12 @@ Target = LoadedModel[Any]
 
 class Platform(Protocol):
     """Where target and draft model run. ``kernels``: the name of those that run them. ``mode``: whether a row has the
-    same bits in any batch; known once the target's decoder is there."""
+    same bits in any batch, and ``kv_dtype`` of their caches; known once the target's decoder is there."""
 
     kernels: str
     sampling: SamplingKernels
     mode: NumericMode
+    kv_dtype: torch.dtype
 
     def load_target(self, progress: Progress | None) -> Target:
         """The target; raises ModelError."""
@@ -84,13 +85,16 @@ class HostPlatform:
     """The CPU.
 
     Raises:
-        ConfigError: ``strict`` is set and the kernels are not bitwise.
+        ConfigError: ``strict`` is set and the kernels are not bitwise, or the KV cache's type is a GPU's.
     """
 
     def __init__(self, config: EngineConfig, kernels: Kernels) -> None:
         self._config, self._backend = config, kernels.backend
         self.kernels, self.sampling = kernels.name, kernels.sampling
-        self.mode = self_test(kernels.backend(), config.dtype)
+        if config.kv_dtype == "fp8":
+            raise ConfigError("engine.kv_dtype: fp8 needs a GPU; on a CPU set it to auto, bf16, int8 or fp32")
+        self.kv_dtype = host_kv_dtype(config)
+        self.mode = self_test(kernels.backend(), config.dtype, self.kv_dtype)
         if config.strict and self.mode != "bitwise":
             raise ConfigError(
                 f"engine.strict: {kernels.name} kernels are {self.mode} here; drop strict or change engine.dtype"
@@ -116,7 +120,7 @@ class HostPlatform:
 
     def draft_decoder(self, model: Target, pages: int, positions: int, target: ModelConfig) -> Decoder:
         """A draft model's."""
-        promised = pages * kv_page_bytes(target) + self._config.max_step_rows * target.vocab_size * 4
+        promised = pages * kv_page_bytes(target, self.kv_dtype) + self._config.max_step_rows * target.vocab_size * 4
         return build_decoder(self._config, model, self._backend(), pages, positions, promised)
 
     def verifier(self, decoder: TargetDecoder) -> None:
@@ -139,6 +143,9 @@ def target_device(config: EngineConfig) -> torch.device | None:
 
 
 DEFAULT_CONTEXT = 8192
+_DTYPE_NAMES = {
+    torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int8: "int8", torch.float8_e4m3fn: "fp8"
+}  # fmt: skip
 
 
 def context_limit(config: EngineConfig, model: ModelConfig) -> int:
@@ -170,7 +177,8 @@ def build_decoder(
     Raises:
         ModelError: memory is short.
     """
-    need = pages * kv_page_bytes(model.config)
+    kv_dtype = host_kv_dtype(config)
+    need = pages * kv_page_bytes(model.config, kv_dtype)
     # Pools and logits take their memory page by page: what is promised is not yet missing from what is free.
     promised = config.max_step_rows * model.config.vocab_size * 4 + already_promised
     free = available_bytes() - promised
@@ -183,7 +191,7 @@ def build_decoder(
         model.config,
         model.weights,
         backend,
-        KvPool(model.config, pages),
+        KvPool(model.config, pages, kv_dtype),
         max_rows=config.max_step_rows,
         max_logit_rows=config.max_step_rows,
         max_positions=positions + PAGE_SIZE,
@@ -303,7 +311,7 @@ class DrafterBuilder:
         network = HeadNetwork(
             head,
             self._kernels.backend(),
-            KvPool(head.config.model, self._pages),
+            KvPool(head.config.model, self._pages, host_kv_dtype(self._config)),
             max_rows=self._config.max_step_rows,
             max_positions=self._max_context + PAGE_SIZE,
         )
@@ -385,6 +393,7 @@ def assemble(
         numeric_mode=platform.mode, max_context=max_context, vocab_size=target.config.vocab_size,
         kv_tokens=pages * PAGE_SIZE, max_batch=config.max_batch, drafters=tuple(d.name for d in drafters),
         eos_ids=tuple(target.tokenizer.eos_ids), threads=threads, version=specdec.__version__,
+        kv_dtype=_DTYPE_NAMES[platform.kv_dtype],
         indexes=tuple(config.indexes) if any(d.name == IndexDrafter.name for d in drafters) else (),
     )  # fmt: skip
     if platform.kernels == "native":

@@ -77,9 +77,9 @@ def build_device_decoder(
 
     Raises:
         ModelError: the device's memory is short.
-        ConfigError: a float8 KV cache was asked for, which the device can not have.
+        ConfigError: a KV cache was asked for that the device can not have.
     """
-    kv_dtype = FP8 if config.kv_dtype == "fp8" else model.weights.embed.dtype
+    kv_dtype = device_kv_dtype(config, model.weights.embed.dtype)
     max_logit_rows = min(config.max_step_rows, config.max_batch * MAX_NODES)
     max_positions = positions + PAGE_SIZE
     if device.type == "cuda":
@@ -101,6 +101,19 @@ def build_device_decoder(
         aux_layers=aux_layers,
         kv_dtype=kv_dtype,
     )
+
+
+def device_kv_dtype(config: EngineConfig, rows: torch.dtype) -> torch.dtype:
+    """Of KV caches on a GPU, beside rows of that type.
+
+    Raises:
+        ConfigError: the type configured is a CPU's, or not the rows'.
+    """
+    if config.kv_dtype == "fp8":
+        return FP8
+    if config.kv_dtype != "auto" and (config.kv_dtype, rows) != ("bf16", torch.bfloat16):
+        raise ConfigError(f"engine.kv_dtype: {config.kv_dtype} can not be had on a GPU here; set it to auto or fp8")
+    return rows
 
 
 def _check_memory(needs: list[MemoryNeed], free: int) -> None:
@@ -127,6 +140,7 @@ class DevicePlatform:
         self._config, self._device = config, device
         self.sampling: SamplingKernels = TritonSampling(device)
         self.mode: NumericMode = "numerical"
+        self.kv_dtype = FP8
 
     def load_target(self, progress: Progress | None) -> DeviceModel:
         """The target, in the type configured."""
@@ -144,7 +158,7 @@ class DevicePlatform:
     ) -> DeviceDecoder:
         """The target's, tested."""
         decoder = build_device_decoder(self._config, model, self._device, pages, positions, tuple(aux_layers))
-        self.mode = device_self_test(decoder)
+        self.mode, self.kv_dtype = device_self_test(decoder), decoder.pool.k.dtype
         if self._config.strict and self.mode != "bitwise":
             raise ConfigError(
                 f"engine.strict: triton's kernels are {self.mode} here; drop strict or set engine.device to cpu"

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from draft.head_checkpoint import HeadTensors, parse_head_config
 from specdec.config import EngineConfig, SpeculationConfig
 from specdec.errors import ModelError
@@ -101,7 +103,14 @@ class MemoryBudget:
 
 _LOG = logging.getLogger(__name__)
 TEXT_TOKEN_BYTES = 150  # of a token kept to draft from (`SuffixAutomaton`)
+_KV = ("engine.kv_tokens", "engine.kv_dtype")
+_HOST_KV = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
 _DTYPE_BYTES = {"auto": 1, "int8": 1, "bf16": 2, "fp32": 4}
+
+
+def host_kv_dtype(config: EngineConfig) -> torch.dtype:
+    """Of KV caches on the CPU, which a head's is even beside a target on a GPU."""
+    return _HOST_KV.get(config.kv_dtype, torch.bfloat16)
 
 
 def plan_memory(
@@ -116,20 +125,20 @@ def plan_memory(
     target = measure_model(config.target, dtype=config.dtype, cache_dir=config.cache_dir, progress=progress)
     pages = -(-max(config.kv_tokens, PAGE_SIZE) // PAGE_SIZE)
     needs: list[MemoryNeed] = []
-    page_bytes = 0
+    page_bytes, kv_dtype = 0, host_kv_dtype(config)
     if not on_device:
         needs += _model_needs("target", target, config, pages, ("engine.target", "engine.dtype"))
-        page_bytes = kv_page_bytes(target.config)
+        page_bytes = kv_page_bytes(target.config, kv_dtype)
     if config.speculation.enabled:
         draft = None if on_device else _draft(config, progress)
         if draft is not None:
             needs += _model_needs("draft", draft, config, pages, ("engine.draft", "engine.draft_dtype"))
-            page_bytes += kv_page_bytes(draft.config)
+            page_bytes += kv_page_bytes(draft.config, kv_dtype)
         if "head" in config.drafters and config.draft_head is not None:
             weights, head = _head(Path(config.draft_head).expanduser(), config, target.config)
-            head_page = kv_page_bytes(head)
+            head_page = kv_page_bytes(head, kv_dtype)
             needs.append(MemoryNeed("head: weights", weights, ("engine.draft_head",)))
-            needs.append(MemoryNeed("head: KV cache", pages * head_page, ("engine.kv_tokens",)))
+            needs.append(MemoryNeed("head: KV cache", pages * head_page, _KV))
             page_bytes += head_page
         if "suffix" in config.drafters:
             needs.append(_texts(config.speculation))
@@ -163,7 +172,7 @@ def _model_needs(
 ) -> list[MemoryNeed]:
     return [
         MemoryNeed(f"{role}: weights of {model.name}", model.weight_bytes, options),
-        MemoryNeed(f"{role}: KV cache", pages * kv_page_bytes(model.config), ("engine.kv_tokens",)),
+        MemoryNeed(f"{role}: KV cache", pages * kv_page_bytes(model.config, host_kv_dtype(config)), _KV),
         MemoryNeed(f"{role}: step buffers", model.step_bytes(config.max_step_rows), ("engine.max_step_rows",)),
     ]
 

@@ -175,7 +175,7 @@ class Verifier:
                     target.append(_global_slot(entry.seq.pages, root + depth))
         if source:
             pool = self._decoder.pool
-            self._decoder.backend.move_kv(pool.k, pool.v, np.asarray(source, np.int64), np.asarray(target, np.int64))
+            self._decoder.backend.move_kv(pool.tensors, np.asarray(source, np.int64), np.asarray(target, np.int64))
 
 
 def _global_slot(pages: Seq[int], slot: int) -> int:

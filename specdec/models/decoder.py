@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import mmap
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -15,6 +13,7 @@ from specdec.models.config import ModelConfig, rope_tables
 from specdec.models.weights import LayerWeights, ModelWeights
 from verify_kernels.backend import AttentionSpec, Backend, BatchOp, Epilogue, LinearSpec, Prologue, RowsOp
 from verify_kernels.forward_batch import PAGE_SIZE, ForwardBatch
+from verify_kernels.kv_tensors import KvTensors
 from verify_kernels.packed_weights import HostLinear
 
 
@@ -43,33 +42,17 @@ class TargetDecoder(Protocol):
 
 
 class KvPool:
-    """K [layers, pages, kv_heads, head_dim, 64] and V [layers, pages, kv_heads, 64, head_dim], float32.
+    """The KV cache of a decoder on the CPU: ``tensors`` of all layers, zero-filled. dtype: float32 keeps keys and
+    values as they were computed; bfloat16 and int8 round them."""
 
-    K pages are transposed so that one vector load serves 16 keys. Zero-filled.
-    """
-
-    def __init__(self, config: ModelConfig, pages: int) -> None:
-        shape = (config.n_layers, pages, config.n_kv_heads)
-        self.pages = pages
-        self.k = _zeros(*shape, config.head_dim, PAGE_SIZE)
-        self.v = _zeros(*shape, PAGE_SIZE, config.head_dim)
-
-    def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """K and V of one layer."""
-        return self.k[index], self.v[index]
+    def __init__(self, config: ModelConfig, pages: int, dtype: torch.dtype = torch.float32) -> None:
+        self.pages, self.dtype = pages, dtype
+        self.tensors = KvTensors.zeros(config.n_layers, pages, config.n_kv_heads, config.head_dim, dtype)
 
 
-def kv_page_bytes(config: ModelConfig, dtype: torch.dtype = torch.float32) -> int:
+def kv_page_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
     """Bytes that a page of keys and values takes over all layers."""
-    return 2 * dtype.itemsize * config.n_layers * config.kv_size * PAGE_SIZE
-
-
-def _zeros(*shape: int) -> Tensor:
-    """Zero-filled float32 on huge pages where the system grants them; memory is taken as it is first written."""
-    memory = mmap.mmap(-1, math.prod(shape) * 4)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=torch.float32).view(*shape)
+    return PAGE_SIZE * KvTensors.token_bytes(config.n_layers, config.n_kv_heads, config.head_dim, dtype)
 
 
 def check_batch(decoder: TargetDecoder, batch: ForwardBatch, logit_rows: Sequence[int]) -> None:
@@ -175,7 +158,6 @@ class Decoder:
         c = self.config
         sliding = bool(c.sliding_layers and c.sliding_layers[index])
         cos, sin = self._tables[sliding]
-        k_pool, v_pool = self.pool.layer(index)
         return AttentionSpec(
             n_heads=c.n_heads,
             n_kv_heads=c.n_kv_heads,
@@ -189,8 +171,7 @@ class Decoder:
             sin=sin,
             qkv=self._qkv,
             out=self._attended,
-            k_pool=k_pool,
-            v_pool=v_pool,
+            kv=self.pool.tensors.layer(index),
         )
 
     def forward(self, batch: ForwardBatch, logit_rows: Sequence[int]) -> Tensor:

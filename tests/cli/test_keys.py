@@ -25,7 +25,7 @@ from tests.server.auth.key_files import make_key
 from tests.server.fake_tokenizer import BOS
 from tests.server.secure_harness import secure_server
 
-INFO = EngineInfo("m", None, "int8", "native", "bitwise", 64, 64, 64, 1, ("suffix",), (0,), 1, "0")
+INFO = EngineInfo("m", None, "int8", "native", "bitwise", 64, 64, 64, 1, ("suffix",), (0,), 1, "0", "fp32")
 
 
 def keys_new(file: Path, *args: str, **kwargs: Any) -> Result:

@@ -21,7 +21,7 @@ from specdec.cli.serve import ready_lines
 from specdec.config import EngineConfig
 from specdec.types import EngineInfo
 
-INFO = EngineInfo("m", None, "int8", "native", "bitwise", 64, 64, 64, 1, ("suffix",), (0,), 1, "0")
+INFO = EngineInfo("m", None, "int8", "native", "bitwise", 64, 64, 64, 1, ("suffix",), (0,), 1, "0", "fp32")
 
 
 def test_help_lists_every_command_and_imports_nothing_heavy() -> None:

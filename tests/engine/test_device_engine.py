@@ -16,7 +16,7 @@ import torch
 from specdec.config import EngineConfig, SpeculationConfig
 from specdec.engine import build_device, device_verify
 from specdec.engine.build import assemble, build_parts, target_device
-from specdec.engine.build_device import DevicePlatform, build_device_decoder, device_needs
+from specdec.engine.build_device import DevicePlatform, build_device_decoder, device_kv_dtype, device_needs
 from specdec.engine.device_verify import POLICIES, TIMES, TOP, DeviceOutputs, DeviceVerifier, warm_up
 from specdec.engine.engine import Engine, EngineParts
 from specdec.engine.step import StepTracer
@@ -148,6 +148,15 @@ def test_a_gpu_without_float8_is_named() -> None:
         build_device_decoder(wanted, model, torch.device("cuda"), 1, 64)
 
 
+@pytest.mark.parametrize("kv_dtype", ["fp32", "int8", "bf16"])
+def test_a_kv_cache_that_no_kernel_reads_is_named(kv_dtype: str) -> None:
+    """bf16 is had beside rows of bf16 alone."""
+    wanted = config(kv_dtype=kv_dtype)
+    with pytest.raises(ConfigError, match=rf"engine\.kv_dtype: {kv_dtype} can not be had"):
+        device_kv_dtype(wanted, torch.float16)
+    assert device_kv_dtype(config(kv_dtype="bf16"), torch.bfloat16) == torch.bfloat16
+
+
 @pytest.mark.parametrize(
     ("sizes", "fields"),
     [
@@ -220,7 +229,7 @@ def test_a_draft_model_runs_on_the_device_too() -> None:
 
 
 def test_float32_agrees_with_the_cpu() -> None:
-    host = dataclasses.replace(build_parts(config(device="cpu")), drafters=[])
+    host = dataclasses.replace(build_parts(config(device="cpu", kv_dtype="fp32")), drafters=[])
     with mock.patch.object(DeviceTypes, "of", return_value=FLOAT32):
         device = built(config())
     runners = [ConditionsRunner(dataclasses.replace(parts, drafters=[])) for parts in (host, device)]

@@ -5,14 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec.config import EngineConfig, SpeculationConfig
 from specdec.engine.build import build_parts
-from specdec.engine.memory import MemoryBudget, MemoryNeed, plan_memory, tell_memory
-from specdec.errors import ModelError
-from specdec.models.decoder import kv_page_bytes
+from specdec.engine.memory import MemoryBudget, MemoryNeed, host_kv_dtype, plan_memory, tell_memory
+from specdec.errors import ConfigError, ModelError
+from specdec.models.decoder import KvPool, kv_page_bytes
 from specdec.models.load import load_model
 from specdec.models.memory import cgroup_free, measure_model
 from tests.models.tiny import make_tiny_model
@@ -54,7 +55,7 @@ def test_the_budget_counts_both_models_and_both_caches(folders: tuple[Path, Path
     ]
     budget = plan_memory(make_config(folders), available=1 << 40)
     by_name = {need.what: need for need in budget.needs}
-    pages = [100 * kv_page_bytes(size.config) for size in sizes]
+    pages = [100 * kv_page_bytes(size.config, torch.bfloat16) for size in sizes]
     assert [by_name["target: KV cache"].nbytes, by_name["draft: KV cache"].nbytes] == pages
     assert by_name["target: weights of t"].nbytes == sizes[0].weight_bytes
     assert by_name["draft: weights of d"].nbytes == sizes[1].weight_bytes
@@ -64,6 +65,16 @@ def test_the_budget_counts_both_models_and_both_caches(folders: tuple[Path, Path
     assert not [need for need in alone.needs if need.what.startswith("draft")]
     off = make_config(folders, speculation=SpeculationConfig(enabled=False))
     assert not [need for need in plan_memory(off, available=1 << 40).needs if need.what.startswith(("draft", "texts"))]
+
+
+@pytest.mark.parametrize("kv_dtype", ["auto", "fp32", "bf16", "int8"])
+def test_the_caches_are_measured_as_they_will_be_built(folders: tuple[Path, Path, Path], kv_dtype: str) -> None:
+    config = make_config(folders, kv_dtype=kv_dtype, draft=None)
+    (need,) = [each for each in plan_memory(config, available=1 << 40).needs if each.what == "target: KV cache"]
+    shape = measure_model(str(folders[0]), dtype="int8", cache_dir=folders[2]).config
+    pool = KvPool(shape, 100, host_kv_dtype(config))
+    assert need.nbytes == sum(each.nbytes for each in pool.tensors.lanes())
+    assert "engine.kv_dtype" in need.options
 
 
 def test_a_refusal_names_a_size_that_fits(folders: tuple[Path, Path, Path]) -> None:
@@ -88,6 +99,11 @@ def test_an_engine_is_refused_before_anything_is_loaded(
     monkeypatch.setattr("specdec.engine.build.load_model", lambda *_, **__: pytest.fail("it was loaded"))
     with pytest.raises(ModelError, match=r"lower engine\.kv_tokens from 12800000 to"):
         build_parts(make_config(folders, kv_tokens=64 * 200_000, device="cpu", kernels="reference"))
+
+
+def test_a_type_of_cache_that_takes_a_gpu_is_refused_without_one(folders: tuple[Path, Path, Path]) -> None:
+    with pytest.raises(ConfigError, match=r"engine\.kv_dtype: fp8 needs a GPU"):
+        build_parts(make_config(folders, kv_dtype="fp8", device="cpu", kernels="reference"))
 
 
 def test_what_may_come_is_warned_of_and_not_refused(caplog: pytest.LogCaptureFixture) -> None:

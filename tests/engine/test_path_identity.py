@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specdec.config import KvDtype
 from specdec.engine.engine import EngineParts
 from specdec.path_identity import PLAIN, BatchConditions, ConditionsRunner, Outcomes, first_mismatches
 from specdec.types import OutputParams, Request, SamplingParams, StoppingParams
@@ -106,8 +107,15 @@ def test_every_dtype(dtype: str, drawn: list[Request], conditions: BatchConditio
     check(tiny_parts(dtype=dtype), drawn, conditions)
 
 
+@pytest.mark.parametrize("kv_dtype", ["fp32", "int8"])  # the others have bf16
+@settings(max_examples=8)
+@given(drawn=st.lists(requests, min_size=2, max_size=4), conditions=all_conditions)
+def test_every_type_of_kv_cache(kv_dtype: KvDtype, drawn: list[Request], conditions: BatchConditions) -> None:
+    check(tiny_parts(kv_dtype=kv_dtype), drawn, conditions)
+
+
 @functools.cache
-def _drafted() -> Outcomes:
+def _drafted(kv_dtype: KvDtype) -> Outcomes:
     """A fixed mix that must draft, preempt and share, or the properties above would be about nothing."""
     drawn = [
         Request(
@@ -118,12 +126,16 @@ def _drafted() -> Outcomes:
         )
         for i, t in enumerate([0.0, 0.0, 0.2, 0.2, 1.0, 1.0])
     ]
-    return check(tiny_parts(), drawn, BatchConditions("mix", ("suffix", "model"), 12, 5, 3, 6, 64, kv_pages=9))
+    return check(
+        tiny_parts(kv_dtype=kv_dtype), drawn, BatchConditions("mix", ("suffix", "model"), 12, 5, 3, 6, 64, kv_pages=9)
+    )
 
 
-def test_the_mix_accepts_drafts() -> None:
-    assert sum(o.accepted for o in _drafted().values()) > 20
+@pytest.mark.parametrize("kv_dtype", ["fp32", "bf16", "int8"])
+def test_the_mix_accepts_drafts(kv_dtype: KvDtype) -> None:
+    assert sum(o.accepted for o in _drafted(kv_dtype).values()) > 20
 
 
-def test_the_mix_preempts() -> None:
-    assert sum(o.preemptions for o in _drafted().values()) > 0
+@pytest.mark.parametrize("kv_dtype", ["fp32", "bf16", "int8"])
+def test_the_mix_preempts(kv_dtype: KvDtype) -> None:
+    assert sum(o.preemptions for o in _drafted(kv_dtype).values()) > 0

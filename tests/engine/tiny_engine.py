@@ -9,7 +9,7 @@ from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any
 
-from specdec.config import EngineConfig, SpeculationConfig
+from specdec.config import EngineConfig, KvDtype, SpeculationConfig
 from specdec.engine.build import build_parts
 from specdec.engine.engine import Engine, EngineParts
 from specdec.kv_cache import KvCacheManager
@@ -18,7 +18,9 @@ from tests.models.tiny import make_tiny_model
 
 
 @functools.cache
-def tiny_parts(family: str = "llama", dtype: str = "int8", kernels: str = "native") -> EngineParts:
+def tiny_parts(
+    family: str = "llama", dtype: str = "int8", kernels: str = "native", kv_dtype: KvDtype = "auto"
+) -> EngineParts:
     """Parts with the suffix drafter and a 2-layer draft model of the same vocabulary, on a small KV cache."""
     folder = Path(tempfile.mkdtemp(prefix="specdec-test-"))
     target = make_tiny_model(family, folder / "target")
@@ -26,7 +28,7 @@ def tiny_parts(family: str = "llama", dtype: str = "int8", kernels: str = "nativ
     config = EngineConfig(
         target=str(target), draft=str(draft), dtype=dtype, kernels=kernels, threads=2,  # type: ignore[arg-type]
         cache_dir=Path("~/.cache/specdec"), kv_tokens=64 * 40, max_batch=8, max_step_rows=96, prefill_chunk=64,
-        max_context=448, max_queued_requests=64,
+        max_context=448, max_queued_requests=64, kv_dtype=kv_dtype,
         speculation=SpeculationConfig(
             drafters=("suffix", "model"), max_nodes=7, max_depth=5, width=3, fixed_nodes=7, fixed_depth=5, profile_s=0
         ),

@@ -12,7 +12,7 @@ import torch
 from tests.kernels.batches import random_batch
 from tests.kernels.natives import backend_for, native_backend
 from tests.kernels.test_linear import KINDS, MAX_ROWS, make_linear_spec
-from tests.kernels.test_tree_attention import PAGES, make_spec, run
+from tests.kernels.test_tree_attention import DTYPES, PAGES, make_spec, run
 from verify_kernels.cpu.native_backend import NativeBackend
 from verify_kernels.reference_backend import ReferenceBackend
 
@@ -79,11 +79,12 @@ def test_the_largest_values_do_not_saturate(kind: str, other: tuple[NativeBacken
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (12, 2, 128), (5, 1, 80), (2, 1, 64), (3, 3, 96)])
-def test_attention(heads: int, kv_heads: int, dim: int, other: tuple[NativeBackend, bool]) -> None:
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_attention(heads: int, kv_heads: int, dim: int, dtype: torch.dtype, other: tuple[NativeBackend, bool]) -> None:
     backend, same_rounding = other
     rng = np.random.default_rng(heads * dim)
     batch, _ = random_batch(rng, [(130, 0, 7), (0, 20, 3), (200, 0, 0)], PAGES, 10)
-    spec = make_spec(heads, kv_heads, dim, 0, qk_norm=True)
+    spec = make_spec(heads, kv_heads, dim, 0, qk_norm=True, dtype=dtype)
     results = [run(one, spec, batch) for one in (native_backend(), backend)]
     assert torch.equal(*results) or not same_rounding
     assert torch.allclose(*results, rtol=1e-4, atol=2e-6)

@@ -14,12 +14,28 @@ from tests.kernels.batches import random_batch
 from tests.kernels.natives import native_backend
 from verify_kernels.backend import AttentionSpec, Backend
 from verify_kernels.forward_batch import NEVER, BatchEntry, ForwardBatch
+from verify_kernels.kv_tensors import KvTensors
 from verify_kernels.reference_backend import ReferenceBackend
 
 PAGES, MAX_ROWS, POSITIONS = 24, 96, 1024
+DTYPES = (torch.float32, torch.bfloat16, torch.int8)
 
 
-def make_spec(heads: int, kv_heads: int, dim: int, window: int, qk_norm: bool, seed: int = 0) -> AttentionSpec:
+def random_kv(layers: int, pages: int, kv_heads: int, dim: int, dtype: torch.dtype, g: torch.Generator) -> KvTensors:
+    """Keys and values as a cache of ``dtype`` may hold them; int8 scales spread over two decades."""
+    kv = KvTensors.zeros(layers, pages, kv_heads, dim, dtype)
+    for rows, scale in ((kv.k, kv.k_scale), (kv.v, kv.v_scale)):
+        if scale is None:
+            rows.copy_(torch.randn(rows.shape, generator=g))
+        else:
+            rows.copy_(torch.randint(-127, 128, rows.shape, generator=g))
+            scale.copy_(10 ** (2 * torch.rand(scale.shape, generator=g) - 4))
+    return kv
+
+
+def make_spec(
+    heads: int, kv_heads: int, dim: int, window: int, qk_norm: bool, seed: int = 0, dtype: torch.dtype = torch.float32
+) -> AttentionSpec:
     g = torch.Generator().manual_seed(seed)
     angles = torch.outer(torch.arange(POSITIONS), 10000.0 ** -(torch.arange(0, dim, 2) / dim))
     norm = torch.rand(dim, generator=g) + 0.5 if qk_norm else None
@@ -27,16 +43,13 @@ def make_spec(heads: int, kv_heads: int, dim: int, window: int, qk_norm: bool, s
         heads, kv_heads, dim, dim**-0.5, 1e-6, window, norm, norm, angles.cos(), angles.sin(),
         torch.randn(MAX_ROWS, (heads + 2 * kv_heads) * dim, generator=g),
         torch.zeros(MAX_ROWS, heads * dim),
-        torch.randn(PAGES, kv_heads, dim, 64, generator=g),
-        torch.randn(PAGES, kv_heads, 64, dim, generator=g),
+        random_kv(1, PAGES, kv_heads, dim, dtype, g).layer(0),
     )  # fmt: skip
 
 
 def run(backend: Backend, spec: AttentionSpec, batch: ForwardBatch) -> torch.Tensor:
     backend.reserve(MAX_ROWS, 64, spec.n_heads * spec.head_dim)
-    fresh = dataclasses.replace(
-        spec, out=torch.zeros_like(spec.out), k_pool=spec.k_pool.clone(), v_pool=spec.v_pool.clone()
-    )
+    fresh = dataclasses.replace(spec, out=torch.zeros_like(spec.out), kv=spec.kv.clone())
     backend.attention(fresh)(batch)
     return fresh.out[: batch.rows]
 
@@ -46,10 +59,11 @@ def run(backend: Backend, spec: AttentionSpec, batch: ForwardBatch) -> torch.Ten
     [(4, 2, 64), (9, 3, 64), (12, 2, 128), (4, 1, 256), (5, 1, 80), (7, 1, 64), (16, 2, 64)],
 )
 @pytest.mark.parametrize("window", [0, 100])
-def test_native_matches_reference(heads: int, kv_heads: int, dim: int, window: int) -> None:
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_native_matches_reference(heads: int, kv_heads: int, dim: int, window: int, dtype: torch.dtype) -> None:
     rng = np.random.default_rng(heads * dim + window)
     batch, _ = random_batch(rng, [(130, 0, 7), (0, 20, 3), (63, 2, 9), (200, 0, 0)], PAGES, 10)
-    spec = make_spec(heads, kv_heads, dim, window, qk_norm=dim == 64)
+    spec = make_spec(heads, kv_heads, dim, window, qk_norm=dim == 64, dtype=dtype)
     expected = run(ReferenceBackend(1), spec, batch)
     got = run(native_backend(), spec, batch)
     assert torch.allclose(got, expected, rtol=1e-4, atol=2e-6)
@@ -62,10 +76,7 @@ def replay_plainly(spec: AttentionSpec, entry: BatchEntry, qkv: torch.Tensor, no
         path.insert(0, entry.parents[path[0]])
     backend = native_backend(threads)
     backend.reserve(MAX_ROWS, 64, spec.n_heads * spec.head_dim)
-    own = dataclasses.replace(
-        spec, qkv=torch.zeros_like(spec.qkv), out=torch.zeros_like(spec.out),
-        k_pool=spec.k_pool.clone(), v_pool=spec.v_pool.clone(),
-    )  # fmt: skip
+    own = dataclasses.replace(spec, qkv=torch.zeros_like(spec.qkv), out=torch.zeros_like(spec.out), kv=spec.kv.clone())
     op = backend.attention(own)
     for depth, row in enumerate(path):
         own.qkv[0] = qkv[row]
@@ -73,7 +84,7 @@ def replay_plainly(spec: AttentionSpec, entry: BatchEntry, qkv: torch.Tensor, no
     return own.out[0].clone()
 
 
-@settings(max_examples=40)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**32 - 1),
     shapes=st.lists(
@@ -83,14 +94,19 @@ def replay_plainly(spec: AttentionSpec, entry: BatchEntry, qkv: torch.Tensor, no
         [(4, 2, 16, 0), (6, 1, 64, 0), (3, 3, 80, 0), (4, 2, 16, 70), (4, 1, 32, 3), (7, 1, 16, 0)]
     ),
     threads=st.integers(1, 3),
+    dtype=st.sampled_from(DTYPES),
 )  # fmt: skip
 def test_tree_nodes_equal_plain_decode_bitwise(
-    seed: int, shapes: list[tuple[int, int, int]], geometry: tuple[int, int, int, int], threads: int
+    seed: int,
+    shapes: list[tuple[int, int, int]],
+    geometry: tuple[int, int, int, int],
+    threads: int,
+    dtype: torch.dtype,
 ) -> None:
     rng = np.random.default_rng(seed)
     heads, kv_heads, dim, window = geometry
     batch, entries = random_batch(rng, shapes, PAGES, 10)
-    spec = make_spec(heads, kv_heads, dim, window, qk_norm=bool(seed % 2), seed=seed % 1000)
+    spec = make_spec(heads, kv_heads, dim, window, qk_norm=bool(seed % 2), seed=seed % 1000, dtype=dtype)
     got = run(native_backend(threads), spec, batch)
     for index, entry in enumerate(entries):
         first = int(batch.entry_start[index])
@@ -121,16 +137,35 @@ def test_bad_entries_are_refused(entry: BatchEntry, message: str) -> None:
         ForwardBatch.build([entry])
 
 
-def test_move_kv_equals_reference() -> None:
-    k = torch.randn(2, 6, 2, 16, 64)
-    v = torch.randn(2, 6, 2, 64, 16)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_move_kv_equals_reference(dtype: torch.dtype) -> None:
+    kv = random_kv(2, 6, 2, 16, dtype, torch.Generator().manual_seed(1))
     source = np.asarray([64 * 3 + 5, 64 * 3 + 9, 64 * 1 + 2], np.int64)
     target = np.asarray([64 * 3 + 3, 64 * 3 + 5, 64 * 3 + 9], np.int64)
-    pools = []
+    moved = []
     for backend in (native_backend(), ReferenceBackend(1)):
-        own_k, own_v = k.clone(), v.clone()
-        backend.move_kv(own_k, own_v, source, target)
-        pools.append((own_k, own_v))
-    assert torch.equal(pools[0][0], pools[1][0])
-    assert torch.equal(pools[0][1], pools[1][1])
-    assert not torch.equal(pools[0][0], k)
+        own = kv.clone()
+        backend.move_kv(own, source, target)
+        moved.append(list(own.lanes()))
+    for native, reference, before in zip(*moved, kv.lanes(), strict=True):
+        assert torch.equal(native, reference)
+        assert not torch.equal(native, before)
+
+
+@pytest.mark.parametrize("backend", ["native", "reference"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8], ids=str)
+def test_what_a_row_writes_is_rounded_to_nearest_and_read_back_rounded(backend: str, dtype: torch.dtype) -> None:
+    """The first row of a sequence sees its own key alone, so what comes out is its value as the cache has it."""
+    spec = make_spec(2, 2, 64, 0, qk_norm=False, dtype=dtype)
+    spec.qkv[0] = torch.randn(spec.qkv.shape[1], generator=torch.Generator().manual_seed(2)) * 3
+    one = native_backend() if backend == "native" else ReferenceBackend(1)
+    one.reserve(MAX_ROWS, 64, 128)
+    one.attention(spec)(ForwardBatch.build([BatchEntry([0], [-1], 0, [4])]))
+    value = spec.qkv[0, 256:].view(2, 64)
+    if dtype == torch.bfloat16:
+        expected = value.to(dtype).float()
+    else:
+        scale = value.abs().amax(-1, keepdim=True) / 127
+        expected = torch.round(value / scale) * scale
+    assert torch.allclose(spec.out[0].view(2, 64), expected, rtol=1e-6, atol=0)
+    assert not torch.equal(expected, value)

@@ -19,9 +19,11 @@ from verify_kernels.reference_backend import ReferenceBackend
 LENGTH = 150
 
 
-def make_decoder(folder: Path, cache: Path, backend: Backend, dtype: str = "fp32") -> Decoder:
+def make_decoder(
+    folder: Path, cache: Path, backend: Backend, dtype: str = "fp32", kv_dtype: torch.dtype = torch.float32
+) -> Decoder:
     model = load_model(str(folder), dtype=dtype, cache_dir=cache)  # type: ignore[arg-type]
-    pool = KvPool(model.config, 8)
+    pool = KvPool(model.config, 8, kv_dtype)
     return Decoder(model.config, model.weights, backend, pool, max_rows=64, max_logit_rows=64, max_positions=256)
 
 
@@ -55,11 +57,29 @@ def test_logits_equal_transformers(family: str, backend_name: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("dtype", ["int8", "bf16", "fp32"])
-def test_chunks_do_not_change_bits(family: str, dtype: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kv_dtype", "share"), [(torch.bfloat16, 2**-9), (torch.int8, 0.5 / 127)], ids=str)
+def test_a_rounded_cache_moves_logits_by_no_more_than_its_rounding(
+    family: str, kv_dtype: torch.dtype, share: float, tmp_path: Path
+) -> None:
+    """share: the most that rounding moves a value: relative to itself (bfloat16), to the largest of its head (int8)."""
+    folder = make_tiny_model(family, tmp_path / family)
+    tokens = torch.randint(0, VOCAB_SIZE, (LENGTH,), generator=torch.Generator().manual_seed(3)).tolist()
+    exact, rounded = (
+        run_in_chunks(make_decoder(folder, tmp_path / "cache", native_backend(), kv_dtype=dtype), tokens, [64])
+        for dtype in (torch.float32, kv_dtype)
+    )
+    error = torch.linalg.norm(rounded - exact) / torch.linalg.norm(exact)
+    assert 0 < error <= share
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype"), [("int8", torch.bfloat16), ("bf16", torch.int8), ("fp32", torch.float32)], ids=str
+)
+def test_chunks_do_not_change_bits(family: str, dtype: str, kv_dtype: torch.dtype, tmp_path: Path) -> None:
     folder = make_tiny_model(family, tmp_path / family)
     tokens = torch.randint(0, VOCAB_SIZE, (LENGTH,), generator=torch.Generator().manual_seed(4)).tolist()
-    decoder = make_decoder(folder, tmp_path / "cache", native_backend(), dtype)
+    decoder = make_decoder(folder, tmp_path / "cache", native_backend(), dtype, kv_dtype)
     one_by_one = run_in_chunks(decoder, tokens, [1])
     assert torch.equal(run_in_chunks(decoder, tokens, [64]), one_by_one)
     assert torch.equal(run_in_chunks(decoder, tokens, [3, 61, 7]), one_by_one)

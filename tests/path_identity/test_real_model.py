@@ -49,7 +49,9 @@ def test_verify_three_thousand_pairs() -> None:
 
 def test_fp32_logits_equal_transformers() -> None:
     path = Fetcher(CACHE / "models").path(find_entry("smollm2-135m"))  # type: ignore[arg-type]
-    parts = build_parts(EngineConfig(target="smollm2-135m", dtype="fp32", kv_tokens=1024, cache_dir=CACHE))
+    parts = build_parts(
+        EngineConfig(target="smollm2-135m", dtype="fp32", kv_dtype="fp32", kv_tokens=1024, cache_dir=CACHE)
+    )
     tokens = parts.tokenizer.encode(long_text())[:200]
     logits = []
     for start in range(0, len(tokens), 50):

@@ -111,7 +111,7 @@ class FakeEngine:
         return EngineInfo(
             target="fake", draft="fake-draft", dtype="int8", kernels="reference", numeric_mode="bitwise",
             max_context=MAX_CONTEXT, vocab_size=VOCAB_SIZE, kv_tokens=4096, max_batch=8, drafters=("suffix",),
-            eos_ids=(0,), threads=1, version="0",
+            eos_ids=(0,), threads=1, version="0", kv_dtype="fp32",
         )  # fmt: skip
 
     def load(self) -> EngineLoad:

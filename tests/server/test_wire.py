@@ -180,7 +180,9 @@ def test_nan_and_infinity_reach_the_engine_that_refuses_them() -> None:
 
 
 def test_info_and_load_round_trip() -> None:
-    info = EngineInfo("t", None, "int8", "native", "bitwise", 100, 200, 300, 4, ("suffix", "model"), (0, 2), 2, "1.2.3")
+    info = EngineInfo(
+        "t", None, "int8", "native", "bitwise", 100, 200, 300, 4, ("suffix", "model"), (0, 2), 2, "1.2.3", "bf16"
+    )
     load = EngineLoad(1, 2, 3, 4, 5.5, 6, 7)
     assert unpack_info(_over_the_wire(pack_info(info))) == info  # type: ignore[arg-type]
     assert unpack_load(_over_the_wire(pack_load(load))) == load  # type: ignore[arg-type]

@@ -16,6 +16,7 @@ from torch import Tensor
 from verify_kernels.backend import AttentionSpec, BatchOp, LinearSpec, RowsOp, bind_parts
 from verify_kernels.cpu.library import load_library
 from verify_kernels.forward_batch import ForwardBatch
+from verify_kernels.kv_tensors import KvTensors
 from verify_kernels.packed_weights import CHUNK_K, StackedLinear
 from verify_kernels.quant_formats import FORMATS
 from verify_kernels.sampling import NO_TOKEN, RowSampling, check_width
@@ -40,9 +41,10 @@ class AttentionArgs(ctypes.Structure):
 
     _fields_ = (
         ("n_heads", c_int32), ("n_kv_heads", c_int32), ("head_dim", c_int32), ("window", c_int32),
-        ("threads", c_int32), ("unused", c_int32), ("scale", c_float), ("eps", c_float),
+        ("threads", c_int32), ("kv_bytes", c_int32), ("scale", c_float), ("eps", c_float),
         ("q_norm", c_void_p), ("k_norm", c_void_p), ("cos", c_void_p), ("sin", c_void_p),
         ("qkv", c_void_p), ("q", c_void_p), ("out", c_void_p), ("k_pool", c_void_p), ("v_pool", c_void_p),
+        ("k_scale", c_void_p), ("v_scale", c_void_p),
     )  # fmt: skip
 
 
@@ -125,8 +127,10 @@ class NativeBackend:
         """Bind a layer's attention.
 
         Raises:
-            ValueError: the head size is not supported, or a buffer does not fit.
+            ValueError: the head size or the cache's type is not supported, or a buffer does not fit.
         """
+        if spec.kv.k.dtype not in (torch.float32, torch.bfloat16, torch.int8):
+            raise ValueError(f"kv: must be float32, bfloat16 or int8, got {spec.kv.k.dtype}")
         if spec.head_dim > 256 or spec.head_dim % 2:
             raise ValueError(f"head_dim: must be even and at most 256, got {spec.head_dim}")
         if spec.n_heads % spec.n_kv_heads:
@@ -141,10 +145,11 @@ class NativeBackend:
                 raise ValueError(f"{name}: rows must lie {heads * spec.head_dim} floats apart")
         args = AttentionArgs(
             n_heads=spec.n_heads, n_kv_heads=spec.n_kv_heads, head_dim=spec.head_dim, window=spec.window,
-            threads=self.threads, scale=spec.scale, eps=spec.eps,
+            threads=self.threads, kv_bytes=spec.kv.k.dtype.itemsize, scale=spec.scale, eps=spec.eps,
             q_norm=_pointer(spec.q_norm), k_norm=_pointer(spec.k_norm),
             cos=spec.cos.data_ptr(), sin=spec.sin.data_ptr(), qkv=spec.qkv.data_ptr(), q=self._heads.data_ptr(),
-            out=spec.out.data_ptr(), k_pool=spec.k_pool.data_ptr(), v_pool=spec.v_pool.data_ptr(),
+            out=spec.out.data_ptr(), k_pool=spec.kv.k.data_ptr(), v_pool=spec.kv.v.data_ptr(),
+            k_scale=_pointer(spec.kv.k_scale), v_scale=_pointer(spec.kv.v_scale),
         )  # fmt: skip
         run, pointer = self._library.sd_attention, ctypes.byref(args)
 
@@ -178,13 +183,16 @@ class NativeBackend:
             ctypes.c_void_p(out.data_ptr()),
         )  # fmt: skip
 
-    def move_kv(self, k_pool: Tensor, v_pool: Tensor, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
-        """Copy cache rows; pools are [layers, pages, kv_heads, head_dim, 64] and [..., 64, head_dim]."""
-        layers, pages, heads, dim, _ = k_pool.shape
-        self._library.sd_move_kv(
-            ctypes.c_void_p(k_pool.data_ptr()), ctypes.c_void_p(v_pool.data_ptr()), layers, ctypes.c_int64(pages),
-            heads, dim, ctypes.c_void_p(source.ctypes.data), ctypes.c_void_p(target.ctypes.data), len(source),
-        )  # fmt: skip
+    def move_kv(self, kv: KvTensors, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
+        """Copy cache rows of all layers."""
+        layers, pages, heads, dim, _ = kv.k.shape
+        width = kv.k.dtype.itemsize
+        for pool, planes, size in ((kv.k, dim, width), (kv.v, 1, dim * width), (kv.k_scale, 1, 4), (kv.v_scale, 1, 4)):
+            if pool is not None:
+                self._library.sd_move_kv(
+                    ctypes.c_void_p(pool.data_ptr()), layers, ctypes.c_int64(pages), heads, planes, size,
+                    ctypes.c_void_p(source.ctypes.data), ctypes.c_void_p(target.ctypes.data), len(source),
+                )  # fmt: skip
 
 
 def _pointer(tensor: Tensor | None) -> int | None:

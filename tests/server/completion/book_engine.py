@@ -131,7 +131,7 @@ class BookEngine:
 
     def info(self) -> EngineInfo:
         return EngineInfo(
-            "book", None, "int8", "reference", "bitwise", 4096, END, 1 << 16, 8, ("suffix",), (0,), 1, "0"
+            "book", None, "int8", "reference", "bitwise", 4096, END, 1 << 16, 8, ("suffix",), (0,), 1, "0", "fp32"
         )
 
     def load(self) -> EngineLoad:

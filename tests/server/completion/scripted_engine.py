@@ -22,7 +22,7 @@ from specdec.types import (
 )
 from tests.server.completion.code_tokenizer import CodeTokenizer
 
-INFO = EngineInfo("m", None, "int8", "native", "bitwise", 4096, 300, 1 << 16, 8, ("suffix",), (261,), 2, "1")
+INFO = EngineInfo("m", None, "int8", "native", "bitwise", 4096, 300, 1 << 16, 8, ("suffix",), (261,), 2, "1", "fp32")
 
 
 class ScriptedRequest:

@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "attention_kv.h"
 #include "parallel.h"
 #include "prologue.h"
 #include "vec.h"
@@ -23,81 +24,96 @@ struct State {  // running softmax of one (node, head)
   float acc[MAX_DIM];
 };
 
+// Asks for N values at `p`: the processor's own prefetching stops at every 4 KiB, and pages lie anywhere.
+template <int N, class T>
+inline void fetch(const T* p) {
+  constexpr int LINE = 64 / sizeof(T);
+  for (int i = 0; i < N; i += LINE) __builtin_prefetch(p + i);
+}
+
+template <class T>
 struct ScatteredKeys {  // keys of a block that are not where their position says
   int n = 0;
   int lane[MAX_PATH];
-  const float* k[MAX_PATH];  // element d at k[d * BLOCK]
-  const float* v[MAX_PATH];
+  const T* k[MAX_PATH];  // element d at k[d * BLOCK]
 };
 
-constexpr int AHEAD = 1024;  // floats: hardware prefetch stops at every 4 KiB, so the next 4 KiB are asked for here
+// A block of keys and values as one node sees it: keys [lo, hi) of it.
+template <class T>
+struct KeyBlock {
+  const T* k;          // [dim, 64]
+  const T* v[BLOCK];   // [dim] each
+  const float *k_scale = nullptr, *v_scale = nullptr;  // [64], of int8
+  const T* next;       // keys of the block after this one, or of this one
+  int lo = 0, hi = BLOCK;
+  ScatteredKeys<T> scattered;
+};
 
-template <int LINES>
-inline void fetch(const float* p) {
-  for (int i = 0; i < 16 * LINES; i += 16) __builtin_prefetch(p + i);
-}
-
-// scores[h][0..63] = q_h . K of one block, as many columns of 16 keys at once as the registers hold.
-template <int H>
-void block_scores(const float* k, const float* const* q, int dim, float (*scores)[BLOCK]) {
+// scores[h][0..63] = q_h . K of one block, as many columns of 16 keys at once as the registers hold. The block's values
+// are fetched meanwhile: they are as many bytes and are read next.
+template <int H, class T>
+void block_scores(const KeyBlock<T>& block, const float* const* q, int dim, float (*scores)[BLOCK]) {
   constexpr int COLUMNS = columns_for(H);
+  const T* ahead = block.v[0];
   for (int column = 0; column < BLOCK; column += 16 * COLUMNS) {
     v16 s[H][COLUMNS];
     for (int h = 0; h < H; ++h)
       for (int j = 0; j < COLUMNS; ++j) s[h][j] = splat(0);
     for (int d = 0; d < dim; ++d) {
-      const float* keys = k + d * BLOCK + column;
-      fetch<COLUMNS>(keys + AHEAD);
+      const int64_t at = (int64_t)d * BLOCK + column;
+      fetch<16 * COLUMNS>(ahead + at);
       v16 own[COLUMNS];
-      for (int j = 0; j < COLUMNS; ++j) own[j] = load16(keys + 16 * j);
+      load_stored<COLUMNS>(block.k + at, own);
       for (int h = 0; h < H; ++h) {
         const v16 x = splat(q[h][d]);
         for (int j = 0; j < COLUMNS; ++j) s[h][j] = fma16(x, own[j], s[h][j]);
       }
     }
-    for (int h = 0; h < H; ++h)
-      for (int j = 0; j < COLUMNS; ++j) store16(&scores[h][column + 16 * j], s[h][j]);
+    for (int h = 0; h < H; ++h) store_sums<COLUMNS, T>(&scores[h][column], s[h]);
   }
 }
 
 // The same sum as one lane of block_scores, for scattered keys; several heads at once hide the latency.
-template <int H>
-void scattered_scores(const ScatteredKeys& scattered, const float* const* q, int dim, float (*scores)[BLOCK]) {
+template <int H, class T>
+void scattered_scores(const ScatteredKeys<T>& scattered, const float* const* q, int dim, float (*scores)[BLOCK]) {
   for (int i = 0; i < scattered.n; ++i) {
     float s[H] = {0};
     for (int d = 0; d < dim; ++d) {
-      const float x = scattered.k[i][(int64_t)d * BLOCK];
+      const float x = widen(scattered.k[i][(int64_t)d * BLOCK]);
       for (int h = 0; h < H; ++h) s[h] = fma1(q[h][d], x, s[h]);
     }
     for (int h = 0; h < H; ++h) scores[h][scattered.lane[i]] = s[h];
   }
 }
 
-// acc_h += sum_j p_h[j] V[j] over keys [lo, hi), j ascending.
-template <int H>
-void add_values(const float* const* v, float (*p)[BLOCK], int lo, int hi, int dim, State* const* state) {
+// acc_h += sum_j p_h[j] V[j] over keys [lo, hi), j ascending. The next block's keys are fetched meanwhile.
+template <int H, class T>
+void add_values(const KeyBlock<T>& block, float (*p)[BLOCK], int dim, State* const* state) {
   constexpr int COLUMNS = columns_for(H), WIDTH = 16 * COLUMNS;
   int d = 0;
   for (; d + WIDTH <= dim; d += WIDTH) {
     v16 a[H][COLUMNS];
-    for (int h = 0; h < H; ++h)
-      for (int j = 0; j < COLUMNS; ++j) a[h][j] = load16(state[h]->acc + d + 16 * j);
-    for (int key = lo; key < hi; ++key) {
-      const float* row = v[key] + d;
-      fetch<COLUMNS>(row + AHEAD);
+    for (int h = 0; h < H; ++h) load_sums<COLUMNS, T>(state[h]->acc + d, a[h]);
+    for (int key = block.lo; key < block.hi; ++key) {
+      fetch<WIDTH>(block.next + (int64_t)key * dim + d);
       v16 own[COLUMNS];
-      for (int j = 0; j < COLUMNS; ++j) own[j] = load16(row + 16 * j);
+      load_stored<COLUMNS>(block.v[key] + d, own);
       for (int h = 0; h < H; ++h) {
         const v16 x = splat(p[h][key]);
         for (int j = 0; j < COLUMNS; ++j) a[h][j] = fma16(x, own[j], a[h][j]);
       }
     }
-    for (int h = 0; h < H; ++h)
-      for (int j = 0; j < COLUMNS; ++j) store16(state[h]->acc + d + 16 * j, a[h][j]);
+    for (int h = 0; h < H; ++h) store_sums<COLUMNS, T>(state[h]->acc + d, a[h]);
   }
   for (; d < dim; ++d)
     for (int h = 0; h < H; ++h)
-      for (int key = lo; key < hi; ++key) state[h]->acc[d] = fma1(p[h][key], v[key][d], state[h]->acc[d]);
+      for (int key = block.lo; key < block.hi; ++key)
+        state[h]->acc[d] = fma1(p[h][key], widen(block.v[key][d]), state[h]->acc[d]);
+}
+
+// Each of 64 numbers times its key's scale.
+inline void times_scale(float* x, const float* scale) {
+  for (int j = 0; j < BLOCK; j += 16) store16(x + j, load16(x + j) * load16(scale + j));
 }
 
 // Turns scores into probabilities relative to the running peak; keys outside [lo, hi) count for nothing.
@@ -119,26 +135,29 @@ void softmax_block(float* scores, int lo, int hi, int dim, State& state) {
     for (int d = 0; d < dim; ++d) state.acc[d] *= shrink;
 }
 
-template <int H>
-void heads_block(const float* k, const float* const* v, const ScatteredKeys& scattered, int lo, int hi, int dim,
-                 const float* const* q, State* const* state) {
+template <int H, class T>
+void heads_block(const KeyBlock<T>& block, int dim, const float* const* q, State* const* state) {
   alignas(64) float scores[H][BLOCK];
-  block_scores<H>(k, q, dim, scores);
-  if (scattered.n) scattered_scores<H>(scattered, q, dim, scores);
-  for (int h = 0; h < H; ++h) softmax_block(scores[h], lo, hi, dim, *state[h]);
-  add_values<H>(v, scores, lo, hi, dim, state);
+  block_scores<H>(block, q, dim, scores);
+  if (block.scattered.n) scattered_scores<H>(block.scattered, q, dim, scores);
+  for (int h = 0; h < H; ++h) {
+    if constexpr (sizeof(T) == 1) times_scale(scores[h], block.k_scale);
+    softmax_block(scores[h], block.lo, block.hi, dim, *state[h]);
+    if constexpr (sizeof(T) == 1) times_scale(scores[h], block.v_scale);
+  }
+  add_values<H>(block, scores, dim, state);
 }
 
 // One block for up to STREAMS (node, head) pairs that see the same keys of it.
-void attend_block(const float* k, const float* const* v, const ScatteredKeys& scattered, int lo, int hi, int dim,
-                  int streams, const float* const* q, State* const* state) {
+template <class T>
+void attend_block(const KeyBlock<T>& block, int dim, int streams, const float* const* q, State* const* state) {
   switch (streams) {
-    case 1: heads_block<1>(k, v, scattered, lo, hi, dim, q, state); break;
-    case 2: heads_block<2>(k, v, scattered, lo, hi, dim, q, state); break;
-    case 3: heads_block<3>(k, v, scattered, lo, hi, dim, q, state); break;
-    case 4: heads_block<4>(k, v, scattered, lo, hi, dim, q, state); break;
-    case 5: heads_block<5>(k, v, scattered, lo, hi, dim, q, state); break;
-    default: heads_block<6>(k, v, scattered, lo, hi, dim, q, state);
+    case 1: heads_block<1>(block, dim, q, state); break;
+    case 2: heads_block<2>(block, dim, q, state); break;
+    case 3: heads_block<3>(block, dim, q, state); break;
+    case 4: heads_block<4>(block, dim, q, state); break;
+    case 5: heads_block<5>(block, dim, q, state); break;
+    default: heads_block<6>(block, dim, q, state);
   }
 }
 
@@ -156,6 +175,7 @@ void rotate_head(const float* x, const float* norm, float eps, const float* cos,
   }
 }
 
+template <class T>
 void write_row(const sd_attention_args& a, const sd_batch& b, int row) {
   const int dim = a.head_dim, entry = b.entry_of[row], ctx = b.entry_ctx[entry];
   const int position = ctx + b.depth[row], slot = ctx + (row - b.entry_start[entry]);
@@ -169,38 +189,59 @@ void write_row(const sd_attention_args& a, const sd_batch& b, int row) {
   for (int h = 0; h < a.n_kv_heads; ++h, x += dim) {
     float k[MAX_DIM];
     rotate_head(x, a.k_norm, a.eps, cos, sin, dim, 1.0f, k);
-    float* out = a.k_pool + (page * a.n_kv_heads + h) * dim * BLOCK + lane;
-    for (int d = 0; d < dim; ++d) out[(int64_t)d * BLOCK] = k[d];
+    const int64_t head = page * a.n_kv_heads + h;
+    float* scale = sizeof(T) == 1 ? a.k_scale + head * BLOCK + lane : nullptr;
+    store_head(k, dim, (T*)a.k_pool + head * dim * BLOCK + lane, BLOCK, scale);
   }
-  for (int h = 0; h < a.n_kv_heads; ++h, x += dim)
-    memcpy(a.v_pool + ((page * a.n_kv_heads + h) * BLOCK + lane) * dim, x, dim * 4);
+  for (int h = 0; h < a.n_kv_heads; ++h, x += dim) {
+    const int64_t head = page * a.n_kv_heads + h;
+    float* scale = sizeof(T) == 1 ? a.v_scale + head * BLOCK + lane : nullptr;
+    store_head(x, dim, (T*)a.v_pool + (head * BLOCK + lane) * dim, 1, scale);
+  }
 }
 
+template <class T>
 struct View {  // one entry's cache as one KV head sees it
   const sd_attention_args& a;
   const int32_t* pages;
   int head;
-  const float* k(int block) const {
-    return a.k_pool + ((int64_t)pages[block] * a.n_kv_heads + head) * a.head_dim * BLOCK;
-  }
-  const float* v(int block) const {
-    return a.v_pool + ((int64_t)pages[block] * a.n_kv_heads + head) * BLOCK * a.head_dim;
+  int64_t head_at(int block) const { return (int64_t)pages[block] * a.n_kv_heads + head; }
+  const T* k(int block) const { return (const T*)a.k_pool + head_at(block) * a.head_dim * BLOCK; }
+  const T* v(int block) const { return (const T*)a.v_pool + head_at(block) * BLOCK * a.head_dim; }
+  const float* k_scale(int block) const { return a.k_scale + head_at(block) * BLOCK; }
+  const float* v_scale(int block) const { return a.v_scale + head_at(block) * BLOCK; }
+
+  // The whole of a block; `last` is the last one that will be read.
+  void whole(int block, int last, KeyBlock<T>& out) const {
+    out.k = k(block);
+    out.next = k(block < last ? block + 1 : block);
+    for (int j = 0; j < BLOCK; ++j) out.v[j] = v(block) + (int64_t)j * a.head_dim;
+    if constexpr (sizeof(T) == 1) out.k_scale = k_scale(block), out.v_scale = v_scale(block);
   }
 };
 
-// The path keys of `row` that fall into `block` and are not at their position's slot.
-void collect_scattered(const View& view, const sd_batch& b, int row, int block, const float** v,
-                       ScatteredKeys& scattered) {
+// One node's own scales of a block, where some of its keys are scattered.
+struct OwnScales {
+  float k[BLOCK], v[BLOCK];
+};
+
+// Puts the path keys of `row` that fall into `block` and are not at their position's slot where they belong.
+template <class T>
+void put_scattered(const View<T>& view, const sd_batch& b, int row, int block, KeyBlock<T>& keys, OwnScales& own) {
   const int entry = b.entry_of[row], first = b.entry_start[entry], ctx = b.entry_ctx[entry];
-  scattered.n = 0;
+  if constexpr (sizeof(T) == 1) {
+    memcpy(own.k, keys.k_scale, sizeof own.k);
+    memcpy(own.v, keys.v_scale, sizeof own.v);
+    keys.k_scale = own.k, keys.v_scale = own.v;
+  }
   for (int j = row - first; j >= 0 && b.depth[first + j] >= b.diverge[row]; j = b.parent[first + j]) {
     const int position = ctx + b.depth[first + j], slot = ctx + j;
     if (position / BLOCK != block) continue;
-    const int i = scattered.n++;
-    scattered.lane[i] = position % BLOCK;
-    scattered.k[i] = view.k(slot / BLOCK) + slot % BLOCK;
-    scattered.v[i] = view.v(slot / BLOCK) + (int64_t)(slot % BLOCK) * view.a.head_dim;
-    v[scattered.lane[i]] = scattered.v[i];
+    const int i = keys.scattered.n++, lane = position % BLOCK, page = slot / BLOCK, at = slot % BLOCK;
+    keys.scattered.lane[i] = lane;
+    keys.scattered.k[i] = view.k(page) + at;
+    keys.v[lane] = view.v(page) + (int64_t)at * view.a.head_dim;
+    if constexpr (sizeof(T) == 1) own.k[lane] = view.k_scale(page)[at], own.v[lane] = view.v_scale(page)[at];
   }
 }
 
@@ -219,15 +260,15 @@ VisibleRange visible_range(const sd_attention_args& a, const sd_batch& b, int ct
 
 // One work item: nodes [begin, end) of one entry, query heads [head, head + heads) of one KV head. Nodes that see the
 // whole of a block share its loads; how they are bundled does not show, as each stream has its own accumulators.
+template <class T>
 struct WorkItem {
   const sd_attention_args& a;
   const sd_batch& b;
-  View view;
+  View<T> view;
   int begin, end, head, heads, ctx;
   State (*state)[MAX_HEADS];
 
-  void bundle(const float* k, const float* const* v, const int* rows, int n) const {
-    ScatteredKeys none;
+  void bundle(const KeyBlock<T>& keys, const int* rows, int n) const {
     const float* q[STREAMS];
     State* s[STREAMS];
     int filled = 0;
@@ -236,39 +277,35 @@ struct WorkItem {
         q[filled] = a.q + ((int64_t)rows[i] * a.n_heads + head + h) * a.head_dim;
         s[filled++] = &state[rows[i] - begin][h];
         if (filled == STREAMS || (i == n - 1 && h == heads - 1)) {
-          attend_block(k, v, none, 0, BLOCK, a.head_dim, filled, q, s);
+          attend_block(keys, a.head_dim, filled, q, s);
           filled = 0;
         }
       }
     }
   }
 
-  void single(const float* k, const float** v, int row, int block, const VisibleRange& visible) const {
-    ScatteredKeys scattered;
-    if (visible.scattered) collect_scattered(view, b, row, block, v, scattered);
-    const float* q[STREAMS];
-    State* s[STREAMS];
-    for (int h = 0; h < heads; ++h) {
-      q[h] = a.q + ((int64_t)row * a.n_heads + head + h) * a.head_dim;
-      s[h] = &state[row - begin][h];
-    }
-    attend_block(k, v, scattered, visible.lo, visible.hi, a.head_dim, heads, q, s);
-    for (int i = 0; i < scattered.n; ++i)
-      v[scattered.lane[i]] = view.v(block) + (int64_t)scattered.lane[i] * a.head_dim;
+  void single(KeyBlock<T>& keys, int row, int block, const VisibleRange& visible) const {
+    OwnScales own;
+    const float *k_scale = keys.k_scale, *v_scale = keys.v_scale;
+    if (visible.scattered) put_scattered(view, b, row, block, keys, own);
+    keys.lo = visible.lo, keys.hi = visible.hi;
+    bundle(keys, &row, 1);
+    for (int i = 0; i < keys.scattered.n; ++i)
+      keys.v[keys.scattered.lane[i]] = view.v(block) + (int64_t)keys.scattered.lane[i] * a.head_dim;
+    keys.scattered.n = 0, keys.lo = 0, keys.hi = BLOCK, keys.k_scale = k_scale, keys.v_scale = v_scale;
   }
 
-  void run_block(int block) const {
-    const float *k = view.k(block), *v[BLOCK];
-    for (int i = 0; i < AHEAD; i += BLOCK) fetch<4>(view.v(block) + i);  // values are read right after the keys
-    for (int j = 0; j < BLOCK; ++j) v[j] = view.v(block) + (int64_t)j * a.head_dim;
+  void run_block(int block, int last) const {
+    KeyBlock<T> keys;
+    view.whole(block, last, keys);
     int whole[NODE_BLOCK], n = 0;
     for (int row = begin; row < end; ++row) {
       const VisibleRange visible = visible_range(a, b, ctx, row, block);
       if (visible.lo >= visible.hi) continue;
       if (visible.lo == 0 && visible.hi == BLOCK && !visible.scattered) whole[n++] = row;
-      else single(k, v, row, block, visible);
+      else single(keys, row, block, visible);
     }
-    bundle(k, v, whole, n);
+    bundle(keys, whole, n);
   }
 
   void run() const {
@@ -281,7 +318,7 @@ struct WorkItem {
         memset(s.acc, 0, a.head_dim * 4);
       }
     }
-    for (int block = 0; block <= last / BLOCK; ++block) run_block(block);
+    for (int block = 0; block <= last / BLOCK; ++block) run_block(block, last / BLOCK);
     for (int row = begin; row < end; ++row) {
       for (int h = 0; h < heads; ++h) {
         const State& s = state[row - begin][h];
@@ -315,6 +352,7 @@ Grid cut(const sd_attention_args& a, const sd_batch& b) {
   return {heads, head_items, node_items, nodes};
 }
 
+template <class T>
 void run_item(const sd_attention_args& a, const sd_batch& b, const Grid& grid, int item, State (*state)[MAX_HEADS]) {
   const int group = a.n_heads / a.n_kv_heads, per_node = a.n_kv_heads * grid.head_items;
   int node_item = item / per_node, entry = 0;
@@ -328,21 +366,27 @@ void run_item(const sd_attention_args& a, const sd_batch& b, const Grid& grid, i
   const int kv_head = item % per_node / grid.head_items, part = item % grid.head_items;
   const int offset = part * grid.heads_per_item;
   const int heads = group - offset < grid.heads_per_item ? group - offset : grid.heads_per_item;
-  const View view{a, b.page_table + (int64_t)entry * b.max_pages, kv_head};
-  WorkItem{a, b, view, begin, end, kv_head * group + offset, heads, b.entry_ctx[entry], state}.run();
+  const View<T> view{a, b.page_table + (int64_t)entry * b.max_pages, kv_head};
+  WorkItem<T>{a, b, view, begin, end, kv_head * group + offset, heads, b.entry_ctx[entry], state}.run();
+}
+
+template <class T>
+void attention(const sd_attention_args& a, const sd_batch& b) {
+  const Grid grid = cut(a, b);
+  for_units(a.threads, b.rows, [&](int row) { write_row<T>(a, b, row); });
+  for_units(a.threads, grid.node_items * a.n_kv_heads * grid.head_items, [&](int item) {
+    State state[NODE_BLOCK][MAX_HEADS];
+    run_item<T>(a, b, grid, item, state);
+  });
 }
 
 }  // namespace
 }  // namespace sd
 
 extern "C" void sd_attention(const sd_attention_args* args, const sd_batch* batch) {
-  using namespace sd;
-  const sd_attention_args& a = *args;
-  const sd_batch& b = *batch;
-  const Grid grid = cut(a, b);
-  for_units(a.threads, b.rows, [&](int row) { write_row(a, b, row); });
-  for_units(a.threads, grid.node_items * a.n_kv_heads * grid.head_items, [&](int item) {
-    State state[NODE_BLOCK][MAX_HEADS];
-    run_item(a, b, grid, item, state);
-  });
+  switch (args->kv_bytes) {
+    case 1: sd::attention<int8_t>(*args, *batch); break;
+    case 2: sd::attention<uint16_t>(*args, *batch); break;
+    default: sd::attention<float>(*args, *batch);
+  }
 }

@@ -21,7 +21,7 @@ struct sd_batch {
 // Mirrors AttentionArgs in verify_kernels/cpu/native_backend.py. K pages lie transposed, [kv_heads, head_dim, 64], so that one load serves 16 keys.
 struct sd_attention_args {
   int32_t n_heads, n_kv_heads, head_dim, window;  // window 0: all earlier positions are seen
-  int32_t threads, unused;
+  int32_t threads, kv_bytes;  // of a stored key or value: 4 float32, 2 bfloat16, 1 int8
   float scale, eps;
   const float* q_norm;  // [head_dim] or null
   const float* k_norm;
@@ -30,8 +30,10 @@ struct sd_attention_args {
   const float* qkv;     // [rows, (n_heads + 2 n_kv_heads) head_dim]
   float* q;             // [rows, n_heads, head_dim] scratch
   float* out;           // [rows, n_heads head_dim]
-  float* k_pool;        // this layer: [pages, kv_heads, head_dim, 64]
-  float* v_pool;        // this layer: [pages, kv_heads, 64, head_dim]
+  void* k_pool;         // this layer: [pages, kv_heads, head_dim, 64]
+  void* v_pool;         // this layer: [pages, kv_heads, 64, head_dim]
+  float* k_scale;       // this layer, of int8: [pages, kv_heads, 64]
+  float* v_scale;
 };
 
 void sd_attention(const sd_attention_args* args, const sd_batch* batch);

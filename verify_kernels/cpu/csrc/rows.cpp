@@ -50,19 +50,20 @@ void sd_gather_rows(const float* x, int32_t dim, const int32_t* index, int32_t r
   for (int r = 0; r < rows; ++r) memcpy(out + (int64_t)r * dim, x + (int64_t)index[r] * dim, (size_t)dim * 4);
 }
 
-// Copies KV of token slots from[i] to to[i] (page * 64 + lane) in every layer, i ascending. An accepted path moves
-// towards the front and its order is kept, so a copy never overwrites a source still to be read.
-void sd_move_kv(float* k_pool, float* v_pool, int32_t layers, int64_t pages, int32_t kv_heads, int32_t dim,
+// Copies what one pool holds of token slots from[i] to to[i] (page * 64 + lane), i ascending, in all `layers` of `pages`
+// pages with `heads` heads each. A head's page is [planes, 64, bytes]: transposed keys are many planes. An accepted path
+// moves towards the front and its order is kept, so a copy never overwrites a source still to be read.
+void sd_move_kv(uint8_t* pool, int32_t layers, int64_t pages, int32_t heads, int32_t planes, int32_t bytes,
                 const int64_t* from, const int64_t* to, int32_t n) {
-  const int64_t layer_size = pages * kv_heads * dim * PAGE;
+  const auto at = [&](int layer, int64_t slot, int head) {
+    return pool + (((layer * pages + slot / PAGE) * heads + head) * planes * PAGE + slot % PAGE) * bytes;
+  };
   for (int layer = 0; layer < layers; ++layer) {
-    float *k = k_pool + layer * layer_size, *v = v_pool + layer * layer_size;
     for (int i = 0; i < n; ++i) {
-      for (int h = 0; h < kv_heads; ++h) {
-        const int64_t src = (from[i] / PAGE * kv_heads + h) * dim * PAGE, a = from[i] % PAGE;
-        const int64_t dst = (to[i] / PAGE * kv_heads + h) * dim * PAGE, b = to[i] % PAGE;
-        for (int d = 0; d < dim; ++d) k[dst + (int64_t)d * PAGE + b] = k[src + (int64_t)d * PAGE + a];
-        memcpy(v + dst + b * dim, v + src + a * dim, (size_t)dim * 4);
+      for (int h = 0; h < heads; ++h) {
+        const uint8_t* source = at(layer, from[i], h);
+        uint8_t* target = at(layer, to[i], h);
+        for (int d = 0; d < planes; ++d) memcpy(target + d * PAGE * bytes, source + d * PAGE * bytes, bytes);
       }
     }
   }

@@ -45,6 +45,31 @@ inline v16 load16(const uint16_t* p) {
   return (v16)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16);
 }
 
+// Thirty-two bfloat16 values: those at even places and those at odd ones. One load and one operation for each sixteen,
+// where load16 takes two.
+inline void load_pairs(const uint16_t* p, v16& even, v16& odd) {
+  const __m512i x = _mm512_loadu_si512(p);
+  even = (v16)_mm512_slli_epi32(x, 16);
+  odd = (v16)_mm512_and_si512(x, _mm512_set1_epi32((int32_t)0xffff0000));
+}
+
+// Values of even and odd places to thirty-two in their order, and back.
+inline void zip(v16 even, v16 odd, v16& first, v16& second) {
+  const __m512i lane = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  first = (v16)_mm512_permutex2var_ps((__m512)even, lane, (__m512)odd);
+  second = (v16)_mm512_permutex2var_ps((__m512)even, _mm512_add_epi32(lane, _mm512_set1_epi32(8)), (__m512)odd);
+}
+inline void unzip(v16 first, v16 second, v16& even, v16& odd) {
+  const __m512i lane = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+  even = (v16)_mm512_permutex2var_ps((__m512)first, lane, (__m512)second);
+  odd = (v16)_mm512_permutex2var_ps((__m512)first, _mm512_add_epi32(lane, _mm512_set1_epi32(1)), (__m512)second);
+}
+
+// Sixteen bytes.
+inline v16 load16(const int8_t* p) {
+  return (v16)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
+}
+
 // The low byte of each lane; lanes hold -128..127.
 inline void store_bytes(int8_t* p, i16v x) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8((__m512i)x)); }
 

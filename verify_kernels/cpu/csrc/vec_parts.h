@@ -172,6 +172,48 @@ inline v16 load16(const uint16_t* x) {
   return floats_of(r);
 }
 
+// Thirty-two bfloat16 values: those at even places and those at odd ones. One load and one operation for each sixteen.
+inline void load_pairs(const uint16_t* x, v16& even, v16& odd) {
+  SD_EACH {
+    const ipart pair = *reinterpret_cast<const ipart*>(x + 2 * LANES * i);
+    even.p[i] = (fpart)(pair << 16);
+    odd.p[i] = (fpart)(pair & (int32_t)0xffff0000);
+  }
+}
+
+// Values of even and odd places to thirty-two in their order, and back.
+inline void zip(const v16& even, const v16& odd, v16& first, v16& second) {
+  ipart low, high;
+  for (int i = 0; i < LANES; ++i) low[i] = i / 2 + i % 2 * LANES;
+  high = low + LANES / 2;
+  SD_EACH {
+    v16& out = 2 * i < PARTS ? first : second;
+    out.p[2 * i % PARTS] = __builtin_shuffle(even.p[i], odd.p[i], low);
+    out.p[2 * i % PARTS + 1] = __builtin_shuffle(even.p[i], odd.p[i], high);
+  }
+}
+inline void unzip(const v16& first, const v16& second, v16& even, v16& odd) {
+  ipart lane;
+  for (int i = 0; i < LANES; ++i) lane[i] = 2 * i;
+  SD_EACH {
+    const v16& in = 2 * i < PARTS ? first : second;
+    const fpart a = in.p[2 * i % PARTS], b = in.p[2 * i % PARTS + 1];
+    even.p[i] = __builtin_shuffle(a, b, lane);
+    odd.p[i] = __builtin_shuffle(a, b, lane + 1);
+  }
+}
+
+// Sixteen bytes.
+inline v16 load16(const int8_t* x) {
+  v16 r;
+#if defined(__AVX2__)
+  SD_EACH r.p[i] = (fpart)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(x + 8 * i))));
+#else
+  SD_EACH for (int j = 0; j < LANES; ++j) r.p[i][j] = (float)x[LANES * i + j];
+#endif
+  return r;
+}
+
 // The low byte of each lane; lanes hold -128..127.
 inline void store_bytes(int8_t* out, const i16v& x) {
 #if defined(__AVX2__)
