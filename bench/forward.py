@@ -98,11 +98,12 @@ class StepBench:
         self._decoder = cast(Decoder, parts.decoder)
         self._tokens = parts.tokenizer.encode(long_text())
 
-    def run(self, repeats: int = 15) -> ForwardFigures:
-        """All figures; raises ValueError when the context or the cache is too small to measure in."""
-        contexts = [c for c in CONTEXTS if c + max(ROWS) <= self._parts.info.max_context]
-        if not contexts:
-            raise ValueError(f"max_context: must be at least {CONTEXTS[0] + max(ROWS)} to measure a step")
+    def run(self, repeats: int = 15, contexts: Sequence[int] = CONTEXTS) -> ForwardFigures:
+        """All figures, of those contexts that fit; raises ValueError when none does."""
+        fitting = [c for c in contexts if c + max(ROWS) <= self._parts.info.max_context]
+        if not fitting:
+            raise ValueError(f"max_context: must be at least {min(contexts) + max(ROWS)} to measure a step")
+        contexts = fitting
         figures = ForwardFigures(weight_bytes(self._decoder))
         self._fill(max(contexts))
         self._measure_steps(figures, contexts, repeats)

@@ -217,8 +217,17 @@ def experiments_command(requests: int, prompt_tokens: int, as_json: bool) -> Non
 @click.command("step")
 @engine_options
 @click.option("--repeats", default=15, show_default=True, help="Interleaved repeats; medians are reported.")
+@click.option(
+    "--context",
+    "contexts",
+    type=click.IntRange(min=1),
+    multiple=True,
+    default=(256, 2048),
+    show_default=True,
+    help="Tokens before the rows; may be given several times.",
+)
 @json_option
-def step_command(engine_config: EngineConfig, repeats: int, as_json: bool) -> None:
+def step_command(engine_config: EngineConfig, repeats: int, contexts: tuple[int, ...], as_json: bool) -> None:
     """One forward by rows and context, prefill, and what is not the forward."""
     from bench.forward import StepBench
     from specdec.cli.progress_bar import ProgressBar
@@ -226,8 +235,13 @@ def step_command(engine_config: EngineConfig, repeats: int, as_json: bool) -> No
 
     with ProgressBar() as progress:
         parts = build_parts(engine_config, progress)
-    figures = StepBench(parts, engine_config).run(repeats).as_dict()
-    figures |= {"target": parts.info.target, "dtype": parts.info.dtype, "threads": parts.info.threads}
+    figures = StepBench(parts, engine_config).run(repeats, contexts).as_dict()
+    figures |= {
+        "target": parts.info.target,
+        "dtype": parts.info.dtype,
+        "kv_dtype": parts.info.kv_dtype,
+        "threads": parts.info.threads,
+    }
     if as_json:
         print_json(figures)
         return

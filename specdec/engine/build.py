@@ -26,7 +26,7 @@ from draft.suffix import SuffixDrafter
 from specdec.config import EngineConfig, WeightDtype
 from specdec.engine.engine import Engine, EngineParts
 from specdec.engine.kept_values import KeptValues, LearnedFile
-from specdec.engine.memory import host_kv_dtype, plan_memory, tell_memory
+from specdec.engine.memory import draft_kv_dtype, host_kv_dtype, plan_memory, tell_memory
 from specdec.engine.profile_costs import WARM_UP_SHARE, costs_at_start
 from specdec.engine.verify import StepVerifier
 from specdec.engine.warm_up import warm_up
@@ -51,7 +51,7 @@ Target = LoadedModel[Any]
 
 class Platform(Protocol):
     """Where target and draft model run. ``kernels``: the name of those that run them. ``mode``: whether a row has the
-    same bits in any batch, and ``kv_dtype`` of their caches; known once the target's decoder is there."""
+    same bits in any batch, and the target's ``kv_dtype``; known once the target's decoder is there."""
 
     kernels: str
     sampling: SamplingKernels
@@ -116,12 +116,15 @@ class HostPlatform:
 
     def target_decoder(self, model: Target, pages: int, positions: int, aux_layers: Sequence[int]) -> Decoder:
         """The target's."""
-        return build_decoder(self._config, model, self._backend(), pages, positions, aux_layers=aux_layers)
+        return build_decoder(
+            self._config, model, self._backend(), pages, positions, self.kv_dtype, aux_layers=aux_layers
+        )
 
     def draft_decoder(self, model: Target, pages: int, positions: int, target: ModelConfig) -> Decoder:
         """A draft model's."""
         promised = pages * kv_page_bytes(target, self.kv_dtype) + self._config.max_step_rows * target.vocab_size * 4
-        return build_decoder(self._config, model, self._backend(), pages, positions, promised)
+        kv_dtype = draft_kv_dtype(self._config)
+        return build_decoder(self._config, model, self._backend(), pages, positions, kv_dtype, promised)
 
     def verifier(self, decoder: TargetDecoder) -> None:
         """The engine's own."""
@@ -167,6 +170,7 @@ def build_decoder(
     backend: Backend,
     pages: int,
     positions: int,
+    kv_dtype: torch.dtype,
     already_promised: int = 0,
     aux_layers: Sequence[int] = (),
 ) -> Decoder:
@@ -177,7 +181,6 @@ def build_decoder(
     Raises:
         ModelError: memory is short.
     """
-    kv_dtype = host_kv_dtype(config)
     need = pages * kv_page_bytes(model.config, kv_dtype)
     # Pools and logits take their memory page by page: what is promised is not yet missing from what is free.
     promised = config.max_step_rows * model.config.vocab_size * 4 + already_promised
@@ -311,7 +314,7 @@ class DrafterBuilder:
         network = HeadNetwork(
             head,
             self._kernels.backend(),
-            KvPool(head.config.model, self._pages, host_kv_dtype(self._config)),
+            KvPool(head.config.model, self._pages, draft_kv_dtype(self._config)),
             max_rows=self._config.max_step_rows,
             max_positions=self._max_context + PAGE_SIZE,
         )

@@ -109,8 +109,14 @@ _DTYPE_BYTES = {"auto": 1, "int8": 1, "bf16": 2, "fp32": 4}
 
 
 def host_kv_dtype(config: EngineConfig) -> torch.dtype:
-    """Of KV caches on the CPU, which a head's is even beside a target on a GPU."""
+    """Of a target's KV cache on the CPU."""
     return _HOST_KV.get(config.kv_dtype, torch.bfloat16)
+
+
+def draft_kv_dtype(config: EngineConfig) -> torch.dtype:
+    """Of a draft model's KV cache on the CPU, or a head's, which is there even beside a target on a GPU. Their caches
+    are small, and int8 would cost acceptance."""
+    return torch.float32 if config.kv_dtype == "fp32" else torch.bfloat16
 
 
 def plan_memory(
@@ -125,18 +131,19 @@ def plan_memory(
     target = measure_model(config.target, dtype=config.dtype, cache_dir=config.cache_dir, progress=progress)
     pages = -(-max(config.kv_tokens, PAGE_SIZE) // PAGE_SIZE)
     needs: list[MemoryNeed] = []
-    page_bytes, kv_dtype = 0, host_kv_dtype(config)
+    page_bytes = 0
     if not on_device:
-        needs += _model_needs("target", target, config, pages, ("engine.target", "engine.dtype"))
-        page_bytes = kv_page_bytes(target.config, kv_dtype)
+        page_bytes = kv_page_bytes(target.config, host_kv_dtype(config))
+        needs += _model_needs("target", target, config, pages * page_bytes, ("engine.target", "engine.dtype"))
     if config.speculation.enabled:
         draft = None if on_device else _draft(config, progress)
         if draft is not None:
-            needs += _model_needs("draft", draft, config, pages, ("engine.draft", "engine.draft_dtype"))
-            page_bytes += kv_page_bytes(draft.config, kv_dtype)
+            draft_page = kv_page_bytes(draft.config, draft_kv_dtype(config))
+            needs += _model_needs("draft", draft, config, pages * draft_page, ("engine.draft", "engine.draft_dtype"))
+            page_bytes += draft_page
         if "head" in config.drafters and config.draft_head is not None:
             weights, head = _head(Path(config.draft_head).expanduser(), config, target.config)
-            head_page = kv_page_bytes(head, kv_dtype)
+            head_page = kv_page_bytes(head, draft_kv_dtype(config))
             needs.append(MemoryNeed("head: weights", weights, ("engine.draft_head",)))
             needs.append(MemoryNeed("head: KV cache", pages * head_page, _KV))
             page_bytes += head_page
@@ -168,11 +175,11 @@ def tell_memory(budget: MemoryBudget) -> None:
 
 
 def _model_needs(
-    role: str, model: ModelSize, config: EngineConfig, pages: int, options: tuple[str, ...]
+    role: str, model: ModelSize, config: EngineConfig, cache: int, options: tuple[str, ...]
 ) -> list[MemoryNeed]:
     return [
         MemoryNeed(f"{role}: weights of {model.name}", model.weight_bytes, options),
-        MemoryNeed(f"{role}: KV cache", pages * kv_page_bytes(model.config, host_kv_dtype(config)), _KV),
+        MemoryNeed(f"{role}: KV cache", cache, _KV),
         MemoryNeed(f"{role}: step buffers", model.step_bytes(config.max_step_rows), ("engine.max_step_rows",)),
     ]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from specdec.config import EngineConfig, SpeculationConfig
 from specdec.engine.build import build_parts
-from specdec.engine.memory import MemoryBudget, MemoryNeed, host_kv_dtype, plan_memory, tell_memory
+from specdec.engine.memory import MemoryBudget, MemoryNeed, draft_kv_dtype, host_kv_dtype, plan_memory, tell_memory
 from specdec.errors import ConfigError, ModelError
 from specdec.models.decoder import KvPool, kv_page_bytes
 from specdec.models.load import load_model
@@ -69,12 +69,13 @@ def test_the_budget_counts_both_models_and_both_caches(folders: tuple[Path, Path
 
 @pytest.mark.parametrize("kv_dtype", ["auto", "fp32", "bf16", "int8"])
 def test_the_caches_are_measured_as_they_will_be_built(folders: tuple[Path, Path, Path], kv_dtype: str) -> None:
-    config = make_config(folders, kv_dtype=kv_dtype, draft=None)
-    (need,) = [each for each in plan_memory(config, available=1 << 40).needs if each.what == "target: KV cache"]
-    shape = measure_model(str(folders[0]), dtype="int8", cache_dir=folders[2]).config
-    pool = KvPool(shape, 100, host_kv_dtype(config))
-    assert need.nbytes == sum(each.nbytes for each in pool.tensors.lanes())
-    assert "engine.kv_dtype" in need.options
+    config = make_config(folders, kv_dtype=kv_dtype)
+    needs = {need.what: need for need in plan_memory(config, available=1 << 40).needs}
+    for folder, role, dtype in zip(folders, ("target", "draft"), (host_kv_dtype, draft_kv_dtype), strict=False):
+        shape = measure_model(str(folder), dtype="int8", cache_dir=folders[2]).config
+        pool = KvPool(shape, 100, dtype(config))
+        assert needs[f"{role}: KV cache"].nbytes == sum(each.nbytes for each in pool.tensors.lanes())
+        assert "engine.kv_dtype" in needs[f"{role}: KV cache"].options
 
 
 def test_a_refusal_names_a_size_that_fits(folders: tuple[Path, Path, Path]) -> None:

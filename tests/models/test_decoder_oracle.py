@@ -56,20 +56,22 @@ def test_logits_equal_transformers(family: str, backend_name: str, tmp_path: Pat
     assert torch.equal(got.argmax(-1), expected.argmax(-1))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(("kv_dtype", "share"), [(torch.bfloat16, 2**-9), (torch.int8, 0.5 / 127)], ids=str)
-def test_a_rounded_cache_moves_logits_by_no_more_than_its_rounding(
-    family: str, kv_dtype: torch.dtype, share: float, tmp_path: Path
-) -> None:
-    """share: the most that rounding moves a value: relative to itself (bfloat16), to the largest of its head (int8)."""
+@pytest.mark.parametrize("family", ["qwen3", "gemma3"])
+@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.int8], ids=str)
+def test_backends_round_the_cache_alike(family: str, kv_dtype: torch.dtype, tmp_path: Path) -> None:
+    """Their logits differ by the few values that lie so close to the middle of two that sums in another order round to
+    the other one: a tenth of what rounding all of them does."""
     folder = make_tiny_model(family, tmp_path / family)
     tokens = torch.randint(0, VOCAB_SIZE, (LENGTH,), generator=torch.Generator().manual_seed(3)).tolist()
-    exact, rounded = (
-        run_in_chunks(make_decoder(folder, tmp_path / "cache", native_backend(), kv_dtype=dtype), tokens, [64])
-        for dtype in (torch.float32, kv_dtype)
-    )
-    error = torch.linalg.norm(rounded - exact) / torch.linalg.norm(exact)
-    assert 0 < error <= share
+    exact, native, reference = (
+        run_in_chunks(make_decoder(folder, tmp_path / "cache", backend, kv_dtype=dtype), tokens, [64])
+        for backend, dtype in (
+            (native_backend(), torch.float32), (native_backend(), kv_dtype), (ReferenceBackend(1), kv_dtype)
+        )
+    )  # fmt: skip
+    size = torch.linalg.norm(exact)
+    assert torch.linalg.norm(native - reference) / size <= 7e-4
+    assert 2e-3 <= torch.linalg.norm(native - exact) / size <= 2e-2
 
 
 @pytest.mark.parametrize("family", FAMILIES)
