@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
@@ -171,7 +172,7 @@ def decoder(name: str, pages: int = PAGES, rows: int = ROWS) -> Decoder:
 def decoder_of(loaded: HostModel, pages: int = PAGES, rows: int = ROWS) -> Decoder:
     """A decoder of a loaded model with an empty pool."""
     return Decoder(
-        loaded.config, loaded.weights, kernels().backend(), KvPool(loaded.config, pages),
+        loaded.config, loaded.weights, kernels().backend(), KvPool(loaded.config, pages, torch.bfloat16),
         max_rows=rows, max_logit_rows=rows, max_positions=500,
     )  # fmt: skip
 
