@@ -19,7 +19,7 @@ class KvTensors:
 
     k: [pages, kv_heads, head_dim, 64] (transposed: one load serves 16 keys); v: [pages, kv_heads, 64, head_dim]; both
     float32, bfloat16 or int8. k_scale, v_scale: float32 [pages, kv_heads, 64], of int8 alone: what a head and token is
-    to be multiplied by.
+    to be multiplied by. int8 keys are rotated by `verify_kernels.packed_weights.rotate`, and queries with them.
     """
 
     k: Tensor

@@ -144,6 +144,8 @@ def _write(spec: AttentionSpec, batch: ForwardBatch) -> Tensor:
     position = torch.from_numpy(ctx + batch.depth).long()
     cos, sin = spec.cos[position][:, None], spec.sin[position][:, None]
     q, k = rotate_half(q, cos, sin) * spec.scale, rotate_half(k, cos, sin)
+    if spec.kv.k_scale is not None:
+        q, k = rotate(q), rotate(k)
     slot = ctx + np.arange(n) - batch.entry_start[batch.entry_of]
     page = torch.from_numpy(batch.page_table[batch.entry_of, slot // PAGE_SIZE]).long()
     lane = torch.from_numpy(slot % PAGE_SIZE).long()

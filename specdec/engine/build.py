@@ -413,7 +413,7 @@ def assemble(
 def _costs_key(config: EngineConfig, info: EngineInfo, target: str, drafters: Sequence[Drafter]) -> list[object]:
     """What times of forwards depend on, as far as it is known before."""
     drafts = [(d.name, d.digest) for d in drafters if isinstance(d, ModelBasedDrafter)]
-    sizes = (info.threads, config.max_step_rows, config.max_batch, info.kv_tokens, config.kv_dtype)
+    sizes = (info.threads, config.max_step_rows, config.max_batch, info.kv_tokens, info.kv_dtype)
     return [target, drafts, info.kernels, sizes, machine(), specdec.__version__]
 
 

@@ -175,6 +175,20 @@ void rotate_head(const float* x, const float* norm, float eps, const float* cos,
   }
 }
 
+// What is stored of a key, and the query that meets it. int8 has one scale for a head: both are rotated by the same
+// Hadamard matrix, which keeps their product and spreads the few large channels that key biases make over all.
+template <class T>
+void keyed_head(const float* x, const float* norm, float eps, const float* cos, const float* sin, int dim, float scale,
+                float* out) {
+  if constexpr (sizeof(T) == 1) {
+    float turned[MAX_DIM];
+    rotate_head(x, norm, eps, cos, sin, dim, scale, turned);
+    rotate_chunk(turned, dim, out);
+  } else {
+    rotate_head(x, norm, eps, cos, sin, dim, scale, out);
+  }
+}
+
 template <class T>
 void write_row(const sd_attention_args& a, const sd_batch& b, int row) {
   const int dim = a.head_dim, entry = b.entry_of[row], ctx = b.entry_ctx[entry];
@@ -185,10 +199,10 @@ void write_row(const sd_attention_args& a, const sd_batch& b, int row) {
   const float* x = a.qkv + (int64_t)row * (a.n_heads + 2 * a.n_kv_heads) * dim;
   float* q = a.q + (int64_t)row * a.n_heads * dim;
   for (int h = 0; h < a.n_heads; ++h, x += dim)
-    rotate_head(x, a.q_norm, a.eps, cos, sin, dim, a.scale, q + h * dim);
+    keyed_head<T>(x, a.q_norm, a.eps, cos, sin, dim, a.scale, q + h * dim);
   for (int h = 0; h < a.n_kv_heads; ++h, x += dim) {
     float k[MAX_DIM];
-    rotate_head(x, a.k_norm, a.eps, cos, sin, dim, 1.0f, k);
+    keyed_head<T>(x, a.k_norm, a.eps, cos, sin, dim, 1.0f, k);
     const int64_t head = page * a.n_kv_heads + h;
     float* scale = sizeof(T) == 1 ? a.k_scale + head * BLOCK + lane : nullptr;
     store_head(k, dim, (T*)a.k_pool + head * dim * BLOCK + lane, BLOCK, scale);
