@@ -2,9 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# A CPU machine gets this very build: an open range would pull gigabytes of CUDA libraries. With an NVIDIA GPU the
-# current CUDA build is wanted.
-TORCH := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1 && echo 'torch>=2.11' || echo 'torch==2.13.0')
+# A CPU machine gets this very build: an open range would pull gigabytes of CUDA libraries. With an NVIDIA GPU a
+# CUDA build is wanted.
+TORCH := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1 && echo 'torch==2.14.1' || echo 'torch==2.13.0')
 MODEL ?= smollm2-135m
 ARGS ?=
 MINUTES ?= 60
@@ -23,7 +23,7 @@ setup: $(STAMP) ## make .venv with pinned dependencies and build the native kern
 $(STAMP): requirements.lock pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install --progress-bar on '$(TORCH)'
-	$(PIP) install --progress-bar on -r requirements.lock
+	$(PIP) install --progress-bar on --no-deps --require-hashes -r requirements.lock
 	$(PIP) install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
 

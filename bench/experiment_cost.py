@@ -161,3 +161,7 @@ class _Nobody(TicketListener):
 
     def ended(self, ticket: Ticket) -> None:
         """As above."""
+
+    def wait_s(self, but: Ticket) -> float:
+        """Nobody waits."""
+        return 0.0

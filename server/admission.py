@@ -11,10 +11,16 @@ from typing import Protocol
 from server.auth.principal import Limits, Principal
 from server.engine_calls import RequestStream
 from server.engine_client import EngineClient
-from server.errors import MIN_RETRY_S, LateError, RateLimitedError, SupersededError, TokenQueueFullError
+from server.errors import (
+    MIN_RETRY_S,
+    LateError,
+    RateLimitedError,
+    SupersededError,
+    TokenQueueFullError,
+)
 from server.observe.records import RequestRecord
 from specdec.config import ServerConfig
-from specdec.errors import FieldViolation, InvalidRequestError, RequestError
+from specdec.errors import FieldViolation, InvalidRequestError, QueueFullError, RequestError
 from specdec.fields import MAX_NAME
 from specdec.types import Delta, Finished, FinishReason, Request, RequestEvent, Started
 
@@ -259,19 +265,31 @@ class TicketListener(Protocol):
     def ended(self, ticket: Ticket) -> None:
         """It takes no room any more. Told once."""
 
+    def wait_s(self, but: Ticket) -> float:
+        """Seconds until a request that came now would begin, were ``but`` not there."""
+
 
 class Ticket:
     """Async iterator over a request's events, as `RequestStream` is: ends after the last sample's Finished, or raises a
     `RequestError`. Use as ``async with``, or `close` it: leaving it before the end aborts the request at once.
 
-    ``request`` is what the engine was given; events carry ``request_id``, which the caller gave.
+    ``request`` is what the engine was given; events carry ``request_id``, which the caller gave. ``admitted_s``: when
+    it was let in, in the listener's monotonic seconds. ``retry_after_s``: where its deadline passed before it was
+    begun, in how many seconds a request like it may be.
     """
 
     def __init__(
-        self, request: Request, request_id: str, stream: RequestStream, listener: TicketListener, key: str
+        self,
+        request: Request,
+        request_id: str,
+        stream: RequestStream,
+        listener: TicketListener,
+        key: str,
+        admitted_s: float = 0.0,
     ) -> None:
-        self.request, self.request_id, self.key = request, request_id, key
+        self.request, self.request_id, self.key, self.admitted_s = request, request_id, key, admitted_s
         self.started = False
+        self.retry_after_s: float | None = None
         self.samples_left = request.sampling.n
         stream.request_id = request_id
         self._stream = stream
@@ -300,9 +318,11 @@ class Ticket:
                 self._superseded = False
                 raise SupersededError from None
             raise
-        except RequestError:
+        except RequestError as error:
+            if isinstance(error, QueueFullError) and self._listener is not None:
+                error = QueueFullError(error.limit, max(error.retry_after_s or 0.0, self._listener.wait_s(self)))
             self._end()
-            raise
+            raise error
         if isinstance(event, Finished):
             self.samples_left -= 1
             self._cut = self._cut or event.reason == FinishReason.ABORTED
@@ -401,13 +421,13 @@ class Admission:
         older = self._by_key.get(key) if key else None
         usage = self._usage_of(principal, now)
         leaving = int(older is not None and self._tickets[older] is usage)
-        usage.check(principal.limits, leaving, self._rates.interval_s or _UNKNOWN_RETRY_S, now)
+        usage.check(principal.limits, leaving, self._rates.interval_s or self.wait_s(older), now)
         self._check_room(own, older, now)
         self._check_time(own, older, now)
         stream = self._client.generate(own)
         if not self._tickets:
             self._rates.work_begins(now)
-        ticket = Ticket(own, request.request_id, stream, self, key)
+        ticket = Ticket(own, request.request_id, stream, self, key, now)
         if older is not None:
             older.supersede(self._client.abort)
         self._tickets[ticket] = usage
@@ -438,6 +458,8 @@ class Admission:
         elif isinstance(event, Delta):
             self._tickets[ticket].spend(len(event.token_ids), now)
         elif isinstance(event, Finished):
+            if event.reason == FinishReason.DEADLINE and not ticket.started:
+                ticket.retry_after_s = self.wait_s(ticket)
             self._rates.finished(event, now)
 
     def ended(self, ticket: Ticket) -> None:
@@ -447,6 +469,19 @@ class Admission:
         if not ticket.started:
             usage.spend(-len(ticket.request.prompt_ids), self._clock())
         self._by_key.pop(ticket.key, None)
+
+    def wait_s(self, but: Ticket | None = None) -> float:
+        """Seconds until a request that came now would begin, were ``but`` not there. What has waited for long is taken
+        to wait for as long again: nothing else is known before the first answers."""
+        now = self._clock()
+        others = [ticket for ticket in self._tickets if ticket is not but]
+        waiting = [ticket for ticket in others if not ticket.started]
+        running = sum(ticket.samples_left for ticket in others if ticket.started)
+        missing = sum(ticket.samples_left for ticket in waiting) + 1 - max(0, self._client.info.max_batch - running)
+        waited_s = max((now - ticket.admitted_s for ticket in waiting), default=0.0)
+        tokens = sum(len(ticket.request.prompt_ids) for ticket in waiting)
+        measured_s = max(max(0, missing) * (self._rates.interval_s or 0.0), self._rates.prefill_s(tokens))
+        return max(waited_s, measured_s) or _UNKNOWN_RETRY_S
 
     def _usage_of(self, principal: Principal, now: float) -> KeyUsage:
         usage = self._usage.get(principal.name)
@@ -462,9 +497,9 @@ class Admission:
             waiting -= len(older.request.prompt_ids)
         excess = waiting + len(request.prompt_ids) - self._max_tokens
         if self._max_tokens and waiting and excess > 0:
-            known = self._rates.known(now)
+            room_s = self._rates.prefill_s(excess)
             raise TokenQueueFullError(
-                self._max_tokens, waiting, self._rates.prefill_s(excess) if known else _UNKNOWN_RETRY_S
+                self._max_tokens, waiting, room_s if self._rates.known(now) else max(room_s, self.wait_s(older))
             )
 
     def _check_time(self, request: Request, older: Ticket | None, now: float) -> None:

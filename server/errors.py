@@ -51,7 +51,9 @@ class DeadlinePassedError(RequestError):
     reason = "DEADLINE_EXCEEDED"
     http_status, grpc_code = 408, "DEADLINE_EXCEEDED"
 
-    def __init__(self) -> None:
+    def __init__(self, retry_after_s: float | None = None) -> None:
+        """``retry_after_s``: of one that was not even begun, when a request like it may be."""
+        self.retry_after_s = retry_after_s
         super().__init__("the deadline passed before the request was complete")
 
 

@@ -61,7 +61,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                     elif isinstance(event, Delta):
                         deltas[event.index].append(event)
                     elif isinstance(event, Finished):
-                        _check_deadline(event)
+                        _check_deadline(event, stream)
                         samples.append(sample_message(event.index, deltas[event.index], event))
             response.samples.extend(sorted(samples, key=lambda sample: sample.index))
             return response
@@ -74,6 +74,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             model = self._frontend.info.target
             async with self._admit(asked, request.scheduling, context) as stream:
                 async for event in stream:
+                    if isinstance(event, Finished):
+                        _check_deadline(event, stream)
                     await context.write(_stream_message(event, model))
 
     @guarded
@@ -85,7 +87,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             async with self._admit(asked, request.scheduling, context) as stream:
                 async for event in stream:
                     if isinstance(event, Finished):
-                        _check_deadline(event)
+                        _check_deadline(event, stream)
                         response.prompt_tokens = event.usage.prompt_tokens
                         response.cached_tokens = event.usage.cached_tokens
                         response.timings.CopyFrom(timings_message(event.timings))
@@ -151,13 +153,12 @@ def _stream_message(event: RequestEvent, model: str) -> generation_pb2.GenerateS
     if isinstance(event, Started):
         return generation_pb2.GenerateStreamResponse(started=started_message(event, model, current_arm()))
     assert isinstance(event, Finished)  # the stream raises what Failed says
-    _check_deadline(event)
     return generation_pb2.GenerateStreamResponse(finished=finished_message(event))
 
 
-def _check_deadline(event: Finished) -> None:
+def _check_deadline(event: Finished, ticket: Ticket) -> None:
     if event.reason == FinishReason.DEADLINE:
-        raise DeadlinePassedError
+        raise DeadlinePassedError(ticket.retry_after_s)
 
 
 class ModelServicer(model_pb2_grpc.ModelServiceServicer):

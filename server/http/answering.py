@@ -116,12 +116,12 @@ async def generate(
             tickets.append(server.frontend.admission.admit(current_caller(), request, key))
         if len(tickets) == 1:
             async for event in tickets[0]:
-                yield 0, _checked(event)
+                yield 0, _checked(event, tickets[0].retry_after_s)
             return
         n = requests[0].sampling.n
         async with aclosing(_merged(tickets)) as events:
             async for which, event in events:
-                found = _checked(event)
+                found = _checked(event, tickets[which].retry_after_s)
                 if isinstance(found, Delta | Finished):
                     found.index += which * n
                 yield which, found
@@ -130,9 +130,9 @@ async def generate(
             ticket.close()
 
 
-def _checked(event: RequestEvent) -> RequestEvent:
+def _checked(event: RequestEvent, retry_after_s: float | None = None) -> RequestEvent:
     if isinstance(event, Finished) and event.reason == FinishReason.DEADLINE:
-        raise DeadlinePassedError
+        raise DeadlinePassedError(retry_after_s)
     return event
 
 

@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -272,19 +273,30 @@ def _copy(sources: Sequence[IO[bytes]], target: Path, progress: Progress, label:
     return digest.hexdigest()
 
 
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _WANTED = ["*.json", "*.safetensors", "*.jinja"]
 
 
-def fetch_from_hub(repository: str) -> Path:
+def fetch_from_hub(repository: str, pins: Path) -> Path:
     """Folder of ``repository`` (`owner/name`) in the hub library's cache, downloaded when it is not there.
+
+    The commit that its first fetch found is kept below ``pins`` and used from then on: what others push later is not
+    served unasked. Remove that file to have the newest.
 
     Raises:
         ModelError: the hub can not be reached, or has no such repository for this user.
     """
     from huggingface_hub import snapshot_download  # not at the top: it takes most of a second
 
+    pin = pins / repository.replace("/", "--")
     try:
-        return Path(snapshot_download(repository, allow_patterns=_WANTED))
+        known = pin.read_text().strip() if pin.exists() else None
+        folder = Path(snapshot_download(repository, revision=known, allow_patterns=_WANTED))
+        if known is None and _COMMIT.fullmatch(folder.name):
+            pins.mkdir(parents=True, exist_ok=True)
+            pin.write_text(folder.name + "\n")
+            logger.info("%s is pinned at commit %s; remove %s to have the newest", repository, folder.name, pin)
+        return folder
     except Exception as error:  # the library raises its HTTP client's errors too
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise ModelError(

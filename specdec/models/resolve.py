@@ -106,7 +106,7 @@ def resolve(ref: str, cache_dir: Path, progress: Progress) -> Checkpoint:
     if ref.endswith(".gguf") or ref.startswith((".", "/", "~")):
         raise ModelError(f"{ref}: no such file or folder")
     if _HUB_ID.fullmatch(ref):
-        return HFCheckpoint(fetch_from_hub(ref), name=ref.rpartition("/")[2])
+        return HFCheckpoint(fetch_from_hub(ref, cache_dir / "hub"), name=ref.rpartition("/")[2])
     raise ModelError(f"{ref}: no such file, folder or catalogue model{suggestion(ref)}")
 
 

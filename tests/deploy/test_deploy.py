@@ -129,6 +129,21 @@ def test_the_image_starts_the_server_as_nobody_and_watches_it() -> None:
             assert all((root / source).exists() for source in line.split()[1:-1]), line
 
 
+def test_what_is_installed_is_known_by_its_hash() -> None:
+    root = DEPLOY.parent
+    lock = re.sub(r" *\\\n *", " ", (root / "requirements.lock").read_text())
+    entries = [line for line in lock.splitlines() if line and not line.startswith("#")]
+    assert len(entries) > 100
+    for entry in entries:
+        assert re.fullmatch(r"[A-Za-z0-9_.-]+==[^ ]+( ;.*?)?( --hash=sha256:[0-9a-f]{64})+", entry), entry[:80]
+    makefile, dockerfile = (root / "Makefile").read_text(), (DEPLOY / "Dockerfile").read_text()
+    for text in (makefile, dockerfile):
+        (install,) = [line for line in text.splitlines() if "install" in line and "-r requirements.lock" in line]
+        assert "--require-hashes" in install
+        assert "extra-index-url" not in text
+    assert all("==" in version for version in re.findall(r"torch[=><][^ ')]+", makefile))
+
+
 def test_compose_names_files_and_ports_that_are_there() -> None:
     compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
     services = compose["services"]

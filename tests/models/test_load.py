@@ -13,6 +13,7 @@ import torch
 
 from specdec.errors import ModelError
 from specdec.models.checkpoint import TensorSource
+from specdec.models.fetch import fetch_from_hub
 from specdec.models.load import load_model
 from specdec.models.memory import available_bytes, check_memory
 
@@ -61,6 +62,25 @@ def test_hub_ids(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(ModelError, match=r"some-org/Some-Model: can not be had from the hub \(no route\)") as caught:
         load_model("some-org/Some-Model", dtype="int8", cache_dir=tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def test_a_hub_model_stays_at_the_commit_that_was_fetched_first(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit, asked = "0123456789abcdef" * 2 + "01234567", []
+    folder = Path(shutil.copytree(tiny("llama"), tmp_path / "snapshots" / commit))
+
+    def snapshot(repository: str, **options: Any) -> str:
+        asked.append(options["revision"])
+        return str(folder)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+    for name in ("some-org/Some-Model", "some-org/Some-Model", "some-org/Other"):
+        assert fetch_from_hub(name, tmp_path / "hub") == folder
+    assert asked == [None, commit, None]
+    (tmp_path / "hub" / "some-org--Some-Model").unlink()
+    fetch_from_hub("some-org/Some-Model", tmp_path / "hub")
+    assert asked[3:] == [None]
 
 
 def test_tokenizer_larger_than_the_model(tiny: Tiny, tmp_path: Path) -> None:

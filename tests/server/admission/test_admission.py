@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from server.admission import LATE_MARGIN
 from server.auth.principal import ANYBODY, Principal
-from server.errors import LateError, RateLimitedError, SupersededError, TokenQueueFullError
+from server.errors import DeadlinePassedError, LateError, RateLimitedError, SupersededError, TokenQueueFullError
+from server.http.errors import refusal_of
 from specdec.errors import DuplicateRequestError, EngineDeadError, QueueFullError
 from specdec.types import Finished, FinishReason, Request, RequestEvent, SamplingParams, StoppingParams
 from tests.server.admission.stub_engine import Clock, StubClient, admission, delta, finished, principal, started
@@ -215,6 +216,45 @@ async def test_the_queue_is_bounded_in_tokens() -> None:
     tickets = [unlimited.admit(who, ask(str(i), prompt=tuple(range(100)))) for i in range(9)]
     for ticket in tickets:
         ticket.close()
+
+
+async def test_a_hint_to_retry_says_how_long_the_queue_is() -> None:
+    """Before anything was measured, what has waited for long will wait for as long again."""
+    clock, client = Clock(), StubClient()
+    doors = admission(client, clock, max_queued_tokens=25)
+    first = doors.admit(ANYBODY, ask("1", prompt=tuple(range(40))))
+    for waited, expected in ((0.0, 1.0), (22.0, 22.0)):
+        clock.now += waited
+        with pytest.raises(TokenQueueFullError) as caught:
+            doors.admit(ANYBODY, ask("2"))
+        assert caught.value.retry_after_s == expected
+    first.close()
+    await finish_some(doors := admission(client, clock), client, clock)
+    waiting = doors.admit(ANYBODY, ask("3", prompt=tuple(range(2000))))  # 10 ms a token
+    refused = doors.admit(ANYBODY, ask("4"))
+    client.refuse("4", QueueFullError(1, 1.0))  # the engine only knows how often one ends
+    with pytest.raises(QueueFullError, match=r"queue is full \(1 requests\); retry in 20\.0 s") as told:
+        await rest_of(refused)
+    assert told.value.retry_after_s == pytest.approx(20.0)
+    waiting.close()
+
+
+async def test_a_deadline_that_passes_in_the_queue_is_told_with_a_hint() -> None:
+    clock, client = Clock(), StubClient()
+    doors = admission(client, clock)
+    first, late = doors.admit(ANYBODY, ask("1")), doors.admit(ANYBODY, ask("2", deadline_s=3.0))
+    clock.now += 3.0
+    client.say(finished(client.given[1], 0, FinishReason.DEADLINE))
+    await rest_of(late)
+    assert late.retry_after_s == 3.0
+    assert dict(refusal_of(DeadlinePassedError(late.retry_after_s), {}).headers)[b"retry-after"] == b"3"
+    assert doors.in_flight == 1
+    begun = doors.admit(ANYBODY, ask("3", deadline_s=3.0))
+    for event in (started(client.given[2]), finished(client.given[2], 1, FinishReason.DEADLINE)):
+        client.say(event)
+    await rest_of(begun)
+    assert begun.retry_after_s is None
+    first.close()
 
 
 async def test_what_the_engine_refuses_leaves_nothing_and_costs_no_tokens() -> None:
