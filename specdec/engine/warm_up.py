@@ -10,22 +10,23 @@ from specdec.engine.engine import Engine, EngineParts
 from specdec.kv_cache import KvCacheManager
 from specdec.types import Finished, Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
 
-# What requests are mostly about; the model goes on with them, so they end in the middle.
+# Code, talk and data in turn, as far as a small batch goes; the model goes on with them, so they end in the middle.
 TEXTS = (
     "def mean(values):\n    total = 0\n    for value in values:\n",
-    "import json\n\n\ndef read_config(path):\n    with open(path)",
-    "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(",
-    "for (let i = 0; i < rows.length; i++) {\n  const row =",
-    "SELECT name, COUNT(*) FROM orders WHERE",
     "User: How do I boil an egg?\nAssistant: First, you",
-    "The weather in the mountains can change quickly, so",
-    "Question: What is the capital of France?\nAnswer:",
-    "Thank you for your message. I am writing to",
     '{"name": "Ada", "age": 36, "city":',
+    "import json\n\n\ndef read_config(path):\n    with open(path)",
+    "The weather in the mountains can change quickly, so",
     '[{"id": 1, "done": false}, {"id": 2, "done":',
+    "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(",
+    "Question: What is the capital of France?\nAnswer:",
     "servers:\n  - host: alpha\n    port: 8080\n  - host: beta\n",
+    "for (let i = 0; i < rows.length; i++) {\n  const row =",
+    "Thank you for your message. I am writing to",
+    "SELECT name, COUNT(*) FROM orders WHERE",
 )
 DEPTH = 4  # of the chains drafted: what is deeper is told by what is not
+SAMPLED = 0.7  # temperature of every other text; the rest is greedy, as most requests are one or the other
 TOKENS = 32  # of an answer at most; the time is mostly up before
 
 
@@ -44,7 +45,8 @@ def warm_up(parts: EngineParts, seconds: float) -> dict[str, Learned]:
     stop = StoppingParams(max_tokens=TOKENS, ignore_eos=True)
     for number, text in enumerate(TEXTS[: config.max_queued_requests]):
         ids = tuple(parts.tokenizer.encode(text))[: parts.info.max_context // 2]
-        engine.submit(Request(f"warm-up-{number}", ids, SamplingParams(temperature=0.0), stop, speculation=wish))
+        sampling = SamplingParams(temperature=SAMPLED * (number % 2), seed=number)
+        engine.submit(Request(f"warm-up-{number}", ids, sampling, stop, speculation=wish))
     while engine.has_work() and time.monotonic() - began < seconds:
         if any(isinstance(event, Finished) for event in engine.step()):
             break  # from here on it is fewer of them at once
