@@ -10,6 +10,7 @@ from types import MappingProxyType
 from specdec.control.inputs import DraftRecord, SequenceInputs
 
 PRIOR_STEPS = 4.0  # that the prior of a drafter that nobody has tried weighs as much as
+DOUBT_STEPS = 2.0  # the same beside what was known at the start: requests may be others since
 POOL_STEPS = 8.0  # of a sequence's own that weigh as much as what other sequences of its temperature showed
 KEEP, POOL_KEEP = 0.95, 0.995  # of what is known of a sequence, and of all, from one asking to the next
 LEAST_AHEAD = 48  # tokens that a sequence is thought to emit yet, or as many as it did: an answer may end any time
@@ -69,7 +70,7 @@ class DrafterGate:
         pools: Mapping[int, DraftRecord] = MappingProxyType({}),
     ) -> None:
         self.name, self._prior, self._looks = name, prior, looks
-        self.pools = dict(pools)
+        self.pools = {bucket: self._doubted(pool, DOUBT_STEPS) for bucket, pool in pools.items()}
 
     def decide(
         self,
@@ -135,10 +136,17 @@ class DrafterGate:
     def _known(self, one: SequenceInputs) -> DraftRecord:
         """What all sequences of its temperature showed."""
         found = self.pools.get(one.history.bucket)
-        if found is None:
-            tokens, levels, rows = self._prior
-            found = DraftRecord(PRIOR_STEPS, PRIOR_STEPS * tokens, PRIOR_STEPS * levels, PRIOR_STEPS * rows)
-        return found
+        return self._doubted(DraftRecord(), PRIOR_STEPS) if found is None else found
+
+    def _doubted(self, known: DraftRecord, steps: float) -> DraftRecord:
+        """What is known, and so many ``steps`` of the prior."""
+        tokens, levels, rows = self._prior
+        return DraftRecord(
+            known.steps + steps,
+            known.tokens + steps * tokens,
+            known.levels + steps * levels,
+            known.rows + steps * rows,
+        )
 
     def _estimate(
         self, one: SequenceInputs, pools: Mapping[int, DraftRecord], covered: float, reading_ms: float,

@@ -11,7 +11,7 @@ from specdec.control.calibration import CELLS, TEMPERATURES
 from specdec.control.inputs import DraftRecord
 
 CELL_MOST = 16.0  # observations that a cell of the calibration is thought to rest on, however many there were
-POOL_MOST = 12.0  # steps that what a drafter brings is thought to rest on
+POOL_MOST = 10.0  # steps that what a drafter brings is thought to rest on
 
 
 @dataclass(frozen=True, slots=True)

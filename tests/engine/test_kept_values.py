@@ -105,7 +105,9 @@ def test_an_engine_keeps_what_it_learned_and_the_next_begins_with_it(tmp_path: P
     trace = tmp_path / "trace.jsonl"
     speculation = base.config.speculation.model_copy(update={"trace_file": trace})
     second = tiny_engine(dataclasses.replace(base, learned=learned), speculation=speculation)
-    assert second.learned() == learned
+    assert {name: known.cells for name, known in second.learned().items()} == {
+        name: known.cells for name, known in learned.items()
+    }
     run_all(second, requests)
     second.close()
     header, _ = read_trace(trace)
@@ -135,7 +137,7 @@ def test_a_swap_of_the_draft_begins_with_what_is_known_of_it(tmp_path: Path) -> 
     assert engine.learned() == {}
     engine.swap_draft(None)
     engine.swap_draft(("draft", model))
-    assert engine.learned() == {"model": KNOWN}
+    assert engine.learned()["model"].cells == KNOWN.cells
 
 
 def test_a_warm_up_tells_what_the_draft_is_worth_and_leaves_nothing_behind() -> None:
