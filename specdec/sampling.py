@@ -29,8 +29,9 @@ _OF_POLICY = {f.name for f in fields(SamplingPolicy) if f.init} & {f.name for f 
 
 
 def draw_seed() -> int:
-    """A fresh unsigned 64-bit seed from the system's entropy, for a request that gave none."""
-    return secrets.randbits(64)
+    """A fresh seed from the system's entropy, for a request that gave none. It has 53 bits, which JavaScript's numbers
+    hold exactly: sent back, it gives the same tokens."""
+    return secrets.randbits(53)
 
 
 def sample_seed(seed: int, index: int) -> int:

@@ -172,7 +172,7 @@ class Access:
 
 KEY_HEADERS = ("authorization", "x-api-key")
 # Asked by probes, which have no key. Not Tabby's /v1/health: its agent learns there that its key is wrong.
-HEALTH_PATHS = frozenset({"/livez", "/readyz", "/health", "/version"})
+HEALTH_PATHS = frozenset({"/livez", "/readyz", "/health", "/ping", "/version"})
 METRICS_PATH = "/metrics"
 # A browser asks for the page before anybody can give it a key; what the page then asks needs one.
 PAGE_PATHS = frozenset({"/", "/page/{name}"})

@@ -67,6 +67,10 @@ _PROBE_ERRORS = ProbeErrors()
 PROBES = (
     Endpoint("GET", "/livez", live, _PROBE_ERRORS, {"summary": "The server runs", "responses": RESPONSES}),
     Endpoint("GET", "/readyz", ready, _PROBE_ERRORS, {"summary": "Requests are taken", "responses": RESPONSES}),
+    *(
+        Endpoint(method, "/ping", live, _PROBE_ERRORS, {"summary": "vLLM: the server runs", "responses": RESPONSES})
+        for method in ("GET", "POST")
+    ),
     Endpoint("GET", "/version", version, _PROBE_ERRORS, {"summary": "The release", "responses": RESPONSES}),
     Endpoint(
         "GET",

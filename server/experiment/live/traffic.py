@@ -316,7 +316,7 @@ def _seeded(request: Request) -> Request:
     """With a seed, where chance decides: its shadow is to draw the same."""
     if request.sampling.temperature == 0 or request.sampling.seed is not None:
         return request
-    return dataclasses.replace(request, sampling=dataclasses.replace(request.sampling, seed=random.getrandbits(63)))
+    return dataclasses.replace(request, sampling=dataclasses.replace(request.sampling, seed=random.getrandbits(53)))
 
 
 def _refusal(problem: str) -> InvalidRequestError:

@@ -43,6 +43,7 @@ def test_probes() -> None:
         assert (response.status_code, response.json()) == (200, {"status": "ready", "engine": "ready"})
         assert server.client.get("/version").json()["version"]
         assert server.client.post("/livez").status_code == 405
+        assert (server.client.get("/ping").status_code, server.client.post("/ping").status_code) == (200, 200)
         response = server.client.head("/livez")
         assert (response.status_code, response.content) == (200, b"")
         assert "date" in response.headers

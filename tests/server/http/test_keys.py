@@ -31,7 +31,7 @@ from tests.server.auth.key_files import make_key
 from tests.server.harness import make_config
 from tests.server.http.harness import COMPLETIONS, Server, running
 
-OPEN = {"/livez", "/readyz", "/version", "/health", "/", "/page/{name}"}
+OPEN = {"/livez", "/ping", "/readyz", "/version", "/health", "/", "/page/{name}"}
 
 
 @dataclass
@@ -98,7 +98,7 @@ def test_only_probes_are_open(guarded: Guarded) -> None:
     for endpoint in shut:
         path = endpoint.path.replace("{model:path}", "fake")
         assert guarded.server.client.request(endpoint.method, path).status_code == 401, endpoint.path
-    for path in ("/livez", "/readyz", "/version"):
+    for path in ("/livez", "/ping", "/readyz", "/version"):
         assert guarded.server.client.get(path).status_code == 200
 
 
