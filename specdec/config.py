@@ -121,6 +121,10 @@ class EngineConfig(BaseModel):
     prefill_chunk: int = Field(
         192, ge=1, description="of prompts, that one step may take", json_schema_extra={"unit": "tokens"}
     )
+    target_tpot_ms: float = Field(
+        80.0, gt=0, description="between tokens of requests that ask for no time themselves, while prompts are read",
+        json_schema_extra={"unit": "ms"},
+    )  # fmt: skip
     max_queued_requests: int = Field(256, ge=0, description="requests that may wait; more are refused")
 
     speculation: SpeculationConfig = SpeculationConfig()

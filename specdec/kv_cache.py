@@ -268,21 +268,26 @@ class KvCacheManager:
         """How many of ``tokens[:-1]`` the prefix cache holds now; nothing is held for the caller."""
         return self._find(tokens, salt, []).n_tokens if tokens else 0
 
+    def uncached(self, seq: PagedTokens) -> int:
+        """Tokens before the pending one that would have to be computed, were ``seq`` admitted now."""
+        return len(seq.tokens) - 1 - self._find(seq.tokens, seq.salt, seq.page_keys).n_tokens
+
+    def fits(self, seq: PagedTokens, reserve: int = 0) -> bool:
+        """Whether `admit` would do it now."""
+        return self._fitting(seq, reserve) is not None
+
     def admit(self, seq: PagedTokens, reserve: int = 0) -> PrefixHit | None:
         """Give ``seq``, which holds no page, its cached prefix and pages for all its tokens.
 
         Sets ``pages``, ``n_computed`` and ``draft_computed``. None, and nothing changed, unless ``reserve`` pages
         would stay available.
         """
-        hit = self._find(seq.tokens, seq.salt, seq.page_keys)
-        references = self._pool.references
-        idle_hits = sum(1 for page in hit.pages if references[page] == 0)
-        missing = pages_for(len(seq.tokens)) - len(hit.pages)
-        if missing + idle_hits + reserve > self.n_free:
+        hit = self._fitting(seq, reserve)
+        if hit is None:
             return None
         for page in hit.pages:
             self._pool.retain(page)
-        seq.pages = hit.pages + self._pool.take(missing)
+        seq.pages = hit.pages + self._pool.take(pages_for(len(seq.tokens)) - len(hit.pages))
         seq.n_computed, seq.draft_computed = hit.n_tokens, hit.draft_tokens
         seq.n_published, seq.n_draft_published = len(hit.pages), hit.draft_tokens // PAGE_SIZE
         return hit
@@ -345,6 +350,14 @@ class KvCacheManager:
     def check(self, sequences: Iterable[PagedTokens] | None = None) -> None:
         """AssertionError unless the block tables are consistent; given every page holder, also the reference counts."""
         check_invariants(self._pool, self._index, None if sequences is None else [s.pages for s in sequences])
+
+    def _fitting(self, seq: PagedTokens, reserve: int) -> PrefixHit | None:
+        """The cached prefix, if there are pages for all other tokens too and ``reserve`` are left."""
+        hit = self._find(seq.tokens, seq.salt, seq.page_keys)
+        references = self._pool.references
+        idle_hits = sum(1 for page in hit.pages if references[page] == 0)
+        missing = pages_for(len(seq.tokens)) - len(hit.pages)
+        return None if missing + idle_hits + reserve > self.n_free else hit
 
     def _find(self, tokens: Seq[int], salt: str, keys: list[bytes]) -> PrefixHit:
         """Look without retaining; ``keys`` holds the chain's keys so far and is extended as needed."""

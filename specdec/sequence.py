@@ -47,8 +47,9 @@ class Sequence(PagedTokens):
     seed: the sample's own (`specdec.sampling.sample_seed`). sampling, text: how its next token is chosen, and what its
     tokens say. drafts: whether drafts are proposed for it at all; max_nodes, max_depth, width: most draft nodes of a
     step, most levels, most children of a node. history: what drafting
-    brought on it, once it ran. rank: place in line,
-    lower first. cached_tokens: prefix hit when first scheduled. Times are monotonic seconds.
+    brought on it, once it ran. rank: place in line, lower first: priority negated, when its turn has come, number.
+    unread: tokens without KV when it last began to wait. cached_tokens: prefix hit when first scheduled. Times are
+    monotonic seconds.
 
     ``arrival_s``: when its request came. ``max_context``: the engine's. ``vocab_size``: columns of the logits.
     ``speculation``: the engine's, for what the request does not say. ``grammar``: what the output must match.
@@ -84,6 +85,7 @@ class Sequence(PagedTokens):
         "stats",
         "text",
         "timings",
+        "unread",
         "width",
     )
 
@@ -109,7 +111,8 @@ class Sequence(PagedTokens):
         self.text = TextStream(tokenizer, request.stopping, request.output, len(request.healing_prefix))
         self._limit_drafts(speculation)
         self.history: SequenceHistory | None = None
-        self.rank = (0, 0)
+        self.rank = (0, 0.0, 0)
+        self.unread = self.n_prompt - 1
         self.phase = SequencePhase.WAITING
         self.cached_tokens = self.preemptions = 0
         self.ending: Ending | None = None

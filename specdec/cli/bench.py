@@ -16,7 +16,14 @@ from bench.peers import ENGINES, PEER_WORKLOADS
 from bench.workloads import WORKLOAD_NAMES
 from specdec.cli.bench_output import json_option, print_figures, print_json, print_table, progress_line
 from specdec.cli.bench_serve import serve_load_command
-from specdec.cli.bench_server import faults_command, frontend_command, overload_command, soak_command, typing_command
+from specdec.cli.bench_server import (
+    faults_command,
+    frontend_command,
+    long_prompt_command,
+    overload_command,
+    soak_command,
+    typing_command,
+)
 from specdec.cli.options import check_folder, engine_options
 from specdec.config import EngineConfig
 
@@ -296,6 +303,6 @@ def bench_group() -> None:
 
 for _command in (
     step_command, perplexity_command, engine_command, serve_load_command, peers_command, frontend_command,
-    typing_command, overload_command, soak_command, faults_command, experiments_command,
+    typing_command, overload_command, long_prompt_command, soak_command, faults_command, experiments_command,
 ):  # fmt: skip
     bench_group.add_command(_command)

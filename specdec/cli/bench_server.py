@@ -1,4 +1,4 @@
-"""`specdec bench frontend`, `typing`, `overload`, `soak`, `faults`: a server that is started to be measured."""
+"""`specdec bench frontend`, `typing`, `overload`, `long-prompt`, `soak`, `faults`: a server is started and measured."""
 
 from __future__ import annotations
 
@@ -162,6 +162,41 @@ def _print_overload(figures: dict[str, Any]) -> None:
 
 # Texts that are kept to draft from take memory until there are so many of them, which is no leak, but takes hours.
 _SMALL_STORES = {"session_tokens": 4096, "sessions": 8, "shared_tokens": 8192, "shared_salts": 4, "trace_steps": 256}
+
+
+MOST_GAP_MS, MOST_SLOWDOWN = 100.0, 3.0
+
+
+@click.command("long-prompt")
+@server_options
+@click.option("--streams", type=click.IntRange(min=1), default=4, show_default=True, help="That run beside it.")
+@click.option("--tokens", type=click.IntRange(min=64), default=3600, show_default=True, help="Of the prompt.")
+@click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True)
+@click.option(
+    "--long-tokens", type=click.IntRange(min=64), default=8000, show_default=True,
+    help="Of the prompt that short requests come behind.",
+)  # fmt: skip
+@json_option
+def long_prompt_command(config: Config, as_json: bool, **options: Any) -> None:
+    """Read a long prompt in company: how long do running streams pause, and how long does a short request wait?
+
+    Exit code 1: the p99 of the pauses was above 100 ms, or a short request took longer than three times its time alone
+    and a full chunk of the long prompt."""
+    from bench.long_prompt import LongPromptPlan, measure_long_prompt
+
+    figures = asyncio.run(measure_long_prompt(config, LongPromptPlan(**options), progress_line()))
+    allowed_s = MOST_SLOWDOWN * figures["short_alone_s"]["p50"] + figures["chunk_s"]
+    kept = figures["gaps_during_ms"]["p99"] <= MOST_GAP_MS and figures["short_behind_s"]["p99"] <= allowed_s
+    if as_json:
+        print_json(figures)
+        sys.exit(0 if kept else 1)
+    names = [name for name in figures if isinstance(figures[name], dict)]
+    quantiles = ("n", "p50", "p90", "p99", "max")
+    rows = ([name, *(f"{figures[name][q]:.4g}" for q in quantiles)] for name in names)
+    print_table(["figure", *quantiles], rows, f"{figures['target']}: {figures['tokens']} tokens beside streams")
+    print_figures(figures, ("long_tokens", "long_s", "chunk_s"), 16)
+    click.echo(f"{'allowed':16} gaps p99 {MOST_GAP_MS:g} ms, a short request {allowed_s:.3f} s")
+    sys.exit(0 if kept else 1)
 
 
 @click.command("soak")

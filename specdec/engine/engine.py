@@ -19,6 +19,7 @@ from specdec.config import EngineConfig, WeightDtype
 from specdec.control.controller import Controller
 from specdec.control.costs import CostTable
 from specdec.control.learned import Learned
+from specdec.control.prefill_pace import PrefillPace
 from specdec.control.trace import TraceLog, TraceWriter
 from specdec.engine.kept_values import LearnedFile
 from specdec.engine.profile_costs import StepCosts
@@ -93,12 +94,14 @@ class Engine:
             prefill_chunk=config.prefill_chunk,
             max_context=info.max_context,
             max_queued=config.max_queued_requests,
+            target_tpot_ms=config.target_tpot_ms,
         )
-        self._scheduler = Scheduler(parts.kv, limits)
+        costs = parts.costs or StepCosts(CostTable.guess(config.max_step_rows).as_dict())
+        self._pace = PrefillPace(CostTable.from_dict(costs.verify))
+        self._scheduler = Scheduler(parts.kv, limits, pace=self._pace)
         self._speculation, self._load_draft = config.speculation, parts.load_draft
         self._max_rows, self._began_s, self._swaps = config.max_step_rows, time.perf_counter(), 0
         self._verifier = parts.verifier or Verifier(cast(Decoder, parts.decoder), parts.sampler)
-        costs = parts.costs or StepCosts(CostTable.guess(config.max_step_rows).as_dict())
         self._learned_file, self._kept_at = parts.learned_file, time.monotonic()
         controller = self._new_controller(parts.drafters, costs.verify, costs.drafting, parts.learned)
         self._trace = self._new_trace(controller)
@@ -161,7 +164,9 @@ class Engine:
         self._panel = DraftPanel(drafters, self._info.vocab_size, speculation.stall_ms, cells=cells)
         self._drafting = Drafting(self._panel, controller)
         tracer = StepTracer(self._trace, self._began_s) if self._trace.enabled else None
-        self._step = Step(self._scheduler, self._kv, self._panel, self._drafting, self._verifier, tracer)
+        self._step = Step(
+            self._scheduler, self._kv, self._panel, self._drafting, self._verifier, tracer, pace=self._pace
+        )
 
     @cached_property
     def _spelling(self) -> TokenSpelling:

@@ -8,7 +8,9 @@ from bisect import insort
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from heapq import nsmallest
 
+from specdec.control.prefill_pace import DecodeLoad, PrefillPace
 from specdec.errors import ConfigError, PromptTooLongError, QueueFullError
 from specdec.kv_cache import KvCacheManager
 from specdec.sequence import Sequence, SequencePhase
@@ -19,7 +21,7 @@ from verify_kernels.forward_batch import PAGE_SIZE
 class SchedulerLimits:
     """``max_batch`` sequences run together; a step has at most ``max_step_rows`` rows, of which ``prefill_chunk``
     are prompt tokens before a pending one; a sequence uses at most ``max_context`` slots; at most ``max_queued``
-    requests wait.
+    requests wait. ``target_tpot_ms``: the time between tokens of requests that ask for none.
 
     Raises:
         ValueError: a limit is out of range, or a full batch would not fit one row each into a step.
@@ -30,6 +32,7 @@ class SchedulerLimits:
     prefill_chunk: int
     max_context: int
     max_queued: int
+    target_tpot_ms: float = 80.0
 
     def __post_init__(self) -> None:
         for name in ("max_batch", "max_step_rows", "prefill_chunk", "max_context"):
@@ -64,39 +67,85 @@ class PlanEntry:
 class StepPlan:
     """``entries``: decoding sequences, then prefilling ones, each by importance.
 
-    ``preempted`` lost their pages and wait again; ``admitted`` left the queue (no sequence is in both).
+    ``preempted`` lost their pages and wait again, ``paused`` their place in the batch, in the middle of a prompt;
+    ``admitted`` left the queue (no sequence is in two of them).
     ``prefilled``: prefill-only sequences that are complete without any row: finish them.
     """
 
     entries: list[PlanEntry] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
+    paused: list[Sequence] = field(default_factory=list)
     admitted: list[Sequence] = field(default_factory=list)
     prefilled: list[Sequence] = field(default_factory=list)
 
 
 PROMPT_SHARE = 0.75  # of a step's rows that drafts leave to prompts where these need them: most nodes that drafts
 # reserve are never verified, and a prompt that is read in two steps instead of one pays for another pass
+SHORT_SHARE = 2 / 3  # of a chunk, for the shortest prompts
+PATIENCE_S = 10.0  # from arrival: how long a request without a deadline may be overtaken for want of pages
+WORTH_A_PAUSE = 4  # times as long as a prompt is the rest of the one that makes place for it
+
+
+@dataclass(slots=True)
+class PromptRoom:
+    """What prompts may still take of a step: ``rows``, ``chunk`` of them before a pending one. ``entries``: who did."""
+
+    rows: int
+    chunk: int
+    entries: dict[Sequence, PlanEntry] = field(default_factory=dict)
+
+    def give(self, seq: Sequence, most: int) -> PlanEntry | None:
+        """Up to ``most`` prompt rows more for ``seq``, and the pending one if these are its last; None: there are none
+        to be had. What it had in this step counts as computed."""
+        entry = self.entries.get(seq) or PlanEntry(seq, 0, 0, False)
+        remaining = len(seq.tokens) - 1 - seq.n_computed - entry.prefill
+        more = min(remaining, most, self.chunk, self.rows)
+        samples = more == remaining and more < self.rows and not (seq.prefill_only or entry.samples)
+        if not more and not samples:
+            return None
+        entry.prefill += more
+        entry.samples = samples
+        self.chunk -= more
+        self.rows -= more + samples
+        self.entries[seq] = entry
+        return entry
+
+    @property
+    def going_on(self) -> int:
+        """Rows given to prompts that do not end in this step."""
+        return sum(entry.prefill for entry in self.entries.values() if not entry.samples)
 
 
 class Scheduler:
-    """Decides who runs. Importance is priority (high first), then arrival.
+    """Decides who runs. Importance is priority (high first), then the deadline, or `PATIENCE_S` from arrival.
+
+    Prompts that are read and those that wait take turns by one rule: two thirds of a chunk go to the shortest, the rest
+    to the most important, both within a priority. So a short one is not held up by a long one, and the one that is due
+    first has a third of every chunk, however many short ones come.
 
     What never happens: a running, decoding sequence without its row; a preemption for drafts, for a prompt or for a
-    less important sequence; a request overtaken by a later one of its priority because it needs more pages.
+    less important sequence; a request that lacks pages overtaken by a later one of its priority when it is due. A
+    prompt may lose its place in a full batch to a much shorter one, but not the most important of those being read.
+
+    ``pace`` None: a chunk is as long as it may be, whoever decodes.
 
     Raises:
         ConfigError: ``max_context`` exceeds what the KV cache holds, so that one sequence could exhaust it alone.
     """
 
     def __init__(
-        self, kv: KvCacheManager, limits: SchedulerLimits, clock: Callable[[], float] = time.monotonic
+        self,
+        kv: KvCacheManager,
+        limits: SchedulerLimits,
+        clock: Callable[[], float] = time.monotonic,
+        pace: PrefillPace | None = None,
     ) -> None:
         if limits.max_context > kv.n_total * PAGE_SIZE:
             raise ConfigError(
                 f"max_context: {limits.max_context} tokens do not fit a KV cache of {kv.n_total * PAGE_SIZE}; "
                 "raise kv_tokens or lower max_context"
             )
-        self._kv, self._limits, self._clock = kv, limits, clock
+        self._kv, self._limits, self._clock, self._pace = kv, limits, clock, pace
         self._running: list[Sequence] = []
         self._waiting = WaitingQueue()
         self._serial = itertools.count()
@@ -140,14 +189,16 @@ class Scheduler:
         if not self._running and not self._waiting:
             self._retry.start(self._clock())
         for seq in seqs:
-            seq.rank = (-seq.request.priority, next(self._serial))
-        self._waiting.push(leader)
+            patience_s = seq.arrival_s + PATIENCE_S
+            due_s = patience_s if seq.deadline is None else min(seq.deadline, patience_s)
+            seq.rank = (-seq.request.priority, due_s, next(self._serial))
+        self._enqueue(leader)
         shares_pages = self._kv.prefix_cache and len(leader.tokens) > PAGE_SIZE
         if siblings and shares_pages:
             self._waiting.hold(leader, siblings)
         else:
             for seq in siblings:
-                self._waiting.push(seq)
+                self._enqueue(seq)
 
     def finish(self, seq: Sequence) -> None:
         """Take ``seq`` out wherever it is and release its pages, at once. Idempotent."""
@@ -165,17 +216,21 @@ class Scheduler:
 
     def plan(self, want: Callable[[Sequence], int]) -> StepPlan:
         """Decide the next step. ``want(seq)``: draft nodes the budget would like for a sequence that samples."""
-        self._waiting.let_siblings_in()
+        for seq in self._waiting.siblings_free_to_go():
+            self._enqueue(seq)
         plan = StepPlan()
         for seq in self._to_preempt:
             if seq.phase is SequencePhase.RUNNING:
-                self._preempt(seq, plan)
+                plan.preempted.append(self._preempt(seq))
         self._to_preempt.clear()
         prefilling = self._plan_decodes(plan)
-        rows = self._limits.max_step_rows - len(plan.entries)
-        rows -= self._grant_nodes(plan.entries, want, rows - self._rows_for_prompts(prefilling, rows))
         decodes = len(plan.entries)
-        rows = self._plan_prefills(plan, prefilling, rows)
+        prompts = bool(prefilling) or self._waiting.head is not None
+        chunk = self._chunk(plan.entries, prefilling) if prompts else 0
+        rows = self._limits.max_step_rows - decodes
+        rows -= self._grant_nodes(plan.entries, want, rows - self._rows_for_prompts(prefilling, min(chunk, rows)))
+        if prompts and rows > 0:
+            rows = self._plan_prefills(plan, prefilling, PromptRoom(rows, chunk))
         if rows > 0 and len(plan.entries) > decodes:
             self._grant_nodes([entry for entry in plan.entries[decodes:] if entry.samples], want, rows)
         return plan
@@ -204,25 +259,43 @@ class Scheduler:
             self._kv.trim(other, len(other.tokens))
         while not self._kv.ensure(seq, len(seq.tokens)):
             victim = self._running[-1]
-            self._preempt(victim, plan)
+            plan.preempted.append(self._preempt(victim))
             if victim is seq:
                 return False
         return True
 
-    def _preempt(self, seq: Sequence, plan: StepPlan) -> None:
+    def _preempt(self, seq: Sequence) -> Sequence:
+        """Take its pages; what was computed stays in the prefix cache until somebody else needs them."""
         self._running.remove(seq)
         self._kv.release(seq)
         seq.n_computed = seq.draft_computed = 0
         seq.preemptions += 1
         seq.phase = SequencePhase.WAITING
-        self._waiting.push(seq)
-        plan.preempted.append(seq)
+        self._enqueue(seq)
+        return seq
 
-    def _rows_for_prompts(self, prefilling: list[Sequence], rows: int) -> int:
-        """Rows that drafts must leave."""
+    def _enqueue(self, seq: Sequence) -> None:
+        seq.unread = self._kv.uncached(seq)
+        self._waiting.push(seq)
+
+    def _chunk(self, entries: list[PlanEntry], prefilling: list[Sequence]) -> int:
+        """Prompt rows of a step in which ``entries`` sample."""
         limits = self._limits
-        cap = min(limits.prefill_chunk, int(limits.max_step_rows * PROMPT_SHARE), rows)
-        if self._waiting.head is not None and len(self._running) < limits.max_batch:
+        if self._pace is None or not entries:
+            return limits.prefill_chunk
+        load = DecodeLoad()
+        for entry in entries:
+            seq = entry.seq
+            target_ms = seq.request.target_tpot_ms or limits.target_tpot_ms
+            load.add(entry.prefill + 1, seq.n_computed + 0.5 * entry.prefill, target_ms, seq.n_output)
+        prompts = len(prefilling) + len(self._waiting)
+        context = max((seq.n_computed for seq in prefilling), default=0)
+        return self._pace.rows(load, prompts, context, limits.prefill_chunk)
+
+    def _rows_for_prompts(self, prefilling: list[Sequence], chunk: int) -> int:
+        """Rows that drafts must leave."""
+        cap = min(chunk, int(self._limits.max_step_rows * PROMPT_SHARE))
+        if self._waiting.head is not None and len(self._running) < self._limits.max_batch:
             return cap
         return min(cap, sum(len(seq.tokens) - seq.n_computed for seq in prefilling))
 
@@ -242,49 +315,97 @@ class Scheduler:
             used += nodes
         return used
 
-    def _plan_prefills(self, plan: StepPlan, prefilling: list[Sequence], rows: int) -> int:
-        """Prompt rows for running sequences, then for newly admitted ones; returns the rows left."""
-        chunk = self._limits.prefill_chunk
-        for seq in prefilling:
-            if chunk <= 0 or rows <= 0:
-                return rows
-            entry = self._prefill_entry(seq, chunk, rows)
-            plan.entries.append(entry)
-            chunk, rows = chunk - entry.prefill, rows - entry.rows
-        while chunk > 0 and rows > 0 and not plan.preempted:
-            admitted = self._admit(plan)
-            if admitted is None:
-                break
-            if admitted.prefill_only and not admitted.prefilling:
-                plan.prefilled.append(admitted)
-                continue
-            entry = self._prefill_entry(admitted, chunk, rows)
-            plan.entries.append(entry)
-            chunk, rows = chunk - entry.prefill, rows - entry.rows
-        return rows
+    def _plan_prefills(self, plan: StepPlan, prefilling: list[Sequence], room: PromptRoom) -> int:
+        """`SHORT_SHARE` of the chunk to the shortest prompts, the rest to the most important; returns the rows left."""
+        decoding, whole = plan.entries.copy(), room.chunk
+        count = self._limits.max_batch
+        startable = not plan.preempted and (prefilling or len(self._running) < count)
+        queue = self._waiting.queue if startable else ()
+        shortest = sorted(prefilling + nsmallest(count, queue, key=self._by_turns), key=self._by_turns)
+        foremost = sorted([*prefilling, *queue[:count]], key=_by_rank)
+        for prompts, left in ((shortest, whole - int(SHORT_SHARE * whole)), (foremost, 0)):
+            for seq in prompts:
+                if seq in plan.paused or seq in plan.prefilled:
+                    continue
+                if room.chunk <= left or room.rows <= 0:
+                    break
+                if seq.phase is SequencePhase.WAITING and not self._admit(seq, plan, room):
+                    continue
+                if seq.prefill_only and not seq.prefilling:
+                    plan.prefilled.append(seq)
+                    continue
+                entry = room.give(seq, room.chunk - left)
+                if entry is not None and entry.samples:  # it waits for the step to end, as those that decode
+                    decoding.append(entry)
+                    going_on = [other for other in prefilling if other is not seq]
+                    room.chunk = min(room.chunk, self._chunk(decoding, going_on) - room.going_on)
+        plan.entries += sorted(room.entries.values(), key=lambda entry: entry.seq.rank)
+        return room.rows
 
-    @staticmethod
-    def _prefill_entry(seq: Sequence, chunk: int, rows: int) -> PlanEntry:
-        remaining = len(seq.tokens) - 1 - seq.n_computed
-        prefill = min(remaining, chunk, rows)
-        return PlanEntry(seq, prefill, 0, prefill == remaining and prefill < rows and not seq.prefill_only)
-
-    def _admit(self, plan: StepPlan) -> Sequence | None:
-        """Start the head of the queue if a place and pages for all its tokens are there, and one more page for each
-        running sequence, so that the next decodes do not preempt it again."""
-        head = self._waiting.head
-        if head is None or len(self._running) >= self._limits.max_batch:
-            return None
-        hit = self._kv.admit(head, reserve=len(self._running))
+    def _admit(self, seq: Sequence, plan: StepPlan, room: PromptRoom) -> bool:
+        """Start a sequence if there is a place or one can be made, and pages for all its tokens, and one more page for
+        each running sequence, so that the next decodes do not preempt it again."""
+        if self._must_not_pass(seq):
+            return False
+        victim = None
+        if len(self._running) >= self._limits.max_batch:
+            victim = self._to_pause(seq, room)
+            if victim is None:
+                return False
+        hit = self._kv.admit(seq, reserve=len(self._running))
         if hit is None:
+            return False
+        if victim is not None:
+            plan.paused.append(self._preempt(victim))
+        self._waiting.remove(seq)
+        insort(self._running, seq, key=_by_rank)
+        seq.phase = SequencePhase.RUNNING
+        if seq.preemptions == 0:
+            seq.cached_tokens = hit.n_tokens
+        plan.admitted.append(seq)
+        return True
+
+    def _must_not_pass(self, seq: Sequence) -> bool:
+        """Whether another is the head of the queue, and of a higher priority, or due and short of pages."""
+        head = self._waiting.head
+        if head is None or head is seq:
+            return False
+        if head.request.priority > seq.request.priority:
+            return True
+        return self._is_due(head) and not self._kv.fits(head, reserve=len(self._running))
+
+    def _is_due(self, seq: Sequence) -> bool:
+        """Whether one that waits had begun to answer, or has waited long enough."""
+        return seq.n_output > 0 or self._clock() >= seq.rank[1]
+
+    def _by_turns(self, seq: Sequence) -> tuple[int, int, float, int]:
+        """The fewest turns to go first, equals by importance; before them who is due and has not begun."""
+        priority, due_s, serial = seq.rank
+        if seq.phase is SequencePhase.WAITING and self._is_due(seq):
+            return priority, -1, due_s, serial
+        return priority, int(_unread(seq) / (SHORT_SHARE * self._limits.prefill_chunk)), due_s, serial
+
+    def _to_pause(self, seq: Sequence, room: PromptRoom) -> Sequence | None:
+        """The prompt whose place ``seq`` may have: one of a lower priority, or a much longer one; of these the longest.
+        Not the first in line of the same priority, and only where what was computed of it is not lost."""
+        if not self._kv.prefix_cache:
             return None
-        self._waiting.pop()
-        insort(self._running, head, key=lambda seq: seq.rank)
-        head.phase = SequencePhase.RUNNING
-        if head.preemptions == 0:
-            head.cached_tokens = hit.n_tokens
-        plan.admitted.append(head)
-        return head
+        priority = seq.request.priority
+        reading = [other for other in self._running if other.prefilling and other not in room.entries]
+        less = [other for other in reading if other.request.priority < priority]
+        if not less:
+            equal = [other for other in reading if other.request.priority == priority]
+            less = [other for other in equal[1:] if _unread(other) >= WORTH_A_PAUSE * (seq.unread + PAGE_SIZE)]
+        return max(less, key=lambda other: (-other.request.priority, _unread(other)), default=None)
+
+
+def _unread(seq: Sequence) -> int:
+    """Prompt tokens that are still to be computed; of one that waits, as many as when it began to."""
+    return seq.unread if seq.phase is SequencePhase.WAITING else len(seq.tokens) - 1 - seq.n_computed
+
+
+def _by_rank(seq: Sequence) -> tuple[int, float, int]:
+    return seq.rank
 
 
 def fair_shares(wishes: list[int], budget: int) -> list[int]:
@@ -349,21 +470,22 @@ class WaitingQueue:
         """The most important sequence that may be admitted."""
         return self._queue[0] if self._queue else None
 
+    @property
+    def queue(self) -> Seq[Sequence]:
+        """Those that may be admitted, most important first."""
+        return self._queue
+
     def sequences(self) -> list[Sequence]:
         """All that wait: the queue in order, then those held back."""
         return self._queue + [seq for siblings in self._held.values() for seq in siblings]
 
     def push(self, seq: Sequence) -> None:
         """Enter the queue."""
-        insort(self._queue, seq, key=_rank)
+        insort(self._queue, seq, key=_by_rank)
 
     def hold(self, leader: Sequence, siblings: Seq[Sequence]) -> None:
         """Keep ``siblings`` back until ``leader`` has its whole prompt in the cache."""
         self._held[leader] = list(siblings)
-
-    def pop(self) -> Sequence:
-        """Take the head."""
-        return self._queue.pop(0)
 
     def remove(self, seq: Sequence) -> None:
         """Take out a sequence wherever it waits; no-op when it does not."""
@@ -375,8 +497,9 @@ class WaitingQueue:
                 siblings.remove(seq)
                 return
 
-    def let_siblings_in(self) -> None:
-        """Queue the siblings whose leader is past its prompt; where it ended before that, the next one leads."""
+    def siblings_free_to_go(self) -> list[Sequence]:
+        """Take out the siblings whose leader is past its prompt; where it ended before that, the next one leads."""
+        free: list[Sequence] = []
         for leader in list(self._held):
             past_prompt = leader.phase is not SequencePhase.WAITING and leader.n_computed >= leader.n_prompt - 1
             if not past_prompt and leader.phase is not SequencePhase.FINISHED:
@@ -385,9 +508,5 @@ class WaitingQueue:
             if not past_prompt and len(siblings) > 1:
                 self.hold(siblings[0], siblings[1:])
                 siblings = siblings[:1]
-            for seq in siblings:
-                self.push(seq)
-
-
-def _rank(seq: Sequence) -> tuple[int, int]:
-    return seq.rank
+            free += siblings
+        return free

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from draft.panel import DraftPanel
 from specdec.control.inputs import DraftWork, Outcome
+from specdec.control.prefill_pace import PrefillPace, StepTimes
 from specdec.control.trace import StepRecord, TraceLog
 from specdec.engine.propose import Drafting, Proposals
 from specdec.engine.scheduler import PlanEntry, Scheduler, StepPlan
@@ -24,7 +25,7 @@ from specdec.types import Delta, DrafterTrace, StepTrace, StepTree
 class StepResult:
     """What one step did: who entered, what was emitted, and how long its parts took. Of ``rows``, ``draft_rows`` were
     draft tokens. accepted: per delta the nodes whose tokens were taken. context: tokens that a row looked back on, the
-    mean over rows. began_s: by the step's clock."""
+    mean over rows; prompt_context: over rows of prompts. began_s: by the step's clock."""
 
     began_s: float = 0.0
     admitted: list[Sequence] = field(default_factory=list)
@@ -35,14 +36,29 @@ class StepResult:
     rows: int = 0
     draft_rows: int = 0
     context: float = 0.0
+    prompt_context: float = 0.0
     plan_ms: float = 0.0
     draft_ms: float = 0.0
     verify_ms: float = 0.0
     commit_ms: float = 0.0
 
+    @property
+    def prompt_rows(self) -> int:
+        """Rows of prompts before their last token."""
+        return self.rows - self.draft_rows - len(self.deltas)
+
+    @property
+    def times(self) -> StepTimes:
+        """What prompts in later steps are sized by."""
+        return StepTimes(
+            len(self.deltas), self.rows, self.draft_rows, self.prompt_rows, self.context, self.prompt_context,
+            self.verify_ms, self.plan_ms + self.draft_ms + self.commit_ms,
+        )  # fmt: skip
+
 
 class Step:
-    """Runs steps over the sequences a scheduler holds. ``tracer`` None: nothing is written down.
+    """Runs steps over the sequences a scheduler holds. ``tracer`` None: nothing is written down. ``pace``: is told how
+    long steps took.
 
     Where the verifier overlaps, the controller gets a step's feedback while the next one is verified: what it decides
     then rests on all steps but the last. `flush` hands over what is still deferred.
@@ -57,9 +73,10 @@ class Step:
         verifier: StepVerifier,
         tracer: StepTracer | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        pace: PrefillPace | None = None,
     ) -> None:
         self._scheduler, self._kv, self._panel, self._drafting = scheduler, kv, panel, drafting
-        self._verifier, self._tracer, self._clock = verifier, tracer, clock
+        self._verifier, self._tracer, self._clock, self._pace = verifier, tracer, clock, pace
         self._lap_s = 0.0
         self._deferred: tuple[Proposals, StepResult] | None = None
 
@@ -75,6 +92,8 @@ class Step:
         result = StepResult(began, plan.admitted, plan_ms=plan_ms, draft_ms=draft_ms, verify_ms=verify_ms)
         self._commit(plan, proposals, accepted, result)
         result.commit_ms = self._lap_ms()
+        if self._pace is not None and result.rows:
+            self._pace.observe(result.times)
         self._defer_feedback(proposals, result)
         return result
 
@@ -91,7 +110,7 @@ class Step:
 
     def _plan(self) -> StepPlan:
         plan = self._scheduler.plan(self._drafting.want)
-        for sequence in plan.preempted:
+        for sequence in plan.preempted + plan.paused:
             self._panel.rewind(sequence)
         for sequence in plan.admitted:
             if sequence.first_scheduled_s is None:
@@ -115,7 +134,7 @@ class Step:
         return wait()
 
     def _commit(self, plan: StepPlan, proposals: Proposals, accepted: Seq[Acceptance], result: StepResult) -> None:
-        result.context = _mean_context(plan)  # before what it is counted from moves
+        result.context, result.prompt_context = _mean_contexts(plan)  # before what they are counted from moves
         result.prefilled += plan.prefilled
         for i, (entry, tree, acceptance) in enumerate(zip(plan.entries, proposals.trees, accepted, strict=True)):
             seq, start = entry.seq, entry.seq.n_computed
@@ -174,14 +193,18 @@ class Step:
             self._tracer.add(proposals, outcome, result, record)
 
 
-def _mean_context(plan: StepPlan) -> float:
-    """Tokens a row looked back on, the mean over rows; a prompt's rows see half their own chunk."""
-    rows = looked = 0.0
+def _mean_contexts(plan: StepPlan) -> tuple[float, float]:
+    """Tokens a row looked back on, the mean over rows, and over those of prompts alone; a prompt's rows see half their
+    own chunk."""
+    rows = prompt_rows = looked = prompts_looked = 0.0
     for entry in plan.entries:
-        n = entry.prefill + 1
-        rows += n
-        looked += n * (entry.seq.n_computed + 0.5 * entry.prefill)
-    return looked / rows if rows else 0.0
+        prefill, context = entry.prefill, entry.seq.n_computed + 0.5 * entry.prefill
+        rows += prefill + 1
+        looked += (prefill + 1) * context
+        if prefill:
+            prompt_rows += prefill
+            prompts_looked += prefill * context
+    return looked / rows if rows else 0.0, prompts_looked / prompt_rows if prompt_rows else 0.0
 
 
 def _step_tree(tree: TokenTree, accepted: list[int], result: StepResult) -> StepTree:

@@ -35,6 +35,10 @@ class Snapshot:
     decoding: set[Sequence]
     missing: int  # pages that the decoding sequences need for their next row
     available: int  # pages free, or held only for drafts
+    closed: bool  # the head of the queue is due, and can't have the pages it needs
+
+
+STEP_S = 0.4  # so that some wait until they are due
 
 
 class FakeEngine:
@@ -50,7 +54,8 @@ class FakeEngine:
             max_context=min(limits.get("max_context", 400), pages * PAGE_SIZE),
             max_queued=limits.get("max_queued", 8),
         )
-        self.scheduler = Scheduler(self.kv, self.limits, clock=lambda: 0.0)
+        self.now = 0.0
+        self.scheduler = Scheduler(self.kv, self.limits, clock=lambda: self.now)
         self.live: list[Sequence] = []
         self.room: dict[Sequence, int] = {}  # tokens each may still emit
         self.chain: dict[Sequence, list[int]] = {}  # what each token's slot has to hold
@@ -65,7 +70,7 @@ class FakeEngine:
         request = Request(
             "r", tuple(TEXTS[text][:length]), SamplingParams(n=n), stopping, priority=priority, cache_salt=salt
         )
-        samples = [new_sequence(request, index) for index in range(n)]
+        samples = [new_sequence(request, index, arrival_s=self.now) for index in range(n)]
         place_free = len(self.scheduler.running) < self.limits.max_batch
         if self.scheduler.n_waiting_requests >= max(self.limits.max_queued, int(place_free)):
             with pytest.raises(QueueFullError):
@@ -88,6 +93,7 @@ class FakeEngine:
 
     def plan(self, most: int) -> StepPlan:
         """Plan a step in which sequences want up to ``most`` nodes, and check the plan."""
+        self.now += STEP_S
         before = self._snapshot()
         waiting = {seq: self._may_be_held(seq) for seq in self.scheduler.waiting}
         self.wanted = {}
@@ -95,7 +101,8 @@ class FakeEngine:
         self._check_bounds(plan)
         self._check_entries(plan.entries)
         self._check_decodes(plan, before)
-        self._check_admissions(plan, waiting)
+        self._check_admissions(plan, waiting, before)
+        self._check_paused(plan, before)
         for seq in plan.prefilled:
             assert seq.prefill_only
             assert not seq.prefilling
@@ -164,7 +171,10 @@ class FakeEngine:
         decoding = {s for s in running if not s.prefilling and not s.prefill_only}
         missing = sum(max(0, pages_for(len(s.tokens)) - len(s.pages)) for s in decoding)
         spare = sum(max(0, len(s.pages) - pages_for(len(s.tokens))) for s in running)
-        return Snapshot(running, decoding, missing, self.kv.n_free + spare)
+        head = min(self.scheduler.waiting, key=lambda s: s.rank, default=None)
+        due = head is not None and not self._may_be_held(head) and self.now >= head.rank[1]
+        closed = due and not self.kv.fits(head, reserve=len(running) - spare)
+        return Snapshot(running, decoding, missing, self.kv.n_free + spare, closed)
 
     def _check_bounds(self, plan: StepPlan) -> None:
         limits, entries = self.limits, plan.entries
@@ -191,23 +201,38 @@ class FakeEngine:
                 assert holders[page] == 1, "a page to be written is shared"
 
     def _check_decodes(self, plan: StepPlan, before: Snapshot) -> None:
-        stay = [s for s in before.running if s not in plan.preempted]
-        assert before.running == stay + plan.preempted[::-1], "the victims are not the least important, last first"
+        kept = [s for s in before.running if s not in plan.paused]
+        stay = [s for s in kept if s not in plan.preempted]
+        assert kept == stay + plan.preempted[::-1], "the victims are not the least important, last first"
         assert bool(plan.preempted) == (before.missing > before.available), "preemption only where pages run out"
         sampling = {e.seq for e in plan.entries if e.samples}
         assert before.decoding - set(plan.preempted) <= sampling, "a decoding sequence got no row"
         assert not set(plan.preempted) & (sampling | set(plan.admitted))
 
-    def _check_admissions(self, plan: StepPlan, waiting: dict[Sequence, bool]) -> None:
+    def _check_admissions(self, plan: StepPlan, waiting: dict[Sequence, bool], before: Snapshot) -> None:
         left = [s for s in self.scheduler.waiting if not waiting.get(s, True)]
+        assert not (before.closed and plan.admitted), "overtaken, though due and short of pages"
         for seq in plan.admitted:
             assert seq in waiting
-            assert all(seq.rank < other.rank for other in left), "overtaken in the queue"
+            assert all(seq.request.priority >= other.request.priority for other in left), "overtaken by the less urgent"
             assert len(seq.pages) * PAGE_SIZE >= len(seq.tokens)
         if plan.admitted:
             assert self.kv.n_free + sum(map(self._draft_pages, self.live)) >= len(self.scheduler.running) - len(
                 plan.admitted
             )
+
+    def _check_paused(self, plan: StepPlan, before: Snapshot) -> None:
+        for seq in plan.paused:
+            assert self.kv.prefix_cache
+            assert seq in before.running
+            assert seq not in before.decoding
+            assert seq not in plan.admitted + plan.preempted + [entry.seq for entry in plan.entries]
+            assert len(self.scheduler.running) == self.limits.max_batch
+            assert all(seq.request.priority <= other.request.priority for other in plan.admitted)
+            if all(seq.request.priority == other.request.priority for other in plan.admitted):
+                reading = [s for s in before.running if s not in before.decoding]
+                ahead = [s for s in reading if s.request.priority == seq.request.priority and s.rank < seq.rank]
+                assert ahead, "the first in line lost its place"
 
     def _draft_pages(self, seq: Sequence) -> int:
         return max(0, len(seq.pages) - pages_for(len(seq.tokens)))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
+from specdec.control.prefill_pace import PrefillPace
 from specdec.engine.scheduler import PlanEntry, Scheduler, SchedulerLimits, StepPlan
 from specdec.kv_cache import KvCacheManager
 from specdec.sequence import Sequence
@@ -22,21 +24,29 @@ class Rig:
         max_context: int = 1024,
         max_queued: int = 64,
         prefix_cache: bool = True,
+        pace: PrefillPace | None = None,
     ) -> None:
         self.now = 100.0
         self.kv = KvCacheManager(pages, prefix_cache=prefix_cache)
         limits = SchedulerLimits(max_batch, max_step_rows, prefill_chunk, min(max_context, pages * 64), max_queued)
-        self.scheduler = Scheduler(self.kv, limits, clock=lambda: self.now)
+        self.scheduler = Scheduler(self.kv, limits, clock=lambda: self.now, pace=pace)
         self._requests = 0
 
     def add(
-        self, length: int, *, priority: int = 0, n: int = 1, seed: int | None = None, max_tokens: int | None = None
+        self,
+        length: int,
+        *,
+        priority: int = 0,
+        n: int = 1,
+        seed: int | None = None,
+        max_tokens: int | None = None,
+        deadline_s: float | None = None,
     ) -> list[Sequence]:
         """Queue a request of ``length`` prompt tokens; texts differ unless ``seed`` says otherwise."""
         self._requests += 1
         tokens = text(length, self._requests if seed is None else seed)
         request = make_request(tokens, "", priority, n, max_tokens, f"r{self._requests}")
-        samples = make_samples(request, self.now)
+        samples = make_samples(dataclasses.replace(request, deadline_s=deadline_s), self.now)
         self.scheduler.add(samples)
         return samples
 

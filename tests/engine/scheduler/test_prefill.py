@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from specdec.engine.scheduler import PATIENCE_S
 from specdec.sequence import SequencePhase
 from tests.engine.scheduler.rig import Rig
 
@@ -115,15 +116,28 @@ def test_admission_leaves_a_page_for_each_running_sequence() -> None:
     rig.kv.check([a, c])
 
 
-def test_a_big_request_at_the_head_is_not_overtaken() -> None:
+def test_a_big_request_at_the_head_is_overtaken_until_it_is_due() -> None:
     rig = Rig(pages=6)
     rig.start(100)
     (big,) = rig.add(300)
+    rig.now += PATIENCE_S - 0.1
     (small,) = rig.add(10)
+    assert rig.step().admitted == [small]
+    rig.now += 0.1
+    rig.add(10)
     (urgent,) = rig.add(10, priority=1)
-    plan = rig.step()
-    assert plan.admitted == [urgent]
-    assert list(rig.scheduler.waiting) == [big, small]
+    assert rig.step().admitted == [urgent]
+    for seq in list(rig.scheduler.running):
+        rig.scheduler.finish(seq)
+    assert big in rig.step().admitted
+
+
+def test_a_lower_priority_does_not_pass_a_big_request() -> None:
+    rig = Rig(pages=6)
+    rig.start(100)
+    rig.add(300, priority=1)
+    rig.add(10)
+    assert rig.step().admitted == []
 
 
 def test_priority_then_arrival_order_admission() -> None:

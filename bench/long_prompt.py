@@ -1,0 +1,149 @@
+"""A long prompt in company: the gaps of streams that run while it is read, and requests that come behind it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from bench.figures import spread
+from bench.local_server import LocalServer
+from bench.workloads.workload import long_text
+from specdec.client.client import Client
+from specdec.config import Config
+from specdec.errors import SpecdecError
+from specdec.types import Delta, StoppingParams
+
+_CHARACTERS = 300  # of a stream's prompt
+
+
+@dataclass(frozen=True, slots=True)
+class LongPromptPlan:
+    """``rounds`` times: ``streams`` run for ``before_s`` seconds, then a prompt of ``tokens`` tokens is read beside
+    them. Then a prompt of ``long_tokens`` with nobody else, and requests of two words and ``short_output`` tokens of
+    output behind it, one at a time."""
+
+    streams: int = 4
+    tokens: int = 3600
+    rounds: int = 3
+    before_s: float = 2.0
+    long_tokens: int = 8000
+    short_output: int = 8
+
+
+@dataclass(slots=True)
+class StreamLog:
+    """When the parts of one answer came, in the event loop's seconds."""
+
+    times_s: list[float] = field(default_factory=list)
+
+    async def follow(self, client: Client, prompt: Sequence[int], max_tokens: int, salt: str) -> None:
+        """Ask for exactly ``max_tokens`` tokens, and note each part."""
+        clock = asyncio.get_running_loop().time
+        stopping = StoppingParams(max_tokens=max_tokens, ignore_eos=True)
+        async with aclosing(client.stream(prompt, stopping=stopping, cache_salt=salt)) as events:
+            async for event in events:
+                if isinstance(event, Delta):
+                    self.times_s.append(clock())
+
+    def gaps_ms(self, begin_s: float, end_s: float) -> list[float]:
+        """Between parts; those gaps of which some lies between the two times."""
+        return [(b - a) * 1e3 for a, b in pairwise(self.times_s) if b > begin_s and a < end_s]
+
+
+async def measure_long_prompt(
+    config: Config, plan: LongPromptPlan, note: Callable[[str], None], **server: str
+) -> dict[str, Any]:
+    """JSON-able figures: gaps of the streams before and while the prompt is read, how long reading it takes alone and
+    beside them, and the times of short requests alone and behind a long prompt. ``server``: as `LocalServer` takes it.
+
+    Raises:
+        LocalServerError: the server did not start.
+        SpecdecError: the model's context is too short for the plan.
+    """
+    changes = {"host": "127.0.0.1", "grpc_port": 0, "http_port": None}
+    config = config.model_copy(update={"server": config.server.model_copy(update=changes)})
+    async with LocalServer(config, **server) as running, Client(running.grpc_address) as client:
+        info = await client.info()
+        room = info.max_context - plan.short_output
+        if max(plan.tokens, plan.long_tokens) > room:
+            raise SpecdecError(f"long prompt: at most {room} tokens fit the model's context; ask for fewer")
+        ids = (await client.tokenize(long_text()))[: max(plan.tokens, plan.long_tokens)]
+        await client.generate(ids[:500], stopping=StoppingParams(max_tokens=32, ignore_eos=True), cache_salt="warm")
+        figures: dict[str, Any] = {"target": info.target, "streams": plan.streams, "tokens": plan.tokens}
+        figures |= await _beside_streams(client, ids, plan, note)
+        figures |= await _behind_long(client, ids, plan, note, config.engine.prefill_chunk)
+    return figures
+
+
+async def _beside_streams(
+    client: Client, ids: Sequence[int], plan: LongPromptPlan, note: Callable[[str], None]
+) -> dict[str, Any]:
+    before: list[float] = []
+    during: list[float] = []
+    alone_s, beside_s = [], []
+    for number in range(plan.rounds):
+        alone_s.append(await _timed(client, ids[: plan.tokens], 1, f"alone {number}"))
+        begin_s, end_s, logs = await _one_round(client, ids, plan, number)
+        beside_s.append(end_s - begin_s)
+        before += [gap for log in logs for gap in log.gaps_ms(begin_s - plan.before_s / 2, begin_s)]
+        during += [gap for log in logs for gap in log.gaps_ms(begin_s, end_s)]
+        note(f"round {number + 1}: read in {alone_s[-1]:.2f} s alone, {beside_s[-1]:.2f} s beside streams")
+    return {
+        "gaps_before_ms": spread(before), "gaps_during_ms": spread(during),
+        "read_alone_s": spread(alone_s), "read_beside_s": spread(beside_s),
+    }  # fmt: skip
+
+
+async def _one_round(
+    client: Client, ids: Sequence[int], plan: LongPromptPlan, number: int
+) -> tuple[float, float, list[StreamLog]]:
+    """When the prompt was sent and answered, and what the streams saw of it."""
+    clock = asyncio.get_running_loop().time
+    logs = [StreamLog() for _ in range(plan.streams)]
+    prompts = [ids[place * 100 :][: _CHARACTERS // 4] for place in range(plan.streams)]
+    async with asyncio.TaskGroup() as tasks:
+        streams = [
+            tasks.create_task(log.follow(client, prompt, 2000, f"stream {number}"))
+            for log, prompt in zip(logs, prompts, strict=True)
+        ]
+        await asyncio.sleep(plan.before_s)
+        begin_s = clock()
+        await _timed(client, ids[: plan.tokens], 1, f"beside {number}")
+        end_s = clock()
+        for stream in streams:
+            stream.cancel()
+    return begin_s, end_s, logs
+
+
+async def _behind_long(
+    client: Client, ids: Sequence[int], plan: LongPromptPlan, note: Callable[[str], None], chunk: int
+) -> dict[str, Any]:
+    short = ids[:2]
+    alone_s = [await _timed(client, short, plan.short_output, "") for _ in range(20)]
+    behind_s: list[float] = []
+    reading = asyncio.create_task(_timed(client, ids[: plan.long_tokens], 1, "long"))
+    await asyncio.sleep(0.05)
+    while not reading.done():
+        behind_s.append(await _timed(client, short, plan.short_output, ""))
+        await asyncio.sleep(0.1)
+    long_s = await reading
+    # Nothing but the last chunk is not in the cache.
+    chunk_s = await _timed(client, [*ids[: plan.long_tokens - chunk], *ids[:chunk]], 1, "long")
+    note(f"{len(behind_s)} short requests while {plan.long_tokens} tokens were read in {long_s:.2f} s")
+    return {
+        "long_tokens": plan.long_tokens, "long_s": round(long_s, 3),
+        "chunk_s": round(chunk_s, 3),
+        "short_alone_s": spread(alone_s), "short_behind_s": spread(behind_s),
+    }  # fmt: skip
+
+
+async def _timed(client: Client, prompt: Sequence[int], max_tokens: int, salt: str) -> float:
+    """Seconds of a whole answer of ``max_tokens`` tokens."""
+    clock = asyncio.get_running_loop().time
+    began = clock()
+    await client.generate(prompt, stopping=StoppingParams(max_tokens=max_tokens, ignore_eos=True), cache_salt=salt)
+    return clock() - began

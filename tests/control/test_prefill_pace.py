@@ -1,0 +1,116 @@
+"""Rows of prompts beside sequences that decode: as many as these have the time for, and never none for good."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specdec.control.costs import CostTable
+from specdec.control.prefill_pace import MOST_SLOWDOWN, SHORT_ANSWER, DecodeLoad, PrefillPace, StepTimes
+
+MOST = 192
+
+
+def table(times: float = 1.0) -> CostTable:
+    """A row costs 0.4 ms beside 6 of the first; a context of 1000 tokens, another 0.2 a row."""
+    grid = [1, 8, 64, 256]
+    return CostTable(grid, [0, 1000], [[times * (6 + (0.4 + c / 5000) * (r - 1)) for r in grid] for c in (0, 1000)])
+
+
+def load(
+    sequences: int = 4, target_ms: float = 80.0, n_output: int = 2 * SHORT_ANSWER, context: float = 0.0
+) -> DecodeLoad:
+    found = DecodeLoad()
+    for _ in range(sequences):
+        found.add(1, context, target_ms, n_output)
+    return found
+
+
+def forward_ms(costs: CostTable, decodes: int, rows: int, context: float) -> float:
+    return costs.ms(decodes + rows) + costs.ms(rows, context) - costs.ms(rows) if rows else costs.ms(decodes)
+
+
+def teach(pace: PrefillPace, real: CostTable, decodes: int, rows: int, context: float, steps: int) -> None:
+    ms = forward_ms(real, decodes, rows, context)
+    every = rows * context / (decodes + rows)  # those that decode have none
+    for _ in range(steps):
+        pace.observe(StepTimes(decodes, decodes + rows, 0, rows, every, context, ms, 0.0))
+
+
+def test_a_prompt_alone_takes_a_full_chunk() -> None:
+    assert PrefillPace(table()).rows(DecodeLoad(), 1, 0, MOST) == MOST
+
+
+@pytest.mark.parametrize("context", [0, 3000])
+@pytest.mark.parametrize("target_ms", [15.0, 40.0, 80.0])
+def test_a_chunk_is_the_longest_that_keeps_the_objective(target_ms: float, context: int) -> None:
+    costs = table()
+    rows = PrefillPace(costs).rows(load(target_ms=target_ms), 1, context, MOST)
+    assert forward_ms(costs, 4, rows, context + rows / 2) <= target_ms
+    assert rows == MOST or forward_ms(costs, 4, rows + 1, context + rows / 2) > target_ms
+    assert rows > 0
+
+
+def test_the_tightest_objective_counts() -> None:
+    mixed = load(3)
+    mixed.add(1, 0.0, 20.0, 100)
+    tight = load(4, target_ms=20.0)
+    assert PrefillPace(table()).rows(mixed, 1, 0, MOST) == PrefillPace(table()).rows(tight, 1, 0, MOST)
+
+
+def test_an_answer_that_has_just_begun_is_slowed_little() -> None:
+    costs = table()
+    begun = load(n_output=SHORT_ANSWER - 1)
+    rows = PrefillPace(costs).rows(begun, 1, 0, MOST)
+    assert forward_ms(costs, 4, rows, rows / 2) <= MOST_SLOWDOWN * costs.ms(4) + 1e-9
+    assert 0 < rows < PrefillPace(costs).rows(load(), 1, 0, MOST)
+
+
+def test_many_prompts_have_their_share_of_the_time_whatever_the_objective() -> None:
+    costs = table()
+    tight = {n: PrefillPace(costs).rows(load(target_ms=1.0), n, 0, MOST) for n in (1, 4, 40)}
+    for prompts, rows in tight.items():
+        share_ms = costs.ms(4) * prompts / 4
+        assert forward_ms(costs, 4, rows, rows / 2) - costs.ms(4) == pytest.approx(share_ms, abs=0.6)
+    assert tight[40] > tight[4] > tight[1]
+
+
+def test_drafts_and_what_is_not_the_forward_take_their_part() -> None:
+    drafting, plain = PrefillPace(table()), PrefillPace(table())
+    ms = table().ms(44)
+    for _ in range(60):
+        drafting.observe(StepTimes(4, 44, 40, 0, 0.0, 0.0, ms, 10.0))
+    rows = drafting.rows(load(), 1, 0, MOST)
+    assert forward_ms(table(), 44, rows, rows / 2) + 10.0 == pytest.approx(80.0, abs=1.0)
+    assert rows < plain.rows(load(), 1, 0, MOST)
+
+
+@given(st.integers(1, 64), st.integers(1, 40), st.floats(0.1, 200.0), st.integers(0, 8000), st.floats(1.0, 8.0))
+def test_a_prompt_is_never_left_without_a_row_for_long(
+    sequences: int, prompts: int, target_ms: float, context: int, times: float
+) -> None:
+    """What is too little for a row is saved up: sooner or later there is one."""
+    pace, costs = PrefillPace(table(times)), table(times)
+    decodes = load(sequences, target_ms)
+    row_ms = costs.ms(sequences + 1) - costs.ms(sequences) + costs.ms(1, context + 0.5) - costs.ms(1)
+    wait = 1 + int(row_ms * sequences / (prompts * costs.ms(sequences)) + 1e-6)
+    assert any(pace.rows(decodes, prompts, context, MOST) for _ in range(wait))
+
+
+@pytest.mark.parametrize("times", [0.5, 1.0, 3.0])
+def test_a_machine_that_is_slower_than_measured_is_learnt(times: float) -> None:
+    pace, real = PrefillPace(table()), table(times)
+    for _ in range(25):
+        teach(pace, real, 4, pace.rows(load(), 1, 500, MOST), 500.0, 1)
+    rows = pace.rows(load(), 1, 500, MOST)
+    assert forward_ms(real, 4, rows, 500.0) == pytest.approx(80.0, rel=0.12) or rows == MOST
+
+
+def test_a_guess_is_replaced_by_what_is_seen() -> None:
+    pace, real = PrefillPace(CostTable.guess(256)), table(2.0)
+    teach(pace, real, 0, 192, 96.0, 3)
+    teach(pace, real, 4, 0, 0.0, 20)
+    for _ in range(12):
+        teach(pace, real, 4, pace.rows(load(), 1, 0, MOST), 0.0, 1)
+    assert forward_ms(real, 4, pace.rows(load(), 1, 0, MOST), 0.0) == pytest.approx(80.0, rel=0.12)
