@@ -6,6 +6,8 @@
 #include <cstring>
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace sd {
@@ -16,13 +18,16 @@ namespace sd {
 constexpr int WIDTH = 64, MOST_ROWS = 6, COLUMNS = 2, FEW_SUMS = 8;
 #elif defined(__AVX2__)
 constexpr int WIDTH = 32, MOST_ROWS = 4, COLUMNS = 1, FEW_SUMS = 0;
+#elif defined(__aarch64__)
+constexpr int WIDTH = 16, MOST_ROWS = 6, COLUMNS = 2, FEW_SUMS = 8;
 #else
 constexpr int WIDTH = 16, MOST_ROWS = 4, COLUMNS = 1, FEW_SUMS = 0;
 #endif
 constexpr int LANES4 = WIDTH / 4;
 
-// How many times too large levels from the high halves of bytes are left. AVX2's sums of 16 bits have no room for that.
-#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+// How many times too large levels from the high halves of bytes are left. AVX2's sums of 16 bits have no room for that,
+// nor have ARM's products of signed bytes.
+#if (defined(__AVX2__) && !defined(__AVX512VNNI__)) || (defined(__aarch64__) && !defined(__ARM_FEATURE_MATMUL_INT8))
 constexpr int HIGH = 1;
 #else
 constexpr int HIGH = 16;
@@ -54,6 +59,8 @@ constexpr float LESS_START = 0;
 template <int BITS>
 #if defined(__AVX2__) && !defined(__AVX512VNNI__)
 constexpr int SUM_BITS = BITS;
+#elif defined(__aarch64__) && !defined(__ARM_FEATURE_MATMUL_INT8)
+constexpr int SUM_BITS = BITS < 8 ? 7 : 8;
 #else
 constexpr int SUM_BITS = 8;  // the same operations for all
 #endif
@@ -124,6 +131,23 @@ inline void multiply(intv& sum, intv& run, wordv levels, intv four, int j) {
   if (j % RUN == RUN - 1) sum += (intv)_mm256_madd_epi16((__m256i)run, _mm256_set1_epi16(1));
 }
 
+#elif defined(__aarch64__)
+
+inline floatv fused(floatv a, floatv b, floatv c) {
+  return (floatv)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+}
+inline floatv halfs(const uint8_t* p) { return (floatv)vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p))); }
+inline floatv from_u8(const uint8_t* p) {
+  uint32_t four;
+  memcpy(&four, p, 4);
+  return (floatv)vcvtq_f32_u32(vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(four)))));
+}
+inline floatv from_s8(const uint8_t* p) {
+  uint32_t four;
+  memcpy(&four, p, 4);
+  return (floatv)vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vcreate_s8(four)))));
+}
+
 #else
 
 inline floatv fused(floatv a, floatv b, floatv c) {
@@ -153,6 +177,28 @@ inline floatv from_s8(const uint8_t* p) {
   for (int i = 0; i < LANES4; ++i) r[i] = (int8_t)p[i];
   return r;
 }
+
+#endif
+
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+
+template <int BITS>
+inline void multiply(intv& sum, intv&, wordv levels, intv four, int) {
+  sum = (intv)vusdotq_s32((int32x4_t)sum, (uint8x16_t)levels, (int8x16_t)four);
+}
+
+#elif defined(__ARM_FEATURE_DOTPROD)
+
+// Both are signed: levels of eight bits are taken less 128, which is added as twice 64.
+template <int BITS>
+inline void multiply(intv& sum, intv&, wordv levels, intv four, int) {
+  const int8x16_t q = (int8x16_t)four, half = vdupq_n_s8(64);
+  int32x4_t start = (int32x4_t)sum;
+  if (BITS == 8) start = vdotq_s32(vdotq_s32(start, half, q), half, q);
+  sum = (intv)vdotq_s32(start, (int8x16_t)(BITS == 8 ? levels ^ all_bytes(0x80) : levels), q);
+}
+
+#elif !defined(__AVX2__)
 
 template <int BITS>
 inline void multiply(intv& sum, intv&, wordv levels, intv four, int) {
