@@ -18,6 +18,7 @@ from specdec.errors import SpecdecError
 from specdec.types import Delta, StoppingParams
 
 _CHARACTERS = 300  # of a stream's prompt
+_TOKEN_CHARACTERS = 8  # more than a token of code has on average
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,8 @@ async def measure_long_prompt(
         room = info.max_context - plan.short_output
         if max(plan.tokens, plan.long_tokens) > room:
             raise SpecdecError(f"long prompt: at most {room} tokens fit the model's context; ask for fewer")
-        ids = (await client.tokenize(long_text()))[: max(plan.tokens, plan.long_tokens)]
+        most = max(plan.tokens, plan.long_tokens)
+        ids = (await client.tokenize(long_text()[: most * _TOKEN_CHARACTERS]))[:most]
         await client.generate(ids[:500], stopping=StoppingParams(max_tokens=32, ignore_eos=True), cache_salt="warm")
         figures: dict[str, Any] = {"target": info.target, "streams": plan.streams, "tokens": plan.tokens}
         figures |= await _beside_streams(client, ids, plan, note)
