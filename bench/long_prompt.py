@@ -129,7 +129,7 @@ async def _behind_long(
     behind_s: list[float] = []
     reading = asyncio.create_task(_timed(client, ids[: plan.long_tokens], 1, "long"))
     await asyncio.sleep(0.05)
-    while not reading.done():
+    while not behind_s or not reading.done():
         behind_s.append(await _timed(client, short, plan.short_output, ""))
         await asyncio.sleep(0.1)
     long_s = await reading
