@@ -84,9 +84,11 @@ async def test_a_newer_request_supersedes_and_a_cancel_ends() -> None:
 
 
 async def asked(server: Addressed) -> None:
-    """Wait until the engine has a request."""
+    """Wait until some text has come that a newer request can go on with."""
+    grpc = server.serving._grpc
+    assert grpc is not None
     async with asyncio.timeout(20):
-        while not server.serving.client.in_flight:
+        while not any(run.text for run in grpc.completion.runs._runs):
             await asyncio.sleep(0.01)
 
 
