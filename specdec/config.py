@@ -94,7 +94,7 @@ class EngineConfig(BaseModel):
     indexes: dict[IndexName, Path] = Field(
         {}, description="name: file that `specdec index` wrote, for the `index` drafter; requests choose by name"
     )
-    dtype: Dtype = Field("int8", description="weights on a CPU; auto: a file's own blocks or 4 bits, else int8")
+    dtype: Dtype = Field("auto", description="weights on a CPU; auto: a file's own blocks or 4 bits, else int8")
     kernels: Literal["auto", "native", "reference"] = Field("auto", description="on a CPU")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the target runs; auto: on a GPU if any")
     device_dtype: DeviceDtype = Field("auto", description="on a GPU; auto: bf16, or the checkpoint's own 4 bits")

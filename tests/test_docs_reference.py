@@ -43,7 +43,7 @@ def test_every_setting_is_in_the_document_with_what_it_is() -> None:
     text = config_reference.DOCUMENT.read_text(encoding="utf-8")
     assert len(re.findall(r"^\| `\w+` \|", text, re.MULTILINE)) == len(FIELDS) > 50
     assert "| `grpc_port` | whole number, from 0 to 65,535 | `8400` | port number | `--grpc-port` |" in text
-    assert "| `dtype` | `auto`, `int8`, `bf16`, `fp32` | `int8` |  | `--dtype` |" in text
+    assert "| `dtype` | `auto`, `int8`, `bf16`, `fp32` | `auto` |  | `--dtype` |" in text
     assert "| `cors_origins` | list of text | `[]` |" in text
     assert "| `stall_ms` | number, above 0 | `2000.0` | milliseconds |" in text
 
