@@ -2,9 +2,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# A CPU machine gets this very build: an open range would pull gigabytes of CUDA libraries. With an NVIDIA GPU a
-# CUDA build is wanted.
+# Without an NVIDIA GPU the CPU build is wanted, gigabytes smaller; where the usual index has only the CUDA build, give one
+# that has it: TORCH_INDEX=URL.
 TORCH := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1 && echo 'torch==2.14.1' || echo 'torch==2.13.0')
+TORCH_INDEX ?=
 MODEL ?= smollm2-135m
 ARGS ?=
 MINUTES ?= 60
@@ -22,8 +23,8 @@ setup: $(STAMP) ## make .venv with pinned dependencies and build the native kern
 
 $(STAMP): requirements.lock pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install --progress-bar on '$(TORCH)'
 	$(PIP) install --progress-bar on --no-deps --require-hashes -r requirements.lock
+	$(PIP) install --progress-bar on $(if $(TORCH_INDEX),--index-url '$(TORCH_INDEX)') '$(TORCH)'
 	$(PIP) install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
 

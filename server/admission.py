@@ -471,8 +471,8 @@ class Admission:
         self._by_key.pop(ticket.key, None)
 
     def wait_s(self, but: Ticket | None = None) -> float:
-        """Seconds until a request that came now would begin, were ``but`` not there. What has waited for long is taken
-        to wait for as long again: nothing else is known before the first answers."""
+        """Seconds until a request that came now would begin, were ``but`` not there. Before the first answers
+        nothing else is known than that what has waited for long may wait for as long again."""
         now = self._clock()
         others = [ticket for ticket in self._tickets if ticket is not but]
         waiting = [ticket for ticket in others if not ticket.started]
@@ -481,7 +481,7 @@ class Admission:
         waited_s = max((now - ticket.admitted_s for ticket in waiting), default=0.0)
         tokens = sum(len(ticket.request.prompt_ids) for ticket in waiting)
         measured_s = max(max(0, missing) * (self._rates.interval_s or 0.0), self._rates.prefill_s(tokens))
-        return max(waited_s, measured_s) or _UNKNOWN_RETRY_S
+        return (measured_s if self._rates.known(now) else max(waited_s, measured_s)) or _UNKNOWN_RETRY_S
 
     def _usage_of(self, principal: Principal, now: float) -> KeyUsage:
         usage = self._usage.get(principal.name)

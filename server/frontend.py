@@ -134,7 +134,7 @@ class Frontend:
             return await asyncio.to_thread(work)
         check_length(characters, self.loaded_tokenizer.longest_token, self.info.max_context)
         self.admission.check_rate(current_caller())
-        return await self._large.run(work)
+        return await self._large.run(characters, work)
 
     async def encode_fim(self, prefix: str, suffix: str) -> list[int]:
         """Token ids of a prompt that asks for what is missing between two texts; raises as `pack_fim`."""

@@ -15,7 +15,7 @@ from specdec.errors import PromptTooLongError, QueueFullError
 T = TypeVar("T")
 
 LARGE_CHARACTERS = 1 << 14  # some 10 ms of encoding
-MOST_WAITING = 8
+MOST_CHARACTERS = 1 << 26  # of all that wait: some 40 s of encoding
 _NICENESS = 10
 _FIRST_RETRY_S = 1.0
 
@@ -34,7 +34,8 @@ class LargeTextQueueFullError(QueueFullError):
     def __init__(self, limit: int, retry_after_s: float) -> None:
         super().__init__(limit, retry_after_s)
         self.args = (
-            f"queue is full: {limit} large texts wait to be turned into tokens; retry in {retry_after_s:.1f} s",
+            f"queue is full: large texts of {limit} characters wait to be turned into tokens; retry in "
+            f"{retry_after_s:.1f} s",
         )
 
 
@@ -69,24 +70,27 @@ class LargeTexts:
 
     def __init__(self) -> None:
         self._pool: ThreadPoolExecutor | None = None
-        self._waiting = 0
+        self._waiting = self._characters = 0
         self._last_s = _FIRST_RETRY_S
 
-    async def run(self, encode: Callable[[], T]) -> T:
-        """What ``encode`` gives, once those before it are done; one whose caller left meanwhile is not begun.
+    async def run(self, characters: int, encode: Callable[[], T]) -> T:
+        """What ``encode`` makes of so many characters, once those before it are done; one whose caller left meanwhile
+        is not begun.
 
         Raises:
             LargeTextQueueFullError: too many wait.
         """
-        if self._waiting >= MOST_WAITING:
-            raise LargeTextQueueFullError(MOST_WAITING, self._last_s)
+        if self._waiting and self._characters + characters > MOST_CHARACTERS:
+            raise LargeTextQueueFullError(self._characters, self._last_s * self._waiting)
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, "large-text", _yield_to_others)
         self._waiting += 1
+        self._characters += characters
         try:
             return await asyncio.get_running_loop().run_in_executor(self._pool, self._timed, encode)
         finally:
             self._waiting -= 1
+            self._characters -= characters
 
     def close(self) -> None:
         """Begin nothing any more."""

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Callable
-from urllib.parse import urlsplit
 
 from server.errors import CrossSiteError, HostNotAllowedError
 from specdec.config import ServerConfig
 
 # Names that nobody can register: no page of the internet can be at one.
-_LOCAL_SUFFIXES = (".localhost", ".local", ".internal", ".lan", ".home.arpa")
+_LOCAL_SUFFIXES = (".localhost", ".localdomain", ".local", ".internal", ".lan", ".home.arpa")
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
@@ -45,7 +44,7 @@ class BrowserRules:
         origin, site = header("origin"), header("sec-fetch-site")
         if "*" in self._origins or origin in self._origins:
             return
-        foreign = origin != "" and urlsplit(origin).netloc != host.lower()
+        foreign = origin != "" and origin.partition("://")[2].lower() != host.lower()
         if foreign or site in ("cross-site", "same-site"):
             raise CrossSiteError(origin)
 

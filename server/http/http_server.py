@@ -96,13 +96,15 @@ class StrictBuffer(ReceiveBuffer):
                 or two headers say where the body ends (6.1).
         """
         lines: list[bytearray] | None = super().maybe_extract_lines()
-        if not lines:
-            return lines
+        if lines is None:
+            return None
         head = self._extracted
         if len(head) > HEAD_BYTES:
             raise h11.LocalProtocolError("the head is too large")
         if head.count(b"\n") != head.count(b"\r\n"):
             raise h11.LocalProtocolError("a line ends without CR")
+        if not lines:
+            return lines
         if any(line[:1] in (b" ", b"\t") for line in lines):
             raise h11.LocalProtocolError("a header goes on in the next line")
         named = {bytes(line.partition(b":")[0]).lower() for line in lines[1:]}

@@ -82,8 +82,10 @@ def test_the_engines_end_works_at_any_descriptor() -> None:
     """A server with a thousand connections gives its next engine a number that `select` can not take."""
     high = 2000
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard <= high:
+        pytest.skip(f"this process may have {hard} descriptors at most")
     if soft <= high:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, high + 1), hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (high + 1, hard))
     ours, theirs = socket.socketpair()
     with ours, theirs, socket.socket(fileno=fcntl.fcntl(theirs, fcntl.F_DUPFD, high - 1)) as engine:
         assert engine.fileno() > 1023

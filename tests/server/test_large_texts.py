@@ -14,7 +14,7 @@ import pytest
 from server.json_body import MAX_VALUES
 from server.large_texts import (
     LARGE_CHARACTERS,
-    MOST_WAITING,
+    MOST_CHARACTERS,
     LargeTextQueueFullError,
     LargeTexts,
     TextTooLongError,
@@ -90,16 +90,17 @@ async def test_one_is_encoded_at_a_time_and_few_wait() -> None:
         assert go_on.wait(20)
         return number
 
-    waiting = [asyncio.create_task(texts.run(lambda i=i: encode(i))) for i in range(MOST_WAITING)]  # type: ignore[misc]
+    size = MOST_CHARACTERS // 8
+    waiting = [asyncio.create_task(texts.run(size, lambda i=i: encode(i))) for i in range(8)]  # type: ignore[misc]
     while not begun:
         await asyncio.sleep(0.001)
-    with pytest.raises(LargeTextQueueFullError, match="8 large texts wait") as refused:
-        await texts.run(lambda: encode(99))
-    assert (refused.value.reason, refused.value.http_status, refused.value.retry_after_s) == ("QUEUE_FULL", 429, 1.0)
+    with pytest.raises(LargeTextQueueFullError, match=f"of {MOST_CHARACTERS} characters wait") as refused:
+        await texts.run(1, lambda: encode(99))
+    assert (refused.value.reason, refused.value.http_status, refused.value.retry_after_s) == ("QUEUE_FULL", 429, 8.0)
     waiting[3].cancel()
     await asyncio.wait([waiting[3]])
     go_on.set()
-    assert await asyncio.gather(*waiting, texts.run(lambda: encode(9)), return_exceptions=True)
+    assert await asyncio.gather(*waiting, texts.run(size, lambda: encode(9)), return_exceptions=True)
     assert begun == [0, 1, 2, 4, 5, 6, 7, 9]  # nobody waits for the one that left
     texts.close()
 

@@ -1,6 +1,6 @@
 """An engine that knows a book by heart: it continues whatever of it a prompt ends with, one character a step.
 
-A request's ``cache_salt`` that begins with ``slow`` makes a step take 0.02 s, ``die`` lets the process break.
+A request's ``cache_salt`` that begins with ``slow`` makes a step take 0.02 s, ``slower`` 0.06 s; ``die`` breaks it all.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class BookEngine:
     def step(self) -> list[RequestEvent]:
         salts = {running.request.cache_salt for running in self._running.values()}
         if any("slow" in salt for salt in salts):
-            time.sleep(0.02)
+            time.sleep(0.06 if any("slower" in salt for salt in salts) else 0.02)
         if any("die" in salt for salt in salts):
             raise RuntimeError("told to die")
         events, self._events = self._events, []

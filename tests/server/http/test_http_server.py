@@ -154,6 +154,7 @@ def test_what_follows_a_chunked_body_is_read_as_strictly(server: Server) -> None
     trailed = POST + CHUNKED.removesuffix(b"\r\n")
     assert b"200 OK" in talk(server, trailed + b"x-a: b\r\n\r\n", until=b'"num_draft_tokens":0')
     assert b"200 OK" not in talk(server, trailed + b"x-a: b\n c\r\n\r\n")
+    assert b"200 OK" not in talk(server, trailed + b"\n")
 
 
 def test_a_head_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

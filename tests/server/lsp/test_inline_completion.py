@@ -14,7 +14,7 @@ from server.lsp.language_server import DID_ACCEPT_PART, DID_DISMISS, DID_SHOW
 from tests.server.lsp.editor import AUTOMATIC, INVOKED, Addressed, Editor, editing, running, without
 
 LINE = "total = add(total, value)"
-SLOW = {"cacheSalt": "slow"}
+SLOW = {"cacheSalt": "slower"}
 
 
 async def test_a_suggestion_while_typing() -> None:
