@@ -1,6 +1,6 @@
 """Weights of a linear layer in the layout the CPU's kernels read, and how a plain matrix becomes one.
 
-Before rounding to 8 or 4 bits a layer's inputs are rotated, which spreads outliers: x W^T = (x R)(W R)^T for any
+Before rounding to int8 a layer's inputs are rotated, which spreads outliers: x W^T = (x R)(W R)^T for any
 orthogonal R. A few input channels of a transformer are a hundred times larger than the others, and one scale per 256
 channels then rounds the others away; after a Hadamard rotation all are of one size (the idea of QuaRot, arXiv
 2404.00456, here per block of 256 so that it costs eight additions a channel). The rotation is row-local and its own
@@ -57,12 +57,11 @@ def _matrix(size: int) -> Tensor:
 
 TILE_N = 32  # output channels per tile: two AVX-512 registers of int32, so that 12 rows fit beside them
 GROUP_K = 4  # input channels one int8 dot-product instruction consumes
-CHUNK_K = 256  # input channels per scale of int4 weights, as of activations
-CLIPS = (1.0, 0.93, 0.86, 0.8, 0.74)  # shares of a chunk's largest weight tried as the largest one represented
+CHUNK_K = 256  # input channels per scale of activations beside int8 weights
 FITS = (7.1, 7.4, 7.7, 8.0, 8.3, 8.6, 8.9)  # the largest weight of a group over its scale, tried for Q4_0
 
 BlockKind = Literal["q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k", "u4_32", "u4_64", "u4_128"]
-RoundedKind = Literal["int4", "int8", "bf16", "fp32"]  # what floats can be packed as
+RoundedKind = Literal["int8", "bf16", "fp32"]  # what floats can be packed as
 WeightKind = RoundedKind | BlockKind
 
 
@@ -72,13 +71,10 @@ class PackedLinear:
 
     data: int8  -> uint8  [tiles, k_pad/4, 32, 4]: round(rotate(w) / scale) + 128, so padding is 128; the inputs are
                    rotated alike (`verify_kernels.packed_weights`).
-          int4  -> uint8  [tiles, k_pad/8, 32, 4]: as int8 with + 8; of each 8 input channels the first 4 lie in the
-                   low halves of the bytes, the others in the high ones. Padding is 8.
           bf16  -> bfloat16 [tiles, k, 32]
           fp32  -> float32  [tiles, k, 32]
-    scale: float32 [tiles * 32] per output channel (int8), [tiles, chunks, 32] per output channel and 256 input
-           channels (int4), else None; 0 in padded channels.
-           Block formats (`verify_kernels.quant_formats`) -> uint8 [tiles, units, 2, bytes].
+          block formats (`verify_kernels.quant_formats`) -> uint8 [tiles, units, 2, bytes]
+    scale: float32 [tiles * 32] per output channel (int8), else None; 0 in padded channels.
     bias:  float32 [tiles * 32] or None.
     order: int32 [k] or None, of block formats: which input stands at each place of the data.
     """
@@ -130,8 +126,7 @@ HostLinear = PackedLinear | StackedLinear
 def pack_linear(weight: Tensor, bias: Tensor | None, kind: RoundedKind) -> PackedLinear:
     """Pack ``weight`` [n, k] float32 and ``bias`` [n] or None.
 
-    int8 is symmetric per output channel of the rotated matrix: scale = max|w| / 127, round half to even. int4 has
-    levels -8 to 7 per output channel and 256 input channels, and the clipping of least squared error among a few.
+    int8 is symmetric per output channel of the rotated matrix: scale = max|w| / 127, round half to even.
 
     Raises:
         ValueError: ``weight`` is not a float32 matrix, or ``bias`` does not fit it.
@@ -145,9 +140,6 @@ def pack_linear(weight: Tensor, bias: Tensor | None, kind: RoundedKind) -> Packe
     packed_bias = None if bias is None else torch.nn.functional.pad(bias.float(), (0, tiles * TILE_N - n)).contiguous()
     if kind == "int8":
         data, scale = _pack_int8(weight, tiles)
-        return PackedLinear(kind, n, k, data, scale, packed_bias)
-    if kind == "int4":
-        data, scale = _pack_int4(weight, tiles)
         return PackedLinear(kind, n, k, data, scale, packed_bias)
     dtype = torch.bfloat16 if kind == "bf16" else torch.float32
     data = torch.zeros((tiles, k, TILE_N), dtype=dtype)
@@ -210,47 +202,10 @@ def _pack_int8(weight: Tensor, tiles: int) -> tuple[Tensor, Tensor]:
     return data, scale
 
 
-def _pack_int4(weight: Tensor, tiles: int) -> tuple[Tensor, Tensor]:
-    k = weight.shape[1]
-    groups, chunks = -(-k // (2 * GROUP_K)), -(-k // CHUNK_K)
-    scale = torch.zeros((tiles, chunks, TILE_N))
-    data = torch.empty((tiles, groups, TILE_N, GROUP_K), dtype=torch.uint8)
-    levels = torch.zeros((TILE_N, groups * 2 * GROUP_K))
-    for t in range(tiles):
-        rows = rotate(weight[t * TILE_N : (t + 1) * TILE_N])
-        levels.zero_()
-        for c in range(chunks):
-            piece = rows[:, c * CHUNK_K : (c + 1) * CHUNK_K]
-            scale[t, c, : len(rows)], rounded = _four_bits(piece)
-            levels[: len(rows), c * CHUNK_K : c * CHUNK_K + piece.shape[1]] = rounded
-        quantised = levels.add_(8.0).to(torch.uint8).view(TILE_N, groups, 2, GROUP_K).transpose(0, 1)
-        data[t] = quantised[:, :, 0] | quantised[:, :, 1] << 4
-        levels.sub_(8.0)
-    return data, scale
-
-
-def _four_bits(piece: Tensor) -> tuple[Tensor, Tensor]:
-    """Scale per row and levels -8 to 7 of a chunk [rows, <= 256]."""
-    largest = piece.abs().amax(dim=1) / 7.5
-    safe = torch.where(largest > 0, largest, 1.0)
-    best, scale, levels = torch.full_like(largest, torch.inf), largest.clone(), torch.zeros_like(piece)
-    for clip in CLIPS:
-        tried = (safe * clip)[:, None]
-        rounded = (piece / tried).round_().clamp_(-8.0, 7.0)
-        error = (piece - rounded * tried).square().sum(dim=1)
-        better = error < best
-        best = torch.where(better, error, best)
-        scale = torch.where(better, largest * clip, scale)
-        levels = torch.where(better[:, None], rounded, levels)
-    return scale, levels
-
-
 def unpack_linear(packed: HostLinear) -> Tensor:
     """The float32 matrix [n, k] that ``packed`` stands for, dequantised where it is quantised."""
     if isinstance(packed, StackedLinear):
         return torch.cat([unpack_linear(part) for part in packed.parts])
-    if packed.kind == "int4":
-        return _unpack_int4(packed)
     if packed.kind in FORMATS:
         plain = torch.from_numpy(block_matrix(packed).dequantised())
         return plain if packed.order is None else plain[:, packed.order.argsort()]
@@ -260,12 +215,3 @@ def unpack_linear(packed: HostLinear) -> Tensor:
     tiles, groups, _, _ = packed.data.shape
     ints = packed.data.float().sub_(128.0).transpose(1, 2).reshape(tiles * TILE_N, groups * GROUP_K)
     return rotate((ints * packed.scale[:, None])[: packed.n, : packed.k])
-
-
-def _unpack_int4(packed: PackedLinear) -> Tensor:
-    assert packed.scale is not None
-    tiles, groups, _, _ = packed.data.shape
-    both = torch.stack((packed.data & 15, packed.data >> 4), dim=2).float().sub_(8.0)  # [tiles, groups, 2, 32, 4]
-    levels = both.permute(0, 3, 1, 2, 4).reshape(tiles, TILE_N, groups * 2 * GROUP_K)
-    spread = packed.scale.transpose(1, 2).repeat_interleave(CHUNK_K, dim=2)[:, :, : levels.shape[2]]
-    return rotate((levels * spread).reshape(tiles * TILE_N, -1)[: packed.n, : packed.k])

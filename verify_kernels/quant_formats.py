@@ -1,9 +1,9 @@
 """Weights in blocks as the kernels read them, repacked and not rounded anew: those of GGUF files (Q4_K, Q6_K, ...), and
 U4, which holds what GPTQ, AWQ and compressed-tensors folders have.
 
-A *unit* is 64 inputs (256 of the K formats) of 16 output channels, a *group* 32 inputs. Bytes of four neighbouring
-inputs stay together and lie channel beside channel, so that one load serves 16 channels; scales follow the levels.
-`csrc/quant_formats.h` has the reading side.
+A *unit* is 64 inputs (256 of the K formats, 128 of U4) of 16 output channels, a *group* 32 inputs. Bytes of four
+neighbouring inputs stay together and lie channel beside channel, so that one load serves 16 channels; scales follow the
+levels. `csrc/quant_formats.h` has the reading side.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def _plain_product(packed: PackedLinear) -> Callable[[Tensor], Tensor]:
     weight = unpack_linear(packed)
 
     def product(x: Tensor) -> Tensor:
-        if packed.kind in ("int4", "int8"):
+        if packed.kind == "int8":
             x = rotate(fake_quantise(rotate(x)))
         return torch.stack([torch.mv(weight, row) for row in x])
 

@@ -147,9 +147,8 @@ def _pack_job(
         first = low // TILE_N  # slices begin on a tile, and tiles are packed independently
         buffer.view(piece.name + ".data")[first : first + packed.tiles] = packed.data
         channels = slice(first * TILE_N, (first + packed.tiles) * TILE_N)
-        if packed.scale is not None:  # by tile for int4, by channel for int8
-            scales = buffer.view(piece.name + ".scale")
-            scales[slice(first, first + packed.tiles) if scales.ndim > 1 else channels] = packed.scale
+        if packed.scale is not None:
+            buffer.view(piece.name + ".scale")[channels] = packed.scale
         if packed.bias is not None:
             buffer.view(piece.name + ".bias")[channels] = packed.bias
 

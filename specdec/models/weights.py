@@ -15,7 +15,6 @@ from specdec.config import WeightDtype
 from specdec.models.checkpoint import BlockSource, TensorSource
 from specdec.models.config import ModelConfig
 from verify_kernels.packed_weights import (
-    CHUNK_K,
     GROUP_K,
     TILE_N,
     HostLinear,
@@ -166,11 +165,7 @@ def plan_layout(source: TensorSource, dtype: WeightDtype) -> list[ArraySpec]:
     for piece in linear_pieces(source, dtype):
         plan, kind, name = piece.plan, piece.kind, piece.name
         tiles, groups = -(-plan.rows // TILE_N), -(-plan.columns // GROUP_K)
-        if kind == "int4":
-            pairs, chunks = -(-plan.columns // (2 * GROUP_K)), -(-plan.columns // CHUNK_K)
-            arrays.append((name + ".data", "uint8", (tiles, pairs, TILE_N, GROUP_K)))
-            arrays.append((name + ".scale", "float32", (tiles, chunks, TILE_N)))
-        elif kind == "int8":
+        if kind == "int8":
             arrays.append((name + ".data", "uint8", (tiles, groups, TILE_N, GROUP_K)))
             arrays.append((name + ".scale", "float32", (tiles * TILE_N,)))
         elif kind in FORMATS:

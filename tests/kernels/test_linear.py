@@ -12,7 +12,7 @@ from verify_kernels.backend import LinearSpec
 from verify_kernels.packed_weights import PackedLinear, pack_linear, rotate, unpack_linear
 from verify_kernels.reference_backend import ReferenceBackend
 
-KINDS = ("int4", "int8", "bf16", "fp32")
+KINDS = ("int8", "bf16", "fp32")
 MAX_ROWS = 400
 
 
@@ -48,7 +48,7 @@ def test_native_matches_reference(kind: str, prologue: str, epilogue: str, n: in
         backend.linear(spec)(rows)
         results.append(spec.dst[:rows].clone())
     # int8: an activation at a rounding boundary may fall either way, one step of 1/127 of its chunk's peak.
-    tolerance = 2e-3 if kind in ("int4", "int8") else 2e-5
+    tolerance = 2e-3 if kind == "int8" else 2e-5
     assert torch.linalg.norm(results[0] - results[1]) <= tolerance * torch.linalg.norm(results[1])
 
 
@@ -126,9 +126,6 @@ def test_rotation_spreads_an_outlier() -> None:
 def test_pack_round_trip(kind: str) -> None:
     weight = torch.randn(100, 203)
     back = unpack_linear(pack_linear(weight, None, kind))  # type: ignore[arg-type]
-    if kind == "int4":  # clipped where that errs least, so only the sum of squares is bounded
-        assert (back - weight).square().mean() < 0.014 * weight.square().mean()
-        return
     if kind == "int8":  # the bound holds in the rotated space, where the rounding happens
         back, weight = rotate(back), rotate(weight)
     limit = {"int8": 0.5 / 127, "bf16": 2.0**-8, "fp32": 0.0}[kind] * weight.abs().amax(1, keepdim=True)

@@ -59,8 +59,8 @@ class BatchArgs(ctypes.Structure):
 
 
 RECORD_BYTES = 384  # at most, of a row's 256 quantised inputs with their scales and sums (csrc/quant_linear.cpp)
-_KINDS = {"int8": 0, "bf16": 1, "fp32": 2, "int4": 3, **{name: 4 + i for i, name in enumerate(FORMATS)}}
-_CHANNELS_PER_GROUP = {"int8": 4, "int4": 8} | {name: f.unit for name, f in FORMATS.items()}  # of data's dimension 1
+_KINDS = {name: i for i, name in enumerate(("int8", "bf16", "fp32", *FORMATS))}
+_CHANNELS_PER_GROUP = {"int8": 4} | {name: f.unit for name, f in FORMATS.items()}  # of data's dimension 1
 _PROLOGUES = {"none": 0, "rms": 1, "silu": 2, "gelu": 3}
 _EPILOGUES = {"store": 0, "add": 1, "norm_add": 2}
 

@@ -106,7 +106,7 @@ class SwapDraftRequest(_message.Message):
     model from now on.
     """
     dtype: _builtins.str
-    """int4, int8, bf16 or fp32. Empty: int4 beside an int8 target, else the target's."""
+    """auto, int4, int8, bf16 or fp32. Empty: int4 beside a target in int8 or auto, else the target's."""
     def __init__(
         self,
         *,

@@ -1,7 +1,7 @@
 // Integer products of a chunk, exact in 32 bits: acc[m][n] = sum_k w[n][k] * q[m][k].
 //
-// Each file defines int8_block and int4_block for up to MAX_MR rows (a tree's rows ride on the stream of weights that
-// one row needs anyway), and AHEAD, how many bytes before their use a block that is alone asks for its weights.
+// Each file defines int8_block for up to MAX_MR rows (a tree's rows ride on the stream of weights that one row needs
+// anyway), and AHEAD, how many bytes before their use a block that is alone asks for its weights.
 #pragma once
 #if defined(__AVX512VNNI__)
 #include "int_blocks_vnni.h"

@@ -1,10 +1,8 @@
 // int_blocks.h on AVX2, whose product of bytes saturates at 16 bits.
 //
-// So that sums stay exact, eight-bit weights are widened first; those of four bits can not get there.
+// So that sums stay exact, weights are widened first.
 #pragma once
 #include <immintrin.h>
-
-#include <cstring>
 
 #include "weight_tile.h"
 
@@ -34,9 +32,9 @@ struct WideRow {
   }
 };
 
-inline void fetch_some(Fetch& fetch, int bytes) {  // while `bytes` of the block's own are read
+inline void fetch_some(Fetch& fetch) {  // while PART_BYTES of the block's own are read
   _mm_prefetch(fetch.from, _MM_HINT_T0);
-  fetch.from += fetch.step * bytes / 128;
+  fetch.from += fetch.step * PART_BYTES / 128;
 }
 
 template <int MR>
@@ -53,7 +51,7 @@ inline void int8_block(const uint8_t* w, const int8_t* q, int64_t ld, int groups
       const __m256i w0 = _mm256_loadu_si256((const __m256i*)own), w1 = _mm256_loadu_si256((const __m256i*)(own + 32));
       const __m256i even0 = _mm256_and_si256(w0, low), odd0 = _mm256_srli_epi16(w0, 8);
       const __m256i even1 = _mm256_and_si256(w1, low), odd1 = _mm256_srli_epi16(w1, 8);
-      fetch_some(fetch, PART_BYTES);
+      fetch_some(fetch);
 #pragma GCC unroll 5
       for (int m = 0; m < MR; ++m) {
         const __m256i even = _mm256_set1_epi32(rows[m].even[g]), odd = _mm256_set1_epi32(rows[m].odd[g]);
@@ -68,43 +66,6 @@ inline void int8_block(const uint8_t* w, const int8_t* q, int64_t ld, int groups
       _mm256_store_si256((__m256i*)&acc[m][16 * part], sum[m][0]);
       _mm256_store_si256((__m256i*)&acc[m][16 * part + 8], sum[m][1]);
     }
-  }
-}
-
-// As int8_block for weights of four bits: a byte holds a channel of each of two groups of four. Products of a pair are
-// at most 2 * 15 * 127 = 3,810, so eight of them fit 16 bits.
-template <int MR>
-inline void int4_block(const uint8_t* w, const int8_t* q, int64_t ld, int pairs, Fetch fetch, int32_t (*acc)[TILE]) {
-  constexpr int RUN = 4;  // pairs of groups whose products are added in 16 bits
-  const __m256i low = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
-  for (int part = 0; part < 4; ++part) {
-    __m256i sum[MR];
-#pragma GCC unroll 5
-    for (int m = 0; m < MR; ++m) sum[m] = _mm256_setzero_si256();
-    for (int begin = 0; begin < pairs; begin += RUN) {
-      const int end = begin + RUN < pairs ? begin + RUN : pairs;
-      __m256i run[MR];
-#pragma GCC unroll 5
-      for (int m = 0; m < MR; ++m) run[m] = _mm256_setzero_si256();
-      for (int g = begin; g < end; ++g) {
-        const __m256i both = _mm256_loadu_si256((const __m256i*)(w + (int64_t)4 * TILE * g + 32 * part));
-        const __m256i first = _mm256_and_si256(both, low);
-        const __m256i second = _mm256_and_si256(_mm256_srli_epi16(both, 4), low);
-        fetch_some(fetch, 32);
-#pragma GCC unroll 5
-        for (int m = 0; m < MR; ++m) {
-          int32_t a, b;
-          memcpy(&a, q + m * ld + 8 * g, 4);
-          memcpy(&b, q + m * ld + 8 * g + 4, 4);
-          run[m] = _mm256_add_epi16(run[m], _mm256_maddubs_epi16(first, _mm256_set1_epi32(a)));
-          run[m] = _mm256_add_epi16(run[m], _mm256_maddubs_epi16(second, _mm256_set1_epi32(b)));
-        }
-      }
-#pragma GCC unroll 5
-      for (int m = 0; m < MR; ++m) sum[m] = _mm256_add_epi32(sum[m], _mm256_madd_epi16(run[m], ones));
-    }
-#pragma GCC unroll 5
-    for (int m = 0; m < MR; ++m) _mm256_store_si256((__m256i*)&acc[m][8 * part], sum[m]);
   }
 }
 

@@ -38,37 +38,4 @@ inline void int8_block(const uint8_t* w, const int8_t* q, int64_t ld, int groups
   }
 }
 
-// As int8_block for weights of four bits: a byte holds a channel of each of two groups of four.
-template <int MR>
-inline void int4_block(const uint8_t* w, const int8_t* q, int64_t ld, int pairs, Fetch fetch, int32_t (*acc)[TILE]) {
-  __m512i sum[MR][2];
-#pragma GCC unroll 12
-  for (int m = 0; m < MR; ++m) sum[m][0] = sum[m][1] = _mm512_setzero_si512();
-  const __m512i low = _mm512_set1_epi8(15);
-  for (int g = 0; g < pairs; ++g) {
-    const __m512i b0 = _mm512_loadu_si512(w), b1 = _mm512_loadu_si512(w + 64);
-    _mm_prefetch(fetch.from, _MM_HINT_T0);
-    _mm_prefetch(fetch.from + fetch.step / 2, _MM_HINT_T0);
-    fetch.from += fetch.step;
-    w += 4 * TILE;
-    const __m512i l0 = _mm512_and_si512(b0, low), l1 = _mm512_and_si512(b1, low);
-    const __m512i h0 = _mm512_and_si512(_mm512_srli_epi16(b0, 4), low);
-    const __m512i h1 = _mm512_and_si512(_mm512_srli_epi16(b1, 4), low);
-#pragma GCC unroll 12
-    for (int m = 0; m < MR; ++m) {
-      int32_t first, second;
-      memcpy(&first, q + m * ld + 8 * g, 4);
-      memcpy(&second, q + m * ld + 8 * g + 4, 4);
-      const __m512i a = _mm512_set1_epi32(first), b = _mm512_set1_epi32(second);
-      sum[m][0] = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(sum[m][0], l0, a), h0, b);
-      sum[m][1] = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(sum[m][1], l1, a), h1, b);
-    }
-  }
-#pragma GCC unroll 12
-  for (int m = 0; m < MR; ++m) {
-    _mm512_storeu_si512(&acc[m][0], sum[m][0]);
-    _mm512_storeu_si512(&acc[m][16], sum[m][1]);
-  }
-}
-
 }  // namespace sd

@@ -14,27 +14,6 @@ namespace {
 
 constexpr int ROW_BLOCK = 192;  // rows whose partial sums (32 floats each) stay in cache beside the weights
 
-// Functions of their own: beside blocks of eight bits in one function, GCC has registers for neither, keeps pointers of
-// the inner loops in memory, and 8 rows take 1.1 times as long. Alone in functions those of eight bits are slower too.
-#define SD_APART __attribute__((noinline))
-
-// sums[m] += (acc - offset) * scale for one chunk; q_sum counts 128 per value, weights of four bits are off by 8.
-template <int MR>
-SD_APART void int4_chunk(const sd_linear_args& a, int tile, int chunk, int row, int b, int blocks, float* sums) {
-  const int begin = chunk * CHUNK, chunks = (a.k_pad + CHUNK - 1) / CHUNK;
-  const int width = a.k_pad - begin < CHUNK ? a.k_pad - begin : CHUNK;
-  const uint8_t* w = (const uint8_t*)a.weight + ((int64_t)tile * a.k_pad + begin) * TILE / 2;
-  const float* weight_scale = a.weight_scale + ((int64_t)tile * chunks + chunk) * TILE;
-  alignas(64) int32_t acc[MR][TILE];
-  const Fetch fetch = fetch_share(w, width * TILE / 2, b, blocks);
-  int4_block<MR>(w, a.q + (int64_t)row * a.k_pad + begin, a.k_pad, width / 8, fetch, acc);
-  for (int m = 0; m < MR; ++m) {
-    const float scale = a.q_scale[(row + m) * chunks + chunk];
-    const int32_t offset = a.q_sum[(row + m) * chunks + chunk] / 16;
-    for (int n = 0; n < TILE; ++n) sums[m * TILE + n] += (float)(acc[m][n] - offset) * (scale * weight_scale[n]);
-  }
-}
-
 // sums[m] += (acc - offset) * scale for one chunk.
 template <int MR>
 void int8_chunk(const sd_linear_args& a, int tile, int chunk, int row, int b, int blocks, float* sums) {
@@ -51,8 +30,10 @@ void int8_chunk(const sd_linear_args& a, int tile, int chunk, int row, int b, in
   }
 }
 
+// A function of its own: beside blocks of eight bits in one function, GCC has registers for neither, keeps pointers of
+// the inner loops in memory, and 8 rows take 1.1 times as long. Alone in functions those of eight bits are slower too.
 template <int MR, class W>
-SD_APART void float_chunk(const sd_linear_args& a, int tile, int chunk, int row, float* sums) {
+__attribute__((noinline)) void float_chunk(const sd_linear_args& a, int tile, int chunk, int row, float* sums) {
   constexpr int STEP = columns_for(MR) < 2 ? 1 : 2;  // v16 at once of the tile's two
   const int begin = chunk * CHUNK, width = a.k - begin < CHUNK ? a.k - begin : CHUNK;
   const float* x = a.x + (int64_t)row * a.k_pad + begin;
@@ -77,7 +58,6 @@ SD_APART void float_chunk(const sd_linear_args& a, int tile, int chunk, int row,
 template <int MR>
 void chunk_rows(const sd_linear_args& a, int tile, int chunk, int row, int b, int blocks, float* sums) {
   if (a.kind == SD_INT8) int8_chunk<MR>(a, tile, chunk, row, b, blocks, sums);
-  else if (a.kind == SD_INT4) int4_chunk<MR>(a, tile, chunk, row, b, blocks, sums);
   else if (a.kind == SD_BF16) float_chunk<MR, uint16_t>(a, tile, chunk, row, sums);
   else float_chunk<MR, float>(a, tile, chunk, row, sums);
 }
@@ -97,7 +77,7 @@ static_assert(MAX_MR <= 12);
 
 void finish_tile(const sd_linear_args& a, int tile, int row, int rows, const float* sums) {
   const int first = tile * TILE, width = a.n - first < TILE ? a.n - first : TILE;
-  const float* scale = a.weight_scale && a.kind != SD_INT4 ? a.weight_scale + first : nullptr;
+  const float* scale = a.weight_scale ? a.weight_scale + first : nullptr;
   const float* bias = a.bias ? a.bias + first : nullptr;
   const bool staged = a.post == SD_POST_NORM_ADD;
   float* out = staged ? a.result : a.dst;

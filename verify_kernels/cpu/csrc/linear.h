@@ -5,9 +5,9 @@
 extern "C" {
 
 enum {
-  SD_INT8 = 0, SD_BF16 = 1, SD_FP32 = 2, SD_INT4 = 3,
-  SD_Q4_0 = 4, SD_Q4_1 = 5, SD_Q5_0 = 6, SD_Q5_1 = 7, SD_Q8_0 = 8, SD_Q4_K = 9, SD_Q5_K = 10, SD_Q6_K = 11,
-  SD_U4_32 = 12, SD_U4_64 = 13, SD_U4_128 = 14
+  SD_INT8 = 0, SD_BF16 = 1, SD_FP32 = 2,
+  SD_Q4_0 = 3, SD_Q4_1 = 4, SD_Q5_0 = 5, SD_Q5_1 = 6, SD_Q8_0 = 7, SD_Q4_K = 8, SD_Q5_K = 9, SD_Q6_K = 10,
+  SD_U4_32 = 11, SD_U4_64 = 12, SD_U4_128 = 13
 };
 enum { SD_PRE_NONE = 0, SD_PRE_RMS = 1, SD_PRE_SILU = 2, SD_PRE_GELU = 3 };
 enum { SD_POST_STORE = 0, SD_POST_ADD = 1, SD_POST_NORM_ADD = 2 };
@@ -28,7 +28,7 @@ struct sd_linear_args {
   float eps;
   float unused;
   float* x;         // [rows, k_pad] what the product reads (float kinds), or the normed row on its way to int8
-  int8_t* q;        // [rows, k_pad] quantised rows; block formats: records of quant_linear.cpp, with scales and sums
+  int8_t* q;        // [rows, k_pad] quantised rows; block formats: [chunks, rows, bytes of a Record of quant_linear.cpp]
   float* q_scale;   // [rows, chunks]
   int32_t* q_sum;   // [rows, chunks] 128 * sum of the chunk's int8 values
   float* result;    // [rows, tiles * 32] for SD_POST_NORM_ADD, else unused

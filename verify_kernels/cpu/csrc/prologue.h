@@ -146,7 +146,7 @@ inline void prepare_row(const sd_linear_args& a, int row, int rows) {
   const float* src = a.src + row * a.ld_src;
   float* x = a.x + (int64_t)row * a.k_pad;
   const float* ready = x;
-  const bool blocks = is_block_format(a.kind), quantised = a.kind == SD_INT8 || a.kind == SD_INT4;
+  const bool blocks = is_block_format(a.kind), quantised = a.kind == SD_INT8;
   switch (a.pre) {
     case SD_PRE_RMS: rms_norm(src, a.pre_norm, a.k, a.eps, x); break;
     case SD_PRE_SILU: gate(src, a.k, x, silu16); break;

@@ -1,6 +1,6 @@
 // Products of int8 rows with weights in blocks, which stay as the model's file has them.
 //
-// Of every group of inputs that shares a scale of the weights, in ascending order: the product of levels and
+// Of every 32 inputs (16 of Q6_K), in ascending order: the product of levels and
 // activations, exact in 32 bits; times the weights' scale; less their low end times the sum of the activations; times
 // the activations' scale, added up. Always these operations, each fused one in one rounding, so a row's bits depend on
 // the row alone, on every processor.
