@@ -142,4 +142,6 @@ def test_wrong_buffers_are_refused() -> None:
     with pytest.raises(ValueError, match="dst"):
         backend.linear(LinearSpec(packed, torch.zeros(4, 16), torch.zeros(4, 4)))
     with pytest.raises(ValueError, match="scratch"):
-        backend.linear(LinearSpec(pack_linear(torch.randn(8, 99), None, "fp32"), torch.zeros(4, 99), torch.zeros(4, 8)))
+        backend.linear(
+            LinearSpec(pack_linear(torch.randn(8, 199), None, "fp32"), torch.zeros(4, 199), torch.zeros(4, 8))
+        )
