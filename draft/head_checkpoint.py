@@ -15,6 +15,7 @@ from torch import Tensor
 
 from specdec.config import Dtype
 from specdec.errors import ModelError, UnsupportedModelError
+from specdec.models.checkpoint import fingerprint_files
 from specdec.models.config import ModelConfig
 from specdec.models.hf import parse_hf_config, read_json, weight_files
 from specdec.models.load import MAX_HEAD_DIM
@@ -102,6 +103,8 @@ _BIN = "pytorch_model.bin"
 class HeadTensors:
     """Named tensors of a checkpoint folder, under EAGLE's own names (``midlayer.*``, no ``model.`` in front).
 
+    paths: the files that hold them.
+
     Raises:
         ModelError: there are no weights, or they are truncated or corrupt.
     """
@@ -111,10 +114,12 @@ class HeadTensors:
         self._loaded: dict[str, Tensor] = {}
         self._files: dict[str, Any] = {}
         if not any(folder.glob("*.safetensors")) and (folder / _BIN).exists():
+            self.paths = [folder / _BIN]
             self._loaded = _read_bin(folder / _BIN)
             self._stored = _stored_names(self._loaded)
             return
-        for path in weight_files(folder):
+        self.paths = weight_files(folder)
+        for path in self.paths:
             try:
                 file = safe_open(path, framework="pt")
             except (SafetensorError, OSError) as error:
@@ -200,7 +205,8 @@ class HeadModel:
     embed: [>= target vocabulary, h], float16 or float32. fc: from the auxiliary hidden states of a token to h.
     embed_norm, hidden_norm, mlp_norm, final_norm: float32 [h]. qkv: rows [q; k; v] over 2h inputs (embedding, hidden);
     gate_up: rows [gate; up]. lm_head: [draft vocabulary, h]. target_ids: int64 [draft vocabulary], the target's id of
-    each draft id, or None where the two vocabularies are one.
+    each draft id, or None where the two vocabularies are one. digest: equal where the checkpoint's files and the type
+    its weights are held in are, also in another process.
     """
 
     name: str
@@ -218,6 +224,7 @@ class HeadModel:
     final_norm: Tensor
     lm_head: PackedLinear
     target_ids: Tensor | None
+    digest: str
 
     @property
     def aux_layers(self) -> tuple[int, ...]:
@@ -304,6 +311,7 @@ class _Loader:
             final_norm=norms[3],
             lm_head=self._linear("lm_head"),
             target_ids=self._target_ids(),
+            digest=f"{fingerprint_files([self._folder / 'config.json', *self._tensors.paths])} {self._dtype}",
         )
 
     def _expected(self) -> dict[str, tuple[int, ...]]:

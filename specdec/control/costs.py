@@ -63,7 +63,7 @@ class CostTable:
     observation replaces.
 
     Raises:
-        ValueError: the grid does not rise, or a cost is not positive.
+        ValueError: the grid is empty or does not rise, or a cost is not positive or not finite.
     """
 
     def __init__(
@@ -72,10 +72,13 @@ class CostTable:
         self._rows = [int(count) for count in rows]
         self._contexts = np.asarray(contexts, float)
         self._ms = np.asarray(ms, float)
-        if self._ms.shape != (len(contexts), len(rows)) or not (self._ms > 0).all():
-            raise ValueError("ms: must be positive, one row per context and one column per number of rows")
-        if (np.diff(self._rows) <= 0).any() or (np.diff(self._contexts) <= 0).any():
+        sound = (self._ms > 0) & np.isfinite(self._ms)
+        if not self._ms.size or self._ms.shape != (len(contexts), len(rows)) or not sound.all():
+            raise ValueError("ms: must be positive numbers, one row per context and one column per number of rows")
+        if not ((np.diff(self._rows) > 0).all() and (np.diff(self._contexts) > 0).all()):
             raise ValueError("rows, contexts: must rise")
+        if self._rows[0] < 1 or not np.isfinite(self._contexts).all():
+            raise ValueError("rows, contexts: must be numbers, rows from 1")
         # Noise only ever adds: what more rows did in less time, fewer rows can do as well.
         self._ms = np.minimum.accumulate(self._ms[:, ::-1], axis=1)[:, ::-1]
         self._speed = MachineSpeed()

@@ -9,6 +9,7 @@ from typing import Any
 
 from specdec.control.calibration import CELLS, TEMPERATURES
 from specdec.control.inputs import DraftRecord
+from specdec.tree import MAX_NODES
 
 CELL_MOST = 16.0  # observations that a cell of the calibration is thought to rest on, however many there were
 POOL_MOST = 10.0  # steps that what a drafter brings is thought to rest on
@@ -46,7 +47,7 @@ class Learned:
         """What `as_dict` gave.
 
         Raises:
-            ValueError, TypeError, KeyError: it is nothing that a controller learns.
+            ValueError, TypeError, KeyError, OverflowError: it is nothing that a controller learns.
         """
         cells, pools, follow = [], [], values["follow"]
         for cell, hits, trials in values["cells"]:
@@ -55,6 +56,7 @@ class Learned:
             cells.append((int(cell), float(hits), float(trials)))
         for bucket, steps, tokens, levels, rows in values["pools"]:
             sound = all(0 <= value < math.inf for value in (steps, tokens, levels, rows))
+            sound = sound and max(tokens, levels, rows) <= MAX_NODES * steps  # none exceeds a tree
             if not (0 <= int(bucket) < TEMPERATURES and sound and steps > 0 and levels > 0):
                 raise ValueError(f"pools: {bucket} with {steps}, {tokens}, {levels}, {rows}")
             pools.append((int(bucket), float(steps), float(tokens), float(levels), float(rows)))

@@ -131,7 +131,9 @@ def _parts(path: Path) -> list[Path]:
         ConfigError: the run's beginning is not there any more, or no trace.
     """
     stem, _, suffix = path.name.rpartition(".")
-    first, number = (path.with_name(stem), int(suffix)) if suffix.isdigit() else (path, 0)
+    first, number = path, 0
+    if stem and suffix.isdecimal() and _is_trace(path.with_name(stem)):  # else the number is part of the name
+        first, number = path.with_name(stem), int(suffix)
     parts = [path]
     while _header(parts[0]).get("continues"):
         number += 1
@@ -162,6 +164,14 @@ def _header(path: Path) -> dict[str, Any]:
     if not isinstance(header.get("controller"), dict):
         raise ConfigError(f"{path}: line 1 does not say what the controller was built from; the file was altered")
     return header
+
+
+def _is_trace(path: Path) -> bool:
+    try:
+        _header(path)
+    except ConfigError:
+        return False
+    return True
 
 
 def _steps(path: Path) -> Iterator[StepTrace]:
@@ -251,7 +261,7 @@ def replay_file(path: Path) -> ReplayReport:
         for step in chain.from_iterable(map(_steps, parts)):
             if step.replay:
                 replay.step(StepRecord(**cast(dict[str, Any], step.replay)), step.step)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, ArithmeticError) as error:
         raise ConfigError(f"{path}: is damaged, or was written by another version ({error!r})") from None
     if not report.steps:
         raise ConfigError(f"{path}: holds nothing to replay; record requests in mode AUTO with --trace-file")

@@ -318,7 +318,9 @@ class DrafterBuilder:
             max_rows=self._config.max_step_rows,
             max_positions=self._max_context + PAGE_SIZE,
         )
-        return HeadDrafter(network, self._sampler)
+        drafter = HeadDrafter(network, self._sampler)
+        drafter.digest = head.digest
+        return drafter
 
 
 def _check_no_added_space(model: Target) -> None:
@@ -413,8 +415,9 @@ def assemble(
 def _costs_key(config: EngineConfig, info: EngineInfo, target: str, drafters: Sequence[Drafter]) -> list[object]:
     """What times of forwards depend on, as far as it is known before."""
     drafts = [(d.name, d.digest) for d in drafters if isinstance(d, ModelBasedDrafter)]
-    sizes = (info.threads, config.max_step_rows, config.max_batch, info.kv_tokens, info.kv_dtype)
-    return [target, drafts, info.kernels, sizes, machine(), specdec.__version__]
+    sizes = (info.threads, config.max_step_rows, config.max_batch, info.kv_tokens, info.kv_dtype, info.max_context)
+    gpu = torch.cuda.get_device_name() if info.kernels == "triton" and torch.cuda.is_available() else ""
+    return [target, drafts, info.kernels, sizes, machine(), gpu, specdec.__version__]
 
 
 def _knowing(parts: EngineParts, file: LearnedFile | None) -> EngineParts:

@@ -152,7 +152,7 @@ class Engine:
         """A trace; its file, where one is asked for, begins with ``controller``: each swap starts another."""
         file, writer = self._speculation.trace_file, None
         if file is not None:
-            name = f"{file.stem}.{self._swaps}{file.suffix}" if self._swaps else file.name
+            name = f"{file.stem}.swap{self._swaps}{file.suffix}" if self._swaps else file.name
             writer = TraceWriter(file.with_name(name), controller.as_dict(), self._speculation.trace_file_bytes)
         return TraceLog(self._speculation.trace_steps, writer)
 
@@ -276,7 +276,7 @@ class Engine:
         self._keep_learned()
         learned = {name: found for name, found in self.learned().items() if name != ModelDrafter.name}
         if self._learned_file is not None:
-            learned = self._learned_file.read(drafters)
+            learned = self._learned_file.read(drafters) | learned
         controller = self._new_controller(drafters, costs["verify"], others, learned)
         self._swaps += 1
         if self._speculation.trace_file is not None:

@@ -95,7 +95,7 @@ class LearnedFile:
                 for drafter in drafters
                 if (key := _key(drafter)) in values
             }
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError) as error:
             self._file.refuse(error)
             return {}
 

@@ -82,7 +82,7 @@ def check_costs(decoder: TargetDecoder, drafters: Iterable[ModelBasedDrafter], k
     try:
         verify = CostTable.from_dict(values["verify"]) if values else None
         levels = {name: CostTable.from_dict(table) for name, table in values["drafting"].items()} if values else {}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
         kept.refuse(error)
         return None
     if verify is None or any(drafter.name not in levels for drafter in drafters):
@@ -158,7 +158,10 @@ def _again(table: CostTable, points: dict[Point, Callable[[], None]], settling: 
         return None
     values = table.as_dict()
     values["ms"] = [[line[0] * reading + (ms - line[0]) * more for ms in line] for line in values["ms"]]
-    now = CostTable.from_dict(values)
+    try:
+        now = CostTable.from_dict(values)
+    except ValueError:  # beyond all numbers
+        return None
     alike = all(abs(math.log(ms / now.ms(*point))) < LIKE for point, ms in found.items())
     return values if alike else None
 

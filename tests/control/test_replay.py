@@ -12,11 +12,28 @@ from typing import Any
 import pytest
 
 from specdec.control.trace import read_trace, replay_file
+from specdec.engine.engine import Engine
 from specdec.errors import ConfigError
 from specdec.types import Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
 from tests.engine.tiny_engine import run_all, tiny_engine, tiny_parts
 
 Line = dict[str, Any]
+
+
+def _keep_time(engine: Engine) -> None:
+    """Look at no real clock for what things took: a proposal takes 2 ms, and verifying 3 ms."""
+    now, start = [0.0], engine._verifier.start
+
+    def clock() -> float:
+        now[0] += 2e-3
+        return now[0]
+
+    def verify(*step: Any) -> Any:
+        now[0] += 0.001
+        return start(*step)
+
+    engine._verifier.start = verify  # type: ignore[method-assign]
+    engine._step._clock = engine._panel._clock = engine._drafting._clock = clock
 
 
 @functools.cache
@@ -25,6 +42,7 @@ def recorded() -> tuple[str, int]:
     path = Path(tempfile.mkdtemp(prefix="specdec-test-")) / "trace.jsonl"
     speculation = tiny_parts().config.speculation.model_copy(update={"trace_file": path, "trace_steps": 7})
     engine = tiny_engine(speculation=speculation)
+    _keep_time(engine)
     modes = [SpeculationMode.AUTO, SpeculationMode.ON, SpeculationMode.OFF]
     requests = [
         Request(

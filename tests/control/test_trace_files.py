@@ -63,3 +63,15 @@ def test_a_run_in_several_files_is_replayed_whole(run: Run, tmp_path: Path) -> N
     assert [json.loads(file.read_text().splitlines()[0])["continues"] for file in files[:-1]] == [True] * (
         len(files) - 1
     )
+
+
+def test_a_number_in_a_name_is_no_part_of_another_trace(run: Run, tmp_path: Path) -> None:
+    """A trace of its own, though it is called as the older part of one that is not there."""
+    path, size = tmp_path / "run.1", len(recorded()[0])
+    (tmp_path / "run").write_text("no trace")
+    writer = TraceWriter(path, run[0], size // KEPT_FILES)
+    for step in run[1]:
+        writer.write(step)
+    writer.close()
+    (tmp_path / "whole").write_text(recorded()[0])
+    assert replay_file(path).steps == replay_file(tmp_path / "whole").steps

@@ -52,6 +52,24 @@ def check_same(head: HeadModel, tensors: dict[str, Tensor]) -> None:
 
 
 @pytest.mark.parametrize("form", ["safetensors", "sharded", "bin"])
+def test_a_digest_tells_heads_and_types_apart(form: str, tmp_path: Path) -> None:
+    tensors = head_tensors(TARGET_HIDDEN, VOCAB, DRAFT_VOCAB)
+    folder = write_head(tmp_path / "head", head_config(VOCAB, DRAFT_VOCAB), tensors, form)
+    embed = torch.ones(VOCAB, TARGET_HIDDEN)
+    rounded = load_head(folder, dtype="int8", target=target(), target_embed=embed)
+    other = load(
+        write_head(
+            tmp_path / "other",
+            head_config(VOCAB, DRAFT_VOCAB),
+            tensors | {"norm.weight": 2 * tensors["norm.weight"]},
+            form,
+        )
+    )
+    assert load(folder).digest == load(folder).digest
+    assert len({load(folder).digest, rounded.digest, other.digest}) == 3
+
+
+@pytest.mark.parametrize("form", ["safetensors", "sharded", "bin"])
 def test_every_form_gives_the_same_head(form: str, tmp_path: Path) -> None:
     tensors = head_tensors(TARGET_HIDDEN, VOCAB, DRAFT_VOCAB)
     head = load(write_head(tmp_path / "head", head_config(VOCAB, DRAFT_VOCAB), tensors, form))

@@ -99,6 +99,7 @@ def test_each_drafter_takes_part(drafter: str) -> None:
 
 def test_the_head_hears_what_the_target_computes() -> None:
     (head,) = [d for d in every_parts().drafters if isinstance(d, HeadDrafter)]
+    assert head.digest
     heard: list[tuple[int, int]] = []
     listen = head.features
     head.features = lambda seq, start, rows: (heard.append((start, rows.shape[0])), listen(seq, start, rows))  # type: ignore[method-assign,func-returns-value,assignment]

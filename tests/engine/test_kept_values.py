@@ -11,9 +11,10 @@ import pytest
 from draft.protocol import Drafter, ModelBasedDrafter
 from specdec.control.learned import Learned
 from specdec.control.trace import read_trace, replay_file
+from specdec.engine.build import _costs_key
 from specdec.engine.kept_values import _FILES, KeptValues, LearnedFile
 from specdec.engine.warm_up import TEXTS, warm_up
-from specdec.types import Request, SpeculationMode, SpeculationParams, StoppingParams
+from specdec.types import Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
 from tests.engine.tiny_engine import run_all, tiny_engine, tiny_parts
 
 KNOWN = Learned([(5, 2.0, 4.0)], [(0, 3.0, 4.0, 5.0, 6.0)], 0.5)
@@ -49,6 +50,26 @@ def test_a_damaged_file_is_ignored_with_one_line(text: str, tmp_path: Path, capl
 
 def test_sound_json_of_another_kind_is_ignored_with_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     KeptValues(tmp_path, "learned", ["target"]).write({"suffix": {"cells": [[0, 9, 1]], "pools": [], "follow": None}})
+    with caplog.at_level(logging.WARNING):
+        assert LearnedFile(tmp_path, "target").read([drafter("suffix")]) == {}
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize(
+    "known",
+    [
+        '{"cells": [[Infinity, 1, 2]], "pools": [], "follow": null}',
+        '{"cells": [[1, 1, 1%s]], "pools": [], "follow": null}' % ("0" * 400),
+        '{"cells": [], "pools": [[1e999, 1, 1, 1, 1]], "follow": null}',
+        '{"cells": [], "pools": [[0, 1, 1e300, 1, 1]], "follow": null}',
+    ],
+)
+def test_numbers_beyond_bounds_are_ignored_with_one_line(
+    known: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = KeptValues(tmp_path, "learned", ["target"])
+    kept.write({"suffix": "known"})
+    kept.path.write_text(kept.path.read_text().replace('"known"', known))
     with caplog.at_level(logging.WARNING):
         assert LearnedFile(tmp_path, "target").read([drafter("suffix")]) == {}
     assert len(caplog.records) == 1
@@ -92,6 +113,7 @@ def test_an_engine_keeps_what_it_learned_and_the_next_begins_with_it(tmp_path: P
         Request(
             f"r{i}",
             (7, 8, 9, 10) * 6,
+            SamplingParams(seed=i),
             stopping=StoppingParams(max_tokens=24, ignore_eos=True),
             speculation=SpeculationParams((SpeculationMode.ON, SpeculationMode.AUTO)[i % 2]),
         )
@@ -108,7 +130,9 @@ def test_an_engine_keeps_what_it_learned_and_the_next_begins_with_it(tmp_path: P
     assert {name: known.cells for name, known in second.learned().items()} == {
         name: known.cells for name, known in learned.items()
     }
-    run_all(second, requests)
+    # Of other seeds, since the suffix drafter knows the first answers.
+    others = [dataclasses.replace(one, sampling=SamplingParams(seed=10 + i)) for i, one in enumerate(requests)]
+    run_all(second, others)
     second.close()
     header, _ = read_trace(trace)
     assert {name: Learned.from_dict(known) for name, known in header["start"].items()} == learned
@@ -122,7 +146,9 @@ def test_what_was_learned_is_kept_now_and_then(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("specdec.engine.engine.KEEP_EVERY_S", -1.0)
     parts = dataclasses.replace(tiny_parts(), learned_file=LearnedFile(tmp_path, "target"))
     engine = tiny_engine(parts)
-    engine.submit(Request("r", (7, 8, 9), stopping=StoppingParams(max_tokens=9, ignore_eos=True)))
+    engine.submit(
+        Request("r", (7, 8, 9), SamplingParams(seed=1), stopping=StoppingParams(max_tokens=9, ignore_eos=True))
+    )
     while not parts.learned_file or not parts.learned_file.read(parts.drafters):
         assert engine.has_work()
         engine.step()
@@ -138,6 +164,33 @@ def test_a_swap_of_the_draft_begins_with_what_is_known_of_it(tmp_path: Path) -> 
     engine.swap_draft(None)
     engine.swap_draft(("draft", model))
     assert engine.learned()["model"].cells == KNOWN.cells
+
+
+def test_a_swap_keeps_what_is_known_of_others_though_the_folder_can_not_be_written(tmp_path: Path) -> None:
+    folder = tmp_path / "file"
+    folder.write_text("no folder")
+    engine = tiny_engine(dataclasses.replace(tiny_parts(), learned_file=LearnedFile(folder, "target")))
+    ask = Request(
+        "r",
+        (7, 8, 9, 10) * 6,
+        SamplingParams(seed=50),
+        StoppingParams(max_tokens=16, ignore_eos=True),
+        speculation=SpeculationParams(SpeculationMode.ON),
+    )
+    run_all(engine, [ask])
+    known = engine.learned()["suffix"]
+    assert known.cells
+    engine.swap_draft(None)
+    assert engine.learned()["suffix"].cells == known.cells
+
+
+def test_costs_are_kept_for_one_length_of_context() -> None:
+    parts = tiny_parts()
+    keys = [
+        _costs_key(parts.config, dataclasses.replace(parts.info, max_context=context), "target", parts.drafters)
+        for context in (448, 4096)
+    ]
+    assert keys[0] != keys[1]
 
 
 def test_a_warm_up_tells_what_the_draft_is_worth_and_leaves_nothing_behind() -> None:

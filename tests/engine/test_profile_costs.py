@@ -74,3 +74,31 @@ def test_nothing_kept_or_nonsense_is_measured_anew(tmp_path: Path) -> None:
     assert check_costs(parts.decoder, [], kept) is None
     kept.write({"verify": 3, "drafting": {}})
     assert check_costs(parts.decoder, [], kept) is None
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        '{"rows": [], "contexts": [0], "ms": [[]], "measured": true}',
+        '{"rows": [], "contexts": [], "ms": [], "measured": true}',
+        '{"rows": [1], "contexts": [0], "ms": [[Infinity]], "measured": true}',
+        '{"rows": [1], "contexts": [0], "ms": [[1%s]], "measured": true}' % ("0" * 400),
+        '{"rows": [1e999], "contexts": [0], "ms": [[1.0]], "measured": true}',
+        '{"rows": [1], "contexts": [NaN], "ms": [[1.0]], "measured": true}',
+        '{"rows": [0], "contexts": [0], "ms": [[1.0]], "measured": true}',
+    ],
+)
+def test_a_grid_without_points_or_beyond_numbers_is_measured_anew(
+    table: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = KeptValues(tmp_path, "costs", ["x"])
+    kept.write({"verify": "table", "drafting": {}})
+    kept.path.write_text(kept.path.read_text().replace('"table"', table))
+    assert check_costs(tiny_parts().decoder, [], kept) is None
+    assert len(caplog.records) == 1
+
+
+def test_a_kept_time_that_exceeds_all_numbers_today_is_measured_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = CostTable(ROWS, CONTEXTS, [[*(price(n, c) for n in ROWS[:-1]), 1e308] for c in CONTEXTS])
+    measured(monkeypatch, lambda n, context: 2.0 * price(n, context))
+    assert _again(kept, points(), 0) is None

@@ -267,11 +267,18 @@ def test_each_controller_has_a_trace_that_replays(tmp_path: Path) -> None:
     expected = answers(run_all(tiny_engine(), asks))
     assert answers(run_swapping(engine, asks[:3], {12: "same", 24: None}, asks[3])) == expected
     engine.close()
-    for name in ("trace.jsonl", "trace.1.jsonl", "trace.2.jsonl"):
+    for name in ("trace.jsonl", "trace.swap1.jsonl", "trace.swap2.jsonl"):
         report = replay_file(tmp_path / name)
         assert (report.steps > 3, report.differences) == (True, [])
         records = [cast(dict[str, Any], step.replay) for step in read_trace(tmp_path / name)[1]]
         assert all(len({one["history"][0] for one in r["sequences"]}) == len(r["sequences"]) for r in records if r)
+
+
+def test_without_a_suffix_a_swap_has_another_name_than_an_older_part(tmp_path: Path) -> None:
+    engine = tiny_engine(traced(tmp_path / "trace"))
+    engine.swap_draft(None)
+    engine.close()
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["trace", "trace.swap1"]
 
 
 def test_a_trace_file_that_can_not_be_written_leaves_everything(tmp_path: Path) -> None:
@@ -279,7 +286,7 @@ def test_a_trace_file_that_can_not_be_written_leaves_everything(tmp_path: Path) 
     folder.mkdir()
     engine = tiny_engine(traced(folder / "trace.jsonl"))
     before = engine.info()
-    (folder / "trace.1.jsonl").mkdir()
+    (folder / "trace.swap1.jsonl").mkdir()
     with pytest.raises(ConfigError, match="trace_file"):
         engine.swap_draft(None)
     assert engine.info() == before
