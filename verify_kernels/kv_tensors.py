@@ -46,10 +46,6 @@ class KvTensors:
         """One layer of all."""
         return KvTensors(*(None if each is None else each[index] for each in self._fields()))  # type: ignore[arg-type]
 
-    def clone(self) -> KvTensors:
-        """A copy."""
-        return KvTensors(*(None if each is None else each.clone() for each in self._fields()))  # type: ignore[arg-type]
-
     def lanes(self) -> Iterator[Tensor]:
         """Every tensor as [..., pages, kv_heads, values, 64], whose last index is a token's place in its page."""
         yield self.k

@@ -46,7 +46,7 @@ class KvPool:
     values as they were computed; bfloat16 and int8 round them."""
 
     def __init__(self, config: ModelConfig, pages: int, dtype: torch.dtype = torch.float32) -> None:
-        self.pages, self.dtype = pages, dtype
+        self.pages = pages
         self.tensors = KvTensors.zeros(config.n_layers, pages, config.n_kv_heads, config.head_dim, dtype)
 
 

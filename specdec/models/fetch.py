@@ -289,17 +289,46 @@ def fetch_from_hub(repository: str, pins: Path) -> Path:
     from huggingface_hub import snapshot_download  # not at the top: it takes most of a second
 
     pin = pins / repository.replace("/", "--")
+    known = _pinned(pin)
     try:
-        known = pin.read_text().strip() if pin.exists() else None
         folder = Path(snapshot_download(repository, revision=known, allow_patterns=_WANTED))
-        if known is None and _COMMIT.fullmatch(folder.name):
-            pins.mkdir(parents=True, exist_ok=True)
-            pin.write_text(folder.name + "\n")
-            logger.info("%s is pinned at commit %s; remove %s to have the newest", repository, folder.name, pin)
-        return folder
     except Exception as error:  # the library raises its HTTP client's errors too
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise ModelError(
             f"{repository}: can not be had from the hub ({reason}); check the name and the network, or give a model "
             "folder, a .gguf file or a catalogue name"
         ) from None
+    if known is None and _COMMIT.fullmatch(folder.name):
+        _write_pin(pin, repository, folder.name)
+    return folder
+
+
+def _pinned(pin: Path) -> str | None:
+    """The commit kept in ``pin``; None where there is none, or something else than a whole commit hash."""
+    try:
+        known = pin.read_text(errors="replace").strip()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        logger.warning("%s: the pinned commit can not be read (%s); the newest is taken", pin, error)
+        return None
+    if _COMMIT.fullmatch(known):
+        return known
+    logger.warning("%s: holds no commit hash; the newest is taken and pinned", pin)
+    return None
+
+
+def _write_pin(pin: Path, repository: str, commit: str) -> None:
+    """Keep ``commit``, whole or not at all; a failure to do so is logged, since the model is there."""
+    temporary = pin.with_name(f"{pin.name}.{os.getpid()}.tmp")
+    try:
+        pin.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            temporary.write_text(commit + "\n")
+            os.replace(temporary, pin)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        logger.warning("%s: commit %s can not be pinned (%s)", repository, commit, error)
+        return
+    logger.info("%s is pinned at commit %s; remove %s to have the newest", repository, commit, pin)

@@ -74,6 +74,14 @@ def _compressed_weights(data: dict[str, Any], where: str) -> dict[str, Any]:
     layout = data.get("format")
     if layout != "pack-quantized":
         raise UnsupportedModelError(f"{where}: format '{layout}' is not supported; only pack-quantized is, {WAY_OUT}")
+    if data.get("transform_config"):  # weights and activations rotated
+        raise UnsupportedModelError(f"{where}: transform_config is not supported; {WAY_OUT}")
+    sparsity = data.get("sparsity_config") or {}
+    stored = sparsity.get("format") if isinstance(sparsity, dict) else sparsity
+    if stored not in (None, "dense"):
+        raise UnsupportedModelError(
+            f"{where}: sparsity_config.format '{stored}' is not supported; only dense is, {WAY_OUT}"
+        )
     schemes = data.get("config_groups")
     found = [
         scheme.get("weights") if isinstance(scheme, dict) else scheme

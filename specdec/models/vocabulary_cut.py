@@ -25,6 +25,7 @@ from verify_kernels.packed_weights import BlockKind
 _FOLDER = Path(__file__).parent / "token_frequencies"
 _DIGEST_BYTES = 32
 _STEPS = 8.0  # that a frequency doubles in
+_RUN_ROWS = 4096  # of the whole table read at a time: rare tokens' ids lie far apart
 
 
 def write_frequencies(path: Path, fingerprint: str, counts: NDArray[np.int64]) -> None:
@@ -124,5 +125,8 @@ class CutSource:
         if role != "lm_head":
             return read(role, low, high)
         ids = self.output_ids[low:high]
-        first = int(ids[0])
-        return read(self._table, first, int(ids[-1]) + 1)[torch.from_numpy(ids - first).long()]
+        runs = np.split(ids, np.flatnonzero(np.diff(ids // _RUN_ROWS)) + 1)
+        pieces = [
+            read(self._table, int(run[0]), int(run[-1]) + 1)[torch.from_numpy(run - run[0]).long()] for run in runs
+        ]
+        return torch.cat(pieces)

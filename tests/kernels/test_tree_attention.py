@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 
 import numpy as np
@@ -33,6 +34,10 @@ def random_kv(layers: int, pages: int, kv_heads: int, dim: int, dtype: torch.dty
     return kv
 
 
+def copied(kv: KvTensors) -> KvTensors:
+    return copy.deepcopy(kv)
+
+
 def make_spec(
     heads: int, kv_heads: int, dim: int, window: int, qk_norm: bool, seed: int = 0, dtype: torch.dtype = torch.float32
 ) -> AttentionSpec:
@@ -49,7 +54,7 @@ def make_spec(
 
 def run(backend: Backend, spec: AttentionSpec, batch: ForwardBatch) -> torch.Tensor:
     backend.reserve(MAX_ROWS, 64, spec.n_heads * spec.head_dim)
-    fresh = dataclasses.replace(spec, out=torch.zeros_like(spec.out), kv=spec.kv.clone())
+    fresh = dataclasses.replace(spec, out=torch.zeros_like(spec.out), kv=copied(spec.kv))
     backend.attention(fresh)(batch)
     return fresh.out[: batch.rows]
 
@@ -76,7 +81,7 @@ def replay_plainly(spec: AttentionSpec, entry: BatchEntry, qkv: torch.Tensor, no
         path.insert(0, entry.parents[path[0]])
     backend = native_backend(threads)
     backend.reserve(MAX_ROWS, 64, spec.n_heads * spec.head_dim)
-    own = dataclasses.replace(spec, qkv=torch.zeros_like(spec.qkv), out=torch.zeros_like(spec.out), kv=spec.kv.clone())
+    own = dataclasses.replace(spec, qkv=torch.zeros_like(spec.qkv), out=torch.zeros_like(spec.out), kv=copied(spec.kv))
     op = backend.attention(own)
     for depth, row in enumerate(path):
         own.qkv[0] = qkv[row]
@@ -144,7 +149,7 @@ def test_move_kv_equals_reference(dtype: torch.dtype) -> None:
     target = np.asarray([64 * 3 + 3, 64 * 3 + 5, 64 * 3 + 9], np.int64)
     moved = []
     for backend in (native_backend(), ReferenceBackend(1)):
-        own = kv.clone()
+        own = copied(kv)
         backend.move_kv(own, source, target)
         moved.append(list(own.lanes()))
     for native, reference, before in zip(*moved, kv.lanes(), strict=True):

@@ -83,6 +83,29 @@ def test_a_hub_model_stays_at_the_commit_that_was_fetched_first(
     assert asked[3:] == [None]
 
 
+def test_a_pin_that_is_no_commit_is_replaced_and_one_that_can_not_be_kept_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    commit, asked, pins = "0123456789" * 4, [], tmp_path / "hub"
+
+    def snapshot(repository: str, **options: Any) -> str:
+        asked.append(options["revision"])
+        return str(tmp_path / "snapshots" / commit)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+    pins.mkdir()
+    for damaged in (b"", b"main\n", commit[:39].encode(), b"\xff\xfe"):
+        (pins / "some-org--Some-Model").write_bytes(damaged)
+        fetch_from_hub("some-org/Some-Model", pins)
+        assert [path.name for path in pins.iterdir()] == ["some-org--Some-Model"]  # and nothing half written
+        assert (pins / "some-org--Some-Model").read_text() == commit + "\n"
+    (pins / "some-org--Other").mkdir()  # neither to be read nor replaced
+    assert fetch_from_hub("some-org/Other", pins).name == commit
+    assert asked == [None] * 5
+    assert "some-org/Other: commit 0123456789" in caplog.text
+    assert sorted(path.name for path in pins.iterdir()) == ["some-org--Other", "some-org--Some-Model"]
+
+
 def test_tokenizer_larger_than_the_model(tiny: Tiny, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(tiny("llama"), tmp_path / "m"))
     data = json.loads((folder / "tokenizer.json").read_text())

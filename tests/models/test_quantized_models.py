@@ -237,6 +237,14 @@ def test_the_first_gptq_format_can_mean_16(tmp_path: Path) -> None:
         (GPTQ | {"dynamic": {"-:.*down.*": {}}}, "dynamic"),
         (GPTQ | {"pack_dtype": "int16"}, "pack_dtype 'int16'"),
         (COMPRESSED | {"format": "float-quantized"}, "format 'float-quantized' is not supported; only pack-quantized"),
+        (
+            COMPRESSED | {"transform_config": {"config_groups": {"R1": {"type": "hadamard"}}}},
+            r"\(compressed-tensors\): transform_config is not supported; .*GGUF",
+        ),
+        (
+            COMPRESSED | {"sparsity_config": {"format": "sparse-24-bitmask"}},
+            "sparsity_config.format 'sparse-24-bitmask' is not supported; only dense is, .*GGUF",
+        ),
         (compressed(num_bits=3), r"\(compressed-tensors\): bits is 3; only 4 or 8 is supported"),
         (compressed(type="float"), "weights of type 'float' by 'group'"),
         (compressed(strategy="block"), "weights of type 'int' by 'block' are not supported; .*GGUF"),

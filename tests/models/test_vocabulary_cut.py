@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from specdec.models.config import ModelConfig, RopeConfig
 from specdec.models.load import HostModel, load_model
-from specdec.models.vocabulary_cut import VocabularyCut, most_frequent, write_frequencies
+from specdec.models.vocabulary_cut import CutSource, VocabularyCut, most_frequent, write_frequencies
 from tests.models.tiny_gguf import Kind, write_tiny_gguf
 from verify_kernels.packed_weights import unpack_linear
 
@@ -71,6 +72,25 @@ def test_rows_are_those_of_the_whole_table(dtype: Any, family: str, tiny: Tiny, 
     again = load_model(ref, dtype=dtype, cache_dir=tmp_path, progress=lambda label, *_: labels.add(label))
     assert {label.split()[0] for label in labels} == {"loading"}  # neither took the other's place
     assert again.weights.output_ids is None
+
+
+def test_rows_far_apart_are_read_in_small_ranges() -> None:
+    """Ids of rare tokens are spread over the whole table, which as float32 would not fit beside the weights."""
+    asked: list[int] = []
+
+    class Table:
+        config, name = ModelConfig("llama", 150_000, 2, 1, 1, 1, 2, 2, 64, 1e-6, RopeConfig(1e4), 1.0), "m"
+
+        def rows(self, role: str, low: int, high: int) -> torch.Tensor:
+            asked.append(high - low)
+            return torch.arange(low, high, dtype=torch.float32)[:, None].expand(-1, 2)
+
+    ids = np.array([0, 3, *range(4000, 4200), 70_000, 90_000, 90_001, 149_999], np.int32)
+    source = CutSource(Table(), ids)  # type: ignore[arg-type]
+    assert source.rows("lm_head", 0, len(ids))[:, 1].tolist() == ids.tolist()
+    assert source.rows("lm_head", 1, 3)[:, 0].tolist() == [3, 4000]
+    assert source.rows("embed", 5, 9)[:, 0].tolist() == [5, 6, 7, 8]
+    assert max(asked) <= 4096
 
 
 def test_another_vocabulary_stays_whole(tiny: Tiny, tmp_path: Path) -> None:
