@@ -50,6 +50,11 @@ class StreamLog:
                 if isinstance(event, Delta):
                     self.times_s.append(clock())
 
+    @property
+    def last_s(self) -> float:
+        """When the last part came; 0 before any did."""
+        return self.times_s[-1] if self.times_s else 0.0
+
     def gaps_ms(self, begin_s: float, end_s: float) -> list[float]:
         """Between parts; those gaps of which some lies between the two times."""
         return [(b - a) * 1e3 for a, b in pairwise(self.times_s) if b > begin_s and a < end_s]
@@ -116,6 +121,9 @@ async def _one_round(
         begin_s = clock()
         await _timed(client, ids[: plan.tokens], 1, f"beside {number}")
         end_s = clock()
+        # The gap that spans the end ends with a part that comes after it.
+        while any(not stream.done() and log.last_s <= end_s for stream, log in zip(streams, logs, strict=True)):
+            await asyncio.sleep(0.005)
         for stream in streams:
             stream.cancel()
     return begin_s, end_s, logs
@@ -134,7 +142,7 @@ async def _behind_long(
         await asyncio.sleep(0.1)
     long_s = await reading
     # Nothing but the last chunk is not in the cache.
-    chunk_s = await _timed(client, [*ids[: plan.long_tokens - chunk], *ids[:chunk]], 1, "long")
+    chunk_s = await _timed(client, [*ids[: max(0, plan.long_tokens - chunk)], *ids[:chunk]], 1, "long")
     note(f"{len(behind_s)} short requests while {plan.long_tokens} tokens were read in {long_s:.2f} s")
     return {
         "long_tokens": plan.long_tokens, "long_s": round(long_s, 3),

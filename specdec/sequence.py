@@ -46,10 +46,10 @@ class Sequence(PagedTokens):
 
     seed: the sample's own (`specdec.sampling.sample_seed`). sampling, text: how its next token is chosen, and what its
     tokens say. drafts: whether drafts are proposed for it at all; max_nodes, max_depth, width: most draft nodes of a
-    step, most levels, most children of a node. history: what drafting
-    brought on it, once it ran. rank: place in line, lower first: priority negated, when its turn has come, number.
-    unread: tokens without KV when it last began to wait. cached_tokens: prefix hit when first scheduled. Times are
-    monotonic seconds.
+    step, most levels, most children of a node. history: what drafting brought on it, once it ran. rank: place in line,
+    lower first: priority negated, the deadline or the end of its patience, number. due_s: from when on it may not be
+    overtaken for want of pages. unread: tokens without KV when it last began to wait. cached_tokens: prefix hit when
+    first scheduled. Times are monotonic seconds.
 
     ``arrival_s``: when its request came. ``max_context``: the engine's. ``vocab_size``: columns of the logits.
     ``speculation``: the engine's, for what the request does not say. ``grammar``: what the output must match.
@@ -67,6 +67,7 @@ class Sequence(PagedTokens):
         "cached_tokens",
         "deadline",
         "drafts",
+        "due_s",
         "ending",
         "finishing_line",
         "first_scheduled_s",
@@ -112,6 +113,7 @@ class Sequence(PagedTokens):
         self._limit_drafts(speculation)
         self.history: SequenceHistory | None = None
         self.rank = (0, 0.0, 0)
+        self.due_s = 0.0
         self.unread = self.n_prompt - 1
         self.phase = SequencePhase.WAITING
         self.cached_tokens = self.preemptions = 0

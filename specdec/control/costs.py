@@ -139,15 +139,19 @@ class CostTable:
         """A forward took ``ms``."""
         if rows < 1 or ms <= 0:
             return
-        expected = self.ms(rows, context)
         if not self.known:  # it tells what no measurement did: it is taken whole
-            self.known = True
-            self._ms = self._ms * (ms / expected)
-            self._grids.clear()
-        else:
-            grid = self._grid(context)
-            surprise = max(-CLIP, min(CLIP, math.log(ms / expected)))
-            self._speed.observe(grid[0], max(self._at_rows(grid, rows) - grid[0], 0.0), expected, surprise)
+            self.scale_to(rows, context, ms)
+            return
+        expected, grid = self.ms(rows, context), self._grid(context)
+        surprise = max(-CLIP, min(CLIP, math.log(ms / expected)))
+        self._speed.observe(grid[0], max(self._at_rows(grid, rows) - grid[0], 0.0), expected, surprise)
+        self._present.clear()
+
+    def scale_to(self, rows: int, context: float, ms: float) -> None:
+        """Scale the whole grid so that such a forward is expected to take ``ms``."""
+        self.known = True
+        self._ms = self._ms * (ms / self.ms(rows, context))
+        self._grids.clear()
         self._present.clear()
 
     def _at_rows(self, costs: Sequence[float], rows: int) -> float:

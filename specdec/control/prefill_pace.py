@@ -11,6 +11,7 @@ SHORT_ANSWER = 32  # tokens, within which no step takes more than
 MOST_SLOWDOWN = 2.5  # times what it would take without prompts: a short request is not held up by a long one
 FADE = 0.1  # weight of one step in running averages
 CLIP = 0.4  # log of the largest surprise one step may claim: an outlier is somebody else's process
+FIRST_STEPS = 4  # of these the fastest replaces a guess: the very first forward may have warmed something up
 
 
 @dataclass(slots=True)
@@ -39,8 +40,8 @@ class DecodeLoad:
 @dataclass(frozen=True, slots=True)
 class StepTimes:
     """What was in a step, and the milliseconds it took. decodes: sequences that sampled. rows: of its forward, of these
-    ``draft_rows`` and ``prompt_rows``. context, prompt_context: tokens that all rows, and those of prompts, looked back
-    on, the means. other_ms: what was not the forward."""
+    ``draft_rows`` and ``prompt_rows``. context, prompt_context, plain_context: tokens that all rows, those of prompts,
+    and the others looked back on, the means. other_ms: what was not the forward."""
 
     decodes: int
     rows: int
@@ -48,15 +49,9 @@ class StepTimes:
     prompt_rows: int
     context: float
     prompt_context: float
+    plain_context: float
     forward_ms: float
     other_ms: float
-
-    @property
-    def plain_context(self) -> float:
-        """Tokens that rows other than those of prompts looked back on."""
-        plain_rows = self.rows - self.prompt_rows
-        looked = self.context * self.rows - self.prompt_context * self.prompt_rows
-        return max(0.0, looked / plain_rows) if plain_rows else 0.0
 
 
 class PrefillPace:
@@ -73,6 +68,7 @@ class PrefillPace:
 
     def __init__(self, costs: CostTable) -> None:
         self._costs, self._speed = costs, MachineSpeed()
+        self._firsts_left = 0 if costs.known else FIRST_STEPS
         self._drafts = 0.0  # draft rows a sequence
         self._other_ms = 0.0  # of a step in which something is decoded: what is not its forward
         self._skipped = 0  # plans in a row that left prompts nothing
@@ -102,14 +98,19 @@ class PrefillPace:
         """A step is over."""
         if step.decodes:
             self._drafts += FADE * (step.draft_rows / step.decodes - self._drafts)
-            self._other_ms += FADE * (step.other_ms - self._other_ms)
-        if not self._costs.known:
-            self._costs.observe(step.rows, step.context, step.forward_ms)
+            most_ms = self._other_ms + CLIP * (self._other_ms + step.forward_ms)
+            self._other_ms += FADE * (min(step.other_ms, most_ms) - self._other_ms)
+        if step.forward_ms <= 0:
+            return  # too short for the clock
+        if self._firsts_left:
+            self._firsts_left -= 1
+            if not self._costs.known or step.forward_ms < self._costs.ms(step.rows, step.context):
+                self._costs.scale_to(step.rows, step.context, step.forward_ms)
             return
-        plain_rows, more_ms, context = max(1, step.rows - step.prompt_rows), 0.0, step.context
+        plain_rows, more_ms = max(1, step.rows - step.prompt_rows), 0.0
         if step.prompt_rows:
-            more_ms, context = self._prompt_ms(plain_rows, step.prompt_rows, step.prompt_context), step.plain_context
-        plain_ms, speed = self._costs.ms(plain_rows, context), self._speed
+            more_ms = self._prompt_ms(plain_rows, step.prompt_rows, step.prompt_context)
+        plain_ms, speed = self._costs.ms(plain_rows, step.plain_context), self._speed
         expected = plain_ms * (1.0 + speed.reading) + more_ms * (1.0 + speed.rows)
         surprise = max(-CLIP, min(CLIP, math.log(step.forward_ms / expected)))
         speed.observe(plain_ms, more_ms, expected, surprise)

@@ -82,7 +82,8 @@ class StepPlan:
 PROMPT_SHARE = 0.75  # of a step's rows that drafts leave to prompts where these need them: most nodes that drafts
 # reserve are never verified, and a prompt that is read in two steps instead of one pays for another pass
 SHORT_SHARE = 2 / 3  # of a chunk, for the shortest prompts
-PATIENCE_S = 10.0  # from arrival: how long a request without a deadline may be overtaken for want of pages
+PATIENCE_S = 10.0  # from arrival: how long a request may be overtaken for want of pages
+DUE_SHARE = 0.25  # of the time to its deadline, if that is shorter: the rest it needs to be answered
 WORTH_A_PAUSE = 4  # times as long as a prompt is the rest of the one that makes place for it
 
 
@@ -117,15 +118,17 @@ class PromptRoom:
 
 
 class Scheduler:
-    """Decides who runs. Importance is priority (high first), then the deadline, or `PATIENCE_S` from arrival.
+    """Decides who runs. Importance is priority (high first), then the deadline or `PATIENCE_S` from arrival,
+    whichever is first.
 
     Prompts that are read and those that wait take turns by one rule: two thirds of a chunk go to the shortest, the rest
     to the most important, both within a priority. So a short one is not held up by a long one, and the one that is due
     first has a third of every chunk, however many short ones come.
 
     What never happens: a running, decoding sequence without its row; a preemption for drafts, for a prompt or for a
-    less important sequence; a request that lacks pages overtaken by a later one of its priority when it is due. A
-    prompt may lose its place in a full batch to a much shorter one, but not the most important of those being read.
+    less important sequence; a request that lacks pages, when it is due, overtaken by a less important one. Due is who
+    has begun to answer, or waited for `PATIENCE_S` or for `DUE_SHARE` of the time to its deadline. A prompt
+    may lose its place in a full batch to a much shorter one, but not the most important of those being read.
 
     ``pace`` None: a chunk is as long as it may be, whoever decodes.
 
@@ -189,9 +192,11 @@ class Scheduler:
         if not self._running and not self._waiting:
             self._retry.start(self._clock())
         for seq in seqs:
-            patience_s = seq.arrival_s + PATIENCE_S
-            due_s = patience_s if seq.deadline is None else min(seq.deadline, patience_s)
-            seq.rank = (-seq.request.priority, due_s, next(self._serial))
+            rank_s = seq.due_s = seq.arrival_s + PATIENCE_S
+            if seq.deadline is not None:
+                rank_s = min(rank_s, seq.deadline)
+                seq.due_s = min(seq.due_s, seq.arrival_s + DUE_SHARE * (seq.deadline - seq.arrival_s))
+            seq.rank = (-seq.request.priority, rank_s, next(self._serial))
         self._enqueue(leader)
         shares_pages = self._kv.prefix_cache and len(leader.tokens) > PAGE_SIZE
         if siblings and shares_pages:
@@ -323,13 +328,14 @@ class Scheduler:
         queue = self._waiting.queue if startable else ()
         shortest = sorted(prefilling + nsmallest(count, queue, key=self._by_turns), key=self._by_turns)
         foremost = sorted([*prefilling, *queue[:count]], key=_by_rank)
+        due = [seq for seq in queue if self._is_due(seq)]
         for prompts, left in ((shortest, whole - int(SHORT_SHARE * whole)), (foremost, 0)):
             for seq in prompts:
                 if seq in plan.paused or seq in plan.prefilled:
                     continue
                 if room.chunk <= left or room.rows <= 0:
                     break
-                if seq.phase is SequencePhase.WAITING and not self._admit(seq, plan, room):
+                if seq.phase is SequencePhase.WAITING and not self._admit(seq, plan, room, due):
                     continue
                 if seq.prefill_only and not seq.prefilling:
                     plan.prefilled.append(seq)
@@ -342,10 +348,10 @@ class Scheduler:
         plan.entries += sorted(room.entries.values(), key=lambda entry: entry.seq.rank)
         return room.rows
 
-    def _admit(self, seq: Sequence, plan: StepPlan, room: PromptRoom) -> bool:
+    def _admit(self, seq: Sequence, plan: StepPlan, room: PromptRoom, due: list[Sequence]) -> bool:
         """Start a sequence if there is a place or one can be made, and pages for all its tokens, and one more page for
-        each running sequence, so that the next decodes do not preempt it again."""
-        if self._must_not_pass(seq):
+        each running sequence, so that the next decodes do not preempt it again. due: who was, when the plan began."""
+        if self._must_not_pass(seq, due):
             return False
         victim = None
         if len(self._running) >= self._limits.max_batch:
@@ -365,25 +371,25 @@ class Scheduler:
         plan.admitted.append(seq)
         return True
 
-    def _must_not_pass(self, seq: Sequence) -> bool:
-        """Whether another is the head of the queue, and of a higher priority, or due and short of pages."""
+    def _must_not_pass(self, seq: Sequence, due: list[Sequence]) -> bool:
+        """Whether one of a higher priority waits, or the first of those ``due`` that still wait is before ``seq`` in
+        line and short of pages."""
         head = self._waiting.head
-        if head is None or head is seq:
-            return False
-        if head.request.priority > seq.request.priority:
+        if head is not None and head.request.priority > seq.request.priority:
             return True
-        return self._is_due(head) and not self._kv.fits(head, reserve=len(self._running))
+        first = next((other for other in due if other.phase is SequencePhase.WAITING), seq)
+        return first.rank < seq.rank and not self._kv.fits(first, reserve=len(self._running))
 
     def _is_due(self, seq: Sequence) -> bool:
         """Whether one that waits had begun to answer, or has waited long enough."""
-        return seq.n_output > 0 or self._clock() >= seq.rank[1]
+        return seq.n_output > 0 or self._clock() >= seq.due_s
 
     def _by_turns(self, seq: Sequence) -> tuple[int, int, float, int]:
-        """The fewest turns to go first, equals by importance; before them who is due and has not begun."""
-        priority, due_s, serial = seq.rank
+        """The fewest turns to go first, equals by importance; before them who waits and is due."""
+        priority, rank_s, serial = seq.rank
         if seq.phase is SequencePhase.WAITING and self._is_due(seq):
-            return priority, -1, due_s, serial
-        return priority, int(_unread(seq) / (SHORT_SHARE * self._limits.prefill_chunk)), due_s, serial
+            return priority, -1, rank_s, serial
+        return priority, int(_unread(seq) / (SHORT_SHARE * self._limits.prefill_chunk)), rank_s, serial
 
     def _to_pause(self, seq: Sequence, room: PromptRoom) -> Sequence | None:
         """The prompt whose place ``seq`` may have: one of a lower priority, or a much longer one; of these the longest.
@@ -456,7 +462,8 @@ class RetryEstimate:
 
 
 class WaitingQueue:
-    """Ordered by ``rank``: priority, then arrival. A preempted sequence so returns to its old place."""
+    """Ordered by ``rank``: priority, then the deadline or `PATIENCE_S` from arrival, whichever is first. A preempted
+    sequence so returns to its old place."""
 
     def __init__(self) -> None:
         self._queue: list[Sequence] = []

@@ -25,7 +25,8 @@ from specdec.types import Delta, DrafterTrace, StepTrace, StepTree
 class StepResult:
     """What one step did: who entered, what was emitted, and how long its parts took. Of ``rows``, ``draft_rows`` were
     draft tokens. accepted: per delta the nodes whose tokens were taken. context: tokens that a row looked back on, the
-    mean over rows; prompt_context: over rows of prompts. began_s: by the step's clock."""
+    mean over rows; prompt_context, plain_context: over rows of prompts, and over those that sample. began_s: by the
+    step's clock."""
 
     began_s: float = 0.0
     admitted: list[Sequence] = field(default_factory=list)
@@ -37,6 +38,7 @@ class StepResult:
     draft_rows: int = 0
     context: float = 0.0
     prompt_context: float = 0.0
+    plain_context: float = 0.0
     plan_ms: float = 0.0
     draft_ms: float = 0.0
     verify_ms: float = 0.0
@@ -52,7 +54,7 @@ class StepResult:
         """What prompts in later steps are sized by."""
         return StepTimes(
             len(self.deltas), self.rows, self.draft_rows, self.prompt_rows, self.context, self.prompt_context,
-            self.verify_ms, self.plan_ms + self.draft_ms + self.commit_ms,
+            self.plain_context, self.verify_ms, self.plan_ms + self.draft_ms + self.commit_ms,
         )  # fmt: skip
 
 
@@ -134,7 +136,8 @@ class Step:
         return wait()
 
     def _commit(self, plan: StepPlan, proposals: Proposals, accepted: Seq[Acceptance], result: StepResult) -> None:
-        result.context, result.prompt_context = _mean_contexts(plan)  # before what they are counted from moves
+        # Before what they are counted from moves.
+        result.context, result.prompt_context, result.plain_context = _mean_contexts(plan)
         result.prefilled += plan.prefilled
         for i, (entry, tree, acceptance) in enumerate(zip(plan.entries, proposals.trees, accepted, strict=True)):
             seq, start = entry.seq, entry.seq.n_computed
@@ -193,10 +196,10 @@ class Step:
             self._tracer.add(proposals, outcome, result, record)
 
 
-def _mean_contexts(plan: StepPlan) -> tuple[float, float]:
-    """Tokens a row looked back on, the mean over rows, and over those of prompts alone; a prompt's rows see half their
-    own chunk."""
-    rows = prompt_rows = looked = prompts_looked = 0.0
+def _mean_contexts(plan: StepPlan) -> tuple[float, float, float]:
+    """Tokens a row looked back on, the mean over rows, over those of prompts alone, and over those that sample; a
+    prompt's rows see half their own chunk. Drafts are left out: they see what their root does."""
+    rows = prompt_rows = plain_rows = looked = prompts_looked = plain_looked = 0.0
     for entry in plan.entries:
         prefill, context = entry.prefill, entry.seq.n_computed + 0.5 * entry.prefill
         rows += prefill + 1
@@ -204,7 +207,14 @@ def _mean_contexts(plan: StepPlan) -> tuple[float, float]:
         if prefill:
             prompt_rows += prefill
             prompts_looked += prefill * context
-    return looked / rows if rows else 0.0, prompts_looked / prompt_rows if prompt_rows else 0.0
+        if entry.samples:
+            plain_rows += 1
+            plain_looked += context
+    return (
+        looked / rows if rows else 0.0,
+        prompts_looked / prompt_rows if prompt_rows else 0.0,
+        plain_looked / plain_rows if plain_rows else 0.0,
+    )
 
 
 def _step_tree(tree: TokenTree, accepted: list[int], result: StepResult) -> StepTree:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, cast
+
 from bench.frontend.frontend_bench import FACTORY, TOKENIZER
 from bench.frontend.paced_engine import paced_target
-from bench.long_prompt import LongPromptPlan, StreamLog, measure_long_prompt
+from bench.long_prompt import LongPromptPlan, StreamLog, _behind_long, _one_round, measure_long_prompt
+from specdec.client.client import Client
 from specdec.config import Config, EngineConfig
+from specdec.types import Delta
 
 
 def test_gaps_count_where_some_of_them_lies_between_the_times() -> None:
@@ -13,6 +19,37 @@ def test_gaps_count_where_some_of_them_lies_between_the_times() -> None:
     assert log.gaps_ms(1.2, 3.0) == [500, 2500]
     assert log.gaps_ms(1.0, 1.5) == [500]
     assert log.gaps_ms(5.0, 6.0) == []
+
+
+class FakeClient:
+    """Streams have a part before the prompt is answered, and one a little after; answers take no time."""
+
+    def __init__(self) -> None:
+        self.answered = asyncio.Event()
+        self.prompts: list[list[int]] = []
+
+    async def stream(self, *_: Any, **__: Any) -> AsyncIterator[Delta]:
+        yield Delta("r", 0, [1], "a")
+        await self.answered.wait()
+        await asyncio.sleep(0.02)
+        yield Delta("r", 0, [1], "a")
+        await asyncio.Event().wait()
+
+    async def generate(self, prompt: Sequence[int], **_: Any) -> None:
+        self.prompts.append(list(prompt))
+        self.answered.set()
+
+
+async def test_bug_the_gap_that_spans_the_end_of_the_prompt_counts() -> None:
+    client, plan = cast(Client, FakeClient()), LongPromptPlan(streams=2, tokens=200, before_s=0.01)
+    begin_s, end_s, logs = await _one_round(client, range(500), plan, 0)
+    assert [len(log.gaps_ms(begin_s, end_s)) for log in logs] == [1, 1]
+
+
+async def test_bug_a_long_prompt_of_less_than_a_chunk_is_one_chunk() -> None:
+    client = FakeClient()
+    await _behind_long(cast(Client, client), range(500), LongPromptPlan(long_tokens=100), lambda _: None, 192)
+    assert client.prompts[-1] == list(range(192))
 
 
 async def test_a_whole_run() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,7 +37,7 @@ def teach(pace: PrefillPace, real: CostTable, decodes: int, rows: int, context: 
     ms = forward_ms(real, decodes, rows, context)
     every = rows * context / (decodes + rows)  # those that decode have none
     for _ in range(steps):
-        pace.observe(StepTimes(decodes, decodes + rows, 0, rows, every, context, ms, 0.0))
+        pace.observe(StepTimes(decodes, decodes + rows, 0, rows, every, context, 0.0, ms, 0.0))
 
 
 def test_a_prompt_alone_takes_a_full_chunk() -> None:
@@ -80,10 +82,37 @@ def test_drafts_and_what_is_not_the_forward_take_their_part() -> None:
     drafting, plain = PrefillPace(table()), PrefillPace(table())
     ms = table().ms(44)
     for _ in range(60):
-        drafting.observe(StepTimes(4, 44, 40, 0, 0.0, 0.0, ms, 10.0))
+        drafting.observe(StepTimes(4, 44, 40, 0, 0.0, 0.0, 0.0, ms, 10.0))
     rows = drafting.rows(load(), 1, 0, MOST)
     assert forward_ms(table(), 44, rows, rows / 2) + 10.0 == pytest.approx(80.0, abs=1.0)
     assert rows < plain.rows(load(), 1, 0, MOST)
+
+
+def test_bug_drafts_beside_a_long_prompt_tell_nothing_of_the_machine() -> None:
+    """What decodes looks back on its own context, with as many drafts as it has."""
+    costs, pace = table(), PrefillPace(table())
+    ms = costs.ms(44, 100) + costs.ms(236) - costs.ms(44) + costs.ms(192, 4096) - costs.ms(192)
+    for _ in range(60):
+        pace.observe(StepTimes(4, 236, 40, 192, 4014.0, 4096.0, 100.0, ms, 0.0))
+    rows = pace.rows(load(context=100.0), 1, 4096, MOST)
+    assert 79.0 < costs.ms(44, 100) + forward_ms(costs, 44, rows, 4096 + rows / 2) - costs.ms(44) <= 80.0
+
+
+def test_bug_one_long_wait_of_a_step_does_not_stop_prompts() -> None:
+    pace = PrefillPace(table())
+    usual = StepTimes(4, 4, 0, 0, 0.0, 0.0, 0.0, table().ms(4), 2.0)
+    for _ in range(60):
+        pace.observe(usual)
+    rows = pace.rows(load(), 1, 0, MOST)
+    pace.observe(dataclasses.replace(usual, other_ms=2000.0))
+    assert pace.rows(load(), 1, 0, MOST) >= 0.98 * rows
+
+
+def test_bug_a_forward_of_no_time_tells_nothing() -> None:
+    pace = PrefillPace(table())
+    rows = pace.rows(load(), 1, 0, MOST)
+    pace.observe(StepTimes(4, 4, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0))
+    assert pace.rows(load(), 1, 0, MOST) == rows
 
 
 @given(st.integers(1, 64), st.integers(1, 40), st.floats(0.1, 200.0), st.integers(0, 8000), st.floats(1.0, 8.0))
@@ -114,3 +143,13 @@ def test_a_guess_is_replaced_by_what_is_seen() -> None:
     for _ in range(12):
         teach(pace, real, 4, pace.rows(load(), 1, 0, MOST), 0.0, 1)
     assert forward_ms(real, 4, pace.rows(load(), 1, 0, MOST), 0.0) == pytest.approx(80.0, rel=0.12)
+
+
+def test_bug_a_guess_is_not_taken_from_a_first_forward_that_warmed_up() -> None:
+    pace, real = PrefillPace(CostTable.guess(256)), table(0.5)
+    teach(pace, table(20.0), 4, 0, 0.0, 1)
+    teach(pace, real, 4, 0, 0.0, 23)
+    for _ in range(12):
+        teach(pace, real, 4, pace.rows(load(target_ms=40.0), 1, 0, MOST), 0.0, 1)
+    rows = pace.rows(load(target_ms=40.0), 1, 0, MOST)
+    assert forward_ms(real, 4, rows, 0.0) == pytest.approx(40.0, rel=0.12)

@@ -35,7 +35,7 @@ class Snapshot:
     decoding: set[Sequence]
     missing: int  # pages that the decoding sequences need for their next row
     available: int  # pages free, or held only for drafts
-    closed: bool  # the head of the queue is due, and can't have the pages it needs
+    short: Sequence | None  # the first in line that is due, if it can't have the pages it needs
 
 
 STEP_S = 0.4  # so that some wait until they are due
@@ -171,10 +171,10 @@ class FakeEngine:
         decoding = {s for s in running if not s.prefilling and not s.prefill_only}
         missing = sum(max(0, pages_for(len(s.tokens)) - len(s.pages)) for s in decoding)
         spare = sum(max(0, len(s.pages) - pages_for(len(s.tokens))) for s in running)
-        head = min(self.scheduler.waiting, key=lambda s: s.rank, default=None)
-        due = head is not None and not self._may_be_held(head) and self.now >= head.rank[1]
-        closed = due and not self.kv.fits(head, reserve=len(running) - spare)
-        return Snapshot(running, decoding, missing, self.kv.n_free + spare, closed)
+        due = [s for s in self.scheduler.waiting if (s.n_output or self.now >= s.due_s) and not self._may_be_held(s)]
+        first = min(due, key=lambda s: s.rank, default=None)
+        short = first is not None and not self.kv.fits(first, reserve=len(running) - spare)
+        return Snapshot(running, decoding, missing, self.kv.n_free + spare, first if short else None)
 
     def _check_bounds(self, plan: StepPlan) -> None:
         limits, entries = self.limits, plan.entries
@@ -211,7 +211,8 @@ class FakeEngine:
 
     def _check_admissions(self, plan: StepPlan, waiting: dict[Sequence, bool], before: Snapshot) -> None:
         left = [s for s in self.scheduler.waiting if not waiting.get(s, True)]
-        assert not (before.closed and plan.admitted), "overtaken, though due and short of pages"
+        overtaken = before.short is not None and any(seq.rank > before.short.rank for seq in plan.admitted)
+        assert not overtaken, "overtaken, though due and short of pages"
         for seq in plan.admitted:
             assert seq in waiting
             assert all(seq.request.priority >= other.request.priority for other in left), "overtaken by the less urgent"

@@ -8,9 +8,11 @@ import pytest
 
 from specdec.control.costs import CostTable
 from specdec.control.prefill_pace import PrefillPace, StepTimes
-from specdec.engine.scheduler import StepPlan
+from specdec.engine.scheduler import PlanEntry, StepPlan
+from specdec.engine.step import _mean_contexts
 from specdec.sequence import Sequence, SequencePhase
 from tests.engine.scheduler.rig import Rig
+from tests.kv_cache.sequences import make_request, make_samples
 
 GRID, CONTEXTS = (1, 8, 64, 256), (0, 4000)
 CHUNK = 192
@@ -60,7 +62,7 @@ class Simulation(Rig):
         if prompt_rows:
             ms += self.real.ms(prompt_rows, context) - self.real.ms(prompt_rows)
         rows = decodes + prompt_rows
-        self.pace.observe(StepTimes(decodes, rows, 0, prompt_rows, looked / rows, context, ms, 0.0))
+        self.pace.observe(StepTimes(decodes, rows, 0, prompt_rows, looked / rows, context, 0.0, ms, 0.0))
         return ms
 
     def time_of(self, *lengths: tuple[int, int]) -> float:
@@ -100,6 +102,15 @@ def test_short_requests_behind_a_long_one_take_three_times_as_long_and_a_chunk(l
         while short not in sim.done_s:
             sim.tick()
         assert sim.now - began <= 3 * alone_s + chunk_s
+
+
+def test_bug_what_decodes_look_back_on_has_nothing_of_the_prompt_beside_them() -> None:
+    decodes, prompt = make_samples(make_request([1], n=4)), make_samples(make_request([1]))[0]
+    for seq in decodes:
+        seq.n_computed = 100
+    prompt.n_computed = 4000
+    plan = StepPlan([*(PlanEntry(seq, 0, 10, True) for seq in decodes), PlanEntry(prompt, 192, 0, False)])
+    assert _mean_contexts(plan)[1:] == (4096.0, 100.0)
 
 
 def test_a_higher_priority_has_the_chunk_to_itself() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specdec.engine.scheduler import PATIENCE_S
+from specdec.engine.scheduler import DUE_SHARE, PATIENCE_S
 from specdec.sequence import SequencePhase
 from tests.engine.scheduler.rig import Rig
 
@@ -130,6 +130,37 @@ def test_a_big_request_at_the_head_is_overtaken_until_it_is_due() -> None:
     for seq in list(rig.scheduler.running):
         rig.scheduler.finish(seq)
     assert big in rig.step().admitted
+
+
+def test_bug_a_deadline_is_kept_in_mind_before_it_has_passed() -> None:
+    rig = Rig(pages=6)
+    rig.start(100)
+    (big,) = rig.add(300, deadline_s=8.0)
+    rig.now += DUE_SHARE * 8.0 - 0.1
+    (small,) = rig.add(10)
+    assert rig.step().admitted == [small]
+    rig.now += 0.1
+    rig.add(10)
+    assert rig.step().admitted == []
+    for seq in list(rig.scheduler.running):
+        rig.scheduler.finish(seq)
+    assert rig.step().admitted[0] is big
+
+
+def test_bug_an_answer_that_lost_its_pages_is_not_overtaken_behind_one_that_is_not_due() -> None:
+    rig = Rig(pages=10)
+    kept = rig.start(100)
+    begun = rig.start(300)
+    rig.now -= 1.0
+    (older,) = rig.add(500)
+    rig.now += 1.0
+    rig.scheduler.preempt(begun)
+    rig.step()
+    rig.squeeze(left=3)
+    (small,) = rig.add(10)
+    plan = rig.step()
+    assert list(rig.scheduler.waiting) == [older, begun, small]
+    assert (plan.admitted, list(rig.scheduler.running)) == ([], [kept])
 
 
 def test_a_lower_priority_does_not_pass_a_big_request() -> None:
