@@ -380,7 +380,8 @@ class GGUFSource:
 
     def block_kind(self, role: str) -> BlockKind | None:
         """The block format of matrix ``role``; None where it is stored in another way."""
-        return _BLOCK_KINDS.get(self._file.tensors[self._tensor_name(role)].type)
+        tensor = self._file.tensors.get(self._tensor_name(role))
+        return None if tensor is None else _BLOCK_KINDS.get(tensor.type)  # what is missing is told where it is read
 
     def order(self, role: str) -> None:
         """The inputs of every matrix stand in order."""

@@ -39,7 +39,7 @@ def test_a_real_server_streams_and_stops_in_order(tmp_path: Path) -> None:
         assert process.stdout is not None
         try:
             lines = [process.stdout.readline() for _ in range(4)]
-            assert lines[0].startswith("ready: smollm2-135m, int8")
+            assert lines[0].startswith("ready: smollm2-135m, auto")
             address = re.findall(r"gRPC +(\S+)", lines[1])[0]
             off, auto = (generate("--server", address, "--speculation", mode) for mode in ("off", "auto"))
             here = generate("--kv-tokens", "2048")

@@ -138,8 +138,13 @@ def test_without_ring_and_file_nothing_is_to_be_traced() -> None:
     assert not log.keeps_replay
 
 
-def test_bug_a_full_disk_ends_the_trace_and_nothing_else() -> None:
-    log = TraceLog(3, TraceWriter(Path("/dev/full"), {}))
+def test_bug_a_full_disk_ends_the_trace_and_nothing_else(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="trace_file: can not write /dev/full"):
+        TraceWriter(Path("/dev/full"), {})
+    writer = TraceWriter(tmp_path / "t.jsonl", {})
+    writer._file.close()
+    writer._file = open("/dev/full", "w", encoding="utf-8")  # noqa: SIM115
+    log = TraceLog(3, writer)
     for number in range(300):
         log.add(step(number))
     assert [found.step for found in log.last(1)] == [299]

@@ -58,9 +58,9 @@ def logits_of_the_wrong_row(patch: Patch) -> None:
 def preempted_sequences_keep_their_count(patch: Patch) -> None:
     preempt = Scheduler._preempt
 
-    def wrong(self: Scheduler, seq: Any, plan: Any) -> None:
+    def wrong(self: Scheduler, seq: Any) -> Any:
         count = seq.n_computed
-        preempt(self, seq, plan)
+        preempt(self, seq)
         admit = self._kv.admit
 
         def admit_and_trust(other: Any, reserve: int = 0) -> Any:
@@ -70,6 +70,7 @@ def preempted_sequences_keep_their_count(patch: Patch) -> None:
             return hit
 
         self._kv.admit = admit_and_trust  # type: ignore[method-assign]
+        return seq
 
     patch.setattr(Scheduler, "_preempt", wrong)
 
