@@ -1,4 +1,4 @@
-"""A long prompt in company: the gaps of streams that run while it is read, and requests that come behind it."""
+"""A long prompt beside running streams: their gaps while it is read, and requests that come behind it."""
 
 from __future__ import annotations
 

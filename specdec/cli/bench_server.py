@@ -178,7 +178,7 @@ MOST_GAP_MS, MOST_SLOWDOWN = 100.0, 3.0
 )  # fmt: skip
 @json_option
 def long_prompt_command(config: Config, as_json: bool, **options: Any) -> None:
-    """Read a long prompt in company: how long do running streams pause, and how long does a short request wait?
+    """Read a long prompt beside running streams: how long do they pause, and how long does a short request wait?
 
     Exit code 1: the p99 of the pauses was above 100 ms, or a short request took longer than three times its time alone
     and a full chunk of the long prompt."""

@@ -1,4 +1,4 @@
-"""A long prompt in company: gaps by hand, and a whole run against an engine that takes no time."""
+"""A long prompt beside running streams: gaps by hand, and a whole run against an engine that takes no time."""
 
 from __future__ import annotations
 

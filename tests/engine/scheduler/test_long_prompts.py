@@ -1,4 +1,4 @@
-"""Prompts in company, on a virtual clock: what streams notice of them, what short requests wait for, who starves."""
+"""Long prompts on a virtual clock: what streams notice of them, what short requests wait for, who starves."""
 
 from __future__ import annotations
 
