@@ -1,4 +1,4 @@
-"""Other forms of a .gguf model for the other engines: ``python -m bench.peers.conversion FORM FILE TARGET``."""
+"""A .gguf model for engines that read folders only: ``python -m bench.peers.conversion FILE FOLDER``."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ import shutil
 import sys
 from pathlib import Path
 
-from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter, Keys, LlamaFileType, dequantize, quantize
-
 from bench.peers.peer import PeerError
 
 _SHOWN = 300
 
 
-async def converted(form: str, source: Path, target: Path) -> Path:
-    """``target``, ``source`` in ``form`` (one of `FORMS`), made in a process of its own unless it is there already.
+async def exported(source: Path, target: Path) -> Path:
+    """``target``, the folder of `export`, made in a process of its own unless it is there already.
 
     Raises:
         PeerError: it could not be made; holds the last words.
@@ -23,7 +21,7 @@ async def converted(form: str, source: Path, target: Path) -> Path:
     if target.exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    words = [sys.executable, "-m", "bench.peers.conversion", form, str(source), str(target)]
+    words = [sys.executable, "-m", "bench.peers.conversion", str(source), str(target)]
     process = await asyncio.create_subprocess_exec(
         *words, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
     )
@@ -57,36 +55,5 @@ def export(source: Path, folder: Path) -> None:
     unfinished.rename(folder)
 
 
-_Q8_0 = GGMLQuantizationType.Q8_0
-_AS_IT_IS = (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16, _Q8_0)
-_OWN = (Keys.General.ARCHITECTURE, Keys.General.FILE_TYPE)  # written by us
-
-
-def requantise(source: Path, target: Path) -> None:
-    """Write ``target`` in Q8_0, nearest to int8, all of it or nothing. Norms and biases stay as they are."""
-    reader = GGUFReader(source)
-    unfinished = target.with_name(target.name + ".unfinished")
-    writer = GGUFWriter(unfinished, reader.fields[Keys.General.ARCHITECTURE].contents())
-    writer.add_file_type(LlamaFileType.MOSTLY_Q8_0)
-    for name, field in reader.fields.items():
-        if not name.startswith("GGUF.") and name not in _OWN:
-            inner = field.types[-1] if field.types[0] == GGUFValueType.ARRAY else None
-            writer.add_key_value(name, field.contents(), field.types[0], inner)
-    for tensor in reader.tensors:
-        if tensor.tensor_type in _AS_IT_IS:
-            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-        else:
-            values = quantize(dequantize(tensor.data, tensor.tensor_type), _Q8_0)
-            writer.add_tensor(tensor.name, values, raw_dtype=_Q8_0)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    unfinished.rename(target)
-
-
-FORMS = {"bf16": export, "q8_0": requantise}
-
-
 if __name__ == "__main__":
-    FORMS[sys.argv[1]](Path(sys.argv[2]), Path(sys.argv[3]))
+    export(Path(sys.argv[1]), Path(sys.argv[2]))

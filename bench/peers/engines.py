@@ -15,7 +15,7 @@ from gguf import LlamaFileType
 
 import specdec
 from bench.peers.clients import HttpPeer, PipePeer
-from bench.peers.conversion import converted
+from bench.peers.conversion import exported
 from bench.peers.install import Environment
 from bench.peers.peer import OURS, OURS_AUTO, OURS_OFF, Arm, Peer, PeerError, PeerPrompt, PeerSet, PeersPlan
 from specdec.models.gguf import GGUFFile
@@ -36,6 +36,11 @@ class PeerModel:
     n_weights: int
     exports: Path
 
+    @property
+    def served(self) -> str:
+        """The type that specdec serves by default: a .gguf file's own, a folder in int8."""
+        return self.weights if self.path.suffix == ".gguf" else "int8"
+
     def gguf(self) -> Path:
         """The file; raises PeerError where there is none."""
         if self.path.suffix != ".gguf":
@@ -46,12 +51,7 @@ class PeerModel:
         """The folder, exported on first use; raises PeerError."""
         if self.path.is_dir():
             return self.path
-        return await converted("bf16", self.path, self.exports / f"{self.path.stem}-bf16")
-
-    async def q8_0(self) -> Path:
-        """The .gguf file in Q8_0, made on first use; raises PeerError."""
-        file = self.gguf()
-        return await converted("q8_0", file, self.exports / f"{file.stem}-Q8_0.gguf")
+        return await exported(self.path, self.exports / f"{self.path.stem}-bf16")
 
 
 def find_model(ref: str, cache_dir: Path, exports: Path, progress: Progress) -> PeerModel:
@@ -73,17 +73,14 @@ def _file_type(number: int | None) -> str:
         return "as in the file"
 
 
-_WEIGHTS = "int8"
-_BYTES_PER_WEIGHT, _OUR_BYTES_BESIDE = (
-    1.0,
-    1_000_000_000,
-)  # weights are packed as int8; Python, KV pages, the draft model
+_BYTES_PER_WEIGHT = 1.0  # as int8, the most that a quantised file or a folder takes
+_OUR_BYTES_BESIDE = 1_000_000_000  # Python, KV pages, the draft model
 
 
 def our_arms(plan: PeersPlan, target: PeerModel, draft: PeerModel | None, log: Path) -> PeerSet:
     """Both; only the one that speculates is told of predictions, sessions and the draft model."""
     peers = PeerSet()
-    base = [sys.executable, "-m", "specdec.cli.main", "serve", "--target", target.ref, "--dtype", _WEIGHTS]
+    base = [sys.executable, "-m", "specdec.cli.main", "serve", "--target", target.ref]
     base += ["--device", "cpu", "--threads", str(plan.threads), "--cache-dir", str(plan.cache_dir), "--quiet"]
     base += ["--host", "127.0.0.1", "--grpc-port", "0", "--http-port", "{port}"]
     ways = {
@@ -91,7 +88,7 @@ def our_arms(plan: PeersPlan, target: PeerModel, draft: PeerModel | None, log: P
         OURS_AUTO: ["--draft", draft.ref] if draft is not None else [],
     }
     for name, words in ways.items():
-        arm = Arm(name, OURS, _WEIGHTS, OURS_OFF)
+        arm = Arm(name, OURS, target.served, OURS_OFF)
         peers.add(HttpPeer(
             arm, [*base, *words], log / f"{name}.log", fields=_speculative if arm.speculates else _plain,
             env={name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ},
@@ -119,14 +116,12 @@ _LLAMA_BYTES_BESIDE = 600_000_000  # KV cache and buffers
 
 
 async def llama_arms(plan: PeersPlan, target: PeerModel, draft: PeerModel | None, log: Path) -> PeerSet:
-    """A server process each. Q8_0 is nearest to our int8; the file's own type is what its users take."""
+    """A server process each, on the file as it is."""
     peers, home = PeerSet(), Environment(plan.folder, LLAMA_CPP)
-    plain, q8 = "llama.cpp", "llama.cpp Q8_0"
+    plain = "llama.cpp"
     ways: list[tuple[Arm, Seq[str]]] = [
         (Arm(plain, LLAMA_CPP, target.weights, plain), ()),
         (Arm("llama.cpp n-gram", LLAMA_CPP, target.weights, plain), _N_GRAMS),
-        (Arm(q8, LLAMA_CPP, "Q8_0", q8), ()),
-        (Arm("llama.cpp Q8_0 n-gram", LLAMA_CPP, "Q8_0", q8), _N_GRAMS),
     ]
     if draft is not None and draft.path.suffix == ".gguf" and draft.path != target.path:
         drafting = (
@@ -137,12 +132,11 @@ async def llama_arms(plan: PeersPlan, target: PeerModel, draft: PeerModel | None
             "--threads-draft",
             str(plan.threads),
         )
-        ways.insert(2, (Arm("llama.cpp draft model", LLAMA_CPP, target.weights, plain), drafting))
+        ways.append((Arm("llama.cpp draft model", LLAMA_CPP, target.weights, plain), drafting))
     for arm, words in ways:
         try:
             home.require()
-            file = await target.q8_0() if arm.weights == "Q8_0" and target.weights != "Q8_0" else target.gguf()
-            peers.add(_llama_server(plan, home, arm, file, words, log))
+            peers.add(_llama_server(plan, home, arm, target.gguf(), words, log))
         except PeerError as error:
             peers.add_missing(arm, str(error))
     return peers
