@@ -13,7 +13,7 @@ COUNT ?= 10000
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help setup model serve test explore aot test-slow soak fuzz lint format bench bench-engine peers vscode gpu verify proto page map structure clean
+.PHONY: help setup model serve test explore aot test-slow soak fuzz lint format bench bench-engine peers vscode promtool gpu verify proto page map structure clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -78,6 +78,9 @@ peers: setup ## install other engines for `specdec bench peers`, away from .venv
 
 vscode: setup ## install a VS Code for headless Chromium (npm's code-server), which its extension is then tested in
 	$(BIN)/python -m tests.editors.vscode.install
+
+promtool: setup ## unpack Debian's Prometheus, by which metrics, alerts and the board are then tested
+	$(BIN)/python -m tests.deploy.prometheus_program
 
 gpu: setup ## on a machine with a GPU: its tests, then the kernel benches (ARGS="--json FILE" for a report)
 	$(BIN)/python -m pytest -q -m gpu

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, SummaryMetricFamily
-from prometheus_client.exposition import choose_encoder
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
@@ -90,7 +90,7 @@ class Snapshot:
         return self.load.prefix_hit_tokens / prompts if prompts else 0.0
 
 
-SPECDEC_PREFIX = "specdec:"
+SPECDEC_PREFIX = "specdec_"
 
 
 def own_families(now: Snapshot) -> Iterator[Metric]:
@@ -323,11 +323,16 @@ class Exporter(Collector):
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
         # No process: its files are not there, and the collector says nothing.
-        ProcessCollector("specdec:engine", lambda: client.pid or "none", registry=self._registry)
+        ProcessCollector("specdec_engine", lambda: client.pid or "none", registry=self._registry)
 
     def render(self, accept: str) -> tuple[bytes, bytes]:
-        """The exposition in the format that ``accept``, the header of a scrape, likes best, and its media type."""
+        """The exposition in the format that ``accept``, the header of a scrape, likes best, and its media type.
+
+        Text where vLLM's names are told: OpenMetrics has no colon in a name, and Prometheus 2 would store another one.
+        """
         encode, media_type = choose_encoder(accept)
+        if self._compat == "vllm":
+            encode, media_type = generate_latest, CONTENT_TYPE_PLAIN_0_0_4
         return encode(self._registry), media_type.encode()
 
     def collect(self) -> Iterator[Metric]:

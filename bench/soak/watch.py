@@ -74,7 +74,7 @@ async def look(server: LocalServer, at_s: float, visits: int) -> Look:
         text = (await http.get(f"http://127.0.0.1:{server.http_port}/metrics")).text
     families = text_string_to_metric_families(text)
     samples = [sample for family in families for sample in family.samples if not sample.labels]
-    values = {sample.name.removeprefix("specdec:"): int(sample.value) for sample in samples}
+    values = {sample.name.removeprefix("specdec_"): int(sample.value) for sample in samples}
     if not values["engine_ready"]:
         raise SoakFault("the engine is not ready")
     try:

@@ -15,27 +15,13 @@ import pytest
 import yaml
 
 from specdec.cli.serve import serve_command
-from specdec.config import ExperimentsConfig, ServerConfig
-from tests.server.http.harness import running
+from specdec.config import ServerConfig
 from tests.server.observe.metrics.scrape import Scrape
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
-METRIC = re.compile(r"\b(specdec:[a-z0-9_:]+|process_[a-z_]+)")
+METRIC = re.compile(r"\b(specdec_[a-z0-9_]+|process_[a-z_]+)")
 LABELS = re.compile(r"\b(?:by|ignoring) \(([^)]*)\)|\{([^}]*)\}")
 BUILT_IN = {"le", "instance"}
-
-
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Scrape:
-    folder = tmp_path_factory.mktemp("experiments")
-    plan = folder / "plan.yaml"
-    plan.write_text("{name: even, arms: {a: {}, b: {}}, assignment: {mode: aa, unit: request}}")
-    with running(experiments=ExperimentsConfig(folder=folder, start=(plan,))) as server:
-        assert server.comes_to(lambda: server.serving._frontend.admission.experiments is not None)
-        server.ask(prompt="hello", n=2)
-        server.refused(prompt="x", temperature=-1)
-        assert server.comes_to(lambda: "refusals" in server.client.get("/metrics").text)
-        return Scrape(server.client.get("/metrics").text)
 
 
 def board() -> dict[str, Any]:
@@ -66,7 +52,7 @@ def test_the_documents_list_what_is_exported(exported: Scrape) -> None:
     text = (DEPLOY.parent / "docs/operations.md").read_text().split("## Metrics")[1].split("\n## ")[0]
     cells = " ".join(line.split("|")[1] for line in text.splitlines() if line.startswith("| `"))
     listed = {re.sub(r"\{.*", "", name) for name in re.findall(r"`([^`]+)`", cells)}
-    families = {name.removeprefix("specdec:") for name in exported.families if name.startswith("specdec:")}
+    families = {name.removeprefix("specdec_") for name in exported.families if name.startswith("specdec_")}
     families = {name for name in families if not name.startswith("engine_process_")}
     assert {name.removesuffix("_total") for name in listed if not name.endswith("*")} - families == set()
     told = {"request_prompt_tokens", "sample_generation_tokens"}  # sizes; their names say it all

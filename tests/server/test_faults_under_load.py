@@ -53,8 +53,8 @@ async def test_sigkill_under_load_ends_every_stream_and_service_goes_on() -> Non
             again = server.generation.GenerateStream(stream_request("hello"))
             assert [m async for m in again][-1].WhichOneof("event") == "finished"
             metrics = (await http.get("/metrics")).text
-    assert f'specdec:requests_total{{outcome="failed"}} {float(2 * STREAMS)}' in metrics
-    assert f'specdec:refusals_total{{reason="ENGINE_UNAVAILABLE"}} {float(2 * STREAMS)}' in metrics
+    assert f'specdec_requests_total{{outcome="failed"}} {float(2 * STREAMS)}' in metrics
+    assert f'specdec_refusals_total{{reason="ENGINE_UNAVAILABLE"}} {float(2 * STREAMS)}' in metrics
 
 
 async def test_a_silent_engine_ends_its_streams_too() -> None:

@@ -71,7 +71,7 @@ async def test_metrics_are_told_by_arm(tmp_path: Path) -> None:
         for sample in family.samples
         if sample.labels.get("experiment") == "widths" and "le" not in sample.labels
     }
-    prefix = "specdec:experiment_"
+    prefix = "specdec_experiment_"
     for arm in ("narrow", "wide"):
         mine = [record for record in records if record.arm == arm]
         whole = [record for record in mine if record.ok]

@@ -12,6 +12,7 @@ class Scrape:
     """Values by name of the sample and labels."""
 
     def __init__(self, text: str) -> None:
+        self.text = text
         self.families: dict[str, Metric] = {family.name: family for family in text_string_to_metric_families(text)}
 
     def value(self, name: str, **labels: str) -> float:

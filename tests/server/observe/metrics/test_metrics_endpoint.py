@@ -37,25 +37,25 @@ def test_counts_are_those_of_the_answers(server: Server) -> None:
     cached = sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in usages)
     samples = sum(len(answer["choices"]) for answer in answers)
     assert outputs > 0
-    assert found.value("specdec:prompt_tokens_total") == prompts
-    assert found.value("specdec:generation_tokens_total") == outputs
-    assert found.value("specdec:cached_tokens_total") == cached
-    assert found.value("specdec:requests_total", outcome="complete") == 4
-    assert sum(found.by_label("specdec:samples_total", "reason").values()) == samples
-    assert found.value("specdec:samples_total", reason="length") == samples
+    assert found.value("specdec_prompt_tokens_total") == prompts
+    assert found.value("specdec_generation_tokens_total") == outputs
+    assert found.value("specdec_cached_tokens_total") == cached
+    assert found.value("specdec_requests_total", outcome="complete") == 4
+    assert sum(found.by_label("specdec_samples_total", "reason").values()) == samples
+    assert found.value("specdec_samples_total", reason="length") == samples
     # What the fake engine says of every sample
-    assert found.value("specdec:draft_tokens_total") == 6 * samples
-    assert found.value("specdec:accepted_tokens_total") == 3 * samples
-    assert found.by_label("specdec:drafter_draft_tokens_total", "drafter") == {"suffix": 4 * samples, "idle": 0}
-    assert found.by_label("specdec:drafter_accepted_tokens_total", "drafter") == {"suffix": 3 * samples, "idle": 0}
-    assert found.by_label("specdec:accepted_tokens_per_position_total", "position") == {"0": 2 * samples, "1": samples}
-    assert found.by_label("specdec:sample_steps_total", "decision") == {"draft": 3 * samples, "plain": 2 * samples}
+    assert found.value("specdec_draft_tokens_total") == 6 * samples
+    assert found.value("specdec_accepted_tokens_total") == 3 * samples
+    assert found.by_label("specdec_drafter_draft_tokens_total", "drafter") == {"suffix": 4 * samples, "idle": 0}
+    assert found.by_label("specdec_drafter_accepted_tokens_total", "drafter") == {"suffix": 3 * samples, "idle": 0}
+    assert found.by_label("specdec_accepted_tokens_per_position_total", "position") == {"0": 2 * samples, "1": samples}
+    assert found.by_label("specdec_sample_steps_total", "decision") == {"draft": 3 * samples, "plain": 2 * samples}
     for name in ("time_to_first_token_seconds", "queue_seconds", "request_seconds"):
-        assert found.value(f"specdec:{name}_count") == 4
-        assert 0 < found.value(f"specdec:{name}_sum") < 20
+        assert found.value(f"specdec_{name}_count") == 4
+        assert 0 < found.value(f"specdec_{name}_sum") < 20
     # A call is over a moment after its client has read the last of it.
     done = {"endpoint": COMPLETIONS, "status": "200", "face": "http"}
-    assert server.comes_to(lambda: scrape(server).value("specdec:calls_total", **done) == 3)
+    assert server.comes_to(lambda: scrape(server).value("specdec_calls_total", **done) == 3)
 
 
 def test_vllm_s_names_hold_the_same_numbers(server: Server) -> None:
@@ -75,7 +75,7 @@ def test_vllm_s_names_hold_the_same_numbers(server: Server) -> None:
         ("e2e_request_latency_seconds_count", "request_seconds_count"),
         ("inter_token_latency_seconds_count", "inter_chunk_seconds_count"),
     ):
-        assert found.value(f"vllm:{theirs}", model_name="fake", engine="0") == found.value(f"specdec:{ours}")
+        assert found.value(f"vllm:{theirs}", model_name="fake", engine="0") == found.value(f"specdec_{ours}")
     assert found.by_label("vllm:request_success_total", "finished_reason") == {"stop": 0, "length": 2, "abort": 0}
     assert found.value("vllm:spec_decode_num_accepted_tokens_per_pos_total", position="1") == 2
     with running() as plain:
@@ -87,45 +87,52 @@ def test_refusals_and_unknown_paths_are_counted_by_cause(server: Server) -> None
     server.refused(prompt="x", model="another")
     for path in ("/nowhere", "/else/where"):
         assert server.client.get(path).status_code == 404
-    assert server.comes_to(lambda: sum(scrape(server).by_label("specdec:refusals_total", "reason").values()) == 4)
+    assert server.comes_to(lambda: sum(scrape(server).by_label("specdec_refusals_total", "reason").values()) == 4)
     found = scrape(server)
-    reasons = found.by_label("specdec:refusals_total", "reason")
+    reasons = found.by_label("specdec_refusals_total", "reason")
     assert reasons == {"INVALID_ARGUMENT": 1, "MODEL_NOT_FOUND": 1, "PATH_NOT_FOUND": 2}
-    assert found.value("specdec:calls_total", endpoint="other", status="404") == 2
+    assert found.value("specdec_calls_total", endpoint="other", status="404") == 2
 
 
 def test_a_client_that_leaves_is_counted_with_what_it_got(server: Server) -> None:
     body = {"prompt": "x" * 100, "stream": True, "cache_salt": "slow"}
     with server.client.stream("POST", COMPLETIONS, json=body) as response:
         next(response.iter_lines())
-    assert server.comes_to(lambda: scrape(server).value("specdec:requests_total", outcome="left") == 1)
+    assert server.comes_to(lambda: scrape(server).value("specdec_requests_total", outcome="left") == 1)
     found = scrape(server)
-    assert 0 < found.value("specdec:generation_tokens_total") < 100
-    assert found.value("specdec:requests_in_flight") == 0
-    assert found.value("specdec:request_seconds_count") == 0
+    assert 0 < found.value("specdec_generation_tokens_total") < 100
+    assert found.value("specdec_requests_in_flight") == 0
+    assert found.value("specdec_request_seconds_count") == 0
 
 
 def test_a_restarted_engine_keeps_the_counts_and_is_counted(server: Server) -> None:
     server.ask(prompt="hello")
     before = scrape(server)
-    assert before.value("specdec:engine_ready") == 1
-    assert before.value("specdec:engine_process_resident_memory_bytes") > 1 << 20
+    assert before.value("specdec_engine_ready") == 1
+    assert before.value("specdec_engine_process_resident_memory_bytes") > 1 << 20
     pid = server.serving.client.pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     # Without a process there are no figures of it, and a scrape still answers.
-    assert server.comes_to(lambda: scrape(server).value("specdec:engine_restarts_total") == 1)
-    assert server.comes_to(lambda: scrape(server).value("specdec:engine_ready") == 1)
+    assert server.comes_to(lambda: scrape(server).value("specdec_engine_restarts_total") == 1)
+    assert server.comes_to(lambda: scrape(server).value("specdec_engine_ready") == 1)
     after = scrape(server)
-    assert after.value("specdec:generation_tokens_total") == before.value("specdec:generation_tokens_total")
+    assert after.value("specdec_generation_tokens_total") == before.value("specdec_generation_tokens_total")
 
 
-def test_openmetrics_is_spoken_to_who_asks_for_it(server: Server) -> None:
+def test_every_format_holds_the_same_names(server: Server) -> None:
+    headers = {"accept": "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"}
+    with running() as plain:
+        plain.ask(prompt="hello")
+        response = plain.client.get("/metrics", headers=headers)
+        assert response.headers["content-type"].startswith("application/openmetrics-text")
+        names = {sample.name for family in parse_openmetrics(response.text) for sample in family.samples}
+        assert names == scrape(plain).names()
+    # OpenMetrics has no colon in a name: what Prometheus asks for is then passed over, or vLLM's names were others.
     server.ask(prompt="hello")
-    headers = {"accept": "application/openmetrics-text;version=1.0.0"}
     response = server.client.get("/metrics", headers=headers)
-    assert response.headers["content-type"].startswith("application/openmetrics-text")
-    assert {family.name for family in parse_openmetrics(response.text)} >= {"specdec:prompt_tokens"}
+    assert response.headers["content-type"].startswith("text/plain")
+    assert Scrape(response.text).names() == scrape(server).names() >= {"vllm:num_requests_waiting"}
 
 
 def test_a_scrape_does_not_grow_with_the_number_of_calls(server: Server) -> None:
@@ -140,7 +147,7 @@ def test_a_scrape_does_not_grow_with_the_number_of_calls(server: Server) -> None
 def test_the_client_of_a_scrape_is_not_a_request(server: Server) -> None:
     for _ in range(3):
         httpx.get(f"{server.url}/metrics")
-    assert server.comes_to(lambda: "/metrics" in scrape(server).by_label("specdec:calls_total", "endpoint"))
+    assert server.comes_to(lambda: "/metrics" in scrape(server).by_label("specdec_calls_total", "endpoint"))
     found = scrape(server)
-    assert found.value("specdec:calls_total", endpoint="/metrics") >= 3
-    assert sum(found.by_label("specdec:requests_total", "outcome").values()) == 0
+    assert found.value("specdec_calls_total", endpoint="/metrics") >= 3
+    assert sum(found.by_label("specdec_requests_total", "outcome").values()) == 0

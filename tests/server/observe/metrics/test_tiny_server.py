@@ -64,16 +64,16 @@ def test_the_metrics_are_the_answers_figures(server: Server) -> None:
     assert server.comes_to(lambda: server.load.free_pages == server.load.total_pages)
     found = Scrape(server.client.get("/metrics").text)
     usages = [end.usage for end in first_of_each.values()]
-    assert found.value("specdec:prompt_tokens_total") == sum(usage.prompt_tokens for usage in usages) == 300
-    assert found.value("specdec:cached_tokens_total") == sum(usage.cached_tokens for usage in usages) >= 128
-    assert found.value("specdec:generation_tokens_total") == sum(end.usage.output_tokens for end in finished) == 96
+    assert found.value("specdec_prompt_tokens_total") == sum(usage.prompt_tokens for usage in usages) == 300
+    assert found.value("specdec_cached_tokens_total") == sum(usage.cached_tokens for usage in usages) >= 128
+    assert found.value("specdec_generation_tokens_total") == sum(end.usage.output_tokens for end in finished) == 96
     stats = [end.stats for end in finished]
-    assert found.value("specdec:draft_tokens_total") == sum(part.num_draft_tokens for part in stats) > 0
-    assert found.value("specdec:accepted_tokens_total") == sum(part.num_accepted_draft_tokens for part in stats)
-    for drafter, count in found.by_label("specdec:drafter_draft_tokens_total", "drafter").items():
+    assert found.value("specdec_draft_tokens_total") == sum(part.num_draft_tokens for part in stats) > 0
+    assert found.value("specdec_accepted_tokens_total") == sum(part.num_accepted_draft_tokens for part in stats)
+    for drafter, count in found.by_label("specdec_drafter_draft_tokens_total", "drafter").items():
         assert count == sum(part.by_drafter[drafter].num_draft_tokens for part in stats if drafter in part.by_drafter)
-    positions = found.by_label("specdec:accepted_tokens_per_position_total", "position")
-    assert sum(positions.values()) == found.value("specdec:accepted_tokens_total")
+    positions = found.by_label("specdec_accepted_tokens_per_position_total", "position")
+    assert sum(positions.values()) == found.value("specdec_accepted_tokens_total")
 
 
 def test_the_engine_s_steps_are_told(server: Server) -> None:
@@ -83,15 +83,15 @@ def test_the_engine_s_steps_are_told(server: Server) -> None:
     assert server.comes_to(lambda: server.load.steps > before.steps + 24 and server.load.drafting_steps > 0)
     load = server.load
     found = Scrape(server.client.get("/metrics").text)
-    steps = found.by_label("specdec:steps_total", "decision")
+    steps = found.by_label("specdec_steps_total", "decision")
     assert steps["draft"] >= load.drafting_steps > 0
     assert steps["plain"] >= 24
-    assert found.value("specdec:step_rows_count") == sum(steps.values())
-    assert found.value("specdec:step_rows_sum") > found.value("specdec:step_draft_rows_total") > 0
-    phases = found.by_label("specdec:step_phase_seconds_total", "phase")
+    assert found.value("specdec_step_rows_count") == sum(steps.values())
+    assert found.value("specdec_step_rows_sum") > found.value("specdec_step_draft_rows_total") > 0
+    phases = found.by_label("specdec_step_phase_seconds_total", "phase")
     assert set(phases) == {"plan", "draft", "verify", "commit"}
-    assert sum(phases.values()) == pytest.approx(found.value("specdec:step_seconds_sum"))
+    assert sum(phases.values()) == pytest.approx(found.value("specdec_step_seconds_sum"))
     assert phases["verify"] > 0
-    assert found.value("specdec:kv_pages") == load.total_pages == 20
+    assert found.value("specdec_kv_pages") == load.total_pages == 20
     hit, prompts = load.prefix_hit_tokens, load.prompt_tokens
-    assert found.value("specdec:prefix_hit_ratio") == pytest.approx(hit / prompts, rel=0.2)
+    assert found.value("specdec_prefix_hit_ratio") == pytest.approx(hit / prompts, rel=0.2)

@@ -1,0 +1,22 @@
+"""What a server exports once it has served, refused, and run an experiment."""
+
+from __future__ import annotations
+
+import pytest
+
+from specdec.config import ExperimentsConfig
+from tests.server.http.harness import running
+from tests.server.observe.metrics.scrape import Scrape
+
+
+@pytest.fixture(scope="session")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Scrape:
+    folder = tmp_path_factory.mktemp("experiments")
+    plan = folder / "plan.yaml"
+    plan.write_text("{name: even, arms: {a: {}, b: {}}, assignment: {mode: aa, unit: request}}")
+    with running(experiments=ExperimentsConfig(folder=folder, start=(plan,))) as server:
+        assert server.comes_to(lambda: server.serving._frontend.admission.experiments is not None)
+        server.ask(prompt="hello", n=2)
+        server.refused(prompt="x", temperature=-1)
+        assert server.comes_to(lambda: "refusals" in server.client.get("/metrics").text)
+        return Scrape(server.client.get("/metrics").text)
