@@ -12,11 +12,12 @@ from server.admission import Admission
 from server.auth.access import Access
 from server.auth.principal import current_caller
 from server.engine_client import EngineClient
-from server.errors import ChatNotSupportedError, DrainingError
+from server.errors import ChatNotSupportedError, DrainingError, UnknownModelError
 from server.experiment.live.experiments import Experiments
 from server.fim import FillMode, FimEncoder, FimNotSupportedError, Gap, PackedPrompt
 from server.interfaces import TokenizerLike
 from server.large_texts import LARGE_CHARACTERS, LargeTexts, check_length, text_length
+from server.model_names import ModelNames
 from server.prometheus import Exporter
 from specdec.config import ServerConfig
 from specdec.errors import EngineDeadError, ModelError
@@ -70,14 +71,16 @@ _INLINE_CHARACTERS = 4096
 
 class Frontend:
     """Made before the model is there: until `tokenizer` is set, whatever needs it is refused as loading; ``fim`` is set
-    together with it. ``config`` None: open to anybody, with the default limits.
+    together with it. ``config`` None: open to anybody, with the default limits. ``names``: other names of the model.
 
     Raises:
         ConfigError: a file of keys or certificates can not be read or used.
     """
 
-    def __init__(self, client: EngineClient, config: ServerConfig | None = None) -> None:
-        self.client = client
+    def __init__(
+        self, client: EngineClient, config: ServerConfig | None = None, names: ModelNames | None = None
+    ) -> None:
+        self.client, self.names = client, names or ModelNames()
         self.access = Access(config or ServerConfig())
         self.admission = Admission(client, config or ServerConfig())
         self.experiments = Experiments(
@@ -104,6 +107,17 @@ class Frontend:
             EngineDeadError: it is not known yet.
         """
         return self.client.info
+
+    def check_model(self, asked: str | None) -> None:
+        """Refuse a model that is not the one served; none named is fine.
+
+        Raises:
+            UnknownModelError: it is another.
+            EngineDeadError: it is not known yet which is served.
+        """
+        served = self.info.target
+        if asked and not self.names.include(asked, served):
+            raise UnknownModelError(asked[:200], served)
 
     @property
     def loaded_tokenizer(self) -> TokenizerLike:

@@ -19,6 +19,7 @@ from server.http.call_records import HttpCalls
 from server.http.http_server import HttpServer
 from server.interfaces import ProgressListener, TokenizerLike
 from server.large_texts import LARGE_CHARACTERS
+from server.model_names import ModelNames
 from server.observe.observer import build_observer
 from server.prometheus import Exporter
 from specdec.config import Config
@@ -58,7 +59,7 @@ class Serving:
         self._config, self._load_tokenizer = config, load_tokenizer
         self._observer = build_observer(config.server, lambda ids: self._frontend.loaded_tokenizer.decode(ids))
         self.client = EngineClient(config, factory=factory, progress=progress, policy=policy, observer=self._observer)
-        self._frontend = Frontend(self.client, config.server)
+        self._frontend = Frontend(self.client, config.server, ModelNames(config.engine.aliases))
         self._frontend.exporter = Exporter(self._observer.metrics, self.client, config.server.metrics_compat)
         self._grpc = GrpcServer(config.server, self._frontend, self._observer)
         self._health_task: asyncio.Task[None] | None = None

@@ -19,6 +19,7 @@ DeviceDtype = Literal["auto", "bf16", "fp16", "fp8"]
 KvDtype = Literal["auto", "fp32", "bf16", "int8", "fp8"]
 
 
+Alias = Annotated[str, Field(pattern=r"^[!-~]{1,128}$")]
 IndexName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 
 
@@ -77,6 +78,7 @@ class EngineConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     target: str = Field("smollm2-135m", min_length=1, description="HF folder, .gguf file, hub id or catalogue name")
+    aliases: tuple[Alias, ...] = Field((), description="other names by which requests may ask for the model")
     draft: str | None = Field(
         None,
         description="small model that drafts, of any vocabulary: same forms as target; auto: what suits the target",

@@ -95,6 +95,8 @@ def _type_name(annotation: Any) -> str:
         return "null"
     if typing.get_origin(annotation) is typing.Literal:
         return ", ".join(f"`{value}`" for value in typing.get_args(annotation))
+    if typing.get_origin(annotation) is typing.Annotated:
+        return _type_name(typing.get_args(annotation)[0])
     if typing.get_origin(annotation) is tuple:
         return f"list of {_type_name(typing.get_args(annotation)[0])}"
     if typing.get_origin(annotation) is dict:

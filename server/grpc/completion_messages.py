@@ -13,9 +13,7 @@ from server.completion.editor_session import Origin, Suggestion
 from server.completion.prompt_packer import SMALLEST_BUDGET
 from server.completion.requests import DEFAULT_MAX_TOKENS, CompletionOptions
 from server.completion.service import Acceptance, Outcome
-from server.errors import UnknownModelError
 from server.fim import FillMode, OffsetUnit, TextEdit
-from server.frontend import Frontend
 from server.grpc.errors import rich_status, status_code
 from server.grpc.messages import (
     REASONS,
@@ -52,18 +50,6 @@ _OUTCOMES = {
     pb.OUTCOME_PARTIALLY_ACCEPTED: Outcome.PARTIALLY_ACCEPTED,
     pb.OUTCOME_REJECTED: Outcome.REJECTED,
 }
-
-
-def check_model(asked: str, frontend: Frontend) -> None:
-    """Refuse another model than the one served.
-
-    Raises:
-        UnknownModelError: it is another.
-        EngineDeadError: it is not known yet which is served.
-    """
-    served = frontend.info.target
-    if asked not in ("", served):
-        raise UnknownModelError(asked, served)
 
 
 def read_options(message: pb.CompleteRequest | pb.SessionSetup, violations: ViolationCollector) -> CompletionOptions:

@@ -20,7 +20,6 @@ from server.frontend import Frontend
 from server.grpc.completion_messages import (
     acceptance_message,
     ask_refused,
-    check_model,
     event_message,
     read_edits,
     read_options,
@@ -114,7 +113,7 @@ class CompletionSession:
             self._asked = asyncio.create_task(self._answer(session, ask_id, gap), name="completion-ask")
 
     async def _set_up(self, setup: pb.SessionSetup) -> None:
-        check_model(setup.model, self._frontend)
+        self._frontend.check_model(setup.model)
         violations = ViolationCollector()
         options, unit = read_options(setup, violations), read_unit(setup, violations)
         if self._session is not None:
@@ -279,7 +278,7 @@ class CompletionServicer(pb_grpc.CompletionServiceServicer):
         Raises:
             RequestError: it can not be served; every bad field is named.
         """
-        check_model(message.model, self._frontend)
+        self._frontend.check_model(message.model)
         violations = ViolationCollector()
         options = read_options(message, violations)
         violations.check(message.HasField("fim"), "fim", "must be set")

@@ -178,7 +178,9 @@ class ModelServicer(model_pb2_grpc.ModelServiceServicer):
     async def ListModels(self, request: model_pb2.ListModelsRequest, context: Context) -> model_pb2.ListModelsResponse:
         """The target, and the draft where there is one."""
         info = self._frontend.info
-        models = [model_pb2.Model(name=info.target, role=model_pb2.MODEL_ROLE_TARGET)]
+        models = [
+            model_pb2.Model(name=info.target, role=model_pb2.MODEL_ROLE_TARGET, aliases=self._frontend.names.aliases)
+        ]
         if info.draft is not None:
             models.append(model_pb2.Model(name=info.draft, role=model_pb2.MODEL_ROLE_DRAFT))
         return model_pb2.ListModelsResponse(models=models)

@@ -10,7 +10,6 @@ from typing import Any
 
 from server.auth.principal import current_caller
 from server.completion.requests import CompletionOptions, RequestMaker
-from server.errors import UnknownModelError
 from server.fim import ContextFile, Gap, PackedPrompt
 from server.frontend import Frontend
 from server.request_fields import check_requests
@@ -139,9 +138,7 @@ async def _prompt(
     message: PromptMessage, frontend: Frontend, violations: ViolationCollector, grammar: GrammarParams | None = None
 ) -> PackedPrompt:
     """The prompt, which asks for what matches ``grammar``."""
-    served = frontend.info.target
-    if message.model not in ("", served):
-        raise UnknownModelError(message.model, served)
+    frontend.check_model(message.model)
     which = message.WhichOneof("prompt")
     if which == "fim":
         filling = CompletionOptions(grammar=grammar)

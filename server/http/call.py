@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from functools import cached_property
-from pathlib import PurePosixPath
 from time import time
 from typing import Any, Protocol
 from urllib.parse import parse_qs
@@ -16,7 +15,6 @@ from urllib.parse import parse_qs
 from starlette.types import Receive, Scope, Send
 
 from server.completion.service import CompletionService
-from server.errors import UnknownModelError
 from server.fim import FimNotSupportedError
 from server.frontend import Frontend
 from server.http.errors import BodyTimeoutError, BodyTooLargeError, ClientGoneError, Refusal
@@ -24,15 +22,6 @@ from server.json_body import LARGE_BYTES, Body, check_values, count_values, read
 from server.observe.records import MAX_ID_CHARACTERS, REQUEST_ID_HEADER, call_id
 from specdec.errors import FieldViolation, InvalidRequestError, ViolationCollector
 from specdec.types import EngineInfo
-
-
-def model_names(served: str) -> frozenset[str]:
-    """``served`` and its short forms, in lower case: without folders or the hub's owner, without ``.gguf``, and each
-    with ``:latest`` as Ollama's clients write."""
-    whole = served.lower()
-    last = PurePosixPath(whole).name
-    names = {name for full in (whole, last) for name in (full, full.removesuffix(".gguf")) if name}
-    return frozenset(names | {f"{name}:latest" for name in names})
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +58,7 @@ class ServerContext:
             UnknownModelError: it is another.
             EngineDeadError: it is not known yet which is served.
         """
-        served = self.info.target
-        if asked and asked.lower() not in model_names(served):
-            raise UnknownModelError(asked[:200], served)
+        self.frontend.check_model(asked)
 
 
 BODY_IDLE_S = 30.0

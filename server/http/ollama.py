@@ -445,17 +445,17 @@ def details(server: ServerContext) -> dict[str, Any]:
     }
 
 
-def card(server: ServerContext) -> dict[str, Any]:
-    """One entry of a list of models. ``digest`` tells models apart, and changes with what decides about tokens."""
-    name = server.info.target
-    return {
-        "name": name,
-        "model": name,
+def cards(server: ServerContext) -> list[dict[str, Any]]:
+    """The entries of a list of models: the one served by its own name, then by its aliases. ``digest`` tells models
+    apart, and changes with what decides about tokens."""
+    target = server.info.target
+    card = {
         "modified_at": started(server),
         "size": 0,
-        "digest": hashlib.sha256(f"{name}\n{server.fingerprint}".encode()).hexdigest(),
+        "digest": hashlib.sha256(f"{target}\n{server.fingerprint}".encode()).hexdigest(),
         "details": details(server),
     }
+    return [{"name": name, "model": name, **card} for name in (target, *server.frontend.names.aliases)]
 
 
 def started(server: ServerContext) -> str:
@@ -467,22 +467,22 @@ _FOREVER = "2999-12-31T23:59:59Z"
 
 
 async def tags(call: Call) -> None:
-    """The one model there is.
+    """The model there is, by all its names.
 
     Raises:
         EngineDeadError: it is not known yet.
     """
-    await call.reply(200, {"models": [card(call.server)]})
+    await call.reply(200, {"models": cards(call.server)})
 
 
 async def running(call: Call) -> None:
-    """The one model, which stays loaded.
+    """The model, which stays loaded, by its own name.
 
     Raises:
         EngineDeadError: it is not known yet.
     """
     more = {"expires_at": _FOREVER, "size_vram": 0, "context_length": call.server.info.max_context}
-    await call.reply(200, {"models": [card(call.server) | more]})
+    await call.reply(200, {"models": [cards(call.server)[0] | more]})
 
 
 async def show(call: Call) -> None:

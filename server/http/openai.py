@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from server.http.call import Call, Endpoint, ServerContext
+from server.http.call import Call, Endpoint, ServerContext, fills_in
 from server.http.fields import (
     COMMON,
     COUNT,
@@ -32,12 +32,12 @@ from specdec.types import OutputParams
 
 
 async def list_models(call: Call) -> None:
-    """The one model that requests may name.
+    """The model, and its aliases behind it.
 
     Raises:
         EngineDeadError: it is not known yet.
     """
-    await call.reply(200, {"object": "list", "data": [_card(call.server)]})
+    await call.reply(200, {"object": "list", "data": await _cards(call.server)})
 
 
 async def show_model(call: Call) -> None:
@@ -47,13 +47,21 @@ async def show_model(call: Call) -> None:
         UnknownModelError: it is not served here.
         EngineDeadError: it is not known yet which is.
     """
-    call.server.check_model(call.path_params["model"])
-    await call.reply(200, _card(call.server))
+    asked = call.path_params["model"]
+    call.server.check_model(asked)
+    cards = await _cards(call.server)
+    await call.reply(200, next((card for card in cards if card["id"] == asked), cards[0]))
 
 
-def _card(server: ServerContext) -> dict[str, Any]:
-    """``max_model_len`` as vLLM has it, ``meta`` as llama.cpp."""
-    info = server.info
+async def _cards(server: ServerContext) -> list[dict[str, Any]]:
+    """The model's card, then one per alias."""
+    model, aliases = await _card(server), server.frontend.names.aliases
+    return [model | {"aliases": aliases}, *(model | {"id": alias, "parent": model["id"]} for alias in aliases)]
+
+
+async def _card(server: ServerContext) -> dict[str, Any]:
+    """``max_model_len`` as vLLM has it, ``meta`` as llama.cpp; ``type`` and the rest as Mistral."""
+    info, tokenizer = server.info, server.frontend.loaded_tokenizer
     return {
         "id": info.target,
         "object": "model",
@@ -63,6 +71,17 @@ def _card(server: ServerContext) -> dict[str, Any]:
         "parent": None,
         "max_model_len": info.max_context,
         "meta": {"n_ctx_train": info.max_context, "n_vocab": info.vocab_size},
+        "type": "base",
+        "max_context_length": info.max_context,
+        "capabilities": {
+            "completion_chat": tokenizer.has_chat_template,
+            "completion_fim": await fills_in(server),
+            "function_calling": tokenizer.has_tool_template,
+            "fine_tuning": False,
+            "vision": False,
+            "classification": False,
+        },
+        "aliases": (),
     }
 
 

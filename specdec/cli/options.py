@@ -104,7 +104,8 @@ def pop_config(values: dict[str, Any]) -> Config:
     drafters, indexes = drafter_names(values.pop("drafter")), _index_files(values.pop("index"))
     file = values.pop("config_file")
     prefixes = ("engine__", "server__")
-    overrides = {name.replace("__", "."): values.pop(name) for name in list(values) if name.startswith(prefixes)}
+    given = {name.replace("__", "."): values.pop(name) for name in list(values) if name.startswith(prefixes)}
+    overrides = {name: value for name, value in given.items() if value != ()}  # repeated options that were not given
     if drafters:
         overrides["engine.speculation.drafters"] = drafters
     if indexes:

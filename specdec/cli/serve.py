@@ -45,6 +45,7 @@ _WATCHING: tuple[tuple[str, str, dict[str, Any], str], ...] = (
      "Write down when requests come, how long they are and what they share, for `specdec capture`."),
     ("--capture-prompts", "server.capture_prompts", {"is_flag": True}, "With prompts, which may be confidential."),
 )  # fmt: skip
+_ALIAS = "Another name by which requests may ask for the model, such as gpt-4o. May be repeated."
 _OPEN = ServerConfig()
 
 
@@ -58,6 +59,7 @@ def _more_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.command("serve")
 @_more_options
 @server_options
+@click.option("--alias", "engine__aliases", multiple=True, metavar="NAME", help=_ALIAS)
 @click.option("--quiet", is_flag=True, help="Log warnings and errors only.")
 def serve_command(config: Config, quiet: bool) -> None:
     """Serve a model over gRPC until SIGTERM or Ctrl-C; then running requests are finished first."""

@@ -57,6 +57,14 @@ def test_indexes_are_named_by_flag() -> None:
     assert engine.drafters == ("grammar", "prediction", "suffix", "index")
 
 
+def test_repeated_flags_that_were_not_given_leave_the_file_alone(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("engine: {aliases: [gpt-4]}")
+    for given, found in (((), ("gpt-4",)), (("gpt-4o", "o1"), ("gpt-4o", "o1"))):
+        values = {"drafter": (), "index": (), "config_file": file, "engine__aliases": given}
+        assert pop_config(values).engine.aliases == found
+
+
 def test_a_bad_flag_is_told() -> None:
     assert "must be NAME=FILE" in CliRunner().invoke(cli, ["serve", "--index", "/x/a.index"]).stderr
     with pytest.raises(ConfigError, match="indexes"):

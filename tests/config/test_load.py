@@ -35,6 +35,7 @@ def test_overrides_win_and_empty_sections_are_fine(tmp_path: Path) -> None:
     [
         ("engine: {targt: x}", "targt"),
         ("engine: {max_batch: 0}", "max_batch"),
+        ("engine: {aliases: [a b]}", "engine.aliases.0"),
         ("engine: {prefill_chunk: 500}", "prefill_chunk"),
         ("engine: {speculation: {drafters: [model]}}", "model"),
         ("[1, 2]", "mapping"),

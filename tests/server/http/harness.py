@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 
 from server.fim import FimEncoder
-from server.serving import Serving
+from server.serving import Addresses, Serving
 from specdec.config import EngineConfig
 from specdec.types import EngineLoad
 from tests.server.fake_tokenizer import FakeTokenizer
@@ -28,9 +28,11 @@ class Server:
     """A running server and a client of it."""
 
     def __init__(
-        self, serving: Serving, loop: asyncio.AbstractEventLoop, port: int, tls: ssl.SSLContext | None = None
+        self, serving: Serving, loop: asyncio.AbstractEventLoop, addresses: Addresses, tls: ssl.SSLContext | None = None
     ) -> None:
-        self.serving, self.loop, self.port = serving, loop, port
+        self.serving, self.loop, port, self.grpc_port = serving, loop, addresses.http_port, addresses.grpc_port
+        assert port is not None
+        self.port = port
         self.url = f"http{'s' if tls else ''}://127.0.0.1:{port}"
         self.client = httpx.Client(base_url=self.url, timeout=20, verify=tls or True)
 
@@ -131,7 +133,7 @@ def running(
         if wait:
             run(serving.wait_ready())
             serving._frontend.fim = fim or serving._frontend.fim
-        server = Server(serving, loop, addresses.http_port, tls)
+        server = Server(serving, loop, addresses, tls)
         with server.client:
             yield server
     finally:

@@ -10,8 +10,8 @@ import pytest
 
 from server.errors import UnknownModelError
 from server.fim import FimNotSupportedError
-from server.http.call import model_names
 from server.http.openai_completions import parse_completion
+from server.model_names import model_names
 from specdec.errors import PromptTooLongError
 from specdec.types import (
     GrammarKind,

@@ -89,7 +89,11 @@ def test_models(server: Server) -> None:
     assert card.pop("created") > 0
     assert card == {
         "id": "fake", "object": "model", "owned_by": "specdec", "root": "fake", "parent": None, "max_model_len": 128,
-        "meta": {"n_ctx_train": 128, "n_vocab": 256},
+        "meta": {"n_ctx_train": 128, "n_vocab": 256}, "type": "base", "max_context_length": 128, "aliases": [],
+        "capabilities": {
+            "completion_chat": True, "completion_fim": True, "function_calling": True, "fine_tuning": False,
+            "vision": False, "classification": False,
+        },
     }  # fmt: skip
     assert server.client.get("/v1/models/FAKE:latest").json()["id"] == "fake"
     for name in ("other", "a/fake"):
