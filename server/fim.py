@@ -143,7 +143,7 @@ class FimNotSupportedError(RequestError):
     """Nothing can be filled in here; the message says why and what to do instead."""
 
     reason = "FIM_NOT_SUPPORTED"
-    http_status, grpc_code, field = 501, "UNIMPLEMENTED", "suffix"
+    http_status, grpc_code, field = 422, "FAILED_PRECONDITION", "suffix"
 
 
 class FimEncoder(Protocol):

@@ -174,9 +174,14 @@ class Frontend:
         return await asyncio.to_thread(fim.pack, gap, FillMode.MIDDLE, budget, owner, heal=False)
 
     async def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        add_generation_prompt: bool = True,
     ) -> list[int]:
-        """Token ids of a conversation up to the answer's beginning; ``tools`` are those that may be called in it.
+        """Token ids of a conversation, up to the answer's beginning unless not ``add_generation_prompt``; ``tools`` are
+        those that may be called in it.
 
         Raises:
             EngineDeadError: the tokenizer is not loaded yet.
@@ -184,7 +189,9 @@ class Frontend:
             InvalidRequestError: the template refuses the messages.
             RequestError: as `encode` raises for large texts.
         """
-        work = partial(self.loaded_tokenizer.encode_chat, messages, tools=tools)
+        work = partial(
+            self.loaded_tokenizer.encode_chat, messages, tools=tools, add_generation_prompt=add_generation_prompt
+        )
         try:
             return await self._encode_beside(text_length([messages, tools]), work)
         except ModelError as error:

@@ -40,6 +40,7 @@ from specdec.types import (
 )
 
 MAX_REQUEST_ID_CHARACTERS = 128
+MAX_UNKNOWN, MAX_SHOWN = 8, 64  # unknown fields that a refusal names, and the characters of each
 Record = TypeVar("Record")
 # What the engine calls the group of a record's fields.
 _GROUPS: dict[type[Any], str] = {
@@ -212,9 +213,16 @@ _READERS: dict[type[Any], Callable[[Body, str, Param], Any]] = {
 
 
 def read_speculation(body: Body) -> SpeculationParams:
-    """The object ``speculation``; absent: the controller decides."""
+    """The object ``speculation``; absent: the controller decides. It is ours alone, so that an unknown field is a
+    mistake, and named."""
     given = body.object("speculation")
-    return SpeculationParams() if given is None else read_params(given, SpeculationParams)
+    if given is None:
+        return SpeculationParams()
+    known = [name for each in params_of(SpeculationParams) if (name := each.json_name()) is not None]
+    unknown = [name[:MAX_SHOWN] for name in given.field_names if name not in known]
+    for name in unknown[:MAX_UNKNOWN]:
+        given.refuse(name, f"is not known; speculation has {', '.join(known)}")
+    return read_params(given, SpeculationParams)
 
 
 def read_stopping(

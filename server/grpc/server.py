@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from server.completion.service import CompletionService
 from server.frontend import Frontend
@@ -12,6 +11,7 @@ from server.grpc.admin_servicer import AdminServicer, ExperimentServicer, TraceS
 from server.grpc.completion_servicer import CompletionServicer
 from server.grpc.generation_servicer import GenerationServicer, ModelServicer
 from server.grpc.interceptors import AuthInterceptor, GrpcCalls, UnreadableMessages
+from server.grpc.reflection import add_reflection
 from server.observe.observer import Observer
 from specdec.api.v1 import (
     admin_pb2,
@@ -85,8 +85,7 @@ class GrpcServer:
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         if config.reflection:
-            names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
-            reflection.enable_server_reflection(names, self._server)
+            add_reflection((*SERVICES, health.SERVICE_NAME), self._server)
 
     async def start(self) -> int:
         """Begin to listen, not serving yet; returns the port.

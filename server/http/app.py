@@ -17,17 +17,18 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 import specdec
 from server.auth.access import KEY_HEADERS, http_caller
 from server.auth.principal import set_caller
-from server.http.call import Call, Endpoint, ServerContext
+from server.http.call import Call, Endpoint, ErrorStyle, ServerContext
 from server.http.errors import ClientGoneError, MethodNotAllowedError, PathNotFoundError, refusal_of
 from server.http.fields import RESPONSES
 from server.http.llamacpp import LLAMACPP
 from server.http.mistral import MISTRAL
-from server.http.ollama import OLLAMA
+from server.http.ollama import OLLAMA, OllamaErrors
 from server.http.openai import DEEPSEEK, OPENAI
 from server.http.openai_format import OpenAIErrors
 from server.http.operator_endpoints import EXPERIMENTS, METRICS, PROBES
 from server.http.page import PAGE
 from server.http.tabby import TABBY
+from server.http.vllm import VLLM
 from server.json_body import write_json
 
 
@@ -143,7 +144,7 @@ def _joined(first: Mapping[str, Any], last: Mapping[str, Any]) -> Mapping[str, A
 _ERRORS = OpenAIErrors()
 # Dialects that share a path with another come before it, and claim their own bodies.
 DIALECTS: tuple[Endpoint, ...] = (
-    *PROBES, *METRICS, *EXPERIMENTS, *TABBY, *OPENAI, *LLAMACPP, *MISTRAL, *DEEPSEEK, *OLLAMA,
+    *PROBES, *METRICS, *EXPERIMENTS, *TABBY, *OPENAI, *VLLM, *LLAMACPP, *MISTRAL, *DEEPSEEK, *OLLAMA,
 )  # fmt: skip
 ENDPOINTS = (*DIALECTS, *PAGE)
 
@@ -174,7 +175,8 @@ async def _refuse(request: Request, error: Any) -> Response:
     if error.status_code == 405:
         found = MethodNotAllowedError(request.method, (error.headers or {}).get("Allow", "another method"))
     refusal = refusal_of(found, {})
-    return Response(write_json(_ERRORS.body(refusal)), refusal.status, dict(error.headers or {}), "application/json")
+    style: ErrorStyle = OllamaErrors() if request.url.path.startswith("/api/") else _ERRORS
+    return Response(write_json(style.body(refusal)), refusal.status, dict(error.headers or {}), "application/json")
 
 
 _METHODS = ("GET", "HEAD", "POST")

@@ -53,8 +53,11 @@ def _content(given: Body) -> str:
     return "".join(text for text in texts if text is not None)
 
 
-async def read_conversation(body: Body, frontend: Frontend, tools: list[dict[str, Any]] | None) -> tuple[int, ...]:
-    """Token ids of ``messages`` up to the answer's beginning; empty when they are bad, which is noted.
+async def read_conversation(
+    body: Body, frontend: Frontend, tools: list[dict[str, Any]] | None, *, add_generation_prompt: bool = True
+) -> tuple[int, ...]:
+    """Token ids of ``messages``, up to the answer's beginning unless not ``add_generation_prompt``; empty when they are
+    bad, which is noted.
 
     Raises:
         ChatNotSupportedError: the model has no chat template.
@@ -71,7 +74,7 @@ async def read_conversation(body: Body, frontend: Frontend, tools: list[dict[str
     if len(body.violations.found) > n_known or not isinstance(messages, list):
         return ()
     try:
-        return tuple(await frontend.encode_chat(messages, tools))
+        return tuple(await frontend.encode_chat(messages, tools, add_generation_prompt=add_generation_prompt))
     except InvalidRequestError as error:
         body.violations.found += error.violations
         return ()
@@ -154,6 +157,19 @@ COMMON: Mapping[str, Schema] = {
         "description": "Ends the running request with the same key of the same tenant, which gets 409, SUPERSEDED.",
     },
 }
+CONVERSATION: Mapping[str, Schema] = {
+    "messages": {
+        "type": "array",
+        "minItems": 1,
+        "items": {
+            "type": "object",
+            "required": ["role"],
+            "properties": {"role": {**TEXT, "minLength": 1}, "content": {"oneOf": [TEXT, {"type": "array"}]}},
+        },
+    },
+    "tools": {"type": "array", "items": {"type": "object", "properties": {"function": OBJECT}}},
+    "tool_choice": {"enum": ["auto", "none"]},
+}
 STREAM_OPTIONS: Schema = {"type": "object", "properties": {"include_usage": FLAG, "continuous_usage_stats": FLAG}}
 
 
@@ -166,6 +182,6 @@ def json_operation(summary: str, fields: Mapping[str, Schema], required: tuple[s
 
 RESPONSES: Mapping[str, Any] = {
     "200": {"description": "The answer; server-sent events where a stream was asked for."},
-    "4XX": {"description": "Refused; the body names what is wrong. 429 tells when to come back."},
-    "5XX": {"description": "501: the model can not do this. 503: loading, restarting or draining; come back later."},
+    "4XX": {"description": "Refused; the body says why. 422: the model can not fill in. 429: come back later."},
+    "5XX": {"description": "501: the model has no chat template. 503: loading or draining; come back later."},
 }

@@ -1,4 +1,4 @@
-"""llama.cpp's dialect: /infill, /completion, /props, /tokenize, /detokenize, /health."""
+"""llama.cpp's dialect: /infill, /completion, /props, /slots, /apply-template, /tokenize, /detokenize, /health."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from server.http.call import Call, Endpoint
 from server.http.errors import Refusal
 from server.http.fields import (
     COMMON,
+    CONVERSATION,
     COUNT,
     FLAG,
     IDS,
@@ -21,6 +22,8 @@ from server.http.fields import (
     TEXT,
     Schema,
     json_operation,
+    read_conversation,
+    read_tools,
 )
 from server.http.llamacpp_request import (
     DEFAULTS,
@@ -232,11 +235,27 @@ async def tokenize(call: Call) -> None:
 
 
 async def detokenize(call: Call) -> None:
-    """Ids to text, special tokens by name; raises as `tokenize`."""
+    """Ids to text, special tokens by name; raises as `tokenize`. vLLM asks with the same body, and reads ``prompt``."""
     body = call.body()
+    call.server.check_model(body.text("model"))
     ids = body.integers("tokens", 0, call.server.info.vocab_size - 1)
     body.violations.raise_if_any()
-    await call.reply(200, {"content": await call.server.frontend.decode(ids, skip_special=False)})
+    text = await call.server.frontend.decode(ids, skip_special=False)
+    await call.reply(200, {"content": text, "prompt": text})
+
+
+async def apply_template(call: Call) -> None:
+    """The text that a conversation becomes; /completion puts the begin token in front of it by itself.
+
+    Raises:
+        RequestError: the conversation can not be read, or the model has no chat template.
+    """
+    body, frontend = call.body(), call.server.frontend
+    ids = await read_conversation(body, frontend, read_tools(body))
+    body.violations.raise_if_any()
+    begin = tuple(await frontend.encode(""))
+    shown = ids[len(begin) :] if ids[: len(begin)] == begin else ids
+    await call.reply(200, {"prompt": await frontend.decode(shown, skip_special=False)})
 
 
 def _content(body: Body) -> str:
@@ -265,6 +284,20 @@ async def health(call: Call) -> None:
     if not is_ready:
         raise EngineDeadError("Loading model" if state == "loading" else f"not ready: {state}")
     await call.reply(200, {"status": "ok"})
+
+
+async def slots(call: Call) -> None:
+    """A slot is room for one sequence; any request may have any.
+
+    Raises:
+        EngineDeadError: it is not known yet how many there are, or ``fail_on_no_slot`` is asked for and none is free.
+    """
+    info, load = call.server.info, call.server.frontend.client.load
+    if call.query.get("fail_on_no_slot") and load.running_requests >= info.max_batch:
+        raise EngineDeadError("no slot available")
+    known = {"n_ctx": info.max_context, "speculative": bool(info.drafters)}
+    busy = (number < load.running_requests for number in range(info.max_batch))
+    await call.reply(200, [{"id": i, **known, "is_processing": working} for i, working in enumerate(busy)])
 
 
 async def props(call: Call) -> None:
@@ -319,7 +352,7 @@ _SHARED: Mapping[str, Schema] = {
 _EXTRA: Schema = {
     "type": "object",
     "required": ["text"],
-    "properties": {"text": TEXT, "filename": TEXT, "time": NUMBER},
+    "properties": {"text": TEXT, "filename": TEXT, "time": {"description": "A number orders the texts."}},
 }
 INFILL_FIELDS: Mapping[str, Schema] = {
     **_SHARED,
@@ -335,6 +368,7 @@ TOKENIZE_FIELDS: Mapping[str, Schema] = {
 
 _ERRORS = LlamaErrors()
 _MODEL = {"name": "model", "in": "query", "schema": TEXT}
+_FREE = {"name": "fail_on_no_slot", "in": "query", "schema": TEXT, "description": "503 where no slot is free."}
 _COMPLETION = json_operation("llama.cpp: continue a text", COMPLETION_FIELDS, ("prompt",))
 _INFILL = json_operation("llama.cpp: fill a gap", INFILL_FIELDS, ("input_prefix", "input_suffix"))
 LLAMACPP = (
@@ -353,7 +387,21 @@ LLAMACPP = (
         "/detokenize",
         detokenize,
         _ERRORS,
-        json_operation("llama.cpp: text of ids", {"tokens": IDS}, ("tokens",)),
+        json_operation("llama.cpp, vLLM: text of ids", {"model": TEXT, "tokens": IDS}, ("tokens",)),
+    ),
+    Endpoint(
+        "POST",
+        "/apply-template",
+        apply_template,
+        _ERRORS,
+        json_operation("llama.cpp: the text of a conversation", CONVERSATION, ("messages",)),
+    ),
+    Endpoint(
+        "GET",
+        "/slots",
+        slots,
+        _ERRORS,
+        {"summary": "llama.cpp: which slots are free", "parameters": [_FREE], "responses": RESPONSES},
     ),
     Endpoint(
         "GET",

@@ -268,6 +268,12 @@ async def parse_infill(call: Call) -> LlamaRequest:
     return parsed
 
 
+def _time(given: Any) -> int:
+    """llama.cpp never looks at ``time``, so clients send what they like: milliseconds, or Vim's reltime(), a list."""
+    is_number = isinstance(given, int | float) and not isinstance(given, bool) and math.isfinite(given)
+    return int(given) if is_number else 0
+
+
 def _gap(body: Body) -> Gap:
     """``prompt`` is the cursor's line in front of it. The newest of the other texts is the last, and goes in first."""
     for name in ("input_prefix", "input_suffix"):
@@ -275,11 +281,11 @@ def _gap(body: Body) -> Gap:
             body.refuse(name, f'"{name}" is required')
     files = []
     for i, extra in enumerate(body.objects("input_extra")):
-        text, filename, time_ms = extra.text("text"), extra.text("filename"), extra.number("time")
+        text, filename = extra.text("text"), extra.text("filename")
         if text is None:
             extra.refuse("text", "must be a string")
             continue
-        files.append(ContextFile(filename or f"snippet{i}", text, time_ms=int(time_ms or 0)))
+        files.append(ContextFile(filename or f"snippet{i}", text, time_ms=_time(extra.raw("time"))))
     shown = bool(files)
     return Gap(
         prefix=(body.text("input_prefix") or "") + (body.text("prompt") or ""),

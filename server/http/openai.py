@@ -8,11 +8,11 @@ from typing import Any
 from server.http.call import Call, Endpoint, ServerContext, fills_in
 from server.http.fields import (
     COMMON,
+    CONVERSATION,
     COUNT,
     FLAG,
     GRAMMAR,
     IDS,
-    OBJECT,
     PREDICTION,
     RESPONSES,
     SAMPLING,
@@ -111,17 +111,7 @@ COMPLETION_FIELDS: Mapping[str, Schema] = {
 }
 CHAT_FIELDS: Mapping[str, Schema] = {
     **_SHARED,
-    "messages": {
-        "type": "array",
-        "minItems": 1,
-        "items": {
-            "type": "object",
-            "required": ["role"],
-            "properties": {"role": {**TEXT, "minLength": 1}, "content": {"oneOf": [TEXT, {"type": "array"}]}},
-        },
-    },
-    "tools": {"type": "array", "items": {"type": "object", "properties": {"function": OBJECT}}},
-    "tool_choice": {"enum": ["auto", "none"]},
+    **CONVERSATION,
     "max_completion_tokens": COUNT,
     "logprobs": FLAG,
     "top_logprobs": _TOP,

@@ -18,8 +18,8 @@ from specdec.fields import MAX_N
 from specdec.types import Finished, FinishReason, SamplingParams, StepTree, TokenLogprobs, metrics_dict
 
 ERROR_TYPES = {
-    401: "authentication_error", 403: "permission_error", 429: "rate_limit_error", 500: "server_error",
-    501: "not_supported_error", 503: "server_error",
+    401: "authentication_error", 403: "permission_error", 422: "not_supported_error", 429: "rate_limit_error",
+    500: "server_error", 501: "not_supported_error", 503: "server_error",
 }  # fmt: skip
 
 

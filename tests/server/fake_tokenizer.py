@@ -12,7 +12,8 @@ BOS = 2
 
 
 class FakeTokenizer:
-    """``add_special`` puts ``BOS`` first; a chat is "role:content;" per message, after "[names of tools]"."""
+    """``add_special`` puts ``BOS`` first; a chat is "role:content;" per message, after "[names of tools]"; the last ";"
+    is the generation prompt."""
 
     special_ids = frozenset({BOS})
     longest_token = 1
@@ -48,4 +49,4 @@ class FakeTokenizer:
             raise InvalidRequestError([FieldViolation("chat", "unknown role robot")])
         talk = "".join(f"{m['role']}:{m['content']};" for m in plain_messages(messages))
         names = f"[{','.join(tool['function']['name'] for tool in tools)}]" if tools else ""
-        return self.encode(names + talk, add_special=False)
+        return self.encode(names + (talk if add_generation_prompt else talk.removesuffix(";")), add_special=False)

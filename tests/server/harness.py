@@ -11,6 +11,7 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2 as details
 from google.rpc.status_pb2 import Status
+from grpc_reflection.v1alpha import reflection_pb2
 
 from server.engine_client import EngineClient, RestartPolicy
 from server.serving import Addresses, Serving
@@ -106,3 +107,12 @@ async def refused(call: grpc.aio.UnaryStreamCall) -> grpc.aio.AioRpcError:
         async for _ in call:
             pass
     return caught.value
+
+
+def reflection_of(channel: grpc.aio.Channel, service: str) -> Any:
+    """The one method of a reflection service, whose versions share their messages."""
+    return channel.stream_stream(
+        f"/{service}/ServerReflectionInfo",
+        request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+        response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+    )

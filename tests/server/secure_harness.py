@@ -9,7 +9,6 @@ from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from server.admission import Admission
 from server.auth.access import Access
@@ -18,6 +17,7 @@ from server.frontend import Frontend
 from server.grpc.admin_servicer import AdminServicer, TraceServicer
 from server.grpc.generation_servicer import GenerationServicer, ModelServicer
 from server.grpc.interceptors import AuthInterceptor
+from server.grpc.reflection import add_reflection
 from specdec.api.v1 import admin_pb2_grpc, generation_pb2, generation_pb2_grpc, model_pb2_grpc, trace_pb2_grpc
 from specdec.config import Config
 from tests.server.fake_tokenizer import FakeTokenizer
@@ -107,7 +107,7 @@ async def secure_server(
     )
     health_pb2_grpc.add_HealthServicer_to_server(probes, own)
     service = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
-    reflection.enable_server_reflection((service, reflection.SERVICE_NAME), own)
+    add_reflection((service,), own)
     port = access.listen(own, f"{config.server.host}:0")
     await own.start()
     await client.start()

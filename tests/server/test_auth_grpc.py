@@ -11,14 +11,15 @@ import pytest
 from google.rpc.error_details_pb2 import ErrorInfo, QuotaFailure, RetryInfo
 from google.rpc.status_pb2 import Status
 from grpc_health.v1 import health_pb2
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 
 from server.auth import file_watch
+from server.grpc.reflection import V1, V1ALPHA
 from specdec.api.v1 import admin_pb2, model_pb2, options_pb2, trace_pb2
 from specdec.api.v1 import generation_pb2 as pb
 from tests.server.auth.certificates import Certificates
 from tests.server.auth.key_files import make_key
-from tests.server.harness import refused, stream_request
+from tests.server.harness import reflection_of, refused, stream_request
 from tests.server.secure_harness import SecureServer, secure_server
 
 
@@ -92,14 +93,16 @@ async def test_how_a_key_is_sent(tmp_path: Path) -> None:
             assert code == (grpc.StatusCode.OK if header in known else grpc.StatusCode.UNAUTHENTICATED), header
 
 
-@pytest.mark.parametrize("is_open", [True, False])
-async def test_health_and_reflection_are_open_where_the_configuration_says_so(is_open: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("is_open", "version"), [(True, V1), (True, V1ALPHA), (False, V1), (False, V1ALPHA)])
+async def test_health_and_reflection_are_open_where_the_configuration_says_so(
+    is_open: bool, version: str, tmp_path: Path
+) -> None:
     path = tmp_path / "keys.yaml"
     key = make_key(path, "a")
     ask = reflection_pb2.ServerReflectionRequest(list_services="")
 
     async def reflects(channel: grpc.aio.Channel, metadata: Any = None) -> bool:
-        call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(iter([ask]), metadata=metadata)
+        call = reflection_of(channel, version)(iter([ask]), metadata=metadata)
         try:
             return bool([m async for m in call])
         except grpc.aio.AioRpcError as error:

@@ -9,17 +9,28 @@ import socket
 
 import grpc
 import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 
 from server.engine_client import EngineStartError
+from server.grpc.reflection import V1, V1ALPHA
 from server.grpc.server import SERVICES
 from server.serving import Addresses, Serving
 from specdec.errors import ConfigError
 from specdec.types import EngineInfo
 from tests.server.fake_tokenizer import FakeTokenizer
-from tests.server.harness import FACTORY, Harness, make_config, quick_policy, rich, running_server, stream_request
+from tests.server.harness import (
+    FACTORY,
+    Harness,
+    make_config,
+    quick_policy,
+    reflection_of,
+    rich,
+    running_server,
+    stream_request,
+)
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -58,15 +69,34 @@ async def test_health_of_an_unknown_service_is_not_found() -> None:
         assert caught.value.code() == grpc.StatusCode.NOT_FOUND
 
 
-@pytest.mark.parametrize("enabled", [True, False])
-async def test_reflection_lists_the_services_unless_switched_off(enabled: bool) -> None:
-    async with running_server(reflection=enabled) as server:
-        stub = reflection_pb2_grpc.ServerReflectionStub(server.channel)
-        call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
-        if enabled:
-            names = {s.name for s in (await call.read()).list_services_response.service}
-            assert names >= {*SERVICES, "grpc.health.v1.Health"}
-        else:
+async def test_both_versions_of_reflection_tell_of_the_services() -> None:
+    async with running_server() as server:
+        for version in (V1, V1ALPHA):
+            asks = [
+                reflection_pb2.ServerReflectionRequest(list_services=""),
+                reflection_pb2.ServerReflectionRequest(file_containing_symbol=version),
+                reflection_pb2.ServerReflectionRequest(file_containing_symbol=SERVICES[0]),
+            ]
+            listed, *files = [answer async for answer in reflection_of(server.channel, version)(iter(asks))]
+            names = {s.name for s in listed.list_services_response.service}
+            assert names == {*SERVICES, "grpc.health.v1.Health", V1, V1ALPHA}
+            own, generation = (
+                [FileDescriptorProto.FromString(data) for data in answer.file_descriptor_response.file_descriptor_proto]
+                for answer in files
+            )
+            (file,) = own
+            assert f"{file.package}.{file.service[0].name}" == version
+            types = {field.type_name for message in file.message_type for field in message.field if field.type_name}
+            assert {name.rpartition(".")[0] for name in types} == {f".{file.package}"}
+            assert file.service[0].method[0].input_type == f".{file.package}.ServerReflectionRequest"
+            assert SERVICES[0] in {f"{f.package}.{service.name}" for f in generation for service in f.service}
+
+
+async def test_reflection_can_be_switched_off() -> None:
+    async with running_server(reflection=False) as server:
+        for version in (V1, V1ALPHA):
+            ask = reflection_pb2.ServerReflectionRequest(list_services="")
+            call = reflection_of(server.channel, version)(iter([ask]))
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await call.read()
             assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED

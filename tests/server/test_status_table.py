@@ -196,8 +196,7 @@ TABLE = [
     Row(
         context_too_long, CODE.INVALID_ARGUMENT, "CONTEXT_LENGTH_EXCEEDED", metadata={"limit": "127", "got": "201"},
     ),
-    # The table says FAILED_PRECONDITION; UNIMPLEMENTED is what HTTP's 501 is in gRPC, and completion.proto promises it.
-    Row(no_fim_tokens, CODE.UNIMPLEMENTED, "FIM_NOT_SUPPORTED"),
+    Row(no_fim_tokens, CODE.FAILED_PRECONDITION, "FIM_NOT_SUPPORTED"),
     Row(unknown_model, CODE.NOT_FOUND, "MODEL_NOT_FOUND", ("ResourceInfo",)),
     Row(duplicate_id, CODE.ALREADY_EXISTS, "DUPLICATE_REQUEST_ID"),
     Row(queue_full, CODE.RESOURCE_EXHAUSTED, "QUEUE_FULL", retry=True, metadata={"limit": "7"}),

@@ -27,7 +27,7 @@ if _version_not_supported:
 
 class CompletionServiceStub:
     """Code completion for editors. Errors carry the details that GenerationService's do; a model that can not fill in is
-    refused with UNIMPLEMENTED and the reason FIM_NOT_SUPPORTED, unless the mode asks for less.
+    refused with FAILED_PRECONDITION and the reason FIM_NOT_SUPPORTED, unless the mode asks for less.
     """
 
     def __init__(self, channel):
@@ -55,7 +55,7 @@ class CompletionServiceStub:
 
 class CompletionServiceServicer:
     """Code completion for editors. Errors carry the details that GenerationService's do; a model that can not fill in is
-    refused with UNIMPLEMENTED and the reason FIM_NOT_SUPPORTED, unless the mode asks for less.
+    refused with FAILED_PRECONDITION and the reason FIM_NOT_SUPPORTED, unless the mode asks for less.
     """
 
     def Complete(self, request, context):
@@ -108,7 +108,7 @@ def add_CompletionServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class CompletionService:
     """Code completion for editors. Errors carry the details that GenerationService's do; a model that can not fill in is
-    refused with UNIMPLEMENTED and the reason FIM_NOT_SUPPORTED, unless the mode asks for less.
+    refused with FAILED_PRECONDITION and the reason FIM_NOT_SUPPORTED, unless the mode asks for less.
     """
 
     @staticmethod

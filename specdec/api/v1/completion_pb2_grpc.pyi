@@ -28,7 +28,7 @@ GRPC_VERSION: str
 
 class CompletionServiceStub:
     """Code completion for editors. Errors carry the details that GenerationService's do; a model that can not fill in is
-    refused with UNIMPLEMENTED and the reason FIM_NOT_SUPPORTED, unless the mode asks for less.
+    refused with FAILED_PRECONDITION and the reason FIM_NOT_SUPPORTED, unless the mode asks for less.
     """
 
     @_typing.overload
@@ -47,7 +47,7 @@ class CompletionServiceStub:
 @_typing.type_check_only
 class CompletionServiceAsyncStub(CompletionServiceStub):
     """Code completion for editors. Errors carry the details that GenerationService's do; a model that can not fill in is
-    refused with UNIMPLEMENTED and the reason FIM_NOT_SUPPORTED, unless the mode asks for less.
+    refused with FAILED_PRECONDITION and the reason FIM_NOT_SUPPORTED, unless the mode asks for less.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -62,7 +62,7 @@ class CompletionServiceAsyncStub(CompletionServiceStub):
 
 class CompletionServiceServicer(metaclass=_abc_1.ABCMeta):
     """Code completion for editors. Errors carry the details that GenerationService's do; a model that can not fill in is
-    refused with UNIMPLEMENTED and the reason FIM_NOT_SUPPORTED, unless the mode asks for less.
+    refused with FAILED_PRECONDITION and the reason FIM_NOT_SUPPORTED, unless the mode asks for less.
     """
 
     @_abc_1.abstractmethod

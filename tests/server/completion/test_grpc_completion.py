@@ -68,14 +68,14 @@ async def test_a_prompt_can_be_warmed_and_generated_from() -> None:
 async def test_a_model_that_can_not_fill_in() -> None:
     async with running(no_fim) as server:
         error = await failed(server.completion.Complete(pb.CompleteRequest(fim=fim())))
-        assert error.code() == grpc.StatusCode.UNIMPLEMENTED
+        assert error.code() == grpc.StatusCode.FAILED_PRECONDITION
         assert rich(error)[ErrorInfo].reason == "FIM_NOT_SUPPORTED"
         for mode in (pb.CompletionOptions.MODE_PREFIX, pb.CompletionOptions.MODE_MIDDLE_OR_PREFIX):
             _, text = await complete(server, pb.CompleteRequest(fim=fim(), completion=pb.CompletionOptions(mode=mode)))
             assert text == LINE
         editor = Editor(server)
         await editor.send(setup=pb.SessionSetup())
-        assert (await failed(editor.call)).code() == grpc.StatusCode.UNIMPLEMENTED
+        assert (await failed(editor.call)).code() == grpc.StatusCode.FAILED_PRECONDITION
         editor = Editor(server)
         ready = await editor.set_up(completion=pb.CompletionOptions(mode=pb.CompletionOptions.MODE_MIDDLE_OR_PREFIX))
         assert not ready.fills_in

@@ -214,7 +214,7 @@ BAD = [
     ("stream_options.include_usage", {"stream_options": {"include_usage": 1}}),
     ("speculation", {"speculation": "off"}), ("speculation.mode", {"speculation": {"mode": "never"}}),
     ("speculation.drafters", {"speculation": {"drafters": ["nobody"]}}),
-    ("speculation.width", {"speculation": {"width": 17}}),
+    ("speculation.width", {"speculation": {"width": 17}}), ("speculation.depth", {"speculation": {"depth": 2}}),
     ("speculation.max_nodes", {"speculation": {"max_nodes": 64}}),
     ("priority", {"priority": 2**40}), ("session", {"session": 5}), ("cache_salt", {"cache_salt": 5}),
     ("target_tpot_ms", {"target_tpot_ms": 0}), ("prediction", {"prediction": "text"}),

@@ -177,12 +177,12 @@ def test_a_drain_that_takes_too_long_cuts_streams_off_with_an_error() -> None:
             assert "shut down" in [line for line in lines if line][-1]
 
 
-def test_a_model_without_chat_says_501() -> None:
+def test_a_model_without_chat_or_gaps_says_so() -> None:
     with running(lambda: FakeTokenizer(has_chat=False)) as server:
         status, error = server.refused(CHAT, messages=HI)
         assert (status, parts(error)) == (501, ("not_supported_error", "messages", "chat_not_supported"))
         status, error = server.refused(prompt="a", suffix="b")
-        assert (status, parts(error)) == (501, ("not_supported_error", "suffix", "fim_not_supported"))
+        assert (status, parts(error)) == (422, ("not_supported_error", "suffix", "fim_not_supported"))
 
 
 def test_what_the_engine_finds_in_a_request_is_the_requests_fault() -> None:

@@ -120,7 +120,7 @@ def test_continue_and_tabbys_server(server: Server, path: str, body: dict[str, A
 
 def test_a_model_that_can_not_fill_in_says_so(plain: Server) -> None:
     status, error = plain.refused("/infill", **GAP)
-    assert (status, error["code"], error["type"]) == (501, 501, "not_supported_error")
+    assert (status, error["code"], error["type"]) == (422, 422, "not_supported_error")
 
 
 @pytest.fixture(scope="module")

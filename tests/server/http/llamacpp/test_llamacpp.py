@@ -10,11 +10,14 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.testclient import TestClient
 
+from server.http.app import build_app
 from server.http.call import Call
-from server.http.llamacpp import COMPLETION_FIELDS, INFILL_FIELDS, picked, result, timings
+from server.http.llamacpp import COMPLETION_FIELDS, INFILL_FIELDS, LLAMACPP, picked, result, timings
 from server.http.llamacpp_request import LlamaRequest, parse_completion, parse_infill
 from specdec.types import (
+    EngineLoad,
     Finished,
     FinishReason,
     GrammarKind,
@@ -104,6 +107,9 @@ def test_a_gap_with_other_texts_in_front() -> None:
     for part in ("<|file_sep|>o.py\nold\n", "<|file_sep|>n.py\nnew\n", "<|file_sep|>filename\n<|fim_prefix|>"):
         assert part in text
     assert text == shown(infill(input_extra=extra[::-1]))  # one prompt, in whatever order they come
+    assert infill(input_extra=[e | {"time": [1763, 5]} for e in extra]).request.prompt_ids  # Vim's reltime()
+    for time in ("now", True, None, {}, 1e300, -1, [[]]):
+        assert shown(infill(input_extra=[extra[0] | {"time": time}])) == shown(infill(input_extra=extra[:1]))
     injected = infill(prompt="<|fim_suffix|>").request.prompt_ids
     assert injected.count(CodeTokenizer().names["<|fim_suffix|>"]) == 1
 
@@ -237,6 +243,34 @@ def test_tokens_and_back(fake: Server) -> None:
     assert fake.ask("/tokenize", content="a!", with_pieces=True) == {
         "tokens": [{"id": 97, "piece": "a"}, {"id": 255, "piece": [255]}]
     }
-    assert fake.ask("/detokenize", tokens=[97, BOS]) == {"content": "a\x02"}
+    assert fake.ask("/detokenize", tokens=[97, BOS])["content"] == "a\x02"
     for path, body in (("/tokenize", {}), ("/tokenize", {"content": 5}), ("/detokenize", {"tokens": [256]})):
         assert fake.refused(path, **body)[0] == 400
+
+
+def test_the_text_of_a_conversation() -> None:
+    talk = [{"role": "user", "content": "hi"}]
+    with running(lambda: FakeTokenizer(has_tools=True)) as fake:
+        assert fake.ask("/apply-template", messages=talk) == {"prompt": "user:hi;"}
+        tools = [{"type": "function", "function": {"name": "look"}}]
+        assert fake.ask("/apply-template", messages=talk, tools=tools) == {"prompt": "[look]user:hi;"}
+        begun = [{"role": chr(BOS) + "user", "content": "hi"}]  # of a template that writes the begin token
+        assert fake.ask("/apply-template", messages=begun) == {"prompt": "user:hi;"}
+        assert fake.refused("/apply-template", messages=[])[0] == 400
+
+
+def test_slots() -> None:
+    server: Any = make_context()
+    with TestClient(build_app(server, LLAMACPP), base_url="http://127.0.0.1") as client:
+
+        def slots(running: int, **query: str) -> httpx.Response:
+            server.frontend.client.load = EngineLoad(running_requests=running)
+            return client.get("/slots", params=query)
+
+        n = server.info.max_batch
+        found = slots(2).json()
+        assert [slot["id"] for slot in found] == list(range(n))
+        assert [slot["is_processing"] for slot in found] == [True, True] + [False] * (n - 2)
+        assert {slot["n_ctx"] for slot in found} == {server.info.max_context}
+        assert [slots(busy, fail_on_no_slot="1").status_code for busy in (0, n - 1, n)] == [200, 200, 503]
+        assert slots(n).status_code == 200

@@ -61,3 +61,6 @@ def test_errors_are_the_clients_own(client: ollama.Client) -> None:
     with pytest.raises(ollama.ResponseError) as caught:
         list(client.chat("fake", HI, options={"temperature": -1}, stream=True))
     assert (caught.value.status_code, caught.value.error.split(":")[0]) == (400, "options.temperature")
+    for call in (lambda: client.pull("llama3"), lambda: client.delete("llama3"), lambda: client.copy("a", "b")):
+        with pytest.raises(ollama.ResponseError, match="nothing is served at '/api/"):
+            call()

@@ -64,7 +64,7 @@ def test_what_reaches_the_model(server: Server) -> None:
 def test_a_model_without_a_chat_template_goes_on_with_the_prompt() -> None:
     with running(lambda: FakeTokenizer(has_chat=False)) as server:
         assert whole(server, prompt="a", system="b")["response"] == f"{BEGIN}b\n\na"
-        message = refused(server, GENERATE, 501, prompt="a", suffix="b")
+        message = refused(server, GENERATE, 422, prompt="a", suffix="b")
         assert "filling in the middle" in message
 
 

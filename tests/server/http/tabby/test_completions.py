@@ -141,7 +141,7 @@ def test_neither_segments_nor_a_prompt_is_400(server: Server) -> None:
 def test_a_model_that_can_not_fill_in_says_501_and_why() -> None:
     with book_server(lambda: CodeTokenizer(("<file_sep>",))) as server:
         status, error = server.refused(**body())
-        assert (status, error["code"]) == (501, "fim_not_supported")
+        assert (status, error["code"]) == (422, "fim_not_supported")
         assert "no tokens for filling in the middle" in error["message"]
         assert server.client.post(COMPLETIONS, json={"prompt": "def mean("}).status_code == 200
         assert "model" not in server.client.get("/v1/health").json()

@@ -1,0 +1,71 @@
+"""vLLM's /tokenize, for a text and for a conversation; its /detokenize is that of llama.cpp."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from server.http.call import Call, Endpoint
+from server.http.fields import CONVERSATION, FLAG, TEXT, Schema, json_operation, read_conversation, read_tools
+from server.http.openai_format import OpenAIErrors
+from server.json_body import Body
+
+
+def _is_vllms(body: Mapping[str, Any]) -> bool:
+    """llama.cpp's has ``content`` instead."""
+    return "prompt" in body or "messages" in body
+
+
+async def tokenize(call: Call) -> None:
+    """Ids of a text or of a conversation.
+
+    Raises:
+        RequestError: it can not be read, or the model has no chat template.
+    """
+    body, frontend, info = call.body(), call.server.frontend, call.server.info
+    call.server.check_model(body.text("model"))
+    ids = await (_conversation(call, body) if body.has("messages") else _prompt(call, body))
+    told = body.flag("return_token_strs")
+    body.violations.raise_if_any()
+    pieces = map(frontend.loaded_tokenizer.token_bytes, ids)
+    texts = [piece.decode("utf-8", "replace") for piece in pieces] if told else None
+    answer = {"count": len(ids), "max_model_len": info.max_context, "tokens": ids, "token_strs": texts}
+    await call.reply(200, answer)
+
+
+async def _prompt(call: Call, body: Body) -> tuple[int, ...]:
+    """Special tokens spelled out in it are read as such, as /v1/completions reads them."""
+    text, special = body.text("prompt"), body.flag("add_special_tokens", True)
+    if text is None:
+        if not body.violations.found:
+            body.refuse("prompt", "must be a string")
+        return ()
+    return tuple(await call.server.frontend.encode(text, add_special=special, parse_special=True))
+
+
+async def _conversation(call: Call, body: Body) -> tuple[int, ...]:
+    if body.has("prompt"):
+        body.refuse("prompt", "messages are given too; give one of them")
+    generation = body.flag("add_generation_prompt", True)
+    tools = read_tools(body)
+    return await read_conversation(body, call.server.frontend, tools, add_generation_prompt=generation)
+
+
+TOKENIZE_FIELDS: Mapping[str, Schema] = {
+    "model": {**TEXT, "description": "None, or the one served."},
+    "prompt": TEXT,
+    "add_special_tokens": {**FLAG, "default": True, "description": "Of a prompt; a conversation has its template's."},
+    **CONVERSATION,
+    "add_generation_prompt": {**FLAG, "default": True},
+    "return_token_strs": FLAG,
+}
+VLLM = (
+    Endpoint(
+        "POST",
+        "/tokenize",
+        tokenize,
+        OpenAIErrors(),
+        json_operation("vLLM: ids of a text or of a conversation", TOKENIZE_FIELDS),
+        claims=_is_vllms,
+    ),
+)
