@@ -264,6 +264,11 @@ class EngineClient:
         return self._child.pid if self._child else None
 
     @property
+    def is_known(self) -> bool:
+        """Whether the engine has ever been ready."""
+        return self._info is not None
+
+    @property
     def info(self) -> EngineInfo:
         """What the engine is; that of the last ready one while it restarts.
 

@@ -28,14 +28,14 @@ class DrainingError(RequestError):
 
 
 class UnknownModelError(RequestError):
-    """The request names a model that is not the one served."""
+    """The request names a model that is not served."""
 
     reason = "MODEL_NOT_FOUND"
     http_status, grpc_code, field = 404, "NOT_FOUND", "model"
 
-    def __init__(self, asked: str, served: str) -> None:
-        self.asked, self.served = asked, served
-        super().__init__(f"model {asked!r} is not served here; this server runs {served!r}")
+    def __init__(self, asked: str, *served: str) -> None:
+        self.asked = asked
+        super().__init__(f"model {asked!r} is not served here; this server runs {', '.join(map(repr, served))}")
 
 
 class ChatNotSupportedError(RequestError):

@@ -149,6 +149,10 @@ class FimNotSupportedError(RequestError):
 class FimEncoder(Protocol):
     """Makes a gap in a text a prompt; `server.completion.prompt_packer.PromptPacker` is one."""
 
+    @property
+    def fills_in(self) -> bool:
+        """Whether what stands behind a gap can be shown."""
+
     def budget(self, wanted: int | None, max_tokens: int) -> int:
         """Tokens for a prompt where ``wanted`` were asked for and ``max_tokens`` are to be written."""
 

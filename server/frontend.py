@@ -108,16 +108,44 @@ class Frontend:
         """
         return self.client.info
 
+    @property
+    def model(self) -> str:
+        """What the model is called in answers.
+
+        Raises:
+            EngineDeadError: it is not known yet.
+        """
+        return self.names.own or self.info.target
+
+    def is_called(self, asked: str) -> bool:
+        """Whether ``asked`` is a name of the model, as far as they are known yet."""
+        return self.names.include(asked, self.client.info.target if self.client.is_known else "")
+
     def check_model(self, asked: str | None) -> None:
-        """Refuse a model that is not the one served; none named is fine.
+        """Refuse a name that is not the model's; none is fine.
 
         Raises:
             UnknownModelError: it is another.
             EngineDeadError: it is not known yet which is served.
         """
-        served = self.info.target
-        if asked and not self.names.include(asked, served):
-            raise UnknownModelError(asked[:200], served)
+        target = self.info.target
+        if asked and not self.names.include(asked, target):
+            raise UnknownModelError(asked[:200], *(self.names.all_own or (target,)))
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the tokenizer is there."""
+        return self.tokenizer is not None
+
+    @property
+    def fills_in(self) -> bool:
+        """Whether the model can fill in the middle of a text.
+
+        Raises:
+            EngineDeadError: it is not loaded yet.
+        """
+        _, fim = self.loaded_tokenizer, self.fim
+        return fim is not None and fim.fills_in
 
     @property
     def loaded_tokenizer(self) -> TokenizerLike:

@@ -16,15 +16,18 @@ def model_names(served: str) -> frozenset[str]:
 
 
 class ModelNames:
-    """One model's names: that of its target, which is known once the engine is ready, and ``aliases``."""
+    """One model's names: ``own``, by which a server of several models tells them apart, ``aliases``, and that of its
+    target, which is known once the engine is ready. ``all_own``: those of all the server's models."""
 
-    def __init__(self, aliases: Sequence[str] = ()) -> None:
-        self.aliases = tuple(aliases)
-        self._target, self._known = "", frozenset[str]()
+    def __init__(self, aliases: Sequence[str] = (), own: str = "", all_own: Sequence[str] = ()) -> None:
+        self.aliases, self.own, self.all_own = tuple(aliases), own, tuple(all_own)
+        self._exact = frozenset(
+            form for name in (own, *aliases) if name for form in (name.lower(), f"{name.lower()}:latest")
+        )
+        self._target, self._known = "", self._exact
 
-    def include(self, asked: str, target: str) -> bool:
-        """Whether ``asked`` means the model whose target is called ``target``."""
+    def include(self, asked: str, target: str = "") -> bool:
+        """Whether ``asked`` means the model whose target is called ``target``; empty: that is not known yet."""
         if target != self._target:
-            exact = {form for alias in self.aliases for form in (alias.lower(), f"{alias.lower()}:latest")}
-            self._target, self._known = target, model_names(target) | exact
+            self._target, self._known = target, self._exact | (model_names(target) if target else frozenset())
         return asked.lower() in self._known

@@ -22,6 +22,7 @@ from server.large_texts import LARGE_CHARACTERS
 from server.model_names import ModelNames
 from server.observe.observer import build_observer
 from server.prometheus import Exporter
+from server.served_models import Models
 from specdec.config import Config
 from specdec.errors import EngineDeadError
 from specdec.types import EngineInfo
@@ -61,14 +62,13 @@ class Serving:
         self.client = EngineClient(config, factory=factory, progress=progress, policy=policy, observer=self._observer)
         self._frontend = Frontend(self.client, config.server, ModelNames(config.engine.aliases))
         self._frontend.exporter = Exporter(self._observer.metrics, self.client, config.server.metrics_compat)
-        self._grpc = GrpcServer(config.server, self._frontend, self._observer)
+        self._models = Models([self._frontend])
+        self._grpc = GrpcServer(config.server, self._models, self._observer)
         self._health_task: asyncio.Task[None] | None = None
         port = config.server.http_port
         self._http: HttpServer | None = None
         if port is not None:
-            server = ServerContext(
-                self._frontend, self._probe_state, config.server.max_message_bytes, self._grpc.completion
-            )
+            server = ServerContext.of(self._models, self._probe_state, config.server.max_message_bytes)
             tls = self._frontend.access.ssl_context()
             app = HttpCalls(build_app(server, ENDPOINTS if config.server.page else DIALECTS), self._observer)
             self._http = HttpServer(with_cors(app, config.server.cors_origins), config.server.host, port, tls)
@@ -112,7 +112,7 @@ class Serving:
     async def stop(self, drain_s: float = 0.0) -> None:
         """Take no new request, let running ones finish for up to ``drain_s`` seconds, and end everything."""
         await self._grpc.begin_shutdown()
-        left = await self._frontend.gate.drain(drain_s)
+        left = await self._models.drain(drain_s)
         await self._frontend.experiments.close()
         if left:
             _LOG.warning("%d calls were still running after %g s and are cut off", left, drain_s)

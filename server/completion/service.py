@@ -177,13 +177,13 @@ class SessionTable:
 class CompletionService:
     """What completions share: how requests are made, the runs in flight, sessions, outcomes.
 
-    ``submit`` is the way to the engine. Belongs to one event loop.
+    ``submit`` is the way to the engine; ``outcomes`` may be shared with other models. Belongs to one event loop.
     """
 
-    def __init__(self, frontend: Frontend, submit: Submit) -> None:
+    def __init__(self, frontend: Frontend, submit: Submit, outcomes: OutcomeLog | None = None) -> None:
         self.maker = RequestMaker(frontend)
         self.runs = RunTable(submit)
-        self.outcomes = OutcomeLog()
+        self.outcomes = outcomes or OutcomeLog()
         self.sessions = SessionTable(self._new_session)
 
     @staticmethod

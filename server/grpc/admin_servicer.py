@@ -11,10 +11,10 @@ import grpc
 
 from server.auth.principal import check_admin
 from server.engine_calls import DEFAULT_TRACE_STEPS, MAX_TRACE_STEPS, TRACE_LIMIT_RULE
-from server.experiment.live.experiments import Experiments, ExperimentStatus
-from server.frontend import Frontend
+from server.experiment.live.experiments import ExperimentStatus
 from server.grpc.errors import guarded
 from server.grpc.messages import trace_message
+from server.served_models import Models
 from specdec.api.v1 import admin_pb2, admin_pb2_grpc, experiment_pb2, experiment_pb2_grpc, trace_pb2, trace_pb2_grpc
 from specdec.config import WeightDtype
 from specdec.errors import ViolationCollector
@@ -27,26 +27,28 @@ _ADMIN_SERVICE = "AdminService"
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     """``not_serving`` tells health's watchers for good; ``drain_s`` is how long the server itself waits at its end."""
 
-    def __init__(self, frontend: Frontend, not_serving: Callable[[], Awaitable[None]], drain_s: float) -> None:
-        self._frontend, self._not_serving, self._drain_s = frontend, not_serving, drain_s
+    def __init__(self, models: Models, not_serving: Callable[[], Awaitable[None]], drain_s: float) -> None:
+        self._models, self._not_serving, self._drain_s = models, not_serving, drain_s
 
     @guarded
     async def Drain(self, request: admin_pb2.DrainRequest, context: Context) -> admin_pb2.DrainResponse:
-        """No new request from now on."""
+        """No new request from now on, of one model or of any."""
         check_admin(_ADMIN_SERVICE)
         timeout_s = request.timeout_s if request.HasField("timeout_s") else self._drain_s
         violations = ViolationCollector()
         sound = math.isfinite(timeout_s) and timeout_s >= 0
         violations.check(sound, "timeout_s", "must be a number of seconds, not negative")
         violations.raise_if_any()
+        if request.model:
+            return admin_pb2.DrainResponse(running=await self._models.named(request.model).gate.drain(timeout_s))
         await self._not_serving()
-        return admin_pb2.DrainResponse(running=await self._frontend.gate.drain(timeout_s))
+        return admin_pb2.DrainResponse(running=await self._models.drain(timeout_s))
 
     @guarded
     async def FlushCache(self, request: admin_pb2.FlushCacheRequest, context: Context) -> admin_pb2.FlushCacheResponse:
         """Forgets cached prefixes."""
         check_admin(_ADMIN_SERVICE)
-        return admin_pb2.FlushCacheResponse(pages=await self._frontend.client.flush_cache())
+        return admin_pb2.FlushCacheResponse(pages=await self._models.named(request.model).client.flush_cache())
 
     @guarded
     async def SwapDraft(self, request: admin_pb2.SwapDraftRequest, context: Context) -> admin_pb2.SwapDraftResponse:
@@ -59,15 +61,15 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         violations.check(bool(request.draft) or not request.dtype, "dtype", "has no meaning without a draft")
         violations.raise_if_any()
         dtype = cast(WeightDtype, request.dtype) if request.dtype else None
-        info = await self._frontend.client.swap_draft(request.draft or None, dtype)
+        info = await self._models.named(request.model).client.swap_draft(request.draft or None, dtype)
         return admin_pb2.SwapDraftResponse(draft=info.draft, drafters=info.drafters)
 
 
 class TraceServicer(trace_pb2_grpc.TraceServiceServicer):
     """Asks the engine process; a draining server answers too."""
 
-    def __init__(self, frontend: Frontend) -> None:
-        self._frontend = frontend
+    def __init__(self, models: Models) -> None:
+        self._models = models
 
     @guarded
     async def GetTrace(self, request: trace_pb2.GetTraceRequest, context: Context) -> trace_pb2.GetTraceResponse:
@@ -76,7 +78,7 @@ class TraceServicer(trace_pb2_grpc.TraceServiceServicer):
         violations = ViolationCollector()
         violations.check(1 <= limit <= MAX_TRACE_STEPS, "limit", f"{TRACE_LIMIT_RULE}, got {limit}")
         violations.raise_if_any()
-        steps = await self._frontend.client.trace(limit)
+        steps = await self._models.named(request.model).client.trace(limit)
         return trace_pb2.GetTraceResponse(steps=[trace_message(step) for step in steps])
 
 
@@ -92,8 +94,8 @@ _STATES = {
 class ExperimentServicer(experiment_pb2_grpc.ExperimentServiceServicer):
     """Every call asks for an operator's key first."""
 
-    def __init__(self, experiments: Experiments) -> None:
-        self._experiments = experiments
+    def __init__(self, models: Models) -> None:
+        self._models = models
 
     @guarded
     async def StartExperiment(
@@ -101,7 +103,7 @@ class ExperimentServicer(experiment_pb2_grpc.ExperimentServiceServicer):
     ) -> experiment_pb2.StartExperimentResponse:
         """Begins one, or goes on with it."""
         check_admin(_EXPERIMENT_SERVICE)
-        status = await self._experiments.start(request.plan)
+        status = await self._models.named(request.model).experiments.start(request.plan)
         return experiment_pb2.StartExperimentResponse(experiment=_experiment_message(status))
 
     @guarded
@@ -111,7 +113,7 @@ class ExperimentServicer(experiment_pb2_grpc.ExperimentServiceServicer):
         """Ends one."""
         check_admin(_EXPERIMENT_SERVICE)
         return experiment_pb2.StopExperimentResponse(
-            experiment=_experiment_message(await self._experiments.stop(request.name))
+            experiment=_experiment_message(await self._models.named(request.model).experiments.stop(request.name))
         )
 
     @guarded
@@ -121,7 +123,7 @@ class ExperimentServicer(experiment_pb2_grpc.ExperimentServiceServicer):
         """How one stands."""
         check_admin(_EXPERIMENT_SERVICE)
         return experiment_pb2.GetExperimentResponse(
-            experiment=_experiment_message(await self._experiments.get(request.name))
+            experiment=_experiment_message(await self._models.named(request.model).experiments.get(request.name))
         )
 
     @guarded
@@ -131,7 +133,7 @@ class ExperimentServicer(experiment_pb2_grpc.ExperimentServiceServicer):
         """All there are."""
         check_admin(_EXPERIMENT_SERVICE)
         return experiment_pb2.ListExperimentsResponse(
-            experiments=map(_experiment_message, await self._experiments.statuses())
+            experiments=map(_experiment_message, await self._models.named(request.model).experiments.statuses())
         )
 
     @guarded
@@ -140,7 +142,7 @@ class ExperimentServicer(experiment_pb2_grpc.ExperimentServiceServicer):
     ) -> experiment_pb2.GetExperimentResultResponse:
         """What the records say."""
         check_admin(_EXPERIMENT_SERVICE)
-        found = await self._experiments.conclude(request.name)
+        found = await self._models.named(request.model).experiments.conclude(request.name)
         verdict = json.loads(found.result)["verdict"]
         return experiment_pb2.GetExperimentResultResponse(
             verdict=verdict["kind"], headline=verdict["headline"], reasons=verdict["reasons"],

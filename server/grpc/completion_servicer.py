@@ -13,10 +13,9 @@ import grpc
 from server.auth.principal import current_caller
 from server.completion.editor_session import EditorSession
 from server.completion.requests import CompletionOptions
-from server.completion.service import CompletionService, Owner
+from server.completion.service import Owner
 from server.errors import DeadlinePassedError, DrainingError
 from server.fim import FillMode, FimNotSupportedError, Gap, OffsetUnit, TextDocument, check_length, place_of
-from server.frontend import Frontend
 from server.grpc.completion_messages import (
     acceptance_message,
     ask_refused,
@@ -32,6 +31,7 @@ from server.grpc.completion_messages import (
 )
 from server.grpc.errors import guarded
 from server.grpc.request_reader import read_files, read_gap, read_prediction, validate
+from server.served_models import Models, ServedModel, Task
 from specdec.api.v1 import completion_pb2 as pb
 from specdec.api.v1 import completion_pb2_grpc as pb_grpc
 from specdec.api.v1 import result_pb2 as result
@@ -47,14 +47,18 @@ class CompletionSession:
     """Reads messages in one task, answers the ask in force in another, and writes in the call's own: so a newer ask
     never waits for an older one, and no write is ever cut short."""
 
-    def __init__(self, service: CompletionService, frontend: Frontend) -> None:
-        self._service, self._frontend, self._principal = service, frontend, current_caller()
+    def __init__(self, models: Models) -> None:
+        self._models, self._principal = models, current_caller()
+        self._use(models.first)
         self._out: asyncio.Queue[pb.CompleteSessionResponse | BaseException | None] = asyncio.Queue(_WAITING)
         self._session: EditorSession | None = None
         self._owner: Owner = ("", "")
         self._options, self._unit, self._supersedes_key = CompletionOptions(), OffsetUnit.CODE_POINT, ""
         self._asked: asyncio.Task[None] | None = None
         self._open_ask: int | None = None  # the ask that has not got its last word
+
+    def _use(self, model: ServedModel) -> None:
+        self._service, self._frontend = model.completion, model.frontend
 
     async def run(self, messages: AsyncIterator[pb.CompleteSessionRequest], context: Context) -> None:
         """Serve until the client has sent all and got all, or is gone.
@@ -113,6 +117,8 @@ class CompletionSession:
             self._asked = asyncio.create_task(self._answer(session, ask_id, gap), name="completion-ask")
 
     async def _set_up(self, setup: pb.SessionSetup) -> None:
+        if self._session is None:
+            self._use(self._models.find(setup.model, Task.FILL))
         self._frontend.check_model(setup.model)
         violations = ViolationCollector()
         options, unit = read_options(setup, violations), read_unit(setup, violations)
@@ -135,7 +141,7 @@ class CompletionSession:
         self._supersedes_key = setup.scheduling.supersedes_key
         held = {uri: document.version for uri, document in session.documents.items()}
         ready = pb.SessionReady(
-            session_id=session.session_id, model=self._frontend.info.target, documents=held, fills_in=packer.fills_in
+            session_id=session.session_id, model=self._frontend.model, documents=held, fills_in=packer.fills_in
         )
         await self._out.put(pb.CompleteSessionResponse(ready=ready))
 
@@ -231,22 +237,23 @@ class CompletionSession:
 class CompletionServicer(pb_grpc.CompletionServiceServicer):
     """However a call ends, the run that it reads is left, and ends unless somebody else reads it."""
 
-    def __init__(self, frontend: Frontend, service: CompletionService) -> None:
-        self._frontend, self._service = frontend, service
+    def __init__(self, models: Models) -> None:
+        self._models = models
 
     @guarded
     async def Complete(self, request: pb.CompleteRequest, context: Context) -> None:  # type: ignore[override]
         """One completion, as it is made."""
-        with self._frontend.gate.enter():
-            principal, service = current_caller(), self._service
-            asked = await self._read(request, context)
+        model = self._models.find(request.model, Task.FILL)
+        with model.frontend.gate.enter():
+            principal, service = current_caller(), model.completion
+            asked = await _read(request, context, model)
             key = request.scheduling.supersedes_key
             run, _ = await service.runs.start(principal, asked, key)
             try:
                 async for event in run.read():
                     if isinstance(event, Finished) and event.reason is FinishReason.DEADLINE:
                         raise DeadlinePassedError
-                    await context.write(event_message(event, asked.request_id, self._frontend.info.target))
+                    await context.write(event_message(event, asked.request_id, model.frontend.model))
             finally:
                 run.leave()
             owner = service.owner(principal, asked.cache_salt)
@@ -257,14 +264,15 @@ class CompletionServicer(pb_grpc.CompletionServiceServicer):
         self, request_iterator: AsyncIterator[pb.CompleteSessionRequest], context: Context
     ) -> None:
         """An editor's stream."""
-        await CompletionSession(self._service, self._frontend).run(request_iterator, context)
+        await CompletionSession(self._models).run(request_iterator, context)
 
     @guarded
     async def ReportOutcome(self, request: pb.ReportOutcomeRequest, context: Context) -> pb.ReportOutcomeResponse:
         """What became of a suggestion."""
         outcome, accepted, shown_ms = read_outcome(request)
-        outcomes = self._service.outcomes
-        owner = self._service.owner(current_caller(), request.cache.salt)
+        service = self._models.first.completion
+        outcomes = service.outcomes  # of all models
+        owner = service.owner(current_caller(), request.cache.salt)
         known = outcomes.report(owner, request.suggestion_id, outcome, accepted, shown_ms)
         session = outcomes.session_of(owner, request.suggestion_id)
         figures = outcomes.of_session(owner, session) if session else None
@@ -272,24 +280,26 @@ class CompletionServicer(pb_grpc.CompletionServiceServicer):
             known=known, session=None if figures is None else acceptance_message(figures)
         )  # fmt: skip
 
-    async def _read(self, message: pb.CompleteRequest, context: Context) -> Request:
-        """The request that ``message`` comes to, with what is left of the call's time.
 
-        Raises:
-            RequestError: it can not be served; every bad field is named.
-        """
-        self._frontend.check_model(message.model)
-        violations = ViolationCollector()
-        options = read_options(message, violations)
-        violations.check(message.HasField("fim"), "fim", "must be set")
-        prediction = await read_prediction(message, self._frontend, violations)
-        request_id = message.request_id or uuid.uuid4().hex
-        request = await self._service.maker.make(read_gap(message.fim), options, current_caller(), request_id)
-        request = dataclasses.replace(request, prediction_ids=prediction)
-        validate(request, self._frontend.info, violations)
-        remaining = context.time_remaining()
-        if remaining is None:
-            return request
-        if remaining <= 0:
-            raise DeadlinePassedError
-        return dataclasses.replace(request, deadline_s=remaining)
+async def _read(message: pb.CompleteRequest, context: Context, model: ServedModel) -> Request:
+    """The request that ``message`` comes to, with what is left of the call's time.
+
+    Raises:
+        RequestError: it can not be served; every bad field is named.
+    """
+    frontend = model.frontend
+    frontend.check_model(message.model)
+    violations = ViolationCollector()
+    options = read_options(message, violations)
+    violations.check(message.HasField("fim"), "fim", "must be set")
+    prediction = await read_prediction(message, frontend, violations)
+    request_id = message.request_id or uuid.uuid4().hex
+    request = await model.completion.maker.make(read_gap(message.fim), options, current_caller(), request_id)
+    request = dataclasses.replace(request, prediction_ids=prediction)
+    validate(request, frontend.info, violations)
+    remaining = context.time_remaining()
+    if remaining is None:
+        return request
+    if remaining <= 0:
+        raise DeadlinePassedError
+    return dataclasses.replace(request, deadline_s=remaining)

@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from server.admission import Admission, Ticket
+from server.admission import Ticket
 from server.auth.principal import current_caller
 from server.errors import DeadlinePassedError
 from server.frontend import Frontend
@@ -22,11 +22,11 @@ from server.grpc.messages import (
     started_message,
     timings_message,
 )
-from server.grpc.request_reader import parse_generate, parse_prefill, read_chat
+from server.grpc.request_reader import PromptMessage, parse_generate, parse_prefill, read_chat
 from server.observe.records import current_arm
+from server.served_models import Models, Task
 from specdec.api.v1 import generation_pb2, generation_pb2_grpc, model_pb2, model_pb2_grpc
 from specdec.api.v1 import options_pb2 as options
-from specdec.config import ServerConfig
 from specdec.errors import ViolationCollector
 from specdec.types import Delta, Finished, FinishReason, Request, RequestEvent, Started
 
@@ -36,25 +36,23 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     """Each generating call runs inside the gate and inside its ticket's ``async with``: however it ends, by its
     client's cancel, its deadline or an error, the engine is told at once.
-
-    ``admission`` None: one of its own, with the default limits.
     """
 
-    def __init__(self, frontend: Frontend, admission: Admission | None = None) -> None:
-        self._frontend = frontend
-        self._admission = admission or Admission(frontend.client, ServerConfig())
+    def __init__(self, models: Models) -> None:
+        self._models = models
 
     @guarded
     async def Generate(
         self, request: generation_pb2.GenerateRequest, context: Context
     ) -> generation_pb2.GenerateResponse:
         """The whole answer at once."""
-        with self._frontend.gate.enter():
-            asked = await parse_generate(request, self._frontend)
-            response = generation_pb2.GenerateResponse(request_id=asked.request_id, model=self._frontend.info.target)
+        frontend = self._find(request)
+        with frontend.gate.enter():
+            asked = await parse_generate(request, frontend)
+            response = generation_pb2.GenerateResponse(request_id=asked.request_id, model=frontend.model)
             deltas: dict[int, list[Delta]] = defaultdict(list)
             samples: list[generation_pb2.Sample] = []
-            async with self._admit(asked, request.scheduling, context) as stream:
+            async with _admit(frontend, asked, request.scheduling, context) as stream:
                 async for event in stream:
                     if isinstance(event, Started):
                         response.seed = event.seed
@@ -69,10 +67,11 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     @guarded
     async def GenerateStream(self, request: generation_pb2.GenerateStreamRequest, context: Context) -> None:  # type: ignore[override]
         """The answer as it is made."""
-        with self._frontend.gate.enter():
-            asked = await parse_generate(request, self._frontend)
-            model = self._frontend.info.target
-            async with self._admit(asked, request.scheduling, context) as stream:
+        frontend = self._find(request)
+        with frontend.gate.enter():
+            asked = await parse_generate(request, frontend)
+            model = frontend.model
+            async with _admit(frontend, asked, request.scheduling, context) as stream:
                 async for event in stream:
                     if isinstance(event, Finished):
                         _check_deadline(event, stream)
@@ -81,10 +80,11 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     @guarded
     async def Prefill(self, request: generation_pb2.PrefillRequest, context: Context) -> generation_pb2.PrefillResponse:
         """Computes a prompt into the prefix cache."""
-        with self._frontend.gate.enter():
-            asked = await parse_prefill(request, self._frontend)
+        frontend = self._find(request)
+        with frontend.gate.enter():
+            asked = await parse_prefill(request, frontend)
             response = generation_pb2.PrefillResponse(request_id=asked.request_id)
-            async with self._admit(asked, request.scheduling, context) as stream:
+            async with _admit(frontend, asked, request.scheduling, context) as stream:
                 async for event in stream:
                     if isinstance(event, Finished):
                         _check_deadline(event, stream)
@@ -99,7 +99,9 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         violations = ViolationCollector()
         violations.check(bool(request.request_id), "request_id", "must not be empty")
         violations.raise_if_any()
-        return generation_pb2.AbortResponse(aborted=self._admission.abort(current_caller(), request.request_id))
+        caller, asked = current_caller(), request.request_id
+        aborted = [model.frontend.admission.abort(caller, asked) for model in self._models]
+        return generation_pb2.AbortResponse(aborted=any(aborted))
 
     @guarded
     async def Tokenize(
@@ -110,14 +112,13 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         which = request.WhichOneof("input")
         violations.check(which is not None, "input", "one of text and chat is needed")
         violations.raise_if_any()
+        frontend = self._models.named(request.model)
         if which == "chat":
-            ids = await read_chat(request.chat, self._frontend, violations)
+            ids = await read_chat(request.chat, frontend, violations)
             violations.raise_if_any()
         else:
             add_special = request.add_special if request.HasField("add_special") else True
-            ids = await self._frontend.encode(
-                request.text, add_special=add_special, parse_special=request.parse_special
-            )
+            ids = await frontend.encode(request.text, add_special=add_special, parse_special=request.parse_special)
         return generation_pb2.TokenizeResponse(token_ids=ids)
 
     @guarded
@@ -126,25 +127,34 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     ) -> generation_pb2.DetokenizeResponse:
         """Token ids to text."""
         violations = ViolationCollector()
-        size = self._frontend.info.vocab_size
+        frontend = self._models.named(request.model)
+        size = frontend.info.vocab_size
         violations.check(max(request.token_ids, default=0) < size, "token_ids", f"ids must lie in [0, {size})")
         violations.raise_if_any()
         skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
-        text = await self._frontend.decode(list(request.token_ids), skip_special=skip)
+        text = await frontend.decode(list(request.token_ids), skip_special=skip)
         return generation_pb2.DetokenizeResponse(text=text)
 
-    def _admit(self, request: Request, scheduling: options.SchedulingOptions, context: Context) -> Ticket:
-        """Let the request in, with what is left of the call's time.
+    def _find(self, message: PromptMessage) -> Frontend:
+        task = _TASKS.get(message.WhichOneof("prompt") or "", Task.ANY)
+        return self._models.find(message.model, task).frontend
 
-        Raises:
-            RequestError: nothing is left, the caller may not, or the engine does not take it.
-        """
-        remaining = context.time_remaining()
-        if remaining is not None:
-            if remaining <= 0:
-                raise DeadlinePassedError
-            request = dataclasses.replace(request, deadline_s=remaining)
-        return self._admission.admit(current_caller(), request, supersedes_key=scheduling.supersedes_key)
+
+_TASKS = {"fim": Task.FILL, "chat": Task.CHAT}
+
+
+def _admit(frontend: Frontend, request: Request, scheduling: options.SchedulingOptions, context: Context) -> Ticket:
+    """Let the request in, with what is left of the call's time.
+
+    Raises:
+        RequestError: nothing is left, the caller may not, or the engine does not take it.
+    """
+    remaining = context.time_remaining()
+    if remaining is not None:
+        if remaining <= 0:
+            raise DeadlinePassedError
+        request = dataclasses.replace(request, deadline_s=remaining)
+    return frontend.admission.admit(current_caller(), request, supersedes_key=scheduling.supersedes_key)
 
 
 def _stream_message(event: RequestEvent, model: str) -> generation_pb2.GenerateStreamResponse:
@@ -164,28 +174,30 @@ def _check_deadline(event: Finished, ticket: Ticket) -> None:
 class ModelServicer(model_pb2_grpc.ModelServiceServicer):
     """Answers from what the engine process has told; never waits for it."""
 
-    def __init__(self, frontend: Frontend) -> None:
-        self._frontend = frontend
+    def __init__(self, models: Models) -> None:
+        self._models = models
 
     @guarded
     async def GetServerInfo(
         self, request: model_pb2.GetServerInfoRequest, context: Context
     ) -> model_pb2.GetServerInfoResponse:
         """Facts about the engine."""
-        return info_message(self._frontend.info, self._frontend.client.restarts)
+        frontend = self._models.named(request.model)
+        return info_message(frontend.info, frontend.client.restarts)
 
     @guarded
     async def ListModels(self, request: model_pb2.ListModelsRequest, context: Context) -> model_pb2.ListModelsResponse:
-        """The target, and the draft where there is one."""
-        info = self._frontend.info
-        models = [
-            model_pb2.Model(name=info.target, role=model_pb2.MODEL_ROLE_TARGET, aliases=self._frontend.names.aliases)
-        ]
-        if info.draft is not None:
-            models.append(model_pb2.Model(name=info.draft, role=model_pb2.MODEL_ROLE_DRAFT))
+        """Each target, and its draft where there is one."""
+        models: list[model_pb2.Model] = []
+        for frontend in (model.frontend for model in self._models):
+            target = model_pb2.Model(name=frontend.model, role=model_pb2.MODEL_ROLE_TARGET)
+            target.aliases.extend(frontend.names.aliases)
+            models.append(target)
+            if (draft := frontend.info.draft) is not None:
+                models.append(model_pb2.Model(name=draft, role=model_pb2.MODEL_ROLE_DRAFT))
         return model_pb2.ListModelsResponse(models=models)
 
     @guarded
     async def GetLoad(self, request: model_pb2.GetLoadRequest, context: Context) -> model_pb2.GetLoadResponse:
         """The engine's last heartbeat."""
-        return load_message(self._frontend.client.load)
+        return load_message(self._models.named(request.model).client.load)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from server.completion.service import CompletionService
-from server.frontend import Frontend
 from server.grpc.admin_servicer import AdminServicer, ExperimentServicer, TraceServicer
 from server.grpc.completion_servicer import CompletionServicer
 from server.grpc.generation_servicer import GenerationServicer, ModelServicer
 from server.grpc.interceptors import AuthInterceptor, GrpcCalls, UnreadableMessages
 from server.grpc.reflection import add_reflection
 from server.observe.observer import Observer
+from server.served_models import Models
 from specdec.api.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -47,11 +46,12 @@ _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 class GrpcServer:
     """Made not serving; `set_serving` says when it is, per service and over all."""
 
-    def __init__(self, config: ServerConfig, frontend: Frontend, observer: Observer | None = None) -> None:
-        self._config, self._access = config, frontend.access
+    def __init__(self, config: ServerConfig, models: Models, observer: Observer | None = None) -> None:
+        access = models.first.frontend.access
+        self._config, self._access, self.completion = config, access, models.first.completion
         self._health = health.aio.HealthServicer()
         self._server = grpc.aio.server(
-            interceptors=[GrpcCalls(observer or Observer()), AuthInterceptor(frontend.access), UnreadableMessages()],
+            interceptors=[GrpcCalls(observer or Observer()), AuthInterceptor(access), UnreadableMessages()],
             options=[
                 ("grpc.max_receive_message_length", config.max_message_bytes),
                 ("grpc.max_send_message_length", -1),
@@ -65,24 +65,14 @@ class GrpcServer:
                 ("grpc.http2.ping_timeout_ms", round(ANSWER_S * 1e3)),  # the same where no call waits for anything
             ],
         )
-        admission = frontend.admission
-        self.completion = CompletionService(
-            frontend, lambda caller, request, key: admission.admit(caller, request, supersedes_key=key)
-        )
-        generation_pb2_grpc.add_GenerationServiceServicer_to_server(
-            GenerationServicer(frontend, admission), self._server
-        )
-        completion_pb2_grpc.add_CompletionServiceServicer_to_server(
-            CompletionServicer(frontend, self.completion), self._server
-        )
-        model_pb2_grpc.add_ModelServiceServicer_to_server(ModelServicer(frontend), self._server)
-        trace_pb2_grpc.add_TraceServiceServicer_to_server(TraceServicer(frontend), self._server)
+        generation_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationServicer(models), self._server)
+        completion_pb2_grpc.add_CompletionServiceServicer_to_server(CompletionServicer(models), self._server)
+        model_pb2_grpc.add_ModelServiceServicer_to_server(ModelServicer(models), self._server)
+        trace_pb2_grpc.add_TraceServiceServicer_to_server(TraceServicer(models), self._server)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(
-            AdminServicer(frontend, self.begin_shutdown, config.drain_s), self._server
+            AdminServicer(models, self.begin_shutdown, config.drain_s), self._server
         )
-        experiment_pb2_grpc.add_ExperimentServiceServicer_to_server(
-            ExperimentServicer(frontend.experiments), self._server
-        )
+        experiment_pb2_grpc.add_ExperimentServiceServicer_to_server(ExperimentServicer(models), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         if config.reflection:
             add_reflection((*SERVICES, health.SERVICE_NAME), self._server)

@@ -22,6 +22,7 @@ from server.http.errors import ClientGoneError, MethodNotAllowedError, PathNotFo
 from server.http.fields import RESPONSES
 from server.http.llamacpp import LLAMACPP
 from server.http.mistral import MISTRAL
+from server.http.model_choice import server_of
 from server.http.ollama import OLLAMA, OllamaErrors
 from server.http.openai import DEEPSEEK, OPENAI
 from server.http.openai_format import OpenAIErrors
@@ -68,6 +69,8 @@ class EndpointApp:
             set_caller(await http_caller(access, endpoint.path, sent))
             await call.read()
             endpoint = self._choose(call)
+            if self._server.models.several:
+                call.server = server_of(call, endpoint)
             await _unless_gone(call, endpoint.answer(call))
         except ClientGoneError:
             return  # the answer went nowhere; leaving ended the request in the engine

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from email.utils import formatdate
 from functools import cached_property
 from time import time
@@ -15,26 +15,45 @@ from urllib.parse import parse_qs
 from starlette.types import Receive, Scope, Send
 
 from server.completion.service import CompletionService
-from server.fim import FimNotSupportedError
 from server.frontend import Frontend
 from server.http.errors import BodyTimeoutError, BodyTooLargeError, ClientGoneError, Refusal
 from server.json_body import LARGE_BYTES, Body, check_values, count_values, read_object, write_json
 from server.observe.records import MAX_ID_CHARACTERS, REQUEST_ID_HEADER, call_id
+from server.served_models import Models, ServedModel, Task
 from specdec.errors import FieldViolation, InvalidRequestError, ViolationCollector
 from specdec.types import EngineInfo
 
 
 @dataclass(frozen=True, slots=True)
 class ServerContext:
-    """``state`` gives the engine's state and whether a request would be taken now; ``completion`` fills gaps;
-    ``started_s`` is Unix time."""
+    """The server as a call of one of its ``models`` sees it. ``frontend`` and ``completion`` are that model's;
+    ``state`` gives the engines' state and whether a request would be taken now; ``started_s`` is Unix time."""
 
     frontend: Frontend
+    completion: CompletionService
+    models: Models
     state: Callable[[], tuple[str, bool]]
     max_body_bytes: int
-    completion: CompletionService
     started_s: int = field(default_factory=lambda: int(time()))
     large_bodies: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @classmethod
+    def of(cls, models: Models, state: Callable[[], tuple[str, bool]], max_body_bytes: int) -> ServerContext:
+        """As a call of the first model sees it."""
+        return cls(models.first.frontend, models.first.completion, models, state, max_body_bytes)
+
+    def at(self, model: ServedModel) -> ServerContext:
+        """As a call of ``model`` sees it."""
+        return replace(self, frontend=model.frontend, completion=model.completion)
+
+    def each(self) -> list[ServerContext]:
+        """As calls of each model see it."""
+        return [self.at(model) for model in self.models]
+
+    @property
+    def model(self) -> str:
+        """What the call's model is called in answers; raises as `info`."""
+        return self.frontend.model
 
     @property
     def info(self) -> EngineInfo:
@@ -230,7 +249,7 @@ class Endpoint:
     """``answer`` answers a call, or raises a `RequestError`, which ``errors`` words. ``operation`` is for OpenAPI.
 
     Several dialects may share a method and path: the first whose ``claims`` says yes to the body's object answers; one
-    without ``claims`` takes whatever comes.
+    without ``claims`` takes whatever comes. ``task``: what it needs a model for, where the call names none.
     """
 
     method: str
@@ -239,16 +258,4 @@ class Endpoint:
     errors: ErrorStyle
     operation: Mapping[str, Any]
     claims: Callable[[Mapping[str, Any]], bool] | None = None
-
-
-async def fills_in(server: ServerContext) -> bool:
-    """Whether the model can fill in the middle of a text.
-
-    Raises:
-        EngineDeadError: it is not loaded yet.
-    """
-    try:
-        await server.frontend.encode_fim("a", "b")
-    except FimNotSupportedError:
-        return False
-    return True
+    task: Task = Task.ANY

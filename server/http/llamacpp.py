@@ -37,6 +37,7 @@ from server.http.openai_format import ERROR_TYPES
 from server.interfaces import TokenizerLike
 from server.json_body import Body
 from server.request_fields import param_schemas
+from server.served_models import Task
 from specdec.errors import EngineDeadError
 from specdec.fields import MAX_LOGPROBS
 from specdec.types import Delta, Finished, FinishReason, RequestEvent, SamplingParams
@@ -202,7 +203,7 @@ async def complete(call: Call) -> None:
 
 async def _answer(call: Call, parsed: LlamaRequest) -> None:
     """Several samples are a list, one is not."""
-    model, tokenizer = call.server.info.target, call.server.frontend.loaded_tokenizer
+    model, tokenizer = call.server.model, call.server.frontend.loaded_tokenizer
     if parsed.stream:
         await stream_answer(call, [parsed.request], LlamaStream(parsed, model, tokenizer), share=True)
         return
@@ -315,7 +316,7 @@ async def props(call: Call) -> None:
         {
             "default_generation_settings": {"n_ctx": info.max_context, "params": {"n_predict": -1}},
             "total_slots": info.max_batch,
-            "model_alias": info.target,
+            "model_alias": server.model,
             "model_path": info.target,
             "modalities": {"vision": False, "audio": False},
             "chat_template": "",
@@ -372,7 +373,7 @@ _FREE = {"name": "fail_on_no_slot", "in": "query", "schema": TEXT, "description"
 _COMPLETION = json_operation("llama.cpp: continue a text", COMPLETION_FIELDS, ("prompt",))
 _INFILL = json_operation("llama.cpp: fill a gap", INFILL_FIELDS, ("input_prefix", "input_suffix"))
 LLAMACPP = (
-    Endpoint("POST", "/infill", infill, _ERRORS, _INFILL),
+    Endpoint("POST", "/infill", infill, _ERRORS, _INFILL, task=Task.FILL),
     Endpoint("POST", "/completion", complete, _ERRORS, _COMPLETION),
     Endpoint("POST", "/completions", complete, _ERRORS, _COMPLETION),
     Endpoint(

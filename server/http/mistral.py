@@ -12,6 +12,7 @@ from server.http.fields import TEXT, Schema, json_operation
 from server.http.openai import COMPLETION_FIELDS
 from server.http.openai_completions import CompletionRequest, CompletionStream, parse_completion
 from server.http.openai_format import OpenAIErrors, answer_head, extras, usage
+from server.served_models import Task
 from specdec.errors import FieldViolation, InvalidRequestError
 from specdec.types import Delta, Finished, FinishReason, RequestEvent
 
@@ -92,5 +93,6 @@ MISTRAL = (
         fill,
         OpenAIErrors(),
         json_operation("Mistral: fill a gap", FIM_FIELDS, ("prompt",)),
+        task=Task.FILL,
     ),
 )

@@ -14,7 +14,7 @@ import orjson
 from server.errors import UnknownModelError
 from server.frontend import Frontend
 from server.http.answering import Totals, stream_answer, whole_answer
-from server.http.call import Call, Endpoint, ServerContext, fills_in
+from server.http.call import Call, Endpoint, ServerContext
 from server.http.errors import Refusal
 from server.http.fields import (
     COMMON,
@@ -37,6 +37,7 @@ from server.http.tool_calls import ToolCall, ToolCallParser, parse_tool_calls
 from server.interfaces import TokenizerLike
 from server.json_body import Body, write_json
 from server.request_fields import check_requests, param_schemas, read_params, read_stopping
+from server.served_models import Task
 from specdec.errors import InvalidRequestError
 from specdec.fields import INT31, OPENAI
 from specdec.models.fim import TEMPLATES
@@ -84,7 +85,7 @@ def asked_model(body: Body, server: ServerContext) -> str:
     new, old = body.text("model"), body.text("name")
     name = new or old
     server.check_model(name)
-    return name or server.info.target
+    return name or server.model
 
 
 def refuse_images(body: Body) -> None:
@@ -448,14 +449,14 @@ def details(server: ServerContext) -> dict[str, Any]:
 def cards(server: ServerContext) -> list[dict[str, Any]]:
     """The entries of a list of models: the one served by its own name, then by its aliases. ``digest`` tells models
     apart, and changes with what decides about tokens."""
-    target = server.info.target
+    model = server.model
     card = {
         "modified_at": started(server),
         "size": 0,
-        "digest": hashlib.sha256(f"{target}\n{server.fingerprint}".encode()).hexdigest(),
+        "digest": hashlib.sha256(f"{model}\n{server.fingerprint}".encode()).hexdigest(),
         "details": details(server),
     }
-    return [{"name": name, "model": name, **card} for name in (target, *server.frontend.names.aliases)]
+    return [{"name": name, "model": name, **card} for name in (model, *server.frontend.names.aliases)]
 
 
 def started(server: ServerContext) -> str:
@@ -467,22 +468,25 @@ _FOREVER = "2999-12-31T23:59:59Z"
 
 
 async def tags(call: Call) -> None:
-    """The model there is, by all its names.
+    """The models there are, each by all its names.
 
     Raises:
         EngineDeadError: it is not known yet.
     """
-    await call.reply(200, {"models": cards(call.server)})
+    await call.reply(200, {"models": [card for server in call.server.each() for card in cards(server)]})
 
 
 async def running(call: Call) -> None:
-    """The model, which stays loaded, by its own name.
+    """The models, which stay loaded, by their own names.
 
     Raises:
         EngineDeadError: it is not known yet.
     """
-    more = {"expires_at": _FOREVER, "size_vram": 0, "context_length": call.server.info.max_context}
-    await call.reply(200, {"models": [cards(call.server)[0] | more]})
+    found = [
+        cards(server)[0] | {"expires_at": _FOREVER, "size_vram": 0, "context_length": server.info.max_context}
+        for server in call.server.each()
+    ]
+    await call.reply(200, {"models": found})
 
 
 async def show(call: Call) -> None:
@@ -495,7 +499,7 @@ async def show(call: Call) -> None:
     body, server = call.body(), call.server
     asked_model(body, server)
     body.violations.raise_if_any()
-    capabilities = await _capabilities(server)
+    capabilities = _capabilities(server)
     await call.reply(
         200,
         {
@@ -506,7 +510,7 @@ async def show(call: Call) -> None:
             "details": details(server),
             "model_info": {
                 "general.architecture": FAMILY,
-                "general.basename": server.info.target,
+                "general.basename": server.model,
                 f"{FAMILY}.context_length": server.info.max_context,
                 f"{FAMILY}.vocab_size": server.info.vocab_size,
             },
@@ -516,9 +520,9 @@ async def show(call: Call) -> None:
     )
 
 
-async def _capabilities(server: ServerContext) -> list[str]:
+def _capabilities(server: ServerContext) -> list[str]:
     tokenizer = server.frontend.loaded_tokenizer
-    can: dict[str, Any] = {"insert": await fills_in(server), "tools": tokenizer.has_tool_template}
+    can: dict[str, Any] = {"insert": server.frontend.fills_in, "tools": tokenizer.has_tool_template}
     return ["completion", *(name for name, able in can.items() if able)]
 
 
@@ -597,10 +601,17 @@ CHAT_FIELDS: Mapping[str, Schema] = {
 _ERRORS = OllamaErrors()
 OLLAMA = (
     Endpoint("POST", "/api/generate", generate, _ERRORS, json_operation("Ollama: continue a text", GENERATE_FIELDS)),
-    Endpoint("POST", "/api/chat", chat, _ERRORS, json_operation("Ollama: answer in a conversation", CHAT_FIELDS)),
+    Endpoint(
+        "POST",
+        "/api/chat",
+        chat,
+        _ERRORS,
+        json_operation("Ollama: answer in a conversation", CHAT_FIELDS),
+        task=Task.CHAT,
+    ),
     Endpoint("POST", "/api/show", show, _ERRORS, json_operation("Ollama: what the model can do", _MODEL)),
-    Endpoint("GET", "/api/tags", tags, _ERRORS, {"summary": "Ollama: the model served", "responses": RESPONSES}),
-    Endpoint("GET", "/api/ps", running, _ERRORS, {"summary": "Ollama: the model loaded", "responses": RESPONSES}),
+    Endpoint("GET", "/api/tags", tags, _ERRORS, {"summary": "Ollama: the models served", "responses": RESPONSES}),
+    Endpoint("GET", "/api/ps", running, _ERRORS, {"summary": "Ollama: the models loaded", "responses": RESPONSES}),
     Endpoint("GET", "/api/version", version, _ERRORS, {"summary": "Ollama: the API's level", "responses": RESPONSES}),
     Endpoint("GET", "/", alive, _ERRORS, {"summary": "Ollama: a server is there", "responses": RESPONSES}),
 )

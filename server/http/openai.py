@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from server.http.call import Call, Endpoint, ServerContext, fills_in
+from server.http.call import Call, Endpoint, ServerContext
 from server.http.fields import (
     COMMON,
     CONVERSATION,
@@ -27,17 +27,20 @@ from server.http.openai_chat import chat
 from server.http.openai_completions import complete
 from server.http.openai_format import OpenAIErrors
 from server.request_fields import param_schemas
+from server.served_models import Task
 from specdec.fields import MAX_LOGPROBS, MAX_N
 from specdec.types import OutputParams
 
 
 async def list_models(call: Call) -> None:
-    """The model, and its aliases behind it.
+    """The models, each with its aliases behind it.
 
     Raises:
         EngineDeadError: it is not known yet.
     """
-    await call.reply(200, {"object": "list", "data": await _cards(call.server)})
+    await call.reply(
+        200, {"object": "list", "data": [card for server in call.server.each() for card in _cards(server)]}
+    )
 
 
 async def show_model(call: Call) -> None:
@@ -49,21 +52,21 @@ async def show_model(call: Call) -> None:
     """
     asked = call.path_params["model"]
     call.server.check_model(asked)
-    cards = await _cards(call.server)
+    cards = _cards(call.server)
     await call.reply(200, next((card for card in cards if card["id"] == asked), cards[0]))
 
 
-async def _cards(server: ServerContext) -> list[dict[str, Any]]:
+def _cards(server: ServerContext) -> list[dict[str, Any]]:
     """The model's card, then one per alias."""
-    model, aliases = await _card(server), server.frontend.names.aliases
+    model, aliases = _card(server), server.frontend.names.aliases
     return [model | {"aliases": aliases}, *(model | {"id": alias, "parent": model["id"]} for alias in aliases)]
 
 
-async def _card(server: ServerContext) -> dict[str, Any]:
+def _card(server: ServerContext) -> dict[str, Any]:
     """``max_model_len`` as vLLM has it, ``meta`` as llama.cpp; ``type`` and the rest as Mistral."""
     info, tokenizer = server.info, server.frontend.loaded_tokenizer
     return {
-        "id": info.target,
+        "id": server.model,
         "object": "model",
         "created": server.started_s,
         "owned_by": "specdec",
@@ -75,7 +78,7 @@ async def _card(server: ServerContext) -> dict[str, Any]:
         "max_context_length": info.max_context,
         "capabilities": {
             "completion_chat": tokenizer.has_chat_template,
-            "completion_fim": await fills_in(server),
+            "completion_fim": server.frontend.fills_in,
             "function_calling": tokenizer.has_tool_template,
             "fine_tuning": False,
             "vision": False,
@@ -129,8 +132,9 @@ OPENAI = (
         chat,
         _ERRORS,
         json_operation("Answer in a conversation", CHAT_FIELDS, ("messages",)),
+        task=Task.CHAT,
     ),
-    Endpoint("GET", "/v1/models", list_models, _ERRORS, {"summary": "The model served", "responses": RESPONSES}),
+    Endpoint("GET", "/v1/models", list_models, _ERRORS, {"summary": "The models served", "responses": RESPONSES}),
     Endpoint(
         "GET",
         "/v1/models/{model:path}",

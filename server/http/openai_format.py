@@ -76,7 +76,7 @@ def answer_head(call: Call, prefix: str, kind: str) -> dict[str, Any]:
         "id": f"{prefix}-{call.request_id}",
         "object": kind,
         "created": int(time()),
-        "model": call.server.info.target,
+        "model": call.server.model,
         "system_fingerprint": call.server.fingerprint,
     }
 

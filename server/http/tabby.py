@@ -18,7 +18,7 @@ from server.completion.service import CompletionService, Outcome
 from server.errors import DeadlinePassedError
 from server.fim import ContextFile, Gap
 from server.http.answering import Totals
-from server.http.call import Call, Endpoint, ServerContext, fills_in
+from server.http.call import Call, Endpoint, ServerContext
 from server.http.fields import (
     COMMON,
     COUNT,
@@ -33,6 +33,7 @@ from server.http.fields import (
 from server.http.openai_format import OpenAIErrors, extras
 from server.json_body import Body
 from server.request_fields import check_requests, read_seed
+from server.served_models import Task
 from specdec.types import Finished, FinishReason, Request, SamplingParams, StoppingParams, TextRules
 
 _CRLF, _ALONE = "\r\n", re.compile(r"(?<!\r)\n")
@@ -288,12 +289,12 @@ async def health(call: Call) -> None:
         EngineDeadError: it is not known yet.
     """
     server = call.server
-    name = server.info.target
     models: dict[str, Any] = {}
-    if await fills_in(server):
-        models["completion"] = _local(server)
-    if server.frontend.loaded_tokenizer.has_chat_template:
-        models["chat"] = _local(server)
+    filling, talking = (server.at(server.models.find("", task)) for task in (Task.FILL, Task.CHAT))
+    if filling.frontend.fills_in:
+        models["completion"] = _local(filling)
+    if talking.frontend.loaded_tokenizer.has_chat_template:
+        models["chat"] = _local(talking)
     body: dict[str, Any] = {
         "device": _device(server),
         "models": models,
@@ -305,8 +306,8 @@ async def health(call: Call) -> None:
         "webserver": None,
     }
     # A client offers completion and chat as far as these two are there.
-    named = {"model": "completion", "chat_model": "chat"}
-    await call.reply(200, {field: name for field, kind in named.items() if kind in models} | body)
+    named = {"model": ("completion", filling.model), "chat_model": ("chat", talking.model)}
+    await call.reply(200, {field: name for field, (kind, name) in named.items() if kind in models} | body)
 
 
 async def server_setting(call: Call) -> None:
@@ -315,7 +316,7 @@ async def server_setting(call: Call) -> None:
 
 
 def _local(server: ServerContext) -> dict[str, Any]:
-    return {"local": {"model_id": server.info.target, "device": _device(server)}}
+    return {"local": {"model_id": server.model, "device": _device(server)}}
 
 
 def _device(server: ServerContext) -> str:
@@ -374,6 +375,7 @@ TABBY = (
         _ERRORS,
         json_operation("Tabby: fill in the middle of a text", COMPLETION_FIELDS),
         is_tabbys,
+        Task.FILL,
     ),
     Endpoint(
         "POST",

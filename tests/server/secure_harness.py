@@ -18,6 +18,7 @@ from server.grpc.admin_servicer import AdminServicer, TraceServicer
 from server.grpc.generation_servicer import GenerationServicer, ModelServicer
 from server.grpc.interceptors import AuthInterceptor
 from server.grpc.reflection import add_reflection
+from server.served_models import Models
 from specdec.api.v1 import admin_pb2_grpc, generation_pb2, generation_pb2_grpc, model_pb2_grpc, trace_pb2_grpc
 from specdec.config import Config
 from tests.server.fake_tokenizer import FakeTokenizer
@@ -93,17 +94,16 @@ async def secure_server(
 ) -> AsyncIterator[SecureServer]:
     """A server of ``config``, or of these values of `ServerConfig`; ready unless not to ``wait``."""
     config = config or make_config(**server)
-    access = Access(config.server)
     client = EngineClient(config, factory=factory, policy=quick_policy())
-    frontend = Frontend(client)
-    admission = Admission(client, config.server)
+    frontend = Frontend(client, config.server)
+    access, models = frontend.access, Models([frontend])
     own = grpc.aio.server(interceptors=[AuthInterceptor(access)])
     probes = health.aio.HealthServicer()
-    generation_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationServicer(frontend, admission), own)
-    model_pb2_grpc.add_ModelServiceServicer_to_server(ModelServicer(frontend), own)
-    trace_pb2_grpc.add_TraceServiceServicer_to_server(TraceServicer(frontend), own)
+    generation_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationServicer(models), own)
+    model_pb2_grpc.add_ModelServiceServicer_to_server(ModelServicer(models), own)
+    trace_pb2_grpc.add_TraceServiceServicer_to_server(TraceServicer(models), own)
     admin_pb2_grpc.add_AdminServiceServicer_to_server(
-        AdminServicer(frontend, probes.enter_graceful_shutdown, config.server.drain_s), own
+        AdminServicer(models, probes.enter_graceful_shutdown, config.server.drain_s), own
     )
     health_pb2_grpc.add_HealthServicer_to_server(probes, own)
     service = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
@@ -115,7 +115,7 @@ async def secure_server(
         if wait:
             await client.wait_ready()
             frontend.tokenizer = tokenizer()
-        yield SecureServer(client, frontend, access, admission, f"127.0.0.1:{port}")
+        yield SecureServer(client, frontend, access, frontend.admission, f"127.0.0.1:{port}")
     finally:
         await own.stop(0)
         await client.close()

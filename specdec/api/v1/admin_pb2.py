@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aspecdec/api/v1/admin.proto\x12\x0especdec.api.v1\"4\n\x0c\x44rainRequest\x12\x16\n\ttimeout_s\x18\x01 \x01(\x01H\x00\x88\x01\x01\x42\x0c\n\n_timeout_s\" \n\rDrainResponse\x12\x0f\n\x07running\x18\x01 \x01(\r\"\x13\n\x11\x46lushCacheRequest\"#\n\x12\x46lushCacheResponse\x12\r\n\x05pages\x18\x01 \x01(\r\"0\n\x10SwapDraftRequest\x12\r\n\x05\x64raft\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\"C\n\x11SwapDraftResponse\x12\x12\n\x05\x64raft\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x10\n\x08\x64rafters\x18\x02 \x03(\tB\x08\n\x06_draft2\xfb\x01\n\x0c\x41\x64minService\x12\x44\n\x05\x44rain\x12\x1c.specdec.api.v1.DrainRequest\x1a\x1d.specdec.api.v1.DrainResponse\x12S\n\nFlushCache\x12!.specdec.api.v1.FlushCacheRequest\x1a\".specdec.api.v1.FlushCacheResponse\x12P\n\tSwapDraft\x12 .specdec.api.v1.SwapDraftRequest\x1a!.specdec.api.v1.SwapDraftResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aspecdec/api/v1/admin.proto\x12\x0especdec.api.v1\"C\n\x0c\x44rainRequest\x12\x16\n\ttimeout_s\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\r\n\x05model\x18\x02 \x01(\tB\x0c\n\n_timeout_s\" \n\rDrainResponse\x12\x0f\n\x07running\x18\x01 \x01(\r\"\"\n\x11\x46lushCacheRequest\x12\r\n\x05model\x18\x01 \x01(\t\"#\n\x12\x46lushCacheResponse\x12\r\n\x05pages\x18\x01 \x01(\r\"?\n\x10SwapDraftRequest\x12\r\n\x05\x64raft\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\"C\n\x11SwapDraftResponse\x12\x12\n\x05\x64raft\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x10\n\x08\x64rafters\x18\x02 \x03(\tB\x08\n\x06_draft2\xfb\x01\n\x0c\x41\x64minService\x12\x44\n\x05\x44rain\x12\x1c.specdec.api.v1.DrainRequest\x1a\x1d.specdec.api.v1.DrainResponse\x12S\n\nFlushCache\x12!.specdec.api.v1.FlushCacheRequest\x1a\".specdec.api.v1.FlushCacheResponse\x12P\n\tSwapDraft\x12 .specdec.api.v1.SwapDraftRequest\x1a!.specdec.api.v1.SwapDraftResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,17 +32,17 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'specdec.api.v1.admin_pb2', 
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_DRAINREQUEST']._serialized_start=46
-  _globals['_DRAINREQUEST']._serialized_end=98
-  _globals['_DRAINRESPONSE']._serialized_start=100
-  _globals['_DRAINRESPONSE']._serialized_end=132
-  _globals['_FLUSHCACHEREQUEST']._serialized_start=134
-  _globals['_FLUSHCACHEREQUEST']._serialized_end=153
-  _globals['_FLUSHCACHERESPONSE']._serialized_start=155
-  _globals['_FLUSHCACHERESPONSE']._serialized_end=190
-  _globals['_SWAPDRAFTREQUEST']._serialized_start=192
-  _globals['_SWAPDRAFTREQUEST']._serialized_end=240
-  _globals['_SWAPDRAFTRESPONSE']._serialized_start=242
-  _globals['_SWAPDRAFTRESPONSE']._serialized_end=309
-  _globals['_ADMINSERVICE']._serialized_start=312
-  _globals['_ADMINSERVICE']._serialized_end=563
+  _globals['_DRAINREQUEST']._serialized_end=113
+  _globals['_DRAINRESPONSE']._serialized_start=115
+  _globals['_DRAINRESPONSE']._serialized_end=147
+  _globals['_FLUSHCACHEREQUEST']._serialized_start=149
+  _globals['_FLUSHCACHEREQUEST']._serialized_end=183
+  _globals['_FLUSHCACHERESPONSE']._serialized_start=185
+  _globals['_FLUSHCACHERESPONSE']._serialized_end=220
+  _globals['_SWAPDRAFTREQUEST']._serialized_start=222
+  _globals['_SWAPDRAFTREQUEST']._serialized_end=285
+  _globals['_SWAPDRAFTRESPONSE']._serialized_start=287
+  _globals['_SWAPDRAFTRESPONSE']._serialized_end=354
+  _globals['_ADMINSERVICE']._serialized_start=357
+  _globals['_ADMINSERVICE']._serialized_end=608
 # @@protoc_insertion_point(module_scope)

@@ -23,16 +23,20 @@ class DrainRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TIMEOUT_S_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
     timeout_s: _builtins.float
     """Seconds to wait at most. Unset: as long as the server waits at its end."""
+    model: _builtins.str
+    """A name of a model that is served: only this one is drained, and health goes on for the others. Empty: all."""
     def __init__(
         self,
         *,
         timeout_s: _builtins.float | None = ...,
+        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s", "timeout_s", b"timeout_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s", "timeout_s", b"timeout_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s", "model", b"model", "timeout_s", b"timeout_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__timeout_s: _TypeAlias = _typing.Literal["timeout_s"]  # noqa: Y015
     _WhichOneofArgType__timeout_s: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s"]  # noqa: Y015
@@ -64,12 +68,17 @@ Global___DrainResponse: _TypeAlias = DrainResponse  # noqa: Y015
 class FlushCacheRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    MODEL_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """A name of a model that is served. Empty: the first one."""
     def __init__(
         self,
+        *,
+        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -101,21 +110,25 @@ class SwapDraftRequest(_message.Message):
 
     DRAFT_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
     draft: _builtins.str
     """HF folder, .gguf file, hub id or catalogue name, as the server can find it; of any vocabulary. Empty: no draft
     model from now on.
     """
     dtype: _builtins.str
     """auto, int4, int8, bf16 or fp32. Empty: int4 beside a target in int8 or auto, else the target's."""
+    model: _builtins.str
+    """A name of a model that is served. Empty: the first one."""
     def __init__(
         self,
         *,
         draft: _builtins.str = ...,
         dtype: _builtins.str = ...,
+        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft", "dtype", b"dtype"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft", "dtype", b"dtype", "model", b"model"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

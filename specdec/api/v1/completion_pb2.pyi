@@ -174,7 +174,7 @@ class CompleteRequest(_message.Message):
     request_id: _builtins.str
     """Shown in logs, taken by Abort and named in ReportOutcome; must not be in flight already. Empty: the server makes one."""
     model: _builtins.str
-    """Must name the model served, when set."""
+    """A name of a model that is served. Empty: the first one that can do what is asked."""
     @_builtins.property
     def fim(self) -> _options_pb2.FimPrompt: ...
     @_builtins.property
@@ -321,7 +321,7 @@ class SessionSetup(_message.Message):
     SCHEDULING_FIELD_NUMBER: _builtins.int
     UNIT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """Must name the model served, when set."""
+    """A name of a model that is served. Empty: the first one that can do what is asked."""
     unit: Global___OffsetUnit.ValueType
     """Of edits and cursors."""
     @_builtins.property

@@ -42,7 +42,7 @@ class GenerateRequest(_message.Message):
     request_id: _builtins.str
     """Shown in logs and taken by Abort; must not be in flight already. Empty: the server makes one."""
     model: _builtins.str
-    """Must name the model served, when set."""
+    """A name of a model that is served. Empty: the first one that can do what is asked."""
     text: _builtins.str
     """Encoded with the model's begin token; special tokens spelled out in it stay plain text."""
     @_builtins.property
@@ -128,7 +128,7 @@ class GenerateStreamRequest(_message.Message):
     request_id: _builtins.str
     """Shown in logs and taken by Abort; must not be in flight already. Empty: the server makes one."""
     model: _builtins.str
-    """Must name the model served, when set."""
+    """A name of a model that is served. Empty: the first one that can do what is asked."""
     text: _builtins.str
     """Encoded with the model's begin token; special tokens spelled out in it stay plain text."""
     @_builtins.property
@@ -451,7 +451,7 @@ class PrefillRequest(_message.Message):
     request_id: _builtins.str
     """Shown in logs and taken by Abort; must not be in flight already. Empty: the server makes one."""
     model: _builtins.str
-    """Must name the model served, when set."""
+    """A name of a model that is served. Empty: the first one that can do what is asked."""
     text: _builtins.str
     """Encoded with the model's begin token; special tokens spelled out in it stay plain text."""
     @_builtins.property
@@ -565,11 +565,14 @@ class TokenizeRequest(_message.Message):
     CHAT_FIELD_NUMBER: _builtins.int
     ADD_SPECIAL_FIELD_NUMBER: _builtins.int
     PARSE_SPECIAL_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     add_special: _builtins.bool
     """Put the model's begin token first, where it has one. Default true; a chat always does as its template says."""
     parse_special: _builtins.bool
     """Read special tokens spelled out in `text` as such. Default false."""
+    model: _builtins.str
+    """A name of a model that is served. Empty: the first one."""
     @_builtins.property
     def chat(self) -> _options_pb2.ChatPrompt: ...
     def __init__(
@@ -579,10 +582,11 @@ class TokenizeRequest(_message.Message):
         chat: _options_pb2.ChatPrompt | None = ...,
         add_special: _builtins.bool | None = ...,
         parse_special: _builtins.bool | None = ...,
+        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special", b"_add_special", "_parse_special", b"_parse_special", "add_special", b"add_special", "chat", b"chat", "input", b"input", "parse_special", b"parse_special", "text", b"text"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special", b"_add_special", "_parse_special", b"_parse_special", "add_special", b"add_special", "chat", b"chat", "input", b"input", "parse_special", b"parse_special", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special", b"_add_special", "_parse_special", b"_parse_special", "add_special", b"add_special", "chat", b"chat", "input", b"input", "model", b"model", "parse_special", b"parse_special", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_special: _TypeAlias = _typing.Literal["add_special"]  # noqa: Y015
     _WhichOneofArgType__add_special: _TypeAlias = _typing.Literal["_add_special", b"_add_special"]  # noqa: Y015
@@ -625,8 +629,11 @@ class DetokenizeRequest(_message.Message):
 
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
     skip_special_tokens: _builtins.bool
     """Leave special tokens out. Default true."""
+    model: _builtins.str
+    """A name of a model that is served. Empty: the first one."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -634,10 +641,11 @@ class DetokenizeRequest(_message.Message):
         *,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         skip_special_tokens: _builtins.bool | None = ...,
+        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_skip_special_tokens", b"_skip_special_tokens", "skip_special_tokens", b"skip_special_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_skip_special_tokens", b"_skip_special_tokens", "skip_special_tokens", b"skip_special_tokens", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_skip_special_tokens", b"_skip_special_tokens", "model", b"model", "skip_special_tokens", b"skip_special_tokens", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__skip_special_tokens: _TypeAlias = _typing.Literal["skip_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__skip_special_tokens: _TypeAlias = _typing.Literal["_skip_special_tokens", b"_skip_special_tokens"]  # noqa: Y015

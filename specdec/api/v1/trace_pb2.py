@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aspecdec/api/v1/trace.proto\x12\x0especdec.api.v1\"/\n\x0fGetTraceRequest\x12\x12\n\x05limit\x18\x01 \x01(\rH\x00\x88\x01\x01\x42\x08\n\x06_limit\"<\n\x10GetTraceResponse\x12(\n\x05steps\x18\x01 \x03(\x0b\x32\x19.specdec.api.v1.StepTrace\"\x96\x01\n\x0c\x44rafterTrace\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08\x64\x65\x63ision\x18\x02 \x01(\t\x12\x11\n\tsequences\x18\x03 \x01(\r\x12\x10\n\x08proposed\x18\x04 \x01(\r\x12\x10\n\x08verified\x18\x05 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x06 \x01(\r\x12\x11\n\tpredicted\x18\x07 \x01(\x01\x12\n\n\x02ms\x18\x08 \x01(\x01\"\x9e\x03\n\tStepTrace\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x0c\n\x04\x61t_s\x18\x02 \x01(\x01\x12\x11\n\tsequences\x18\x03 \x01(\r\x12\x0c\n\x04rows\x18\x04 \x01(\r\x12\x14\n\x0cprefill_rows\x18\x05 \x01(\r\x12\x0f\n\x07\x63ontext\x18\x06 \x01(\x01\x12\x12\n\ncandidates\x18\x07 \x01(\r\x12\x0e\n\x06\x62udget\x18\x08 \x01(\r\x12\x18\n\x10predicted_tokens\x18\t \x01(\x01\x12\x17\n\x0frealised_tokens\x18\n \x01(\r\x12\x1a\n\x12predicted_draft_ms\x18\x0b \x01(\x01\x12\x19\n\x11realised_draft_ms\x18\x0c \x01(\x01\x12\x1b\n\x13predicted_verify_ms\x18\r \x01(\x01\x12\x1a\n\x12realised_verify_ms\x18\x0e \x01(\x01\x12\x0f\n\x07plan_ms\x18\x0f \x01(\x01\x12\x11\n\tcommit_ms\x18\x10 \x01(\x01\x12\x12\n\ncontrol_ms\x18\x11 \x01(\x01\x12.\n\x08\x64rafters\x18\x12 \x03(\x0b\x32\x1c.specdec.api.v1.DrafterTrace2]\n\x0cTraceService\x12M\n\x08GetTrace\x12\x1f.specdec.api.v1.GetTraceRequest\x1a .specdec.api.v1.GetTraceResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aspecdec/api/v1/trace.proto\x12\x0especdec.api.v1\">\n\x0fGetTraceRequest\x12\x12\n\x05limit\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\r\n\x05model\x18\x02 \x01(\tB\x08\n\x06_limit\"<\n\x10GetTraceResponse\x12(\n\x05steps\x18\x01 \x03(\x0b\x32\x19.specdec.api.v1.StepTrace\"\x96\x01\n\x0c\x44rafterTrace\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08\x64\x65\x63ision\x18\x02 \x01(\t\x12\x11\n\tsequences\x18\x03 \x01(\r\x12\x10\n\x08proposed\x18\x04 \x01(\r\x12\x10\n\x08verified\x18\x05 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x06 \x01(\r\x12\x11\n\tpredicted\x18\x07 \x01(\x01\x12\n\n\x02ms\x18\x08 \x01(\x01\"\x9e\x03\n\tStepTrace\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x0c\n\x04\x61t_s\x18\x02 \x01(\x01\x12\x11\n\tsequences\x18\x03 \x01(\r\x12\x0c\n\x04rows\x18\x04 \x01(\r\x12\x14\n\x0cprefill_rows\x18\x05 \x01(\r\x12\x0f\n\x07\x63ontext\x18\x06 \x01(\x01\x12\x12\n\ncandidates\x18\x07 \x01(\r\x12\x0e\n\x06\x62udget\x18\x08 \x01(\r\x12\x18\n\x10predicted_tokens\x18\t \x01(\x01\x12\x17\n\x0frealised_tokens\x18\n \x01(\r\x12\x1a\n\x12predicted_draft_ms\x18\x0b \x01(\x01\x12\x19\n\x11realised_draft_ms\x18\x0c \x01(\x01\x12\x1b\n\x13predicted_verify_ms\x18\r \x01(\x01\x12\x1a\n\x12realised_verify_ms\x18\x0e \x01(\x01\x12\x0f\n\x07plan_ms\x18\x0f \x01(\x01\x12\x11\n\tcommit_ms\x18\x10 \x01(\x01\x12\x12\n\ncontrol_ms\x18\x11 \x01(\x01\x12.\n\x08\x64rafters\x18\x12 \x03(\x0b\x32\x1c.specdec.api.v1.DrafterTrace2]\n\x0cTraceService\x12M\n\x08GetTrace\x12\x1f.specdec.api.v1.GetTraceRequest\x1a .specdec.api.v1.GetTraceResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,13 +32,13 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'specdec.api.v1.trace_pb2', 
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GETTRACEREQUEST']._serialized_start=46
-  _globals['_GETTRACEREQUEST']._serialized_end=93
-  _globals['_GETTRACERESPONSE']._serialized_start=95
-  _globals['_GETTRACERESPONSE']._serialized_end=155
-  _globals['_DRAFTERTRACE']._serialized_start=158
-  _globals['_DRAFTERTRACE']._serialized_end=308
-  _globals['_STEPTRACE']._serialized_start=311
-  _globals['_STEPTRACE']._serialized_end=725
-  _globals['_TRACESERVICE']._serialized_start=727
-  _globals['_TRACESERVICE']._serialized_end=820
+  _globals['_GETTRACEREQUEST']._serialized_end=108
+  _globals['_GETTRACERESPONSE']._serialized_start=110
+  _globals['_GETTRACERESPONSE']._serialized_end=170
+  _globals['_DRAFTERTRACE']._serialized_start=173
+  _globals['_DRAFTERTRACE']._serialized_end=323
+  _globals['_STEPTRACE']._serialized_start=326
+  _globals['_STEPTRACE']._serialized_end=740
+  _globals['_TRACESERVICE']._serialized_start=742
+  _globals['_TRACESERVICE']._serialized_end=835
 # @@protoc_insertion_point(module_scope)

@@ -11,11 +11,11 @@ from typing import Any, TypeVar, cast
 
 from starlette.types import Message, Receive
 
-from server.completion.service import CompletionService
 from server.engine_client import EngineClient
 from server.fim import FillMode, FimEncoder, Gap, PackedPrompt
 from server.frontend import Frontend
 from server.http.call import Call, ServerContext
+from server.served_models import Models
 from specdec.config import EngineConfig
 from specdec.errors import FieldViolation, InvalidRequestError
 from tests.server.fake_engine import FakeEngine
@@ -26,6 +26,8 @@ Found = TypeVar("Found")
 
 class Fim:
     """Puts 1, 2 and 3 around the texts; 7 ends what fills the gap."""
+
+    fills_in = True
 
     def budget(self, wanted: int | None, max_tokens: int) -> int:
         return 64
@@ -41,8 +43,7 @@ def make_context(
     info = replace(FakeEngine(EngineConfig(target="fake")).info(), indexes=("mine",))
     frontend = Frontend(cast(EngineClient, SimpleNamespace(info=info)))
     frontend.tokenizer, frontend.fim = tokenizer or FakeTokenizer(has_tools=True), fim
-    completion = CompletionService(frontend, lambda *asked: frontend.admission.admit(*asked))
-    return ServerContext(frontend, lambda: ("ready", True), limit, completion)
+    return ServerContext.of(Models([frontend]), lambda: ("ready", True), limit)
 
 
 def receiving(*messages: Message) -> Receive:

@@ -1,0 +1,32 @@
+"""Which of several models an HTTP call means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from server.http.call import Call, Endpoint, ServerContext
+from server.served_models import Task
+from specdec.errors import InvalidRequestError
+
+_OLLAMA = "/api/"
+
+
+def server_of(call: Call, endpoint: Endpoint) -> ServerContext:
+    """The server as a call of the named model sees it: the name is in the path, in the body, or in the query. Where
+    there is none, the first model that can do what is asked for; that nobody has the name is found out by who answers.
+    """
+    body = _body(call)
+    old = body.get("name") if endpoint.path.startswith(_OLLAMA) else None
+    named = (call.path_params.get("model"), body.get("model"), old, call.query.get("model"))
+    asked = next((name for name in named if name and isinstance(name, str)), "")
+    task = Task.FILL if body.get("suffix") else endpoint.task
+    return call.server.at(call.server.models.find(asked, task))
+
+
+def _body(call: Call) -> Mapping[str, Any]:
+    """The body's fields; none where it is no JSON object, which its endpoint refuses if it needs one."""
+    try:
+        return call.data if call.content else {}
+    except InvalidRequestError:
+        return {}
