@@ -195,7 +195,8 @@ def pack_load(load: EngineLoad) -> tuple[Any, ...]:
 
 def unpack_load(parts: Sequence[Any]) -> EngineLoad:
     """The inverse of `pack_load`."""
-    return EngineLoad(*parts)
+    load: EngineLoad = _rebuilt(EngineLoad, parts)
+    return load
 
 
 def pack_trace(step: StepTrace) -> tuple[Any, ...]:

@@ -91,6 +91,7 @@ class Snapshot:
 
 
 SPECDEC_PREFIX = "specdec_"
+STEP_ROWS_TOP, BATCH_TOP = 12, 8  # powers of two: the most that the configuration allows
 
 
 def own_families(now: Snapshot) -> Iterator[Metric]:
@@ -143,7 +144,10 @@ def _steps(now: Snapshot) -> Iterator[Metric]:
     }  # fmt: skip
     seconds = {phase: ms / 1e3 for phase, ms in phases.items()}
     yield counters(SPECDEC_PREFIX + "step_phase_seconds", "Time of engine steps, by part.", ("phase",), seconds)
-    yield summary(SPECDEC_PREFIX + "step_rows", "Rows of a step's forward.", load.steps, load.step_rows)
+    rows = Histogram.by_powers(load.steps_by_rows, STEP_ROWS_TOP, load.step_rows)
+    yield histogram(SPECDEC_PREFIX + "step_rows", "Rows of a step's forward.", rows)
+    sequences = Histogram.by_powers(load.steps_by_sequences, BATCH_TOP, load.step_sequences)
+    yield histogram(SPECDEC_PREFIX + "batch_size", "Sequences of a step's forward.", sequences)
     yield counter(SPECDEC_PREFIX + "step_draft_rows", "Rows of all forwards that were draft tokens.", load.draft_rows)
 
 
@@ -160,10 +164,20 @@ def _calls(now: Snapshot) -> Iterator[Metric]:
     yield counters(SPECDEC_PREFIX + "refusals", "Calls refused or broken off, by cause.", ("reason",), refusals)
     requests = {(how,): count for how, count in metrics.requests.items()}
     yield counters(SPECDEC_PREFIX + "requests", "Requests to the engine, by how they ended.", ("outcome",), requests)
+    yield counter(
+        SPECDEC_PREFIX + "goodput_requests", "Requests complete within their objectives.", metrics.good_requests
+    )
+    missed = {(objective,): count for objective, count in metrics.missed.items()}
+    yield counters(
+        SPECDEC_PREFIX + "missed_objectives", "Complete requests, by the objective missed.", ("objective",), missed
+    )
     finished = {(reason,): count for reason, count in metrics.finished.items()}
     yield counters(SPECDEC_PREFIX + "samples", "Samples that ended, by finish reason.", ("reason",), finished)
     yield counter(
-        SPECDEC_PREFIX + "preemptions", "Times a sample gave up its pages and was computed again.", metrics.preemptions
+        SPECDEC_PREFIX + "preemptions", "Times a sample gave up its pages for want of them.", metrics.preemptions
+    )
+    yield counter(
+        SPECDEC_PREFIX + "pauses", "Times a prompt gave up its place while it was read, to another.", metrics.pauses
     )
 
 
@@ -172,6 +186,9 @@ def _tokens(now: Snapshot) -> Iterator[Metric]:
     yield counter(SPECDEC_PREFIX + "prompt_tokens", "Prompt tokens of scheduled requests.", metrics.prompt_tokens)
     yield counter(SPECDEC_PREFIX + "cached_tokens", "Those of them found in the prefix cache.", metrics.cached_tokens)
     yield counter(SPECDEC_PREFIX + "generation_tokens", "Tokens generated.", metrics.output_tokens)
+    yield counter(
+        SPECDEC_PREFIX + "goodput_tokens", "Those of requests complete within their objectives.", metrics.good_tokens
+    )
     predictions = {("accepted",): metrics.prediction_accepted, ("rejected",): metrics.prediction_rejected}
     yield counters(SPECDEC_PREFIX + "prediction_tokens", "Tokens of callers' predictions.", ("outcome",), predictions)
     yield histogram(SPECDEC_PREFIX + "request_prompt_tokens", "Prompt tokens of a request.", metrics.request_prompt)
@@ -255,6 +272,7 @@ def vllm_families(now: Snapshot) -> Iterator[Metric]:
         ("num_requests_running", "Requests in model execution batches.", load.running_requests),
         ("num_requests_waiting", "Requests waiting to be processed.", load.waiting_requests),
         ("kv_cache_usage_perc", "KV-cache usage, 1 means 100 percent.", now.kv_usage),
+        ("gpu_cache_usage_perc", "KV-cache usage under its former name.", now.kv_usage),
     ):
         yield gauge(VLLM_PREFIX + name, text, value, labels)
     for name, text, value in (

@@ -58,7 +58,9 @@ class Serving:
         policy: RestartPolicy | None = None,
     ) -> None:
         self._config, self._load_tokenizer = config, load_tokenizer
-        self._observer = build_observer(config.server, lambda ids: self._frontend.loaded_tokenizer.decode(ids))
+        self._observer = build_observer(
+            config.server, lambda ids: self._frontend.loaded_tokenizer.decode(ids), config.engine.target_tpot_ms
+        )
         self.client = EngineClient(config, factory=factory, progress=progress, policy=policy, observer=self._observer)
         self._frontend = Frontend(self.client, config.server, ModelNames(config.engine.aliases))
         self._frontend.exporter = Exporter(self._observer.metrics, self.client, config.server.metrics_compat)

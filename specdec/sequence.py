@@ -77,6 +77,7 @@ class Sequence(PagedTokens):
         "max_depth",
         "max_nodes",
         "n_prompt",
+        "pauses",
         "phase",
         "preemptions",
         "rank",
@@ -116,7 +117,7 @@ class Sequence(PagedTokens):
         self.due_s = 0.0
         self.unread = self.n_prompt - 1
         self.phase = SequencePhase.WAITING
-        self.cached_tokens = self.preemptions = 0
+        self.cached_tokens = self.preemptions = self.pauses = 0
         self.ending: Ending | None = None
         self.finishing_line = False  # its time is over and it only goes on to the end of its line
         self.deadline = None if request.deadline_s is None else arrival_s + request.deadline_s
@@ -151,6 +152,11 @@ class Sequence(PagedTokens):
         limit = self.request.stopping.max_tokens
         room = self._max_context - len(self.tokens)
         return room if limit is None else min(room, limit - self.n_output)
+
+    @property
+    def was_set_aside(self) -> bool:
+        """Whether it ran before, and gave up its pages to wait again."""
+        return self.preemptions > 0 or self.pauses > 0
 
     @property
     def prefill_only(self) -> bool:

@@ -310,6 +310,8 @@ class Timings:
 @dataclass(slots=True)
 class Usage:
     """Token counts of one sequence. ``cached_tokens``: prompt tokens whose KV came from the prefix cache.
+    ``preemptions``: times it gave up its pages because there were too few; ``pauses``: times it gave up its place in
+    the batch to another prompt while its own was read.
 
     ``accepted_prediction_tokens``: tokens of the request's prediction that were drafted and came out;
     ``rejected_prediction_tokens``: the others of it. Both 0 without a prediction.
@@ -321,6 +323,7 @@ class Usage:
     preemptions: int = 0
     accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0
+    pauses: int = 0
 
 
 @dataclass(slots=True)
@@ -502,8 +505,10 @@ class EngineLoad:
     Requests are counted once whatever their number of samples. ``tokens_per_second`` is a decayed average of emitted
     tokens. ``prefix_hit_tokens`` of ``prompt_tokens`` prompt tokens since the start came from the prefix cache.
 
-    Since the start: ``steps`` were run, with ``step_rows`` rows in all; ``drafting_steps`` of them verified any draft,
-    ``draft_rows`` draft tokens together. They took ``plan_ms``, ``draft_ms``, ``verify_ms`` and ``commit_ms``.
+    Since the start: ``steps`` were run, with ``step_rows`` rows of ``step_sequences`` sequences in all;
+    ``drafting_steps`` of them verified any draft, ``draft_rows`` draft tokens together. They took ``plan_ms``,
+    ``draft_ms``, ``verify_ms`` and ``commit_ms``. ``steps_by_rows[k]`` had more than 2^(k-1) and at most 2^k rows,
+    ``steps_by_sequences[k]`` so many sequences.
     """
 
     running_requests: int = 0
@@ -521,6 +526,9 @@ class EngineLoad:
     draft_ms: float = 0.0
     verify_ms: float = 0.0
     commit_ms: float = 0.0
+    step_sequences: int = 0
+    steps_by_sequences: tuple[int, ...] = ()
+    steps_by_rows: tuple[int, ...] = ()
 
 
 def metrics_dict(stats: SpeculationStats) -> dict[str, Any]:

@@ -17,6 +17,8 @@ TOKEN_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 
 CHUNK_BUCKETS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 64)
 SAMPLE_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 
+OBJECTIVES = TPOT, DEADLINE = "time_per_output_token", "deadline"
+
 
 class Histogram:
     """Counts values by the least of ``bounds``, which rise, that is not below them."""
@@ -37,6 +39,14 @@ class Histogram:
         """Count ``value``."""
         self._counts[bisect_left(self._bounds, value)] += 1
         self.total += value
+
+    @staticmethod
+    def by_powers(counts: Sequence[int], top: int, total: float) -> Histogram:
+        """Of values counted elsewhere, up to 2^``top``: ``counts[k]`` lay above 2^(k-1), but not above 2^k."""
+        found = Histogram([2**k for k in range(top + 1)])
+        found._counts[: len(counts)] = counts
+        found.total = total
+        return found
 
     def buckets(self) -> list[tuple[str, float]]:
         """Prometheus buckets: each bound as text, the last infinite, and how many values do not exceed it."""
@@ -67,20 +77,25 @@ class ArmMetrics:
 
 
 class ServerMetrics(TelemetryListener):
-    """Plain numbers that only grow, but for ``calls_open``. Belongs to one event loop.
+    """Plain numbers that only grow, but for ``calls_open``. Belongs to one event loop. ``target_tpot_ms``: the time
+    between tokens of requests that ask for none.
 
-    ``finished`` counts samples by `FinishReason`, ``requests`` by how they ended: `complete`, `failed`, or `left` by
-    their reader. ``accepted_at[k]`` counts steps in which more than k draft tokens were accepted. ``arms``: by names of
-    experiment and arm.
+    ``good_requests`` were complete and met every objective they had, ``good_tokens`` are theirs; ``missed`` counts
+    complete ones by the objective they did not meet. ``finished`` counts samples by `FinishReason`, ``requests`` by how
+    they ended: `complete`, `failed`, or `left` by their reader. ``accepted_at[k]`` counts steps in which more than k
+    draft tokens were accepted. ``arms``: by names of experiment and arm.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, target_tpot_ms: float = 80.0) -> None:
+        self._target_tpot_ms = target_tpot_ms
         self.calls_open = 0
         self.calls: Counter[tuple[str, str, str]] = Counter()
         self.refusals: Counter[str] = Counter()
         self.requests: Counter[str] = Counter(complete=0, failed=0, left=0)
         self.finished: Counter[str] = Counter({reason.value: 0 for reason in FinishReason})
-        self.prompt_tokens = self.cached_tokens = self.output_tokens = self.preemptions = 0
+        self.good_requests = self.good_tokens = 0
+        self.missed: Counter[str] = Counter(dict.fromkeys(OBJECTIVES, 0))
+        self.prompt_tokens = self.cached_tokens = self.output_tokens = self.preemptions = self.pauses = 0
         self.steps = self.drafting_steps = self.drafted = self.accepted = 0
         self.prediction_accepted = self.prediction_rejected = 0
         self.by_drafter: dict[str, DrafterStats] = {}
@@ -116,6 +131,7 @@ class ServerMetrics(TelemetryListener):
         usage, stats, timings = event.usage, event.stats, event.timings
         self.finished[event.reason.value] += 1
         self.preemptions += usage.preemptions
+        self.pauses += usage.pauses
         self.prediction_accepted += usage.accepted_prediction_tokens
         self.prediction_rejected += usage.rejected_prediction_tokens
         self.request_output.add(usage.output_tokens)
@@ -143,10 +159,25 @@ class ServerMetrics(TelemetryListener):
             self.arms.setdefault(arm, ArmMetrics()).request_ended(record, how)
         if how != "complete":
             return
+        self._judge(record)
         self.e2e.add(record.ended_s - record.began_s)
         self.request_samples.add(record.request.sampling.n)
         if record.request.stopping.max_tokens is not None:
             self.request_max_tokens.add(record.request.stopping.max_tokens)
+
+    def _judge(self, record: RequestRecord) -> None:
+        """Whether a complete request met its objectives; one that was superseded or cancelled is not judged."""
+        reasons = {end.reason for end in record.finished}
+        if FinishReason.ABORTED in reasons:
+            return
+        most_s = (record.request.target_tpot_ms or self._target_tpot_ms) / 1e3
+        slow = any((sample.seconds_per_token or 0.0) > most_s for sample in record.samples.values())
+        late = FinishReason.DEADLINE in reasons
+        self.missed[TPOT] += slow
+        self.missed[DEADLINE] += late
+        if not slow and not late:
+            self.good_requests += 1
+            self.good_tokens += record.output_tokens
 
     def call_began(self, call: CallRecord) -> None:
         """A call comes in."""

@@ -21,11 +21,17 @@ _LOG = logging.getLogger(__name__)
 class Observer:
     """One per server. ``listeners`` hear of everything after ``metrics`` have; one that fails costs no request.
 
-    ``keeps_text``: records hold the output's text, for listeners that are to tell it.
+    ``keeps_text``: records hold the output's text, for listeners that are to tell it. ``metrics`` None: fresh ones.
     """
 
-    def __init__(self, listeners: Sequence[TelemetryListener] = (), *, keeps_text: bool = False) -> None:
-        self.metrics = ServerMetrics()
+    def __init__(
+        self,
+        listeners: Sequence[TelemetryListener] = (),
+        *,
+        keeps_text: bool = False,
+        metrics: ServerMetrics | None = None,
+    ) -> None:
+        self.metrics = metrics or ServerMetrics()
         self._listeners: list[TelemetryListener] = [self.metrics, *listeners]
         self._keeps_text = keeps_text
 
@@ -73,9 +79,9 @@ def _name_caller(call: CallRecord) -> None:
     call.key, call.tenant = caller.name, caller.tenant
 
 
-def build_observer(config: ServerConfig, decode: Decode) -> Observer:
+def build_observer(config: ServerConfig, decode: Decode, target_tpot_ms: float) -> Observer:
     """An observer with a log of calls, traces and captured requests, as asked for. decode: token ids to text, for logs
-    that tell it.
+    that tell it. target_tpot_ms: as `ServerMetrics` has it.
 
     Raises:
         ConfigError: traces are asked for, and what they need is not installed; or requests are to be captured where
@@ -89,7 +95,7 @@ def build_observer(config: ServerConfig, decode: Decode) -> Observer:
         listeners.append(CallLog(decode if config.log_texts else None))
     if config.capture_dir is not None:
         listeners.append(Capture(config.capture_dir, config.capture_bytes, prompts=config.capture_prompts))
-    return Observer(listeners, keeps_text=config.log_texts)
+    return Observer(listeners, keeps_text=config.log_texts, metrics=ServerMetrics(target_tpot_ms))
 
 
 def _spans(endpoint: str, ratio: float) -> TelemetryListener:

@@ -215,7 +215,10 @@ def info_of(m: model.GetServerInfoResponse) -> EngineInfo:
 
 def load_of(m: model.GetLoadResponse) -> EngineLoad:
     """How busy it is."""
-    return EngineLoad(**_named(m, tuple(f.name for f in fields(EngineLoad))))
+    values = _named(m, tuple(f.name for f in fields(EngineLoad)))
+    for name in ("steps_by_sequences", "steps_by_rows"):
+        values[name] = tuple(values[name])
+    return EngineLoad(**values)
 
 
 def step_of(m: trace.StepTrace) -> StepTrace:

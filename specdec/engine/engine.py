@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
@@ -26,6 +25,7 @@ from specdec.engine.profile_costs import StepCosts
 from specdec.engine.propose import Drafting
 from specdec.engine.scheduler import Scheduler, SchedulerLimits
 from specdec.engine.step import Step, StepResult, StepTracer
+from specdec.engine.totals import StepTotals, Throughput
 from specdec.engine.validation import validate_request
 from specdec.engine.verify import StepVerifier, Verifier
 from specdec.errors import ConfigError, DuplicateRequestError
@@ -392,8 +392,9 @@ class Engine:
         timings.prefill_ms = (token - first) * 1e3
         timings.decode_ms = (now - token) * 1e3
         usage = Usage(
-            sequence.n_prompt, sequence.cached_tokens, sequence.n_output, sequence.preemptions, *_predicted(sequence)
-        )
+            sequence.n_prompt, sequence.cached_tokens, sequence.n_output, sequence.preemptions, *_predicted(sequence),
+            sequence.pauses,
+        )  # fmt: skip
         request_id, index = sequence.request.request_id, sequence.index
         self._events.append(
             Finished(request_id, index, ending.reason, ending.matched_stop, usage, sequence.stats, timings)
@@ -416,71 +417,3 @@ def _breakdown(sequence: Sequence) -> tuple[str, str]:
     if grammar is not None and request.sampling.allowed_token_ids:
         return "NO_TOKEN_LEFT", "sampling.allowed_token_ids: none of them may follow in the grammar here; allow more"
     return "MODEL_BROKEN", "the model gave no finite logit for this request; the weights or the prompt are broken"
-
-
-HALF_LIFE_S = 5.0
-
-
-class Throughput:
-    """Exponentially decayed token rate; ``hit_tokens`` of ``prompt_tokens`` came from the prefix cache."""
-
-    def __init__(self) -> None:
-        self.prompt_tokens = 0
-        self.hit_tokens = 0
-        self._mass = 0.0
-        self._at: float | None = None
-
-    def add(self, tokens: int, now: float) -> None:
-        """``tokens`` were emitted at monotonic time ``now`` (seconds)."""
-        self._decay(now)
-        self._mass += tokens
-
-    def prompt(self, tokens: int, cached: int) -> None:
-        """A prompt entered, ``cached`` of its tokens from the cache."""
-        self.prompt_tokens += tokens
-        self.hit_tokens += cached
-
-    def per_second(self, now: float) -> float:
-        """The decayed rate; the integral of the decay is half-life / ln 2."""
-        self._decay(now)
-        return self._mass * math.log(2) / HALF_LIFE_S
-
-    def _decay(self, now: float) -> None:
-        if self._at is not None:
-            self._mass *= 0.5 ** ((now - self._at) / HALF_LIFE_S)
-        self._at = now
-
-
-@dataclass(slots=True)
-class StepTotals:
-    """Names as in `EngineLoad`. A step that computed nothing does not count."""
-
-    steps: int = 0
-    drafting_steps: int = 0
-    step_rows: int = 0
-    draft_rows: int = 0
-    plan_ms: float = 0.0
-    draft_ms: float = 0.0
-    verify_ms: float = 0.0
-    commit_ms: float = 0.0
-
-    def add(self, result: StepResult) -> None:
-        """A step was run."""
-        if not result.rows:
-            return
-        self.steps += 1
-        self.drafting_steps += result.draft_rows > 0
-        self.step_rows += result.rows
-        self.draft_rows += result.draft_rows
-        self.plan_ms += result.plan_ms
-        self.draft_ms += result.draft_ms
-        self.verify_ms += result.verify_ms
-        self.commit_ms += result.commit_ms
-
-    def told(self, load: EngineLoad) -> EngineLoad:
-        """``load`` with these in it."""
-        return replace(
-            load, steps=self.steps, drafting_steps=self.drafting_steps, step_rows=self.step_rows,
-            draft_rows=self.draft_rows, plan_ms=self.plan_ms, draft_ms=self.draft_ms, verify_ms=self.verify_ms,
-            commit_ms=self.commit_ms,
-        )  # fmt: skip

@@ -270,11 +270,20 @@ class Scheduler:
         return True
 
     def _preempt(self, seq: Sequence) -> Sequence:
-        """Take its pages; what was computed stays in the prefix cache until somebody else needs them."""
+        """Take its pages, for want of them."""
+        seq.preemptions += 1
+        return self._set_aside(seq)
+
+    def _pause(self, seq: Sequence) -> Sequence:
+        """Take its place in the batch, which a shorter or more important prompt gets."""
+        seq.pauses += 1
+        return self._set_aside(seq)
+
+    def _set_aside(self, seq: Sequence) -> Sequence:
+        """What was computed stays in the prefix cache until somebody else needs its pages."""
         self._running.remove(seq)
         self._kv.release(seq)
         seq.n_computed = seq.draft_computed = 0
-        seq.preemptions += 1
         seq.phase = SequencePhase.WAITING
         self._enqueue(seq)
         return seq
@@ -362,11 +371,11 @@ class Scheduler:
         if hit is None:
             return False
         if victim is not None:
-            plan.paused.append(self._preempt(victim))
+            plan.paused.append(self._pause(victim))
         self._waiting.remove(seq)
         insort(self._running, seq, key=_by_rank)
         seq.phase = SequencePhase.RUNNING
-        if seq.preemptions == 0:
+        if not seq.was_set_aside:
             seq.cached_tokens = hit.n_tokens
         plan.admitted.append(seq)
         return True

@@ -24,9 +24,9 @@ from specdec.types import Delta, DrafterTrace, StepTrace, StepTree
 @dataclass(slots=True)
 class StepResult:
     """What one step did: who entered, what was emitted, and how long its parts took. Of ``rows``, ``draft_rows`` were
-    draft tokens. accepted: per delta the nodes whose tokens were taken. context: tokens that a row looked back on, the
-    mean over rows; prompt_context, plain_context: over rows of prompts, and over those that sample. began_s: by the
-    step's clock."""
+    draft tokens; ``sequences`` had any. accepted: per delta the nodes whose tokens were taken. context: tokens that a
+    row looked back on, the mean over rows; prompt_context, plain_context: over rows of prompts, and over those that
+    sample. began_s: by the step's clock."""
 
     began_s: float = 0.0
     admitted: list[Sequence] = field(default_factory=list)
@@ -34,6 +34,7 @@ class StepResult:
     accepted: list[list[int]] = field(default_factory=list)
     prefilled: list[Sequence] = field(default_factory=list)
     broken: list[Sequence] = field(default_factory=list)
+    sequences: int = 0
     rows: int = 0
     draft_rows: int = 0
     context: float = 0.0
@@ -117,7 +118,7 @@ class Step:
         for sequence in plan.admitted:
             if sequence.first_scheduled_s is None:
                 sequence.first_scheduled_s = time.monotonic()
-            if sequence.preemptions == 0:
+            if not sequence.was_set_aside:
                 self._drafting.begin(sequence)
         return plan
 
@@ -139,6 +140,7 @@ class Step:
         # Before what they are counted from moves.
         result.context, result.prompt_context, result.plain_context = _mean_contexts(plan)
         result.prefilled += plan.prefilled
+        result.sequences = len(plan.entries)
         for i, (entry, tree, acceptance) in enumerate(zip(plan.entries, proposals.trees, accepted, strict=True)):
             seq, start = entry.seq, entry.seq.n_computed
             result.rows += entry.prefill

@@ -152,7 +152,7 @@ def test_facts_and_figures_are_heard_as_they_were_said() -> None:
     assert info_of(info_message(info, 3)) == info
     plain = EngineInfo(**{f.name: getattr(info, f.name) for f in fields(info)} | {"draft": None})
     assert info_of(info_message(plain, 0)).draft is None
-    load = EngineLoad(1, 2, 3, 4, 5.5, 6, 7, 8, 9, 10, 11, 12.5, 13.5, 14.5, 15.5)
+    load = EngineLoad(1, 2, 3, 4, 5.5, 6, 7, 8, 9, 10, 11, 12.5, 13.5, 14.5, 15.5, 16, (17, 18), (19,))
     assert load_of(load_message(load)) == load
     step = fake_step(4, 2)
     step.replay = {}

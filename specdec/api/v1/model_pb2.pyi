@@ -254,6 +254,9 @@ class GetLoadResponse(_message.Message):
     DRAFT_MS_FIELD_NUMBER: _builtins.int
     VERIFY_MS_FIELD_NUMBER: _builtins.int
     COMMIT_MS_FIELD_NUMBER: _builtins.int
+    STEP_SEQUENCES_FIELD_NUMBER: _builtins.int
+    STEPS_BY_SEQUENCES_FIELD_NUMBER: _builtins.int
+    STEPS_BY_ROWS_FIELD_NUMBER: _builtins.int
     running_requests: _builtins.int
     waiting_requests: _builtins.int
     free_pages: _builtins.int
@@ -274,6 +277,12 @@ class GetLoadResponse(_message.Message):
     draft_ms: _builtins.float
     verify_ms: _builtins.float
     commit_ms: _builtins.float
+    step_sequences: _builtins.int
+    """Sequences of all steps; steps with more than 2^(k-1) and at most 2^k sequences; the same by rows."""
+    @_builtins.property
+    def steps_by_sequences(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def steps_by_rows(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
@@ -292,10 +301,13 @@ class GetLoadResponse(_message.Message):
         draft_ms: _builtins.float = ...,
         verify_ms: _builtins.float = ...,
         commit_ms: _builtins.float = ...,
+        step_sequences: _builtins.int = ...,
+        steps_by_sequences: _abc.Iterable[_builtins.int] | None = ...,
+        steps_by_rows: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit_ms", b"commit_ms", "draft_ms", b"draft_ms", "draft_rows", b"draft_rows", "drafting_steps", b"drafting_steps", "free_pages", b"free_pages", "plan_ms", b"plan_ms", "prefix_hit_tokens", b"prefix_hit_tokens", "prompt_tokens", b"prompt_tokens", "running_requests", b"running_requests", "step_rows", b"step_rows", "steps", b"steps", "tokens_per_second", b"tokens_per_second", "total_pages", b"total_pages", "verify_ms", b"verify_ms", "waiting_requests", b"waiting_requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit_ms", b"commit_ms", "draft_ms", b"draft_ms", "draft_rows", b"draft_rows", "drafting_steps", b"drafting_steps", "free_pages", b"free_pages", "plan_ms", b"plan_ms", "prefix_hit_tokens", b"prefix_hit_tokens", "prompt_tokens", b"prompt_tokens", "running_requests", b"running_requests", "step_rows", b"step_rows", "step_sequences", b"step_sequences", "steps", b"steps", "steps_by_rows", b"steps_by_rows", "steps_by_sequences", b"steps_by_sequences", "tokens_per_second", b"tokens_per_second", "total_pages", b"total_pages", "verify_ms", b"verify_ms", "waiting_requests", b"waiting_requests"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

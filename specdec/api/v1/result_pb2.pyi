@@ -139,16 +139,19 @@ class Usage(_message.Message):
     PREEMPTIONS_FIELD_NUMBER: _builtins.int
     ACCEPTED_PREDICTION_TOKENS_FIELD_NUMBER: _builtins.int
     REJECTED_PREDICTION_TOKENS_FIELD_NUMBER: _builtins.int
+    PAUSES_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     cached_tokens: _builtins.int
     """Prompt tokens whose KV came from the prefix cache."""
     output_tokens: _builtins.int
     preemptions: _builtins.int
-    """How often the sample was set aside and recomputed because KV pages ran out."""
+    """How often the sample was set aside and computed again because KV pages ran out."""
     accepted_prediction_tokens: _builtins.int
     """Tokens of the request's prediction that were drafted and came out."""
     rejected_prediction_tokens: _builtins.int
     """The others of it."""
+    pauses: _builtins.int
+    """How often it was set aside while its prompt was read, to let another prompt go first."""
     def __init__(
         self,
         *,
@@ -158,10 +161,11 @@ class Usage(_message.Message):
         preemptions: _builtins.int = ...,
         accepted_prediction_tokens: _builtins.int = ...,
         rejected_prediction_tokens: _builtins.int = ...,
+        pauses: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_prediction_tokens", b"accepted_prediction_tokens", "cached_tokens", b"cached_tokens", "output_tokens", b"output_tokens", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens", "rejected_prediction_tokens", b"rejected_prediction_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_prediction_tokens", b"accepted_prediction_tokens", "cached_tokens", b"cached_tokens", "output_tokens", b"output_tokens", "pauses", b"pauses", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens", "rejected_prediction_tokens", b"rejected_prediction_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -71,6 +71,7 @@ def test_vllm_s_names_hold_the_same_numbers(server: Server) -> None:
         ("num_requests_running", "requests_running"),
         ("num_requests_waiting", "requests_waiting"),
         ("kv_cache_usage_perc", "kv_usage_ratio"),
+        ("gpu_cache_usage_perc", "kv_usage_ratio"),
         ("time_to_first_token_seconds_sum", "time_to_first_token_seconds_sum"),
         ("e2e_request_latency_seconds_count", "request_seconds_count"),
         ("inter_token_latency_seconds_count", "inter_chunk_seconds_count"),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.observe.metrics import ServerMetrics
+from server.observe.metrics import Histogram, ServerMetrics
 from server.observe.records import CallRecord, RequestRecord
+from specdec.engine.totals import PowerCounts
 from specdec.errors import QueueFullError
 from specdec.types import (
     Delta,
@@ -33,15 +35,21 @@ class Clock:
 
 
 def make_record(
-    metrics: ServerMetrics, clock: Clock, call: CallRecord | None = None, n: int = 1, max_tokens: int | None = 9
+    metrics: ServerMetrics,
+    clock: Clock,
+    call: CallRecord | None = None,
+    n: int = 1,
+    max_tokens: int | None = 9,
+    target_tpot_ms: float | None = None,
 ) -> RequestRecord:
-    request = Request("r", (1, 2, 3), SamplingParams(n=n), StoppingParams(max_tokens=max_tokens))
+    stopping = StoppingParams(max_tokens=max_tokens)
+    request = Request("r", (1, 2, 3), SamplingParams(n=n), stopping, target_tpot_ms=target_tpot_ms)
     return RequestRecord(request, call, metrics, metrics.request_ended, clock=clock)
 
 
 def make_finished(index: int, tokens: int, reason: FinishReason = FinishReason.EOS) -> Finished:
     stats = SpeculationStats(4, 3, 9, 3, [1, 1, 1], {"suffix": DrafterStats(6, 2), "model": DrafterStats(5, 1)})
-    return Finished("r", index, reason, None, Usage(3, 2, tokens, 1, 5, 6), stats, Timings(250, 500, 750, 1, 2))
+    return Finished("r", index, reason, None, Usage(3, 2, tokens, 1, 5, 6, 7), stats, Timings(250, 500, 750, 1, 2))
 
 
 def test_latencies_come_from_when_events_arrive() -> None:
@@ -65,7 +73,7 @@ def test_latencies_come_from_when_events_arrive() -> None:
     assert (metrics.prompt_tokens, metrics.cached_tokens, metrics.output_tokens) == (3, 2, 6)
     assert metrics.requests == {"complete": 1, "failed": 0, "left": 0}
     assert {r: n for r, n in metrics.finished.items() if n} == {"eos": 1, "length": 1}
-    assert (metrics.preemptions, metrics.steps, metrics.drafting_steps) == (2, 8, 6)
+    assert (metrics.preemptions, metrics.pauses, metrics.steps, metrics.drafting_steps) == (2, 14, 8, 6)
     assert (metrics.drafted, metrics.accepted) == (18, 6)
     assert metrics.by_drafter == {"suffix": DrafterStats(12, 4), "model": DrafterStats(10, 2)}
     assert metrics.accepted_at == [4, 2]
@@ -89,6 +97,51 @@ def test_how_requests_end() -> None:
     make_record(metrics, clock).ended(complete=True)
     assert metrics.requests == {"complete": 1, "failed": 1, "left": 1}
     assert metrics.e2e.count == 1
+
+
+@pytest.mark.parametrize(
+    ("gap_s", "target_tpot_ms", "reason", "good", "missed"),
+    [
+        (0.05, None, FinishReason.EOS, 4, set()),
+        (0.15, None, FinishReason.EOS, 0, {"time_per_output_token"}),  # the engine's objective
+        (0.15, 200.0, FinishReason.LENGTH, 4, set()),
+        (0.05, 20.0, FinishReason.EOS, 0, {"time_per_output_token"}),
+        (0.05, None, FinishReason.DEADLINE, 0, {"deadline"}),
+        (0.15, None, FinishReason.DEADLINE, 0, {"time_per_output_token", "deadline"}),
+        (0.15, None, FinishReason.ABORTED, 0, set()),  # nobody waited for it any more
+    ],
+)
+def test_goodput_is_what_met_every_objective(
+    gap_s: float, target_tpot_ms: float | None, reason: FinishReason, good: int, missed: set[str]
+) -> None:
+    metrics, clock = ServerMetrics(target_tpot_ms=100.0), Clock()
+    record = make_record(metrics, clock, target_tpot_ms=target_tpot_ms)
+    for _ in range(4):
+        record.saw(Delta("r", 0, [1], "x"))
+        clock.now += gap_s
+    record.saw(make_finished(0, 4, reason))
+    record.ended(complete=True)
+    assert (metrics.good_requests, metrics.good_tokens) == (good // 4, good)
+    assert {objective for objective, count in metrics.missed.items() if count} == missed
+
+
+def test_a_request_that_failed_or_was_left_is_no_goodput() -> None:
+    metrics, clock = ServerMetrics(), Clock()
+    failed = make_record(metrics, clock)
+    failed.failed(QueueFullError(1, 1.0))
+    failed.ended(complete=True)
+    make_record(metrics, clock).ended(complete=False)
+    assert (metrics.good_requests, sum(metrics.missed.values())) == (0, 0)
+
+
+@given(st.lists(st.integers(1, 256), max_size=40))
+def test_values_counted_by_powers_of_two_are_a_histogram(values: list[int]) -> None:
+    counts, whole = PowerCounts(), Histogram([2**k for k in range(9)])
+    for value in values:
+        counts.add(value)
+        whole.add(value)
+    told = Histogram.by_powers(counts.told(), 8, sum(values))
+    assert (told.buckets(), told.count, told.total) == (whole.buckets(), len(values), sum(values))
 
 
 def test_calls_and_refusals() -> None:

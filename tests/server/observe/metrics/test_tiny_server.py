@@ -88,6 +88,8 @@ def test_the_engine_s_steps_are_told(server: Server) -> None:
     assert steps["plain"] >= 24
     assert found.value("specdec_step_rows_count") == sum(steps.values())
     assert found.value("specdec_step_rows_sum") > found.value("specdec_step_draft_rows_total") > 0
+    assert found.value("specdec_step_rows_bucket", le="1.0") < found.value("specdec_step_rows_bucket", le="4096.0")
+    assert found.value("specdec_batch_size_bucket", le="256.0") == found.value("specdec_batch_size_count") > 0
     phases = found.by_label("specdec_step_phase_seconds_total", "phase")
     assert set(phases) == {"plan", "draft", "verify", "commit"}
     assert sum(phases.values()) == pytest.approx(found.value("specdec_step_seconds_sum"))

@@ -1,0 +1,101 @@
+"""What an engine counts of its steps, for who asks how busy it is."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+from specdec.engine.step import StepResult
+from specdec.types import EngineLoad
+
+HALF_LIFE_S = 5.0
+
+
+class Throughput:
+    """Exponentially decayed token rate; ``hit_tokens`` of ``prompt_tokens`` came from the prefix cache."""
+
+    def __init__(self) -> None:
+        self.prompt_tokens = 0
+        self.hit_tokens = 0
+        self._mass = 0.0
+        self._at: float | None = None
+
+    def add(self, tokens: int, now: float) -> None:
+        """``tokens`` were emitted at monotonic time ``now`` (seconds)."""
+        self._decay(now)
+        self._mass += tokens
+
+    def prompt(self, tokens: int, cached: int) -> None:
+        """A prompt entered, ``cached`` of its tokens from the cache."""
+        self.prompt_tokens += tokens
+        self.hit_tokens += cached
+
+    def per_second(self, now: float) -> float:
+        """The decayed rate; the integral of the decay is half-life / ln 2."""
+        self._decay(now)
+        return self._mass * math.log(2) / HALF_LIFE_S
+
+    def _decay(self, now: float) -> None:
+        if self._at is not None:
+            self._mass *= 0.5 ** ((now - self._at) / HALF_LIFE_S)
+        self._at = now
+
+
+class PowerCounts:
+    """Whole numbers from 1 counted by the least power of two that is not below them."""
+
+    def __init__(self) -> None:
+        self._counts: list[int] = []
+
+    def add(self, value: int) -> None:
+        """Count ``value``."""
+        power = (value - 1).bit_length()
+        if power >= len(self._counts):
+            self._counts += [0] * (power + 1 - len(self._counts))
+        self._counts[power] += 1
+
+    def told(self) -> tuple[int, ...]:
+        """By exponent."""
+        return tuple(self._counts)
+
+
+@dataclass(slots=True)
+class StepTotals:
+    """Names as in `EngineLoad`. A step that computed nothing does not count."""
+
+    steps: int = 0
+    drafting_steps: int = 0
+    step_rows: int = 0
+    draft_rows: int = 0
+    plan_ms: float = 0.0
+    draft_ms: float = 0.0
+    verify_ms: float = 0.0
+    commit_ms: float = 0.0
+    step_sequences: int = 0
+    by_sequences: PowerCounts = field(default_factory=PowerCounts)
+    by_rows: PowerCounts = field(default_factory=PowerCounts)
+
+    def add(self, result: StepResult) -> None:
+        """A step was run."""
+        if not result.rows:
+            return
+        self.steps += 1
+        self.drafting_steps += result.draft_rows > 0
+        self.step_rows += result.rows
+        self.draft_rows += result.draft_rows
+        self.plan_ms += result.plan_ms
+        self.draft_ms += result.draft_ms
+        self.verify_ms += result.verify_ms
+        self.commit_ms += result.commit_ms
+        self.step_sequences += result.sequences
+        self.by_sequences.add(result.sequences)
+        self.by_rows.add(result.rows)
+
+    def told(self, load: EngineLoad) -> EngineLoad:
+        """``load`` with these in it."""
+        return replace(
+            load, steps=self.steps, drafting_steps=self.drafting_steps, step_rows=self.step_rows,
+            draft_rows=self.draft_rows, plan_ms=self.plan_ms, draft_ms=self.draft_ms, verify_ms=self.verify_ms,
+            commit_ms=self.commit_ms, step_sequences=self.step_sequences,
+            steps_by_sequences=self.by_sequences.told(), steps_by_rows=self.by_rows.told(),
+        )  # fmt: skip
