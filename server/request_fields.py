@@ -226,16 +226,17 @@ def read_speculation(body: Body) -> SpeculationParams:
 
 
 def read_stopping(
-    body: Body, tokenizer: TokenizerLike, max_tokens: int | None, dialect: str = OPENAI
+    body: Body, tokenizer: TokenizerLike, max_tokens: int | None, dialect: str = OPENAI, name: str = "stop"
 ) -> StoppingParams:
-    """``stop`` and vLLM's fields around it; ``max_tokens`` has been read already.
+    """``stop``, by its ``name`` there, and vLLM's fields around it; ``max_tokens`` has been read already.
 
     A stop string that is the name of a special token also stops at that token, which text may leave out.
     """
-    stops = tuple(dict.fromkeys(body.texts("stop")))
+    stops = tuple(dict.fromkeys(body.texts(name)))
+    body.names["stopping.stop"] = body.path(name)
     if len(stops) > MAX_STOPS:
         body.refuse(
-            "stop",
+            name,
             f"at most {MAX_STOPS} different strings, got {len(stops)}; leave some out, or give ids in stop_token_ids",
         )
         stops = ()
@@ -287,8 +288,12 @@ def read_grammar(body: Body) -> GrammarParams | None:
 
 def _response_format(body: Body) -> GrammarParams | None:
     given = body.object("response_format")
-    if given is None:
-        return None
+    return None if given is None else read_format(given, "json_schema")
+
+
+def read_format(given: Body, holder: str = "") -> GrammarParams | None:
+    """``type`` is text, json_object or json_schema; the schema is in the field ``schema`` of the object ``holder``, or
+    beside the type."""
     kind = given.text("type")
     if kind not in _TYPES:
         given.refuse("type", f"must be one of {', '.join(_TYPES)}")
@@ -296,9 +301,9 @@ def _response_format(body: Body) -> GrammarParams | None:
         return GrammarParams(GrammarKind.JSON_OBJECT)
     if kind != "json_schema":
         return None
-    schema = given.object("json_schema")
+    schema = given.object(holder) if holder else given
     if schema is None or not schema.has("schema"):
-        given.refuse("json_schema", 'must hold a JSON schema in "schema"')
+        given.refuse(holder or "schema", 'must hold a JSON schema in "schema"' if holder else "must be a JSON schema")
         return None
     return _grammar(schema, "schema", GrammarKind.JSON_SCHEMA)
 

@@ -35,6 +35,11 @@ def sse(value: Any) -> bytes:
     return b"data: %b\n\n" % write_json(value)
 
 
+def named_event(value: dict[str, Any]) -> bytes:
+    """One event of ``value``, which is named by its ``type``."""
+    return b"event: %b\ndata: %b\n\n" % (value["type"].encode(), write_json(value))
+
+
 @dataclass(slots=True)
 class Sample:
     """Sample ``index`` of a call, of its prompt number ``prompt``; ``end`` is None until it finished."""

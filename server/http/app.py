@@ -17,7 +17,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 import specdec
 from server.auth.access import KEY_HEADERS, http_caller
 from server.auth.principal import set_caller
+from server.http.anthropic import ANTHROPIC
 from server.http.call import Call, Endpoint, ErrorStyle, ServerContext
+from server.http.embeddings import EMBEDDINGS
 from server.http.errors import ClientGoneError, MethodNotAllowedError, PathNotFoundError, refusal_of
 from server.http.fields import RESPONSES
 from server.http.llamacpp import LLAMACPP
@@ -28,6 +30,7 @@ from server.http.openai import DEEPSEEK, OPENAI
 from server.http.openai_format import OpenAIErrors
 from server.http.operator_endpoints import EXPERIMENTS, METRICS, PROBES
 from server.http.page import PAGE
+from server.http.responses import OPENAI_RESPONSES
 from server.http.tabby import TABBY
 from server.http.vllm import VLLM
 from server.json_body import write_json
@@ -77,7 +80,7 @@ class EndpointApp:
         except Exception as error:
             refusal = refusal_of(error, call.field_names)
             if call.began:
-                await call.finish(endpoint.errors.event(refusal))
+                await call.finish((call.broken or endpoint.errors.event)(refusal))
             else:
                 await call.reply(refusal.status, endpoint.errors.body(refusal), refusal.headers)
 
@@ -147,7 +150,8 @@ def _joined(first: Mapping[str, Any], last: Mapping[str, Any]) -> Mapping[str, A
 _ERRORS = OpenAIErrors()
 # Dialects that share a path with another come before it, and claim their own bodies.
 DIALECTS: tuple[Endpoint, ...] = (
-    *PROBES, *METRICS, *EXPERIMENTS, *TABBY, *OPENAI, *VLLM, *LLAMACPP, *MISTRAL, *DEEPSEEK, *OLLAMA,
+    *PROBES, *METRICS, *EXPERIMENTS, *TABBY, *OPENAI, *OPENAI_RESPONSES, *EMBEDDINGS, *ANTHROPIC, *VLLM, *LLAMACPP,
+    *MISTRAL, *DEEPSEEK, *OLLAMA,
 )  # fmt: skip
 ENDPOINTS = (*DIALECTS, *PAGE)
 

@@ -88,7 +88,9 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 class Call:
     """``field_names``: the engine's fields that the body calls otherwise; it fills as the body is read.
-    ``supersedes_key``: the running request with the same one makes way for this call's first.
+    ``supersedes_key``: the running request with the same one makes way for this call's first. ``headers`` go along with
+    whatever answers the call. ``broken``: what ends a stream of this call's that breaks off, where that is not for its
+    dialect alone to word.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, server: ServerContext) -> None:
@@ -98,6 +100,8 @@ class Call:
         self.server = server
         self.field_names: dict[str, str] = {}
         self.supersedes_key = ""
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.broken: Callable[[Refusal], bytes] | None = None
         self.began = False
 
     @property
@@ -210,7 +214,7 @@ class Call:
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.began = True
-        named = [(b"date", formatdate(usegmt=True).encode()), *headers]
+        named = [(b"date", formatdate(usegmt=True).encode()), *self.headers, *headers]
         if self._request_id:
             named.append((b"x-request-id", self._request_id.encode("latin-1")))
         await self._send({"type": "http.response.start", "status": status, "headers": named})

@@ -25,12 +25,13 @@ def read_common(call: Call, body: Body) -> dict[str, Any]:
     }
 
 
-async def build_request(call: Call, body: Body, request_id: str, ids: tuple[int, ...], **options: Any) -> Request:
-    """The request for one prompt with ``options`` and what every dialect has beside them. Without ``ids``, which were
-    bad or are not there, it has a stand-in for them: the other fields are checked all the same."""
+async def build_request(call: Call, body: Body, prefix: str, ids: tuple[int, ...], **options: Any) -> Request:
+    """The request for one prompt with ``options`` and what every dialect has beside them; its id is the call's, behind
+    ``prefix``. Without ``ids``, which were bad or are not there, it has a stand-in for them: the other fields are
+    checked all the same."""
     options["prediction_ids"] = await read_prediction(body, call.server.frontend)
     options |= read_common(call, body)
-    return Request(request_id=f"{request_id}-{call.request_id}", prompt_ids=ids or (0,), **options)
+    return Request(request_id=f"{prefix}{call.request_id}", prompt_ids=ids or (0,), **options)
 
 
 async def read_prediction(body: Body, frontend: Frontend) -> tuple[int, ...]:
@@ -73,6 +74,23 @@ async def read_conversation(
             message.refuse("role", "must be a string that is not empty")
     if len(body.violations.found) > n_known or not isinstance(messages, list):
         return ()
+    return await encode_messages(body, frontend, messages, tools, add_generation_prompt=add_generation_prompt)
+
+
+async def encode_messages(
+    body: Body,
+    frontend: Frontend,
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None,
+    *,
+    add_generation_prompt: bool = True,
+) -> tuple[int, ...]:
+    """Token ids of ``messages``, up to the answer's beginning unless not ``add_generation_prompt``; empty where the
+    template refuses them, which is noted.
+
+    Raises:
+        ChatNotSupportedError: the model has no chat template.
+    """
     try:
         return tuple(await frontend.encode_chat(messages, tools, add_generation_prompt=add_generation_prompt))
     except InvalidRequestError as error:

@@ -266,7 +266,7 @@ async def parse_generate(call: Call) -> GenerateRequest:
     ids, ends = await fields.encode(frontend, stopping.max_tokens or DEFAULT_ROOM)
     stopping = dataclasses.replace(stopping, stop_token_ids=(*stopping.stop_token_ids, *ends))
     options = {"sampling": sampling, "stopping": stopping, "grammar": read_format(body)}
-    request = await build_request(call, body, "ollama", ids, **options)
+    request = await build_request(call, body, "ollama-", ids, **options)
     check_requests([request], call.server.info, body.violations)
     return GenerateRequest(model, None if fields.is_empty else request, stream, not fields.is_raw)
 
@@ -364,7 +364,7 @@ async def parse_chat(call: Call) -> ChatRequest:
     ids = () if empty else await _read_messages(body, call, tools)
     sampling, stopping = read_options(body, frontend.loaded_tokenizer)
     options = {"sampling": sampling, "stopping": stopping, "grammar": read_format(body)}
-    request = await build_request(call, body, "ollama", ids, **options)
+    request = await build_request(call, body, "ollama-", ids, **options)
     body.violations.check(
         empty or bool(ids) or bool(body.violations.found), "messages", "must amount to at least one token"
     )

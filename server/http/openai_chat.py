@@ -51,7 +51,7 @@ async def parse_chat(call: Call) -> ChatRequest:
     ids = await read_conversation(body, frontend, tools)
     streaming = read_stream_options(body)
     request = await build_request(
-        call, body, "chatcmpl", ids,
+        call, body, "chatcmpl-", ids,
         sampling=read_params(body, SamplingParams, n=read_n(body)),
         stopping=read_stopping(body, frontend.loaded_tokenizer, _max_tokens(body)),
         output=read_params(body, OutputParams, logprobs=_logprobs(body), trees=read_step_trees(body, streaming)),

@@ -36,6 +36,19 @@ class Fim:
         return PackedPrompt((1, *gap.prefix.encode(), 2, *gap.suffix.encode(), 3), True, (7,))
 
 
+class Told(FakeTokenizer):
+    """Keeps what it was given to encode last."""
+
+    def __init__(self) -> None:
+        super().__init__(has_tools=True)
+        self.messages: list[Any] = []
+        self.tools: Any = None
+
+    def encode_chat(self, messages: Any, **options: Any) -> list[int]:
+        self.messages, self.tools = list(messages), options.get("tools")
+        return super().encode_chat(messages, **options)
+
+
 def make_context(
     tokenizer: FakeTokenizer | None = None, fim: FimEncoder | None = None, limit: int = 1 << 20
 ) -> ServerContext:

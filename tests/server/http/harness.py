@@ -22,6 +22,7 @@ from tests.server.harness import make_config, quick_policy
 from tests.server.http.http_engine import FACTORY
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+MESSAGES, RESPOND = "/v1/messages", "/v1/responses"
 
 
 class Server:
@@ -57,6 +58,17 @@ class Server:
             assert response.status_code == 200
             assert response.headers["content-type"] == "text/event-stream"
             return events(response.read())
+
+    def named_stream(self, path: str, **body: Any) -> list[dict[str, Any]]:
+        """Every event of a stream whose events have names, which are their types."""
+        with self.client.stream("POST", path, json={"stream": True, **body}) as response:
+            data = response.read()
+            assert response.status_code == 200, data
+            assert response.headers["content-type"] == "text/event-stream"
+        parts = [event.split(b"\n", 1) for event in data.removesuffix(b"\n\n").split(b"\n\n")]
+        found = events(b"\n\n".join(rest for _, rest in parts) + b"\n\n")
+        assert [name for name, _ in parts] == [f"event: {event['type']}".encode() for event in found]
+        return found
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Run ``work`` in the server's loop."""

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from server.http.anthropic import MESSAGE_FIELDS
 from server.http.mistral import FIM_FIELDS
 from server.http.openai import CHAT_FIELDS, COMPLETION_FIELDS
-from tests.server.http.harness import CHAT, COMPLETIONS, Server
+from server.http.responses import RESPONSES_FIELDS
+from tests.server.http.harness import CHAT, COMPLETIONS, MESSAGES, RESPOND, Server
 
 ANY = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4)
@@ -37,12 +39,14 @@ CASES = [
     (COMPLETIONS, COMPLETION_FIELDS, {"prompt": "hi", "max_tokens": 3}),
     (CHAT, CHAT_FIELDS, {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}),
     ("/v1/fim/completions", FIM_FIELDS, {"prompt": "hi", "max_tokens": 3}),
+    (MESSAGES, MESSAGE_FIELDS, {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}),
+    (RESPOND, RESPONSES_FIELDS, {"input": "hi", "max_output_tokens": 3}),
 ]
 
 
 @pytest.mark.parametrize(("path", "fields", "good"), CASES)
 def test_any_values_in_known_fields(server: Server, path: str, fields: Any, good: dict[str, Any]) -> None:
-    @settings(max_examples=250)
+    @settings(max_examples=150)
     @given(body=bodies(fields, good))
     def check(body: dict[str, Any]) -> None:
         response = server.client.post(path, content=json.dumps(body))
@@ -51,10 +55,14 @@ def test_any_values_in_known_fields(server: Server, path: str, fields: Any, good
             error = response.json()["error"]
             assert error["message"]
             assert error["code"]
+        elif response.text.startswith("event: "):
+            last = response.text.removesuffix("\n\n").split("\n\n")[-1]
+            assert last.startswith(("event: message_stop", "event: response.completed", "event: response.incomplete"))
         elif response.headers["content-type"] == "text/event-stream":
             assert response.text.endswith("data: [DONE]\n\n")
         else:
-            assert response.json()["choices"]
+            answer = response.json()
+            assert answer.get("choices") or answer.keys() & {"content", "output"}
 
     check()
     assert server.comes_to(lambda: server.serving.client.in_flight == 0)
@@ -64,14 +72,32 @@ def test_any_values_in_known_fields(server: Server, path: str, fields: Any, good
 @settings(max_examples=150)
 @given(data=st.binary(max_size=40) | st.text(max_size=40).map(lambda t: t.encode("utf-8", "surrogatepass")))
 def test_any_bytes(server: Server, data: bytes) -> None:
-    for path in (COMPLETIONS, CHAT, "/v1/fim/completions", "/infill", "/completion", "/tokenize", "/detokenize"):
+    for path in (
+        COMPLETIONS,
+        CHAT,
+        "/v1/fim/completions",
+        "/infill",
+        "/completion",
+        "/tokenize",
+        "/detokenize",
+        MESSAGES,
+        RESPOND,
+    ):
         assert server.client.post(path, content=data).status_code == 400
 
 
 @settings(max_examples=100)
 @given(prefix=st.text(max_size=5), depth=st.integers(0, 3000), close=st.booleans())
 def test_any_depth(server: Server, prefix: str, depth: int, close: bool) -> None:
-    for path, name in ((COMPLETIONS, "guided_json"), (CHAT, "tools"), (CHAT, "messages")):
+    for path, name in (
+        (COMPLETIONS, "guided_json"),
+        (CHAT, "tools"),
+        (CHAT, "messages"),
+        (MESSAGES, "messages"),
+        (MESSAGES, "tools"),
+        (RESPOND, "input"),
+        (RESPOND, "metadata"),
+    ):
         nested = b'{"a":' * depth + json.dumps(prefix).encode() + b"}" * (depth if close else 0)
         data = b'{"prompt":"hi","max_tokens":1,"%b":[%b]}' % (name.encode(), nested)
         assert server.client.post(path, content=data).status_code == 400

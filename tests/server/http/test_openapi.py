@@ -11,11 +11,15 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 
+from server.http.anthropic import MESSAGE_FIELDS
+from server.http.anthropic_request import parse_messages
 from server.http.app import ENDPOINTS, build_app
 from server.http.call import Call
 from server.http.openai import CHAT_FIELDS, COMPLETION_FIELDS
 from server.http.openai_chat import parse_chat
 from server.http.openai_completions import parse_completion
+from server.http.responses import RESPONSES_FIELDS
+from server.http.responses_request import parse_responses
 from tests.server.http.calls import make_call, make_context
 from tests.server.http.harness import Server
 
@@ -51,6 +55,8 @@ class Watched(dict[str, Any]):
     [
         (parse_completion, {"prompt": "hi"}, COMPLETION_FIELDS),
         (parse_chat, {"messages": HI}, CHAT_FIELDS),
+        (parse_messages, {"messages": HI}, MESSAGE_FIELDS),
+        (parse_responses, {"input": "hi"}, RESPONSES_FIELDS),
     ],
 )
 def test_the_fields_described_are_those_that_are_read(

@@ -1,0 +1,85 @@
+"""Conversations of dialects that have calls and results as parts of their own, as chat templates take them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from server.json_body import Body
+
+
+class Conversation:
+    """``messages`` in the form of OpenAI's chat. What one role says in a row is one message: many templates want roles
+    to take turns."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self._names: dict[str, str] = {}
+
+    def say(self, role: str, text: str) -> None:
+        """``role`` says ``text``."""
+        last = self.messages[-1] if self.messages else {}
+        if last.get("role") != role:
+            self.messages.append({"role": role, "content": text})
+        elif text:
+            last["content"] = f"{last['content']}\n{text}" if last["content"] else text
+
+    def call(self, call_id: str, name: str, arguments: str) -> None:
+        """The assistant calls a tool; ``arguments`` is JSON."""
+        self.say("assistant", "")
+        self._names[call_id] = name
+        called = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+        self.messages[-1].setdefault("tool_calls", []).append(called)
+
+    def answer(self, call_id: str, text: str) -> None:
+        """What a call came to."""
+        named = {"name": self._names[call_id]} if call_id in self._names else {}
+        self.messages.append({"role": "tool", "tool_call_id": call_id, **named, "content": text})
+
+    def take_beginning(self) -> str:
+        """The last message, where the assistant said it and called nothing in it, is no longer one: it is the beginning
+        of the answer. Empty: there is none."""
+        if not self.messages or self.messages[-1]["role"] != "assistant" or "tool_calls" in self.messages[-1]:
+            return ""
+        text: str = self.messages.pop()["content"]
+        return text
+
+
+def read_text(given: Body, name: str, kinds: Collection[str]) -> str:
+    """Text, or the texts of a list of parts, each of a type among ``kinds``; anything else is noted."""
+    value = given.raw(name)
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        given.refuse(name, f"must be text, or a list of parts of type {' or '.join(kinds)}")
+        return ""
+    return "\n".join(filter(None, (read_part(part, kinds) for part in given.objects(name))))
+
+
+def read_part(part: Body, kinds: Collection[str]) -> str:
+    """The text of one part."""
+    kind = part.text("type")
+    if kind not in kinds:
+        part.refuse("type", f"must be {' or '.join(kinds)}; the model reads text only")
+        return ""
+    return needed_text(part, "text") or ""
+
+
+def needed_text(given: Body, name: str) -> str | None:
+    """A string that must be there."""
+    text = given.text(name)
+    if not given.has(name):
+        given.refuse(name, "is needed")
+    return text
+
+
+def chat_tool(given: Body, parameters: str) -> dict[str, Any]:
+    """A tool as chat templates take it, from one whose name and description are its own fields, and the schema of its
+    arguments is in the field ``parameters``."""
+    if not needed_text(given, "name"):
+        given.refuse("name", "must not be empty")
+    described: Mapping[str, Any] = {"description": given.text("description"), "parameters": given.value(parameters)}
+    if described["parameters"] is not None:
+        given.object(parameters)
+    function = {name: value for name, value in described.items() if value is not None}
+    return {"type": "function", "function": {"name": given.raw("name"), **function}}

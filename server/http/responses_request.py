@@ -1,0 +1,167 @@
+"""Bodies of OpenAI's /v1/responses: a conversation of items, and the fields around it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from server.http.call import Call
+from server.http.conversation import Conversation, chat_tool, needed_text, read_text
+from server.http.fields import build_request, encode_messages, read_tools
+from server.json_body import Body
+from server.request_fields import check_requests, read_count, read_format, read_params, read_stopping
+from specdec.types import GrammarParams, OutputParams, Request, SamplingParams, StoppingParams
+
+# The model's roles by those of the messages.
+_ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
+_TEXTS = ("input_text", "output_text", "text")
+LOGPROBS = "message.output_text.logprobs"
+_STATE = "nothing is kept on this server; send the whole conversation in input"
+_NOT_SERVED = {
+    "previous_response_id": _STATE,
+    "conversation": _STATE,
+    "prompt": "no prompts are kept on this server; send instructions and input",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ResponsesRequest:
+    """``tools``: the model was told of tools, so its text may hold calls of them. ``echo``: what an answer repeats of
+    the body."""
+
+    request: Request
+    stream: bool
+    tools: bool
+    echo: dict[str, Any]
+
+
+async def parse_responses(call: Call) -> ResponsesRequest:
+    """What ``call`` asks for.
+
+    Raises:
+        RequestError: it can not be served; every bad field is named.
+    """
+    body, frontend = call.body(), call.server.frontend
+    call.server.check_model(body.text("model"))
+    for field in ("prompt", "messages"):
+        call.field_names[field] = "input"
+    _refuse_state(body)
+    ids: tuple[int, ...] = ()
+    tools = _tools(body)
+    conversation = _read_input(body)
+    if not body.violations.found:
+        ids = await encode_messages(body, frontend, conversation.messages, tools)
+        body.violations.check(bool(ids) or bool(body.violations.found), "input", "must amount to at least one token")
+    told = tools is not None and frontend.loaded_tokenizer.has_tool_template
+    max_tokens = read_count(body, StoppingParams, "max_tokens", "max_output_tokens")
+    body.names["stopping.max_tokens"] = "max_output_tokens"
+    request = await build_request(
+        call, body, "resp_", ids,
+        sampling=read_params(body, SamplingParams, n=1),
+        stopping=read_stopping(body, frontend.loaded_tokenizer, max_tokens),
+        output=OutputParams(logprobs=_logprobs(body, told)),
+        grammar=_grammar(body),
+    )  # fmt: skip
+    stream, echo = body.flag("stream"), _echo(body, request)
+    check_requests([request], call.server.info, body.violations)
+    return ResponsesRequest(request, stream, told, echo)
+
+
+def _refuse_state(body: Body) -> None:
+    for field, rule in _NOT_SERVED.items():
+        if body.has(field):
+            body.refuse(field, rule)
+    if body.flag("background"):
+        body.refuse("background", "an answer goes to who asks for it, at once; leave it out")
+    if body.text("truncation") not in (None, "disabled"):
+        body.refuse("truncation", 'only "disabled" is served: leave out yourself what the context can not hold')
+    body.flag("store")  # what it asks for is not done, which the answer says
+
+
+def _read_input(body: Body) -> Conversation:
+    conversation = Conversation()
+    if instructions := body.text("instructions"):
+        conversation.say("system", instructions)
+    given = body.value("input")
+    if isinstance(given, str):
+        conversation.say("user", given)
+    elif isinstance(given, list) and given:
+        for item in body.objects("input"):
+            _read_item(item, conversation)
+    else:
+        body.refuse("input", "must be text, or a list of at least one item")
+    return conversation
+
+
+def _read_item(item: Body, conversation: Conversation) -> None:
+    match item.text("type") or "message":
+        case "message":
+            role = _ROLES.get(item.text("role") or "")
+            if role is None:
+                item.refuse("role", f"must be {', '.join(_ROLES)}")
+            else:
+                conversation.say(role, read_text(item, "content", _TEXTS))
+        case "function_call":
+            call_id, name, arguments = (needed_text(item, field) or "" for field in ("call_id", "name", "arguments"))
+            conversation.call(call_id, name, arguments)
+        case "function_call_output":
+            conversation.answer(needed_text(item, "call_id") or "", read_text(item, "output", _TEXTS))
+        case "reasoning":
+            pass  # of another model, which this one can not read
+        case "item_reference":
+            item.refuse("type", "nothing is kept on this server; send the item itself")
+        case _:
+            item.refuse("type", "must be message, function_call or function_call_output")
+
+
+def _tools(body: Body) -> list[dict[str, Any]] | None:
+    """``tools`` and ``tool_choice`` as the chat has them, and then as it reads them."""
+    body.value("tools")  # notes what is nested too deep
+    given = body.objects("tools")
+    for tool in given:
+        if tool.text("type") != "function":
+            tool.refuse("type", "must be function: this server runs no tools of its own")
+    tools = [chat_tool(tool, "parameters") for tool in given if tool.raw("type") == "function"]
+    choice = body.raw("tool_choice")
+    if isinstance(choice, dict) and choice.get("type") == "function" and "name" in choice:
+        choice = {"type": "function", "function": {"name": choice["name"]}}
+    parallel = body.flag("parallel_tool_calls", default=True)
+    if body.violations.found:
+        return None
+    same = {"tools": tools, "tool_choice": choice, "parallel_tool_calls": parallel}
+    return read_tools(Body(same, body.violations, body.names))
+
+
+def _logprobs(body: Body, tools: bool) -> int | None:
+    """How many alternatives to each token; None: nothing of the kind is asked for."""
+    top = read_count(body, OutputParams, "logprobs", "top_logprobs")
+    body.names["output.logprobs"] = "top_logprobs"
+    wanted = LOGPROBS in body.texts("include")
+    if top and not wanted:
+        body.refuse("top_logprobs", f'needs "{LOGPROBS}" in include')
+    if wanted and tools:
+        body.refuse("include", f'"{LOGPROBS}" goes without tools')
+    return (top or 0) if wanted else None
+
+
+def _grammar(body: Body) -> GrammarParams | None:
+    config = body.object("text")
+    form = None if config is None else config.object("format")
+    body.names["grammar"] = "text.format"
+    return None if form is None else read_format(form)
+
+
+def _echo(body: Body, request: Request) -> dict[str, Any]:
+    return {
+        "instructions": body.text("instructions"),
+        "max_output_tokens": request.stopping.max_tokens,
+        "metadata": body.value("metadata") or {},
+        "parallel_tool_calls": body.flag("parallel_tool_calls", default=True),
+        "temperature": request.sampling.temperature,
+        "text": body.raw("text") or {"format": {"type": "text"}},
+        "tool_choice": body.raw("tool_choice") or "auto",
+        "tools": body.raw("tools") or [],
+        "top_logprobs": request.output.logprobs or 0,
+        "top_p": request.sampling.top_p,
+        "user": body.text("user"),
+    }

@@ -1,0 +1,164 @@
+"""A body of /v1/messages is what the engine is given."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from server.errors import ChatNotSupportedError, UnknownModelError
+from server.http.anthropic_request import parse_messages
+from specdec.types import GrammarKind, GrammarParams, Request, SamplingParams, SpeculationParams, StoppingParams
+from tests.server.fake_tokenizer import FakeTokenizer
+from tests.server.http.calls import Told, asked, make_context, violations
+
+HI = [{"role": "user", "content": "hi"}]
+TOOL = {"name": "look", "description": "Looks.", "input_schema": {"type": "object"}}
+PLAIN = Request("", tuple(b"user:hi;"))
+
+
+def request(**fields: Any) -> Request:
+    found = asked(parse_messages, {"messages": HI, **fields}).request
+    assert found.request_id.startswith("msg_")
+    return dataclasses.replace(found, request_id="")
+
+
+CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({}, {}),
+    ({"max_tokens": 5, "stop_sequences": ["a", "b"]}, {"stopping": StoppingParams(max_tokens=5, stop=("a", "b"))}),
+    ({"temperature": 0.5, "top_p": 0.9, "top_k": 7, "seed": 3},
+     {"sampling": SamplingParams(temperature=0.5, top_p=0.9, top_k=7, seed=3)}),
+    ({"output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}, "effort": "low"}},
+     {"grammar": GrammarParams(GrammarKind.JSON_SCHEMA, '{"type":"object"}')}),
+    ({"session": "s", "priority": 3, "cache_salt": "c"}, {"session": "s", "priority": 3, "cache_salt": "c"}),
+    ({"speculation": {"max_depth": 2}}, {"speculation": SpeculationParams(max_depth=2)}),
+    ({"prediction": {"type": "content", "content": "ab"}}, {"prediction_ids": tuple(b"ab")}),
+    ({"metadata": {"user_id": "u"}, "service_tier": "auto", "thinking": {"type": "disabled"}, "n": 3}, {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "wanted"), CASES)
+def test_fields(fields: dict[str, Any], wanted: dict[str, Any]) -> None:
+    assert request(**fields) == dataclasses.replace(PLAIN, **wanted)
+
+
+def told(**fields: Any) -> Told:
+    tokenizer = Told()
+    asked(parse_messages, {"messages": HI, **fields}, server=make_context(tokenizer))
+    return tokenizer
+
+
+def test_a_conversation_with_tools() -> None:
+    cached = {"cache_control": {"type": "ephemeral"}}
+    found = told(
+        system=[{"type": "text", "text": "Be", **cached}, {"type": "text", "text": "brief."}],
+        messages=[
+            {"role": "user", "content": [
+                {"type": "text", "text": "Where?"}, {"type": "text", "text": "Look.", **cached},
+            ]},
+            {"role": "assistant", "content": [
+                {"type": "thinking", "thinking": "hm", "signature": "x"}, {"type": "text", "text": "So."},
+                {"type": "tool_use", "id": "t1", "name": "look", "input": {"at": [1]}},
+                {"type": "tool_use", "id": "t2", "name": "look", "input": {}},
+            ]},
+            {"role": "user", "content": [
+                {"type": "tool_result", "tool_use_id": "t1", "content": "a wall"},
+                {"type": "tool_result", "tool_use_id": "t2", "is_error": True,
+                 "content": [{"type": "text", "text": "no"}]},
+                {"type": "text", "text": "Well?"},
+            ]},
+            {"role": "user", "content": "Say."},
+        ],
+        tools=[TOOL],
+    )  # fmt: skip
+    assert found.messages == [
+        {"role": "system", "content": "Be\nbrief."},
+        {"role": "user", "content": "Where?\nLook."},
+        {"role": "assistant", "content": "So.", "tool_calls": [
+            {"id": "t1", "type": "function", "function": {"name": "look", "arguments": '{"at":[1]}'}},
+            {"id": "t2", "type": "function", "function": {"name": "look", "arguments": "{}"}},
+        ]},
+        {"role": "tool", "tool_call_id": "t1", "name": "look", "content": "a wall"},
+        {"role": "tool", "tool_call_id": "t2", "name": "look", "content": "no"},
+        {"role": "user", "content": "Well?\nSay."},
+    ]  # fmt: skip
+    function = {"name": "look", "description": "Looks.", "parameters": {"type": "object"}}
+    assert found.tools == [{"type": "function", "function": function}]
+
+
+def test_the_choice_of_tools() -> None:
+    for choice in (None, {"type": "auto"}):
+        assert asked(parse_messages, {"messages": HI, "tools": [TOOL], "tool_choice": choice}).tools
+    assert told(tools=[TOOL], tool_choice={"type": "none"}).tools is None
+
+
+def test_an_answer_that_is_begun_goes_on() -> None:
+    begun = [*HI, {"role": "assistant", "content": "So "}, {"role": "assistant", "content": "what"}]
+    assert request(messages=begun).prompt_ids == tuple(b"user:hi;So \nwhat")
+
+
+def test_a_call_without_a_result_is_no_beginning() -> None:
+    found = told(
+        messages=[*HI, {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {}}]}]
+    )
+    assert [message["role"] for message in found.messages] == ["user", "assistant"]
+
+
+def said(role: str, *blocks: Any) -> dict[str, Any]:
+    return {"messages": [{"role": role, "content": list(blocks)}]}
+
+
+DEEP: Any = {}
+for _ in range(80):
+    DEEP = {"a": DEEP}
+BAD: list[tuple[str, dict[str, Any]]] = [
+    ("messages", {"messages": None}), ("messages", {"messages": []}), ("messages", {"messages": 5}),
+    ("messages", {"messages": ["hi"]}), ("messages[0].role", {"messages": [{"content": "x"}]}),
+    ("messages[0].role", {"messages": [{"role": "tool", "content": "x"}]}),
+    ("messages[0].content", {"messages": [{"role": "user"}]}),
+    ("messages[0].content", {"messages": [{"role": "user", "content": 5}]}),
+    ("messages[0].content", {"messages": [{"role": "user", "content": ["x"]}]}),
+    ("messages[0].content[0].type", said("user", {"text": "x"})),
+    ("messages[0].content[0].type", said("user", {"type": "image", "source": {}})),
+    ("messages[0].content[0].type", said("assistant", {"type": "tool_result", "tool_use_id": "t"})),
+    ("messages[0].content[0].type", said("user", {"type": "tool_use", "id": "t", "name": "f", "input": {}})),
+    ("messages[0].content[1].text", said("user", {"type": "text", "text": "x"}, {"type": "text"})),
+    ("messages[0].content[0].tool_use_id", said("user", {"type": "tool_result"})),
+    ("messages[0].content[0].content[0].type",
+     said("user", {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "image"}]})),
+    ("messages[0].content[0].id", said("assistant", {"type": "tool_use", "name": "f", "input": {}})),
+    ("messages[0].content[0].name", said("assistant", {"type": "tool_use", "id": "t", "input": {}})),
+    ("messages[0].content[0].input", said("assistant", {"type": "tool_use", "id": "t", "name": "f"})),
+    ("messages[0].content[0].input", said("assistant", {"type": "tool_use", "id": "t", "name": "f", "input": "x"})),
+    ("messages", said("assistant", {"type": "tool_use", "id": "t", "name": "f", "input": DEEP})),
+    ("system", {"system": 5}), ("system[0].type", {"system": [{"type": "image"}]}),
+    ("tools", {"tools": {}}), ("tools", {"tools": [5]}), ("tools[0].name", {"tools": [{}]}),
+    ("tools[0].name", {"tools": [{**TOOL, "name": 5}]}),
+    ("tools[0].input_schema", {"tools": [{**TOOL, "input_schema": 5}]}),
+    ("tools[0].type", {"tools": [{**TOOL, "type": "web_search_20250305"}]}),
+    ("tools", {"tools": [{**TOOL, "input_schema": DEEP}]}),
+    ("tool_choice", {"tool_choice": "auto"}), ("tool_choice.type", {"tool_choice": {"type": "required"}}),
+    ("tool_choice.name", {"tools": [TOOL], "tool_choice": {"type": "tool"}}),
+    ("max_tokens", {"max_tokens": "5"}), ("stop_sequences", {"stop_sequences": [5]}),
+    ("output_config.format.type", {"output_config": {"format": {"type": "xml"}}}),
+    ("output_config.format.schema", {"output_config": {"format": {"type": "json_schema"}}}),
+    ("stream", {"stream": "yes"}), ("speculation.width", {"speculation": {"width": "x"}}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("field", "fields"), BAD)
+def test_each_bad_field_is_named(field: str, fields: dict[str, Any]) -> None:
+    assert [v.field for v in violations(parse_messages, {"messages": HI, **fields})].count(field) >= 1
+
+
+def test_bad_messages_do_not_hide_other_bad_fields() -> None:
+    found = violations(parse_messages, {"messages": [{"role": 5}], "top_p": 7, "stop_sequences": ["a"] * 3 + ["b", 5]})
+    assert {v.field for v in found} == {"messages[0].role", "sampling.top_p", "stop_sequences"}
+
+
+def test_a_model_without_chat_and_another_model_are_refused() -> None:
+    with pytest.raises(ChatNotSupportedError):
+        asked(parse_messages, {"messages": HI}, server=make_context(FakeTokenizer(has_chat=False)))
+    with pytest.raises(UnknownModelError):
+        asked(parse_messages, {"messages": HI, "model": "claude"})

@@ -1,0 +1,131 @@
+"""A body of /v1/responses is what the engine is given."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from server.errors import ChatNotSupportedError, UnknownModelError
+from server.http.responses_request import parse_responses
+from specdec.types import GrammarKind, GrammarParams, OutputParams, Request, SamplingParams, StoppingParams
+from tests.server.fake_tokenizer import FakeTokenizer
+from tests.server.http.calls import Told, asked, make_context, violations
+
+TOOL = {"type": "function", "name": "look", "description": "Looks.", "parameters": {"type": "object"}, "strict": True}
+PLAIN = Request("", tuple(b"user:hi;"))
+
+
+def request(**fields: Any) -> Request:
+    found = asked(parse_responses, {"input": "hi", **fields}).request
+    assert found.request_id.startswith("resp_")
+    return dataclasses.replace(found, request_id="")
+
+
+SCHEMA = {"type": "json_schema", "name": "x", "schema": {"type": "object"}, "strict": True}
+CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({}, {}),
+    ({"max_output_tokens": 5}, {"stopping": StoppingParams(max_tokens=5)}),
+    ({"temperature": 0.5, "top_p": 0.9, "seed": 3}, {"sampling": SamplingParams(temperature=0.5, top_p=0.9, seed=3)}),
+    ({"text": {"format": SCHEMA}}, {"grammar": GrammarParams(GrammarKind.JSON_SCHEMA, '{"type":"object"}')}),
+    ({"text": {"format": {"type": "json_object"}}}, {"grammar": GrammarParams(GrammarKind.JSON_OBJECT)}),
+    ({"text": {"format": {"type": "text"}, "verbosity": "low"}}, {}),
+    ({"include": ["message.output_text.logprobs"], "top_logprobs": 3}, {"output": OutputParams(logprobs=3)}),
+    ({"include": ["reasoning.encrypted_content"], "store": False, "reasoning": {"effort": "low"}}, {}),
+    ({"session": "s", "priority": 3, "cache_salt": "c"}, {"session": "s", "priority": 3, "cache_salt": "c"}),
+    ({"prediction": {"type": "content", "content": "ab"}}, {"prediction_ids": tuple(b"ab")}),
+    ({"previous_response_id": None, "conversation": None, "background": False, "truncation": "disabled"}, {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "wanted"), CASES)
+def test_fields(fields: dict[str, Any], wanted: dict[str, Any]) -> None:
+    assert request(**fields) == dataclasses.replace(PLAIN, **wanted)
+
+
+def told(**fields: Any) -> Told:
+    tokenizer = Told()
+    asked(parse_responses, {"input": "hi", **fields}, server=make_context(tokenizer))
+    return tokenizer
+
+
+def test_a_conversation_with_tools() -> None:
+    answered = {"type": "output_text", "text": "So.", "annotations": [], "logprobs": []}
+    found = told(
+        instructions="Be brief.",
+        input=[
+            {"role": "developer", "content": "Be kind."},
+            {"role": "user", "content": [{"type": "input_text", "text": "Where?"}]},
+            {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "x"},
+            {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": [answered]},
+            {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "look", "arguments": '{"at": 1}'},
+            {"type": "function_call", "call_id": "c2", "name": "look", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c1", "output": "a wall"},
+            {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "no"}]},
+            {"role": "user", "content": "Well?"},
+        ],
+        tools=[TOOL],
+    )
+    assert found.messages == [
+        {"role": "system", "content": "Be brief.\nBe kind."},
+        {"role": "user", "content": "Where?"},
+        {"role": "assistant", "content": "So.", "tool_calls": [
+            {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": 1}'}},
+            {"id": "c2", "type": "function", "function": {"name": "look", "arguments": "{}"}},
+        ]},
+        {"role": "tool", "tool_call_id": "c1", "name": "look", "content": "a wall"},
+        {"role": "tool", "tool_call_id": "c2", "name": "look", "content": "no"},
+        {"role": "user", "content": "Well?"},
+    ]  # fmt: skip
+    function = {"name": "look", "description": "Looks.", "parameters": {"type": "object"}}
+    assert found.tools == [{"type": "function", "function": function}]
+    assert told(tools=[TOOL], tool_choice="none").tools is None
+
+
+DEEP: Any = {}
+for _ in range(80):
+    DEEP = {"a": DEEP}
+CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+LOGPROBS = ["message.output_text.logprobs"]
+BAD: list[tuple[str, dict[str, Any]]] = [
+    ("input", {"input": None}), ("input", {"input": []}), ("input", {"input": 5}), ("input", {"input": ["hi"]}),
+    ("input", {"input": [DEEP]}), ("input[0].role", {"input": [{"content": "x"}]}),
+    ("input[0].role", {"input": [{"role": "tool", "content": "x"}]}), ("input[0].type", {"input": [{"type": 5}]}),
+    ("input[0].type", {"input": [{"type": "web_search_call"}]}),
+    ("input[0].type", {"input": [{"type": "item_reference", "id": "msg_1"}]}),
+    ("input[0].content", {"input": [{"role": "user"}]}),
+    ("input[0].content", {"input": [{"role": "user", "content": 5}]}),
+    ("input[0].content[0].type", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}),
+    ("input[0].content[0].text", {"input": [{"role": "user", "content": [{"type": "input_text"}]}]}),
+    ("input[0].call_id", {"input": [{**CALL, "call_id": None}]}), ("input[0].name", {"input": [{**CALL, "name": 5}]}),
+    ("input[0].arguments", {"input": [{**CALL, "arguments": {}}]}),
+    ("input[0].output", {"input": [{"type": "function_call_output", "call_id": "c"}]}),
+    ("input[0].call_id", {"input": [{"type": "function_call_output", "output": "x"}]}),
+    ("instructions", {"instructions": 5}), ("tools", {"tools": {}}), ("tools", {"tools": [5]}),
+    ("tools[0].type", {"tools": [{}]}), ("tools[0].type", {"tools": [{"type": "web_search"}]}),
+    ("tools[0].name", {"tools": [{"type": "function"}]}),
+    ("tools[0].parameters", {"tools": [{**TOOL, "parameters": 5}]}),
+    ("tools", {"tools": [{**TOOL, "parameters": DEEP}]}), ("tool_choice", {"tools": [TOOL], "tool_choice": "always"}),
+    ("parallel_tool_calls", {"parallel_tool_calls": 1}), ("max_output_tokens", {"max_output_tokens": -1}),
+    ("text.format.type", {"text": {"format": {"type": "xml"}}}), ("text", {"text": "json"}),
+    ("text.format.schema", {"text": {"format": {"type": "json_schema"}}}), ("metadata", {"metadata": DEEP}),
+    ("top_logprobs", {"top_logprobs": 2}), ("top_logprobs", {"include": LOGPROBS, "top_logprobs": 21}),
+    ("include", {"include": LOGPROBS, "tools": [TOOL]}), ("include", {"include": [5]}), ("user", {"user": 5}),
+    ("previous_response_id", {"previous_response_id": "resp_1"}), ("conversation", {"conversation": "conv_1"}),
+    ("prompt", {"prompt": {"id": "pmpt_1"}}), ("background", {"background": True}),
+    ("truncation", {"truncation": "auto"}),
+    ("store", {"store": "yes"}), ("stream", {"stream": 1}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("field", "fields"), BAD)
+def test_each_bad_field_is_named(field: str, fields: dict[str, Any]) -> None:
+    assert [v.field for v in violations(parse_responses, {"input": "hi", **fields})].count(field) >= 1
+
+
+def test_a_model_without_chat_and_another_model_are_refused() -> None:
+    with pytest.raises(ChatNotSupportedError):
+        asked(parse_responses, {"input": "hi"}, server=make_context(FakeTokenizer(has_chat=False)))
+    with pytest.raises(UnknownModelError):
+        asked(parse_responses, {"input": "hi", "model": "gpt-5"})

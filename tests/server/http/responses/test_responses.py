@@ -1,0 +1,170 @@
+"""Answers of /v1/responses, field by field."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import Any
+
+from server.http.responses import ResponseStream
+from server.http.responses_request import parse_responses
+from specdec.types import Delta, Finished, FinishReason, SpeculationStats, Started, Timings, Usage
+from tests.server.fake_engine import DEFAULT_SEED
+from tests.server.fake_tokenizer import FakeTokenizer
+from tests.server.http.calls import make_call
+from tests.server.http.harness import RESPOND, Server
+from tests.server.http.test_completions import SPECULATIVE
+
+ECHO = "user:hi;"
+EXTRAS = {"seed": DEFAULT_SEED, "metrics": {"speculative_decoding": SPECULATIVE}}
+TOOLS = [{"type": "function", "name": "look", "parameters": {"type": "object"}}]
+SAID = 'Let me.\n<tool_call>{"name": "look", "arguments": {"at": 1}}</tool_call>'
+CUT = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
+HEAD: dict[str, Any] = {
+    "id": "resp_mine", "object": "response", "status": "in_progress", "background": False, "error": None,
+    "incomplete_details": None, "model": "fake", "output": [], "previous_response_id": None,
+    "reasoning": {"effort": None, "summary": None}, "store": False, "truncation": "disabled", "usage": None,
+    "instructions": None, "max_output_tokens": 8, "metadata": {}, "parallel_tool_calls": True, "temperature": 1.0,
+    "text": {"format": {"type": "text"}}, "tool_choice": "auto", "tools": [], "top_logprobs": 0, "top_p": 1.0,
+    "user": None,
+}  # fmt: skip
+USAGE = {
+    "input_tokens": 8, "input_tokens_details": {"cached_tokens": 3}, "output_tokens": 8,
+    "output_tokens_details": {"reasoning_tokens": 0}, "total_tokens": 16,
+}  # fmt: skip
+
+
+def part(text: str, rows: Any = ()) -> dict[str, Any]:
+    return {"type": "output_text", "annotations": [], "logprobs": list(rows), "text": text}
+
+
+def message(status: str, *content: Any) -> dict[str, Any]:
+    return {
+        "id": "msg_mine_0", "type": "message", "status": status, "role": "assistant", "content": list(content),
+    }  # fmt: skip
+
+
+def dated(answer: dict[str, Any]) -> dict[str, Any]:
+    """``answer`` without its time, which is looked at here."""
+    assert abs(answer.pop("created_at") - time.time()) < 60
+    return answer
+
+
+def test_a_whole_answer(server: Server) -> None:
+    body = {"input": "hi", "max_output_tokens": 8, "store": True}
+    answer = server.client.post(RESPOND, json=body, headers={"x-request-id": "mine"}).json()
+    output = [message("incomplete", part(ECHO))]
+    assert dated(answer) == {**HEAD, **CUT, "output": output, "usage": USAGE, **EXTRAS}
+
+
+def test_a_streamed_answer(server: Server) -> None:
+    server.client.headers["x-request-id"] = "mine"
+    try:
+        events = server.named_stream(RESPOND, input="hi", max_output_tokens=8)
+    finally:
+        del server.client.headers["x-request-id"]
+    assert [event.pop("sequence_number") for event in events] == list(range(len(events)))
+    for event in events:
+        if "response" in event:
+            dated(event["response"])
+    at = {"item_id": "msg_mine_0", "output_index": 0, "content_index": 0}
+    whole = message("incomplete", part(ECHO))
+    assert events == [
+        {"type": "response.created", "response": HEAD},
+        {"type": "response.in_progress", "response": HEAD},
+        {"type": "response.output_item.added", "output_index": 0, "item": message("in_progress")},
+        {"type": "response.content_part.added", **at, "part": part("")},
+        *({"type": "response.output_text.delta", **at, "delta": c, "logprobs": []} for c in ECHO),
+        {"type": "response.output_text.done", **at, "text": ECHO, "logprobs": []},
+        {"type": "response.content_part.done", **at, "part": part(ECHO)},
+        {"type": "response.output_item.done", "output_index": 0, "item": whole},
+        {"type": "response.incomplete", "response": {**HEAD, **CUT, "output": [whole], "usage": USAGE, **EXTRAS}},
+    ]
+
+
+def test_one_that_ends_by_itself_is_completed() -> None:
+    def streamed(reason: FinishReason) -> list[dict[str, Any]]:
+        async def write() -> bytes:
+            call = make_call(b'{"input": "hi", "stream": true}')
+            await call.read()
+            stream = ResponseStream(call, await parse_responses(call), FakeTokenizer())
+            end = Finished("", 0, reason, None, Usage(), SpeculationStats(), Timings())
+            taken = [stream.take(0, event) for event in (Started("", 1, 8, 3, 0.5), Delta("", 0, [1], "a"), end)]
+            return b"".join(taken) + stream.last()
+
+        return [json.loads(line[6:]) for line in asyncio.run(write()).splitlines() if line.startswith(b"data: ")]
+
+    *_, item, last = streamed(FinishReason.EOS)
+    assert (last["type"], last["response"]["status"]) == ("response.completed", "completed")
+    assert item["item"]["status"] == "completed"
+    *_, last = streamed(FinishReason.ABORTED)
+    assert (last["type"], last["response"]["incomplete_details"]) == ("response.incomplete", {"reason": "abort"})
+
+
+def test_what_it_repeats(server: Server) -> None:
+    body = {"input": "hi", "metadata": {"a": "b"}, "user": "u", "instructions": "be", "max_output_tokens": 0}
+    answer = server.ask(RESPOND, **body)
+    assert {name: answer[name] for name in body if name != "input"} == {k: v for k, v in body.items() if k != "input"}
+    assert answer["output"] == []
+
+
+def test_calls_of_tools_are_items(server: Server) -> None:
+    body = {"input": SAID, "tools": TOOLS}
+    text, call, rest = server.ask(RESPOND, **body)["output"]
+    assert (text["content"], rest["content"]) == ([part("[look]user:Let me.")], [part(";")])
+    assert call["id"].startswith("fc_")
+    assert call.pop("call_id").startswith("call_")
+    assert call.pop("arguments").replace(" ", "") == '{"at":1}'
+    del call["id"]
+    assert call == {"type": "function_call", "status": "completed", "name": "look"}
+    events = server.named_stream(RESPOND, **body)
+    of_call = [event for event in events if event.get("output_index") == 1]
+    kinds = [event["type"].removeprefix("response.") for event in of_call]
+    assert (kinds[0], kinds[-2:]) == (
+        "output_item.added", ["function_call_arguments.done", "output_item.done"],
+    )  # fmt: skip
+    assert set(kinds[1:-2]) == {"function_call_arguments.delta"}
+    done, item = of_call[-2], of_call[-1]["item"]
+    assert "".join(event["delta"] for event in of_call[1:-2]) == done["arguments"] == item["arguments"]
+    assert of_call[0]["item"] == {**item, "status": "in_progress", "arguments": ""}
+    assert [event["output_index"] for event in events if event["type"] == "response.output_item.done"] == [0, 1, 2]
+    assert [item["type"] for item in events[-1]["response"]["output"]] == ["message", "function_call", "message"]
+
+
+def test_logprobs(server: Server) -> None:
+    def token(text: str, logprob: float) -> dict[str, Any]:
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+    rows = [{**token(c, -0.5), "top_logprobs": [token(c, -0.5), token("\x01", -1.25)]} for c in ECHO]
+    body = {"input": "hi", "include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    assert server.ask(RESPOND, **body)["output"][0]["content"] == [part(ECHO, rows)]
+    events = server.named_stream(RESPOND, **body)
+    deltas = [event["logprobs"] for event in events if event["type"] == "response.output_text.delta"]
+    assert deltas == [[row] for row in rows]
+    assert events[-1]["response"]["output"][0]["content"] == [part(ECHO, rows)]
+
+
+def test_refusals(server: Server) -> None:
+    for body, status, code in (
+        ({"model": "other"}, 404, "model_not_found"), ({"cache_salt": "full"}, 429, "queue_full"),
+        ({"input": "x" * 200}, 400, "context_length_exceeded"), ({"cache_salt": "bug"}, 500, "internal"),
+    ):  # fmt: skip
+        found, error = server.refused(RESPOND, **{"input": "hi"} | body)
+        assert (found, error["code"]) == (status, code)
+    assert server.refused(RESPOND, input="x" * 200)[1]["param"] == "input"
+    assert server.refused(RESPOND, input="hi", previous_response_id="resp_1")[1]["param"] == "previous_response_id"
+
+
+def test_a_stream_that_breaks_off_says_so_in_its_last_event(server: Server) -> None:
+    events = server.named_stream(RESPOND, input="hi", cache_salt="broken")
+    assert events[-1]["type"] == "response.failed"
+    assert events[-1]["sequence_number"] == len(events) - 1
+    failed = events[-1]["response"]
+    assert (failed["status"], failed["error"]["code"]) == ("failed", "model_broken")
+
+
+def test_embeddings_are_refused_in_words(server: Server) -> None:
+    status, error = server.refused("/v1/embeddings", model="fake", input="hi")
+    assert (status, error["code"]) == (422, "embeddings_not_supported")
+    assert "no embeddings" in error["message"]
