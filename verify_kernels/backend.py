@@ -12,7 +12,7 @@ from torch import Tensor
 
 from verify_kernels.forward_batch import ForwardBatch
 from verify_kernels.kv_tensors import KvTensors
-from verify_kernels.packed_weights import HostLinear, StackedLinear
+from verify_kernels.packed_weights import Embedding, HostLinear, StackedLinear
 
 Prologue = Literal["none", "rms", "silu", "gelu"]
 Epilogue = Literal["store", "add", "norm_add"]
@@ -95,8 +95,8 @@ class Backend(Protocol):
     def attention(self, spec: AttentionSpec) -> BatchOp:
         """Bind a layer's attention; the result runs it on a batch."""
 
-    def embed(self, table: Tensor, tokens: NDArray[np.int32], scale: float, out: Tensor) -> None:
-        """out[r] = table[tokens[r]] * scale; table float16 or float32 [vocab, hidden], out float32."""
+    def embed(self, table: Embedding, tokens: NDArray[np.int32], scale: float, out: Tensor) -> None:
+        """out[r] = table[tokens[r]] * scale; table float16 or float32 [vocab, hidden], or in blocks; out float32."""
 
     def gather_rows(self, x: Tensor, rows: NDArray[np.int32], out: Tensor) -> None:
         """out[i] = x[rows[i]]; float32."""

@@ -15,11 +15,14 @@ from specdec.errors import KernelError
 from verify_kernels.backend import AttentionSpec, Backend, LinearSpec
 from verify_kernels.cpu.library import load_library
 from verify_kernels.cpu.native_backend import NativeBackend, NativeSampling
+from verify_kernels.cpu.native_packing import NativePacking
 from verify_kernels.forward_batch import BatchEntry, ForwardBatch
 from verify_kernels.kv_tensors import KvTensors
 from verify_kernels.packed_weights import (
     BlockKind,
+    BlockPacking,
     PackedLinear,
+    PlainPacking,
     RoundedKind,
     pack_block_linear,
     pack_linear,
@@ -35,11 +38,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """One device's kernels. ``backend`` makes a fresh one (with its own scratch) for each decoder."""
+    """One device's kernels. ``backend`` makes a fresh one (with its own scratch) for each decoder; ``packing`` readies
+    weights for it."""
 
     name: str
     backend: Callable[[], Backend]
     sampling: SamplingKernels
+    packing: BlockPacking
 
 
 def load_kernels(choice: Literal["auto", "native", "reference"], cache_dir: Path, threads: int) -> Kernels:
@@ -50,12 +55,15 @@ def load_kernels(choice: Literal["auto", "native", "reference"], cache_dir: Path
     """
     if choice != "reference":
         try:
-            return Kernels("native", lambda: NativeBackend(cache_dir, threads), NativeSampling(load_library(cache_dir)))
+            library = load_library(cache_dir)
+            return Kernels(
+                "native", lambda: NativeBackend(cache_dir, threads), NativeSampling(library), NativePacking(library)
+            )
         except KernelError as error:
             if choice == "native":
                 raise
             logger.warning("native kernels are not available, falling back to slow reference ones: %s", error)
-    return Kernels("reference", lambda: ReferenceBackend(threads), ReferenceSampling())
+    return Kernels("reference", lambda: ReferenceBackend(threads), ReferenceSampling(), PlainPacking())
 
 
 NumericMode = Literal["bitwise", "numerical"]

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -121,6 +121,8 @@ class StackedLinear:
 
 
 HostLinear = PackedLinear | StackedLinear
+Embedding = Tensor | PackedLinear
+"""Float16 or float32 [vocab, hidden], or a matrix in blocks whose outputs are the tokens."""
 
 
 def pack_linear(weight: Tensor, bias: Tensor | None, kind: RoundedKind) -> PackedLinear:
@@ -149,9 +151,41 @@ def pack_linear(weight: Tensor, bias: Tensor | None, kind: RoundedKind) -> Packe
     return PackedLinear(kind, n, k, data, None, packed_bias)
 
 
-def pack_block_linear(raw: Tensor, bias: Tensor | None, kind: BlockKind, k: int) -> PackedLinear:
+class BlockPacking(Protocol):
+    """How rows of whole blocks, uint8 [n, bytes of a row], are repacked and what else a first start does with them."""
+
+    def pack(self, raw: Tensor, kind: BlockKind) -> Tensor:
+        """Repacked: uint8, `packed_shape`."""
+
+    def floats(self, raw: Tensor, kind: BlockKind) -> Tensor:
+        """What they stand for, float32 [n, inputs]; of kinds that GGUF files have."""
+
+    def round(self, weight: Tensor) -> Tensor:
+        """``weight`` float32 [n, k], k a multiple of 32, rounded to Q4_0."""
+
+
+class PlainPacking:
+    """The twin in numpy and torch: where C++ can not be had, and what it is checked against."""
+
+    def pack(self, raw: Tensor, kind: BlockKind) -> Tensor:
+        """By `pack_blocks`."""
+        return torch.from_numpy(pack_blocks(raw.numpy(), kind))
+
+    def floats(self, raw: Tensor, kind: BlockKind) -> Tensor:
+        """By packing and unpacking them."""
+        n, k = raw.shape[0], raw.shape[1] // FORMATS[kind].block_bytes * FORMATS[kind].block
+        return torch.from_numpy(unpack_blocks(pack_blocks(raw.numpy(), kind), kind, n, k).dequantised())
+
+    def round(self, weight: Tensor) -> Tensor:
+        """By `round_blocks`."""
+        return round_blocks(weight)
+
+
+def pack_block_linear(
+    raw: Tensor, bias: Tensor | None, kind: BlockKind, k: int, packing: BlockPacking | None = None
+) -> PackedLinear:
     """Repack ``raw`` uint8 [n, bytes of a row of k inputs in whole blocks] and ``bias`` [n] or None."""
-    data = torch.from_numpy(pack_blocks(raw.numpy(), kind))
+    data = (packing or PlainPacking()).pack(raw, kind)
     padded = None if bias is None else torch.nn.functional.pad(bias.float(), (0, data.shape[0] * TILE_N - len(bias)))
     return PackedLinear(kind, len(raw), k, data, None, padded)
 
@@ -183,6 +217,14 @@ def round_blocks(weight: Tensor) -> Tensor:
 def block_matrix(packed: PackedLinear) -> BlockMatrix:
     """What a matrix in a block format stands for."""
     return unpack_blocks(packed.data.numpy(), packed.kind, packed.n, packed.k)
+
+
+def embedding_rows(table: Embedding, ids: Tensor) -> Tensor:
+    """Rows ``ids`` int64 [n] of ``table``, float32 [n, hidden]."""
+    if isinstance(table, Tensor):
+        return table[ids].float()
+    tiles = replace(table, n=len(ids) * TILE_N, data=table.data[ids // TILE_N])
+    return unpack_linear(tiles)[torch.arange(len(ids)) * TILE_N + ids % TILE_N]
 
 
 def _pack_int8(weight: Tensor, tiles: int) -> tuple[Tensor, Tensor]:

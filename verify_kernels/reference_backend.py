@@ -12,7 +12,16 @@ from torch import Tensor
 from verify_kernels.backend import AttentionSpec, BatchOp, LinearSpec, RowsOp, bind_parts
 from verify_kernels.forward_batch import PAGE_SIZE, ForwardBatch
 from verify_kernels.kv_tensors import KvTensors
-from verify_kernels.packed_weights import CHUNK_K, PackedLinear, StackedLinear, block_matrix, rotate, unpack_linear
+from verify_kernels.packed_weights import (
+    CHUNK_K,
+    Embedding,
+    PackedLinear,
+    StackedLinear,
+    block_matrix,
+    embedding_rows,
+    rotate,
+    unpack_linear,
+)
 from verify_kernels.quant_formats import FORMATS
 from verify_kernels.reference_quant import block_linear
 
@@ -65,9 +74,9 @@ class ReferenceBackend:
 
         return op
 
-    def embed(self, table: Tensor, tokens: NDArray[np.int32], scale: float, out: Tensor) -> None:
+    def embed(self, table: Embedding, tokens: NDArray[np.int32], scale: float, out: Tensor) -> None:
         """Look up token embeddings."""
-        out[: len(tokens)] = table[torch.from_numpy(tokens).long()].float() * scale
+        out[: len(tokens)] = embedding_rows(table, torch.from_numpy(tokens).long()) * scale
 
     def gather_rows(self, x: Tensor, rows: NDArray[np.int32], out: Tensor) -> None:
         """Copy chosen rows."""

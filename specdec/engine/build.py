@@ -44,6 +44,7 @@ from specdec.types import EngineInfo
 from verify_kernels.backend import Backend
 from verify_kernels.forward_batch import PAGE_SIZE
 from verify_kernels.kernels import Kernels, NumericMode, load_kernels, self_test
+from verify_kernels.packed_weights import PackedLinear, unpack_linear
 from verify_kernels.sampling import SamplingKernels
 
 Target = LoadedModel[Any]
@@ -89,7 +90,7 @@ class HostPlatform:
     """
 
     def __init__(self, config: EngineConfig, kernels: Kernels) -> None:
-        self._config, self._backend = config, kernels.backend
+        self._config, self._backend, self._packing = config, kernels.backend, kernels.packing
         self.kernels, self.sampling = kernels.name, kernels.sampling
         if config.kv_dtype == "fp8":
             raise ConfigError("engine.kv_dtype: fp8 needs a GPU; on a CPU set it to auto, bf16, int8 or fp32")
@@ -103,7 +104,13 @@ class HostPlatform:
     def load_target(self, progress: Progress | None) -> Target:
         """The target, in the type configured."""
         config = self._config
-        return load_model(config.target, dtype=config.dtype, cache_dir=config.cache_dir, progress=progress)
+        return load_model(
+            config.target,
+            dtype=config.dtype,
+            cache_dir=config.cache_dir,
+            progress=progress,
+            packing=self._packing,
+        )
 
     def load_draft(
         self, ref: str, dtype: WeightDtype | None, cut: VocabularyCut | None, progress: Progress | None
@@ -111,7 +118,12 @@ class HostPlatform:
         """A draft model, in the configuration's default type where none is given."""
         config = self._config
         return load_model(
-            ref, dtype=dtype or config.default_draft_dtype, cache_dir=config.cache_dir, progress=progress, cut=cut
+            ref,
+            dtype=dtype or config.default_draft_dtype,
+            cache_dir=config.cache_dir,
+            progress=progress,
+            cut=cut,
+            packing=self._packing,
         )
 
     def target_decoder(self, model: Target, pages: int, positions: int, aux_layers: Sequence[int]) -> Decoder:
@@ -210,7 +222,8 @@ def read_head(config: EngineConfig, target: Target) -> HeadModel | None:
     """
     if not config.speculation.enabled or "head" not in config.drafters or config.draft_head is None:
         return None
-    folder, embed = Path(config.draft_head).expanduser(), target.weights.embed.cpu()
+    folder, embed = Path(config.draft_head).expanduser(), target.weights.embed
+    embed = unpack_linear(embed).half() if isinstance(embed, PackedLinear) else embed.cpu()
     if embed.dtype == torch.bfloat16:
         embed = embed.half()  # as heads, which run on the CPU, want it
     return load_head(folder, dtype=config.dtype, target=target.config, target_embed=embed)

@@ -51,7 +51,7 @@ def device_needs(
         max_pages=-(-max_positions // PAGE_SIZE), device=device,
     )  # fmt: skip
     sampling = SamplingWorkspace.bytes_needed(max_logit_rows, SamplingPlan.of(c.vocab_size))
-    rows = model.weights.embed.dtype.itemsize * (max_rows * widths + max_logit_rows * c.hidden_size)
+    rows = model.weights.final_norm.dtype.itemsize * (max_rows * widths + max_logit_rows * c.hidden_size)
     logits = max_logit_rows * c.vocab_size * torch.float32.itemsize
     return [
         MemoryNeed(f"KV cache of {name}", pages * kv_page_bytes(c, kv_dtype), _KV),
@@ -79,7 +79,7 @@ def build_device_decoder(
         ModelError: the device's memory is short.
         ConfigError: a KV cache was asked for that the device can not have.
     """
-    kv_dtype = device_kv_dtype(config, model.weights.embed.dtype)
+    kv_dtype = device_kv_dtype(config, model.weights.final_norm.dtype)
     max_logit_rows = min(config.max_step_rows, config.max_batch * MAX_NODES)
     max_positions = positions + PAGE_SIZE
     if device.type == "cuda":

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -111,7 +112,7 @@ class DeviceNetwork:
         self._config, self._weights, self._pool, self.aux_layers = model.config, model.weights, pool, tuple(aux_layers)
         c, device, rows = model.config, pool.k.device, largest.rows
 
-        def floats(*shape: int, dtype: torch.dtype = model.weights.embed.dtype) -> Tensor:
+        def floats(*shape: int, dtype: torch.dtype = model.weights.final_norm.dtype) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
         self._x, self._y = floats(rows, c.hidden_size), floats(rows, c.hidden_size)
@@ -138,7 +139,7 @@ class DeviceNetwork:
         """Every row through all layers; writes its KV."""
         rows = step.tier.rows
         x = self._x[:rows]
-        embed(self._weights.embed, step.tokens, self._config.embed_scale, x)
+        embed(cast(Tensor, self._weights.embed), step.tokens, self._config.embed_scale, x)
         attention_plan(step.entry_start, step.entry_ctx, step.parent, step.depth, self._workspace)
         for index, layer in enumerate(self._weights.layers):
             self._keep_aux(index, x)
@@ -224,7 +225,7 @@ class DeviceDecoder:
         if any(not 0 <= at < model.config.n_layers for at in aux_layers):
             raise ValueError(f"aux_layers: {tuple(aux_layers)} names a layer outside [0, {model.config.n_layers})")
         self.aux_layers = tuple(aux_layers)
-        self.pool = DevicePool(model.config, pages, kv_dtype or model.weights.embed.dtype, device)
+        self.pool = DevicePool(model.config, pages, kv_dtype or model.weights.final_norm.dtype, device)
         tiers = StepTiers(max_entries, max_rows, max_logit_rows, -(-max_positions // PAGE_SIZE))
         self.network = DeviceNetwork(model, self.pool, tiers.largest, max_positions, aux_layers)
         self.graphs = GraphCache(device)

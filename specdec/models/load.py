@@ -17,7 +17,7 @@ from specdec.models.resolve import resolve
 from specdec.models.tokenizer import Tokenizer
 from specdec.models.vocabulary_cut import CutCheckpoint, VocabularyCut
 from specdec.models.weights import L, ModelWeights, WeightsBuffer, layout_bytes, plan_layout
-from verify_kernels.packed_weights import HostLinear
+from verify_kernels.packed_weights import BlockPacking, HostLinear
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +39,19 @@ MAX_HEAD_DIM = 256
 
 
 def load_model(
-    ref: str, *, dtype: WeightDtype, cache_dir: Path, progress: Progress | None = None, cut: VocabularyCut | None = None
+    ref: str,
+    *,
+    dtype: WeightDtype,
+    cache_dir: Path,
+    progress: Progress | None = None,
+    cut: VocabularyCut | None = None,
+    packing: BlockPacking | None = None,
 ) -> HostModel:
     """Load the model that ``ref`` names: an HF folder, a .gguf file, a catalogue name (fetched when missing), a hub
     id, or "random:SHAPE" (`RANDOM_SHAPES`).
 
-    cut: the tokens that the output table of a model of that vocabulary keeps.
+    cut: the tokens that the output table of a model of that vocabulary keeps. packing: what readies weights in blocks;
+    by default the plain one, which takes many times as long.
 
     Packed weights and converted tokenizers are kept in ``cache_dir``; a damaged cache is rebuilt.
 
@@ -59,7 +66,7 @@ def load_model(
         checkpoint = _cut(checkpoint, cut, dtype, cache_dir)
     cache = PackedCache(cache_dir / "packed", checkpoint, dtype)
     found = _cached(cache, checkpoint.name, dtype, progress) if checkpoint.keeps_packed else None
-    config, buffer = found or _packed(cache, checkpoint, dtype, progress)
+    config, buffer = found or _packed(cache, checkpoint, dtype, progress, packing)
     config, tokenizer = with_tokenizer(checkpoint, config, cache_dir)
     _check_heads(checkpoint.name, config)
     return LoadedModel(checkpoint.name, config, dtype, buffer.weights(config), tokenizer, cache.key)
@@ -87,11 +94,15 @@ def _cached(
 
 
 def _packed(
-    cache: PackedCache, checkpoint: Checkpoint, dtype: WeightDtype, progress: Progress
+    cache: PackedCache,
+    checkpoint: Checkpoint,
+    dtype: WeightDtype,
+    progress: Progress,
+    packing: BlockPacking | None,
 ) -> tuple[ModelConfig, WeightsBuffer]:
     source = checkpoint.open()
     check_memory(checkpoint.name, layout_bytes(plan_layout(source, dtype)), dtype)
-    buffer = pack_model(source, dtype, progress)
+    buffer = pack_model(source, dtype, progress, packing)
     if checkpoint.keeps_packed:
         cache.write(source.config, buffer)
     return source.config, buffer

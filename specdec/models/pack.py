@@ -12,7 +12,7 @@ import struct
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -42,11 +42,12 @@ from specdec.models.weights import (
 from verify_kernels.packed_weights import (
     TILE_N,
     BlockKind,
+    BlockPacking,
     PackedLinear,
+    PlainPacking,
     RoundedKind,
     pack_block_linear,
     pack_linear,
-    round_blocks,
 )
 from verify_kernels.quant_formats import FORMATS
 
@@ -68,7 +69,9 @@ SLICE_VALUES = (
 )  # values converted at a time: small enough to stay near the cache, large enough to amortise calls
 
 
-def pack_model(source: TensorSource, dtype: WeightDtype, progress: Progress) -> WeightsBuffer:
+def pack_model(
+    source: TensorSource, dtype: WeightDtype, progress: Progress, packing: BlockPacking | None = None
+) -> WeightsBuffer:
     """Pack every tensor of ``source`` into a fresh buffer. Besides the buffer only slices are held in memory.
 
     Raises:
@@ -80,7 +83,7 @@ def pack_model(source: TensorSource, dtype: WeightDtype, progress: Progress) -> 
         buffer.view(role).copy_(source.vector(role))
     if isinstance(source, CutSource):
         buffer.view("output_ids").copy_(torch.from_numpy(source.output_ids))
-    jobs = _jobs(source, dtype, buffer)
+    jobs = _jobs(_Reader(source, packing or PlainPacking()), dtype, buffer)
     label, total, done = f"packing {source.name} ({dtype})", sum(size for size, _ in jobs), 0
     with conversion_pool() as pool:
         futures = {pool.submit(job): size for size, job in jobs}
@@ -114,7 +117,40 @@ def check_shapes(source: TensorSource) -> None:
             )
 
 
-def _jobs(source: TensorSource, dtype: WeightDtype, buffer: WeightsBuffer) -> list[tuple[int, Callable[[], None]]]:
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Rows of a checkpoint's matrices in the form they are packed from."""
+
+    source: TensorSource
+    packing: BlockPacking
+
+    def floats(self, role: str, low: int, high: int) -> Tensor:
+        """Rows of ``role``, float32."""
+        kind = self.source.block_kind(role) if isinstance(self.source, BlockSource) else None
+        if kind is None or kind in _LEVELS_AND_ZEROS:
+            return self.source.rows(role, low, high)
+        return self.packing.floats(cast(BlockSource, self.source).blocks(role, low, high), kind)
+
+    def blocks(self, role: str, kind: str, low: int, high: int) -> Tensor:
+        """Rows of ``role`` in the block format ``kind``: their own, or rounded to it."""
+        if isinstance(self.source, BlockSource) and self.source.block_kind(role) == kind:
+            return self.source.blocks(role, low, high)
+        assert kind == "q4_0"  # nothing else is rounded to
+        return self.packing.round(self.floats(role, low, high))
+
+    def packed(self, piece: LinearPiece, low: int, high: int, bias: Tensor | None) -> PackedLinear:
+        """Rows of a whole piece, packed."""
+        if piece.kind not in FORMATS:
+            return pack_linear(_fused(self.floats, piece.plan, low, high), bias, cast(RoundedKind, piece.kind))
+        blocks = _fused(lambda role, *rows: self.blocks(role, piece.kind, *rows), piece.plan, low, high)
+        return pack_block_linear(blocks, bias, cast(BlockKind, piece.kind), piece.plan.columns, self.packing)
+
+
+_LEVELS_AND_ZEROS = ("u4_32", "u4_64", "u4_128")  # blocks that their source makes of rows
+
+
+def _jobs(read: _Reader, dtype: WeightDtype, buffer: WeightsBuffer) -> list[tuple[int, Callable[[], None]]]:
+    source = read.source
     jobs: list[tuple[int, Callable[[], None]]] = []
     for piece in linear_pieces(source, dtype):
         plan = piece.plan
@@ -124,18 +160,20 @@ def _jobs(source: TensorSource, dtype: WeightDtype, buffer: WeightsBuffer) -> li
             buffer.view(piece.name + ".order").copy_(piece.order)
         for low in range(0, plan.rows, step):
             high = min(low + step, plan.rows)
-            job = _pack_job(source, piece, buffer, low, high, bias)
+            job = _pack_job(read, piece, buffer, low, high, bias)
             jobs.append(((high - low) * plan.columns, job))
-    embed, (vocab, hidden) = buffer.view("embed"), buffer.view("embed").shape
-    step = max(SLICE_VALUES // hidden, 1)
-    for low in range(0, vocab, step):
-        high = min(low + step, vocab)
-        jobs.append(((high - low) * hidden, _embed_job(source, embed, low, high)))
+    embed = buffer.find("embed")
+    if embed is not None:
+        vocab, hidden = embed.shape
+        step = max(SLICE_VALUES // hidden, 1)
+        for low in range(0, vocab, step):
+            high = min(low + step, vocab)
+            jobs.append(((high - low) * hidden, _embed_job(read, embed, low, high)))
     return jobs
 
 
 def _pack_job(
-    source: TensorSource,
+    read: _Reader,
     piece: LinearPiece,
     buffer: WeightsBuffer,
     low: int,
@@ -143,7 +181,7 @@ def _pack_job(
     bias: Tensor | None,
 ) -> Callable[[], None]:
     def job() -> None:
-        packed = _pack_rows(source, piece, low, high, None if bias is None else bias[low:high])
+        packed = read.packed(piece, low, high, None if bias is None else bias[low:high])
         first = low // TILE_N  # slices begin on a tile, and tiles are packed independently
         buffer.view(piece.name + ".data")[first : first + packed.tiles] = packed.data
         channels = slice(first * TILE_N, (first + packed.tiles) * TILE_N)
@@ -155,24 +193,9 @@ def _pack_job(
     return job
 
 
-def _pack_rows(source: TensorSource, piece: LinearPiece, low: int, high: int, bias: Tensor | None) -> PackedLinear:
-    if piece.kind not in FORMATS:
-        return pack_linear(fused_rows(source, piece.plan, low, high), bias, cast(RoundedKind, piece.kind))
-    blocks = _fused(lambda role, first, last: _blocks(source, role, piece.kind, first, last), piece.plan, low, high)
-    return pack_block_linear(blocks, bias, cast(BlockKind, piece.kind), piece.plan.columns)
-
-
-def _blocks(source: TensorSource, role: str, kind: str, low: int, high: int) -> Tensor:
-    """Rows of ``role`` in the block format ``kind``: their own, or rounded to it."""
-    if isinstance(source, BlockSource) and source.block_kind(role) == kind:
-        return source.blocks(role, low, high)
-    assert kind == "q4_0"  # nothing else is rounded to
-    return round_blocks(source.rows(role, low, high))
-
-
-def _embed_job(source: TensorSource, embed: Tensor, low: int, high: int) -> Callable[[], None]:
+def _embed_job(read: _Reader, embed: Tensor, low: int, high: int) -> Callable[[], None]:
     def job() -> None:
-        embed[low:high] = source.rows("embed", low, high)
+        embed[low:high] = read.floats("embed", low, high)
 
     return job
 
@@ -313,7 +336,7 @@ def _decode_config(data: dict[str, Any]) -> ModelConfig:
 
 logger = logging.getLogger(__name__)
 
-_FORMAT = 7  # raise when packing or its layout changes
+_FORMAT = 8  # raise when packing or its layout changes
 _SPARE_BYTES = 1 << 30  # disk left free for others
 
 

@@ -17,6 +17,8 @@ from specdec.models.config import ModelConfig
 from verify_kernels.packed_weights import (
     GROUP_K,
     TILE_N,
+    BlockKind,
+    Embedding,
     HostLinear,
     PackedLinear,
     StackedLinear,
@@ -113,7 +115,8 @@ FOUR_BITS = ("q4_0", "q4_1", "q4_k", "u4_32", "u4_64", "u4_128")
 
 
 def linear_pieces(source: TensorSource, dtype: WeightDtype) -> list[LinearPiece]:
-    """How every linear layer of a model is packed, in the order a forward reads them."""
+    """How every linear layer of a model is packed, in the order a forward reads them. An embedding in blocks comes
+    last, unless it is the output table too."""
     pieces: list[LinearPiece] = []
     for plan in linear_plans(source.config, source.config.tie_embeddings):
         first = len(pieces)
@@ -129,7 +132,19 @@ def linear_pieces(source: TensorSource, dtype: WeightDtype) -> list[LinearPiece]
                 pieces[-1] = replace(last, plan=replace(plan, parts=(*last.plan.parts, part)))
             else:
                 pieces.append(LinearPiece(replace(plan, parts=(part,)), len(pieces) - first, kind, order))
+    embed = _embedding_blocks(source, dtype)
+    if embed is not None and not (source.config.tie_embeddings and pieces[-1].kind == embed):
+        plan = LinearPlan("embed", (("embed", source.config.vocab_size),), source.config.hidden_size)
+        pieces.append(LinearPiece(plan, 0, embed))
     return pieces
+
+
+def _embedding_blocks(source: TensorSource, dtype: WeightDtype) -> BlockKind | None:
+    """The blocks in which the embedding stays; None: it becomes floats."""
+    if dtype not in ("auto", "int4") or not isinstance(source, BlockSource):
+        return None
+    kind = source.block_kind("embed")
+    return None if kind is None or source.order("embed") is not None else kind
 
 
 def _same(a: Tensor | None, b: Tensor | None) -> bool:
@@ -178,8 +193,9 @@ def plan_layout(source: TensorSource, dtype: WeightDtype) -> list[ArraySpec]:
         if has_bias(plan, source):
             arrays.append((name + ".bias", "float32", (tiles * TILE_N,)))
     arrays += [(role, "float32", (size,)) for role, size in norm_plans(config)]
-    embed = "float32" if dtype == "fp32" else "float16"
-    arrays.append(("embed", embed, (config.vocab_size, config.hidden_size)))
+    if _embedding_blocks(source, dtype) is None:
+        embed = "float32" if dtype == "fp32" else "float16"
+        arrays.append(("embed", embed, (config.vocab_size, config.hidden_size)))
     if config.output_size is not None:
         arrays.append(("output_ids", "int32", (config.output_size,)))
     return _place(arrays)
@@ -245,13 +261,13 @@ class LayerWeights(Generic[L]):
 class ModelWeights(Generic[L]):
     """All weights of a model. ``embed``: [vocab, hidden]; ``lm_head`` has the same values where the two are tied.
 
-    On a CPU norms are float32, ``embed`` is float32 for fp32 and float16 for other types, and ``lm_head`` is always a
-    packed matrix of its own, in which ``output_ids`` (int32, rising) names the token of each row where some are left
-    out. On a GPU norms, ``embed`` and ``lm_head``, which is the same memory where they are tied,
+    On a CPU norms are float32, ``embed`` has the file's own blocks where layers have (and is ``lm_head`` where the two
+    are tied), is float32 for fp32 and else float16, and ``lm_head`` is always a packed matrix, in which ``output_ids``
+    (int32, rising) names the token of each row where some are left out. On a GPU norms, ``embed`` and ``lm_head``, which is the same memory where they are tied,
     are in the type of the rows.
     """
 
-    embed: Tensor
+    embed: Embedding
     layers: list[LayerWeights[L]]
     final_norm: Tensor
     lm_head: L
@@ -264,7 +280,7 @@ class ModelWeights(Generic[L]):
 
 
 def gather_weights(
-    config: ModelConfig, embed: Tensor, linear: Callable[[LinearPlan], L], norm: Callable[[str], Tensor]
+    config: ModelConfig, embed: Embedding, linear: Callable[[LinearPlan], L], norm: Callable[[str], Tensor]
 ) -> ModelWeights[L]:
     """A model's weights, of which ``linear`` gives each linear layer and ``norm`` each norm by its role."""
     plans = {plan.name: plan for plan in linear_plans(config, config.tie_embeddings)}
@@ -336,7 +352,11 @@ class WeightsBuffer:
             parts = tuple(packed(name, plan.columns) for name in pieces[plan.name])
             return parts[0] if len(parts) == 1 else StackedLinear(parts)
 
-        whole = gather_weights(config, self.view("embed"), linear, self.view)
+        embed: Embedding | None = self.find("embed")
+        if embed is None:
+            (name,) = pieces.get("embed") or pieces["lm_head"]
+            embed = packed(name, config.hidden_size)
+        whole = gather_weights(config, embed, linear, self.view)
         return replace(whole, output_ids=self.find("output_ids"))
 
 

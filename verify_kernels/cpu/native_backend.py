@@ -17,7 +17,7 @@ from verify_kernels.backend import AttentionSpec, BatchOp, LinearSpec, RowsOp, b
 from verify_kernels.cpu.library import load_library
 from verify_kernels.forward_batch import ForwardBatch
 from verify_kernels.kv_tensors import KvTensors
-from verify_kernels.packed_weights import CHUNK_K, StackedLinear
+from verify_kernels.packed_weights import CHUNK_K, Embedding, PackedLinear, StackedLinear
 from verify_kernels.quant_formats import FORMATS
 from verify_kernels.sampling import NO_TOKEN, RowSampling, check_width
 
@@ -105,7 +105,7 @@ class NativeBackend:
         _need("dst", spec.dst, weight.n)
         if weight.k > self._x.shape[1] or (spec.epilogue == "norm_add" and weight.n > self._result.shape[1]):
             raise ValueError(f"weight: {weight.n} x {weight.k} exceeds the reserved scratch")
-        k_pad = weight.data.shape[1] * _CHANNELS_PER_GROUP.get(weight.kind, 1)
+        k_pad = _padded(weight)
         args = LinearArgs(
             kind=_KINDS[weight.kind], pre=_PROLOGUES[spec.prologue], post=_EPILOGUES[spec.epilogue],
             threads=self.threads, n=weight.n, k=weight.k, k_pad=k_pad, tiles=weight.tiles,
@@ -169,8 +169,14 @@ class NativeBackend:
             self._batch = (batch, args)
         return self._batch[1]
 
-    def embed(self, table: Tensor, tokens: NDArray[np.int32], scale: float, out: Tensor) -> None:
+    def embed(self, table: Embedding, tokens: NDArray[np.int32], scale: float, out: Tensor) -> None:
         """Look up token embeddings."""
+        if isinstance(table, PackedLinear):
+            self._library.sd_embed_blocks(
+                _KINDS[table.kind], ctypes.c_void_p(table.data.data_ptr()), table.k, _padded(table),
+                ctypes.c_void_p(tokens.ctypes.data), len(tokens), ctypes.c_float(scale), ctypes.c_void_p(out.data_ptr()),
+            )  # fmt: skip
+            return
         self._library.sd_embed(
             ctypes.c_void_p(table.data_ptr()), int(table.dtype == torch.float16), table.shape[1],
             ctypes.c_void_p(tokens.ctypes.data), len(tokens), ctypes.c_float(scale), ctypes.c_void_p(out.data_ptr()),
@@ -193,6 +199,11 @@ class NativeBackend:
                     ctypes.c_void_p(pool.data_ptr()), layers, ctypes.c_int64(pages), heads, planes, size,
                     ctypes.c_void_p(source.ctypes.data), ctypes.c_void_p(target.ctypes.data), len(source),
                 )  # fmt: skip
+
+
+def _padded(weight: PackedLinear) -> int:
+    """Inputs of a packed matrix, with those that fill its last unit up."""
+    return weight.data.shape[1] * _CHANNELS_PER_GROUP.get(weight.kind, 1)
 
 
 def _pointer(tensor: Tensor | None) -> int | None:

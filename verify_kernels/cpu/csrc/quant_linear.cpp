@@ -224,6 +224,22 @@ const float* gather(const float* x, const int32_t* order, float* to) {
   return to;
 }
 
+// The row of the table that channel `n` of the tile at `w` is, times `scale`.
+template <class F>
+void embed_row(const uint8_t* w, int n, int k, int k_pad, float scale, float* out) {
+  constexpr int INPUTS = GROUP * F::GROUPS, UNITS = CHUNK / INPUTS, SCALED = GROUP / F::SCALES;
+  Unpacked unpacked;
+  for (int begin = 0; begin < k; begin += CHUNK, w += (int64_t)UNITS * 2 * F::BYTES) {
+    const int units = (k_pad - begin) / INPUTS, width = k - begin < CHUNK ? k - begin : CHUNK;
+    unpack<F>(w, units < UNITS ? units : UNITS, (const char*)w, unpacked);
+    for (int i = 0; i < width; ++i) {
+      const int g = i / GROUP, level = unpacked.level[i / 4][4 * n + i % 4] - (g & 1 ? F::ODD_OFFSET : F::OFFSET);
+      const float value = unpacked.scale[i / SCALED][n] * (float)level;
+      out[begin + i] = (F::LOW ? value - unpacked.low[g][n] : value) * scale;
+    }
+  }
+}
+
 }  // namespace
 
 void quant_tile(const sd_linear_args& a, int tile, int row, int rows, int all, float* sums) {
@@ -251,3 +267,13 @@ void quant_row(const sd_linear_args& a, const float* x, int row, int all) {
 }
 
 }  // namespace sd
+
+// out[r] = row ids[r] of a table in blocks, `k` wide, times `scale`.
+extern "C" void sd_embed_blocks(int32_t kind, const uint8_t* table, int32_t k, int32_t k_pad, const int32_t* ids,
+                                int32_t rows, float scale, float* out) {
+  sd::with_format(kind, [&]<class F>(F) {
+    const int64_t tile = (int64_t)k_pad / (sd::GROUP * F::GROUPS) * 2 * F::BYTES;
+    for (int r = 0; r < rows; ++r)
+      sd::embed_row<F>(table + ids[r] / sd::TILE * tile, ids[r] % sd::TILE, k, k_pad, scale, out + (int64_t)r * k);
+  });
+}

@@ -10,6 +10,8 @@
 #include <arm_neon.h>
 #endif
 
+#include "half.h"
+
 namespace sd {
 
 // MOST_ROWS rows times COLUMNS registers of channels take two registers each (on AVX2 three) beside their operands; up
@@ -154,17 +156,9 @@ inline floatv fused(floatv a, floatv b, floatv c) {
   for (int i = 0; i < LANES4; ++i) a[i] = __builtin_fmaf(a[i], b[i], c[i]);
   return a;
 }
-inline float half(uint16_t h) {
-  const uint32_t sign = (uint32_t)(h & 0x8000) << 16, rest = h & 0x7fff;
-  if (rest < 0x0400) return (sign ? -1.0f : 1.0f) * (float)rest * 0x1p-24f;  // subnormal
-  const uint32_t bits = sign | (rest >= 0x7c00 ? 0x7f800000 | (rest & 0x3ff) << 13 : (rest << 13) + 0x38000000);
-  float x;
-  memcpy(&x, &bits, 4);
-  return x;
-}
 inline floatv halfs(const uint8_t* p) {
   floatv r;
-  for (int i = 0; i < LANES4; ++i) r[i] = half((uint16_t)(p[2 * i] | p[2 * i + 1] << 8));
+  for (int i = 0; i < LANES4; ++i) r[i] = half_to_float((uint16_t)(p[2 * i] | p[2 * i + 1] << 8));
   return r;
 }
 inline floatv from_u8(const uint8_t* p) {

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "half.h"
 #include "parallel.h"
 #include "vec.h"
 
@@ -10,21 +11,6 @@ namespace {
 
 constexpr int PAGE = 64;
 constexpr int AHEAD = 16384;  // bytes fetched ahead, as the linear kernels do
-
-inline float half_to_float(uint16_t h) {
-  const uint32_t sign = (uint32_t)(h & 0x8000) << 16, mantissa = h & 0x3ff;
-  uint32_t exponent = (h >> 10) & 0x1f, bits;
-  if (exponent == 0) {  // zero and subnormals: mantissa * 2^-24 is exact in float
-    float value = (float)mantissa * 5.9604644775390625e-8f;
-    memcpy(&bits, &value, 4);
-  } else {
-    bits = (exponent == 31 ? 0x7f800000u : (exponent + 112) << 23) | (mantissa << 13);
-  }
-  bits |= sign;
-  float out;
-  memcpy(&out, &bits, 4);
-  return out;
-}
 
 }  // namespace
 
@@ -37,7 +23,7 @@ void sd_embed(const void* table, int32_t is_half, int32_t dim, const int32_t* id
     float* y = out + (int64_t)r * dim;
     if (is_half) {
       const uint16_t* x = (const uint16_t*)table + (int64_t)ids[r] * dim;
-      for (int i = 0; i < dim; ++i) y[i] = half_to_float(x[i]) * scale;
+      for (int i = 0; i < dim; ++i) y[i] = sd::half_to_float(x[i]) * scale;
     } else {
       const float* x = (const float*)table + (int64_t)ids[r] * dim;
       for (int i = 0; i < dim; ++i) y[i] = x[i] * scale;

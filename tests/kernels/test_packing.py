@@ -1,0 +1,66 @@
+"""Weights in blocks on their way from a file to the kernels: the native code against its plain twin."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tests.kernels.natives import CACHE, native_backend, need_compiler
+from verify_kernels.cpu.library import load_library
+from verify_kernels.cpu.native_packing import NativePacking
+from verify_kernels.packed_weights import (
+    PlainPacking,
+    embedding_rows,
+    pack_block_linear,
+    unpack_linear,
+)
+from verify_kernels.quant_formats import FORMATS, sample_blocks
+from verify_kernels.reference_backend import ReferenceBackend
+
+PLAIN = PlainPacking()
+
+
+@pytest.fixture(scope="module")
+def native() -> NativePacking:
+    need_compiler()
+    return NativePacking(load_library(CACHE))
+
+
+def raw_rows(kind: str, n: int, k: int) -> torch.Tensor:
+    return torch.from_numpy(sample_blocks(kind, n, k, np.random.default_rng(n + k)))
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize(("n", "blocks"), [(32, 4), (50, 7), (1, 1), (65, 2)])  # whole tiles and units, and none
+def test_native_packing_is_the_twins(kind: str, n: int, blocks: int, native: NativePacking) -> None:
+    raw = raw_rows(kind, n, blocks * FORMATS[kind].block)
+    assert torch.equal(native.pack(raw, kind), PLAIN.pack(raw, kind))  # type: ignore[arg-type]
+    if not kind.startswith("u4"):
+        ours, theirs = native.floats(raw, kind), PLAIN.floats(raw, kind)  # type: ignore[arg-type]
+        assert torch.equal(ours.view(torch.int32), theirs.view(torch.int32))
+
+
+def test_native_rounding_is_the_twins_but_for_the_order_of_sums(native: NativePacking) -> None:
+    weight = torch.randn(64, 896, generator=torch.Generator().manual_seed(5)) * 0.02
+    weight[3, 32:64] = 0.0
+    weight[4] *= 1e-5  # scales below the smallest normal half
+    ours, theirs = (rounding.round(weight).view(-1, 18) for rounding in (native, PLAIN))
+    different = (ours != theirs).any(dim=1)
+    assert different.float().mean() < 0.01
+    stand_for = [unpack_linear(pack_block_linear(raw.view(64, -1), None, "q4_0", 896)) for raw in (ours, theirs)]
+    assert (stand_for[0] - stand_for[1]).norm() < 0.01 * weight.norm()
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_embeddings_are_read_from_blocks(kind: str) -> None:
+    k = 768 if FORMATS[kind].block == 256 else 544
+    table = pack_block_linear(raw_rows(kind, 70, k), None, kind, k)  # type: ignore[arg-type]
+    ids = np.array([69, 0, 31, 32, 15, 16, 0], np.int32)
+    expected = unpack_linear(table)[ids] * 1.5
+    assert torch.equal(embedding_rows(table, torch.from_numpy(ids).long()) * 1.5, expected)
+    for backend in (native_backend(), ReferenceBackend(1)):
+        out = torch.full((9, k), 7.0)
+        backend.embed(table, ids, 1.5, out)
+        assert torch.equal(out[:7], expected)
+        assert bool((out[7:] == 7.0).all())

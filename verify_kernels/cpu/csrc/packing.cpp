@@ -1,0 +1,220 @@
+// Weights in blocks on their way from a model's file to the layout of quant_formats.h, once, when they are first loaded.
+// verify_kernels/quant_formats.py has the plain twin, and says what a block of each format holds.
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "half.h"
+#include "linear.h"
+#include "vec.h"
+
+namespace sd {
+namespace {
+
+constexpr int HALF = 16;  // channels of a unit
+constexpr int MOST_BLOCK = 256, GROUP = 32;
+
+struct Format {
+  int kind, block, block_bytes, unit, unit_bytes;  // `block` inputs of a row in the file, `unit` inputs of 16 rows here
+};
+
+constexpr Format FORMATS[] = {
+    {SD_Q4_0, 32, 18, 64, 576},     {SD_Q4_1, 32, 20, 64, 640},     {SD_Q5_0, 32, 22, 64, 704},
+    {SD_Q5_1, 32, 24, 64, 768},     {SD_Q8_0, 32, 34, 64, 1088},    {SD_Q4_K, 256, 144, 256, 2368},
+    {SD_Q5_K, 256, 176, 256, 2880}, {SD_Q6_K, 256, 210, 256, 3392}, {SD_U4_32, 32, 19, 128, 1216},
+    {SD_U4_64, 64, 35, 128, 1152},  {SD_U4_128, 128, 67, 128, 1088},
+};
+
+const Format& format_of(int kind) {
+  for (const Format& f : FORMATS)
+    if (f.kind == kind) return f;
+  return FORMATS[0];
+}
+
+// One channel's place in a unit, part after part.
+struct Lane {
+  uint8_t* at;
+  int channel;
+
+  template <int SIZE>
+  void each(const void* values, int count) {
+    const uint8_t* from = (const uint8_t*)values;
+    for (int i = 0; i < count; ++i) memcpy(at + SIZE * (HALF * i + channel), from + SIZE * i, SIZE);
+    at += SIZE * HALF * count;
+  }
+};
+
+// The eight scales and low ends of six bits each that 12 bytes hold.
+void k_scales(const uint8_t* from, uint8_t* scale, uint8_t* low) {
+  for (int i = 0; i < 4; ++i) {
+    scale[i] = from[i] & 63, scale[4 + i] = (from[8 + i] & 15) | from[i] >> 6 << 4;
+    low[i] = from[4 + i] & 63, low[4 + i] = from[8 + i] >> 4 | from[4 + i] >> 6 << 4;
+  }
+}
+
+void pack_k(int kind, const uint8_t* block, Lane to) {
+  if (kind == SD_Q6_K) {
+    uint16_t half;
+    memcpy(&half, block + 208, 2);
+    const float largest = half_to_float(half);
+    to.each<4>(block, 48), to.each<1>(block + 192, 16), to.each<4>(&largest, 1);
+    return;
+  }
+  uint8_t scale[8], low[8];
+  k_scales(block + 4, scale, low);
+  if (kind == SD_Q5_K) to.each<4>(block + 48, 32), to.each<4>(block + 16, 8);
+  else to.each<4>(block + 16, 32);
+  to.each<1>(scale, 8), to.each<1>(low, 8), to.each<2>(block, 2);
+}
+
+// Two blocks of 32.
+void pack_simple(int kind, const uint8_t* const* blocks, Lane to) {
+  const bool low_end = kind == SD_Q4_1 || kind == SD_Q5_1, fifth = kind == SD_Q5_0 || kind == SD_Q5_1;
+  const int head = 2 + 2 * low_end + 4 * fifth;
+  uint8_t levels[2 * GROUP], planes[2][4] = {};
+  uint16_t scale[2], low[2];
+  for (int b = 0; b < 2; ++b) {
+    const uint8_t *block = blocks[b], *stored = block + head;
+    memcpy(&scale[b], block, 2);
+    if (low_end) memcpy(&low[b], block + 2, 2), low[b] ^= 0x8000;  // the file has what is added
+    if (kind == SD_Q8_0) {
+      for (int i = 0; i < GROUP; ++i) levels[GROUP * b + i] = stored[i] ^ 0x80;
+      continue;
+    }
+    for (int i = 0; i < GROUP / 2; ++i) {  // of 16 bytes the high halves follow the low ones
+      const uint8_t first = stored[i] & 15, second = stored[i] >> 4;
+      levels[i] = b ? levels[i] | first << 4 : first;
+      levels[GROUP / 2 + i] = b ? levels[GROUP / 2 + i] | second << 4 : second;
+    }
+    if (fifth)  // bit j of byte i is of input 4 j + i
+      for (int i = 0; i < 4; ++i)
+        for (int j = 0; j < 8; ++j) planes[b][i] |= (block[head - 4 + j / 2] >> (4 * (j % 2) + i) & 1) << j;
+  }
+  to.each<4>(levels, kind == SD_Q8_0 ? 16 : 8);
+  if (fifth) to.each<4>(planes, 2);
+  to.each<2>(scale, 2);
+  if (low_end) to.each<2>(low, 2);
+}
+
+// 128 inputs in `count` blocks.
+void pack_u4(const uint8_t* const* blocks, int count, Lane to) {
+  uint8_t levels[128], pairs[64], zero[4];
+  uint16_t scale[4];
+  for (int b = 0; b < count; ++b) {
+    memcpy(&scale[b], blocks[b], 2);
+    zero[b] = blocks[b][2];
+    uint8_t* own = levels + 128 / count * b;
+    for (int i = 0; i < 64 / count; ++i) own[2 * i] = blocks[b][3 + i] & 15, own[2 * i + 1] = blocks[b][3 + i] >> 4;
+  }
+  for (int i = 0; i < 64; ++i) pairs[i] = levels[i + i / 32 * 32] | levels[i + i / 32 * 32 + 32] << 4;
+  to.each<4>(pairs, 16), to.each<2>(scale, count), to.each<1>(zero, count);
+}
+
+float half_at(const uint8_t* p) {
+  uint16_t bits;
+  memcpy(&bits, p, 2);
+  return half_to_float(bits);
+}
+
+// The floats that a block of a GGUF file stands for.
+void floats_of_block(int kind, const uint8_t* block, float* out) {
+  if (kind == SD_Q6_K) {
+    const float largest = half_at(block + 208);
+    for (int i = 0; i < 256; ++i) {
+      const int run = i / 128, group = i / 32 % 4, at = i % 32;
+      const uint8_t four = block[64 * run + 32 * (group & 1) + at], two = block[128 + 32 * run + at];
+      const int level = ((group & 2 ? four >> 4 : four & 15) | (two >> 2 * group & 3) << 4) - 32;
+      out[i] = largest * (float)(int8_t)block[192 + i / 16] * (float)level;
+    }
+  } else if (kind == SD_Q4_K || kind == SD_Q5_K) {
+    uint8_t scale[8], low[8];
+    k_scales(block + 4, scale, low);
+    const float step = half_at(block), end = half_at(block + 2);
+    const uint8_t* stored = block + (kind == SD_Q5_K ? 48 : 16);
+    for (int g = 0; g < 8; ++g) {
+      const float own = step * scale[g], less = end * low[g];
+      for (int i = 0; i < GROUP; ++i) {
+        const uint8_t pair = stored[32 * (g / 2) + i], four = g & 1 ? pair >> 4 : pair & 15;
+        const int level = kind == SD_Q5_K ? four | (block[16 + i] >> g & 1) << 4 : four;
+        out[GROUP * g + i] = own * (float)level - less;
+      }
+    }
+  } else {
+    const bool low_end = kind == SD_Q4_1 || kind == SD_Q5_1, fifth = kind == SD_Q5_0 || kind == SD_Q5_1;
+    const int head = 2 + 2 * low_end + 4 * fifth, offset = low_end ? 0 : fifth ? 16 : 8;
+    const float scale = half_at(block), add = low_end ? half_at(block + 2) : 0.0f;
+    const uint8_t* stored = block + head;
+    uint32_t bits = 0;
+    if (fifth) memcpy(&bits, stored - 4, 4);
+    for (int i = 0; i < GROUP; ++i) {
+      const int four = i < 16 ? stored[i] & 15 : stored[i - 16] >> 4;
+      const int level = kind == SD_Q8_0 ? (int8_t)stored[i] : (four | (int)(bits >> i & 1) << 4) - offset;
+      out[i] = low_end ? scale * (float)level + add : scale * (float)level;
+    }
+  }
+}
+
+inline v16 rounded(v16 x) { return (x + splat(12582912.0f)) - splat(12582912.0f); }  // half to even
+inline v16 within(v16 x, float low, float high) { return -max16(-max16(x, splat(low)), splat(-high)); }
+
+// 32 weights as a block of Q4_0. The largest of them is about -8 times the scale; of a few scales that one is taken
+// that errs least (squares), once it fits the levels which it led to.
+void round_block(const float* w, const float* fits, int tried, uint8_t* block) {
+  const v16 a = load16(w), b = load16(w + 16);
+  const float peak = hmax16(max16(abs16(a), abs16(b)));
+  float extreme = 1.0f, best = INFINITY;
+  for (int i = GROUP - 1; i >= 0; --i) extreme = peak > 0 && std::fabs(w[i]) == peak ? w[i] : extreme;
+  v16 low = splat(0), high = splat(0);
+  uint16_t scale = 0;
+  for (int i = 0; i < tried; ++i) {
+    const v16 inverse = splat(-fits[i] / extreme);
+    const v16 p = within(rounded(a * inverse), -8, 7), q = within(rounded(b * inverse), -8, 7);
+    const float square = sum16(p * p + q * q);
+    const uint16_t half = float_to_half(sum16(a * p + b * q) / (square > 1 ? square : 1.0f));
+    const v16 fitted = splat(half_to_float(half)), e = a - p * fitted, f = b - q * fitted;
+    const float error = sum16(e * e + f * f);
+    if (error < best) best = error, scale = half, low = p, high = q;
+  }
+  memcpy(block, &scale, 2);
+  for (int i = 0; i < 16; ++i) block[2 + i] = (int)(low[i] + 8) | (int)(high[i] + 8) << 4;
+}
+
+}  // namespace
+}  // namespace sd
+
+extern "C" {
+
+// Rows of `blocks` whole blocks each, one after the other, to [tiles, units, 2, unit bytes]. Padding stands for zeros.
+void sd_pack_blocks(int32_t kind, const uint8_t* raw, int64_t rows, int64_t blocks, uint8_t* out) {
+  using namespace sd;
+  const Format& f = format_of(kind);
+  const int each = f.unit / f.block;
+  const int64_t units = (blocks + each - 1) / each, tiles = (rows + 31) / 32;
+  static const uint8_t none[MOST_BLOCK] = {};
+  memset(out, 0, tiles * units * 2 * f.unit_bytes);
+  for (int64_t row = 0; row < tiles * 32; ++row) {
+    for (int64_t u = 0; u < units; ++u) {
+      const uint8_t* own[4];
+      for (int i = 0; i < each; ++i) {
+        const int64_t b = u * each + i;
+        own[i] = row < rows && b < blocks ? raw + (row * blocks + b) * f.block_bytes : none;
+      }
+      const Lane to{out + ((row / 32 * units + u) * 2 + row / 16 % 2) * f.unit_bytes, (int)(row % 16)};
+      if (kind >= SD_U4_32) pack_u4(own, each, to);
+      else if (f.block == 256) pack_k(kind, own[0], to);
+      else pack_simple(kind, own, to);
+    }
+  }
+}
+
+// What `count` blocks of a GGUF file's format stand for.
+void sd_block_floats(int32_t kind, const uint8_t* raw, int64_t count, float* out) {
+  const sd::Format& f = sd::format_of(kind);
+  for (int64_t i = 0; i < count; ++i) sd::floats_of_block(kind, raw + i * f.block_bytes, out + i * f.block);
+}
+
+// Runs of 32 weights as blocks of Q4_0. fits: the largest weight over the scale, `tried` values to choose from.
+void sd_round_blocks(const float* weight, int64_t count, const float* fits, int32_t tried, uint8_t* raw) {
+  for (int64_t i = 0; i < count; ++i) sd::round_block(weight + 32 * i, fits, tried, raw + 18 * i);
+}
+}
