@@ -38,6 +38,7 @@ from specdec.models.decoder import Decoder, KvPool, TargetDecoder, kv_page_bytes
 from specdec.models.load import LoadedModel, load_model
 from specdec.models.memory import available_bytes
 from specdec.models.progress import Progress
+from specdec.models.tokenizer import Tokenizer
 from specdec.models.vocabulary_cut import VocabularyCut, most_frequent
 from specdec.sampling import Sampler
 from specdec.types import EngineInfo
@@ -63,9 +64,15 @@ class Platform(Protocol):
         """The target; raises ModelError."""
 
     def load_draft(
-        self, ref: str, dtype: WeightDtype | None, cut: VocabularyCut | None, progress: Progress | None
+        self,
+        ref: str,
+        dtype: WeightDtype | None,
+        cut: VocabularyCut | None,
+        like: Tokenizer,
+        progress: Progress | None,
     ) -> Target:
-        """A draft model; ``dtype`` and ``cut`` have a say on a CPU alone. Raises ModelError."""
+        """A draft model; ``dtype`` and ``cut`` have a say on a CPU alone. like: the target's tokenizer. Raises
+        ModelError."""
 
     def target_decoder(self, model: Target, pages: int, positions: int, aux_layers: Sequence[int]) -> TargetDecoder:
         """The target's decoder, for sequences of up to ``positions`` tokens. aux_layers: layers whose inputs are kept.
@@ -113,7 +120,12 @@ class HostPlatform:
         )
 
     def load_draft(
-        self, ref: str, dtype: WeightDtype | None, cut: VocabularyCut | None, progress: Progress | None
+        self,
+        ref: str,
+        dtype: WeightDtype | None,
+        cut: VocabularyCut | None,
+        like: Tokenizer,
+        progress: Progress | None,
     ) -> Target:
         """A draft model, in the configuration's default type where none is given."""
         config = self._config
@@ -124,6 +136,7 @@ class HostPlatform:
             progress=progress,
             cut=cut,
             packing=self._packing,
+            like=like,
         )
 
     def target_decoder(self, model: Target, pages: int, positions: int, aux_layers: Sequence[int]) -> Decoder:
@@ -300,7 +313,7 @@ class DrafterBuilder:
         """
         config, target = self._config, self._target
         cut = most_frequent(target.tokenizer.fingerprint, config.draft_vocab, target.config.vocab_size)
-        model = self._platform.load_draft(draft, dtype, cut, progress)
+        model = self._platform.load_draft(draft, dtype, cut, target.tokenizer, progress)
         drafter: ModelBasedDrafter
         same = target.tokenizer.fingerprint == model.tokenizer.fingerprint
         # Its tokens may be more than the target's for the same text, but a model reads no further than it was taught.

@@ -16,6 +16,7 @@ from specdec.models.device_decoder import DeviceDecoder, device_self_test
 from specdec.models.device_weights import DeviceModel, load_device_model
 from specdec.models.memory import GIB
 from specdec.models.progress import Progress
+from specdec.models.tokenizer import Tokenizer
 from specdec.models.vocabulary_cut import VocabularyCut
 from specdec.tree import MAX_NODES
 from verify_kernels.forward_batch import PAGE_SIZE
@@ -147,7 +148,12 @@ class DevicePlatform:
         return self._load(self._config.target, self._config.device_dtype, progress)
 
     def load_draft(
-        self, ref: str, dtype: WeightDtype | None, cut: VocabularyCut | None, progress: Progress | None
+        self,
+        ref: str,
+        dtype: WeightDtype | None,
+        cut: VocabularyCut | None,
+        like: Tokenizer,
+        progress: Progress | None,
     ) -> DeviceModel:
         """A draft model, in the target's type, or in 16 bits beside a float8 one."""
         own = self._config.device_dtype

@@ -94,8 +94,9 @@ class Checkpoint(Protocol):
         """The tensors; raises ModelError."""
         ...
 
-    def tokenizer(self, cache_dir: Path, config: ModelConfig) -> Tokenizer:
-        """The tokenizer, from ``cache_dir`` where it had to be converted; raises ModelError."""
+    def tokenizer(self, cache_dir: Path, config: ModelConfig, like: Tokenizer | None = None) -> Tokenizer:
+        """The tokenizer, from ``cache_dir`` where it had to be converted; raises ModelError. like: see
+        `Tokenizer.like`."""
         ...
 
 

@@ -44,6 +44,7 @@ class GGUFTensor:
 _MAGIC = b"GGUF"
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
+_LENGTH = struct.Struct("<Q")
 _TYPES = GGMLQuantizationType
 SUPPORTED_TYPES = frozenset(
     {
@@ -186,6 +187,18 @@ class GGUFFile:
         self._at = end
         return text
 
+    def _strings(self, count: int) -> list[str]:
+        """A vocabulary has 150,000 of them, and as many merges: nothing is called twice for each."""
+        data, at, found = self._data, self._at, []
+        for _ in range(count):
+            start = at + 8
+            at = start + _LENGTH.unpack_from(data, at)[0]
+            if at > len(data):
+                raise IndexError(f"a string that ends at byte {at}")
+            found.append(str(data[start:at], "utf-8", "replace"))
+        self._at = at
+        return found
+
     def _value(self, kind: int) -> Any:
         if kind in _SCALARS:
             return self._scalar(_SCALARS[kind])
@@ -195,7 +208,7 @@ class GGUFFile:
             raise ModelError(f"{self.path}: metadata of the unknown type {kind}; the file is corrupt")
         item, count = self._scalar("I"), self._scalar("Q")
         if item == _STRING:
-            return [self._text().decode("utf-8", "replace") for _ in range(count)]
+            return self._strings(count)
         if item not in _SCALARS:
             raise ModelError(f"{self.path}: metadata array of the unknown type {item}; the file is corrupt")
         code = f"<{count}{_SCALARS[item]}"

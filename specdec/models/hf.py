@@ -508,8 +508,9 @@ def _generation_eos(folder: Path) -> tuple[int, ...]:
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
-def load_hf_tokenizer(folder: Path, config: ModelConfig) -> Tokenizer:
-    """The tokenizer of ``folder``; ``config`` gives the begin and end ids its own files do not.
+def load_hf_tokenizer(folder: Path, config: ModelConfig, like: Tokenizer | None = None) -> Tokenizer:
+    """The tokenizer of ``folder``; ``config`` gives the begin and end ids its own files do not. like: see
+    `Tokenizer.like`.
 
     Raises:
         ModelError: there is no ``tokenizer.json``, or it can not be read.
@@ -533,7 +534,7 @@ def load_hf_tokenizer(folder: Path, config: ModelConfig) -> Tokenizer:
         chat_template=_chat_template(folder, settings),
         template_variables=named,
     )
-    return Tokenizer(path.read_text(encoding="utf-8"), info)
+    return Tokenizer.like(like, path.read_text(encoding="utf-8"), info)
 
 
 def _token_id(data: dict[str, Any], name: str | None, default: int | None) -> int | None:

@@ -46,12 +46,14 @@ def load_model(
     progress: Progress | None = None,
     cut: VocabularyCut | None = None,
     packing: BlockPacking | None = None,
+    like: Tokenizer | None = None,
 ) -> HostModel:
     """Load the model that ``ref`` names: an HF folder, a .gguf file, a catalogue name (fetched when missing), a hub
     id, or "random:SHAPE" (`RANDOM_SHAPES`).
 
     cut: the tokens that the output table of a model of that vocabulary keeps. packing: what readies weights in blocks;
-    by default the plain one, which takes many times as long.
+    by default the plain one, which takes many times as long. like: the tokenizer of another model, perhaps of the same
+    vocabulary.
 
     Packed weights and converted tokenizers are kept in ``cache_dir``; a damaged cache is rebuilt.
 
@@ -63,22 +65,24 @@ def load_model(
     progress = progress or silent
     checkpoint = resolve(ref, cache_dir, progress)
     if cut is not None:
-        checkpoint = _cut(checkpoint, cut, dtype, cache_dir)
+        checkpoint = _cut(checkpoint, cut, dtype, cache_dir, like)
     cache = PackedCache(cache_dir / "packed", checkpoint, dtype)
     found = _cached(cache, checkpoint.name, dtype, progress) if checkpoint.keeps_packed else None
     config, buffer = found or _packed(cache, checkpoint, dtype, progress, packing)
-    config, tokenizer = with_tokenizer(checkpoint, config, cache_dir)
+    config, tokenizer = with_tokenizer(checkpoint, config, cache_dir, like)
     _check_heads(checkpoint.name, config)
     return LoadedModel(checkpoint.name, config, dtype, buffer.weights(config), tokenizer, cache.key)
 
 
-def _cut(checkpoint: Checkpoint, cut: VocabularyCut, dtype: WeightDtype, cache_dir: Path) -> Checkpoint:
+def _cut(
+    checkpoint: Checkpoint, cut: VocabularyCut, dtype: WeightDtype, cache_dir: Path, like: Tokenizer | None
+) -> Checkpoint:
     """``checkpoint`` with the output table cut, where that is of its vocabulary."""
     found = CutCheckpoint(checkpoint, cut.ids)
     if PackedCache(cache_dir / "packed", found, dtype).path.exists():
         return found  # written when it was checked
     config = checkpoint.open().config
-    same = checkpoint.tokenizer(cache_dir, config).fingerprint == cut.fingerprint
+    same = checkpoint.tokenizer(cache_dir, config, like).fingerprint == cut.fingerprint
     return found if same and cut.ids[-1] < config.vocab_size else checkpoint
 
 
@@ -108,13 +112,15 @@ def _packed(
     return source.config, buffer
 
 
-def with_tokenizer(checkpoint: Checkpoint, config: ModelConfig, cache_dir: Path) -> tuple[ModelConfig, Tokenizer]:
-    """``config`` with the begin and end ids of the model's tokenizer, and that.
+def with_tokenizer(
+    checkpoint: Checkpoint, config: ModelConfig, cache_dir: Path, like: Tokenizer | None = None
+) -> tuple[ModelConfig, Tokenizer]:
+    """``config`` with the begin and end ids of the model's tokenizer, and that. like: see `load_model`.
 
     Raises:
         ModelError: there is none, or the model lacks a row for one of its tokens.
     """
-    tokenizer = checkpoint.tokenizer(cache_dir, config)
+    tokenizer = checkpoint.tokenizer(cache_dir, config, like)
     if tokenizer.base_size > config.vocab_size:
         raise ModelError(
             f"{checkpoint.name}: the tokenizer has {tokenizer.base_size} tokens, the model {config.vocab_size}; "

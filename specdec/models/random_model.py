@@ -255,6 +255,6 @@ class RandomCheckpoint:
         """The tensors."""
         return RandomSource(self.name, self._config, self._seed)
 
-    def tokenizer(self, cache_dir: Path, config: ModelConfig) -> Tokenizer:
+    def tokenizer(self, cache_dir: Path, config: ModelConfig, like: Tokenizer | None = None) -> Tokenizer:
         """Made for the shape's vocabulary."""
         return random_tokenizer(config.vocab_size)

@@ -44,9 +44,9 @@ class HFCheckpoint:
             return source
         return QuantizedSource(source, parse_quantized_config(quantized, self.name))
 
-    def tokenizer(self, cache_dir: Path, config: ModelConfig) -> Tokenizer:
+    def tokenizer(self, cache_dir: Path, config: ModelConfig, like: Tokenizer | None = None) -> Tokenizer:
         """The folder's own tokenizer; nothing has to be converted."""
-        return load_hf_tokenizer(self.path, config)
+        return load_hf_tokenizer(self.path, config, like)
 
 
 class GGUFCheckpoint:
@@ -71,14 +71,14 @@ class GGUFCheckpoint:
         """The tensors."""
         return GGUFSource(self._file)
 
-    def tokenizer(self, cache_dir: Path, config: ModelConfig) -> Tokenizer:
+    def tokenizer(self, cache_dir: Path, config: ModelConfig, like: Tokenizer | None = None) -> Tokenizer:
         """The file's vocabulary, converted once and then read from the cache."""
         cache = TokenizerCache(cache_dir / "tokenizers")
         found = cache.read(self.fingerprint())
         if found is None:
             found = convert_gguf_tokenizer(self._file)
             cache.write(self.fingerprint(), *found)
-        return Tokenizer(*found)
+        return Tokenizer.like(like, *found)
 
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")

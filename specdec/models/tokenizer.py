@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import re
@@ -93,18 +94,32 @@ class Tokenizer:
             self._backend = tokenizers.Tokenizer.from_str(json.dumps(data) if changed else serialised)
         except Exception as error:  # the library raises bare Exception
             raise ModelError(f"tokenizer.json can not be read ({error}); fetch the model again") from None
-        self._data = data
+        self._source = hashlib.sha256(serialised.encode()).digest()
         self._lock = threading.Lock()  # guards the backend's switch `encode_special_tokens`
         self._large_lock = threading.Lock()  # the same of `_large_backend`
-        self._info = info
         self._token_bytes = TokenBytes(data.get("decoder"))
         self._added = {token["id"]: token for token in data.get("added_tokens", [])}
         self._bytes: dict[int, bytes] = {}
         self.special_ids = frozenset(i for i, token in self._added.items() if token["special"])
+        self._use(info)
+
+    def _use(self, info: TokenizerInfo) -> None:
+        self._info = info
         self.bos_id = info.bos_id
         self._prefix = [info.bos_id] if info.add_bos and info.bos_id is not None else []
         self.add_bos = bool(self._prefix)
         self.eos_ids = info.eos_ids
+
+    @staticmethod
+    def like(known: Tokenizer | None, serialised: str, info: TokenizerInfo) -> Tokenizer:
+        """As the class makes one, over the vocabulary of ``known`` where that is the same: models of a family share it,
+        and 150,000 tokens take most of a second and much memory. Raises as the class does."""
+        if known is None or known._source != hashlib.sha256(serialised.encode()).digest():
+            return Tokenizer(serialised, info)
+        twin = copy.copy(known)
+        twin.__dict__.pop("_template", None)
+        twin._use(info)
+        return twin
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Token ids of ``text``, after the begin token where the model wants one and ``add_special`` is set.
@@ -167,10 +182,8 @@ class Tokenizer:
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of the mapping from token to id: equal exactly when two tokenizers share a vocabulary."""
-        digest = hashlib.sha256()
-        for token, token_id in sorted(self.vocabulary.items(), key=lambda item: (item[1], item[0])):
-            digest.update(f"{token_id}\0{token}\0".encode())
-        return digest.hexdigest()
+        ordered = sorted((token_id, token) for token, token_id in self.vocabulary.items())
+        return hashlib.sha256("".join(f"{token_id}\0{token}\0" for token_id, token in ordered).encode()).hexdigest()
 
     def special_id(self, name: str) -> int | None:
         """Id of the special token ``name``; None when there is none of that name."""
@@ -243,10 +256,12 @@ class Tokenizer:
     def _guarded_backend(self) -> Any:
         """A twin whose normaliser, which runs after special tokens were found, drops the break characters."""
         drop = {"type": "Replace", "pattern": {"String": _BREAK}, "content": ""}
-        own = self._data.get("normalizer")
+        with self._lock:
+            data = json.loads(self._backend.to_str())
+        own = data.get("normalizer")
         steps = [drop] if own is None else [drop, own]
         return tokenizers.Tokenizer.from_str(
-            json.dumps(self._data | {"normalizer": {"type": "Sequence", "normalizers": steps}})
+            json.dumps(data | {"normalizer": {"type": "Sequence", "normalizers": steps}})
         )
 
 

@@ -73,9 +73,9 @@ class CutCheckpoint:
         """The tensors; raises ModelError."""
         return CutSource(self._checkpoint.open(), self._ids)
 
-    def tokenizer(self, cache_dir: Path, config: ModelConfig) -> Tokenizer:
+    def tokenizer(self, cache_dir: Path, config: ModelConfig, like: Tokenizer | None = None) -> Tokenizer:
         """The checkpoint's."""
-        return self._checkpoint.tokenizer(cache_dir, config)
+        return self._checkpoint.tokenizer(cache_dir, config, like)
 
 
 class CutSource:

@@ -263,8 +263,8 @@ class ModelWeights(Generic[L]):
 
     On a CPU norms are float32, ``embed`` has the file's own blocks where layers have (and is ``lm_head`` where the two
     are tied), is float32 for fp32 and else float16, and ``lm_head`` is always a packed matrix, in which ``output_ids``
-    (int32, rising) names the token of each row where some are left out. On a GPU norms, ``embed`` and ``lm_head``, which is the same memory where they are tied,
-    are in the type of the rows.
+    (int32, rising) names the token of each row where some are left out. On a GPU norms, ``embed`` and ``lm_head``,
+    which is the same memory where they are tied, are in the type of the rows.
     """
 
     embed: Embedding

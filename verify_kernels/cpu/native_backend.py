@@ -174,7 +174,8 @@ class NativeBackend:
         if isinstance(table, PackedLinear):
             self._library.sd_embed_blocks(
                 _KINDS[table.kind], ctypes.c_void_p(table.data.data_ptr()), table.k, _padded(table),
-                ctypes.c_void_p(tokens.ctypes.data), len(tokens), ctypes.c_float(scale), ctypes.c_void_p(out.data_ptr()),
+                ctypes.c_void_p(tokens.ctypes.data), len(tokens), ctypes.c_float(scale),
+                ctypes.c_void_p(out.data_ptr()),
             )  # fmt: skip
             return
         self._library.sd_embed(

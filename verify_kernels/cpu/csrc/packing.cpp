@@ -176,7 +176,9 @@ void round_block(const float* w, const float* fits, int tried, uint8_t* block) {
     if (error < best) best = error, scale = half, low = p, high = q;
   }
   memcpy(block, &scale, 2);
-  for (int i = 0; i < 16; ++i) block[2 + i] = (int)(low[i] + 8) | (int)(high[i] + 8) << 4;
+  float levels[GROUP];
+  store16(levels, low), store16(levels + 16, high);
+  for (int i = 0; i < 16; ++i) block[2 + i] = (int)(levels[i] + 8) | (int)(levels[16 + i] + 8) << 4;
 }
 
 }  // namespace
