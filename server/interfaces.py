@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from specdec.config import WeightDtype
+from specdec.models.tool_forms import ToolForm
 from specdec.types import EngineInfo, EngineLoad, Request, RequestEvent, StepTrace
 
 # (what is being done, units done, units in all); a total of 0 means the size is not known
@@ -81,7 +82,11 @@ class TokenizerLike(Protocol):
 
     @property
     def has_tool_template(self) -> bool:
-        """Whether `encode_chat` tells the model of tools, which then calls them in ``<tool_call>`` elements."""
+        """Whether the model's own chat template tells it of tools."""
+
+    @property
+    def tool_form(self) -> ToolForm:
+        """The form of tool calls in the model's text."""
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Ids of ``text``."""

@@ -7,7 +7,9 @@ from typing import Any
 
 from server.http.call import Call
 from server.http.conversation import Conversation, chat_tool, needed_text, read_part, read_text
-from server.http.fields import build_request, encode_messages, read_tools
+from server.http.fields import build_request, encode_messages
+from server.http.tool_use import ToolUse, answer_grammar, read_tools
+from server.interfaces import TokenizerLike
 from server.json_body import Body, write_json
 from server.request_fields import check_requests, read_count, read_format, read_params, read_stopping
 from specdec.types import GrammarParams, OutputParams, Request, SamplingParams, StoppingParams
@@ -20,11 +22,11 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 @dataclass(frozen=True, slots=True)
 class MessagesRequest:
-    """``tools``: the model was told of tools, so its text may hold calls of them."""
+    """``tools``: those that the model was told of, so its text may hold calls of them."""
 
     request: Request
     stream: bool
-    tools: bool
+    tools: ToolUse | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,7 @@ class Prompt:
     """``ids`` is empty where something is wrong, which is noted."""
 
     ids: tuple[int, ...]
-    tools: bool
+    tools: ToolUse | None
 
 
 async def parse_messages(call: Call) -> MessagesRequest:
@@ -48,8 +50,8 @@ async def parse_messages(call: Call) -> MessagesRequest:
         call, body, "msg_", prompt.ids,
         sampling=read_params(body, SamplingParams, n=1),
         stopping=read_stopping(body, tokenizer, max_tokens, name="stop_sequences"),
-        output=OutputParams(),
-        grammar=_grammar(body),
+        output=OutputParams() if prompt.tools is None else prompt.tools.output(OutputParams(), tokenizer),
+        grammar=answer_grammar(body, _grammar(body), prompt.tools, tokenizer),
     )  # fmt: skip
     stream = body.flag("stream")
     check_requests([request], call.server.info, body.violations)
@@ -78,20 +80,19 @@ async def read_prompt(call: Call, body: Body) -> Prompt:
     frontend = call.server.frontend
     call.server.check_model(body.text("model"))
     call.field_names["prompt"] = "messages"
-    tools = _tools(body)
+    tools = _tools(body, frontend.loaded_tokenizer)
     conversation = Conversation()
     if body.has("system"):
         conversation.say("system", read_text(body, "system", _TEXT))
     _read_turns(body, conversation)
-    told = tools is not None and frontend.loaded_tokenizer.has_tool_template
     if body.violations.found:
-        return Prompt((), told)
+        return Prompt((), tools)
     beginning = conversation.take_beginning()
     ids = await encode_messages(body, frontend, conversation.messages, tools)
     if ids and beginning:
         ids += tuple(await frontend.encode(beginning, add_special=False))
     body.violations.check(bool(ids) or bool(body.violations.found), "messages", "must amount to at least one token")
-    return Prompt(ids, told)
+    return Prompt(ids, tools)
 
 
 def _read_turns(body: Body, conversation: Conversation) -> None:
@@ -129,7 +130,7 @@ def _read_block(block: Body, role: str, conversation: Conversation) -> None:
             block.refuse("type", f"must be text or {calls} where the role is {role}; the model reads text only")
 
 
-def _tools(body: Body) -> list[dict[str, Any]] | None:
+def _tools(body: Body, tokenizer: TokenizerLike) -> ToolUse | None:
     """``tools`` and ``tool_choice`` as OpenAI's chat has them, and then as it reads them."""
     body.value("tools")  # notes what is nested too deep
     given = body.objects("tools")
@@ -150,7 +151,7 @@ def _tools(body: Body) -> list[dict[str, Any]] | None:
         same["parallel_tool_calls"] = not choice.flag("disable_parallel_tool_use")
     if body.violations.found:
         return None
-    return read_tools(Body(same, body.violations, body.names))
+    return read_tools(Body(same, body.violations, body.names), tokenizer)
 
 
 def _grammar(body: Body) -> GrammarParams | None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from server.http.tool_calls import ToolCall, ToolCallParser
+from server.http.tool_calls import CallArguments, CallBegin, CallEnd, Part, ToolCall
+from server.http.tool_use import ToolUse
 
 
 class Step(Enum):
@@ -23,7 +24,7 @@ class Block:
     ``call``."""
 
     index: int
-    call: ToolCall | None = None
+    call: CallBegin | ToolCall | None = None
     text: str = ""
 
 
@@ -32,26 +33,25 @@ Steps = Iterator[tuple[Step, Block, str]]
 
 class Blocks:
     """Text comes in as pieces, and out as what that does to blocks: (step, block, the text that is added), to be read
-    before the next piece. One block is open at a time, the last of ``found``. ``tools``: calls of tools are looked
-    for."""
+    before the next piece. One block is open at a time, the last of ``found``. ``tools``: calls of these are looked for,
+    and arguments come while they are written, unless ``whole``."""
 
-    def __init__(self, tools: bool) -> None:
-        self._parser = ToolCallParser() if tools else None
+    def __init__(self, tools: ToolUse | None, whole: bool = False) -> None:
+        self._parser = None if tools is None else tools.whole_parser() if whole else tools.parser()
         self._is_open = False
         self.found: list[Block] = []
 
     @staticmethod
-    def of(text: str, tools: bool) -> Blocks:
+    def of(text: str, tools: ToolUse | None) -> Blocks:
         """Those of a whole text."""
-        blocks = Blocks(tools)
+        blocks = Blocks(tools, whole=True)
         for _ in (*blocks.push(text), *blocks.end()):
             pass
         return blocks
 
     def push(self, text: str) -> Steps:
         """Take the next piece."""
-        parts: list[str | ToolCall] = [text] if self._parser is None else self._parser.push(text)
-        yield from self._take(parts)
+        yield from self._take([text] if self._parser is None else self._parser.push(text))
 
     def end(self) -> Steps:
         """The text has ended."""
@@ -64,18 +64,22 @@ class Blocks:
         """Whether there are calls."""
         return any(block.call is not None for block in self.found)
 
-    def _take(self, parts: list[str | ToolCall]) -> Steps:
+    def _take(self, parts: Sequence[Part | ToolCall]) -> Steps:
         for part in parts:
-            if isinstance(part, ToolCall):
+            if isinstance(part, CallBegin | ToolCall):
                 yield from self._open(part)
+            if isinstance(part, CallArguments):
+                yield self._add(part.text)
+            elif isinstance(part, ToolCall):
                 yield self._add(part.arguments)
+            if isinstance(part, CallEnd | ToolCall):
                 yield from self._close()
-            elif part:
+            elif isinstance(part, str) and part:
                 if not (self._is_open and self.found[-1].call is None):
                     yield from self._open(None)
                 yield self._add(part)
 
-    def _open(self, call: ToolCall | None) -> Steps:
+    def _open(self, call: CallBegin | ToolCall | None) -> Steps:
         yield from self._close()
         self.found.append(Block(len(self.found), call))
         self._is_open = True

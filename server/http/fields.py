@@ -7,6 +7,7 @@ from typing import Any
 
 from server.frontend import Frontend
 from server.http.call import Call
+from server.http.tool_use import ToolUse
 from server.json_body import Body
 from server.request_fields import param_schemas, read_speculation, read_values
 from specdec.errors import InvalidRequestError
@@ -55,7 +56,7 @@ def _content(given: Body) -> str:
 
 
 async def read_conversation(
-    body: Body, frontend: Frontend, tools: list[dict[str, Any]] | None, *, add_generation_prompt: bool = True
+    body: Body, frontend: Frontend, tools: ToolUse | None, *, add_generation_prompt: bool = True
 ) -> tuple[int, ...]:
     """Token ids of ``messages``, up to the answer's beginning unless not ``add_generation_prompt``; empty when they are
     bad, which is noted.
@@ -81,7 +82,7 @@ async def encode_messages(
     body: Body,
     frontend: Frontend,
     messages: list[dict[str, Any]],
-    tools: list[dict[str, Any]] | None,
+    tools: ToolUse | None,
     *,
     add_generation_prompt: bool = True,
 ) -> tuple[int, ...]:
@@ -92,28 +93,11 @@ async def encode_messages(
         ChatNotSupportedError: the model has no chat template.
     """
     try:
-        return tuple(await frontend.encode_chat(messages, tools, add_generation_prompt=add_generation_prompt))
+        known = None if tools is None else tools.tools
+        return tuple(await frontend.encode_chat(messages, known, add_generation_prompt=add_generation_prompt))
     except InvalidRequestError as error:
         body.violations.found += error.violations
         return ()
-
-
-def read_tools(body: Body) -> list[dict[str, Any]] | None:
-    """``tools`` as the chat template takes them; None: the model is told of none. Of ``tool_choice``, "auto" and "none"
-    are served."""
-    n_known = len(body.violations.found)
-    tools: list[dict[str, Any]] = body.value("tools")
-    given = body.objects("tools")
-    for tool in given:
-        function = tool.object("function")
-        if function is None or not function.text("name"):
-            tool.refuse("function", "must be an object with a name")
-    choice = body.raw("tool_choice")
-    if choice not in (None, "auto", "none"):
-        rule = 'only "auto" and "none" are served; to force a form on the answer use response_format with a JSON schema'
-        body.refuse("tool_choice", rule)
-    usable = bool(given) and choice != "none" and len(body.violations.found) == n_known
-    return tools if usable else None
 
 
 Schema = Mapping[str, Any]
@@ -175,6 +159,41 @@ COMMON: Mapping[str, Schema] = {
         "description": "Ends the running request with the same key of the same tenant, which gets 409, SUPERSEDED.",
     },
 }
+TOOLS: Mapping[str, Schema] = {
+    "tools": {
+        "type": "array",
+        "items": {
+            "type": "object",
+            "properties": {
+                "type": {"enum": ["function"]},
+                "function": {
+                    "type": "object",
+                    "required": ["name"],
+                    "properties": {
+                        "name": {**TEXT, "minLength": 1},
+                        "description": TEXT,
+                        "parameters": {**OBJECT, "description": "A JSON schema."},
+                        "strict": FLAG,
+                    },
+                },
+            },
+        },
+    },
+    "tool_choice": {
+        "oneOf": [
+            {"enum": ["auto", "none", "required", "any"]},
+            {
+                "type": "object",
+                "description": "The one to call.",
+                "properties": {
+                    "type": {"enum": ["function"]},
+                    "function": {"type": "object", "properties": {"name": TEXT}},
+                },
+            },
+        ],
+    },
+    "parallel_tool_calls": {**FLAG, "default": True, "description": "False: at most one call."},
+}
 CONVERSATION: Mapping[str, Schema] = {
     "messages": {
         "type": "array",
@@ -185,8 +204,7 @@ CONVERSATION: Mapping[str, Schema] = {
             "properties": {"role": {**TEXT, "minLength": 1}, "content": {"oneOf": [TEXT, {"type": "array"}]}},
         },
     },
-    "tools": {"type": "array", "items": {"type": "object", "properties": {"function": OBJECT}}},
-    "tool_choice": {"enum": ["auto", "none"]},
+    **TOOLS,
 }
 STREAM_OPTIONS: Schema = {"type": "object", "properties": {"include_usage": FLAG, "continuous_usage_stats": FLAG}}
 

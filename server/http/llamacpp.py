@@ -23,7 +23,6 @@ from server.http.fields import (
     Schema,
     json_operation,
     read_conversation,
-    read_tools,
 )
 from server.http.llamacpp_request import (
     DEFAULTS,
@@ -34,6 +33,7 @@ from server.http.llamacpp_request import (
     probabilities,
 )
 from server.http.openai_format import ERROR_TYPES
+from server.http.tool_use import read_tools
 from server.interfaces import TokenizerLike
 from server.json_body import Body
 from server.request_fields import param_schemas
@@ -252,7 +252,7 @@ async def apply_template(call: Call) -> None:
         RequestError: the conversation can not be read, or the model has no chat template.
     """
     body, frontend = call.body(), call.server.frontend
-    ids = await read_conversation(body, frontend, read_tools(body))
+    ids = await read_conversation(body, frontend, read_tools(body, frontend.loaded_tokenizer))
     body.violations.raise_if_any()
     begin = tuple(await frontend.encode(""))
     shown = ids[len(begin) :] if ids[: len(begin)] == begin else ids

@@ -26,14 +26,15 @@ from server.http.fields import (
     SAMPLING,
     STOPPING,
     TEXT,
+    TOOLS,
     Schema,
     build_request,
     json_operation,
     read_conversation,
-    read_tools,
 )
 from server.http.openai_format import extras
-from server.http.tool_calls import ToolCall, ToolCallParser, parse_tool_calls
+from server.http.tool_calls import ToolCall
+from server.http.tool_use import ToolUse, answer_grammar, read_tools
 from server.interfaces import TokenizerLike
 from server.json_body import Body, write_json
 from server.request_fields import check_requests, param_schemas, read_params, read_stopping
@@ -47,6 +48,7 @@ from specdec.types import (
     FinishReason,
     GrammarKind,
     GrammarParams,
+    OutputParams,
     Request,
     RequestEvent,
     SamplingParams,
@@ -341,13 +343,13 @@ def _call(call: ToolCall, index: int) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """``request`` None: nothing is to be generated. ``tools``: the model was told of tools, so its text may hold calls
-    of them."""
+    """``request`` None: nothing is to be generated. ``tools``: those that the model was told of, so its text may hold
+    calls of them."""
 
     model: str
     request: Request | None
     stream: bool
-    tools: bool
+    tools: ToolUse | None
 
 
 async def parse_chat(call: Call) -> ChatRequest:
@@ -359,21 +361,24 @@ async def parse_chat(call: Call) -> ChatRequest:
     body, frontend = call.body(), call.server.frontend
     model, stream = asked_model(body, call.server), body.flag("stream", default=True)
     call.field_names["prompt"] = "messages"
-    tools = read_tools(body)
+    tokenizer = frontend.loaded_tokenizer
+    tools = read_tools(body, tokenizer)
     empty = body.raw("messages") in (None, [])
     ids = () if empty else await _read_messages(body, call, tools)
-    sampling, stopping = read_options(body, frontend.loaded_tokenizer)
-    options = {"sampling": sampling, "stopping": stopping, "grammar": read_format(body)}
+    sampling, stopping = read_options(body, tokenizer)
+    options = {"sampling": sampling, "stopping": stopping}
+    options["grammar"] = answer_grammar(body, read_format(body), tools, tokenizer)
+    if tools is not None:
+        options["output"] = tools.output(OutputParams(), tokenizer)
     request = await build_request(call, body, "ollama-", ids, **options)
     body.violations.check(
         empty or bool(ids) or bool(body.violations.found), "messages", "must amount to at least one token"
     )
     check_requests([request], call.server.info, body.violations)
-    told = tools is not None and frontend.loaded_tokenizer.has_tool_template
-    return ChatRequest(model, None if empty else request, stream, told)
+    return ChatRequest(model, None if empty else request, stream, tools)
 
 
-async def _read_messages(body: Body, call: Call, tools: list[dict[str, object]] | None) -> tuple[int, ...]:
+async def _read_messages(body: Body, call: Call, tools: ToolUse | None) -> tuple[int, ...]:
     for message in body.objects("messages"):
         refuse_images(message)
     return () if body.violations.found else await read_conversation(body, call.server.frontend, tools)
@@ -386,7 +391,7 @@ class ChatStream:
 
     def __init__(self, parsed: ChatRequest) -> None:
         self._frame, self._totals = Frame(parsed.model), Totals()
-        self._parser = ToolCallParser() if parsed.tools else None
+        self._parser = None if parsed.tools is None else parsed.tools.whole_parser()
         self._calls = 0
 
     def take(self, prompt: int, event: RequestEvent) -> bytes:
@@ -427,7 +432,7 @@ async def chat(call: Call) -> None:
         else:
             (sample,), totals = await whole_answer(call, [parsed.request])
             assert sample.end is not None  # an answer in one piece is made of finished samples
-            content = {"message": message(parse_tool_calls(sample.text) if parsed.tools else [sample.text])}
+            content = {"message": message([sample.text] if parsed.tools is None else parsed.tools.parse(sample.text))}
             await call.reply(200, frame.end(content, totals, sample.end))
 
 
@@ -594,8 +599,7 @@ CHAT_FIELDS: Mapping[str, Schema] = {
             "properties": {"role": {**TEXT, "minLength": 1}, "content": TEXT, "images": _IMAGES},
         },
     },
-    "tools": {"type": "array", "items": {"type": "object", "properties": {"function": OBJECT}}},
-    "tool_choice": {"enum": ["auto", "none"]},
+    **TOOLS,
 }
 
 _ERRORS = OllamaErrors()

@@ -7,7 +7,7 @@ from typing import Any
 
 from server.http.answering import MEDIA_TYPE, Sample, stream_answer, whole_answer
 from server.http.call import Call
-from server.http.fields import build_request, read_conversation, read_tools
+from server.http.fields import build_request, read_conversation
 from server.http.openai_format import (
     ChatLogprobs,
     Chunks,
@@ -21,7 +21,8 @@ from server.http.openai_format import (
     step_tree_value,
     usage,
 )
-from server.http.tool_calls import ToolCall, ToolCallParser, parse_tool_calls
+from server.http.tool_calls import CallArguments, CallBegin, Part, ToolCall
+from server.http.tool_use import ToolUse, answer_grammar, read_tools
 from server.interfaces import TokenizerLike
 from server.json_body import Body
 from server.request_fields import check_requests, read_count, read_grammar, read_params, read_stopping
@@ -30,11 +31,11 @@ from specdec.types import Delta, Finished, OutputParams, Request, RequestEvent, 
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """``tools``: the model was told of tools, so its text may hold calls of them."""
+    """``tools``: those that the model was told of, so its text may hold calls of them."""
 
     request: Request
     streaming: StreamOptions
-    tools: bool
+    tools: ToolUse | None
     return_token_ids: bool
 
 
@@ -47,21 +48,22 @@ async def parse_chat(call: Call) -> ChatRequest:
     body, frontend = call.body(), call.server.frontend
     call.server.check_model(body.text("model"))
     call.field_names["prompt"] = "messages"
-    tools = read_tools(body)
+    tokenizer = frontend.loaded_tokenizer
+    tools = read_tools(body, tokenizer)
     ids = await read_conversation(body, frontend, tools)
     streaming = read_stream_options(body)
+    output = read_params(body, OutputParams, logprobs=_logprobs(body), trees=read_step_trees(body, streaming))
     request = await build_request(
         call, body, "chatcmpl-", ids,
         sampling=read_params(body, SamplingParams, n=read_n(body)),
-        stopping=read_stopping(body, frontend.loaded_tokenizer, _max_tokens(body)),
-        output=read_params(body, OutputParams, logprobs=_logprobs(body), trees=read_step_trees(body, streaming)),
-        grammar=read_grammar(body),
+        stopping=read_stopping(body, tokenizer, _max_tokens(body)),
+        output=output if tools is None else tools.output(output, tokenizer),
+        grammar=answer_grammar(body, read_grammar(body), tools, tokenizer),
     )  # fmt: skip
     token_ids = body.flag("return_token_ids")
     body.violations.check(bool(ids) or bool(body.violations.found), "messages", "must amount to at least one token")
     check_requests([request], call.server.info, body.violations)
-    told = tools is not None and frontend.loaded_tokenizer.has_tool_template
-    return ChatRequest(request, streaming, told, token_ids)
+    return ChatRequest(request, streaming, tools, token_ids)
 
 
 def _max_tokens(body: Body) -> int | None:
@@ -82,7 +84,8 @@ def _logprobs(body: Body) -> int | None:
 
 
 class ChatStream:
-    """Each sample's first chunk has the role; then one per Delta with text in it, one per tool call, one per end."""
+    """Each sample's first chunk has the role; then one per Delta with text in it, one where a tool call begins, one per
+    piece of its arguments, one per end."""
 
     media_type = MEDIA_TYPE
 
@@ -90,8 +93,7 @@ class ChatStream:
         self._request, self._n, self._tokenizer = parsed, parsed.request.sampling.n, tokenizer
         self._chunks = Chunks(head, parsed.streaming, self._n)
         self._logprobs = None if parsed.request.output.logprobs is None else ChatLogprobs(tokenizer)
-        self._parsers = [ToolCallParser() for _ in range(self._n)] if parsed.tools else None
-        self._calls = [0] * self._n
+        self._parsers = None if parsed.tools is None else [parsed.tools.parser() for _ in range(self._n)]
 
     def take(self, prompt: int, event: RequestEvent) -> bytes:
         """The chunks that ``event`` makes."""
@@ -110,7 +112,7 @@ class ChatStream:
         return self._chunks.ending()
 
     def _delta(self, event: Delta) -> bytes:
-        parts: list[str | ToolCall] = [event.text] if event.text else []
+        parts: list[Part] = [event.text] if event.text else []
         if self._parsers is not None:
             parts = self._parsers[event.index].push(event.text)
         beside: dict[str, Any] = {}
@@ -120,8 +122,6 @@ class ChatStream:
             beside["token_ids"] = event.token_ids
         if event.tree is not None:
             beside["step_tree"] = step_tree_value(event.tree, self._tokenizer)
-        if beside and not parts:  # what goes along with the tokens goes out, whatever their text amounts to for now
-            return self._chunk(event.index, {}, beside)
         return self._parts(event.index, parts, beside)
 
     def _finished(self, event: Finished) -> bytes:
@@ -132,14 +132,12 @@ class ChatStream:
         choice = {"index": event.index, "delta": {}, "logprobs": None, **finish_fields(event, called)}
         return rest + self._chunks.finish(choice)
 
-    def _parts(self, index: int, parts: list[str | ToolCall], beside: dict[str, Any]) -> bytes:
-        """A chunk per part; the first has ``beside``."""
-        chunks = []
-        for part in parts:
-            delta: dict[str, Any] = {"content": part}
-            if isinstance(part, ToolCall):
-                delta = {"tool_calls": [{"index": self._calls[index], **part.fields()}]}
-                self._calls[index] += 1
+    def _parts(self, index: int, parts: list[Part], beside: dict[str, Any]) -> bytes:
+        """A chunk per part that says something; the first has ``beside``."""
+        chunks, deltas = [], list(filter(None, map(_delta, parts)))
+        if beside and not deltas:  # what goes along with the tokens goes out, whatever their text amounts to for now
+            deltas = [{}]
+        for delta in deltas:
             chunks.append(self._chunk(index, delta, beside))
             beside = {}
         return b"".join(chunks)
@@ -147,6 +145,23 @@ class ChatStream:
     def _chunk(self, index: int, delta: dict[str, Any], beside: dict[str, Any], **more: Any) -> bytes:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **beside}
         return self._chunks.chunk(choice, **more)
+
+
+def _delta(part: Part) -> dict[str, Any] | None:
+    """What a chunk says of ``part``; None: nothing."""
+    if isinstance(part, str):
+        return {"content": part}
+    if isinstance(part, CallBegin):
+        function = {"name": part.name, "arguments": ""}
+        return {"tool_calls": [{"index": part.index, "id": part.call_id, "type": "function", "function": function}]}
+    if isinstance(part, CallArguments):
+        return {"tool_calls": [{"index": part.index, "function": {"arguments": part.text}}]}
+    return None
+
+
+def call_value(call: ToolCall) -> dict[str, Any]:
+    """A call in a whole answer's message."""
+    return {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 async def chat(call: Call) -> None:
@@ -190,9 +205,9 @@ def _choice(sample: Sample, parsed: ChatRequest, tokenizer: TokenizerLike) -> di
 def _message(text: str, parsed: ChatRequest) -> tuple[dict[str, Any], bool]:
     """The answer, and whether it calls tools."""
     message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
-    if not parsed.tools:
+    if parsed.tools is None:
         return message, False
-    parts = parse_tool_calls(text)
-    calls = [part.fields() for part in parts if isinstance(part, ToolCall)]
+    parts = parsed.tools.parse(text)
+    calls = [call_value(part) for part in parts if isinstance(part, ToolCall)]
     message["content"] = "".join(part for part in parts if isinstance(part, str)) or (None if calls else "")
     return (message | {"tool_calls": calls} if calls else message), bool(calls)

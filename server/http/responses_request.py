@@ -7,7 +7,9 @@ from typing import Any
 
 from server.http.call import Call
 from server.http.conversation import Conversation, chat_tool, needed_text, read_text
-from server.http.fields import build_request, encode_messages, read_tools
+from server.http.fields import build_request, encode_messages
+from server.http.tool_use import ToolUse, answer_grammar, read_tools
+from server.interfaces import TokenizerLike
 from server.json_body import Body
 from server.request_fields import check_requests, read_count, read_format, read_params, read_stopping
 from specdec.types import GrammarParams, OutputParams, Request, SamplingParams, StoppingParams
@@ -26,12 +28,12 @@ _NOT_SERVED = {
 
 @dataclass(frozen=True, slots=True)
 class ResponsesRequest:
-    """``tools``: the model was told of tools, so its text may hold calls of them. ``echo``: what an answer repeats of
-    the body."""
+    """``tools``: those that the model was told of, so its text may hold calls of them. ``echo``: what an answer repeats
+    of the body."""
 
     request: Request
     stream: bool
-    tools: bool
+    tools: ToolUse | None
     echo: dict[str, Any]
 
 
@@ -47,24 +49,25 @@ async def parse_responses(call: Call) -> ResponsesRequest:
         call.field_names[field] = "input"
     _refuse_state(body)
     ids: tuple[int, ...] = ()
-    tools = _tools(body)
+    tokenizer = frontend.loaded_tokenizer
+    tools = _tools(body, tokenizer)
     conversation = _read_input(body)
     if not body.violations.found:
         ids = await encode_messages(body, frontend, conversation.messages, tools)
         body.violations.check(bool(ids) or bool(body.violations.found), "input", "must amount to at least one token")
-    told = tools is not None and frontend.loaded_tokenizer.has_tool_template
     max_tokens = read_count(body, StoppingParams, "max_tokens", "max_output_tokens")
     body.names["stopping.max_tokens"] = "max_output_tokens"
+    output = OutputParams(logprobs=_logprobs(body, tools is not None))
     request = await build_request(
         call, body, "resp_", ids,
         sampling=read_params(body, SamplingParams, n=1),
-        stopping=read_stopping(body, frontend.loaded_tokenizer, max_tokens),
-        output=OutputParams(logprobs=_logprobs(body, told)),
-        grammar=_grammar(body),
+        stopping=read_stopping(body, tokenizer, max_tokens),
+        output=output if tools is None else tools.output(output, tokenizer),
+        grammar=answer_grammar(body, _grammar(body), tools, tokenizer),
     )  # fmt: skip
     stream, echo = body.flag("stream"), _echo(body, request)
     check_requests([request], call.server.info, body.violations)
-    return ResponsesRequest(request, stream, told, echo)
+    return ResponsesRequest(request, stream, tools, echo)
 
 
 def _refuse_state(body: Body) -> None:
@@ -114,7 +117,7 @@ def _read_item(item: Body, conversation: Conversation) -> None:
             item.refuse("type", "must be message, function_call or function_call_output")
 
 
-def _tools(body: Body) -> list[dict[str, Any]] | None:
+def _tools(body: Body, tokenizer: TokenizerLike) -> ToolUse | None:
     """``tools`` and ``tool_choice`` as the chat has them, and then as it reads them."""
     body.value("tools")  # notes what is nested too deep
     given = body.objects("tools")
@@ -129,7 +132,7 @@ def _tools(body: Body) -> list[dict[str, Any]] | None:
     if body.violations.found:
         return None
     same = {"tools": tools, "tool_choice": choice, "parallel_tool_calls": parallel}
-    return read_tools(Body(same, body.violations, body.names))
+    return read_tools(Body(same, body.violations, body.names), tokenizer)
 
 
 def _logprobs(body: Body, tools: bool) -> int | None:

@@ -1,112 +1,365 @@
-"""Finds tool calls in a text while the model still writes it."""
+"""Finds tool calls in a text while the model still writes it.
+
+`ToolCallParser` tells of a call while it is written, `WholeCallParser` of whole calls.
+"""
 
 from __future__ import annotations
 
+import re
 import uuid
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import orjson
+
+from server.http.json_scanner import JsonScanner
+from specdec.models.tool_forms import ToolForm
+
+Result = TypeVar("Result")
+Reading = Generator[None, None, Result]
+
+
+@dataclass(frozen=True, slots=True)
+class CallBegin:
+    """Call number ``index`` of the answer, from 0; its arguments follow."""
+
+    index: int
+    call_id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    """The next piece of a call's arguments, JSON text as the model writes it."""
+
+    index: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnd:
+    """A call's arguments are over. ``is_whole``: they are JSON and nothing was cut off; ``raw`` is all of its text."""
+
+    index: int
+    raw: str
+    is_whole: bool
+
+
+Part = str | CallBegin | CallArguments | CallEnd
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
     """``arguments`` is JSON text."""
 
+    call_id: str
     name: str
     arguments: str
-    call_id: str = field(default_factory=lambda: f"call_{uuid.uuid4().hex[:24]}")
-
-    @staticmethod
-    def parse(text: str) -> ToolCall | None:
-        """What stands between ``<tool_call>`` and ``</tool_call>``; None when it is no call."""
-        try:
-            call = orjson.loads(text)
-        except orjson.JSONDecodeError:
-            return None
-        if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-            return None
-        arguments = call.get("arguments", {})
-        if not isinstance(arguments, str):
-            try:
-                arguments = orjson.dumps(arguments).decode()
-            except TypeError:  # nested deeper than it writes
-                return None
-        return ToolCall(call["name"], arguments)
-
-    def fields(self) -> dict[str, Any]:
-        """As OpenAI's API has it."""
-        return {"id": self.call_id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
 
 
-def parse_tool_calls(text: str) -> list[str | ToolCall]:
-    """A whole text as text and calls, in order."""
-    parser = ToolCallParser()
-    return [*parser.push(text), *parser.flush()]
-
-
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+def new_call_id(form: ToolForm) -> str:
+    """An id that a conversation can name a call by. Mistral's templates take nine letters and digits only."""
+    digits = uuid.uuid4().hex
+    return digits[:9] if form in (ToolForm.MISTRAL, ToolForm.MISTRAL_ARGS) else f"call_{digits[:24]}"
 
 
 class ToolCallParser:
-    """Text comes in as pieces, and out as text and calls, in order.
+    """Text comes in as pieces, and out as text and calls, in order, as soon as it is certain what it is.
 
-    A call is what Hermes and Qwen write: ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``. What is not
-    quite that stays text, tags and all. White space around calls is dropped. ``calls`` counts them.
+    A call begins where its name is known and its arguments begin; until then, what turns out to be none stays text,
+    marks and all. White space around calls is dropped. ``names``: the tools there are; forms without a mark of their
+    own count for these only. ``max_calls``: what comes after so many is dropped. ``calls`` counts those begun.
     """
 
-    def __init__(self) -> None:
-        self._held = ""
-        self._gap = ""  # white space before an open tag, dropped where a call follows
-        self._inside = False
+    def __init__(self, form: ToolForm, names: Collection[str] = (), max_calls: int | None = None) -> None:
+        self._form, self._names, self._max_calls = form, frozenset(names), max_calls
+        self._held = ""  # not yet looked at
+        self._raw = ""  # looked at, and part of what may be a call
+        self._open: str | None = None  # the arguments so far of the call that has begun
+        self._parts: list[Part] = []
+        self._ended = self._silent = False
+        self.calls = 0
+        self._work = _READERS[form](self)
+
+    def push(self, text: str) -> list[Part]:
+        """Take the next piece."""
+        self._held += text
+        return self._advance()
+
+    def flush(self) -> list[Part]:
+        """The text has ended: what was held back is certain now. A call counts if only its closing mark is missing."""
+        self._ended = True
+        return self._advance()
+
+    def _advance(self) -> list[Part]:
+        next(self._work, None)
+        parts, self._parts = self._parts, []
+        return parts
+
+    # The readers are generators: they yield where they need more text, of which there is none once `_ended`.
+
+    def _hermes(self) -> Reading[None]:
+        while (yield from self._text_until("<tool_call>")):
+            if self._end((yield from self._object())):
+                yield from self._drop("</tool_call>")
+
+    def _llama(self) -> Reading[None]:
+        tag, marked = "<|python_tag|>", True
+        while marked:
+            yield from self._space()
+            yield from self._mark(tag)
+            while self._end((yield from self._object(known=True))):
+                yield from self._space()
+                yield from self._mark(";", tag)
+            marked = yield from self._text_until(tag)
+
+    def _mistral(self) -> Reading[None]:
+        while (yield from self._text_until("[TOOL_CALLS]")):
+            yield from self._space()
+            if (yield from self._mark("[")):
+                while self._end((yield from self._object())):
+                    yield from self._space()
+                    if (yield from self._mark(",", "]")) != ",":
+                        break
+            elif self._held.startswith("{"):
+                self._end((yield from self._object()))
+            else:
+                name, mark = yield from self._name("[ARGS]", "[CALL_ID]")
+                if mark == "[CALL_ID]":
+                    yield from self._name("[ARGS]")
+                self._end((yield from self._arguments(name)))
+
+    def _function_tag(self) -> Reading[None]:
+        while (yield from self._text_until("<function=")):
+            name, mark = yield from self._name(">")
+            if self._end(bool(mark) and (yield from self._arguments(name))):
+                yield from self._drop("</function>")
+
+    def _functionary(self) -> Reading[None]:
+        yield from self._mark(">>>")
+        marked = True
+        while marked:
+            name, mark = yield from self._name("\n")
+            if mark and name == "all":
+                self._raw = ""
+            else:
+                self._end(bool(mark) and name in self._names and (yield from self._arguments(name)))
+            marked = yield from self._text_until(">>>")
+
+    # What they are made of:
+
+    def _text_until(self, mark: str) -> Reading[bool]:
+        """Let go of the text up to ``mark`` and take that; whether there is one."""
+        self._raw = ""
+        while True:
+            before, found, after = self._held.partition(mark)
+            if self._ended and not found:
+                if before and not (self.calls and before.isspace()):
+                    self._emit(before)
+                self._held = ""
+                return False
+            kept = 0 if found else _begun(mark, before)
+            text = before[: len(before) - kept].rstrip()
+            if text:
+                self._emit(text)
+            self._held = before[len(text) :]
+            if found:
+                self._raw, self._held = self._held + mark, after
+                return True
+            yield
+
+    def _take(self, size: int) -> str:
+        taken, self._held = self._held[:size], self._held[size:]
+        self._raw += taken
+        return taken
+
+    def _space(self) -> Reading[None]:
+        """Take white space; what follows is there, unless the text has ended."""
+        while True:
+            self._take(len(self._held) - len(self._held.lstrip()))
+            if self._held or self._ended:
+                return
+            yield
+
+    def _mark(self, *marks: str) -> Reading[str]:
+        """Take whichever of ``marks`` comes next; empty: none does."""
+        while True:
+            for mark in marks:
+                if self._held.startswith(mark):
+                    return self._take(len(mark))
+            if self._ended or not any(mark.startswith(self._held) for mark in marks):
+                return ""
+            yield
+
+    def _drop(self, mark: str) -> Reading[None]:
+        """Drop white space and ``mark`` where that follows."""
+        while True:
+            rest = self._held.lstrip()
+            if rest.startswith(mark):
+                self._held = rest[len(mark) :]
+                return
+            if self._ended or not mark.startswith(rest):
+                return
+            yield
+
+    def _name(self, *marks: str) -> Reading[tuple[str, str]]:
+        """Take a name and the mark behind it; that is empty where none of ``marks`` follows."""
+        while (found := _NAME.match(self._held)) is None and not self._ended:
+            yield
+        name = self._take(len(self._held) if found is None else found.end())
+        return name, (yield from self._mark(*marks))
+
+    def _value(self, sink: Callable[[str], None]) -> Reading[bool]:
+        """Take one JSON value, of which ``sink`` gets every piece; whether it came to its end."""
+        scanner = JsonScanner()
+        while True:
+            if size := scanner.feed(self._held):
+                sink(self._take(size))
+            if scanner.over or self._ended:
+                return scanner.over and not scanner.is_deep
+            yield
+
+    def _captured(self) -> Reading[Any]:
+        """Take one JSON value; `_BAD` if it is none."""
+        pieces: list[str] = []
+        return _loaded("".join(pieces)) if (yield from self._value(pieces.append)) else _BAD
+
+    def _streamed(self) -> Reading[bool]:
+        """Take one JSON value as the arguments of the call that has begun; whether it is one."""
+        over = yield from self._value(self._argue)
+        return over and _loaded(self._open or "") is not _BAD
+
+    def _arguments(self, name: str) -> Reading[bool]:
+        """Take a JSON object, the arguments of ``name``; whether it is whole."""
+        yield from self._space()
+        if not name or not self._held.startswith("{"):
+            return False
+        self._begin(name)
+        return (yield from self._streamed())
+
+    def _object(self, known: bool = False) -> Reading[bool]:
+        """Take ``{"name": ..., "arguments": ...}``; whether it is a whole call. ``known``: of a tool there is, and
+        without fields that calls don't have."""
+        yield from self._space()
+        mark = yield from self._mark("{")
+        name: str | None = None
+        arguments = "{}"  # while none, or those that stand before the name
+        while mark in ("{", ","):
+            yield from self._space()
+            key = yield from self._captured()
+            yield from self._space()
+            if not isinstance(key, str) or (known and key not in _KEYS) or not (yield from self._mark(":")):
+                return False
+            yield from self._space()
+            if key in _ARGUMENTS and name is not None and self._held.startswith(("{", "[")):
+                self._begin(name)
+                if not (yield from self._streamed()):
+                    return False
+            elif (value := (yield from self._captured())) is _BAD:
+                return False
+            elif key in _ARGUMENTS:
+                arguments = _arguments_text(value)
+            elif key == "name":
+                if not isinstance(value, str) or not value or (known and value not in self._names):
+                    return False
+                name = value
+            yield from self._space()
+            mark = yield from self._mark(",", "}")
+        if not mark or name is None:
+            return False
+        if self._open is None:
+            self._begin(name)
+            self._argue(arguments)
+        return True
+
+    def _begin(self, name: str) -> None:
+        if self._open is None:
+            self._open = ""
+            self._emit(CallBegin(self.calls, new_call_id(self._form), name))
+            self.calls += 1
+
+    def _argue(self, text: str) -> None:
+        self._open = (self._open or "") + text
+        self._emit(CallArguments(self.calls - 1, text))
+
+    def _end(self, is_whole: bool) -> bool:
+        """What was taken so far is over: a call, or text; whether it is the former, and whole."""
+        raw, begun = self._raw, self._open is not None
+        self._raw, self._open = "", None
+        if begun:
+            self._emit(CallEnd(self.calls - 1, raw, is_whole))
+            self._silent = self._silent or self.calls == self._max_calls
+        elif raw and not (self._ended and self.calls and raw.isspace()):
+            self._emit(raw)
+        return begun and is_whole
+
+    def _emit(self, part: Part) -> None:
+        if not self._silent:
+            self._parts.append(part)
+
+
+_READERS: Mapping[ToolForm, Callable[[ToolCallParser], Reading[None]]] = {
+    ToolForm.HERMES: ToolCallParser._hermes,
+    ToolForm.LLAMA: ToolCallParser._llama,
+    ToolForm.MISTRAL: ToolCallParser._mistral,
+    ToolForm.MISTRAL_ARGS: ToolCallParser._mistral,
+    ToolForm.FUNCTIONARY: ToolCallParser._functionary,
+    ToolForm.FUNCTION_TAG: ToolCallParser._function_tag,
+}
+_NAME = re.compile(r'[^\s<>{}\[\]"]*(?=[\s<>{}\[\]"])')
+_ARGUMENTS = ("arguments", "parameters")
+_KEYS = ("name", "type", "id", *_ARGUMENTS)
+_BAD = object()
+
+
+def _loaded(text: str) -> Any:
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return _BAD
+
+
+def _arguments_text(value: Any) -> str:
+    """Some models write arguments as JSON text in a string, or null for none."""
+    return value if isinstance(value, str) else "{}" if value is None else orjson.dumps(value).decode()
+
+
+def _begun(mark: str, text: str) -> int:
+    """How much of ``mark`` the end of ``text`` may be the beginning of."""
+    return next((size for size in range(len(mark) - 1, 0, -1) if text.endswith(mark[:size])), 0)
+
+
+class WholeCallParser:
+    """As `ToolCallParser`, but a call comes out when it is whole, and stays text where it never is. ``calls`` counts
+    those that came out."""
+
+    def __init__(self, form: ToolForm, names: Collection[str] = (), max_calls: int | None = None) -> None:
+        self._parser = ToolCallParser(form, names, max_calls)
+        self._begin = CallBegin(0, "", "")
+        self._arguments: list[str] = []
         self.calls = 0
 
     def push(self, text: str) -> list[str | ToolCall]:
-        """Take the next piece; what is certain now comes out."""
-        self._held += text
-        found: list[str | ToolCall] = []
-        while self._close(found) if self._inside else self._open(found):
-            pass
-        return found
+        """Take the next piece."""
+        return self._whole(self._parser.push(text))
 
     def flush(self) -> list[str | ToolCall]:
-        """The text has ended: what was held back is certain now. A call that was not closed counts if it is whole."""
+        """The text has ended."""
+        return self._whole(self._parser.flush())
+
+    def _whole(self, parts: Sequence[Part]) -> list[str | ToolCall]:
         found: list[str | ToolCall] = []
-        if self._inside:
-            self._take(self._held, "", found)
-        elif self._held and not (self.calls and self._held.isspace()):
-            found.append(self._held)
-        self._held, self._inside = "", False
+        for part in parts:
+            if isinstance(part, str):
+                found.append(part)
+            elif isinstance(part, CallBegin):
+                self._begin, self._arguments = part, []
+            elif isinstance(part, CallArguments):
+                self._arguments.append(part.text)
+            elif part.is_whole:
+                self.calls += 1
+                found.append(ToolCall(self._begin.call_id, self._begin.name, "".join(self._arguments)))
+            else:
+                found.append(part.raw)
         return found
-
-    def _open(self, found: list[str | ToolCall]) -> bool:
-        """Let go of the text up to an open tag, or of what can not begin one; whether there is a tag."""
-        before, tag, after = self._held.partition(_OPEN)
-        if tag:
-            text = before.rstrip()
-            self._held, self._gap, self._inside = after, before[len(text) :], True
-        else:
-            size = next((n for n in range(len(_OPEN) - 1, 0, -1) if before.endswith(_OPEN[:n])), 0)
-            text = before[: len(before) - size].rstrip()
-            self._held = before[len(text) :]
-        if text:
-            found.append(text)
-        return bool(tag)
-
-    def _close(self, found: list[str | ToolCall]) -> bool:
-        """Take the call up to its close tag, or find that it is none; whether the text goes on outside."""
-        text, tag, after = self._held.partition(_CLOSE)
-        if self._held.lstrip()[:1] not in ("", "{"):  # no call, whatever follows: nobody should wait for its end
-            found.append(self._gap + _OPEN)
-        elif tag:
-            self._take(text, tag, found)
-            self._held = after
-        else:
-            return False
-        self._inside = False
-        return True
-
-    def _take(self, text: str, tag: str, found: list[str | ToolCall]) -> None:
-        call = ToolCall.parse(text)
-        found.append(f"{self._gap}{_OPEN}{text}{tag}" if call is None else call)
-        self.calls += call is not None

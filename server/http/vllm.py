@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from server.http.call import Call, Endpoint
-from server.http.fields import CONVERSATION, FLAG, TEXT, Schema, json_operation, read_conversation, read_tools
+from server.http.fields import CONVERSATION, FLAG, TEXT, Schema, json_operation, read_conversation
 from server.http.openai_format import OpenAIErrors
+from server.http.tool_use import read_tools
 from server.json_body import Body
 
 
@@ -47,7 +48,7 @@ async def _conversation(call: Call, body: Body) -> tuple[int, ...]:
     if body.has("prompt"):
         body.refuse("prompt", "messages are given too; give one of them")
     generation = body.flag("add_generation_prompt", True)
-    tools = read_tools(body)
+    tools = read_tools(body, call.server.frontend.loaded_tokenizer)
     return await read_conversation(body, call.server.frontend, tools, add_generation_prompt=generation)
 
 

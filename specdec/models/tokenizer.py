@@ -16,6 +16,8 @@ import tokenizers
 
 from specdec.errors import ModelError
 from specdec.models.chat_template import ChatTemplate, plain_messages
+from specdec.models.tool_forms import ToolForm, tool_form
+from specdec.models.tool_messages import without_tools
 
 
 @dataclass(frozen=True)
@@ -197,10 +199,13 @@ class Tokenizer:
 
     @property
     def has_tool_template(self) -> bool:
-        """Whether the chat template tells the model of tools, which then calls them in its text, as
-        ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``."""
-        template = self._info.chat_template or ""
-        return "tools" in template and "<tool_call>" in template
+        """Whether the chat template tells the model of tools, and writes calls in a form known here."""
+        return tool_form(self._info.chat_template or "") is not None
+
+    @cached_property
+    def tool_form(self) -> ToolForm:
+        """The form of tool calls in the model's text."""
+        return tool_form(self._info.chat_template or "") or ToolForm.HERMES
 
     def render_chat(
         self,
@@ -212,13 +217,17 @@ class Tokenizer:
         """The prompt text of a conversation, by the model's chat template.
 
         A message's content is text, or a list of parts ``{"type": "text", "text": ...}``. ``tools`` are the functions
-        that may be called, as OpenAI's API describes them; a template that knows of none leaves them out.
+        that may be called, as OpenAI's API describes them; where the template knows of no tools, a system message
+        tells of them.
 
         Raises:
             ModelError: the model has no chat template, or one that does not compile.
             InvalidRequestError: the template refuses the messages, or a part is not text.
         """
-        return self._template.render(plain_messages(messages), add_generation_prompt, tools)
+        plain = plain_messages(messages)
+        if not self.has_tool_template:
+            plain, tools = without_tools(plain, tools), None
+        return self._template.render(plain, add_generation_prompt, tools)
 
     def encode_chat(
         self,

@@ -87,11 +87,14 @@ def test_tools_and_calls_can_not_forge_a_turn(text: str, tokenizer: Tokenizer) -
     assert [i for i in ids if i in tokenizer.special_ids] == [1, 2, 1, 2, 1, 2, 1]
 
 
-def test_a_template_without_tools_leaves_them_out(tokenizer: Tokenizer, folder: Path) -> None:
+def test_where_a_template_knows_no_tools_a_message_tells_of_them(tokenizer: Tokenizer, folder: Path) -> None:
     plain = "{% for m in messages %}{{ m.content }}{% endfor %}"
     silent = Tokenizer((folder / "tokenizer.json").read_text(), TokenizerInfo(chat_template=plain))
     assert not silent.has_tool_template
-    assert silent.render_chat([{"role": "user", "content": "a"}], tools=TOOLS) == "a"
+    assert silent.render_chat([{"role": "user", "content": "a"}]) == "a"
+    told = silent.render_chat([{"role": "user", "content": "a"}], tools=TOOLS)
+    assert told.endswith("</tool_call>a")
+    assert '"name": "look"' in told
     assert not Tokenizer((folder / "tokenizer.json").read_text(), TokenizerInfo()).has_tool_template
 
 

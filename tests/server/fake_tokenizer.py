@@ -7,6 +7,7 @@ from typing import Any
 
 from specdec.errors import FieldViolation, InvalidRequestError, ModelError
 from specdec.models.chat_template import plain_messages
+from specdec.models.tool_forms import ToolForm
 
 BOS = 2
 
@@ -18,8 +19,11 @@ class FakeTokenizer:
     special_ids = frozenset({BOS})
     longest_token = 1
 
-    def __init__(self, *, has_chat: bool = True, has_tools: bool = False) -> None:
+    def __init__(
+        self, *, has_chat: bool = True, has_tools: bool = False, tool_form: ToolForm = ToolForm.HERMES
+    ) -> None:
         self.has_chat_template, self.has_tool_template = has_chat, has_tools
+        self.tool_form = tool_form
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         ids = list(text.encode("latin-1", "replace"))

@@ -106,14 +106,16 @@ def test_tool_calls_are_parsed_out_of_the_text(server: Server) -> None:
     (call,) = choice["message"].pop("tool_calls")
     assert choice["message"] == {"role": "assistant", "content": "[look]user:Let me.;", "refusal": None}
     assert call.pop("id").startswith("call_")
-    assert call == {"type": "function", "function": {"name": "look", "arguments": '{"at":1}'}}
+    assert call == {"type": "function", "function": {"name": "look", "arguments": '{"at": 1}'}}  # as it was written
     assert choice["finish_reason"] == "length"  # not "tool_calls": the answer was cut off
     chunks = kinds(server, messages=messages, tools=TOOLS, logprobs=True)
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
     assert "".join(delta.get("content") or "" for delta in deltas) == "[look]user:Let me.;"
-    (streamed,) = [call for delta in deltas for call in delta.get("tool_calls", [])]
-    assert streamed["index"] == 0
-    assert streamed["function"] == call["function"]
+    begun, *pieces = [call for delta in deltas for call in delta.get("tool_calls", [])]
+    assert begun.pop("id").startswith("call_")
+    assert begun == {"index": 0, "type": "function", "function": {"name": "look", "arguments": ""}}
+    assert "".join(piece["function"].pop("arguments") for piece in pieces) == '{"at": 1}'
+    assert pieces == [{"index": 0, "function": {}}] * len('{"at": 1}')  # the fake writes a character a step
     rows = [chunk["choices"][0]["logprobs"] for chunk in chunks]
     assert "".join(row["content"][0]["token"] for row in rows if row) == f"[look]user:{SAID};"
     for nothing in ({}, {"tools": TOOLS, "tool_choice": "none"}):
@@ -124,8 +126,10 @@ def test_tool_calls_are_parsed_out_of_the_text(server: Server) -> None:
 
 def test_a_message_of_nothing_but_a_call_has_no_content() -> None:
     from server.http.openai_chat import ChatRequest, _message
+    from server.http.tool_use import ToolUse
+    from specdec.models.tool_forms import ToolForm
 
-    ask = ChatRequest(None, None, True, False)  # type: ignore[arg-type]
+    ask = ChatRequest(None, None, ToolUse([], ToolForm.HERMES), False)  # type: ignore[arg-type]
     message, called = _message('<tool_call>{"name": "f"}</tool_call>\n', ask)
     assert (message["content"], called) == (None, True)
     assert json.loads(message["tool_calls"][0]["function"]["arguments"]) == {}

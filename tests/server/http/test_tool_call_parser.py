@@ -4,82 +4,219 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
+from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from server.http.tool_calls import ToolCall, ToolCallParser
+from server.http.tool_calls import CallArguments, CallBegin, CallEnd, Part, ToolCall, ToolCallParser, WholeCallParser
+from specdec.models.tool_forms import ToolForm
 
-CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "é</tool"}}\n</tool_call>'
-PIECES = st.lists(
-    st.sampled_from(["<tool_call>", "</tool_call>", "<tool_", "call>", '{"name":"f"}', "{", "a", " ", "\n", CALL, "<"])
-).map("".join)
+NAMES = ("look", "find")
+HERMES = '<tool_call>\n{"name": "look", "arguments": {"at": "é</tool"}}\n</tool_call>'
+LISTED = '[TOOL_CALLS] [{"name": "look", "arguments": {"at": [1, "]"]}}, {"name": "find", "arguments": {}}]'
+WRITTEN = {
+    ToolForm.HERMES: (HERMES, "<tool_call>", "</tool_call>"),
+    ToolForm.LLAMA: ('{"name": "look", "parameters": {"at": "}"}}', "<|python_tag|>", ";"),
+    ToolForm.MISTRAL: (LISTED, "[TOOL_CALLS]", "["),
+    ToolForm.MISTRAL_ARGS: ('[TOOL_CALLS]look[ARGS]{"at": 1}', "[TOOL_CALLS]find", "[CALL_ID]1"),
+    ToolForm.FUNCTIONARY: ('look\n{"at": 1}', ">>>", "all\n"),
+    ToolForm.FUNCTION_TAG: ('<function=look>{"at": 1}</function>', "<function=", "</function>"),
+}
+FORMS = st.sampled_from(list(ToolForm))
+Out = str | tuple[str, str]
 
 
-def parse(text: str, cuts: list[int]) -> list[str | tuple[str, str]]:
-    """Everything that comes out, texts joined."""
-    parser, found = ToolCallParser(), []
+@st.composite
+def written(draw: st.DrawFn) -> tuple[ToolForm, str]:
+    """Calls of a form, pieces of such, and text, one after another."""
+    form = draw(FORMS)
+    pieces = [
+        '{"name":"look"}',
+        '{"name": "find", "id": 1, "arguments": {"a": "\\"',
+        "{",
+        "}",
+        "a",
+        " ",
+        "\n",
+        "<",
+        '"',
+    ]
+    return form, "".join(draw(st.lists(st.sampled_from([*WRITTEN[form] * 2, *pieces]), max_size=8)))
+
+
+CUTS = st.lists(st.integers(0, 200), max_size=8)
+
+
+def pieces_of(text: str, cuts: Sequence[int]) -> list[str]:
     marks = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
-    for start, end in itertools.pairwise(marks):
-        found += parser.push(text[start:end])
-    found += parser.flush()
-    out: list[str | tuple[str, str]] = []
-    for part in found:
+    return [text[start:end] for start, end in itertools.pairwise(marks)]
+
+
+def streamed(form: ToolForm, text: str, cuts: Sequence[int]) -> list[Part]:
+    """Everything that comes out."""
+    parser = ToolCallParser(form, NAMES)
+    found = [part for piece in pieces_of(text, cuts) for part in parser.push(piece)] + parser.flush()
+    assert parser.calls == sum(isinstance(part, CallBegin) for part in found)
+    return found
+
+
+def folded(parts: Sequence[Part]) -> list[Out]:
+    """Texts joined, calls by name and arguments, those that are not whole by their text."""
+    out: list[Out] = []
+    name = arguments = ""
+    for part in parts:
+        if isinstance(part, CallBegin):
+            name, arguments = part.name, ""
+        elif isinstance(part, CallArguments):
+            arguments += part.text
+        elif isinstance(part, CallEnd) and part.is_whole:
+            out.append((name, arguments))
+        else:
+            text = part.raw if isinstance(part, CallEnd) else part
+            out[-1:] = [out[-1] + text] if out and isinstance(out[-1], str) else [*out[-1:], text]
+    return out
+
+
+def whole(form: ToolForm, text: str, cuts: Sequence[int] = ()) -> list[Out]:
+    """The same of whole calls."""
+    parser, out = WholeCallParser(form, NAMES), list[Out]()
+    for part in [part for piece in pieces_of(text, cuts) for part in parser.push(piece)] + parser.flush():
         if isinstance(part, ToolCall):
             out.append((part.name, part.arguments))
-        elif out and isinstance(out[-1], str):
-            out[-1] += part
         else:
-            out.append(part)
+            out[-1:] = [out[-1] + part] if out and isinstance(out[-1], str) else [*out[-1:], part]
     assert parser.calls == sum(isinstance(part, tuple) for part in out)
     return out
 
 
-@given(text=PIECES, cuts=st.lists(st.integers(0, 200), max_size=8))
-def test_how_a_text_is_cut_changes_nothing(text: str, cuts: list[int]) -> None:
-    assert parse(text, cuts) == parse(text, [])
-    assert parse(text, list(range(len(text)))) == parse(text, [])
+@given(case=written(), cuts=CUTS)
+@example(case=(ToolForm.HERMES, HERMES), cuts=[])
+@example(case=(ToolForm.MISTRAL, LISTED), cuts=[])
+def test_how_a_text_is_cut_changes_nothing(case: tuple[ToolForm, str], cuts: list[int]) -> None:
+    form, text = case
+    at_once = folded(streamed(form, text, []))
+    assert folded(streamed(form, text, cuts)) == at_once
+    assert folded(streamed(form, text, range(len(text)))) == at_once
+    assert whole(form, text, cuts) == at_once
 
 
-@given(text=PIECES, cuts=st.lists(st.integers(0, 200), max_size=8))
-def test_text_without_calls_comes_out_as_it_went_in(text: str, cuts: list[int]) -> None:
-    found = parse(text, cuts)
-    if not any(isinstance(part, tuple) for part in found):
+@given(case=written(), cuts=CUTS)
+def test_text_without_calls_comes_out_as_it_went_in(case: tuple[ToolForm, str], cuts: list[int]) -> None:
+    form, text = case
+    found = whole(form, text, cuts)
+    if "all\n" not in text and not any(isinstance(part, tuple) for part in found):
         assert "".join(part for part in found if isinstance(part, str)) == text
 
 
-@pytest.mark.parametrize(
-    ("text", "wanted"),
-    [
-        (CALL, [("look", {"at": "é</tool"})]),
-        (f"Well.\n\n{CALL}\n{CALL}\n", ["Well.", ("look", {"at": "é</tool"}), ("look", {"at": "é</tool"})]),
-        ('<tool_call>{"name": "f"}', [("f", {})]),  # the model ended its answer instead of closing the tag
-        ('<tool_call>{"name": "f", "arguments": "{}"}</tool_call>', [("f", {})]),
-        ('a <tool_call>{"name": 5}</tool_call> b', ['a <tool_call>{"name": 5}</tool_call> b']),
-        ("Write <tool_call> first", ["Write <tool_call> first"]),
-        ('<tool_call>{"name": "f", ', ['<tool_call>{"name": "f", ']),
-        ("", []),
-    ],
-)
-def test_calls(text: str, wanted: list[object]) -> None:
-    found = [part if isinstance(part, str) else (part[0], json.loads(part[1])) for part in parse(text, [])]
+@given(case=written())
+def test_a_call_is_told_from_its_beginning_to_its_end(case: tuple[ToolForm, str]) -> None:
+    opened: CallBegin | None = None
+    count = 0
+    for part in streamed(*case, cuts=range(200)):
+        if isinstance(part, CallBegin):
+            assert opened is None
+            assert part.index == count
+            opened, count = part, count + 1
+        elif isinstance(part, str):
+            assert opened is None
+        else:
+            assert opened is not None
+            assert part.index == opened.index
+            if isinstance(part, CallEnd):
+                opened = None
+    assert opened is None
+
+
+LOOK, NONE = ("look", {"at": 1}), ("look", {})
+CASES: list[tuple[ToolForm, str, list[object]]] = [
+    (ToolForm.HERMES, HERMES, [("look", {"at": "é</tool"})]),
+    (ToolForm.HERMES, f"Well.\n\n{HERMES}\n{HERMES}\n", ["Well.", *[("look", {"at": "é</tool"})] * 2]),
+    (ToolForm.HERMES, '<tool_call>{"name": "f"}', [("f", {})]),  # the answer ended instead of the tag
+    (ToolForm.HERMES, '<tool_call>{"name": "f", "arguments": "{}"}</tool_call>', [("f", {})]),
+    (ToolForm.HERMES, '<tool_call>{"name": "f", "arguments": null}</tool_call>', [("f", {})]),
+    (ToolForm.HERMES, '<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>x', [("f", {"a": 1}), "x"]),
+    (ToolForm.HERMES, '<tool_call>{"name": "f", "arguments": {"a": "</tool_call>"}}', [("f", {"a": "</tool_call>"})]),
+    (ToolForm.HERMES, 'a <tool_call>{"name": 5}</tool_call> b', ['a <tool_call>{"name": 5}</tool_call> b']),
+    (ToolForm.HERMES, "Write <tool_call> first", ["Write <tool_call> first"]),
+    (ToolForm.HERMES, '<tool_call>{"name": "f", ', ['<tool_call>{"name": "f", ']),
+    (ToolForm.HERMES, '<tool_call>{"name": "f", "arguments": {"a', ['<tool_call>{"name": "f", "arguments": {"a']),
+    (ToolForm.HERMES, '<tool_call>{"name": "f", "arguments": {a}}', ['<tool_call>{"name": "f", "arguments": {a}}']),
+    (ToolForm.HERMES, "", []),
+    (ToolForm.LLAMA, '{"name": "look", "parameters": {"at": 1}}', [LOOK]),
+    (ToolForm.LLAMA, '\n<|python_tag|>{"type": "function", "name": "look", "parameters": {"at": 1}}', [LOOK]),
+    (ToolForm.LLAMA, '{"name": "look", "parameters": {"at": 1}}; {"name": "look"}\n', [LOOK, NONE]),
+    (ToolForm.LLAMA, 'So:\n<|python_tag|>{"name": "look"}<|python_tag|>{"name": "look"}', ["So:", NONE, NONE]),
+    (ToolForm.LLAMA, '{"name": "Ann", "parameters": {}}', ['{"name": "Ann", "parameters": {}}']),  # no tool: an answer
+    (ToolForm.LLAMA, '{"age": 5, "name": "look"}', ['{"age": 5, "name": "look"}']),
+    (ToolForm.LLAMA, 'A {"name": "look"}', ['A {"name": "look"}']),
+    (ToolForm.MISTRAL, LISTED, [("look", {"at": [1, "]"]}), ("find", {})]),
+    (ToolForm.MISTRAL, '[TOOL_CALLS]{"name": "look"}', [NONE]),
+    (ToolForm.MISTRAL, "A list [1] [TOOL", ["A list [1] [TOOL"]),
+    (ToolForm.MISTRAL_ARGS, 'Ok.[TOOL_CALLS]look[ARGS]{"at": 1}[TOOL_CALLS]look{}', ["Ok.", LOOK, NONE]),
+    (ToolForm.MISTRAL_ARGS, '[TOOL_CALLS]look[CALL_ID]abc123DEF[ARGS]{"at": 1}', [LOOK]),
+    (ToolForm.MISTRAL_ARGS, "[TOOL_CALLS]look at this", ["[TOOL_CALLS]look at this"]),
+    (ToolForm.FUNCTIONARY, 'all\nLet me.\n>>>look\n{"at": 1}>>>look\n{}', ["Let me.", LOOK, NONE]),
+    (ToolForm.FUNCTIONARY, '>>>look\n{"at": 1}', [LOOK]),
+    (ToolForm.FUNCTIONARY, "Look\n>>> 1 + 1", ["Look\n>>> 1 + 1"]),
+    (ToolForm.FUNCTIONARY, "else\n{}", ["else\n{}"]),
+    (ToolForm.FUNCTION_TAG, 'So <function=look>{"at": 1}</function>\n<function=look>{}', ["So", LOOK, NONE]),
+    (ToolForm.FUNCTION_TAG, "<function=look>it</function>", ["<function=look>it</function>"]),
+]
+
+
+@pytest.mark.parametrize(("form", "text", "wanted"), CASES)
+def test_calls(form: ToolForm, text: str, wanted: list[object]) -> None:
+    found = [part if isinstance(part, str) else (part[0], json.loads(part[1])) for part in whole(form, text)]
     assert found == wanted
 
 
 def test_text_is_not_held_back_longer_than_needed() -> None:
-    parser = ToolCallParser()
+    parser = ToolCallParser(ToolForm.HERMES)
     assert parser.push("Hello ") == ["Hello"]
     assert parser.push("there<tool") == [" there"]
     assert parser.push("box>") == ["<toolbox>"]
     assert parser.push(" <tool_call>x") == [" <tool_call>", "x"]
+    named = ToolCallParser(ToolForm.LLAMA, NAMES)
+    assert named.push('{"city') == []
+    assert named.push('": ') == ['{"city"', ":"]
+    assert named.push("5") == [" 5"]
+
+
+def test_arguments_are_told_while_they_are_written() -> None:
+    parser = ToolCallParser(ToolForm.HERMES)
+    assert parser.push('<tool_call>{"name": "f", "arguments": ') == []
+    begin, first = parser.push('{"a')
+    assert isinstance(begin, CallBegin)
+    assert (begin.name, first) == ("f", CallArguments(0, '{"a'))
+    assert parser.push('": "x') == [CallArguments(0, '": "x')]
+    assert parser.push('"}') == [CallArguments(0, '"}')]
+    (end,) = parser.push("}")
+    assert end == CallEnd(0, '<tool_call>{"name": "f", "arguments": {"a": "x"}}', True)
+    assert parser.push("\n</tool_call>") == []
+    (second, *_) = parser.push('<tool_call>{"name": "g"}')
+    assert isinstance(second, CallBegin)
+    assert (second.index, second.name) == (1, "g")
+    assert second.call_id != begin.call_id
+
+
+def test_a_call_cut_short_after_its_beginning_is_told_so() -> None:
+    parser = ToolCallParser(ToolForm.MISTRAL_ARGS)
+    begin, piece = parser.push('[TOOL_CALLS]look[ARGS]{"a": ')
+    assert isinstance(begin, CallBegin)
+    assert re.fullmatch("[0-9a-zA-Z]{9}", begin.call_id)  # Mistral's templates refuse others
+    assert piece == CallArguments(0, '{"a": ')
+    assert parser.flush() == [CallEnd(0, '[TOOL_CALLS]look[ARGS]{"a": ', False)]
+
+
+def test_at_most_so_many_calls() -> None:
+    parser = WholeCallParser(ToolForm.HERMES, NAMES, max_calls=1)
+    found = [*parser.push(f"Well.{HERMES}{HERMES} More."), *parser.flush()]
+    assert [part if isinstance(part, str) else part.name for part in found] == ["Well.", "look"]
 
 
 def test_deep_arguments_are_text() -> None:
     deep = '<tool_call>{"name":"f","arguments":' + '{"a":' * 500 + "1" + "}" * 501 + "</tool_call>"
-    assert parse(deep, []) == [deep]
-
-
-def test_every_call_has_an_id_of_its_own() -> None:
-    ids = {ToolCall("f", "{}").call_id for _ in range(5)}
-    assert len(ids) == 5
+    assert whole(ToolForm.HERMES, deep) == [deep]

@@ -1,0 +1,49 @@
+"""Tells a model of tools whose chat template knows of none: in a system message, in the form `ToolForm.HERMES`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_OPENING = "You can call these functions, each on a line of its own with the JSON schema of its arguments:"
+_RULE = """To call one, answer with nothing but its name and its arguments in this form:
+<tool_call>
+{"name": "...", "arguments": {...}}
+</tool_call>"""
+
+
+def without_tools(
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
+) -> list[dict[str, Any]]:
+    """``messages`` (their contents are text) for a template that knows of no tools, calls or results: they are in the
+    texts of the system, the assistant and the user. Results one after another make one message of the user's."""
+    found: list[dict[str, Any]] = []
+    for message in messages:
+        if message.get("role") == "tool":
+            result = f"<tool_response>\n{message['content']}\n</tool_response>"
+            if found and found[-1].get("role") == "user" and found[-1]["content"].endswith("</tool_response>"):
+                found[-1]["content"] += f"\n{result}"
+            else:
+                found.append({"role": "user", "content": result})
+            continue
+        copy = {key: value for key, value in message.items() if key != "tool_calls"}
+        calls = message.get("tool_calls")
+        if isinstance(calls, list) and calls:
+            copy["content"] = "\n".join(filter(None, [copy["content"], *map(_call, calls)]))
+        found.append(copy)
+    if tools:
+        text = "\n".join([_OPENING, *(json.dumps(tool.get("function"), ensure_ascii=False) for tool in tools), _RULE])
+        if found and found[0].get("role") == "system":
+            found[0]["content"] = "\n\n".join(filter(None, (found[0]["content"], text)))
+        else:
+            found.insert(0, {"role": "system", "content": text})
+    return found
+
+
+def _call(call: Any) -> str:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        return ""
+    said = {"name": function.get("name"), "arguments": function.get("arguments")}
+    return f"<tool_call>\n{json.dumps(said, ensure_ascii=False)}\n</tool_call>"

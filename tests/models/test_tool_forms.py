@@ -1,0 +1,63 @@
+"""The form of tool calls is read off the chat template; a template without tools is told of them in messages."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from specdec.models.tool_forms import ToolForm, tool_form
+from specdec.models.tool_messages import without_tools
+
+LISTED = "{% if tools %}{{ tools | tojson }}{% endif %}"
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+CALL = {"id": "1", "type": "function", "function": {"name": "look", "arguments": {"at": 1}}}
+
+
+@pytest.mark.parametrize(
+    ("rest", "form"),
+    [
+        ("<tool_call>{{ call | tojson }}</tool_call>", ToolForm.HERMES),
+        ("{{ '<|python_tag|>' }}", ToolForm.LLAMA),
+        ('{"name": function name, "parameters": its arguments}', ToolForm.LLAMA),
+        ("[TOOL_CALLS]{{ calls }}", ToolForm.MISTRAL),
+        ("[TOOL_CALLS]{{ name }}[ARGS]{{ arguments }}", ToolForm.MISTRAL_ARGS),
+        ("{{ '>>>' + name }}", ToolForm.FUNCTIONARY),
+        ("<function=example>{}</function>", ToolForm.FUNCTION_TAG),
+        ("tools are told, and no call is known", None),
+    ],
+)
+def test_forms(rest: str, form: ToolForm | None) -> None:
+    assert tool_form(LISTED + rest) is form
+    assert tool_form(rest.replace("tools", "")) is None
+
+
+def test_tools_are_told_in_the_system_message() -> None:
+    for before in ([], [{"role": "system", "content": "Be brief."}]):
+        system, user = without_tools([*before, {"role": "user", "content": "hi"}], [TOOL])
+        assert system["role"] == "system"
+        assert system["content"].startswith("Be brief.\n\n" if before else "You can call")
+        assert json.dumps(TOOL["function"]) in system["content"]
+        assert user == {"role": "user", "content": "hi"}
+
+
+def test_calls_and_results_are_text() -> None:
+    talk: list[dict[str, Any]] = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "Well.", "tool_calls": [CALL, CALL]},
+        {"role": "tool", "tool_call_id": "1", "content": "a"},
+        {"role": "tool", "tool_call_id": "2", "content": "b"},
+        {"role": "assistant", "content": "So."},
+    ]
+    written = '<tool_call>\n{"name": "look", "arguments": {"at": 1}}\n</tool_call>'
+    assert without_tools(talk, None) == [
+        talk[0],
+        {"role": "assistant", "content": f"Well.\n{written}\n{written}"},
+        {"role": "user", "content": "<tool_response>\na\n</tool_response>\n<tool_response>\nb\n</tool_response>"},
+        talk[4],
+    ]
+    assert talk[1]["tool_calls"] == [CALL, CALL]  # as it was
+    assert without_tools([{"role": "assistant", "content": "", "tool_calls": ["x"]}], []) == [
+        {"role": "assistant", "content": ""}
+    ]
