@@ -21,7 +21,7 @@ from tests.server.observe.metrics.scrape import Scrape
 DEPLOY = Path(__file__).parents[2] / "deploy"
 METRIC = re.compile(r"\b(specdec_[a-z0-9_]+|process_[a-z_]+)")
 LABELS = re.compile(r"\b(?:by|ignoring) \(([^)]*)\)|\{([^}]*)\}")
-BUILT_IN = {"le", "instance"}
+BUILT_IN = {"le", "instance", "job"}
 
 
 def board() -> dict[str, Any]:
@@ -46,6 +46,23 @@ def test_every_query_asks_for_what_is_exported(exported: Scrape) -> None:
     found = [name for query in queries() for name in METRIC.findall(query)]
     assert len(found) > 50
     assert not [name for name in found if name not in names]
+
+
+def test_every_threshold_is_one_that_an_alert_compares_with() -> None:
+    thresholds = yaml.safe_load((DEPLOY / "prometheus/thresholds.yml").read_text())
+    names = [rule["record"] for group in thresholds["groups"] for rule in group["rules"]]
+    used = re.findall(r"specdec:\w+:\w+", (DEPLOY / "prometheus/alerts.yml").read_text())
+    assert sorted(names) == sorted(used)
+
+
+def test_the_documents_list_every_alert() -> None:
+    rules = yaml.safe_load((DEPLOY / "prometheus/alerts.yml").read_text())
+    text = (DEPLOY.parent / "docs/operations.md").read_text().split("## Alerts")[1].split("\n## ")[0]
+    alerts = {rule["alert"] for group in rules["groups"] for rule in group["rules"]}
+    assert set(re.findall(r"`(Specdec\w+)`", text)) == alerts
+    thresholds = yaml.safe_load((DEPLOY / "prometheus/thresholds.yml").read_text())
+    told = dict(re.findall(r"`(specdec:\w+:\w+)` ([\d.]+)", text))
+    assert told == {rule["record"]: rule["expr"] for group in thresholds["groups"] for rule in group["rules"]}
 
 
 def test_the_documents_list_what_is_exported(exported: Scrape) -> None:
