@@ -64,15 +64,18 @@ class BoundedCall(Generic[Result]):
             self._error = str(error) or type(error).__name__
 
 
+# Bounded: a model that is unsure may go on with blanks for ever, since they are always allowed.
+WHITESPACE = r" |\n{1,2}[ \t]{0,40}"
 MAX_GBNF_RULES = 512  # the library's converter takes time quadratic in them: 0.1 s for these, seconds for thousands
 
 
 def grammar_source(params: GrammarParams) -> str:
     """The grammar's text for ``LLMatcher``. Not yet checked beyond what is said here.
 
-    - JSON_SCHEMA: a JSON object (draft 2020-12 as far as llguidance goes). White space between tokens is free; with
-      ``"x-guidance": {"whitespace_flexible": false}`` in the schema there is none, and more of the output is forced.
-    - JSON_OBJECT: any JSON object.
+    - JSON_SCHEMA: a JSON object (draft 2020-12 as far as llguidance goes). Between tokens there may be a space, or line
+      breaks and an indentation (`WHITESPACE`); with ``"x-guidance": {"whitespace_flexible": false}`` in the schema there
+      is nothing, and more of the output is forced; ``"whitespace_pattern"`` there puts another rule in its place.
+    - JSON_OBJECT: any JSON object, with the same white space.
     - REGEX: the whole output, in the syntax of Rust's ``regex`` crate without anchors and look-around.
     - EBNF: llguidance's Lark dialect (a line ``start: ...``), or else llama.cpp's GBNF (``root ::= ...``).
     - CHOICE: a JSON array of strings, of which the output is one.
@@ -81,11 +84,12 @@ def grammar_source(params: GrammarParams) -> str:
         ValueError: the text is not what its kind asks for.
     """
     if params.kind is GrammarKind.JSON_OBJECT:
-        return str(LLMatcher.grammar_from_json_schema('{"type": "object"}'))
+        return _json('{"type": "object"}', {})
     if params.kind is GrammarKind.JSON_SCHEMA:
-        if not isinstance(_parsed(params.text), dict):
+        schema = _parsed(params.text)
+        if not isinstance(schema, dict):
             raise ValueError("a JSON schema must be a JSON object")
-        return str(LLMatcher.grammar_from_json_schema(params.text))
+        return _json(params.text, schema.get("x-guidance"))
     if params.kind is GrammarKind.REGEX:
         return str(LLMatcher.grammar_from_regex(params.text))
     if params.kind is GrammarKind.CHOICE:
@@ -93,6 +97,12 @@ def grammar_source(params: GrammarParams) -> str:
     if not is_lark_syntax(params.text) and params.text.count("::=") > MAX_GBNF_RULES:
         raise ValueError(f"more than {MAX_GBNF_RULES} GBNF rules; write it in Lark syntax (start: ...)")
     return str(LLMatcher.grammar_from_lark(any_to_lark(params.text)))
+
+
+def _json(schema: str, options: Any) -> str:
+    compact = isinstance(options, dict) and options.get("whitespace_flexible") is False
+    # A pattern goes before that option, also where it is only a default.
+    return str(LLMatcher.grammar_from_json_schema(schema, None if compact else {"whitespace_pattern": WHITESPACE}))
 
 
 def _parsed(text: str) -> Any:

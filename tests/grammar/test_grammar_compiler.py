@@ -59,6 +59,42 @@ def test_deep_recursion_of_a_grammar_does_not_end_the_process() -> None:
     start(GrammarParams(KIND.JSON_SCHEMA, json.dumps({"$defs": links, "$ref": "#/$defs/d0"})))
 
 
+@pytest.mark.parametrize("kind", [KIND.JSON_OBJECT, KIND.JSON_SCHEMA])
+def test_blanks_of_json_come_to_an_end(kind: GrammarKind) -> None:
+    params = GrammarParams(kind, '{"type": "object"}' if kind is KIND.JSON_SCHEMA else "")
+    for text in ('{"a":1,"b":[2,{}]}', '{"a": 1, "b": [2, {}]}', json.dumps({"a": 1, "b": [2, {"c": []}]}, indent=8)):
+        state = start(params)
+        state.commit(byte_level().encode(text))
+        assert state.finished
+    for blanks, most in ((" ", 1), ("\n", 2), ("\n" + "\t" * 60, 41), ("\r", 0)):
+        state, held = start(params), 0
+        state.commit(byte_level().encode('{"a":'))
+        for character in blanks * 3:
+            (token,) = byte_level().encode(character)
+            if token not in ids_of(state.mask(())):
+                break
+            state.commit([token])
+            held += 1
+        assert held == most
+
+
+def test_a_schema_may_say_what_stands_between_its_tokens() -> None:
+    def allows(options: dict[str, object], text: str) -> bool:
+        schema = {"type": "object", "x-guidance": options}
+        state = start(GrammarParams(KIND.JSON_SCHEMA, json.dumps(schema)))
+        for token in byte_level().encode(text):
+            if token not in ids_of(state.mask(())):
+                return False
+            state.commit([token])
+        return True
+
+    for options, wanted in (
+        ({"whitespace_flexible": False}, (True, False, False)), ({"whitespace_flexible": True}, (True, True, False)),
+        ({"whitespace_pattern": " {0,9}"}, (True, True, True)), ({}, (True, True, False)),
+    ):  # fmt: skip
+        assert tuple(allows(options, text) for text in ('{"a":1}', '{"a": 1}', '{"a":      1}')) == wanted
+
+
 def test_thousands_of_choices_and_every_character() -> None:
     state = start(GrammarParams(KIND.CHOICE, json.dumps([f"option {i}" for i in range(6000)])))
     state.commit(byte_level().encode("option 599"))
