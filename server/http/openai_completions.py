@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,10 +24,20 @@ from server.http.openai_format import (
     step_tree_value,
     usage,
 )
+from server.http.prompt_logprobs import prompt_logprobs
 from server.interfaces import TokenizerLike
 from server.json_body import Body
 from server.request_fields import check_requests, read_count, read_grammar, read_params, read_stopping
-from specdec.types import Delta, Finished, OutputParams, Request, RequestEvent, SamplingParams, StoppingParams
+from specdec.types import (
+    Delta,
+    Finished,
+    OutputParams,
+    Request,
+    RequestEvent,
+    SamplingParams,
+    StoppingParams,
+    TokenLogprobs,
+)
 
 MAX_PROMPTS = 128
 _RULE = "must be text, a list of token ids, or a list of such"
@@ -92,12 +103,14 @@ DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
-    """One request per prompt. ``echo``: the text to put before each prompt's samples."""
+    """One request per prompt. ``echo``: the text to put before each prompt's samples; ``scored``: its tokens'
+    log-probabilities are told too."""
 
     requests: tuple[Request, ...]
     streaming: StreamOptions
     echo: tuple[str, ...]
     return_token_ids: bool
+    scored: bool = False
 
 
 async def parse_completion(call: Call, default_tokens: int = DEFAULT_MAX_TOKENS) -> CompletionRequest:
@@ -127,13 +140,12 @@ async def parse_completion(call: Call, default_tokens: int = DEFAULT_MAX_TOKENS)
         for i, tokens in enumerate(ids)
     )
     echo, token_ids = body.flag("echo"), body.flag("return_token_ids")
-    if echo and template["output"].logprobs is not None:
-        body.refuse(
-            "echo", "can not go with logprobs; ask for logprobs alone, and put the prompt before the text yourself"
-        )
+    scored = echo and template["output"].logprobs is not None
+    if scored and body.has("suffix"):
+        body.refuse("echo", "can not go with logprobs and suffix; leave out one of them")
     check_requests(requests, call.server.info, body.violations)
     texts = [await _text(call, prompt) if echo else "" for prompt in prompts]
-    return CompletionRequest(requests, streaming, tuple(texts), token_ids)
+    return CompletionRequest(requests, streaming, tuple(texts), token_ids, scored)
 
 
 async def _template(call: Call, body: Body, max_tokens: int) -> dict[str, Any]:
@@ -158,12 +170,19 @@ class CompletionStream:
 
     media_type = MEDIA_TYPE
 
-    def __init__(self, head: dict[str, Any], parsed: CompletionRequest, tokenizer: TokenizerLike) -> None:
+    def __init__(
+        self,
+        head: dict[str, Any],
+        parsed: CompletionRequest,
+        tokenizer: TokenizerLike,
+        prompts: Sequence[Sequence[TokenLogprobs]] = (),
+    ) -> None:
         sampling, output = parsed.requests[0].sampling, parsed.requests[0].output
         samples = sampling.n * len(parsed.requests)
         self._request, self._n, self._tokenizer = parsed, sampling.n, tokenizer
         self._chunks = Chunks(head, parsed.streaming, samples)
         self._logprobs = None if output.logprobs is None else [LegacyLogprobs(tokenizer) for _ in range(samples)]
+        self._prompts = prompts
 
     def take(self, prompt: int, event: RequestEvent) -> bytes:
         """The chunks that ``event`` makes."""
@@ -182,7 +201,10 @@ class CompletionStream:
     def _beginning(self, prompt: int, index: int) -> bytes:
         """What comes before a sample's own tokens, where anything was asked for."""
         text = self._request.echo[prompt]
-        choice = {"index": index, "text": text, "logprobs": None, "finish_reason": None}
+        choice: dict[str, Any] = {"index": index, "text": text, "logprobs": None, "finish_reason": None}
+        if self._request.scored and self._logprobs is not None:
+            first = self._request.requests[prompt].prompt_ids[0]
+            choice["logprobs"] = self._logprobs[index].prompt(first, self._prompts[prompt])
         if self._request.return_token_ids:
             choice |= {"prompt_token_ids": self._request.requests[prompt].prompt_ids, "token_ids": []}
         elif not text:
@@ -214,18 +236,25 @@ async def complete(call: Call) -> None:
         parsed = await parse_completion(call)
         share = bool(call.data.get("suffix"))  # editors ask for the same gap several times at once
         head, tokenizer = answer_head(call, "cmpl", "text_completion"), frontend.loaded_tokenizer
+        prompts = await prompt_logprobs(call, parsed.requests) if parsed.scored else []
         if parsed.streaming.stream:
-            await stream_answer(call, parsed.requests, CompletionStream(head, parsed, tokenizer), share=share)
+            writer = CompletionStream(head, parsed, tokenizer, prompts)
+            await stream_answer(call, parsed.requests, writer, share=share)
             return
         samples, totals = await whole_answer(call, parsed.requests, share=share)
-        choices = [_choice(sample, parsed, tokenizer) for sample in samples]
+        choices = [_choice(sample, parsed, tokenizer, prompts) for sample in samples]
         await call.reply(200, {**head, "choices": choices, "usage": usage(totals), **extras(totals)})
 
 
-def _choice(sample: Sample, parsed: CompletionRequest, tokenizer: TokenizerLike) -> dict[str, Any]:
+def _choice(
+    sample: Sample, parsed: CompletionRequest, tokenizer: TokenizerLike, prompts: Sequence[Sequence[TokenLogprobs]]
+) -> dict[str, Any]:
     assert sample.end is not None  # an answer in one piece is made of finished samples
-    request = parsed.requests[sample.prompt]
-    logprobs = None if request.output.logprobs is None else LegacyLogprobs(tokenizer).rows(sample.logprobs)
+    request, logprobs = parsed.requests[sample.prompt], None
+    if request.output.logprobs is not None:
+        shape = LegacyLogprobs(tokenizer)
+        before = shape.prompt(request.prompt_ids[0], prompts[sample.prompt]) if parsed.scored else {}
+        logprobs = {name: before.get(name, []) + values for name, values in shape.rows(sample.logprobs).items()}
     choice: dict[str, Any] = {
         "index": sample.index,
         "text": parsed.echo[sample.prompt] + sample.text,

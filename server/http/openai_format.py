@@ -159,19 +159,31 @@ class LegacyLogprobs:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0
 
-    def rows(self, rows: Sequence[TokenLogprobs]) -> dict[str, Any]:
+    def prompt(self, first: int, rows: Sequence[TokenLogprobs]) -> dict[str, list[Any]]:
+        """The positions of a prompt: token ``first``, which nothing precedes and which has no figures, and ``rows``."""
+        begin = {
+            "text_offset": [self._advance(first)],
+            "token_logprobs": [None],
+            "tokens": [self._text(first)],
+            "top_logprobs": [None],
+        }
+        return {name: begin[name] + values for name, values in self.rows(rows).items()}
+
+    def rows(self, rows: Sequence[TokenLogprobs]) -> dict[str, list[Any]]:
         """The next positions. Offsets count characters; a special token takes none."""
-        offsets = []
-        for row in rows:
-            offsets.append(self._offset)
-            if row.token_id not in self._tokenizer.special_ids:
-                self._offset += len(self._decoder.decode(self._tokenizer.token_bytes(row.token_id)))
         return {
-            "text_offset": offsets,
+            "text_offset": [self._advance(row.token_id) for row in rows],
             "token_logprobs": [_number(row.logprob) for row in rows],
             "tokens": [self._text(row.token_id) for row in rows],
             "top_logprobs": [{self._text(token): _number(p) for token, p in row.top} for row in rows],
         }
+
+    def _advance(self, token: int) -> int:
+        """Where the token begins; the next begins behind it."""
+        offset = self._offset
+        if token not in self._tokenizer.special_ids:
+            self._offset += len(self._decoder.decode(self._tokenizer.token_bytes(token)))
+        return offset
 
     def _text(self, token: int) -> str:
         """Part of a character is written as ``bytes:\\xe2\\x80``, so that tokens stay apart."""

@@ -73,8 +73,8 @@ def grammar_source(params: GrammarParams) -> str:
     """The grammar's text for ``LLMatcher``. Not yet checked beyond what is said here.
 
     - JSON_SCHEMA: a JSON object (draft 2020-12 as far as llguidance goes). Between tokens there may be a space, or line
-      breaks and an indentation (`WHITESPACE`); with ``"x-guidance": {"whitespace_flexible": false}`` in the schema there
-      is nothing, and more of the output is forced; ``"whitespace_pattern"`` there puts another rule in its place.
+      breaks and an indentation (`WHITESPACE`); with ``"x-guidance": {"whitespace_flexible": false}`` in the schema
+      there is nothing, and more of the output is forced; ``"whitespace_pattern"`` there puts another rule in its place.
     - JSON_OBJECT: any JSON object, with the same white space.
     - REGEX: the whole output, in the syntax of Rust's ``regex`` crate without anchors and look-around.
     - EBNF: llguidance's Lark dialect (a line ``start: ...``), or else llama.cpp's GBNF (``root ::= ...``).

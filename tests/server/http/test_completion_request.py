@@ -209,7 +209,7 @@ BAD = [
     ("stop", {"stop": 5}), ("stop", {"stop": [5]}), ("stopping.stop", {"stop": [""]}),
     ("stop", {"stop": [str(i) for i in range(65)]}), ("stop_token_ids", {"stop_token_ids": [-1]}),
     ("stopping.min_tokens", {"min_tokens": 17}), ("logprobs", {"logprobs": 21}), ("logprobs", {"logprobs": True}),
-    ("echo", {"echo": True, "logprobs": 0}), ("echo", {"echo": 1}), ("stream", {"stream": "yes"}),
+    ("echo", {"echo": 1}), ("stream", {"stream": "yes"}),
     ("stream_options", {"stream": True, "stream_options": 5}),
     ("stream_options.include_usage", {"stream_options": {"include_usage": 1}}),
     ("speculation", {"speculation": "off"}), ("speculation.mode", {"speculation": {"mode": "never"}}),

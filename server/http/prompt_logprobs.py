@@ -1,0 +1,68 @@
+"""Log-probabilities of a prompt's own tokens: they are generated anew under a grammar that allows nothing else.
+
+The engine needs to know nothing of it. What a grammar forces is drafted with certainty, so a step scores as many tokens
+as a tree has nodes, and they have the bits that decoding them would have.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from server.http.answering import whole_answer
+from server.http.call import Call
+from specdec.types import (
+    GrammarKind,
+    GrammarParams,
+    OutputParams,
+    Request,
+    SamplingParams,
+    StoppingParams,
+    TokenLogprobs,
+)
+
+WINDOW = 1024  # tokens of one grammar, whose text is bounded
+
+
+def _windows(ids: Sequence[int], ends: Sequence[int]) -> list[tuple[int, int]]:
+    """``ids`` without the first as ranges, each to an end token at most: no grammar goes on behind one."""
+    found, begin = [], 1
+    for end in range(2, len(ids) + 1):
+        if end == len(ids) or end - begin == WINDOW or ids[end - 1] in ends:
+            found.append((begin, end))
+            begin = end
+    return found
+
+
+def scoring_requests(request: Request, ends: Sequence[int] = ()) -> list[Request]:
+    """Requests whose outputs, one after the other, are ``request``'s prompt without its first token. ``ends``: the
+    model's end tokens."""
+    ids, logprobs = request.prompt_ids, request.output.logprobs
+    found = []
+    for begin, end in _windows(ids, ends):
+        wanted = ids[begin:end]
+        found.append(
+            dataclasses.replace(
+                request,
+                request_id=f"{request.request_id}-prompt{begin}",
+                prompt_ids=ids[:begin],
+                prediction_ids=(),
+                sampling=SamplingParams(temperature=0.0),
+                stopping=StoppingParams(max_tokens=len(wanted), ignore_eos=True),
+                output=OutputParams(logprobs=logprobs, text=False),
+                grammar=GrammarParams(GrammarKind.EBNF, "start: " + " ".join(f"<[{token}]>" for token in wanted)),
+            )
+        )
+    return found
+
+
+async def prompt_logprobs(call: Call, requests: Sequence[Request]) -> list[list[TokenLogprobs]]:
+    """For each of ``requests``, the log-probabilities of its prompt's tokens but the first, which nothing precedes.
+
+    Raises:
+        RequestError: the engine refuses or fails one.
+    """
+    asked = [scoring_requests(request, call.server.info.eos_ids) for request in requests]
+    every = [request for windows in asked for request in windows]
+    samples = iter((await whole_answer(call, every))[0] if every else ())
+    return [[row for _ in windows for row in next(samples).logprobs] for windows in asked]
