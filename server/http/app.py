@@ -22,6 +22,7 @@ from server.http.call import Call, Endpoint, ErrorStyle, ServerContext
 from server.http.embeddings import EMBEDDINGS
 from server.http.errors import ClientGoneError, MethodNotAllowedError, PathNotFoundError, refusal_of
 from server.http.fields import RESPONSES
+from server.http.ignored_fields import body_fields
 from server.http.llamacpp import LLAMACPP
 from server.http.mistral import MISTRAL
 from server.http.model_choice import server_of
@@ -62,6 +63,7 @@ class EndpointApp:
 
     def __init__(self, endpoints: Sequence[Endpoint], server: ServerContext) -> None:
         self._endpoints, self._server = endpoints, server
+        self._fields = [body_fields(endpoint.operation) for endpoint in endpoints]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         call, endpoint = Call(scope, receive, send, self._server), self._endpoints[-1]
@@ -72,6 +74,7 @@ class EndpointApp:
             set_caller(await http_caller(access, endpoint.path, sent))
             await call.read()
             endpoint = self._choose(call)
+            call.fields = self._fields[self._endpoints.index(endpoint)]
             if self._server.models.several:
                 call.server = server_of(call, endpoint)
             await _unless_gone(call, endpoint.answer(call))

@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 from server.completion.service import CompletionService
 from server.frontend import Frontend
 from server.http.errors import BodyTimeoutError, BodyTooLargeError, ClientGoneError, Refusal
+from server.http.ignored_fields import warnings
 from server.json_body import LARGE_BYTES, Body, check_values, count_values, read_object, write_json
 from server.observe.records import MAX_ID_CHARACTERS, REQUEST_ID_HEADER, call_id
 from server.served_models import Models, ServedModel, Task
@@ -90,7 +91,7 @@ class Call:
     """``field_names``: the engine's fields that the body calls otherwise; it fills as the body is read.
     ``supersedes_key``: the running request with the same one makes way for this call's first. ``headers`` go along with
     whatever answers the call. ``broken``: what ends a stream of this call's that breaks off, where that is not for its
-    dialect alone to word.
+    dialect alone to word. ``fields``: the schemas of the body's fields that the endpoint reads.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, server: ServerContext) -> None:
@@ -102,6 +103,7 @@ class Call:
         self.supersedes_key = ""
         self.headers: list[tuple[bytes, bytes]] = []
         self.broken: Callable[[Refusal], bytes] | None = None
+        self.fields: Mapping[str, Any] = {}
         self.began = False
 
     @property
@@ -151,6 +153,11 @@ class Call:
     def content(self) -> bytes:
         """The body as it came."""
         return self._raw
+
+    def notes(self) -> dict[str, Any]:
+        """What an answer has beside its own fields: ``warnings``, where the body asks for what is not served."""
+        found = warnings(self.data, self.fields) if self.fields else []
+        return {"warnings": found} if found else {}
 
     def body(self) -> Body:
         """The body's fields, to be read one by one; raises as `data`."""

@@ -92,6 +92,7 @@ def result(
         "stopping_word": stopped,
         "tokens_cached": usage.prompt_tokens + usage.output_tokens,
         "timings": timings(end),
+        **parsed.notes,
     }
     if probabilities is not None:
         found["completion_probabilities"] = probabilities

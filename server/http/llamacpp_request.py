@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,13 +33,14 @@ from specdec.types import (
 @dataclass(frozen=True, slots=True)
 class LlamaRequest:
     """``response_fields`` None: the whole answer; else the paths (``timings/prompt_n``) that are wanted of it, which
-    are its keys then. ``n_predict`` as it was asked for; -1: no limit."""
+    are its keys then. ``n_predict`` as it was asked for; -1: no limit. ``notes`` are told beside the answer."""
 
     request: Request
     stream: bool
     return_tokens: bool
     response_fields: tuple[str, ...] | None
     n_predict: int
+    notes: Mapping[str, Any]
 
 
 MAX_TEXTS = 256  # each is tokenised
@@ -179,7 +180,7 @@ def read_llama_grammar(body: Body) -> GrammarParams | None:
     return GrammarParams(GrammarKind.JSON_SCHEMA, write_json(schema).decode())
 
 
-def _with_answer_options(body: Body, request: Request, n_predict: int | None) -> LlamaRequest:
+def _with_answer_options(call: Call, body: Body, request: Request, n_predict: int | None) -> LlamaRequest:
     """``request`` and how it is to be answered."""
     fields = body.texts("response_fields")
     return LlamaRequest(
@@ -188,6 +189,7 @@ def _with_answer_options(body: Body, request: Request, n_predict: int | None) ->
         return_tokens=body.flag("return_tokens"),
         response_fields=fields if body.has("response_fields") else None,
         n_predict=-1 if n_predict is None else n_predict,
+        notes=call.notes(),
     )
 
 
@@ -219,7 +221,7 @@ async def parse_completion(call: Call) -> LlamaRequest:
     options = await _options(call, body)
     # A stand-in where the prompt is bad: the other fields are checked all the same.
     request = Request(request_id=f"cmpl-{call.request_id}", prompt_ids=ids or (0,), **options)
-    parsed = _with_answer_options(body, request, request.stopping.max_tokens)
+    parsed = _with_answer_options(call, body, request, request.stopping.max_tokens)
     body.violations.check(bool(ids) or bool(body.violations.found), "prompt", "must amount to at least one token")
     check_requests([request], call.server.info, body.violations)
     return parsed
@@ -263,7 +265,7 @@ async def parse_infill(call: Call) -> LlamaRequest:
     body.violations.raise_if_any()
     maker = call.server.completion.maker
     request = await maker.make(gap, options, current_caller(), f"infill-{call.request_id}")
-    parsed = _with_answer_options(body, request, options.stopping.max_tokens)
+    parsed = _with_answer_options(call, body, request, options.stopping.max_tokens)
     check_requests([request], call.server.info, body.violations)
     return parsed
 

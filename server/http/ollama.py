@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -202,9 +202,10 @@ _REASONS = {FinishReason.LENGTH: "length", FinishReason.ABORTED: "abort"}
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """``model``: by the name that the client asked for."""
+    """``model``: by the name that the client asked for. ``notes`` are told with the last one."""
 
     model: str
+    notes: Mapping[str, Any] = field(default_factory=dict)
 
     def part(self, content: dict[str, Any]) -> dict[str, Any]:
         """One that brings more."""
@@ -230,6 +231,7 @@ class Frame:
             "eval_count": totals.output_tokens,
             "eval_duration": _nanoseconds(spent.decode_ms),
             **extras(totals),
+            **self.notes,
         }
 
 
@@ -253,6 +255,7 @@ class GenerateRequest:
     request: Request | None
     stream: bool
     context: bool
+    notes: Mapping[str, Any]
 
 
 async def parse_generate(call: Call) -> GenerateRequest:
@@ -270,7 +273,7 @@ async def parse_generate(call: Call) -> GenerateRequest:
     options = {"sampling": sampling, "stopping": stopping, "grammar": read_format(body)}
     request = await build_request(call, body, "ollama-", ids, **options)
     check_requests([request], call.server.info, body.violations)
-    return GenerateRequest(model, None if fields.is_empty else request, stream, not fields.is_raw)
+    return GenerateRequest(model, None if fields.is_empty else request, stream, not fields.is_raw, call.notes())
 
 
 class GenerateStream:
@@ -279,7 +282,7 @@ class GenerateStream:
     media_type = MEDIA_TYPE
 
     def __init__(self, parsed: GenerateRequest, request: Request) -> None:
-        self._frame, self._totals = Frame(parsed.model), Totals()
+        self._frame, self._totals = Frame(parsed.model, parsed.notes), Totals()
         self._context = list(request.prompt_ids) if parsed.context else None
 
     def take(self, prompt: int, event: RequestEvent) -> bytes:
@@ -307,7 +310,7 @@ async def generate(call: Call) -> None:
     """
     with call.server.frontend.gate.enter():
         parsed = await parse_generate(call)
-        frame, request = Frame(parsed.model), parsed.request
+        frame, request = Frame(parsed.model, parsed.notes), parsed.request
         if request is None:
             await call.reply(200, frame.loaded({"response": ""}))
         elif parsed.stream:
@@ -350,6 +353,7 @@ class ChatRequest:
     request: Request | None
     stream: bool
     tools: ToolUse | None
+    notes: Mapping[str, Any]
 
 
 async def parse_chat(call: Call) -> ChatRequest:
@@ -375,7 +379,7 @@ async def parse_chat(call: Call) -> ChatRequest:
         empty or bool(ids) or bool(body.violations.found), "messages", "must amount to at least one token"
     )
     check_requests([request], call.server.info, body.violations)
-    return ChatRequest(model, None if empty else request, stream, tools)
+    return ChatRequest(model, None if empty else request, stream, tools, call.notes())
 
 
 async def _read_messages(body: Body, call: Call, tools: ToolUse | None) -> tuple[int, ...]:
@@ -390,7 +394,7 @@ class ChatStream:
     media_type = MEDIA_TYPE
 
     def __init__(self, parsed: ChatRequest) -> None:
-        self._frame, self._totals = Frame(parsed.model), Totals()
+        self._frame, self._totals = Frame(parsed.model, parsed.notes), Totals()
         self._parser = None if parsed.tools is None else parsed.tools.whole_parser()
         self._calls = 0
 
@@ -424,7 +428,7 @@ async def chat(call: Call) -> None:
     """
     with call.server.frontend.gate.enter():
         parsed = await parse_chat(call)
-        frame = Frame(parsed.model)
+        frame = Frame(parsed.model, parsed.notes)
         if parsed.request is None:
             await call.reply(200, frame.loaded({"message": message([])}))
         elif parsed.stream:

@@ -71,13 +71,14 @@ def read_stream_options(body: Body) -> StreamOptions:
 
 
 def answer_head(call: Call, prefix: str, kind: str) -> dict[str, Any]:
-    """Id, kind of object, time, model, and what decides about a seed's tokens."""
+    """Id, kind of object, time, model, what decides about a seed's tokens, and what of the body was ignored."""
     return {
         "id": f"{prefix}-{call.request_id}",
         "object": kind,
         "created": int(time()),
         "model": call.server.model,
         "system_fingerprint": call.server.fingerprint,
+        **call.notes(),
     }
 
 

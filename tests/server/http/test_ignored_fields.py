@@ -1,0 +1,62 @@
+"""What is ignored and changes an answer's meaning is said in the answer; the rest is ignored in silence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from server.http.app import ENDPOINTS
+from server.http.ignored_fields import _MEANING, body_fields, warnings
+from tests.server.http.harness import Server
+from tests.server.http.ollama.lines import lines
+
+HI = [{"role": "user", "content": "hi"}]
+ASKS: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/completions", {"prompt": "a", "max_tokens": 2}),
+    ("/v1/chat/completions", {"messages": HI, "max_tokens": 2}),
+    ("/v1/fim/completions", {"prompt": "a", "max_tokens": 2}),
+    ("/completion", {"prompt": "a", "n_predict": 2}),
+    ("/infill", {"input_prefix": "a", "input_suffix": "b", "n_predict": 2}),
+    ("/api/generate", {"prompt": "a", "stream": False}),
+    ("/api/chat", {"messages": HI, "stream": False}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), ASKS)
+def test_an_answer_names_what_was_ignored(server: Server, path: str, body: dict[str, Any]) -> None:
+    answer = server.ask(path, **body, use_beam_search=True, lora=[{"id": 0}], user="u", mirostat=0, typical_p=1.0)
+    assert [note["param"] for note in answer["warnings"]] == ["use_beam_search", "lora"]
+    assert all(note["message"] for note in answer["warnings"])
+    harmless = {"user": "u", "store": True, "metadata": {}, "keep_alive": "5m", "cache_prompt": True, "whatever": [1]}
+    neutral = {
+        "mirostat": 0,
+        "typical_p": 1,
+        "xtc_probability": 0.0,
+        "tfs_z": 1.0,
+        "lora": [],
+        "use_beam_search": False,
+    }
+    assert "warnings" not in server.ask(path, **body, **harmless, **neutral, length_penalty=1.0)
+
+
+def test_streams_name_it_too(server: Server) -> None:
+    for path, body in ASKS[:4]:
+        events = [event for event in server.stream(path, **body, xtc_probability=0.5) if event != "[DONE]"]
+        assert [note["param"] for note in events[-1]["warnings"]] == ["xtc_probability"]
+    *_, last = lines(server, prompt="a", options={"mirostat": 2, "num_ctx": 100, "use_mmap": True})
+    assert [note["param"] for note in last["warnings"]] == ["options.mirostat"]
+
+
+def test_what_a_dialect_reads_is_no_warning(server: Server) -> None:
+    grammar = 'root ::= "a"'
+    asked = server.ask("/v1/completions", prompt="a", max_tokens=2, grammar=grammar, n=2, echo=True)
+    assert [note["param"] for note in asked["warnings"]] == ["grammar"]
+    asked = server.ask("/completion", prompt="a", n_predict=2, grammar=grammar, max_tokens=5)
+    assert [note["param"] for note in asked["warnings"]] == ["max_tokens"]
+
+
+def test_every_field_of_the_list_is_unread_somewhere() -> None:
+    read = [set(body_fields(endpoint.operation)) for endpoint in ENDPOINTS if body_fields(endpoint.operation)]
+    assert not [name for name in _MEANING if all(name in fields for fields in read)]
+    assert warnings({"lora": 1}, {}) == [{"param": "lora", "message": "is not served here, and was ignored"}]
