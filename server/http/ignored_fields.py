@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-_NOTHING = (None, False, 0, "", [], {})
+_NOTHING: tuple[Any, ...] = (None, False, 0, "", [], {})
 # Each with values that, beside those, ask for nothing either. Whichever an endpoint reads is not looked for there.
 _MEANING: Mapping[str, tuple[Any, ...]] = {
     # vLLM, OpenAI, Mistral

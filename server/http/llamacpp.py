@@ -397,6 +397,7 @@ LLAMACPP = (
         apply_template,
         _ERRORS,
         json_operation("llama.cpp: the text of a conversation", CONVERSATION, ("messages",)),
+        task=Task.CHAT,
     ),
     Endpoint(
         "GET",

@@ -162,7 +162,7 @@ class LegacyLogprobs:
 
     def prompt(self, first: int, rows: Sequence[TokenLogprobs]) -> dict[str, list[Any]]:
         """The positions of a prompt: token ``first``, which nothing precedes and which has no figures, and ``rows``."""
-        begin = {
+        begin: dict[str, list[Any]] = {
             "text_offset": [self._advance(first)],
             "token_logprobs": [None],
             "tokens": [self._text(first)],

@@ -17,7 +17,6 @@ ASKS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions", {"messages": HI, "max_tokens": 2}),
     ("/v1/fim/completions", {"prompt": "a", "max_tokens": 2}),
     ("/completion", {"prompt": "a", "n_predict": 2}),
-    ("/infill", {"input_prefix": "a", "input_suffix": "b", "n_predict": 2}),
     ("/api/generate", {"prompt": "a", "stream": False}),
     ("/api/chat", {"messages": HI, "stream": False}),
 ]
@@ -29,14 +28,7 @@ def test_an_answer_names_what_was_ignored(server: Server, path: str, body: dict[
     assert [note["param"] for note in answer["warnings"]] == ["use_beam_search", "lora"]
     assert all(note["message"] for note in answer["warnings"])
     harmless = {"user": "u", "store": True, "metadata": {}, "keep_alive": "5m", "cache_prompt": True, "whatever": [1]}
-    neutral = {
-        "mirostat": 0,
-        "typical_p": 1,
-        "xtc_probability": 0.0,
-        "tfs_z": 1.0,
-        "lora": [],
-        "use_beam_search": False,
-    }
+    neutral = {"mirostat": 0, "typical_p": 1, "xtc_probability": 0.0, "tfs_z": 1.0, "lora": [], "use_beam_search": 0}
     assert "warnings" not in server.ask(path, **body, **harmless, **neutral, length_penalty=1.0)
 
 
