@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from server.engine_client import EngineClient, EngineState
+from server.observe.gpus import Gpus, GpuUse
 from server.observe.metrics import Histogram, ServerMetrics
 from specdec.errors import EngineDeadError
 from specdec.types import EngineInfo, EngineLoad, FinishReason
@@ -256,6 +258,23 @@ def _arms(now: Snapshot) -> Iterator[Metric]:
         yield histograms(prefix + name, text, names, values)
 
 
+def gpu_families(uses: Sequence[GpuUse]) -> Iterator[Metric]:
+    """Of the machine's GPUs; none where there is none."""
+    if not uses:
+        return
+    names = ("gpu", "uuid", "name")
+    for name, text, value in (
+        ("gpu_memory_bytes", "A GPU's memory.", lambda use: use.memory_total),
+        ("gpu_memory_used_bytes", "What of it all processes hold.", lambda use: use.memory_used),
+        ("gpu_utilization_ratio", "Part of the last moment in which the GPU ran a kernel.", lambda use: use.busy),
+    ):
+        family = GaugeMetricFamily(SPECDEC_PREFIX + name, text, labels=names)
+        for use in uses:
+            if (found := value(use)) is not None:
+                family.add_metric((str(use.index), use.uuid, use.name), found)
+        yield family
+
+
 VLLM_PREFIX = "vllm:"
 # vLLM knows few ends: whatever ended a text where it should is a stop.
 _REASONS = {FinishReason.LENGTH: "length", FinishReason.TIME_LIMIT: "length", FinishReason.ABORTED: "abort",
@@ -333,17 +352,20 @@ Compat = Literal["none", "vllm"]
 
 
 class Exporter(Collector):
-    """A registry of its own over a server's metrics, its engine's load, and what both processes use."""
+    """A registry of its own over a server's metrics, its engine's load, what both processes use, and ``gpus``."""
 
-    def __init__(self, metrics: ServerMetrics, client: EngineClient, compat: Compat = "none") -> None:
-        self._metrics, self._client, self._compat = metrics, client, compat
+    def __init__(
+        self, metrics: ServerMetrics, client: EngineClient, compat: Compat = "none", gpus: Gpus | None = None
+    ) -> None:
+        self._metrics, self._client, self._compat, self._gpus = metrics, client, compat, gpus
+        self._gpu_uses: list[GpuUse] = []
         self._registry = CollectorRegistry()
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
         # No process: its files are not there, and the collector says nothing.
         ProcessCollector("specdec_engine", lambda: client.pid or "none", registry=self._registry)
 
-    def render(self, accept: str) -> tuple[bytes, bytes]:
+    async def render(self, accept: str) -> tuple[bytes, bytes]:
         """The exposition in the format that ``accept``, the header of a scrape, likes best, and its media type.
 
         Text where vLLM's names are told: OpenMetrics has no colon in a name, and Prometheus 2 would store another one.
@@ -351,6 +373,8 @@ class Exporter(Collector):
         encode, media_type = choose_encoder(accept)
         if self._compat == "vllm":
             encode, media_type = generate_latest, CONTENT_TYPE_PLAIN_0_0_4
+        if self._gpus is not None:
+            self._gpu_uses = await asyncio.to_thread(self._gpus.read)  # a driver may take its time
         return encode(self._registry), media_type.encode()
 
     def collect(self) -> Iterator[Metric]:
@@ -363,5 +387,6 @@ class Exporter(Collector):
         ready = client.state == EngineState.READY
         now = Snapshot(self._metrics, client.load, info, ready, client.restarts, client.in_flight)
         yield from own_families(now)
+        yield from gpu_families(self._gpu_uses)
         if self._compat == "vllm":
             yield from vllm_families(now)

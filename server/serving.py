@@ -20,6 +20,7 @@ from server.http.http_server import HttpServer
 from server.interfaces import ProgressListener, TokenizerLike
 from server.large_texts import LARGE_CHARACTERS
 from server.model_names import ModelNames
+from server.observe.gpus import Gpus
 from server.observe.observer import build_observer
 from server.prometheus import Exporter
 from server.served_models import Models
@@ -63,7 +64,10 @@ class Serving:
         )
         self.client = EngineClient(config, factory=factory, progress=progress, policy=policy, observer=self._observer)
         self._frontend = Frontend(self.client, config.server, ModelNames(config.engine.aliases))
-        self._frontend.exporter = Exporter(self._observer.metrics, self.client, config.server.metrics_compat)
+        self._frontend.exporter = Exporter(
+            self._observer.metrics, self.client, config.server.metrics_compat,
+            None if config.engine.device == "cpu" else Gpus(),
+        )  # fmt: skip
         self._models = Models([self._frontend])
         self._grpc = GrpcServer(config.server, self._models, self._observer)
         self._health_task: asyncio.Task[None] | None = None

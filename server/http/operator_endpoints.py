@@ -94,7 +94,7 @@ async def metrics(call: Call) -> None:
     exporter = call.server.frontend.exporter
     if exporter is None:
         raise PathNotFoundError(METRICS_PATH)
-    data, media_type = exporter.render(call.header("accept"))
+    data, media_type = await exporter.render(call.header("accept"))
     await call.reply_data(200, data, media_type)
 
 

@@ -1,12 +1,14 @@
-"""What a server exports once it has served, refused, and run an experiment."""
+"""What a server with a GPU exports once it has served, refused, and run an experiment."""
 
 from __future__ import annotations
 
 import pytest
 
+from server.observe.gpus import Gpus
 from specdec.config import ExperimentsConfig
 from tests.server.http.harness import running
 from tests.server.observe.metrics.scrape import Scrape
+from tests.server.observe.metrics.scripted_nvml import Gpu, ScriptedNvml
 
 
 @pytest.fixture(scope="session")
@@ -16,6 +18,9 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Scrape:
     plan.write_text("{name: even, arms: {a: {}, b: {}}, assignment: {mode: aa, unit: request}}")
     with running(experiments=ExperimentsConfig(folder=folder, start=(plan,))) as server:
         assert server.comes_to(lambda: server.serving._frontend.admission.experiments is not None)
+        exporter = server.serving._frontend.exporter
+        assert exporter is not None
+        exporter._gpus = Gpus(lambda: ScriptedNvml([Gpu(3, 10, 25)]))
         server.ask(prompt="hello", n=2)
         server.refused(prompt="x", temperature=-1)
         assert server.comes_to(lambda: "refusals" in server.client.get("/metrics").text)

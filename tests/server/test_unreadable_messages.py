@@ -52,10 +52,8 @@ async def test_what_can_not_be_read_is_an_invalid_argument() -> None:
         assert [message async for message in again][-1].WhichOneof("event") == "finished"
         exporter = server.serving._frontend.exporter
         assert exporter is not None
-        assert (
-            b'endpoint="v1.GenerationService/Generate",face="grpc",status="INVALID_ARGUMENT"} 3.0'
-            in exporter.render("")[0]
-        )
+        text, _ = await exporter.render("")
+        assert b'endpoint="v1.GenerationService/Generate",face="grpc",status="INVALID_ARGUMENT"} 3.0' in text
 
 
 async def test_an_unknown_field_is_no_fault() -> None:
