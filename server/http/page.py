@@ -105,6 +105,7 @@ async def info(call: Call) -> None:
             "numeric_mode": found.numeric_mode,
             "max_context": found.max_context,
             "drafters": found.drafters,
+            "fills_in": call.server.frontend.fills_in,
         },
     )
 

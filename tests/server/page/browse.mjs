@@ -71,6 +71,7 @@ async function keyboard() {
   await page.keyboard.type("40");
   await page.keyboard.press("Control+Enter");
   await finished(page);
+  const best = await tree(page);
   await tabTo(page, /listbox/);
   const first = await tree(page);
   await page.keyboard.press("ArrowDown");
@@ -93,18 +94,19 @@ async function keyboard() {
   const rows = await page.locator(".step-panel tbody tr").count();
   await page.screenshot({ path: join(shots, "light.png"), fullPage: true });
   const summary = await page.locator(".output .summary").textContent();
-  return { first, third, next, last, home, tokens, rows, summary, charts: await page.locator(".figures svg").count() };
+  return { best, first, third, next, last, home, tokens, rows, summary, charts: await page.locator(".figures svg").count() };
 }
 
 async function compare() {
   const page = await visit({ colorScheme: "dark" });
   await ready(page);
   await page.getByRole("radio", { name: "Completion" }).check();
-  await page.getByRole("button", { name: /Compare/ }).click();
+  await page.getByRole("button", { name: /A.B/ }).click();
   await page.locator(".verdict").waitFor();
   const verdict = await page.locator(".verdict").textContent();
   const modes = await page.locator(".pair tbody th").allTextContents();
-  await page.getByRole("listbox").focus();
+  const texts = await page.locator(".sides .tokens").allTextContents();
+  await page.getByRole("listbox").last().focus();
   await page.keyboard.press("ArrowDown");
   await page.getByText("The tree as a table").click();
   await page.locator(".trace tbody").first().waitFor();
@@ -114,8 +116,36 @@ async function compare() {
   const light = await violations(page);
   await page.setViewportSize({ width: 390, height: 844 });
   const width = await page.evaluate(() => document.documentElement.scrollWidth);
+  return { verdict, modes, texts, light, dark, width };
+}
+
+async function phone() {
+  const page = await visit({ viewport: { width: 390, height: 844 } });
+  await ready(page);
+  const keys = await page.locator("input[type=password]").count();
+  const folded = await page.locator("[name=temperature]").isHidden();
+  await page.getByText("Settings").click();
+  const open = await page.locator("[name=temperature]").isVisible();
+  await page.getByText("Settings").click();
+  await page.getByRole("radio", { name: "Fill in" }).check();
+  const warned = await page.locator(".request .hint").first().textContent();
+  const gap = await page.locator("[name=suffix]").inputValue();
+  await page.getByRole("radio", { name: "Completion" }).check();
+  await page.getByRole("combobox", { name: "Example" }).selectOption("A table");
+  const example = await page.locator("[name=prompt]").inputValue();
+  await page.getByRole("button", { name: /Generate/ }).click();
+  await finished(page);
+  const top = await page.evaluate(() => document.getElementById("output").getBoundingClientRect().top);
+  const sent = page.waitForRequest("**/v1/completions");
+  await page.getByRole("radio", { name: "Fill in" }).check();
+  await page.getByRole("button", { name: /Generate/ }).click();
+  const body = (await sent).postDataJSON();
+  await page.getByRole("alert").waitFor();
+  await page.getByRole("button", { name: "Dismiss" }).click();
+  faults.length = 0; // the refusal
   await page.screenshot({ path: join(shots, "phone.png"), fullPage: true });
-  return { verdict, modes, light, dark, width };
+  const width = await page.evaluate(() => document.documentElement.scrollWidth);
+  return { keys, folded, open, warned, gap, example, top, body, width, violations: await violations(page) };
 }
 
 async function trouble() {
@@ -170,7 +200,7 @@ async function locked() {
 }
 
 try {
-  const found = await { keyboard, compare, trouble, locked }[scenario]();
+  const found = await { keyboard, compare, phone, trouble, locked }[scenario]();
   console.log(JSON.stringify({ ...found, faults }));
 } finally {
   await browser.close();

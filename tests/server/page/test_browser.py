@@ -37,8 +37,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server whose draft model is its target, so that drafts are good."""
     folder = make_tiny_model("llama", tmp_path_factory.mktemp("tiny") / "target")
     engine = EngineConfig(
-        target=str(folder), draft=str(folder), threads=1, cache_dir=CACHE, kv_tokens=64 * 40, max_batch=4,
-        max_step_rows=96, prefill_chunk=64, max_context=512, speculation=SpeculationConfig(profile_s=0),
+        target=str(folder), draft=str(folder), dtype="fp32", draft_dtype="fp32", draft_vocab=0, threads=1,
+        cache_dir=CACHE, kv_tokens=64 * 40, max_batch=4, max_step_rows=96, prefill_chunk=64, max_context=512,
+        speculation=SpeculationConfig(profile_s=0),
     )  # fmt: skip
     with running(lambda: load_tokenizer(str(folder), CACHE), factory=DEFAULT_FACTORY, engine=engine) as found:
         yield found
@@ -61,8 +62,13 @@ def browse(tmp_path_factory: pytest.TempPathFactory) -> Browse:
     return run
 
 
-def test_a_tree_is_found_by_keyboard_alone(server: Server, browse: Browse) -> None:
-    seen = browse(server, "keyboard")
+@pytest.fixture(scope="module")
+def seen(server: Server, browse: Browse) -> dict[str, Any]:
+    """What was seen by keyboard, of an answer that nobody asked for before."""
+    return browse(server, "keyboard")
+
+
+def test_a_tree_is_found_by_keyboard_alone(seen: dict[str, Any]) -> None:
     assert seen["faults"] == []
     assert "40 tokens" in seen["summary"]
     assert len(seen["tokens"]) == 40
@@ -72,7 +78,11 @@ def test_a_tree_is_found_by_keyboard_alone(server: Server, browse: Browse) -> No
     assert seen["last"]["title"] == f"Step {steps} of {steps}"
     assert seen["third"]["token"].endswith("step 3")
     assert seen["next"]["token"] != seen["third"]["token"]
-    for tree in (seen["first"], seen["third"], seen["next"], seen["last"]):
+    assert seen["best"]["title"].startswith("The best step: Step ")
+    assert sum(title.endswith(", accepted") for title in seen["best"]["nodes"]) >= max(
+        sum(title.endswith(", accepted") for title in seen[name]["nodes"]) for name in ("first", "third", "last")
+    )
+    for tree in (seen["best"], seen["first"], seen["third"], seen["next"], seen["last"]):
         assert tree["label"].startswith("Tree: ")
         assert tree["chosen"] == 1
         assert tree["nodes"][0].endswith("said before, root")
@@ -82,8 +92,8 @@ def test_a_tree_is_found_by_keyboard_alone(server: Server, browse: Browse) -> No
     assert seen["charts"] == 4
 
 
-def test_every_token_tells_its_drafter_and_not_by_colour_alone(server: Server, browse: Browse) -> None:
-    tokens = browse(server, "keyboard")["tokens"]
+def test_every_token_tells_its_drafter_and_not_by_colour_alone(seen: dict[str, Any]) -> None:
+    tokens = seen["tokens"]
     looks: dict[str, set[tuple[str, str]]] = {}
     for token in tokens:
         name = token["label"].rpartition(", step ")[0].rpartition(", ")[2]
@@ -102,7 +112,22 @@ def test_off_and_auto_say_the_same_and_nothing_is_in_the_way_of_anybody(server: 
     assert seen["faults"] == []
     assert seen["verdict"].startswith("✓ The same ")
     assert seen["modes"] == ["off", "auto"]
+    assert len(seen["texts"]) == 2
+    assert seen["texts"][0] == seen["texts"][1] != ""
     assert (seen["light"], seen["dark"]) == ([], [])
+    assert seen["width"] == 390
+
+
+def test_on_a_phone_settings_fold_and_the_output_is_in_sight(server: Server, browse: Browse) -> None:
+    seen = browse(server, "phone")
+    assert seen["faults"] == seen["violations"] == []
+    assert seen["keys"] == 0  # this server wants none
+    assert (seen["folded"], seen["open"]) == (True, True)
+    assert seen["example"].startswith("| n |")
+    assert 0 <= seen["top"] < 422
+    assert "not trained to fill in" in seen["warned"]
+    assert (seen["body"]["suffix"], seen["body"]["stream"]) == (seen["gap"], True)
+    assert "def " in seen["gap"]
     assert seen["width"] == 390
 
 

@@ -22,7 +22,7 @@ function Filled({ run }: { run: Run }) {
   const { drafted, accepted } = live(run).acceptance;
   const cut = run.ledger.steps.length > SLOTS ? `; last ${SLOTS} steps` : "";
   const compared = pair.value;
-  const lines = compared
+  const lines = compared?.auto
     ? [
         { values: compared.off.stepTokenMs, look: "off" },
         { values: compared.auto.stepTokenMs, look: "auto" },
@@ -33,7 +33,7 @@ function Filled({ run }: { run: Run }) {
       <Chart title="Time to first token" value={ms(run.firstMs)} note="by run">
         <Bars bars={runBars()} slots={12} label={`Time to first token of the last runs; now ${ms(run.firstMs)}`} format={ms} />
       </Chart>
-      <Chart title="Time per token" value={ms(run.perTokenMs)} note={compared ? "by step; dashed: off" : "by step"}>
+      <Chart title="Time per token" value={ms(run.perTokenMs)} note={compared?.auto ? "by step; dashed: off" : "by step"}>
         <Lines lines={lines} label={`Time per token at each step; ${ms(run.perTokenMs)} on average`} format={ms} />
       </Chart>
       <Chart title="Time per step" value={ms(meanStep(run))} note={`draft + verify${cut}`}>
@@ -102,7 +102,7 @@ function timeBars(run: Run): Bar[] {
     ],
     title: `Step ${step.index + 1}: draft ${ms(step.tree?.draft_ms)}, verify ${ms(step.tree?.verify_ms)}`,
     chosen: step.index === chosen,
-    onPick: () => select(step.tokens[0]!.index),
+    onPick: () => select(run, step.tokens[0]!.index),
   }));
 }
 
@@ -118,7 +118,7 @@ function acceptanceBars(run: Run): Bar[] {
       ],
       title: `Step ${step.index + 1}: ${accepted} of ${drafted} drafted accepted`,
       chosen: step.index === chosen,
-      onPick: () => select(step.tokens[0]!.index),
+      onPick: () => select(run, step.tokens[0]!.index),
     };
   });
 }

@@ -1,7 +1,8 @@
+import { signal } from "@preact/signals";
 import type { ComponentChildren } from "preact";
 import { look as lookOf } from "./drafters";
 import { Messages } from "./messages";
-import type { Form } from "./request";
+import { EXAMPLES, type Form } from "./request";
 import type { Mode } from "./run";
 import { busy, change, compare, connection, form, generate, info, notice, stop } from "./store";
 
@@ -11,12 +12,23 @@ const MODES: [Mode, string, string][] = [
   ["on", "On", "Always draft, up to the limits given"],
 ];
 
+const phone = matchMedia("(max-width: 759px)");
+const narrow = signal(phone.matches);
+phone.addEventListener("change", () => (narrow.value = phone.matches));
+
+/** Runs what the form says; on a phone the output, which stands below, comes into sight. */
+function run(work: () => Promise<void>): void {
+  void work();
+  if (narrow.value && busy.value) document.getElementById("output")?.scrollIntoView({ block: "start" });
+}
+
 export function FormPanel() {
-  const { kind, prompt, prediction, mode } = form.value;
+  const { kind, prompt, prefix, suffix } = form.value;
   const fault = notice.value?.field;
+  const fillsIn = info.value?.fills_in ?? true;
   const submit = (event: Event) => {
     event.preventDefault();
-    void generate();
+    run(generate);
   };
   const quick = (event: KeyboardEvent) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) submit(event);
@@ -30,14 +42,58 @@ export function FormPanel() {
         options={[
           ["chat", "Chat", "Messages, through the model's chat template"],
           ["raw", "Completion", "Text that is continued as it is"],
+          ["fill", "Fill in", "What is missing between two texts, as an editor asks for it"],
         ]}
         onPick={(value) => change({ kind: value })}
       />
-      {kind === "chat" ? (
-        <Messages />
-      ) : (
-        <Text label="Prompt" name="prompt" rows={9} value={prompt} bad={fault === "prompt"} />
+      <Examples />
+      {kind === "chat" && <Messages />}
+      {kind === "raw" && <Text label="Prompt" name="prompt" rows={9} value={prompt} bad={fault === "prompt"} />}
+      {kind === "fill" && (
+        <>
+          {!fillsIn && <p class="hint">This model was not trained to fill in: it will refuse. A coder model can.</p>}
+          <Text label="Before the gap" name="prefix" rows={6} value={prefix} bad={fault === "prefix"} />
+          <Text label="Behind the gap" name="suffix" rows={6} value={suffix} bad={fault === "suffix"} />
+        </>
       )}
+      {narrow.value ? (
+        <details class="settings">
+          <summary>Settings</summary>
+          <Settings />
+        </details>
+      ) : (
+        <Settings />
+      )}
+      <Actions />
+    </form>
+  );
+}
+
+/** A select that does not keep what is picked: it only fills in the form. */
+function Examples() {
+  const { kind } = form.value;
+  const pick = (event: Event & { currentTarget: HTMLSelectElement }) => {
+    const example = EXAMPLES.find(({ name }) => name === event.currentTarget.value);
+    if (example) change(example.fields);
+    event.currentTarget.value = "";
+  };
+  return (
+    <label class="labelled">
+      <span class="sr">Example</span>
+      <select name="example" value="" onChange={pick}>
+        <option value="">Examples…</option>
+        {EXAMPLES.filter((example) => example.kind === kind).map(({ name }) => (
+          <option key={name}>{name}</option>
+        ))}
+      </select>
+    </label>
+  );
+}
+
+function Settings() {
+  const { prediction, mode } = form.value;
+  return (
+    <>
       <details>
         <summary>Predicted output{prediction && <em> set</em>}</summary>
         <Text label="Text the answer is likely to repeat; it becomes a draft" name="prediction" rows={4} value={prediction} />
@@ -51,8 +107,7 @@ export function FormPanel() {
         <Field label="Seed" name="seed" placeholder="random" />
         <Field label="Max tokens" name="maxTokens" />
       </div>
-      <Actions />
-    </form>
+    </>
   );
 }
 
@@ -71,11 +126,11 @@ function Actions() {
       )}
       <button
         type="button"
-        onClick={() => void compare()}
+        onClick={() => run(compare)}
         disabled={busy.value || !ready}
-        title="Run with speculation off, then auto, with the same seed"
+        title="Off and auto side by side, one after the other, with the same seed"
       >
-        Compare off / auto
+        A/B <span class="more">off | auto</span>
       </button>
     </div>
   );
@@ -127,7 +182,7 @@ function Segments<T extends string>({ legend, name, value, options, shown, onPic
   );
 }
 
-type TextName = "prompt" | "prediction";
+type TextName = "prompt" | "prefix" | "suffix" | "prediction";
 function Text(props: { label: string; name: TextName; rows: number; value: string; bad?: boolean }) {
   return (
     <Labelled label={props.label}>

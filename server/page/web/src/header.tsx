@@ -31,7 +31,7 @@ export function Header() {
         <i aria-hidden="true" />
         {WORDS[connection.value]}
       </p>
-      <Key />
+      {(connection.value === "key" || apiKey.value) && <Key />}
       <label class="theme">
         <span class="sr">Theme</span>
         <select value={theme.value} onChange={(event) => applyTheme(event.currentTarget.value as Theme)}>

@@ -3,19 +3,47 @@ import { useEffect, useRef } from "preact/hooks";
 import { look, proposedBy } from "./drafters";
 import { count, ms, percent } from "./figures";
 import { countBySource, type Step, type Token } from "./ledger";
-import type { Run } from "./run";
-import { busy, connection, live, select, selected, shown } from "./store";
+import { fromEarlier, type Run } from "./run";
+import { busy, connection, history, live, pair, select, selected, shown } from "./store";
 
+/** The answer; of a comparison, both side by side. */
 export function OutputPanel() {
   const run = live(shown.value);
+  const compared = live(pair.value);
   return (
     <section class="panel output" id="output" aria-labelledby="output-title">
       <div class="title">
         <h2 id="output-title">Output</h2>
-        {run && run.tokens > 0 && <Summary run={run} />}
+        {!compared && run && run.tokens > 0 && <Summary run={run} />}
       </div>
-      {run && run.tokens > 0 ? <Filled run={run} /> : <Empty run={run} />}
+      {compared ? (
+        <div class="sides">
+          <Side run={compared.off} />
+          <Side run={compared.auto} />
+        </div>
+      ) : run && run.tokens > 0 ? (
+        <Filled run={run} />
+      ) : (
+        <Empty run={run} />
+      )}
     </section>
+  );
+}
+
+function Side({ run }: { run: Run | null }) {
+  live(run);
+  if (!run) return <p class="empty">Auto comes next: run at once, each would slow the other.</p>;
+  return (
+    <div class="side-by">
+      {run.tokens > 0 ? (
+        <>
+          <Summary run={run} />
+          <Filled run={run} />
+        </>
+      ) : (
+        <Empty run={run} />
+      )}
+    </div>
   );
 }
 
@@ -60,23 +88,24 @@ function Filled({ run }: { run: Run }) {
   }, [tokens.length]);
   const click = (event: MouseEvent) => {
     const index = (event.target as HTMLElement).dataset.token;
-    if (index !== undefined) select(Number(index));
+    if (index !== undefined) select(run, Number(index));
   };
   return (
     <>
       <Legend tokens={tokens} />
+      <Earlier run={run} />
       <div
         ref={box}
         class={`tokens${run.state === "running" ? " live" : ""}`}
         role="listbox"
         tabIndex={0}
-        aria-label="Generated tokens. Arrow keys: left and right by token, up and down by step."
+        aria-label={`Generated tokens, speculation ${run.mode}. Arrow keys: left and right by token, up and down by step.`}
         aria-orientation="horizontal"
         aria-activedescendant={chosen === null ? undefined : tokenId(run, chosen)}
         onClick={click}
         onKeyDown={(event) => move(event, run, chosen)}
         onFocus={(event) => {
-          if (chosen === null && (event.target as HTMLElement).matches(":focus-visible")) select(0);
+          if (chosen === null && (event.target as HTMLElement).matches(":focus-visible")) select(run, 0);
         }}
       >
         {steps.map((step) => (
@@ -115,6 +144,18 @@ const StepTokens = memo(function StepTokens(props: { run: Run; step: Step; text:
     </span>
   );
 });
+
+/** Who asks the same twice should know why it is fast. */
+function Earlier({ run }: { run: Run }) {
+  const found = run.state === "running" ? null : fromEarlier(run, history.value);
+  if (!found) return null;
+  return (
+    <p class="hint earlier">
+      {count(found.tokens, "token")} drafted from the answer of run {found.from.number}, which said the same: a first answer takes
+      longer. The A/B button keeps its runs apart.
+    </p>
+  );
+}
 
 function Legend({ tokens }: { tokens: readonly Token[] }) {
   const counts = [...countBySource(live(tokens))].sort((a, b) => b[1] - a[1]);
@@ -158,5 +199,5 @@ function move(event: KeyboardEvent, run: Run, chosen: number | null): void {
   const goal = next[event.key];
   if (goal === undefined || event.ctrlKey || event.metaKey || event.altKey) return;
   event.preventDefault();
-  select(goal);
+  select(run, goal);
 }

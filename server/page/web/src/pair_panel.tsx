@@ -1,11 +1,11 @@
 import { count, ms } from "./figures";
 import { firstDifference, type Run } from "./run";
-import { pair, show, shown } from "./store";
+import { live, pair, show, shown } from "./store";
 
-/** Speculation off and auto, side by side. */
+/** What speculation off and auto took, once both are done. */
 export function PairPanel() {
-  if (!pair.value) return null;
-  const { off, auto } = pair.value;
+  const { off, auto } = live(pair.value) ?? {};
+  if (off?.state !== "done" || auto?.state !== "done") return null;
   const difference = firstDifference(off, auto);
   const same = difference === null;
   const longest = Math.max(off.lastMs, auto.lastMs);

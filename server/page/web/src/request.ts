@@ -6,10 +6,15 @@ export interface Message {
   content: string;
 }
 
+export type Kind = "chat" | "raw" | "fill";
+
 export interface Form {
-  kind: "chat" | "raw";
+  kind: Kind;
   messages: Message[];
   prompt: string;
+  /** What stands behind the gap that is filled in; `prompt` is not used then, but `prefix`. */
+  suffix: string;
+  prefix: string;
   prediction: string;
   mode: Mode;
   /** null: all that are loaded. */
@@ -21,7 +26,7 @@ export interface Form {
   maxTokens: string;
 }
 
-export const EXAMPLE = `def parse_header(line):
+const PARSERS = `def parse_header(line):
     name, value = line.split(":", 1)
     return name.strip(), value.strip()
 
@@ -29,12 +34,63 @@ export const EXAMPLE = `def parse_header(line):
 def parse_cookie(line):
     name, value = line.split("=", 1)
 `;
+const COUNTER = `import re
+from collections import Counter
+
+
+def count_words(text):
+    words = re.findall(r"[a-z']+", text.lower())
+    counts = Counter(words)
+    return counts.most_common()
+`;
+
+export interface Example {
+  name: string;
+  kind: Kind;
+  fields: Partial<Form>;
+}
+
+const say = (content: string): Partial<Form> => ({ messages: [{ role: "user", content }], prediction: "" });
+
+/** Requests to start from; the first of each kind is what a visitor finds. */
+export const EXAMPLES: readonly Example[] = [
+  { name: "Write code", kind: "chat", fields: say("Write a Python function that counts the words in a text, then explain it.") },
+  {
+    name: "Change code (the old text is the prediction)",
+    kind: "chat",
+    fields: {
+      ...say(`Rename \`counts\` to \`frequencies\` and answer with the whole file only.\n\n\`\`\`python\n${COUNTER}\`\`\``),
+      prediction: COUNTER,
+    },
+  },
+  { name: "Explain", kind: "chat", fields: say("Why is the sky blue, and why is a sunset red?") },
+  { name: "Answer in JSON", kind: "chat", fields: say("List five planets as a JSON array of objects with name, radius_km and moons.") },
+  { name: "A second function like the first", kind: "raw", fields: { prompt: PARSERS, prediction: "" } },
+  { name: "A table", kind: "raw", fields: { prompt: "| n | n squared | n cubed |\n|---|---|---|\n| 1 | 1 | 1 |\n| 2 | 4 | 8 |\n", prediction: "" } },
+  {
+    name: "The middle of a function",
+    kind: "fill",
+    fields: { prefix: "def is_leap(year):\n    ", suffix: "\n\n\ndef days_in_year(year):\n    return 366 if is_leap(year) else 365\n", prediction: "" },
+  },
+  {
+    name: "A body from its tests",
+    kind: "fill",
+    fields: {
+      prefix: "def clamp(value, low, high):\n",
+      suffix: "\n\nassert clamp(5, 0, 3) == 3\nassert clamp(-1, 0, 3) == 0\nassert clamp(2, 0, 3) == 2\n",
+      prediction: "",
+    },
+  },
+];
 
 export function emptyForm(): Form {
+  const first = (kind: Kind) => EXAMPLES.find((example) => example.kind === kind)!.fields;
   return {
     kind: "chat",
-    messages: [{ role: "user", content: "Write a Python function that counts the words in a text, then explain it." }],
-    prompt: EXAMPLE,
+    messages: [],
+    prompt: "",
+    prefix: "",
+    suffix: "",
     prediction: "",
     mode: "auto",
     drafters: null,
@@ -43,6 +99,9 @@ export function emptyForm(): Form {
     temperature: "0",
     seed: "1",
     maxTokens: "160",
+    ...first("fill"),
+    ...first("raw"),
+    ...first("chat"),
   };
 }
 
@@ -54,6 +113,8 @@ export interface Fault {
 /** The first thing in the form that can not be sent. */
 export function faultOf(form: Form): Fault | null {
   if (form.kind === "raw" && form.prompt === "") return { field: "prompt", message: "Write a prompt first." };
+  if (form.kind === "fill" && form.suffix === "")
+    return { field: "suffix", message: "Write what stands behind the gap; without it, take Completion." };
   if (form.kind === "chat" && !form.messages.some((m) => m.role === "user" && m.content.trim()))
     return { field: "messages", message: "Write a message first." };
   if (form.drafters?.length === 0 && form.mode !== "off")
@@ -89,6 +150,13 @@ export function requestOf(form: Form, mode: Mode, seed: number | null, salt: str
   if (salt) body.cache_salt = salt;
   if (form.prediction) body.prediction = { type: "content", content: form.prediction };
   if (form.kind === "raw") return { path: "/v1/completions", body: { ...body, prompt: form.prompt } };
+  if (form.kind === "fill") return { path: "/v1/completions", body: { ...body, prompt: form.prefix, suffix: form.suffix } };
   const messages = form.messages.filter((message) => message.content !== "");
   return { path: "/v1/chat/completions", body: { ...body, messages } };
+}
+
+/** All text of the request. */
+export function textOf(form: Form): string {
+  const parts = { chat: form.messages.map((message) => message.content), raw: [form.prompt], fill: [form.prefix, form.suffix] };
+  return [...parts[form.kind], form.prediction].join("\n");
 }

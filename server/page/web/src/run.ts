@@ -1,5 +1,6 @@
 // One answer as it comes, and how long it took.
 import { acceptance, Ledger } from "./ledger";
+import type { Step } from "./ledger";
 import type { Chunk, StepTree } from "./wire";
 
 export type Mode = "auto" | "off" | "on";
@@ -17,9 +18,12 @@ export class Run {
   private firstTokens = 0;
   lastMs = 0;
 
+  /** `asked`: all text that the request had. */
   constructor(
     readonly number: number,
     readonly mode: Mode,
+    readonly salt = "",
+    readonly asked = "",
   ) {}
 
   /** Take in a chunk that arrived `atMs` after the request was sent. */
@@ -77,4 +81,28 @@ export function firstDifference(a: Run, b: Run): number | null {
   const [left, right] = [a.ledger.tokens, b.ledger.tokens];
   for (let i = 0; i < Math.max(left.length, right.length); i++) if (left[i]?.id !== right[i]?.id) return i;
   return null;
+}
+
+/** The first of the steps that said most tokens. */
+export function bestStep(steps: readonly Step[]): Step | null {
+  return steps.reduce<Step | null>((best, step) => (step.tokens.length > (best?.tokens.length ?? 0) ? step : best), null);
+}
+
+const LEAST = 4;
+
+/**
+ * Tokens that were drafted from the text of earlier runs: what a step took over from the suffix drafter, four tokens or
+ * more, that an earlier answer holds, and neither the request nor this answer so far. `from`: the latest such run.
+ */
+export function fromEarlier(run: Run, runs: readonly Run[]): { tokens: number; from: Run } | null {
+  const earlier = runs.filter((other) => other.number < run.number && other.salt === run.salt && other.tokens);
+  let [own, tokens, from] = [run.asked, 0, null as Run | null];
+  for (const step of earlier.length ? run.ledger.steps : []) {
+    const drafted = step.tokens.filter((token) => token.sources.includes("suffix"));
+    const text = drafted.map((token) => token.text).join("");
+    const found = drafted.length >= LEAST && !own.includes(text) ? earlier.findLast((other) => other.text.includes(text)) : null;
+    if (found) [tokens, from] = [tokens + drafted.length, found];
+    own += step.tokens.map((token) => token.text).join("");
+  }
+  return from && { tokens, from };
 }

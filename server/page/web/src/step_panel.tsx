@@ -1,25 +1,28 @@
 import { look, proposedBy } from "./drafters";
 import { count, ms, percent, visible } from "./figures";
 import type { Step } from "./ledger";
-import { live, selected, shown } from "./store";
+import { live, looked, shown } from "./store";
 import { TreeView } from "./tree_view";
 import type { StepTree } from "./wire";
 
 /** The step that the chosen token came from. */
 export function StepPanel() {
-  const choice = selected.value;
+  const choice = looked.value;
   const run = live(shown.value);
   if (!run?.tokens) return null;
   const token = choice?.run === run ? run.ledger.tokens[choice.token] : undefined;
   const step = token && run.ledger.steps[token.step];
+  const best = choice?.best && (step?.tokens.length ?? 0) > 1;
   return (
     <section class="panel step-panel" aria-labelledby="step-title">
       <div class="title">
-        <h2 id="step-title">{step ? `Step ${step.index + 1} of ${run.ledger.steps.length}` : "Step"}</h2>
+        <h2 id="step-title">
+          {step ? `${best ? "The best step: " : ""}Step ${step.index + 1} of ${run.ledger.steps.length}` : "Step"}
+        </h2>
         {step?.tree && <StepSummary step={step} tree={step.tree} />}
       </div>
       {!step || !token ? (
-        <p class="empty">Choose a token to see what was drafted at its step, what was accepted, and what was thrown away.</p>
+        <p class="empty">Nothing said yet.</p>
       ) : (
         <>
           <p class="chosen-token">

@@ -1,8 +1,8 @@
 // What the page knows, and what can be done with it.
-import { batch, signal } from "@preact/signals";
+import { batch, computed, signal } from "@preact/signals";
 import { ApiError, getJson, stream } from "./api";
-import { emptyForm, faultOf, type Form, requestOf } from "./request";
-import { type Mode, Run } from "./run";
+import { emptyForm, faultOf, type Form, requestOf, textOf } from "./request";
+import { bestStep, type Mode, Run } from "./run";
 import type { Info, StepTrace } from "./wire";
 
 export type Connection = "connecting" | "ready" | "loading" | "lost" | "key";
@@ -23,7 +23,8 @@ export const info = signal<Info | null>(null);
 export const connection = signal<Connection>("connecting");
 export const shown = signal<Run | null>(null);
 export const history = signal<Run[]>([]);
-export const pair = signal<{ off: Run; auto: Run } | null>(null);
+/** Two runs of one request. `auto` comes after `off`, so that neither takes the processor from the other. */
+export const pair = signal<{ off: Run; auto: Run | null } | null>(null);
 export const selected = signal<Selection | null>(null);
 export const busy = signal(false);
 export const notice = signal<{ message: string; field: string } | null>(null);
@@ -31,6 +32,16 @@ export const trace = signal<StepTrace[]>([]);
 export const traceError = signal("");
 /** Rises when runs have something new, which they take in place. */
 const tick = signal(0);
+
+/** The token whose step is shown: the selected one, else the last of the best step. */
+export const looked = computed<(Selection & { best: boolean }) | null>(() => {
+  const run = live(shown.value);
+  if (!run?.tokens) return null;
+  if (selected.value?.run === run) return { ...selected.value, best: false };
+  const step = bestStep(run.ledger.steps);
+  const token = step?.tokens.at(step.tree?.accepted.length ? step.tree.accepted.length - 1 : -1);
+  return token ? { run, token: token.index, best: true } : null;
+});
 
 let stopper: AbortController | null = null;
 let frame = 0;
@@ -46,10 +57,13 @@ export function change(part: Partial<Form>): void {
   form.value = { ...form.value, ...part };
 }
 
-/** Select a token of the run that is shown; the tree of its step follows. */
-export function select(token: number): void {
-  const run = shown.value;
-  if (run?.tokens) selected.value = { run, token: Math.max(0, Math.min(run.tokens - 1, token)) };
+/** Select a token of a run, which is the one that is shown from then on; the tree of its step follows. */
+export function select(run: Run, token: number): void {
+  if (!run.tokens) return;
+  batch(() => {
+    shown.value = run;
+    selected.value = { run, token: Math.max(0, Math.min(run.tokens - 1, token)) };
+  });
 }
 
 export function show(run: Run): void {
@@ -80,10 +94,8 @@ export async function compare(): Promise<void> {
     const seed = given ?? crypto.getRandomValues(new Uint32Array(1))[0]!;
     const salt = () => `page-${crypto.getRandomValues(new Uint32Array(2)).join("-")}`;
     pair.value = null;
-    const off = await runOnce("off", seed, salt());
-    if (off.state !== "done") return;
-    const auto = await runOnce("auto", seed, salt());
-    if (auto.state === "done") pair.value = { off, auto };
+    const off = await runOnce("off", seed, salt(), (run) => (pair.value = { off: run, auto: null }));
+    if (off.state === "done") await runOnce("auto", seed, salt(), (run) => (pair.value = { off, auto: run }));
   });
 }
 
@@ -106,11 +118,12 @@ async function working(work: (seed: number | null) => Promise<void>): Promise<vo
   }
 }
 
-async function runOnce(mode: Mode, seed: number | null, salt: string): Promise<Run> {
-  const run = new Run(++runs, mode);
+async function runOnce(mode: Mode, seed: number | null, salt: string, begun: (run: Run) => void = () => {}): Promise<Run> {
+  const run = new Run(++runs, mode, salt, textOf(form.value));
   const signal = stopper!.signal;
   batch(() => {
     history.value = [...history.value, run].slice(-HISTORY);
+    begun(run);
     show(run);
   });
   const { path, body } = requestOf(form.value, mode, seed, salt);

@@ -50,6 +50,7 @@ export interface Info {
   numeric_mode: string;
   max_context: number;
   drafters: string[];
+  fills_in: boolean;
 }
 
 export interface DrafterTrace {

@@ -1,12 +1,27 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { niceCeiling } from "../src/figures";
-import { emptyForm, faultOf, requestOf } from "../src/request";
+import { emptyForm, EXAMPLES, faultOf, requestOf, textOf } from "../src/request";
 
 test("the form that a visitor finds can be sent", () => {
   const form = emptyForm();
   assert.equal(faultOf(form), null);
   assert.equal(faultOf({ ...form, kind: "raw" }), null);
+});
+
+test("every example can be sent", () => {
+  assert.deepEqual([...new Set(EXAMPLES.map(({ kind }) => kind))].sort(), ["chat", "fill", "raw"]);
+  for (const { kind, fields, name } of EXAMPLES) assert.equal(faultOf({ ...emptyForm(), kind, ...fields }), null, name);
+});
+
+test("a gap is asked for by what stands around it", () => {
+  const form = { ...emptyForm(), kind: "fill" as const, prefix: "a", suffix: "b" };
+  const { path, body } = requestOf(form, "auto", null, "");
+  assert.equal(path, "/v1/completions");
+  const { prompt, suffix } = body as Record<string, unknown>;
+  assert.deepEqual([prompt, suffix], ["a", "b"]);
+  assert.equal(faultOf({ ...form, suffix: "" })?.field, "suffix");
+  assert.match(textOf(form), /^a\nb/);
 });
 
 test("what can not be sent is told by its field", () => {

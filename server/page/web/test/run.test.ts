@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { firstDifference, Run } from "../src/run";
+import { bestStep, firstDifference, fromEarlier, Run } from "../src/run";
 import { tree } from "./make";
 
 function answer(ids: number[][]): Run {
@@ -39,4 +39,32 @@ test("answers differ where their tokens do", () => {
   assert.equal(firstDifference(answer([[1, 2], [3]]), answer([[1], [2, 3]])), null);
   assert.equal(firstDifference(answer([[1, 2]]), answer([[1, 5]])), 1);
   assert.equal(firstDifference(answer([[1, 2]]), answer([[1, 2, 3]])), 2);
+});
+
+/** An answer of one step: four drafted tokens and one of the target's own. */
+function drafted(number: number, words: string[], source = "suffix", salt = "", asked = ""): Run {
+  const run = new Run(number, "auto", salt, asked);
+  const rows = words.map((word, i) => [word, i, 0.9, [source]] as [string, number, number, string[]]);
+  const found = tree([["", -1], ...rows], words.map((_, i) => i + 1));
+  const ids = [...words.map((_, i) => 100 + i), 7];
+  run.add({ choices: [{ text: words.join("") + "!", token_ids: ids, step_tree: found, finish_reason: null }] }, 1);
+  return run;
+}
+
+test("what was drafted from an earlier answer is told, and nothing else", () => {
+  const words = ["red ", "green ", "blue ", "white "];
+  const first = drafted(1, words);
+  const found = fromEarlier(drafted(2, words), [first]);
+  assert.deepEqual([found?.tokens, found?.from.number], [4, 1]);
+  assert.equal(fromEarlier(first, [first]), null, "itself");
+  assert.equal(fromEarlier(drafted(2, words, "model"), [first]), null, "another drafter");
+  assert.equal(fromEarlier(drafted(2, words, "suffix", "salted"), [first]), null, "another cache");
+  assert.equal(fromEarlier(drafted(2, words, "suffix", "", words.join("")), [first]), null, "in the request");
+  assert.equal(fromEarlier(drafted(2, words.slice(1)), [first]), null, "too short to tell");
+  assert.equal(fromEarlier(drafted(2, ["a", "b", "c", "d"]), [first]), null, "not in it");
+});
+
+test("the best step said most, and is the first such", () => {
+  assert.equal(bestStep(answer([[1], [2, 3], [4, 5]]).ledger.steps)?.index, 1);
+  assert.equal(bestStep([]), null);
 });
