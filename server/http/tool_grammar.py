@@ -13,32 +13,47 @@ from specdec.models.tool_forms import ToolForm
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
-def tool_grammar(form: ToolForm, functions: Sequence[Mapping[str, Any]], tokenizer: TokenizerLike, many: bool) -> str:
-    """``functions``, as OpenAI describes them: each with ``name`` and ``parameters``, a JSON schema. ``many``: more
-    than one call may come."""
+def tool_grammar(
+    form: ToolForm, functions: Sequence[Mapping[str, Any]], tokenizer: TokenizerLike, *, many: bool, free: bool = False
+) -> str:
+    """An answer that is calls of ``functions``, as OpenAI describes them: each with ``name`` and ``parameters``, a JSON
+    schema. ``many``: more than one may come. ``free``: text may come too, or nothing but text; then arguments follow
+    the schemas of functions that are ``strict``, and are any object for the others."""
     writer = _Writer(tokenizer)
-    opening, closing, between = _AROUND[form]
-    calls = " | ".join(f"call_{i}" for i in range(len(functions)))
-    more = f" ({writer.marked(between)} call)*" if many else ""
-    rules = [f"start: {writer.marked(opening)} call{more} {writer.marked(closing)}", f"call: {calls}"]
+    mark, opening, closing, between = _AROUND[form]
+    more = f"({writer.marked(between)} call)*" if many else ""
+    rules = [
+        f"calls: {writer.marked(opening)} call {more} {writer.marked(closing)}",
+        "call: " + " | ".join(f"call_{i}" for i in range(len(functions))),
+    ]
+    if not free:
+        rules.insert(0, f"start: {writer.marked(mark)} calls")
+    else:
+        kind = "" if writer.is_special(mark) else "[lazy]"
+        start = "(marked calls)* TEXT" if many else "marked calls | TEXT"
+        rules = [f"start: {start}", f"marked{kind}: TEXT {writer.marked(mark)}", r"TEXT: /(.|\n)*/", *rules]
     for i, function in enumerate(functions):
         before, after = _call(form, function["name"])
+        bound = not free or function.get("strict") is True
+        schema = _schema(function.get("parameters")) if bound else {"type": "object", "x-guidance": _SPACING}
         rules += [
             f"call_{i}: {writer.marked(before)} arguments_{i} {writer.marked(after)}",
-            f"arguments_{i}: %json {json.dumps(_schema(function.get('parameters')))}",
+            f"arguments_{i}: %json {json.dumps(schema)}",
         ]
     return "\n".join(rules)
 
 
-# Before the first call, behind the last, and between two.
-_AROUND: Mapping[ToolForm, tuple[str, str, str]] = {
-    ToolForm.HERMES: ("<tool_call>\n", "\n</tool_call>", "\n</tool_call>\n<tool_call>\n"),
-    ToolForm.LLAMA: ("", "", "; "),
-    ToolForm.MISTRAL: ("[TOOL_CALLS][", "]", ", "),
-    ToolForm.MISTRAL_ARGS: ("[TOOL_CALLS]", "", "[TOOL_CALLS]"),
-    ToolForm.FUNCTIONARY: ("", "", ">>>"),
-    ToolForm.FUNCTION_TAG: ("", "", ""),
+# The mark of the first call, what follows it, what stands behind the last call, and what between two.
+_AROUND: Mapping[ToolForm, tuple[str, str, str, str]] = {
+    ToolForm.HERMES: ("<tool_call>", "\n", "\n</tool_call>", "\n</tool_call>\n<tool_call>\n"),
+    ToolForm.LLAMA: ("", "", "", "; "),
+    ToolForm.MISTRAL: ("[TOOL_CALLS]", "[", "]", ", "),
+    ToolForm.MISTRAL_ARGS: ("[TOOL_CALLS]", "", "", "[TOOL_CALLS]"),
+    ToolForm.FUNCTIONARY: ("", "", "", ">>>"),
+    ToolForm.FUNCTION_TAG: ("<function=", "", "", "<function="),
 }
+MARKED = frozenset(form for form, (mark, *_) in _AROUND.items() if mark)
+"""Forms that calls and text can be told apart in by the first mark: those that `tool_grammar` takes ``free``."""
 
 
 def _call(form: ToolForm, name: str) -> tuple[str, str]:
@@ -48,7 +63,7 @@ def _call(form: ToolForm, name: str) -> tuple[str, str]:
     if form is ToolForm.FUNCTIONARY:
         return f"{name}\n", ""
     if form is ToolForm.FUNCTION_TAG:
-        return f"<function={name}>", "</function>"
+        return f"{name}>", "</function>"
     key = "parameters" if form is ToolForm.LLAMA else "arguments"
     return f'{{"name": {json.dumps(name, ensure_ascii=False)}, "{key}": ', "}"
 
@@ -68,6 +83,9 @@ def _schema(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
 class _Writer:
     def __init__(self, tokenizer: TokenizerLike) -> None:
         self._ids = {mark: found for mark in _MARKS if (found := tokenizer.special_id(mark)) is not None}
+
+    def is_special(self, mark: str) -> bool:
+        return mark in self._ids
 
     def marked(self, text: str) -> str:
         """``text`` as a sequence of literals, special tokens by their ids."""

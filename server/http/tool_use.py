@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from server.http.tool_calls import ToolCall, ToolCallParser, WholeCallParser
-from server.http.tool_grammar import tool_grammar
+from server.http.tool_grammar import MARKED, tool_grammar
 from server.interfaces import TokenizerLike
 from server.json_body import Body
 from specdec.models.tool_forms import ToolForm
@@ -52,11 +52,14 @@ class ToolUse:
         return [*parser.push(text), *parser.flush()]
 
     def grammar(self, tokenizer: TokenizerLike) -> GrammarParams | None:
-        """What the answer must match; None: it is free."""
-        if not self.required:
+        """What the answer must match: calls of what is required, or schemas where ``strict`` tools are called."""
+        functions = [tool["function"] for tool in self.tools]
+        free = not self.required
+        if free and not (self.form in MARKED and any(function.get("strict") for function in functions)):
             return None
-        functions = [tool["function"] for tool in self.tools if tool["function"]["name"] in self.required]
-        return GrammarParams(GrammarKind.EBNF, tool_grammar(self.form, functions, tokenizer, self.parallel))
+        callable_ = [function for function in functions if free or function["name"] in self.required]
+        text = tool_grammar(self.form, callable_, tokenizer, many=self.parallel, free=free)
+        return GrammarParams(GrammarKind.EBNF, text)
 
     def output(self, output: OutputParams, tokenizer: TokenizerLike) -> OutputParams:
         """``output``, with special tokens in the text where marks of the form are such."""
@@ -93,13 +96,12 @@ def answer_grammar(
     body: Body, own: GrammarParams | None, tools: ToolUse | None, tokenizer: TokenizerLike
 ) -> GrammarParams | None:
     """What an answer must match that should match ``own`` too; that it can not is noted."""
-    forced = None if tools is None else tools.grammar(tokenizer)
-    if forced is None:
+    if tools is None or (own is not None and not tools.required):
         return own
     if own is not None:
         body.refuse("tool_choice", "lets nothing but calls be answered, and a form for the answer is given too")
     body.names["grammar"] = body.path("tools")
-    return forced
+    return tools.grammar(tokenizer)
 
 
 def check_names(body: Body, names: Sequence[str], field: str, key: str) -> None:

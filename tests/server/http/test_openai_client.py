@@ -114,6 +114,48 @@ def test_chats_are_those_of_grpc(real: Real) -> None:
     assert (text, roles, ends) == (wanted.text, ["assistant"], [choice.finish_reason])
 
 
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "parameters": {"type": "object", "properties": {"unit": {"enum": ["celsius", "kelvin"]}}, "required": ["unit"]},
+    },
+}
+
+
+def test_a_tool_is_called_and_the_call_drafted(real: Real) -> None:
+    asked: dict[str, Any] = {
+        "model": "", "messages": QUESTION, "tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False,
+        "seed": 1, "extra_body": {"speculation": {"mode": "on", "drafters": ["grammar"]}},
+    }  # fmt: skip
+    whole = real.client.chat.completions.create(**asked)
+    (choice,) = whole.choices
+    (call,) = choice.message.tool_calls or []
+    assert (choice.finish_reason, choice.message.content, call.function.name) == ("tool_calls", None, "get_weather")
+    assert json.loads(call.function.arguments)["unit"] in ("celsius", "kelvin")
+    stats = whole.model_extra["metrics"]["speculative_decoding"]
+    assert stats["num_accepted_draft_tokens"] > 0.5 * whole.usage.completion_tokens  # type: ignore[union-attr]
+    with real.client.chat.completions.stream(**asked) as stream:
+        pieces = [e.arguments_delta for e in stream if e.type == "tool_calls.function.arguments.delta"]
+    streamed = stream.get_final_completion().choices[0]
+    (again,) = streamed.message.tool_calls or []
+    assert (again.function.name, again.function.arguments) == (call.function.name, call.function.arguments)
+    assert "".join(pieces) == call.function.arguments
+    answered = [
+        *QUESTION, streamed.message.to_dict(), {"role": "tool", "tool_call_id": again.id, "content": "20 degrees"},
+    ]  # fmt: skip
+    said = real.client.chat.completions.create(**asked | {"messages": answered, "tool_choice": "none", "max_tokens": 8})
+    assert said.choices[0].message.content
+    named = {"type": "function", "function": {"name": "get_wether"}}
+    with pytest.raises(openai.BadRequestError, match="get_wether"):
+        real.client.chat.completions.create(**asked | {"tool_choice": named})
+    bad = {"type": "object", "properties": {"unit": {"type": "unknown"}}}
+    tools = [{"type": "function", "function": {"name": "get_weather", "parameters": bad}}]
+    with pytest.raises(openai.BadRequestError) as refused:
+        real.client.chat.completions.create(**asked | {"tools": tools})
+    assert refused.value.param == "tools"
+
+
 def test_forms_stops_and_several_samples(real: Real) -> None:
     colour = {"colour": {"enum": ["red", "blue"]}}
     schema = {"type": "object", "properties": colour, "required": ["colour"], "additionalProperties": False}

@@ -1,0 +1,145 @@
+"""An answer that must call tools: whatever the masks let through is calls of them, with arguments of their schemas."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from server.http.tool_calls import ToolCall
+from server.http.tool_grammar import MARKED
+from server.http.tool_use import ToolUse
+from specdec.grammar.state import GrammarState
+from specdec.models.tool_forms import ToolForm
+from tests.grammar.helpers import EOS, byte_level, ids_of, start
+
+KIND = {"enum": ["near", "far"]}
+LOOK = {"type": "object", "properties": {"kind": KIND, "at": {"type": "boolean"}}, "required": ["kind"]}
+TOOLS: list[dict[str, Any]] = [
+    {"function": {"name": "look", "parameters": LOOK}},
+    {"function": {"name": "find.it"}},
+    {"function": {"name": "other"}},
+]
+ARGUMENTS = {
+    "look": [{"kind": kind, **more} for kind in KIND["enum"] for more in ({}, {"at": True}, {"at": False})],
+    "find.it": [{}],
+}
+
+
+def state(form: ToolForm, required: tuple[str, ...], parallel: bool) -> tuple[ToolUse, GrammarState]:
+    use = ToolUse(TOOLS, form, required, parallel)
+    grammar = use.grammar(byte_level())
+    assert grammar is not None
+    return use, start(grammar)
+
+
+def walk(found: GrammarState, rng: random.Random) -> str:
+    """A text that the masks let through."""
+    ids: list[int] = []
+    while len(ids) < 400:
+        allowed = ids_of(found.mask(()))
+        token = EOS if EOS in allowed and rng.random() < 0.5 else rng.choice(allowed)
+        if token == EOS:
+            break
+        ids.append(token)
+        found.commit([token])
+    return byte_level().decode(ids, skip_special=False)
+
+
+def commit(found: GrammarState, text: str) -> None:
+    """Let the answer go on by ``text``, which the masks must let through."""
+    for token in byte_level().encode(text, add_special=False):
+        assert token in ids_of(found.mask(())), text
+        found.commit([token])
+
+
+def texts(found: GrammarState) -> set[str]:
+    """The tokens that may follow, as text."""
+    return {byte_level().decode([token]) for token in ids_of(found.mask(()))}
+
+
+def forced_after(form: ToolForm) -> GrammarState:
+    """Behind the arguments of a call that is the only one."""
+    _, found = state(form, ("look",), parallel=False)
+    chain = found.forced((), 200)
+    found.commit(chain)
+    commit(found, 'near"}')
+    return found
+
+
+@pytest.mark.parametrize("form", list(ToolForm))
+@pytest.mark.parametrize("parallel", [True, False])
+def test_every_text_is_calls(form: ToolForm, parallel: bool) -> None:
+    counts = set()
+    for seed in range(20):
+        use, found = state(form, ("look", "find.it"), parallel)
+        text = walk(found, random.Random(seed))
+        calls = use.parse(text)
+        for call in calls:
+            assert isinstance(call, ToolCall), text
+            assert json.loads(call.arguments) in ARGUMENTS[call.name]
+        counts.add(len(calls))
+    assert min(counts) == 1
+    assert (max(counts) > 1) is parallel
+
+
+@pytest.mark.parametrize("form", list(ToolForm))
+def test_all_that_is_certain_is_drafted(form: ToolForm) -> None:
+    """Of a call without arguments every token, the end token too; before a choice all that comes first."""
+    use, found = state(form, ("find.it",), parallel=False)
+    chain = found.forced((), 200)
+    assert chain[-1] == EOS
+    (call,) = use.parse(byte_level().decode(chain[:-1], skip_special=False))
+    assert isinstance(call, ToolCall)
+    assert (call.name, call.arguments) == ("find.it", "{}")
+    _, found = state(form, ("look",), parallel=False)
+    text = byte_level().decode(found.forced((), 200), skip_special=False)
+    assert text.endswith('{"kind": "')
+
+
+@pytest.mark.parametrize("form", sorted(MARKED))
+@pytest.mark.parametrize("parallel", [True, False])
+def test_strict_arguments_of_a_free_answer(form: ToolForm, parallel: bool) -> None:
+    strict = [{"function": {**tool["function"], "strict": tool["function"]["name"] == "look"}} for tool in TOOLS]
+    use = ToolUse(strict, form, (), parallel)
+    grammar = use.grammar(byte_level())
+    assert grammar is not None
+    found = start(grammar)
+    _, forced = state(form, ("look",), parallel=False)
+    before = byte_level().decode(forced.forced((), 200)).removesuffix('{"kind": "')
+    name_at = before.index("look")
+    commit(found, f"Let me see.\n{before[:name_at]}")
+    assert "o" in texts(found)  # of any of the tools
+    assert "x" not in texts(found)
+    commit(found, before[name_at:])
+    assert byte_level().decode(found.forced((), 200)) == '{"kind": "'
+    text = '{"kind": "near"}' + walk(forced_after(form), random.Random(1))
+    commit(found, text)
+    assert EOS in ids_of(found.mask(()))
+    assert ("x" in texts(found)) is parallel  # after the only call nothing comes
+    other = start(grammar)
+    commit(other, f'{before.replace("look", "other")}{{"any": [1')
+    plain = start(grammar)
+    commit(plain, "A text, no call. <tool [TOOL")
+    assert EOS in ids_of(plain.mask(()))
+
+
+def test_without_strict_tools_an_answer_is_free() -> None:
+    assert ToolUse(TOOLS, ToolForm.HERMES).grammar(byte_level()) is None
+    strict = [{"function": {"name": "look", "strict": True}}]
+    assert ToolUse(strict, ToolForm.LLAMA).grammar(byte_level()) is None  # its calls have no mark
+
+
+def test_a_mark_that_is_a_special_token_is_that_token() -> None:
+    class Marked:
+        def special_id(self, name: str) -> int | None:
+            return 1 if name == "[TOOL_CALLS]" else None
+
+    grammar = ToolUse(TOOLS, ToolForm.MISTRAL_ARGS, ("find.it",)).grammar(Marked())  # type: ignore[arg-type]
+    assert grammar is not None
+    found = start(grammar)
+    assert ids_of(found.mask(())) == [1]
+    found.commit([1])
+    assert byte_level().decode(found.forced((), 40)).startswith("find.it[ARGS]{}")

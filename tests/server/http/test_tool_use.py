@@ -1,0 +1,146 @@
+"""What a request says of tools becomes a grammar, a parser and refusals that name the field."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from server.http.ollama import parse_chat as parse_ollama
+from server.http.openai_chat import ChatStream, parse_chat
+from specdec.models.tool_forms import ToolForm
+from specdec.types import Delta, Finished, FinishReason, GrammarKind, SpeculationStats, Started, Timings, Usage
+from tests.server.fake_tokenizer import BOS, FakeTokenizer
+from tests.server.http.calls import asked, make_context, violations
+
+HI = [{"role": "user", "content": "hi"}]
+PLACE = {"type": "object", "properties": {"at": {"type": "integer"}}, "required": ["at"]}
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": PLACE}}, {"function": {"name": "find"}}]
+BODY: dict[str, Any] = {"messages": HI, "tools": TOOLS}
+
+
+def named(name: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
+@pytest.mark.parametrize("parse", [parse_chat, parse_ollama])
+def test_a_choice_is_a_grammar(parse: Any) -> None:
+    free = asked(parse, BODY)
+    assert (free.request.grammar, free.tools.required, free.tools.parallel) == (None, (), True)
+    for choice in ("required", "any"):
+        ask = asked(parse, BODY | {"tool_choice": choice})
+        assert (ask.tools.required, ask.tools.parallel) == (("look", "find"), True)
+        assert ask.request.grammar.kind is GrammarKind.EBNF
+        assert "look" in ask.request.grammar.text
+        assert "find" in ask.request.grammar.text
+    ask = asked(parse, BODY | {"tool_choice": named("find")})
+    assert (ask.tools.required, ask.tools.parallel) == (("find",), False)
+    assert "look" not in ask.request.grammar.text
+    assert not asked(parse, BODY | {"parallel_tool_calls": False}).tools.parallel
+
+
+class MistralTokenizer(FakeTokenizer):
+    """One whose marks of calls are special tokens."""
+
+    def special_id(self, name: str) -> int | None:
+        return BOS if name == "[TOOL_CALLS]" else None
+
+
+def test_marks_that_are_special_tokens_are_shown_and_named_by_id() -> None:
+    server = make_context(MistralTokenizer(tool_form=ToolForm.MISTRAL_ARGS))
+    for parse in (parse_chat, parse_ollama):
+        assert not asked(parse, BODY, server=server).request.output.skip_special_tokens
+        assert asked(parse, BODY | {"tool_choice": "none"}, server=server).request.output.skip_special_tokens
+        assert asked(parse, BODY).request.output.skip_special_tokens
+    forced = asked(parse_chat, BODY | {"tool_choice": "required"}, server=server).request.grammar
+    assert forced is not None
+    assert forced.text.startswith(f"start: <[{BOS}]> call")
+
+
+NO_SCHEMA = {"properties": 5}
+BAD = [
+    ("tools[1].function.name", {"tools": [TOOLS[0], TOOLS[0]]}),
+    ("tools[0].function.name", {"tools": [{"function": {"name": "a b"}}]}),
+    ("tools[0].function.name", {"tools": [{"function": {"name": "a" * 257}}]}),
+    ("tools[0].function.parameters", {"tools": [{"function": {"name": "a", "parameters": []}}]}),
+    ("tools[0].function.parameters.type", {"tools": [{"function": {"name": "a", "parameters": {"type": "array"}}}]}),
+    ("tools[0].function.parameters.properties", {"tools": [{"function": {"name": "a", "parameters": NO_SCHEMA}}]}),
+    ("tools[0].function.strict", {"tools": [{"function": {"name": "a", "strict": "yes"}}]}),
+    ("tool_choice.function.name", {"tool_choice": named("other")}),
+    ("tool_choice", {"tool_choice": named(5)}),
+    ("tool_choice", {"tool_choice": {"type": "tool", "name": "look"}}),
+    ("tool_choice", {"tool_choice": "sometimes"}),
+    ("tool_choice", {"tool_choice": 5}),
+    ("tool_choice", {"tools": [], "tool_choice": "required"}),
+    ("parallel_tool_calls", {"parallel_tool_calls": 1}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("field", "fields"), BAD)
+def test_what_is_wrong_is_named(field: str, fields: dict[str, Any]) -> None:
+    for parse in (parse_chat, parse_ollama):
+        assert field in [v.field for v in violations(parse, BODY | fields)]
+
+
+def test_a_form_of_the_answer_goes_with_a_free_choice_only() -> None:
+    form = {"response_format": {"type": "json_object"}}
+    assert asked(parse_chat, BODY | form).request.grammar.kind is GrammarKind.JSON_OBJECT
+    assert [v.field for v in violations(parse_chat, BODY | form | {"tool_choice": "required"})] == ["tool_choice"]
+    assert [v.field for v in violations(parse_ollama, BODY | {"format": "json", "tool_choice": "any"})] == [
+        "tool_choice"
+    ]
+
+
+def stream(form: ToolForm, pieces: list[str], **fields: Any) -> list[dict[str, Any]]:
+    """The choices of the chunks of an answer of ``pieces``, which the model itself ended."""
+    server = make_context(FakeTokenizer(tool_form=form))
+    parsed = asked(parse_chat, BODY | {"stream": True} | fields, server=server)
+    writer = ChatStream({"id": "c"}, parsed, FakeTokenizer())
+    events = [Started("r", 1, 3, 0, 0.0), *(Delta("r", 0, [1], piece) for piece in pieces)]
+    end = Finished("r", 0, FinishReason.EOS, None, Usage(), SpeculationStats(), Timings())
+    data = b"".join(writer.take(0, event) for event in (*events, end)) + writer.last()
+    lines = [line.removeprefix("data: ") for line in data.decode().split("\n\n")[:-2]]
+    return [json.loads(line)["choices"][0] for line in lines]
+
+
+def test_golden_transcripts() -> None:
+    """Chunk by chunk what OpenAI streams: the call's beginning, then its arguments as they are written."""
+    for form, pieces in {
+        ToolForm.HERMES: ["Ok.\n<tool", '_call>{"name": "look", "arg', 'uments": {"at"', ": 1", "}}\n</tool", "_call>"],
+        ToolForm.MISTRAL_ARGS: ["Ok.", "[TOOL_CALLS]look", '[ARGS]{"at"', ": 1", "}"],
+        ToolForm.MISTRAL: ["Ok.", '[TOOL_CALLS][{"name": "look", "arguments": {"at"', ": 1", "}", "}]"],
+        ToolForm.FUNCTION_TAG: ["Ok.", "<function=look>", '{"at"', ": 1", "}</function>"],
+        ToolForm.FUNCTIONARY: ["all\nOk.", '>>>look\n{"at"', ": 1", "}"],
+        ToolForm.LLAMA: ["Ok.", '<|python_tag|>{"name": "look", "parameters": {"at"', ": 1", "}}"],
+    }.items():
+        choices = stream(form, pieces)
+        begun = next(choice["delta"]["tool_calls"][0] for choice in choices if "tool_calls" in choice["delta"])
+        call_id = begun["id"]
+        assert begun["id"].isalnum() or begun["id"].startswith("call_")
+        deltas = [choice["delta"] for choice in choices]
+        assert deltas == [
+            {"role": "assistant", "content": ""},
+            {"content": "Ok."},
+            {"tool_calls": [{
+                "index": 0, "id": call_id, "type": "function", "function": {"name": "look", "arguments": ""},
+            }]},
+            *({"tool_calls": [{"index": 0, "function": {"arguments": text}}]} for text in ('{"at"', ": 1", "}")),
+            {},
+        ]  # fmt: skip
+        assert [choice["finish_reason"] for choice in choices] == [None] * 6 + ["tool_calls"]
+
+
+def test_a_stream_has_one_call_where_more_are_not_wanted() -> None:
+    call = '<tool_call>{"name": "find"}</tool_call>'
+    for parallel, wanted in ((True, [0, 1]), (False, [0])):
+        choices = stream(ToolForm.HERMES, [call, call, " done"], parallel_tool_calls=parallel)
+        calls = [call for choice in choices for call in choice["delta"].get("tool_calls", ())]
+        assert [call["index"] for call in calls if "id" in call] == wanted
+        assert all(call["function"]["arguments"] == "{}" for call in calls if "id" not in call)
+
+
+def test_text_that_only_begins_like_a_call_ends_as_text() -> None:
+    choices = stream(ToolForm.HERMES, ["<tool_call>", '{"name": "lo'])
+    assert [choice["delta"].get("content") for choice in choices] == ["", '<tool_call>{"name": "lo', None]
+    assert choices[-1]["finish_reason"] == "stop"
