@@ -16,6 +16,7 @@ import uvloop
 
 from server.engine_process import DEFAULT_FACTORY
 from server.interfaces import TokenizerLike
+from server.model_host import LoadTokenizer
 from server.observe.logs import configure_logs
 from server.serving import Addresses, Serving
 from specdec.config import Config
@@ -39,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps({"grpc_port": addresses.grpc_port, "http_port": addresses.http_port}), flush=True)
 
     async def serve() -> None:
-        await Serving(config, _tokenizer(args.tokenizer, config), factory=args.factory).run(on_ready)
+        await Serving(config, _tokenizer(args.tokenizer), factory=args.factory).run(on_ready)
 
     try:
         uvloop.run(serve())
@@ -60,12 +61,12 @@ def end_with_parent() -> None:
     threading.Thread(target=wait, name="parent", daemon=True).start()
 
 
-def _tokenizer(place: str | None, config: Config) -> Callable[[], TokenizerLike]:
+def _tokenizer(place: str | None) -> LoadTokenizer:
     if place is None:
-        return lambda: load_tokenizer(config.engine.target, config.engine.cache_dir)
+        return lambda engine: load_tokenizer(engine.target, engine.cache_dir)
     module, _, function = place.partition(":")
     found: Callable[[], TokenizerLike] = getattr(importlib.import_module(module), function)
-    return found
+    return lambda _: found()
 
 
 if __name__ == "__main__":

@@ -373,13 +373,20 @@ class Admission:
     """Knows what the engine can not: whose a request is, what its key has used, what it supersedes. The engine queues,
     and bounds its queue by number; here it is bounded by tokens, and what can not be done in time is not begun.
 
-    Belongs to one event loop. ``clock`` gives monotonic seconds. ``experiments``: those that run; None where none does.
+    Belongs to one event loop. ``clock`` gives monotonic seconds. ``beside``: that of another model of the server,
+    against which a key's limits count too. ``experiments``: those that run; None where none does.
     """
 
-    def __init__(self, client: EngineClient, config: ServerConfig, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        client: EngineClient,
+        config: ServerConfig,
+        clock: Callable[[], float] = time.monotonic,
+        beside: Admission | None = None,
+    ) -> None:
         self._client, self._clock = client, clock
         self._max_tokens, self._shed_late = config.max_queued_tokens, config.shed_late
-        self._usage: dict[str, KeyUsage] = {}
+        self._usage: dict[str, KeyUsage] = {} if beside is None else beside._usage
         self._tickets: dict[Ticket, KeyUsage] = {}
         self._by_key: dict[str, Ticket] = {}
         self._rates = Rates()

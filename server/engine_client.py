@@ -220,7 +220,7 @@ class EngineClient:
     """Owns the engine process. All methods belong to one event loop.
 
     ``factory`` (module:function) builds the engine inside the process; ``progress`` hears of loading, ``observer`` of
-    requests.
+    requests. ``spare``: bytes of memory that a process which starts now must leave to others.
     """
 
     def __init__(
@@ -231,8 +231,9 @@ class EngineClient:
         progress: ProgressListener | None = None,
         policy: RestartPolicy | None = None,
         observer: Observer | None = None,
+        spare: Callable[[], int] | None = None,
     ) -> None:
-        self._config, self._factory, self._progress = config, factory, progress
+        self._config, self._factory, self._progress, self._spare = config, factory, progress, spare
         self._observer = observer
         self._policy = policy or RestartPolicy()
         self._states = StateFeed()
@@ -435,7 +436,10 @@ class EngineClient:
     async def _one_life(self) -> float | None:
         """One run of the process. Seconds to wait before the next; None: there is none."""
         self._last_words, self._ready_at, self._load = None, None, EngineLoad()
-        self._child = await EngineChild.spawn(self._engine_config, self._factory, self._heartbeat_s)
+        config = self._engine_config
+        if self._spare is not None:
+            config = config.model_copy(update={"spare_bytes": config.spare_bytes + self._spare()})
+        self._child = await EngineChild.spawn(config, self._factory, self._heartbeat_s)
         child, watchdog = self._child, asyncio.create_task(self._watch_heartbeat(self._child))
         try:
             await child.link.listen(self._take)

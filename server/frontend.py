@@ -11,7 +11,7 @@ from typing import Any
 from server.admission import Admission
 from server.auth.access import Access
 from server.auth.principal import current_caller
-from server.engine_client import EngineClient
+from server.engine_client import EngineClient, EngineState
 from server.errors import ChatNotSupportedError, DrainingError, UnknownModelError
 from server.experiment.live.experiments import Experiments
 from server.fim import FillMode, FimEncoder, FimNotSupportedError, Gap, PackedPrompt
@@ -72,17 +72,24 @@ _INLINE_CHARACTERS = 4096
 class Frontend:
     """Made before the model is there: until `tokenizer` is set, whatever needs it is refused as loading; ``fim`` is set
     together with it. ``config`` None: open to anybody, with the default limits. ``names``: other names of the model.
+    ``beside``: the front end of another model of the same server, with which keys and their limits are shared.
 
     Raises:
         ConfigError: a file of keys or certificates can not be read or used.
     """
 
     def __init__(
-        self, client: EngineClient, config: ServerConfig | None = None, names: ModelNames | None = None
+        self,
+        client: EngineClient,
+        config: ServerConfig | None = None,
+        names: ModelNames | None = None,
+        beside: Frontend | None = None,
     ) -> None:
         self.client, self.names = client, names or ModelNames()
-        self.access = Access(config or ServerConfig())
-        self.admission = Admission(client, config or ServerConfig())
+        self.access: Access = beside.access if beside else Access(config or ServerConfig())
+        self.admission: Admission = Admission(
+            client, config or ServerConfig(), beside=beside.admission if beside else None
+        )
         self.experiments = Experiments(
             (config or ServerConfig()).experiments,
             client,
@@ -136,6 +143,11 @@ class Frontend:
     def is_loaded(self) -> bool:
         """Whether the tokenizer is there."""
         return self.tokenizer is not None
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether a request would be taken now."""
+        return self.client.state == EngineState.READY and self.is_loaded and not self.gate.is_closed
 
     @property
     def fills_in(self) -> bool:

@@ -5,25 +5,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
-from server.completion.prompt_packer import PromptPacker
-from server.engine_client import EngineClient, EngineStartError, EngineState, RestartPolicy
+from server.engine_client import EngineStartError, EngineState, RestartPolicy
 from server.engine_process import DEFAULT_FACTORY
-from server.frontend import Frontend
 from server.grpc.server import GrpcServer
 from server.http.app import DIALECTS, ENDPOINTS, build_app, with_cors
 from server.http.call import ServerContext
 from server.http.call_records import HttpCalls
 from server.http.http_server import HttpServer
-from server.interfaces import ProgressListener, TokenizerLike
-from server.large_texts import LARGE_CHARACTERS
+from server.interfaces import ProgressListener
+from server.model_host import LoadTokenizer, ModelHost
 from server.model_names import ModelNames
 from server.observe.gpus import Gpus
 from server.observe.observer import build_observer
 from server.prometheus import Exporter
 from server.served_models import Models
+from server.sharing import promised_bytes, with_shared_cores
 from specdec.config import Config
 from specdec.errors import EngineDeadError
 from specdec.types import EngineInfo
@@ -42,8 +42,11 @@ class Addresses:
 
 
 class Serving:
-    """Runs a server from its configuration to its end. ``load_tokenizer`` is called once the engine is ready, in a
+    """Runs a server from its configuration to its end. ``load_tokenizer`` is called once an engine is ready, in a
     thread: by then the model's files are there.
+
+    Engines are started one after the other, so that each measures its costs alone and sees what memory those before it
+    need. From then on they are watched and restarted each by itself; the server ends when none is left.
 
     Raises:
         ConfigError: a file of keys or certificates can not be read or used.
@@ -52,25 +55,34 @@ class Serving:
     def __init__(
         self,
         config: Config,
-        load_tokenizer: Callable[[], TokenizerLike],
+        load_tokenizer: LoadTokenizer,
         *,
         factory: str = DEFAULT_FACTORY,
         progress: ProgressListener | None = None,
         policy: RestartPolicy | None = None,
     ) -> None:
-        self._config, self._load_tokenizer = config, load_tokenizer
+        self._config = config
         self._observer = build_observer(
             config.server, lambda ids: self._frontend.loaded_tokenizer.decode(ids), config.engine.target_tpot_ms
         )
-        self.client = EngineClient(config, factory=factory, progress=progress, policy=policy, observer=self._observer)
-        self._frontend = Frontend(self.client, config.server, ModelNames(config.engine.aliases))
+        self._hosts: list[ModelHost] = []
+        for names, settings in _configs(config):
+            beside = self._hosts[0].frontend if self._hosts else None
+            spare = self._promised if config.engines else None
+            host = ModelHost(
+                settings, names, load_tokenizer, self._observer, factory=factory, progress=progress, policy=policy,
+                spare=spare, beside=beside,
+            )  # fmt: skip
+            self._hosts.append(host)
+        self.client, self._frontend = self._hosts[0].client, self._hosts[0].frontend
         self._frontend.exporter = Exporter(
             self._observer.metrics, self.client, config.server.metrics_compat,
             None if config.engine.device == "cpu" else Gpus(),
         )  # fmt: skip
-        self._models = Models([self._frontend])
+        self._models = Models([host.frontend for host in self._hosts])
         self._grpc = GrpcServer(config.server, self._models, self._observer)
-        self._health_task: asyncio.Task[None] | None = None
+        self._health_tasks: list[asyncio.Task[None]] = []
+        self._was_ready = False
         port = config.server.http_port
         self._http: HttpServer | None = None
         if port is not None:
@@ -81,9 +93,14 @@ class Serving:
 
     @property
     def knows_chat(self) -> bool:
-        """Whether a conversation can be sent: the model is loaded and has a chat template."""
-        tokenizer = self._frontend.tokenizer
-        return tokenizer is not None and tokenizer.has_chat_template
+        """Whether a conversation can be sent: a model is loaded and has a chat template."""
+        tokenizers = [host.frontend.tokenizer for host in self._hosts]
+        return any(tokenizer is not None and tokenizer.has_chat_template for tokenizer in tokenizers)
+
+    @property
+    def infos(self) -> dict[str, EngineInfo]:
+        """What each model's engine is, by the model's name; raises EngineDeadError as long as one is not known."""
+        return {host.frontend.model: host.client.info for host in self._hosts}
 
     async def start(self) -> Addresses:
         """Listen, not serving yet, and begin to load.
@@ -107,29 +124,32 @@ class Serving:
             EngineStartError: the engine can not be started.
             ModelError: the tokenizer can not be loaded.
         """
-        info = await self.client.wait_ready()
-        tokenizer = await asyncio.to_thread(_warmed, self._load_tokenizer)
-        self._frontend.fim = await asyncio.to_thread(PromptPacker, tokenizer, info.max_context)
-        self._frontend.tokenizer = tokenizer
-        await self._frontend.experiments.start_configured()
-        self._health_task = asyncio.create_task(self._report_health(), name="health")
-        return info
+        for host in self._hosts:
+            if host.client is not self.client:
+                await host.client.start()
+            await host.wait_ready()
+        self._was_ready = True
+        self._health_tasks = [asyncio.create_task(self._report_health(host), name="health") for host in self._hosts]
+        return self.client.info
 
     async def stop(self, drain_s: float = 0.0) -> None:
         """Take no new request, let running ones finish for up to ``drain_s`` seconds, and end everything."""
         await self._grpc.begin_shutdown()
         left = await self._models.drain(drain_s)
-        await self._frontend.experiments.close()
+        for host in self._hosts:
+            await host.frontend.experiments.close()
         if left:
             _LOG.warning("%d calls were still running after %g s and are cut off", left, drain_s)
-            self.client.fail_all(EngineDeadError("the server shut down before the request was complete"))
-        if self._health_task is not None:
-            self._health_task.cancel()
+            for host in self._hosts:
+                host.client.fail_all(EngineDeadError("the server shut down before the request was complete"))
+        for task in self._health_tasks:
+            task.cancel()
         await self._grpc.stop()
         if self._http is not None:
             await self._http.stop()
-        await self.client.close()
-        self._frontend.close()
+        await asyncio.gather(*(host.client.close() for host in self._hosts))
+        for host in self._hosts:
+            host.frontend.close()
         await asyncio.to_thread(self._observer.close)
 
     async def run(self, on_ready: Callable[[Addresses, EngineInfo], None]) -> None:
@@ -158,7 +178,7 @@ class Serving:
     ) -> None:
         """Until the first signal, or the engine's final failure, which raises."""
         signalled = asyncio.create_task(signals.get())
-        failed = asyncio.create_task(self.client.wait_failed())
+        failed = asyncio.create_task(self._wait_failed())
         ready = asyncio.create_task(self.wait_ready())
         try:
             await asyncio.wait([signalled, failed, ready], return_when=asyncio.FIRST_COMPLETED)
@@ -186,19 +206,42 @@ class Serving:
         else:
             stopping.result()
 
-    async def _report_health(self) -> None:
-        states = self.client.watch()
+    async def _wait_failed(self) -> str:
+        """Wait until every engine has failed for good or was closed, and return why."""
+        reasons = await asyncio.gather(*(host.client.wait_failed() for host in self._hosts))
+        return "; ".join(host.explained(reason) for host, reason in zip(self._hosts, reasons, strict=True) if reason)
+
+    def _promised(self) -> int:
+        return promised_bytes(host.client for host in self._hosts)
+
+    async def _report_health(self, host: ModelHost) -> None:
+        """Tell gRPC's health watchers of the server, and by its name of one of several models."""
+        states = host.client.watch()
         while True:
-            await self._grpc.set_serving(await states.get() == EngineState.READY)
+            state = await states.get()
+            await self._grpc.set_serving(any(each.client.state == EngineState.READY for each in self._hosts))
+            if host.name:
+                await self._grpc.set_model_serving(host.name, state == EngineState.READY)
 
     def _probe_state(self) -> tuple[str, bool]:
-        ready = self.client.state == EngineState.READY and self._frontend.tokenizer is not None
-        return self.client.state, ready and not self._frontend.gate.is_closed
+        """That of the one engine; of several, ready once all have been and while any is."""
+        states = [host.client.state for host in self._hosts]
+        state = next((state for state in states if state != EngineState.READY), EngineState.READY)
+        if len(states) == 1:
+            return state, self._frontend.takes_requests
+        return state, self._was_ready and any(host.frontend.takes_requests for host in self._hosts)
 
 
-def _warmed(load: Callable[[], TokenizerLike]) -> TokenizerLike:
-    """The tokenizer, with what it makes for large texts made now: later it would hold up everybody."""
-    tokenizer = load()
-    tokenizer.encode("a " * LARGE_CHARACTERS)
-    assert tokenizer.longest_token > 0
-    return tokenizer
+def _configs(config: Config) -> Iterator[tuple[ModelNames, Config]]:
+    """Names and configuration of each model; of one alone, the configuration as it is."""
+    if not config.engines:
+        yield ModelNames(config.engine.aliases), config
+        return
+    for place, (name, engine) in enumerate(with_shared_cores(config.engines).items()):
+        own: dict[str, Any] = {} if place == 0 else {"start": ()}
+        if (folder := config.server.experiments.folder) is not None:
+            own["folder"] = folder / name
+        experiments = config.server.experiments.model_copy(update=own)
+        server = config.server.model_copy(update={"experiments": experiments})
+        names = ModelNames(engine.aliases, name, tuple(config.engines))
+        yield names, config.model_copy(update={"engine": engine, "server": server})

@@ -20,7 +20,7 @@ KvDtype = Literal["auto", "fp32", "bf16", "int8", "fp8"]
 
 
 Alias = Annotated[str, Field(pattern=r"^[!-~]{1,128}$")]
-IndexName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 
 
 class SpeculationConfig(BaseModel):
@@ -93,7 +93,7 @@ class EngineConfig(BaseModel):
         json_schema_extra={"unit": "tokens"},
     )
     draft_head: str | None = Field(None, description="EAGLE-3 checkpoint folder for the `head` drafter")
-    indexes: dict[IndexName, Path] = Field(
+    indexes: dict[Name, Path] = Field(
         {}, description="name: file that `specdec index` wrote, for the `index` drafter; requests choose by name"
     )
     dtype: Dtype = Field("auto", description="weights on a CPU; auto: a file's own blocks or 4 bits, else int8")
@@ -113,6 +113,7 @@ class EngineConfig(BaseModel):
     cache_dir: Path = Field(Path("~/.cache/specdec"), description="downloads, packed weights, built kernels")
 
     max_context: int = Field(0, ge=0, description="prompt and output together; 0: the model's own limit, at most 8192")
+    spare_bytes: int = Field(0, ge=0, description="of memory, left to other programs")
     kv_tokens: int = Field(16384, ge=128, description="tokens the KV cache holds, rounded up to pages of 64")
     prefix_cache: bool = Field(True, description="prompts that begin alike share what was computed of them")
 
@@ -291,12 +292,61 @@ class ServerConfig(BaseModel):
 
 
 class Config(BaseModel):
-    """The whole configuration, as a YAML file holds it: ``engine:`` and ``server:``."""
+    """The whole configuration, as a YAML file holds it: ``engine:`` and ``server:``.
+
+    ``engines``: several models of one server by name, each with an engine of its own. What ``engine:`` says then holds
+    for those that do not say otherwise (its aliases for the first), and once checked ``engine`` is the first.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     engine: EngineConfig = EngineConfig()
+    engines: dict[Name, EngineConfig] = {}
     server: ServerConfig = ServerConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete_engines(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping) or not isinstance(data.get("engines"), Mapping) or not data["engines"]:
+            return data
+        shared = data.get("engine") or {}
+        if not isinstance(shared, Mapping):
+            return data
+        left = {name: value for name, value in data.items() if name != "engine"}
+        found: dict[Any, Any] = {}
+        for name, own in data["engines"].items():
+            found[name] = _merged(shared, own or {}) if isinstance(own or {}, Mapping) else own
+            shared = {field: value for field, value in shared.items() if field != "aliases"}
+        return left | {"engines": found}
+
+    @model_validator(mode="after")
+    def _engines_stand_apart(self) -> Config:
+        if not self.engines:
+            return self
+        # Completed here, as the drafters are; the configuration is frozen from now on.
+        object.__setattr__(self, "engine", next(iter(self.engines.values())))
+        names: dict[str, str] = {}
+        files: dict[Path, str] = {}
+        for name in self.engines:
+            names.setdefault(name.lower(), name)
+        for name, engine in self.engines.items():
+            for known in (name, *engine.aliases):
+                owner = names.setdefault(known.lower(), name)
+                if owner != name:
+                    raise ValueError(f"engines.{name}.aliases: {known!r} is a name of engines.{owner} too")
+            file = engine.speculation.trace_file
+            if file is not None and (owner := files.setdefault(file, name)) != name:
+                raise ValueError(f"engines.{name}.speculation.trace_file: engines.{owner} writes {file} too")
+        return self
+
+
+def _merged(shared: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """``own``, completed by what only ``shared`` says, inside of mappings too."""
+    found = dict(shared) | dict(own)
+    for name, value in shared.items():
+        if isinstance(value, Mapping) and isinstance(own.get(name), Mapping):
+            found[name] = _merged(value, own[name])
+    return found
 
 
 def load_config(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Config:

@@ -97,6 +97,10 @@ class GrpcServer:
         for service in ("", *SERVICES):
             await self._health.set(service, _SERVING if serving else _NOT_SERVING)
 
+    async def set_model_serving(self, name: str, serving: bool) -> None:
+        """Tell those who watch one of several models, by its name."""
+        await self._health.set(name, _SERVING if serving else _NOT_SERVING)
+
     async def begin_shutdown(self) -> None:
         """Not serving from now on, whatever `set_serving` says later; calls are still answered."""
         await self._health.enter_graceful_shutdown()

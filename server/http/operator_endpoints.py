@@ -38,8 +38,12 @@ async def live(call: Call) -> None:
 
 
 async def ready(call: Call) -> None:
-    """Whether a request would be taken now."""
+    """Whether a request would be taken now; with ``model`` in the query, one of that model."""
     state, is_ready = call.server.state()
+    if name := call.query.get("model"):
+        model = call.server.models.find(name).frontend
+        model.check_model(name)
+        state, is_ready = model.client.state, model.takes_requests
     await call.reply(200 if is_ready else 503, {"status": "ready" if is_ready else "not ready", "engine": state})
 
 

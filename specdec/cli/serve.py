@@ -7,7 +7,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specdec.cli.options import server_options
-from specdec.config import Config, ServerConfig
+from specdec.config import Config, EngineConfig, ServerConfig
 
 if TYPE_CHECKING:
     from server.serving import Addresses
+    from specdec.models.tokenizer import Tokenizer
     from specdec.types import EngineInfo
 
 
@@ -71,17 +72,21 @@ def serve_command(config: Config, quiet: bool) -> None:
     from specdec.models.load import load_tokenizer
 
     configure_logs(config.server.log_format, logging.WARNING if quiet else logging.INFO)
-    engine = config.engine
-    click.echo(f"loading {engine.target} ...", err=True)
+    for engine in config.engines.values() or (config.engine,):
+        click.echo(f"loading {engine.target} ...", err=True)
     with ExitStack() as bars:
         progress = bars.enter_context(ProgressBar())
 
+        def load(engine: EngineConfig) -> Tokenizer:
+            return load_tokenizer(engine.target, engine.cache_dir)
+
         async def serve() -> None:
-            serving = Serving(config, lambda: load_tokenizer(engine.target, engine.cache_dir), progress=progress)
+            serving = Serving(config, load, progress=progress)
 
             def on_ready(addresses: Addresses, info: EngineInfo) -> None:
                 bars.close()
-                click.echo("\n".join(ready_lines(addresses, info, serving.knows_chat, config.server)))
+                lines = ready_lines(addresses, info, serving.knows_chat, config.server)
+                click.echo("\n".join([*lines, *model_lines(serving.infos)]))
 
             await serving.run(on_ready)
 
@@ -103,6 +108,16 @@ def ready_lines(addresses: Addresses, info: EngineInfo, knows_chat: bool, server
         f"  gRPC  {host}:{addresses.grpc_port}",
         *([f"  HTTP  {scheme}://{host}:{http}/readyz"] if http is not None else []),
         f"  try   {_program()} generate --server {host}:{addresses.grpc_port}{flags} {ask}",
+    ]
+
+
+def model_lines(infos: Mapping[str, EngineInfo]) -> list[str]:
+    """What each of several models is, by name."""
+    if len(infos) == 1:
+        return []
+    return [
+        f"  {name}: {info.target}, {info.dtype}, threads: {info.threads}, KV cache: {info.kv_tokens} tokens"
+        for name, info in infos.items()
     ]
 
 

@@ -209,7 +209,7 @@ def build_decoder(
     need = pages * kv_page_bytes(model.config, kv_dtype)
     # Pools and logits take their memory page by page: what is promised is not yet missing from what is free.
     promised = config.max_step_rows * model.config.vocab_size * 4 + already_promised
-    free = available_bytes() - promised
+    free = available_bytes() - promised - config.spare_bytes
     if need > free:
         raise ModelError(
             f"engine.kv_tokens: the KV cache of {model.name} needs {need / 2**30:.1f} GiB, "
@@ -410,7 +410,8 @@ def assemble(
     remember: bool = False,
 ) -> EngineParts:
     """The parts of an engine with its models on ``platform``; ``kernels``: the CPU's. Raises as `build_engine` does."""
-    tell_memory(plan_memory(config, progress, on_device=not isinstance(platform, HostPlatform)))
+    budget = plan_memory(config, progress, on_device=not isinstance(platform, HostPlatform))
+    tell_memory(budget)
     target = platform.load_target(progress)
     max_context = context_limit(config, target.config)
     pages = -(-max(config.kv_tokens, PAGE_SIZE) // PAGE_SIZE)
@@ -426,6 +427,7 @@ def assemble(
         eos_ids=tuple(target.tokenizer.eos_ids), threads=threads, version=specdec.__version__,
         kv_dtype=_DTYPE_NAMES[platform.kv_dtype],
         indexes=tuple(config.indexes) if any(d.name == IndexDrafter.name for d in drafters) else (),
+        memory_bytes=budget.needed,
     )  # fmt: skip
     if platform.kernels == "native":
         # The kernels have their own workers; torch's, woken for a small copy, spin beside them for milliseconds.

@@ -152,7 +152,7 @@ def plan_memory(
     needs.append(MemoryNeed("working space", WORKING_BYTES))
     return MemoryBudget(
         needs,
-        available_bytes() if available is None else available,
+        (available_bytes() if available is None else available) - config.spare_bytes,
         kv_token_bytes=page_bytes // PAGE_SIZE,
         kv_tokens=pages * PAGE_SIZE,
         least_kv_tokens=(config.max_context or PAGE_SIZE) + PAGE_SIZE,

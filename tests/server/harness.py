@@ -67,7 +67,7 @@ async def running_server(
     tokenizer: Callable[[], Any] = FakeTokenizer, *, wait: bool = True, **server: Any
 ) -> AsyncIterator[Harness]:
     """A server, ready to serve unless not to ``wait``."""
-    serving = Serving(make_config(**server), tokenizer, factory=FACTORY, policy=quick_policy())
+    serving = Serving(make_config(**server), lambda _: tokenizer(), factory=FACTORY, policy=quick_policy())
     addresses = await serving.start()
     try:
         if wait:

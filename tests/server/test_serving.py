@@ -143,7 +143,7 @@ async def run_until_ready(serving: Serving) -> tuple[asyncio.Task[None], Address
 
 async def test_sigterm_drains_and_a_second_one_does_not_wait() -> None:
     for signals in (1, 2):
-        serving = Serving(make_config(drain_s=30), FakeTokenizer, factory=FACTORY)
+        serving = Serving(make_config(drain_s=30), lambda _: FakeTokenizer(), factory=FACTORY)
         running, addresses = await run_until_ready(serving)
         async with grpc.aio.insecure_channel(f"127.0.0.1:{addresses.grpc_port}") as channel:
             server = Harness(serving, addresses, channel)
@@ -163,10 +163,10 @@ async def test_sigterm_drains_and_a_second_one_does_not_wait() -> None:
 
 
 async def test_run_ends_when_the_engine_can_not_start_or_dies_too_often() -> None:
-    missing = Serving(make_config(target="missing"), FakeTokenizer, factory=FACTORY)
+    missing = Serving(make_config(target="missing"), lambda _: FakeTokenizer(), factory=FACTORY)
     with pytest.raises(EngineStartError, match="can not be found"):
         await asyncio.wait_for(missing.run(lambda *_: None), 20)
-    frail = Serving(make_config(), FakeTokenizer, factory=FACTORY, policy=quick_policy(give_up_after=1))
+    frail = Serving(make_config(), lambda _: FakeTokenizer(), factory=FACTORY, policy=quick_policy(give_up_after=1))
     running, _ = await run_until_ready(frail)
     assert frail.client.pid is not None
     os.kill(frail.client.pid, signal.SIGKILL)
@@ -181,4 +181,4 @@ async def test_a_port_in_use_is_one_clear_error() -> None:
             config = make_config()
             config = config.model_copy(update={"server": config.server.model_copy(update=ports)})
             with pytest.raises(ConfigError, match=f"{port}.*in use"):
-                await Serving(config, FakeTokenizer, factory=FACTORY).start()
+                await Serving(config, lambda _: FakeTokenizer(), factory=FACTORY).start()

@@ -32,7 +32,7 @@ def both_faces(**server: Any) -> Iterator[Faces]:
 
     async def make() -> Serving:
         config = make_config(http_port=0, **server)
-        return Serving(config, FakeTokenizer, factory=FACTORY, policy=quick_policy())
+        return Serving(config, lambda _: FakeTokenizer(), factory=FACTORY, policy=quick_policy())
 
     serving: Serving = run(make())
     addresses = run(serving.start())

@@ -93,7 +93,7 @@ def test_an_abort_ends_it() -> None:
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 async def test_readers_get_every_message(protocol: str) -> None:
     config = Config(engine=EngineConfig(target=paced_target(1)), server=ServerConfig(grpc_port=0, http_port=0))
-    serving = Serving(config, ByteTokenizer, factory=FACTORY)
+    serving = Serving(config, lambda _: ByteTokenizer(), factory=FACTORY)
     addresses = await serving.start()
     try:
         await serving.wait_ready()
@@ -116,7 +116,7 @@ async def test_readers_get_every_message(protocol: str) -> None:
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 async def test_bare_readers_get_every_message(protocol: str) -> None:
     config = Config(engine=EngineConfig(target=paced_target(1)), server=ServerConfig(grpc_port=0, http_port=0))
-    serving = Serving(config, ByteTokenizer, factory=FACTORY)
+    serving = Serving(config, lambda _: ByteTokenizer(), factory=FACTORY)
     addresses = await serving.start()
 
     def read(limits: tuple[int, ...]) -> None:
@@ -161,7 +161,7 @@ def test_a_connection_that_ends_is_no_answer(kind: type[BareGrpc] | type[BareHtt
 
 async def test_a_refusal_is_no_figure() -> None:
     config = Config(engine=EngineConfig(target=paced_target(1)), server=ServerConfig(grpc_port=0, http_port=0))
-    serving = Serving(config, ByteTokenizer, factory=FACTORY)
+    serving = Serving(config, lambda _: ByteTokenizer(), factory=FACTORY)
     addresses = await serving.start()  # it is not ready yet
     try:
         assert addresses.http_port is not None

@@ -79,7 +79,7 @@ def test_a_file_that_is_too_short_is_told() -> None:
 async def test_typing_what_the_model_would_say(typist: Typist) -> None:
     """Every key is answered in the end, and only a session goes on with what was begun."""
     stretch = Stretch("book", BOOK[:AT], LINE[:8], "\n" + BOOK[BEHIND:])
-    serving = Serving(make_config(), CodeTokenizer, factory=FACTORY, policy=quick_policy())
+    serving = Serving(make_config(), lambda _: CodeTokenizer(), factory=FACTORY, policy=quick_policy())
     addresses = await serving.start()
     try:
         await serving.wait_ready()

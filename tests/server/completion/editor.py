@@ -96,7 +96,7 @@ class Editor:
 @asynccontextmanager
 async def running(tokenizer: Callable[[], Any] = CodeTokenizer) -> AsyncIterator[Server]:
     """A server that is ready."""
-    serving = Serving(make_config(), tokenizer, factory=FACTORY, policy=quick_policy())
+    serving = Serving(make_config(), lambda _: tokenizer(), factory=FACTORY, policy=quick_policy())
     addresses = await serving.start()
     try:
         await serving.wait_ready()

@@ -40,7 +40,7 @@ PLAIN = pb.CompletionOptions(
 
 @asynccontextmanager
 async def serving(config: EngineConfig, tokenizer: Any) -> AsyncIterator[Server]:
-    found = Serving(Config(engine=config, server=ServerConfig(grpc_port=0, http_port=None)), lambda: tokenizer)
+    found = Serving(Config(engine=config, server=ServerConfig(grpc_port=0, http_port=None)), lambda _: tokenizer)
     addresses = await found.start()
     try:
         await found.wait_ready()

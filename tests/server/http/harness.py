@@ -124,6 +124,24 @@ def running(
     **config: Any,
 ) -> Iterator[Server]:
     """A server, ready unless not to ``wait``; ``tls``: what its client trusts, where it speaks TLS."""
+    settings = make_config(**({"http_port": 0, "heartbeat_timeout_s": 2.0} | config))
+    if engine is not None:
+        settings = settings.model_copy(update={"engine": engine})
+
+    def make() -> Serving:
+        return Serving(settings, lambda _: tokenizer(), factory=factory or FACTORY, policy=quick_policy())
+
+    with running_serving(make, wait=wait, tls=tls) as server:
+        if wait:
+            server.serving._frontend.fim = fim or server.serving._frontend.fim
+        yield server
+
+
+@contextmanager
+def running_serving(
+    make: Callable[[], Serving], *, wait: bool = True, tls: ssl.SSLContext | None = None
+) -> Iterator[Server]:
+    """The server that ``make`` makes in its own loop."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
@@ -131,20 +149,14 @@ def running(
     def run(work: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(work, loop).result(30)
 
-    settings = make_config(**({"http_port": 0, "heartbeat_timeout_s": 2.0} | config))
+    async def made() -> Serving:
+        return make()
 
-    if engine is not None:
-        settings = settings.model_copy(update={"engine": engine})
-
-    async def make() -> Serving:
-        return Serving(settings, tokenizer, factory=factory or FACTORY, policy=quick_policy())
-
-    serving: Serving = run(make())
+    serving: Serving = run(made())
     addresses = run(serving.start())
     try:
         if wait:
             run(serving.wait_ready())
-            serving._frontend.fim = fim or serving._frontend.fim
         server = Server(serving, loop, addresses, tls)
         with server.client:
             yield server

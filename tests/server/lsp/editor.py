@@ -114,7 +114,7 @@ async def running(port: int = 0, **config: Any) -> AsyncIterator[Addressed]:
     """A server over the book engine that is ready, on a port of the system's choice or on ``port``."""
     made = make_config(**config)
     made = made.model_copy(update={"server": made.server.model_copy(update={"grpc_port": port})})
-    serving = Serving(made, CodeTokenizer, factory=FACTORY, policy=quick_policy())
+    serving = Serving(made, lambda _: CodeTokenizer(), factory=FACTORY, policy=quick_policy())
     addresses = await serving.start()
     try:
         await serving.wait_ready()

@@ -110,7 +110,7 @@ async def live_server(tmp_path: Path, draft: str | None = None, **experiments: A
     keys.unlink(missing_ok=True)
     key, user = make_key(keys, "boss", "ops", admin=True), make_key(keys, "ada")
     config = live_config(tmp_path, draft, **experiments)
-    serving = Serving(config, FakeTokenizer, factory=FACTORY, policy=quick_policy())
+    serving = Serving(config, lambda _: FakeTokenizer(), factory=FACTORY, policy=quick_policy())
     addresses = await serving.start()
     try:
         await serving.wait_ready()

@@ -155,7 +155,7 @@ def test_a_file_that_is_no_plan_is_no_configuration(tmp_path: Path) -> None:
     make_key(tmp_path / "keys.yaml", "ada")
     for path, reason in ((bad, "line 5: assignment.mode"), (tmp_path / "none.yaml", "can not be read")):
         with pytest.raises(ConfigError, match=reason):
-            Serving(live_config(tmp_path, start=(path,)), FakeTokenizer, factory=FACTORY)
+            Serving(live_config(tmp_path, start=(path,)), lambda _: FakeTokenizer(), factory=FACTORY)
     with pytest.raises(ValueError, match="start needs folder"):
         ExperimentsConfig(start=(bad,))
 

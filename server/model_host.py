@@ -1,0 +1,82 @@
+"""One model of a server, from its configuration to its end: engine, front end, tokenizer."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+
+from server.completion.prompt_packer import PromptPacker
+from server.engine_client import EngineClient, EngineStartError, RestartPolicy
+from server.engine_process import DEFAULT_FACTORY
+from server.frontend import Frontend
+from server.interfaces import ProgressListener, TokenizerLike
+from server.large_texts import LARGE_CHARACTERS
+from server.model_names import ModelNames
+from server.observe.observer import Observer
+from specdec.config import Config, EngineConfig
+from specdec.types import EngineInfo
+
+LoadTokenizer = Callable[[EngineConfig], TokenizerLike]
+
+
+class ModelHost:
+    """``config.engine`` is this model's. ``load_tokenizer`` is called once the engine is ready, in a thread: by then
+    the model's files are there. ``spare``: bytes of memory that an engine which starts now must leave to others.
+    ``beside``: the front end of another model of the server, whose keys it shares.
+
+    Raises:
+        ConfigError: a file of keys or certificates can not be read or used.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        names: ModelNames,
+        load_tokenizer: LoadTokenizer,
+        observer: Observer,
+        *,
+        factory: str = DEFAULT_FACTORY,
+        progress: ProgressListener | None = None,
+        policy: RestartPolicy | None = None,
+        spare: Callable[[], int] | None = None,
+        beside: Frontend | None = None,
+    ) -> None:
+        self._config, self._load_tokenizer = config, load_tokenizer
+        self.name = names.own
+        self.client = EngineClient(
+            config, factory=factory, progress=progress, policy=policy, observer=observer, spare=spare
+        )
+        self.frontend = Frontend(self.client, config.server, names, beside)
+
+    async def wait_ready(self) -> EngineInfo:
+        """Wait until requests are served.
+
+        Raises:
+            EngineStartError: the engine can not be started.
+            ModelError: the tokenizer can not be loaded.
+        """
+        try:
+            info = await self.client.wait_ready()
+        except EngineStartError as error:
+            raise EngineStartError(self.explained(str(error))) from None
+        frontend = self.frontend
+        tokenizer = await asyncio.to_thread(_warmed, self._load_tokenizer, self._config.engine)
+        frontend.fim = await asyncio.to_thread(PromptPacker, tokenizer, info.max_context)
+        frontend.tokenizer = tokenizer
+        await frontend.experiments.start_configured()
+        return info
+
+    def explained(self, message: str) -> str:
+        """What the engine said, with its fields as the configuration has them."""
+        if not self.name:
+            return message
+        return f"{self.name}: " + re.sub(r"\bengine\.(?=[a-z])", f"engines.{self.name}.", message)
+
+
+def _warmed(load: LoadTokenizer, config: EngineConfig) -> TokenizerLike:
+    """The tokenizer, with what it makes for large texts made now: later it would hold up everybody."""
+    tokenizer = load(config)
+    tokenizer.encode("a " * LARGE_CHARACTERS)
+    assert tokenizer.longest_token > 0
+    return tokenizer

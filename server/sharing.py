@@ -1,0 +1,47 @@
+"""How the engines of one server share its machine: cores, and memory that is promised but not yet taken."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Mapping
+
+import psutil
+
+from server.engine_client import EngineClient
+from specdec.config import EngineConfig
+
+_LOG = logging.getLogger(__name__)
+
+
+def with_shared_cores(engines: Mapping[str, EngineConfig], cores: int | None = None) -> dict[str, EngineConfig]:
+    """``engines`` by name, each with a number of threads: those that ask for none get equal parts of the cores that the
+    others leave, one at least. cores: those this process may use (default: found out)."""
+    cores = len(os.sched_getaffinity(0)) if cores is None else cores
+    asked = sum(engine.threads for engine in engines.values())
+    if asked > cores:
+        fields = ", ".join(f"engines.{name}.threads" for name, engine in engines.items() if engine.threads)
+        _LOG.warning("%s: %d threads on %d cores get in each other's way while all engines work", fields, asked, cores)
+    open_ended = [name for name, engine in engines.items() if not engine.threads]
+    found = dict(engines)
+    left = max(0, cores - asked)
+    for place, name in enumerate(open_ended):
+        part = left // len(open_ended) + (place < left % len(open_ended))
+        found[name] = engines[name].model_copy(update={"threads": max(1, part)})
+    return found
+
+
+def promised_bytes(clients: Iterable[EngineClient]) -> int:
+    """Bytes of memory that engines which are up will need and have not taken yet: KV caches fill as they are used."""
+    return sum(_promised(client) for client in clients)
+
+
+def _promised(client: EngineClient) -> int:
+    if client.pid is None or not client.is_known:
+        return 0
+    try:
+        memory = psutil.Process(client.pid).memory_info()
+    except psutil.Error:
+        return 0  # it has just ended, and its memory is free
+    # What is mapped from files counts as free elsewhere, so it is not taken yet.
+    return max(0, client.info.memory_bytes - (memory.rss - memory.shared))

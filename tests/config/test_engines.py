@@ -1,0 +1,67 @@
+"""Several engines in one file: what they share, and what they must not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from server.sharing import with_shared_cores
+from specdec.config import Config, EngineConfig, load_config
+from specdec.errors import ConfigError
+
+TWO = """
+engine: {kv_tokens: 4096, aliases: [gpt-4o], speculation: {max_nodes: 7, width: 2}}
+engines:
+  chat: {target: a}
+  fim: {target: b, kv_tokens: 1024, aliases: [codestral], speculation: {max_nodes: 15}}
+"""
+
+
+def load(folder: Path, text: str) -> Config:
+    file = folder / "c.yaml"
+    file.write_text(text)
+    return load_config(file, {"engine.dtype": "int8"})
+
+
+def test_they_take_over_what_they_do_not_say(tmp_path: Path) -> None:
+    config = load(tmp_path, TWO)
+    chat, fim = config.engines.values()
+    assert [*config.engines] == ["chat", "fim"]
+    assert config.engine == chat
+    assert (chat.target, chat.kv_tokens, chat.aliases, chat.dtype) == ("a", 4096, ("gpt-4o",), "int8")
+    assert (fim.target, fim.kv_tokens, fim.aliases, fim.dtype) == ("b", 1024, ("codestral",), "int8")
+    assert [(engine.speculation.max_nodes, engine.speculation.width) for engine in (chat, fim)] == [(7, 2), (15, 2)]
+    assert Config.model_validate_json(config.model_dump_json()) == config
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("engines: {a: {target: x}, b: {targt: x}}", "engines.b.targt"),
+        ("engine: {kv_tokens: 1}\nengines: {a: {target: x}}", "engines.a.kv_tokens"),
+        (
+            "engines: {a: {target: x}, b: {target: y, aliases: [A]}}",
+            "engines.b.aliases: 'A' is a name of",
+        ),
+        ("engines: {a: {aliases: [m]}, b: {aliases: [m]}}", "engines.b.aliases: 'm' is a name of engines.a too"),
+        ("engine: {speculation: {trace_file: /t}}\nengines: {a: {}, b: {}}", "engines.b.speculation.trace_file"),
+        ("engines: {a/b: {target: x}}", "engines.a/b"),
+        ("engines: [x]", "engines"),
+        ("engines: {a: 5}", "engines.a"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("asked", "cores", "threads"),
+    [((0, 0), 2, (1, 1)), ((0, 0), 5, (3, 2)), ((0, 0, 0), 2, (1, 1, 1)), ((3, 0), 8, (3, 5)), ((2, 2), 2, (2, 2)),
+     ((2, 0), 2, (2, 1))],
+)  # fmt: skip
+def test_cores_are_shared(asked: tuple[int, ...], cores: int, threads: tuple[int, ...]) -> None:
+    engines = {str(place): EngineConfig(threads=number) for place, number in enumerate(asked)}
+    shared = with_shared_cores(engines, cores)
+    assert tuple(engine.threads for engine in shared.values()) == threads

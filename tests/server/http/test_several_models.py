@@ -1,0 +1,234 @@
+"""Two models on one port: calls go by name, or to the model that can do what is asked; an engine's end is its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from server.auth.keys import KeyEntry, KeyHash, add_key, new_key
+from server.engine_client import EngineStartError, EngineState
+from specdec.api.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    completion_pb2,
+    completion_pb2_grpc,
+    generation_pb2_grpc,
+    model_pb2,
+    model_pb2_grpc,
+    options_pb2,
+    trace_pb2,
+    trace_pb2_grpc,
+)
+from specdec.api.v1 import generation_pb2 as pb
+from tests.server.completion.book_engine import BOOK
+from tests.server.completion.editor import AT, BEHIND, LINE
+from tests.server.http.harness import CHAT, COMPLETIONS, Server, running_serving
+from tests.server.several_engines import ENGINES, make_several, serving, several
+
+BEFORE, AFTER = BOOK[:AT], "\n" + BOOK[BEHIND:]
+TALK = [{"role": "user", "content": "a"}]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """chat comes first and fim can fill in; all tests but those that end an engine share it."""
+    with several() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def channel(server: Server) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as found:
+        yield found
+
+
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [("chat", "chat"), ("GPT-4o:latest", "chat"), ("echo-1", "chat"), ("fim", "fim"), ("codestral", "fim"),
+     ("book-2", "fim")],
+)  # fmt: skip
+def test_every_dialect_goes_by_name(server: Server, channel: grpc.Channel, name: str, model: str) -> None:
+    prompt = BOOK[:12]
+    written = {"chat": prompt, "fim": BOOK[12:24]}[model]
+    found = server.ask(COMPLETIONS, model=name, prompt=prompt, max_tokens=12)
+    assert found["model"] == model
+    if model == "fim":
+        assert found["choices"][0]["text"] == written
+    assert server.ask("/completion", model=name, prompt=prompt, n_predict=12)["model"] == model
+    told = server.ask("/api/generate", model=name, prompt=prompt, raw=True, stream=False)
+    assert (told["model"], told["done"]) == (name, True)
+    assert server.client.get("/props", params={"model": name}).json()["model_alias"] == model
+    assert server.client.get(f"/v1/models/{name}").json()["root"] == ENGINES[model]["target"]
+    answer = generation_pb2_grpc.GenerationServiceStub(channel).Generate(pb.GenerateRequest(text=prompt, model=name))
+    assert answer.model == model
+
+
+def test_a_gap_goes_to_the_model_that_fills_in(server: Server, channel: grpc.Channel) -> None:
+    segments = {"prefix": BEFORE, "suffix": AFTER}
+    more: dict[str, Any] = {"max_tokens": 40, "temperature": 0}
+    for path, body in (
+        (COMPLETIONS, {"prompt": BEFORE, "suffix": AFTER, **more}),
+        ("/beta/completions", {"prompt": BEFORE, "suffix": AFTER, **more}),
+        ("/v1/fim/completions", {"prompt": BEFORE, "suffix": AFTER, **more}),
+        ("/v1/completions", {"language": "python", "segments": segments}),
+        ("/infill", {"input_prefix": BEFORE, "input_suffix": AFTER, "n_predict": 40}),
+        ("/api/generate", {"prompt": BEFORE, "suffix": AFTER, "stream": False, "options": {"num_predict": 40}}),
+    ):
+        answer = server.ask(path, **body)
+        assert LINE in json.dumps(answer), path
+        assert answer.get("model", "fim") == "fim"
+    gap = options_pb2.FimPrompt(prefix=BEFORE, suffix=AFTER)
+    completion = completion_pb2_grpc.CompletionServiceStub(channel)
+    messages = list(completion.Complete(completion_pb2.CompleteRequest(fim=gap)))
+    assert messages[0].started.model == "fim"
+    (ready,) = completion.CompleteSession(iter([completion_pb2.CompleteSessionRequest(setup={})]))
+    assert (ready.ready.model, ready.ready.fills_in) == ("fim", True)
+    answer = generation_pb2_grpc.GenerationServiceStub(channel).Generate(pb.GenerateRequest(fim=gap))
+    assert answer.model == "fim"
+    assert server.refused("/v1/fim/completions", model="chat", prompt="a", suffix="b")[0] == 422
+
+
+def test_what_names_no_model_goes_to_the_first(server: Server, channel: grpc.Channel) -> None:
+    assert server.ask(COMPLETIONS, prompt="a")["model"] == "chat"
+    assert server.ask(CHAT, messages=TALK)["model"] == "chat"
+    assert server.ask("/api/chat", messages=TALK, stream=False)["model"] == "chat"
+    models = model_pb2_grpc.ModelServiceStub(channel)
+    assert models.GetServerInfo(model_pb2.GetServerInfoRequest()).target == "echo-1"
+    assert models.GetServerInfo(model_pb2.GetServerInfoRequest(model="codestral")).target == "book-2"
+
+
+def test_a_talk_goes_to_the_model_that_talks_and_one_is_drained_alone(tmp_path: Path) -> None:
+    file, key = tmp_path / "keys.yaml", new_key()
+    add_key(file, KeyEntry(name="me", tenant="us", hash=str(KeyHash.of(key)), admin=True))
+    bearer = {"authorization": f"Bearer {key}"}
+    with several({"fim": ENGINES["fim"], "chat": ENGINES["chat"]}, keys_file=file) as server:
+        server.client.headers.update(bearer)
+        assert server.ask(CHAT, messages=TALK)["model"] == "chat"
+        assert server.ask(COMPLETIONS, prompt="a")["model"] == "fim"
+        health = server.client.get("/v1/health").json()
+        assert (health["model"], health["chat_model"]) == ("fim", "chat")
+
+        def drain(model: str) -> int:
+            request, metadata = admin_pb2.DrainRequest(model=model, timeout_s=5), tuple(bearer.items())
+            with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+                running: int = admin_pb2_grpc.AdminServiceStub(channel).Drain(request, metadata=metadata).running
+                return running
+
+        assert drain("codestral") == 0
+        status, error = server.refused(COMPLETIONS, model="fim", prompt="a")
+        assert (status, error["code"]) == (503, "draining")
+        assert server.ask(COMPLETIONS, model="chat", prompt="a")["model"] == "chat"
+        assert [state(server)[0], state(server, model="fim")[0]] == [200, 503]
+        assert drain("") == 0
+        assert state(server)[0] == 503
+
+
+def test_an_unknown_name_is_refused_with_those_there_are(server: Server, channel: grpc.Channel) -> None:
+    status, error = server.refused(COMPLETIONS, model="gpt-5", prompt="a")
+    assert (status, error["code"]) == (404, "model_not_found")
+    assert error["message"] == "model 'gpt-5' is not served here; this server runs 'chat', 'fim'"
+    response = server.client.post("/api/chat", json={"model": "llama3", "messages": TALK})
+    assert (response.status_code, response.json()["error"][:17]) == (404, "model not found: ")
+    assert server.client.get("/props", params={"model": "x"}).status_code == 404
+    assert server.refused(COMPLETIONS, model=5, prompt="a")[0] == 400
+    generation, traces = generation_pb2_grpc.GenerationServiceStub(channel), trace_pb2_grpc.TraceServiceStub(channel)
+    for call, message in (
+        (generation.Generate, pb.GenerateRequest(text="a", model="gpt-5")),
+        (generation.Tokenize, pb.TokenizeRequest(text="a", model="gpt-5")),
+        (traces.GetTrace, trace_pb2.GetTraceRequest(model="gpt-5")),
+    ):
+        with pytest.raises(grpc.RpcError) as caught:
+            call(message)
+        assert caught.value.code() == grpc.StatusCode.NOT_FOUND  # type: ignore[attr-defined]
+
+
+def test_all_are_listed(server: Server, channel: grpc.Channel) -> None:
+    cards = server.client.get("/v1/models").json()["data"]
+    assert [(card["id"], card["root"], card["parent"]) for card in cards] == [
+        ("chat", "echo-1", None), ("gpt-4o", "echo-1", "chat"), ("fim", "book-2", None), ("codestral", "book-2", "fim")
+    ]  # fmt: skip
+    able = {card["id"]: card["capabilities"] for card in cards}
+    assert [able["chat"][what] for what in ("completion_chat", "completion_fim")] == [True, False]
+    assert [able["fim"][what] for what in ("completion_chat", "completion_fim")] == [False, True]
+    entries = server.client.get("/api/tags").json()["models"]
+    assert [entry["model"] for entry in entries] == ["chat", "gpt-4o", "fim", "codestral"]
+    assert len({entry["digest"] for entry in entries}) == 2
+    assert [entry["name"] for entry in server.client.get("/api/ps").json()["models"]] == ["chat", "fim"]
+    found = model_pb2_grpc.ModelServiceStub(channel).ListModels(model_pb2.ListModelsRequest()).models
+    assert [model.name for model in found if model.role == model_pb2.MODEL_ROLE_TARGET] == ["chat", "fim"]
+
+
+def test_the_tokens_are_each_models_own(server: Server, channel: grpc.Channel) -> None:
+    stub = generation_pb2_grpc.GenerationServiceStub(channel)
+    ids = [list(stub.Tokenize(pb.TokenizeRequest(text="a", model=name)).token_ids) for name in ("", "chat", "fim")]
+    assert ids == [[2, 97], [2, 97], [97]]
+    assert server.ask("/tokenize", model="fim", content="a", add_special=True) == {"tokens": [97]}
+    assert server.ask("/tokenize", content="a", add_special=True) == {"tokens": [2, 97]}
+
+
+def state(server: Server, **query: str) -> tuple[int, str]:
+    response = server.client.get("/readyz", params=query)
+    return response.status_code, response.json()["engine"]
+
+
+def health_of(server: Server, name: str) -> int:
+    with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+        request = health_pb2.HealthCheckRequest(service=name)
+        status: int = health_pb2_grpc.HealthStub(channel).Check(request).status
+        return status
+
+
+def test_one_engines_death_leaves_the_others_streams_alone() -> None:
+    serves, serves_not = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+    with running_serving(serving(make_several(), give_up_after=2)) as server:
+        chat, coder = (host.client for host in server.serving._hosts)
+
+        def kill() -> None:
+            assert coder.pid is not None
+            os.kill(coder.pid, signal.SIGKILL)
+
+        slow = {"model": "chat", "prompt": "x" * 40, "max_tokens": 40, "cache_salt": "slow", "stream": True}
+        with server.client.stream("POST", COMPLETIONS, json=slow) as response:
+            lines = response.iter_lines()
+            next(lines)
+            kill()
+            rest = [line for line in lines if line]
+        assert rest[-1] == "data: [DONE]"
+        assert sum('"text":"x"' in line for line in rest) >= 38
+        assert server.comes_to(lambda: (coder.restarts, coder.state) == (1, EngineState.READY))
+        assert LINE in json.dumps(server.ask("/infill", input_prefix=BEFORE, input_suffix=AFTER))
+
+        kill()  # for good
+        assert server.comes_to(lambda: coder.state == EngineState.FAILED)
+        assert server.refused("/v1/fim/completions", prompt="a", suffix="b")[0] == 503
+        assert server.refused(COMPLETIONS, model="fim", prompt="a")[0] == 503
+        assert server.ask(COMPLETIONS, prompt="a")["model"] == "chat"
+        assert [state(server)[0], state(server, model="chat")[0]] == [200, 200]
+        assert state(server, model="fim") == (503, "failed")
+        assert server.comes_to(lambda: health_of(server, "fim") == serves_not)
+        assert [health_of(server, name) for name in ("", "chat")] == [serves, serves]
+        assert (chat.restarts, chat.state) == (0, EngineState.READY)
+
+
+def test_memory_is_promised_together() -> None:
+    config = make_several({"chat": ENGINES["chat"], "fim": ENGINES["fim"] | {"kv_tokens": 1 << 33}})
+    with (
+        running_serving(serving(config), wait=False) as server,
+        pytest.raises(EngineStartError, match=f"^fim: memory: .*lower engines.fim.kv_tokens from {1 << 33}"),
+    ):
+        server.run(server.serving.wait_ready())
+
+
+def test_a_key_has_its_limits_once(server: Server) -> None:
+    first, second = (host.frontend for host in server.serving._hosts)
+    assert first.access is second.access
+    assert first.admission._usage is second.admission._usage
+    assert first.admission._tickets is not second.admission._tickets
