@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from server.http.app import ENDPOINTS
-from specdec.config import EngineConfig, load_config
+from specdec.config import load_config
 from tools import api_reference, config_reference
 from tools.markdown import REPOSITORY, row, with_parts
 
@@ -48,11 +48,15 @@ def test_every_setting_is_in_the_document_with_what_it_is() -> None:
     assert "| `stall_ms` | number, above 0 | `2000.0` | milliseconds |" in text
 
 
-def test_the_configuration_shown_is_one(tmp_path: Path) -> None:
-    (shown,) = re.findall(r"```yaml\n(.*?)```", config_reference.DOCUMENT.read_text(encoding="utf-8"), re.DOTALL)
-    (tmp_path / "c.yaml").write_text(shown)
-    config = load_config(tmp_path / "c.yaml")
-    assert config.engine.target == yaml.safe_load(shown)["engine"]["target"] != EngineConfig().target
+def test_the_configurations_shown_are_such(tmp_path: Path) -> None:
+    text = config_reference.DOCUMENT.read_text(encoding="utf-8")
+    one, several = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "one.yaml").write_text(one)
+    assert load_config(tmp_path / "one.yaml").engine.target == yaml.safe_load(one)["engine"]["target"]
+    (tmp_path / "several.yaml").write_text(several)
+    engines = yaml.safe_load(several)["engines"]
+    found = load_config(tmp_path / "several.yaml").engines
+    assert {name: engine.target for name, engine in found.items()} == {n: e["target"] for n, e in engines.items()}
 
 
 def test_every_call_message_and_endpoint_is_in_the_document() -> None:
