@@ -324,24 +324,24 @@ async def generate(call: Call) -> None:
             await call.reply(200, frame.end(content, totals, sample.end))
 
 
-def message(parts: Sequence[str | ToolCall], n_before: int = 0) -> dict[str, Any]:
-    """One message of all ``parts``; its calls are numbered from ``n_before`` on."""
+def message(parts: Sequence[str | ToolCall]) -> dict[str, Any]:
+    """One message of all ``parts``."""
     text = "".join(part for part in parts if isinstance(part, str))
     found: dict[str, Any] = {"role": "assistant", "content": text}
     calls = [part for part in parts if isinstance(part, ToolCall)]
     if calls:
-        found["tool_calls"] = [_call(call, n_before + i) for i, call in enumerate(calls)]
+        found["tool_calls"] = [_call(call) for call in calls]
     return found
 
 
-def _call(call: ToolCall, index: int) -> dict[str, Any]:
+def _call(call: ToolCall) -> dict[str, Any]:
     """Here arguments are an object, which they may fail to be."""
     try:
         arguments = orjson.loads(call.arguments)
     except orjson.JSONDecodeError:
         arguments = call.arguments
     named = arguments if isinstance(arguments, dict) else {"value": arguments}
-    return {"id": call.call_id, "function": {"index": index, "name": call.name, "arguments": named}}
+    return {"id": call.call_id, "function": {"index": call.index, "name": call.name, "arguments": named}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,7 +396,6 @@ class ChatStream:
     def __init__(self, parsed: ChatRequest) -> None:
         self._frame, self._totals = Frame(parsed.model, parsed.notes), Totals()
         self._parser = None if parsed.tools is None else parsed.tools.whole_parser()
-        self._calls = 0
 
     def take(self, prompt: int, event: RequestEvent) -> bytes:
         """The lines that ``event`` makes."""
@@ -415,9 +414,7 @@ class ChatStream:
     def _line(self, parts: Sequence[str | ToolCall]) -> bytes:
         if not any(parts):
             return b""
-        found = message(parts, self._calls)
-        self._calls += len(found.get("tool_calls", ()))
-        return ndjson(self._frame.part({"message": found}))
+        return ndjson(self._frame.part({"message": message(parts)}))
 
 
 async def chat(call: Call) -> None:

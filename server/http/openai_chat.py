@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ from server.http.openai_format import (
     step_tree_value,
     usage,
 )
-from server.http.tool_calls import CallArguments, CallBegin, Part, ToolCall
+from server.http.tool_calls import CallArguments, CallBegin, Part, ToolCall, ToolCallParser, WholeCallParser
 from server.http.tool_use import ToolUse, answer_grammar, read_tools
 from server.interfaces import TokenizerLike
 from server.json_body import Body
@@ -31,12 +32,14 @@ from specdec.types import Delta, Finished, OutputParams, Request, RequestEvent, 
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """``tools``: those that the model was told of, so its text may hold calls of them."""
+    """``tools``: those that the model was told of, so its text may hold calls of them. ``whole_calls``: a stream has
+    each in one piece, as Mistral's does."""
 
     request: Request
     streaming: StreamOptions
     tools: ToolUse | None
     return_token_ids: bool
+    whole_calls: bool = False
 
 
 async def parse_chat(call: Call) -> ChatRequest:
@@ -63,7 +66,8 @@ async def parse_chat(call: Call) -> ChatRequest:
     token_ids = body.flag("return_token_ids")
     body.violations.check(bool(ids) or bool(body.violations.found), "messages", "must amount to at least one token")
     check_requests([request], call.server.info, body.violations)
-    return ChatRequest(request, streaming, tools, token_ids)
+    # Mistral's own client takes a piece of a call for an error.
+    return ChatRequest(request, streaming, tools, token_ids, "mistral" in call.header("user-agent"))
 
 
 def _max_tokens(body: Body) -> int | None:
@@ -93,7 +97,10 @@ class ChatStream:
         self._request, self._n, self._tokenizer = parsed, parsed.request.sampling.n, tokenizer
         self._chunks = Chunks(head, parsed.streaming, self._n)
         self._logprobs = None if parsed.request.output.logprobs is None else ChatLogprobs(tokenizer)
-        self._parsers = None if parsed.tools is None else [parsed.tools.parser() for _ in range(self._n)]
+        self._parsers: list[ToolCallParser | WholeCallParser] | None = None
+        if parsed.tools is not None:
+            make = parsed.tools.whole_parser if parsed.whole_calls else parsed.tools.parser
+            self._parsers = [make() for _ in range(self._n)]
 
     def take(self, prompt: int, event: RequestEvent) -> bytes:
         """The chunks that ``event`` makes."""
@@ -112,7 +119,7 @@ class ChatStream:
         return self._chunks.ending()
 
     def _delta(self, event: Delta) -> bytes:
-        parts: list[Part] = [event.text] if event.text else []
+        parts: Sequence[Part | ToolCall] = [event.text] if event.text else []
         if self._parsers is not None:
             parts = self._parsers[event.index].push(event.text)
         beside: dict[str, Any] = {}
@@ -132,7 +139,7 @@ class ChatStream:
         choice = {"index": event.index, "delta": {}, "logprobs": None, **finish_fields(event, called)}
         return rest + self._chunks.finish(choice)
 
-    def _parts(self, index: int, parts: list[Part], beside: dict[str, Any]) -> bytes:
+    def _parts(self, index: int, parts: Sequence[Part | ToolCall], beside: dict[str, Any]) -> bytes:
         """A chunk per part that says something; the first has ``beside``."""
         chunks, deltas = [], list(filter(None, map(_delta, parts)))
         if beside and not deltas:  # what goes along with the tokens goes out, whatever their text amounts to for now
@@ -147,13 +154,15 @@ class ChatStream:
         return self._chunks.chunk(choice, **more)
 
 
-def _delta(part: Part) -> dict[str, Any] | None:
+def _delta(part: Part | ToolCall) -> dict[str, Any] | None:
     """What a chunk says of ``part``; None: nothing."""
     if isinstance(part, str):
         return {"content": part}
     if isinstance(part, CallBegin):
         function = {"name": part.name, "arguments": ""}
         return {"tool_calls": [{"index": part.index, "id": part.call_id, "type": "function", "function": function}]}
+    if isinstance(part, ToolCall):
+        return {"tool_calls": [{"index": part.index, **call_value(part)}]}
     if isinstance(part, CallArguments):
         return {"tool_calls": [{"index": part.index, "function": {"arguments": part.text}}]}
     return None

@@ -51,8 +51,9 @@ Part = str | CallBegin | CallArguments | CallEnd
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """``arguments`` is JSON text."""
+    """Call number ``index`` of the answer, from 0. ``arguments`` is JSON text."""
 
+    index: int
     call_id: str
     name: str
     arguments: str
@@ -358,8 +359,8 @@ class WholeCallParser:
             elif isinstance(part, CallArguments):
                 self._arguments.append(part.text)
             elif part.is_whole:
+                found.append(ToolCall(self.calls, self._begin.call_id, self._begin.name, "".join(self._arguments)))
                 self.calls += 1
-                found.append(ToolCall(self._begin.call_id, self._begin.name, "".join(self._arguments)))
             else:
                 found.append(part.raw)
         return found

@@ -92,10 +92,10 @@ def test_a_form_of_the_answer_goes_with_a_free_choice_only() -> None:
     ]
 
 
-def stream(form: ToolForm, pieces: list[str], **fields: Any) -> list[dict[str, Any]]:
+def stream(form: ToolForm, pieces: list[str], agent: str = "", **fields: Any) -> list[dict[str, Any]]:
     """The choices of the chunks of an answer of ``pieces``, which the model itself ended."""
     server = make_context(FakeTokenizer(tool_form=form))
-    parsed = asked(parse_chat, BODY | {"stream": True} | fields, server=server)
+    parsed = asked(parse_chat, BODY | {"stream": True} | fields, {"user-agent": agent}, server=server)
     writer = ChatStream({"id": "c"}, parsed, FakeTokenizer())
     events = [Started("r", 1, 3, 0, 0.0), *(Delta("r", 0, [1], piece) for piece in pieces)]
     end = Finished("r", 0, FinishReason.EOS, None, Usage(), SpeculationStats(), Timings())
@@ -129,6 +129,18 @@ def test_golden_transcripts() -> None:
             {},
         ]  # fmt: skip
         assert [choice["finish_reason"] for choice in choices] == [None] * 6 + ["tool_calls"]
+
+
+def test_mistrals_client_gets_each_call_in_one_piece() -> None:
+    call = '<tool_call>{"name": "look", "arguments": {"at": 1}}</tool_call>'
+    agent = "mistral-client-python/3.7.0"
+    choices = stream(ToolForm.HERMES, [*f"Ok. {call}\n{call}"], agent)
+    calls = [call for choice in choices for call in choice["delta"].get("tool_calls", ())]
+    assert [(call["index"], call["function"]) for call in calls] == [
+        (i, {"name": "look", "arguments": '{"at": 1}'}) for i in range(2)
+    ]
+    assert calls[0]["id"] != calls[1]["id"]
+    assert choices[-1]["finish_reason"] == "tool_calls"
 
 
 def test_a_stream_has_one_call_where_more_are_not_wanted() -> None:
