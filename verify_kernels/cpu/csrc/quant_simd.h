@@ -15,15 +15,16 @@
 namespace sd {
 
 // MOST_ROWS rows times COLUMNS registers of channels take two registers each (on AVX2 three) beside their operands; up
-// to FEW_SUMS of them leave room for as many again.
+// to FEW_SUMS of them leave room for as many again. Up to FEW_ROWS rows are multiplied without unpacking first; six
+// would not fit, and AVX2's half registers gain nothing by it.
 #if defined(__AVX512VNNI__)
-constexpr int WIDTH = 64, MOST_ROWS = 6, COLUMNS = 2, FEW_SUMS = 8;
+constexpr int WIDTH = 64, MOST_ROWS = 6, COLUMNS = 2, FEW_SUMS = 8, FEW_ROWS = 4;
 #elif defined(__AVX2__)
-constexpr int WIDTH = 32, MOST_ROWS = 4, COLUMNS = 1, FEW_SUMS = 0;
+constexpr int WIDTH = 32, MOST_ROWS = 4, COLUMNS = 1, FEW_SUMS = 0, FEW_ROWS = 0;
 #elif defined(__aarch64__)
-constexpr int WIDTH = 16, MOST_ROWS = 6, COLUMNS = 2, FEW_SUMS = 8;
+constexpr int WIDTH = 16, MOST_ROWS = 6, COLUMNS = 2, FEW_SUMS = 8, FEW_ROWS = 0;
 #else
-constexpr int WIDTH = 16, MOST_ROWS = 4, COLUMNS = 1, FEW_SUMS = 0;
+constexpr int WIDTH = 16, MOST_ROWS = 4, COLUMNS = 1, FEW_SUMS = 0, FEW_ROWS = 0;
 #endif
 constexpr int LANES4 = WIDTH / 4;
 
