@@ -13,7 +13,7 @@ COUNT ?= 10000
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help setup model serve test explore aot test-slow soak fuzz lint format bench bench-engine peers vscode promtool gpu verify proto page map structure clean
+.PHONY: help setup model serve test explore aot test-slow soak fuzz lint format bench bench-engine peers vscode promtool clients gpu verify proto page map structure clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -81,6 +81,11 @@ vscode: setup ## install a VS Code for headless Chromium (npm's code-server), wh
 
 promtool: setup ## unpack Debian's Prometheus, by which metrics, alerts and the board are then tested
 	$(BIN)/python -m tests.deploy.prometheus_program
+
+clients: setup ## clients of others on a real server; installs them into the cache folder, away from .venv
+	$(BIN)/specdec models fetch qwen2.5-coder-0.5b
+	$(BIN)/python -m tests.clients.install
+	$(BIN)/python -m pytest -q -m slow tests/clients $(ARGS)
 
 gpu: setup ## on a machine with a GPU: its tests, then the kernel benches (ARGS="--json FILE" for a report)
 	$(BIN)/python -m pytest -q -m gpu

@@ -100,6 +100,7 @@ def message_head(call: Call) -> dict[str, Any]:
         "content": [],
         "stop_reason": None,
         "stop_sequence": None,
+        **call.notes(),
     }
 
 
@@ -196,7 +197,7 @@ _CHOICE: Schema = {
     "properties": {
         "type": {"enum": ["auto", "any", "tool", "none"]},
         "name": TEXT,
-        "disable_parallel_tool_use": FLAG,
+        "disable_parallel_tool_use": {**FLAG, "description": "At most one call."},
     },
 }
 PROMPT_FIELDS: Mapping[str, Schema] = {

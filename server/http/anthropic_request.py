@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from server.http.call import Call
-from server.http.conversation import Conversation, chat_tool, needed_text, read_part, read_text
+from server.http.conversation import Conversation, needed_text, read_flat_tools, read_named_tool, read_part, read_text
 from server.http.fields import build_request, encode_messages
 from server.http.tool_use import ToolUse, answer_grammar, read_tools
 from server.interfaces import TokenizerLike
@@ -132,18 +132,13 @@ def _read_block(block: Body, role: str, conversation: Conversation) -> None:
 
 def _tools(body: Body, tokenizer: TokenizerLike) -> ToolUse | None:
     """``tools`` and ``tool_choice`` as OpenAI's chat has them, and then as it reads them."""
-    body.value("tools")  # notes what is nested too deep
-    given = body.objects("tools")
-    tools = [chat_tool(tool, "input_schema") for tool in given]
-    for tool in given:
-        if tool.text("type") not in (None, "custom"):
-            tool.refuse("type", "must be custom: this server runs no tools of its own")
+    tools = read_flat_tools(body, "custom", "input_schema")
     same: dict[str, Any] = {"tools": tools}
     choice = body.object("tool_choice")
     if choice is not None:
         kind = choice.text("type") or ""
         if kind == "tool":
-            same["tool_choice"] = {"type": "function", "function": {"name": needed_text(choice, "name")}}
+            same["tool_choice"] = read_named_tool(choice, tools)
         elif kind in _CHOICES:
             same["tool_choice"] = _CHOICES[kind]
         else:

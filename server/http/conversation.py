@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from server.http.tool_use import check_names, check_tool
 from server.json_body import Body
 
 
@@ -73,13 +74,37 @@ def needed_text(given: Body, name: str) -> str | None:
     return text
 
 
-def chat_tool(given: Body, parameters: str) -> dict[str, Any]:
-    """A tool as chat templates take it, from one whose name and description are its own fields, and the schema of its
-    arguments is in the field ``parameters``."""
-    if not needed_text(given, "name"):
-        given.refuse("name", "must not be empty")
-    described: Mapping[str, Any] = {"description": given.text("description"), "parameters": given.value(parameters)}
-    if described["parameters"] is not None:
-        given.object(parameters)
-    function = {name: value for name, value in described.items() if value is not None}
-    return {"type": "function", "function": {"name": given.raw("name"), **function}}
+def read_flat_tools(body: Body, kind: str, schema: str) -> list[dict[str, Any]]:
+    """``tools`` as chat templates take them, from those whose name and description are their own fields; the schema of
+    the arguments is in the field ``schema``. All are of type ``kind``, which they need not say where it is "custom".
+    What is wrong is noted."""
+    body.value("tools")  # notes what is nested too deep
+    tools: list[dict[str, Any]] = []
+    for given in body.objects("tools"):
+        if given.text("type") != kind and (given.has("type") or kind != _DEFAULT_KIND):
+            given.refuse("type", f"must be {kind}: this server runs no tools of its own")
+        name = needed_text(given, "name") or ""
+        check_tool(given, name, schema)
+        described = {"description": given.raw("description"), "parameters": given.raw(schema)}
+        function = {"name": name, **{field: value for field, value in described.items() if value is not None}}
+        tools.append({"type": "function", "function": function})
+    check_names(body, tool_names(tools), "tools", "name")
+    return tools
+
+
+_DEFAULT_KIND = "custom"
+
+
+def tool_names(tools: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Of tools as chat templates take them."""
+    return [tool["function"]["name"] for tool in tools]
+
+
+def read_named_tool(choice: Body, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The one of ``tools`` that ``choice`` names, as OpenAI's chat asks for it; that it is none of them is noted."""
+    name, known = needed_text(choice, "name"), tool_names(tools)
+    if name is not None and name not in known:
+        choice.refuse(
+            "name", f"{name[:64]} is none of the tools: {', '.join(known)}" if known else "there are no tools"
+        )
+    return {"type": "function", "function": {"name": name}}

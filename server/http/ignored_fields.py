@@ -29,6 +29,8 @@ _MEANING: Mapping[str, tuple[Any, ...]] = {
     # llama.cpp, Ollama
     "lora": (), "mirostat": (), "dynatemp_range": (), "typical_p": (1,), "xtc_probability": (), "top_n_sigma": (-1,),
     "dry_multiplier": (), "tfs_z": (1,), "image_data": (), "grammar_lazy": (), "images": (),
+    # Anthropic, OpenAI's Responses
+    "thinking": ({"type": "disabled"},), "mcp_servers": (), "context_management": (), "max_tool_calls": (),
     # SGLang, TGI and others
     "lora_path": (), "adapter_id": (), "stop_regex": (), "no_stop_trim": (), "session_params": (),
     "custom_logit_processor": (), "watermark": (), "truncate": (), "top_a": (), "smoothing_factor": (),

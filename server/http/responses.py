@@ -62,6 +62,7 @@ def response_head(call: Call, parsed: ResponsesRequest) -> dict[str, Any]:
         "truncation": "disabled",
         "usage": None,
         **parsed.echo,
+        **call.notes(),
     }
 
 
@@ -222,6 +223,11 @@ _TOOL: Schema = {
     "required": ["type", "name"],
     "properties": {"type": {"enum": ["function"]}, "name": TEXT, "description": TEXT, "parameters": OBJECT},
 }
+_CHOICE: Schema = {
+    "type": "object",
+    "description": "The one to call.",
+    "properties": {"type": {"enum": ["function"]}, "name": TEXT},
+}
 _FORMAT: Schema = {
     "type": "object",
     "properties": {"type": {"enum": ["text", "json_object", "json_schema"]}, "name": TEXT, "schema": OBJECT},
@@ -234,8 +240,8 @@ RESPONSES_FIELDS: Mapping[str, Schema] = {
     "max_output_tokens": {**COUNT, "description": "0: only compute the prompt into the prefix cache."},
     "text": {"type": "object", "properties": {"format": _FORMAT}},
     "tools": {"type": "array", "items": _TOOL},
-    "tool_choice": {"enum": ["auto", "none"]},
-    "parallel_tool_calls": FLAG,
+    "tool_choice": {"oneOf": [{"enum": ["auto", "none", "required"]}, _CHOICE]},
+    "parallel_tool_calls": {**FLAG, "default": True, "description": "False: at most one call."},
     "stream": FLAG,
     "include": {**TEXTS, "description": f"{LOGPROBS}, or what is ignored."},
     "top_logprobs": {"type": "integer", "minimum": 0, "maximum": MAX_LOGPROBS},

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from server.http.call import Call
-from server.http.conversation import Conversation, chat_tool, needed_text, read_text
+from server.http.conversation import Conversation, needed_text, read_flat_tools, read_named_tool, read_text
 from server.http.fields import build_request, encode_messages
 from server.http.tool_use import ToolUse, answer_grammar, read_tools
 from server.interfaces import TokenizerLike
@@ -17,6 +17,7 @@ from specdec.types import GrammarParams, OutputParams, Request, SamplingParams, 
 # The model's roles by those of the messages.
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 _TEXTS = ("input_text", "output_text", "text")
+_CHOICES = ("auto", "none", "required")
 LOGPROBS = "message.output_text.logprobs"
 _STATE = "nothing is kept on this server; send the whole conversation in input"
 _NOT_SERVED = {
@@ -119,15 +120,12 @@ def _read_item(item: Body, conversation: Conversation) -> None:
 
 def _tools(body: Body, tokenizer: TokenizerLike) -> ToolUse | None:
     """``tools`` and ``tool_choice`` as the chat has them, and then as it reads them."""
-    body.value("tools")  # notes what is nested too deep
-    given = body.objects("tools")
-    for tool in given:
-        if tool.text("type") != "function":
-            tool.refuse("type", "must be function: this server runs no tools of its own")
-    tools = [chat_tool(tool, "parameters") for tool in given if tool.raw("type") == "function"]
+    tools = read_flat_tools(body, "function", "parameters")
     choice = body.raw("tool_choice")
-    if isinstance(choice, dict) and choice.get("type") == "function" and "name" in choice:
-        choice = {"type": "function", "function": {"name": choice["name"]}}
+    if isinstance(choice, dict) and choice.get("type") == "function":
+        choice = read_named_tool(Body(choice, body.violations, body.names, "tool_choice."), tools)
+    elif choice not in (None, *_CHOICES):
+        body.refuse("tool_choice", f'must be {", ".join(_CHOICES)} or {{"type": "function", "name": "..."}}')
     parallel = body.flag("parallel_tool_calls", default=True)
     if body.violations.found:
         return None

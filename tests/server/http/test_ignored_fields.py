@@ -19,6 +19,8 @@ ASKS: list[tuple[str, dict[str, Any]]] = [
     ("/completion", {"prompt": "a", "n_predict": 2}),
     ("/api/generate", {"prompt": "a", "stream": False}),
     ("/api/chat", {"messages": HI, "stream": False}),
+    ("/v1/messages", {"messages": HI, "max_tokens": 2}),
+    ("/v1/responses", {"input": "a", "max_output_tokens": 2}),
 ]
 
 

@@ -93,6 +93,20 @@ def test_the_choice_of_tools() -> None:
     assert told(tools=[TOOL], tool_choice={"type": "none"}).tools is None
 
 
+def test_calls_that_must_come() -> None:
+    def choice(**choice: Any) -> Any:
+        other = {**TOOL, "name": "touch"}
+        return asked(parse_messages, {"messages": HI, "tools": [TOOL, other], "tool_choice": choice})
+
+    free, forced, named = choice(type="auto"), choice(type="any"), choice(type="tool", name="touch")
+    assert (free.tools.required, forced.tools.required, named.tools.required) == ((), ("look", "touch"), ("touch",))
+    assert free.request.grammar is None
+    assert "look" in forced.request.grammar.text
+    assert "look" not in named.request.grammar.text
+    assert free.tools.parallel
+    assert not choice(type="auto", disable_parallel_tool_use=True).tools.parallel
+
+
 def test_an_answer_that_is_begun_goes_on() -> None:
     begun = [*HI, {"role": "assistant", "content": "So "}, {"role": "assistant", "content": "what"}]
     assert request(messages=begun).prompt_ids == tuple(b"user:hi;So \nwhat")
@@ -140,6 +154,10 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("tools", {"tools": [{**TOOL, "input_schema": DEEP}]}),
     ("tool_choice", {"tool_choice": "auto"}), ("tool_choice.type", {"tool_choice": {"type": "required"}}),
     ("tool_choice.name", {"tools": [TOOL], "tool_choice": {"type": "tool"}}),
+    ("tool_choice.name", {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "touch"}}),
+    ("tool_choice", {"tool_choice": {"type": "any"}}), ("tools[1].name", {"tools": [TOOL, TOOL]}),
+    ("tools[0].name", {"tools": [{**TOOL, "name": "a b"}]}),
+    ("tools[0].input_schema.type", {"tools": [{**TOOL, "input_schema": {"type": "string"}}]}),
     ("max_tokens", {"max_tokens": "5"}), ("stop_sequences", {"stop_sequences": [5]}),
     ("output_config.format.type", {"output_config": {"format": {"type": "xml"}}}),
     ("output_config.format.schema", {"output_config": {"format": {"type": "json_schema"}}}),

@@ -83,6 +83,19 @@ def test_a_conversation_with_tools() -> None:
     assert told(tools=[TOOL], tool_choice="none").tools is None
 
 
+def test_calls_that_must_come() -> None:
+    def choice(choice: Any, **fields: Any) -> Any:
+        other = {**TOOL, "name": "touch"}
+        return asked(parse_responses, {"input": "hi", "tools": [TOOL, other], "tool_choice": choice, **fields})
+
+    free, forced, named = choice("auto"), choice("required"), choice({"type": "function", "name": "touch"})
+    assert (free.tools.required, forced.tools.required, named.tools.required) == ((), ("look", "touch"), ("touch",))
+    assert free.request.grammar is None
+    assert "look" in forced.request.grammar.text
+    assert "look" not in named.request.grammar.text
+    assert not choice("auto", parallel_tool_calls=False).tools.parallel
+
+
 DEEP: Any = {}
 for _ in range(80):
     DEEP = {"a": DEEP}
@@ -107,6 +120,9 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("tools[0].name", {"tools": [{"type": "function"}]}),
     ("tools[0].parameters", {"tools": [{**TOOL, "parameters": 5}]}),
     ("tools", {"tools": [{**TOOL, "parameters": DEEP}]}), ("tool_choice", {"tools": [TOOL], "tool_choice": "always"}),
+    ("tool_choice", {"tool_choice": "required"}), ("tools[1].name", {"tools": [TOOL, TOOL]}),
+    ("tool_choice", {"tools": [TOOL], "tool_choice": {"type": "web_search"}}),
+    ("tool_choice.name", {"tools": [TOOL], "tool_choice": {"type": "function", "name": "touch"}}),
     ("parallel_tool_calls", {"parallel_tool_calls": 1}), ("max_output_tokens", {"max_output_tokens": -1}),
     ("text.format.type", {"text": {"format": {"type": "xml"}}}), ("text", {"text": "json"}),
     ("text.format.schema", {"text": {"format": {"type": "json_schema"}}}), ("metadata", {"metadata": DEEP}),

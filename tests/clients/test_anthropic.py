@@ -1,0 +1,62 @@
+"""Anthropic's own Python client against a real server and a real model."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.clients.conftest import MODEL, Drive
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def seen(drive: Drive) -> dict[str, Any]:
+    """All that the client saw."""
+    found: dict[str, Any] = drive("drive_anthropic.py")
+    return found
+
+
+def test_text_is_the_same_whole_and_streamed(seen: dict[str, Any]) -> None:
+    whole, final = seen["text"]["whole"], seen["text"]["final"]
+    (block,) = whole["content"]
+    assert block["type"] == "text"
+    assert block["text"] == "".join(seen["text"]["pieces"]) == final["content"][0]["text"] != ""
+    assert whole["model"] == MODEL
+    assert whole["stop_reason"] == final["stop_reason"]
+    for message in (whole, final):
+        usage = message["usage"]
+        assert 0 < usage["output_tokens"] <= 24
+        assert usage["input_tokens"] + usage["cache_read_input_tokens"] > 0
+    assert final["usage"]["output_tokens"] == whole["usage"]["output_tokens"]
+
+
+def test_a_tool_is_called_and_its_result_understood(seen: dict[str, Any]) -> None:
+    found = seen["tools"]
+    assert (found["name"], found["called"]["stop_reason"], found["streamed"]["stop_reason"]) == (
+        "get_weather", "tool_use", "tool_use",
+    )  # fmt: skip
+    assert isinstance(found["input"]["city"], str)
+    (streamed,) = [block for block in found["streamed"]["content"] if block["type"] == "tool_use"]
+    assert streamed["input"] == found["input"]
+    assert "input_json" in found["kinds"]
+    assert "".join(block["text"] for block in found["said"]["content"])
+
+
+def test_forms_stops_and_beginnings(seen: dict[str, Any]) -> None:
+    assert json.loads(seen["form"]["content"][0]["text"]) in ({"colour": "red"}, {"colour": "blue"})
+    assert seen["form"]["stop_reason"] == "end_turn"
+    assert (seen["stopped"]["stop_reason"], seen["stopped"]["stop_sequence"].lower()) == ("stop_sequence", "three")
+    assert "four" in seen["begun"]["content"][0]["text"].lower()
+    assert seen["count"] == sum(seen["stopped"]["usage"][name] for name in ("input_tokens", "cache_read_input_tokens"))
+
+
+def test_errors_are_the_clients_own(seen: dict[str, Any]) -> None:
+    missing, bad = seen["missing"], seen["bad"]
+    assert (missing["kind"], missing["status"], missing["body"]["error"]["type"]) == (
+        "NotFoundError", 404, "not_found_error",
+    )  # fmt: skip
+    assert (bad["kind"], bad["status"], bad["body"]["error"]["param"]) == ("BadRequestError", 400, "temperature")
+    assert missing["id"] != bad["id"]
