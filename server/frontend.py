@@ -18,7 +18,6 @@ from server.fim import FillMode, FimEncoder, FimNotSupportedError, Gap, PackedPr
 from server.interfaces import TokenizerLike
 from server.large_texts import LARGE_CHARACTERS, LargeTexts, check_length, text_length
 from server.model_names import ModelNames
-from server.prometheus import Exporter
 from specdec.config import ServerConfig
 from specdec.errors import EngineDeadError, ModelError
 from specdec.types import EngineInfo
@@ -99,7 +98,6 @@ class Frontend:
         self.gate = DrainGate()
         self.tokenizer: TokenizerLike | None = None
         self.fim: FimEncoder | None = None
-        self.exporter: Exporter | None = None
         self._large = LargeTexts()
 
     def close(self) -> None:

@@ -43,7 +43,7 @@ class ModelHost:
         beside: Frontend | None = None,
     ) -> None:
         self._config, self._load_tokenizer = config, load_tokenizer
-        self.name = names.own
+        self.name, self.metrics, self.on_cpu = names.own, observer.metrics, config.engine.device == "cpu"
         self.client = EngineClient(
             config, factory=factory, progress=progress, policy=policy, observer=observer, spare=spare
         )

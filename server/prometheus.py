@@ -17,7 +17,6 @@ from prometheus_client.registry import Collector
 from server.engine_client import EngineClient, EngineState
 from server.observe.gpus import Gpus, GpuUse
 from server.observe.metrics import Histogram, ServerMetrics
-from specdec.errors import EngineDeadError
 from specdec.types import EngineInfo, EngineLoad, FinishReason
 
 Labels = Mapping[str, str]
@@ -96,11 +95,11 @@ SPECDEC_PREFIX = "specdec_"
 STEP_ROWS_TOP, BATCH_TOP = 12, 8  # powers of two: the most that the configuration allows
 
 
-def own_families(now: Snapshot) -> Iterator[Metric]:
-    """Every family; docs/operations.md lists them."""
+def model_families(now: Snapshot) -> Iterator[Metric]:
+    """Every family of a model; docs/operations.md lists them."""
     yield from _engine(now)
     yield from _steps(now)
-    yield from _calls(now)
+    yield from _requests(now)
     yield from _tokens(now)
     yield from _speculation(now)
     yield from _latencies(now)
@@ -153,8 +152,8 @@ def _steps(now: Snapshot) -> Iterator[Metric]:
     yield counter(SPECDEC_PREFIX + "step_draft_rows", "Rows of all forwards that were draft tokens.", load.draft_rows)
 
 
-def _calls(now: Snapshot) -> Iterator[Metric]:
-    metrics = now.metrics
+def call_families(metrics: ServerMetrics) -> Iterator[Metric]:
+    """Every family of calls, whichever model they were for."""
     yield gauge(SPECDEC_PREFIX + "calls_open", "Calls that are being answered.", metrics.calls_open)
     yield counters(
         SPECDEC_PREFIX + "calls",
@@ -164,6 +163,12 @@ def _calls(now: Snapshot) -> Iterator[Metric]:
     )
     refusals = {(reason,): count for reason, count in metrics.refusals.items()}
     yield counters(SPECDEC_PREFIX + "refusals", "Calls refused or broken off, by cause.", ("reason",), refusals)
+    text = "A call from begin to end, whatever it asked for."
+    yield histogram(SPECDEC_PREFIX + "call_seconds", text, metrics.call_time)
+
+
+def _requests(now: Snapshot) -> Iterator[Metric]:
+    metrics = now.metrics
     requests = {(how,): count for how, count in metrics.requests.items()}
     yield counters(SPECDEC_PREFIX + "requests", "Requests to the engine, by how they ended.", ("outcome",), requests)
     yield counter(
@@ -232,7 +237,6 @@ def _latencies(now: Snapshot) -> Iterator[Metric]:
         ("prefill_seconds", "A sample's first step to its first token.", metrics.prefill),
         ("decode_seconds", "A sample's first token to its end.", metrics.decode),
         ("request_seconds", "A complete request from its call's begin to its end.", metrics.e2e),
-        ("call_seconds", "A call from begin to end, whatever it asked for.", metrics.call_time),
     ):
         yield histogram(SPECDEC_PREFIX + name, text, values)
 
@@ -281,11 +285,11 @@ _REASONS = {FinishReason.LENGTH: "length", FinishReason.TIME_LIMIT: "length", Fi
             FinishReason.DEADLINE: "abort"}  # fmt: skip
 
 
-def vllm_families(now: Snapshot) -> Iterator[Metric]:
+def vllm_families(now: Snapshot, model: str = "") -> Iterator[Metric]:
     """Every family vLLM has and specdec can fill; none before the model's name is known."""
     if now.info is None:
         return
-    labels = {"model_name": now.info.target, "engine": "0"}
+    labels = {"model_name": model or now.info.target, "engine": "0"}
     metrics, load = now.metrics, now.load
     for name, text, value in (
         ("num_requests_running", "Requests in model execution batches.", load.running_requests),
@@ -351,19 +355,15 @@ def _histograms(metrics: ServerMetrics) -> Iterator[tuple[str, str, Histogram]]:
 Compat = Literal["none", "vllm"]
 
 
-class Exporter(Collector):
-    """A registry of its own over a server's metrics, its engine's load, what both processes use, and ``gpus``."""
+class Registry(Collector):
+    """What Prometheus scrapes: what `collect` tells, what this process uses, and ``gpus``."""
 
-    def __init__(
-        self, metrics: ServerMetrics, client: EngineClient, compat: Compat = "none", gpus: Gpus | None = None
-    ) -> None:
-        self._metrics, self._client, self._compat, self._gpus = metrics, client, compat, gpus
+    def __init__(self, compat: Compat = "none", gpus: Gpus | None = None) -> None:
+        self._compat, self._gpus = compat, gpus
         self._gpu_uses: list[GpuUse] = []
         self._registry = CollectorRegistry()
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
-        # No process: its files are not there, and the collector says nothing.
-        ProcessCollector("specdec_engine", lambda: client.pid or "none", registry=self._registry)
 
     async def render(self, accept: str) -> tuple[bytes, bytes]:
         """The exposition in the format that ``accept``, the header of a scrape, likes best, and its media type.
@@ -377,16 +377,60 @@ class Exporter(Collector):
             self._gpu_uses = await asyncio.to_thread(self._gpus.read)  # a driver may take its time
         return encode(self._registry), media_type.encode()
 
+
+class Exporter(Registry):
+    """A registry of its own over one model's metrics, its engine's load, and what that process uses.
+
+    ``model``: what vLLM's names call it; empty: as its target.
+    """
+
+    def __init__(
+        self,
+        metrics: ServerMetrics,
+        client: EngineClient,
+        compat: Compat = "none",
+        gpus: Gpus | None = None,
+        model: str = "",
+    ) -> None:
+        self.metrics, self._client, self._model = metrics, client, model
+        # No process: its files are not there, and the collector says nothing.
+        self._process = ProcessCollector("specdec_engine", lambda: client.pid or "none", registry=None)
+        super().__init__(compat, gpus)
+
     def collect(self) -> Iterator[Metric]:
         """All families, at one moment."""
-        client = self._client
-        try:
-            info = client.info
-        except EngineDeadError:
-            info = None
-        ready = client.state == EngineState.READY
-        now = Snapshot(self._metrics, client.load, info, ready, client.restarts, client.in_flight)
-        yield from own_families(now)
+        yield from call_families(self.metrics)
+        yield from self.families()
         yield from gpu_families(self._gpu_uses)
+
+    def families(self) -> Iterator[Metric]:
+        """Those of the model and its engine's process."""
+        client = self._client
+        info = client.info if client.is_known else None
+        ready = client.state == EngineState.READY
+        now = Snapshot(self.metrics, client.load, info, ready, client.restarts, client.in_flight)
+        yield from model_families(now)
+        yield from self._process.collect()
         if self._compat == "vllm":
-            yield from vllm_families(now)
+            yield from vllm_families(now, self._model)
+
+
+class JointExporter(Registry):
+    """A registry over ``calls`` and over the models of a server, by name, which the label ``model`` tells apart."""
+
+    def __init__(
+        self, calls: ServerMetrics, models: Mapping[str, Exporter], compat: Compat = "none", gpus: Gpus | None = None
+    ) -> None:
+        self._calls, self._models = calls, models
+        super().__init__(compat, gpus)
+
+    def collect(self) -> Iterator[Metric]:
+        """All families, at one moment; each is told once, with the samples of every model."""
+        found: dict[str, Metric] = {}
+        for name, exporter in self._models.items():
+            for family in exporter.families():
+                joint = found.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+                joint.samples += [sample._replace(labels={"model": name, **sample.labels}) for sample in family.samples]
+        yield from call_families(self._calls)
+        yield from found.values()
+        yield from gpu_families(self._gpu_uses)

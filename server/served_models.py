@@ -9,6 +9,7 @@ from enum import Enum
 
 from server.completion.service import CompletionService, OutcomeLog
 from server.frontend import Frontend
+from server.prometheus import Registry
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +36,11 @@ _CAN: dict[Task, Callable[[Frontend], bool]] = {
 
 
 class Models:
-    """In the order of the configuration; at least one."""
+    """In the order of the configuration; at least one. ``exporter`` tells their metrics, where they are kept."""
 
     def __init__(self, frontends: Sequence[Frontend]) -> None:
         outcomes = OutcomeLog()  # a suggestion is told of by its id, whichever model made it
+        self.exporter: Registry | None = None
         self._models = tuple(_served(frontend, outcomes) for frontend in frontends)
 
     def __iter__(self) -> Iterator[ServedModel]:

@@ -21,7 +21,8 @@ from server.model_host import LoadTokenizer, ModelHost
 from server.model_names import ModelNames
 from server.observe.gpus import Gpus
 from server.observe.observer import build_observer
-from server.prometheus import Exporter
+from server.observe.records import RequestRecord
+from server.prometheus import Exporter, JointExporter, Registry
 from server.served_models import Models
 from server.sharing import promised_bytes, with_shared_cores
 from specdec.config import Config
@@ -62,24 +63,22 @@ class Serving:
         policy: RestartPolicy | None = None,
     ) -> None:
         self._config = config
-        self._observer = build_observer(
-            config.server, lambda ids: self._frontend.loaded_tokenizer.decode(ids), config.engine.target_tpot_ms
-        )
+        self._observer = build_observer(config.server, self._prompt_text, config.engine.target_tpot_ms)
         self._hosts: list[ModelHost] = []
         for names, settings in _configs(config):
             beside = self._hosts[0].frontend if self._hosts else None
             spare = self._promised if config.engines else None
+            engine, observer = settings.engine, self._observer
+            if config.engines:
+                observer = observer.of_model(names.own, engine.target_tpot_ms)
             host = ModelHost(
-                settings, names, load_tokenizer, self._observer, factory=factory, progress=progress, policy=policy,
+                settings, names, load_tokenizer, observer, factory=factory, progress=progress, policy=policy,
                 spare=spare, beside=beside,
             )  # fmt: skip
             self._hosts.append(host)
         self.client, self._frontend = self._hosts[0].client, self._hosts[0].frontend
-        self._frontend.exporter = Exporter(
-            self._observer.metrics, self.client, config.server.metrics_compat,
-            None if config.engine.device == "cpu" else Gpus(),
-        )  # fmt: skip
         self._models = Models([host.frontend for host in self._hosts])
+        self._models.exporter = self._exporter()
         self._grpc = GrpcServer(config.server, self._models, self._observer)
         self._health_tasks: list[asyncio.Task[None]] = []
         self._was_ready = False
@@ -210,6 +209,19 @@ class Serving:
         """Wait until every engine has failed for good or was closed, and return why."""
         reasons = await asyncio.gather(*(host.client.wait_failed() for host in self._hosts))
         return "; ".join(host.explained(reason) for host, reason in zip(self._hosts, reasons, strict=True) if reason)
+
+    def _exporter(self) -> Registry:
+        """Of the one model, or of all of them."""
+        compat = self._config.server.metrics_compat
+        gpus = None if all(host.on_cpu for host in self._hosts) else Gpus()
+        if not self._config.engines:
+            return Exporter(self._observer.metrics, self.client, compat, gpus)
+        models = {host.name: Exporter(host.metrics, host.client, compat, model=host.name) for host in self._hosts}
+        return JointExporter(self._observer.metrics, models, compat, gpus)
+
+    def _prompt_text(self, record: RequestRecord) -> str:
+        frontend = self._models.find(record.model).frontend
+        return frontend.loaded_tokenizer.decode(record.request.prompt_ids)
 
     def _promised(self) -> int:
         return promised_bytes(host.client for host in self._hosts)

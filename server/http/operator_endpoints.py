@@ -95,7 +95,7 @@ async def metrics(call: Call) -> None:
     Raises:
         PathNotFoundError: none are kept.
     """
-    exporter = call.server.frontend.exporter
+    exporter = call.server.models.exporter
     if exporter is None:
         raise PathNotFoundError(METRICS_PATH)
     data, media_type = await exporter.render(call.header("accept"))

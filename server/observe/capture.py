@@ -77,6 +77,8 @@ def capture_entry(record: RequestRecord, at_s: float, hashes: BlockHashes, *, pr
         "prediction_tokens": len(request.prediction_ids),
         "grammar": None if request.grammar is None else request.grammar.kind.value,
     }
+    if record.model:
+        entry["model"] = record.model
     if call is not None:
         entry |= {"face": call.protocol, "endpoint": call.endpoint}
     if prompts:

@@ -129,14 +129,15 @@ class HeldLines:
 LOGGER = "specdec.calls"
 
 Decode = Callable[[Sequence[int]], str]
+PromptText = Callable[[RequestRecord], str]
 
 
 class CallLog(TelemetryListener):
-    """Says who asked what kind of thing and how it went: numbers, names and causes. Texts only where ``decode``, which
-    turns a prompt's tokens into its text, is given."""
+    """Says who asked what kind of thing and how it went: numbers, names and causes. Texts only where ``prompt_text``
+    is given."""
 
-    def __init__(self, decode: Decode | None = None) -> None:
-        self._decode = decode
+    def __init__(self, prompt_text: PromptText | None = None) -> None:
+        self._prompt_text = prompt_text
         self._lines = HeldLines(logging.getLogger(LOGGER))
 
     def call_ended(self, call: CallRecord) -> None:
@@ -212,8 +213,10 @@ class CallLog(TelemetryListener):
                 found["acceptance"] = round(accepted / drafted, 4)
         if not all(record.complete for record in records):
             found["left"] = True
-        if self._decode is not None:
-            found["prompt"] = "\n".join(self._decode(record.request.prompt_ids) for record in records)
+        if records[0].model:
+            found["model"] = records[0].model
+        if self._prompt_text is not None:
+            found["prompt"] = "\n".join(map(self._prompt_text, records))
             found["output"] = "".join(text for record in records for text in record.text)
         return found
 

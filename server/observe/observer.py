@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from server.auth.principal import current_caller
 from server.observe.capture import Capture
-from server.observe.logs import CallLog, Decode
+from server.observe.logs import CallLog, PromptText
 from server.observe.metrics import ServerMetrics
 from server.observe.records import CallRecord, RequestRecord, TelemetryListener, current_call
 from specdec.config import ServerConfig
@@ -19,9 +19,11 @@ _LOG = logging.getLogger(__name__)
 
 
 class Observer:
-    """One per server. ``listeners`` hear of everything after ``metrics`` have; one that fails costs no request.
+    """One per server, or per model of several. ``listeners`` hear of everything after ``metrics`` have; one that fails
+    costs no request.
 
     ``keeps_text``: records hold the output's text, for listeners that are to tell it. ``metrics`` None: fresh ones.
+    ``model``: whose requests it hears of.
     """
 
     def __init__(
@@ -30,15 +32,23 @@ class Observer:
         *,
         keeps_text: bool = False,
         metrics: ServerMetrics | None = None,
+        model: str = "",
     ) -> None:
         self.metrics = metrics or ServerMetrics()
         self._listeners: list[TelemetryListener] = [self.metrics, *listeners]
-        self._keeps_text = keeps_text
+        self._keeps_text, self._model = keeps_text, model
+
+    def of_model(self, model: str, target_tpot_ms: float) -> Observer:
+        """One for the requests of a model of several: counted by themselves, and told to the same listeners."""
+        metrics = ServerMetrics(target_tpot_ms)
+        return Observer(self._listeners[1:], keeps_text=self._keeps_text, metrics=metrics, model=model)
 
     def request(self, request: Request) -> RequestRecord:
         """The record of a request that is given to the engine now."""
         call = current_call()
-        record = RequestRecord(request, call, self.metrics, self._request_ended, keeps_text=self._keeps_text)
+        record = RequestRecord(
+            request, call, self.metrics, self._request_ended, keeps_text=self._keeps_text, model=self._model
+        )
         if call is not None:
             _name_caller(call)
             if not call.many:
@@ -79,9 +89,9 @@ def _name_caller(call: CallRecord) -> None:
     call.key, call.tenant = caller.name, caller.tenant
 
 
-def build_observer(config: ServerConfig, decode: Decode, target_tpot_ms: float) -> Observer:
-    """An observer with a log of calls, traces and captured requests, as asked for. decode: token ids to text, for logs
-    that tell it. target_tpot_ms: as `ServerMetrics` has it.
+def build_observer(config: ServerConfig, prompt_text: PromptText, target_tpot_ms: float) -> Observer:
+    """An observer with a log of calls, traces and captured requests, as asked for. prompt_text: for logs that tell it.
+    target_tpot_ms: as `ServerMetrics` has it.
 
     Raises:
         ConfigError: traces are asked for, and what they need is not installed; or requests are to be captured where
@@ -92,7 +102,7 @@ def build_observer(config: ServerConfig, decode: Decode, target_tpot_ms: float) 
         # Before the log, whose lines name the trace.
         listeners.append(_spans(config.otlp_endpoint, config.trace_ratio))
     if config.log_calls:
-        listeners.append(CallLog(decode if config.log_texts else None))
+        listeners.append(CallLog(prompt_text if config.log_texts else None))
     if config.capture_dir is not None:
         listeners.append(Capture(config.capture_dir, config.capture_bytes, prompts=config.capture_prompts))
     return Observer(listeners, keeps_text=config.log_texts, metrics=ServerMetrics(target_tpot_ms))

@@ -58,8 +58,8 @@ class RequestRecord:
     """Fed by the request's stream, whether or not anybody reads that: takes microseconds an event.
 
     Times are monotonic seconds. ``began_s``: when its call came in, or it was made where the call makes many.
-    ``started`` None: the engine has not said a word. ``text`` is kept only where ``keeps_text`` says so. ``arms``: the
-    experiments that count it, each with its arm.
+    ``model``: the one that answers, where a server has several. ``started`` None: the engine has not said a word.
+    ``text`` is kept only where ``keeps_text`` says so. ``arms``: the experiments that count it, each with its arm.
     """
 
     def __init__(
@@ -71,8 +71,9 @@ class RequestRecord:
         *,
         keeps_text: bool = False,
         clock: Callable[[], float] = time.monotonic,
+        model: str = "",
     ) -> None:
-        self.request, self.call = request, call
+        self.request, self.call, self.model = request, call, model
         self._metrics, self._on_end, self._keeps_text, self._clock = metrics, on_end, keeps_text, clock
         self.made_s = clock()
         self.began_s = self.made_s if call is None or call.many else call.began_s

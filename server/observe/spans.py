@@ -90,6 +90,8 @@ def _asked(record: RequestRecord) -> dict[str, Any]:
         "gen_ai.request.n": request.sampling.n,
         "specdec.speculation.mode": request.speculation.mode.value,
     }
+    if record.model:
+        found["gen_ai.request.model"] = record.model
     if request.stopping.max_tokens is not None:
         found["gen_ai.request.max_tokens"] = request.stopping.max_tokens
     return found

@@ -18,7 +18,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Scrape:
     plan.write_text("{name: even, arms: {a: {}, b: {}}, assignment: {mode: aa, unit: request}}")
     with running(experiments=ExperimentsConfig(folder=folder, start=(plan,))) as server:
         assert server.comes_to(lambda: server.serving._frontend.admission.experiments is not None)
-        exporter = server.serving._frontend.exporter
+        exporter = server.serving._models.exporter
         assert exporter is not None
         exporter._gpus = Gpus(lambda: ScriptedNvml([Gpu(3, 10, 25)]))
         server.ask(prompt="hello", n=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from server.auth.keys import KeyEntry, KeyHash, add_key, new_key
 from server.engine_client import EngineStartError, EngineState
+from server.observe.logs import LOGGER
 from specdec.api.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -31,6 +33,7 @@ from specdec.api.v1 import generation_pb2 as pb
 from tests.server.completion.book_engine import BOOK
 from tests.server.completion.editor import AT, BEHIND, LINE
 from tests.server.http.harness import CHAT, COMPLETIONS, Server, running_serving
+from tests.server.observe.metrics.scrape import Scrape
 from tests.server.several_engines import ENGINES, make_several, serving, several
 
 BEFORE, AFTER = BOOK[:AT], "\n" + BOOK[BEHIND:]
@@ -225,6 +228,25 @@ def test_memory_is_promised_together() -> None:
         pytest.raises(EngineStartError, match=f"^fim: memory: .*lower engines.fim.kv_tokens from {1 << 33}"),
     ):
         server.run(server.serving.wait_ready())
+
+
+def test_metrics_and_logs_tell_models_apart(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    def counted() -> dict[str, float]:
+        return Scrape(server.client.get("/metrics").text).by_label("specdec_generation_tokens_total", "model")
+
+    before = counted()
+    with caplog.at_level(logging.INFO, LOGGER):
+        server.ask(COMPLETIONS, model="codestral", prompt=BOOK[:12], max_tokens=7)
+        assert server.comes_to(
+            lambda: any(getattr(line, "fields", {}).get("model") == "fim" for line in caplog.records)
+        )
+    assert {name: value - before[name] for name, value in counted().items()} == {"chat": 0, "fim": 7}
+    found = Scrape(server.client.get("/metrics").text)
+    assert found.by_label("specdec_engine_ready", "model") == {"chat": 1, "fim": 1}
+    assert found.by_label("specdec_info", "target") == {"echo-1": 1, "book-2": 1}
+    assert set(found.by_label("specdec_engine_resident_memory_bytes", "model")) == {"chat", "fim"}
+    assert found.value("specdec_calls_total", endpoint=COMPLETIONS, status="404") >= 1
+    assert found.text.count("# TYPE specdec_requests_total ") == 1
 
 
 def test_a_key_has_its_limits_once(server: Server) -> None:
