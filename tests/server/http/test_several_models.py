@@ -244,7 +244,7 @@ def test_metrics_and_logs_tell_models_apart(server: Server, caplog: pytest.LogCa
     found = Scrape(server.client.get("/metrics").text)
     assert found.by_label("specdec_engine_ready", "model") == {"chat": 1, "fim": 1}
     assert found.by_label("specdec_info", "target") == {"echo-1": 1, "book-2": 1}
-    assert set(found.by_label("specdec_engine_resident_memory_bytes", "model")) == {"chat", "fim"}
+    assert set(found.by_label("specdec_engine_process_resident_memory_bytes", "model")) == {"chat", "fim"}
     assert found.value("specdec_calls_total", endpoint=COMPLETIONS, status="404") >= 1
     assert found.text.count("# TYPE specdec_requests_total ") == 1
 
