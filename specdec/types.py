@@ -478,8 +478,8 @@ class EngineInfo:
     batch) or `numerical`.
     ``max_context`` and ``kv_tokens`` are in tokens, ``max_batch`` in sequences; ``drafters`` are those loaded,
     ``indexes`` the names of what the `index` drafter may draft from.
-    ``dtype`` is of the weights, ``kv_dtype`` of the KV cache. ``memory_bytes`` is what it needs of the machine's
-    memory, though it may not have taken it yet.
+    ``dtype`` is of the weights, which take ``weight_bytes`` in memory (0: not known), ``kv_dtype`` of the KV cache.
+    ``memory_bytes`` is what it needs of the machine's memory, though it may not have taken it yet.
     """
 
     target: str
@@ -498,6 +498,7 @@ class EngineInfo:
     kv_dtype: str
     indexes: tuple[str, ...] = ()
     memory_bytes: int = 0
+    weight_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from server.http.tool_use import ToolUse
 from server.json_body import Body
 from server.request_fields import param_schemas, read_speculation, read_values
 from specdec.errors import InvalidRequestError
-from specdec.fields import MAX_NAME
+from specdec.fields import MAX_LOGPROBS, MAX_NAME
 from specdec.types import Request, SamplingParams, SpeculationParams, StoppingParams
 
 
@@ -106,6 +106,7 @@ TEXT: Schema = {"type": "string"}
 FLAG: Schema = {"type": "boolean"}
 NUMBER: Schema = {"type": "number"}
 COUNT: Schema = {"type": "integer", "minimum": 0}
+TOP_LOGPROBS: Schema = {**COUNT, "maximum": MAX_LOGPROBS}
 OBJECT: Schema = {"type": "object"}
 TEXTS: Schema = {"oneOf": [TEXT, {"type": "array", "items": TEXT}]}
 IDS: Schema = {"type": "array", "items": COUNT}

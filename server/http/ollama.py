@@ -27,12 +27,13 @@ from server.http.fields import (
     STOPPING,
     TEXT,
     TOOLS,
+    TOP_LOGPROBS,
     Schema,
     build_request,
     json_operation,
     read_conversation,
 )
-from server.http.openai_format import extras
+from server.http.openai_format import ChatLogprobs, extras, read_logprobs
 from server.http.tool_calls import ToolCall
 from server.http.tool_use import ToolUse, answer_grammar, read_tools
 from server.interfaces import TokenizerLike
@@ -53,6 +54,7 @@ from specdec.types import (
     RequestEvent,
     SamplingParams,
     StoppingParams,
+    TokenLogprobs,
 )
 
 MEDIA_TYPE = b"application/x-ndjson"
@@ -94,6 +96,17 @@ def refuse_images(body: Body) -> None:
     """Note ``images`` that are there; an empty list is none."""
     if body.raw("images"):
         body.refuse("images", "the model reads text only; leave them out")
+
+
+def refuse_thinking(body: Body, model: str) -> None:
+    """Note a ``think`` that asks for it."""
+    if body.raw("think") not in (None, False):
+        body.refuse("think", f"{model!r} does not support thinking; leave it out")
+
+
+def logprob_fields(rows: Sequence[TokenLogprobs], tokenizer: TokenizerLike) -> dict[str, Any]:
+    """``logprobs``, one per token, where there are any."""
+    return {"logprobs": ChatLogprobs(tokenizer).rows(rows)["content"]} if rows else {}
 
 
 def read_format(body: Body) -> GrammarParams | None:
@@ -270,7 +283,9 @@ async def parse_generate(call: Call) -> GenerateRequest:
     sampling, stopping = read_options(body, frontend.loaded_tokenizer)
     ids, ends = await fields.encode(frontend, stopping.max_tokens or DEFAULT_ROOM)
     stopping = dataclasses.replace(stopping, stop_token_ids=(*stopping.stop_token_ids, *ends))
-    options = {"sampling": sampling, "stopping": stopping, "grammar": read_format(body)}
+    refuse_thinking(body, model)
+    output = OutputParams(logprobs=read_logprobs(body))
+    options = {"sampling": sampling, "stopping": stopping, "grammar": read_format(body), "output": output}
     request = await build_request(call, body, "ollama-", ids, **options)
     check_requests([request], call.server.info, body.violations)
     return GenerateRequest(model, None if fields.is_empty else request, stream, not fields.is_raw, call.notes())
@@ -281,7 +296,8 @@ class GenerateStream:
 
     media_type = MEDIA_TYPE
 
-    def __init__(self, parsed: GenerateRequest, request: Request) -> None:
+    def __init__(self, parsed: GenerateRequest, request: Request, tokenizer: TokenizerLike) -> None:
+        self._tokenizer = tokenizer
         self._frame, self._totals = Frame(parsed.model, parsed.notes), Totals()
         self._context = list(request.prompt_ids) if parsed.context else None
 
@@ -291,7 +307,8 @@ class GenerateStream:
         if isinstance(event, Delta):
             if self._context is not None:
                 self._context += event.token_ids
-            return ndjson(self._frame.part({"response": event.text})) if event.text else b""
+            beside = logprob_fields(event.logprobs, self._tokenizer)
+            return ndjson(self._frame.part({"response": event.text, **beside})) if event.text or beside else b""
         if isinstance(event, Finished):
             content = {"response": ""} | ({} if self._context is None else {"context": self._context})
             return ndjson(self._frame.end(content, self._totals, event))
@@ -311,14 +328,15 @@ async def generate(call: Call) -> None:
     with call.server.frontend.gate.enter():
         parsed = await parse_generate(call)
         frame, request = Frame(parsed.model, parsed.notes), parsed.request
+        tokenizer = call.server.frontend.loaded_tokenizer
         if request is None:
             await call.reply(200, frame.loaded({"response": ""}))
         elif parsed.stream:
-            await stream_answer(call, [request], GenerateStream(parsed, request))
+            await stream_answer(call, [request], GenerateStream(parsed, request, tokenizer))
         else:
             (sample,), totals = await whole_answer(call, [request])
             assert sample.end is not None  # an answer in one piece is made of finished samples
-            content: dict[str, Any] = {"response": sample.text}
+            content = {"response": sample.text, **logprob_fields(sample.logprobs, tokenizer)}
             if parsed.context:
                 content["context"] = [*request.prompt_ids, *sample.token_ids]
             await call.reply(200, frame.end(content, totals, sample.end))
@@ -372,8 +390,9 @@ async def parse_chat(call: Call) -> ChatRequest:
     sampling, stopping = read_options(body, tokenizer)
     options = {"sampling": sampling, "stopping": stopping}
     options["grammar"] = answer_grammar(body, read_format(body), tools, tokenizer)
-    if tools is not None:
-        options["output"] = tools.output(OutputParams(), tokenizer)
+    output = OutputParams(logprobs=read_logprobs(body))
+    options["output"] = output if tools is None else tools.output(output, tokenizer)
+    refuse_thinking(body, model)
     request = await build_request(call, body, "ollama-", ids, **options)
     body.violations.check(
         empty or bool(ids) or bool(body.violations.found), "messages", "must amount to at least one token"
@@ -393,7 +412,8 @@ class ChatStream:
 
     media_type = MEDIA_TYPE
 
-    def __init__(self, parsed: ChatRequest) -> None:
+    def __init__(self, parsed: ChatRequest, tokenizer: TokenizerLike) -> None:
+        self._tokenizer = tokenizer
         self._frame, self._totals = Frame(parsed.model, parsed.notes), Totals()
         self._parser = None if parsed.tools is None else parsed.tools.whole_parser()
 
@@ -401,9 +421,10 @@ class ChatStream:
         """The lines that ``event`` makes."""
         self._totals.add(event)
         if isinstance(event, Delta):
-            return self._line([event.text] if self._parser is None else self._parser.push(event.text))
+            parts = [event.text] if self._parser is None else self._parser.push(event.text)
+            return self._line(parts, logprob_fields(event.logprobs, self._tokenizer))
         if isinstance(event, Finished):
-            rest = b"" if self._parser is None else self._line(self._parser.flush())
+            rest = b"" if self._parser is None else self._line(self._parser.flush(), {})
             return rest + ndjson(self._frame.end({"message": message([])}, self._totals, event))
         return b""
 
@@ -411,10 +432,10 @@ class ChatStream:
         """Nothing more."""
         return b""
 
-    def _line(self, parts: Sequence[str | ToolCall]) -> bytes:
-        if not any(parts):
+    def _line(self, parts: Sequence[str | ToolCall], beside: dict[str, Any]) -> bytes:
+        if not any(parts) and not beside:
             return b""
-        return ndjson(self._frame.part({"message": message(parts)}))
+        return ndjson(self._frame.part({"message": message(parts), **beside}))
 
 
 async def chat(call: Call) -> None:
@@ -425,16 +446,17 @@ async def chat(call: Call) -> None:
     """
     with call.server.frontend.gate.enter():
         parsed = await parse_chat(call)
-        frame = Frame(parsed.model, parsed.notes)
+        frame, tokenizer = Frame(parsed.model, parsed.notes), call.server.frontend.loaded_tokenizer
         if parsed.request is None:
             await call.reply(200, frame.loaded({"message": message([])}))
         elif parsed.stream:
-            await stream_answer(call, [parsed.request], ChatStream(parsed))
+            await stream_answer(call, [parsed.request], ChatStream(parsed, tokenizer))
         else:
             (sample,), totals = await whole_answer(call, [parsed.request])
             assert sample.end is not None  # an answer in one piece is made of finished samples
             content = {"message": message([sample.text] if parsed.tools is None else parsed.tools.parse(sample.text))}
-            await call.reply(200, frame.end(content, totals, sample.end))
+            beside = logprob_fields(sample.logprobs, tokenizer)
+            await call.reply(200, frame.end(content | beside, totals, sample.end))
 
 
 FAMILY = "specdec"
@@ -458,7 +480,7 @@ def cards(server: ServerContext) -> list[dict[str, Any]]:
     model = server.model
     card = {
         "modified_at": started(server),
-        "size": 0,
+        "size": server.info.weight_bytes,
         "digest": hashlib.sha256(f"{model}\n{server.fingerprint}".encode()).hexdigest(),
         "details": details(server),
     }
@@ -575,6 +597,9 @@ _SHARED: Mapping[str, Schema] = {
     "stream": {**FLAG, "default": True},
     "format": {"oneOf": [{"enum": ["json", ""]}, {**OBJECT, "description": "A JSON schema."}]},
     "options": {"type": "object", "properties": dict(OPTION_FIELDS)},
+    "logprobs": FLAG,
+    "top_logprobs": TOP_LOGPROBS,
+    "think": {"enum": [False], "description": "Nothing that thinks is told apart from its answer."},
     **PREDICTION,
     **COMMON,
 }

@@ -20,6 +20,7 @@ from server.http.fields import (
     STREAM_OPTIONS,
     TEXT,
     TEXTS,
+    TOP_LOGPROBS,
     Schema,
     json_operation,
 )
@@ -28,7 +29,7 @@ from server.http.openai_completions import complete
 from server.http.openai_format import OpenAIErrors
 from server.request_fields import param_schemas
 from server.served_models import Task
-from specdec.fields import MAX_LOGPROBS, MAX_N
+from specdec.fields import MAX_N
 from specdec.types import OutputParams
 
 
@@ -103,7 +104,6 @@ _SHARED: Mapping[str, Schema] = {
     **PREDICTION,
     **COMMON,
 }
-_TOP = {"type": "integer", "minimum": 0, "maximum": MAX_LOGPROBS}
 COMPLETION_FIELDS: Mapping[str, Schema] = {
     **_SHARED,
     "prompt": {"oneOf": [TEXTS, IDS, {"type": "array", "items": IDS}]},
@@ -117,7 +117,7 @@ CHAT_FIELDS: Mapping[str, Schema] = {
     **CONVERSATION,
     "max_completion_tokens": COUNT,
     "logprobs": FLAG,
-    "top_logprobs": _TOP,
+    "top_logprobs": TOP_LOGPROBS,
 }
 
 _ERRORS = OpenAIErrors()

@@ -16,6 +16,7 @@ from server.http.openai_format import (
     answer_head,
     extras,
     finish_fields,
+    read_logprobs,
     read_n,
     read_step_trees,
     read_stream_options,
@@ -55,7 +56,7 @@ async def parse_chat(call: Call) -> ChatRequest:
     tools = read_tools(body, tokenizer)
     ids = await read_conversation(body, frontend, tools)
     streaming = read_stream_options(body)
-    output = read_params(body, OutputParams, logprobs=_logprobs(body), trees=read_step_trees(body, streaming))
+    output = read_params(body, OutputParams, logprobs=read_logprobs(body), trees=read_step_trees(body, streaming))
     request = await build_request(
         call, body, "chatcmpl-", ids,
         sampling=read_params(body, SamplingParams, n=read_n(body)),
@@ -78,13 +79,6 @@ def _max_tokens(body: Body) -> int | None:
     if new is not None:
         body.names["stopping.max_tokens"] = "max_completion_tokens"
     return old if new is None else new
-
-
-def _logprobs(body: Body) -> int | None:
-    wanted, top = body.flag("logprobs"), read_count(body, OutputParams, "logprobs", "top_logprobs")
-    if top and not wanted:
-        body.refuse("top_logprobs", "needs logprobs to be true")
-    return (top or 0) if wanted else None
 
 
 class ChatStream:

@@ -15,7 +15,7 @@ from server.interfaces import TokenizerLike
 from server.json_body import Body
 from server.request_fields import read_count
 from specdec.fields import MAX_N
-from specdec.types import Finished, FinishReason, SamplingParams, StepTree, TokenLogprobs, metrics_dict
+from specdec.types import Finished, FinishReason, OutputParams, SamplingParams, StepTree, TokenLogprobs, metrics_dict
 
 ERROR_TYPES = {
     401: "authentication_error", 403: "permission_error", 422: "not_supported_error", 429: "rate_limit_error",
@@ -50,6 +50,14 @@ def read_n(body: Body) -> int:
     if best_of not in (None, n):
         body.refuse("best_of", f"must equal n ({n}): every sample is returned; ask for more with n and choose yourself")
     return n
+
+
+def read_logprobs(body: Body) -> int | None:
+    """``logprobs``, a flag, and ``top_logprobs``: so many of the likeliest beside each token; None: none are wanted."""
+    wanted, top = body.flag("logprobs"), read_count(body, OutputParams, "logprobs", "top_logprobs")
+    if top and not wanted:
+        body.refuse("top_logprobs", "needs logprobs to be true")
+    return (top or 0) if wanted else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""vLLM's /tokenize, for a text and for a conversation; its /detokenize is that of llama.cpp."""
+"""vLLM's /tokenize, for a text and for a conversation, and /tokenizer_info; its /detokenize is that of llama.cpp."""
 
 from __future__ import annotations
 
@@ -6,7 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from server.http.call import Call, Endpoint
-from server.http.fields import CONVERSATION, FLAG, TEXT, Schema, json_operation, read_conversation
+from server.http.fields import (
+    CONVERSATION,
+    FLAG,
+    RESPONSES,
+    TEXT,
+    Schema,
+    json_operation,
+    read_conversation,
+)
 from server.http.openai_format import OpenAIErrors
 from server.http.tool_use import read_tools
 from server.json_body import Body
@@ -52,6 +60,21 @@ async def _conversation(call: Call, body: Body) -> tuple[int, ...]:
     return await read_conversation(body, call.server.frontend, tools, add_generation_prompt=generation)
 
 
+async def tokenizer_info(call: Call) -> None:
+    """The names of special tokens, with which lm-eval finds out that it may leave tokenising to the server.
+
+    Raises:
+        EngineDeadError: it is not loaded yet.
+    """
+    frontend, ends = call.server.frontend, call.server.info.eos_ids
+    begin = await frontend.encode("")
+    names = [
+        frontend.loaded_tokenizer.token_bytes(ids[0]).decode("utf-8", "replace") if ids else None
+        for ids in (begin, ends)
+    ]
+    await call.reply(200, {"bos_token": names[0], "eos_token": names[1], "pad_token": names[1]})
+
+
 TOKENIZE_FIELDS: Mapping[str, Schema] = {
     "model": {**TEXT, "description": "None, or the one served."},
     "prompt": TEXT,
@@ -68,5 +91,12 @@ VLLM = (
         OpenAIErrors(),
         json_operation("vLLM: ids of a text or of a conversation", TOKENIZE_FIELDS),
         claims=_is_vllms,
+    ),
+    Endpoint(
+        "GET",
+        "/tokenizer_info",
+        tokenizer_info,
+        OpenAIErrors(),
+        {"summary": "vLLM: the names of special tokens", "responses": RESPONSES},
     ),
 )

@@ -428,6 +428,7 @@ def assemble(
         kv_dtype=_DTYPE_NAMES[platform.kv_dtype],
         indexes=tuple(config.indexes) if any(d.name == IndexDrafter.name for d in drafters) else (),
         memory_bytes=budget.needed,
+        weight_bytes=budget.weight_bytes,
     )  # fmt: skip
     if platform.kernels == "native":
         # The kernels have their own workers; torch's, woken for a small copy, spin beside them for milliseconds.

@@ -37,6 +37,7 @@ class MemoryNeed:
 class MemoryBudget:
     """``needs`` against ``available`` bytes. ``kv_token_bytes``: what one token of the KV caches takes, and
     ``kv_tokens`` how many are wanted; fewer than ``least_kv_tokens`` would not serve the context that was asked for.
+    ``weight_bytes``: of the target, wherever it lives.
     """
 
     def __init__(
@@ -47,7 +48,9 @@ class MemoryBudget:
         kv_token_bytes: int = 0,
         kv_tokens: int = 0,
         least_kv_tokens: int = 0,
+        weight_bytes: int = 0,
     ) -> None:
+        self.weight_bytes = weight_bytes
         self.needs, self.available = tuple(needs), max(0, available)
         self._kv_token_bytes, self._kv_tokens, self._least = kv_token_bytes, kv_tokens, least_kv_tokens
 
@@ -156,6 +159,7 @@ def plan_memory(
         kv_token_bytes=page_bytes // PAGE_SIZE,
         kv_tokens=pages * PAGE_SIZE,
         least_kv_tokens=(config.max_context or PAGE_SIZE) + PAGE_SIZE,
+        weight_bytes=target.weight_bytes,
     )
 
 

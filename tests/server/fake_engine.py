@@ -40,6 +40,7 @@ from specdec.types import (
 DEFAULT_SEED = 4242
 MAX_CONTEXT = 128
 VOCAB_SIZE = 256
+WEIGHT_BYTES = 4_321
 TRACE_STEPS = 40
 
 
@@ -111,7 +112,7 @@ class FakeEngine:
         return EngineInfo(
             target="fake", draft="fake-draft", dtype="int8", kernels="reference", numeric_mode="bitwise",
             max_context=MAX_CONTEXT, vocab_size=VOCAB_SIZE, kv_tokens=4096, max_batch=8, drafters=("suffix",),
-            eos_ids=(0,), threads=1, version="0", kv_dtype="fp32",
+            eos_ids=(0,), threads=1, version="0", kv_dtype="fp32", weight_bytes=WEIGHT_BYTES,
         )  # fmt: skip
 
     def load(self) -> EngineLoad:

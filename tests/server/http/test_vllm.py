@@ -35,3 +35,8 @@ def test_what_is_wrong_is_named_as_openai_names_it(server: Server) -> None:
         assert (status, error["param"]) == (400, field)
     assert server.refused("/tokenize", prompt="a", model="other")[0] == 404
     assert server.refused("/detokenize", tokens=[1], model="other")[0] == 404
+
+
+def test_special_tokens_by_name(server: Server) -> None:
+    found = server.client.get("/tokenizer_info").json()
+    assert found == {"bos_token": "<bos>", "eos_token": "\x00", "pad_token": "\x00"}

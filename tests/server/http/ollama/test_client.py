@@ -8,6 +8,7 @@ from typing import Any
 import ollama
 import pytest
 
+from tests.server.fake_engine import WEIGHT_BYTES
 from tests.server.http.harness import Server
 from tests.server.http.ollama.test_chat import CALL, HI, TOOLS
 
@@ -49,6 +50,7 @@ def test_chat(client: ollama.Client) -> None:
 def test_models(client: ollama.Client) -> None:
     (model,) = client.list().models
     assert (model.model, model.details and model.details.quantization_level) == ("fake", "int8")
+    assert model.size == WEIGHT_BYTES
     (loaded,) = client.ps().models
     assert (loaded.model, loaded.context_length) == ("fake", 128)
     assert client.show("fake").capabilities == ["completion", "insert", "tools"]
@@ -64,3 +66,24 @@ def test_errors_are_the_clients_own(client: ollama.Client) -> None:
     for call in (lambda: client.pull("llama3"), lambda: client.delete("llama3"), lambda: client.copy("a", "b")):
         with pytest.raises(ollama.ResponseError, match="nothing is served at '/api/"):
             call()
+
+
+def test_logprobs(client: ollama.Client) -> None:
+    asked: dict[str, Any] = {"model": "fake", "logprobs": True, "top_logprobs": 2, "options": {"num_predict": 3}}
+    for whole, parts in (
+        (client.generate(**asked, prompt="hi"), list(client.generate(**asked, prompt="hi", stream=True))),
+        (client.chat(**asked, messages=HI), list(client.chat(**asked, messages=HI, stream=True))),
+    ):
+        told = whole.logprobs or []
+        assert [(row.token, row.logprob) for row in told] == [("u", -0.5), ("s", -0.5), ("e", -0.5)]
+        assert [[top.token for top in row.top_logprobs or []] for row in told] == [[t, "\x01"] for t in "use"]
+        assert [row for part in parts for row in part.logprobs or []] == told
+    assert client.generate("fake", "hi").logprobs is None
+
+
+def test_thinking_is_refused_in_words(client: ollama.Client) -> None:
+    for think in (True, "high"):
+        with pytest.raises(ollama.ResponseError, match="'fake' does not support thinking"):
+            client.chat("fake", HI, think=think)
+        with pytest.raises(ollama.ResponseError, match="'fake' does not support thinking"):
+            client.generate("fake", "hi", think=think)

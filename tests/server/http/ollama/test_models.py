@@ -25,7 +25,7 @@ def test_the_model_is_listed_and_loaded(server: Server) -> None:
     (loaded,) = get(server, "/api/ps")["models"]
     assert loaded == listed | {"expires_at": "2999-12-31T23:59:59Z", "size_vram": 0, "context_length": 128}
     assert (len(listed.pop("digest")), listed.pop("modified_at")[-1]) == (64, "Z")
-    assert listed == {"name": "fake", "model": "fake", "size": 0, "details": DETAILS}
+    assert listed == {"name": "fake", "model": "fake", "size": 4_321, "details": DETAILS}
 
 
 def test_what_it_can_do(server: Server) -> None:
