@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from draft.model import WIDEST_LEVEL, Backlog, Growth, catch_up, feed, going_on
+from draft.model import WIDEST_LEVEL, Backlog, Drafted, Growth, catch_up, feed, going_on
 from draft.protocol import DraftTask, ModelBasedDrafter
 from draft.retokenize import RetokenizedText, VocabularyBridge, add_canonical_path, best_tokens
 from specdec.kv_cache import KvCacheManager, PagedTokens
@@ -33,7 +33,8 @@ class _Reader:
     """The draft's side of a sequence: its text, how many of the target's tokens it has read, and how many tokens of the
     text the prefix cache knew and how many have their KV.
 
-    ``paged`` is a sequence of the draft's tokens, as the block tables know it; None until it is needed.
+    ``paged`` is a sequence of the draft's tokens, as the block tables know it; None until it is needed. ``drafted``:
+    what was drafted last.
     """
 
     text: RetokenizedText
@@ -41,6 +42,7 @@ class _Reader:
     cached: int
     computed: int = 0
     paged: PagedTokens | None = None
+    drafted: Drafted | None = None
 
 
 class CrossVocabularyDrafter(ModelBasedDrafter):
@@ -100,20 +102,26 @@ class CrossVocabularyDrafter(ModelBasedDrafter):
 
     def _propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
         trees = [TokenTree(task.sequence.tokens[-1]) for task in tasks]
-        growing = []
+        growing, backlogs = [], []
         for task, tree in zip(tasks, trees, strict=True):
             reader = self._readers.get(task.sequence) or self._start_reading(task.sequence)
-            if task.max_nodes > 0 < task.max_depth and self._read_new(reader, task):
-                assert reader.paged is not None  # `_read_new` saw to it
-                ids = reader.text.ids
+            proposes = task.max_nodes > 0 < task.max_depth
+            if not (proposes or task.reads) or not self._read_new(reader, task):
+                continue
+            assert reader.paged is not None  # `_read_new` saw to it
+            ids = reader.text.ids
+            if proposes:
                 growing.append((Growth(task, tree, len(ids) - 1, reader.paged.pages, [ids[-1]]), reader))
-        logits = catch_up(self._decoder, [self._backlog(reader) for _, reader in growing])
+            end = None if proposes else min(reader.computed + task.reads, len(ids) - 1)
+            backlogs.append(self._backlog(reader, end))
+        logits = catch_up(self._decoder, backlogs)
         current = [growth for growth, _ in growing]
         likelihoods: dict[int, list[float]] = {id(growth): [0.0] for growth in current}
         while current and logits is not None:
             current = self._expand(current, logits, likelihoods)
             current, logits = feed(self._decoder, current)
-        for growth, _ in growing:
+        for growth, reader in growing:
+            reader.drafted = growth.drafted
             add_canonical_path(growth, likelihoods[id(growth)], self._target)
         return trees
 
@@ -129,7 +137,9 @@ class CrossVocabularyDrafter(ModelBasedDrafter):
         tokens = task.sequence.tokens
         reader.computed = min(reader.computed, reader.text.extend(tokens[reader.n_read :]))
         reader.n_read = len(tokens)
-        ids = reader.text.ids
+        ids, drafted, reader.drafted = reader.text.ids, reader.drafted, None
+        if drafted is not None and ids:
+            reader.computed = drafted.computed(ids, reader.computed)
         if not reader.text.whole or not ids:
             return False
         if reader.paged is None:
@@ -143,13 +153,13 @@ class CrossVocabularyDrafter(ModelBasedDrafter):
         reader.computed = min(reader.computed, len(ids) - 1)
         return needed < self._decoder.max_positions and self._kv.ensure(reader.paged, needed)
 
-    def _backlog(self, reader: _Reader) -> Backlog:
+    def _backlog(self, reader: _Reader, end: int | None) -> Backlog:
         def reached(upto: int) -> None:
             reader.computed = upto
             self._publish(reader)
 
         assert reader.paged is not None  # `_read_new` saw to it
-        return Backlog(reader.text.ids, reader.computed, reader.paged.pages, reached)
+        return Backlog(reader.text.ids, reader.computed, reader.paged.pages, reached, end)
 
     def _publish(self, reader: _Reader) -> None:
         """Let other texts find the full pages of what will not change any more."""

@@ -23,24 +23,30 @@ from verify_kernels.sampling import RowSampling
 @dataclass(slots=True)
 class Backlog:
     """ids: all tokens of a text, in the draft's vocabulary. start: the first to be fed, the last one at most. pages:
-    where its KV goes. reached: told how many have theirs for good."""
+    where its KV goes. reached: told how many have theirs for good. end: how far to read for now; None: to the last
+    token, whose logits are wanted."""
 
     ids: Seq[int]
     start: int
     pages: Seq[int]
     reached: Callable[[int], None]
+    end: int | None = None
 
 
 def catch_up(decoder: TargetDecoder, backlogs: Seq[Backlog]) -> Tensor | None:
-    """Feed all of ``backlogs`` in as many forwards as they take; logits of each one's last token, float32
-    [len(backlogs), vocab], or None where there are none.
+    """Feed all of ``backlogs`` in as many forwards as they take; logits of the last token of each that is read to it,
+    float32 [texts, vocab], or None where there are none.
 
     Short ones go on with the long: their last rows are fed once more.
     """
-    while backlogs:
+    whole, logits = [backlog for backlog in backlogs if backlog.end is None], None
+    while True:
+        parts = [backlog for backlog in backlogs if backlog.end is not None and backlog.start < backlog.end]
+        if not parts and (logits is not None or not whole):
+            return logits
         entries, rows, done, total = [], [], [], 0
-        for backlog in backlogs:
-            chain = list(backlog.ids[backlog.start :][: decoder.max_rows - total])
+        for backlog in [*whole, *parts]:
+            chain = list(backlog.ids[backlog.start : backlog.end][: decoder.max_rows - total])
             if not chain:
                 continue
             entries.append(BatchEntry(chain, list(range(-1, len(chain) - 1)), backlog.start, backlog.pages))
@@ -48,19 +54,34 @@ def catch_up(decoder: TargetDecoder, backlogs: Seq[Backlog]) -> Tensor | None:
             if backlog.start + len(chain) == len(backlog.ids):
                 rows.append(total - 1)
             done.append((backlog, min(backlog.start + len(chain), len(backlog.ids) - 1)))
-        logits = decoder.forward(ForwardBatch.build(entries), rows)
+        found = decoder.forward(ForwardBatch.build(entries), rows)
+        logits = found if whole and len(rows) == len(whole) else None
         for backlog, upto in done:  # only now is it true
             backlog.start = upto
             backlog.reached(upto)
-        if len(rows) == len(backlogs):
-            return logits
-    return None
 
 
 DEAD = -1e31  # below what samplers take for a live logit
 FAR = 14.0  # below the best by so much, over the temperature, a token hardly ever wins by its noise
 SPREAD_ROWS = 16  # of logits that are put under all the vocabulary's ids at a time
 WIDEST_LEVEL = 4  # nodes expanded per level: more of them are too unlikely to be reached
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """A chain that was drafted: its tokens' KV lies from slot ``base`` on, the root's first."""
+
+    base: int
+    tokens: Seq[int]
+
+    def computed(self, ids: Seq[int], computed: int) -> int:
+        """Leading tokens of ``ids``, the text as it goes on, that have KV, at most all but the last. computed: without
+        the chain; less than ``base`` where what it hangs off is gone."""
+        if computed < self.base:
+            return computed
+        most = min(len(self.tokens), len(ids) - 1 - self.base)
+        agreed = next((i for i in range(most) if ids[self.base + i] != self.tokens[i]), most)
+        return max(computed, self.base + agreed)
 
 
 @dataclass(slots=True)
@@ -86,6 +107,11 @@ class Growth:
         self.parents.append(parent)
         self.anchors.append(anchor)
         return len(self.tokens) - 1
+
+    @property
+    def drafted(self) -> Drafted:
+        """The chain in the cache."""
+        return Drafted(self.base, [self.tokens[node] for node in self.chain])
 
     def path(self, node: int) -> list[int]:
         """Own nodes from the root down to ``node``, both included."""
@@ -144,7 +170,8 @@ def going_on(growths: Seq[Growth]) -> list[Growth]:
     asked.sort(key=_reached, reverse=True)
     deepening = asked[0].task.deepening
     assert deepening is not None
-    kept = deepening.keep([math.exp(_reached(growth)) for growth in asked], len(ready) - len(asked))
+    depth = asked[0].tree.depths[asked[0].anchors[asked[0].frontier[0]]]
+    kept = deepening.keep([math.exp(_reached(growth)) for growth in asked], depth, len(ready) - len(asked))
     stopped = {id(growth) for growth in asked[kept:]}
     return [growth for growth in ready if id(growth) not in stopped]
 
@@ -168,11 +195,12 @@ def feed(decoder: TargetDecoder, growths: Seq[Growth]) -> tuple[list[Growth], Te
     fed: list[Growth] = []
     total = 0
     for growth in growths:
-        entry, wanted = _entry(growth)
+        entry, wanted, chain = _entry(growth)
         room = min(decoder.max_rows - total, len(entry.pages) * PAGE_SIZE - entry.ctx)
         if len(entry.tokens) > room or len(rows) + len(wanted) > decoder.max_logit_rows:
             growth.frontier = []
             continue
+        growth.chain = chain
         rows += [total + row for row in wanted]
         total += len(entry.tokens)
         entries.append(entry)
@@ -182,8 +210,8 @@ def feed(decoder: TargetDecoder, growths: Seq[Growth]) -> tuple[list[Growth], Te
     return fed, decoder.forward(ForwardBatch.build(entries), rows)
 
 
-def _entry(growth: Growth) -> tuple[BatchEntry, list[int]]:
-    """Rows to compute, and which of them are the frontier; updates the chain."""
+def _entry(growth: Growth) -> tuple[BatchEntry, list[int], list[int]]:
+    """Rows to compute, which of them are the frontier, and the chain that is in the cache then."""
     chain, paths = growth.chain, [growth.path(node) for node in growth.frontier]
     shared = min(_common(chain, path) for path in paths)
     if len(paths) > 1:
@@ -193,9 +221,8 @@ def _entry(growth: Growth) -> tuple[BatchEntry, list[int]]:
     row = {node: i for i, node in enumerate(order)}
     parents = [row.get(growth.parents[node], -1) for node in order]
     parents[0] = -1
-    growth.chain = chain[:shared] + below[0]
     entry = BatchEntry([growth.tokens[n] for n in order], parents, growth.base + shared, growth.pages)
-    return entry, [row[node] for node in growth.frontier]
+    return entry, [row[node] for node in growth.frontier], chain[:shared] + below[0]
 
 
 def _common(chain: Seq[int], path: Seq[int]) -> int:
@@ -229,6 +256,21 @@ class ModelDrafter(ModelBasedDrafter):
         self._decoder, self._sampler, self._target_size = decoder, sampler, target_size
         self._output_ids = None if output_ids is None else output_ids.numpy().astype(np.intp)
         self._spread = torch.full((SPREAD_ROWS, target_size), DEAD) if output_ids is not None else None
+        self._drafted: dict[Sequence, Drafted] = {}  # until it is known what came of them
+
+    def observe(self, sequence: Sequence, tokens: Seq[int]) -> None:
+        """What was drafted as it came needs no second forward."""
+        drafted = self._drafted.pop(sequence, None)
+        if drafted is not None:
+            sequence.draft_computed = drafted.computed(sequence.tokens, sequence.draft_computed)
+
+    def rewind(self, sequence: Sequence) -> None:
+        """Its KV is gone."""
+        self._drafted.pop(sequence, None)
+
+    def end(self, sequence: Sequence) -> None:
+        """Forget the sequence."""
+        self._drafted.pop(sequence, None)
 
     def backlog(self, sequence: Sequence) -> int:
         """Committed tokens whose KV it lacks."""
@@ -247,10 +289,15 @@ class ModelDrafter(ModelBasedDrafter):
             for task, tree in zip(tasks, trees, strict=True)
             if task.max_nodes > 0 < task.max_depth and self._knows(task.sequence)
         ]
-        logits = catch_up(self._decoder, [_backlog(growth.task.sequence) for growth in growing])
+        begun = growing
+        backlogs = [_backlog(growth.task.sequence) for growth in growing]
+        reading = [task for task in tasks if task.reads and self._knows(task.sequence)]
+        backlogs += [_backlog(task.sequence, task.reads) for task in reading]
+        logits = catch_up(self._decoder, backlogs)
         while growing and logits is not None:
             growing = self._expand(growing, logits)
             growing, logits = feed(self._decoder, growing)
+        self._drafted |= {growth.task.sequence: growth.drafted for growth in begun}
         return trees
 
     def _knows(self, sequence: Sequence) -> bool:
@@ -305,9 +352,14 @@ class ModelDrafter(ModelBasedDrafter):
         return fresh
 
 
-def _backlog(sequence: Sequence) -> Backlog:
+def _backlog(sequence: Sequence, reads: int | None = None) -> Backlog:
+    """All that it has not seen, or the next ``reads`` tokens but the last."""
+
     def reached(upto: int) -> None:
         sequence.draft_computed = upto
 
     tokens = sequence.tokens
-    return Backlog(tokens, min(sequence.draft_computed, len(tokens) - 1), sequence.pages, reached)
+    start, end = min(sequence.draft_computed, len(tokens) - 1), None
+    if reads is not None:
+        end = min(start + reads, len(tokens) - 1)
+    return Backlog(tokens, start, sequence.pages, reached, end)

@@ -128,7 +128,7 @@ class DraftPanel:
         for (i, task), tree in zip(turns, trees, strict=True):
             if self._sound(name, task, tree):
                 work.trees[i] = tree
-                work.levels = max(work.levels, 1, *tree.depths)
+                work.levels = max(work.levels, min(task.max_nodes, 1), *tree.depths)
         stalled = work.ms > self._stall_ms * (1 + backlog / READS_AT_ONCE)
         if stalled:
             self._distrust(name, sequences, f"took {work.ms:.0f} ms")

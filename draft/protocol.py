@@ -27,7 +27,8 @@ def raw_odds(rank: int, depth: int, prob: float) -> tuple[float, int]:
 # Not frozen: that takes five times as long to make, and there is one per sequence, drafter and step.
 @dataclass(slots=True)
 class DraftTask:
-    """One sequence's turn with one drafter. ``max_nodes`` 0: propose nothing, but work that must keep up may be done.
+    """One sequence's turn with one drafter. ``max_nodes`` 0: propose nothing, but work that must keep up may be done;
+    of a model-based drafter's backlog ``reads`` tokens, so that no step takes too long.
 
     ``sequence.tokens`` are all committed; the last is the pending token, the root of the tree to fill.
     ``source``: the drafter's name. ``odds`` turns its probabilities into calibrated ones. ``floor``: a node whose
@@ -44,6 +45,7 @@ class DraftTask:
     odds: Odds = raw_odds
     floor: float = -math.inf
     deepening: Deepening | None = None
+    reads: int = 0
 
     @property
     def level_floor(self) -> float:

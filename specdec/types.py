@@ -411,7 +411,8 @@ RequestEvent = Started | Delta | Finished | Failed
 class DrafterTrace:
     """One drafter's part in a step: sequences it was asked for, nodes it proposed, nodes of its that were verified
     and accepted, the accepted tokens expected of those verified, and milliseconds it took. ``decision`` says why it
-    was asked or not: `on`, `off`, `probe`, `forced` (mode ON), `free` (costs next to nothing)."""
+    was asked or not: `on`, `off`, `probe`, `forced` (mode ON), `free` (costs next to nothing), `read` (a long
+    text first, in pieces)."""
 
     name: str
     decision: str

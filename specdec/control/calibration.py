@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -20,6 +20,7 @@ CELLS = math.prod(_SHAPE)
 SHRINKAGE = 8.0  # observations that weigh as much as the coarser estimate above
 MEMORY = 300.0  # observations a cell remembers: when it has more, all are halved
 LEAST, MOST = 1e-3, 0.995
+LOOKUP_DOUBT = 1.7  # texts that were read tell less of what is written next than of how often they repeat themselves
 
 
 def temperature_bucket(temperature: float) -> int:
@@ -32,15 +33,16 @@ class Calibration:
 
     Only nodes whose parent was reached are counted: what lies under a rejected parent was not observed (censored),
     which is not the same as rejected. Rates shrink towards coarser ones (over depths, then over temperatures too) and
-    in the end towards the drafter's own word; they are never certain. Counts decay by halving.
+    in the end towards the drafter's own word; they are never certain. Counts decay by halving. lookups: those of the
+    drafters that run no model.
     """
 
-    def __init__(self, drafters: Sequence[str]) -> None:
+    def __init__(self, drafters: Sequence[str], lookups: Collection[str] = ()) -> None:
         self._index = {name: i for i, name in enumerate(drafters)}
         shape = (len(drafters), *_SHAPE)
         self._hits, self._trials = np.zeros(shape), np.zeros(shape)
         self._flat_hits, self._flat_trials = self._hits.reshape(-1), self._trials.reshape(-1)
-        self._prior = _prior()
+        self._priors = [_prior(LOOKUP_DOUBT if name in lookups else 1.0) for name in drafters]
         self._rates: list[float] = []
         self._fresh: set[int] = set()  # drafters observed since the last refresh
         for drafter in range(len(drafters)):
@@ -95,7 +97,7 @@ class Calibration:
         if old.any():
             hits[old] *= 0.5
             trials[old] *= 0.5
-        rate = _shrunk(hits.sum((0, 2), keepdims=True), trials.sum((0, 2), keepdims=True), self._prior)
+        rate = _shrunk(hits.sum((0, 2), keepdims=True), trials.sum((0, 2), keepdims=True), self._priors[drafter])
         rate = _shrunk(hits.sum(2, keepdims=True), trials.sum(2, keepdims=True), rate)
         rate = _shrunk(hits, trials, rate)
         rates: list[float] = np.clip(rate, LEAST, MOST).reshape(-1).tolist()
@@ -113,9 +115,10 @@ def _middles() -> list[float]:
     return [math.sqrt(a * b) for a, b in pairwise(edges)]
 
 
-def _prior() -> NDArray[np.float64]:
-    """A drafter's first choice is believed somewhat less than it believes itself, later ones as much."""
-    own = np.asarray(_middles())
+def _prior(doubt: float) -> NDArray[np.float64]:
+    """A drafter's first choice is believed somewhat less than it believes itself, later ones as much. doubt: power of
+    its own estimates that is believed."""
+    own = np.asarray(_middles()) ** doubt
     return np.broadcast_to(np.stack([0.9 * own, *[own] * (RANKS - 1)])[None, :, None, :], _SHAPE)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -34,12 +35,16 @@ LOOKS = 0.1  # over ``probe_every``: chance that in a step texts become such as 
 REFRESH_EVERY = 12  # steps between recomputations of the calibrated chances
 NEGLIGIBLE = 0.01  # of a token's time: what takes less is not decided
 FADE = 0.1  # weight of one step in running averages
+SPEEDUP_KEEP = 0.95  # of the speed that steps bring, from one to the next
+SPEEDUP_STEPS = 4.0  # that what is expected of it at first weighs as much as
 LOWEST_CHANCE = 2e-3  # nodes less likely than this are never worth a row
 EXPLORES = 0.5  # of the price of a row: what may be proposed, since a node's chance is an estimate
 DEAREST = 0.95  # no price, however high, stops a level whose parents are certain to be reached
 FIRST_FOLLOW, FOLLOW_FADE, LEAST_FOLLOW = 0.7, 0.02, 0.2
 SHORT_BACKLOG = 16  # tokens: what an accepted run or a pause leaves is read along with the first level
 CHUNK = 192  # rows of a prompt read in one forward
+READ_STEPS = 2.0  # plain steps' time that a step may take longer for reading
+LONGEST_READ = 512  # tokens read in a step, since a request may come any time
 
 
 class Controller:
@@ -61,10 +66,10 @@ class Controller:
         start: Mapping[str, Learned] = MappingProxyType({}),
     ) -> None:
         self.verify = verify
-        self.calibration = Calibration(tuple(drafters))
+        self._lookups = frozenset(name for name, model_based in drafters.items() if not model_based)
+        self.calibration = Calibration(tuple(drafters), self._lookups)
         self.reliability = Reliability(drafters)
         self._drafters, self._probe_every = dict(drafters), probe_every
-        self._lookups = frozenset(name for name, model_based in drafters.items() if not model_based)
         looks = LOOKS / probe_every
         self._start = {name: learned for name, learned in start.items() if name in drafters}
         for name, learned in self._start.items():
@@ -75,7 +80,7 @@ class Controller:
         self._lookup_gate = DrafterGate(LOOKUP, LOOKUP_PRIOR, looks)
         self._lookup_ms = 0.0  # per sequence they are asked for
         self._lookup_gain = 0.0  # tokens that they bring a sequence and step, less what their rows cost
-        self._speedup = 1.0  # of steps as they were decided, over plain ones
+        self._speedup = self._first_speedup()
         self._prompts = Ratio(prior=200.0, least=0.3, most=2.0)  # milliseconds they took over those of as many rows
         self._entered = self._steps = 0
 
@@ -130,7 +135,7 @@ class Controller:
 
     def rate(self, step: StepInputs) -> float:
         """Tokens per millisecond that this batch is expected to earn by decoding; plainly, if drafting loses."""
-        return max(self._speedup, 1.0) / step.prices.token_ms
+        return self._speedup.value / step.prices.token_ms
 
     def decide(self, step: StepInputs) -> Plan:
         """What to do next: whom to ask, or else which nodes to verify."""
@@ -180,11 +185,29 @@ class Controller:
             self._observe_drafter(name, work, step, plan, outcome)
         if step.sequences and not step.bound:
             self._lookup_gain += FADE * (gained / len(step.sequences) - self._lookup_gain)
-            speedup = plan.value * step.prices.token_ms
-            self._speedup += FADE * (max(speedup, 0.5) - self._speedup)
+            self._observe_speedup(step, plan, outcome)
         self._steps += 1
         if self._steps % REFRESH_EVERY == 0:
             self.calibration.refresh()
+
+    def _first_speedup(self) -> Ratio:
+        """Tokens a plain step's time brings, as a running ratio: at first what the best draft model is expected to."""
+        best, plain_ms = 1.0, self.verify.ms(1)
+        row_ms = (self.verify.ms(9) - plain_ms) / 8
+        for name, gate in self._gates.items():
+            known, level = gate.known(0), self._models[name].level
+            if level.known:
+                drafting = (known.levels * level.ms(1) + known.rows * row_ms) / plain_ms
+                best = max(best, (known.steps + known.tokens) / (known.steps + drafting))
+        return Ratio(0.0, 1.0, math.inf, SPEEDUP_KEEP, SPEEDUP_STEPS * best, SPEEDUP_STEPS)
+
+    def _observe_speedup(self, step: StepInputs, plan: Plan, outcome: Outcome) -> None:
+        """All tokens over all time, not a mean of steps: what a step's last level must earn is what others do. Reading
+        a long text is left out, which no later step does again."""
+        spent_ms = plan.verify_ms + self._lookup_ms * sum(self._lookups_asked(step))
+        for name, work in step.drafted.items():
+            spent_ms += self.draft_ms(name, len(work.trees) - work.trees.count(None), work.levels)
+        self._speedup.add(spent_ms / step.prices.decode_ms, sum(map(len, outcome.tokens)) / len(step.sequences))
 
     def _weighs_lookups(self, step: StepInputs) -> bool:
         """Whether asking lookup drafters takes long enough to be weighed against what they bring."""
@@ -219,12 +242,32 @@ class Controller:
         token_ms = prices.token_ms / (1.0 + max(0.0, self._lookup_gain))
         gate_prices = GatePrices(token_ms, prices.row_ms, costs.levels(eligible.count(True), self.verify.slowness))
         decisions = self._gates[name].decide(step.sequences, eligible, covered, reading, gate_prices)
+        reads = self._pieces(name, decisions, step)
         floor = self._node_floor(step)
-        ask = Ask(name, decisions, {"on": floor, "probe": -math.inf, "forced": -math.inf})
+        ask = Ask(name, decisions, {"on": floor, "probe": -math.inf, "forced": -math.inf}, reads=reads)
         if ask.asked:
             rate = self.rate(step)
-            ask.deepening = costs.deepening(ask.asked, rate, prices.row_ms)
+            nodes = sum([one.nodes for one, ok in zip(step.sequences, decisions, strict=True) if ok in ask.floors])
+            verify = self.verify.span(min(prices.rows, self.verify.largest), nodes, prices.context)
+            ask.deepening = costs.deepening(ask.asked, rate, verify, prices.row_ms)
         return ask
+
+    def _pieces(self, name: str, decisions: list[str], step: StepInputs) -> dict[int, int]:
+        """Who reads only a piece of what it has not seen, by place the tokens, since all would hold up the others that
+        wait for this step. Changes their ``decisions``."""
+        backlogs = [one.backlog.get(name, 0) for one in step.sequences]
+        long = [i for i, n in enumerate(backlogs) if n > SHORT_BACKLOG and decisions[i] not in ("", "off")]
+        pieces: dict[int, int] = {}
+        left = LONGEST_READ
+        if len(step.sequences) > 1 or (step.prefill_rows and not step.sequences[0].first):
+            within = self._models[name].rows_within(READ_STEPS * step.prices.plain_ms)
+            left = CHUNK if "forced" in decisions else within
+        for i in sorted(long, key=backlogs.__getitem__):
+            if backlogs[i] > left:
+                decisions[i] = "read" if left else "off"
+                pieces |= {i: left} if left else {}
+            left = max(0, left - backlogs[i])
+        return pieces
 
     def _node_floor(self, step: StepInputs) -> float:
         """Log of the least chance of being reached for which a node is worth proposing; now and then none, since a
@@ -263,23 +306,25 @@ class Controller:
             self.verify.observe(outcome.rows, outcome.context, outcome.verify_ms)
         left_ms = outcome.draft_ms
         lookups = sum(self._lookups_asked(step))
-        asked = [name for name in self._models if name in step.drafted and step.drafted[name].levels]
+        worked = {name: step.drafted[name] for name in self._models if name in step.drafted}
+        asked = [name for name, work in worked.items() if work.levels or work.reads]
         if not asked:
             if lookups:
                 self._lookup_ms += FADE * (left_ms / lookups - self._lookup_ms)
             return
         left_ms -= self._lookup_ms * lookups
-        drafted_ms = sum(step.drafted[name].ms for name in asked)
+        drafted_ms = sum(worked[name].ms for name in asked)
         for name in asked:
-            work = step.drafted[name]
+            work = worked[name]
             backlogs = [
                 one.backlog.get(name, 0)
                 for one, tree in zip(step.sequences, work.trees, strict=True)
                 if tree is not None
             ]
+            read = sum(backlogs) + work.reads
             # All that the propose stage took besides is put down to who made it long.
             took = work.ms * max(1.0, left_ms / max(drafted_ms, 1e-9))
-            self._models[name].observe(len(backlogs), work.levels, sum(backlogs), work.ms, took, self.verify.slowness)
+            self._models[name].observe(len(backlogs), work.levels, read, work.ms, took, self.verify.slowness)
 
     def _observe_drafter(self, name: str, work: DraftWork, step: StepInputs, plan: Plan, outcome: Outcome) -> None:
         trials: list[tuple[int, bool]] = []
@@ -347,22 +392,29 @@ class _ModelCosts:
             return 0.0
         return self.level.ms(min(backlog, CHUNK)) * max(1.0, backlog / CHUNK) - self.level.ms(1)
 
-    def deepening(self, batch: int, rate: float, row_ms: float) -> Deepening:
+    def rows_within(self, ms: float) -> int:
+        """Tokens of one forward that takes so long, or a few, since none would never end."""
+        if not self.level.known:
+            return CHUNK
+        return max(SHORT_BACKLOG, bisect_right(self.level.span(1, CHUNK - 1), ms))
+
+    def deepening(self, batch: int, rate: float, verify: Sequence[float], row_ms: float) -> Deepening:
         """How deep to go in this step, ``batch`` sequences together."""
         follow = max(LEAST_FOLLOW, self.follow)
         if not self.level.known:
-            return Deepening(None, rate, row_ms, follow)
+            return Deepening(None, rate, verify, follow)
         price = rate * (self.level.ms(batch) / batch + row_ms) / follow
-        return Deepening(self.level, rate, row_ms, follow, math.log(min(DEAREST, max(price, 1e-3))))
+        return Deepening(self.level, rate, verify, follow, math.log(min(DEAREST, max(price, 1e-3))))
 
     def observe(self, batch: int, levels: int, backlog: int, ms: float, took: float, slowness: float) -> None:
         """``batch`` sequences were asked together, ``levels`` forwards in ``ms``, ``took`` with all that belongs to
         it, after reading ``backlog`` tokens."""
         if self.level.known:
-            self._overhead.add(levels * self.level.ms(batch) + self.reading_ms(backlog), took)
+            expected = levels * self.level.ms(batch) if levels else self.level.ms(1)
+            self._overhead.add(expected + self.reading_ms(backlog), took)
             self._slowness_then += 0.15 * (slowness - self._slowness_then)
         # A long text read for the first time says nothing about the price of a level.
-        if backlog <= SHORT_BACKLOG * batch:
+        if levels and backlog <= SHORT_BACKLOG * batch:
             self.level.observe(batch, 0, ms / levels)
 
     def observe_follow(self, held: int, levels: int) -> None:

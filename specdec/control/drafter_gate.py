@@ -91,7 +91,7 @@ class DrafterGate:
         if not off:
             return decisions
         forced, levels = decisions.count("forced"), prices.levels
-        pools = {one.history.bucket: self._known(one) for one in sequences}
+        pools = {bucket: self.known(bucket) for bucket in {one.history.bucket for one in sequences}}
         found = {i: self._estimate(sequences[i], pools, covered[i], reading_ms[i], prices) for i in off}
         off.sort(key=lambda i: -found[i].worth)
         # The most sequences that all pay when they share the price of a level.
@@ -114,7 +114,7 @@ class DrafterGate:
     def observe(self, one: SequenceInputs, tokens: float, levels: float, rows: float) -> None:
         """Its tree for a sequence yielded ``tokens``, took ``levels`` forwards, and ``rows`` of it were verified."""
         record = one.history.records.setdefault(self.name, DraftRecord())
-        pool = self.pools.setdefault(one.history.bucket, self._known(one))
+        pool = self.pools.setdefault(one.history.bucket, self.known(one.history.bucket))
         record.add(KEEP, tokens, levels, rows)
         pool.add(POOL_KEEP, tokens, levels, rows)
         record.idle = pool.idle = 0
@@ -133,9 +133,9 @@ class DrafterGate:
             if bucket in self.pools:
                 self.pools[bucket].idle += 1
 
-    def _known(self, one: SequenceInputs) -> DraftRecord:
-        """What all sequences of its temperature showed."""
-        found = self.pools.get(one.history.bucket)
+    def known(self, bucket: int) -> DraftRecord:
+        """What all sequences of a temperature showed, or what is thought of one that nobody tried."""
+        found = self.pools.get(bucket)
         return self._doubted(DraftRecord(), PRIOR_STEPS) if found is None else found
 
     def _doubted(self, known: DraftRecord, steps: float) -> DraftRecord:

@@ -91,13 +91,14 @@ class SequenceInputs:
 
 @dataclass(slots=True)
 class DraftWork:
-    """One drafter's work in a step: its tree per sequence (None: not asked), forwards run, milliseconds taken; and
-    the decision per sequence that it followed from."""
+    """One drafter's work in a step: its tree per sequence (None: not asked), levels grown, milliseconds taken; and
+    the decision per sequence that it followed from. reads: tokens read for sequences that it proposed nothing for."""
 
     trees: list[TokenTree | None]
     levels: int = 0
     ms: float = 0.0
     decisions: list[str] = field(default_factory=list)
+    reads: int = 0
 
     @property
     def asked(self) -> bool:
@@ -138,26 +139,29 @@ class StepInputs:
 @dataclass(frozen=True, slots=True)
 class Deepening:
     """Whether a model-based drafter should go one level deeper. cost: milliseconds of a level by sequences; None: not
-    known. rate: tokens per millisecond that the batch earns otherwise. row_ms: price of verifying a node. follow: share
-    of reached nodes below which the drafter holds the target's choice. floor: log of the least chance of being reached
-    at which a node is expanded."""
+    known. rate: tokens per millisecond that the batch earns otherwise. verify: milliseconds of the target's forward by
+    draft nodes, from none. follow: share of reached nodes below which the drafter holds the target's choice. floor: log
+    of the least chance of being reached at which a node is expanded."""
 
     cost: CostTable | None
     rate: float
-    row_ms: float
+    verify: Sequence[float]
     follow: float
     floor: float = -math.inf
 
-    def keep(self, reached: Sequence[float], others: int = 0) -> int:
-        """How many of the growing trees go on for one level more. reached: the chance that each one's best leaf is
-        reached, falling. others: trees that go on in any case and share the price."""
+    def keep(self, reached: Sequence[float], depth: int, others: int = 0) -> int:
+        """How many of the growing trees go on for one level more. reached: the chance that each one's best leaf, at
+        ``depth``, is reached, falling. others: trees that go on in any case and share the price."""
         if self.cost is None:
             return len(reached)
         best, kept, tokens = 0.0, 0, 0.0
         paid = self.cost.ms(others) if others else 0.0
+        nodes, last = depth * (len(reached) + others), len(self.verify) - 1
+        # Beyond what the forward may hold, a node takes another's place.
+        verified = [self.verify[min(nodes + n, last)] - self.verify[min(nodes, last)] for n in range(len(reached) + 1)]
         for n, chance in enumerate(reached, 1):
             tokens += chance * self.follow
-            worth = tokens - self.rate * (self.cost.ms(others + n) - paid + n * self.row_ms)
+            worth = tokens - self.rate * (self.cost.ms(others + n) - paid + verified[n])
             if worth > best:
                 best, kept = worth, n
         return kept
@@ -166,17 +170,19 @@ class Deepening:
 @dataclass(slots=True)
 class Ask:
     """A drafter's turn. decisions: per sequence `on`, `probe` (to find out), `forced`, `free` (a lookup drafter: a
-    fraction of a millisecond), `off`, or `` where it may not. floors: per decision the log of the least chance of being
-    reached for which a node is worth proposing. deepening: of a model-based drafter."""
+    fraction of a millisecond), `read` (a piece of a long text, before it proposes), `off`, or `` where it may not.
+    floors: per decision the log of the least chance of being reached for which a node is worth proposing. deepening: of
+    a model-based drafter. reads: by the sequence's place, how many tokens to read."""
 
     drafter: str
     decisions: list[str]
     floors: dict[str, float]
     deepening: Deepening | None = None
+    reads: dict[int, int] = field(default_factory=dict)
 
     @property
     def asked(self) -> int:
-        """For how many sequences."""
+        """For how many sequences it proposes."""
         return sum(decision in self.floors for decision in self.decisions)
 
 

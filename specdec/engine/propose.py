@@ -119,19 +119,22 @@ class Drafting:
 
     def _ask(self, ask: Ask, sampling: Seq[PlanEntry], step: StepInputs, out: Proposals) -> DraftWork:
         """Let one drafter propose for those it is worth asking for."""
-        if not ask.asked:
+        if not (ask.asked or ask.reads):
             return DraftWork([None] * len(sampling), decisions=ask.decisions)
         tasks = [
             self._task(ask, entry, one, decision) if decision in ask.floors else None
             for entry, one, decision in zip(sampling, step.sequences, ask.decisions, strict=True)
         ]
         backlog = sum(one.backlog.get(ask.drafter, 0) for one, task in zip(step.sequences, tasks, strict=True) if task)
-        done = self._panel.ask(ask.drafter, tasks, backlog)
-        done.decisions = ask.decisions
+        for i, reads in ask.reads.items():
+            tasks[i] = DraftTask(sampling[i].seq, 0, 0, 1, ask.drafter, reads=reads)
+        reads = sum(ask.reads.values())
+        done = self._panel.ask(ask.drafter, tasks, backlog + reads)
+        done.decisions, done.reads = ask.decisions, reads
         out.predicted_draft_ms += self.controller.draft_ms(ask.drafter, ask.asked, done.levels)
         done.trees = [
-            None if tree is None else self._lawful(entry.seq, tree)
-            for entry, tree in zip(sampling, done.trees, strict=True)
+            None if tree is None or i in ask.reads else self._lawful(entry.seq, tree)
+            for i, (entry, tree) in enumerate(zip(sampling, done.trees, strict=True))
         ]
         return done
 

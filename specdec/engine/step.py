@@ -277,7 +277,7 @@ class StepTracer:
 
 def _drafter_trace(name: str, done: DraftWork, trees: Seq[TokenTree], accepted: Seq[Seq[int]]) -> DrafterTrace:
     """What ``name`` did in the step. accepted: nodes accepted, per tree."""
-    decision = next(decision for decision in ("on", "forced", "probe", "free") if decision in done.decisions)
+    decision = next(decision for decision in ("on", "forced", "probe", "free", "read") if decision in done.decisions)
     trace = DrafterTrace(name, decision, ms=done.ms)
     for proposed, tree, nodes in zip(done.trees, trees, accepted, strict=True):
         if proposed is not None:

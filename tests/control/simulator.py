@@ -145,7 +145,8 @@ def going_on(growing: list[Growth]) -> list[Growth]:
     deepening = asked[0].task.deepening if asked else None
     if deepening is None:
         return growing
-    return asked[: deepening.keep([math.exp(growth.reached()) for growth in asked])]
+    depth = asked[0].tree.depths[asked[0].frontier[0]]
+    return asked[: deepening.keep([math.exp(growth.reached()) for growth in asked], depth)]
 
 
 def walk(tree: TokenTree, position: int) -> list[int]:
@@ -275,19 +276,20 @@ class Simulation:
             if decision in ask.floors:
                 tree = trees[i] = TokenTree(self._positions[i] - 1)
                 growing.append(Growth(self._task(ask, step.sequences[i], decision), i, self._positions[i], tree))
-        if not growing:
-            return DraftWork(trees, 0, 0.0, ask.decisions)
-        ms = 0.0
-        backlog = sum(self._backlogs[growth.sequence].get(ask.drafter, 0) for growth in growing)
+        ms, reads = 0.0, sum(ask.reads.values())
+        for i, piece in ask.reads.items():
+            self._backlogs[i][ask.drafter] -= piece
+        backlog = reads + sum(self._backlogs[growth.sequence].get(ask.drafter, 0) for growth in growing)
         if drafter.level_ms is not None and backlog > 16 * len(growing):
-            ms += drafter.level_ms(len(growing) + backlog) - drafter.level_ms(len(growing))
+            ms += drafter.level_ms(len(growing) + backlog) - (drafter.level_ms(len(growing)) if growing else 0.0)
+        grown = bool(growing)
         while growing:
             ms += 0.0 if drafter.level_ms is None else drafter.level_ms(len(growing))
             for growth in growing:
                 growth.advance(self.world, drafter)
             growing = going_on([growth for growth in growing if growth.frontier])
-        levels = max(1, *(max(tree.depths) for tree in trees if tree is not None), 1)
-        return DraftWork(trees, levels, self.world.timed(ms * drafting) if ms else 0.0, ask.decisions)
+        levels = max(1, *(max(tree.depths) for tree in trees if tree is not None), 1) if grown else 0
+        return DraftWork(trees, levels, self.world.timed(ms * drafting) if ms else 0.0, ask.decisions, reads)
 
     def _task(self, ask: Ask, one: SequenceInputs, decision: str) -> DraftTask:
         sequence = self._borrowed.sequence

@@ -71,13 +71,17 @@ def test_deciding_changes_nothing_that_was_learnt() -> None:
     controller, sequences = make_controller(), [make_one(1), make_one(2)]
     for _ in range(5):
         run_step(controller, sequences, [chain([0.5, 0.5], source="m", cells=[0, 1])] * 2, [[1, 2, 9], [7]])
-    before = [asdict(one) for one in sequences], dict(controller._gates["m"].pools), controller._speedup
+
+    def learnt() -> str:
+        return repr(([asdict(one) for one in sequences], controller._gates["m"].pools, controller._speedup))
+
+    before = learnt()
     plans = [
         take_step(controller, sequences, {"m": DraftWork([chain([0.9], source="m", cells=[0])] * 2, 1, 1.0)})[1]
         for _ in range(3)
     ]
     assert plans[0] == plans[1] == plans[2] or [p.kept for p in plans] == [plans[0].kept] * 3
-    assert ([asdict(one) for one in sequences], dict(controller._gates["m"].pools), controller._speedup) == before
+    assert learnt() == before
 
 
 def lookup_controller() -> Controller:

@@ -198,10 +198,12 @@ def fixed_answers(made: World, requests: int, depth: int, prompt: int) -> float:
         got = 0
         while got < depth and made.rank(drafter, 0, position + got)[0] == 0:
             got += 1
-        spent += made.verify_ms(1 + depth) + depth * reading_level(1)
+        level = drafter.level_ms
+        assert level is not None
+        spent += made.verify_ms(1 + depth) + depth * level(1)
         position += got + 1
         emitted += got + 1
-    reads = requests * (reading_level(prompt) - reading_level(1)) if depth else 0.0
+    reads = requests * (reading_level(prompt) - reading_level(1)) if depth and prompt else 0.0
     return (spent + reads) / emitted
 
 
@@ -221,6 +223,20 @@ def test_bug_a_draft_model_that_pays_is_asked_from_the_first_answers_on(
     auto = Simulation(made(), lengths=(32, 96), prompt=160).serve(4)
     assert best < 40.0
     assert auto.ms / auto.tokens <= best / 0.95
+
+
+def test_bug_a_chain_is_no_deeper_than_other_steps_are_worth() -> None:
+    """A draft model that is nearly always right, beside a target whose rows beyond eight cost four times as much."""
+
+    def made(seed: int) -> World:
+        skill = Skilled("m", (0.985,), (0.6,), easy_share=0.9, level_ms=lambda rows: 12.5 + 1.4 * (rows - 1))
+        return World([skill], lambda rows: 50 + 1.4 * min(rows, 8) + 5.6 * max(0, rows - 8), seed=seed)
+
+    ratios = []
+    for seed in (1, 2, 3, 4):
+        best = min(fixed_answers(made(seed), 4, depth, 0) for depth in (4, 6, 8, 12))
+        ratios.append(Simulation(made(seed), lengths=(32, 96)).serve(4).rate * best)
+    assert sum(ratios) / len(ratios) >= 0.95, ratios
 
 
 @pytest.mark.parametrize("sequences", [1, 8])

@@ -184,6 +184,40 @@ def test_late_drafting_reads_what_it_missed() -> None:
     assert tree.tokens[1:] == plain(tokens, 8)
 
 
+def test_what_was_drafted_and_came_is_not_read_again() -> None:
+    engine = twin_engine()
+    drafter = own_drafter(twin_parts())
+    engine.submit(ask("a", tuple(range(5, 60)), speculation=forced(5, 5)))
+    (sequence,) = engine._live["a"]
+    backlogs = set()
+    while engine.has_work():
+        before = sequence.n_output
+        engine.step()
+        if sequence.n_output - before == 6 and not sequence.ending:
+            backlogs.add(drafter.backlog(sequence))
+    assert backlogs == {2}  # the chain's leaf, and the target's own token
+
+
+def test_a_long_text_is_read_in_pieces() -> None:
+    """Beside one that is drafted for, and of which not a row is lost."""
+    drafter, kv = lone_drafter(), KvCacheManager(40, prefix_cache=False)
+    tasks = []
+    for text in ([(5 * i) % 300 for i in range(333)], [(7 * i) % 300 for i in range(130)]):
+        sequence = make_sequence(text)
+        assert kv.admit(sequence) is not None
+        kv.ensure(sequence, len(text) + 16)
+        tasks.append(DraftTask(sampled_by(sequence, greedy()), 5, 5, 1, "model"))
+    long, short = tasks
+    left = []
+    while (backlog := drafter.backlog(long.sequence)) > 60:
+        left.append(backlog)
+        trees = propose(drafter, [DraftTask(long.sequence, 0, 0, 1, "model", reads=60), short])
+        assert len(trees[0]) == 1
+        assert trees[1].tokens[1:] == plain(short.sequence.tokens, 5)
+    assert left == [333, 273, 213, 153, 93]
+    assert propose(drafter, [long])[0].tokens[1:] == plain(long.sequence.tokens, 5)
+
+
 def test_many_backlogs_at_once() -> None:
     drafter, kv = lone_drafter(), KvCacheManager(40, prefix_cache=False)
     texts = [[(5 * i + n) % 300 for i in range(length)] for n, length in enumerate((1, 200, 97, 96, 1, 95, 30))]
@@ -217,7 +251,7 @@ def test_floors_are_kept_to() -> None:
     kv.admit(sequence)
     kv.ensure(sequence, 128)
     floor, level_floor = math.log(0.05), math.log(0.2)
-    deepening = Deepening(None, 0.0, 0.0, 1.0, level_floor)
+    deepening = Deepening(None, 0.0, [0.0], 1.0, level_floor)
     (tree,) = propose(
         drafter,
         [

@@ -142,6 +142,21 @@ def test_the_first_token_waits_for_no_costly_drafter() -> None:
         assert drafting_tasks(drafter)
 
 
+def test_a_long_text_is_read_in_pieces() -> None:
+    """Beside another request no step is held up for more than two plain ones take; alone it may take longer."""
+    drafter = Recorder("model-based", True, backlog=1000)
+    engine = engine_with(drafter, level_ms=0.1)
+    run_all(engine, [request("a", AUTO), request("b", AUTO)])
+    assert drafting_tasks(drafter) == []
+    together = [task.reads for task in drafter.tasks]
+    engine.submit(request("c", AUTO))
+    drain(engine)
+    alone = [task.reads for task in drafter.tasks[len(together) :]]
+    assert max(together) < max(alone) == 512
+    decisions = {drafter.decision for step in engine.trace(1000) for drafter in step.drafters}
+    assert decisions == {"read"}
+
+
 def test_free_drafters_hear_of_a_prompt_while_it_is_read() -> None:
     drafter = Recorder("free", False)
     engine = engine_with(drafter)
