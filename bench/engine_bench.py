@@ -43,6 +43,7 @@ class InterleavedRun:
         self._engine, self._clock = engine, clock
         self._waiting, self._running = deque(requests), 0
         self._runs = {request.request_id: RequestRun(name) for request, name in zip(requests, names, strict=True)}
+        self._began: dict[str, float] = {}
         self._first: dict[str, float] = {}
         self._places = min(len(requests), at_once or len(requests))
         self._full_s, self._full_tokens = 0.0, 0
@@ -61,7 +62,9 @@ class InterleavedRun:
             RequestError: it refused one.
         """
         while self._waiting and self._running < self._places:
-            self._engine.submit(self._waiting.popleft())
+            request = self._waiting.popleft()
+            self._engine.submit(request)
+            self._began[request.request_id] = self.busy_s
             self._running += 1
         full = self._running == self._places
         began = self._clock()
@@ -88,6 +91,7 @@ class InterleavedRun:
             if event.token_ids:
                 if event.request_id not in self._first:
                     self._first[event.request_id], run.first_tokens = self.busy_s, len(event.token_ids)
+                    run.first_s = self.busy_s - self._began[event.request_id]
                 run.decode_s = self.busy_s - self._first[event.request_id]
         elif isinstance(event, Finished):
             run.reason, run.stats, run.usage = event.reason, event.stats, event.usage
@@ -227,6 +231,16 @@ class WorkloadRuns:
         else:
             runs = [run for by_arm in self.rounds for run in by_arm[arm].requests]
             seconds, tokens = sum(run.decode_s for run in runs), sum(run.gaps for run in runs)
+        return seconds / tokens * 1e3 if tokens and seconds > 0 else None
+
+    def ms_per_token_beside_off(self, arm: str) -> float | None:
+        """As `ms_per_token`, but from when plain decoding had its first token. An arm that drafts for the first token,
+        for which a draft model reads the prompt, has several tokens then, but has them later: both count."""
+        if self.concurrent:
+            return self.ms_per_token(arm)
+        pairs = list(self.pairs("off", arm))
+        seconds = sum(run.first_s + run.decode_s - off.first_s for off, run in pairs)
+        tokens = sum(run.gaps for _, run in pairs)
         return seconds / tokens * 1e3 if tokens and seconds > 0 else None
 
     def summary(self, base: str = "off", arm: str = "auto") -> WorkloadSummary:

@@ -37,12 +37,13 @@ MIN_TIMED_TOKENS = 4  # fewer are one step or two: their ratio says nothing
 
 @dataclass(slots=True)
 class RequestRun:
-    """``decode_s``: seconds spent in `Engine.step` after the step that brought the first token, to the last one.
+    """``first_s``: seconds spent in `Engine.step` up to the first token; ``decode_s``: after that, to the last one.
     ``first_tokens``: how many came with that step, as its tree may have been accepted already."""
 
     prompt: str
     tokens: list[int] = field(default_factory=list)
     text: str = ""
+    first_s: float = 0.0
     decode_s: float = 0.0
     first_tokens: int = 0
     reason: FinishReason = FinishReason.ABORTED
@@ -69,6 +70,7 @@ class RequestRun:
             "first_tokens": self.first_tokens,
             "prompt_tokens": self.usage.prompt_tokens,
             "cached_tokens": self.usage.cached_tokens,
+            "first_ms": round(self.first_s * 1e3, 3),
             "decode_ms": round(self.decode_s * 1e3, 3),
             "ms_per_token": None if self.tpot_ms is None else round(self.tpot_ms, 3),
             "steps": self.stats.num_steps,

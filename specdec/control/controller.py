@@ -258,10 +258,9 @@ class Controller:
         backlogs = [one.backlog.get(name, 0) for one in step.sequences]
         long = [i for i, n in enumerate(backlogs) if n > SHORT_BACKLOG and decisions[i] not in ("", "off")]
         pieces: dict[int, int] = {}
-        left = LONGEST_READ
-        if len(step.sequences) > 1 or (step.prefill_rows and not step.sequences[0].first):
-            within = self._models[name].rows_within(READ_STEPS * step.prices.plain_ms)
-            left = CHUNK if "forced" in decisions else within
+        left, others = LONGEST_READ, len(step.sequences) > 1 or (step.prefill_rows and not step.sequences[0].first)
+        if others and "forced" not in decisions:
+            left = self._models[name].rows_within(READ_STEPS * step.prices.plain_ms)
         for i in sorted(long, key=backlogs.__getitem__):
             if backlogs[i] > left:
                 decisions[i] = "read" if left else "off"
