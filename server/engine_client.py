@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import socket
 import sys
 import time
@@ -196,7 +197,20 @@ class EngineChild:
         while line := await _line(self._process.stdout):
             text = line.decode("utf-8", "replace").rstrip()
             self._tail.append(text)
-            _PROCESS_LOG.info("%s", text)
+            _log_again(text)
+
+
+_LOGGED = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) ([\w.]+): (.*)")
+
+
+def _log_again(line: str) -> None:
+    """Log what the process logged under the name and level it had there, and whatever else it printed as its own."""
+    found = _LOGGED.fullmatch(line)
+    if found is None:
+        _PROCESS_LOG.info("%s", line)
+    else:
+        level, name, message = found.groups()
+        logging.getLogger(name).log(logging.getLevelNamesMapping()[level], "%s", message)
 
 
 async def _line(stream: asyncio.StreamReader) -> bytes:
@@ -402,10 +416,10 @@ class EngineClient:
             self._abort_by_engine_id(engine_id)
         self._table.fail_all(error)
 
-    async def close(self) -> None:
-        """End the process and every request."""
+    async def close(self, *, at_once: bool = False) -> None:
+        """End the process and every request. at_once: without letting it finish its step."""
         # A process that loads does not listen yet, so there is no point in asking it.
-        grace_s = _CLOSE_GRACE_S if self.state == EngineState.READY else 0.0
+        grace_s = _CLOSE_GRACE_S if self.state == EngineState.READY and not at_once else 0.0
         self._states.become(EngineState.CLOSED)
         self._end_calls(EngineDeadError("the server stopped"))
         if self._child is not None:

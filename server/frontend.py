@@ -37,6 +37,11 @@ class DrainGate:
         """Whether a shutdown has begun."""
         return self._closed
 
+    @property
+    def inside(self) -> int:
+        """How many are inside."""
+        return self._inside
+
     @contextmanager
     def enter(self) -> Iterator[None]:
         """Be inside for the length of the block.

@@ -30,6 +30,7 @@ from specdec.errors import EngineDeadError
 from specdec.types import EngineInfo
 
 _LOG = logging.getLogger(__name__)
+_STOP_GRACE_S = 1.0
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -131,8 +132,9 @@ class Serving:
         self._health_tasks = [asyncio.create_task(self._report_health(host), name="health") for host in self._hosts]
         return self.client.info
 
-    async def stop(self, drain_s: float = 0.0) -> None:
-        """Take no new request, let running ones finish for up to ``drain_s`` seconds, and end everything."""
+    async def stop(self, drain_s: float = 0.0, *, at_once: bool = False) -> None:
+        """Take no new request, let running ones finish for up to ``drain_s`` seconds, and end everything. at_once: do
+        not wait for anybody to take note of it."""
         await self._grpc.begin_shutdown()
         left = await self._models.drain(drain_s)
         for host in self._hosts:
@@ -143,10 +145,11 @@ class Serving:
                 host.client.fail_all(EngineDeadError("the server shut down before the request was complete"))
         for task in self._health_tasks:
             task.cancel()
-        await self._grpc.stop()
+        grace_s = 0.0 if at_once else _STOP_GRACE_S
+        await self._grpc.stop(grace_s)
         if self._http is not None:
-            await self._http.stop()
-        await asyncio.gather(*(host.client.close() for host in self._hosts))
+            await self._http.stop(grace_s)
+        await asyncio.gather(*(host.client.close(at_once=at_once) for host in self._hosts))
         for host in self._hosts:
             host.frontend.close()
         await asyncio.to_thread(self._observer.close)
@@ -185,12 +188,21 @@ class Serving:
                 on_ready(addresses, await ready)
                 await asyncio.wait([signalled, failed], return_when=asyncio.FIRST_COMPLETED)
             if signalled.done():
-                _LOG.info("%s: shutting down", signal.Signals(signalled.result()).name)
+                self._say_stopping(signal.Signals(signalled.result()).name)
             else:
                 raise EngineStartError(failed.result())
         finally:
             for task in (signalled, failed, ready):
                 task.cancel()
+
+    def _say_stopping(self, name: str) -> None:
+        calls = sum(host.frontend.gate.inside for host in self._hosts)
+        drain_s = self._config.server.drain_s
+        if calls and drain_s:
+            many = "1 call" if calls == 1 else f"{calls} calls"
+            _LOG.warning("%s: waiting up to %g s for %s to end; a second signal ends at once", name, drain_s, many)
+        else:
+            _LOG.info("%s: shutting down", name)
 
     async def _stop_or_second_signal(self, signals: asyncio.Queue[int]) -> None:
         stopping = asyncio.create_task(self.stop(self._config.server.drain_s))
@@ -201,7 +213,7 @@ class Serving:
             _LOG.warning("second signal: stopping at once")
             stopping.cancel()
             await asyncio.wait([stopping])
-            await self.stop()
+            await self.stop(at_once=True)
         else:
             stopping.result()
 

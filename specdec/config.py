@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from specdec.errors import ConfigError
 
@@ -21,6 +21,7 @@ KvDtype = Literal["auto", "fp32", "bf16", "int8", "fp8"]
 
 Alias = Annotated[str, Field(pattern=r"^[!-~]{1,128}$")]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+LEAST_KV_TOKENS = 128
 
 
 class SpeculationConfig(BaseModel):
@@ -114,7 +115,9 @@ class EngineConfig(BaseModel):
 
     max_context: int = Field(0, ge=0, description="prompt and output together; 0: the model's own limit, at most 8192")
     spare_bytes: int = Field(0, ge=0, description="of memory, left to other programs")
-    kv_tokens: int = Field(16384, ge=128, description="tokens the KV cache holds, rounded up to pages of 64")
+    kv_tokens: int = Field(
+        0, ge=0, description="tokens the KV cache holds, from 128, rounded up to pages of 64; 0: by the memory there is"
+    )
     prefix_cache: bool = Field(True, description="prompts that begin alike share what was computed of them")
 
     max_batch: int = Field(
@@ -131,6 +134,13 @@ class EngineConfig(BaseModel):
     max_queued_requests: int = Field(256, ge=0, description="requests that may wait; more are refused")
 
     speculation: SpeculationConfig = SpeculationConfig()
+
+    @field_validator("kv_tokens")
+    @classmethod
+    def _holds_something(cls, kv_tokens: int) -> int:
+        if 0 < kv_tokens < LEAST_KV_TOKENS:
+            raise ValueError(f"must be 0 or at least {LEAST_KV_TOKENS}")
+        return kv_tokens
 
     @model_validator(mode="after")
     def _choose_drafters(self) -> EngineConfig:

@@ -37,7 +37,6 @@ SERVICES = (
     admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name,
     experiment_pb2.DESCRIPTOR.services_by_name["ExperimentService"].full_name,
 )
-_STOP_GRACE_S = 1.0
 GONE_S, ANSWER_S = 60.0, 20.0  # after so much silence a client is asked whether it is there, and has so long to answer
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -105,6 +104,6 @@ class GrpcServer:
         """Not serving from now on, whatever `set_serving` says later; calls are still answered."""
         await self._health.enter_graceful_shutdown()
 
-    async def stop(self) -> None:
-        """Close the port and end what is left."""
-        await self._server.stop(_STOP_GRACE_S)
+    async def stop(self, grace_s: float = 0.0) -> None:
+        """Close the port and end what is left after ``grace_s`` seconds."""
+        await self._server.stop(grace_s)

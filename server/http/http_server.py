@@ -6,7 +6,7 @@ import asyncio
 import socket
 import ssl
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Any
 
@@ -17,6 +17,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.flow_control import CLOSE_HEADER
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol, RequestResponseCycle
 
+from server.http.other_protocols import other_protocol
 from specdec.errors import ConfigError
 
 _LENGTH, _CODING = b"content-length", b"transfer-encoding"
@@ -127,6 +128,8 @@ class HttpProtocol(H11Protocol):
         self.conn._receive_buffer = StrictBuffer()  # h11 has no option for it
         self.app = self._answer
         self._head_timer: asyncio.TimerHandle | None = None
+        self._fresh = True
+        self._other: Callable[[bytes], bytes] | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client connected."""
@@ -141,6 +144,12 @@ class HttpProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """The client's next bytes."""
+        if self._fresh:
+            self._fresh, self._other = False, other_protocol(data, tls=self.scheme == "https")
+        if self._other is not None:
+            # The client closes: were it done here, what is not read yet could cost it the answer.
+            self.transport.write(self._other(data))
+            return
         super().data_received(data)
         if self.conn.their_state is not h11.IDLE:
             self._head_came()
@@ -201,8 +210,9 @@ class HttpServer:
         self._started = True
         return port
 
-    async def stop(self) -> None:
-        """Close the port, let answers that are on their way finish for a moment, and close every connection."""
+    async def stop(self, grace_s: float = _GRACE_S) -> None:
+        """Close the port, let answers that are on their way finish for a moment, at most ``grace_s`` seconds, and close
+        every connection."""
         if not self._started:
             return
         for server in self._uvicorn.servers:
@@ -211,18 +221,18 @@ class HttpServer:
         for connection in list(state.connections):
             if not connection.transport.is_closing():
                 connection.shutdown()  # at once where it is idle, else once its answer is out
-        await _all_gone(state.connections)
+        await _all_gone(state.connections, grace_s)
         for connection in list(state.connections):
             connection.transport.abort()  # the call behind it notices that its client is gone
-        await _all_gone(state.tasks)
+        await _all_gone(state.tasks, grace_s)
         for task in list(state.tasks):
             task.cancel()
 
 
-async def _all_gone(what: Collection[Any]) -> None:
-    """Wait for a moment until ``what`` is empty."""
+async def _all_gone(what: Collection[Any], within_s: float) -> None:
+    """Wait up to so many seconds until ``what`` is empty."""
     with suppress(TimeoutError):
-        async with asyncio.timeout(_GRACE_S):
+        async with asyncio.timeout(within_s):
             while what:
                 await asyncio.sleep(_LOOK_S)
 

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from specdec.cli.options import add_engine_options, credential_options, pop_config, pop_credentials
-from specdec.config import ServerConfig
+from specdec.cli.options import add_engine_options, credential_options, pop_config, pop_credentials, server_option
 
 if TYPE_CHECKING:
     from bench.experiment.plan import ArmServer
@@ -179,19 +178,13 @@ async def _run(
             return await run_experiment(config, (one, one), out, progress.watch)
 
 
-_SERVER = click.option(
-    "--server",
-    default=f"127.0.0.1:{ServerConfig.model_fields['grpc_port'].default}",
-    show_default=True,
-    help="HOST:PORT of a running server's gRPC.",
-)
 _NO_RESULT = "EXPERIMENT_NO_RESULT"
 Answer = TypeVar("Answer")
 
 
 @click.command("start")
 @click.argument("plan", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@_SERVER
+@server_option
 @credential_options
 def start_command(plan: Path, server: str, **credentials: Any) -> None:
     """Start the experiment that the YAML file PLAN describes in a running server, or go on with it.
@@ -207,7 +200,7 @@ def start_command(plan: Path, server: str, **credentials: Any) -> None:
 
 @click.command("stop")
 @click.argument("name")
-@_SERVER
+@server_option
 @credential_options
 def stop_command(name: str, server: str, **credentials: Any) -> None:
     """Stop the experiment NAME in a running server. Its records stay; starting it again goes on with them."""
@@ -217,7 +210,7 @@ def stop_command(name: str, server: str, **credentials: Any) -> None:
 @click.command("status")
 @click.argument("name", required=False)
 @click.option("--report", type=click.Path(dir_okay=False, path_type=Path), help="Write NAME's report, one page, here.")
-@_SERVER
+@server_option
 @credential_options
 def status_command(name: str | None, report: Path | None, server: str, **credentials: Any) -> None:
     """Show the experiments of a running server, or how NAME stands and what its records say so far."""

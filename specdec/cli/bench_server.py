@@ -162,6 +162,7 @@ def _print_overload(figures: dict[str, Any]) -> None:
 
 # Texts that are kept to draft from take memory until there are so many of them, which is no leak, but takes hours.
 _SMALL_STORES = {"session_tokens": 4096, "sessions": 8, "shared_tokens": 8192, "shared_salts": 4, "trace_steps": 256}
+_SMALL_CACHE_TOKENS = 16384  # the same of a KV cache, where nobody says how large it is to be
 
 
 MOST_GAP_MS, MOST_SLOWDOWN = 100.0, 3.0
@@ -252,7 +253,9 @@ def _own_server(config: Config, full_stores: bool) -> Config:
     server = config.server.model_copy(update={"host": "127.0.0.1", "grpc_port": 0, "http_port": 0})
     engine = config.engine
     if not full_stores:
-        engine = engine.model_copy(update={"speculation": engine.speculation.model_copy(update=_SMALL_STORES)})
+        speculation = engine.speculation.model_copy(update=_SMALL_STORES)
+        kv_tokens = engine.kv_tokens or _SMALL_CACHE_TOKENS
+        engine = engine.model_copy(update={"speculation": speculation, "kv_tokens": kv_tokens})
     return config.model_copy(update={"server": server, "engine": engine})
 
 

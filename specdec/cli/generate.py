@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specdec.cli.options import add_engine_options, drafter_names, flag_of, pop_config
+from specdec.cli.options import (
+    add_engine_options,
+    credential_options,
+    drafter_names,
+    flag_of,
+    pop_config,
+    pop_credentials,
+    refuse_credentials,
+)
 from specdec.types import (
     Delta,
     Finished,
@@ -35,6 +43,7 @@ from specdec.types import (
 
 if TYPE_CHECKING:
     from specdec.cli.runners import LocalRunner, RemoteRunner
+    from specdec.client.connection import Credentials
     from specdec.config import EngineConfig
 
 
@@ -212,6 +221,7 @@ _INTERRUPTED = 130
 @click.command("generate")
 @click.argument("prompt", required=False)
 @click.option("--server", help="HOST:PORT of a running server; without it the model runs in this process.")
+@credential_options
 @click.option("--chat", is_flag=True, help="Put the prompt into the model's chat template.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object: tokens, text, statistics, timings.")
 @ask_options
@@ -220,14 +230,18 @@ def generate_command(prompt: str | None, server: str | None, chat: bool, as_json
     """Generate text for PROMPT (or standard input), and stream it to standard output."""
     if values["logprobs"] is not None and not as_json:
         raise click.UsageError("--logprobs needs --json")
-    if server is not None:
+    credentials = None
+    if server is None:
+        refuse_credentials(values)
+    else:
         _refuse_engine_options(values)
+        credentials = pop_credentials(values)
     drafters, indexes = values["drafter"], tuple(text.partition("=")[0] for text in values["index"])
     # On a server, both are chosen among those it has loaded: they say nothing about an engine here.
     config = pop_config(values).engine if server is None else None
     ask = pop_ask(_read_prompt(prompt), chat, uuid.uuid4().hex, values, drafters, indexes)
     try:
-        with _runner(server, config) as runner:
+        with _runner(server, credentials, config) as runner:
             _show(runner, ask, as_json)
     except KeyboardInterrupt:
         click.echo("\ncancelled", err=True)
@@ -235,11 +249,13 @@ def generate_command(prompt: str | None, server: str | None, chat: bool, as_json
 
 
 @contextmanager
-def _runner(server: str | None, config: EngineConfig | None) -> Iterator[LocalRunner | RemoteRunner]:
-    if server is not None:
+def _runner(
+    server: str | None, credentials: Credentials | None, config: EngineConfig | None
+) -> Iterator[LocalRunner | RemoteRunner]:
+    if server is not None and credentials is not None:
         from specdec.cli.runners import RemoteRunner
 
-        with RemoteRunner(server) as remote:
+        with RemoteRunner(server, credentials) as remote:
             yield remote
         return
     from specdec.cli.progress_bar import ProgressBar

@@ -9,19 +9,18 @@ from typing import Any
 
 import click
 
-from specdec.cli.options import credential_options, pop_credentials
+from specdec.cli.options import credential_options, pop_credentials, server_option
 
 _LEVELS = ("debug", "info", "warning", "error")
 
 
 @click.command("lsp")
-@click.option("--server", "address", default="127.0.0.1:8400", show_default=True, metavar="HOST:PORT",
-              help="gRPC address of a running `specdec serve`.")  # fmt: skip
+@server_option
 @credential_options
 @click.option("--stdio", is_flag=True, help="Speak over standard input and output, as is done in any case.")
 @click.option("--log-level", type=click.Choice(_LEVELS), default="warning", show_default=True,
               help="What is written to standard error. No text of a user is.")  # fmt: skip
-def lsp_command(address: str, stdio: bool, log_level: str, **values: Any) -> None:
+def lsp_command(server: str, stdio: bool, log_level: str, **values: Any) -> None:
     """Speak LSP 3.18 (textDocument/inlineCompletion) over standard input and output.
 
     An editor starts it. Settings come from the editor: initializationOptions, or workspace/didChangeConfiguration under
@@ -35,6 +34,6 @@ def lsp_command(address: str, stdio: bool, log_level: str, **values: Any) -> Non
     credentials.channel()  # a file that can not be read is told now, not when the editor waits
     logging.basicConfig(level=log_level.upper(), stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
     once = RetryPolicy(attempts=1)
-    code = run_stdio(lambda: Client(address, credentials, once))
+    code = run_stdio(lambda: Client(server, credentials, once))
     sys.stderr.flush()
     os._exit(code)  # an editor waits for this process, and gRPC's threads may keep a busy machine's interpreter waiting

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -74,6 +75,8 @@ def cli() -> None:
 
 def main() -> None:
     """Run the command line; does not return."""
+    # Processes are started by exec, which gRPC's handlers of fork have no part in but a warning on the terminal.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     cli(prog_name="specdec")
 
 

@@ -1,4 +1,4 @@
-"""Command-line options that several commands share: the configuration, a client's key and certificates."""
+"""Command-line options that several commands share: the configuration; a client's server, key and certificates."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specdec.config import Config, load_config
+from specdec.config import Config, ServerConfig, load_config
 
 if TYPE_CHECKING:
     from specdec.client.connection import Credentials
@@ -38,7 +38,7 @@ _ENGINE: tuple[_Option, ...] = (
     ("--kv-dtype", "engine.kv_dtype", {"type": click.Choice(["auto", "fp32", "bf16", "int8", "fp8"])},
      "Numeric type of the KV cache."),
     ("--threads", "engine.threads", {"type": int}, "Compute threads; 0: all cores."),
-    ("--kv-tokens", "engine.kv_tokens", {"type": int}, "Tokens the KV cache holds."),
+    ("--kv-tokens", "engine.kv_tokens", {"type": int}, "Tokens the KV cache holds; 0: by free memory."),
     ("--max-context", "engine.max_context", {"type": int}, "Longest sequence; 0: the model's, at most 8192."),
     ("--cache-dir", "engine.cache_dir", {"type": click.Path(path_type=Path)}, "Downloads and built artefacts."),
     ("--trace-file", "engine.speculation.trace_file", {"type": click.Path(dir_okay=False, path_type=Path)},
@@ -139,10 +139,18 @@ def _add(command: Command, options: tuple[_Option, ...]) -> Command:
     return command
 
 
+server_option = click.option(
+    "--server",
+    default=f"127.0.0.1:{ServerConfig.model_fields['grpc_port'].default}",
+    show_default=True,
+    metavar="HOST:PORT",
+    help="gRPC address of a running `specdec serve`.",
+)
+
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _OPTIONS: tuple[tuple[str, dict[str, Any], str], ...] = (
-    ("--key-file", {"type": _FILE}, "File that holds the key for --server, as `specdec keys new` printed it."),
-    ("--tls", {"is_flag": True}, "The server at --server speaks TLS."),
+    ("--key-file", {"type": _FILE}, "File that holds the server's key, as `specdec keys new` printed it."),
+    ("--tls", {"is_flag": True}, "The server speaks TLS."),
     ("--ca", {"type": _FILE}, "PEM authorities that the server's certificate must be of; default: the usual ones."),
     ("--cert", {"type": _FILE}, "PEM certificate to show to a server that asks for one."),
     ("--cert-key", {"type": _FILE}, "PEM private key of --cert."),
@@ -164,14 +172,27 @@ def pop_credentials(values: dict[str, Any]) -> Credentials:
     """
     from specdec.client.connection import Credentials
 
-    key_file, tls, ca, cert, cert_key = (
-        values.pop(flag.lstrip("-").replace("-", "_")) for flag, _, _ in _OPTIONS
-    )  # fmt: skip
+    key_file, tls, ca, cert, cert_key = _credential_values(values).values()
     if not tls and (ca or cert or cert_key):
         raise click.UsageError("--ca, --cert and --cert-key mean nothing without --tls")
     if (cert is None) != (cert_key is None):
         raise click.UsageError("--cert and --cert-key belong together: give both, or neither")
     return Credentials(read_key("--key-file", key_file), tls, ca, cert, cert_key)
+
+
+def refuse_credentials(values: dict[str, Any]) -> None:
+    """Take what the options put into ``values`` out of it, where no server is asked.
+
+    Raises:
+        click.UsageError: one was given.
+    """
+    given = [flag for flag, value in _credential_values(values).items() if value]
+    if given:
+        raise click.UsageError(f"{', '.join(given)}: mean nothing without --server")
+
+
+def _credential_values(values: dict[str, Any]) -> dict[str, Any]:
+    return {flag: values.pop(flag.lstrip("-").replace("-", "_")) for flag, _, _ in _OPTIONS}
 
 
 def read_key(option: str, file: Path | None) -> str:

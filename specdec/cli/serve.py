@@ -6,6 +6,7 @@ import logging
 import os
 import shlex
 import shutil
+import ssl
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -101,12 +102,15 @@ def ready_lines(addresses: Addresses, info: EngineInfo, knows_chat: bool, server
     ask = '--chat "Why is the sky blue?"' if knows_chat else '"Once upon a time"'
     http = addresses.http_port
     secure = server.tls_cert is not None
-    scheme, flags = ("https", " --tls") if secure else ("http", "")
-    flags += " --key-file KEY" if server.keys_file is not None else ""
+    scheme = "https" if secure else "http"
+    page = [f"  page  {scheme}://{host}:{http}/"] if http is not None and server.page else []
+    flags = _credential_flags(server)
     return [
-        f"ready: {info.target}, {info.dtype}, {info.kernels} kernels, {info.numeric_mode}, drafters: {drafters}",
+        f"ready: {info.target}, {info.dtype}, {info.kernels} kernels, {info.numeric_mode}, "
+        f"{info.kv_tokens} tokens of KV cache, drafters: {drafters}",
         f"  gRPC  {host}:{addresses.grpc_port}",
         *([f"  HTTP  {scheme}://{host}:{http}/readyz"] if http is not None else []),
+        *page,
         f"  try   {_program()} generate --server {host}:{addresses.grpc_port}{flags} {ask}",
     ]
 
@@ -119,6 +123,28 @@ def model_lines(infos: Mapping[str, EngineInfo]) -> list[str]:
         f"  {name}: {info.target}, {info.dtype}, threads: {info.threads}, KV cache: {info.kv_tokens} tokens"
         for name, info in infos.items()
     ]
+
+
+def _credential_flags(server: ServerConfig) -> str:
+    """What a client of ``server`` needs beside the address; files that only the reader has are in capitals."""
+    flags = ""
+    if server.tls_cert is not None:
+        flags += " --tls"
+        if _is_self_signed(server.tls_cert.expanduser()):
+            flags += f" --ca {shlex.quote(str(server.tls_cert))}"
+        if server.tls_client_ca is not None:
+            flags += " --cert CERT --cert-key CERT_KEY"
+    return flags + (" --key-file KEY" if server.keys_file is not None else "")
+
+
+def _is_self_signed(cert: Path) -> bool:
+    """Whether clients must be told to trust ``cert`` itself, which no authority stands for."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        context.load_verify_locations(cert)
+    except (OSError, ValueError):
+        return False
+    return any(each.get("subject") == each.get("issuer") for each in context.get_ca_certs())
 
 
 def _reachable(host: str) -> str:

@@ -17,7 +17,7 @@ from click.core import ParameterSource
 from rich.console import Console
 from rich.table import Table
 
-from specdec.config import ServerConfig
+from specdec.cli.options import credential_options, pop_credentials, server_option
 from specdec.types import DrafterStats, DrafterTrace, StepTrace
 
 _LIMIT = click.option(
@@ -33,16 +33,12 @@ _PIPE_WIDTH = 160
 
 
 @click.group("trace", invoke_without_command=True)
-@click.option(
-    "--server",
-    default=f"127.0.0.1:{ServerConfig.model_fields['grpc_port'].default}",
-    show_default=True,
-    help="HOST:PORT of a running server.",
-)
+@server_option
+@credential_options
 @_LIMIT
 @_JSON
 @click.pass_context
-def trace_group(ctx: click.Context, server: str, limit: int, as_json: bool) -> None:
+def trace_group(ctx: click.Context, server: str, limit: int, as_json: bool, **values: Any) -> None:
     """Show the last steps of a server: what was drafted, and predicted against realised tokens and milliseconds."""
     if ctx.invoked_subcommand is not None:
         for name in ctx.params:
@@ -51,7 +47,7 @@ def trace_group(ctx: click.Context, server: str, limit: int, as_json: bool) -> N
         return
     from specdec.cli.runners import RemoteRunner
 
-    with RemoteRunner(server) as remote:
+    with RemoteRunner(server, pop_credentials(values)) as remote:
         _show(remote.trace(limit), limit, as_json)
 
 

@@ -26,7 +26,14 @@ from draft.suffix import SuffixDrafter
 from specdec.config import EngineConfig, WeightDtype
 from specdec.engine.engine import Engine, EngineParts
 from specdec.engine.kept_values import KeptValues, LearnedFile
-from specdec.engine.memory import draft_kv_dtype, host_kv_dtype, plan_memory, tell_memory
+from specdec.engine.memory import (
+    MemoryBudget,
+    draft_kv_dtype,
+    host_kv_dtype,
+    plan_memory,
+    tell_memory,
+    wanted_context,
+)
 from specdec.engine.profile_costs import WARM_UP_SHARE, costs_at_start
 from specdec.engine.verify import StepVerifier
 from specdec.engine.warm_up import warm_up
@@ -73,6 +80,9 @@ class Platform(Protocol):
     ) -> Target:
         """A draft model; ``dtype`` and ``cut`` have a say on a CPU alone. like: the target's tokenizer. Raises
         ModelError."""
+
+    def kv_tokens(self, model: Target, aux_layers: int, budget: MemoryBudget) -> int:
+        """Tokens that the KV caches are to hold, by the memory there is. model: the target. budget: of the CPU."""
 
     def target_decoder(self, model: Target, pages: int, positions: int, aux_layers: Sequence[int]) -> TargetDecoder:
         """The target's decoder, for sequences of up to ``positions`` tokens. aux_layers: layers whose inputs are kept.
@@ -139,6 +149,10 @@ class HostPlatform:
             like=like,
         )
 
+    def kv_tokens(self, model: Target, aux_layers: int, budget: MemoryBudget) -> int:
+        """As they were planned."""
+        return budget.kv_tokens
+
     def target_decoder(self, model: Target, pages: int, positions: int, aux_layers: Sequence[int]) -> Decoder:
         """The target's."""
         return build_decoder(
@@ -170,7 +184,6 @@ def target_device(config: EngineConfig) -> torch.device | None:
     return None
 
 
-DEFAULT_CONTEXT = 8192
 _DTYPE_NAMES = {
     torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int8: "int8", torch.float8_e4m3fn: "fp8"
 }  # fmt: skip
@@ -184,7 +197,7 @@ def context_limit(config: EngineConfig, model: ModelConfig) -> int:
     """
     if config.max_context > model.max_context:
         raise ConfigError(f"engine.max_context: {config.max_context} exceeds the model's {model.max_context}")
-    wanted = config.max_context or min(model.max_context, DEFAULT_CONTEXT)
+    wanted = wanted_context(config, model)
     # One page stays free of context so that a lone sequence always has room for a tree.
     return max(1, min(wanted, -(-config.kv_tokens // PAGE_SIZE) * PAGE_SIZE - PAGE_SIZE))
 
@@ -413,10 +426,13 @@ def assemble(
     budget = plan_memory(config, progress, on_device=not isinstance(platform, HostPlatform))
     tell_memory(budget)
     target = platform.load_target(progress)
+    head = read_head(config, target)
+    aux_layers = () if head is None else head.aux_layers
+    if config.kv_tokens == 0:
+        config = config.model_copy(update={"kv_tokens": platform.kv_tokens(target, len(aux_layers), budget)})
     max_context = context_limit(config, target.config)
     pages = -(-max(config.kv_tokens, PAGE_SIZE) // PAGE_SIZE)
-    head = read_head(config, target)
-    decoder = platform.target_decoder(target, pages, max_context, () if head is None else head.aux_layers)
+    decoder = platform.target_decoder(target, pages, max_context, aux_layers)
     sampler = Sampler(platform.sampling, threads)
     builder = DrafterBuilder(config, platform, target, kernels, sampler, pages, max_context, progress)
     drafters = builder.build(head)

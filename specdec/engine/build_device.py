@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import torch
 
 from specdec.config import DeviceDtype, EngineConfig, WeightDtype
 from specdec.engine.device_verify import DeviceVerifier, warm_up
-from specdec.engine.memory import MemoryNeed
+from specdec.engine.memory import MemoryBudget, MemoryNeed, kv_tokens_by_memory, measure_draft, wanted_context
 from specdec.errors import ConfigError, ModelError
 from specdec.models.config import ModelConfig
 from specdec.models.decoder import TargetDecoder, kv_page_bytes
 from specdec.models.device_decoder import DeviceDecoder, device_self_test
 from specdec.models.device_weights import DeviceModel, load_device_model
-from specdec.models.memory import GIB
+from specdec.models.memory import GIB, available_bytes
 from specdec.models.progress import Progress
 from specdec.models.tokenizer import Tokenizer
 from specdec.models.vocabulary_cut import VocabularyCut
@@ -27,6 +28,7 @@ from verify_kernels.gpu.triton_sampling import TritonSampling
 from verify_kernels.kernels import NumericMode
 from verify_kernels.sampling import SamplingKernels
 
+_LOG = logging.getLogger(__name__)
 _KV = ("engine.kv_tokens",)
 _ROWS = ("engine.max_step_rows",)
 _SAMPLES = ("engine.max_batch", "engine.max_step_rows")
@@ -158,6 +160,28 @@ class DevicePlatform:
         """A draft model, in the target's type, or in 16 bits beside a float8 one."""
         own = self._config.device_dtype
         return self._load(ref, "auto" if own == "fp8" else own, progress)
+
+    def kv_tokens(self, model: DeviceModel, aux_layers: int, budget: MemoryBudget) -> int:
+        """A share of what the device has left beside this model, a draft model and what both work in; no more than the
+        CPU's memory holds of a head's cache."""
+        config = self._config
+        positions = wanted_context(config, model.config) + PAGE_SIZE
+        kv_dtype = device_kv_dtype(config, model.weights.embed.dtype)
+        needs = device_needs(
+            model, kv_dtype, self._device, pages=0, max_rows=config.max_step_rows,
+            max_logit_rows=min(config.max_step_rows, config.max_batch * MAX_NODES), max_positions=positions,
+            aux_layers=aux_layers,
+        )  # fmt: skip
+        page_bytes, taken = kv_page_bytes(model.config, kv_dtype), sum(need.nbytes for need in needs)
+        draft = measure_draft(config.model_copy(update={"draft_dtype": "bf16", "draft_vocab": 0}), model.config)
+        if config.speculation.enabled and draft is not None:
+            page_bytes += kv_page_bytes(draft.config, kv_dtype)
+            taken += draft.weight_bytes + taken  # it works in no more than the target does
+        on_gpu = self._device.type == "cuda"
+        free = torch.cuda.mem_get_info(self._device)[0] if on_gpu else available_bytes()
+        tokens, rule = kv_tokens_by_memory(config, model.config, page_bytes // PAGE_SIZE, free - taken)
+        _LOG.info("%d tokens of KV cache on the GPU: %s", tokens, rule)
+        return min(tokens, budget.kv_tokens)
 
     def target_decoder(
         self, model: DeviceModel, pages: int, positions: int, aux_layers: Sequence[int]

@@ -11,13 +11,15 @@ from pathlib import Path
 import torch
 
 from draft.head_checkpoint import HeadTensors, parse_head_config
-from specdec.config import EngineConfig, SpeculationConfig
+from specdec.config import LEAST_KV_TOKENS, EngineConfig, SpeculationConfig
 from specdec.errors import ModelError
 from specdec.models.config import ModelConfig
 from specdec.models.decoder import kv_page_bytes
 from specdec.models.hf import read_json
+from specdec.models.load import load_tokenizer
 from specdec.models.memory import GIB, WORKING_BYTES, ModelSize, available_bytes, measure_model
 from specdec.models.progress import Progress
+from specdec.models.vocabulary_cut import most_frequent
 from verify_kernels.forward_batch import PAGE_SIZE
 
 
@@ -36,8 +38,8 @@ class MemoryNeed:
 
 class MemoryBudget:
     """``needs`` against ``available`` bytes. ``kv_token_bytes``: what one token of the KV caches takes, and
-    ``kv_tokens`` how many are wanted; fewer than ``least_kv_tokens`` would not serve the context that was asked for.
-    ``weight_bytes``: of the target, wherever it lives.
+    ``kv_tokens`` how many there are to be, by ``kv_rule``; fewer than ``least_kv_tokens`` would not serve the context
+    that was asked for. ``weight_bytes``: of the target, wherever it lives.
     """
 
     def __init__(
@@ -48,11 +50,12 @@ class MemoryBudget:
         kv_token_bytes: int = 0,
         kv_tokens: int = 0,
         least_kv_tokens: int = 0,
+        kv_rule: str = "engine.kv_tokens",
         weight_bytes: int = 0,
     ) -> None:
         self.weight_bytes = weight_bytes
-        self.needs, self.available = tuple(needs), max(0, available)
-        self._kv_token_bytes, self._kv_tokens, self._least = kv_token_bytes, kv_tokens, least_kv_tokens
+        self.needs, self.available, self.kv_tokens, self.kv_rule = tuple(needs), max(0, available), kv_tokens, kv_rule
+        self._kv_token_bytes, self._least = kv_token_bytes, least_kv_tokens
 
     @property
     def needed(self) -> int:
@@ -80,6 +83,14 @@ class MemoryBudget:
         ]
         return [*rows, f"{'together':{width}}  {self.needed / GIB:6.2f} GiB of {self.available / GIB:.2f} available"]
 
+    def summary(self) -> str:
+        """One line for people."""
+        gib = {need.what: f"{need.what} {need.nbytes / GIB:.2f}" for need in self.needs}
+        now = ", ".join(gib[need.what] for need in sorted(self.needs, key=lambda n: -n.nbytes) if not need.later)
+        later = "".join(f"; {gib[need.what]} at most" for need in self.needs if need.later)
+        cache = f"; {self.kv_tokens} tokens of KV cache: {self.kv_rule}" if self.kv_tokens else ""
+        return f"{self.needed / GIB:.2f} of {self.available / GIB:.2f} GiB of memory: {now}{later}{cache}"
+
     def check(self) -> None:
         """Refuse what does not fit.
 
@@ -95,10 +106,10 @@ class MemoryBudget:
 
     def _way_out(self) -> str:
         if self._kv_token_bytes:
-            others = self.needed - self._kv_tokens * self._kv_token_bytes
+            others = self.needed - self.kv_tokens * self._kv_token_bytes
             fitting = (self.available - others) // self._kv_token_bytes // 64 * 64
             if fitting >= self._least:
-                return f"lower engine.kv_tokens from {self._kv_tokens} to {fitting}"
+                return f"lower engine.kv_tokens from {self.kv_tokens} to {fitting}"
         options = {option: need.nbytes for need in reversed(self.needs) if not need.later for option in need.options}
         best = sorted(options, key=lambda option: -options[option])[:4]
         return f"choose less or smaller for {', '.join(best)}, or free some memory" if best else "free some memory"
@@ -122,6 +133,42 @@ def draft_kv_dtype(config: EngineConfig) -> torch.dtype:
     return torch.float32 if config.kv_dtype == "fp32" else torch.bfloat16
 
 
+DEFAULT_CONTEXT = 8192
+
+
+def wanted_context(config: EngineConfig, model: ModelConfig) -> int:
+    """Longest sequence that is to be served, whatever the KV cache holds."""
+    return config.max_context or min(model.max_context, DEFAULT_CONTEXT)
+
+
+_KV_SHARE = 0.4
+
+
+def kv_tokens_by_memory(
+    config: EngineConfig, model: ModelConfig, token_bytes: int, left: int, later: int = 0
+) -> tuple[int, str]:
+    """Tokens that the KV caches are to hold where nobody says, and by which rule.
+
+    They are not touched before they are used, so another server sees memory as free that is promised here: of two
+    that each take two fifths, both find what they promise. More than a full batch of longest sequences would only
+    serve as prefix cache; less than one longest sequence would not do.
+
+    token_bytes: of one token in all caches of a device. left: bytes there, without what else is needed to serve.
+    later: bytes of them that what is served may come to take.
+    """
+    longest = wanted_context(config, model) + PAGE_SIZE  # one page more, so that there is room for a tree
+    most = config.max_batch * longest
+    share = int(max(0, left - later) * _KV_SHARE) // token_bytes if token_bytes else most
+    if share >= most:
+        return most, f"{config.max_batch} sequences of {longest - PAGE_SIZE} tokens"
+    if share >= longest:
+        # In steps of an eighth or so, since costs that were measured hold for one size of the cache.
+        step = max(PAGE_SIZE, 1 << share.bit_length() - 4)
+        return max(share // step * step, longest), "two fifths of the memory that is left"
+    fitting = max(0, left) // token_bytes // PAGE_SIZE * PAGE_SIZE
+    return max(LEAST_KV_TOKENS, min(longest, fitting)), "one sequence, as long as memory allows"
+
+
 def plan_memory(
     config: EngineConfig, progress: Progress | None = None, available: int | None = None, *, on_device: bool = False
 ) -> MemoryBudget:
@@ -132,67 +179,78 @@ def plan_memory(
         ModelError: a model can not be found or read.
     """
     target = measure_model(config.target, dtype=config.dtype, cache_dir=config.cache_dir, progress=progress)
-    pages = -(-max(config.kv_tokens, PAGE_SIZE) // PAGE_SIZE)
     needs: list[MemoryNeed] = []
-    page_bytes = 0
+    page_bytes: dict[str, int] = {}  # of a page of KV, by whose it is
     if not on_device:
-        page_bytes = kv_page_bytes(target.config, host_kv_dtype(config))
-        needs += _model_needs("target", target, config, pages * page_bytes, ("engine.target", "engine.dtype"))
+        needs += _model_needs("target", target, config, ("engine.target", "engine.dtype"))
+        page_bytes["target"] = kv_page_bytes(target.config, host_kv_dtype(config))
     if config.speculation.enabled:
-        draft = None if on_device else _draft(config, progress)
+        draft = None if on_device else measure_draft(config, target.config, progress)
         if draft is not None:
-            draft_page = kv_page_bytes(draft.config, draft_kv_dtype(config))
-            needs += _model_needs("draft", draft, config, pages * draft_page, ("engine.draft", "engine.draft_dtype"))
-            page_bytes += draft_page
+            needs += _model_needs("draft", draft, config, ("engine.draft", "engine.draft_dtype"))
+            page_bytes["draft"] = kv_page_bytes(draft.config, draft_kv_dtype(config))
         if "head" in config.drafters and config.draft_head is not None:
             weights, head = _head(Path(config.draft_head).expanduser(), config, target.config)
-            head_page = kv_page_bytes(head, draft_kv_dtype(config))
             needs.append(MemoryNeed("head: weights", weights, ("engine.draft_head",)))
-            needs.append(MemoryNeed("head: KV cache", pages * head_page, _KV))
-            page_bytes += head_page
+            page_bytes["head"] = kv_page_bytes(head, draft_kv_dtype(config))
         if "suffix" in config.drafters:
             needs.append(_texts(config.speculation))
     needs.append(MemoryNeed("working space", WORKING_BYTES))
+    available = (available_bytes() if available is None else available) - config.spare_bytes
+    token_bytes = sum(page_bytes.values()) // PAGE_SIZE
+    tokens, rule = config.kv_tokens, "engine.kv_tokens"
+    if tokens == 0:
+        left = available - sum(need.nbytes for need in needs if not need.later)
+        later = sum(need.nbytes for need in needs if need.later)
+        tokens, rule = kv_tokens_by_memory(config, target.config, token_bytes, left, later)
+    pages = -(-tokens // PAGE_SIZE)
+    needs += [MemoryNeed(f"{role}: KV cache", pages * each, _KV) for role, each in page_bytes.items()]
     return MemoryBudget(
         needs,
-        (available_bytes() if available is None else available) - config.spare_bytes,
-        kv_token_bytes=page_bytes // PAGE_SIZE,
+        available,
+        kv_token_bytes=token_bytes,
         kv_tokens=pages * PAGE_SIZE,
+        kv_rule=rule,
         least_kv_tokens=(config.max_context or PAGE_SIZE) + PAGE_SIZE,
         weight_bytes=target.weight_bytes,
     )
 
 
 def tell_memory(budget: MemoryBudget) -> None:
-    """Log the budget; warn where it fits now and may not for ever.
+    """Log the budget, on one line; warn where it fits now and may not for ever.
 
     Raises:
         ModelError: it does not fit.
     """
     budget.check()
-    for line in budget.lines():
-        _LOG.info("memory: %s", line)
+    _LOG.info("%s", budget.summary())
     if budget.needed + budget.later > budget.available:
         growing = [need for need in budget.needs if need.later]
         options = ", ".join(option for need in growing for option in need.options)
         _LOG.warning("memory: enough to begin with, but not for all that may come; consider lower %s", options)
 
 
-def _model_needs(
-    role: str, model: ModelSize, config: EngineConfig, cache: int, options: tuple[str, ...]
-) -> list[MemoryNeed]:
+def _model_needs(role: str, model: ModelSize, config: EngineConfig, options: tuple[str, ...]) -> list[MemoryNeed]:
     return [
         MemoryNeed(f"{role}: weights of {model.name}", model.weight_bytes, options),
-        MemoryNeed(f"{role}: KV cache", cache, _KV),
         MemoryNeed(f"{role}: step buffers", model.step_bytes(config.max_step_rows), ("engine.max_step_rows",)),
     ]
 
 
-def _draft(config: EngineConfig, progress: Progress | None) -> ModelSize | None:
+def measure_draft(config: EngineConfig, target: ModelConfig, progress: Progress | None = None) -> ModelSize | None:
+    """The size of the draft model on a CPU, its output table cut as it will be; None where there is none.
+
+    Raises:
+        ModelError: it, or the target's tokenizer, can not be found or read.
+    """
     if config.draft is None or "model" not in config.drafters:
         return None
+    cut = None
+    if config.draft_vocab:
+        tokenizer = load_tokenizer(config.target, config.cache_dir, progress)
+        cut = most_frequent(tokenizer.fingerprint, config.draft_vocab, target.vocab_size)
     dtype = config.draft_dtype or config.default_draft_dtype
-    return measure_model(config.draft, dtype=dtype, cache_dir=config.cache_dir, progress=progress)
+    return measure_model(config.draft, dtype=dtype, cache_dir=config.cache_dir, progress=progress, cut=cut)
 
 
 def _head(folder: Path, config: EngineConfig, target: ModelConfig) -> tuple[int, ModelConfig]:

@@ -11,11 +11,11 @@ from specdec.errors import ModelError, UnsupportedModelError
 from specdec.models.checkpoint import Checkpoint
 from specdec.models.config import ModelConfig
 from specdec.models.memory import check_memory
-from specdec.models.pack import PackedCache, pack_model
+from specdec.models.pack import PackedCache, cut_output, pack_model
 from specdec.models.progress import Progress, silent
 from specdec.models.resolve import resolve
 from specdec.models.tokenizer import Tokenizer
-from specdec.models.vocabulary_cut import CutCheckpoint, VocabularyCut
+from specdec.models.vocabulary_cut import VocabularyCut
 from specdec.models.weights import L, ModelWeights, WeightsBuffer, layout_bytes, plan_layout
 from verify_kernels.packed_weights import BlockPacking, HostLinear
 
@@ -65,7 +65,11 @@ def load_model(
     progress = progress or silent
     checkpoint = resolve(ref, cache_dir, progress)
     if cut is not None:
+<<<<<<< HEAD
         checkpoint = _cut(checkpoint, cut, dtype, cache_dir, like)
+=======
+        checkpoint = cut_output(checkpoint, cut, dtype, cache_dir)
+>>>>>>> aaad56c (CLI: a client's key and TLS options for generate and trace, hints that run, clean start-up lines, the KV cache sized by free memory; the HTTP port answers gRPC and TLS clients)
     cache = PackedCache(cache_dir / "packed", checkpoint, dtype)
     found = _cached(cache, checkpoint.name, dtype, progress) if checkpoint.keeps_packed else None
     config, buffer = found or _packed(cache, checkpoint, dtype, progress, packing)
@@ -74,6 +78,7 @@ def load_model(
     return LoadedModel(checkpoint.name, config, dtype, buffer.weights(config), tokenizer, cache.key)
 
 
+<<<<<<< HEAD
 def _cut(
     checkpoint: Checkpoint, cut: VocabularyCut, dtype: WeightDtype, cache_dir: Path, like: Tokenizer | None
 ) -> Checkpoint:
@@ -86,6 +91,8 @@ def _cut(
     return found if same and cut.ids[-1] < config.vocab_size else checkpoint
 
 
+=======
+>>>>>>> aaad56c (CLI: a client's key and TLS options for generate and trace, hints that run, clean start-up lines, the KV cache sized by free memory; the HTTP port answers gRPC and TLS clients)
 def _cached(
     cache: PackedCache, name: str, dtype: WeightDtype, progress: Progress
 ) -> tuple[ModelConfig, WeightsBuffer] | None:

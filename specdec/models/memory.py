@@ -11,9 +11,10 @@ import psutil
 from specdec.config import WeightDtype
 from specdec.errors import ModelError
 from specdec.models.config import ModelConfig
-from specdec.models.pack import PackedCache
+from specdec.models.pack import PackedCache, cut_output
 from specdec.models.progress import Progress, silent
 from specdec.models.resolve import resolve
+from specdec.models.vocabulary_cut import VocabularyCut
 from specdec.models.weights import layout_bytes, plan_layout
 
 # Limit, use, and the names under which the page cache, which the kernel takes back when it must, is told
@@ -94,11 +95,13 @@ def check_memory(name: str, nbytes: int, dtype: WeightDtype, available: int | No
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """``weight_bytes``: of its packed weights."""
+    """``weight_bytes``: of its packed weights. ``read_bytes``: of those, what a step reads whatever its rows: all but
+    the embedding, in which rows are looked up."""
 
     name: str
     config: ModelConfig
     weight_bytes: int
+    read_bytes: int
 
     def step_bytes(self, rows: int) -> int:
         """Bytes of the buffers of a forward of ``rows`` rows: what `Decoder` and its kernels allocate."""
@@ -108,7 +111,9 @@ class ModelSize:
         return rows * (4 * values + 10 * widest + 4 * c.q_size)
 
 
-def measure_model(ref: str, *, dtype: WeightDtype, cache_dir: Path, progress: Progress | None = None) -> ModelSize:
+def measure_model(
+    ref: str, *, dtype: WeightDtype, cache_dir: Path, progress: Progress | None = None, cut: VocabularyCut | None = None
+) -> ModelSize:
     """The size of the model that ``ref`` names, as `load_model` would load it; fetched when missing, as there.
 
     Raises:
@@ -117,9 +122,16 @@ def measure_model(ref: str, *, dtype: WeightDtype, cache_dir: Path, progress: Pr
     """
     cache_dir = cache_dir.expanduser()
     checkpoint = resolve(ref, cache_dir, progress or silent)
+    if cut is not None:
+        checkpoint = cut_output(checkpoint, cut, dtype, cache_dir)
     if checkpoint.keeps_packed:
         packed = PackedCache(cache_dir / "packed", checkpoint, dtype).open()
         if packed is not None:
-            return ModelSize(checkpoint.name, packed.config, packed.nbytes)
+            return _size(checkpoint.name, packed.config, packed.nbytes, dtype)
     source = checkpoint.open()
-    return ModelSize(checkpoint.name, source.config, layout_bytes(plan_layout(source, dtype)))
+    return _size(checkpoint.name, source.config, layout_bytes(plan_layout(source, dtype)), dtype)
+
+
+def _size(name: str, config: ModelConfig, weight_bytes: int, dtype: WeightDtype) -> ModelSize:
+    embedding = config.vocab_size * config.hidden_size * (4 if dtype == "fp32" else 2)
+    return ModelSize(name, config, weight_bytes, weight_bytes - embedding)

@@ -25,7 +25,7 @@ from specdec.errors import ModelError
 from specdec.models.checkpoint import BlockSource, Checkpoint, TensorSource
 from specdec.models.config import ModelConfig, RopeConfig
 from specdec.models.progress import Progress
-from specdec.models.vocabulary_cut import CutSource
+from specdec.models.vocabulary_cut import CutCheckpoint, CutSource, VocabularyCut
 from specdec.models.weights import (
     ArraySpec,
     LinearPiece,
@@ -398,3 +398,13 @@ class PackedCache:
     def _discard(self, error: Exception) -> None:
         logger.warning("%s: cached weights are damaged (%s), packing again", self.path, error)
         self.path.unlink(missing_ok=True)
+
+
+def cut_output(checkpoint: Checkpoint, cut: VocabularyCut, dtype: WeightDtype, cache_dir: Path) -> Checkpoint:
+    """``checkpoint`` with the output table cut, where that is of its vocabulary."""
+    found = CutCheckpoint(checkpoint, cut.ids)
+    if PackedCache(cache_dir / "packed", found, dtype).path.exists():
+        return found  # written when it was checked
+    config = checkpoint.open().config
+    same = checkpoint.tokenizer(cache_dir, config).fingerprint == cut.fingerprint
+    return found if same and cut.ids[-1] < config.vocab_size else checkpoint

@@ -16,6 +16,7 @@ from click.testing import CliRunner, Result
 from specdec.cli import generate
 from specdec.cli.main import cli
 from specdec.cli.runners import LocalRunner
+from specdec.client.connection import Credentials
 from specdec.config import EngineConfig
 from specdec.types import GrammarKind, GrammarParams, Request, RequestEvent
 from tests.server.fake_engine import DEFAULT_SEED, FakeEngine
@@ -56,8 +57,8 @@ def run_on(monkeypatch: pytest.MonkeyPatch) -> Callable[[SpyEngine], Invoke]:
 
     def use(engine: SpyEngine) -> Invoke:
         @contextmanager
-        def runner(server: str | None, config: EngineConfig) -> Iterator[LocalRunner]:
-            assert server is None
+        def runner(server: str | None, credentials: Credentials | None, config: EngineConfig) -> Iterator[LocalRunner]:
+            assert (server, credentials) == (None, None)
             yield LocalRunner(engine, FakeTokenizer())
 
         monkeypatch.setattr(generate, "_runner", runner)

@@ -4,18 +4,29 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.config import EngineConfig, SpeculationConfig
+from specdec.config import LEAST_KV_TOKENS, EngineConfig, SpeculationConfig
 from specdec.engine.build import build_parts
-from specdec.engine.memory import MemoryBudget, MemoryNeed, draft_kv_dtype, host_kv_dtype, plan_memory, tell_memory
+from specdec.engine.memory import (
+    MemoryBudget,
+    MemoryNeed,
+    draft_kv_dtype,
+    host_kv_dtype,
+    kv_tokens_by_memory,
+    plan_memory,
+    tell_memory,
+)
 from specdec.errors import ConfigError, ModelError
 from specdec.models.decoder import KvPool, kv_page_bytes
-from specdec.models.load import load_model
+from specdec.models.load import load_model, load_tokenizer
 from specdec.models.memory import cgroup_free, measure_model
+from specdec.models.random_model import RANDOM_SHAPES
+from specdec.models.vocabulary_cut import VocabularyCut
 from tests.models.tiny import make_tiny_model
 
 MIB = 1 << 20
@@ -160,3 +171,81 @@ def test_a_host_s_path_inside_a_container_still_finds_the_container_s_limit(tmp_
     write_group(tmp_path / "mount", "1000", 100, 0, 2)
     assert cgroup_free(tmp_path / "mount", own) == 900
     assert cgroup_free(tmp_path / "mount", tmp_path / "missing") == 900
+
+
+GIB = 1 << 30
+
+
+@given(
+    left=st.integers(-GIB, 200 * GIB), token_bytes=st.integers(1 << 8, 1 << 20), batch=st.integers(1, 64),
+    context=st.integers(128, 1 << 15),
+)  # fmt: skip
+def test_a_cache_sized_by_memory_leaves_room_for_another_server(
+    left: int, token_bytes: int, batch: int, context: int
+) -> None:
+    config = EngineConfig(max_batch=batch, max_context=context)
+    tokens, rule = kv_tokens_by_memory(config, RANDOM_SHAPES["tiny"], token_bytes, left)
+    longest = context + 64
+    assert LEAST_KV_TOKENS <= tokens <= batch * longest
+    if "two fifths" in rule:
+        assert 0.35 * left - 64 * token_bytes - longest * token_bytes <= tokens * token_bytes <= 0.4 * left
+    elif "one sequence" in rule:
+        assert 0.4 * left < longest * token_bytes
+        assert tokens == LEAST_KV_TOKENS or tokens * token_bytes <= left
+    else:
+        assert (tokens, tokens * token_bytes <= 0.4 * left) == (batch * longest, True)
+
+
+def caches(budget: MemoryBudget) -> int:
+    """Bytes of the KV caches."""
+    return sum(need.nbytes for need in budget.needs if "KV cache" in need.what)
+
+
+def test_two_servers_beside_each_other_fit_with_caches_sized_by_memory(folders: tuple[Path, Path, Path]) -> None:
+    """The first one's cache is not touched yet, so the second sees its memory as free."""
+    config = make_config(folders, kv_tokens=0, max_batch=256, max_context=512)
+    full = plan_memory(config, available=64 * GIB)
+    assert "KV cache: 256 sequences of 512 tokens" in full.summary()
+    others = full.needed - caches(full) + full.later
+    for factor in (0.5, 1, 2, 4):
+        available = 2 * others + int(factor * caches(full))
+        first = plan_memory(config, available=available)
+        second = plan_memory(config, available=available - (first.needed - caches(first)))
+        assert (first.fits, second.fits) == (True, True)
+        assert first.needed + second.needed <= available
+        assert full.kv_tokens >= first.kv_tokens >= second.kv_tokens > 512
+
+
+def test_texts_that_may_come_are_left_room_for_unless_it_takes_one_sequence_s(
+    folders: tuple[Path, Path, Path],
+) -> None:
+    config = make_config(folders, kv_tokens=0, max_batch=256, max_context=512)
+    full = plan_memory(config, available=64 * GIB)
+    roomy = plan_memory(config, available=full.needed + full.later)
+    assert "two fifths" in roomy.kv_rule
+    assert roomy.needed + roomy.later < roomy.available
+    tight = plan_memory(config, available=full.needed)
+    assert tight.fits
+    assert (tight.kv_tokens, tight.kv_rule) == (576, "one sequence, as long as memory allows")
+
+
+def test_an_engine_has_the_cache_that_was_planned(folders: tuple[Path, Path, Path]) -> None:
+    config = make_config(folders, kv_tokens=0, max_batch=4, draft=None, device="cpu", kernels="reference")
+    parts = build_parts(config.model_copy(update={"speculation": SpeculationConfig(profile_s=0, drafters=())}))
+    assert parts.info.kv_tokens == parts.config.kv_tokens == 4 * (parts.info.max_context + 64)
+    assert parts.kv.n_total == parts.info.kv_tokens // 64
+
+
+def test_a_draft_models_output_table_is_counted_cut(
+    folders: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, draft, cache = folders
+    fingerprint = load_tokenizer(str(target), cache).fingerprint
+    cut = VocabularyCut(fingerprint, np.arange(40, dtype=np.int32))
+    monkeypatch.setattr("specdec.engine.memory.most_frequent", lambda *_: cut)
+    config = make_config(folders)
+    (weights,) = (n.nbytes for n in plan_memory(config, available=1 << 40).needs if n.what.startswith("draft: weights"))
+    loaded = load_model(str(draft), dtype="int4", cache_dir=cache, cut=cut)
+    assert loaded.config.output_size == 40
+    assert weights == measure_model(str(draft), dtype="int4", cache_dir=cache, cut=cut).weight_bytes
+    assert weights < measure_model(str(draft), dtype="int4", cache_dir=cache).weight_bytes

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import socket
+import time
 
 import grpc
 import pytest
@@ -160,6 +162,45 @@ async def test_sigterm_drains_and_a_second_one_does_not_wait() -> None:
                         pass
                 assert caught.value.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
             await asyncio.wait_for(running, 10)
+
+
+async def test_the_first_signal_says_what_is_waited_for_and_the_second_ends_at_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    serving = Serving(make_config(drain_s=3600), FakeTokenizer, factory=FACTORY)
+    running, addresses = await run_until_ready(serving)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{addresses.grpc_port}") as channel:
+        call = Harness(serving, addresses, channel).generation.GenerateStream(stream_request(salt="hang"))
+        await asyncio.wait_for(wait_for_calls(serving, 1), 10)
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.wait_for(logged(caplog, "SIGINT: waiting up to 3600 s for 1 call to end; a second signal"), 10)
+        began = time.monotonic()
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.wait_for(running, 10)
+        call.cancel()
+    assert time.monotonic() - began < 4.0  # the engine hangs, and would be waited for longer than that
+
+
+async def wait_for_calls(serving: Serving, count: int) -> None:
+    while serving.client.in_flight < count:
+        await asyncio.sleep(0.01)
+
+
+async def logged(caplog: pytest.LogCaptureFixture, text: str) -> None:
+    while text not in caplog.text:
+        await asyncio.sleep(0.01)
+
+
+async def test_lines_of_the_engine_are_logged_once_under_their_own_names(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with running_server() as server:
+        call = server.generation.GenerateStream(stream_request(salt="bug"))
+        with pytest.raises(grpc.aio.AioRpcError):
+            await call.read()
+        await asyncio.wait_for(logged(caplog, "a secret of the inside"), 10)
+    (record,) = [r for r in caplog.records if "submit of request" in r.message]
+    assert (record.name, record.levelname) == ("__main__", "ERROR")
+    assert record.message.startswith("submit of request")
 
 
 async def test_run_ends_when_the_engine_can_not_start_or_dies_too_often() -> None:

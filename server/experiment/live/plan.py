@@ -102,7 +102,7 @@ def read_settings(given: Mapping[str, Any]) -> tuple[EngineSettings, list[Proble
         (
             (name,),
             f"can not switch in a running engine; {', '.join(_NAMES)} can. For the rest compare two servers: "
-            "specdec ab run --a URL --b URL",
+            "specdec ab run PLAN --a URL --b URL",
         )
         for name in given
         if name not in _NAMES
@@ -193,7 +193,7 @@ def make_plan(config: ExperimentConfig, info: EngineInfo) -> tuple[LivePlan, lis
         settings[name], wrong = read_settings(arm.engine)
         problems += [(("arms", name, "engine", *place), text) for place, text in wrong]
         if arm.url is not None:
-            problems.append((("arms", name, "url"), "means nothing here; use `specdec ab run --a URL --b URL`"))
+            problems.append((("arms", name, "url"), "means nothing here; use `specdec ab run PLAN --a URL --b URL`"))
     plan = LivePlan(config, options, settings, frozenset().union(*(arm.names for arm in options.values())))
     return plan, problems or _misfits(plan)
 

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import signal
 import socket
+import ssl
 import time
 from typing import Any
 
 import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from server.http import call as call_module
 from server.http import http_server
 from server.http.call import Call
 from server.http.errors import BodyTimeoutError, BodyTooLargeError, ClientGoneError
 from server.http.http_server import HttpServer
+from server.http.other_protocols import Http2Refusal
+from specdec.client.client import Client
+from specdec.client.connection import CallError, RetryPolicy
 from specdec.errors import ConfigError
 from tests.server.http.calls import ignored, make_call, make_context, receiving
 from tests.server.http.harness import COMPLETIONS, Server, running
@@ -47,6 +54,51 @@ def test_probes() -> None:
         response = server.client.head("/livez")
         assert (response.status_code, response.content) == (200, b"")
         assert "date" in response.headers
+
+
+async def told_over_grpc(port: int) -> str:
+    async with Client(f"127.0.0.1:{port}", retry=RetryPolicy(attempts=1)) as client:
+        with pytest.raises(CallError) as caught:
+            await client.info(10.0)
+        with pytest.raises(CallError):
+            await anext(client.stream("x"))  # over the same connection
+    return str(caught.value)
+
+
+def test_who_speaks_something_else_is_told_which_port_this_is(server: Server) -> None:
+    """In a form that its protocol has."""
+    told = asyncio.run(told_over_grpc(server.port))
+    assert told == f"UNIMPLEMENTED: {HTTP_PORT}, which speaks HTTP/1.1; gRPC has a port of its own"
+    hello = ssl.MemoryBIO(), ssl.MemoryBIO()
+    context = ssl.create_default_context()
+    with pytest.raises(ssl.SSLWantReadError):
+        context.wrap_bio(*hello, server_hostname="localhost").do_handshake()
+    answer = talk(server, hello[1].read(), until=b"--tls-cert").decode()
+    assert answer.startswith("HTTP/1.1 400 ")
+    assert f"{HTTP_PORT}, which does not speak TLS: use http://" in answer
+    assert talk(server, b"PRI /livez HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 ")
+
+
+@given(cuts=st.lists(st.integers(0, 80), max_size=6), length=st.integers(0, 1 << 24))
+def test_http_2_is_refused_however_it_is_cut(cuts: list[int], length: int) -> None:
+    """And a frame that is too large, or never comes whole, is not waited for with all that was sent."""
+    sent = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 6, 4, 0, 0, 0, 0, 0, *range(6)])
+    sent += bytes([0, 0, 2, 1, 4, 0, 0, 0, 5, 1, 2]) + length.to_bytes(3) + bytes([0] * 6)
+    ends = sorted({min(cut, len(sent)) for cut in cuts} | {len(sent)})
+    refusal = Http2Refusal()
+    said = b"".join(refusal.answer(sent[low:high]) for low, high in itertools.pairwise([0, *ends]))
+    kinds = []
+    while said:
+        size = int.from_bytes(said[:3])
+        kinds.append((said[3], said[4], said[8]))
+        said = said[9 + size :]
+    assert kinds == [(4, 0, 0), (4, 1, 0), (1, 5, 5)]
+    for _ in range(4):
+        assert refusal.answer(bytes(1 << 14)) == b""
+        assert len(refusal._data) <= 3 << 14
+
+
+HTTP_PORT = "this is specdec's HTTP port"
 
 
 def test_a_connection_is_kept_and_what_is_no_http_is_refused(server: Server) -> None:

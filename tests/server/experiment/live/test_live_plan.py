@@ -49,7 +49,7 @@ def with_request(options: str, mode: str = "hash") -> str:
         (with_request("target_tpot_ms: -1"), 8, "target_tpot_ms: must be a positive number"),
         (with_request("priority: high"), 8, "priority: must be a whole number"),
         (PLAN.replace("mode: hash", "mode: paired_replay"), 9, "use `specdec ab run`"),
-        (PLAN.replace("    request: {}", "    url: http://other"), 4, "specdec ab run --a URL --b URL"),
+        (PLAN.replace("    request: {}", "    url: http://other"), 4, "specdec ab run PLAN --a URL --b URL"),
         (PLAN.replace("    request: {}", "    engine: {draft: small}"), 2, "use mode switchback"),
         (PLAN.replace("request: {}", "engine: {max_batch: 4}"), 4, "arms.one.engine.max_batch: can not switch"),
         (PLAN.replace("request: {}", "engine: {draft_dtype: int8}"), 4, "no meaning without `draft`"),

@@ -1,0 +1,75 @@
+"""What a client that speaks no HTTP/1.1 is told at the HTTP port, in a form that it understands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_TLS_HANDSHAKE = b"\x16\x03"
+
+
+def other_protocol(first: bytes, *, tls: bool) -> Callable[[bytes], bytes] | None:
+    """What answers a client whose first bytes are ``first``, these and all further ones; None: they may be HTTP/1.1.
+    tls: whether the connection is encrypted already."""
+    if first.startswith(_PREFACE[:16]):
+        return Http2Refusal().answer
+    if first.startswith(_TLS_HANDSHAKE) and not tls:
+        return _answer_to_tls
+    return None
+
+
+def _answer_to_tls(data: bytes) -> bytes:
+    if not data.startswith(_TLS_HANDSHAKE):
+        return b""
+    told = b"this is specdec's HTTP port, which does not speak TLS: use http://, or give the server --tls-cert\n"
+    head = b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-type: text/plain\r\n"
+    return b"%bcontent-length: %d\r\n\r\n%b" % (head, len(told), told)
+
+
+_HEADERS, _SETTINGS = 1, 4
+_ACK, _ALL = 0x1, 0x5  # the latter: the stream's end, and all of its headers
+_LARGEST_FRAME = 1 << 14
+_TOLD = b"this is specdec's HTTP port, which speaks HTTP/1.1; gRPC has a port of its own"
+
+
+class Http2Refusal:
+    """Ends every call over HTTP/2 as gRPC's UNIMPLEMENTED; to others it is a 400. A GOAWAY would say less: gRPC's
+    clients try again until their deadline."""
+
+    def __init__(self) -> None:
+        self._data = b""
+        self._began = False
+
+    def answer(self, data: bytes) -> bytes:
+        """What to send to a client that sent ``data``."""
+        self._data += data
+        said = b""
+        if not self._began and len(self._data) >= len(_PREFACE):
+            self._data, self._began = self._data[len(_PREFACE) :], True
+            said = _frame(_SETTINGS, 0, 0, b"")
+        while self._began and len(self._data) >= 9:
+            length = int.from_bytes(self._data[:3])
+            kind, flags, stream = self._data[3], self._data[4], int.from_bytes(self._data[5:9]) & 0x7FFFFFFF
+            if length > _LARGEST_FRAME:
+                self._data = b""  # not allowed, and nothing after it is understood
+            if len(self._data) < 9 + length:
+                break
+            self._data = self._data[9 + length :]
+            if kind == _HEADERS:
+                said += _frame(_HEADERS, _ALL, stream, _refusal())
+            elif kind == _SETTINGS and not flags & _ACK:
+                said += _frame(_SETTINGS, _ACK, 0, b"")
+        return said
+
+
+def _refusal() -> bytes:
+    """Headers in HPACK (RFC 7541): status 400 from the static table, the others in full."""
+    others = {b"content-type": b"application/grpc", b"grpc-status": b"12", b"grpc-message": _TOLD}
+    return b"\x8c" + b"".join(
+        b"\x00" + bytes([len(name)]) + name + bytes([len(value)]) + value for name, value in others.items()
+    )
+
+
+def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    """An HTTP/2 frame (RFC 9113, 4.1)."""
+    return len(payload).to_bytes(3) + bytes([kind, flags]) + stream.to_bytes(4) + payload
