@@ -7,19 +7,24 @@ import json
 import platform
 import sys
 import time
+from dataclasses import dataclass
 
 import click
 
 from specdec.cli.options import engine_options
 from specdec.config import EngineConfig
 
+PAGE_TOKENS = 64  # a sequence needs a page of the KV cache beyond its context, for a tree
 PACKAGES = ("torch", "triton", "transformers", "tokenizers", "gguf", "grpcio", "numpy")
 
 
 @click.command("doctor")
 @engine_options
 def doctor_command(engine_config: EngineConfig) -> None:
-    """Check device, kernels, numeric self-test, memory bandwidth and versions."""
+    """Check device, kernels, numeric self-test, memory bandwidth, what the model needs and can reach, and versions.
+
+    Exit code 1: the model does not fit, or the configuration can not be served.
+    """
     import os
 
     import psutil
@@ -29,7 +34,7 @@ def doctor_command(engine_config: EngineConfig) -> None:
     from specdec.engine.memory import host_kv_dtype
     from verify_kernels.kernels import load_kernels, self_test
 
-    console = Console()
+    console = Console(highlight=False)
     threads = engine_config.threads or len(os.sched_getaffinity(0))
     memory = psutil.virtual_memory()
     console.print(f"machine      {platform.machine()}, {threads} threads, Python {platform.python_version()}")
@@ -39,38 +44,88 @@ def doctor_command(engine_config: EngineConfig) -> None:
     console.print(f"kernels      {kernels.name}")
     for kind in ("auto", "int8", "bf16", "fp32"):
         console.print(f"self-test    {kind}: {self_test(kernels.backend(), kind, host_kv_dtype(engine_config))}")
+    rate = 0.0
     if kernels.name == "native":
         rate = BandwidthProbe(engine_config.cache_dir, threads).measure()
         console.print(f"memory read  {rate / 1e9:.1f} GB/s")
-    for line in memory_lines(engine_config):
-        console.print(f"needs        {line}", highlight=False)
+    outlook = find_outlook(engine_config, rate)
+    for word, line in outlook.lines:
+        console.print(f"{word:12} {line}", soft_wrap=True)
     for name in PACKAGES:
         try:
             console.print(f"{name:12} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
             console.print(f"{name:12} not installed")
+    if not outlook.servable:
+        raise click.ClickException("this configuration can not be served here; `needs` above says why")
 
 
-def memory_lines(config: EngineConfig) -> list[str]:
-    """What an engine of ``config`` would need of memory; nothing is fetched to find that out."""
-    from specdec.engine.build import target_device
-    from specdec.engine.memory import plan_memory
-    from specdec.errors import ModelError
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What can be expected of a configuration: ``lines`` of a word and a text; ``servable``: it is not known that it
+    can not be served."""
+
+    lines: list[tuple[str, str]]
+    servable: bool = True
+
+
+def find_outlook(config: EngineConfig, bytes_per_s: float) -> Outlook:
+    """Memory that an engine of ``config`` needs, how much it holds at a time, and how fast it can be at most where
+    memory is read at ``bytes_per_s`` (0: not known); nothing is fetched to find that out."""
+    from specdec.engine.build import context_limit, target_device
+    from specdec.engine.memory import measure_draft, plan_memory, tokenizer_of_cut
+    from specdec.errors import ConfigError, ModelError
     from specdec.models.catalogue import with_named_draft
+    from specdec.models.memory import measure_model
     from specdec.models.resolve import is_here
 
     try:
         config = with_named_draft(config)
-    except ModelError as error:
-        return [f"not known: {error}"]
-    missing = [name for name in (config.target, config.draft) if name and not is_here(name, config.cache_dir)]
-    if missing:
-        return [f"not known: {name} is not here; specdec models fetch {name}" for name in missing]
-    try:
-        budget = plan_memory(config, on_device=target_device(config) is not None)
-    except ModelError as error:
-        return [f"not known: {error}"]
-    return [*budget.lines(), "it fits" if budget.fits else "it does not fit"]
+        missing = [name for name in (config.target, config.draft) if name and not is_here(name, config.cache_dir)]
+        if missing:
+            return Outlook([("needs", f"not known: {name} is not here; {_fetch_hint(name)}") for name in missing])
+        on_device = target_device(config) is not None
+        tokenizer = None if on_device else tokenizer_of_cut(config)
+        budget = plan_memory(config, on_device=on_device, tokenizer=tokenizer)
+        target = measure_model(config.target, dtype=config.dtype, cache_dir=config.cache_dir)
+        context = context_limit(config.model_copy(update={"kv_tokens": budget.kv_tokens}), target.config)
+        draft = None if on_device else measure_draft(config, target.config, tokenizer)
+    except (ModelError, ConfigError) as error:
+        return Outlook([("needs", f"not known: {error}")], servable=False)
+    lines = [("needs", line) for line in (*budget.lines(), "it fits" if budget.fits else "it does not fit")]
+    if on_device:
+        lines.append(("sequences", "a GPU's memory is looked at when the server starts"))
+    else:
+        held = min(config.max_batch, budget.kv_tokens // (context + PAGE_TOKENS))
+        rule = f"{budget.kv_tokens} tokens of KV cache, by {budget.kv_rule}"
+        lines.append(("sequences", f"{held} of {context} tokens at a time, {config.max_batch} shorter ones ({rule})"))
+        lines += [
+            ("speed", line) for line in speed_lines(bytes_per_s, target.read_bytes, draft.read_bytes if draft else None)
+        ]
+    return Outlook(lines, budget.fits)
+
+
+def speed_lines(bytes_per_s: float, target: int, draft: int | None) -> list[str]:
+    """What the bandwidth of memory allows, and what a draft model must be worth. target, draft: bytes that a step of
+    the target and a level of the draft model's trees read."""
+    lines = []
+    if bytes_per_s > 0:
+        lines.append(
+            f"at most {bytes_per_s / target:.0f} tokens/s without drafts: a step reads {target / 1e9:.2f} GB of weights"
+        )
+    if draft is not None:
+        # One more token to verify costs nothing where memory is the limit, so a level's price is its own reading.
+        lines.append(
+            f"the draft model pays where more than {draft / target:.0%} of its tokens are accepted: a level reads "
+            f"{draft / 1e9:.2f} GB"
+        )
+    return lines
+
+
+def _fetch_hint(name: str) -> str:
+    from specdec.models.catalogue import CATALOGUE
+
+    return f"specdec models fetch {name}" if name in CATALOGUE else "it is fetched when it is first served"
 
 
 def vector_features() -> list[str]:

@@ -32,6 +32,7 @@ from specdec.engine.memory import (
     host_kv_dtype,
     plan_memory,
     tell_memory,
+    tokenizer_of_cut,
     wanted_context,
 )
 from specdec.engine.profile_costs import WARM_UP_SHARE, costs_at_start
@@ -67,8 +68,8 @@ class Platform(Protocol):
     mode: NumericMode
     kv_dtype: torch.dtype
 
-    def load_target(self, progress: Progress | None) -> Target:
-        """The target; raises ModelError."""
+    def load_target(self, progress: Progress | None, like: Tokenizer | None) -> Target:
+        """The target; raises ModelError. like: its tokenizer, where it was loaded already."""
 
     def load_draft(
         self,
@@ -118,7 +119,7 @@ class HostPlatform:
                 f"engine.strict: {kernels.name} kernels are {self.mode} here; drop strict or change engine.dtype"
             )
 
-    def load_target(self, progress: Progress | None) -> Target:
+    def load_target(self, progress: Progress | None, like: Tokenizer | None) -> Target:
         """The target, in the type configured."""
         config = self._config
         return load_model(
@@ -127,6 +128,7 @@ class HostPlatform:
             cache_dir=config.cache_dir,
             progress=progress,
             packing=self._packing,
+            like=like,
         )
 
     def load_draft(
@@ -423,9 +425,11 @@ def assemble(
     remember: bool = False,
 ) -> EngineParts:
     """The parts of an engine with its models on ``platform``; ``kernels``: the CPU's. Raises as `build_engine` does."""
-    budget = plan_memory(config, progress, on_device=not isinstance(platform, HostPlatform))
+    on_device = not isinstance(platform, HostPlatform)
+    tokenizer = None if on_device else tokenizer_of_cut(config, progress)
+    budget = plan_memory(config, progress, on_device=on_device, tokenizer=tokenizer)
     tell_memory(budget)
-    target = platform.load_target(progress)
+    target = platform.load_target(progress, tokenizer)
     head = read_head(config, target)
     aux_layers = () if head is None else head.aux_layers
     if config.kv_tokens == 0:

@@ -145,7 +145,7 @@ class DevicePlatform:
         self.mode: NumericMode = "numerical"
         self.kv_dtype = FP8
 
-    def load_target(self, progress: Progress | None) -> DeviceModel:
+    def load_target(self, progress: Progress | None, like: Tokenizer | None) -> DeviceModel:
         """The target, in the type configured."""
         return self._load(self._config.target, self._config.device_dtype, progress)
 
@@ -166,14 +166,14 @@ class DevicePlatform:
         CPU's memory holds of a head's cache."""
         config = self._config
         positions = wanted_context(config, model.config) + PAGE_SIZE
-        kv_dtype = device_kv_dtype(config, model.weights.embed.dtype)
+        kv_dtype = device_kv_dtype(config, model.weights.final_norm.dtype)
         needs = device_needs(
             model, kv_dtype, self._device, pages=0, max_rows=config.max_step_rows,
             max_logit_rows=min(config.max_step_rows, config.max_batch * MAX_NODES), max_positions=positions,
             aux_layers=aux_layers,
         )  # fmt: skip
         page_bytes, taken = kv_page_bytes(model.config, kv_dtype), sum(need.nbytes for need in needs)
-        draft = measure_draft(config.model_copy(update={"draft_dtype": "bf16", "draft_vocab": 0}), model.config)
+        draft = measure_draft(config.model_copy(update={"draft_dtype": "bf16"}), model.config, None)
         if config.speculation.enabled and draft is not None:
             page_bytes += kv_page_bytes(draft.config, kv_dtype)
             taken += draft.weight_bytes + taken  # it works in no more than the target does

@@ -19,6 +19,7 @@ from specdec.models.hf import read_json
 from specdec.models.load import load_tokenizer
 from specdec.models.memory import GIB, WORKING_BYTES, ModelSize, available_bytes, measure_model
 from specdec.models.progress import Progress
+from specdec.models.tokenizer import Tokenizer
 from specdec.models.vocabulary_cut import most_frequent
 from verify_kernels.forward_batch import PAGE_SIZE
 
@@ -170,10 +171,15 @@ def kv_tokens_by_memory(
 
 
 def plan_memory(
-    config: EngineConfig, progress: Progress | None = None, available: int | None = None, *, on_device: bool = False
+    config: EngineConfig,
+    progress: Progress | None = None,
+    available: int | None = None,
+    *,
+    on_device: bool = False,
+    tokenizer: Tokenizer | None = None,
 ) -> MemoryBudget:
     """The budget of an engine of ``config``. available: bytes there are (default: measured). on_device: target and
-    draft model live in a GPU's memory, which is not counted here.
+    draft model live in a GPU's memory, which is not counted here. tokenizer: see `tokenizer_of_cut`.
 
     Raises:
         ModelError: a model can not be found or read.
@@ -185,7 +191,7 @@ def plan_memory(
         needs += _model_needs("target", target, config, ("engine.target", "engine.dtype"))
         page_bytes["target"] = kv_page_bytes(target.config, host_kv_dtype(config))
     if config.speculation.enabled:
-        draft = None if on_device else measure_draft(config, target.config, progress)
+        draft = None if on_device else measure_draft(config, target.config, tokenizer, progress)
         if draft is not None:
             needs += _model_needs("draft", draft, config, ("engine.draft", "engine.draft_dtype"))
             page_bytes["draft"] = kv_page_bytes(draft.config, draft_kv_dtype(config))
@@ -237,20 +243,34 @@ def _model_needs(role: str, model: ModelSize, config: EngineConfig, options: tup
     ]
 
 
-def measure_draft(config: EngineConfig, target: ModelConfig, progress: Progress | None = None) -> ModelSize | None:
-    """The size of the draft model on a CPU, its output table cut as it will be; None where there is none.
+def tokenizer_of_cut(config: EngineConfig, progress: Progress | None = None) -> Tokenizer | None:
+    """The target's tokenizer, where it says which tokens the draft model's output table keeps.
 
     Raises:
-        ModelError: it, or the target's tokenizer, can not be found or read.
+        ModelError: it can not be found or read.
+    """
+    cuts = config.speculation.enabled and "model" in config.drafters and config.draft_vocab > 0
+    return load_tokenizer(config.target, config.cache_dir, progress) if cuts else None
+
+
+def measure_draft(
+    config: EngineConfig, target: ModelConfig, tokenizer: Tokenizer | None, progress: Progress | None = None
+) -> ModelSize | None:
+    """The size of the draft model on a CPU, its output table cut as it will be; None where there is none. target: its
+    shape, and tokenizer: its own, as `tokenizer_of_cut` gave it.
+
+    Raises:
+        ModelError: it can not be found or read.
     """
     if config.draft is None or "model" not in config.drafters:
         return None
     cut = None
-    if config.draft_vocab:
-        tokenizer = load_tokenizer(config.target, config.cache_dir, progress)
+    if tokenizer is not None:
         cut = most_frequent(tokenizer.fingerprint, config.draft_vocab, target.vocab_size)
-    dtype = config.draft_dtype or config.default_draft_dtype
-    return measure_model(config.draft, dtype=dtype, cache_dir=config.cache_dir, progress=progress, cut=cut)
+    return measure_model(
+        config.draft, dtype=config.draft_dtype or config.default_draft_dtype, cache_dir=config.cache_dir,
+        progress=progress, cut=cut, like=tokenizer,
+    )  # fmt: skip
 
 
 def _head(folder: Path, config: EngineConfig, target: ModelConfig) -> tuple[int, ModelConfig]:

@@ -65,11 +65,7 @@ def load_model(
     progress = progress or silent
     checkpoint = resolve(ref, cache_dir, progress)
     if cut is not None:
-<<<<<<< HEAD
-        checkpoint = _cut(checkpoint, cut, dtype, cache_dir, like)
-=======
-        checkpoint = cut_output(checkpoint, cut, dtype, cache_dir)
->>>>>>> aaad56c (CLI: a client's key and TLS options for generate and trace, hints that run, clean start-up lines, the KV cache sized by free memory; the HTTP port answers gRPC and TLS clients)
+        checkpoint = cut_output(checkpoint, cut, dtype, cache_dir, like)
     cache = PackedCache(cache_dir / "packed", checkpoint, dtype)
     found = _cached(cache, checkpoint.name, dtype, progress) if checkpoint.keeps_packed else None
     config, buffer = found or _packed(cache, checkpoint, dtype, progress, packing)
@@ -78,21 +74,6 @@ def load_model(
     return LoadedModel(checkpoint.name, config, dtype, buffer.weights(config), tokenizer, cache.key)
 
 
-<<<<<<< HEAD
-def _cut(
-    checkpoint: Checkpoint, cut: VocabularyCut, dtype: WeightDtype, cache_dir: Path, like: Tokenizer | None
-) -> Checkpoint:
-    """``checkpoint`` with the output table cut, where that is of its vocabulary."""
-    found = CutCheckpoint(checkpoint, cut.ids)
-    if PackedCache(cache_dir / "packed", found, dtype).path.exists():
-        return found  # written when it was checked
-    config = checkpoint.open().config
-    same = checkpoint.tokenizer(cache_dir, config, like).fingerprint == cut.fingerprint
-    return found if same and cut.ids[-1] < config.vocab_size else checkpoint
-
-
-=======
->>>>>>> aaad56c (CLI: a client's key and TLS options for generate and trace, hints that run, clean start-up lines, the KV cache sized by free memory; the HTTP port answers gRPC and TLS clients)
 def _cached(
     cache: PackedCache, name: str, dtype: WeightDtype, progress: Progress
 ) -> tuple[ModelConfig, WeightsBuffer] | None:

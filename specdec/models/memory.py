@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,8 +14,9 @@ from specdec.models.config import ModelConfig
 from specdec.models.pack import PackedCache, cut_output
 from specdec.models.progress import Progress, silent
 from specdec.models.resolve import resolve
+from specdec.models.tokenizer import Tokenizer
 from specdec.models.vocabulary_cut import VocabularyCut
-from specdec.models.weights import layout_bytes, plan_layout
+from specdec.models.weights import ArraySpec, layout_bytes, plan_layout
 
 # Limit, use, and the names under which the page cache, which the kernel takes back when it must, is told
 _V2 = ("memory.max", "memory.current", ("inactive_file", "active_file"))
@@ -112,7 +113,13 @@ class ModelSize:
 
 
 def measure_model(
-    ref: str, *, dtype: WeightDtype, cache_dir: Path, progress: Progress | None = None, cut: VocabularyCut | None = None
+    ref: str,
+    *,
+    dtype: WeightDtype,
+    cache_dir: Path,
+    progress: Progress | None = None,
+    cut: VocabularyCut | None = None,
+    like: Tokenizer | None = None,
 ) -> ModelSize:
     """The size of the model that ``ref`` names, as `load_model` would load it; fetched when missing, as there.
 
@@ -123,15 +130,15 @@ def measure_model(
     cache_dir = cache_dir.expanduser()
     checkpoint = resolve(ref, cache_dir, progress or silent)
     if cut is not None:
-        checkpoint = cut_output(checkpoint, cut, dtype, cache_dir)
+        checkpoint = cut_output(checkpoint, cut, dtype, cache_dir, like)
     if checkpoint.keeps_packed:
         packed = PackedCache(cache_dir / "packed", checkpoint, dtype).open()
         if packed is not None:
-            return _size(checkpoint.name, packed.config, packed.nbytes, dtype)
+            return _size(checkpoint.name, packed.config, packed.layout)
     source = checkpoint.open()
-    return _size(checkpoint.name, source.config, layout_bytes(plan_layout(source, dtype)), dtype)
+    return _size(checkpoint.name, source.config, plan_layout(source, dtype))
 
 
-def _size(name: str, config: ModelConfig, weight_bytes: int, dtype: WeightDtype) -> ModelSize:
-    embedding = config.vocab_size * config.hidden_size * (4 if dtype == "fp32" else 2)
-    return ModelSize(name, config, weight_bytes, weight_bytes - embedding)
+def _size(name: str, config: ModelConfig, layout: Sequence[ArraySpec]) -> ModelSize:
+    read = sum(spec.nbytes for spec in layout if spec.name.partition(".")[0] != "embed")
+    return ModelSize(name, config, layout_bytes(layout), read)

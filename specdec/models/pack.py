@@ -25,6 +25,7 @@ from specdec.errors import ModelError
 from specdec.models.checkpoint import BlockSource, Checkpoint, TensorSource
 from specdec.models.config import ModelConfig, RopeConfig
 from specdec.models.progress import Progress
+from specdec.models.tokenizer import Tokenizer
 from specdec.models.vocabulary_cut import CutCheckpoint, CutSource, VocabularyCut
 from specdec.models.weights import (
     ArraySpec,
@@ -250,17 +251,17 @@ class PackedFile:
             if header["key"] != key:
                 raise PackedFileError("made for another model or version")
             self.config = _decode_config(header["config"])
-            self._layout = [ArraySpec(n, d, tuple(s), o) for n, d, s, o in header["layout"]]
+            self.layout = [ArraySpec(n, d, tuple(s), o) for n, d, s, o in header["layout"]]
             self._sums: list[int] = header["sums"]
         except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
             raise PackedFileError(str(error)) from None
-        self.nbytes = layout_bytes(self._layout)
+        self.nbytes = layout_bytes(self.layout)
         if size != self._start + self.nbytes or len(self._sums) != len(_chunks(self.nbytes)):
             raise PackedFileError(f"{size} bytes instead of {self._start + self.nbytes}")
 
     def read(self, on_bytes: Callable[[int], None]) -> WeightsBuffer:
         """The weights, read straight into place by a few threads; ``on_bytes`` hears how many more are done."""
-        buffer = WeightsBuffer(self._layout)
+        buffer = WeightsBuffer(self.layout)
         memory = buffer.bytes_view()
 
         def read_chunk(number: int, low: int, high: int) -> int:
@@ -400,11 +401,14 @@ class PackedCache:
         self.path.unlink(missing_ok=True)
 
 
-def cut_output(checkpoint: Checkpoint, cut: VocabularyCut, dtype: WeightDtype, cache_dir: Path) -> Checkpoint:
-    """``checkpoint`` with the output table cut, where that is of its vocabulary."""
+def cut_output(
+    checkpoint: Checkpoint, cut: VocabularyCut, dtype: WeightDtype, cache_dir: Path, like: Tokenizer | None = None
+) -> Checkpoint:
+    """``checkpoint`` with the output table cut, where that is of its vocabulary. like: the tokenizer of another model,
+    perhaps of the same vocabulary."""
     found = CutCheckpoint(checkpoint, cut.ids)
     if PackedCache(cache_dir / "packed", found, dtype).path.exists():
         return found  # written when it was checked
     config = checkpoint.open().config
-    same = checkpoint.tokenizer(cache_dir, config).fingerprint == cut.fingerprint
+    same = checkpoint.tokenizer(cache_dir, config, like).fingerprint == cut.fingerprint
     return found if same and cut.ids[-1] < config.vocab_size else checkpoint

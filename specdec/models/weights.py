@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar, cast
 
@@ -201,7 +201,7 @@ def plan_layout(source: TensorSource, dtype: WeightDtype) -> list[ArraySpec]:
     return _place(arrays)
 
 
-def layout_bytes(layout: list[ArraySpec]) -> int:
+def layout_bytes(layout: Sequence[ArraySpec]) -> int:
     """Bytes of the buffer that holds the layout, padding included."""
     return max((align(spec.offset + spec.nbytes) for spec in layout), default=0)
 

@@ -19,6 +19,7 @@ from specdec.engine.build import assemble, build_parts, target_device
 from specdec.engine.build_device import DevicePlatform, build_device_decoder, device_kv_dtype, device_needs
 from specdec.engine.device_verify import POLICIES, TIMES, TOP, DeviceOutputs, DeviceVerifier, warm_up
 from specdec.engine.engine import Engine, EngineParts
+from specdec.engine.memory import MemoryBudget
 from specdec.engine.step import StepTracer
 from specdec.engine.verify import StepRows
 from specdec.errors import ConfigError, ModelError
@@ -329,3 +330,16 @@ def test_a_step_waits_for_nothing(top: int | None) -> None:
     assert names[-1] == "move_kv_kernel"
     assert names.count("tree_attention_kernel") == SMALL.n_layers
     assert names.count("choose_kernel") == (1 if top is None else 2)
+
+
+@pytest.mark.parametrize(("free", "tokens"), [(1 << 40, 4 * 320), (1 << 20, 128)])
+def test_a_cache_sized_by_memory_is_by_that_of_the_device(free: int, tokens: int) -> None:
+    """A full batch of longest sequences where there is room; a head's cache on the CPU may hold less."""
+    platform = DevicePlatform(config(kv_tokens=0, device_dtype="fp16"), place())
+    model = device_model(SMALL, "fp16")
+    with (
+        mock.patch.object(build_device, "available_bytes", return_value=free),
+        mock.patch.object(torch.cuda, "mem_get_info", return_value=(free, 1 << 41)),
+    ):
+        assert platform.kv_tokens(model, 0, MemoryBudget([], 1 << 40, kv_tokens=1 << 20)) == tokens
+        assert platform.kv_tokens(model, 0, MemoryBudget([], 1 << 40, kv_tokens=128)) == 128

@@ -20,6 +20,7 @@ from specdec.engine.memory import (
     kv_tokens_by_memory,
     plan_memory,
     tell_memory,
+    tokenizer_of_cut,
 )
 from specdec.errors import ConfigError, ModelError
 from specdec.models.decoder import KvPool, kv_page_bytes
@@ -240,12 +241,16 @@ def test_a_draft_models_output_table_is_counted_cut(
     folders: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target, draft, cache = folders
-    fingerprint = load_tokenizer(str(target), cache).fingerprint
-    cut = VocabularyCut(fingerprint, np.arange(40, dtype=np.int32))
+    tokenizer = load_tokenizer(str(target), cache)
+    cut = VocabularyCut(tokenizer.fingerprint, np.arange(40, dtype=np.int32))
     monkeypatch.setattr("specdec.engine.memory.most_frequent", lambda *_: cut)
     config = make_config(folders)
-    (weights,) = (n.nbytes for n in plan_memory(config, available=1 << 40).needs if n.what.startswith("draft: weights"))
+    budget = plan_memory(config, available=1 << 40, tokenizer=tokenizer_of_cut(config))
+    (weights,) = (need.nbytes for need in budget.needs if need.what.startswith("draft: weights"))
     loaded = load_model(str(draft), dtype="int4", cache_dir=cache, cut=cut)
     assert loaded.config.output_size == 40
     assert weights == measure_model(str(draft), dtype="int4", cache_dir=cache, cut=cut).weight_bytes
-    assert weights < measure_model(str(draft), dtype="int4", cache_dir=cache).weight_bytes
+    whole = measure_model(str(draft), dtype="int4", cache_dir=cache)
+    assert weights < whole.weight_bytes
+    embedding = whole.config.vocab_size * whole.config.hidden_size * 2
+    assert 0.5 * (whole.weight_bytes - embedding) < whole.read_bytes <= whole.weight_bytes - embedding  # less padding

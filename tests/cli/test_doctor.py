@@ -1,0 +1,58 @@
+"""`specdec doctor`: what it says of a model, and how it ends."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from specdec.cli.checks import speed_lines
+from specdec.cli.main import cli
+from tests.models.tiny import make_tiny_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model("llama", tmp_path_factory.mktemp("doctor") / "t")
+
+
+def doctor(folder: Path, *args: str) -> Result:
+    fixed = ["--device", "cpu", "--kernels", "reference", "--cache-dir", str(folder.parent / "cache")]
+    return CliRunner().invoke(cli, ["doctor", "--target", str(folder), *fixed, *args])
+
+
+def test_what_fits_and_what_a_draft_must_be_worth(folder: Path) -> None:
+    done = doctor(folder, "--draft", str(folder), "--kv-tokens", "1280", "--max-context", "256")
+    assert done.exit_code == 0, done.output
+    assert "needs        it fits" in done.stdout
+    assert "4 of 256 tokens at a time, 16 shorter ones (1280 tokens of KV cache, by engine.kv_tokens)" in done.stdout
+    (share,) = re.findall(r"pays where more than (\d+)% of its tokens", done.stdout)
+    assert 50 <= int(share) <= 100  # the same model, in four bits where the target has eight
+    free = doctor(folder, "--max-context", "256")
+    assert "16 of 256 tokens at a time" in free.stdout
+    assert "by 16 sequences of 256 tokens" in free.stdout
+
+
+def test_what_does_not_fit_is_an_exit_code(folder: Path) -> None:
+    done = doctor(folder, "--kv-tokens", str(1 << 40))
+    assert done.exit_code == 1
+    assert "needs        it does not fit" in done.stdout
+    assert "torch " in done.stdout  # versions are told too
+    assert "can not be served here" in done.stderr
+    beyond = doctor(folder, "--max-context", "100000")
+    assert (beyond.exit_code, "engine.max_context" in beyond.stdout) == (1, True)
+
+
+def test_what_is_not_here_is_not_known(tmp_path: Path) -> None:
+    done = doctor(tmp_path / "cache", "--target", "qwen2.5-coder-1.5b")
+    assert done.exit_code == 0
+    assert "qwen2.5-coder-1.5b is not here; specdec models fetch qwen2.5-coder-1.5b" in done.stdout
+
+
+def test_the_ceiling_is_bandwidth_over_what_a_step_reads() -> None:
+    first, second = speed_lines(20e9, 400_000_000, 100_000_000)
+    assert first == "at most 50 tokens/s without drafts: a step reads 0.40 GB of weights"
+    assert "more than 25% of its tokens are accepted" in second
+    assert speed_lines(0.0, 1, None) == []
