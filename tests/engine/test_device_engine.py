@@ -332,7 +332,7 @@ def test_a_step_waits_for_nothing(top: int | None) -> None:
     assert names.count("choose_kernel") == (1 if top is None else 2)
 
 
-@pytest.mark.parametrize(("free", "tokens"), [(1 << 40, 4 * 320), (1 << 20, 128)])
+@pytest.mark.parametrize(("free", "tokens"), [(1 << 40, 4 * 320), (1 << 20, 640), (0, 128)])
 def test_a_cache_sized_by_memory_is_by_that_of_the_device(free: int, tokens: int) -> None:
     """A full batch of longest sequences where there is room; a head's cache on the CPU may hold less."""
     platform = DevicePlatform(config(kv_tokens=0, device_dtype="fp16"), place())
