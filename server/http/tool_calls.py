@@ -76,8 +76,8 @@ class ToolCallParser:
     def __init__(self, form: ToolForm, names: Collection[str] = (), max_calls: int | None = None) -> None:
         self._form, self._names, self._max_calls = form, frozenset(names), max_calls
         self._held = ""  # not yet looked at
-        self._raw = ""  # looked at, and part of what may be a call
-        self._open: str | None = None  # the arguments so far of the call that has begun
+        self._raw: list[str] = []  # looked at, and part of what may be a call
+        self._open: list[str] | None = None  # the arguments so far of the call that has begun
         self._parts: list[Part] = []
         self._ended = self._silent = False
         self.calls = 0
@@ -143,7 +143,7 @@ class ToolCallParser:
         while marked:
             name, mark = yield from self._name("\n")
             if mark and name == "all":
-                self._raw = ""
+                self._raw = []
             else:
                 self._end(bool(mark) and name in self._names and (yield from self._arguments(name)))
             marked = yield from self._text_until(">>>")
@@ -152,7 +152,7 @@ class ToolCallParser:
 
     def _text_until(self, mark: str) -> Reading[bool]:
         """Let go of the text up to ``mark`` and take that; whether there is one."""
-        self._raw = ""
+        self._raw = []
         while True:
             before, found, after = self._held.partition(mark)
             if self._ended and not found:
@@ -166,13 +166,13 @@ class ToolCallParser:
                 self._emit(text)
             self._held = before[len(text) :]
             if found:
-                self._raw, self._held = self._held + mark, after
+                self._raw, self._held = [self._held, mark], after
                 return True
             yield
 
     def _take(self, size: int) -> str:
         taken, self._held = self._held[:size], self._held[size:]
-        self._raw += taken
+        self._raw.append(taken)
         return taken
 
     def _space(self) -> Reading[None]:
@@ -229,7 +229,7 @@ class ToolCallParser:
     def _streamed(self) -> Reading[bool]:
         """Take one JSON value as the arguments of the call that has begun; whether it is one."""
         over = yield from self._value(self._argue)
-        return over and _loaded(self._open or "") is not _BAD
+        return over and _loaded("".join(self._open or ())) is not _BAD
 
     def _arguments(self, name: str) -> Reading[bool]:
         """Take a JSON object, the arguments of ``name``; whether it is whole."""
@@ -276,18 +276,19 @@ class ToolCallParser:
 
     def _begin(self, name: str) -> None:
         if self._open is None:
-            self._open = ""
+            self._open = []
             self._emit(CallBegin(self.calls, new_call_id(self._form), name))
             self.calls += 1
 
     def _argue(self, text: str) -> None:
-        self._open = (self._open or "") + text
+        assert self._open is not None  # a call has begun
+        self._open.append(text)
         self._emit(CallArguments(self.calls - 1, text))
 
     def _end(self, is_whole: bool) -> bool:
         """What was taken so far is over: a call, or text; whether it is the former, and whole."""
-        raw, begun = self._raw, self._open is not None
-        self._raw, self._open = "", None
+        raw, begun = "".join(self._raw), self._open is not None
+        self._raw, self._open = [], None
         if begun:
             self._emit(CallEnd(self.calls - 1, raw, is_whole))
             self._silent = self._silent or self.calls == self._max_calls

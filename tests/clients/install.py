@@ -8,7 +8,7 @@ import venv
 
 from specdec.config import EngineConfig
 
-PACKAGES = ("anthropic==2.12.0", "openai==3.54.0")
+PACKAGES = ("anthropic==2.12.0", "langchain-openai==1.7.3", "mistralai==3.7.0", "openai==3.54.0")
 HOME = EngineConfig().cache_dir.expanduser() / "clients"
 PYTHON = HOME / "bin" / "python"
 _LIST = HOME / "installed.txt"
