@@ -14,14 +14,21 @@ _OLLAMA = "/api/"
 
 def server_of(call: Call, endpoint: Endpoint) -> ServerContext:
     """The server as a call of the named model sees it: the name is in the path, in the body, or in the query. Where
-    there is none, the first model that can do what is asked for; that nobody has the name is found out by who answers.
+    there is none, the first model that can do what is asked for.
+
+    Raises:
+        UnknownModelError: the query names another; names elsewhere are left to who answers.
+        EngineDeadError: it is not known yet whether it does.
     """
     body = _body(call)
     old = body.get("name") if endpoint.path.startswith(_OLLAMA) else None
     named = (call.path_params.get("model"), body.get("model"), old, call.query.get("model"))
     asked = next((name for name in named if name and isinstance(name, str)), "")
     task = Task.FILL if body.get("suffix") else endpoint.task
-    return call.server.at(call.server.models.find(asked, task))
+    found = call.server.at(call.server.models.find(asked, task))
+    if queried := call.query.get("model"):
+        found.check_model(queried)
+    return found
 
 
 def _body(call: Call) -> Mapping[str, Any]:

@@ -89,7 +89,7 @@ async def page_file(call: Call) -> None:
 
 
 async def info(call: Call) -> None:
-    """What the engine is.
+    """What the engine is, and by which names the page may ask for others.
 
     Raises:
         EngineDeadError: it is not known yet.
@@ -99,7 +99,8 @@ async def info(call: Call) -> None:
         200,
         {
             "version": found.version,
-            "model": found.target,
+            "model": call.server.model,
+            "models": [server.model for server in call.server.each()],
             "draft": found.draft,
             "dtype": found.dtype,
             "numeric_mode": found.numeric_mode,

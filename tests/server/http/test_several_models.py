@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -221,13 +222,32 @@ def test_one_engines_death_leaves_the_others_streams_alone() -> None:
         assert (chat.restarts, chat.state) == (0, EngineState.READY)
 
 
+@contextmanager
+def live(server: Server) -> Iterator[None]:
+    """While nothing is loaded the server says that it lives, and not that it is ready."""
+    assert server.client.get("/livez").status_code == 200
+    assert server.client.get("/readyz").status_code == 503
+    yield
+
+
 def test_memory_is_promised_together() -> None:
     config = make_several({"chat": ENGINES["chat"], "fim": ENGINES["fim"] | {"kv_tokens": 1 << 33}})
     with (
         running_serving(serving(config), wait=False) as server,
+        live(server),
         pytest.raises(EngineStartError, match=f"^fim: memory: .*lower engines.fim.kv_tokens from {1 << 33}"),
     ):
         server.run(server.serving.wait_ready())
+
+
+def test_the_page_may_choose(server: Server) -> None:
+    for name, fills in (("chat", False), ("fim", True)):
+        told = server.client.get("/page/info", params={"model": name}).json()
+        assert (told["model"], told["models"], told["fills_in"]) == (name, ["chat", "fim"], fills)
+        assert server.client.get("/trace", params={"model": name, "limit": 5}).status_code == 200
+    assert server.client.get("/page/info").json()["model"] == "chat"
+    for path in ("/page/info", "/trace"):
+        assert server.client.get(path, params={"model": "x"}).status_code == 404
 
 
 def test_metrics_and_logs_tell_models_apart(server: Server, caplog: pytest.LogCaptureFixture) -> None:

@@ -99,6 +99,7 @@ def test_what_the_engine_is(server: Server) -> None:
     told = server.client.get("/page/info").json()
     info = server.serving.client.info
     assert (told["model"], told["drafters"], told["max_context"]) == (info.target, [*info.drafters], info.max_context)
+    assert told["models"] == [info.target]
 
 
 def test_the_page_needs_no_key_but_what_it_asks_does(tmp_path: Path) -> None:

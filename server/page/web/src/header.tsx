@@ -1,5 +1,5 @@
 import { useEffect, useRef } from "preact/hooks";
-import { apiKey, type Connection, connection, info, look } from "./store";
+import { apiKey, busy, choose, type Connection, connection, info, look } from "./store";
 import { applyTheme, type Theme, theme } from "./theme";
 
 const WORDS: Record<Connection, string> = {
@@ -20,7 +20,7 @@ export function Header() {
       <p class="model">
         {served && (
           <>
-            <b title={served.model}>{served.model.split("/").at(-1)}</b>
+            {served.models.length > 1 ? <Models /> : <b title={served.model}>{served.model.split("/").at(-1)}</b>}
             <span class="facts">
               {served.dtype} · {served.numeric_mode} · context {served.max_context.toLocaleString("en")} · v{served.version}
             </span>
@@ -41,6 +41,22 @@ export function Header() {
         </select>
       </label>
     </header>
+  );
+}
+
+function Models() {
+  const served = info.value!;
+  return (
+    <label>
+      <span class="sr">Model</span>
+      <select value={served.model} disabled={busy.value} onChange={(event) => void choose(event.currentTarget.value)}>
+        {served.models.map((name) => (
+          <option key={name} value={name}>
+            {name}
+          </option>
+        ))}
+      </select>
+    </label>
   );
 }
 

@@ -131,8 +131,9 @@ export function faultOf(form: Form): Fault | null {
   return null;
 }
 
-/** Path and body. `salt` keeps caches apart from those of other requests, so that runs can be compared. */
-export function requestOf(form: Form, mode: Mode, seed: number | null, salt: string): { path: string; body: object } {
+/** Path and body. `salt` keeps caches apart from those of other requests, so that runs can be compared; an empty `model`
+ * is the server's choice. */
+export function requestOf(form: Form, mode: Mode, seed: number | null, salt: string, model = ""): { path: string; body: object } {
   const speculation: Record<string, unknown> = { mode };
   if (form.drafters?.length) speculation.drafters = form.drafters;
   if (form.maxNodes !== "") speculation.max_nodes = Number(form.maxNodes);
@@ -146,6 +147,7 @@ export function requestOf(form: Form, mode: Mode, seed: number | null, salt: str
     temperature: Number(form.temperature),
     speculation,
   };
+  if (model) body.model = model;
   if (seed !== null) body.seed = seed;
   if (salt) body.cache_salt = salt;
   if (form.prediction) body.prediction = { type: "content", content: form.prediction };

@@ -126,7 +126,7 @@ async function runOnce(mode: Mode, seed: number | null, salt: string, begun: (ru
     begun(run);
     show(run);
   });
-  const { path, body } = requestOf(form.value, mode, seed, salt);
+  const { path, body } = requestOf(form.value, mode, seed, salt, chosen());
   const began = performance.now();
   try {
     for await (const chunk of stream(path, body, apiKey.value, signal)) {
@@ -155,7 +155,7 @@ function fail(run: Run, error: unknown, stopped: boolean): void {
 export async function look(): Promise<void> {
   try {
     await getJson("/readyz", apiKey.value);
-    if (!info.value || connection.value !== "ready") info.value = await getJson<Info>("/page/info", apiKey.value);
+    if (!info.value || connection.value !== "ready") info.value = await getJson<Info>(`/page/info${asking("?")}`, apiKey.value);
     connection.value = "ready";
   } catch (error) {
     const status = error instanceof ApiError ? error.status : -1;
@@ -163,10 +163,33 @@ export async function look(): Promise<void> {
   }
 }
 
+/** The model of those served that is asked from now on. */
+export async function choose(model: string): Promise<void> {
+  try {
+    const chosen = await getJson<Info>(`/page/info?model=${encodeURIComponent(model)}`, apiKey.value);
+    batch(() => {
+      info.value = chosen;
+      change({ drafters: null });
+    });
+    await readTrace();
+  } catch {
+    await look(); // which says what is the matter
+  }
+}
+
+/** The chosen model's name; empty where there is no choice. */
+function chosen(): string {
+  return info.value && info.value.models.length > 1 ? info.value.model : "";
+}
+
+function asking(sign: "?" | "&"): string {
+  return chosen() && `${sign}model=${encodeURIComponent(chosen())}`;
+}
+
 export async function readTrace(): Promise<void> {
   if (connection.value !== "ready") return;
   try {
-    trace.value = await getJson<StepTrace[]>(`/trace?limit=${TRACE_STEPS}`, apiKey.value);
+    trace.value = await getJson<StepTrace[]>(`/trace?limit=${TRACE_STEPS}${asking("&")}`, apiKey.value);
     traceError.value = "";
   } catch (error) {
     traceError.value = error instanceof Error ? error.message : String(error);

@@ -45,6 +45,8 @@ export interface WireError {
 export interface Info {
   version: string;
   model: string;
+  /** All that are served; more than one: requests name theirs. */
+  models: string[];
   draft: string | null;
   dtype: string;
   numeric_mode: string;

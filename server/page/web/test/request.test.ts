@@ -24,6 +24,11 @@ test("a gap is asked for by what stands around it", () => {
   assert.match(textOf(form), /^a\nb/);
 });
 
+test("a model is named where there is a choice", () => {
+  const of = (model?: string) => (requestOf(emptyForm(), "auto", null, "", model).body as Record<string, unknown>).model;
+  assert.deepEqual([of(), of(""), of("fim")], [undefined, undefined, "fim"]);
+});
+
 test("what can not be sent is told by its field", () => {
   const form = { ...emptyForm(), kind: "raw" as const };
   const field = (part: object) => faultOf({ ...form, ...part })?.field;
