@@ -218,7 +218,13 @@ PROMPT_FIELDS: Mapping[str, Schema] = {
         "items": {
             "type": "object",
             "required": ["name"],
-            "properties": {"name": TEXT, "description": TEXT, "input_schema": OBJECT, "type": {"enum": ["custom"]}},
+            "properties": {
+                "name": TEXT,
+                "description": TEXT,
+                "input_schema": OBJECT,
+                "strict": FLAG,
+                "type": {"enum": ["custom"]},
+            },
         },
     },
     "tool_choice": _CHOICE,

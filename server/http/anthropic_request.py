@@ -80,7 +80,7 @@ async def read_prompt(call: Call, body: Body) -> Prompt:
     frontend = call.server.frontend
     call.server.check_model(body.text("model"))
     call.field_names["prompt"] = "messages"
-    tools = _tools(body, frontend.loaded_tokenizer)
+    tools = _tools(call, body, frontend.loaded_tokenizer)
     conversation = Conversation()
     if body.has("system"):
         conversation.say("system", read_text(body, "system", _TEXT))
@@ -130,9 +130,9 @@ def _read_block(block: Body, role: str, conversation: Conversation) -> None:
             block.refuse("type", f"must be text or {calls} where the role is {role}; the model reads text only")
 
 
-def _tools(body: Body, tokenizer: TokenizerLike) -> ToolUse | None:
+def _tools(call: Call, body: Body, tokenizer: TokenizerLike) -> ToolUse | None:
     """``tools`` and ``tool_choice`` as OpenAI's chat has them, and then as it reads them."""
-    tools = read_flat_tools(body, "custom", "input_schema")
+    tools = read_flat_tools(call, body, ("custom", None), "input_schema")
     same: dict[str, Any] = {"tools": tools}
     choice = body.object("tool_choice")
     if choice is not None:

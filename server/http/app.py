@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 import specdec
 from server.auth.access import KEY_HEADERS, http_caller
 from server.auth.principal import set_caller
-from server.http.anthropic import ANTHROPIC
+from server.http.anthropic import ANTHROPIC, AnthropicErrors
 from server.http.call import Call, Endpoint, ErrorStyle, ServerContext
 from server.http.embeddings import EMBEDDINGS
 from server.http.errors import ClientGoneError, MethodNotAllowedError, PathNotFoundError, refusal_of
@@ -179,13 +179,17 @@ def build_app(server: ServerContext, endpoints: Iterable[Endpoint] = ENDPOINTS) 
     return ExactPaths(routes, exception_handlers={HTTPException: _refuse})
 
 
+# How what is not served is refused, by the beginning of its path.
+_STYLES: Mapping[str, ErrorStyle] = {"/api/": OllamaErrors(), "/v1/messages": AnthropicErrors()}
+
+
 async def _refuse(request: Request, error: Any) -> Response:
     """What the router refuses: a path that is not there, or a method."""
     found: PathNotFoundError | MethodNotAllowedError = PathNotFoundError(request.url.path)
     if error.status_code == 405:
         found = MethodNotAllowedError(request.method, (error.headers or {}).get("Allow", "another method"))
     refusal = refusal_of(found, {})
-    style: ErrorStyle = OllamaErrors() if request.url.path.startswith("/api/") else _ERRORS
+    style = next((style for prefix, style in _STYLES.items() if request.url.path.startswith(prefix)), _ERRORS)
     return Response(write_json(style.body(refusal)), refusal.status, dict(error.headers or {}), "application/json")
 
 

@@ -91,7 +91,8 @@ class Call:
     """``field_names``: the engine's fields that the body calls otherwise; it fills as the body is read.
     ``supersedes_key``: the running request with the same one makes way for this call's first. ``headers`` go along with
     whatever answers the call. ``broken``: what ends a stream of this call's that breaks off, where that is not for its
-    dialect alone to word. ``fields``: the schemas of the body's fields that the endpoint reads.
+    dialect alone to word. ``fields``: the schemas of the body's fields that the endpoint reads; ``left_out``: what
+    of them is ignored for its value.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, server: ServerContext) -> None:
@@ -104,6 +105,7 @@ class Call:
         self.headers: list[tuple[bytes, bytes]] = []
         self.broken: Callable[[Refusal], bytes] | None = None
         self.fields: Mapping[str, Any] = {}
+        self.left_out: list[str] = []
         self.began = False
 
     @property
@@ -156,7 +158,7 @@ class Call:
 
     def notes(self) -> dict[str, Any]:
         """What an answer has beside its own fields: ``warnings``, where the body asks for what is not served."""
-        found = warnings(self.data, self.fields) if self.fields else []
+        found = warnings(self.data, self.fields, self.left_out) if self.fields else []
         return {"warnings": found} if found else {}
 
     def body(self) -> Body:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from server.http.call import Call
 from server.http.tool_use import check_names, check_tool
 from server.json_body import Body
 
@@ -74,25 +75,27 @@ def needed_text(given: Body, name: str) -> str | None:
     return text
 
 
-def read_flat_tools(body: Body, kind: str, schema: str) -> list[dict[str, Any]]:
+def read_flat_tools(call: Call, body: Body, kinds: Sequence[str | None], schema: str) -> list[dict[str, Any]]:
     """``tools`` as chat templates take them, from those whose name and description are their own fields; the schema of
-    the arguments is in the field ``schema``. All are of type ``kind``, which they need not say where it is "custom".
-    What is wrong is noted."""
+    the arguments is in the field ``schema``. What is wrong is noted.
+
+    Agents list tools that only a server of the API's own maker runs beside those that they run themselves: the ones of
+    a type that is not among ``kinds`` are left out, which the answer says.
+    """
     body.value("tools")  # notes what is nested too deep
     tools: list[dict[str, Any]] = []
-    for given in body.objects("tools"):
-        if given.text("type") != kind and (given.has("type") or kind != _DEFAULT_KIND):
-            given.refuse("type", f"must be {kind}: this server runs no tools of its own")
+    for i, given in enumerate(body.objects("tools")):
+        if given.text("type") not in kinds:
+            call.left_out.append(f"tools[{i}]")
+            continue
         name = needed_text(given, "name") or ""
         check_tool(given, name, schema)
-        described = {"description": given.raw("description"), "parameters": given.raw(schema)}
-        function = {"name": name, **{field: value for field, value in described.items() if value is not None}}
+        given.flag("strict")
+        described = {"description": "description", "parameters": schema, "strict": "strict"}
+        function = {"name": name, **{field: given.raw(own) for field, own in described.items() if given.has(own)}}
         tools.append({"type": "function", "function": function})
     check_names(body, tool_names(tools), "tools", "name")
     return tools
-
-
-_DEFAULT_KIND = "custom"
 
 
 def tool_names(tools: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -6,7 +6,7 @@ know that the answer is none.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 _NOTHING: tuple[Any, ...] = (None, False, 0, "", [], {})
@@ -45,9 +45,10 @@ def body_fields(operation: Mapping[str, Any]) -> Mapping[str, Any]:
     return found
 
 
-def warnings(data: Mapping[str, Any], known: Mapping[str, Any]) -> list[dict[str, str]]:
-    """What of a body was ignored and would have changed the answer's meaning. ``known``: the fields that are read."""
-    names = [*_ignored(data, known)]
+def warnings(data: Mapping[str, Any], known: Mapping[str, Any], left_out: Sequence[str] = ()) -> list[dict[str, str]]:
+    """What of a body was ignored and would have changed the answer's meaning. ``known``: the fields that are read;
+    ``left_out``: what of them was ignored nevertheless."""
+    names = [*_ignored(data, known), *left_out]
     inner, options = known.get(_OPTIONS), data.get(_OPTIONS)
     if inner is not None and isinstance(options, dict):
         names += [f"{_OPTIONS}.{name}" for name in _ignored(options, inner.get("properties", {}))]

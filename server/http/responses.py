@@ -221,7 +221,13 @@ _ITEM: Schema = {
 _TOOL: Schema = {
     "type": "object",
     "required": ["type", "name"],
-    "properties": {"type": {"enum": ["function"]}, "name": TEXT, "description": TEXT, "parameters": OBJECT},
+    "properties": {
+        "type": {"enum": ["function"]},
+        "name": TEXT,
+        "description": TEXT,
+        "parameters": OBJECT,
+        "strict": FLAG,
+    },
 }
 _CHOICE: Schema = {
     "type": "object",

@@ -51,7 +51,7 @@ async def parse_responses(call: Call) -> ResponsesRequest:
     _refuse_state(body)
     ids: tuple[int, ...] = ()
     tokenizer = frontend.loaded_tokenizer
-    tools = _tools(body, tokenizer)
+    tools = _tools(call, body, tokenizer)
     conversation = _read_input(body)
     if not body.violations.found:
         ids = await encode_messages(body, frontend, conversation.messages, tools)
@@ -118,9 +118,9 @@ def _read_item(item: Body, conversation: Conversation) -> None:
             item.refuse("type", "must be message, function_call or function_call_output")
 
 
-def _tools(body: Body, tokenizer: TokenizerLike) -> ToolUse | None:
+def _tools(call: Call, body: Body, tokenizer: TokenizerLike) -> ToolUse | None:
     """``tools`` and ``tool_choice`` as the chat has them, and then as it reads them."""
-    tools = read_flat_tools(body, "function", "parameters")
+    tools = read_flat_tools(call, body, ("function",), "parameters")
     choice = body.raw("tool_choice")
     if isinstance(choice, dict) and choice.get("type") == "function":
         choice = read_named_tool(Body(choice, body.violations, body.names, "tool_choice."), tools)

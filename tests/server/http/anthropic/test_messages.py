@@ -93,6 +93,15 @@ def test_calls_of_tools_are_blocks(server: Server) -> None:
     assert [event["type"] for event in events].count("content_block_stop") == 3
 
 
+def test_tools_that_the_server_should_run_are_left_out_in_words(server: Server) -> None:
+    body = {"messages": HI, "max_tokens": 99, "tools": [{"type": "web_search_20250305", "name": "web_search"}, *TOOLS]}
+    answer = server.ask(MESSAGES, **body)
+    assert answer["content"][0]["text"] == f"[look]{ECHO}"
+    assert [note["param"] for note in answer["warnings"]] == ["tools[0]"]
+    assert server.named_stream(MESSAGES, **body)[0]["message"]["warnings"] == answer["warnings"]
+    assert server.refused(MESSAGES, **body, tool_choice={"type": "tool", "name": "web_search"})[0] == 400
+
+
 def test_counting_tokens(server: Server) -> None:
     count = "/v1/messages/count_tokens"
     assert server.ask(count, messages=HI, system="be", model="fake") == {"input_tokens": len(f"system:be;{ECHO}")}
@@ -117,6 +126,9 @@ def test_refusals_are_worded_as_its_clients_read_them(server: Server) -> None:
     ):  # fmt: skip
         found, error = server.refused(MESSAGES, messages=HI, **body)
         assert (found, error["type"]) == (status, kind)
+    for path, status in ((f"{MESSAGES}/batches", 404), (MESSAGES, 405)):
+        response = server.client.get(path)
+        assert (response.status_code, response.json()["type"]) == (status, "error")
     *_, last = server.named_stream(MESSAGES, messages=HI, cache_salt="broken")
     assert (last["type"], last["error"]["type"], last["error"]["code"]) == ("error", "api_error", "model_broken")
 

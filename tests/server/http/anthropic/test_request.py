@@ -150,7 +150,7 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("tools", {"tools": {}}), ("tools", {"tools": [5]}), ("tools[0].name", {"tools": [{}]}),
     ("tools[0].name", {"tools": [{**TOOL, "name": 5}]}),
     ("tools[0].input_schema", {"tools": [{**TOOL, "input_schema": 5}]}),
-    ("tools[0].type", {"tools": [{**TOOL, "type": "web_search_20250305"}]}),
+    ("tools[0].type", {"tools": [{**TOOL, "type": 5}]}),
     ("tools", {"tools": [{**TOOL, "input_schema": DEEP}]}),
     ("tool_choice", {"tool_choice": "auto"}), ("tool_choice.type", {"tool_choice": {"type": "required"}}),
     ("tool_choice.name", {"tools": [TOOL], "tool_choice": {"type": "tool"}}),

@@ -78,7 +78,7 @@ def test_a_conversation_with_tools() -> None:
         {"role": "tool", "tool_call_id": "c2", "name": "look", "content": "no"},
         {"role": "user", "content": "Well?"},
     ]  # fmt: skip
-    function = {"name": "look", "description": "Looks.", "parameters": {"type": "object"}}
+    function = {"name": "look", "description": "Looks.", "parameters": {"type": "object"}, "strict": True}
     assert found.tools == [{"type": "function", "function": function}]
     assert told(tools=[TOOL], tool_choice="none").tools is None
 
@@ -90,7 +90,9 @@ def test_calls_that_must_come() -> None:
 
     free, forced, named = choice("auto"), choice("required"), choice({"type": "function", "name": "touch"})
     assert (free.tools.required, forced.tools.required, named.tools.required) == ((), ("look", "touch"), ("touch",))
-    assert free.request.grammar is None
+    assert "[lazy]" in free.request.grammar.text  # the tools are strict
+    loose = asked(parse_responses, {"input": "hi", "tools": [{**TOOL, "strict": False}]})
+    assert loose.request.grammar is None
     assert "look" in forced.request.grammar.text
     assert "look" not in named.request.grammar.text
     assert not choice("auto", parallel_tool_calls=False).tools.parallel
@@ -116,10 +118,11 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("input[0].output", {"input": [{"type": "function_call_output", "call_id": "c"}]}),
     ("input[0].call_id", {"input": [{"type": "function_call_output", "output": "x"}]}),
     ("instructions", {"instructions": 5}), ("tools", {"tools": {}}), ("tools", {"tools": [5]}),
-    ("tools[0].type", {"tools": [{}]}), ("tools[0].type", {"tools": [{"type": "web_search"}]}),
+    ("tools[0].type", {"tools": [{"type": 5}]}),
     ("tools[0].name", {"tools": [{"type": "function"}]}),
     ("tools[0].parameters", {"tools": [{**TOOL, "parameters": 5}]}),
-    ("tools", {"tools": [{**TOOL, "parameters": DEEP}]}), ("tool_choice", {"tools": [TOOL], "tool_choice": "always"}),
+    ("tools", {"tools": [{**TOOL, "parameters": DEEP}]}), ("tools[0].strict", {"tools": [{**TOOL, "strict": 1}]}),
+    ("tool_choice", {"tools": [TOOL], "tool_choice": "always"}),
     ("tool_choice", {"tool_choice": "required"}), ("tools[1].name", {"tools": [TOOL, TOOL]}),
     ("tool_choice", {"tools": [TOOL], "tool_choice": {"type": "web_search"}}),
     ("tool_choice.name", {"tools": [TOOL], "tool_choice": {"type": "function", "name": "touch"}}),

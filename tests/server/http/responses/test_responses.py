@@ -132,6 +132,12 @@ def test_calls_of_tools_are_items(server: Server) -> None:
     assert [item["type"] for item in events[-1]["response"]["output"]] == ["message", "function_call", "message"]
 
 
+def test_tools_that_the_server_should_run_are_left_out_in_words(server: Server) -> None:
+    answer = server.ask(RESPOND, input="hi", tools=[*TOOLS, {"type": "web_search"}])
+    assert answer["output"][0]["content"] == [part(f"[look]{ECHO}")]
+    assert [note["param"] for note in answer["warnings"]] == ["tools[1]"]
+
+
 def test_logprobs(server: Server) -> None:
     def token(text: str, logprob: float) -> dict[str, Any]:
         return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
