@@ -58,7 +58,9 @@ class ToolUse:
         if free and not (self.form in MARKED and any(function.get("strict") for function in functions)):
             return None
         callable_ = [function for function in functions if free or function["name"] in self.required]
-        text = tool_grammar(self.form, callable_, tokenizer, many=self.parallel, free=free)
+        # Llama's templates refuse to write down a message with two calls.
+        many = self.parallel and self.form is not ToolForm.LLAMA
+        text = tool_grammar(self.form, callable_, tokenizer, many=many, free=free)
         return GrammarParams(GrammarKind.EBNF, text)
 
     def output(self, output: OutputParams, tokenizer: TokenizerLike) -> OutputParams:

@@ -164,6 +164,7 @@ CASES: list[tuple[ToolForm, str, list[object]]] = [
     (ToolForm.FUNCTIONARY, "else\n{}", ["else\n{}"]),
     (ToolForm.FUNCTION_TAG, 'So <function=look>{"at": 1}</function>\n<function=look>{}', ["So", LOOK, NONE]),
     (ToolForm.FUNCTION_TAG, "<function=look>it</function>", ["<function=look>it</function>"]),
+    (ToolForm.FUNCTION_TAG, "<function=look>5 </function>", ["<function=look>5 </function>"]),
 ]
 
 
