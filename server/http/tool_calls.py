@@ -138,7 +138,6 @@ class ToolCallParser:
                 yield from self._drop("</function>")
 
     def _functionary(self) -> Reading[None]:
-        yield from self._mark(">>>")
         marked = True
         while marked:
             name, mark = yield from self._name("\n")

@@ -15,20 +15,29 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from specdec.errors import FieldViolation, InvalidRequestError, ModelError, ViolationCollector
 
 
-def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """``messages`` with every content one text, and the arguments of tool calls as objects rather than JSON text.
+def plain_messages(messages: Sequence[Mapping[str, Any]], *, text_arguments: bool = False) -> list[dict[str, Any]]:
+    """``messages`` with every content one text, the arguments of tool calls as objects or, with ``text_arguments``, as
+    JSON text, and results of calls with the ``name`` of what was called.
 
-    Templates of text models concatenate contents, and write arguments out as JSON themselves.
+    Templates of text models concatenate contents; most write arguments out as JSON themselves.
 
     Raises:
         InvalidRequestError: a content is neither text nor a list of text parts; each such place is named.
     """
     violations = ViolationCollector()
     plain: list[dict[str, Any]] = []
+    called: dict[str, Any] = {}  # names by the ids of calls
     for i, message in enumerate(messages):
         copy = {**message, "content": _text(message.get("content"), f"messages[{i}].content", violations)}
         if isinstance(calls := message.get("tool_calls"), list):
-            copy["tool_calls"] = [_call(call) for call in calls]
+            copy["tool_calls"] = [_call(call, text_arguments) for call in calls]
+            for call in calls:
+                if isinstance(call, Mapping) and isinstance(call.get("id"), str):
+                    called[call["id"]] = _function(call).get("name")
+        if message.get("role") == "tool" and not message.get("name"):
+            # Some templates refuse a result without, which OpenAI's API has no field for.
+            name = message.get("tool_name") or called.get(str(message.get("tool_call_id")))
+            copy |= {} if name is None else {"name": name}
         plain.append(copy)
     violations.raise_if_any()
     return plain
@@ -49,12 +58,20 @@ def _text(content: Any, path: str, violations: ViolationCollector) -> str:
     return "\n".join(text for text in texts if isinstance(text, str))
 
 
-def _call(call: Any) -> Any:
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+def _function(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    function = call.get("function")
+    return function if isinstance(function, Mapping) else {}
+
+
+def _call(call: Any, text_arguments: bool) -> Any:
+    function = _function(call) if isinstance(call, Mapping) else {}
+    arguments = function.get("arguments")
+    if text_arguments and isinstance(arguments, dict):
+        return {**call, "function": {**function, "arguments": _to_json(arguments)}}
+    if text_arguments or not isinstance(arguments, str):
         return call
     try:
-        arguments = json.loads(function["arguments"])
+        arguments = json.loads(arguments)
     except (ValueError, RecursionError):
         return call
     return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call

@@ -224,7 +224,9 @@ class Tokenizer:
             ModelError: the model has no chat template, or one that does not compile.
             InvalidRequestError: the template refuses the messages, or a part is not text.
         """
-        plain = plain_messages(messages)
+        # These templates write arguments down as they are.
+        text_arguments = self.has_tool_template and self.tool_form in (ToolForm.FUNCTIONARY, ToolForm.FUNCTION_TAG)
+        plain = plain_messages(messages, text_arguments=text_arguments)
         if not self.has_tool_template:
             plain, tools = without_tools(plain, tools), None
         return self._template.render(plain, add_generation_prompt, tools)

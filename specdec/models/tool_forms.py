@@ -23,19 +23,21 @@ class ToolForm(StrEnum):
     """``<function=f>ARGS</function>``."""
 
 
-_SIGNS = {
-    "[ARGS]": ToolForm.MISTRAL_ARGS,
-    "[TOOL_CALLS]": ToolForm.MISTRAL,
-    ">>>": ToolForm.FUNCTIONARY,
-    "<function=": ToolForm.FUNCTION_TAG,
-    "<tool_call>": ToolForm.HERMES,
-    "<|python_tag|>": ToolForm.LLAMA,
-    '"parameters": ': ToolForm.LLAMA,
-}
+# The first whose signs are all there. None: a form that is like another, and is not known.
+_SIGNS: tuple[tuple[tuple[str, ...], ToolForm | None], ...] = (
+    (("[TOOL_CALLS]", "[ARGS]"), ToolForm.MISTRAL_ARGS),
+    (("[TOOL_CALLS]",), ToolForm.MISTRAL),
+    ((">>>",), ToolForm.FUNCTIONARY),
+    (("<function=", "<parameter="), None),  # a tag for each argument
+    (("<function=",), ToolForm.FUNCTION_TAG),
+    (("<tool_call>",), ToolForm.HERMES),
+    (("<|python_tag|>",), ToolForm.LLAMA),
+    (("ipython", '"parameters": '), ToolForm.LLAMA),
+)
 
 
 def tool_form(template: str) -> ToolForm | None:
     """The form in which a chat template, Jinja source, writes calls; None: in none of these."""
     if "tools" not in template:
         return None
-    return next((form for sign, form in _SIGNS.items() if sign in template), None)
+    return next((form for signs, form in _SIGNS if all(sign in template for sign in signs)), None)

@@ -134,3 +134,28 @@ def test_a_template_that_stumbles_over_messages_refuses_them(expression: str, fo
     broken = Tokenizer((folder / "tokenizer.json").read_text(), info)
     with pytest.raises(InvalidRequestError, match="messages: "):
         broken.encode_chat([{"role": "user", "content": "a"}])
+
+
+def test_results_have_the_names_of_what_was_called() -> None:
+    talk = [
+        {"role": "assistant", "content": "", "tool_calls": [call({}), {"id": ["c"]}, {"id": "d"}, 5]},
+        {"role": "tool", "content": "1", "tool_call_id": "c"},
+        {"role": "tool", "content": "2", "tool_name": "find"},
+        {"role": "tool", "content": "3", "tool_call_id": "c", "name": "own"},
+        *({"role": "tool", "content": "4", "tool_call_id": other} for other in ("d", "e", ["c"])),
+        {"role": "user", "content": "5", "tool_call_id": "c"},
+    ]
+    assert [message.get("name") for message in plain_messages(talk)] == [
+        None, "look", "find", "own", None, None, None, None,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("sign", [">>>", "<function="])
+def test_templates_that_write_arguments_as_they_are_get_text(folder: Path, sign: str) -> None:
+    source = "{{ tools | tojson }}{% for m in messages %}{% for call in m.tool_calls %}" + sign
+    source += "{{ call.function.name + call.function.arguments }}{% endfor %}{% endfor %}"
+    found = Tokenizer((folder / "tokenizer.json").read_text(), TokenizerInfo(chat_template=source))
+    for arguments in ({"at": "é"}, '{"at": "é"}'):
+        messages = [{"role": "assistant", "content": "", "tool_calls": [call(arguments)]}]
+        assert found.render_chat(messages, tools=[]) == f'null{sign}look{{"at": "é"}}'
+        assert found.decode(found.encode_chat(messages)) == f'null{sign}look{{"at": "é"}}'

@@ -20,11 +20,13 @@ CALL = {"id": "1", "type": "function", "function": {"name": "look", "arguments":
     [
         ("<tool_call>{{ call | tojson }}</tool_call>", ToolForm.HERMES),
         ("{{ '<|python_tag|>' }}", ToolForm.LLAMA),
-        ('{"name": function name, "parameters": its arguments}', ToolForm.LLAMA),
+        ('ipython {"name": function name, "parameters": its arguments}', ToolForm.LLAMA),
+        ('{"name": "{{ tool.name }}", "parameters": {{ tool.parameters | tojson }}}', None),
         ("[TOOL_CALLS]{{ calls }}", ToolForm.MISTRAL),
         ("[TOOL_CALLS]{{ name }}[ARGS]{{ arguments }}", ToolForm.MISTRAL_ARGS),
         ("{{ '>>>' + name }}", ToolForm.FUNCTIONARY),
         ("<function=example>{}</function>", ToolForm.FUNCTION_TAG),
+        ("<tool_call><function=example><parameter=at>1</parameter></function></tool_call>", None),
         ("tools are told, and no call is known", None),
     ],
 )

@@ -139,6 +139,11 @@ CASES: list[tuple[ToolForm, str, list[object]]] = [
     (ToolForm.HERMES, '<tool_call>{"name": "f", "arguments": null}</tool_call>', [("f", {})]),
     (ToolForm.HERMES, '<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>x', [("f", {"a": 1}), "x"]),
     (ToolForm.HERMES, '<tool_call>{"name": "f", "arguments": {"a": "</tool_call>"}}', [("f", {"a": "</tool_call>"})]),
+    (
+        ToolForm.HERMES,
+        '<tool_call>{"name": "f", "arguments": {"a": "\\"}", "b": "\\\\"}}',
+        [("f", {"a": '"}', "b": "\\"})],
+    ),
     (ToolForm.HERMES, 'a <tool_call>{"name": 5}</tool_call> b', ['a <tool_call>{"name": 5}</tool_call> b']),
     (ToolForm.HERMES, "Write <tool_call> first", ["Write <tool_call> first"]),
     (ToolForm.HERMES, '<tool_call>{"name": "f", ', ['<tool_call>{"name": "f", ']),
