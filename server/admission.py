@@ -398,6 +398,11 @@ class Admission:
         return len(self._tickets)
 
     @property
+    def waiting(self) -> int:
+        """Those of them of which the engine has said nothing yet."""
+        return sum(not ticket.started for ticket in self._tickets)
+
+    @property
     def waiting_tokens(self) -> int:
         """Prompt tokens of the requests of which the engine has said nothing yet."""
         return sum(len(ticket.request.prompt_ids) for ticket in self._tickets if not ticket.started)

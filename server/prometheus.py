@@ -78,18 +78,6 @@ class Snapshot:
     restarts: int
     in_flight: int
 
-    @property
-    def kv_usage(self) -> float:
-        """Part of the KV pages in use, 0 to 1."""
-        total = self.load.total_pages
-        return (total - self.load.free_pages) / total if total else 0.0
-
-    @property
-    def hit_rate(self) -> float:
-        """Part of all prompt tokens that came from the prefix cache."""
-        prompts = self.load.prompt_tokens
-        return self.load.prefix_hit_tokens / prompts if prompts else 0.0
-
 
 SPECDEC_PREFIX = "specdec_"
 STEP_ROWS_TOP, BATCH_TOP = 12, 8  # powers of two: the most that the configuration allows
@@ -118,9 +106,9 @@ def _engine(now: Snapshot) -> Iterator[Metric]:
     yield gauge(
         SPECDEC_PREFIX + "kv_pages_used", "Pages that running requests hold.", load.total_pages - load.free_pages
     )
-    yield gauge(SPECDEC_PREFIX + "kv_usage_ratio", "Part of the KV pages in use.", now.kv_usage)
+    yield gauge(SPECDEC_PREFIX + "kv_usage_ratio", "Part of the KV pages in use.", now.load.kv_usage)
     yield gauge(
-        SPECDEC_PREFIX + "prefix_hit_ratio", "Part of all prompt tokens found in the prefix cache.", now.hit_rate
+        SPECDEC_PREFIX + "prefix_hit_ratio", "Part of all prompt tokens found in the prefix cache.", now.load.hit_rate
     )
     if now.info is not None:
         info = now.info
@@ -294,8 +282,8 @@ def vllm_families(now: Snapshot, model: str = "") -> Iterator[Metric]:
     for name, text, value in (
         ("num_requests_running", "Requests in model execution batches.", load.running_requests),
         ("num_requests_waiting", "Requests waiting to be processed.", load.waiting_requests),
-        ("kv_cache_usage_perc", "KV-cache usage, 1 means 100 percent.", now.kv_usage),
-        ("gpu_cache_usage_perc", "KV-cache usage under its former name.", now.kv_usage),
+        ("kv_cache_usage_perc", "KV-cache usage, 1 means 100 percent.", now.load.kv_usage),
+        ("gpu_cache_usage_perc", "KV-cache usage under its former name.", now.load.kv_usage),
     ):
         yield gauge(VLLM_PREFIX + name, text, value, labels)
     for name, text, value in (

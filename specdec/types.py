@@ -534,6 +534,16 @@ class EngineLoad:
     steps_by_sequences: tuple[int, ...] = ()
     steps_by_rows: tuple[int, ...] = ()
 
+    @property
+    def kv_usage(self) -> float:
+        """Part of the KV pages that running requests hold, 0 to 1."""
+        return (self.total_pages - self.free_pages) / self.total_pages if self.total_pages else 0.0
+
+    @property
+    def hit_rate(self) -> float:
+        """Part of all prompt tokens that came from the prefix cache."""
+        return self.prefix_hit_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
 
 def metrics_dict(stats: SpeculationStats) -> dict[str, Any]:
     """``stats`` as vLLM answers them below ``metrics``, with ``num_steps`` and ``by_drafter`` added."""

@@ -28,8 +28,12 @@ def series(name: str, values: str, labels: str = "") -> dict[str, str]:
 
 
 def goodput(share: int) -> dict[str, str]:
-    complete = series("specdec_requests_total", "0+100x30", ',outcome="complete"')
-    return complete | series("specdec_goodput_requests_total", f"0+{share}x30")
+    """Of the first of two models, in percent; the other meets all."""
+    found = {}
+    for model, good in (("a", share), ("b", 100)):
+        found |= series("specdec_requests_total", "0+100x30", f',outcome="complete",model="{model}"')
+        found |= series("specdec_goodput_requests_total", f"0+{good}x30", f',model="{model}"')
+    return found
 
 
 def refused(reason: str, per_minute: int) -> dict[str, str]:

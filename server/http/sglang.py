@@ -1,0 +1,81 @@
+"""SGLang's /v1/loads, by which its gateway weighs the servers behind it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import specdec
+from server.http.call import Call, Endpoint, ServerContext
+from server.http.fields import RESPONSES
+from server.http.openai_format import OpenAIErrors
+from specdec.errors import FieldViolation, InvalidRequestError
+
+PATH = "/v1/loads"
+SECTIONS = ("core", "memory", "spec", "lora", "disagg", "queues", "all")
+
+
+async def loads(call: Call) -> None:
+    """How busy a model's engine is, told as the one rank of SGLang's data parallelism.
+
+    Raises:
+        InvalidRequestError: a section, a rank or a format is asked for that is not there.
+        EngineDeadError: the engine is not known yet.
+    """
+    sections = _sections(call.query)
+    now = datetime.now(UTC)
+    rank = {"timestamp": now.timestamp(), "dp_rank": 0, **_core(call.server)}
+    if sections & {"queues", "all"}:
+        rank["queues"] = {"waiting": rank["num_waiting_reqs"], "grammar": 0, "paused": 0, "retracted": 0}
+    answer = {"timestamp": now.isoformat(), "version": specdec.__version__, "dp_rank_count": 1, "loads": [rank]}
+    await call.reply(200, answer)
+
+
+def _sections(query: dict[str, str]) -> set[str]:
+    found = {name.strip() for name in query.get("include", "all").split(",")}
+    violations = []
+    if not found <= set(SECTIONS):
+        violations.append(FieldViolation("include", "must be of " + ", ".join(SECTIONS)))
+    if query.get("dp_rank", "0") != "0":
+        violations.append(FieldViolation("dp_rank", "must be 0: there is one rank"))
+    if query.get("format", "json") != "json":
+        violations.append(FieldViolation("format", "must be json; Prometheus scrapes /metrics"))
+    if violations:
+        raise InvalidRequestError(violations)
+    return found
+
+
+def _core(server: ServerContext) -> dict[str, Any]:
+    """Requests as the front end knows them at this moment; pages and rates as the engine last said, up to a second ago.
+    How much of a waiting prompt is cached is known when it is begun, so all of it counts."""
+    info, load, admission = server.info, server.frontend.client.load, server.frontend.admission
+    waiting, waiting_tokens = admission.waiting, admission.waiting_tokens
+    running = admission.in_flight - waiting
+    used = round(load.kv_usage * info.kv_tokens)
+    return {
+        "num_running_reqs": running,
+        "num_waiting_reqs": waiting,
+        "num_total_reqs": running + waiting,
+        "num_waiting_uncached_tokens": waiting_tokens,
+        "num_used_tokens": used,
+        "num_total_tokens": used + waiting_tokens,
+        "max_total_num_tokens": info.kv_tokens,
+        "max_running_requests": info.max_batch,
+        "token_usage": load.kv_usage,
+        "gen_throughput": load.tokens_per_second,
+        "cache_hit_rate": load.hit_rate,
+        "utilization": running / info.max_batch,
+    }
+
+
+_PARAMETERS = [
+    {"name": "include", "in": "query", "schema": {"type": "string", "default": "all"},
+     "description": "SGLang's sections, by commas: " + ", ".join(SECTIONS) + "; here there are core and queues."},
+    {"name": "model", "in": "query", "schema": {"type": "string"}, "description": "Where several are served."},
+]  # fmt: skip
+SGLANG = (
+    Endpoint(
+        "GET", PATH, loads, OpenAIErrors(),
+        {"summary": "SGLang: how busy the server is", "parameters": _PARAMETERS, "responses": RESPONSES},
+    ),
+)  # fmt: skip

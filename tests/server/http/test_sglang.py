@@ -1,0 +1,61 @@
+"""SGLang's /v1/loads, asked as its gateway asks."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import pytest
+
+import specdec
+from tests.server.http.harness import COMPLETIONS, Server
+
+GATEWAY = "/v1/loads?include=core,disagg,queues,memory"
+WHOLE = {
+    "dp_rank", "num_running_reqs", "num_waiting_reqs", "num_total_reqs", "num_waiting_uncached_tokens",
+    "num_used_tokens", "num_total_tokens", "max_total_num_tokens", "max_running_requests",
+}  # fmt: skip
+
+
+def test_an_idle_server_says_what_it_can_hold(server: Server) -> None:
+    answer = server.client.get(GATEWAY).json()
+    assert datetime.fromisoformat(answer["timestamp"]).tzinfo is not None
+    assert (answer["version"], answer["dp_rank_count"]) == (specdec.__version__, 1)
+    (rank,) = answer["loads"]
+    assert {name: rank[name] for name in ("num_running_reqs", "num_waiting_reqs", "max_running_requests")} == {
+        "num_running_reqs": 0, "num_waiting_reqs": 0, "max_running_requests": 8,
+    }  # fmt: skip
+    assert rank["max_total_num_tokens"] == 4096
+    assert all(isinstance(rank[name], int) for name in WHOLE)
+    rates = ("token_usage", "gen_throughput", "cache_hit_rate", "utilization")
+    assert all(isinstance(rank[name], float) for name in rates)
+    assert "queues" in rank
+
+
+def test_a_request_counts_while_it_runs(server: Server) -> None:
+    def told() -> tuple[int, int]:
+        (rank,) = server.client.get(GATEWAY).json()["loads"]
+        return rank["num_running_reqs"], rank["num_waiting_reqs"]
+
+    body = {"prompt": "x" * 60, "max_tokens": 60, "stream": True, "cache_salt": "slow"}
+    with server.client.stream("POST", COMPLETIONS, json=body) as response:
+        lines = response.iter_lines()
+        next(lines)
+        assert told() == (1, 0)
+    assert server.comes_to(lambda: told() == (0, 0))
+
+
+def test_sections_are_those_asked_for(server: Server) -> None:
+    (rank,) = server.client.get("/v1/loads?include=core").json()["loads"]
+    assert "queues" not in rank
+    (rank,) = server.client.get("/v1/loads").json()["loads"]
+    assert rank["queues"]["waiting"] == rank["num_waiting_reqs"]
+
+
+@pytest.mark.parametrize(
+    ("query", "field"),
+    [("include=core,all,more", "include"), ("dp_rank=1", "dp_rank"), ("format=prometheus", "format")],
+)
+def test_what_is_not_there_is_refused_by_name(server: Server, query: str, field: str) -> None:
+    response = server.client.get(f"/v1/loads?{query}")
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == field
