@@ -85,7 +85,8 @@ promtool: setup ## unpack Debian's Prometheus, by which metrics, alerts and the 
 clients: setup ## clients of others on a real server; installs them into the cache folder, away from .venv
 	$(BIN)/specdec models fetch qwen2.5-coder-0.5b
 	$(BIN)/python -m tests.clients.install
-	$(BIN)/python -m pytest -q -m slow tests/clients $(ARGS)
+	$(BIN)/python -m tests.clients_py.install
+	$(BIN)/python -m pytest -q -m slow tests/clients tests/clients_py $(ARGS)
 
 gpu: setup ## on a machine with a GPU: its tests, then the kernel benches (ARGS="--json FILE" for a report)
 	$(BIN)/python -m pytest -q -m gpu

@@ -17,6 +17,29 @@ def test_links_in_the_documents_lead_somewhere() -> None:
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
+def test_what_is_said_to_show_that_a_client_works_does() -> None:
+    text = (REPOSITORY / "docs" / "clients.md").read_text(encoding="utf-8")
+    shown = re.findall(r"`(tests/[\w/.]+\.py)(?:::(\w+))?`", text)
+    assert len(shown) > 20
+    for file, name in shown:
+        assert f"def {name or 'test_'}" in (REPOSITORY / file).read_text(encoding="utf-8"), f"{file}::{name}"
+    assert all("test" in row for row in text.splitlines() if re.match(r"\| (?!package|client|---)", row))
+
+
+def test_clients_are_listed_in_the_versions_that_are_locked() -> None:
+    text = (REPOSITORY / "docs" / "clients.md").read_text(encoding="utf-8")
+    python, javascript = (text.split(f"## {name}")[1].split("\n## ")[0] for name in ("Python", "JavaScript"))
+    locks = [REPOSITORY / "tests" / "clients" / "install.py", REPOSITORY / "tests" / "clients_py" / "requirements.txt"]
+    locked = "\n".join(lock.read_text(encoding="utf-8") for lock in locks).lower().replace("_", "-")
+    row = re.compile(r"^\| `([^`]+)`[^|]*\| ([\d.]+) \|", re.MULTILINE)
+    for name, version in row.findall(python):
+        assert re.search(rf"\b{re.escape(name.lower().replace('_', '-'))}=={re.escape(version)}\b", locked), name
+    packages = (REPOSITORY / "tests" / "clients_js" / "package.json").read_text(encoding="utf-8")
+    for name, version in row.findall(javascript):
+        assert f'"{name}": "{version}"' in packages, name
+    assert len(row.findall(text)) > 15
+
+
 def test_the_makefile_lists_its_targets() -> None:
     text = Path(REPOSITORY / "Makefile").read_text(encoding="utf-8")
     phony = set(re.search(r"^\.PHONY: (.*)$", text, re.MULTILINE).group(1).split())  # type: ignore[union-attr]
