@@ -30,7 +30,8 @@ FIELDS = [
     "truncated", "tokens_cached",
 ]  # fmt: skip
 VIM = {
-    **GAP, "input_extra": [EXTRA[0] | {"time": [1763, 512345]}], "stop": ["never"], "n_indent": 4, "top_k": 40, "top_p": 0.90, "stream": False,
+    **GAP, "input_extra": [EXTRA[0] | {"time": [1763, 512345]}],
+    "stop": ["never"], "n_indent": 4, "top_k": 40, "top_p": 0.90, "stream": False,
     "n_predict": 128, "samplers": ["top_k", "top_p", "infill"], "cache_prompt": True, "t_max_prompt_ms": 500,
     "t_max_predict_ms": 250, "response_fields": FIELDS,
 }  # fmt: skip
