@@ -117,7 +117,11 @@ class Completer:
         self._latest = 0
 
     async def complete(self, params: types.InlineCompletionParams) -> list[types.InlineCompletionItem]:
-        """At most one item, empty where there is nothing to suggest. The place is that of the moment of the call."""
+        """At most one item, empty where there is nothing to suggest. The place is that of the moment of the call.
+
+        Raises:
+            BeyondDocumentError: the document has no such line.
+        """
         document = self._documents.get(params.text_document.uri)
         invoked = params.context.trigger_kind is types.InlineCompletionTriggerKind.Invoked
         if document is None or not self._wanted(document, invoked):

@@ -110,6 +110,11 @@ class SyncedText:
         self.text, self._encoding = whole_characters(text), encoding
         self._starts = [0, *(found.end() for found in _LINE_END.finditer(self.text))]
 
+    @property
+    def n_lines(self) -> int:
+        """How many lines there are; the last may be empty."""
+        return len(self._starts)
+
     def place(self, line: int, character: int) -> int:
         """The index of a position. One behind its line's last character is the line's end, one behind the last line
         the text's."""
@@ -138,6 +143,15 @@ class SyncedText:
 def whole_characters(text: str) -> str:
     """``text`` with half surrogate pairs replaced."""
     return text if text.isascii() else _LONE_SURROGATE.sub("\ufffd", text)
+
+
+class BeyondDocumentError(ValueError):
+    """A position in a line, from 0, that a document of so many lines does not have. A character behind a line's end is
+    none: LSP has it mean that end."""
+
+    def __init__(self, line: int, n_lines: int) -> None:
+        lines = "1 line" if n_lines == 1 else f"{n_lines} lines"
+        super().__init__(f"position.line: {line} is beyond the document, which has {lines} here (counted from 0)")
 
 
 LOGGED = 256  # edits after which the whole text is sent instead
@@ -195,7 +209,13 @@ class OpenDocument:
         return edits if sum(len(edit.text) for edit in edits) < len(self.text) else None
 
     def ask_at(self, position: types.Position) -> int:
-        """The index of a position at which a completion is wanted."""
+        """The index of a position at which a completion is wanted.
+
+        Raises:
+            BeyondDocumentError: there is no such line.
+        """
+        if position.line >= self._content.n_lines:
+            raise BeyondDocumentError(position.line, self._content.n_lines)
         self.touched, self.used_ms = self.place(position), _now_ms()
         return self.touched
 

@@ -9,12 +9,13 @@ from collections.abc import Callable, Generator
 from typing import Any, BinaryIO
 
 from lsprotocol import types
+from pygls.exceptions import JsonRpcInvalidParams
 from pygls.lsp.server import LanguageServer
 from pygls.protocol import LanguageServerProtocol, lsp_method
 
 import specdec
 from server.lsp.completer import ACCEPT_COMMAND, Workplace
-from server.lsp.documents import PositionEncoding, plain
+from server.lsp.documents import BeyondDocumentError, PositionEncoding, plain
 from server.lsp.session import LinkState, Notices
 from specdec.client.client import Client
 
@@ -130,7 +131,12 @@ def _add_documents(server: InlineLanguageServer) -> None:
 def _add_completion(server: InlineLanguageServer) -> None:
     @server.feature(types.TEXT_DOCUMENT_INLINE_COMPLETION, types.InlineCompletionOptions())
     async def complete(params: types.InlineCompletionParams) -> list[types.InlineCompletionItem]:
-        return [] if server.workplace is None else await server.workplace.completer.complete(params)
+        if server.workplace is None:
+            return []
+        try:
+            return await server.workplace.completer.complete(params)
+        except BeyondDocumentError as error:
+            raise JsonRpcInvalidParams(str(error)) from None
 
 
 def _add_outcomes(server: InlineLanguageServer) -> None:

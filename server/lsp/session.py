@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -140,6 +141,7 @@ class Reconnect:
         return min(self.longest_s, self.first_s * 2.0 ** min(failures, 30))
 
 
+_LAST_WORD = re.compile(r"[ \t]*\w*\Z")
 _UNSENT = 64  # messages that may wait for a server that does not read
 _CUT = (result_pb2.FINISH_REASON_SUPERSEDED, result_pb2.FINISH_REASON_ABORTED)
 
@@ -163,7 +165,8 @@ class LiveSession:
     """One ask at a time: a new one supersedes the one before, whose answer is None then. A document travels when a
     completion is asked for in it: as a whole at first, then as what changed since, in one message with the ask.
 
-    ``on_ready`` is told once that the server has set up the session, ``on_refused`` of asks that it does not serve.
+    ``heard``: messages of the server. ``on_ready`` is told once that the server has set up the session, ``on_refused``
+    of asks that it does not serve.
     """
 
     def __init__(
@@ -176,7 +179,7 @@ class LiveSession:
         self._unsent: asyncio.Queue[pb.CompleteSessionRequest] = asyncio.Queue()
         self._held: dict[str, int] = {}
         self._asked: _Asked | None = None
-        self._asks = 0
+        self._asks = self.heard = 0
         self._ready = False
 
     async def run(self, settings: Settings, session_id: str) -> None:
@@ -215,6 +218,15 @@ class LiveSession:
             self._supersede(asked)
             self._send(asked)
         return asked.ask_id, asked.answer
+
+    def so_far(self, ask_id: int) -> Answer | None:
+        """What was said to an ask whose last word is still to come, without the word that is not whole yet; None where
+        there is nothing of it."""
+        asked = self._asked
+        if asked is None or asked.ask_id != ask_id:
+            return None
+        text = _LAST_WORD.sub("", asked.text)
+        return Answer(asked.suggestion_id, text) if text else None
 
     def cancel(self, ask_id: int) -> None:
         """End an ask, unless it was answered or superseded."""
@@ -262,6 +274,7 @@ class LiveSession:
                 await self._call.send(await self._unsent.get())
 
     def _take(self, message: pb.CompleteSessionResponse) -> None:
+        self.heard += 1
         which = message.WhichOneof("event")
         if which == "ready":
             if not self._ready:
@@ -298,7 +311,7 @@ class LiveSession:
 
 
 GRACE_S = 0.4  # after a cancelled ask, until it is certain that no other follows that may go on with its text
-SILENT_S = 15.0  # beyond an ask's own limit; who has not answered by then never will
+SILENT_S = 15.0  # beyond an ask's own limit; who has said nothing by then never will
 _NO_LIMIT_S = 60.0
 # Trying again changes nothing about these: somebody has to change a setting.
 _LASTING = (
@@ -373,17 +386,26 @@ class SessionLink:
                 self._notices.tell("server", self._trouble)
             return None
         ask_id, answer = live.ask(ask)
-        limit = self._settings.time_limit_ms
+        limit, later = self._settings.time_limit_ms, asyncio.get_running_loop().call_later
         try:
-            done, _ = await asyncio.wait([answer], timeout=SILENT_S + (_NO_LIMIT_S if limit is None else limit / 1e3))
+            done, _ = await asyncio.wait([answer], timeout=SILENT_S + _NO_LIMIT_S if limit is None else limit / 1e3)
         except asyncio.CancelledError:
-            asyncio.get_running_loop().call_later(GRACE_S, live.cancel, ask_id)
+            later(GRACE_S, live.cancel, ask_id)
             raise
-        if not done:
+        if done:
+            return answer.result()
+        if limit is None:
             live.cancel(ask_id)
             self.reconnect()
             return None
-        return answer.result()
+        later(GRACE_S, live.cancel, ask_id)
+        later(SILENT_S, self._reconnect_if_silent, live, live.heard)
+        return live.so_far(ask_id)
+
+    def _reconnect_if_silent(self, live: LiveSession, heard: int) -> None:
+        """A server that is there ends every ask with a message."""
+        if self._live is live and live.heard == heard:
+            self.reconnect()
 
     async def report(self, suggestion_id: str, outcome: Outcome, accepted_characters: int, shown_ms: float) -> None:
         """Tell the server what became of a suggestion; where none is there, nobody wants to know."""

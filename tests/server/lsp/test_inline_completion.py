@@ -36,6 +36,19 @@ async def test_a_suggestion_while_typing() -> None:
         assert await server.idle(submitted=2)
 
 
+async def test_a_line_that_is_not_there_is_refused() -> None:
+    async with running() as server, editing(server.address) as editor:
+        editor.open("one\ntwo\n")
+        for line in (3, 99):
+            with pytest.raises(
+                JsonRpcException, match=f"position.line: {line} is beyond the document, .* 3 lines"
+            ) as told:
+                await editor.complete(line, 0)
+            assert told.value.code == types.ErrorCodes.InvalidParams
+        await editor.complete(2, 0)
+        await editor.complete(1, 99)  # the line's end, as LSP has it
+
+
 async def test_what_the_server_says_it_can() -> None:
     async with running() as server:
         async with editing(server.address, wait="") as editor:

@@ -1,0 +1,72 @@
+"""An editor's limit is when it is answered, whatever the server still says."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from server.lsp import session
+from server.lsp.documents import OpenDocument, PositionEncoding, Settings
+from server.lsp.session import Answer, Ask, LiveSession, Notices, SessionLink
+from specdec.api.v1 import completion_pb2 as pb
+
+
+def link_to(live: LiveSession, limit_ms: float | None) -> SessionLink:
+    """A link with a session on it that a test speaks for."""
+    notices = Notices(lambda text: None, lambda *told: None)
+    link = SessionLink(lambda: pytest.fail("it connected"), Settings(time_limit_ms=limit_ms), notices)
+    link._live, link._ready = live, True
+    return link
+
+
+def made() -> tuple[LiveSession, Ask]:
+    unused: Any = None
+    document = OpenDocument("file:///a", "a", "markdown", "x", PositionEncoding.UTF16)
+    return LiveSession(unused, lambda _: None, lambda _: None), Ask(document, document.revision, 1)
+
+
+def say(live: LiveSession, ask_id: int, text: str) -> None:
+    live._take(pb.CompleteSessionResponse(started=pb.SuggestionStarted(ask_id=ask_id, suggestion_id="s")))
+    live._take(pb.CompleteSessionResponse(delta=pb.SuggestionDelta(ask_id=ask_id, text=text)))
+
+
+@pytest.mark.parametrize(
+    ("said", "given"),
+    [
+        ("one two thr", "one two"), ("one two ", "one two"), ("one, two.", "one, two."), ("line\n  ne", "line\n"),
+        ("Wör", None), ("", None),
+    ],
+)  # fmt: skip
+async def test_what_there_is_at_the_limit_is_the_answer_cut_at_a_word(said: str, given: str | None) -> None:
+    live, ask = made()
+    waiting = asyncio.create_task(link_to(live, 20.0).ask(ask))
+    await asyncio.sleep(0)
+    say(live, 1, said)
+    assert await waiting == (None if given is None else Answer("s", given))
+
+
+async def test_what_ended_in_time_is_whole() -> None:
+    live, ask = made()
+    waiting = asyncio.create_task(link_to(live, 60_000.0).ask(ask))
+    await asyncio.sleep(0)
+    say(live, 1, "one two thr")
+    live._take(pb.CompleteSessionResponse(finished=pb.SuggestionFinished(ask_id=1)))
+    assert await waiting == Answer("s", "one two thr")
+
+
+async def test_a_server_that_stays_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "SILENT_S", 0.01)
+    for heard in (False, True):
+        live, ask = made()
+        link = link_to(live, 1.0)
+        reconnected = asyncio.Event()
+        monkeypatch.setattr(link, "reconnect", reconnected.set)
+        assert await link.ask(ask) is None
+        if heard:
+            live._take(pb.CompleteSessionResponse(finished=pb.SuggestionFinished(ask_id=1)))
+            await asyncio.sleep(0.05)
+            assert not reconnected.is_set()
+        else:
+            await asyncio.wait_for(reconnected.wait(), 10)
