@@ -94,6 +94,7 @@ def whole(form: ToolForm, text: str, cuts: Sequence[int] = ()) -> list[Out]:
 
 @given(case=written(), cuts=CUTS)
 @example(case=(ToolForm.HERMES, HERMES), cuts=[])
+@example(case=(ToolForm.HERMES, '<tool_call>{"id": 12{<tool_call>{"name": "look"}</tool_call>'), cuts=[])
 @example(case=(ToolForm.MISTRAL, LISTED), cuts=[])
 def test_how_a_text_is_cut_changes_nothing(case: tuple[ToolForm, str], cuts: list[int]) -> None:
     form, text = case
