@@ -29,7 +29,7 @@ from specdec.errors import ConfigError
 from tests.server.auth.certificates import Certificates
 from tests.server.auth.key_files import make_key
 from tests.server.harness import make_config
-from tests.server.http.harness import COMPLETIONS, Server, running
+from tests.server.http.harness import COMPLETIONS, MESSAGES, Server, running
 
 OPEN = {"/livez", "/ping", "/readyz", "/version", "/health", "/", "/page/{name}"}
 
@@ -91,6 +91,16 @@ def test_a_client_that_is_not_known_is_401_and_tells_nothing(guarded: Guarded) -
             assert response.json()["error"]["type"] == "authentication_error"
     with pytest.raises(httpx.HTTPError):
         httpx.get(f"http://127.0.0.1:{guarded.server.port}/livez")  # not in the clear
+
+
+def test_anthropics_header_is_a_key_like_any(guarded: Guarded) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+    for path in (MESSAGES, f"{MESSAGES}/count_tokens"):
+        response = guarded.server.client.post(path, json=body, headers={"x-api-key": guarded.keys["free"]})
+        assert response.status_code == 200
+        response = guarded.server.client.post(path, json=body, headers={"x-api-key": "sd-wrong"})
+        assert (response.status_code, response.json()["error"]["type"]) == (401, "authentication_error")
+        assert response.json()["type"] == "error"
 
 
 def test_only_probes_are_open(guarded: Guarded) -> None:
