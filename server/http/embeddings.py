@@ -16,8 +16,8 @@ class NoEmbeddingsError(RequestError):
 
     def __init__(self) -> None:
         super().__init__(
-            "this server runs a model that generates text, and makes no embeddings; point the client's embedding model at "
-            "a server of an embedding model"
+            "this server runs a model that generates text, and makes no embeddings; point the client's embedding model "
+            "at a server of an embedding model"
         )
 
 
