@@ -19,7 +19,9 @@ from specdec.cli.options import (
     add_engine_options,
     credential_options,
     drafter_names,
+    engine_named,
     flag_of,
+    model_option,
     pop_config,
     pop_credentials,
     refuse_credentials,
@@ -222,11 +224,14 @@ _INTERRUPTED = 130
 @click.argument("prompt", required=False)
 @click.option("--server", help="HOST:PORT of a running server; without it the model runs in this process.")
 @credential_options
+@model_option
 @click.option("--chat", is_flag=True, help="Put the prompt into the model's chat template.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object: tokens, text, statistics, timings.")
 @ask_options
 @add_engine_options
-def generate_command(prompt: str | None, server: str | None, chat: bool, as_json: bool, **values: Any) -> None:
+def generate_command(
+    prompt: str | None, server: str | None, model: str, chat: bool, as_json: bool, **values: Any
+) -> None:
     """Generate text for PROMPT (or standard input), and stream it to standard output."""
     if values["logprobs"] is not None and not as_json:
         raise click.UsageError("--logprobs needs --json")
@@ -238,10 +243,10 @@ def generate_command(prompt: str | None, server: str | None, chat: bool, as_json
         credentials = pop_credentials(values)
     drafters, indexes = values["drafter"], tuple(text.partition("=")[0] for text in values["index"])
     # On a server, both are chosen among those it has loaded: they say nothing about an engine here.
-    config = pop_config(values).engine if server is None else None
+    config = engine_named(pop_config(values), model) if server is None else None
     ask = pop_ask(_read_prompt(prompt), chat, uuid.uuid4().hex, values, drafters, indexes)
     try:
-        with _runner(server, credentials, config) as runner:
+        with _runner(server, credentials, config, model) as runner:
             _show(runner, ask, as_json)
     except KeyboardInterrupt:
         click.echo("\ncancelled", err=True)
@@ -250,12 +255,12 @@ def generate_command(prompt: str | None, server: str | None, chat: bool, as_json
 
 @contextmanager
 def _runner(
-    server: str | None, credentials: Credentials | None, config: EngineConfig | None
+    server: str | None, credentials: Credentials | None, config: EngineConfig | None, model: str
 ) -> Iterator[LocalRunner | RemoteRunner]:
     if server is not None and credentials is not None:
         from specdec.cli.runners import RemoteRunner
 
-        with RemoteRunner(server, credentials) as remote:
+        with RemoteRunner(server, credentials, model) as remote:
             yield remote
         return
     from specdec.cli.progress_bar import ProgressBar

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specdec.config import Config, ServerConfig, load_config
+from specdec.config import Config, EngineConfig, ServerConfig, load_config
 
 if TYPE_CHECKING:
     from specdec.client.connection import Credentials
@@ -71,10 +71,31 @@ def engine_options(command: Command) -> Command:
 
     @functools.wraps(command)
     def wrapper(**values: Any) -> Any:
-        config = pop_config(values)
-        return command(engine_config=config.engine, **values)
+        name = values.pop("model")
+        return command(engine_config=engine_named(pop_config(values), name), **values)
 
-    return add_engine_options(_add(wrapper, _SWITCH))
+    return add_engine_options(model_option(_add(wrapper, _SWITCH)))
+
+
+_MODEL = (
+    "Name of one of several models: of --server, or of the `engines` of --config. Default: the first that can do it."
+)
+
+
+def model_option(command: Command) -> Command:
+    """Add ``--model`` to ``command``, which receives ``model``, empty where it is not given."""
+    return click.option("--model", default="", metavar="NAME", help=_MODEL)(command)
+
+
+def engine_named(config: Config, name: str) -> EngineConfig:
+    """The engine called ``name``; the first where that is empty.
+
+    Raises:
+        click.UsageError: the configuration has none of the name.
+    """
+    if name and name not in config.engines:
+        raise click.UsageError(f"--model: --config names no engine {name!r} in `engines`")
+    return config.engines[name] if name else config.engine
 
 
 def server_options(command: Command) -> Command:

@@ -63,14 +63,14 @@ Result = TypeVar("Result")
 
 class RemoteRunner:
     """Use as a context manager; leaving ``events`` early cancels the call. ``CallError`` where a server refuses, fails,
-    or can not be reached.
+    or can not be reached. ``model``: the name of one of several that the server has.
 
     Raises:
         ConfigError: a file of the credentials can not be read.
     """
 
-    def __init__(self, address: str, credentials: Credentials = _IN_THE_CLEAR) -> None:
-        self._client = Client(address, credentials, _RETRY)
+    def __init__(self, address: str, credentials: Credentials = _IN_THE_CLEAR, model: str = "") -> None:
+        self._client, self._model = Client(address, credentials, _RETRY), model
         self._runner = asyncio.Runner()
 
     def __enter__(self) -> RemoteRunner:
@@ -85,16 +85,16 @@ class RemoteRunner:
     @property
     def model(self) -> str:
         """The target's name."""
-        return self._run(self._client.info(_CONNECT_S)).target
+        return self._run(self._client.info(_CONNECT_S, model=self._model)).target
 
     def trace(self, limit: int) -> list[StepTrace]:
         """The last ``limit`` steps of the server's engine, newest last."""
-        return self._run(self._client.trace(limit, _CONNECT_S))
+        return self._run(self._client.trace(limit, _CONNECT_S, model=self._model))
 
     def events(self, ask: Ask) -> Generator[RequestEvent, None, None]:
         """Everything about one request, in order."""
         prompt = [ChatTurn("user", ask.prompt)] if ask.chat else ask.prompt
-        stream = self._client.stream(prompt, **_options(ask))
+        stream = self._client.stream(prompt, **_options(ask, self._model))
         try:
             while (event := self._run(_next(stream))) is not None:
                 yield event
@@ -109,10 +109,10 @@ async def _next(stream: AsyncGenerator[RequestEvent, None]) -> RequestEvent | No
     return await anext(stream, None)
 
 
-def _options(ask: Ask) -> GenerateOptions:
+def _options(ask: Ask, model: str) -> GenerateOptions:
     r = ask.request
     return GenerateOptions(
-        request_id=r.request_id, sampling=r.sampling, stopping=r.stopping, output=r.output, speculation=r.speculation,
+        model=model, request_id=r.request_id, sampling=r.sampling, stopping=r.stopping, output=r.output, speculation=r.speculation,
         grammar=r.grammar, prediction=ask.prediction, session=r.session, cache_salt=r.cache_salt, priority=r.priority,
         target_tpot_ms=r.target_tpot_ms, timeout_s=r.deadline_s,
     )  # fmt: skip

@@ -17,7 +17,7 @@ from click.core import ParameterSource
 from rich.console import Console
 from rich.table import Table
 
-from specdec.cli.options import credential_options, pop_credentials, server_option
+from specdec.cli.options import credential_options, model_option, pop_credentials, server_option
 from specdec.types import DrafterStats, DrafterTrace, StepTrace
 
 _LIMIT = click.option(
@@ -35,10 +35,11 @@ _PIPE_WIDTH = 160
 @click.group("trace", invoke_without_command=True)
 @server_option
 @credential_options
+@model_option
 @_LIMIT
 @_JSON
 @click.pass_context
-def trace_group(ctx: click.Context, server: str, limit: int, as_json: bool, **values: Any) -> None:
+def trace_group(ctx: click.Context, server: str, model: str, limit: int, as_json: bool, **values: Any) -> None:
     """Show the last steps of a server: what was drafted, and predicted against realised tokens and milliseconds."""
     if ctx.invoked_subcommand is not None:
         for name in ctx.params:
@@ -47,7 +48,7 @@ def trace_group(ctx: click.Context, server: str, limit: int, as_json: bool, **va
         return
     from specdec.cli.runners import RemoteRunner
 
-    with RemoteRunner(server, pop_credentials(values)) as remote:
+    with RemoteRunner(server, pop_credentials(values), model) as remote:
         _show(remote.trace(limit), limit, as_json)
 
 

@@ -134,7 +134,8 @@ class CompletionClient:
 
 
 class ExperimentClient:
-    """Needs a key marked `admin`. Every method raises `CallError`. Made by `Client`."""
+    """Needs a key marked `admin`. Every method raises `CallError`. Made by `Client`. ``model``: of several; empty: the
+    first."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -183,22 +184,26 @@ class AdminClient:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    async def drain(self, timeout_s: float | None = None) -> int:
+    async def drain(self, timeout_s: float | None = None, *, model: str = "") -> int:
         """Let the server take no new request, and wait until those that run have ended; returns how many still run.
 
-        timeout_s: how long to wait at most; None: as long as the server does at its end.
+        timeout_s: how long to wait at most; None: as long as the server does at its end. model: only this one; empty:
+        all.
         """
-        request = admin_pb2.DrainRequest(timeout_s=timeout_s)
+        request = admin_pb2.DrainRequest(timeout_s=timeout_s, model=model)
         response = await self._connection.unary(self._stub.Drain, request)
         return int(response.running)
 
-    async def flush_cache(self) -> int:
+    async def flush_cache(self, *, model: str = "") -> int:
         """Forget every cached prefix that no running request uses; returns how many pages that frees."""
-        return int((await self._connection.unary(self._stub.FlushCache, admin_pb2.FlushCacheRequest())).pages)
+        request = admin_pb2.FlushCacheRequest(model=model)
+        return int((await self._connection.unary(self._stub.FlushCache, request)).pages)
 
-    async def swap_draft(self, draft: str = "", dtype: str = "") -> tuple[str | None, tuple[str, ...]]:
+    async def swap_draft(
+        self, draft: str = "", dtype: str = "", *, model: str = ""
+    ) -> tuple[str | None, tuple[str, ...]]:
         """Change the draft model, or drop it (empty); returns its name and the drafters loaded now."""
-        request = admin_pb2.SwapDraftRequest(draft=draft, dtype=dtype)
+        request = admin_pb2.SwapDraftRequest(draft=draft, dtype=dtype, model=model)
         response = await self._connection.unary(self._stub.SwapDraft, request)
         return (response.draft if response.HasField("draft") else None), tuple(response.drafters)
 
@@ -215,7 +220,8 @@ class Client:
     """Talks to the server at ``address`` (``host:port``). Use as ``async with``, in one event loop.
 
     Every method raises `CallError` when the call fails. Calls that the server refuses for now are tried again as
-    ``retry`` says, within their own timeout; a stream only until its first event.
+    ``retry`` says, within their own timeout; a stream only until its first event. ``model`` is the name of one of
+    several models; empty: the server's choice.
 
     Raises:
         ConfigError: a file of the credentials can not be read.
@@ -257,10 +263,16 @@ class Client:
         return generated_of(await self._connection.unary(self._generation.Generate, message, options.get("timeout_s")))
 
     async def prefill(
-        self, prompt: Prompt, *, cache_salt: str = "", priority: int = 0, timeout_s: float | None = None
+        self,
+        prompt: Prompt,
+        *,
+        cache_salt: str = "",
+        priority: int = 0,
+        timeout_s: float | None = None,
+        model: str = "",
     ) -> Usage:
         """Compute a prompt into the prefix cache, and no token; how long it is, and what of it was there before."""
-        message = generation_pb2.PrefillRequest()
+        message = generation_pb2.PrefillRequest(model=model)
         fill_prompt(message, prompt)
         message.cache.salt, message.scheduling.priority = cache_salt, priority
         response = await self._connection.unary(self._generation.Prefill, message, timeout_s)
@@ -274,35 +286,43 @@ class Client:
         return bool(response.aborted)
 
     async def tokenize(
-        self, text: str | Sequence[ChatTurn], *, add_special: bool = True, parse_special: bool = False
+        self,
+        text: str | Sequence[ChatTurn],
+        *,
+        add_special: bool = True,
+        parse_special: bool = False,
+        model: str = "",
     ) -> list[int]:
         """Token ids of a text or a conversation. add_special: with the model's begin token, where it has one.
         parse_special: read special tokens that are spelled out as such."""
-        request = generation_pb2.TokenizeRequest(add_special=add_special, parse_special=parse_special)
+        request = generation_pb2.TokenizeRequest(add_special=add_special, parse_special=parse_special, model=model)
         if isinstance(text, str):
             request.text = text
         else:
             request.chat.CopyFrom(chat_message(text))
         return list((await self._connection.unary(self._generation.Tokenize, request)).token_ids)
 
-    async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+    async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True, model: str = "") -> str:
         """Text of token ids."""
-        request = generation_pb2.DetokenizeRequest(token_ids=token_ids, skip_special_tokens=skip_special_tokens)
+        request = generation_pb2.DetokenizeRequest(
+            token_ids=token_ids, skip_special_tokens=skip_special_tokens, model=model
+        )
         return str((await self._connection.unary(self._generation.Detokenize, request)).text)
 
-    async def info(self, timeout_s: float | None = None) -> EngineInfo:
+    async def info(self, timeout_s: float | None = None, *, model: str = "") -> EngineInfo:
         """What is served."""
-        request = model_pb2.GetServerInfoRequest()
+        request = model_pb2.GetServerInfoRequest(model=model)
         return info_of(await self._connection.unary(self._models.GetServerInfo, request, timeout_s))
 
-    async def load(self) -> EngineLoad:
+    async def load(self, *, model: str = "") -> EngineLoad:
         """How busy it is."""
-        return load_of(await self._connection.unary(self._models.GetLoad, model_pb2.GetLoadRequest()))
+        return load_of(await self._connection.unary(self._models.GetLoad, model_pb2.GetLoadRequest(model=model)))
 
-    async def trace(self, limit: int, timeout_s: float | None = None) -> list[StepTrace]:
+    async def trace(self, limit: int, timeout_s: float | None = None, *, model: str = "") -> list[StepTrace]:
         """The engine's last ``limit`` steps, newest last."""
         stub = trace_pb2_grpc.TraceServiceStub(self._connection.channel)
-        response = await self._connection.unary(stub.GetTrace, trace_pb2.GetTraceRequest(limit=limit), timeout_s)
+        request = trace_pb2.GetTraceRequest(limit=limit, model=model)
+        response = await self._connection.unary(stub.GetTrace, request, timeout_s)
         return [step_of(step) for step in response.steps]
 
     @property

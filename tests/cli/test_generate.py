@@ -57,7 +57,9 @@ def run_on(monkeypatch: pytest.MonkeyPatch) -> Callable[[SpyEngine], Invoke]:
 
     def use(engine: SpyEngine) -> Invoke:
         @contextmanager
-        def runner(server: str | None, credentials: Credentials | None, config: EngineConfig) -> Iterator[LocalRunner]:
+        def runner(
+            server: str | None, credentials: Credentials | None, config: EngineConfig, model: str
+        ) -> Iterator[LocalRunner]:
             assert (server, credentials) == (None, None)
             yield LocalRunner(engine, FakeTokenizer())
 

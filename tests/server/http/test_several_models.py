@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -13,6 +14,7 @@ from typing import Any
 
 import grpc
 import pytest
+from click.testing import CliRunner
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from server.auth.keys import KeyEntry, KeyHash, add_key, new_key
@@ -31,6 +33,8 @@ from specdec.api.v1 import (
     trace_pb2_grpc,
 )
 from specdec.api.v1 import generation_pb2 as pb
+from specdec.cli.main import cli
+from specdec.client import Client
 from tests.server.completion.book_engine import BOOK
 from tests.server.completion.editor import AT, BEHIND, LINE
 from tests.server.http.harness import CHAT, COMPLETIONS, Server, running_serving
@@ -248,6 +252,23 @@ def test_the_page_may_choose(server: Server) -> None:
     assert server.client.get("/page/info").json()["model"] == "chat"
     for path in ("/page/info", "/trace"):
         assert server.client.get(path, params={"model": "x"}).status_code == 404
+
+
+def test_the_client_and_the_command_ask_by_name(server: Server) -> None:
+    address = f"127.0.0.1:{server.grpc_port}"
+
+    async def ask() -> None:
+        async with Client(address) as client:
+            assert (await client.info(model="fim")).target == "book-2"
+            assert await client.tokenize("a", model="fim") == [97]
+            assert (await client.generate("a", model="gpt-4o")).model == "chat"
+
+    asyncio.run(ask())
+    for name, target in (("codestral", "book-2"), ("", "echo-1")):
+        args = ["generate", "--server", address, "--json", "--max-tokens", "3", *(["--model", name] if name else [])]
+        told = CliRunner().invoke(cli, [*args, BOOK[:9]])
+        assert (told.exit_code, json.loads(told.stdout)["model"]) == (0, target)
+    assert "names no engine 'x'" in CliRunner().invoke(cli, ["generate", "--model", "x", "a"]).stderr
 
 
 def test_metrics_and_logs_tell_models_apart(server: Server, caplog: pytest.LogCaptureFixture) -> None:
