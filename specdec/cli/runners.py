@@ -112,7 +112,7 @@ async def _next(stream: AsyncGenerator[RequestEvent, None]) -> RequestEvent | No
 def _options(ask: Ask, model: str) -> GenerateOptions:
     r = ask.request
     return GenerateOptions(
-        model=model, request_id=r.request_id, sampling=r.sampling, stopping=r.stopping, output=r.output, speculation=r.speculation,
+        request_id=r.request_id, sampling=r.sampling, stopping=r.stopping, output=r.output, speculation=r.speculation,
         grammar=r.grammar, prediction=ask.prediction, session=r.session, cache_salt=r.cache_salt, priority=r.priority,
-        target_tpot_ms=r.target_tpot_ms, timeout_s=r.deadline_s,
+        target_tpot_ms=r.target_tpot_ms, timeout_s=r.deadline_s, model=model,
     )  # fmt: skip

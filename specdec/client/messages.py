@@ -209,7 +209,7 @@ def info_of(m: model.GetServerInfoResponse) -> EngineInfo:
         numeric_mode=model.NumericMode.Name(m.numeric_mode).removeprefix("NUMERIC_MODE_").lower(),
         max_context=m.max_context, vocab_size=m.vocab_size, kv_tokens=m.kv_tokens, max_batch=m.max_batch,
         drafters=tuple(m.drafters), eos_ids=tuple(m.eos_token_ids), threads=m.threads, version=m.version,
-        kv_dtype=m.kv_dtype,
+        kv_dtype=m.kv_dtype, weight_bytes=m.weight_bytes, memory_bytes=m.memory_bytes,
     )  # fmt: skip
 
 

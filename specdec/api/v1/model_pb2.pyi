@@ -97,6 +97,8 @@ class GetServerInfoResponse(_message.Message):
     THREADS_FIELD_NUMBER: _builtins.int
     ENGINE_RESTARTS_FIELD_NUMBER: _builtins.int
     KV_DTYPE_FIELD_NUMBER: _builtins.int
+    WEIGHT_BYTES_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     target: _builtins.str
     draft: _builtins.str
@@ -119,6 +121,10 @@ class GetServerInfoResponse(_message.Message):
     """How often the engine process was restarted since the server began."""
     kv_dtype: _builtins.str
     """Of the KV cache: fp32, bf16, fp16, int8 or fp8."""
+    weight_bytes: _builtins.int
+    """Of the target's weights."""
+    memory_bytes: _builtins.int
+    """What the engine needs of the machine's memory."""
     @_builtins.property
     def drafters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -141,10 +147,12 @@ class GetServerInfoResponse(_message.Message):
         threads: _builtins.int = ...,
         engine_restarts: _builtins.int = ...,
         kv_dtype: _builtins.str = ...,
+        weight_bytes: _builtins.int = ...,
+        memory_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_draft", b"_draft", "draft", b"draft"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_draft", b"_draft", "draft", b"draft", "drafters", b"drafters", "dtype", b"dtype", "engine_restarts", b"engine_restarts", "eos_token_ids", b"eos_token_ids", "kernels", b"kernels", "kv_dtype", b"kv_dtype", "kv_tokens", b"kv_tokens", "max_batch", b"max_batch", "max_context", b"max_context", "numeric_mode", b"numeric_mode", "target", b"target", "threads", b"threads", "version", b"version", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_draft", b"_draft", "draft", b"draft", "drafters", b"drafters", "dtype", b"dtype", "engine_restarts", b"engine_restarts", "eos_token_ids", b"eos_token_ids", "kernels", b"kernels", "kv_dtype", b"kv_dtype", "kv_tokens", b"kv_tokens", "max_batch", b"max_batch", "max_context", b"max_context", "memory_bytes", b"memory_bytes", "numeric_mode", b"numeric_mode", "target", b"target", "threads", b"threads", "version", b"version", "vocab_size", b"vocab_size", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__draft: _TypeAlias = _typing.Literal["draft"]  # noqa: Y015
     _WhichOneofArgType__draft: _TypeAlias = _typing.Literal["_draft", b"_draft"]  # noqa: Y015
