@@ -31,6 +31,7 @@ from server.http.openai import DEEPSEEK, OPENAI
 from server.http.openai_format import OpenAIErrors
 from server.http.operator_endpoints import EXPERIMENTS, METRICS, PROBES
 from server.http.page import PAGE
+from server.http.render import RENDER
 from server.http.responses import OPENAI_RESPONSES
 from server.http.sglang import SGLANG
 from server.http.tabby import TABBY
@@ -154,8 +155,8 @@ def _joined(first: Mapping[str, Any], last: Mapping[str, Any]) -> Mapping[str, A
 _ERRORS = OpenAIErrors()
 # Dialects that share a path with another come before it, and claim their own bodies.
 DIALECTS: tuple[Endpoint, ...] = (
-    *PROBES, *METRICS, *EXPERIMENTS, *TABBY, *OPENAI, *OPENAI_RESPONSES, *EMBEDDINGS, *ANTHROPIC, *VLLM, *SGLANG,
-    *LLAMACPP, *MISTRAL, *DEEPSEEK, *OLLAMA,
+    *PROBES, *METRICS, *EXPERIMENTS, *TABBY, *OPENAI, *OPENAI_RESPONSES, *EMBEDDINGS, *ANTHROPIC, *VLLM,
+    *SGLANG, *RENDER, *LLAMACPP, *MISTRAL, *DEEPSEEK, *OLLAMA,
 )  # fmt: skip
 ENDPOINTS = (*DIALECTS, *PAGE)
 
