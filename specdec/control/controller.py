@@ -373,6 +373,7 @@ class _ModelCosts:
         self.level = level
         # What askings take over what their levels and long texts should: texts of several tokens ride along as well.
         self._overhead = Ratio(prior=200.0, least=1.0, most=100.0)
+        self._reading = Ratio(prior=100.0, least=0.2, most=4.0)  # milliseconds that long texts took, over those of rows
         self._slowness_then = 1.0  # of the target's forwards when it was asked last
         self.follow = FIRST_FOLLOW if follow is None else follow
 
@@ -389,7 +390,8 @@ class _ModelCosts:
         """What reading what it has not seen costs beyond an ordinary first level."""
         if backlog <= SHORT_BACKLOG or not self.level.known:
             return 0.0
-        return self.level.ms(min(backlog, CHUNK)) * max(1.0, backlog / CHUNK) - self.level.ms(1)
+        rows_ms = self.level.ms(min(backlog, CHUNK)) * max(1.0, backlog / CHUNK) - self.level.ms(1)
+        return rows_ms * self._reading.value
 
     def rows_within(self, ms: float) -> int:
         """Tokens of one forward that takes so long, or a few, since none would never end."""
@@ -409,8 +411,13 @@ class _ModelCosts:
         """``batch`` sequences were asked together, ``levels`` forwards in ``ms``, ``took`` with all that belongs to
         it, after reading ``backlog`` tokens."""
         if self.level.known:
-            expected = levels * self.level.ms(batch) if levels else self.level.ms(1)
-            self._overhead.add(expected + self.reading_ms(backlog), took)
+            expected, reading_ms = (
+                levels * self.level.ms(batch) if levels else self.level.ms(1),
+                self.reading_ms(backlog),
+            )
+            self._overhead.add(expected + reading_ms, took)
+            if reading_ms:
+                self._reading.add(reading_ms / self._reading.value, max(0.0, ms - expected))
             self._slowness_then += 0.15 * (slowness - self._slowness_then)
         # A long text read for the first time says nothing about the price of a level.
         if levels and backlog <= SHORT_BACKLOG * batch:

@@ -18,7 +18,7 @@ from specdec.models.decoder import TargetDecoder
 from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
 
 VERIFY_ROWS = (1, 2, 4, 8, 12, 16, 32, 64)
-LEVEL_ROWS = (1, 2, 4, 8, 16, 32)
+LEVEL_ROWS = (1, 2, 4, 8, 16, 32, 128)  # the last for what reading a prompt takes
 OFTEN_ROWS = 16  # as most steps have at most: measured twice at least
 CONTEXTS = (64, 1024)
 DRAFT_SHARE = 0.25  # of the time given

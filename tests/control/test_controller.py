@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import pytest
 
-from specdec.control.controller import Controller
+from specdec.control.controller import Controller, _ModelCosts
 from specdec.control.costs import CostTable
 from specdec.control.inputs import DraftWork, SequenceInputs, StepInputs
 from specdec.tree import TokenTree
@@ -138,3 +138,12 @@ def test_lookup_drafters_are_always_asked_in_mode_on_and_for_first_tokens(wish: 
     controller._lookup_ms = 1e6
     (ask,) = controller.decide(StepInputs(controller.prices([0]), [one])).asks
     assert ask.decisions == ["free"]
+
+
+def test_what_reading_a_long_text_takes_is_learned() -> None:
+    """Where rows were measured while something else ran."""
+    costs = _ModelCosts(CostTable([1, 32], [0], [[10.0, 320.0]]))
+    believed = costs.reading_ms(150)
+    for _ in range(2):
+        costs.observe(1, 2, 150, 220.0, 220.0, 1.0)
+    assert costs.reading_ms(150) < 0.3 * believed
