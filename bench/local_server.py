@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
-import sys
 import tempfile
 from types import TracebackType
 from typing import Self
 
 import psutil
 
+from specdec.child_python import module_command, module_environment
 from specdec.config import Config
 from specdec.errors import SpecdecError
 
@@ -29,7 +28,7 @@ class ChildServer:
     does. Use as ``async with``: it is ready inside."""
 
     def __init__(self, module: str, *words: str) -> None:
-        self._command = [sys.executable, "-m", module, *words]
+        self._command = [*module_command(module), *words]
         self._process: asyncio.subprocess.Process | None = None
         self.grpc_port = self.http_port = 0
 
@@ -53,7 +52,7 @@ class ChildServer:
         with tempfile.TemporaryFile() as log:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)},
+                env=module_environment(),
             )  # fmt: skip
             assert self._process.stdout is not None  # it was asked for as a pipe
             line = await self._process.stdout.readline()

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import re
 import socket
-import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -21,6 +19,7 @@ from server.interfaces import ProgressListener
 from server.ipc import Frame, FrameError, FrameLink, pack_request, unpack_event, unpack_info, unpack_load, unpack_trace
 from server.observe.observer import Observer
 from server.observe.records import RequestRecord
+from specdec.child_python import module_command, module_environment
 from specdec.config import Config, EngineConfig, WeightDtype
 from specdec.errors import EngineDeadError, SpecdecError
 from specdec.types import EngineInfo, EngineLoad, Request, StepTrace
@@ -127,13 +126,12 @@ class EngineChild:
         try:
             with theirs:
                 process = await asyncio.create_subprocess_exec(
-                    sys.executable, "-m", "server.engine_process",
+                    *module_command("server.engine_process"),
                     "--fd", str(theirs.fileno()), "--config", config.model_dump_json(),
                     "--factory", factory, "--heartbeat", str(heartbeat_s),
                     stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
                     pass_fds=[theirs.fileno()],
-                    # The child must find the modules this process finds, from wherever it was started.
-                    env={**os.environ, "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)},
+                    env=module_environment(),
                 )  # fmt: skip
             _, link = await asyncio.get_running_loop().create_unix_connection(FrameLink, sock=ours)
         except BaseException:

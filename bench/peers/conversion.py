@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from bench.peers.peer import PeerError
+from specdec.child_python import module_command, module_environment
 
 _SHOWN = 300
 
@@ -21,9 +22,13 @@ async def exported(source: Path, target: Path) -> Path:
     if target.exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    words = [sys.executable, "-m", "bench.peers.conversion", str(source), str(target)]
+    words = [*module_command("bench.peers.conversion"), str(source), str(target)]
     process = await asyncio.create_subprocess_exec(
-        *words, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        *words,
+        env=module_environment(),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
     )
     try:
         said, _ = await process.communicate()

@@ -75,6 +75,7 @@ def cli() -> None:
 
 def main() -> None:
     """Run the command line; does not return."""
+    specdec.put_own_modules_first()
     # Processes are started by exec, which gRPC's handlers of fork have no part in but a warning on the terminal.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     cli(prog_name="specdec")

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from server.experiment.folder import Manifest
 from server.experiment.records import ExperimentError, read_records
+from specdec.child_python import module_command, module_environment
 from specdec.errors import RequestError
 
 _LOG = logging.getLogger(__name__)
@@ -61,7 +62,7 @@ class Conclusions:
 
 async def _run(folder: Path) -> Conclusion:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "server.experiment.live.conclusions", str(folder),
+        *module_command("server.experiment.live.conclusions"), str(folder), env=module_environment(),
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     try:
