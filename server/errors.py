@@ -42,7 +42,7 @@ class ChatNotSupportedError(RequestError):
     """The model has no usable chat template."""
 
     reason = "CHAT_NOT_SUPPORTED"
-    http_status, grpc_code, field = 501, "FAILED_PRECONDITION", "messages"
+    http_status, grpc_code, field = 422, "FAILED_PRECONDITION", "messages"
 
 
 class DeadlinePassedError(RequestError):

@@ -220,5 +220,5 @@ def json_operation(summary: str, fields: Mapping[str, Schema], required: tuple[s
 RESPONSES: Mapping[str, Any] = {
     "200": {"description": "The answer; server-sent events where a stream was asked for."},
     "4XX": {"description": "Refused; the body says why. 422: the model can not fill in. 429: come back later."},
-    "5XX": {"description": "501: the model has no chat template. 503: loading or draining; come back later."},
+    "5XX": {"description": "503: loading or draining; come back later."},
 }

@@ -1,10 +1,17 @@
-"""A real Vim that asks for what llama.vim asks for, with what only a Vim makes: ``reltime()`` as a text's time."""
+"""A real Vim that asks for what llama.vim asks for, with what only a Vim makes: ``reltime()`` as a text's time.
+
+The plugin itself: ``pytest -m slow tests/editors/test_vim.py --llama-vim FOLDER``."""
 
 from __future__ import annotations
 
 import json
+import os
+import pty
+import select
 import shutil
 import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +22,15 @@ from tests.server.lsp.editor import without
 
 VIM, SCRIPT = shutil.which("vim") or "", Path(__file__).with_name("infill.vim")
 LINE = "total = add(total, value)"
+
+
+@pytest.fixture
+def llama_vim(request: pytest.FixtureRequest) -> Path:
+    """A folder with the plugin, which no package registry has."""
+    given = request.config.getoption("--llama-vim", None)
+    if given is None:
+        pytest.skip("needs --llama-vim FOLDER, a checkout of the plugin")
+    return Path(given)
 
 
 def can_run_jobs() -> bool:
@@ -51,4 +67,77 @@ def test_a_gap_is_filled_with_other_texts_beside_it(tmp_path: Path) -> None:
     answer = json.loads(filled)
     assert answer["content"].startswith(LINE)
     assert answer["timings/predicted_n"] > 0
+    assert file.read_text(encoding="utf-8") == BOOK
+
+
+class Terminal:
+    """A Vim in a terminal of its own."""
+
+    def __init__(self, words: list[str], env: dict[str, str]) -> None:
+        self._here, there = pty.openpty()
+        self.process = subprocess.Popen(words, stdin=there, stdout=there, stderr=there, env=env, start_new_session=True)
+        os.close(there)
+
+    def press(self, keys: str) -> None:
+        """Type ``keys`` and read what is drawn, so that Vim never waits for a reader."""
+        os.write(self._here, keys.encode())
+        self.draw(0.3)
+
+    def draw(self, seconds: float) -> None:
+        """Read what is drawn for so long."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            if select.select([self._here], [], [], left)[0]:
+                try:
+                    os.read(self._here, 1 << 16)
+                except OSError:  # Vim has ended
+                    return
+
+    def until(self, ready: Callable[[], bool]) -> None:
+        """Draw until it is so; raises AssertionError after a minute."""
+        for _ in range(300):
+            if ready():
+                return
+            self.draw(0.2)
+        raise AssertionError("it never came")
+
+
+def test_the_plugin_itself_suggests_with_what_was_yanked_beside_it(tmp_path: Path, llama_vim: Path) -> None:
+    text, (line, _) = without(LINE)
+    file, other, log = tmp_path / "a.py", tmp_path / "colours.py", tmp_path / "bodies"
+    file.write_text(text, encoding="utf-8")
+    other.write_text("".join(f"colour_{i} = {i}\n" for i in range(30)), encoding="utf-8")
+    tee, vimrc = tmp_path / "bin" / "curl", tmp_path / "vimrc"
+    tee.parent.mkdir()
+    tee.write_text(
+        f'#!/bin/sh\ntee -a {log}.sent | {shutil.which("curl")} "$@" | tee -a {log}.came\n', encoding="utf-8"
+    )
+    tee.chmod(0o755)
+    env = os.environ | {"PATH": f"{tee.parent}:{os.environ['PATH']}", "TERM": "xterm", "HOME": str(tmp_path)}
+    with book_server() as server:
+        config = json.dumps({"endpoint_fim": f"{server.url}/infill", "show_info": 0, "ring_update_ms": 200})
+        vimrc.write_text(
+            f"set nocompatible nomore shortmess+=I hidden\nlet g:llama_config = {config}\nset rtp+={llama_vim}\n",
+            encoding="utf-8",
+        )
+        vim = Terminal([VIM, "-u", str(vimrc), "-i", "NONE", "-n", str(other)], env)
+        try:
+            sent, came = Path(f"{log}.sent"), Path(f"{log}.came")
+            vim.draw(1.0)
+            vim.press("\r")  # a word of warning to Vim 9.0
+            vim.press("ggVGy")
+            vim.press(f":e! {file}\r")
+            vim.until(lambda: sent.exists() and "colour_29" in sent.read_text(encoding="utf-8"))
+            vim.draw(1.0)
+            vim.press(f":{line + 1}\r")
+            vim.press("A")
+            vim.until(lambda: came.exists() and LINE in came.read_text(encoding="utf-8"))
+            vim.draw(1.0)
+            for keys in ("\t", "\x1b", ":wq\r"):
+                vim.press(keys)
+            vim.process.wait(20)
+        finally:
+            vim.process.kill()
+    last = sent.read_text(encoding="utf-8").rpartition('"time":')[2]
+    assert last.startswith("["), "a time is a list, once something was yanked"
     assert file.read_text(encoding="utf-8") == BOOK

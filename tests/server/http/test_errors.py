@@ -180,7 +180,7 @@ def test_a_drain_that_takes_too_long_cuts_streams_off_with_an_error() -> None:
 def test_a_model_without_chat_or_gaps_says_so() -> None:
     with running(lambda: FakeTokenizer(has_chat=False)) as server:
         status, error = server.refused(CHAT, messages=HI)
-        assert (status, parts(error)) == (501, ("not_supported_error", "messages", "chat_not_supported"))
+        assert (status, parts(error)) == (422, ("not_supported_error", "messages", "chat_not_supported"))
         status, error = server.refused(prompt="a", suffix="b")
         assert (status, parts(error)) == (422, ("not_supported_error", "suffix", "fim_not_supported"))
 

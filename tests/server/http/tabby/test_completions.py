@@ -138,7 +138,7 @@ def test_neither_segments_nor_a_prompt_is_400(server: Server) -> None:
         assert (status, error["param"]) == (400, "segments")
 
 
-def test_a_model_that_can_not_fill_in_says_501_and_why() -> None:
+def test_a_model_that_can_not_fill_in_says_so_and_why() -> None:
     with book_server(lambda: CodeTokenizer(("<file_sep>",))) as server:
         status, error = server.refused(**body())
         assert (status, error["code"]) == (422, "fim_not_supported")
