@@ -204,11 +204,14 @@ class ToolCallParser:
             yield
 
     def _name(self, *marks: str) -> Reading[tuple[str, str]]:
-        """Take a name and the mark behind it; that is empty where none of ``marks`` follows."""
-        while (found := _NAME.match(self._held)) is None and not self._ended:
+        """Take a name and the mark behind it; that is empty where none of ``marks`` follows. Both are empty where the
+        text is longer than names are."""
+        while (found := _NAME.match(self._held)) is None and not self._ended and len(self._held) <= MAX_NAME:
             yield
-        name = self._take(len(self._held) if found is None else found.end())
-        return name, (yield from self._mark(*marks))
+        if found is None:
+            self._take(MAX_NAME)
+            return "", ""
+        return self._take(found.end()), (yield from self._mark(*marks))
 
     def _value(self, sink: Callable[[str], None]) -> Reading[bool]:
         """Take one JSON value, of which ``sink`` gets every piece; whether it came to its end."""
@@ -232,7 +235,8 @@ class ToolCallParser:
 
     def _arguments(self, name: str) -> Reading[bool]:
         """Take a JSON object, the arguments of ``name``; whether it is whole."""
-        yield from self._space()
+        if name:
+            yield from self._space()
         if not name or not self._held.startswith("{"):
             return False
         self._begin(name)
@@ -308,7 +312,8 @@ _READERS: Mapping[ToolForm, Callable[[ToolCallParser], Reading[None]]] = {
     ToolForm.FUNCTIONARY: ToolCallParser._functionary,
     ToolForm.FUNCTION_TAG: ToolCallParser._function_tag,
 }
-_NAME = re.compile(r'[^\s<>{}\[\]"]*(?=[\s<>{}\[\]"])')
+MAX_NAME = 256
+_NAME = re.compile(rf'[^\s<>{{}}\[\]"]{{0,{MAX_NAME}}}(?=[\s<>{{}}\[\]"])')
 _ARGUMENTS = ("arguments", "parameters")
 _KEYS = ("name", "type", "id", *_ARGUMENTS)
 _BAD = object()

@@ -7,15 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from server.http.tool_calls import ToolCall, ToolCallParser, WholeCallParser
+from server.http.tool_calls import MAX_NAME, ToolCall, ToolCallParser, WholeCallParser
 from server.http.tool_grammar import MARKED, tool_grammar
 from server.interfaces import TokenizerLike
 from server.json_body import Body
 from specdec.models.tool_forms import ToolForm
 from specdec.types import GrammarKind, GrammarParams, OutputParams
 
-_NAME = re.compile(r'[^\s<>{}\[\]"\\]{1,256}')
-NAME_RULE = "must be at most 256 characters, no white space, quotes, backslashes, angle, square or curly brackets"
+_NAME = re.compile(rf'[^\s<>{{}}\[\]"\\]{{1,{MAX_NAME}}}')
+NAME_RULE = (
+    f"must be at most {MAX_NAME} characters, no white space, quotes, backslashes, angle, square or curly brackets"
+)
 _CHOICES = {"auto", "none", "required", "any"}  # the last is Mistral's word for "required"
 _CHOICE_RULE = 'must be "auto", "none", "required" or {"type": "function", "function": {"name": "..."}}'
 

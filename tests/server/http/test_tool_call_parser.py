@@ -11,7 +11,16 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from server.http.tool_calls import CallArguments, CallBegin, CallEnd, Part, ToolCall, ToolCallParser, WholeCallParser
+from server.http.tool_calls import (
+    MAX_NAME,
+    CallArguments,
+    CallBegin,
+    CallEnd,
+    Part,
+    ToolCall,
+    ToolCallParser,
+    WholeCallParser,
+)
 from specdec.models.tool_forms import ToolForm
 
 NAMES = ("look", "find")
@@ -190,6 +199,19 @@ def test_text_is_not_held_back_longer_than_needed() -> None:
     assert named.push('{"city') == []
     assert named.push('": ') == ['{"city"', ":"]
     assert named.push("5") == [" 5"]
+
+
+@pytest.mark.parametrize(
+    ("form", "mark"),
+    [(ToolForm.MISTRAL_ARGS, "[TOOL_CALLS]"), (ToolForm.FUNCTION_TAG, "<function="), (ToolForm.FUNCTIONARY, "")],
+)
+def test_what_is_too_long_for_a_name_is_text_at_once(form: ToolForm, mark: str) -> None:
+    parser = ToolCallParser(form, ["a" * MAX_NAME])
+    assert parser.push(mark + "a" * MAX_NAME) == []
+    assert parser.push("a") == [mark + "a" * MAX_NAME, "a"]
+    assert parser.push("a") == ["a"]
+    call = '[TOOL_CALLS]look[ARGS]{"at": 1}'
+    assert streamed(ToolForm.MISTRAL_ARGS, "[TOOL_CALLS]" + "a" * 300 + call, [])[-1] == CallEnd(0, call, True)
 
 
 def test_arguments_are_told_while_they_are_written() -> None:
