@@ -11,40 +11,43 @@ from server.json_body import Body
 
 
 class Conversation:
-    """``messages`` in the form of OpenAI's chat. What one role says in a row is one message: many templates want roles
-    to take turns."""
+    """Becomes messages in the form of OpenAI's chat. What one role says in a row is one message: many templates want
+    roles to take turns."""
 
     def __init__(self) -> None:
-        self.messages: list[dict[str, Any]] = []
+        self._turns: list[dict[str, Any]] = []  # messages whose content is a list of texts
         self._names: dict[str, str] = {}
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """All of them."""
+        return [{**turn, "content": "\n".join(turn["content"])} for turn in self._turns]
 
     def say(self, role: str, text: str) -> None:
         """``role`` says ``text``."""
-        last = self.messages[-1] if self.messages else {}
-        if last.get("role") != role:
-            self.messages.append({"role": role, "content": text})
-        elif text:
-            last["content"] = f"{last['content']}\n{text}" if last["content"] else text
+        if not self._turns or self._turns[-1]["role"] != role:
+            self._turns.append({"role": role, "content": []})
+        if text:
+            self._turns[-1]["content"].append(text)
 
     def call(self, call_id: str, name: str, arguments: str) -> None:
         """The assistant calls a tool; ``arguments`` is JSON."""
         self.say("assistant", "")
         self._names[call_id] = name
         called = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
-        self.messages[-1].setdefault("tool_calls", []).append(called)
+        self._turns[-1].setdefault("tool_calls", []).append(called)
 
     def answer(self, call_id: str, text: str) -> None:
         """What a call came to."""
         named = {"name": self._names[call_id]} if call_id in self._names else {}
-        self.messages.append({"role": "tool", "tool_call_id": call_id, **named, "content": text})
+        self._turns.append({"role": "tool", "tool_call_id": call_id, **named, "content": [text]})
 
     def take_beginning(self) -> str:
         """The last message, where the assistant said it and called nothing in it, is no longer one: it is the beginning
         of the answer. Empty: there is none."""
-        if not self.messages or self.messages[-1]["role"] != "assistant" or "tool_calls" in self.messages[-1]:
+        if not self._turns or self._turns[-1]["role"] != "assistant" or "tool_calls" in self._turns[-1]:
             return ""
-        text: str = self.messages.pop()["content"]
-        return text
+        return "\n".join(self._turns.pop()["content"])
 
 
 def read_text(given: Body, name: str, kinds: Collection[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,19 +20,12 @@ def without_tools(
     """``messages`` (their contents are text) for a template that knows of no tools, calls or results: they are in the
     texts of the system, the assistant and the user. Results one after another make one message of the user's."""
     found: list[dict[str, Any]] = []
-    for message in messages:
-        if message.get("role") == "tool":
-            result = f"<tool_response>\n{message['content']}\n</tool_response>"
-            if found and found[-1].get("role") == "user" and found[-1]["content"].endswith("</tool_response>"):
-                found[-1]["content"] += f"\n{result}"
-            else:
-                found.append({"role": "user", "content": result})
-            continue
-        copy = {key: value for key, value in message.items() if key != "tool_calls"}
-        calls = message.get("tool_calls")
-        if isinstance(calls, list) and calls:
-            copy["content"] = "\n".join(filter(None, [copy["content"], *map(_call, calls)]))
-        found.append(copy)
+    for are_results, run in itertools.groupby(messages, lambda message: message.get("role") == "tool"):
+        if are_results:
+            results = [f"<tool_response>\n{message['content']}\n</tool_response>" for message in run]
+            found.append({"role": "user", "content": "\n".join(results)})
+        else:
+            found += map(_without_calls, run)
     if tools:
         text = "\n".join([_OPENING, *(json.dumps(tool.get("function"), ensure_ascii=False) for tool in tools), _RULE])
         if found and found[0].get("role") == "system":
@@ -39,6 +33,14 @@ def without_tools(
         else:
             found.insert(0, {"role": "system", "content": text})
     return found
+
+
+def _without_calls(message: Mapping[str, Any]) -> dict[str, Any]:
+    copy = {key: value for key, value in message.items() if key != "tool_calls"}
+    calls = message.get("tool_calls")
+    if isinstance(calls, list) and calls:
+        copy["content"] = "\n".join(filter(None, [copy["content"], *map(_call, calls)]))
+    return copy
 
 
 def _call(call: Any) -> str:

@@ -60,6 +60,10 @@ def test_calls_and_results_are_text() -> None:
         talk[4],
     ]
     assert talk[1]["tool_calls"] == [CALL, CALL]  # as it was
+    quoted = [{"role": "user", "content": "What is </tool_response>"}, {"role": "tool", "content": "a"}]
+    assert [message["content"] for message in without_tools(quoted, None)] == [
+        "What is </tool_response>", "<tool_response>\na\n</tool_response>",
+    ]  # fmt: skip
     assert without_tools([{"role": "assistant", "content": "", "tool_calls": ["x"]}], []) == [
         {"role": "assistant", "content": ""}
     ]
