@@ -21,6 +21,7 @@ from server.http.other_protocols import other_protocol
 from specdec.errors import ConfigError
 
 _LENGTH, _CODING = b"content-length", b"transfer-encoding"
+_UNREAD_BYTES = 1 << 20
 
 
 class AnswerWriter:
@@ -149,6 +150,8 @@ class HttpProtocol(H11Protocol):
         if self._other is not None:
             # The client closes: were it done here, what is not read yet could cost it the answer.
             self.transport.write(self._other(data))
+            if self.transport.get_write_buffer_size() > _UNREAD_BYTES:
+                self.transport.abort()  # it reads nothing of what it is told
             return
         super().data_received(data)
         if self.conn.their_state is not h11.IDLE:

@@ -42,24 +42,29 @@ class Http2Refusal:
 
     def answer(self, data: bytes) -> bytes:
         """What to send to a client that sent ``data``."""
-        self._data += data
-        said = b""
-        if not self._began and len(self._data) >= len(_PREFACE):
-            self._data, self._began = self._data[len(_PREFACE) :], True
-            said = _frame(_SETTINGS, 0, 0, b"")
-        while self._began and len(self._data) >= 9:
-            length = int.from_bytes(self._data[:3])
-            kind, flags, stream = self._data[3], self._data[4], int.from_bytes(self._data[5:9]) & 0x7FFFFFFF
+        data, at, said = self._data + data, 0, []
+        if not self._began and len(data) >= len(_PREFACE):
+            at, self._began = len(_PREFACE), True
+            said.append(_frame(_SETTINGS, 0, 0, b""))
+        while self._began and len(data) >= at + 9:
+            length = int.from_bytes(data[at : at + 3])
+            kind, flags, stream = data[at + 3], data[at + 4], int.from_bytes(data[at + 5 : at + 9]) & 0x7FFFFFFF
             if length > _LARGEST_FRAME:
-                self._data = b""  # not allowed, and nothing after it is understood
-            if len(self._data) < 9 + length:
+                at = len(data)  # not allowed, and nothing after it is understood
+            if len(data) < at + 9 + length:
                 break
-            self._data = self._data[9 + length :]
+            at += 9 + length
             if kind == _HEADERS:
-                said += _frame(_HEADERS, _ALL, stream, _refusal())
+                said.append(_frame(_HEADERS, _ALL, stream, _REFUSAL))
             elif kind == _SETTINGS and not flags & _ACK:
-                said += _frame(_SETTINGS, _ACK, 0, b"")
-        return said
+                said.append(_frame(_SETTINGS, _ACK, 0, b""))
+        self._data = data[at:]
+        return b"".join(said)
+
+
+def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    """An HTTP/2 frame (RFC 9113, 4.1)."""
+    return len(payload).to_bytes(3) + bytes([kind, flags]) + stream.to_bytes(4) + payload
 
 
 def _refusal() -> bytes:
@@ -70,6 +75,4 @@ def _refusal() -> bytes:
     )
 
 
-def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-    """An HTTP/2 frame (RFC 9113, 4.1)."""
-    return len(payload).to_bytes(3) + bytes([kind, flags]) + stream.to_bytes(4) + payload
+_REFUSAL = _refusal()

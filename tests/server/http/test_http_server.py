@@ -98,6 +98,14 @@ def test_http_2_is_refused_however_it_is_cut(cuts: list[int], length: int) -> No
         assert len(refusal._data) <= 3 << 14
 
 
+def test_a_client_of_http_2_that_reads_nothing_is_cut_off(server: Server) -> None:
+    calls = bytes([0, 0, 0, 1, 4, 0, 0, 0, 1]) * 1_000_000  # with answers of more than 100 MB
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+        with pytest.raises(ConnectionError):
+            connection.sendall(calls)
+
+
 HTTP_PORT = "this is specdec's HTTP port"
 
 
