@@ -7,7 +7,8 @@ as a tree has nodes, and they have the bits that decoding them would have.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 
 from server.http.answering import whole_answer
 from server.http.call import Call
@@ -24,45 +25,46 @@ from specdec.types import (
 WINDOW = 1024  # tokens of one grammar, whose text is bounded
 
 
-def _windows(ids: Sequence[int], ends: Sequence[int]) -> list[tuple[int, int]]:
+def _windows(ids: Sequence[int], ends: Sequence[int]) -> Iterator[tuple[int, int]]:
     """``ids`` without the first as ranges, each to an end token at most: no grammar goes on behind one."""
-    found, begin = [], 1
+    begin = 1
     for end in range(2, len(ids) + 1):
         if end == len(ids) or end - begin == WINDOW or ids[end - 1] in ends:
-            found.append((begin, end))
+            yield begin, end
             begin = end
-    return found
 
 
-def scoring_requests(request: Request, ends: Sequence[int] = ()) -> list[Request]:
+def scoring_requests(request: Request, ends: Sequence[int] = ()) -> Iterator[Request]:
     """Requests whose outputs, one after the other, are ``request``'s prompt without its first token. ``ends``: the
-    model's end tokens."""
+    model's end tokens. Each is made when it is asked for: together they hold as many copies of the prompt."""
     ids, logprobs = request.prompt_ids, request.output.logprobs
-    found = []
     for begin, end in _windows(ids, ends):
         wanted = ids[begin:end]
-        found.append(
-            dataclasses.replace(
-                request,
-                request_id=f"{request.request_id}-prompt{begin}",
-                prompt_ids=ids[:begin],
-                prediction_ids=(),
-                sampling=SamplingParams(temperature=0.0),
-                stopping=StoppingParams(max_tokens=len(wanted), ignore_eos=True),
-                output=OutputParams(logprobs=logprobs, text=False),
-                grammar=GrammarParams(GrammarKind.EBNF, "start: " + " ".join(f"<[{token}]>" for token in wanted)),
-            )
+        yield dataclasses.replace(
+            request,
+            request_id=f"{request.request_id}-prompt{begin}",
+            prompt_ids=ids[:begin],
+            prediction_ids=(),
+            sampling=SamplingParams(temperature=0.0),
+            stopping=StoppingParams(max_tokens=len(wanted), ignore_eos=True),
+            output=OutputParams(logprobs=logprobs, text=False),
+            grammar=GrammarParams(GrammarKind.EBNF, "start: " + " ".join(f"<[{token}]>" for token in wanted)),
         )
-    return found
 
 
 async def prompt_logprobs(call: Call, requests: Sequence[Request]) -> list[list[TokenLogprobs]]:
     """For each of ``requests``, the log-probabilities of its prompt's tokens but the first, which nothing precedes.
 
+    Prompts are scored beside one another, the windows of each one by one: what a window generates is the next one's
+    prefix, and is cached.
+
     Raises:
         RequestError: the engine refuses or fails one.
     """
-    asked = [scoring_requests(request, call.server.info.eos_ids) for request in requests]
-    every = [request for windows in asked for request in windows]
-    samples = iter((await whole_answer(call, every))[0] if every else ())
-    return [[row for _ in windows for row in next(samples).logprobs] for windows in asked]
+    found: list[list[TokenLogprobs]] = [[] for _ in requests]
+    for asked in zip_longest(*(scoring_requests(request, call.server.info.eos_ids) for request in requests)):
+        samples, _ = await whole_answer(call, [request for request in asked if request is not None])
+        left = [rows for rows, request in zip(found, asked, strict=True) if request is not None]
+        for rows, sample in zip(left, samples, strict=True):
+            rows += sample.logprobs
+    return found

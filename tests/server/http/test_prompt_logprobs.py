@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +10,12 @@ import pytest
 
 from server.engine_process import DEFAULT_FACTORY
 from server.http import prompt_logprobs
+from server.http.answering import Sample, Totals
+from server.http.call import Call
 from server.http.prompt_logprobs import scoring_requests
 from specdec.config import EngineConfig, SpeculationConfig
 from specdec.models.load import load_tokenizer
-from specdec.types import OutputParams, Request, SamplingParams, StoppingParams
+from specdec.types import OutputParams, Request, SamplingParams, StoppingParams, TokenLogprobs
 from tests.models.tiny import make_tiny_model
 from tests.server.http.harness import Server, running
 
@@ -62,6 +64,31 @@ def test_long_prompts_are_scored_in_windows(server: Server, monkeypatch: pytest.
     monkeypatch.setattr(prompt_logprobs, "WINDOW", 4)
     assert [len(r.prompt_ids) for r in scoring_requests(Request("r", tuple(PROMPT)))] == [1, 5, 9]
     assert logprobs(server, **body) == whole
+
+
+def test_windows_are_scored_one_by_one(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt of end tokens has a window for each: they are never all there at once."""
+    asked, answered = 0, 0
+
+    async def one_answer(call: Call, requests: Sequence[Request]) -> tuple[list[Sample], Totals]:
+        nonlocal answered
+        assert asked - answered == len(requests) <= 2
+        answered += len(requests)
+        return [
+            Sample(0, i, logprobs=[TokenLogprobs(len(r.prompt_ids), 0.0)]) for i, r in enumerate(requests)
+        ], Totals()
+
+    def counted(*args: Any) -> Iterator[Request]:
+        nonlocal asked
+        for request in scoring_requests(*args):
+            asked += 1
+            yield request
+
+    monkeypatch.setattr(prompt_logprobs, "whole_answer", one_answer)
+    monkeypatch.setattr(prompt_logprobs, "scoring_requests", counted)
+    echoed = server.ask(prompt=[[2] * 40, [2] * 3], max_tokens=0, echo=True, logprobs=0)["choices"]
+    assert [len(choice["logprobs"]["tokens"]) for choice in echoed] == [40, 3]
+    assert (asked, answered) == (41, 41)
 
 
 def test_what_shapes_the_answer_does_not_shape_the_scores(server: Server) -> None:
