@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -98,6 +99,20 @@ class Checkpoint(Protocol):
         """The tokenizer, from ``cache_dir`` where it had to be converted; raises ModelError. like: see
         `Tokenizer.like`."""
         ...
+
+
+@contextmanager
+def well_formed(where: str) -> Iterator[None]:
+    """Inside, values from a file are taken for what they should be.
+
+    Raises:
+        ModelError: one of them is something else; the message begins with ``where``.
+    """
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        told = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        raise ModelError(f"{where}: holds a value of the wrong kind ({told}); fetch the model again") from None
 
 
 _EDGE_BYTES = 64 << 10  # the head holds a weight file's header, where every tensor's place is written

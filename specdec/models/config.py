@@ -9,6 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+MAX_LAYERS = 1024  # a file that says more than several times what the largest models have is damaged
+
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:

@@ -21,7 +21,8 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 from torch import Tensor
 
 from specdec.errors import ModelError, UnsupportedModelError
-from specdec.models.config import ModelConfig, RopeConfig
+from specdec.models.checkpoint import well_formed
+from specdec.models.config import MAX_LAYERS, ModelConfig, RopeConfig
 from verify_kernels.packed_weights import BlockKind
 
 
@@ -96,7 +97,7 @@ class GGUFFile:
         self.tensors: dict[str, GGUFTensor] = {}
         try:
             self._read()
-        except (struct.error, UnicodeDecodeError, IndexError, OverflowError) as error:
+        except (struct.error, UnicodeDecodeError, LookupError, OverflowError) as error:
             raise ModelError(f"{path}: truncated or corrupt GGUF header ({error}); fetch the file again") from None
         self._check_extents()
 
@@ -145,6 +146,8 @@ class GGUFFile:
                 raise ModelError(
                     f"{self.path}: tensor {name} has rows of {shape[-1]} in {kind.name}; the file is corrupt"
                 )
+            if 0 in shape:
+                raise ModelError(f"{self.path}: tensor {name} is empty; the file is corrupt")
             row_bytes = shape[-1] // block * block_bytes
             self.tensors[name] = GGUFTensor(name, shape, kind, start + offset, row_bytes)
 
@@ -238,7 +241,8 @@ def parse_gguf_config(file: GGUFFile) -> ModelConfig:
         raise UnsupportedModelError(
             f"{file.path}: GGUF architecture '{architecture}' is not supported; use a model of {known}"
         )
-    return _Reader(file, architecture).read()
+    with well_formed(str(file.path)):
+        return _Reader(file, architecture).read()
 
 
 @dataclass(frozen=True)
@@ -255,7 +259,7 @@ class _Reader:
         hidden, heads, layers = (
             self._int("embedding_length"),
             self._int("attention.head_count"),
-            self._int("block_count"),
+            self._int("block_count", most=MAX_LAYERS),
         )
         head_dim = self._int("attention.key_length", hidden // heads)
         if self._int("attention.value_length", head_dim) != head_dim or self._int(
@@ -290,15 +294,16 @@ class _Reader:
     def _get(self, key: str, default: Any = None) -> Any:
         return self.file.metadata.get(f"{self.architecture}.{key}", default)
 
-    def _int(self, key: str, default: int | None = None) -> int:
+    def _int(self, key: str, default: int | None = None, *, most: int = 2**31 - 1) -> int:
         value = self._get(key, default)
         if isinstance(value, list) and len(set(value)) == 1:  # given per layer, all equal
             value = value[0]
         if isinstance(value, list):
             raise UnsupportedModelError(f"{self.file.path}: '{key}' differs between layers, which is not supported")
-        if not isinstance(value, int) or value <= 0:
+        if not isinstance(value, int) or not 0 < value <= most:
             raise ModelError(
-                f"{self.file.path}: metadata '{self.architecture}.{key}' must be a positive integer, got {value!r}"
+                f"{self.file.path}: metadata '{self.architecture}.{key}' must be a positive integer, "
+                f"at most {most}, got {value!r:.100}"
             )
         return value
 

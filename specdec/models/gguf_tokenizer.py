@@ -22,10 +22,12 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from specdec.errors import ModelError, UnsupportedModelError
+from specdec.models.checkpoint import well_formed
 from specdec.models.gguf import GGUFFile
 from specdec.models.tokenizer import TokenizerInfo
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
+_LONGEST_JOINED = 1024  # characters; every way to cut a token in two is tried
 _PADDING = re.compile(r"\[PAD\d+\]")  # rows that only round the vocabulary up
 
 # Tokens that end an answer wherever a vocabulary marks them as control tokens
@@ -63,6 +65,11 @@ def convert_gguf_tokenizer(file: GGUFFile) -> tuple[str, TokenizerInfo]:
         ModelError: the file holds no vocabulary, or an inconsistent one.
     """
     meta = file.metadata
+    with well_formed(str(file.path)):
+        return _converted(file, meta)
+
+
+def _converted(file: GGUFFile, meta: dict[str, Any]) -> tuple[str, TokenizerInfo]:
     kind, tokens = meta.get("tokenizer.ggml.model"), meta.get("tokenizer.ggml.tokens")
     if not kind or not tokens:
         raise ModelError(f"{file.path}: holds no tokenizer; convert the model again, or use its Hugging Face folder")
@@ -105,6 +112,8 @@ def _sentencepiece(file: GGUFFile, tokens: list[str], types: list[int]) -> Token
     if not scores or len(scores) != len(tokens):
         raise ModelError(f"{file.path}: the vocabulary has no scores for its tokens; the file is corrupt")
     vocabulary = _vocabulary(tokens, types)
+    if (longest := max(map(len, tokens))) > _LONGEST_JOINED:
+        raise ModelError(f"{file.path}: a token of {longest} characters, where a few dozen are usual; it is damaged")
     unknown = next((token for token, kind in zip(tokens, types, strict=True) if kind == _UNKNOWN), None)
     merges = _merges_from_scores(vocabulary, tokens, types, scores)
     tokenizer = Tokenizer(
@@ -157,6 +166,9 @@ def _info(meta: dict[str, Any], tokens: list[str], types: list[int], *, begins: 
         value = meta.get(f"tokenizer.ggml.{name}_token_id")
         return int(value) if value is not None and 0 <= int(value) < len(tokens) else None
 
+    template = meta.get("tokenizer.chat_template")
+    if not (template is None or isinstance(template, str)):
+        raise TypeError(f"tokenizer.chat_template must be text, got {template!r}")
     ends = [given("eos"), given("eot"), given("eom")]
     ends += [i for i, (t, kind) in enumerate(zip(tokens, types, strict=True)) if kind == _CONTROL and t in _END_OF_TURN]
     named = {
@@ -169,7 +181,7 @@ def _info(meta: dict[str, Any], tokens: list[str], types: list[int], *, begins: 
         bos_id=given("bos"),
         add_bos=bool(meta.get("tokenizer.ggml.add_bos_token", begins)),
         eos_ids=tuple(dict.fromkeys(i for i in ends if i is not None)),
-        chat_template=meta.get("tokenizer.chat_template"),
+        chat_template=template,
         template_variables={name: tokens[i] for name, i in named.items() if i is not None},
     )
 

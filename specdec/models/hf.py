@@ -14,7 +14,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from specdec.errors import ModelError, UnsupportedModelError
-from specdec.models.config import ModelConfig, RopeConfig
+from specdec.models.checkpoint import well_formed
+from specdec.models.config import MAX_LAYERS, ModelConfig, RopeConfig
 from specdec.models.tokenizer import Tokenizer, TokenizerInfo
 
 QuantMethod = Literal["awq", "gptq", "compressed-tensors"]
@@ -176,6 +177,11 @@ def parse_hf_config(data: dict[str, Any], name: str) -> ModelConfig:
     if family is None:
         known = ", ".join(sorted(set(FAMILIES.values())))
         raise UnsupportedModelError(f"{name}: model type '{model_type}' is not supported; use a model of {known}")
+    with well_formed(f"{name}: config.json"):
+        return _read_config(data, name, family)
+
+
+def _read_config(data: dict[str, Any], name: str, family: str) -> ModelConfig:
     if data.get("quantization_config") is not None:
         parse_quantized_config(data["quantization_config"], name)  # refused here, before any weights are looked at
     outer = data
@@ -198,7 +204,7 @@ class _Reader:
         hidden, heads, layers = (
             self._int("hidden_size"),
             self._int("num_attention_heads"),
-            self._int("num_hidden_layers"),
+            self._int("num_hidden_layers", most=MAX_LAYERS),
         )
         gemma = self.family == "gemma3"
         head_dim = self._int("head_dim", hidden // heads)
@@ -214,7 +220,7 @@ class _Reader:
             head_dim=head_dim,
             intermediate_size=self._int("intermediate_size"),
             max_context=self._int("max_position_embeddings"),
-            norm_eps=float(self.data["rms_norm_eps"]),
+            norm_eps=self._positive("rms_norm_eps"),
             rope=self._rope(),
             attn_scale=scalar**-0.5,
             activation=self._activation(),
@@ -234,10 +240,18 @@ class _Reader:
             if self.data.get(key):
                 raise UnsupportedModelError(f"{self.name}: '{key}' is not supported; use another model")
 
-    def _int(self, key: str, default: int | None = None) -> int:
+    def _int(self, key: str, default: int | None = None, *, most: int = 2**31 - 1) -> int:
         value = self.data.get(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
             raise ModelError(f"{self.name}: config.json: '{key}' must be a positive integer, got {value!r}")
+        if value > most:
+            raise ModelError(f"{self.name}: config.json: '{key}' must be at most {most}, got {value}")
+        return value
+
+    def _positive(self, key: str) -> float:
+        value = float(self.data[key])
+        if not 0 < value < math.inf:
+            raise ModelError(f"{self.name}: config.json: '{key}' must be a positive number, got {value}")
         return value
 
     def _activation(self) -> Any:
@@ -460,7 +474,7 @@ def read_json(path: Path) -> dict[str, Any]:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ModelError(f"{path.parent}: no {path.name}; name a Hugging Face model folder or a .gguf file") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path}: can not be read ({error}); fetch the model again") from None
     if not isinstance(data, dict):
         raise ModelError(f"{path}: must hold a JSON object; fetch the model again")
@@ -471,7 +485,8 @@ def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a model folder: those the index names, or else all there are; ModelError when none."""
     index = folder / "model.safetensors.index.json"
     if index.exists():
-        names = sorted(set(read_json(index).get("weight_map", {}).values()))
+        with well_formed(str(index)):
+            names = sorted({str(name) for name in read_json(index).get("weight_map", {}).values()})
         if any(Path(name).name != name for name in names):
             raise ModelError(f"{index}: names a file outside the folder")
         missing = [name for name in names if not (folder / name).exists()]
@@ -499,10 +514,8 @@ def _open_shards(folder: Path) -> dict[Path, Any]:
 
 def _generation_eos(folder: Path) -> tuple[int, ...]:
     path = folder / "generation_config.json"
-    given = read_json(path).get("eos_token_id") if path.exists() else None
-    if given is None:
-        return ()
-    return tuple(given) if isinstance(given, list) else (given,)
+    with well_formed(str(path)):
+        return tuple(_ids(read_json(path).get("eos_token_id") if path.exists() else None))
 
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token")
@@ -524,17 +537,28 @@ def load_hf_tokenizer(folder: Path, config: ModelConfig, like: Tokenizer | None 
     data = read_json(path)
     settings_path = folder / "tokenizer_config.json"
     settings = read_json(settings_path) if settings_path.exists() else {}
-    named = {key: text for key in _NAMED if (text := _content(settings.get(key))) is not None}
-    bos = _token_id(data, named.get("bos_token"), config.bos_id)
-    eos = _token_id(data, named.get("eos_token"), None)
+    with well_formed(str(settings_path)):
+        named = {key: text for key in _NAMED if (text := _content(settings.get(key))) is not None}
+        template = _chat_template(folder, settings)
+    with well_formed(str(path)):
+        bos = _token_id(data, named.get("bos_token"), config.bos_id)
+        eos = _token_id(data, named.get("eos_token"), None)
+        adds = _template_adds(data.get("post_processor"), named.get("bos_token"))
+        if bos is not None and not 0 <= bos < config.vocab_size:
+            raise ModelError(f"{folder}: begin token {bos} is none of the model's {config.vocab_size}; fetch it again")
+        ends = dict.fromkeys((*config.eos_ids, *(() if eos is None else (eos,))))
+        known = tuple(end for end in ends if 0 <= end < config.vocab_size)
     info = TokenizerInfo(
         bos_id=bos,
-        add_bos=bool(settings.get("add_bos_token", _template_adds(data.get("post_processor"), named.get("bos_token")))),
-        eos_ids=tuple(dict.fromkeys((*config.eos_ids, *(() if eos is None else (eos,))))),
-        chat_template=_chat_template(folder, settings),
+        add_bos=bool(settings.get("add_bos_token", adds)),
+        eos_ids=known,
+        chat_template=template,
         template_variables=named,
     )
-    return Tokenizer.like(like, path.read_text(encoding="utf-8"), info)
+    try:
+        return Tokenizer.like(like, path.read_text(encoding="utf-8"), info)
+    except ModelError as error:
+        raise ModelError(f"{folder}: {error}") from None
 
 
 def _token_id(data: dict[str, Any], name: str | None, default: int | None) -> int | None:
@@ -558,7 +582,10 @@ def _template_adds(processor: dict[str, Any] | None, bos: str | None) -> bool:
 
 def _content(token: Any) -> str | None:
     """A special token is written as a string, or as an object that holds it."""
-    return token.get("content") if isinstance(token, dict) else token
+    found = token.get("content") if isinstance(token, dict) else token
+    if not (found is None or isinstance(found, str)):
+        raise TypeError(f"a token must be text, got {found!r}")
+    return found
 
 
 def _chat_template(folder: Path, settings: dict[str, Any]) -> str | None:
@@ -570,5 +597,7 @@ def _chat_template(folder: Path, settings: dict[str, Any]) -> str | None:
         given = read_json(folder / "chat_template.json").get("chat_template")
     if isinstance(given, list):  # several, by name
         named = {entry["name"]: entry["template"] for entry in given}
-        return named.get("default", next(iter(named.values()), None))
+        given = named.get("default", next(iter(named.values()), None))
+    if not (given is None or isinstance(given, str)):
+        raise TypeError(f"chat_template must be text, got {given!r}")
     return given

@@ -78,7 +78,10 @@ class GGUFCheckpoint:
         if found is None:
             found = convert_gguf_tokenizer(self._file)
             cache.write(self.fingerprint(), *found)
-        return Tokenizer.like(like, *found)
+        try:
+            return Tokenizer.like(like, *found)
+        except ModelError as error:
+            raise ModelError(f"{self.path}: {error}") from None
 
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")

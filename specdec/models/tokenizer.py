@@ -14,7 +14,7 @@ from typing import Any
 
 import tokenizers
 
-from specdec.errors import ModelError
+from specdec.errors import FieldViolation, InvalidRequestError, ModelError
 from specdec.models.chat_template import ChatTemplate, plain_messages
 from specdec.models.tool_forms import ToolForm, tool_form
 from specdec.models.tool_messages import without_tools
@@ -69,11 +69,21 @@ _LARGE_CHARACTERS = 1 << 12
 
 
 def _ids(backend: Any, text: str) -> list[int]:
-    """Ids of ``text``. Of a large one the library's call for batches, which lets other threads run meanwhile."""
-    if len(text) <= _LARGE_CHARACTERS:
-        found: list[int] = backend.encode(text, add_special_tokens=False).ids
-    else:
-        found = backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    """Ids of ``text``. Of a large one the library's call for batches, which lets other threads run meanwhile.
+
+    Raises:
+        InvalidRequestError: a pattern of the tokenizer's would look at the text without end, and the library gave up.
+    """
+    try:
+        if len(text) <= _LARGE_CHARACTERS:
+            found: list[int] = backend.encode(text, add_special_tokens=False).ids
+        else:
+            found = backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # the library's, which is no Exception
+            raise
+        why = f"the model's tokenizer.json has a pattern that can not split this text ({error})"
+        raise InvalidRequestError([FieldViolation("prompt", why)]) from None
     return found
 
 

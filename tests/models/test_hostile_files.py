@@ -1,0 +1,203 @@
+"""A model's files may come from anybody: whatever they hold, one line says which file is wrong."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+from safetensors.torch import load_file, save
+
+from specdec.errors import InvalidRequestError, ModelError
+from specdec.models.gguf import GGUFFile, parse_gguf_config
+from specdec.models.gguf_tokenizer import convert_gguf_tokenizer
+from specdec.models.load import load_model, load_tokenizer
+from tests.models.tiny_gguf import write_tiny_gguf
+
+Tiny = Callable[[str], Path]
+UP = "model.layers.0.mlp.up_proj.weight"
+DEEP = '{"a":' * 100_000 + "1" + "}" * 100_000
+
+
+@pytest.fixture
+def folder(tiny: Tiny, tmp_path: Path) -> Path:
+    """A sound model, to be spoilt."""
+    return Path(shutil.copytree(tiny("llama"), tmp_path / "copy"))
+
+
+def refusal(folder: Path) -> str:
+    """What is said of it: one line."""
+    with pytest.raises(ModelError) as caught:
+        load_model(str(folder), dtype="int8", cache_dir=folder.parent / "cache")
+    said = str(caught.value)
+    assert "\n" not in said
+    return said
+
+
+def _changed(name: str, **values: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda header: header[name].update(values)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _changed(UP, shape=[-96, 64]),
+        _changed(UP, shape=[2**40, 2**40]),
+        _changed(UP, shape=[2**63, 2, 2**63]),
+        _changed(UP, shape="many"),
+        _changed(UP, data_offsets=[0, 96 * 64 * 4]),  # another tensor lies there
+        _changed(UP, data_offsets=[2**62, 2**63]),
+        _changed(UP, dtype="F4096"),
+    ],
+)
+def test_headers_of_safetensors(change: Callable[[dict[str, Any]], None], folder: Path) -> None:
+    path = folder / "model.safetensors"
+    data = path.read_bytes()
+    length = struct.unpack_from("<Q", data)[0]
+    header = json.loads(data[8 : 8 + length])
+    change(header)
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + length :])
+    assert f"{path}: truncated or corrupt" in refusal(folder)
+
+
+@pytest.mark.parametrize("length", [99 << 20, 2**40, 2**63 + 5, 2**64 - 1])
+def test_a_header_that_is_longer_than_its_file(length: int, folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(struct.pack("<Q", length) + path.read_bytes()[8:])
+    assert f"{path}: truncated or corrupt" in refusal(folder)
+
+
+@pytest.mark.parametrize("text", [b"[]", b'{"\xff": 1}', DEEP.encode()])
+def test_headers_that_are_none(text: bytes, folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(struct.pack("<Q", len(text)) + text)
+    assert f"{path}: truncated or corrupt" in refusal(folder)
+
+
+def test_of_two_tensors_of_one_name_nothing_hidden_is_read(folder: Path) -> None:
+    """Every byte of a file belongs to a tensor that is known by its name."""
+    tensors = load_file(folder / "model.safetensors")
+    data = save({**tensors, "other": torch.zeros_like(tensors[UP])})
+    renamed = data.replace(b'"other"', json.dumps(UP).encode())
+    length = struct.unpack_from("<Q", data)[0] + len(renamed) - len(data)
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", length) + renamed[8:])
+    assert "truncated or corrupt" in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num_hidden_layers", 2**62), ("num_hidden_layers", 10**6), ("hidden_size", 2**62), ("head_dim", -1),
+        ("rms_norm_eps", "x"), ("rms_norm_eps", float("nan")), ("rms_norm_eps", []), ("rope_parameters", [1]),
+        ("rope_parameters", {"rope_theta": "x"}), ("eos_token_id", "x"), ("eos_token_id", [[1]]), ("text_config", 5),
+        ("bos_token_id", {}), ("quantization_config", {"quant_method": []}),
+    ],
+)  # fmt: skip
+def test_values_of_config_json(name: str, value: Any, folder: Path) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
+    assert str(folder) in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("config.json", DEEP),
+        ("generation_config.json", '{"eos_token_id": {"a": 1}}'),
+        ("model.safetensors.index.json", '{"weight_map": []}'),
+        ("model.safetensors.index.json", '{"weight_map": {"a": 5}}'),
+        ("tokenizer.json", DEEP),
+        ("tokenizer_config.json", '{"bos_token": {"content": ["a"]}}'),
+        ("tokenizer_config.json", '{"chat_template": 5}'),
+        ("tokenizer_config.json", '{"chat_template": [{"name": "default"}]}'),
+        ("chat_template.jinja", "\udcff"),
+    ],
+)
+def test_other_files(file: str, text: str, folder: Path) -> None:
+    (folder / file).write_text(text, encoding="utf-8", errors="surrogateescape")
+    assert str(folder) in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": None}, {"model": []}, {"added_tokens": None}, {"added_tokens": [5]}, {"added_tokens": [{}]},
+        {"post_processor": 5}, {"post_processor": {"type": "TemplateProcessing", "single": [5]}}, {"normalizer": "x"},
+        {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "("}, "behavior": "Isolated", "invert": False}},
+        {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(" * 20_000 + ")" * 20_000}, "behavior": "Isolated",
+                           "invert": False}},
+        {"model": {"type": "BPE", "vocab": {"a": -1}, "merges": []}},
+        {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": ["a b c"]}},
+    ],
+)  # fmt: skip
+def test_values_of_tokenizer_json(change: dict[str, Any], folder: Path) -> None:
+    path = folder / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ModelError, match=r"tokenizer\.json") as caught:
+        load_tokenizer(str(folder), folder.parent / "cache")
+    assert str(folder) in str(caught.value)
+
+
+def test_a_pattern_that_looks_without_end_costs_its_request_alone(folder: Path) -> None:
+    path = folder / "tokenizer.json"
+    pattern = {"type": "Split", "pattern": {"Regex": "(a+)+b"}, "behavior": "Isolated", "invert": False}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"pre_tokenizer": pattern}))
+    tokenizer = load_tokenizer(str(folder), folder.parent / "cache")
+    with pytest.raises(InvalidRequestError, match="has a pattern that can not split this text"):
+        tokenizer.encode("a" * 40)
+    assert tokenizer.encode("hello")
+
+
+@pytest.fixture(scope="module")
+def gguf_file(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sound one."""
+    path = tmp_path_factory.mktemp("gguf") / "m.gguf"
+    write_tiny_gguf(tiny("llama"), path, Kind.F32)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("llama.block_count", 2**31), ("llama.expert_count", "x"), ("llama.rope.freq_base", "x"),
+        ("llama.attention.layer_norm_rms_epsilon", []), ("llama.attention.head_count", 2**62),
+        ("tokenizer.ggml.tokens", 5), ("tokenizer.ggml.tokens", [1, 2]), ("tokenizer.ggml.token_type", 5),
+        ("tokenizer.ggml.merges", [1]), ("tokenizer.ggml.merges", 5), ("tokenizer.ggml.merges", ["ab"]),
+        ("tokenizer.ggml.bos_token_id", "x"), ("tokenizer.chat_template", 5),
+    ],
+)  # fmt: skip
+def test_metadata_of_gguf_files(name: str, value: Any, gguf_file: Path) -> None:
+    file = GGUFFile(gguf_file)
+    file.metadata[name] = value
+    with pytest.raises(ModelError) as caught:
+        assert parse_gguf_config(file) is None or convert_gguf_tokenizer(file) is None
+    assert str(gguf_file) in str(caught.value)
+
+
+def test_a_vocabulary_whose_joins_would_take_minutes(gguf_file: Path) -> None:
+    file = GGUFFile(gguf_file)
+    tokens = file.metadata["tokenizer.ggml.tokens"]
+    file.metadata |= {
+        "tokenizer.ggml.model": "llama", "tokenizer.ggml.scores": [0.0] * len(tokens),
+        "tokenizer.ggml.tokens": [*tokens[:-1], "a" * 1_000_000],
+    }  # fmt: skip
+    with pytest.raises(ModelError, match="a token of 1000000 characters"):
+        convert_gguf_tokenizer(file)
+
+
+@pytest.mark.parametrize("shape", [(0, 64), (96, 0), (2**40, 2**40)])
+def test_shapes_of_gguf_tensors(shape: tuple[int, int], gguf_file: Path, tmp_path: Path) -> None:
+    data = gguf_file.read_bytes()
+    name = b"blk.0.ffn_up.weight"
+    at = data.index(name) + len(name) + 4
+    path = tmp_path / "spoilt.gguf"
+    path.write_bytes(data[:at] + struct.pack("<QQ", *shape[::-1]) + data[at + 16 :])
+    with pytest.raises(ModelError, match=str(path)):
+        GGUFFile(path)
