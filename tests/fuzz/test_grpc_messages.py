@@ -13,6 +13,7 @@ from google.protobuf.descriptor import MethodDescriptor
 
 from server.grpc.server import SERVICES
 from tests.fuzz.fuzzed_server import FEW, FuzzedServer, fuzzed_server
+from tests.fuzz.livez_watch import livez_watch
 from tests.fuzz.message_fuzzer import MessageFuzzer
 
 _LIMIT_S = 120.0
@@ -84,5 +85,6 @@ async def test_some_messages_at_every_method() -> None:
 @pytest.mark.timeout(7200)
 async def test_many_messages_at_every_method(many: int, seed: int) -> None:
     async with fuzzed_server() as fuzzed:
-        await throw_messages(fuzzed, many, seed)
+        with livez_watch(fuzzed.server.http_port):
+            await throw_messages(fuzzed, many, seed)
         await fuzzed.unharmed()

@@ -10,6 +10,7 @@ import pytest
 
 from server.http.app import ENDPOINTS, openapi_document
 from tests.fuzz.fuzzed_server import FEW, FuzzedServer, fuzzed_server
+from tests.fuzz.livez_watch import livez_watch
 from tests.fuzz.schema_fuzzer import SchemaFuzzer
 from tests.fuzz.words import TEXTS
 
@@ -74,5 +75,6 @@ async def test_some_bodies_on_every_endpoint() -> None:
 @pytest.mark.timeout(7200)
 async def test_many_bodies_on_every_endpoint(many: int, seed: int) -> None:
     async with fuzzed_server() as fuzzed:
-        await throw_bodies(fuzzed, many, seed)
+        with livez_watch(fuzzed.server.http_port):
+            await throw_bodies(fuzzed, many, seed)
         await fuzzed.unharmed()
