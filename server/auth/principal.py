@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
@@ -65,12 +66,15 @@ class Principal:
             priority=priority,
         )
 
+    def denied_indexes(self, names: Iterable[str]) -> list[str]:
+        """Which of ``names`` this principal may not draft from, sorted."""
+        return [] if self.indexes is None else sorted(set(names) - set(self.indexes))
+
     def _with_own_indexes(self, request: Request) -> Request:
         if self.indexes is None:
             return request
         asked = request.speculation.indexes
-        denied = sorted(set(asked or ()) - set(self.indexes))
-        if denied:
+        if denied := self.denied_indexes(asked or ()):
             raise PermissionDeniedError(
                 f"speculation.indexes: this key may not use {', '.join(denied)}; leave it out, or have it added to the "
                 "key's `indexes` in the server's keys_file"

@@ -135,6 +135,11 @@ class LivePlan:
         return frozenset(name for arm in self.options.values() for name in arm.speculation.get("drafters") or ())
 
     @cached_property
+    def indexes(self) -> frozenset[str]:
+        """Those that an arm asks for by name."""
+        return frozenset(name for arm in self.options.values() for name in arm.speculation.get("indexes") or ())
+
+    @cached_property
     def _unset(self) -> list[tuple[attrgetter[Any], Any]]:
         return [(get := attrgetter(name), get(UNTOUCHED)) for name in sorted(self.names)]
 

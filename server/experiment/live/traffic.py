@@ -51,10 +51,11 @@ def told_arms(before: str, arms: Iterable[tuple[str, str]]) -> str:
     return ", ".join(dict.fromkeys((*entries, *(f"{name}={arm}" for name, arm in arms))))
 
 
-OWN_OPTIONS, NO_ARM, NO_DRAFTER = (
+OWN_OPTIONS, NO_ARM, NO_DRAFTER, NO_INDEX = (
     "set their own options",
     "outside of the share, or without a key",
     "drafter not loaded",
+    "index not for their key",
 )
 
 
@@ -116,6 +117,9 @@ class RunningExperiment:
             return None
         if self.plan.drafters and not self.plan.drafters <= set(self._client.info.drafters):
             self.left_out[NO_DRAFTER] += 1
+            return None
+        if principal.denied_indexes(self.plan.indexes):  # in either arm: both must hold the same callers
+            self.left_out[NO_INDEX] += 1
             return None
         choice = self._chooser.choose(principal, request)
         if asked is not None:

@@ -10,10 +10,18 @@ from server.auth.principal import Limits
 
 
 def make_key(
-    path: Path, name: str, tenant: str = "team", *, admin: bool = False, slow: bool = False, **limits: Any
+    path: Path,
+    name: str,
+    tenant: str = "team",
+    *,
+    admin: bool = False,
+    slow: bool = False,
+    indexes: tuple[str, ...] | None = None,
+    **limits: Any,
 ) -> str:
     """Add a key to the file at ``path``; returns the key itself."""
     key = new_key()
     digest = str(KeyHash.of(key, slow=slow))
-    add_key(path, KeyEntry(name=name, tenant=tenant, hash=digest, admin=admin, limits=Limits(**limits)))
+    limited = Limits(**limits)
+    add_key(path, KeyEntry(name=name, tenant=tenant, hash=digest, admin=admin, indexes=indexes, limits=limited))
     return key

@@ -33,13 +33,15 @@ assignment: {mode: hash}
 
 @dataclass
 class LiveServer:
-    """``folder``: of the experiments. ``key``: an operator's; ``user_key``: somebody else's; ``address``: of gRPC."""
+    """``folder``: of the experiments. ``key``: an operator's; ``user_key``: somebody else's; ``code_key``: of who may
+    use the index `code` alone; ``address``: of gRPC."""
 
     serving: Serving
     folder: Path
     notes: Path
     key: str
     user_key: str
+    code_key: str
     channel: grpc.aio.Channel
     http: httpx.AsyncClient
     address: str
@@ -109,6 +111,7 @@ async def live_server(tmp_path: Path, draft: str | None = None, **experiments: A
     keys = tmp_path / "keys.yaml"
     keys.unlink(missing_ok=True)
     key, user = make_key(keys, "boss", "ops", admin=True), make_key(keys, "ada")
+    code = make_key(keys, "bob", indexes=("code",))
     config = live_config(tmp_path, draft, **experiments)
     serving = Serving(config, lambda _: FakeTokenizer(), factory=FACTORY, policy=quick_policy())
     addresses = await serving.start()
@@ -121,6 +124,6 @@ async def live_server(tmp_path: Path, draft: str | None = None, **experiments: A
             httpx.AsyncClient(base_url=url, headers=headers, timeout=20) as http,
         ):
             folder, notes = tmp_path / "experiments", config.engine.cache_dir
-            yield LiveServer(serving, folder, notes, key, user, channel, http, address)
+            yield LiveServer(serving, folder, notes, key, user, code, channel, http, address)
     finally:
         await serving.stop()

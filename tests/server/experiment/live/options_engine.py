@@ -63,7 +63,7 @@ class OptionsEngine(FakeAdminEngine):
         return super()._advance(running)
 
     def info(self) -> EngineInfo:
-        return dataclasses.replace(super().info(), max_batch=2)
+        return dataclasses.replace(super().info(), max_batch=2, indexes=("docs", "code"))
 
 
 def noted(folder: Path) -> list[dict[str, Any]]:

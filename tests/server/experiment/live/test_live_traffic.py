@@ -11,7 +11,7 @@ import grpc
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from server.experiment.live.traffic import NO_ARM, OWN_OPTIONS
+from server.experiment.live.traffic import NO_ARM, NO_INDEX, OWN_OPTIONS
 from server.experiment.records import NO_BLOCK
 from specdec.api.v1 import completion_pb2, generation_pb2, options_pb2
 from tests.server.experiment.live.live_server import PLAN, LiveServer, live_server
@@ -153,6 +153,22 @@ async def test_what_a_request_sets_itself_wins_in_either_arm(tmp_path: Path) -> 
         assert {(got[f"prio{i}"]["width"], got[f"prio{i}"]["priority"]) for i in range(6)} == {(None, 1)}
         assert (await server.experiments.get("widths")).left_out == {OWN_OPTIONS: 12}
         assert server.records() == []
+
+
+async def test_whose_key_has_not_the_index_of_an_arm_takes_no_part(tmp_path: Path) -> None:
+    plan = PLAN.replace("{width: 1}", "{width: 1, indexes: [docs]}")
+    async with live_server(tmp_path) as server:
+        await started(server, plan)
+        for i in range(6):
+            answer = await server.http.post(
+                "/v1/completions",
+                json={"prompt": f"bob{i}", "max_tokens": 1},
+                headers={"x-request-id": f"bob{i}", "authorization": f"Bearer {server.code_key}"},
+            )
+            assert answer.status_code == 200
+            assert "x-specdec-arm" not in answer.headers
+            assert "x-specdec-arm" in (await server.ask(f"boss{i}")).headers
+        assert (await server.experiments.get("widths")).left_out == {NO_INDEX: 6}
 
 
 async def test_warming_the_cache_is_no_part_of_it(tmp_path: Path) -> None:
