@@ -58,6 +58,35 @@ async def test_a_changed_certificate_is_shown_from_the_next_connection_on(tmp_pa
         assert await says(port, old.client_context()) == "SSLCertVerificationError"
 
 
+async def test_a_connection_goes_on_while_certificate_and_authority_change(tmp_path: Path) -> None:
+    old, new = Certificates(tmp_path / "old"), Certificates(tmp_path / "new")
+    files = watched(old.cert, old.key, old.ca)
+
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while line := await reader.readline():
+            writer.write(line)
+        writer.close()
+
+    trusts = {"old": old.client_context(shows=True), "new": new.client_context(shows=True)}
+    server = await asyncio.start_server(echo, "127.0.0.1", 0, ssl=files.server_context())
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", port, ssl=trusts["old"], server_hostname="localhost"
+        )
+        for _ in range(3):
+            writer.write(b"still here\n")
+            assert await reader.readline() == b"still here\n"
+            new.install(old.cert, old.key, old.ca)
+            other, its = await asyncio.open_connection(
+                "127.0.0.1", port, ssl=trusts["new"], server_hostname="localhost"
+            )
+            its.write(b"new\n")
+            assert await other.readline() == b"new\n"
+            its.close()
+        writer.close()
+
+
 async def test_clients_of_the_authority_in_force_are_let_in(tmp_path: Path) -> None:
     server, old, new = (Certificates(tmp_path / name) for name in ("server", "old", "new"))
     authorities = tmp_path / "clients.pem"
