@@ -20,6 +20,7 @@ MAX_DRAFT_NODES = 63  # of one tree, without its root
 MAX_N = 16
 MAX_LOGPROBS = 20
 MAX_STOPS = 64
+MAX_STOP_TEXT = 1024  # characters of a stop string; every one is looked for at every token
 MAX_RULE_TEXT = 4096  # characters of what follows in the file, far more than a rule looks at
 MAX_INDEXES = 8  # each one is looked through at every step
 MAX_HEALING_PREFIX = 256  # characters; a word has far fewer
@@ -122,19 +123,24 @@ class Text(Kind):
 
 @dataclass(frozen=True, slots=True)
 class Texts(Kind):
-    """Strings that are not empty, at most ``limit``. ``alone``: a body may have one string instead of a list."""
+    """Strings that are not empty, at most ``limit``, each of at most ``longest`` characters. ``alone``: a body may have
+    one string instead of a list."""
 
     limit: int | None = None
     alone: bool = False
+    longest: int | None = None
 
     def problem(self, value: Any, vocab_size: int = 0) -> str:
         if self.limit is None:
             return ""
+        if self.longest is not None and any(len(text) > self.longest for text in value):
+            return f"at most {self.longest} characters each"
         return "" if all(value) and len(value) <= self.limit else f"at most {self.limit} non-empty strings"
 
     def schema(self) -> dict[str, Any]:
-        listed = {"type": "array", "items": {"type": "string"}}
-        return {"oneOf": [{"type": "string"}, listed]} if self.alone else listed
+        text = {"type": "string"} | ({} if self.longest is None else {"maxLength": self.longest})
+        listed = {"type": "array", "items": text}
+        return {"oneOf": [text, listed]} if self.alone else listed
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from specdec.fields import (
     MAX_N,
     MAX_NAME,
     MAX_RULE_TEXT,
+    MAX_STOP_TEXT,
     MAX_STOPS,
     MIN_TEMPERATURE,
     NAME_RULE,
@@ -139,8 +140,9 @@ class StoppingParams:
     min_tokens: int = param(0, Whole(0, UINT32, "must not be negative, and below 2^32"))
     stop: tuple[str, ...] = param(
         (),
-        Texts(MAX_STOPS, alone=True),
-        f"At most {MAX_STOPS} different strings; names of special tokens stop at those.",
+        Texts(MAX_STOPS, alone=True, longest=MAX_STOP_TEXT),
+        f"At most {MAX_STOPS} different strings, of up to {MAX_STOP_TEXT} characters each; names of special tokens "
+        "stop at those.",
     )
     stop_token_ids: tuple[int, ...] = param((), TokenIds())
     include_stop: bool = param(False, Flag(), json="include_stop_str_in_output")
