@@ -32,13 +32,14 @@ def doctor_command(engine_config: EngineConfig) -> None:
 
     from bench.machine import BandwidthProbe
     from specdec.engine.memory import host_kv_dtype
+    from specdec.models.memory import available_bytes
     from verify_kernels.kernels import load_kernels, self_test
 
     console = Console(highlight=False)
     threads = engine_config.threads or len(os.sched_getaffinity(0))
-    memory = psutil.virtual_memory()
     console.print(f"machine      {platform.machine()}, {threads} threads, Python {platform.python_version()}")
-    console.print(f"memory       {memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB free")
+    total = psutil.virtual_memory().total
+    console.print(f"memory       {available_bytes() / 2**30:.1f} GiB free here, the machine has {total / 2**30:.1f}")
     console.print(f"vector unit  {', '.join(vector_features()) or 'none detected'}")
     kernels = load_kernels(engine_config.kernels, engine_config.cache_dir, threads)
     console.print(f"kernels      {kernels.name}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -55,6 +56,8 @@ from verify_kernels.forward_batch import PAGE_SIZE
 from verify_kernels.kernels import Kernels, NumericMode, load_kernels, self_test
 from verify_kernels.packed_weights import PackedLinear, unpack_linear
 from verify_kernels.sampling import SamplingKernels
+
+_LOG = logging.getLogger(__name__)
 
 Target = LoadedModel[Any]
 
@@ -435,6 +438,9 @@ def assemble(
     if config.kv_tokens == 0:
         config = config.model_copy(update={"kv_tokens": platform.kv_tokens(target, len(aux_layers), budget)})
     max_context = context_limit(config, target.config)
+    if max_context < config.max_context:
+        said = "engine.max_context: the KV cache has room for sequences of %d tokens, not of %d"
+        _LOG.warning(said, max_context, config.max_context)
     pages = -(-max(config.kv_tokens, PAGE_SIZE) // PAGE_SIZE)
     decoder = platform.target_decoder(target, pages, max_context, aux_layers)
     sampler = Sampler(platform.sampling, threads)

@@ -237,6 +237,16 @@ def test_an_engine_has_the_cache_that_was_planned(folders: tuple[Path, Path, Pat
     assert parts.kv.n_total == parts.info.kv_tokens // 64
 
 
+def test_a_context_that_the_cache_is_too_small_for_is_warned_of(
+    folders: tuple[Path, Path, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    speculation = SpeculationConfig(profile_s=0, drafters=())
+    config = make_config(folders, kv_tokens=256, max_context=512, draft=None, device="cpu", kernels="reference")
+    parts = build_parts(config.model_copy(update={"speculation": speculation}))
+    assert parts.info.max_context == 192
+    assert "engine.max_context: the KV cache has room for sequences of 192 tokens, not of 512" in caplog.text
+
+
 def test_a_draft_models_output_table_is_counted_cut(
     folders: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
