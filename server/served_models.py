@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import chain
 
 from server.completion.service import CompletionService, OutcomeLog
 from server.frontend import Frontend
@@ -57,15 +58,17 @@ class Models:
         return len(self._models) > 1
 
     def find(self, asked: str, task: Task = Task.ANY) -> ServedModel:
-        """The model of a name; without one, the first that can do ``task``. Where there is none, the first of all: it
-        refuses the name or the task in its own words."""
+        """The model of a name; without one, the first that can do ``task``. Where there is none, the first that is not
+        loaded yet, and may be it: it asks to come back. Else the first of all: it refuses the name or the task in its
+        own words."""
         if len(self._models) == 1:
             return self._models[0]
         if asked:
             fitting = (model for model in self._models if model.frontend.is_called(asked))
         else:
             fitting = (model for model in self._models if _CAN[task](model.frontend))
-        return next(fitting, self._models[0])
+        loading = (model for model in self._models if not model.frontend.is_loaded)
+        return next(chain(fitting, loading), self._models[0])
 
     async def drain(self, timeout_s: float) -> int:
         """Close every model's gate, wait up to ``timeout_s`` seconds until nobody is inside, and return how many still

@@ -136,6 +136,8 @@ class GrpcEndpoint:
         }  # fmt: skip
         if self._deadline_s is not None:
             options["timeout_s"] = self._deadline_s
+        if ask.model:
+            options["model"] = ask.model
         if ask.gap is not None:
             return self._client.completion.complete(ask.gap, _HINTS, **options)
         return self._client.stream(ask.ids or ask.chat or ask.text, **options)
@@ -258,8 +260,8 @@ class OpenAIEndpoint:
             "max_tokens": ask.max_tokens, "temperature": sampling.temperature, "stream": True,
             "stream_options": {"include_usage": True},
         }  # fmt: skip
-        if self._model:
-            body["model"] = self._model
+        if model := ask.model or self._model:
+            body["model"] = model
         # Not every server knows all of them.
         body |= {name: getattr(sampling, name) for name in _FILTERS if getattr(sampling, name) != getattr(_PLAIN, name)}
         if ask.chat:

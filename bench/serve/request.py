@@ -20,6 +20,7 @@ class Ask:
     answer is expected to be like, ``session``: who asks, "" for nobody in particular. ``salt``: caches and draft texts
     are shared only with an equal one, by servers that know of it. ``fixed``: the answer has ``max_tokens`` tokens,
     wherever the model would end it. ``sampling`` None: at the endpoint's temperature; ``seed`` None: the server's.
+    ``model``: one of several that the server has; empty: the endpoint's.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Ask:
     ids: tuple[int, ...] = ()
     seed: int | None = None
     sampling: SamplingParams | None = None
+    model: str = ""
 
     def of_fixed_length(self) -> Ask:
         """The same, and every answer as long as the other."""

@@ -216,7 +216,8 @@ def read_trace(path: Path, speed: float = 1.0) -> list[TimedAsk]:
     tokens), ``messages`` (objects with role and content), ``prefix`` with ``suffix``, and ``prompt_blocks`` with
     ``prompt_tokens`` (nothing but lengths and what is shared, see `stand_in`); and may have ``max_tokens``, ``stop``,
     ``fixed`` (true: an answer as long as it may be), ``prediction``, ``session``, ``salt``, ``seed``, ``temperature``,
-    ``top_p``, ``top_k``, ``min_p``, ``name``. Other fields are passed over. speed: 2 replays it in half the time.
+    ``top_p``, ``top_k``, ``min_p``, ``model``, ``name``. Other fields are passed over. speed: 2 replays it in half
+    the time.
 
     Raises:
         ConfigError: the file can not be read, or an object is not of that form; names its number and the field.
@@ -271,7 +272,7 @@ def _timed(item: Any, where: str, speed: float) -> TimedAsk:
         ids=_ids(item, where), gap=_recorded_gap(item, where), stop=tuple(_texts(item, "stop", where)), fixed=fixed,
         prediction=_text(item, "prediction", where), session=_text(item, "session", where),
         salt=_text(item, "salt", where), sampling=_sampling(item, where),
-        seed=_whole(item, "seed", where, 0) if "seed" in item else None,
+        seed=_whole(item, "seed", where, 0) if "seed" in item else None, model=_text(item, "model", where),
     )  # fmt: skip
     return TimedAsk(offset / speed, ask)
 

@@ -25,9 +25,10 @@ _ADMIN_SERVICE = "AdminService"
 
 
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
-    """``not_serving`` tells health's watchers for good; ``drain_s`` is how long the server itself waits at its end."""
+    """``not_serving`` tells health's watchers for good: of one of several models, by its name, or (empty) of all.
+    ``drain_s`` is how long the server itself waits at its end."""
 
-    def __init__(self, models: Models, not_serving: Callable[[], Awaitable[None]], drain_s: float) -> None:
+    def __init__(self, models: Models, not_serving: Callable[[str], Awaitable[None]], drain_s: float) -> None:
         self._models, self._not_serving, self._drain_s = models, not_serving, drain_s
 
     @guarded
@@ -40,8 +41,11 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         violations.check(sound, "timeout_s", "must be a number of seconds, not negative")
         violations.raise_if_any()
         if request.model:
-            return admin_pb2.DrainResponse(running=await self._models.named(request.model).gate.drain(timeout_s))
-        await self._not_serving()
+            drained = self._models.named(request.model)
+            others = (model.frontend for model in self._models if model.frontend is not drained)
+            await self._not_serving("" if all(other.gate.is_closed for other in others) else drained.model)
+            return admin_pb2.DrainResponse(running=await drained.gate.drain(timeout_s))
+        await self._not_serving("")
         return admin_pb2.DrainResponse(running=await self._models.drain(timeout_s))
 
     @guarded

@@ -48,6 +48,7 @@ class GrpcServer:
     def __init__(self, config: ServerConfig, models: Models, observer: Observer | None = None) -> None:
         access = models.first.frontend.access
         self._config, self._access, self.completion = config, access, models.first.completion
+        self._drained: set[str] = set()
         self._health = health.aio.HealthServicer()
         self._server = grpc.aio.server(
             interceptors=[GrpcCalls(observer or Observer()), AuthInterceptor(access), UnreadableMessages()],
@@ -98,11 +99,16 @@ class GrpcServer:
 
     async def set_model_serving(self, name: str, serving: bool) -> None:
         """Tell those who watch one of several models, by its name."""
-        await self._health.set(name, _SERVING if serving else _NOT_SERVING)
+        await self._health.set(name, _SERVING if serving and name not in self._drained else _NOT_SERVING)
 
-    async def begin_shutdown(self) -> None:
-        """Not serving from now on, whatever `set_serving` says later; calls are still answered."""
-        await self._health.enter_graceful_shutdown()
+    async def begin_shutdown(self, model: str = "") -> None:
+        """Not serving from now on, whatever `set_serving` says later; calls are still answered. model: the name of one
+        of several, and only that one."""
+        if model:
+            self._drained.add(model)
+            await self.set_model_serving(model, False)
+        else:
+            await self._health.enter_graceful_shutdown()
 
     async def stop(self, grace_s: float = 0.0) -> None:
         """Close the port and end what is left after ``grace_s`` seconds."""

@@ -218,6 +218,8 @@ def _trace_line(entry: dict[str, Any], number: int, start_s: float) -> dict[str,
         line["max_tokens"] = max(1, entry["output_tokens"] // entry["n"])
     line |= {name: entry[name] for name, plain in _PLAIN.items() if entry[name] != plain}
     line |= {name: entry[name].hex() for name in ("session", "salt") if entry[name]}
+    if entry.get("model"):
+        line["model"] = entry["model"]
     if entry["seed"] is not None:
         line["seed"] = entry["seed"]
     was = {"was_status": entry["status"], "was_s": round(entry["end_s"], 6), "was_tokens": entry["output_tokens"]}

@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from specdec.cli.options import add_engine_options, credential_options, pop_config, pop_credentials, server_option
+from specdec.cli.options import (
+    add_engine_options,
+    credential_options,
+    model_option,
+    pop_config,
+    pop_credentials,
+    server_option,
+)
 
 if TYPE_CHECKING:
     from bench.experiment.plan import ArmServer
@@ -185,8 +192,9 @@ Answer = TypeVar("Answer")
 @click.command("start")
 @click.argument("plan", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @server_option
+@model_option
 @credential_options
-def start_command(plan: Path, server: str, **credentials: Any) -> None:
+def start_command(plan: Path, server: str, model: str, **credentials: Any) -> None:
     """Start the experiment that the YAML file PLAN describes in a running server, or go on with it.
 
     The key must be one marked `admin`. Modes: hash, switchback, shadow, aa; see docs/experiments.md.
@@ -195,35 +203,37 @@ def start_command(plan: Path, server: str, **credentials: Any) -> None:
         text = plan.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise click.ClickException(f"{plan}: can not be read ({error})") from None
-    _show_status(_ask(server, credentials, lambda client: client.experiments.start(text)))
+    _show_status(_ask(server, credentials, lambda client: client.experiments.start(text, model=model)))
 
 
 @click.command("stop")
 @click.argument("name")
 @server_option
+@model_option
 @credential_options
-def stop_command(name: str, server: str, **credentials: Any) -> None:
+def stop_command(name: str, server: str, model: str, **credentials: Any) -> None:
     """Stop the experiment NAME in a running server. Its records stay; starting it again goes on with them."""
-    _show_status(_ask(server, credentials, lambda client: client.experiments.stop(name)))
+    _show_status(_ask(server, credentials, lambda client: client.experiments.stop(name, model=model)))
 
 
 @click.command("status")
 @click.argument("name", required=False)
 @click.option("--report", type=click.Path(dir_okay=False, path_type=Path), help="Write NAME's report, one page, here.")
 @server_option
+@model_option
 @credential_options
-def status_command(name: str | None, report: Path | None, server: str, **credentials: Any) -> None:
+def status_command(name: str | None, report: Path | None, server: str, model: str, **credentials: Any) -> None:
     """Show the experiments of a running server, or how NAME stands and what its records say so far."""
     if name is None:
         if report is not None:
             raise click.UsageError("--report: name the experiment")
-        found = _ask(server, credentials, lambda client: client.experiments.every())
+        found = _ask(server, credentials, lambda client: client.experiments.every(model=model))
         for experiment in found:
             click.echo(_line(experiment))
         if not found:
             click.echo("no experiments")
         return
-    experiment, text, page = _ask(server, credentials, lambda client: _look(client, name, report is not None))
+    experiment, text, page = _ask(server, credentials, lambda client: _look(client, name, model, report is not None))
     _show_status(experiment)
     click.echo(text)
     if report is not None and page:
@@ -234,13 +244,13 @@ def status_command(name: str | None, report: Path | None, server: str, **credent
         click.echo(f"report: {report}")
 
 
-async def _look(client: Client, name: str, report: bool) -> tuple[Experiment, str, str]:
+async def _look(client: Client, name: str, model: str, report: bool) -> tuple[Experiment, str, str]:
     """How the experiment stands, what its records say, and the page."""
     from specdec.client.connection import CallError
 
-    experiment = await client.experiments.get(name)
+    experiment = await client.experiments.get(name, model=model)
     try:
-        result = await client.experiments.result(name, report=report)
+        result = await client.experiments.result(name, report=report, model=model)
     except CallError as error:
         if error.reason != _NO_RESULT:
             raise

@@ -140,34 +140,37 @@ class ExperimentClient:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    async def start(self, plan: str) -> experiment_pb2.Experiment:
+    async def start(self, plan: str, *, model: str = "") -> experiment_pb2.Experiment:
         """Begin the experiment that ``plan``, YAML or JSON, describes, or go on with it."""
-        request = experiment_pb2.StartExperimentRequest(plan=plan)
+        request = experiment_pb2.StartExperimentRequest(plan=plan, model=model)
         found: experiment_pb2.Experiment = (
             await self._connection.unary(self._stub.StartExperiment, request)
         ).experiment
         return found
 
-    async def stop(self, name: str) -> experiment_pb2.Experiment:
+    async def stop(self, name: str, *, model: str = "") -> experiment_pb2.Experiment:
         """End a running experiment; its records stay."""
-        request = experiment_pb2.StopExperimentRequest(name=name)
+        request = experiment_pb2.StopExperimentRequest(name=name, model=model)
         found: experiment_pb2.Experiment = (await self._connection.unary(self._stub.StopExperiment, request)).experiment
         return found
 
-    async def get(self, name: str) -> experiment_pb2.Experiment:
+    async def get(self, name: str, *, model: str = "") -> experiment_pb2.Experiment:
         """How an experiment stands."""
-        request = experiment_pb2.GetExperimentRequest(name=name)
+        request = experiment_pb2.GetExperimentRequest(name=name, model=model)
         found: experiment_pb2.Experiment = (await self._connection.unary(self._stub.GetExperiment, request)).experiment
         return found
 
-    async def every(self) -> list[experiment_pb2.Experiment]:
+    async def every(self, *, model: str = "") -> list[experiment_pb2.Experiment]:
         """All that the server has records of, by name."""
-        response = await self._connection.unary(self._stub.ListExperiments, experiment_pb2.ListExperimentsRequest())
+        request = experiment_pb2.ListExperimentsRequest(model=model)
+        response = await self._connection.unary(self._stub.ListExperiments, request)
         return [*response.experiments]
 
-    async def result(self, name: str, *, report: bool = False) -> experiment_pb2.GetExperimentResultResponse:
+    async def result(
+        self, name: str, *, report: bool = False, model: str = ""
+    ) -> experiment_pb2.GetExperimentResultResponse:
         """What an experiment's records say so far; ``report``: its page too."""
-        request = experiment_pb2.GetExperimentResultRequest(name=name, report=report)
+        request = experiment_pb2.GetExperimentResultRequest(name=name, report=report, model=model)
         found: experiment_pb2.GetExperimentResultResponse = await self._connection.unary(
             self._stub.GetExperimentResult, request
         )

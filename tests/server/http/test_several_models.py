@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,8 +18,8 @@ import pytest
 from click.testing import CliRunner
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from server.auth.keys import KeyEntry, KeyHash, add_key, new_key
 from server.engine_client import EngineStartError, EngineState
+from server.observe.capture import make_trace, read_entries
 from server.observe.logs import LOGGER
 from specdec.api.v1 import (
     admin_pb2,
@@ -35,20 +36,27 @@ from specdec.api.v1 import (
 from specdec.api.v1 import generation_pb2 as pb
 from specdec.cli.main import cli
 from specdec.client import Client
+from tests.server.auth.key_files import make_key
 from tests.server.completion.book_engine import BOOK
 from tests.server.completion.editor import AT, BEHIND, LINE
 from tests.server.http.harness import CHAT, COMPLETIONS, Server, running_serving
 from tests.server.observe.metrics.scrape import Scrape
-from tests.server.several_engines import ENGINES, make_several, serving, several
+from tests.server.several_models import ENGINES, make_several, serving, several
 
 BEFORE, AFTER = BOOK[:AT], "\n" + BOOK[BEHIND:]
 TALK = [{"role": "user", "content": "a"}]
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    """chat comes first and fim can fill in; all tests but those that end an engine share it."""
-    with several() as found:
+def captures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where `server` captures requests."""
+    return tmp_path_factory.mktemp("captures")
+
+
+@pytest.fixture(scope="module")
+def server(captures: Path) -> Iterator[Server]:
+    """chat comes first and fim can fill in; all tests but those that end an engine or need keys share it."""
+    with several(capture_dir=captures, capture_prompts=True) as found:
         yield found
 
 
@@ -113,11 +121,52 @@ def test_what_names_no_model_goes_to_the_first(server: Server, channel: grpc.Cha
     assert models.GetServerInfo(model_pb2.GetServerInfoRequest(model="codestral")).target == "book-2"
 
 
+FIM_FIRST = {"fim": ENGINES["fim"], "chat": ENGINES["chat"]}
+PLAN = """\
+name: widths
+arms:
+  narrow: {request: {speculation: {width: 1}}}
+  wide: {request: {speculation: {width: 2}}}
+assignment: {mode: hash}
+"""
+
+
+def test_experiments_are_each_models_own_and_a_keys_limits_are_not(tmp_path: Path) -> None:
+    keys, folder, plan = tmp_path / "keys.yaml", tmp_path / "experiments", tmp_path / "plan.yaml"
+    key_file = tmp_path / "key"
+    key_file.write_text(make_key(keys, "boss", admin=True))
+    plan.write_text(PLAN)
+    one = {"Authorization": f"Bearer {make_key(keys, 'one', max_concurrent=1)}"}
+    with several(FIM_FIRST, keys_file=keys, experiments={"folder": folder}) as server:
+        address = ("--server", f"127.0.0.1:{server.grpc_port}", "--key-file", str(key_file))
+
+        def ab(*words: str) -> str:
+            told = CliRunner().invoke(cli, ["ab", *words, *address])
+            assert told.exit_code == 0, told.output
+            return told.stdout
+
+        assert ab("start", str(plan), "--model", "chat").startswith("widths: running")
+        assert (folder / "chat" / "widths").is_dir()
+        assert ab("status") == "no experiments\n"
+        server.client.headers.update(one)
+        for model in ("fim", "chat"):
+            server.ask(COMPLETIONS, model=model, prompt="a", max_tokens=1)
+        assert server.comes_to(lambda: "narrow 1" in (told := ab("status", "--model", "chat")) or "wide 1" in told)
+        assert ab("stop", "widths", "--model", "chat").startswith("widths: stopped")
+
+        slow = {"model": "fim", "prompt": BOOK[:9], "max_tokens": 99, "cache_salt": "slow", "stream": True}
+        with server.client.stream("POST", COMPLETIONS, json=slow) as response:
+            lines = response.iter_lines()  # once it is gone, so is the stream
+            next(lines)
+            status, error = server.refused(COMPLETIONS, model="chat", prompt="a")
+        assert (status, error["code"]) == (429, "rate_limited")
+        assert server.comes_to(lambda: server.client.post(COMPLETIONS, json={"prompt": "a"}).status_code == 200)
+
+
 def test_a_talk_goes_to_the_model_that_talks_and_one_is_drained_alone(tmp_path: Path) -> None:
-    file, key = tmp_path / "keys.yaml", new_key()
-    add_key(file, KeyEntry(name="me", tenant="us", hash=str(KeyHash.of(key)), admin=True))
-    bearer = {"authorization": f"Bearer {key}"}
-    with several({"fim": ENGINES["fim"], "chat": ENGINES["chat"]}, keys_file=file) as server:
+    file = tmp_path / "keys.yaml"
+    bearer = {"authorization": f"Bearer {make_key(file, 'me', admin=True)}"}
+    with several(FIM_FIRST, keys_file=file) as server:
         server.client.headers.update(bearer)
         assert server.ask(CHAT, messages=TALK)["model"] == "chat"
         assert server.ask(COMPLETIONS, prompt="a")["model"] == "fim"
@@ -131,12 +180,19 @@ def test_a_talk_goes_to_the_model_that_talks_and_one_is_drained_alone(tmp_path: 
                 return running
 
         assert drain("codestral") == 0
+        assert [health_of(server, name) for name in ("", "chat", "fim")] == [SERVES, SERVES, SERVES_NOT]
+        coder = server.serving._hosts[0].client
+        assert coder.pid is not None
+        os.kill(coder.pid, signal.SIGKILL)
+        assert server.comes_to(lambda: (coder.restarts, coder.state) == (1, EngineState.READY))
+        assert server.comes_to(lambda: health_of(server, "fim") == SERVES_NOT)
         status, error = server.refused(COMPLETIONS, model="fim", prompt="a")
         assert (status, error["code"]) == (503, "draining")
         assert server.ask(COMPLETIONS, model="chat", prompt="a")["model"] == "chat"
         assert [state(server)[0], state(server, model="fim")[0]] == [200, 503]
-        assert drain("") == 0
+        assert drain("chat") == 0
         assert state(server)[0] == 503
+        assert [health_of(server, name) for name in ("", "chat", "fim")] == [SERVES_NOT] * 3
 
 
 def test_an_unknown_name_is_refused_with_those_there_are(server: Server, channel: grpc.Channel) -> None:
@@ -187,6 +243,9 @@ def state(server: Server, **query: str) -> tuple[int, str]:
     return response.status_code, response.json()["engine"]
 
 
+SERVES, SERVES_NOT = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+
+
 def health_of(server: Server, name: str) -> int:
     with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
         request = health_pb2.HealthCheckRequest(service=name)
@@ -195,7 +254,6 @@ def health_of(server: Server, name: str) -> int:
 
 
 def test_one_engines_death_leaves_the_others_streams_alone() -> None:
-    serves, serves_not = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
     with running_serving(serving(make_several(), give_up_after=2)) as server:
         chat, coder = (host.client for host in server.serving._hosts)
 
@@ -203,14 +261,14 @@ def test_one_engines_death_leaves_the_others_streams_alone() -> None:
             assert coder.pid is not None
             os.kill(coder.pid, signal.SIGKILL)
 
-        slow = {"model": "chat", "prompt": "x" * 40, "max_tokens": 40, "cache_salt": "slow", "stream": True}
+        slow = {"model": "chat", "prompt": "x" * 16, "max_tokens": 16, "cache_salt": "slow", "stream": True}
         with server.client.stream("POST", COMPLETIONS, json=slow) as response:
             lines = response.iter_lines()
             next(lines)
             kill()
             rest = [line for line in lines if line]
         assert rest[-1] == "data: [DONE]"
-        assert sum('"text":"x"' in line for line in rest) >= 38
+        assert sum('"text":"x"' in line for line in rest) >= 14
         assert server.comes_to(lambda: (coder.restarts, coder.state) == (1, EngineState.READY))
         assert LINE in json.dumps(server.ask("/infill", input_prefix=BEFORE, input_suffix=AFTER))
 
@@ -221,8 +279,8 @@ def test_one_engines_death_leaves_the_others_streams_alone() -> None:
         assert server.ask(COMPLETIONS, prompt="a")["model"] == "chat"
         assert [state(server)[0], state(server, model="chat")[0]] == [200, 200]
         assert state(server, model="fim") == (503, "failed")
-        assert server.comes_to(lambda: health_of(server, "fim") == serves_not)
-        assert [health_of(server, name) for name in ("", "chat")] == [serves, serves]
+        assert server.comes_to(lambda: health_of(server, "fim") == SERVES_NOT)
+        assert [health_of(server, name) for name in ("", "chat")] == [SERVES, SERVES]
         assert (chat.restarts, chat.state) == (0, EngineState.READY)
 
 
@@ -236,12 +294,13 @@ def live(server: Server) -> Iterator[None]:
 
 def test_memory_is_promised_together() -> None:
     config = make_several({"chat": ENGINES["chat"], "fim": ENGINES["fim"] | {"kv_tokens": 1 << 33}})
-    with (
-        running_serving(serving(config), wait=False) as server,
-        live(server),
-        pytest.raises(EngineStartError, match=f"^fim: memory: .*lower engines.fim.kv_tokens from {1 << 33}"),
-    ):
-        server.run(server.serving.wait_ready())
+    with running_serving(serving(config), wait=False) as server, live(server):
+        with pytest.raises(EngineStartError, match=f"^fim: memory: .*lower engines.fim.kv_tokens from {1 << 33}"):
+            server.run(server.serving.wait_ready())
+        # What only a model that is not loaded may be or do is not refused for good by one that is.
+        assert server.refused(COMPLETIONS, model="book-2", prompt="a")[0] == 503
+        assert server.refused("/v1/fim/completions", prompt="a", suffix="b")[0] == 503
+        assert server.refused("/v1/fim/completions", model="chat", prompt="a", suffix="b")[0] == 422
 
 
 def test_the_page_may_choose(server: Server) -> None:
@@ -290,8 +349,19 @@ def test_metrics_and_logs_tell_models_apart(server: Server, caplog: pytest.LogCa
     assert found.text.count("# TYPE specdec_requests_total ") == 1
 
 
-def test_a_key_has_its_limits_once(server: Server) -> None:
-    first, second = (host.frontend for host in server.serving._hosts)
-    assert first.access is second.access
-    assert first.admission._usage is second.admission._usage
-    assert first.admission._tickets is not second.admission._tickets
+def test_what_is_captured_is_asked_of_the_same_model_again(server: Server, captures: Path, tmp_path: Path) -> None:
+    began_s, prompt = time.time(), list(BOOK[:9].encode())
+    for name in ("chat", "codestral"):
+        server.ask(COMPLETIONS, model=name, prompt=prompt, max_tokens=3)
+    assert server.comes_to(lambda: len([e for e in read_entries(captures) if e["at_s"] >= began_s]) == 2)
+    lines = list(make_trace(read_entries(captures), began_s, time.time()))
+    assert [line["model"] for line in lines] == ["chat", "fim"]
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for url in (f"grpc://127.0.0.1:{server.grpc_port}", f"{server.url}/v1"):
+        began_s = time.time()
+        words = ("replay", str(trace), "--url", url, "--quiet", "--warm-up", "0", "--max-slip", "100000")
+        done = CliRunner().invoke(cli, words)
+        assert done.exit_code == 0, done.output
+        again = [entry for entry in read_entries(captures) if entry["at_s"] >= began_s]
+        assert sorted(entry["model"] for entry in again) == ["chat", "fim"]
