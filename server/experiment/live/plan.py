@@ -61,7 +61,8 @@ def read_options(given: Mapping[str, Any], info: EngineInfo) -> tuple[ArmOptions
     unknown += [("speculation", name) for name in speculation if name not in _SPECULATION]
     problems: list[Problem] = [(place, f"no option that an arm may change; there are {_KNOWN}") for place in unknown]
     violations = ViolationCollector()
-    body = Body({"speculation": speculation, **plain}, violations)
+    known = {name: value for name, value in speculation.items() if name in _SPECULATION}
+    body = Body({"speculation": known, **plain}, violations)
     asked = read_speculation(body)
     options = ArmOptions(
         {name: getattr(asked, name) for name in _SPECULATION if name in speculation}, read_values(body, Request)
