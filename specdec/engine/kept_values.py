@@ -25,12 +25,13 @@ class KeptValues:
     """JSON values of one ``kind`` that hold for what ``key`` names: weights and the types they are held in, a machine.
 
     A file that is damaged, old or made for something else is as good as none; what can not be written is not kept.
-    Either is logged in one line.
+    Either is logged in one line; that writing fails again, as on a full disk, is not said again.
     """
 
     def __init__(self, cache_dir: Path, kind: str, key: Sequence[object]) -> None:
         self._kind, self._key = kind, hashlib.sha256(json.dumps([str(part) for part in key]).encode()).hexdigest()
         self.path = cache_dir.expanduser() / "controller" / f"{kind}-{self._key[:16]}.json"
+        self._failing = False
 
     def read(self) -> dict[str, Any]:
         """What was kept; nothing if that is nothing or can not be read."""
@@ -63,8 +64,11 @@ class KeptValues:
             finally:
                 temporary.unlink(missing_ok=True)
             self._tidy()
+            self._failing = False
         except OSError as error:
-            logger.warning("%s: can not be kept (%s)", self.path, error)
+            if not self._failing:
+                logger.warning("%s: can not be kept (%s)", self.path, error)
+            self._failing = True
 
     def _tidy(self) -> None:
         files = list(self.path.parent.glob(f"{self._kind}-*.json"))

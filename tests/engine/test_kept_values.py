@@ -37,6 +37,26 @@ def test_what_was_kept_is_read_by_who_has_the_same_key(tmp_path: Path) -> None:
     assert [path.name for path in kept.path.parent.iterdir()] == [kept.path.name]
 
 
+def test_that_a_disk_is_full_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, text: str, encoding: str) -> int:
+        raise OSError(28, "No space left on device")
+
+    kept = KeptValues(tmp_path, "costs", ["weights"])
+    kept.write({"a": 1})
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
+        for _ in range(3):
+            kept.write({"a": 2})
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{kept.path}: can not be kept ([Errno 28] No space left on device)"
+    ]
+    assert kept.read() == {"a": 1}
+    kept.write({"a": 3})
+    assert kept.read() == {"a": 3}
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"version": 0, "key": "", "values": {}}', "[" * 100_000, "\xff"])
 def test_a_damaged_file_is_ignored_with_one_line(text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = LearnedFile(tmp_path, "target")
