@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import functools
-import json
 import random
 from pathlib import Path
 
@@ -165,7 +164,7 @@ def test_a_long_text_settles() -> None:
 def begun(tokenizer_words: tuple[str, ...], begin: str) -> Tokenizer:
     """A tokenizer whose prompts begin with special token ``begin``."""
     plain = wordy_tokenizer(tokenizer_words, (begin, "<|x|>"))
-    return Tokenizer(json.dumps(plain._data), TokenizerInfo(bos_id=plain.token_id(begin), add_bos=True))
+    return Tokenizer(plain._backend.to_str(), TokenizerInfo(bos_id=plain.token_id(begin), add_bos=True))
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [("<s>", "<s>"), ("<s>", "<bos>")])

@@ -140,7 +140,11 @@ async def run_until_ready(serving: Serving) -> tuple[asyncio.Task[None], Address
     def on_ready(addresses: Addresses, _: EngineInfo) -> None:
         ready.set_result(addresses)
 
-    return asyncio.create_task(serving.run(on_ready)), await ready
+    running = asyncio.create_task(serving.run(on_ready))
+    await asyncio.wait((running, ready), return_when=asyncio.FIRST_COMPLETED)
+    if not ready.done():
+        await running  # raises what it ended with
+    return running, ready.result()
 
 
 async def test_sigterm_drains_and_a_second_one_does_not_wait() -> None:
@@ -167,7 +171,7 @@ async def test_sigterm_drains_and_a_second_one_does_not_wait() -> None:
 async def test_the_first_signal_says_what_is_waited_for_and_the_second_ends_at_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    serving = Serving(make_config(drain_s=3600), FakeTokenizer, factory=FACTORY)
+    serving = Serving(make_config(drain_s=3600), lambda _: FakeTokenizer(), factory=FACTORY)
     running, addresses = await run_until_ready(serving)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{addresses.grpc_port}") as channel:
         call = Harness(serving, addresses, channel).generation.GenerateStream(stream_request(salt="hang"))
