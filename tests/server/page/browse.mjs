@@ -185,6 +185,10 @@ async function locked() {
   await page.locator(".status.s-key").waitFor();
   const asked = await page.locator(".status").textContent();
   const field = await page.evaluate(() => document.activeElement.type);
+  const cut = await page.evaluate(() => {
+    const { scrollWidth, clientWidth } = document.querySelector(".request");
+    return scrollWidth - clientWidth;
+  });
   await page.screenshot({ path: join(shots, "key.png") });
   await page.keyboard.type(key);
   await page.keyboard.press("Enter");
@@ -196,7 +200,7 @@ async function locked() {
   await finished(page);
   const tokens = await page.locator(".token").count();
   const kept = await page.evaluate(() => JSON.stringify([{ ...localStorage }, { ...sessionStorage }, document.cookie]));
-  return { asked, field, tokens, kept };
+  return { asked, field, cut, tokens, kept };
 }
 
 try {

@@ -151,5 +151,6 @@ def test_a_key_is_asked_for_and_not_kept(browse: Browse, tmp_path: Path) -> None
         seen = browse(server, "locked", key)
     assert "key" in seen["asked"]
     assert seen["field"] == "password"
+    assert seen["cut"] == 0  # of the form's width, as a visitor finds it
     assert seen["tokens"] == len("abc") + 1
     assert key not in seen["kept"]
