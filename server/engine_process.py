@@ -1,6 +1,4 @@
-"""The engine's own process: `python -m server.engine_process --fd N --config JSON`, started by `EngineChild`.
-
-The engine's own process: ``python -m server.engine_process --fd N --config JSON``, started by `EngineChild`.
+"""The engine's own process: ``python -m server.engine_process --fd N --config JSON``, started by `EngineChild`.
 
 Exit codes: 0 asked to close, or the front end is gone; 1 the engine broke; 2 it refused to start.
 """

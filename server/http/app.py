@@ -19,7 +19,6 @@ from server.auth.access import KEY_HEADERS, http_caller
 from server.auth.principal import set_caller
 from server.http.anthropic import ANTHROPIC, AnthropicErrors
 from server.http.call import Call, Endpoint, ErrorStyle, ServerContext
-from server.http.embeddings import EMBEDDINGS
 from server.http.errors import ClientGoneError, MethodNotAllowedError, PathNotFoundError, refusal_of
 from server.http.fields import RESPONSES
 from server.http.ignored_fields import body_fields
@@ -27,15 +26,14 @@ from server.http.llamacpp import LLAMACPP
 from server.http.mistral import MISTRAL
 from server.http.model_choice import server_of
 from server.http.ollama import OLLAMA, OllamaErrors
-from server.http.openai import DEEPSEEK, OPENAI
+from server.http.openai import DEEPSEEK, EMBEDDINGS, OPENAI
 from server.http.openai_format import OpenAIErrors
 from server.http.operator_endpoints import EXPERIMENTS, METRICS, PROBES
 from server.http.page import PAGE
-from server.http.render import RENDER
 from server.http.responses import OPENAI_RESPONSES
 from server.http.sglang import SGLANG
 from server.http.tabby import TABBY
-from server.http.vllm import VLLM
+from server.http.vllm import RENDER, VLLM
 from server.json_body import write_json
 
 

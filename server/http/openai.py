@@ -1,4 +1,5 @@
-"""Endpoints of OpenAI's dialect, their bodies' schemas, /v1/models, and DeepSeek's /beta/completions."""
+"""Endpoints of OpenAI's dialect, their bodies' schemas, /v1/models, /v1/embeddings refused in words, and DeepSeek's
+/beta/completions."""
 
 from __future__ import annotations
 
@@ -29,6 +30,7 @@ from server.http.openai_completions import complete
 from server.http.openai_format import OpenAIErrors
 from server.request_fields import param_schemas
 from server.served_models import Task
+from specdec.errors import RequestError
 from specdec.fields import MAX_N
 from specdec.types import OutputParams
 
@@ -143,6 +145,35 @@ OPENAI = (
         {"summary": "The model of a name", "parameters": [_MODEL], "responses": RESPONSES},
     ),
 )
+
+
+class NoEmbeddingsError(RequestError):
+    """The server can not tell vectors. SDKs do not try again after this status."""
+
+    reason = "EMBEDDINGS_NOT_SUPPORTED"
+    http_status = 422
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this server runs a model that generates text, and makes no embeddings; point the client's embedding model "
+            "at a server of an embedding model"
+        )
+
+
+async def embed(call: Call) -> None:
+    """Refuse ``call``.
+
+    Raises:
+        NoEmbeddingsError: always.
+    """
+    raise NoEmbeddingsError
+
+
+_EMBEDDING_FIELDS = {"model": TEXT, "input": TEXTS}
+EMBEDDINGS = (
+    Endpoint("POST", "/v1/embeddings", embed, _ERRORS,
+             json_operation("Refused: the model makes no embeddings", _EMBEDDING_FIELDS)),
+)  # fmt: skip
 
 
 DEEPSEEK = (
