@@ -3,7 +3,7 @@ path. Beside it `server` or `bench` would be in the way of other people's packag
 
 from setuptools import find_packages, setup
 
-PARTS = ("bench", "draft", "server", "verify_kernels")
+PARTS = ("bench", "cluster", "draft", "server", "verify_kernels")
 INSIDE = "specdec._parts."
 
 setup(

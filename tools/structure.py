@@ -30,7 +30,7 @@ from specdec.models.load import load_tokenizer
 from specdec.types import Request, SpeculationMode, SpeculationParams, StoppingParams
 from tools.markdown import REPOSITORY
 
-PACKAGES = ("specdec", "draft", "verify_kernels", "server", "bench")
+PACKAGES = ("specdec", "draft", "verify_kernels", "server", "bench", "cluster")
 SOURCES = (".py", ".cpp", ".h", ".proto", ".ts", ".tsx", ".lua", ".css", ".mjs")
 ELSEWHERE = ("tests/", "docs/", "examples/", "server/page/static/")
 MODEL = "smollm2-135m"
