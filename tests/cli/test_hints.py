@@ -25,7 +25,7 @@ from tests.test_docs_commands import resolve
 from tools.markdown import REPOSITORY
 
 INFO = EngineInfo("m", None, "int8", "native", "bitwise", 64, 64, 64, 1, ("suffix",), (0,), 1, "0", "fp32")
-FOLDERS = ("specdec", "server", "draft", "bench", "verify_kernels")
+FOLDERS = ("specdec", "server", "draft", "bench", "cluster", "verify_kernels")
 COMMANDS = "|".join(cli.list_commands(click.Context(cli)))
 # `specdec ...` in backticks; else from the command's name to the end of the clause
 HINT = re.compile(rf"`specdec ((?:{COMMANDS})\b[^`]*)`|(?:[:;] |^|\n *)specdec ((?:{COMMANDS})\b[^`;\n]*)")

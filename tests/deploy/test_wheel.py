@@ -19,7 +19,7 @@ import pytest
 from tools.markdown import REPOSITORY
 
 pytestmark = pytest.mark.slow
-SOURCES = ("bench", "draft", "server", "specdec", "verify_kernels")
+SOURCES = ("bench", "cluster", "draft", "server", "specdec", "verify_kernels")
 TINY = ("--target", "random:tiny", "--kernels", "reference", "--device", "cpu", "--threads", "1")
 FOREIGN = "raise ImportError('this is not of specdec')\n"
 
@@ -72,7 +72,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
 def test_nothing_but_specdec_is_at_the_top(installed: Installed) -> None:
     assert {name for name in installed.tops if not name.endswith((".dist-info", "__pycache__"))} == {"specdec"}
     parts = installed.site / "specdec" / "_parts"
-    assert {path.name for path in parts.iterdir()} == {"bench", "draft", "server", "verify_kernels"}
+    assert {path.name for path in parts.iterdir()} == {"bench", "cluster", "draft", "server", "verify_kernels"}
     for file in (
         "server/page/static/page.js",
         "server/experiment/report/report.html.j2",
