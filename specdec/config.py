@@ -325,7 +325,7 @@ class Config(BaseModel):
         left = {name: value for name, value in data.items() if name != "engine"}
         found: dict[Any, Any] = {}
         for name, own in data["engines"].items():
-            found[name] = _merged(shared, own or {}) if isinstance(own or {}, Mapping) else own
+            found[name] = merged(shared, own or {}) if isinstance(own or {}, Mapping) else own
             shared = {field: value for field, value in shared.items() if field != "aliases"}
         return left | {"engines": found}
 
@@ -350,12 +350,12 @@ class Config(BaseModel):
         return self
 
 
-def _merged(shared: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+def merged(shared: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """``own``, completed by what only ``shared`` says, inside of mappings too."""
     found = dict(shared) | dict(own)
     for name, value in shared.items():
         if isinstance(value, Mapping) and isinstance(own.get(name), Mapping):
-            found[name] = _merged(value, own[name])
+            found[name] = merged(value, own[name])
     return found
 
 
@@ -365,7 +365,7 @@ def load_config(path: Path | None = None, overrides: Mapping[str, Any] | None = 
     Raises:
         ConfigError: the file can not be read, or a field is unknown or out of range; names every such field.
     """
-    data = _read(path) if path else {}
+    data = read_mapping(path, "`engine:` and `server:`") if path else {}
     for dotted, value in (overrides or {}).items():
         if value is None:
             continue
@@ -380,11 +380,20 @@ def load_config(path: Path | None = None, overrides: Mapping[str, Any] | None = 
     try:
         return Config.model_validate(data)
     except ValidationError as error:
-        lines = [f"{'.'.join(map(str, e['loc'])) or 'config'}: {e['msg']}" for e in error.errors()]
-        raise ConfigError(f"{path or 'configuration'}: " + "; ".join(lines)) from None
+        raise ConfigError(f"{path or 'configuration'}: {problems(error)}") from None
 
 
-def _read(path: Path) -> dict[str, Any]:
+def problems(error: ValidationError) -> str:
+    """Every field that is wrong, with what is."""
+    return "; ".join(f"{'.'.join(map(str, e['loc'])) or 'config'}: {e['msg']}" for e in error.errors())
+
+
+def read_mapping(path: Path, of: str) -> dict[str, Any]:
+    """A YAML file that holds a mapping with the keys ``of``, which the refusal of another names; empty: nothing.
+
+    Raises:
+        ConfigError: the file can not be read, or holds something else.
+    """
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -396,5 +405,5 @@ def _read(path: Path) -> dict[str, Any]:
     if data is None:
         return {}
     if not isinstance(data, dict):
-        raise ConfigError(f"{path}: must hold a mapping with `engine:` and `server:`")
+        raise ConfigError(f"{path}: must hold a mapping with {of}")
     return data

@@ -1,0 +1,226 @@
+"""What cluster.yaml says: which models, by how many replicas each, where clients connect, how calls are spread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from specdec.config import Config, Name, merged, problems, read_mapping
+from specdec.errors import ConfigError
+
+HeaderName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,63}$")]
+WORKSPACE_HEADER, SESSION_HEADER = "x-workspace-id", "x-session-id"
+FIRST_RELEASE = "blue"
+
+
+class ListenConfig(BaseModel):
+    """Where clients connect. Every model has ports of its own, so that each dialect's paths stay as they are."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    host: str = Field("127.0.0.1", min_length=1, description="address that Envoy listens on; 0.0.0.0: all")
+    admin_port: int = Field(8499, ge=0, le=65535, description="Envoy's own figures, on loopback only; 0: any free one")
+    tls_cert: Path | None = Field(None, description="PEM certificate chain; with tls_key: TLS only")
+    tls_key: Path | None = Field(None, description="PEM private key of tls_cert")
+    tls_client_ca: Path | None = Field(None, description="PEM authorities; clients must show a certificate of theirs")
+
+    @model_validator(mode="after")
+    def _tls_is_whole(self) -> ListenConfig:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            given, missing = ("tls_cert", "tls_key") if self.tls_key is None else ("tls_key", "tls_cert")
+            raise ValueError(f"{given} needs {missing}: give both, or neither")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ValueError("tls_client_ca needs tls_cert and tls_key: clients are known by certificate only over TLS")
+        return self
+
+
+class RoutingConfig(BaseModel):
+    """How calls are spread over the replicas of a release."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    affinity_headers: tuple[HeaderName, ...] = Field(
+        (WORKSPACE_HEADER, SESSION_HEADER),
+        description="headers or gRPC metadata whose value keeps calls on one replica; the first that is there",
+    )
+    hash_balance_factor: int = Field(
+        125, ge=101, le=1000, description="a replica's running calls, at most so many of the mean; more go to the next",
+        json_schema_extra={"unit": "percent"},
+    )  # fmt: skip
+    retries: int = Field(3, ge=0, le=10, description="on other replicas, of a call that no byte came back for")
+    connect_s: float = Field(
+        1.0, gt=0, description="a replica that does not take a connection for so long is passed by"
+    )
+
+
+class HealthConfig(BaseModel):
+    """When a replica gets no calls though it is listed: asked for /readyz, and watched in what it answers."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    interval_s: float = Field(1.0, gt=0, le=60, description="between two probes of /readyz")
+    timeout_s: float = Field(2.0, gt=0, le=60, description="a probe that takes longer has failed")
+    unhealthy_after: int = Field(2, ge=1, description="failed probes in a row", json_schema_extra={"unit": "probes"})
+    eject_after: int = Field(
+        5, ge=1, description="5xx answers or broken connections in a row", json_schema_extra={"unit": "errors"}
+    )
+    ejected_s: float = Field(10.0, gt=0, description="how long for the first time; each further time adds as much")
+    max_ejected_percent: int = Field(
+        50, ge=0, le=100, description="of a release's replicas ejected at once, at most",
+        json_schema_extra={"unit": "percent"},
+    )  # fmt: skip
+
+
+class AutoscalingConfig(BaseModel):
+    """When replicas are added and taken away, between ``min`` and ``max``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    target_waiting: float = Field(
+        2.0, gt=0, description="requests that wait in a replica, in the mean; above it one is added",
+        json_schema_extra={"unit": "requests"},
+    )  # fmt: skip
+    target_wait_s: float = Field(1.0, gt=0, description="until the first token, as admission forecasts it; as above")
+    period_s: float = Field(5.0, gt=0, description="between two looks at the load")
+    up_after_s: float = Field(5.0, ge=0, description="the load must be above the target for so long")
+    down_after_s: float = Field(300.0, ge=0, description="the load must be below the target for so long")
+
+
+class ReplicasConfig(BaseModel):
+    """How many, and what each one takes of its machine."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    min: int = Field(1, ge=1, description="replicas at least", json_schema_extra={"unit": "replicas"})
+    max: int = Field(1, ge=1, description="replicas at most", json_schema_extra={"unit": "replicas"})
+    cpus: float = Field(1.0, gt=0, description="cores that are set aside for each", json_schema_extra={"unit": "cores"})
+    gpus: float = Field(0.0, ge=0, description="GPUs that are set aside for each", json_schema_extra={"unit": "GPUs"})
+    memory_bytes: int = Field(0, ge=0, description="memory that is set aside for each; 0: not counted")
+
+    @model_validator(mode="after")
+    def _in_order(self) -> ReplicasConfig:
+        if self.min > self.max:
+            raise ValueError(f"min is {self.min}, above max, which is {self.max}")
+        return self
+
+
+class ReleaseConfig(BaseModel):
+    """One of a model's releases: its share of the sessions, and in what it differs from the model's own settings."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    weight: int = Field(
+        100, ge=0, le=100, description="of the sessions; 0: none yet", json_schema_extra={"unit": "percent"}
+    )
+    python: Path | None = Field(None, description="interpreter whose specdec runs it; null: the one that runs this")
+    settings: dict[str, Any] = Field({}, description="`engine:` and `server:`, laid over the model's own")
+
+
+class ModelConfig(BaseModel):
+    """A model of the fleet.
+
+    ``settings`` is what a file of ``specdec serve`` holds; ports and host in it are the fleet's to choose. ``releases``
+    are in the order of their coming, oldest first; weights that do not make 100 in all count by their proportions.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: Name = Field(description="as `specdec cluster` calls it")
+    http_port: int | None = Field(8401, ge=1, le=65535, description="where clients reach it over HTTP; null: nowhere")
+    grpc_port: int | None = Field(8400, ge=1, le=65535, description="where clients reach it over gRPC; null: nowhere")
+    settings: dict[str, Any] = Field({}, description="`engine:` and `server:`, as `specdec serve --config` reads them")
+    replicas: ReplicasConfig = ReplicasConfig()
+    autoscaling: AutoscalingConfig = AutoscalingConfig()
+    releases: dict[Name, ReleaseConfig] = Field(
+        {FIRST_RELEASE: ReleaseConfig()}, min_length=1, description="by name, oldest first"
+    )
+
+    @model_validator(mode="after")
+    def _can_be_served(self) -> ModelConfig:
+        if self.http_port is None and self.grpc_port is None:
+            raise ValueError("http_port and grpc_port are both null: clients could not reach it")
+        if not any(release.weight for release in self.releases.values()):
+            raise ValueError("releases: one needs a weight above 0")
+        for name in self.releases:
+            try:
+                self.server_config(name)
+            except ValidationError as error:
+                raise ValueError(f"settings of release {name}: {problems(error)}") from None
+        return self
+
+    def server_config(self, release: str) -> Config:
+        """What a replica of ``release`` is started with, before it is given its ports.
+
+        Raises:
+            ValidationError: a setting is unknown or out of range.
+        """
+        return Config.model_validate(merged(self.settings, self.releases[release].settings))
+
+
+class ClusterConfig(BaseModel):
+    """The whole of cluster.yaml."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    models: tuple[ModelConfig, ...] = Field(min_length=1, description="each with its own ports and replicas")
+    listen: ListenConfig = ListenConfig()
+    routing: RoutingConfig = RoutingConfig()
+    health: HealthConfig = HealthConfig()
+    drain_s: float = Field(30.0, ge=0, description="how long a replica that is taken away may finish its calls")
+    folder: Path = Field(Path("~/.cache/specdec/cluster"), description="Envoy's files and logs, and what the fleet is")
+
+    @field_validator("models")
+    @classmethod
+    def _stand_apart(cls, models: tuple[ModelConfig, ...]) -> tuple[ModelConfig, ...]:
+        names: set[str] = set()
+        ports: dict[int, str] = {}
+        for model in models:
+            if model.name in names:
+                raise ValueError(f"two models are called {model.name!r}")
+            names.add(model.name)
+            for place, port in _ports(model):
+                if (owner := ports.setdefault(port, place)) != place:
+                    raise ValueError(f"{place} is {port}, as {owner} is; each model needs ports of its own")
+        return models
+
+    @model_validator(mode="after")
+    def _admin_stands_apart(self) -> ClusterConfig:
+        for model in self.models:
+            for place, port in _ports(model):
+                if port == self.listen.admin_port:
+                    raise ValueError(f"listen.admin_port is {port}, as {place} is")
+        return self
+
+    def model(self, name: str) -> ModelConfig:
+        """The model of that name.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        for model in self.models:
+            if model.name == name:
+                return model
+        known = ", ".join(model.name for model in self.models)
+        raise ConfigError(f"no model {name!r} in the cluster; there are: {known}")
+
+
+def load_cluster_config(path: Path) -> ClusterConfig:
+    """Read cluster.yaml.
+
+    Raises:
+        ConfigError: the file can not be read, or a field is unknown or out of range; names every such field.
+    """
+    data: Mapping[str, Any] = read_mapping(path, "`models:`")
+    try:
+        return ClusterConfig.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {problems(error)}") from None
+
+
+def _ports(model: ModelConfig) -> Iterator[tuple[str, int]]:
+    for field, port in (("http_port", model.http_port), ("grpc_port", model.grpc_port)):
+        if port is not None:
+            yield f"{model.name}.{field}", port

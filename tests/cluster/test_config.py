@@ -1,0 +1,72 @@
+"""cluster.yaml: what it may say, and refusals that name the field."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cluster.config import load_cluster_config
+from specdec.errors import ConfigError
+
+CODER = {"name": "coder"}
+
+
+def load(folder: Path, data: Any) -> Any:
+    file = folder / "cluster.yaml"
+    file.write_text(yaml.safe_dump(data))
+    return load_cluster_config(file)
+
+
+def test_a_model_needs_no_more_than_its_name(tmp_path: Path) -> None:
+    config = load(tmp_path, {"models": [CODER]})
+    model = config.model("coder")
+    assert (model.http_port, model.grpc_port, list(model.releases)) == (8401, 8400, ["blue"])
+    assert model.server_config("blue").engine.target == "smollm2-135m"
+
+
+def test_a_release_lays_its_settings_over_the_models(tmp_path: Path) -> None:
+    settings = {"engine": {"target": "a", "threads": 2}, "server": {"metrics_compat": "vllm"}}
+    releases = {"blue": {}, "green": {"weight": 0, "settings": {"engine": {"dtype": "bf16"}}}}
+    model = load(tmp_path, {"models": [{**CODER, "settings": settings, "releases": releases}]}).model("coder")
+    blue, green = model.server_config("blue"), model.server_config("green")
+    assert (blue.engine.dtype, green.engine.dtype) == ("auto", "bf16")
+    assert green.engine.threads == 2
+    assert green.server.metrics_compat == "vllm"
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        ({}, "models: Field required"),
+        ([], "must hold a mapping with `models:`"),
+        ({"models": []}, "models: Tuple should have at least 1 item"),
+        ({"models": [{"name": "a b"}]}, "models.0.name"),
+        ({"models": [CODER, {**CODER, "http_port": 1, "grpc_port": 2}]}, "two models are called 'coder'"),
+        ({"models": [CODER, {"name": "chat"}]}, "chat.http_port is 8401, as coder.http_port is"),
+        ({"models": [{**CODER, "grpc_port": 8401}]}, "coder.grpc_port is 8401, as coder.http_port is"),
+        ({"models": [CODER], "listen": {"admin_port": 8400}}, "listen.admin_port is 8400, as coder.grpc_port is"),
+        ({"models": [{**CODER, "http_port": None, "grpc_port": None}]}, "clients could not reach it"),
+        ({"models": [{**CODER, "replicas": {"min": 3}}]}, "models.0.replicas: Value error, min is 3, above max"),
+        ({"models": [{**CODER, "settings": {"engine": {"treads": 1}}}]}, "settings of release blue: engine.treads"),
+        ({"models": [{**CODER, "releases": {"blue": {"weight": 0}}}]}, "releases: one needs a weight above 0"),
+        ({"models": [{**CODER, "releases": {}}]}, "models.0.releases"),
+        ({"models": [CODER], "routing": {"affinity_headers": ["X-Session"]}}, "routing.affinity_headers.0"),
+        ({"models": [CODER], "routing": {"hash_balance_factor": 100}}, "routing.hash_balance_factor"),
+        ({"models": [CODER], "listen": {"tls_cert": "c.pem"}}, "listen: Value error, tls_cert needs tls_key"),
+        ({"models": [CODER], "listen": {"tls_client_ca": "c.pem"}}, "tls_client_ca needs tls_cert"),
+        ({"models": [CODER], "drain": 3}, "drain: Extra inputs"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, data: Any, problem: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, data)
+    assert problem in str(caught.value)
+    assert "cluster.yaml" in str(caught.value)
+
+
+def test_an_unknown_model_is_named_with_those_there_are(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no model 'chat' in the cluster; there are: coder"):
+        load(tmp_path, {"models": [CODER]}).model("chat")

@@ -1,0 +1,118 @@
+"""Who may get calls: pools of one fingerprint, weights of releases, the switch and the way back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cluster.config import ClusterConfig
+from cluster.fleet import (
+    Fleet,
+    Replica,
+    ReplicaState,
+    draining,
+    rolled_back,
+    switched,
+    with_release,
+    with_replica,
+    with_weights,
+    without_release,
+    without_replica,
+)
+from specdec.errors import ConfigError
+
+READY = ReplicaState.READY
+
+
+def replica(name: str, release: str = "blue", fingerprint: str = "int8-avx512", state: ReplicaState = READY) -> Replica:
+    return Replica(name, "coder", release, "10.0.0.1", 9001, 9000, fingerprint, state)
+
+
+def fleet_of(*replicas: Replica) -> Fleet:
+    fleet = Fleet.of(ClusterConfig.model_validate({"models": [{"name": "coder"}]}))
+    fleet = with_release(fleet, "coder", "green")
+    for each in replicas:
+        fleet = with_replica(fleet, each)
+    return fleet
+
+
+def names(replicas: tuple[Replica, ...]) -> list[str]:
+    return [each.id for each in replicas]
+
+
+def test_only_ready_replicas_get_calls() -> None:
+    fleet = fleet_of(replica("a"), replica("b", fingerprint="", state=ReplicaState.STARTING), replica("c"))
+    assert names(fleet.pool("coder", "blue")) == ["a", "c"]
+    assert names(draining(fleet, "a").pool("coder", "blue")) == ["c"]
+    assert names(with_replica(fleet, replica("b")).pool("coder", "blue")) == ["a", "b", "c"]
+    assert names(without_replica(fleet, "c").pool("coder", "blue")) == ["a"]
+
+
+def test_a_pool_has_one_fingerprint_and_takes_another_only_once_it_is_empty() -> None:
+    fleet = fleet_of(replica("a"), replica("b", fingerprint="int8-neon"), replica("g", "green", "int8-neon"))
+    assert names(fleet.pool("coder", "blue")) == ["a"]
+    assert names(fleet.misfits) == ["b"]
+    assert names(draining(fleet, "a").pool("coder", "blue")) == []  # what a still answers must be able to go on
+    alone = without_replica(fleet, "a")
+    assert names(alone.pool("coder", "blue")) == ["b"]
+    assert alone.misfits == ()
+    assert names(fleet.pool("coder", "green")) == ["g"]
+    empty = without_replica(alone, "b")
+    assert empty.release("coder", "blue").fingerprint == ""
+
+
+def test_a_ready_replica_needs_a_fingerprint_and_stays_in_its_release() -> None:
+    with pytest.raises(ConfigError, match="has no fingerprint"):
+        fleet_of(replica("a", fingerprint=""))
+    with pytest.raises(ConfigError, match="is of coder/blue"):
+        fleet_of(replica("a"), replica("a", "green"))
+    with pytest.raises(ConfigError, match="no release 'red'; there are: blue, green"):
+        fleet_of(replica("a", "red"))
+    with pytest.raises(ConfigError, match="no model 'other'"):
+        fleet_of(replace(replica("a"), model="other"))
+
+
+def test_canary_switch_and_the_way_back() -> None:
+    fleet = fleet_of(replica("a"), replica("g", "green", "bf16"))
+    assert fleet.shares("coder") == [("blue", 100)]
+    canary = with_weights(fleet, "coder", {"blue": 90, "green": 10})
+    assert canary.shares("coder") == [("green", 10), ("blue", 90)]
+    assert (canary.live("coder").name, canary.live_fingerprint("coder")) == ("blue", "int8-avx512")
+    green = switched(canary, "coder", "green")
+    assert green.shares("coder") == [("green", 100)]
+    assert green.live_fingerprint("coder") == "bf16"
+    assert rolled_back(green, "coder") == replace(canary, earlier=rolled_back(green, "coder").earlier)
+    assert rolled_back(rolled_back(green, "coder"), "coder").shares("coder") == [("green", 100)]
+
+
+def test_the_share_of_a_release_that_died_goes_to_the_live_one_and_moves_nobody_else() -> None:
+    fleet = with_weights(fleet_of(replica("a"), replica("g", "green")), "coder", {"blue": 90, "green": 10})
+    assert without_replica(fleet, "g").shares("coder") == [("blue", 10), ("blue", 90)]
+    assert without_replica(fleet, "a").shares("coder") == [("green", 10), ("green", 90)]
+
+
+def test_nobody_is_sent_where_nobody_serves() -> None:
+    fleet = fleet_of(replica("a"))
+    with pytest.raises(ConfigError, match="coder/green has no replica that is ready"):
+        switched(fleet, "coder", "green")
+    with pytest.raises(ConfigError, match="there is nothing to go back to"):
+        rolled_back(fleet, "coder")
+    with pytest.raises(ConfigError, match="every release would have the weight 0"):
+        with_weights(fleet, "coder", {"blue": 0})
+    green = switched(with_replica(fleet, replica("g", "green")), "coder", "green")
+    with pytest.raises(ConfigError, match="coder/blue has no replica"):
+        rolled_back(without_replica(green, "a"), "coder")
+
+
+def test_a_release_ends_when_nothing_is_left_of_it() -> None:
+    fleet = fleet_of(replica("a"), replica("g", "green"))
+    with pytest.raises(ConfigError, match="has 100 of the sessions"):
+        without_release(fleet, "coder", "blue")
+    green = switched(fleet, "coder", "green")
+    with pytest.raises(ConfigError, match="has replicas"):
+        without_release(green, "coder", "blue")
+    over = without_release(without_replica(green, "a"), "coder", "blue")
+    assert [release.name for release in over.releases["coder"]] == ["green"]
+    with pytest.raises(ConfigError, match="nothing to go back to"):
+        rolled_back(over, "coder")
