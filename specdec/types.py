@@ -358,13 +358,15 @@ class TokenLogprobs:
 
 @dataclass(slots=True)
 class Started:
-    """The request was first scheduled. ``seed`` is the one in force (drawn when the request gave none)."""
+    """The request was first scheduled. ``seed`` is the one in force (drawn when the request gave none);
+    ``numeric_fingerprint`` as in `EngineInfo`: an engine that has it can go on where this one ends."""
 
     request_id: str
     seed: int
     prompt_tokens: int
     cached_tokens: int
     queue_ms: float
+    numeric_fingerprint: str = ""
 
 
 @dataclass(slots=True)
@@ -483,6 +485,7 @@ class EngineInfo:
     ``indexes`` the names of what the `index` drafter may draft from.
     ``dtype`` is of the weights, which take ``weight_bytes`` in memory (0: not known), ``kv_dtype`` of the KV cache.
     ``memory_bytes`` is what it needs of the machine's memory, though it may not have taken it yet.
+    ``numeric_fingerprint``, 16 hex digits, is equal in engines that say the same bits to the same request.
     """
 
     target: str
@@ -502,6 +505,7 @@ class EngineInfo:
     indexes: tuple[str, ...] = ()
     memory_bytes: int = 0
     weight_bytes: int = 0
+    numeric_fingerprint: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,7 @@ def started_message(event: Started, model_name: str, arm: str = "") -> generatio
     return generation_pb2.Started(
         request_id=event.request_id, model=model_name, seed=event.seed, prompt_tokens=event.prompt_tokens,
         cached_tokens=event.cached_tokens, queue_ms=event.queue_ms, arm=arm,
+        numeric_fingerprint=event.numeric_fingerprint,
     )  # fmt: skip
 
 
@@ -144,6 +145,7 @@ def info_message(info: EngineInfo, restarts: int) -> model.GetServerInfoResponse
         max_context=info.max_context, vocab_size=info.vocab_size, kv_tokens=info.kv_tokens, max_batch=info.max_batch,
         drafters=info.drafters, eos_token_ids=info.eos_ids, threads=info.threads, engine_restarts=restarts,
         kv_dtype=info.kv_dtype, weight_bytes=info.weight_bytes, memory_bytes=info.memory_bytes,
+        numeric_fingerprint=info.numeric_fingerprint,
     )  # fmt: skip
 
 

@@ -67,9 +67,10 @@ class ServerContext:
 
     @property
     def fingerprint(self) -> str:
-        """What decides about a seed's tokens beside the request: version and numbers."""
+        """What decides about a seed's tokens beside the request: version and numbers, some of it in words; in the end the
+        numeric fingerprint, which is all of it."""
         info = self.info
-        return f"specdec-{info.version}-{info.dtype}-{info.numeric_mode}"
+        return f"specdec-{info.version}-{info.dtype}-{info.numeric_mode}-{info.numeric_fingerprint}"
 
     def check_model(self, asked: str | None) -> None:
         """Refuse a model that is not the one served; none named is fine.

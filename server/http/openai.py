@@ -66,7 +66,7 @@ def _cards(server: ServerContext) -> list[dict[str, Any]]:
 
 
 def _card(server: ServerContext) -> dict[str, Any]:
-    """``max_model_len`` as vLLM has it, ``meta`` as llama.cpp; ``type`` and the rest as Mistral."""
+    """``numeric_fingerprint`` as in `EngineInfo`; ``max_model_len`` as vLLM has it, ``meta`` as llama.cpp; ``type`` and the rest as Mistral."""
     info, tokenizer = server.info, server.frontend.loaded_tokenizer
     return {
         "id": server.model,
@@ -76,6 +76,7 @@ def _card(server: ServerContext) -> dict[str, Any]:
         "root": info.target,
         "parent": None,
         "max_model_len": info.max_context,
+        "numeric_fingerprint": info.numeric_fingerprint,
         "meta": {"n_ctx_train": info.max_context, "n_vocab": info.vocab_size},
         "type": "base",
         "max_context_length": info.max_context,

@@ -27,7 +27,13 @@ async def loads(call: Call) -> None:
     rank = {"timestamp": now.timestamp(), "dp_rank": 0, **_core(call.server)}
     if sections & {"queues", "all"}:
         rank["queues"] = {"waiting": rank["num_waiting_reqs"], "grammar": 0, "paused": 0, "retracted": 0}
-    answer = {"timestamp": now.isoformat(), "version": specdec.__version__, "dp_rank_count": 1, "loads": [rank]}
+    answer = {
+        "timestamp": now.isoformat(),
+        "version": specdec.__version__,
+        "numeric_fingerprint": call.server.info.numeric_fingerprint,
+        "dp_rank_count": 1,
+        "loads": [rank],
+    }
     await call.reply(200, answer)
 
 

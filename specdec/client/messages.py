@@ -133,7 +133,7 @@ def event_of(
     which = message.WhichOneof("event")
     if which == "started":
         m = message.started
-        return Started(m.request_id, m.seed, m.prompt_tokens, m.cached_tokens, m.queue_ms)
+        return Started(m.request_id, m.seed, m.prompt_tokens, m.cached_tokens, m.queue_ms, m.numeric_fingerprint)
     if which == "delta":
         d = message.delta
         tree = tree_of(d.tree) if d.HasField("tree") else None
@@ -210,6 +210,7 @@ def info_of(m: model.GetServerInfoResponse) -> EngineInfo:
         max_context=m.max_context, vocab_size=m.vocab_size, kv_tokens=m.kv_tokens, max_batch=m.max_batch,
         drafters=tuple(m.drafters), eos_ids=tuple(m.eos_token_ids), threads=m.threads, version=m.version,
         kv_dtype=m.kv_dtype, weight_bytes=m.weight_bytes, memory_bytes=m.memory_bytes,
+        numeric_fingerprint=m.numeric_fingerprint,
     )  # fmt: skip
 
 

@@ -36,6 +36,7 @@ from specdec.engine.memory import (
     tokenizer_of_cut,
     wanted_context,
 )
+from specdec.engine.numeric_fingerprint import host_arithmetic, numeric_fingerprint
 from specdec.engine.profile_costs import WARM_UP_SHARE, costs_at_start
 from specdec.engine.verify import StepVerifier
 from specdec.engine.warm_up import warm_up
@@ -64,12 +65,14 @@ Target = LoadedModel[Any]
 
 class Platform(Protocol):
     """Where target and draft model run. ``kernels``: the name of those that run them. ``mode``: whether a row has the
-    same bits in any batch, and the target's ``kv_dtype``; known once the target's decoder is there."""
+    same bits in any batch, and the target's ``kv_dtype``; known once the target's decoder is there. ``arithmetic``: what
+    of the machine and its kernels decides about bits."""
 
     kernels: str
     sampling: SamplingKernels
     mode: NumericMode
     kv_dtype: torch.dtype
+    arithmetic: str
 
     def load_target(self, progress: Progress | None, like: Tokenizer | None) -> Target:
         """The target; raises ModelError. like: its tokenizer, where it was loaded already."""
@@ -117,6 +120,7 @@ class HostPlatform:
             raise ConfigError("engine.kv_dtype: fp8 needs a GPU; on a CPU set it to auto, bf16, int8 or fp32")
         self.kv_dtype = host_kv_dtype(config)
         self.mode = self_test(kernels.backend(), config.dtype, self.kv_dtype)
+        self.arithmetic = host_arithmetic(kernels)
         if config.strict and self.mode != "bitwise":
             raise ConfigError(
                 f"engine.strict: {kernels.name} kernels are {self.mode} here; drop strict or change engine.dtype"
@@ -446,15 +450,17 @@ def assemble(
     sampler = Sampler(platform.sampling, threads)
     builder = DrafterBuilder(config, platform, target, kernels, sampler, pages, max_context, progress)
     drafters = builder.build(head)
+    kv_dtype = _DTYPE_NAMES[platform.kv_dtype]
     info = EngineInfo(
         target=target.name, draft=builder.draft_name, dtype=target.dtype, kernels=platform.kernels,
         numeric_mode=platform.mode, max_context=max_context, vocab_size=target.config.vocab_size,
         kv_tokens=pages * PAGE_SIZE, max_batch=config.max_batch, drafters=tuple(d.name for d in drafters),
         eos_ids=tuple(target.tokenizer.eos_ids), threads=threads, version=specdec.__version__,
-        kv_dtype=_DTYPE_NAMES[platform.kv_dtype],
+        kv_dtype=kv_dtype,
         indexes=tuple(config.indexes) if any(d.name == IndexDrafter.name for d in drafters) else (),
         memory_bytes=budget.needed,
         weight_bytes=budget.weight_bytes,
+        numeric_fingerprint=numeric_fingerprint(target, kv_dtype, platform.mode, platform.arithmetic),
     )  # fmt: skip
     if platform.kernels == "native":
         # The kernels have their own workers; torch's, woken for a small copy, spin beside them for milliseconds.

@@ -10,6 +10,7 @@ import torch
 from specdec.config import DeviceDtype, EngineConfig, WeightDtype
 from specdec.engine.device_verify import DeviceVerifier, warm_up
 from specdec.engine.memory import MemoryBudget, MemoryNeed, kv_tokens_by_memory, measure_draft, wanted_context
+from specdec.engine.numeric_fingerprint import gpu_arithmetic
 from specdec.errors import ConfigError, ModelError
 from specdec.models.config import ModelConfig
 from specdec.models.decoder import TargetDecoder, kv_page_bytes
@@ -144,6 +145,7 @@ class DevicePlatform:
         self.sampling: SamplingKernels = TritonSampling(device)
         self.mode: NumericMode = "numerical"
         self.kv_dtype = FP8
+        self.arithmetic = gpu_arithmetic(device)
 
     def load_target(self, progress: Progress | None, like: Tokenizer | None) -> DeviceModel:
         """The target, in the type configured."""

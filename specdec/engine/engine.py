@@ -360,7 +360,11 @@ class Engine:
         scheduled = sequence.first_scheduled_s or sequence.arrival_s
         queue_ms = (scheduled - sequence.arrival_s) * 1e3
         assert seed is not None  # `submit` draws one
-        self._events.append(Started(request_id, seed, sequence.n_prompt, sequence.cached_tokens, queue_ms))
+        self._events.append(
+            Started(
+                request_id, seed, sequence.n_prompt, sequence.cached_tokens, queue_ms, self._info.numeric_fingerprint
+            )
+        )
 
     def _fail(self, sequence: Sequence) -> None:
         """The model broke down on this request: end all its samples with an error, and only them."""

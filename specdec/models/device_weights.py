@@ -89,7 +89,7 @@ def load_device_model(
     config, tokenizer = with_tokenizer(checkpoint, source.config, cache_dir)
     held = "int4" if types.int4 and isinstance(source, QuantizedSource) else types.name
     digest = hashlib.sha256(f"{checkpoint.fingerprint()}|{dtype}|{held}".encode()).hexdigest()
-    return LoadedModel(checkpoint.name, config, held, weights, tokenizer, digest)
+    return LoadedModel(checkpoint.name, config, held, weights, tokenizer, digest, digest)
 
 
 def check_heads(name: str, config: ModelConfig) -> None:

@@ -11,7 +11,7 @@ from specdec.errors import ModelError, UnsupportedModelError
 from specdec.models.checkpoint import Checkpoint
 from specdec.models.config import ModelConfig
 from specdec.models.memory import check_memory
-from specdec.models.pack import PackedCache, cut_output, pack_model
+from specdec.models.pack import PackedCache, cut_output, digest_of, pack_model, sums_of
 from specdec.models.progress import Progress, silent
 from specdec.models.resolve import resolve
 from specdec.models.tokenizer import Tokenizer
@@ -24,7 +24,8 @@ from verify_kernels.packed_weights import BlockPacking, HostLinear
 class LoadedModel(Generic[L]):
     """A model for the CPU (`load_model`) or a GPU (`specdec.models.device_weights.load_device_model`). ``config`` has
     the tokenizer's begin and end ids filled in. ``dtype``: what the layers' weights are held in, for people.
-    ``digest``: equal where weights and the type they are held in are, also in another process."""
+    ``digest``: equal where weights and the type they are held in are, also in another process. ``bits``: the same by the
+    weights as they lie in memory, on whatever machine they were packed; on a GPU by the files they were read from."""
 
     name: str
     config: ModelConfig
@@ -32,6 +33,7 @@ class LoadedModel(Generic[L]):
     weights: ModelWeights[L]
     tokenizer: Tokenizer
     digest: str = ""
+    bits: str = ""
 
 
 HostModel = LoadedModel[HostLinear]
@@ -68,21 +70,21 @@ def load_model(
         checkpoint = cut_output(checkpoint, cut, dtype, cache_dir, like)
     cache = PackedCache(cache_dir / "packed", checkpoint, dtype)
     found = _cached(cache, checkpoint.name, dtype, progress) if checkpoint.keeps_packed else None
-    config, buffer = found or _packed(cache, checkpoint, dtype, progress, packing)
+    config, buffer, bits = found or _packed(cache, checkpoint, dtype, progress, packing)
     config, tokenizer = with_tokenizer(checkpoint, config, cache_dir, like)
     _check_heads(checkpoint.name, config)
-    return LoadedModel(checkpoint.name, config, dtype, buffer.weights(config), tokenizer, cache.key)
+    return LoadedModel(checkpoint.name, config, dtype, buffer.weights(config), tokenizer, cache.key, bits)
 
 
 def _cached(
     cache: PackedCache, name: str, dtype: WeightDtype, progress: Progress
-) -> tuple[ModelConfig, WeightsBuffer] | None:
+) -> tuple[ModelConfig, WeightsBuffer, str] | None:
     file = cache.open()
     if file is None:
         return None
     check_memory(name, file.nbytes, dtype)
     buffer = cache.read(file, progress)
-    return None if buffer is None else (file.config, buffer)
+    return None if buffer is None else (file.config, buffer, file.bits)
 
 
 def _packed(
@@ -91,13 +93,13 @@ def _packed(
     dtype: WeightDtype,
     progress: Progress,
     packing: BlockPacking | None,
-) -> tuple[ModelConfig, WeightsBuffer]:
+) -> tuple[ModelConfig, WeightsBuffer, str]:
     source = checkpoint.open()
     check_memory(checkpoint.name, layout_bytes(plan_layout(source, dtype)), dtype)
     buffer = pack_model(source, dtype, progress, packing)
     if checkpoint.keeps_packed:
         cache.write(source.config, buffer)
-    return source.config, buffer
+    return source.config, buffer, digest_of(buffer.layout, sums_of(buffer))
 
 
 def with_tokenizer(

@@ -256,6 +256,7 @@ class PackedFile:
         except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
             raise PackedFileError(str(error)) from None
         self.nbytes = layout_bytes(self.layout)
+        self.bits = digest_of(self.layout, self._sums)
         if size != self._start + self.nbytes or len(self._sums) != len(_chunks(self.nbytes)):
             raise PackedFileError(f"{size} bytes instead of {self._start + self.nbytes}")
 
@@ -290,10 +291,7 @@ class PackedFile:
 
 def write_packed_file(path: Path, key: str, config: ModelConfig, buffer: WeightsBuffer) -> None:
     """Write the buffer under a temporary name and rename it, so that nobody sees a part of it. Raises OSError."""
-    memory = buffer.bytes_view()
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        chunks = enumerate(_chunks(buffer.nbytes))
-        sums = list(pool.map(lambda chunk: _sum(memory[slice(*chunk[1])], chunk[0]), chunks))
+    memory, sums = buffer.bytes_view(), sums_of(buffer)
     layout = [(spec.name, spec.dtype, spec.shape, spec.offset) for spec in buffer.layout]
     header = json.dumps({"key": key, "config": asdict(config), "layout": layout, "sums": sums}).encode()
     preamble = _PREAMBLE.pack(_MAGIC, len(header), hashlib.sha256(header).digest())
@@ -306,6 +304,20 @@ def write_packed_file(path: Path, key: str, config: ModelConfig, buffer: Weights
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def sums_of(buffer: WeightsBuffer) -> list[int]:
+    """The checksum of each chunk of ``buffer``, as a packed file has them."""
+    memory = buffer.bytes_view()
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        chunks = enumerate(_chunks(buffer.nbytes))
+        return list(pool.map(lambda chunk: _sum(memory[slice(*chunk[1])], chunk[0]), chunks))
+
+
+def digest_of(layout: list[ArraySpec], sums: list[int]) -> str:
+    """SHA-256 over where arrays lie in a buffer and its chunks' checksums: equal where every weight is, bit for bit."""
+    places = [(spec.name, spec.dtype, list(spec.shape), spec.offset) for spec in layout]
+    return hashlib.sha256(json.dumps([places, sums]).encode()).hexdigest()
 
 
 def _read_header(file: BinaryIO) -> tuple[dict[str, Any], int]:

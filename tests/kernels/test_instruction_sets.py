@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import platform
 from pathlib import Path
 
@@ -9,11 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+from specdec.engine.numeric_fingerprint import host_arithmetic
 from tests.kernels.batches import random_batch
-from tests.kernels.natives import backend_for, native_backend
+from tests.kernels.natives import CACHE, backend_for, native_backend
 from tests.kernels.test_linear import KINDS, MAX_ROWS, make_linear_spec
 from tests.kernels.test_tree_attention import DTYPES, PAGES, make_spec, run
 from verify_kernels.cpu.native_backend import NativeBackend
+from verify_kernels.kernels import load_kernels
 from verify_kernels.reference_backend import ReferenceBackend
 
 AVX2, BASELINE = "x86-64-v3", "x86-64"
@@ -87,3 +90,10 @@ def test_attention(heads: int, kv_heads: int, dim: int, dtype: torch.dtype, othe
     results = [run(one, spec, batch) for one in (native_backend(), backend)]
     assert torch.equal(*results) or not same_rounding
     assert torch.allclose(*results, rtol=1e-4, atol=2e-6)
+
+
+def test_the_fingerprint_knows_which_processors_round_alike(other: tuple[NativeBackend, bool]) -> None:
+    backend, same_rounding = other
+    ours = load_kernels("native", CACHE, 2)
+    theirs = dataclasses.replace(ours, backend=lambda: backend)
+    assert (host_arithmetic(ours) == host_arithmetic(theirs)) == same_rounding

@@ -41,6 +41,7 @@ DEFAULT_SEED = 4242
 MAX_CONTEXT = 128
 VOCAB_SIZE = 256
 WEIGHT_BYTES = 4_321
+FINGERPRINT = "0123456789abcdef"
 TRACE_STEPS = 40
 
 
@@ -112,7 +113,7 @@ class FakeEngine:
         return EngineInfo(
             target="fake", draft="fake-draft", dtype="int8", kernels="reference", numeric_mode="bitwise",
             max_context=MAX_CONTEXT, vocab_size=VOCAB_SIZE, kv_tokens=4096, max_batch=8, drafters=("suffix",),
-            eos_ids=(0,), threads=1, version="0", kv_dtype="fp32", weight_bytes=WEIGHT_BYTES,
+            eos_ids=(0,), threads=1, version="0", kv_dtype="fp32", weight_bytes=WEIGHT_BYTES, numeric_fingerprint=FINGERPRINT,
         )  # fmt: skip
 
     def load(self) -> EngineLoad:
@@ -138,7 +139,7 @@ class FakeEngine:
         if not running.started:
             running.started = True
             seed = DEFAULT_SEED if request.sampling.seed is None else request.sampling.seed
-            events.append(Started(request.request_id, seed, len(request.prompt_ids), 3, 0.5))
+            events.append(Started(request.request_id, seed, len(request.prompt_ids), 3, 0.5, FINGERPRINT))
         if request.cache_salt == "broken":
             del self._running[request.request_id]
             return [*events, Failed(request.request_id, "MODEL_BROKEN", "no finite logit")]

@@ -92,11 +92,11 @@ def _fingerprint(compiler: str) -> str:
     for path in sorted(SOURCES.iterdir()):
         digest.update(path.name.encode() + path.read_bytes())
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
-    digest.update("\0".join((version, platform.machine(), _cpu_flags(), *FLAGS)).encode())
+    digest.update("\0".join((version, platform.machine(), cpu_flags(), *FLAGS)).encode())
     return digest.hexdigest()[:16]
 
 
-def _cpu_flags() -> str:
+def cpu_flags() -> str:
     """The processor's instruction sets: a cache folder may be shared by machines that differ in them."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:

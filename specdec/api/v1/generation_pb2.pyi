@@ -322,6 +322,7 @@ class Started(_message.Message):
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     QUEUE_MS_FIELD_NUMBER: _builtins.int
     ARM_FIELD_NUMBER: _builtins.int
+    NUMERIC_FINGERPRINT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     model: _builtins.str
     seed: _builtins.int
@@ -332,6 +333,8 @@ class Started(_message.Message):
     queue_ms: _builtins.float
     arm: _builtins.str
     """"experiment=arm", several with commas: the arms of live experiments that this request is served in."""
+    numeric_fingerprint: _builtins.str
+    """GetServerInfoResponse.numeric_fingerprint: what the stream can be resumed on."""
     def __init__(
         self,
         *,
@@ -342,10 +345,11 @@ class Started(_message.Message):
         cached_tokens: _builtins.int = ...,
         queue_ms: _builtins.float = ...,
         arm: _builtins.str = ...,
+        numeric_fingerprint: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arm", b"arm", "cached_tokens", b"cached_tokens", "model", b"model", "prompt_tokens", b"prompt_tokens", "queue_ms", b"queue_ms", "request_id", b"request_id", "seed", b"seed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arm", b"arm", "cached_tokens", b"cached_tokens", "model", b"model", "numeric_fingerprint", b"numeric_fingerprint", "prompt_tokens", b"prompt_tokens", "queue_ms", b"queue_ms", "request_id", b"request_id", "seed", b"seed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -20,7 +20,7 @@ SPECULATIVE = {
         "idle": {"num_draft_tokens": 0, "num_accepted_draft_tokens": 0, "draft_acceptance_rate": 0.0},
     },
 }  # fmt: skip
-HEAD = {"model": "fake", "system_fingerprint": "specdec-0-int8-bitwise"}
+HEAD = {"model": "fake", "system_fingerprint": "specdec-0-int8-bitwise-0123456789abcdef"}
 
 
 def usage(prompt: int, output: int, cached: int = 3, accepted: int = 0, rejected: int = 0) -> dict[str, Any]:
