@@ -67,8 +67,8 @@ class ServerContext:
 
     @property
     def fingerprint(self) -> str:
-        """What decides about a seed's tokens beside the request: version and numbers, some of it in words; in the end the
-        numeric fingerprint, which is all of it."""
+        """What decides about a seed's tokens beside the request: some of it in words, and in the end the numeric
+        fingerprint, which is all of it."""
         info = self.info
         return f"specdec-{info.version}-{info.dtype}-{info.numeric_mode}-{info.numeric_fingerprint}"
 

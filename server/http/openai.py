@@ -66,7 +66,8 @@ def _cards(server: ServerContext) -> list[dict[str, Any]]:
 
 
 def _card(server: ServerContext) -> dict[str, Any]:
-    """``numeric_fingerprint`` as in `EngineInfo`; ``max_model_len`` as vLLM has it, ``meta`` as llama.cpp; ``type`` and the rest as Mistral."""
+    """``numeric_fingerprint`` as in `EngineInfo`; ``max_model_len`` as vLLM has it, ``meta`` as llama.cpp; ``type``
+    and the rest as Mistral."""
     info, tokenizer = server.info, server.frontend.loaded_tokenizer
     return {
         "id": server.model,

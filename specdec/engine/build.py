@@ -65,8 +65,8 @@ Target = LoadedModel[Any]
 
 class Platform(Protocol):
     """Where target and draft model run. ``kernels``: the name of those that run them. ``mode``: whether a row has the
-    same bits in any batch, and the target's ``kv_dtype``; known once the target's decoder is there. ``arithmetic``: what
-    of the machine and its kernels decides about bits."""
+    same bits in any batch, and the target's ``kv_dtype``; known once the target's decoder is there. ``arithmetic``:
+    what of the machine and its kernels decides about bits."""
 
     kernels: str
     sampling: SamplingKernels

@@ -1,9 +1,8 @@
 """The numeric fingerprint: two engines that have the same one say the same bits to the same request.
 
-Whatever decides about a token is in it, or decides about something that is: the very bytes of the packed weights, the
-model's shape and vocabulary, the types of weights and KV cache, the kernels and how this machine rounds in them, and the
-release, which stands for the code. Left out is what path identity makes irrelevant: threads, batch, size of the KV cache,
-drafts and how they are chosen.
+Whatever decides about a token is in it: the very bytes of the packed weights, the model's shape and vocabulary, the
+types of weights and KV cache, the kernels and how this machine rounds in them, and the release, which stands for the
+code. Left out is what path identity makes irrelevant: threads, batch, size of the KV cache, drafts and their choice.
 """
 
 from __future__ import annotations
@@ -44,8 +43,8 @@ def host_arithmetic(kernels: Kernels) -> str:
     """What a CPU's kernels compute by.
 
     The native ones run the same operations in the same order on every processor, so that only whether multiply and add
-    round once or twice is left to it, and that shows in what they compute. The reference ones are torch's, which chooses
-    among its own by processor and release.
+    round once or twice is left to it, and that shows in what they compute. The reference ones are torch's, which
+    chooses among its own by processor and release.
     """
     if kernels.name == "native":
         return f"native {_computed_bits(kernels)}"
@@ -61,7 +60,7 @@ def gpu_arithmetic(device: torch.device) -> str:
 
 
 def _computed_bits(kernels: Kernels) -> str:
-    """Digest of a small product with all that rounds in one: a gate's exponential, long sums, fused multiply and add."""
+    """Digest of a small product with all that rounds: a gate's exponential, long sums, fused multiply and add."""
     rows, n, k = 3, 64, 600
     numbers = np.random.default_rng(19)
     weight, source = (torch.from_numpy(numbers.random(shape, np.float32) - 0.5) for shape in ((n, k), (rows, 2 * k)))

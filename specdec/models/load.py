@@ -24,8 +24,8 @@ from verify_kernels.packed_weights import BlockPacking, HostLinear
 class LoadedModel(Generic[L]):
     """A model for the CPU (`load_model`) or a GPU (`specdec.models.device_weights.load_device_model`). ``config`` has
     the tokenizer's begin and end ids filled in. ``dtype``: what the layers' weights are held in, for people.
-    ``digest``: equal where weights and the type they are held in are, also in another process. ``bits``: the same by the
-    weights as they lie in memory, on whatever machine they were packed; on a GPU by the files they were read from."""
+    ``digest``: equal where weights and the type they are held in are, also in another process. ``bits``: the same by
+    the weights as they lie in memory, wherever they were packed; on a GPU by the files they were read from."""
 
     name: str
     config: ModelConfig
