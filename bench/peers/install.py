@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -36,9 +37,12 @@ class Recipe:
         return [*(" ".join(step) for step in self.steps), *(f"without {name}" for name in self.unwanted), *alias]
 
 
+# On x86-64 without its AMX kernels: where the processor has them, this version segfaults in ggml_backend_amx_mul_mat at
+# its first forward (ggml-org/llama.cpp#20824).
+_NO_AMX = " -DCMAKE_C_FLAGS=-mno-amx-tile -DCMAKE_CXX_FLAGS=-mno-amx-tile" if platform.machine() == "x86_64" else ""
 # Its own default is as many compilers at once as there are files, which no memory holds.
 _SERVER_ONLY = {
-    "CMAKE_ARGS": "-DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF",
+    "CMAKE_ARGS": "-DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF" + _NO_AMX,
     "LLAMA_CPP_BUILD_JOBS": "2",
 }
 _TORCH = "torch==2.13.0"  # the build without CUDA, as for ourselves
