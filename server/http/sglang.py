@@ -53,7 +53,8 @@ def _sections(query: dict[str, str]) -> set[str]:
 
 def _core(server: ServerContext) -> dict[str, Any]:
     """Requests as the front end knows them at this moment; pages and rates as the engine last said, up to a second ago.
-    How much of a waiting prompt is cached is known when it is begun, so all of it counts."""
+    How much of a waiting prompt is cached is known when it is begun, so all of it counts. ``forecast_wait_s`` is
+    specdec's own: until a request that came now would begin."""
     info, load, admission = server.info, server.frontend.client.load, server.frontend.admission
     waiting, waiting_tokens = admission.waiting, admission.waiting_tokens
     running = admission.in_flight - waiting
@@ -63,6 +64,7 @@ def _core(server: ServerContext) -> dict[str, Any]:
         "num_waiting_reqs": waiting,
         "num_total_reqs": running + waiting,
         "num_waiting_uncached_tokens": waiting_tokens,
+        "forecast_wait_s": admission.forecast_s,
         "num_used_tokens": used,
         "num_total_tokens": used + waiting_tokens,
         "max_total_num_tokens": info.kv_tokens,

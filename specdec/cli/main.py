@@ -63,6 +63,7 @@ _COMMANDS = {
     "ab": LazyCommand("specdec.cli.ab:ab_group", "Run, analyse and plan latency experiments."),
     "capture": LazyCommand("specdec.cli.bench_serve:capture_command", "Make a trace of what a server was asked."),
     "replay": LazyCommand("specdec.cli.bench_serve:replay_command", "Ask a trace again, and measure."),
+    "cluster": LazyCommand("specdec.cli.cluster:cluster_group", "Serve models by several replicas."),
     "doctor": LazyCommand("specdec.cli.checks:doctor_command", "Check device, kernels, numbers and versions."),
 }
 

@@ -28,6 +28,7 @@ def test_an_idle_server_says_what_it_can_hold(server: Server) -> None:
     assert all(isinstance(rank[name], int) for name in WHOLE)
     rates = ("token_usage", "gen_throughput", "cache_hit_rate", "utilization")
     assert all(isinstance(rank[name], float) for name in rates)
+    assert rank["forecast_wait_s"] == 0
     assert "queues" in rank
 
 

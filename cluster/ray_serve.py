@@ -1,0 +1,330 @@
+"""Ray Serve as the control plane: an application per release whose replicas each watch over one server.
+
+No call of a client comes through Ray. It places replicas on machines, starts them again, replaces them one by one and
+decides how many there are; the servers are reached at ports of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import warnings
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import serve
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from cluster.autoscale import ReplicaLoad, ServePolicy
+from cluster.config import ClusterConfig
+from cluster.deployment import Deployment
+from cluster.envoy_process import EnvoyError, EnvoyProcess
+from cluster.fleet import Fleet, Replica
+from cluster.keeper import Keeper, Order, ready
+from cluster.replica_process import ReplicaProcess
+from specdec.errors import ModelError, SpecdecError
+
+_LOG = logging.getLogger("ray.serve")
+NAMESPACE = "specdec"
+KEEPER = "keeper"
+SETTLE_S = 0.5  # Envoy takes over a file some milliseconds after it was renamed
+_ROUTABLE_S = 20.0
+_POLL_S = 0.05
+_MARGIN_S = 20.0  # beyond the drain, before Ray kills a replica that ends
+_SURGE_PERCENT = 25  # of the replicas, and at least one, are started before as many of the old ones end
+_START_TRIES = 3
+
+
+class RunsElsewhereError(SpecdecError):
+    """Ray or the fleet can not be reached."""
+
+
+class KeeperActor:
+    """The fleet's keeper, on the machine that Envoy runs on, whose files it writes; Envoy itself is somebody else's
+    child, and outlives it."""
+
+    def __init__(self, config: ClusterConfig) -> None:
+        self._state = config.folder.expanduser() / "fleet.pickle"
+        self._config, self._deployments = config, dict[str, Deployment]()
+        fleet = Fleet.of(config)
+        if ray.get_runtime_context().was_current_actor_reconstructed and self._state.exists():
+            self._config, self._deployments, fleet = ray.cloudpickle.loads(self._state.read_bytes())
+        self._envoy = EnvoyProcess(self._config, fleet, envoy_folder(config))
+        self._keeper = Keeper(fleet, self._write, interval_s=config.health.interval_s)
+
+    async def call(self, method: str, *words: Any) -> Any:
+        """A method of the `Keeper`, from its event loop."""
+        self._keeper.drop_silent()
+        return getattr(self._keeper, method)(*words)
+
+    async def configure(self, config: ClusterConfig) -> None:
+        """The file was changed: how calls are spread, and which releases there are."""
+        self._config = config
+        for model in config.models:
+            for release in model.releases:
+                self._keeper.open_release(model.name, release)
+        self._envoy = EnvoyProcess(config, self._keeper.fleet, envoy_folder(config))
+        self._save()
+
+    async def wait_routable(self, replica: Replica) -> None:
+        """Wait until Envoy sends calls to ``replica``: what it replaces stays until then."""
+        try:
+            await self._envoy.wait_routable([(replica.host, replica.http_port)], _ROUTABLE_S)
+        except (EnvoyError, OSError) as error:
+            _LOG.warning("%s serves, and yet: %s", replica.id, error)
+
+    async def deployed(self, deployment: Deployment) -> None:
+        """Remember what runs of a release."""
+        self._deployments[deployment.app] = deployment
+        self._save()
+
+    async def removed(self, deployment: Deployment) -> None:
+        """Nothing runs of a release any more."""
+        self._deployments.pop(deployment.app, None)
+        self._save()
+
+    async def deployments(self) -> dict[str, Deployment]:
+        """What runs, by the names of Serve's applications."""
+        return dict(self._deployments)
+
+    def _write(self, fleet: Fleet) -> None:
+        self._envoy.update(fleet)
+        self._save(fleet)
+
+    def _save(self, fleet: Fleet | None = None) -> None:
+        state = (self._config, self._deployments, fleet or self._keeper.fleet)
+        self._state.parent.mkdir(parents=True, exist_ok=True)
+        part = self._state.with_suffix(".part")
+        part.write_bytes(ray.cloudpickle.dumps(state))
+        part.replace(self._state)
+
+
+class ServerReplica:
+    """What Ray Serve runs as a replica: it starts a server, tells the keeper how that is, and ends it in good order.
+
+    Raises from its constructor, so that Serve counts the deployment as failed and keeps the replicas of the version
+    before: the server does not start, or its numeric fingerprint is not that of its pool.
+    """
+
+    async def __init__(self, deployment: Deployment) -> None:  # type: ignore[misc]
+        self._deployment = deployment
+        self._keeper = ray.get_actor(KEEPER, namespace=NAMESPACE)
+        self._load: ReplicaLoad | None = None
+        self._ended = ""  # why it serves nothing any more
+        host = deployment.host or ray.util.get_node_ip_address()
+        name = await self._ask("join", deployment.model, deployment.release, host)
+        self._replica = Replica(name, deployment.model, deployment.release, host, 0, 0)
+        self._beats: asyncio.Task[None] | None = None
+        try:
+            self._process = ReplicaProcess(
+                deployment.settings,
+                host=host,
+                folder=deployment.folder / "replicas" / name,
+                python=deployment.python,
+                drain_s=deployment.drain_s,
+                key=deployment.key,
+            )
+            self._beats = asyncio.create_task(self._beat_forever())
+            await self._wait_ready()
+        except BaseException:
+            await self._end()
+            raise
+
+    async def __call__(self) -> str:
+        """Serve wants something to call; nobody does."""
+        return self._replica.id
+
+    def check_health(self) -> None:
+        """Serve's hook. Raises where it is to be replaced: its server is dead, or was drained."""
+        if self._ended:
+            raise ModelError(f"{self._replica.id}: {self._ended}")
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Serve's hook: what `ServePolicy` reads."""
+        load = self._load
+        return {} if load is None else {"waiting": load.waiting, "wait_s": load.wait_s, "busy": load.busy}
+
+    async def __del__(self) -> None:
+        """Serve's hook for an end in good order: no more calls, then those that run, then the server."""
+        await self._drain()
+
+    async def _wait_ready(self) -> None:
+        process = self._process
+        while not await process.is_ready():
+            if not process.alive:
+                raise ModelError(process.explained())
+            await asyncio.sleep(_POLL_S)
+        fingerprint, self._load = await process.told()
+        self._replica = ready(self._replica, process.http_port, process.grpc_port, fingerprint)
+        if misfit := (await self._beat()).misfit:
+            raise ModelError(f"{self._replica.id} is refused: {misfit}; let it be a release of its own")
+        await self._keeper.wait_routable.remote(self._replica)
+
+    async def _beat_forever(self) -> None:
+        while self._process.alive:
+            await asyncio.sleep(self._deployment.interval_s)
+            try:
+                order = await self._beat()
+            except ray.exceptions.RayError as error:
+                _LOG.warning("%s: the keeper does not answer: %r", self._replica.id, error)
+                continue
+            if order.drain and not self._ended:
+                await self._drain()
+                return
+        if not self._ended:
+            self._ended = self._process.explained()
+            await self._ask("leave", self._replica.id)
+
+    async def _beat(self) -> Order:
+        if self._replica.fingerprint:
+            try:
+                _, self._load = await self._process.told()
+            except ModelError as error:  # too busy to say, or dying: either is seen elsewhere
+                _LOG.warning("%s: %s", self._replica.id, error)
+        order: Order = await self._ask("beat", self._replica, self._load)
+        return order
+
+    async def _drain(self) -> None:
+        if self._ended:
+            return
+        self._ended = "it was drained"
+        await self._ask("drain", self._replica.id)
+        await asyncio.sleep(SETTLE_S)
+        self._process.begin_stop()
+        await self._process.stopped(asyncio.sleep)
+        await self._end()
+
+    async def _end(self) -> None:
+        """Its place is free again; a server that is there still is killed with this process."""
+        if self._beats is not None:
+            self._beats.cancel()
+        await self._ask("leave", self._replica.id)
+
+    async def _ask(self, method: str, *words: Any) -> Any:
+        return await self._keeper.call.remote(method, *words)
+
+
+def envoy_folder(config: ClusterConfig) -> Path:
+    """Where Envoy's files are."""
+    return config.folder.expanduser() / "envoy"
+
+
+def start_keeper(config: ClusterConfig) -> Any:
+    """The keeper's handle; it runs on this machine."""
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    actor = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=3)(KeeperActor)
+    options = {"name": KEEPER, "namespace": NAMESPACE, "lifetime": "detached", "scheduling_strategy": here}
+    return actor.options(**options).remote(config)
+
+
+def find_keeper() -> Any:
+    """The handle of the fleet's keeper.
+
+    Raises:
+        RunsElsewhereError: there is none.
+    """
+    try:
+        return ray.get_actor(KEEPER, namespace=NAMESPACE)
+    except ValueError:
+        raise RunsElsewhereError("no fleet runs on this Ray; start one with `specdec cluster serve`") from None
+
+
+def ask(keeper: Any, method: str, *words: Any) -> Any:
+    """A method of the `Keeper`, from outside of Ray.
+
+    Raises:
+        ConfigError: as that method does.
+        RunsElsewhereError: the keeper is gone.
+    """
+    return answer(keeper.call.remote(method, *words))
+
+
+def answer(reference: Any) -> Any:
+    """What an actor's method returned, or raised."""
+    try:
+        return ray.get(reference, timeout=60)
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, SpecdecError):
+            raise error.cause from None
+        raise
+    except ray.exceptions.RayError as error:
+        raise RunsElsewhereError(f"the fleet's keeper does not answer: {error!r}") from None
+
+
+def deploy(keeper: Any, deployment: Deployment) -> None:
+    """Start a release, or bring it to what ``deployment`` says: where its version is another, new replicas come before
+    old ones go. Does not wait for them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # the interval of reports; its successor is an environment's
+        found = serve.deployment(ServerReplica).options(_internal=True, **_options(deployment))
+        target = serve.RunTarget(found.bind(deployment), name=deployment.app, route_prefix=None)
+        serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+    answer(keeper.deployed.remote(deployment))
+
+
+def remove(keeper: Any, deployment: Deployment) -> None:
+    """End every replica of a release, each once its calls are done, and wait for that."""
+    serve.delete(deployment.app)
+    answer(keeper.removed.remote(deployment))
+
+
+def failures() -> dict[str, str]:
+    """What Serve says of releases that are not as they should be, by application."""
+    found = {}
+    for name, app in serve.status().applications.items():
+        for deployment in app.deployments.values():
+            if deployment.status not in ("HEALTHY", "UPSCALING", "DOWNSCALING") and deployment.message:
+                found[name] = f"{deployment.status.value}: {deployment.message}"
+    return found
+
+
+def is_complete(app: str) -> bool:
+    """Whether all replicas of an application are there, none of them of an earlier version.
+
+    Raises:
+        ModelError: the new ones can not be started; those of the version before stay.
+    """
+    status = serve.status().applications.get(app)
+    if status is None:
+        return False
+    if status.status in ("DEPLOY_FAILED", "UNHEALTHY"):
+        messages = [each.message for each in status.deployments.values() if each.message] or [status.message]
+        raise ModelError(f"{app}: {messages[0]}")
+    return bool(status.status == "RUNNING")
+
+
+def _options(deployment: Deployment) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "name": "server",
+        "version": deployment.version,
+        "ray_actor_options": _resources(deployment),
+        "health_check_period_s": deployment.interval_s,
+        "graceful_shutdown_timeout_s": deployment.drain_s + _MARGIN_S,
+        "max_surge_percent": _SURGE_PERCENT,
+        "max_constructor_retry_count": _START_TRIES,
+    }
+    rule = deployment.rule
+    if rule is None:
+        return {**found, "num_replicas": deployment.replicas.min}
+    report_s = rule.period_s / 5
+    found["autoscaling_config"] = AutoscalingConfig(
+        min_replicas=rule.low,
+        max_replicas=rule.high,
+        metrics_interval_s=report_s,
+        look_back_period_s=rule.period_s,
+        upscale_delay_s=0.0,  # the policy itself waits, and knows for what
+        downscale_delay_s=0.0,
+        policy=AutoscalingPolicy(policy_function=ServePolicy, policy_kwargs=asdict(rule)),
+    )
+    return found
+
+
+def _resources(deployment: Deployment) -> dict[str, Any]:
+    replicas = deployment.replicas
+    memory = {"memory": replicas.memory_bytes} if replicas.memory_bytes else {}
+    return {"num_cpus": replicas.cpus, "num_gpus": replicas.gpus, **memory}

@@ -1,0 +1,190 @@
+"""`specdec cluster`: a fleet of servers on Ray Serve, behind Envoy."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import importlib.util
+import json
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from specdec.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cluster.config import ClusterConfig
+
+_COMPLETE_S = 3600.0
+
+
+def _fleet_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``file`` and ``address``."""
+    command = click.option(
+        "--ray", "address", metavar="ADDRESS",
+        help="A Ray of several machines, such as host:6379, or auto; else one of this machine alone.",
+    )(command)  # fmt: skip
+    return click.option(
+        "-f", "--file", "file", required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        metavar="cluster.yaml", help="What the fleet is.",
+    )(command)  # fmt: skip
+
+
+@click.group("cluster")
+def cluster_group() -> None:
+    """Serve models by several replicas, behind one address each."""
+
+
+@cluster_group.command("serve")
+@_fleet_options
+def serve_command(file: Path, address: str | None) -> None:
+    """Run the fleet and its Envoy until SIGTERM or Ctrl-C; then running calls are finished first."""
+    config, operate = _fleet(file, address)
+    asyncio.run(operate.serve_fleet(config, address, click.echo))
+    click.echo("stopped", err=True)
+
+
+@cluster_group.command("status")
+@_fleet_options
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+def status_command(file: Path, address: str | None, as_json: bool) -> None:
+    """Show releases with their weights, and replicas with their load."""
+    config, operate = _fleet(file, address)
+    with operate.attached(config, address) as keeper:
+        found = operate.status(keeper)
+    click.echo(json.dumps(found, indent=1) if as_json else "\n".join(status_lines(found)))
+
+
+@cluster_group.command("scale")
+@_fleet_options
+@click.argument("model")
+@click.argument("replicas", type=click.IntRange(min=1))
+@click.option("--max", "most", type=click.IntRange(min=1), help="Autoscale from REPLICAS up to so many.")
+@click.option("--release", help="Which; else the one with the most sessions.")
+def scale_command(
+    file: Path, address: str | None, model: str, replicas: int, most: int | None, release: str | None
+) -> None:
+    """Have REPLICAS of MODEL, until the file is applied again. One that is too many finishes its calls first."""
+    config, operate = _fleet(file, address)
+    with operate.attached(config, address) as keeper:
+        operate.scale(keeper, model, release, replicas, replicas if most is None else most)
+
+
+@cluster_group.command("drain")
+@_fleet_options
+@click.argument("replica")
+def drain_command(file: Path, address: str | None, replica: str) -> None:
+    """Let REPLICA, an id that `status` shows, finish its calls and end; another takes its place."""
+    config, operate = _fleet(file, address)
+    with operate.attached(config, address) as keeper:
+        operate.drain(keeper, replica)
+
+
+@cluster_group.command("rollout")
+@_fleet_options
+@click.argument("model", required=False)
+@click.argument("release", required=False)
+@click.option("--weight", type=click.IntRange(0, 100), help="Canary: RELEASE gets so many percent of the sessions.")
+@click.option("--promote", is_flag=True, help="RELEASE gets all sessions; the others' replicas stay.")
+@click.option("--rollback", is_flag=True, help="MODEL's sessions are split as before the last change.")
+@click.option("--restart", is_flag=True, help="Replace every replica of RELEASE, or of the live one, one by one.")
+@click.option("--wait/--no-wait", default=True, help="Wait until new replicas are there.", show_default=True)
+def rollout_command(
+    file: Path,
+    address: str | None,
+    model: str | None,
+    release: str | None,
+    weight: int | None,
+    promote: bool,
+    rollback: bool,
+    restart: bool,
+    wait: bool,
+) -> None:
+    """Bring the fleet to what the file says now: start releases that are new, replace the replicas of those whose
+    settings changed, end those that are gone. Or, with one of the options, move sessions between releases."""
+    asked = [name for name, given in (
+        ("--weight", weight is not None), ("--promote", promote), ("--rollback", rollback), ("--restart", restart)
+    ) if given]  # fmt: skip
+    if len(asked) > 1:
+        raise click.UsageError(f"{' and '.join(asked)}: one at a time")
+    if bool(asked) != (model is not None):
+        raise click.UsageError("MODEL goes with --weight, --promote, --rollback or --restart, and these with MODEL")
+    if (weight is not None or promote) and release is None:
+        raise click.UsageError(f"{asked[0]} needs a RELEASE")
+    config, operate = _fleet(file, address)
+    with operate.attached(config, address) as keeper:
+        apps: list[str] = []
+        if model is None:
+            apps = operate.apply(keeper, config, lambda line: click.echo(line, err=True))
+        elif restart:
+            apps = [operate.restart(keeper, model, release).app]
+        elif rollback:
+            operate.roll_back(keeper, model)
+        elif promote:
+            operate.promote(keeper, model, release)
+        else:
+            operate.canary(keeper, model, release, weight)
+        if wait:
+            operate.wait_complete(apps, _COMPLETE_S)
+        click.echo("\n".join(status_lines(operate.status(keeper))))
+
+
+def status_lines(found: dict[str, Any]) -> list[str]:
+    """What `status` shows a person."""
+    lines = []
+    for model, releases in found["models"].items():
+        whole = sum(release["weight"] for release in releases.values()) or 1
+        for name, release in releases.items():
+            share = 100 * release["weight"] / whole
+            lines.append(f"{model}.{name}: {share:.3g} % of the sessions, fingerprint {release['fingerprint'] or '-'}")
+            lines += [_replica_line(replica) for replica in release["replicas"]]
+    lines += [f"{app}: {why}" for app, why in found["failures"].items()]
+    return lines
+
+
+def _replica_line(replica: dict[str, Any]) -> str:
+    line = f"  {replica['id']}  {replica['state']}"
+    if replica["http_port"]:
+        line += f"  {replica['host']} http {replica['http_port']} grpc {replica['grpc_port']}"
+    if replica["waiting"] is not None:
+        line += f"  {replica['busy']:.0%} busy, {replica['waiting']:g} waiting, {replica['wait_s']:.2f} s to wait"
+    return line
+
+
+def _fleet(file: Path, address: str | None) -> tuple[ClusterConfig, Any]:
+    from cluster.config import load_cluster_config
+
+    config = load_cluster_config(file)
+    return config, _operate(config, address)
+
+
+def _operate(config: ClusterConfig, address: str | None) -> Any:
+    """The module that needs Ray, which reads how it is protected from the environment: our own has a token in the
+    fleet's folder, one of several machines what its operator gave it.
+
+    Raises:
+        ConfigError: Ray is not installed.
+    """
+    if importlib.util.find_spec("ray") is None:
+        raise ConfigError("Ray is not installed: pip install 'specdec[cluster]', or `make setup-cluster` in a checkout")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would tell its makers of every cluster
+    if address is None:
+        folder = config.folder.expanduser()
+        folder.mkdir(parents=True, exist_ok=True)
+        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token_file(folder / "ray-token"))}
+    return importlib.import_module("cluster.operate")
+
+
+def token_file(path: Path) -> Path:
+    """``path`` with a secret in it that only its owner can read; made where it is missing."""
+    with (
+        contextlib.suppress(FileExistsError),
+        open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file,
+    ):
+        file.write(secrets.token_hex(32))
+    return path

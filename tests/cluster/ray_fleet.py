@@ -1,0 +1,148 @@
+"""`specdec cluster serve` in a process of its own: a real Ray, a real Envoy, replicas with the scripted engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.cluster.scripted_server import program
+from tools.markdown import REPOSITORY
+
+MODEL = "coder"
+_START_S, _STOP_S = 120.0, 60.0
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on."""
+    held = [socket.socket() for _ in range(count)]
+    for each in held:
+        each.bind(("127.0.0.1", 0))
+    ports = [each.getsockname()[1] for each in held]
+    for each in held:
+        each.close()
+    return ports
+
+
+class RayFleet:
+    """A fleet of one model. Use as a context; it runs inside of it. ``file``: its cluster.yaml, which `rewrite`
+    changes."""
+
+    def __init__(self, folder: Path, *, replicas: int = 2) -> None:
+        self._folder, self._python = folder, program(folder)
+        self.file = folder / "cluster.yaml"
+        self.http_port, self.grpc_port = free_ports(2)
+        self.config: dict[str, Any] = {
+            "models": [
+                {
+                    "name": MODEL, "http_port": self.http_port, "grpc_port": self.grpc_port,
+                    "settings": {"engine": {"target": "scripted:5:5:65536"}, "server": {"log_calls": False}},
+                    "replicas": {"min": replicas, "max": replicas, "cpus": 0.1},
+                    "releases": {"blue": self.release()},
+                }
+            ],
+            "listen": {"admin_port": 0},
+            "health": {"interval_s": 0.5},
+            "drain_s": 15,
+            "folder": str(folder / "state"),
+        }  # fmt: skip
+        self.rewrite()
+        self._log = folder / "serve.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def model(self) -> dict[str, Any]:
+        """The model's part of `config`."""
+        found: dict[str, Any] = self.config["models"][0]
+        return found
+
+    @property
+    def url(self) -> str:
+        """Where clients go."""
+        return f"http://127.0.0.1:{self.http_port}"
+
+    def release(self, weight: int = 100, **settings: Any) -> dict[str, Any]:
+        """A release on scripted servers."""
+        return {"weight": weight, "python": str(self._python), "settings": settings}
+
+    def rewrite(self) -> None:
+        """Bring the file up to date with `config`."""
+        self.file.write_text(yaml.safe_dump(self.config))
+
+    def __enter__(self) -> RayFleet:
+        words = self._words("serve")
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(words, stdout=log, stderr=log, env=_environment(), cwd=self._folder)
+        self.until(lambda: "ready: " in self.said(), _START_S)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process is not None  # it was entered
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            raise
+
+    def said(self) -> str:
+        """What `serve` has printed."""
+        return self._log.read_text()
+
+    def command(self, *words: str, fails: bool = False) -> str:
+        """Run `specdec cluster WORDS` on this fleet; its output."""
+        done = subprocess.run(
+            self._words(*words), capture_output=True, text=True, env=_environment(), timeout=120, cwd=self._folder
+        )
+        assert (done.returncode != 0) == fails, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    def status(self) -> dict[str, Any]:
+        """The model's releases, as `status --json` tells of them."""
+        text = self.command("status", "--json")
+        found: dict[str, Any] = json.loads(text[text.index("{") :])["models"][MODEL]
+        return found
+
+    def replicas(self, release: str = "blue") -> list[dict[str, Any]]:
+        """Those of a release."""
+        found: list[dict[str, Any]] = self.status()[release]["replicas"]
+        return found
+
+    def server_pids(self) -> dict[str, int]:
+        """Processes of the replicas' servers, by replica."""
+        found = {}
+        for folder in Path("/proc").iterdir():
+            if folder.name.isdigit():
+                try:
+                    words = (folder / "cmdline").read_bytes().split(b"\0")
+                except OSError:
+                    continue
+                path = next((word.decode() for word in words if word.endswith(b"specdec.yaml")), "")
+                if path.startswith(str(self._folder)):
+                    found[Path(path).parent.name] = int(folder.name)
+        return found
+
+    def until(self, holds: Callable[[], bool], limit_s: float = 60.0) -> None:
+        """Wait until it does."""
+        late_s = time.monotonic() + limit_s
+        while not holds():
+            assert self._process is not None
+            assert self._process.poll() is None, self.said()
+            assert time.monotonic() < late_s, self.said()
+            time.sleep(0.1)
+
+    def _words(self, command: str, *words: str) -> list[str]:
+        return [sys.executable, "-m", "specdec.cli.main", "cluster", command, "-f", str(self.file), *words]
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(REPOSITORY)}

@@ -1,0 +1,159 @@
+"""The keeper: who is in the fleet, who is let into a pool, and what becomes of those who say nothing any more."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cluster.autoscale import ReplicaLoad
+from cluster.config import ClusterConfig
+from cluster.deployment import deployment_of
+from cluster.fleet import Fleet, Replica
+from cluster.keeper import SILENT_BEATS, Keeper, ready
+from specdec.errors import ConfigError
+
+CONFIG = ClusterConfig.model_validate(
+    {
+        "models": [
+            {
+                "name": "coder",
+                "settings": {"engine": {"target": "some"}, "server": {"log_calls": False}},
+                "replicas": {"min": 2, "max": 4},
+                "releases": {"blue": {}, "green": {"weight": 0, "settings": {"engine": {"dtype": "bf16"}}}},
+            }
+        ],
+        "folder": "/nowhere",
+    }
+)
+LOAD = ReplicaLoad(1, 0.5, 0.25)
+
+
+class Kept:
+    """A keeper on a virtual clock, with what it has written."""
+
+    def __init__(self) -> None:
+        self.now_s, self.written = 0.0, list[Fleet]()
+        self.keeper = Keeper(Fleet.of(CONFIG), self.written.append, interval_s=1.0, clock=lambda: self.now_s)
+
+    def serving(self, release: str = "blue", fingerprint: str = "f") -> Replica:
+        """A replica that has begun to serve."""
+        name = self.keeper.join("coder", release, "127.0.0.1")
+        replica = ready(Replica(name, "coder", release, "127.0.0.1", 0, 0), 81, 80, fingerprint)
+        self.keeper.beat(replica, LOAD)
+        return replica
+
+    @property
+    def pool(self) -> list[str]:
+        """Who gets calls by what was written last."""
+        return [replica.id for replica in self.written[-1].pool("coder", "blue")]
+
+
+def test_a_replica_gets_calls_once_it_is_ready_and_none_once_it_drains() -> None:
+    kept = Kept()
+    name = kept.keeper.join("coder", "blue", "127.0.0.1")
+    starting = Replica(name, "coder", "blue", "127.0.0.1", 0, 0)
+    assert not kept.keeper.beat(starting, None).drain
+    assert kept.pool == []
+    serving = ready(starting, 81, 80, "f")
+    kept.keeper.beat(serving, LOAD)
+    assert kept.pool == [name]
+    (told,) = kept.keeper.status()["coder"]["blue"]["replicas"]
+    assert (told["state"], told["http_port"], told["waiting"], told["busy"]) == ("ready", 81, 1, 0.25)
+    kept.keeper.drain(name)
+    assert kept.pool == []
+    assert kept.keeper.beat(serving, LOAD).drain
+    assert kept.pool == []
+    kept.keeper.leave(name)
+    assert kept.keeper.fleet.replicas == ()
+
+
+def test_what_changes_nothing_is_not_written() -> None:
+    kept = Kept()
+    serving = kept.serving()
+    written = len(kept.written)
+    kept.keeper.beat(serving, replace(LOAD, waiting=5))
+    assert len(kept.written) == written
+
+
+def test_the_place_of_one_that_died_is_taken_and_that_of_one_that_drains_is_not() -> None:
+    kept = Kept()
+    first, second = kept.serving(), kept.serving()
+    assert (first.id, second.id) == ("coder.blue.0", "coder.blue.1")
+    kept.keeper.leave(first.id)
+    assert kept.serving().id == first.id
+    kept.keeper.drain(second.id)
+    assert kept.serving().id == "coder.blue.2"
+
+
+def test_other_numbers_are_not_let_into_a_pool() -> None:
+    kept = Kept()
+    kept.serving()
+    other = ready(Replica(kept.keeper.join("coder", "blue", "h"), "coder", "blue", "h", 0, 0), 81, 80, "other")
+    misfit = kept.keeper.beat(other, LOAD).misfit
+    assert "other" in misfit
+    assert "f" in misfit
+    assert kept.pool == ["coder.blue.0"]
+    assert kept.keeper.status()["coder"]["blue"]["replicas"][1]["state"] == "refused"
+    assert kept.serving("green", "other").id == "coder.green.0"
+
+
+def test_who_says_nothing_is_gone_and_comes_back_by_saying_something() -> None:
+    kept = Kept()
+    silent, lively = kept.serving(), kept.serving()
+    kept.now_s = SILENT_BEATS - 0.5
+    kept.keeper.beat(lively, LOAD)
+    assert kept.keeper.drop_silent() == []
+    kept.now_s = SILENT_BEATS + 0.5
+    assert kept.keeper.drop_silent() == [silent.id]
+    assert kept.pool == [lively.id]
+    kept.keeper.beat(silent, LOAD)
+    assert kept.pool == [silent.id, lively.id]
+
+
+def test_sessions_move_between_releases_and_back() -> None:
+    kept = Kept()
+    kept.serving()
+    with pytest.raises(ConfigError, match="no replica that is ready"):
+        kept.keeper.promote("coder", "green")
+    kept.serving("green", "other")
+
+    def weights() -> dict[str, int]:
+        return {name: release["weight"] for name, release in kept.keeper.status()["coder"].items()}
+
+    kept.keeper.weigh("coder", {"green": 5, "blue": 95})
+    assert weights() == {"blue": 95, "green": 5}
+    kept.keeper.promote("coder", "green")
+    assert weights() == {"blue": 0, "green": 100}
+    kept.keeper.roll_back("coder")
+    assert weights() == {"blue": 95, "green": 5}
+
+
+@pytest.mark.parametrize(("method", "words"), [("join", ("coder", "red", "h")), ("drain", ("coder.blue.9",))])
+def test_what_is_not_there_is_named(method: str, words: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match=f"{words[-1] if method == 'drain' else 'red'}.*there are"):
+        getattr(Kept().keeper, method)(*words)
+
+
+def test_a_release_that_is_over_leaves() -> None:
+    kept = Kept()
+    kept.keeper.open_release("coder", "red")
+    assert [*kept.keeper.status()["coder"]] == ["blue", "green", "red"]
+    with pytest.raises(ConfigError, match="weight 0 first"):
+        kept.keeper.close_release("coder", "blue")
+    kept.keeper.close_release("coder", "red")
+    assert [*kept.keeper.status()["coder"]] == ["blue", "green"]
+
+
+def test_a_deployment_is_another_version_where_its_replicas_would_be_others() -> None:
+    blue, green = (deployment_of(CONFIG, "coder", name) for name in ("blue", "green"))
+    assert green.settings == {"engine": {"target": "some", "dtype": "bf16"}, "server": {"log_calls": False}}
+    assert blue.version != green.version
+    assert blue.scaled(3, 7).version == blue.version
+    assert blue.restarted().version != blue.version
+    assert blue.rule is not None
+    assert (blue.rule.low, blue.rule.high) == (2, 4)
+    assert blue.scaled(3, 3).rule is None
+    for low, high in ((0, 1), (3, 2)):
+        with pytest.raises(ConfigError, match="replicas"):
+            blue.scaled(low, high)
