@@ -63,12 +63,16 @@ def _first_statement(function: ast.FunctionDef) -> int:
 @dataclass(slots=True)
 class KeysLog:
     """Seconds of one clock. ``answered_s[i]``: when the first text for the state after key i came, or the news that
-    there is none; missing where the next key came first. ``with_text``: the keys whose answer was a text."""
+    there is none; missing where the next key came first. ``with_text``: the keys whose answer was a text.
+    ``prompt_rows``: rows that the engine computed for prompts since the first key, None where its trace does not reach
+    back so far; ``warm_step``: its last step before that."""
 
     pressed_s: list[float] = field(default_factory=list)
     answered_s: dict[int, float] = field(default_factory=dict)
     with_text: set[int] = field(default_factory=set)
     continued: int = 0
+    warm_step: int = -1
+    prompt_rows: int | None = None
 
     def press(self, now_s: float) -> int:
         """A key is pressed; its number, from 0."""
@@ -128,6 +132,7 @@ async def type_in_session(client: Client, stretch: Stretch, keys_per_s: float, m
         reading = asyncio.create_task(_read_answers(session, log, done, len(stretch.typed) + 1))
         try:
             await _first(done, reading)
+            log.warm_step = await _last_step(client)
             began = clock()
             for number, key in enumerate(stretch.typed):
                 await asyncio.sleep(max(0.0, began + number / keys_per_s - clock()))
@@ -161,6 +166,7 @@ async def type_with_requests(
                     log.answer(key, clock(), text=has_text)
 
     await ask(-1, "")
+    log.warm_step = await _last_step(client)
     began, running = clock(), asyncio.create_task(asyncio.sleep(0))
     for number in range(len(stretch.typed)):
         await asyncio.sleep(max(0.0, began + number / keys_per_s - clock()))
@@ -216,6 +222,7 @@ PLACES = (
 )  # fmt: skip
 ARMS: dict[str, Typist] = {"session": type_in_session, "requests": type_with_requests}
 _REST_S = 10.0
+_STEPS = 1024  # of the trace: as many as a call gives
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,12 +270,20 @@ async def measure_typing(engine: EngineConfig, plan: TypingPlan, note: Callable[
 async def _type(client: Client, typist: Typist, stretch: Stretch, plan: TypingPlan, salt: str) -> KeysLog:
     log = await typist(client, stretch, plan.keys_per_s, plan.max_tokens, salt)
     await _free_pages(client)  # the engine is at rest when the next one begins
+    steps = await client.trace(_STEPS)
+    if steps and steps[0].step <= log.warm_step + 1:
+        log.prompt_rows = sum(step.prefill_rows for step in steps if step.step > log.warm_step)
     return log
+
+
+async def _last_step(client: Client) -> int:
+    return max((step.step for step in await client.trace(1)), default=-1)
 
 
 def _figures(logs: list[KeysLog]) -> dict[str, Any]:
     own = [(log.answered_s[key] - log.pressed_s[key]) * 1e3 for log in logs for key in sorted(log.answered_s)]
     keys = sum(len(log.pressed_s) for log in logs)
+    rows = [(log.prompt_rows, len(log.pressed_s)) for log in logs if log.prompt_rows is not None]
     return {
         "keys": keys,
         "wait_ms": spread([wait for log in logs for wait in log.waits_ms()]),
@@ -278,6 +293,9 @@ def _figures(logs: list[KeysLog]) -> dict[str, Any]:
         "answered_before_next_key": round(sum(log.in_time for log in logs) / keys, 4),
         "answer_ms": spread(own),
         "continued": sum(log.continued for log in logs),
+        "prompt_rows_per_key": round(sum(found for found, _ in rows) / sum(pressed for _, pressed in rows), 2)
+        if rows
+        else None,
     }
 
 

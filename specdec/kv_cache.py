@@ -67,7 +67,7 @@ class PagedTokens:
 
 @dataclass(frozen=True, slots=True)
 class PrefixHit:
-    """Leading full pages whose KV is computed already.
+    """Leading pages whose KV is computed already: full ones, and behind them perhaps one that is computed in part.
 
     n_tokens: tokens they cover. draft_tokens: leading tokens whose draft-model KV is there too.
     """
@@ -141,23 +141,63 @@ class PagePool:
             self._free.append(self._evict())
         return count
 
+    def evict(self, page: int) -> None:
+        """Free an idle page out of turn."""
+        del self._idle[page]
+        self._on_evict(page)
+        self._free.append(page)
+
     def _evict(self) -> int:
         page, _ = self._idle.popitem(last=False)
         self._on_evict(page)
         return page
 
 
+@dataclass(slots=True)
+class Tail:
+    """What an idle page holds in part: KV of ``tokens``, of the first ``n_drafted`` the draft model's too."""
+
+    page: int
+    tokens: Seq[int]
+    n_drafted: int
+
+
 class PrefixIndex:
-    """At most one page per key and one key per page. ``draft_ready[page]``: the draft model's KV is there too."""
+    """At most one page per key and one key per page. ``draft_ready[page]``: the draft model's KV is there too.
+
+    Behind each key, the root's too, there may be one `Tail`: the last one that was left there.
+    """
 
     def __init__(self, n_pages: int) -> None:
         self.draft_ready = bytearray(n_pages)
         self._page_of: dict[bytes, int] = {}
         self._key_of: list[bytes | None] = [None] * n_pages
         self._parent_of: list[bytes | None] = [None] * n_pages
+        self._tails: dict[bytes, Tail] = {}
+        self._behind: dict[int, bytes] = {}  # by a tail's page, the key that it follows
 
     def __len__(self) -> int:
-        return len(self._page_of)
+        return len(self._page_of) + len(self._tails)
+
+    def tail(self, previous: bytes) -> Tail | None:
+        """What follows ``previous`` without filling its page."""
+        return self._tails.get(previous)
+
+    def add_tail(self, previous: bytes, tail: Tail, *, first: bool) -> None:
+        """Note what follows ``previous``, where nothing is noted yet. ``first``: no page is in front of it."""
+        self._tails[previous] = tail
+        self._behind[tail.page] = previous
+        self._parent_of[tail.page] = None if first else previous
+
+    def behind(self, page: int) -> bytes | None:
+        """The key that ``page`` follows as a tail; None where it is none."""
+        return self._behind.get(page)
+
+    def forget_drafts(self) -> None:
+        """No page holds the draft model's KV."""
+        self.draft_ready[:] = bytes(len(self.draft_ready))
+        for tail in self._tails.values():
+            tail.n_drafted = 0
 
     def page(self, key: bytes) -> int | None:
         """The page that holds ``key``'s content."""
@@ -180,6 +220,10 @@ class PrefixIndex:
 
     def remove(self, page: int) -> None:
         """Forget an indexed page."""
+        if (previous := self._behind.pop(page, None)) is not None:
+            del self._tails[previous]
+            self._parent_of[page] = None
+            return
         key = self._key_of[page]
         if key is None:
             raise ValueError(f"page {page} is not indexed")
@@ -192,8 +236,9 @@ class PrefixIndex:
 def check_invariants(pool: PagePool, index: PrefixIndex, holders: Seq[Seq[int]] | None) -> None:
     """Raise AssertionError naming the first rule broken.
 
-    Every page is in exactly one of free, referenced, idle; idle pages are exactly the unreferenced indexed ones; an
-    idle page's predecessor in its chain is indexed and is referenced or evicted later. ``holders``: the page lists
+    Every page is in exactly one of free, referenced, idle; idle pages are exactly the unreferenced indexed ones, tails
+    among them; an idle page's predecessor in its chain is indexed and is referenced or evicted later; no tail is
+    referenced. ``holders``: the page lists
     of all sequences; reference counts must equal the number of lists a page is in.
     """
     free, idle = list(pool.free), list(pool.idle)
@@ -215,10 +260,13 @@ def check_invariants(pool: PagePool, index: PrefixIndex, holders: Seq[Seq[int]] 
 def _check_chains(index: PrefixIndex, free: list[int], idle: list[int], referenced: set[int]) -> None:
     place = {page: i for i, page in enumerate(idle)}
     for page in free:
-        _require(index.key(page) is None, f"free page {page} is still indexed")
+        _require(index.key(page) is None and index.behind(page) is None, f"free page {page} is still indexed")
+    for page in referenced:
+        _require(index.behind(page) is None, f"page {page} is written to, and still found as a tail")
     for page in idle:
         key, parent = index.key(page), index.parent(page)
-        _require(key is not None and index.page(key) == page, f"idle page {page} is not indexed")
+        found = key is not None and index.page(key) == page
+        _require(found or index.behind(page) is not None, f"idle page {page} is not indexed")
         if parent is None:
             continue
         before = index.page(parent)
@@ -236,14 +284,18 @@ class KvCacheManager:
     """Allocates the ``n_pages`` pages of the KV pools; page p names a page in the target's and the draft's pool.
 
     A page is free, referenced by one or more sequences, or idle: unreferenced, cached, evicted least recently used
-    first. Only full pages whose KV is computed are ever shared, and those are never written again.
+    first. Only full pages whose KV is computed are ever shared, and those are never written again. A page that is left
+    with a part computed goes to the next sequence that begins with the same tokens, which writes on from where these
+    end: somebody who types asks for the same prompt and a token more, many times a second. ``tails`` False: such pages
+    are not kept.
     """
 
-    def __init__(self, n_pages: int, *, prefix_cache: bool) -> None:
+    def __init__(self, n_pages: int, *, prefix_cache: bool, tails: bool = True) -> None:
         if n_pages < 1:
             raise ValueError(f"n_pages: must be positive, got {n_pages}")
         self.n_total = n_pages
         self.prefix_cache = prefix_cache
+        self._tails = prefix_cache and tails
         self._index = PrefixIndex(n_pages)
         self._pool = PagePool(n_pages, self._index.remove)
 
@@ -266,11 +318,11 @@ class KvCacheManager:
 
     def cached_tokens(self, tokens: Seq[int], salt: str) -> int:
         """How many of ``tokens[:-1]`` the prefix cache holds now; nothing is held for the caller."""
-        return self._find(tokens, salt, []).n_tokens if tokens else 0
+        return self._find_all(tokens, salt, []).n_tokens if tokens else 0
 
     def uncached(self, seq: PagedTokens) -> int:
         """Tokens before the pending one that would have to be computed, were ``seq`` admitted now."""
-        return len(seq.tokens) - 1 - self._find(seq.tokens, seq.salt, seq.page_keys).n_tokens
+        return len(seq.tokens) - 1 - self._find_all(seq.tokens, seq.salt, seq.page_keys).n_tokens
 
     def fits(self, seq: PagedTokens, reserve: int = 0) -> bool:
         """Whether `admit` would do it now."""
@@ -287,9 +339,11 @@ class KvCacheManager:
             return None
         for page in hit.pages:
             self._pool.retain(page)
+        seq.n_published, seq.n_draft_published = hit.n_tokens // PAGE_SIZE, hit.draft_tokens // PAGE_SIZE
+        if len(hit.pages) > seq.n_published:
+            self._index.remove(hit.pages[-1])  # it will be written to
         seq.pages = hit.pages + self._pool.take(pages_for(len(seq.tokens)) - len(hit.pages))
         seq.n_computed, seq.draft_computed = hit.n_tokens, hit.draft_tokens
-        seq.n_published, seq.n_draft_published = len(hit.pages), hit.draft_tokens // PAGE_SIZE
         return hit
 
     def ensure(self, seq: PagedTokens, n_tokens: int) -> bool:
@@ -327,6 +381,7 @@ class KvCacheManager:
     def release(self, seq: PagedTokens) -> None:
         """Drop every page of ``seq``. Cached ones stay, deepest first to be evicted, so that chains stay reachable."""
         pool, index = self._pool, self._index
+        tail = self._leave_tail(seq)
         for depth in range(len(seq.pages) - 1, -1, -1):
             page = seq.pages[depth]
             if depth < seq.n_published:
@@ -335,7 +390,7 @@ class KvCacheManager:
                     self._add(seq, depth)
                 elif known != page:  # the twin must outlive the deeper pages
                     pool.touch(known)
-            pool.drop(page, keep=index.key(page) is not None)
+            pool.drop(page, keep=index.key(page) is not None or page == tail)
         seq.pages = []
         seq.n_published = seq.n_draft_published = 0
 
@@ -345,7 +400,7 @@ class KvCacheManager:
 
     def forget_drafts(self) -> None:
         """The draft model was changed: no cached page holds its KV. Running sequences: set draft_computed to 0."""
-        self._index.draft_ready[:] = bytes(self.n_total)
+        self._index.forget_drafts()
 
     def check(self, sequences: Iterable[PagedTokens] | None = None) -> None:
         """AssertionError unless the block tables are consistent; given every page holder, also the reference counts."""
@@ -353,7 +408,7 @@ class KvCacheManager:
 
     def _fitting(self, seq: PagedTokens, reserve: int) -> PrefixHit | None:
         """The cached prefix, if there are pages for all other tokens too and ``reserve`` are left."""
-        hit = self._find(seq.tokens, seq.salt, seq.page_keys)
+        hit = self._find_all(seq.tokens, seq.salt, seq.page_keys)
         references = self._pool.references
         idle_hits = sum(1 for page in hit.pages if references[page] == 0)
         missing = pages_for(len(seq.tokens)) - len(hit.pages)
@@ -374,6 +429,35 @@ class KvCacheManager:
                 pages.append(page)
         return PrefixHit(pages, len(pages) * PAGE_SIZE, drafted * PAGE_SIZE)
 
+    def _find_all(self, tokens: Seq[int], salt: str, keys: list[bytes]) -> PrefixHit:
+        """As `_find`, and the tail behind it as far as its tokens go."""
+        hit = self._find(tokens, salt, keys)
+        if not self._tails:
+            return hit
+        n_full = len(hit.pages)
+        tail = self._index.tail(keys[n_full - 1] if n_full else root_key(salt))
+        if tail is None:
+            return hit
+        shared = _agreeing(tail.tokens, tokens[hit.n_tokens : len(tokens) - 1])
+        if not shared:
+            return hit
+        drafted = min(shared, tail.n_drafted) if hit.draft_tokens == hit.n_tokens else 0
+        return PrefixHit([*hit.pages, tail.page], hit.n_tokens + shared, hit.draft_tokens + drafted)
+
+    def _leave_tail(self, seq: PagedTokens) -> int | None:
+        """Let others find the page that ``seq``, which gives it back, has in part; that page."""
+        depth, rest = divmod(seq.n_computed, PAGE_SIZE)
+        if not self._tails or not rest or depth >= len(seq.pages) or depth != seq.n_published:
+            return None
+        page, start = seq.pages[depth], depth * PAGE_SIZE
+        previous = seq.page_keys[depth - 1] if depth else root_key(seq.salt)
+        if (former := self._index.tail(previous)) is not None:
+            self._pool.evict(former.page)
+        drafted = min(max(0, seq.draft_computed - start), rest) if seq.n_draft_published == depth else 0
+        tail = Tail(page, array("i", seq.tokens[start : start + rest]), drafted)
+        self._index.add_tail(previous, tail, first=not depth)
+        return page
+
     @staticmethod
     def _keys_to(tokens: Seq[int], salt: str, keys: list[bytes], depth: int) -> None:
         """Extend ``keys`` to page ``depth``, each page hashed once."""
@@ -386,3 +470,8 @@ class KvCacheManager:
         keys, page = seq.page_keys, seq.pages[depth]
         self._index.add(page, keys[depth], keys[depth - 1] if depth else None)
         self._index.draft_ready[page] = depth < seq.n_draft_published
+
+
+def _agreeing(a: Seq[int], b: Seq[int]) -> int:
+    """How many tokens two texts begin with alike."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -71,7 +71,7 @@ def typing_command(engine_config: EngineConfig, as_json: bool, **plan: Any) -> N
         return
     arms = [figures["session"], figures["requests"]]
     rows = [[f"wait {q}", *(f"{arm['wait_ms'][q]:.1f}" for arm in arms)] for q in ("p50", "p90", "p99", "max")]
-    counts = ("keys", "answered", "answered_with_text", "answered_before_next_key", "continued")
+    counts = ("keys", "answered", "answered_with_text", "answered_before_next_key", "continued", "prompt_rows_per_key")
     rows += [[name, *(str(arm[name]) for arm in arms)] for name in counts]
     print_table(["figure", "session", "requests"], rows, f"{figures['target']}: waiting for a suggestion, ms")
     ratios = ("p50_ratio", "p50_ratio_text", "p50_ratio_by_stretch")

@@ -465,7 +465,8 @@ def assemble(
     if platform.kernels == "native":
         # The kernels have their own workers; torch's, woken for a small copy, spin beside them for milliseconds.
         torch.set_num_threads(1)
-    kv = KvCacheManager(pages, prefix_cache=config.prefix_cache)
+    # A feature head knows whole pages: a context that goes on inside one would be lost to it.
+    kv = KvCacheManager(pages, prefix_cache=config.prefix_cache, tails=head is None)
     kept = KeptValues(config.cache_dir, "costs", _costs_key(config, info, target.digest, drafters))
     costs = costs_at_start(config.speculation, decoder, drafters, kept)
     verifier = platform.verifier(decoder)

@@ -92,7 +92,7 @@ def test_a_prefix_hit_covers_the_draft(temperature: float) -> None:
     finished(engine)
     engine.submit(ask("b", (*prompt, 7, 8, 9), temperature=temperature))
     done = finished(engine)
-    assert done[0].usage.cached_tokens == 128
+    assert done[0].usage.cached_tokens == 150
     assert rejected(done) == 0
 
 
@@ -104,7 +104,7 @@ def test_a_prefix_that_the_draft_never_saw_is_computed() -> None:
     finished(quiet)
     engine.submit(ask("b", prompt))
     done = finished(engine)
-    assert done[0].usage.cached_tokens == 128
+    assert done[0].usage.cached_tokens == 149
     assert rejected(done) == 0
 
 

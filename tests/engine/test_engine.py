@@ -178,7 +178,7 @@ def test_prefill_only_fills_the_cache() -> None:
     assert tokens_of(events, "warm") == []
     assert finish_of(events, "warm").reason is FinishReason.LENGTH
     events = run_all(engine, [request("use", prompt, max_tokens=3)])
-    assert finish_of(events, "use").usage.cached_tokens == 128
+    assert finish_of(events, "use").usage.cached_tokens == 129
 
 
 def test_salt_separates_caches() -> None:
@@ -186,7 +186,7 @@ def test_salt_separates_caches() -> None:
     prompt = tuple(range(130))
     run_all(engine, [request("a", prompt, cache_salt="one")])
     assert finish_of(run_all(engine, [request("b", prompt, cache_salt="two")]), "b").usage.cached_tokens == 0
-    assert finish_of(run_all(engine, [request("c", prompt, cache_salt="one")]), "c").usage.cached_tokens == 128
+    assert finish_of(run_all(engine, [request("c", prompt, cache_salt="one")]), "c").usage.cached_tokens == 129
 
 
 def test_context_limit_ends_generation() -> None:

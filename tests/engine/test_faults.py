@@ -40,11 +40,17 @@ def requests(mode: SpeculationMode, drafters: tuple[str, ...] | None = None, fir
 
 
 @functools.cache
+def all_plain() -> dict[str, tuple[int, ...]]:
+    """What each request comes to without any drafting; asked for before an engine has pages in use: all of them write
+    to the pools of one decoder."""
+    asked = [*requests(OFF), *requests(OFF, first=COUNT)]
+    events = run_all(tiny_engine(), asked)
+    return {request.request_id: tuple(tokens_of(events, request.request_id)) for request in asked}
+
+
 def plain(name: str) -> tuple[int, ...]:
-    """What a request comes to without any drafting."""
-    first = int(name[1:]) // COUNT * COUNT
-    events = run_all(tiny_engine(), requests(OFF, first=first))
-    return tuple(tokens_of(events, name))
+    """What one of them comes to."""
+    return all_plain()[name]
 
 
 class Truthful(ModelBasedDrafter):
@@ -96,6 +102,7 @@ class Truthful(ModelBasedDrafter):
 
 
 def engine_with(*drafters: Truthful, **speculation: Any) -> Engine:
+    all_plain()
     parts = tiny_parts()
     config: SpeculationConfig = parts.config.speculation.model_copy(update=speculation)
     return timed(tiny_engine(dataclasses.replace(parts, drafters=list(drafters)), speculation=config))

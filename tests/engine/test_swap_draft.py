@@ -301,7 +301,7 @@ def test_flushing_frees_what_no_request_uses() -> None:
     running = Request("b", tuple(reversed(PROMPT)), GREEDY, LONG)
     engine.submit(running)
     events = [event for _ in range(4) for event in engine.step()]
-    assert engine.flush_cache() == 1  # the one full page of `a`
+    assert engine.flush_cache() == 2  # of `a`, the one full page and the one in part
     events += drain(engine)
     assert tokens_of(events, "b") == tokens_of(run_all(tiny_engine(), [running]), "b")
     again = finish_of(run_all(engine, [dataclasses.replace(ask, request_id="c")]), "c")

@@ -138,7 +138,7 @@ def test_where_the_leader_ends_at_once_its_siblings_follow() -> None:
     rig.step()
     rig.scheduler.finish(leader)
     assert rig.plan().admitted == siblings
-    assert all(seq.cached_tokens == 128 for seq in siblings)
+    assert [seq.cached_tokens for seq in siblings] == [149, 128]  # the page that the leader had in part goes to one
 
 
 def test_aborting_all_samples_leaves_nothing_behind() -> None:
