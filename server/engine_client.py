@@ -15,12 +15,12 @@ from typing import Any
 from server.engine_calls import EngineCalls, RequestStream, RequestTable
 from server.engine_process import DEFAULT_FACTORY, FLUSH_CACHE, SWAP_DRAFT
 from server.errors import unpack_error
-from server.interfaces import ProgressListener
+from server.interfaces import CacheFeed, ProgressListener
 from server.ipc import Frame, FrameError, FrameLink, pack_request, unpack_event, unpack_info, unpack_load, unpack_trace
 from server.observe.observer import Observer
 from server.observe.records import RequestRecord
 from specdec.child_python import module_command, module_environment
-from specdec.config import Config, EngineConfig, WeightDtype
+from specdec.config import Config, EngineConfig, KvEventsConfig, WeightDtype
 from specdec.errors import EngineDeadError, SpecdecError
 from specdec.types import EngineInfo, EngineLoad, Request, StepTrace
 
@@ -115,7 +115,9 @@ class EngineChild:
         self._printing = asyncio.create_task(self._read_output())
 
     @classmethod
-    async def spawn(cls, config: EngineConfig, factory: str, heartbeat_s: float) -> EngineChild:
+    async def spawn(
+        cls, config: EngineConfig, factory: str, heartbeat_s: float, kv_events: KvEventsConfig | None = None
+    ) -> EngineChild:
         """Start the process; it begins to load at once.
 
         Raises:
@@ -123,12 +125,13 @@ class EngineChild:
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         process: asyncio.subprocess.Process | None = None
+        more = [] if kv_events is None else ["--kv-events", kv_events.model_dump_json()]
         try:
             with theirs:
                 process = await asyncio.create_subprocess_exec(
                     *module_command("server.engine_process"),
                     "--fd", str(theirs.fileno()), "--config", config.model_dump_json(),
-                    "--factory", factory, "--heartbeat", str(heartbeat_s),
+                    "--factory", factory, "--heartbeat", str(heartbeat_s), *more,
                     stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
                     pass_fds=[theirs.fileno()],
                     env=module_environment(),
@@ -232,7 +235,8 @@ class EngineClient:
     """Owns the engine process. All methods belong to one event loop.
 
     ``factory`` (module:function) builds the engine inside the process; ``progress`` hears of loading, ``observer`` of
-    requests. ``spare``: bytes of memory that a process which starts now must leave to others.
+    requests. ``spare``: bytes of memory that a process which starts now must leave to others. ``cache_feed``: told what
+    the prefix cache holds.
     """
 
     def __init__(
@@ -244,9 +248,10 @@ class EngineClient:
         policy: RestartPolicy | None = None,
         observer: Observer | None = None,
         spare: Callable[[], int] | None = None,
+        cache_feed: CacheFeed | None = None,
     ) -> None:
         self._config, self._factory, self._progress, self._spare = config, factory, progress, spare
-        self._observer = observer
+        self._observer, self.cache_feed = observer, cache_feed
         self._policy = policy or RestartPolicy()
         self._states = StateFeed()
         self._table = RequestTable(self._abort_by_engine_id)
@@ -451,7 +456,8 @@ class EngineClient:
         config = self._engine_config
         if self._spare is not None:
             config = config.model_copy(update={"spare_bytes": config.spare_bytes + self._spare()})
-        self._child = await EngineChild.spawn(config, self._factory, self._heartbeat_s)
+        kv_events = None if self.cache_feed is None else self._config.server.kv_events
+        self._child = await EngineChild.spawn(config, self._factory, self._heartbeat_s, kv_events)
         child, watchdog = self._child, asyncio.create_task(self._watch_heartbeat(self._child))
         try:
             await child.link.listen(self._take)
@@ -466,6 +472,8 @@ class EngineClient:
         finally:
             watchdog.cancel()
             self._child = None
+            if self._ready_at is not None and self.cache_feed is not None:
+                self.cache_feed.cleared()
         if self.state == EngineState.CLOSED:
             return None
         if self._info is not None:
@@ -503,6 +511,9 @@ class EngineClient:
             case Frame.EVENTS:
                 for parts in rest[0]:
                     self._table.deliver(unpack_event(parts))
+            case Frame.KV_EVENTS:
+                if self.cache_feed is not None:
+                    self.cache_feed.publish(rest[0])
             case Frame.ALIVE:
                 self._load = unpack_load(rest[0])
             case Frame.REFUSED:
@@ -514,6 +525,8 @@ class EngineClient:
                     self._progress(*rest)
             case Frame.READY:
                 self._info, self._ready_at = unpack_info(rest[0]), time.monotonic()
+                if self.cache_feed is not None:
+                    self.cache_feed.cleared()
                 self._states.become(EngineState.READY)
             case Frame.DIED:
                 self._last_words = (rest[0], rest[1])

@@ -24,10 +24,12 @@ from server.errors import (
     SwapUnderWayError,
     pack_error,
 )
-from server.interfaces import AdministeredEngine, EngineLike, ProgressListener
+from server.interfaces import AdministeredEngine, CachingEngine, EngineLike, ProgressListener
 from server.ipc import Frame, ParentGoneError, ParentLink, pack_event, pack_info, pack_load, pack_trace, unpack_request
-from specdec.config import EngineConfig
-from specdec.errors import RequestError, SpecdecError
+from server.kv_event_messages import pack_batch
+from specdec.cache_events import CacheRecorder
+from specdec.config import EngineConfig, KvEventsConfig
+from specdec.errors import ConfigError, RequestError, SpecdecError
 
 _LOG = logging.getLogger(__name__)
 
@@ -128,12 +130,29 @@ class EngineAdmin:
 _LOADING_POLL_S = 0.02  # how soon an idle engine notices that a draft model is loaded
 
 
-class EngineLoop:
-    """Drives one engine for one front end. ``heartbeat_s``: how often the load is told, busy or idle."""
+class CacheTeller:
+    """Sends what became cached and what was lost since it last did, as one message, ready to be published."""
 
-    def __init__(self, engine: EngineLike, link: ParentLink, heartbeat_s: float) -> None:
-        self._engine = engine
-        self._link = link
+    def __init__(self, engine: EngineLike, link: ParentLink, config: KvEventsConfig) -> None:
+        if not isinstance(engine, CachingEngine):
+            raise ConfigError("server.kv_events: this engine does not tell what its cache holds; leave endpoint out")
+        self._recorder, self._link, self._form = CacheRecorder(salted=config.salted), link, config.format
+        engine.tell_cache(self._recorder)
+
+    def send(self) -> None:
+        """Nothing is sent where nothing changed."""
+        if events := self._recorder.take():
+            self._link.send(Frame.KV_EVENTS, pack_batch(events, self._form))
+
+
+class EngineLoop:
+    """Drives one engine for one front end. ``heartbeat_s``: how often the load is told, busy or idle. ``cache``: tells
+    of the prefix cache after every step, behind the step's tokens."""
+
+    def __init__(
+        self, engine: EngineLike, link: ParentLink, heartbeat_s: float, cache: CacheTeller | None = None
+    ) -> None:
+        self._engine, self._link, self._cache = engine, link, cache
         self._heartbeat_s = heartbeat_s
         self._told_at = time.monotonic()
         self._admin = EngineAdmin(engine, link)
@@ -151,6 +170,8 @@ class EngineLoop:
                 if events:
                     self._link.send(Frame.EVENTS, [pack_event(event) for event in events])
             self._admin.poll()
+            if self._cache is not None:
+                self._cache.send()
             self._tell_load()
 
     def _take_commands(self) -> bool:
@@ -217,15 +238,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--config", required=True, help="EngineConfig as JSON")
     parser.add_argument("--factory", default=DEFAULT_FACTORY, help="module:function that builds the engine")
     parser.add_argument("--heartbeat", type=float, default=1.0, help="seconds between signs of life")
+    parser.add_argument("--kv-events", help="KvEventsConfig as JSON, where the prefix cache is to be told of")
     args = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
     _leave_signals_to_the_parent()
     link = ParentLink(socket.socket(fileno=args.fd))
     try:
         engine = _find_factory(args.factory)(EngineConfig.model_validate_json(args.config), link.progress)
+        events = KvEventsConfig.model_validate_json(args.kv_events) if args.kv_events else None
+        cache = CacheTeller(engine, link, events) if events is not None else None
         link.send(Frame.READY, pack_info(engine.info()))
         try:
-            EngineLoop(engine, link, args.heartbeat).run()
+            EngineLoop(engine, link, args.heartbeat, cache).run()
         finally:
             engine.close()
     except ParentGoneError:

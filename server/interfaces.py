@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from specdec.cache_events import CacheRecorder
 from specdec.config import WeightDtype
 from specdec.models.tool_forms import ToolForm
 from specdec.types import EngineInfo, EngineLoad, Request, RequestEvent, StepTrace
@@ -65,6 +67,36 @@ class AdministeredEngine(Protocol):
         Raises:
             SpecdecError: it can not be; all is as before.
         """
+
+
+@runtime_checkable
+class CachingEngine(Protocol):
+    """An engine that says which pages of text its prefix cache holds."""
+
+    def tell_cache(self, recorder: CacheRecorder) -> None:
+        """Tell ``recorder`` of every page from now on; called before the first request."""
+
+
+@dataclass(slots=True)
+class KvEventCounts:
+    """messages: published; overflows: times a subscriber's queue was found full: it misses messages until it
+    has read half of those that wait; replayed: messages sent again."""
+
+    messages: int = 0
+    overflows: int = 0
+    replayed: int = 0
+
+
+class CacheFeed(Protocol):
+    """Where messages of the prefix cache go."""
+
+    counts: KvEventCounts
+
+    def publish(self, payload: bytes) -> None:
+        """The engine's next message."""
+
+    def cleared(self) -> None:
+        """An engine begins with nothing in its cache, or ended."""
 
 
 class TokenizerLike(Protocol):

@@ -47,7 +47,7 @@ class Frame(StrEnum):
     ``ADMIN`` number of the call, command, its arguments; ``CLOSE``.
     From it: ``PROGRESS`` label, done, total; ``READY`` info; ``EVENTS`` list, one frame per step;
     ``REFUSED`` request id, error; ``TRACE`` number of the call, error or None, list of steps;
-    ``ADMIN`` number of the call, error or None, result; ``ALIVE`` load;
+    ``ADMIN`` number of the call, error or None, result; ``ALIVE`` load; ``KV_EVENTS`` a payload to publish;
     ``DIED`` whether it was a refusal to start, message.
     """
 
@@ -61,6 +61,7 @@ class Frame(StrEnum):
     EVENTS = "events"
     REFUSED = "refused"
     ALIVE = "alive"
+    KV_EVENTS = "kv_events"
     DIED = "died"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from server.completion.prompt_packer import PromptPacker
 from server.engine_client import EngineClient, EngineStartError, RestartPolicy
@@ -14,8 +15,12 @@ from server.interfaces import ProgressListener, TokenizerLike
 from server.large_texts import LARGE_CHARACTERS
 from server.model_names import ModelNames
 from server.observe.observer import Observer
-from specdec.config import Config, EngineConfig
+from specdec.config import Config, EngineConfig, KvEventsConfig
+from specdec.errors import ConfigError
 from specdec.types import EngineInfo
+
+if TYPE_CHECKING:
+    from server.kv_events import KvEventPublisher
 
 LoadTokenizer = Callable[[EngineConfig], TokenizerLike]
 
@@ -26,7 +31,7 @@ class ModelHost:
     ``beside``: the front end of another model of the server, whose keys it shares.
 
     Raises:
-        ConfigError: a file of keys or certificates can not be read or used.
+        ConfigError: a file of keys or certificates can not be read or used, or a package for events is missing.
     """
 
     def __init__(
@@ -44,9 +49,11 @@ class ModelHost:
     ) -> None:
         self._config, self._load_tokenizer = config, load_tokenizer
         self.name, self.metrics, self.on_cpu = names.own, observer.metrics, config.engine.device == "cpu"
+        self.events = _publisher(config.server.kv_events)
         self.client = EngineClient(
-            config, factory=factory, progress=progress, policy=policy, observer=observer, spare=spare
-        )
+            config, factory=factory, progress=progress, policy=policy, observer=observer, spare=spare,
+            cache_feed=self.events,
+        )  # fmt: skip
         self.frontend = Frontend(self.client, config.server, names, beside)
 
     async def wait_ready(self) -> EngineInfo:
@@ -72,6 +79,19 @@ class ModelHost:
         if not self.name:
             return message
         return f"{self.name}: " + re.sub(r"\bengine\.(?=[a-z])", f"engines.{self.name}.", message)
+
+
+def _publisher(config: KvEventsConfig) -> KvEventPublisher | None:
+    if config.endpoint is None:
+        return None
+    try:
+        from server.kv_events import KvEventPublisher
+    except ImportError as error:
+        raise ConfigError(
+            f"server.kv_events.endpoint: events need a package that is not here ({error.name}); "
+            "install it with: pip install 'specdec[kv-events]', or leave endpoint out"
+        ) from None
+    return KvEventPublisher(config)
 
 
 def _warmed(load: LoadTokenizer, config: EngineConfig) -> TokenizerLike:

@@ -15,6 +15,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from server.engine_client import EngineClient, EngineState
+from server.interfaces import KvEventCounts
 from server.observe.gpus import Gpus, GpuUse
 from server.observe.metrics import Histogram, ServerMetrics
 from specdec.types import EngineInfo, EngineLoad, FinishReason
@@ -118,6 +119,14 @@ def _engine(now: Snapshot) -> Iterator[Metric]:
             "drafters": ",".join(info.drafters),
         }  # fmt: skip
         yield gauge(SPECDEC_PREFIX + "info", "What is served.", 1, labels)
+
+
+def _kv_events(counts: KvEventCounts) -> Iterator[Metric]:
+    yield counter(SPECDEC_PREFIX + "kv_event_messages", "Messages of the KV cache published.", counts.messages)
+    yield counter(
+        SPECDEC_PREFIX + "kv_event_overflows", "Times a subscriber fell behind and misses messages.", counts.overflows
+    )
+    yield counter(SPECDEC_PREFIX + "kv_event_messages_replayed", "Messages sent again when asked for.", counts.replayed)
 
 
 def _steps(now: Snapshot) -> Iterator[Metric]:
@@ -398,6 +407,8 @@ class Exporter(Registry):
         ready = client.state == EngineState.READY
         now = Snapshot(self.metrics, client.load, info, ready, client.restarts, client.in_flight)
         yield from model_families(now)
+        if client.cache_feed is not None:
+            yield from _kv_events(client.cache_feed.counts)
         yield from self._process.collect()
         if self._compat == "vllm":
             yield from vllm_families(now, self._model)

@@ -106,12 +106,16 @@ class Serving:
         """Listen, not serving yet, and begin to load.
 
         Raises:
-            ConfigError: a port can not be had.
+            ConfigError: a port or an address for events can not be had.
         """
         grpc_port = await self._grpc.start()
         try:
+            for host in self._hosts:
+                if host.events is not None:
+                    host.events.open()
             http_port = await self._http.start() if self._http else None
         except BaseException:
+            self._close_events()
             await self._grpc.stop()
             raise
         await self.client.start()
@@ -150,9 +154,15 @@ class Serving:
         if self._http is not None:
             await self._http.stop(grace_s)
         await asyncio.gather(*(host.client.close(at_once=at_once) for host in self._hosts))
+        self._close_events()
         for host in self._hosts:
             host.frontend.close()
         await asyncio.to_thread(self._observer.close)
+
+    def _close_events(self) -> None:
+        for host in self._hosts:
+            if host.events is not None:
+                host.events.close()
 
     async def run(self, on_ready: Callable[[Addresses, EngineInfo], None]) -> None:
         """Serve until SIGTERM or SIGINT, then drain; a second signal cuts the drain short.
@@ -266,6 +276,7 @@ def _configs(config: Config) -> Iterator[tuple[ModelNames, Config]]:
         if (folder := config.server.experiments.folder) is not None:
             own["folder"] = folder / name
         experiments = config.server.experiments.model_copy(update=own)
-        server = config.server.model_copy(update={"experiments": experiments})
+        events = config.server.kv_events.of_model(place)
+        server = config.server.model_copy(update={"experiments": experiments, "kv_events": events})
         names = ModelNames(engine.aliases, name, tuple(config.engines))
         yield names, config.model_copy(update={"engine": engine, "server": server})

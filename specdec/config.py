@@ -195,6 +195,76 @@ class ExperimentsConfig(BaseModel):
         return self
 
 
+_ENDPOINT = re.compile(r"ipc://.+|tcp://(?P<host>\*|\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})")
+
+
+class KvEventsConfig(BaseModel):
+    """Events of the prefix cache for routers, as vLLM publishes them. Needs the `kv-events` extra.
+
+    Of several models the second publishes at the next port, and so on; an ipc path gets `.1`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    endpoint: str | None = Field(
+        None, description="ZeroMQ address to publish at, such as tcp://127.0.0.1:5557; null: none"
+    )
+    replay_endpoint: str | None = Field(None, description="address that sends past messages again; null: none")
+    topic: str = Field("", max_length=256, description="first part of each message; llm-d: kv@POD@MODEL")
+    format: Literal["map", "positional"] = Field(
+        "map", description="events with named fields, or as vLLM had them before 0.24"
+    )
+    buffer_steps: int = Field(
+        10_000, ge=1, le=1_000_000, description="kept for replay", json_schema_extra={"unit": "messages"}
+    )
+    connect: bool = Field(False, description="connect to a router that listens at endpoint, instead of listening there")
+    salted: bool = Field(False, description="tell of prompts under a cache salt too; with keys, all are: by tenant")
+    off_loopback: bool = Field(
+        False, description="other machines may be reached: events have the tokens of prompts, and ask for no key"
+    )
+
+    @model_validator(mode="after")
+    def _addresses_are_sound(self) -> KvEventsConfig:
+        if self.replay_endpoint is not None and self.endpoint is None:
+            raise ValueError("replay_endpoint needs endpoint: what is not published is not sent again")
+        for name in ("endpoint", "replay_endpoint"):
+            address = getattr(self, name)
+            if address is None:
+                continue
+            found = _ENDPOINT.fullmatch(address)
+            if found is None or not 0 < int(found["port"] or 1) <= 65535:
+                raise ValueError(f"{name}: {address!r} must be tcp://HOST:PORT or ipc://PATH")
+            if found["host"] is not None and not self.off_loopback and not _is_loopback(found["host"].strip("[]")):
+                raise ValueError(
+                    f"{name}: events carry the tokens of prompts and ask for no key, and {address} is not on loopback; "
+                    "use tcp://127.0.0.1:PORT or ipc://PATH, or set off_loopback where the network is private"
+                )
+        return self
+
+    def of_model(self, place: int) -> KvEventsConfig:
+        """Where the model number ``place`` of a server publishes."""
+        moved = {name: _moved(getattr(self, name), place) for name in ("endpoint", "replay_endpoint")}
+        return self.model_copy(update=moved)
+
+
+def _moved(endpoint: str | None, place: int) -> str | None:
+    if endpoint is None or not place:
+        return endpoint
+    if endpoint.startswith("ipc://"):
+        return f"{endpoint}.{place}"
+    base, _, port = endpoint.rpartition(":")
+    return f"{base}:{int(port) + place}"
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 _HOST = re.compile(r"\*|(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 # What browsers write into an Origin header: scheme, host, and a port that is not the usual one; no path.
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@A-Z]+")
@@ -251,6 +321,7 @@ class ServerConfig(BaseModel):
     capture_bytes: int = Field(256 << 20, ge=1 << 20, description="the oldest are dropped beyond this")
 
     experiments: ExperimentsConfig = ExperimentsConfig()
+    kv_events: KvEventsConfig = KvEventsConfig()
 
     @model_validator(mode="after")
     def _origins_are_origins(self) -> ServerConfig:
@@ -290,15 +361,19 @@ class ServerConfig(BaseModel):
             )
         return self
 
+    @model_validator(mode="after")
+    def _events_have_something_to_say(self) -> ServerConfig:
+        if self.keys_file is not None and self.kv_events.endpoint is not None and not self.kv_events.salted:
+            raise ValueError(
+                "kv_events.salted: with keys_file every tenant's prompts are kept under a salt of its own, and events "
+                "leave those out; set it to true where whoever subscribes may know all tenants' prompts"
+            )
+        return self
+
     @property
     def on_loopback(self) -> bool:
         """Whether only this machine can connect."""
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        return _is_loopback(self.host)
 
 
 class Config(BaseModel):

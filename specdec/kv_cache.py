@@ -9,6 +9,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from hashlib import blake2b
 
+from specdec.cache_events import CacheRecorder
 from verify_kernels.forward_batch import PAGE_SIZE
 
 KEY_BYTES = 16
@@ -87,7 +88,7 @@ class PagePool:
         self.references = [0] * n_pages
         self._free = list(range(n_pages - 1, -1, -1))
         self._idle: OrderedDict[int, None] = OrderedDict()
-        self._on_evict = on_evict
+        self.on_evict = on_evict
 
     @property
     def n_available(self) -> int:
@@ -144,12 +145,12 @@ class PagePool:
     def evict(self, page: int) -> None:
         """Free an idle page out of turn."""
         del self._idle[page]
-        self._on_evict(page)
+        self.on_evict(page)
         self._free.append(page)
 
     def _evict(self) -> int:
         page, _ = self._idle.popitem(last=False)
-        self._on_evict(page)
+        self.on_evict(page)
         return page
 
 
@@ -298,6 +299,18 @@ class KvCacheManager:
         self._tails = prefix_cache and tails
         self._index = PrefixIndex(n_pages)
         self._pool = PagePool(n_pages, self._index.remove)
+        self._recorder: CacheRecorder | None = None
+
+    def tell(self, recorder: CacheRecorder) -> None:
+        """Tell ``recorder`` of every full page that is cached from now on, and of its end."""
+        index = self._index
+
+        def evict(page: int) -> None:
+            if (key := index.key(page)) is not None:
+                recorder.removed(key)
+            index.remove(page)
+
+        self._recorder, self._pool.on_evict = recorder, evict
 
     @property
     def n_free(self) -> int:
@@ -396,7 +409,10 @@ class KvCacheManager:
 
     def flush(self) -> int:
         """Drop every cached page that no sequence holds; returns how many."""
-        return self._pool.flush()
+        count = self._pool.flush()
+        if self._recorder is not None:
+            self._recorder.flushed()
+        return count
 
     def forget_drafts(self) -> None:
         """The draft model was changed: no cached page holds its KV. Running sequences: set draft_computed to 0."""
@@ -468,8 +484,12 @@ class KvCacheManager:
 
     def _add(self, seq: PagedTokens, depth: int) -> None:
         keys, page = seq.page_keys, seq.pages[depth]
-        self._index.add(page, keys[depth], keys[depth - 1] if depth else None)
+        parent = keys[depth - 1] if depth else None
+        self._index.add(page, keys[depth], parent)
         self._index.draft_ready[page] = depth < seq.n_draft_published
+        if self._recorder is not None:
+            tokens = seq.tokens[depth * PAGE_SIZE : (depth + 1) * PAGE_SIZE]
+            self._recorder.stored(keys[depth], parent, tokens, seq.salt)
 
 
 def _agreeing(a: Seq[int], b: Seq[int]) -> int:

@@ -37,6 +37,8 @@ _SECURITY: tuple[tuple[str, str, dict[str, Any], str], ...] = (
 _WATCHING: tuple[tuple[str, str, dict[str, Any], str], ...] = (
     ("--metrics-compat", "server.metrics_compat", {"type": click.Choice(["none", "vllm"])},
      "Names that /metrics has beside specdec's own."),
+    ("--kv-events", "server.kv_events.endpoint", {"metavar": "ENDPOINT"},
+     "Publish what the prefix cache holds over ZeroMQ, such as at tcp://127.0.0.1:5557; needs the `kv-events` extra."),
     ("--open-metrics", "server.open_metrics", {"is_flag": True}, "/metrics needs no key."),
     ("--log-format", "server.log_format", {"type": click.Choice(["auto", "json", "text"])},
      "auto: text on a terminal, else JSON lines."),

@@ -14,6 +14,7 @@ from draft.model import ModelDrafter
 from draft.panel import DraftPanel
 from draft.prediction import PredictionDrafter
 from draft.protocol import Drafter, ModelBasedDrafter
+from specdec.cache_events import CacheRecorder
 from specdec.config import EngineConfig, WeightDtype
 from specdec.control.controller import Controller
 from specdec.control.costs import CostTable
@@ -243,6 +244,10 @@ class Engine:
     def flush_cache(self) -> int:
         """Forget the cached prefixes that no running request uses; returns how many pages that frees."""
         return self._kv.flush()
+
+    def tell_cache(self, recorder: CacheRecorder) -> None:
+        """Tell ``recorder`` of every page of the prefix cache from now on."""
+        self._kv.tell(recorder)
 
     def load_draft(self, draft: str, dtype: WeightDtype | None) -> LoadedDraft:
         """Load a draft model for `swap_draft`, beside the one in use; may be called from another thread.

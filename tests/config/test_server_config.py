@@ -40,3 +40,53 @@ def test_on_loopback_keys_need_no_tls(host: str) -> None:
 def test_halves_are_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_config(None, server(**values))
+
+
+ENDPOINT = "tcp://127.0.0.1:5557"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])
+def test_events_on_loopback(host: str) -> None:
+    values = {"kv_events.endpoint": f"tcp://{host}:5557", "kv_events.replay_endpoint": "ipc:///run/replay"}
+    assert load_config(None, server(**values)).server.kv_events.endpoint == f"tcp://{host}:5557"
+
+
+@pytest.mark.parametrize("host", ["*", "0.0.0.0", "[::]", "10.1.2.3", "router.example.org"])
+@pytest.mark.parametrize("name", ["endpoint", "replay_endpoint"])
+def test_events_off_loopback_want_the_owners_word(host: str, name: str) -> None:
+    values = {"kv_events.endpoint": ENDPOINT, f"kv_events.{name}": f"tcp://{host}:5558"}
+    with pytest.raises(ConfigError, match=rf"{name}: events carry the tokens of prompts.*off_loopback"):
+        load_config(None, server(**values))
+    load_config(None, server(**values, **{"kv_events.off_loopback": True}))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"endpoint": "127.0.0.1:5557"}, r"must be tcp://HOST:PORT or ipc://PATH"),
+        ({"endpoint": "tcp://127.0.0.1"}, r"must be tcp://HOST:PORT or ipc://PATH"),
+        ({"endpoint": "tcp://127.0.0.1:0"}, r"must be tcp://HOST:PORT"),
+        ({"endpoint": "tcp://127.0.0.1:70000"}, r"must be tcp://HOST:PORT"),
+        ({"endpoint": "pgm://127.0.0.1:5557"}, r"must be tcp://HOST:PORT"),
+        ({"replay_endpoint": ENDPOINT}, r"replay_endpoint needs endpoint"),
+        ({"endpoint": ENDPOINT, "format": "json"}, r"kv_events\.format"),
+    ],
+)
+def test_events_that_can_not_be_meant_so_are_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config(None, server(**{f"kv_events.{name}": value for name, value in values.items()}))
+
+
+def test_with_keys_events_of_tenants_want_the_owners_word() -> None:
+    values = {"keys_file": "k", "kv_events.endpoint": ENDPOINT}
+    with pytest.raises(ConfigError, match=r"kv_events\.salted.*every tenant"):
+        load_config(None, server(**values))
+    load_config(None, server(**values, **{"kv_events.salted": True}))
+
+
+def test_models_of_a_server_publish_apart() -> None:
+    values = server(**{"kv_events.endpoint": ENDPOINT, "kv_events.replay_endpoint": "ipc:///run/replay"})
+    events = load_config(None, values).server.kv_events
+    assert events.of_model(0) == events
+    moved = events.of_model(2)
+    assert (moved.endpoint, moved.replay_endpoint) == ("tcp://127.0.0.1:5559", "ipc:///run/replay.2")

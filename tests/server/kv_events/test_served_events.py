@@ -1,0 +1,143 @@
+"""Events of a whole server: what a router knows through requests, flushes, and the death of an engine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+
+from server.engine_client import EngineState
+from server.kv_event_messages import block_hash
+from server.serving import Serving
+from specdec.config import KvEventsConfig
+from specdec.errors import ConfigError
+from specdec.kv_cache import page_key, root_key
+from tests.server.fake_tokenizer import FakeTokenizer
+from tests.server.harness import FACTORY as FAKE
+from tests.server.harness import Harness, make_config, quick_policy, stream_request
+from tests.server.kv_events.caching_engine import FACTORY
+from tests.server.kv_events.subscriber import Follower
+
+
+@asynccontextmanager
+async def followed(folder: Path, **more: Any) -> AsyncIterator[tuple[Serving, Follower, Harness]]:
+    """A server whose events are followed from the first one on."""
+    events = KvEventsConfig(endpoint=f"ipc://{folder}/pub", replay_endpoint=f"ipc://{folder}/replay", **more)
+    serving = Serving(
+        make_config(kv_events=events, http_port=0), lambda _: FakeTokenizer(), factory=FACTORY, policy=quick_policy()
+    )
+    addresses = await serving.start()
+    assert events.endpoint is not None
+    follower = Follower(events.endpoint, events.replay_endpoint)
+    try:
+        await serving.wait_ready()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{addresses.grpc_port}") as channel:
+            yield serving, follower, Harness(serving, addresses, channel)
+    finally:
+        follower.close()
+        await serving.stop()
+
+
+async def ask(server: Harness, text: str, **rest: Any) -> None:
+    request = stream_request(text, **rest)
+    request.stopping.max_tokens = 1
+    async for _ in server.generation.GenerateStream(request):
+        pass
+
+
+async def known(serving: Serving, follower: Follower, blocks: set[int]) -> None:
+    """Wait until who follows knows just ``blocks``, by messages or by asking again."""
+    async with asyncio.timeout(15):
+        while set(follower.view.blocks) != blocks:
+            await follower.catch_up()
+
+
+def blocks_of(text: str, salt: str = "") -> list[int]:
+    ids, key, found = FakeTokenizer().encode(text), root_key(salt), []
+    for start in range(0, len(ids) - 64, 64):
+        key = page_key(key, ids[start : start + 64])
+        found.append(block_hash(key))
+    return found
+
+
+@pytest.mark.parametrize("form", ["map", "positional"])
+async def test_a_router_knows_what_is_cached(tmp_path: Path, form: str) -> None:
+    async with followed(tmp_path, format=form) as (serving, follower, server):
+        first, second = "a" * 200, "a" * 70 + "b" * 130
+        await ask(server, first)
+        await known(serving, follower, set(blocks_of(first)))
+        await ask(server, second)
+        await known(serving, follower, {*blocks_of(first), *blocks_of(second)})
+        await ask(server, "c" * 500)  # fills the cache: the rest goes
+        fresh = blocks_of("c" * 500)
+        async with asyncio.timeout(15):
+            while not set(fresh) <= set(follower.view.blocks):
+                await follower.catch_up()
+        assert len(follower.view.blocks) <= 8
+        await ask(server, "d" * 200, salt="secret")  # pushes others out, and says nothing of itself
+        before = len(follower.view.blocks)
+        async with asyncio.timeout(15):
+            while len(follower.view.blocks) == before:
+                await follower.catch_up()
+        assert not set(blocks_of("d" * 200, "secret")) & set(follower.view.blocks)
+
+
+async def test_a_dead_engine_has_nothing_cached(tmp_path: Path) -> None:
+    async with followed(tmp_path) as (serving, follower, server):
+        await ask(server, "a" * 200)
+        await known(serving, follower, set(blocks_of("a" * 200)))
+        assert serving.client.pid is not None
+        os.kill(serving.client.pid, signal.SIGKILL)
+        await known(serving, follower, set())
+        states = serving.client.watch()
+        async with asyncio.timeout(15):
+            while await states.get() != EngineState.READY or not serving.client.restarts:
+                pass
+        await ask(server, "b" * 200)
+        await known(serving, follower, set(blocks_of("b" * 200)))
+        whole = Follower(f"ipc://{tmp_path}/pub", f"ipc://{tmp_path}/replay")
+        numbers = await whole.catch_up()  # one count over both engines, and the same end
+        assert numbers == list(range(len(numbers)))
+        assert whole.view.blocks == follower.view.blocks
+        whole.close()
+
+
+async def test_metrics_count_messages(tmp_path: Path) -> None:
+    async with followed(tmp_path) as (serving, follower, server):
+        await ask(server, "a" * 200)
+        await known(serving, follower, set(blocks_of("a" * 200)))
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.addresses.http_port}") as client:
+            text = (await client.get("/metrics")).text
+        figures = dict(line.split() for line in text.splitlines() if line.startswith("specdec_kv_event"))
+        assert float(figures["specdec_kv_event_messages_total"]) == 2.0  # the beginning, and one step's
+        assert float(figures["specdec_kv_event_overflows_total"]) == 0.0
+        assert float(figures["specdec_kv_event_messages_replayed_total"]) >= 2.0
+
+
+async def test_an_engine_that_can_not_tell_is_refused(tmp_path: Path) -> None:
+    events = KvEventsConfig(endpoint=f"ipc://{tmp_path}/pub")
+    serving = Serving(make_config(kv_events=events), lambda _: FakeTokenizer(), factory=FAKE, policy=quick_policy())
+    await serving.start()
+    try:
+        with pytest.raises(Exception, match=r"server\.kv_events: this engine does not tell"):
+            await serving.wait_ready()
+    finally:
+        await serving.stop()
+
+
+async def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "zmq", None)
+    monkeypatch.delitem(sys.modules, "server.kv_events", raising=False)
+    Serving(make_config(), lambda _: FakeTokenizer())  # without events it is not missed
+    events = KvEventsConfig(endpoint="tcp://127.0.0.1:5557")
+    with pytest.raises(ConfigError, match=r"zmq.*pip install 'specdec\[kv-events\]'"):
+        Serving(make_config(kv_events=events), lambda _: FakeTokenizer())
