@@ -1,7 +1,8 @@
 """An engine that answers by script at the pace it is told, over the real block tables of the prefix cache.
 
 Its target says ``scripted:first_ms:step_ms:pages``: until a request's first token, between tokens, and the pages of the
-cache. The answer to a prompt is a text that follows from it alone, so that any replica gives the same.
+cache. The answer to a prompt is a text that follows from it alone, so that any replica gives the same. With a fourth
+word, ``broken``, every request fails.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from specdec.types import (
     Delta,
     EngineInfo,
     EngineLoad,
+    Failed,
     Finished,
     FinishReason,
     Request,
@@ -65,8 +67,8 @@ class _Running:
 class ScriptedEngine:
     """As many requests at a time as come."""
 
-    def __init__(self, first_s: float, step_s: float, pages: int) -> None:
-        self._first_s, self._step_s = first_s, step_s
+    def __init__(self, first_s: float, step_s: float, pages: int, *, broken: bool = False) -> None:
+        self._first_s, self._step_s, self._broken = first_s, step_s, broken
         self._kv = KvCacheManager(pages, prefix_cache=True)
         self._running: dict[str, _Running] = {}
         self._aborted: list[RequestEvent] = []
@@ -130,6 +132,10 @@ class ScriptedEngine:
             events.append(Started(request.request_id, 1, len(request.prompt_ids), running.cached, 0.0))
             running.paged.n_computed = len(request.prompt_ids) - 1
             self._kv.publish(running.paged)
+        if self._broken:
+            self.abort(request.request_id)
+            self._aborted.clear()
+            return [*events, Failed(request.request_id, "BROKEN", "it is in the script")]
         if running.answer[running.emitted : running.emitted + 1]:
             token = running.answer[running.emitted]
             events.append(Delta(request.request_id, 0, [token], chr(token)))
@@ -149,5 +155,5 @@ def _finished(running: _Running, reason: FinishReason) -> Finished:
 
 def build(config: EngineConfig, progress: ProgressListener) -> ScriptedEngine:
     """The factory that the engine process is given."""
-    first_ms, step_ms, pages = config.target.split(":")[1:]
-    return ScriptedEngine(float(first_ms) / 1e3, float(step_ms) / 1e3, int(pages))
+    first_ms, step_ms, pages, *words = config.target.split(":")[1:]
+    return ScriptedEngine(float(first_ms) / 1e3, float(step_ms) / 1e3, int(pages), broken="broken" in words)

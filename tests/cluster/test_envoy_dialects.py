@@ -1,0 +1,159 @@
+"""What a server says, said through a real Envoy: every HTTP endpoint, the gRPC services, an editor's stream."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+
+from specdec.api.v1 import completion_pb2 as pb
+from specdec.client.client import Client
+from specdec.client.connection import CallError, Credentials
+from specdec.client.prompt import Fim
+from specdec.types import Delta, Finished, StoppingParams
+from tests.cluster.envoy_fleet import EnvoyFleet, envoy_fleet
+from tests.cluster.scripted_engine import answer_to
+from tests.server.auth.certificates import Certificates
+
+pytestmark = pytest.mark.slow
+
+SAYS = [{"role": "user", "content": "hello"}]
+# By path; what an endpoint is asked that is not named here. Every dialect picks what it knows.
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/responses": {"input": "hello", "max_output_tokens": 16},
+    "/v1/completions": {"prompt": "hello", "max_tokens": 4, "segments": {"prefix": "a", "suffix": "b"}},
+    "/infill": {"input_prefix": "a", "input_suffix": "b", "n_predict": 4},
+    "/v1/fim/completions": {"prompt": "a", "suffix": "b", "max_tokens": 4},
+    "/tokenize": {"content": "hello", "prompt": "hello"},
+    "/detokenize": {"tokens": [104, 105]},
+    "/api/show": {"model": "scripted"},
+    "/v1/messages/count_tokens": {"model": "scripted", "messages": SAYS},
+    "/generate": {"text": "hello", "sampling_params": {"max_new_tokens": 4}},
+}
+BODY = {"model": "scripted", "prompt": "hello", "messages": SAYS, "max_tokens": 4, "text": "hello", "content": "hello"}
+# What differs from call to call: ids, times and durations, figures of the load.
+_VOLATILE = re.compile(
+    rb"[0-9a-f]{24,}|[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+(Z|\+[0-9:]+)|[0-9]+\.[0-9]+(e-?[0-9]+)?|[0-9]{4,}"
+)
+_OWN = {"date", "x-request-id", "x-specdec-release", "transfer-encoding", "connection", "content-length"}
+
+
+def told(answer: httpx.Response) -> tuple[int, dict[str, str], bytes]:
+    """Status, headers and body, without what differs each time."""
+    headers = {name: value for name, value in answer.headers.items() if name not in _OWN}
+    headers.pop("request-id", None)
+    return answer.status_code, headers, _VOLATILE.sub(b"#", answer.content)
+
+
+async def test_every_endpoint_says_the_same_through_envoy(tmp_path: Path) -> None:
+    async with envoy_fleet(tmp_path, ["blue"]) as fleet, httpx.AsyncClient(trust_env=False, timeout=20) as client:
+        paths = (await client.get(f"{fleet.direct('r0')}/openapi.json")).json()["paths"]
+        statuses: dict[str, int] = {}
+        for path, operations in paths.items():
+            for method in operations:
+                bodies: list[dict[str, Any] | None] = [None]
+                if method == "post":
+                    body = {**BODY, **BODIES.get(path, {})}
+                    bodies = [{**body, "stream": False}, {**body, "stream": True}, {"prompt": 7}]
+                for body_sent in bodies:
+                    url = path.replace("{name}", "icon.svg").replace("{model}", "scripted")
+                    both = [
+                        await client.request(method, f"{base}{url}", json=body_sent)
+                        for base in (fleet.direct("r0"), fleet.http)
+                    ]
+                    if path != "/metrics":
+                        assert told(both[1]) == told(both[0]), (method, path, body_sent)
+                    assert both[1].headers["x-specdec-release"] == "blue"
+                    statuses.setdefault(f"{method} {path}", both[1].status_code)
+        assert len(statuses) > 40
+        answered = [name for name, status in statuses.items() if status == 200]
+        assert {"post /v1/completions", "post /v1/chat/completions", "post /v1/messages", "post /api/generate"} < set(
+            answered
+        )
+        assert len(answered) > 0.8 * len(statuses), statuses
+
+
+async def test_a_stream_comes_as_it_is_made(tmp_path: Path) -> None:
+    """Had anything on the way kept it back, all of it would come at once at the end."""
+    async with (
+        envoy_fleet(tmp_path, ["blue"], "scripted:0:200:64") as fleet,
+        httpx.AsyncClient(trust_env=False, timeout=20) as client,
+    ):
+        clock = asyncio.get_running_loop().time
+        body = {"prompt": "hello", "max_tokens": 6, "stream": True}
+        async with client.stream("POST", f"{fleet.http}/v1/completions", json=body) as answer:
+            arrived = [clock() async for _ in answer.aiter_bytes()]
+        assert len(arrived) >= 6
+        assert arrived[-1] - arrived[0] > 0.5
+
+
+async def test_grpc_services_through_envoy(tmp_path: Path) -> None:
+    async with envoy_fleet(tmp_path, ["blue"]) as fleet, Client(fleet.grpc) as client:
+        assert (await client.info()).target == "scripted"
+        text = ""
+        async with aclosing(client.stream("hello", stopping=StoppingParams(max_tokens=5))) as events:
+            async for event in events:
+                text += event.text if isinstance(event, Delta) else ""
+        assert text == bytes(answer_to([2, *b"hello"], 5)).decode()
+        seen = []
+        async with aclosing(client.completion.complete(Fim("a = ", "\nb"))) as events:
+            seen = [event async for event in events]
+        assert isinstance(seen[-1], Finished)
+        with pytest.raises(CallError) as caught:
+            async with aclosing(client.stream("hello", stopping=StoppingParams(max_tokens=5), model="other")) as events:
+                [event async for event in events]
+        assert caught.value.code == grpc.StatusCode.NOT_FOUND  # rich errors come through as they are
+        assert caught.value.reason == "MODEL_NOT_FOUND"
+
+
+async def test_an_editors_stream_goes_both_ways_for_as_long_as_it_likes(tmp_path: Path) -> None:
+    async with envoy_fleet(tmp_path, ["blue", "blue"]) as fleet, Client(fleet.grpc) as client:
+        await type_keys(client, fleet, 12)
+
+
+async def type_keys(client: Client, fleet: EnvoyFleet, keys: int) -> None:
+    """A session in which every key is an edit and an ask, each answered before the next."""
+    async with client.completion.session() as session:
+        text = pb.DocumentText(uri="a.py", version=1, text="x = ", language="python")
+        await session.send(pb.CompleteSessionRequest(setup=pb.SessionSetup(), text=text))
+        messages = aiter(session)
+        assert (await anext(messages)).WhichOneof("event") == "ready"
+        for key in range(1, keys + 1):
+            edit = pb.TextEdit(start=3 + key, end=3 + key, text="7")
+            edits = pb.DocumentEdits(uri="a.py", from_version=key, version=key + 1, edits=[edit])
+            cursor = pb.Cursor(uri="a.py", version=key + 1, offset=4 + key)
+            ask = pb.CompletionAsk(id=key, cursor=cursor)
+            await session.send(pb.CompleteSessionRequest(edits=edits, ask=ask))
+            while (message := await anext(messages)).WhichOneof("event") != "finished":
+                pass
+            assert message.finished.ask_id == key
+
+
+async def test_tls_ends_at_envoy_and_certificates_are_read_again(tmp_path: Path) -> None:
+    first, second = Certificates(tmp_path / "first"), Certificates(tmp_path / "second")
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    first.install(cert, key)
+    listen = {"tls_cert": str(cert), "tls_key": str(key)}
+    async with envoy_fleet(tmp_path, ["blue"], listen=listen) as fleet:
+        url = fleet.http.replace("http:", "https:")
+        async with httpx.AsyncClient(trust_env=False, verify=first.client_context()) as client:
+            assert (await client.get(f"{url}/readyz")).status_code == 200
+        async with Client(fleet.grpc, Credentials(tls=True, ca=first.ca)) as client:
+            assert (await client.info()).target == "scripted"
+        for path, new in ((cert, second.cert), (key, second.key)):
+            path.with_suffix(".new").write_bytes(new.read_bytes())
+            path.with_suffix(".new").replace(path)
+        async with asyncio.timeout(10):
+            while True:
+                try:
+                    async with httpx.AsyncClient(trust_env=False, verify=second.client_context()) as client:
+                        assert (await client.get(f"{url}/readyz")).status_code == 200
+                    break
+                except httpx.ConnectError:
+                    await asyncio.sleep(0.05)
