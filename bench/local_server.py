@@ -67,8 +67,13 @@ class ChildServer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._process is not None
-        self._process.terminate()
+        await self.stop()
+
+    async def stop(self) -> None:
+        """End it as an operator would, and wait for that; nothing where it has ended."""
+        assert self._process is not None  # it is used inside ``async with``
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
         try:
             await asyncio.wait_for(self._process.wait(), _STOP_S)
         except TimeoutError:

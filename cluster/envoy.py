@@ -286,7 +286,8 @@ def _cluster(config: ClusterConfig, service: str, face: Face, spread: Spread, wa
         "eds_cluster_config": {"service_name": service, "eds_config": watched},
         "connect_timeout": _seconds(config.routing.connect_s),
         "ignore_health_on_host_removal": True,
-        "common_lb_config": {"healthy_panic_threshold": {"value": 0}},
+        # No merging of changes: a replica that is found to be healthy, or not, is so for calls from then on.
+        "common_lb_config": {"healthy_panic_threshold": {"value": 0}, "update_merge_window": _OFF},
         "circuit_breakers": {"thresholds": [dict.fromkeys(_LIMITS, _NO_LIMIT)]},
         "typed_extension_protocol_options": {
             "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": _upstream_protocol(face)
