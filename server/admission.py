@@ -179,12 +179,13 @@ class Rates:
         self._interval.add(max(0.0, now - self._ended_at))
         self._ended_at = now
         computed = usage.prompt_tokens - usage.cached_tokens
-        if event.index == 0 and usage.output_tokens:
+        if event.index == 0 and usage.output_tokens and not usage.resumed_tokens:
             self._computed.add(computed / max(1, usage.prompt_tokens))
             if computed >= LEAST_PROMPT:
                 self._prefill.add(timings.prefill_ms / 1e3 / computed)
-        if usage.output_tokens > 1:
-            self._decode.add(timings.decode_ms / 1e3 / (usage.output_tokens - 1))
+        said = usage.output_tokens - usage.resumed_tokens
+        if said > 1:
+            self._decode.add(timings.decode_ms / 1e3 / (said - 1))
         if event.reason in _CUT_SHORT:
             return
         if usage.output_tokens:
@@ -247,12 +248,13 @@ def forecast(request: Request, ahead: Ahead, rates: Rates) -> Forecast:
     missing = max(0, ahead.waiting_sequences + request.sampling.n - ahead.free_places)
     for_place_s = missing * (rates.interval_s or 0.0)
     wait_s = max(for_place_s, rates.prefill_s(ahead.waiting_tokens))
-    prefill_s = rates.prefill_s(len(request.prompt_ids))
+    prefill_s = rates.prefill_s(request.tokens_to_read)
     stopping = request.stopping
     if stopping.ignore_eos and stopping.max_tokens is not None and not (stopping.stop or stopping.stop_token_ids):
         tokens = float(stopping.max_tokens)
     else:
         tokens = rates.likely_output(stopping.min_tokens, stopping.max_tokens)
+    tokens -= request.tokens_to_read - len(request.prompt_ids)  # those it was resumed with
     return Forecast(wait_s, prefill_s + rates.decode_s(max(0.0, tokens - 1)))
 
 
@@ -405,7 +407,7 @@ class Admission:
     @property
     def waiting_tokens(self) -> int:
         """Prompt tokens of the requests of which the engine has said nothing yet."""
-        return sum(len(ticket.request.prompt_ids) for ticket in self._tickets if not ticket.started)
+        return sum(ticket.request.tokens_to_read for ticket in self._tickets if not ticket.started)
 
     def admit(self, principal: Principal, request: Request, supersedes_key: str = "") -> Ticket:
         """Give ``request`` to the engine in the name of ``principal``; to be used as ``async with``, or closed.
@@ -443,7 +445,7 @@ class Admission:
         if older is not None:
             older.supersede(self._client.abort)
         self._tickets[ticket] = usage
-        usage.begin(len(own.prompt_ids), now)
+        usage.begin(own.tokens_to_read, now)
         if key:
             self._by_key[key] = ticket
         return ticket
@@ -479,7 +481,7 @@ class Admission:
         usage = self._tickets.pop(ticket)
         usage.end()
         if not ticket.started:
-            usage.spend(-len(ticket.request.prompt_ids), self._clock())
+            usage.spend(-ticket.request.tokens_to_read, self._clock())
         self._by_key.pop(ticket.key, None)
 
     @property
@@ -499,7 +501,7 @@ class Admission:
         running = sum(ticket.samples_left for ticket in others if ticket.started)
         missing = sum(ticket.samples_left for ticket in waiting) + 1 - max(0, self._client.info.max_batch - running)
         waited_s = max((now - ticket.admitted_s for ticket in waiting), default=0.0)
-        tokens = sum(len(ticket.request.prompt_ids) for ticket in waiting)
+        tokens = sum(ticket.request.tokens_to_read for ticket in waiting)
         measured_s = max(max(0, missing) * (self._rates.interval_s or 0.0), self._rates.prefill_s(tokens))
         return measured_s if self._rates.known(now) else max(waited_s, measured_s)
 
@@ -514,8 +516,8 @@ class Admission:
         """A prompt of any length may wait alone."""
         waiting = self.waiting_tokens
         if older is not None and not older.started:
-            waiting -= len(older.request.prompt_ids)
-        excess = waiting + len(request.prompt_ids) - self._max_tokens
+            waiting -= older.request.tokens_to_read
+        excess = waiting + request.tokens_to_read - self._max_tokens
         if self._max_tokens and waiting and excess > 0:
             room_s = self._rates.prefill_s(excess)
             raise TokenQueueFullError(
@@ -535,7 +537,7 @@ class Admission:
             request,
             Ahead(
                 sum(waiting.sampling.n for waiting in ahead),
-                sum(len(waiting.prompt_ids) for waiting in ahead),
+                sum(waiting.tokens_to_read for waiting in ahead),
                 max(0, self._client.info.max_batch - running),
             ),
             self._rates,

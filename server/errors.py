@@ -11,6 +11,7 @@ from specdec.errors import (
     EngineDeadError,
     FieldViolation,
     InvalidRequestError,
+    OtherNumbersError,
     PromptTooLongError,
     QueueFullError,
     RequestError,
@@ -124,7 +125,8 @@ class SwapUnderWayError(RequestError):
 _BY_MESSAGE: dict[str, type[RequestError]] = {
     kind.reason: kind
     for kind in (
-        DuplicateRequestError, EngineDeadError, NotAdministeredError, DraftNotSwappedError, SwapUnderWayError,
+        DuplicateRequestError, EngineDeadError, OtherNumbersError, NotAdministeredError, DraftNotSwappedError,
+        SwapUnderWayError,
     )
 }  # fmt: skip
 

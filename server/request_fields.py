@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from server.interfaces import TokenizerLike
 from server.json_body import Body, write_json
-from specdec.engine.validation import option_violations, prompt_violations
+from specdec.engine.validation import check_numbers, option_violations, prompt_violations
 from specdec.errors import FieldViolation, PromptTooLongError, ViolationCollector
 from specdec.fields import (
     INT31,
@@ -33,6 +33,7 @@ from specdec.types import (
     GrammarParams,
     OutputParams,
     Request,
+    ResumeParams,
     SamplingParams,
     SpeculationParams,
     StoppingParams,
@@ -49,6 +50,7 @@ _GROUPS: dict[type[Any], str] = {
     TextRules: "stopping.",
     OutputParams: "output.",
     SpeculationParams: "speculation.",
+    ResumeParams: "resume.",
     Request: "",
 }
 
@@ -65,9 +67,11 @@ def check_requests(
     names: what the engine's fields are called where the requests come from; others are called as in the engine.
 
     Raises:
+        OtherNumbersError: they were begun where other bits come out.
         InvalidRequestError: with every bad field.
         PromptTooLongError: nothing else is wrong, but a prompt does not fit the context.
     """
+    check_numbers(requests[0], info)
     found = [*option_violations(requests[0], info.vocab_size, info.drafters, info.indexes)]
     for request in requests:
         n = len(request.request_id)
@@ -213,16 +217,25 @@ _READERS: dict[type[Any], Callable[[Body, str, Param], Any]] = {
 
 
 def read_speculation(body: Body) -> SpeculationParams:
-    """The object ``speculation``; absent: the controller decides. It is ours alone, so that an unknown field is a
-    mistake, and named."""
-    given = body.object("speculation")
+    """The object ``speculation``; absent: the controller decides."""
+    return _read_own(body, "speculation", SpeculationParams) or SpeculationParams()
+
+
+def read_resume(body: Body) -> ResumeParams | None:
+    """The object ``resume``: where a stream broke off that goes on."""
+    return _read_own(body, "resume", ResumeParams)
+
+
+def _read_own(body: Body, group: str, record: type[Record]) -> Record | None:
+    """The object ``group``, which is ours alone, so that an unknown field is a mistake, and named."""
+    given = body.object(group)
     if given is None:
-        return SpeculationParams()
-    known = [name for each in params_of(SpeculationParams) if (name := each.json_name()) is not None]
+        return None
+    known = [name for each in params_of(record) if (name := each.json_name()) is not None]
     unknown = [name[:MAX_SHOWN] for name in given.field_names if name not in known]
     for name in unknown[:MAX_UNKNOWN]:
-        given.refuse(name, f"is not known; speculation has {', '.join(known)}")
-    return read_params(given, SpeculationParams)
+        given.refuse(name, f"is not known; {group} has {', '.join(known)}")
+    return read_params(given, record)
 
 
 def read_stopping(

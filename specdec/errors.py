@@ -70,6 +70,36 @@ class PromptTooLongError(RequestError):
         super().__init__(f"prompt has {got} tokens, the limit is {limit}; shorten the prompt")
 
 
+FINGERPRINT_PARTS = ("weights", "numeric types", "kernels or processor", "release")
+"""What the parts of a numeric fingerprint are over, in their order."""
+PART_DIGITS = 8
+
+
+class OtherNumbersError(RequestError):
+    """A stream was begun on a server whose numbers are not this one's: going on would be another answer."""
+
+    reason = "NUMERIC_FINGERPRINT_MISMATCH"
+    http_status, grpc_code, field = 409, "FAILED_PRECONDITION", "resume.numeric_fingerprint"
+
+    @staticmethod
+    def between(theirs: str, ours: str) -> OtherNumbersError:
+        """What to say of two fingerprints that differ."""
+        if len(theirs) != len(ours) or len(ours) != PART_DIGITS * len(FINGERPRINT_PARTS):
+            told = "it is none of a server like this"
+        else:
+            places = range(0, len(ours), PART_DIGITS)
+            differing = [
+                name
+                for name, at in zip(FINGERPRINT_PARTS, places, strict=True)
+                if theirs[at : at + PART_DIGITS] != ours[at : at + PART_DIGITS]
+            ]
+            told = f"what differs: {', '.join(differing)}"
+        return OtherNumbersError(
+            f"resume.numeric_fingerprint: the stream began on {theirs or 'no'!r}, this server computes as {ours!r}; "
+            f"{told}; resume it on a server of its own fingerprint, or ask anew without resume"
+        )
+
+
 class QueueFullError(RequestError):
     """The bounded queue is full; try again after ``retry_after_s``."""
 

@@ -24,6 +24,7 @@ MAX_STOP_TEXT = 1024  # characters of a stop string; every one is looked for at 
 MAX_RULE_TEXT = 4096  # characters of what follows in the file, far more than a rule looks at
 MAX_INDEXES = 8  # each one is looked through at every step
 MAX_HEALING_PREFIX = 256  # characters; a word has far fewer
+MAX_FINGERPRINT = 64  # characters of a numeric fingerprint; they have 32
 MAX_NAME = 1024  # characters of a name that a caller gives: a session, a salt
 MAX_BIAS = 1e4  # far beyond any logit, and far from what a float32 sum could turn into infinity
 INT31, UINT32, UINT64 = (1 << 31) - 1, (1 << 32) - 1, (1 << 64) - 1

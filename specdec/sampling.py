@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Protocol
@@ -28,28 +26,6 @@ from verify_kernels.sampling import (
 _OF_POLICY = {f.name for f in fields(SamplingPolicy) if f.init} & {f.name for f in fields(SamplingParams)} - {"seed"}
 
 
-def draw_seed() -> int:
-    """A fresh seed from the system's entropy, for a request that gave none. It has 53 bits, which JavaScript's numbers
-    hold exactly: sent back, it gives the same tokens."""
-    return secrets.randbits(53)
-
-
-def sample_seed(seed: int, index: int) -> int:
-    """The unsigned 64-bit seed of sample ``index`` of a request: ``seed`` itself for 0, else a hash of the two.
-
-    Raises:
-        ValueError: ``seed`` is not an unsigned 64-bit integer, or ``index`` is negative.
-    """
-    if not 0 <= seed < 1 << 64:
-        raise ValueError(f"seed: must be an unsigned 64-bit integer, got {seed}")
-    if index < 0:
-        raise ValueError(f"index: must not be negative, got {index}")
-    if index == 0:
-        return seed
-    material = seed.to_bytes(8, "little") + index.to_bytes(8, "little")
-    return int.from_bytes(hashlib.blake2b(material, digest_size=8).digest(), "little")
-
-
 class TokenGrammar(Protocol):
     """One sequence's place in its grammar: base state at the committed tokens, nodes by their paths above it."""
 
@@ -72,9 +48,9 @@ class TokenGrammar(Protocol):
 class SequenceSampling:
     """Makes the `RowSampling` of each tree node of one sequence.
 
-    seed: the sample's own (see ``sample_seed``). vocab_size: columns of the logits. Stop token ids and EOS are banned
-    below ``min_tokens``, but never so that a request with allowed ids, or a node of its grammar, is left without
-    any: such a ban is void.
+    seed: the sample's own (`specdec.seeds.sample_seed`). vocab_size: columns of the logits. Stop token ids and EOS are
+    banned below ``min_tokens``, but never so that a request with allowed ids, or a node of its grammar, is left
+    without any: such a ban is void.
 
     grammar: the sequence's own; each node's mask is joined to the allowed ids, and it moves on with `commit`.
 

@@ -7,6 +7,7 @@ from enum import Enum
 
 from specdec.config import SpeculationConfig
 from specdec.control.inputs import SequenceHistory
+from specdec.errors import FieldViolation, InvalidRequestError
 from specdec.grammar.token_healing import TokenHealing
 from specdec.kv_cache import PagedTokens
 from specdec.models.tokenizer import Tokenizer
@@ -18,6 +19,7 @@ from specdec.types import (
     DrafterStats,
     FinishReason,
     Request,
+    ResumeParams,
     SpeculationMode,
     SpeculationStats,
     Timings,
@@ -44,23 +46,26 @@ class Ending:
 class Sequence(PagedTokens):
     """All that is known of one sample. The prompt and the committed output are its ``tokens``.
 
-    seed: the sample's own (`specdec.sampling.sample_seed`). sampling, text: how its next token is chosen, and what its
+    seed: the sample's own (`specdec.seeds.sample_seed`). sampling, text: how its next token is chosen, and what its
     tokens say. drafts: whether drafts are proposed for it at all; max_nodes, max_depth, width: most draft nodes of a
     step, most levels, most children of a node. history: what drafting brought on it, once it ran. rank: place in line,
     lower first: priority negated, the deadline or the end of its patience, number. due_s: from when on it may not be
     overtaken for want of pages. unread: tokens without KV when it last began to wait. cached_tokens: prefix hit when
-    first scheduled. Times are monotonic seconds.
+    first scheduled. n_resumed: output tokens that came with the request, which was begun elsewhere. Times are
+    monotonic seconds.
 
     ``arrival_s``: when its request came. ``max_context``: the engine's. ``vocab_size``: columns of the logits.
     ``speculation``: the engine's, for what the request does not say. ``grammar``: what the output must match.
 
     Raises:
         ValueError: a sampling parameter is out of range, or an allowed or biased id lies outside the vocabulary.
+        InvalidRequestError: the tokens to resume after are none that this request can have had.
     """
 
     __slots__ = (
         "_healing",
         "_max_context",
+        "_owed",
         "_tokenizer",
         "_vocab_size",
         "arrival_s",
@@ -77,6 +82,7 @@ class Sequence(PagedTokens):
         "max_depth",
         "max_nodes",
         "n_prompt",
+        "n_resumed",
         "pauses",
         "phase",
         "preemptions",
@@ -124,6 +130,9 @@ class Sequence(PagedTokens):
         self.first_scheduled_s: float | None = None
         self.first_token_s: float | None = None
         self.stats, self.timings = SpeculationStats(), Timings()
+        self.n_resumed, self._owed = 0, ""  # text of the tokens resumed after that the caller has not
+        if request.resume is not None:
+            self._resume(request.resume)
 
     def _new_sampling(self, grammar: TokenGrammar | None) -> SequenceSampling:
         request, eos_ids = self.request, self._tokenizer.eos_ids
@@ -163,9 +172,35 @@ class Sequence(PagedTokens):
         """Whether the request wants its prompt in the cache and no token out."""
         return self.request.stopping.max_tokens == 0
 
+    def _resume(self, resume: ResumeParams) -> None:
+        """Begin as one that was set aside after these tokens: they are read and counted as if they had been said here.
+        Where they end the answer, all that is left to say is how."""
+        tokens, grammar = list(resume.token_ids), self.sampling.grammar
+        lawful = grammar is None or bool(grammar.mask(tokens).any())
+        text, taken = self._read(tokens)
+        had = len(text) if resume.text_characters is None else resume.text_characters
+        problem = ""
+        if taken < len(tokens):
+            assert self.ending is not None
+            problem = f"the answer ends at token {taken} of them ({self.ending.reason.value}); give no more than those"
+        elif not lawful:
+            problem = "the grammar does not allow them; give the tokens that came, with the same grammar"
+        if problem:
+            raise InvalidRequestError([FieldViolation("resume.token_ids", problem)])
+        if had > len(text):
+            problem = f"the tokens say {len(text)} characters so far, not {had}; give what came with them"
+            raise InvalidRequestError([FieldViolation("resume.text_characters", problem)])
+        self.n_resumed, self._owed = taken, text[had:]
+
     def take(self, tokens: list[int], logprobs: list[TokenLogprobs]) -> Delta:
         """Commit verified tokens one by one until they are used up or the sequence ends, at the very token at which
         plain decode would end."""
+        text, taken = self._read(tokens)
+        owed, self._owed = self._owed, ""
+        return Delta(self.request.request_id, self.index, tokens[:taken], owed + text, logprobs[:taken])
+
+    def _read(self, tokens: list[int]) -> tuple[str, int]:
+        """Make ``tokens`` output, up to where they end it; returns their text that is certain, and how many."""
         stopping, pieces, taken, cut = self.request.stopping, [], 0, False
         for token in tokens:
             self.tokens.append(token)
@@ -187,7 +222,7 @@ class Sequence(PagedTokens):
             # From here on it is sampled like any other, at no cost for how it began.
             self.sampling, self._healing = self._new_sampling(None), None
             self.sampling.commit(self.tokens[self.n_prompt :])
-        return Delta(self.request.request_id, self.index, tokens[:taken], "".join(pieces), logprobs[:taken])
+        return "".join(pieces), taken
 
     def _token_ending(self, token: int) -> Ending | None:
         stopping = self.request.stopping
@@ -220,7 +255,9 @@ class Sequence(PagedTokens):
 
     def held_back(self) -> Delta:
         """The text that was held back, for a sequence that ends between steps."""
-        return Delta(self.request.request_id, self.index, [], self.text.flush())
+        owed, self._owed = self._owed, ""
+        flushed = "" if self.ending is not None else self.text.flush()
+        return Delta(self.request.request_id, self.index, [], owed + flushed)
 
     def count_step(self, tree: TokenTree, accepted: list[int], draft_ms: float, verify_ms: float) -> None:
         """Count one verify step. accepted: nodes whose token was taken."""

@@ -10,6 +10,7 @@ from typing import Any
 from specdec.fields import (
     INT31,
     MAX_DRAFT_NODES,
+    MAX_FINGERPRINT,
     MAX_HEALING_PREFIX,
     MAX_INDEXES,
     MAX_LOGPROBS,
@@ -213,6 +214,25 @@ class GrammarParams:
 
 
 @dataclass(frozen=True, slots=True)
+class ResumeParams:
+    """Where a stream broke off that goes on here, as if nothing had happened: at the token after ``token_ids``.
+
+    ``token_ids``: all output tokens that the caller has, of one sample. ``text_characters`` (Unicode code points): how
+    much of their text it has; None: all that came with them. ``numeric_fingerprint``: of the engine that said them.
+    """
+
+    token_ids: tuple[int, ...] = param((), TokenIds(), "The output tokens that came.")
+    text_characters: int | None = param(
+        None,
+        Whole(0, UINT32, "must not be negative, and below 2^32"),
+        "Characters of their text that came, in code points. None: all that goes with the tokens.",
+    )
+    numeric_fingerprint: str = param(
+        "", Text(MAX_FINGERPRINT, f"at most {MAX_FINGERPRINT} characters"), "Of the server that they came from."
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One request as the engine takes it. ``deadline_s`` is seconds from arrival at the engine (None: none).
 
@@ -224,6 +244,7 @@ class Request:
     are verified before others'.
     ``healing_prefix`` is the end of the prompt's text where that may be one token with what follows, left out of
     ``prompt_ids``: the output spells it first, in tokens that count as output, and its text begins behind it.
+    ``resume``: the request was begun elsewhere; what comes is what would have come there.
     """
 
     request_id: str
@@ -254,6 +275,12 @@ class Request:
     healing_prefix: str = param(
         "", Text(MAX_HEALING_PREFIX, f"at most {MAX_HEALING_PREFIX} characters of text that UTF-8 can hold"), json=None
     )
+    resume: ResumeParams | None = None
+
+    @property
+    def tokens_to_read(self) -> int:
+        """Tokens that are there before the first one to be generated."""
+        return len(self.prompt_ids) + (0 if self.resume is None else len(self.resume.token_ids))
 
 
 @dataclass(slots=True)
@@ -315,6 +342,7 @@ class Usage:
     ``preemptions``: times it gave up its pages because there were too few; ``pauses``: times it gave up its place in
     the batch to another prompt while its own was read.
 
+    ``resumed_tokens`` of the ``output_tokens`` came with the request, which was begun elsewhere.
     ``accepted_prediction_tokens``: tokens of the request's prediction that were drafted and came out;
     ``rejected_prediction_tokens``: the others of it. Both 0 without a prediction.
     """
@@ -326,6 +354,7 @@ class Usage:
     accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0
     pauses: int = 0
+    resumed_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -359,7 +388,8 @@ class TokenLogprobs:
 @dataclass(slots=True)
 class Started:
     """The request was first scheduled. ``seed`` is the one in force (drawn when the request gave none);
-    ``numeric_fingerprint`` as in `EngineInfo`: an engine that has it can go on where this one ends."""
+    ``numeric_fingerprint`` as in `EngineInfo`: an engine that has it can go on where this one ends. ``resumed_tokens``:
+    output tokens that came with the request."""
 
     request_id: str
     seed: int
@@ -367,6 +397,7 @@ class Started:
     cached_tokens: int
     queue_ms: float
     numeric_fingerprint: str = ""
+    resumed_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -485,7 +516,7 @@ class EngineInfo:
     ``indexes`` the names of what the `index` drafter may draft from.
     ``dtype`` is of the weights, which take ``weight_bytes`` in memory (0: not known), ``kv_dtype`` of the KV cache.
     ``memory_bytes`` is what it needs of the machine's memory, though it may not have taken it yet.
-    ``numeric_fingerprint``, 16 hex digits, is equal in engines that say the same bits to the same request.
+    ``numeric_fingerprint``, 32 hex digits, is equal in engines that say the same bits to the same request.
     """
 
     target: str

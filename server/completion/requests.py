@@ -16,6 +16,7 @@ from specdec.types import (
     GrammarParams,
     OutputParams,
     Request,
+    ResumeParams,
     SamplingParams,
     SpeculationParams,
     StoppingParams,
@@ -45,6 +46,7 @@ class CompletionOptions:
     session: str = ""
     target_tpot_ms: float | None = None
     grammar: GrammarParams | None = None
+    resume: ResumeParams | None = None
 
     def of_session(self, session: str) -> CompletionOptions:
         """These, in a session."""
@@ -195,4 +197,5 @@ class RequestMaker:
             target_tpot_ms=options.target_tpot_ms,
             grammar=options.grammar,
             healing_prefix=packed.healing_prefix,
+            resume=options.resume,
         )

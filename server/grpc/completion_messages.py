@@ -24,7 +24,7 @@ from server.grpc.messages import (
     timings_message,
     usage_message,
 )
-from server.grpc.request_reader import read_own, read_stopping
+from server.grpc.request_reader import read_own, read_resume, read_stopping
 from server.observe.records import current_arm
 from specdec.api.params import read_grammar, read_params
 from specdec.api.v1 import completion_pb2 as pb
@@ -78,6 +78,7 @@ def read_options(message: pb.CompleteRequest | pb.SessionSetup, violations: Viol
         output=OutputParams() if whole is None else read_params(OutputParams, whole.output, violations),
         speculation=read_params(SpeculationParams, message.speculation, violations, "speculation."),
         grammar=read_grammar(whole.grammar, violations) if whole is not None and whole.HasField("grammar") else None,
+        resume=None if whole is None else read_resume(whole, violations),
         **read_own(message, violations),
     )
 

@@ -24,6 +24,7 @@ from specdec.types import (
     GrammarParams,
     OutputParams,
     Request,
+    ResumeParams,
     SamplingParams,
     SpeculationParams,
     StoppingParams,
@@ -71,6 +72,7 @@ async def parse_generate(message: GenerateMessage, frontend: Frontend) -> Reques
         prediction_ids=await read_prediction(message, frontend, violations),
         grammar=grammar,
         healing_prefix=prompt.healing_prefix,
+        resume=read_resume(message, violations),
         **read_own(message, violations),
     )
     validate(request, frontend.info, violations)
@@ -180,6 +182,12 @@ def read_stopping(message: options.StoppingOptions, violations: ViolationCollect
     stopping = read_params(StoppingParams, message, violations)
     rules = read_values(TextRules, message, violations)
     return replace(stopping, rules=TextRules(**rules)) if rules else stopping
+
+
+def read_resume(message: GenerateMessage | CompleteRequest, violations: ViolationCollector) -> ResumeParams | None:
+    """Where a stream broke off that goes on."""
+    given = message.HasField("resume")
+    return read_params(ResumeParams, message.resume, violations, "resume.") if given else None
 
 
 def read_own(message: PromptMessage | CompleteRequest | SessionSetup, violations: ViolationCollector) -> dict[str, Any]:

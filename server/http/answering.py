@@ -55,7 +55,7 @@ class Sample:
 @dataclass(slots=True)
 class Totals:
     """Sums over prompts and samples; a prompt counts once whatever its number of samples. ``seed`` is that of the
-    first prompt to start."""
+    first prompt to start; ``resumed_tokens`` of the output came with the call."""
 
     seed: int | None = None
     prompt_tokens: int = 0
@@ -63,6 +63,7 @@ class Totals:
     output_tokens: int = 0
     accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0
+    resumed_tokens: int = 0
     finished: int = 0
     stats: SpeculationStats = field(default_factory=SpeculationStats)
 
@@ -74,6 +75,8 @@ class Totals:
             self.seed = event.seed if self.seed is None else self.seed
             self.prompt_tokens += event.prompt_tokens
             self.cached_tokens += event.cached_tokens
+            self.resumed_tokens += event.resumed_tokens
+            self.output_tokens += event.resumed_tokens
         elif isinstance(event, Finished):
             self.finished += 1
             self.accepted_prediction_tokens += event.usage.accepted_prediction_tokens

@@ -32,7 +32,7 @@ from server.request_fields import param_schemas
 from server.served_models import Task
 from specdec.errors import RequestError
 from specdec.fields import MAX_N
-from specdec.types import OutputParams
+from specdec.types import OutputParams, ResumeParams
 
 
 async def list_models(call: Call) -> None:
@@ -106,6 +106,11 @@ _SHARED: Mapping[str, Schema] = {
     **STOPPING,
     **GRAMMAR,
     **PREDICTION,
+    "resume": {
+        "type": "object",
+        "description": "Where a stream broke off that goes on: the same body with the tokens that came and their seed.",
+        "properties": param_schemas(ResumeParams),
+    },
     **COMMON,
 }
 COMPLETION_FIELDS: Mapping[str, Schema] = {

@@ -27,7 +27,7 @@ from server.http.tool_calls import CallArguments, CallBegin, Part, ToolCall, Too
 from server.http.tool_use import ToolUse, answer_grammar, read_tools
 from server.interfaces import TokenizerLike
 from server.json_body import Body
-from server.request_fields import check_requests, read_count, read_grammar, read_params, read_stopping
+from server.request_fields import check_requests, read_count, read_grammar, read_params, read_resume, read_stopping
 from specdec.types import Delta, Finished, OutputParams, Request, RequestEvent, SamplingParams, StoppingParams
 
 
@@ -63,7 +63,10 @@ async def parse_chat(call: Call) -> ChatRequest:
         stopping=read_stopping(body, tokenizer, _max_tokens(body)),
         output=output if tools is None else tools.output(output, tokenizer),
         grammar=answer_grammar(body, read_grammar(body), tools, tokenizer),
+        resume=read_resume(body),
     )  # fmt: skip
+    if tools is not None and request.resume is not None:
+        body.refuse("resume", "does not go with tools, whose calls are read from the whole text; ask anew without it")
     token_ids = body.flag("return_token_ids")
     body.violations.check(bool(ids) or bool(body.violations.found), "messages", "must amount to at least one token")
     check_requests([request], call.server.info, body.violations)

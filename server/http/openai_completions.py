@@ -27,7 +27,7 @@ from server.http.openai_format import (
 from server.http.prompt_logprobs import prompt_logprobs
 from server.interfaces import TokenizerLike
 from server.json_body import Body
-from server.request_fields import check_requests, read_count, read_grammar, read_params, read_stopping
+from server.request_fields import check_requests, read_count, read_grammar, read_params, read_resume, read_stopping
 from specdec.types import (
     Delta,
     Finished,
@@ -140,6 +140,8 @@ async def parse_completion(call: Call, default_tokens: int = DEFAULT_MAX_TOKENS)
         for i, tokens in enumerate(ids)
     )
     echo, token_ids = body.flag("echo"), body.flag("return_token_ids")
+    if template["resume"] is not None and (echo or len(ids) > 1):
+        body.refuse("resume", "goes with one prompt, and without echo, which came before")
     scored = echo and template["output"].logprobs is not None
     if scored and body.has("suffix"):
         body.refuse("echo", "can not go with logprobs and suffix; leave out one of them")
@@ -157,6 +159,7 @@ async def _template(call: Call, body: Body, max_tokens: int) -> dict[str, Any]:
         "output": read_params(body, OutputParams, trees=False),
         "prediction_ids": await read_prediction(body, frontend),
         "grammar": read_grammar(body),
+        "resume": read_resume(body),
         **read_common(call, body),
     }
 
@@ -181,7 +184,11 @@ class CompletionStream:
         samples = sampling.n * len(parsed.requests)
         self._request, self._n, self._tokenizer = parsed, sampling.n, tokenizer
         self._chunks = Chunks(head, parsed.streaming, samples)
-        self._logprobs = None if output.logprobs is None else [LegacyLogprobs(tokenizer) for _ in range(samples)]
+        self._logprobs = (
+            None
+            if output.logprobs is None
+            else [LegacyLogprobs(tokenizer, parsed.requests[0].resume) for _ in range(samples)]
+        )
         self._prompts = prompts
 
     def take(self, prompt: int, event: RequestEvent) -> bytes:
@@ -252,7 +259,7 @@ def _choice(
     assert sample.end is not None  # an answer in one piece is made of finished samples
     request, logprobs = parsed.requests[sample.prompt], None
     if request.output.logprobs is not None:
-        shape = LegacyLogprobs(tokenizer)
+        shape = LegacyLogprobs(tokenizer, request.resume)
         before = shape.prompt(request.prompt_ids[0], prompts[sample.prompt]) if parsed.scored else {}
         logprobs = {name: before.get(name, []) + values for name, values in shape.rows(sample.logprobs).items()}
     choice: dict[str, Any] = {

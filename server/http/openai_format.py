@@ -15,7 +15,16 @@ from server.interfaces import TokenizerLike
 from server.json_body import Body
 from server.request_fields import read_count
 from specdec.fields import MAX_N
-from specdec.types import Finished, FinishReason, OutputParams, SamplingParams, StepTree, TokenLogprobs, metrics_dict
+from specdec.types import (
+    Finished,
+    FinishReason,
+    OutputParams,
+    ResumeParams,
+    SamplingParams,
+    StepTree,
+    TokenLogprobs,
+    metrics_dict,
+)
 
 ERROR_TYPES = {
     401: "authentication_error", 403: "permission_error", 422: "not_supported_error", 429: "rate_limit_error",
@@ -106,6 +115,7 @@ def usage(totals: Totals) -> dict[str, Any]:
         "completion_tokens_details": {
             "accepted_prediction_tokens": totals.accepted_prediction_tokens,
             "rejected_prediction_tokens": totals.rejected_prediction_tokens,
+            **({"resumed_tokens": totals.resumed_tokens} if totals.resumed_tokens else {}),
         },
     }
 
@@ -161,12 +171,15 @@ _FLOOR = -9999.0  # OpenAI's way to write minus infinity, which JSON can not
 
 
 class LegacyLogprobs:
-    """The shape of /v1/completions. One per sample: it counts where each token begins in the text."""
+    """The shape of /v1/completions. One per sample: it counts where each token begins in the text, of which the tokens
+    of ``resume`` are there already."""
 
-    def __init__(self, tokenizer: TokenizerLike) -> None:
+    def __init__(self, tokenizer: TokenizerLike, resume: ResumeParams | None = None) -> None:
         self._tokenizer = tokenizer
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0
+        for token in () if resume is None else resume.token_ids:
+            self._advance(token)
 
     def prompt(self, first: int, rows: Sequence[TokenLogprobs]) -> dict[str, list[Any]]:
         """The positions of a prompt: token ``first``, which nothing precedes and which has no figures, and ``rows``."""

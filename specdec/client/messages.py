@@ -58,6 +58,9 @@ def fill_request(message: Message, prompt: Prompt, asked: GenerateOptions) -> Me
         message.prediction.token_ids.ids.extend(prediction)
     if grammar is not None:
         message.grammar.CopyFrom(grammar_message(grammar))
+    if (resume := asked.get("resume")) is not None:
+        message.resume.SetInParent()
+        fill_params(message.resume, resume)
     return message
 
 
@@ -77,7 +80,7 @@ def completion_message(gap: Fim, hints: CompletionHints, asked: GenerateOptions)
     for name in ("sampling", "stopping"):
         if name in asked:
             getattr(message, name).CopyFrom(getattr(whole, name))
-    for name in ("prediction", "grammar"):
+    for name in ("prediction", "grammar", "resume"):
         if whole.HasField(name):  # type: ignore[arg-type]
             getattr(message, name).CopyFrom(getattr(whole, name))
     return message
@@ -133,7 +136,8 @@ def event_of(
     which = message.WhichOneof("event")
     if which == "started":
         m = message.started
-        return Started(m.request_id, m.seed, m.prompt_tokens, m.cached_tokens, m.queue_ms, m.numeric_fingerprint)
+        numbers, resumed = m.numeric_fingerprint, m.resumed_tokens
+        return Started(m.request_id, m.seed, m.prompt_tokens, m.cached_tokens, m.queue_ms, numbers, resumed)
     if which == "delta":
         d = message.delta
         tree = tree_of(d.tree) if d.HasField("tree") else None

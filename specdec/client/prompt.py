@@ -10,6 +10,7 @@ from specdec.types import (
     FinishReason,
     GrammarParams,
     OutputParams,
+    ResumeParams,
     SamplingParams,
     SpeculationParams,
     SpeculationStats,
@@ -74,7 +75,8 @@ class GenerateOptions(TypedDict, total=False):
     """As the fields of `specdec.types.Request`; what is left out is as there.
 
     ``prediction``: text or token ids. ``supersedes_key``: ends the running request with the same one. ``timeout_s``:
-    the call's deadline, over all its tries.
+    the call's deadline, over all its tries. ``resume``: where a stream of before broke off, whose tokens the caller
+    has kept; a stream that breaks off while it is read goes on by itself.
     """
 
     request_id: str
@@ -91,6 +93,7 @@ class GenerateOptions(TypedDict, total=False):
     target_tpot_ms: float | None
     supersedes_key: str
     timeout_s: float | None
+    resume: ResumeParams | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from specdec.engine.propose import Drafting
 from specdec.engine.scheduler import Scheduler, SchedulerLimits
 from specdec.engine.step import Step, StepResult, StepTracer
 from specdec.engine.totals import StepTotals, Throughput
-from specdec.engine.validation import validate_request
+from specdec.engine.validation import check_numbers, validate_request
 from specdec.engine.verify import StepVerifier, Verifier
 from specdec.errors import ConfigError, DuplicateRequestError
 from specdec.grammar.compiler import GrammarCompiler
@@ -35,7 +35,8 @@ from specdec.grammar.token_healing import TokenHealing, TokenSpelling
 from specdec.kv_cache import KvCacheManager
 from specdec.models.decoder import Decoder, TargetDecoder
 from specdec.models.tokenizer import Tokenizer
-from specdec.sampling import Sampler, TokenGrammar, draw_seed, sample_seed
+from specdec.sampling import Sampler, TokenGrammar
+from specdec.seeds import draw_seed, sample_seed
 from specdec.sequence import Ending, Sequence
 from specdec.types import (
     EngineInfo,
@@ -119,9 +120,11 @@ class Engine:
 
         Raises:
             InvalidRequestError, PromptTooLongError: it can not be served as it is, or its grammar is none.
+            OtherNumbersError: it was begun where other bits come out.
             DuplicateRequestError: its id is in flight.
             QueueFullError: too many wait already.
         """
+        check_numbers(request, self._info)
         validate_request(request, self._info.vocab_size, self._info.max_context, self._panel.names)
         if request.request_id in self._live:
             raise DuplicateRequestError(f"request_id {request.request_id!r} is in flight; choose another")
@@ -129,9 +132,23 @@ class Engine:
             request = replace(request, sampling=replace(request.sampling, seed=draw_seed()))
         arrival = time.monotonic()
         sequences = [self._sequence(request, index, arrival) for index in range(request.sampling.n)]
+        if sequences[0].ending is not None:
+            self._over_already(request, sequences)
+            return
         self._scheduler.add(sequences)  # last of what may refuse: a refused request leaves no trace
         self._live[request.request_id] = sequences
         self._unstarted.add(request.request_id)
+
+    def _over_already(self, request: Request, sequences: list[Sequence]) -> None:
+        """A resumed request whose tokens are the whole answer: it broke off before its end was told."""
+        (sequence,) = sequences  # only one sample can be resumed
+        assert sequence.ending is not None
+        self._live[request.request_id] = sequences
+        self._unstarted.add(request.request_id)
+        self._started(sequence)
+        if (rest := sequence.held_back()).text:
+            self._events.append(rest)
+        self._finish(sequence, sequence.ending)
 
     def _new_controller(
         self,
@@ -365,10 +382,9 @@ class Engine:
         scheduled = sequence.first_scheduled_s or sequence.arrival_s
         queue_ms = (scheduled - sequence.arrival_s) * 1e3
         assert seed is not None  # `submit` draws one
+        numbers = self._info.numeric_fingerprint
         self._events.append(
-            Started(
-                request_id, seed, sequence.n_prompt, sequence.cached_tokens, queue_ms, self._info.numeric_fingerprint
-            )
+            Started(request_id, seed, sequence.n_prompt, sequence.cached_tokens, queue_ms, numbers, sequence.n_resumed)
         )
 
     def _fail(self, sequence: Sequence) -> None:
@@ -402,7 +418,7 @@ class Engine:
         timings.decode_ms = (now - token) * 1e3
         usage = Usage(
             sequence.n_prompt, sequence.cached_tokens, sequence.n_output, sequence.preemptions, *_predicted(sequence),
-            sequence.pauses,
+            sequence.pauses, sequence.n_resumed,
         )  # fmt: skip
         request_id, index = sequence.request.request_id, sequence.index
         self._events.append(

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 import specdec
+from specdec.errors import FINGERPRINT_PARTS, PART_DIGITS
 from specdec.models.config import ModelConfig, rope_tables
 from specdec.models.load import LoadedModel
 from verify_kernels.backend import LinearSpec
@@ -25,18 +26,21 @@ from verify_kernels.cpu.library import cpu_flags
 from verify_kernels.kernels import Kernels, NumericMode
 from verify_kernels.packed_weights import pack_linear
 
-_DIGITS = 16
 _DECIDING = ("llguidance", "tokenizers")  # packages whose releases may mask, split or join tokens otherwise
 _POSITIONS = 1024  # of the rotary tables that are looked at
 
 
 def numeric_fingerprint(model: LoadedModel[Any], kv_dtype: str, mode: NumericMode, arithmetic: str) -> str:
-    """16 hex digits for a target that is served as ``kv_dtype`` and ``mode`` say. arithmetic: what of the machine and
-    its kernels decides about bits."""
-    packages = {name: version(name) for name in _DECIDING}
-    parts = [specdec.__version__, packages, model.bits, asdict(model.config), model.tokenizer.fingerprint]
-    parts += [model.dtype, kv_dtype, mode, arithmetic, _rotary_bits(model.config)]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:_DIGITS]
+    """32 hex digits, 8 for each of `FINGERPRINT_PARTS`, for a target that is served as ``kv_dtype`` and ``mode`` say.
+    arithmetic: what of the machine and its kernels decides about bits."""
+    parts = {
+        "weights": [model.bits, asdict(model.config), model.tokenizer.fingerprint],
+        "numeric types": [model.dtype, kv_dtype],
+        "kernels or processor": [arithmetic, mode, _rotary_bits(model.config)],
+        "release": [specdec.__version__, {name: version(name) for name in _DECIDING}],
+    }
+    digests = (hashlib.sha256(json.dumps(parts[name]).encode()).hexdigest() for name in FINGERPRINT_PARTS)
+    return "".join(digest[:PART_DIGITS] for digest in digests)
 
 
 def host_arithmetic(kernels: Kernels) -> str:

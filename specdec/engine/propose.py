@@ -186,7 +186,7 @@ def tokens_due(sequence: Sequence, step_ms: float) -> float:
     due, now = 0.0, time.monotonic()
     if target is not None and sequence.first_token_s is not None:
         elapsed_ms = (now - sequence.first_token_s) * 1e3
-        due = (elapsed_ms + step_ms) / target - (sequence.n_output - 1)
+        due = (elapsed_ms + step_ms) / target - (sequence.n_output - sequence.n_resumed - 1)
     if sequence.deadline is not None and sequence.request.stopping.max_tokens is not None:
         left_ms = max((sequence.deadline - now) * 1e3, step_ms)
         due = max(due, sequence.room * step_ms / left_ms)

@@ -376,7 +376,7 @@ class Scheduler:
         insort(self._running, seq, key=_by_rank)
         seq.phase = SequencePhase.RUNNING
         if not seq.was_set_aside:
-            seq.cached_tokens = hit.n_tokens
+            seq.cached_tokens = min(hit.n_tokens, seq.n_prompt)
         plan.admitted.append(seq)
         return True
 

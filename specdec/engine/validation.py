@@ -8,9 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from specdec.errors import FieldViolation, InvalidRequestError, PromptTooLongError
+from specdec.errors import FieldViolation, InvalidRequestError, OtherNumbersError, PromptTooLongError
 from specdec.fields import UTF8, TokenIds, encodable, params_of
-from specdec.types import GrammarKind, GrammarParams, Request, SpeculationParams, StoppingParams
+from specdec.types import (
+    EngineInfo,
+    GrammarKind,
+    GrammarParams,
+    Request,
+    ResumeParams,
+    SpeculationParams,
+    StoppingParams,
+)
 
 MAX_SCHEMA_BYTES = 1 << 16  # what the compiler's stack is known to bear, see `specdec.grammar.compiler`
 MAX_GRAMMAR_BYTES = 1 << 14  # of an expression or of rules, which can take far longer to compile than a schema
@@ -38,6 +46,9 @@ def validate_request(
         raise InvalidRequestError(violations)
     if not fits:
         raise PromptTooLongError(max_context - 1, len(request.prompt_ids))
+    if request.tokens_to_read > max_context:
+        together = f"with the prompt are {request.tokens_to_read}, more than the context of {max_context}"
+        raise InvalidRequestError([FieldViolation("resume.token_ids", together)])
 
 
 def prompt_violations(request: Request, vocab_size: int) -> Iterator[FieldViolation]:
@@ -64,6 +75,9 @@ def option_violations(
     yield from _unknown_drafters(request.speculation, drafters)
     if indexes is not None:
         yield from _unknown_indexes(request.speculation, indexes)
+    if request.resume is not None:
+        yield from _out_of_bounds("resume.", request.resume, vocab_size)
+        yield from _resume_misfits(request, request.resume)
     if request.grammar is not None:
         problem = _grammar_problem(request.grammar)
         if problem:
@@ -91,6 +105,27 @@ def _stopping_misfits(s: StoppingParams) -> Iterator[FieldViolation]:
         yield from _out_of_bounds("stopping.", s.rules, 0)
         if s.rules.lead.strip():
             yield FieldViolation("stopping.lead", "must be white space only")
+
+
+def _resume_misfits(request: Request, resume: ResumeParams) -> Iterator[FieldViolation]:
+    sampling, limit, count = request.sampling, request.stopping.max_tokens, len(resume.token_ids)
+    if sampling.n != 1:
+        yield FieldViolation("sampling.n", "must be 1 with resume: every sample is resumed by a request of its own")
+    if sampling.seed is None and sampling.temperature > 0:
+        yield FieldViolation("sampling.seed", "must be given with resume: the seed in force that the stream began with")
+    if limit is not None and count > limit:
+        yield FieldViolation("resume.token_ids", f"are {count}, more than max_tokens ({limit}), which counts them too")
+
+
+def check_numbers(request: Request, info: EngineInfo) -> None:
+    """Refuse to go on with what was begun on other numbers.
+
+    Raises:
+        OtherNumbersError: another numeric fingerprint than this engine's.
+    """
+    resume = request.resume
+    if resume is not None and resume.numeric_fingerprint != info.numeric_fingerprint:
+        raise OtherNumbersError.between(resume.numeric_fingerprint, info.numeric_fingerprint)
 
 
 def _unknown_drafters(s: SpeculationParams, drafters: tuple[str, ...]) -> Iterator[FieldViolation]:

@@ -14,6 +14,7 @@ import torch
 from specdec.config import EngineConfig
 from specdec.engine.build import build_parts
 from specdec.engine.engine import Engine
+from specdec.errors import OtherNumbersError
 from specdec.models.load import load_model
 from specdec.types import Request, Started
 from tests.engine.tiny_engine import run_all, tiny_parts
@@ -42,7 +43,7 @@ def _fingerprint(folder: Path, cache: Path, **changes: Any) -> str:
 
 def test_it_tells_apart_what_decides_about_bits_and_nothing_else(folder: Path, tmp_path: Path) -> None:
     ours = _fingerprint(folder, tmp_path / "a")
-    assert len(ours) == 16
+    assert len(ours) == 32
     assert int(ours, 16) >= 0
     other_shape = {
         "threads": 2, "max_batch": 4, "max_step_rows": 96, "kv_tokens": 2048, "max_context": 384,
@@ -64,7 +65,10 @@ def test_it_tells_apart_what_decides_about_bits_and_nothing_else(folder: Path, t
         _fingerprint(folder, tmp_path / "a", kv_dtype="int8"),
         _fingerprint(folder, tmp_path / "a", kernels="reference"),
     ]
-    assert len({ours, *others}) == 5
+    told = [str(OtherNumbersError.between(ours, other)).partition("what differs: ")[2] for other in others]
+    assert [text.partition(";")[0] for text in told] == [
+        "weights", "weights, numeric types", "numeric types", "kernels or processor",
+    ]  # fmt: skip
 
 
 def test_one_weight_that_differs_by_one_bit_is_another_model(folder: Path, tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from specdec.sampling import Sampler, SequenceSampling, draw_seed, sample_seed
+from specdec.sampling import Sampler, SequenceSampling
+from specdec.seeds import draw_seed, sample_seed
 from specdec.types import SamplingParams, StoppingParams
 from tests.sampling.natives import native_sampling
 from verify_kernels.reference_sampling import ReferenceSampling, processed_logits

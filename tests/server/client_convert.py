@@ -16,7 +16,7 @@ _MODES = {
 
 def stream_request(request: Request) -> pb.GenerateStreamRequest:
     """``request`` as a client sends it, all but the prompt and the id."""
-    ids, grammar = request.prediction_ids, request.grammar
+    ids, grammar, resume = request.prediction_ids, request.grammar, request.resume
     s, out, spec = request.sampling, request.output, request.speculation
     return pb.GenerateStreamRequest(
         sampling=options.SamplingOptions(
@@ -38,6 +38,10 @@ def stream_request(request: Request) -> pb.GenerateStreamRequest:
         prediction=options.PredictionOptions(token_ids=options.TokenIds(ids=ids)) if ids else None,
         session=options.SessionOptions(id=request.session),
         grammar=None if grammar is None else grammar_message(grammar),
+        resume=None if resume is None else options.ResumeOptions(
+            token_ids=resume.token_ids, text_characters=resume.text_characters,
+            numeric_fingerprint=resume.numeric_fingerprint,
+        ),
     )  # fmt: skip
 
 

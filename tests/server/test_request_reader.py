@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -29,6 +30,7 @@ from specdec.types import (
     GrammarParams,
     OutputParams,
     Request,
+    ResumeParams,
     SamplingParams,
     SpeculationMode,
     SpeculationParams,
@@ -39,7 +41,7 @@ from specdec.types import (
     Usage,
 )
 from tests.server.client_convert import stream_request
-from tests.server.fake_engine import FakeEngine
+from tests.server.fake_engine import FINGERPRINT, FakeEngine
 from tests.server.fake_tokenizer import FakeTokenizer
 
 IDS = st.lists(st.integers(0, 255), max_size=4).map(tuple)
@@ -58,6 +60,17 @@ RULES = st.none() | st.builds(
     TextRules, max_lines=FEW, min_indent=st.none() | st.integers(0, 9), blank_line=st.booleans(),
     closers=st.none() | st.text(")]}", max_size=3), suffix=NAME, lead=st.sampled_from(["", "\n  "]),
 )  # fmt: skip
+
+
+def _resumable(request: Request) -> Request:
+    """One sample goes on, of a known seed, after no more tokens than there may be."""
+    if request.resume is None:
+        return request
+    resume = replace(request.resume, token_ids=request.resume.token_ids[: request.stopping.max_tokens])
+    sampling = replace(request.sampling, n=1, seed=request.sampling.seed or 5)
+    return replace(request, resume=resume, sampling=sampling)
+
+
 REQUESTS = st.builds(
     Request,
     request_id=st.just("r"),
@@ -81,7 +94,10 @@ REQUESTS = st.builds(
     session=NAME,
     target_tpot_ms=st.none() | st.floats(0.001, 1000),
     grammar=st.none() | GRAMMARS,
-)  # fmt: skip
+    resume=st.none() | st.builds(
+        ResumeParams, token_ids=IDS, text_characters=st.none() | COUNT, numeric_fingerprint=st.just(FINGERPRINT)
+    ),
+).map(_resumable)  # fmt: skip
 
 
 @pytest.fixture(scope="module")

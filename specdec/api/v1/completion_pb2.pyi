@@ -171,6 +171,7 @@ class CompleteRequest(_message.Message):
     PREDICTION_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
+    RESUME_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Shown in logs, taken by Abort and named in ReportOutcome; must not be in flight already. Empty: the server makes one."""
     model: _builtins.str
@@ -201,6 +202,10 @@ class CompleteRequest(_message.Message):
     def session(self) -> _options_pb2.SessionOptions: ...
     @_builtins.property
     def grammar(self) -> _options_pb2.GrammarOptions: ...
+    @_builtins.property
+    def resume(self) -> _options_pb2.ResumeOptions:
+        """Unset: the completion from its beginning."""
+
     def __init__(
         self,
         *,
@@ -217,10 +222,11 @@ class CompleteRequest(_message.Message):
         prediction: _options_pb2.PredictionOptions | None = ...,
         session: _options_pb2.SessionOptions | None = ...,
         grammar: _options_pb2.GrammarOptions | None = ...,
+        resume: _options_pb2.ResumeOptions | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "completion", b"completion", "fim", b"fim", "grammar", b"grammar", "output", b"output", "prediction", b"prediction", "sampling", b"sampling", "scheduling", b"scheduling", "session", b"session", "speculation", b"speculation", "stopping", b"stopping"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "completion", b"completion", "fim", b"fim", "grammar", b"grammar", "output", b"output", "prediction", b"prediction", "resume", b"resume", "sampling", b"sampling", "scheduling", b"scheduling", "session", b"session", "speculation", b"speculation", "stopping", b"stopping"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "completion", b"completion", "fim", b"fim", "grammar", b"grammar", "model", b"model", "output", b"output", "prediction", b"prediction", "request_id", b"request_id", "sampling", b"sampling", "scheduling", b"scheduling", "session", b"session", "speculation", b"speculation", "stopping", b"stopping"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "completion", b"completion", "fim", b"fim", "grammar", b"grammar", "model", b"model", "output", b"output", "prediction", b"prediction", "request_id", b"request_id", "resume", b"resume", "sampling", b"sampling", "scheduling", b"scheduling", "session", b"session", "speculation", b"speculation", "stopping", b"stopping"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

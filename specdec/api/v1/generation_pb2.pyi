@@ -39,6 +39,7 @@ class GenerateRequest(_message.Message):
     PREDICTION_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
+    RESUME_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Shown in logs and taken by Abort; must not be in flight already. Empty: the server makes one."""
     model: _builtins.str
@@ -75,6 +76,10 @@ class GenerateRequest(_message.Message):
     def grammar(self) -> _options_pb2.GrammarOptions:
         """Unset: any text."""
 
+    @_builtins.property
+    def resume(self) -> _options_pb2.ResumeOptions:
+        """Unset: the answer from its beginning."""
+
     def __init__(
         self,
         *,
@@ -93,10 +98,11 @@ class GenerateRequest(_message.Message):
         prediction: _options_pb2.PredictionOptions | None = ...,
         session: _options_pb2.SessionOptions | None = ...,
         grammar: _options_pb2.GrammarOptions | None = ...,
+        resume: _options_pb2.ResumeOptions | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "chat", b"chat", "fim", b"fim", "grammar", b"grammar", "output", b"output", "prediction", b"prediction", "prompt", b"prompt", "sampling", b"sampling", "scheduling", b"scheduling", "session", b"session", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "chat", b"chat", "fim", b"fim", "grammar", b"grammar", "output", b"output", "prediction", b"prediction", "prompt", b"prompt", "resume", b"resume", "sampling", b"sampling", "scheduling", b"scheduling", "session", b"session", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "chat", b"chat", "fim", b"fim", "grammar", b"grammar", "model", b"model", "output", b"output", "prediction", b"prediction", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "scheduling", b"scheduling", "session", b"session", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "chat", b"chat", "fim", b"fim", "grammar", b"grammar", "model", b"model", "output", b"output", "prediction", b"prediction", "prompt", b"prompt", "request_id", b"request_id", "resume", b"resume", "sampling", b"sampling", "scheduling", b"scheduling", "session", b"session", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "token_ids", "chat", "fim"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
@@ -125,6 +131,7 @@ class GenerateStreamRequest(_message.Message):
     PREDICTION_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
+    RESUME_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Shown in logs and taken by Abort; must not be in flight already. Empty: the server makes one."""
     model: _builtins.str
@@ -161,6 +168,10 @@ class GenerateStreamRequest(_message.Message):
     def grammar(self) -> _options_pb2.GrammarOptions:
         """Unset: any text."""
 
+    @_builtins.property
+    def resume(self) -> _options_pb2.ResumeOptions:
+        """Unset: the answer from its beginning."""
+
     def __init__(
         self,
         *,
@@ -179,10 +190,11 @@ class GenerateStreamRequest(_message.Message):
         prediction: _options_pb2.PredictionOptions | None = ...,
         session: _options_pb2.SessionOptions | None = ...,
         grammar: _options_pb2.GrammarOptions | None = ...,
+        resume: _options_pb2.ResumeOptions | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "chat", b"chat", "fim", b"fim", "grammar", b"grammar", "output", b"output", "prediction", b"prediction", "prompt", b"prompt", "sampling", b"sampling", "scheduling", b"scheduling", "session", b"session", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "chat", b"chat", "fim", b"fim", "grammar", b"grammar", "output", b"output", "prediction", b"prediction", "prompt", b"prompt", "resume", b"resume", "sampling", b"sampling", "scheduling", b"scheduling", "session", b"session", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "chat", b"chat", "fim", b"fim", "grammar", b"grammar", "model", b"model", "output", b"output", "prediction", b"prediction", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "scheduling", b"scheduling", "session", b"session", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "chat", b"chat", "fim", b"fim", "grammar", b"grammar", "model", b"model", "output", b"output", "prediction", b"prediction", "prompt", b"prompt", "request_id", b"request_id", "resume", b"resume", "sampling", b"sampling", "scheduling", b"scheduling", "session", b"session", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "token_ids", "chat", "fim"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
@@ -323,6 +335,7 @@ class Started(_message.Message):
     QUEUE_MS_FIELD_NUMBER: _builtins.int
     ARM_FIELD_NUMBER: _builtins.int
     NUMERIC_FINGERPRINT_FIELD_NUMBER: _builtins.int
+    RESUMED_TOKENS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     model: _builtins.str
     seed: _builtins.int
@@ -335,6 +348,8 @@ class Started(_message.Message):
     """"experiment=arm", several with commas: the arms of live experiments that this request is served in."""
     numeric_fingerprint: _builtins.str
     """GetServerInfoResponse.numeric_fingerprint: what the stream can be resumed on."""
+    resumed_tokens: _builtins.int
+    """Output tokens that came with the request (ResumeOptions); Deltas bring those behind them."""
     def __init__(
         self,
         *,
@@ -346,10 +361,11 @@ class Started(_message.Message):
         queue_ms: _builtins.float = ...,
         arm: _builtins.str = ...,
         numeric_fingerprint: _builtins.str = ...,
+        resumed_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arm", b"arm", "cached_tokens", b"cached_tokens", "model", b"model", "numeric_fingerprint", b"numeric_fingerprint", "prompt_tokens", b"prompt_tokens", "queue_ms", b"queue_ms", "request_id", b"request_id", "seed", b"seed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arm", b"arm", "cached_tokens", b"cached_tokens", "model", b"model", "numeric_fingerprint", b"numeric_fingerprint", "prompt_tokens", b"prompt_tokens", "queue_ms", b"queue_ms", "request_id", b"request_id", "resumed_tokens", b"resumed_tokens", "seed", b"seed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

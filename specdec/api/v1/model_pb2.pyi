@@ -127,7 +127,7 @@ class GetServerInfoResponse(_message.Message):
     memory_bytes: _builtins.int
     """What the engine needs of the machine's memory."""
     numeric_fingerprint: _builtins.str
-    """16 hex digits, equal in engines that say the same bits to the same request: weights, types, kernels and how the
+    """32 hex digits, equal in engines that say the same bits to the same request: weights, types, kernels and how the
     machine rounds, release. A stream that one of them began can be resumed on another (ResumeOptions).
     """
     @_builtins.property

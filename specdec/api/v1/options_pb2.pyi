@@ -656,6 +656,48 @@ class PredictionOptions(_message.Message):
 Global___PredictionOptions: _TypeAlias = PredictionOptions  # noqa: Y015
 
 @_typing.final
+class ResumeOptions(_message.Message):
+    """Where a stream broke off that goes on here, on any server of the same numeric fingerprint: the Deltas that come are
+    those that would have come, to the bit. All else of the request stays as it was; sampling.seed is the one in force
+    that Started told, sampling.n is 1. Sample i > 0 of several has the seed of its own: the first 8 bytes, little-endian,
+    of BLAKE2b with 8 bytes of digest over Started.seed and i, each as 8 bytes, little-endian.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    TEXT_CHARACTERS_FIELD_NUMBER: _builtins.int
+    NUMERIC_FINGERPRINT_FIELD_NUMBER: _builtins.int
+    text_characters: _builtins.int
+    """Characters (Unicode code points) of their text that came; what is missing comes with the first Delta. Unset: all
+    that goes with these tokens.
+    """
+    numeric_fingerprint: _builtins.str
+    """Of the server that the stream began on (Started). Refused with FAILED_PRECONDITION where this server's differs."""
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """All output tokens that came, of one sample. The counts of max_tokens and min_tokens, stops, penalties, grammar and
+        usage go on behind them. Refused where the answer ends before the last of them.
+        """
+
+    def __init__(
+        self,
+        *,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        text_characters: _builtins.int | None = ...,
+        numeric_fingerprint: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_text_characters", b"_text_characters", "text_characters", b"text_characters"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_text_characters", b"_text_characters", "numeric_fingerprint", b"numeric_fingerprint", "text_characters", b"text_characters", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__text_characters: _TypeAlias = _typing.Literal["text_characters"]  # noqa: Y015
+    _WhichOneofArgType__text_characters: _TypeAlias = _typing.Literal["_text_characters", b"_text_characters"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__text_characters) -> _WhichOneofReturnType__text_characters | None: ...
+
+Global___ResumeOptions: _TypeAlias = ResumeOptions  # noqa: Y015
+
+@_typing.final
 class SessionOptions(_message.Message):
     """An editor or a conversation. The earlier texts of a session may be drafted from, under an equal cache salt."""
 

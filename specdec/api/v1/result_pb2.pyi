@@ -140,6 +140,7 @@ class Usage(_message.Message):
     ACCEPTED_PREDICTION_TOKENS_FIELD_NUMBER: _builtins.int
     REJECTED_PREDICTION_TOKENS_FIELD_NUMBER: _builtins.int
     PAUSES_FIELD_NUMBER: _builtins.int
+    RESUMED_TOKENS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     cached_tokens: _builtins.int
     """Prompt tokens whose KV came from the prefix cache."""
@@ -152,6 +153,8 @@ class Usage(_message.Message):
     """The others of it."""
     pauses: _builtins.int
     """How often it was set aside while its prompt was read, to let another prompt go first."""
+    resumed_tokens: _builtins.int
+    """Of output_tokens, those that came with the request (ResumeOptions)."""
     def __init__(
         self,
         *,
@@ -162,10 +165,11 @@ class Usage(_message.Message):
         accepted_prediction_tokens: _builtins.int = ...,
         rejected_prediction_tokens: _builtins.int = ...,
         pauses: _builtins.int = ...,
+        resumed_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_prediction_tokens", b"accepted_prediction_tokens", "cached_tokens", b"cached_tokens", "output_tokens", b"output_tokens", "pauses", b"pauses", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens", "rejected_prediction_tokens", b"rejected_prediction_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_prediction_tokens", b"accepted_prediction_tokens", "cached_tokens", b"cached_tokens", "output_tokens", b"output_tokens", "pauses", b"pauses", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens", "rejected_prediction_tokens", b"rejected_prediction_tokens", "resumed_tokens", b"resumed_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -15,6 +15,7 @@ from server.http.errors import Refusal, refusal_of
 from server.http.openai_format import OpenAIErrors, finish_fields
 from specdec.errors import FieldViolation, InvalidRequestError
 from specdec.types import Finished, FinishReason, SpeculationStats, Timings, Usage
+from tests.server.fake_engine import FINGERPRINT
 from tests.server.fake_tokenizer import FakeTokenizer
 from tests.server.http.harness import CHAT, COMPLETIONS, Server, running
 
@@ -89,6 +90,7 @@ def test_models(server: Server) -> None:
     assert card.pop("created") > 0
     assert card == {
         "id": "fake", "object": "model", "owned_by": "specdec", "root": "fake", "parent": None, "max_model_len": 128,
+        "numeric_fingerprint": FINGERPRINT,
         "meta": {"n_ctx_train": 128, "n_vocab": 256}, "type": "base", "max_context_length": 128, "aliases": [],
         "capabilities": {
             "completion_chat": True, "completion_fim": True, "function_calling": True, "fine_tuning": False,

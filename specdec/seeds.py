@@ -1,0 +1,28 @@
+"""Seeds: drawn where a request gives none, and derived for its further samples. No torch: clients need them too."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+
+
+def draw_seed() -> int:
+    """A fresh seed from the system's entropy, for a request that gave none. It has 53 bits, which JavaScript's numbers
+    hold exactly: sent back, it gives the same tokens."""
+    return secrets.randbits(53)
+
+
+def sample_seed(seed: int, index: int) -> int:
+    """The unsigned 64-bit seed of sample ``index`` of a request: ``seed`` itself for 0, else a hash of the two.
+
+    Raises:
+        ValueError: ``seed`` is not an unsigned 64-bit integer, or ``index`` is negative.
+    """
+    if not 0 <= seed < 1 << 64:
+        raise ValueError(f"seed: must be an unsigned 64-bit integer, got {seed}")
+    if index < 0:
+        raise ValueError(f"index: must not be negative, got {index}")
+    if index == 0:
+        return seed
+    material = seed.to_bytes(8, "little") + index.to_bytes(8, "little")
+    return int.from_bytes(hashlib.blake2b(material, digest_size=8).digest(), "little")
