@@ -100,6 +100,7 @@ class Frontend:
             self.admission,
             lambda ids: self.loaded_tokenizer.decode(ids),
         )
+        self.hold_headers = (config or ServerConfig()).hold_headers
         self.gate = DrainGate()
         self.tokenizer: TokenizerLike | None = None
         self.fim: FimEncoder | None = None

@@ -292,6 +292,11 @@ class ServerConfig(BaseModel):
         description="host names that HTTP calls may come by, besides addresses and names of a local network; "
         "`*.a.example`: below that; `*`: any. Empty: those alone on loopback without keys, else any",
     )
+    hold_headers: bool = Field(
+        False,
+        description="headers of streams wait for the first token, so that a router may repeat what fails before that; "
+        "for one call: the header x-specdec-hold-headers: 1",
+    )
     heartbeat_timeout_s: float = Field(30.0, gt=0, description="an engine silent for this long is restarted")
     drain_s: float = Field(30.0, ge=0, description="how long a stop waits for running requests")
 

@@ -30,6 +30,7 @@ from server.grpc.completion_messages import (
     suggestion_started,
 )
 from server.grpc.errors import guarded
+from server.grpc.held_answer import HeldAnswer
 from server.grpc.request_reader import read_files, read_gap, read_prediction, validate
 from server.served_models import Models, ServedModel, Task
 from specdec.api.v1 import completion_pb2 as pb
@@ -247,13 +248,14 @@ class CompletionServicer(pb_grpc.CompletionServiceServicer):
         with model.frontend.gate.enter():
             principal, service = current_caller(), model.completion
             asked = await _read(request, context, model)
+            answer = HeldAnswer(context, model.frontend.hold_headers)
             key = request.scheduling.supersedes_key
             run, _ = await service.runs.start(principal, asked, key)
             try:
                 async for event in run.read():
                     if isinstance(event, Finished) and event.reason is FinishReason.DEADLINE:
                         raise DeadlinePassedError
-                    await context.write(event_message(event, asked.request_id, model.frontend.model))
+                    await answer.write(event, event_message(event, asked.request_id, model.frontend.model))
             finally:
                 run.leave()
             owner = service.owner(principal, asked.cache_salt)

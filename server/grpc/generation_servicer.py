@@ -13,6 +13,7 @@ from server.auth.principal import current_caller
 from server.errors import DeadlinePassedError
 from server.frontend import Frontend
 from server.grpc.errors import guarded
+from server.grpc.held_answer import HeldAnswer
 from server.grpc.messages import (
     delta_message,
     finished_message,
@@ -70,12 +71,12 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         frontend = self._find(request)
         with frontend.gate.enter():
             asked = await parse_generate(request, frontend)
-            model = frontend.model
+            model, answer = frontend.model, HeldAnswer(context, frontend.hold_headers)
             async with _admit(frontend, asked, request.scheduling, context) as stream:
                 async for event in stream:
                     if isinstance(event, Finished):
                         _check_deadline(event, stream)
-                    await context.write(_stream_message(event, model))
+                    await answer.write(event, _stream_message(event, model))
 
     @guarded
     async def Prefill(self, request: generation_pb2.PrefillRequest, context: Context) -> generation_pb2.PrefillResponse:

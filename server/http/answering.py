@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from server.admission import Ticket
 from server.auth.principal import current_caller
 from server.errors import DeadlinePassedError
+from server.hold_headers import HOLD_HEADER, holds, precedes_tokens
 from server.http.call import Call, ServerContext
 from server.json_body import write_json
 from specdec.errors import RequestError
@@ -193,7 +194,8 @@ class StreamWriter(Protocol):
 
 
 async def stream_answer(call: Call, requests: Sequence[Request], writer: StreamWriter, *, share: bool = False) -> None:
-    """Answer with a stream. It begins with the engine's first word, so that a refusal still is a status of its own;
+    """Answer with a stream. It begins with the engine's first word, so that a refusal still is a status of its own, or
+    where headers are held with the first token, so that whatever fails before is one too;
     the end goes out together with the last event, or behind it where a sample was cut off, since the reason may follow.
     ``share``: callers of one tenant who ask for the same at the same time get the same, or at least one prompt's work
     is done once.
@@ -201,10 +203,16 @@ async def stream_answer(call: Call, requests: Sequence[Request], writer: StreamW
     Raises:
         RequestError: the engine refuses or fails one of them.
     """
+    hold, held = holds(call.header(HOLD_HEADER), call.server.frontend.hold_headers), b""
     left, cut = sum(request.sampling.n for request in requests), False
     async with aclosing(generate(call.server, requests, share=share, supersedes_key=call.supersedes_key)) as events:
         async for prompt, event in events:
             data = writer.take(prompt, event)
+            if hold:
+                data = held = held + data
+                if precedes_tokens(event):
+                    continue
+                hold = False
             if not call.began:
                 await call.start_stream(writer.media_type)
             if isinstance(event, Finished):

@@ -1,4 +1,4 @@
-"""The fake engine with a prefill that takes its time: salt ``prefill``."""
+"""The fake engine with a prefill that takes its time: salt ``prefill``, or ``mute``, which says that it began."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 
 from server.interfaces import ProgressListener
 from specdec.config import EngineConfig
-from specdec.types import RequestEvent
+from specdec.types import RequestEvent, Started
 from tests.server import fake_engine
 
 FACTORY = "tests.server.http.http_engine:build"
@@ -31,6 +31,10 @@ class HttpEngine(fake_engine.FakeEngine):
             done = self._prefilled[request_id] = self._prefilled.get(request_id, 0) + 1
             if done <= PREFILL_STEPS:
                 return []
+        if running.request.cache_salt == "mute":
+            time.sleep(0.02)
+            begins, running.started = not running.started, True
+            return [Started(request_id, 0, len(running.request.prompt_ids), 0, 0.5, "")] if begins else []
         return super()._advance(running)
 
 
