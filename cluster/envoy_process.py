@@ -152,7 +152,14 @@ class EnvoyProcess:
 
     async def _spawn(self) -> None:
         self._admin_file.unlink(missing_ok=True)
-        words = [str(self._program), "--config-path", str(self._files.bootstrap), "--disable-hot-restart"]
+        words = [
+            str(self._program),
+            "--config-path",
+            str(self._files.bootstrap),
+            "--disable-hot-restart",
+            "--concurrency",
+            "1",
+        ]
         words += ["--log-level", "warning", "--admin-address-path", str(self._admin_file)]
         with self._log_file.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(

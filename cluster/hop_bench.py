@@ -1,7 +1,7 @@
 """What Envoy adds to a call: ``python -m cluster.hop_bench``.
 
-A scripted server writes into every message when it left the engine; streams ask it by turns directly and through
-Envoy, so that both meet the same machine.
+A scripted server writes into every message when it left the engine. Streams ask it by turns directly and through Envoy,
+so that both meet the same machine.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import random
 import socket
 import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,37 +34,23 @@ _PROMPT = "def add(first, second):"
 
 @dataclass(frozen=True, slots=True)
 class HopPlan:
-    """``streams`` at a time, each of ``calls`` calls by turns directly and through Envoy, of ``messages`` messages."""
+    """``streams`` at a time make ``calls`` calls each for one message, after pauses of ``pause_s`` seconds in the mean.
+    Then one, and then all of them, read ``messages`` messages, one per step of ``step_ms``, ``rounds`` times."""
 
     streams: int = 16
-    calls: int = 30
+    calls: int = 60
+    pause_s: float = 0.15
+    rounds: int = 20
     messages: int = 12
-    step_ms: float = 40.0
-
-
-@dataclass(slots=True)
-class _Way:
-    """Milliseconds: from a call to its first message without the engine's part, and from the engine to the reader."""
-
-    first_ms: list[float] = field(default_factory=list)
-    message_ms: list[float] = field(default_factory=list)
-
-    def take(self, sent_ns: int, messages: Sequence[tuple[int, str]]) -> None:
-        """One call's messages: when each was read, and its text."""
-        for number, (at_ns, text) in enumerate(messages):
-            stamps = read_stamps(text)
-            if number == 0:
-                self.first_ms.append((at_ns - sent_ns - (stamps[1] - stamps[0])) / 1e6)
-            else:
-                self.message_ms.append((at_ns - stamps[-1]) / 1e6)
+    step_ms: float = 30.0
 
 
 Reader = HttpReader | GrpcReader
 
 
 async def measure_hop(plan: HopPlan, folder: Path) -> dict[str, Any]:
-    """JSON-able figures by protocol: each way's, and what Envoy adds to the first message at p50 and p99 and to each
-    further message in the mean.
+    """JSON-able figures by protocol, each way's and what Envoy adds: to the first message of a call, to a further one
+    that comes alone, and to one that comes together with one of every other stream.
 
     Raises:
         EnvoyError: Envoy is not installed or does not start.
@@ -92,33 +79,51 @@ async def measure_hop(plan: HopPlan, folder: Path) -> dict[str, Any]:
 
 
 async def _by_turns(plan: HopPlan, readers: Sequence[Reader]) -> dict[str, Any]:
-    for reader in readers:  # connections are made before anything counts
-        await asyncio.gather(*(_call(reader, plan, _Way()) for _ in range(plan.streams)))
-    ways = [_Way() for _ in readers]
+    # Connections are made, and whatever a server does only once is done, before anything counts.
+    await _in_rounds(plan, readers, plan.streams, 2 * len(readers))
+    first = await _with_pauses(plan, readers)
+    alone = await _in_rounds(plan, readers, 1, plan.rounds)
+    burst = await _in_rounds(plan, readers, plan.streams, plan.rounds)
+    for reader in readers:
+        await reader.close()
+    kinds = {"first_ms": first, "message_ms": alone, "burst_message_ms": burst}
+    told = {kind: {"direct": spread(ways[0]), "envoy": spread(ways[1])} for kind, ways in kinds.items()}
+    added = {
+        kind: {figure: round(ways["envoy"][figure] - ways["direct"][figure], 3) for figure in ("mean", "p50", "p99")}
+        for kind, ways in told.items()
+    }
+    return {"added": added, **told}
+
+
+async def _with_pauses(plan: HopPlan, readers: Sequence[Reader]) -> list[list[float]]:
+    """Milliseconds from a call to its only message, without the engine's part, each way."""
+    found: list[list[float]] = [[] for _ in readers]
+    draw = random.Random(1)
 
     async def stream(number: int) -> None:
         for call in range(plan.calls):
-            turn = (call + number) % len(readers)
-            await _call(readers[turn], plan, ways[turn])
+            await asyncio.sleep(draw.uniform(0.0, 2 * plan.pause_s))
+            turn, sent_ns = (call + number) % len(readers), now_ns()
+            async for at_ns, text in readers[turn].read(_PROMPT, TOKENS):
+                submitted_ns, emitted_ns = read_stamps(text)
+                found[turn].append((at_ns - sent_ns - (emitted_ns - submitted_ns)) / 1e6)
 
     await asyncio.gather(*(stream(number) for number in range(plan.streams)))
-    for reader in readers:
-        await reader.close()
-    direct, envoy = (
-        {"first_ms": spread(way.first_ms), "message_ms": spread(way.message_ms)} for way in ways
-    )  # fmt: skip
-    return {
-        "direct": direct,
-        "envoy": envoy,
-        "added_first_p50_ms": round(envoy["first_ms"]["p50"] - direct["first_ms"]["p50"], 3),
-        "added_first_p99_ms": round(envoy["first_ms"]["p99"] - direct["first_ms"]["p99"], 3),
-        "added_message_mean_ms": round(envoy["message_ms"]["mean"] - direct["message_ms"]["mean"], 3),
-    }
+    return found
 
 
-async def _call(reader: Reader, plan: HopPlan, way: _Way) -> None:
-    sent = now_ns()
-    way.take(sent, [message async for message in reader.read(_PROMPT, plan.messages * TOKENS)])
+async def _in_rounds(plan: HopPlan, readers: Sequence[Reader], streams: int, rounds: int) -> list[list[float]]:
+    """Milliseconds from the engine to the reader, each way. An engine's step brings a message to each of its streams at
+    once. All of a round go one way, or the reader would take those first that came directly."""
+    found: list[list[float]] = [[] for _ in readers]
+
+    async def stream(turn: int) -> None:
+        messages = [message async for message in readers[turn].read(_PROMPT, plan.messages * TOKENS)]
+        found[turn] += [(at_ns - read_stamps(text)[-1]) / 1e6 for at_ns, text in messages[1:]]
+
+    for number in range(rounds):
+        await asyncio.gather(*(stream(number % len(readers)) for _ in range(streams)))
+    return found
 
 
 def _free_port() -> int:
