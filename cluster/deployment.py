@@ -76,10 +76,12 @@ def deployment_of(config: ClusterConfig, model: str, release: str, *, host: str 
     """What cluster.yaml says of a release.
 
     Raises:
-        ConfigError: there is no such model; or its key can not be read.
+        ConfigError: there is no such model or release.
     """
     found = config.model(model)
-    own = found.releases[release]
+    own = found.releases.get(release)
+    if own is None:
+        raise ConfigError(f"{model} has no release {release!r}; there are: {', '.join(found.releases)}")
     return Deployment(
         model=model,
         release=release,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import warnings
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,8 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cluster.autoscale import ReplicaLoad, ServePolicy
-from cluster.config import ClusterConfig
-from cluster.deployment import Deployment
+from cluster.config import ClusterConfig, load_cluster_config
+from cluster.deployment import Deployment, deployment_of
 from cluster.envoy_process import EnvoyError, EnvoyProcess
 from cluster.fleet import Fleet, Replica
 from cluster.keeper import Keeper, Order, ready
@@ -30,6 +31,7 @@ from specdec.errors import ModelError, SpecdecError
 _LOG = logging.getLogger("ray.serve")
 NAMESPACE = "specdec"
 KEEPER = "keeper"
+HEAD = "node:__internal_head__"  # what Ray calls a resource that its head alone has
 SETTLE_S = 0.5  # Envoy takes over a file some milliseconds after it was renamed
 _ROUTABLE_S = 20.0
 _POLL_S = 0.05
@@ -215,9 +217,12 @@ def envoy_folder(config: ClusterConfig) -> Path:
 def start_keeper(config: ClusterConfig) -> Any:
     """The keeper's handle; it runs on this machine."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    return _keeper_actor(config, scheduling_strategy=here)
+
+
+def _keeper_actor(config: ClusterConfig, **placed: Any) -> Any:
     actor = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=3)(KeeperActor)
-    options = {"name": KEEPER, "namespace": NAMESPACE, "lifetime": "detached", "scheduling_strategy": here}
-    return actor.options(**options).remote(config)
+    return actor.options(name=KEEPER, namespace=NAMESPACE, lifetime="detached", **placed).remote(config)
 
 
 def find_keeper() -> Any:
@@ -257,14 +262,33 @@ def answer(reference: Any) -> Any:
 def deploy(keeper: Any, deployment: Deployment) -> None:
     """Start a release, or bring it to what ``deployment`` says: where its version is another, new replicas come before
     old ones go. Does not wait for them."""
-    with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", DeprecationWarning
-        )  # the interval of reports; its successor is an environment's
-        found = serve.deployment(ServerReplica).options(_internal=True, **_options(deployment))
-        target = serve.RunTarget(found.bind(deployment), name=deployment.app, route_prefix=None)
-        serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+    target = serve.RunTarget(_application(deployment), name=deployment.app, route_prefix=None)
+    serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
     answer(keeper.deployed.remote(deployment))
+
+
+def application(args: Mapping[str, str]) -> Any:
+    """What the configuration of a Ray Serve that others run names as ``import_path``, as a RayService does: one release
+    of a cluster.yaml, which lies at ``file`` on every machine. The keeper runs on Ray's head, and Envoy has to as well.
+
+    args: ``file``, ``model`` and ``release``.
+
+    Raises:
+        ConfigError: the file can not be used, or there is no such model or release.
+    """
+    config = load_cluster_config(Path(args["file"]))
+    deployment = deployment_of(config, args["model"], args["release"], host="")
+    keeper = _keeper_actor(config, get_if_exists=True, resources={HEAD: 0.001})
+    answer(keeper.deployed.remote(deployment))
+    return _application(deployment)
+
+
+def _application(deployment: Deployment) -> Any:
+    with warnings.catch_warnings():
+        # The interval of reports has its successor in an environment variable only.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        found = serve.deployment(ServerReplica).options(_internal=True, **_options(deployment))
+    return found.bind(deployment)
 
 
 def remove(keeper: Any, deployment: Deployment) -> None:

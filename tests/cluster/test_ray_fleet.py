@@ -1,0 +1,156 @@
+"""A fleet on a real Ray behind a real Envoy: replicas die, are replaced, come and go, and no call is lost for it."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cluster.canary import release_of
+from tests.cluster.calls import Outcomes, calls
+from tests.cluster.ray_fleet import MODEL, RayFleet
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(420),
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs `make setup-cluster`"),
+]
+AT_ONCE = 8
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayFleet]:
+    """Two replicas of one release."""
+    with RayFleet(tmp_path_factory.mktemp("fleet")) as running:
+        yield running
+
+
+async def load_during(fleet: RayFleet, work: asyncio.Task[None], at_least: int) -> Outcomes:
+    """Calls while ``work`` goes on, and so many in any case."""
+    outcomes = await calls(fleet.url, at_once=AT_ONCE, while_=lambda n: n < at_least or not work.done())
+    await work
+    return outcomes
+
+
+def are_others(former: dict[str, int], now: dict[str, int]) -> bool:
+    """Whether there are as many servers as before, and none of those."""
+    return len(now) == len(former) and not set(former.values()) & set(now.values())
+
+
+async def test_a_replica_that_is_killed_costs_no_call_that_had_not_begun_and_comes_back(fleet: RayFleet) -> None:
+    def kill() -> None:
+        time.sleep(1)
+        os.kill(fleet.server_pids()["coder.blue.0"], signal.SIGKILL)
+        fleet.until(lambda: "coder.blue.0: gone" in fleet.said(), 10)
+        fleet.until(lambda: fleet.said().count("coder.blue.0: ready") == 2)
+
+    work = asyncio.create_task(asyncio.to_thread(kill))
+    outcomes = await load_during(fleet, work, 500)
+    assert outcomes.all >= 500
+    assert not outcomes.lost
+    assert not outcomes.wrong
+    assert outcomes.cut.total() <= AT_ONCE
+
+
+async def test_no_call_fails_while_every_replica_is_replaced(fleet: RayFleet) -> None:
+    former = fleet.server_pids()
+
+    def replace() -> None:
+        fleet.command("rollout", MODEL, "--restart")
+        fleet.until(lambda: are_others(former, fleet.server_pids()))
+
+    outcomes = await load_during(fleet, asyncio.create_task(asyncio.to_thread(replace)), 2000)
+    assert (outcomes.all - outcomes.complete, outcomes.lost, outcomes.cut) == (0, {}, {})
+    assert outcomes.complete >= 2000
+
+
+async def test_no_call_fails_while_replicas_are_added_taken_away_and_drained(fleet: RayFleet) -> None:
+    def change() -> None:
+        fleet.command("scale", MODEL, "3")
+        fleet.until(lambda: len(fleet.server_pids()) == 3 and {r["state"] for r in fleet.replicas()} == {"ready"})
+        fleet.command("scale", MODEL, "2")
+        fleet.until(lambda: len(fleet.server_pids()) == 2)
+        drained = fleet.replicas()[0]["id"]
+        pid = fleet.server_pids()[drained]
+        fleet.command("drain", drained)
+        fleet.until(lambda: pid not in fleet.server_pids().values())
+        fleet.until(lambda: [replica["state"] for replica in fleet.replicas()] == ["ready", "ready"])
+
+    outcomes = await load_during(fleet, asyncio.create_task(asyncio.to_thread(change)), 200)
+    assert (outcomes.all - outcomes.complete, outcomes.lost, outcomes.cut) == (0, {}, {})
+    assert "no replica 'coder.blue.9'" in fleet.command("drain", "coder.blue.9", fails=True)
+
+
+def test_replicas_of_other_numbers_are_not_put_in_the_place_of_those_that_serve(fleet: RayFleet) -> None:
+    former = fleet.server_pids()
+    fleet.model["releases"]["blue"] = fleet.release(engine={"dtype": "fp32"})
+    fleet.rewrite()
+    try:
+        said = fleet.command("rollout", fails=True)
+        assert "numbers-fp32" in said
+        assert "a release of its own" in said
+        assert set(former.values()) <= set(fleet.server_pids().values())
+        assert asyncio.run(calls(fleet.url, at_once=2, while_=lambda n: n < 20)).complete == 20
+    finally:
+        fleet.model["releases"]["blue"] = fleet.release()
+        fleet.rewrite()
+    fleet.command("rollout")
+    assert {replica["state"] for replica in fleet.replicas()} == {"ready"}
+
+
+async def test_a_canary_has_its_sessions_by_hash_is_promoted_and_goes_back(fleet: RayFleet) -> None:
+    fleet.model["releases"]["green"] = fleet.release(0, engine={"dtype": "bf16"})
+    fleet.rewrite()
+    fleet.command("rollout")
+    assert [replica["state"] for replica in fleet.replicas("green")] == ["ready"] * 2
+
+    async def arms() -> dict[str, set[str]]:
+        outcomes = await calls(fleet.url, at_once=4, while_=lambda n: n < 128)
+        assert outcomes.complete == 128
+        return outcomes.arms
+
+    assert await arms() == {f"session-{n}": {"blue"} for n in range(64)}
+    await asyncio.to_thread(fleet.command, "rollout", MODEL, "green", "--weight", "30")
+    shares = [("green", 30), ("blue", 70)]
+    assert await arms() == {f"session-{n}": {release_of(f"session-{n}", shares)} for n in range(64)}
+    await asyncio.to_thread(fleet.command, "rollout", MODEL, "green", "--promote")
+    assert await arms() == {f"session-{n}": {"green"} for n in range(64)}
+    work = asyncio.create_task(asyncio.to_thread(fleet.command, "rollout", MODEL, "--rollback"))
+    assert not (await load_during(fleet, work, 100)).lost
+    assert await arms() == {f"session-{n}": {release_of(f"session-{n}", shares)} for n in range(64)}
+    await asyncio.to_thread(fleet.command, "rollout", MODEL, "green", "--weight", "0")
+    del fleet.model["releases"]["green"]
+    fleet.rewrite()
+    await asyncio.to_thread(fleet.command, "rollout")
+    assert [*fleet.status()] == ["blue"]
+
+
+async def test_replicas_are_added_soon_after_calls_begin_to_wait(tmp_path: Path, fleet: RayFleet) -> None:
+    """A slow release takes the place of the fast one: its numbers are the same."""
+    fleet.model["releases"]["blue"] = fleet.release(engine={"target": "scripted:1000:5:65536"})
+    fleet.model["autoscaling"] = {"period_s": 1, "up_after_s": 1, "down_after_s": 6}
+    fleet.rewrite()
+    await asyncio.to_thread(fleet.command, "rollout")
+    await asyncio.to_thread(fleet.command, "scale", MODEL, "1", "--max", "2")
+    await asyncio.to_thread(fleet.until, lambda: len(fleet.server_pids()) == 1)
+    began_s = time.monotonic()
+    added_s: list[float] = []
+
+    def grows() -> None:
+        fleet.until(lambda: len(fleet.replicas()) == 2)
+        added_s.append(time.monotonic() - began_s)
+        fleet.until(lambda: {replica["state"] for replica in fleet.replicas()} == {"ready"})
+
+    outcomes = await load_during(fleet, asyncio.create_task(asyncio.to_thread(grows)), 8)
+    assert outcomes.complete == outcomes.all
+    print(f"a second replica was started {added_s[0]:.1f} s after calls began to wait")
+    shrinks = asyncio.create_task(asyncio.to_thread(fleet.until, lambda: len(fleet.server_pids()) == 1))
+    one_by_one = await calls(fleet.url, at_once=1, while_=lambda n: not shrinks.done())
+    await shrinks
+    assert one_by_one.complete == one_by_one.all
