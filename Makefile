@@ -112,6 +112,7 @@ page: ## build the page's bundle anew (server/page/static) from its TypeScript
 
 map: setup ## bring docs/configuration.md and docs/api.md up to date
 	$(BIN)/python -m tools.config_reference
+	$(BIN)/python -m tools.cluster_reference
 	$(BIN)/python -m tools.api_reference
 
 structure: model ## print how large the code is and how many files a step and a call run through (ARGS=--list)

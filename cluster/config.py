@@ -44,13 +44,16 @@ class RoutingConfig(BaseModel):
 
     affinity_headers: tuple[HeaderName, ...] = Field(
         (WORKSPACE_HEADER, SESSION_HEADER),
-        description="headers or gRPC metadata whose value keeps calls on one replica; the first that is there",
+        description="headers or gRPC metadata that keep calls on one replica; the first there is",
     )
     hash_balance_factor: int = Field(
         125, ge=101, le=1000, description="a replica's running calls, at most so many of the mean; more go to the next",
         json_schema_extra={"unit": "percent"},
     )  # fmt: skip
-    retries: int = Field(3, ge=0, le=10, description="on other replicas, of a call that no byte came back for")
+    retries: int = Field(
+        3, ge=0, le=10, description="on other replicas, of a call that no byte came back for",
+        json_schema_extra={"unit": "tries"},
+    )  # fmt: skip
     connect_s: float = Field(
         1.0, gt=0, description="a replica that does not take a connection for so long is passed by"
     )
@@ -132,6 +135,9 @@ class ModelConfig(BaseModel):
     http_port: int | None = Field(8401, ge=1, le=65535, description="where clients reach it over HTTP; null: nowhere")
     grpc_port: int | None = Field(8400, ge=1, le=65535, description="where clients reach it over gRPC; null: nowhere")
     settings: dict[str, Any] = Field({}, description="`engine:` and `server:`, as `specdec serve --config` reads them")
+    key_file: Path | None = Field(
+        None, description="file with a key of the settings' keys_file, by which replicas are asked for their load"
+    )
     replicas: ReplicasConfig = ReplicasConfig()
     autoscaling: AutoscalingConfig = AutoscalingConfig()
     releases: dict[Name, ReleaseConfig] = Field(

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from cluster.autoscale import ScalingRule
-from cluster.config import AutoscalingConfig, ClusterConfig, ReplicasConfig
+from cluster.config import AutoscalingConfig, ClusterConfig, ModelConfig, ReplicasConfig
 from specdec.config import merged
 from specdec.errors import ConfigError
 
@@ -51,10 +51,8 @@ class Deployment(BaseModel):
         return hashlib.sha256(repr(what).encode()).hexdigest()[:16]
 
     @property
-    def rule(self) -> ScalingRule | None:
-        """By which their number changes; None where it does not."""
-        if self.replicas.min == self.replicas.max:
-            return None
+    def rule(self) -> ScalingRule:
+        """By which their number changes, between bounds that may be one."""
         return ScalingRule(self.replicas.min, self.replicas.max, **self.autoscaling.model_dump())
 
     def scaled(self, low: int, high: int) -> Deployment:
@@ -76,7 +74,7 @@ def deployment_of(config: ClusterConfig, model: str, release: str, *, host: str 
     """What cluster.yaml says of a release.
 
     Raises:
-        ConfigError: there is no such model or release.
+        ConfigError: there is no such model or release; or its key can not be read.
     """
     found = config.model(model)
     own = found.releases.get(release)
@@ -93,4 +91,14 @@ def deployment_of(config: ClusterConfig, model: str, release: str, *, host: str 
         interval_s=config.health.interval_s,
         folder=config.folder.expanduser(),
         host=host,
+        key=_key(found),
     )
+
+
+def _key(model: ModelConfig) -> str:
+    if model.key_file is None:
+        return ""
+    try:
+        return model.key_file.expanduser().read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{model.name}.key_file: {model.key_file} can not be read: {error}") from None

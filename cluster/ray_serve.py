@@ -323,29 +323,28 @@ def is_complete(app: str) -> bool:
 
 
 def _options(deployment: Deployment) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "name": "server",
-        "version": deployment.version,
-        "ray_actor_options": _resources(deployment),
-        "health_check_period_s": deployment.interval_s,
-        "graceful_shutdown_timeout_s": deployment.drain_s + _MARGIN_S,
-        "max_surge_percent": _SURGE_PERCENT,
-        "max_constructor_retry_count": _START_TRIES,
-    }
+    """A number that does not change is one with equal bounds: replicas that were started without autoscaling would
+    never report their load to it."""
     rule = deployment.rule
-    if rule is None:
-        return {**found, "num_replicas": deployment.replicas.min}
-    report_s = rule.period_s / 5
-    found["autoscaling_config"] = AutoscalingConfig(
+    scaling = AutoscalingConfig(
         min_replicas=rule.low,
         max_replicas=rule.high,
-        metrics_interval_s=report_s,
+        metrics_interval_s=rule.period_s / 5,
         look_back_period_s=rule.period_s,
         upscale_delay_s=0.0,  # the policy itself waits, and knows for what
         downscale_delay_s=0.0,
         policy=AutoscalingPolicy(policy_function=ServePolicy, policy_kwargs=asdict(rule)),
     )
-    return found
+    return {
+        "name": "server",
+        "version": deployment.version,
+        "ray_actor_options": _resources(deployment),
+        "autoscaling_config": scaling,
+        "health_check_period_s": deployment.interval_s,
+        "graceful_shutdown_timeout_s": deployment.drain_s + _MARGIN_S,
+        "max_surge_percent": _SURGE_PERCENT,
+        "max_constructor_retry_count": _START_TRIES,
+    }
 
 
 def _resources(deployment: Deployment) -> dict[str, Any]:

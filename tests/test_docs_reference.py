@@ -13,25 +13,33 @@ import yaml
 
 from server.http.app import ENDPOINTS
 from specdec.config import load_config
-from tools import api_reference, config_reference
+from tools import api_reference, cluster_reference, config_reference
 from tools.markdown import REPOSITORY, row, with_parts
 
 PROTOS = sorted((REPOSITORY / "specdec" / "api" / "v1").glob("*.proto"))
 FIELDS = [
     (section, name, field)
     for section, model in config_reference.sections().items()
-    for name, field in model.model_fields.items()
-    if config_reference._model_of(field) is None
+    for name, field in config_reference.own_fields(model).items()
+]
+CLUSTER_FIELDS = [
+    (section, name, field)
+    for section, model in cluster_reference.parts().items()
+    for name, field in config_reference.own_fields(model).items()
 ]
 
 
-@pytest.mark.parametrize("tool", [config_reference, api_reference])
+@pytest.mark.parametrize("tool", [config_reference, cluster_reference, api_reference])
 def test_generated_parts_are_current(tool: Any) -> None:
     text = tool.DOCUMENT.read_text(encoding="utf-8")
     assert text == tool.updated(text), f"run `python -m {tool.__name__}`"
 
 
-@pytest.mark.parametrize(("section", "name", "field"), FIELDS, ids=[f"{s}.{n}" for s, n, _ in FIELDS])
+@pytest.mark.parametrize(
+    ("section", "name", "field"),
+    [*FIELDS, *CLUSTER_FIELDS],
+    ids=[f"{s}.{n}" for s, n, _ in [*FIELDS, *CLUSTER_FIELDS]],
+)
 def test_every_setting_is_described_and_every_number_has_a_unit(section: str, name: str, field: Any) -> None:
     assert field.description
     assert field.description[0] not in " ."

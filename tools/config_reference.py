@@ -22,7 +22,14 @@ _UNITS = {
     "_rows": "rows", "_nodes": "nodes", "_depth": "tokens", "_steps": "steps", "_requests": "requests",
     "_port": "port number",
 }  # fmt: skip
-_NAMES: dict[Any, str] = {str: "text", int: "whole number", float: "number", bool: "true, false", Path: "path"}
+_NAMES: dict[Any, str] = {
+    str: "text",
+    int: "whole number",
+    float: "number",
+    bool: "true, false",
+    Path: "path",
+    Any: "value",
+}
 _BOUNDS = {"ge": "from {}", "gt": "above {}", "le": "to {}", "lt": "below {}"}
 
 
@@ -32,13 +39,16 @@ def config_tables() -> str:
     flags = _flags()
     for section, model in sections().items():
         lines += [f"## {section}", "", *header("field", "type", "default", "unit", "option of serve", "meaning")]
-        for name, field in model.model_fields.items():
-            if _model_of(field) is not None:
-                continue
+        for name, field in own_fields(model).items():
             about = (unit_of(name, field), flags.get(f"{section}.{name}", ""), field.description or "")
-            lines.append(row(f"`{name}`", _type(field), f"`{_default(field)}`", *about))
+            lines.append(row(f"`{name}`", type_of(field), f"`{default_of(field)}`", *about))
         lines.append("")
     return "\n".join(lines)
+
+
+def own_fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    """The fields of a class that are no sections."""
+    return {name: field for name, field in model.model_fields.items() if _model_of(field) is None}
 
 
 def updated(document: str) -> str:
@@ -79,7 +89,8 @@ def _parts(annotation: Any) -> tuple[Any, ...]:
     return (annotation,)
 
 
-def _type(field: FieldInfo) -> str:
+def type_of(field: FieldInfo) -> str:
+    """What may stand there."""
     names = [_type_name(part) for part in _parts(field.annotation)]
     bounds = [
         text.format(f"{getattr(rule, key):,}")
@@ -104,7 +115,7 @@ def _type_name(annotation: Any) -> str:
     return _NAMES[annotation]
 
 
-def _default(field: FieldInfo) -> str:
+def default_of(field: FieldInfo) -> str:
     """As it would stand in a YAML file."""
     value = field.default
     if isinstance(value, tuple):

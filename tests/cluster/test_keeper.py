@@ -151,9 +151,8 @@ def test_a_deployment_is_another_version_where_its_replicas_would_be_others() ->
     assert blue.version != green.version
     assert blue.scaled(3, 7).version == blue.version
     assert blue.restarted().version != blue.version
-    assert blue.rule is not None
     assert (blue.rule.low, blue.rule.high) == (2, 4)
-    assert blue.scaled(3, 3).rule is None
+    assert (blue.scaled(3, 3).rule.low, blue.scaled(3, 3).rule.high) == (3, 3)
     for low, high in ((0, 1), (3, 2)):
         with pytest.raises(ConfigError, match="replicas"):
             blue.scaled(low, high)

@@ -47,11 +47,15 @@ async def test_a_replica_that_is_killed_costs_no_call_that_had_not_begun_and_com
     def kill() -> None:
         time.sleep(1)
         os.kill(fleet.server_pids()["coder.blue.0"], signal.SIGKILL)
+        killed_s = time.monotonic()
         fleet.until(lambda: "coder.blue.0: gone" in fleet.said(), 10)
+        gone_s = time.monotonic() - killed_s
         fleet.until(lambda: fleet.said().count("coder.blue.0: ready") == 2)
+        print(f"off the list {gone_s:.1f} s after its death, back after {time.monotonic() - killed_s:.1f} s")
 
     work = asyncio.create_task(asyncio.to_thread(kill))
     outcomes = await load_during(fleet, work, 500)
+    print(f"{outcomes.all} calls, {outcomes.cut.total()} of them cut")
     assert outcomes.all >= 500
     assert not outcomes.lost
     assert not outcomes.wrong
@@ -66,6 +70,7 @@ async def test_no_call_fails_while_every_replica_is_replaced(fleet: RayFleet) ->
         fleet.until(lambda: are_others(former, fleet.server_pids()))
 
     outcomes = await load_during(fleet, asyncio.create_task(asyncio.to_thread(replace)), 2000)
+    print(f"{outcomes.all} calls, {outcomes.complete} complete")
     assert (outcomes.all - outcomes.complete, outcomes.lost, outcomes.cut) == (0, {}, {})
     assert outcomes.complete >= 2000
 
@@ -139,13 +144,13 @@ async def test_replicas_are_added_soon_after_calls_begin_to_wait(tmp_path: Path,
     await asyncio.to_thread(fleet.command, "rollout")
     await asyncio.to_thread(fleet.command, "scale", MODEL, "1", "--max", "2")
     await asyncio.to_thread(fleet.until, lambda: len(fleet.server_pids()) == 1)
-    began_s = time.monotonic()
+    began_s, began = time.monotonic(), fleet.said().count(": starting")
     added_s: list[float] = []
 
     def grows() -> None:
-        fleet.until(lambda: len(fleet.replicas()) == 2)
+        fleet.until(lambda: fleet.said().count(": starting") > began)
         added_s.append(time.monotonic() - began_s)
-        fleet.until(lambda: {replica["state"] for replica in fleet.replicas()} == {"ready"})
+        fleet.until(lambda: [replica["state"] for replica in fleet.replicas()] == ["ready"] * 2)
 
     outcomes = await load_during(fleet, asyncio.create_task(asyncio.to_thread(grows)), 8)
     assert outcomes.complete == outcomes.all
