@@ -222,7 +222,11 @@ _INTERRUPTED = 130
 
 @click.command("generate")
 @click.argument("prompt", required=False)
-@click.option("--server", help="HOST:PORT of a running server; without it the model runs in this process.")
+@click.option(
+    "--server",
+    help="HOST:PORT of a running server, or several alike with commas between: where one fails, the next goes on. "
+    "Without it the model runs in this process.",
+)
 @credential_options
 @model_option
 @click.option("--chat", is_flag=True, help="Put the prompt into the model's chat template.")

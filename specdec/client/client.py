@@ -28,7 +28,6 @@ from specdec.client.connection import CallError, Connection, Credentials, RetryP
 from specdec.client.messages import (
     chat_message,
     completion_message,
-    event_of,
     fill_prompt,
     fill_request,
     generated_of,
@@ -37,7 +36,16 @@ from specdec.client.messages import (
     step_of,
 )
 from specdec.client.prompt import ChatTurn, CompletionHints, Fim, Generated, GenerateOptions, Prompt
+from specdec.client.resuming import ResumableStream
 from specdec.types import EngineInfo, EngineLoad, RequestEvent, StepTrace, Usage
+
+# The services, by the channel that a call goes through.
+_Completion = completion_pb2_grpc.CompletionServiceStub
+_Experiments = experiment_pb2_grpc.ExperimentServiceStub
+_Admin = admin_pb2_grpc.AdminServiceStub
+_Generation = generation_pb2_grpc.GenerationServiceStub
+_Models = model_pb2_grpc.ModelServiceStub
+_Trace = trace_pb2_grpc.TraceServiceStub
 
 
 class SessionCall:
@@ -98,18 +106,20 @@ class CompletionClient:
     ) -> AsyncGenerator[RequestEvent, None]:
         """What belongs into ``gap``, as `Client.stream` gives it. Without ``sampling`` it is greedy, without
         ``stopping`` at most 128 tokens long."""
-        request_id = options["request_id"] = options.get("request_id") or uuid.uuid4().hex
+        options["request_id"] = options.get("request_id") or uuid.uuid4().hex
         message = completion_message(gap, hints, options)
-        method = self._stub.Complete
-        async with aclosing(self._connection.stream(method, message, options.get("timeout_s"))) as responses:
-            async for response in responses:
-                event = event_of(response, request_id)
-                if event is not None:
-                    yield event
+        stream = ResumableStream(
+            self._connection, lambda at: _Completion(at).Complete, message, options.get("timeout_s")
+        )
+        async with aclosing(stream.events()) as events:
+            async for event in events:
+                yield event
 
     def session(self) -> SessionCall:
         """A stream of an editor's own; its first message must be a setup."""
-        return SessionCall(self._connection.both_ways(self._stub.CompleteSession), self._connection.address)
+        return SessionCall(
+            self._connection.both_ways(lambda at: _Completion(at).CompleteSession), self._connection.address
+        )
 
     async def report_outcome(
         self,
@@ -126,11 +136,7 @@ class CompletionClient:
             accepted_characters=accepted_characters, shown_ms=shown_ms,
         )  # fmt: skip
         request.cache.salt = cache_salt
-        return bool((await self._connection.unary(self._stub.ReportOutcome, request)).known)
-
-    @property
-    def _stub(self) -> completion_pb2_grpc.CompletionServiceAsyncStub:
-        return completion_pb2_grpc.CompletionServiceStub(self._connection.channel)
+        return bool((await self._connection.unary(lambda at: _Completion(at).ReportOutcome, request)).known)
 
 
 class ExperimentClient:
@@ -144,26 +150,30 @@ class ExperimentClient:
         """Begin the experiment that ``plan``, YAML or JSON, describes, or go on with it."""
         request = experiment_pb2.StartExperimentRequest(plan=plan, model=model)
         found: experiment_pb2.Experiment = (
-            await self._connection.unary(self._stub.StartExperiment, request)
+            await self._connection.unary(lambda at: _Experiments(at).StartExperiment, request)
         ).experiment
         return found
 
     async def stop(self, name: str, *, model: str = "") -> experiment_pb2.Experiment:
         """End a running experiment; its records stay."""
         request = experiment_pb2.StopExperimentRequest(name=name, model=model)
-        found: experiment_pb2.Experiment = (await self._connection.unary(self._stub.StopExperiment, request)).experiment
+        found: experiment_pb2.Experiment = (
+            await self._connection.unary(lambda at: _Experiments(at).StopExperiment, request)
+        ).experiment
         return found
 
     async def get(self, name: str, *, model: str = "") -> experiment_pb2.Experiment:
         """How an experiment stands."""
         request = experiment_pb2.GetExperimentRequest(name=name, model=model)
-        found: experiment_pb2.Experiment = (await self._connection.unary(self._stub.GetExperiment, request)).experiment
+        found: experiment_pb2.Experiment = (
+            await self._connection.unary(lambda at: _Experiments(at).GetExperiment, request)
+        ).experiment
         return found
 
     async def every(self, *, model: str = "") -> list[experiment_pb2.Experiment]:
         """All that the server has records of, by name."""
         request = experiment_pb2.ListExperimentsRequest(model=model)
-        response = await self._connection.unary(self._stub.ListExperiments, request)
+        response = await self._connection.unary(lambda at: _Experiments(at).ListExperiments, request)
         return [*response.experiments]
 
     async def result(
@@ -172,13 +182,9 @@ class ExperimentClient:
         """What an experiment's records say so far; ``report``: its page too."""
         request = experiment_pb2.GetExperimentResultRequest(name=name, report=report, model=model)
         found: experiment_pb2.GetExperimentResultResponse = await self._connection.unary(
-            self._stub.GetExperimentResult, request
+            lambda at: _Experiments(at).GetExperimentResult, request
         )
         return found
-
-    @property
-    def _stub(self) -> experiment_pb2_grpc.ExperimentServiceAsyncStub:
-        return experiment_pb2_grpc.ExperimentServiceStub(self._connection.channel)
 
 
 class AdminClient:
@@ -194,25 +200,21 @@ class AdminClient:
         all.
         """
         request = admin_pb2.DrainRequest(timeout_s=timeout_s, model=model)
-        response = await self._connection.unary(self._stub.Drain, request)
+        response = await self._connection.unary(lambda at: _Admin(at).Drain, request)
         return int(response.running)
 
     async def flush_cache(self, *, model: str = "") -> int:
         """Forget every cached prefix that no running request uses; returns how many pages that frees."""
         request = admin_pb2.FlushCacheRequest(model=model)
-        return int((await self._connection.unary(self._stub.FlushCache, request)).pages)
+        return int((await self._connection.unary(lambda at: _Admin(at).FlushCache, request)).pages)
 
     async def swap_draft(
         self, draft: str = "", dtype: str = "", *, model: str = ""
     ) -> tuple[str | None, tuple[str, ...]]:
         """Change the draft model, or drop it (empty); returns its name and the drafters loaded now."""
         request = admin_pb2.SwapDraftRequest(draft=draft, dtype=dtype, model=model)
-        response = await self._connection.unary(self._stub.SwapDraft, request)
+        response = await self._connection.unary(lambda at: _Admin(at).SwapDraft, request)
         return (response.draft if response.HasField("draft") else None), tuple(response.drafters)
-
-    @property
-    def _stub(self) -> admin_pb2_grpc.AdminServiceAsyncStub:
-        return admin_pb2_grpc.AdminServiceStub(self._connection.channel)
 
 
 _IN_THE_CLEAR = Credentials()
@@ -220,18 +222,19 @@ _PATIENT = RetryPolicy()
 
 
 class Client:
-    """Talks to the server at ``address`` (``host:port``). Use as ``async with``, in one event loop.
+    """Talks to the server at ``address`` (``host:port``), or to the first of several alike, with commas between, that
+    answers. Use as ``async with``, in one event loop.
 
     Every method raises `CallError` when the call fails. Calls that the server refuses for now are tried again as
-    ``retry`` says, within their own timeout; a stream only until its first event. ``model`` is the name of one of
+    ``retry`` says, within their own timeout. ``model`` is the name of one of
     several models; empty: the server's choice.
 
     Raises:
-        ConfigError: a file of the credentials can not be read.
+        ConfigError: an address is empty, or a file of the credentials can not be read.
     """
 
     def __init__(self, address: str, credentials: Credentials = _IN_THE_CLEAR, retry: RetryPolicy = _PATIENT) -> None:
-        self._connection = Connection(address, credentials, retry)
+        self._connection = Connection([one.strip() for one in address.split(",")], credentials, retry)
         self.admin = AdminClient(self._connection)
         self.completion = CompletionClient(self._connection)
         self.experiments = ExperimentClient(self._connection)
@@ -250,20 +253,26 @@ class Client:
 
     async def stream(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> AsyncGenerator[RequestEvent, None]:
         """The answer as it is made: one Started, Deltas, one Finished per sample. Closing it (`contextlib.aclosing`)
-        cancels the call, and the engine forgets the request at once."""
-        request_id = options["request_id"] = options.get("request_id") or uuid.uuid4().hex
+        cancels the call, and the engine forgets the request at once.
+
+        Where the server or the connection fails on the way, it goes on at the same token on the server that answers
+        next (`ResumableStream`): a reader notices nothing but the time. With a server of other numbers it does not.
+        """
+        options["request_id"] = options.get("request_id") or uuid.uuid4().hex
         message = fill_request(generation_pb2.GenerateStreamRequest(), prompt, options)
-        method = self._generation.GenerateStream
-        async with aclosing(self._connection.stream(method, message, options.get("timeout_s"))) as responses:
-            async for response in responses:
-                event = event_of(response, request_id)
-                if event is not None:
-                    yield event
+        stream = ResumableStream(
+            self._connection, lambda at: _Generation(at).GenerateStream, message, options.get("timeout_s")
+        )
+        async with aclosing(stream.events()) as events:
+            async for event in events:
+                yield event
 
     async def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Generated:
         """The whole answer at once."""
         message = fill_request(generation_pb2.GenerateRequest(), prompt, options)
-        return generated_of(await self._connection.unary(self._generation.Generate, message, options.get("timeout_s")))
+        return generated_of(
+            await self._connection.unary(lambda at: _Generation(at).Generate, message, options.get("timeout_s"))
+        )
 
     async def prefill(
         self,
@@ -278,13 +287,13 @@ class Client:
         message = generation_pb2.PrefillRequest(model=model)
         fill_prompt(message, prompt)
         message.cache.salt, message.scheduling.priority = cache_salt, priority
-        response = await self._connection.unary(self._generation.Prefill, message, timeout_s)
+        response = await self._connection.unary(lambda at: _Generation(at).Prefill, message, timeout_s)
         return Usage(response.prompt_tokens, response.cached_tokens)
 
     async def abort(self, request_id: str) -> bool:
         """End a request in flight, which keeps what it has; False when there is none of this id."""
         response = await self._connection.unary(
-            self._generation.Abort, generation_pb2.AbortRequest(request_id=request_id)
+            lambda at: _Generation(at).Abort, generation_pb2.AbortRequest(request_id=request_id)
         )
         return bool(response.aborted)
 
@@ -303,35 +312,28 @@ class Client:
             request.text = text
         else:
             request.chat.CopyFrom(chat_message(text))
-        return list((await self._connection.unary(self._generation.Tokenize, request)).token_ids)
+        return list((await self._connection.unary(lambda at: _Generation(at).Tokenize, request)).token_ids)
 
     async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True, model: str = "") -> str:
         """Text of token ids."""
         request = generation_pb2.DetokenizeRequest(
             token_ids=token_ids, skip_special_tokens=skip_special_tokens, model=model
         )
-        return str((await self._connection.unary(self._generation.Detokenize, request)).text)
+        return str((await self._connection.unary(lambda at: _Generation(at).Detokenize, request)).text)
 
     async def info(self, timeout_s: float | None = None, *, model: str = "") -> EngineInfo:
         """What is served."""
         request = model_pb2.GetServerInfoRequest(model=model)
-        return info_of(await self._connection.unary(self._models.GetServerInfo, request, timeout_s))
+        return info_of(await self._connection.unary(lambda at: _Models(at).GetServerInfo, request, timeout_s))
 
     async def load(self, *, model: str = "") -> EngineLoad:
         """How busy it is."""
-        return load_of(await self._connection.unary(self._models.GetLoad, model_pb2.GetLoadRequest(model=model)))
+        return load_of(
+            await self._connection.unary(lambda at: _Models(at).GetLoad, model_pb2.GetLoadRequest(model=model))
+        )
 
     async def trace(self, limit: int, timeout_s: float | None = None, *, model: str = "") -> list[StepTrace]:
         """The engine's last ``limit`` steps, newest last."""
-        stub = trace_pb2_grpc.TraceServiceStub(self._connection.channel)
         request = trace_pb2.GetTraceRequest(limit=limit, model=model)
-        response = await self._connection.unary(stub.GetTrace, request, timeout_s)
+        response = await self._connection.unary(lambda at: _Trace(at).GetTrace, request, timeout_s)
         return [step_of(step) for step in response.steps]
-
-    @property
-    def _generation(self) -> generation_pb2_grpc.GenerationServiceAsyncStub:
-        return generation_pb2_grpc.GenerationServiceStub(self._connection.channel)
-
-    @property
-    def _models(self) -> model_pb2_grpc.ModelServiceAsyncStub:
-        return model_pb2_grpc.ModelServiceStub(self._connection.channel)

@@ -1,12 +1,12 @@
-"""Calls of one server: credentials, deadlines, retries, and how calls fail."""
+"""Calls of a server, or of several alike: credentials, deadlines, retries, and how calls fail."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 import time
-from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from specdec.errors import ConfigError, FieldViolation, SpecdecError
 class CallError(SpecdecError):
     """``code``: of gRPC. ``reason`` and ``metadata``: of the server's ErrorInfo, empty where it gave none.
     ``violations``: every bad field. ``retry_after_s``: when it is worth another try, where the server said so.
-    ``reached``: whether a specdec server answered at all."""
+    ``reached``: whether a specdec server answered at all. ``address``: where the call went."""
 
     def __init__(
         self,
@@ -32,10 +32,12 @@ class CallError(SpecdecError):
         violations: tuple[FieldViolation, ...] = (),
         retry_after_s: float | None = None,
         reached: bool = True,
+        address: str = "",
     ) -> None:
         self.code, self.message, self.reason = code, message, reason
         self.metadata = dict(metadata or {})
         self.violations, self.retry_after_s, self.reached = violations, retry_after_s, reached
+        self.address = address
         fields = "; ".join(f"{v.field}: {v.description}" for v in violations)
         super().__init__(f"{code.name}: {fields or message}" if reached else message)
 
@@ -47,7 +49,9 @@ class CallError(SpecdecError):
         if packed is None and error.code() == grpc.StatusCode.UNAVAILABLE:
             told = (error.details() or "").splitlines()
             message = f"no specdec server answers at {address}; start one with `specdec serve`"
-            return CallError(error.code(), f"{message} ({told[0][:200]})" if told else message, reached=False)
+            return CallError(
+                error.code(), f"{message} ({told[0][:200]})" if told else message, reached=False, address=address
+            )
         bad, info, retry = BadRequest(), ErrorInfo(), RetryInfo()
         has_retry = False
         for detail in Status.FromString(packed).details if isinstance(packed, bytes) else ():
@@ -62,6 +66,7 @@ class CallError(SpecdecError):
             metadata=info.metadata,
             violations=tuple(FieldViolation(v.field, v.description) for v in bad.field_violations),
             retry_after_s=retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9 if has_retry else None,
+            address=address,
         )
 
 
@@ -109,13 +114,16 @@ def _read(path: Path | None) -> bytes | None:
 class RetryPolicy:
     """``attempts`` in all. A server that says when to come back is taken at its word, unless that is later than
     ``longest_s``; else the pause is ``first_s`` seconds and doubles. ``unreachable``: also try again where no server
-    answers. Pauses are drawn up to ``jitter`` longer, so that many clients do not come back at once."""
+    answers. Pauses are drawn up to ``jitter`` longer, so that many clients do not come back at once. Of several
+    addresses the next one is tried first, without a pause. ``resumes``: as many tries in a row to go on with a stream
+    that broke off, before another token came; 0: it is not gone on with."""
 
     attempts: int = 4
     first_s: float = 0.2
     longest_s: float = 30.0
     jitter: float = 0.25
     unreachable: bool = True
+    resumes: int = 8
 
     def pause_s(self, error: CallError, attempt: int, draw: float) -> float | None:
         """Seconds until the next try after ``attempt`` of them (from 1), None: there is none. draw: in [0, 1)."""
@@ -130,96 +138,134 @@ class RetryPolicy:
         pause = self.first_s * 2.0 ** (attempt - 1) if hint is None else hint
         return None if pause > self.longest_s else pause * (1.0 + self.jitter * draw)
 
+    @property
+    def resuming(self) -> RetryPolicy:
+        """How a broken stream's call is tried again: nobody answers for a while where a server died."""
+        return replace(self, attempts=self.resumes, unreachable=True)
 
-# Statistics and log-probabilities of a long answer exceed gRPC's default of 4 MiB.
-_OPTIONS = [("grpc.max_receive_message_length", -1)]
+
+Method = Callable[[grpc.aio.Channel], Any]
+"""What makes a call's method of the channel that it is to go through."""
+
+
+_OPTIONS = [
+    # Statistics and log-probabilities of a long answer exceed gRPC's default of 4 MiB.
+    ("grpc.max_receive_message_length", -1),
+    # A server that comes back is found soon: by default gRPC waits up to two minutes before it looks again.
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 3000),
+]
 
 
 class Connection:
-    """One channel, opened at the first call. Belongs to one event loop; `close` it.
+    """A channel per address, opened at the first call. Belongs to one event loop; `close` it.
 
-    address: ``host:port``.
+    addresses: ``host:port``, of one server or of several that are alike: calls go to the first, and to the next one
+    from when it could not be reached or could not serve.
 
     Raises:
         ConfigError: a file of the credentials can not be read.
     """
 
-    def __init__(self, address: str, credentials: Credentials, retry: RetryPolicy) -> None:
-        self.address = address
+    def __init__(self, addresses: Sequence[str], credentials: Credentials, retry: RetryPolicy) -> None:
+        self._addresses, self._at = tuple(addresses), 0
+        if not all(self._addresses) or not self._addresses:
+            raise ConfigError("address: must be host:port, or several with commas between")
         self._metadata, self._secret = credentials.metadata, credentials.channel()
-        self._retry = retry
-        self._channel: grpc.aio.Channel | None = None
+        self.retry = retry
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    @property
+    def address(self) -> str:
+        """Where calls go now."""
+        return self._addresses[self._at]
 
     @property
     def channel(self) -> grpc.aio.Channel:
-        """The channel that calls go through."""
-        if self._channel is None:
+        """The channel that calls go through now."""
+        channel = self._channels.get(self.address)
+        if channel is None:
             if self._secret is None:
-                self._channel = grpc.aio.insecure_channel(self.address, _OPTIONS)
+                channel = grpc.aio.insecure_channel(self.address, _OPTIONS)
             else:
-                self._channel = grpc.aio.secure_channel(self.address, self._secret, _OPTIONS)
-        return self._channel
+                channel = grpc.aio.secure_channel(self.address, self._secret, _OPTIONS)
+            self._channels[self.address] = channel
+        return channel
 
     async def close(self) -> None:
         """End every call."""
-        if self._channel is not None:
-            await self._channel.close()
-            self._channel = None
+        channels, self._channels = self._channels, {}
+        for channel in channels.values():
+            await channel.close()
 
-    async def unary(self, method: Any, request: Any, timeout_s: float | None = None) -> Any:
+    async def unary(self, method: Method, request: Any, timeout_s: float | None = None) -> Any:
         """The answer to one message.
 
         Raises:
             CallError: the last try failed, or none is worth it.
         """
-        until = _end(timeout_s)
+        until = end_of(timeout_s)
         attempt = 0
         while True:
             attempt += 1
+            address = self.address
             try:
-                return await method(request, metadata=self._metadata, timeout=_left(until))
+                return await method(self.channel)(request, metadata=self._metadata, timeout=time_left(until))
             except grpc.aio.AioRpcError as error:
-                await self._pause(CallError.of(error, self.address), attempt, until)
+                await self.pause(CallError.of(error, address), attempt, until)
 
-    async def stream(self, method: Any, request: Any, timeout_s: float | None = None) -> AsyncGenerator[Any, None]:
-        """The messages that answer one; close it to cancel the call. Tried again only until the first one came.
+    async def stream(
+        self, method: Method, request: Any, timeout_s: float | None = None, retry: RetryPolicy | None = None
+    ) -> AsyncGenerator[Any, None]:
+        """The messages that answer one; close it to cancel the call. Tried again only until the first one came. retry:
+        in place of the connection's.
 
         Raises:
             CallError: the last try failed, or none is worth it.
         """
-        until = _end(timeout_s)
+        until = end_of(timeout_s)
         attempt, began = 0, False
         while True:
             attempt += 1
-            call = method(request, metadata=self._metadata, timeout=_left(until))
+            address = self.address
+            call = method(self.channel)(request, metadata=self._metadata, timeout=time_left(until))
             try:
                 async for message in call:
                     began = True
                     yield message
                 return
             except grpc.aio.AioRpcError as error:
-                failure = CallError.of(error, self.address)
+                failure = CallError.of(error, address)
                 if began:
                     raise failure from None
-                await self._pause(failure, attempt, until)
+                await self.pause(failure, attempt, until, retry)
             finally:
                 call.cancel()
 
-    def both_ways(self, method: Any) -> Any:
+    def both_ways(self, method: Method) -> Any:
         """A call that streams in both directions; it is not tried again."""
-        return method(metadata=self._metadata)
+        return method(self.channel)(metadata=self._metadata)
 
-    async def _pause(self, error: CallError, attempt: int, until: float | None) -> None:
-        """Wait until the next try; raises ``error`` where there is none, or no time for it."""
-        pause = self._retry.pause_s(error, attempt, random.random())
+    async def pause(
+        self, error: CallError, attempt: int, until: float | None, retry: RetryPolicy | None = None
+    ) -> None:
+        """Wait until the next try, after try number ``attempt`` failed; where another server may do better, the next
+        one goes there. Raises ``error`` where there is none, or no time for it."""
+        if error.code == grpc.StatusCode.UNAVAILABLE and error.address == self.address:
+            self._at = (self._at + 1) % len(self._addresses)
+        pause = (retry or self.retry).pause_s(error, attempt, random.random())
+        if pause is not None and self.address != error.address and attempt % len(self._addresses):
+            pause = 0.0
         if pause is None or (until is not None and time.monotonic() + pause >= until):
             raise error from None
         await asyncio.sleep(pause)
 
 
-def _end(timeout_s: float | None) -> float | None:
+def end_of(timeout_s: float | None) -> float | None:
+    """When a call's time is over, in monotonic seconds."""
     return None if timeout_s is None else time.monotonic() + timeout_s
 
 
-def _left(until: float | None) -> float | None:
+def time_left(until: float | None) -> float | None:
+    """Seconds until then; none that is negative."""
     return None if until is None else max(0.0, until - time.monotonic())

@@ -72,9 +72,9 @@ async def talking(
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("a.B", handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    connection = Connection(f"127.0.0.1:{port}", credentials, retry)
+    connection = Connection([f"127.0.0.1:{port}"], credentials, retry)
     try:
-        yield connection, connection.channel.unary_unary("/a.B/U"), connection.channel.unary_stream("/a.B/S")
+        yield connection, lambda at: at.unary_unary("/a.B/U"), lambda at: at.unary_stream("/a.B/S")
     finally:
         await connection.close()
         await server.stop(0)
@@ -166,8 +166,8 @@ async def test_a_stream_that_began_is_not_begun_again() -> None:
 async def test_nobody_there() -> None:
     patient, eager = RetryPolicy(attempts=2, first_s=0.01), RetryPolicy(unreachable=False)
     for retry in (patient, eager):
-        connection = Connection("127.0.0.1:1", Credentials(), retry)
-        error = await failure(connection.unary(connection.channel.unary_unary("/a.B/U"), b""))
+        connection = Connection(["127.0.0.1:1"], Credentials(), retry)
+        error = await failure(connection.unary(lambda at: at.unary_unary("/a.B/U"), b""))
         assert (error.reached, error.code) == (False, grpc.StatusCode.UNAVAILABLE)
         assert "no specdec server answers at 127.0.0.1:1" in str(error)
         await connection.close()
@@ -208,4 +208,4 @@ def test_halves_of_credentials_are_refused(tmp_path: Any) -> None:
         with pytest.raises(ConfigError):
             Credentials(**bad)
     with pytest.raises(ConfigError, match=r"none\.pem"):
-        Connection("h:1", Credentials(tls=True, ca=tmp_path / "none.pem"), QUICK)
+        Connection(["h:1"], Credentials(tls=True, ca=tmp_path / "none.pem"), QUICK)
