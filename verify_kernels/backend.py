@@ -38,10 +38,30 @@ class LinearSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class GateSpec:
+    """dst = act(gate) * up, src float32 [max_rows, 2n] = [gate | up], dst float32 [max_rows, n]; "silu" or "gelu"."""
+
+    src: Tensor
+    dst: Tensor
+    activation: Prologue
+
+
+@dataclass(frozen=True, slots=True)
+class AddRowsSpec:
+    """dst += src, or its RMS norm times ``post_norm`` float32 [n] where there is one; both float32 [max_rows, n]."""
+
+    src: Tensor
+    dst: Tensor
+    post_norm: Tensor | None
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionSpec:
     """q/k norm, rotary embedding, KV write, then tree attention.
 
-    qkv: float32 [max_rows, (n_heads + 2 n_kv_heads) head_dim]; out: float32 [max_rows, n_heads head_dim].
+    qkv: float32 [max_rows, (n_heads + 2 n_kv_heads) head_dim], whole; out: float32 [max_rows, n_heads head_dim], which
+    may be columns of a wider one.
     cos, sin: float32 [positions, head_dim / 2], half-split convention.
     kv: of one layer. Keys and values are rounded to its type as they are written, and read from it.
     window: a row at position p sees keys at positions > p - window; 0 sees all up to p.
@@ -94,6 +114,12 @@ class Backend(Protocol):
 
     def attention(self, spec: AttentionSpec) -> BatchOp:
         """Bind a layer's attention; the result runs it on a batch."""
+
+    def gate(self, spec: GateSpec) -> RowsOp:
+        """Bind the gate in front of a product, on some of its channels; bit for bit what the prologue computes."""
+
+    def add_rows(self, spec: AddRowsSpec) -> RowsOp:
+        """Bind what is behind a product; bit for bit what the epilogue computes."""
 
     def embed(self, table: Embedding, tokens: NDArray[np.int32], scale: float, out: Tensor) -> None:
         """out[r] = table[tokens[r]] * scale; table float16 or float32 [vocab, hidden], or in blocks; out float32."""

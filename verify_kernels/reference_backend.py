@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from verify_kernels.backend import AttentionSpec, BatchOp, LinearSpec, RowsOp, bind_parts
+from verify_kernels.backend import AddRowsSpec, AttentionSpec, BatchOp, GateSpec, LinearSpec, Prologue, RowsOp, bind_parts
 from verify_kernels.forward_batch import PAGE_SIZE, ForwardBatch
 from verify_kernels.kv_tensors import KvTensors
 from verify_kernels.packed_weights import (
@@ -74,6 +74,24 @@ class ReferenceBackend:
 
         return op
 
+    def gate(self, spec: GateSpec) -> RowsOp:
+        """Bind a gate."""
+        n = spec.dst.shape[1]
+
+        def op(rows: int) -> None:
+            spec.dst[:rows] = _gated(spec.activation, spec.src[:rows, :n], spec.src[:rows, n : 2 * n])
+
+        return op
+
+    def add_rows(self, spec: AddRowsSpec) -> RowsOp:
+        """Bind an addition of rows."""
+
+        def op(rows: int) -> None:
+            added = spec.src[:rows]
+            spec.dst[:rows] += added if spec.post_norm is None else rms_norm(added, spec.post_norm, spec.eps)
+
+        return op
+
     def embed(self, table: Embedding, tokens: NDArray[np.int32], scale: float, out: Tensor) -> None:
         """Look up token embeddings."""
         out[: len(tokens)] = embedding_rows(table, torch.from_numpy(tokens).long()) * scale
@@ -126,11 +144,13 @@ def _prologue(spec: LinearSpec, x: Tensor) -> Tensor:
     if spec.prologue == "rms":
         assert spec.pre_norm is not None
         return rms_norm(x[:, :k], spec.pre_norm, spec.eps)
-    if spec.prologue == "silu":
-        return torch.nn.functional.silu(x[:, :k]) * x[:, k : 2 * k]
-    if spec.prologue == "gelu":
-        return torch.nn.functional.gelu(x[:, :k], approximate="tanh") * x[:, k : 2 * k]
-    return x[:, :k]
+    return x[:, :k] if spec.prologue == "none" else _gated(spec.prologue, x[:, :k], x[:, k : 2 * k])
+
+
+def _gated(activation: Prologue, gate: Tensor, up: Tensor) -> Tensor:
+    if activation == "silu":
+        return torch.nn.functional.silu(gate) * up
+    return torch.nn.functional.gelu(gate, approximate="tanh") * up
 
 
 def rotate_half(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

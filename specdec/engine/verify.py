@@ -174,8 +174,7 @@ class Verifier:
                     source.append(_global_slot(entry.seq.pages, root + node))
                     target.append(_global_slot(entry.seq.pages, root + depth))
         if source:
-            pool = self._decoder.pool
-            self._decoder.backend.move_kv(pool.tensors, np.asarray(source, np.int64), np.asarray(target, np.int64))
+            self._decoder.move_kv(np.asarray(source, np.int64), np.asarray(target, np.int64))
 
 
 def _global_slot(pages: Seq[int], slot: int) -> int:

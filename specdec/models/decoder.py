@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec.models.config import ModelConfig, rope_tables
@@ -80,6 +81,49 @@ def check_batch(decoder: TargetDecoder, batch: ForwardBatch, logit_rows: Sequenc
         raise ValueError(f"page_table: ids must lie in [0, {pages})")
 
 
+RopeTables = dict[bool, tuple[Tensor, Tensor]]
+
+
+def attention_spec(
+    config: ModelConfig,
+    index: int,
+    layer: LayerWeights[HostLinear],
+    tables: RopeTables,
+    pool: KvPool,
+    qkv: Tensor,
+    out: Tensor,
+) -> AttentionSpec:
+    """How layer ``index`` attends, with the heads that ``qkv`` and ``out`` have columns for. tables: of `rope_tables`,
+    by ``local``."""
+    sliding = bool(config.sliding_layers and config.sliding_layers[index])
+    cos, sin = tables[sliding]
+    return AttentionSpec(
+        n_heads=out.shape[1] // config.head_dim,
+        n_kv_heads=(qkv.shape[1] - out.shape[1]) // 2 // config.head_dim,
+        head_dim=config.head_dim,
+        scale=config.attn_scale,
+        eps=config.norm_eps,
+        window=(config.sliding_window or 0) if sliding else 0,
+        q_norm=layer.q_norm,
+        k_norm=layer.k_norm,
+        cos=cos,
+        sin=sin,
+        qkv=qkv,
+        out=out,
+        kv=pool.tensors.layer(index),
+    )
+
+
+def aux_columns(kept: Tensor, aux_layers: Sequence[int], config: ModelConfig) -> list[list[Tensor]]:
+    """Per layer, the columns of ``kept`` [rows, len(aux_layers) * hidden_size] that its input goes to; most often
+    none."""
+    width = config.hidden_size
+    return [
+        [kept[:, i * width : (i + 1) * width] for i, at in enumerate(aux_layers) if at == layer]
+        for layer in range(config.n_layers)
+    ]
+
+
 class Decoder:
     """Runs a model's forward pass over a `ForwardBatch`.
 
@@ -127,7 +171,7 @@ class Decoder:
             local: rope_tables(config.rope, config.head_dim, max_positions, local=local) for local in (False, True)
         }
         self._layers = [self._bind(i, layer) for i, layer in enumerate(weights.layers)]
-        self._aux_columns = self._columns_by_layer()
+        self._aux_columns = aux_columns(self.aux_hidden_states, self.aux_layers, config)
         self._lm_head = backend.linear(
             LinearSpec(
                 weights.lm_head, self._chosen, self._logits, "rms", "store", weights.final_norm, None, config.norm_eps
@@ -138,40 +182,13 @@ class Decoder:
         c, linear = self.config, self.backend.linear
         post: Epilogue = "norm_add" if c.post_norms else "add"
         gate: Prologue = "silu" if c.activation == "silu" else "gelu"
+        attend = attention_spec(c, index, layer, self._tables, self.pool, self._qkv, self._attended)
         return (
             linear(LinearSpec(layer.qkv, self._x, self._qkv, "rms", "store", layer.attn_norm, None, c.norm_eps)),
-            self.backend.attention(self._attention_spec(index, layer)),
+            self.backend.attention(attend),
             linear(LinearSpec(layer.o, self._attended, self._x, "none", post, None, layer.attn_post_norm, c.norm_eps)),
             linear(LinearSpec(layer.gate_up, self._x, self._gate_up, "rms", "store", layer.mlp_norm, None, c.norm_eps)),
             linear(LinearSpec(layer.down, self._gate_up, self._x, gate, post, None, layer.mlp_post_norm, c.norm_eps)),
-        )
-
-    def _columns_by_layer(self) -> list[list[Tensor]]:
-        """Per layer, the columns of ``aux_hidden_states`` that its input goes to; most often none."""
-        width, kept = self.config.hidden_size, self.aux_hidden_states
-        return [
-            [kept[:, i * width : (i + 1) * width] for i, at in enumerate(self.aux_layers) if at == layer]
-            for layer in range(self.config.n_layers)
-        ]
-
-    def _attention_spec(self, index: int, layer: LayerWeights[HostLinear]) -> AttentionSpec:
-        c = self.config
-        sliding = bool(c.sliding_layers and c.sliding_layers[index])
-        cos, sin = self._tables[sliding]
-        return AttentionSpec(
-            n_heads=c.n_heads,
-            n_kv_heads=c.n_kv_heads,
-            head_dim=c.head_dim,
-            scale=c.attn_scale,
-            eps=c.norm_eps,
-            window=(c.sliding_window or 0) if sliding else 0,
-            q_norm=layer.q_norm,
-            k_norm=layer.k_norm,
-            cos=cos,
-            sin=sin,
-            qkv=self._qkv,
-            out=self._attended,
-            kv=self.pool.tensors.layer(index),
         )
 
     def forward(self, batch: ForwardBatch, logit_rows: Sequence[int]) -> Tensor:
@@ -197,3 +214,7 @@ class Decoder:
         self.backend.gather_rows(self._x, np.asarray(logit_rows, np.int32), self._chosen)
         self._lm_head(len(logit_rows))
         return self._logits[: len(logit_rows)]
+
+    def move_kv(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
+        """Copy KV of global slots (page * 64 + lane) ``source`` to ``target`` in all layers, in order."""
+        self.backend.move_kv(self.pool.tensors, source, target)

@@ -9,7 +9,8 @@ import os
 import re
 import shutil
 import struct
-from collections.abc import Callable, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -29,6 +30,7 @@ from specdec.models.tokenizer import Tokenizer
 from specdec.models.vocabulary_cut import CutCheckpoint, CutSource, VocabularyCut
 from specdec.models.weights import (
     ArraySpec,
+    Copied,
     LinearPiece,
     LinearPlan,
     WeightsBuffer,
@@ -264,15 +266,47 @@ class PackedFile:
         """The weights, read straight into place by a few threads; ``on_bytes`` hears how many more are done."""
         buffer = WeightsBuffer(self.layout)
         memory = buffer.bytes_view()
+        self._read_chunks(lambda low, high: memory[low:high], lambda low, chunk: None, on_bytes)
+        return buffer
 
-        def read_chunk(number: int, low: int, high: int) -> int:
-            done = low
+    def read_parts(
+        self, layout: list[ArraySpec], copies: Sequence[Copied], on_bytes: Callable[[int], None]
+    ) -> WeightsBuffer:
+        """Arrays of ``layout``, made of ``copies`` of the file's, these in rising order. All chunks are read, so that
+        damage is found, and few of them are held at a time."""
+        buffer = WeightsBuffer(layout)
+        memory = buffer.bytes_view()
+        ends = [each.source + each.nbytes for each in copies]
+
+        def keep(low: int, chunk: memoryview) -> None:
+            for each in copies[bisect_right(ends, low) :]:
+                first, last = max(each.source, low), min(each.source + each.nbytes, low + len(chunk))
+                if first >= last:
+                    break
+                start = each.target + first - each.source
+                memory[start : start + last - first] = chunk[first - low : last - low]
+
+        self._read_chunks(lambda low, high: memoryview(bytearray(high - low)), keep, on_bytes)
+        return buffer
+
+    def _read_chunks(
+        self,
+        place: Callable[[int, int], memoryview],
+        take: Callable[[int, memoryview], None],
+        on_bytes: Callable[[int], None],
+    ) -> None:
+        """Read bytes [low, high) of the arrays into ``place(low, high)``, check them, and ``take(low, ...)`` them."""
+
+        def read_chunk(number: int, low: int, high: int) -> None:
+            chunk, done = place(low, high), low
             while done < high:
-                got = os.preadv(descriptor, [memory[done:high]], self._start + done)
+                got = os.preadv(descriptor, [chunk[done - low :]], self._start + done)
                 if got == 0:
                     raise PackedFileError(f"ends at byte {self._start + done}")
                 done += got
-            return _sum(memory[low:high], number)
+            if _sum(chunk, number) != self._sums[number]:
+                raise PackedFileError(f"checksum of chunk {number} differs")
+            take(low, chunk)
 
         descriptor = os.open(self._path, os.O_RDONLY)
         try:
@@ -280,30 +314,33 @@ class PackedFile:
                 chunks = _chunks(self.nbytes)
                 futures = {pool.submit(read_chunk, i, *chunk): i for i, chunk in enumerate(chunks)}
                 for future in as_completed(futures):
-                    i = futures[future]
-                    if future.result() != self._sums[i]:
-                        raise PackedFileError(f"checksum of chunk {i} differs")
-                    on_bytes(chunks[i][1] - chunks[i][0])
+                    future.result()
+                    low, high = chunks[futures[future]]
+                    on_bytes(high - low)
         finally:
             os.close(descriptor)
-        return buffer
 
 
 def write_packed_file(path: Path, key: str, config: ModelConfig, buffer: WeightsBuffer) -> None:
     """Write the buffer under a temporary name and rename it, so that nobody sees a part of it. Raises OSError."""
-    memory, sums = buffer.bytes_view(), sums_of(buffer)
-    layout = [(spec.name, spec.dtype, spec.shape, spec.offset) for spec in buffer.layout]
-    header = json.dumps({"key": key, "config": asdict(config), "layout": layout, "sums": sums}).encode()
-    preamble = _PREAMBLE.pack(_MAGIC, len(header), hashlib.sha256(header).digest())
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
-            file.write((preamble + header).ljust(align(len(preamble) + len(header)), b"\0"))
-            file.write(memory)
+            write_packed(file, key, config, buffer)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_packed(file: BinaryIO, key: str, config: ModelConfig, buffer: WeightsBuffer) -> None:
+    """Write what `PackedFile` reads to an empty file."""
+    memory, sums = buffer.bytes_view(), sums_of(buffer)
+    layout = [(spec.name, spec.dtype, spec.shape, spec.offset) for spec in buffer.layout]
+    header = json.dumps({"key": key, "config": asdict(config), "layout": layout, "sums": sums}).encode()
+    preamble = _PREAMBLE.pack(_MAGIC, len(header), hashlib.sha256(header).digest())
+    file.write((preamble + header).ljust(align(len(preamble) + len(header)), b"\0"))
+    file.write(memory)
 
 
 def sums_of(buffer: WeightsBuffer) -> list[int]:
@@ -376,7 +413,7 @@ class PackedCache:
         try:
             return PackedFile(self.path, self.key)
         except PackedFileError as error:
-            self._discard(error)
+            self.discard(error)
             return None
 
     def read(self, file: PackedFile, progress: Progress) -> WeightsBuffer | None:
@@ -391,7 +428,7 @@ class PackedCache:
         try:
             return file.read(on_bytes)
         except (PackedFileError, OSError) as error:
-            self._discard(error)
+            self.discard(error)
             return None
 
     def write(self, config: ModelConfig, buffer: WeightsBuffer) -> None:
@@ -408,7 +445,8 @@ class PackedCache:
         except OSError as error:
             logger.warning("%s: packed weights can not be cached (%s)", self._folder, error)
 
-    def _discard(self, error: Exception) -> None:
+    def discard(self, error: Exception) -> None:
+        """Delete a damaged file."""
         logger.warning("%s: cached weights are damaged (%s), packing again", self.path, error)
         self.path.unlink(missing_ok=True)
 

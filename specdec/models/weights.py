@@ -50,6 +50,15 @@ class ArraySpec:
         return math.prod(self.shape) * DTYPES[self.dtype].itemsize
 
 
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """``nbytes`` of a buffer, from byte ``source``, that stand at byte ``target`` of another."""
+
+    source: int
+    target: int
+    nbytes: int
+
+
 ALIGNMENT = 4096  # a page: arrays can be read straight into place, and no two share a page
 
 
@@ -349,7 +358,8 @@ class WeightsBuffer:
             )  # fmt: skip
 
         def linear(plan: LinearPlan) -> HostLinear:
-            parts = tuple(packed(name, plan.columns) for name in pieces[plan.name])
+            # A rank that has no head has no part of a layer's qkv.
+            parts = tuple(packed(name, plan.columns) for name in pieces.get(plan.name, ()))
             return parts[0] if len(parts) == 1 else StackedLinear(parts)
 
         embed: Embedding | None = self.find("embed")

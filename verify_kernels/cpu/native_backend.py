@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from verify_kernels.backend import AttentionSpec, BatchOp, LinearSpec, RowsOp, bind_parts
+from verify_kernels.backend import AddRowsSpec, AttentionSpec, BatchOp, GateSpec, LinearSpec, RowsOp, bind_parts
 from verify_kernels.cpu.library import load_library
 from verify_kernels.forward_batch import ForwardBatch
 from verify_kernels.kv_tensors import KvTensors
@@ -41,7 +41,7 @@ class AttentionArgs(ctypes.Structure):
 
     _fields_ = (
         ("n_heads", c_int32), ("n_kv_heads", c_int32), ("head_dim", c_int32), ("window", c_int32),
-        ("threads", c_int32), ("kv_bytes", c_int32), ("scale", c_float), ("eps", c_float),
+        ("threads", c_int32), ("kv_bytes", c_int32), ("ld_out", c_int64), ("scale", c_float), ("eps", c_float),
         ("q_norm", c_void_p), ("k_norm", c_void_p), ("cos", c_void_p), ("sin", c_void_p),
         ("qkv", c_void_p), ("q", c_void_p), ("out", c_void_p), ("k_pool", c_void_p), ("v_pool", c_void_p),
         ("k_scale", c_void_p), ("v_scale", c_void_p),
@@ -141,11 +141,12 @@ class NativeBackend:
             ("heads scratch", self._heads, spec.n_heads),
         ):
             _need(name, buffer, heads * spec.head_dim)
-            if name != "heads scratch" and buffer.stride(0) != heads * spec.head_dim:
+            if name == "qkv" and buffer.stride(0) != heads * spec.head_dim:
                 raise ValueError(f"{name}: rows must lie {heads * spec.head_dim} floats apart")
         args = AttentionArgs(
             n_heads=spec.n_heads, n_kv_heads=spec.n_kv_heads, head_dim=spec.head_dim, window=spec.window,
-            threads=self.threads, kv_bytes=spec.kv.k.dtype.itemsize, scale=spec.scale, eps=spec.eps,
+            threads=self.threads, kv_bytes=spec.kv.k.dtype.itemsize, ld_out=spec.out.stride(0),
+            scale=spec.scale, eps=spec.eps,
             q_norm=_pointer(spec.q_norm), k_norm=_pointer(spec.k_norm),
             cos=spec.cos.data_ptr(), sin=spec.sin.data_ptr(), qkv=spec.qkv.data_ptr(), q=self._heads.data_ptr(),
             out=spec.out.data_ptr(), k_pool=spec.kv.k.data_ptr(), v_pool=spec.kv.v.data_ptr(),
@@ -155,6 +156,46 @@ class NativeBackend:
 
         def op(batch: ForwardBatch, _keep: tuple[object, ...] = (self, spec, args)) -> None:
             run(pointer, ctypes.byref(self._batch_args(batch)))
+
+        return op
+
+    def gate(self, spec: GateSpec) -> RowsOp:
+        """Bind a gate.
+
+        Raises:
+            ValueError: a buffer does not fit.
+        """
+        src, dst, n = spec.src, spec.dst, spec.dst.shape[1]
+        _need("src", src, 2 * n)
+        _need("dst", dst, n)
+        arguments = (
+            c_void_p(src.data_ptr()), c_int64(src.stride(0)), n, int(spec.activation == "gelu"),
+            c_void_p(dst.data_ptr()), c_int64(dst.stride(0)),
+        )  # fmt: skip
+        run, threads = self._library.sd_gate, self.threads
+
+        def op(rows: int, _keep: tuple[object, ...] = (self, spec)) -> None:
+            run(*arguments, rows, threads)
+
+        return op
+
+    def add_rows(self, spec: AddRowsSpec) -> RowsOp:
+        """Bind an addition of rows.
+
+        Raises:
+            ValueError: a buffer does not fit.
+        """
+        src, dst, n = spec.src, spec.dst, spec.dst.shape[1]
+        _need("src", src, n)
+        _need("dst", dst, n)
+        arguments = (
+            c_void_p(src.data_ptr()), c_int64(src.stride(0)), n, c_void_p(_pointer(spec.post_norm)),
+            c_float(spec.eps), c_void_p(dst.data_ptr()), c_int64(dst.stride(0)),
+        )  # fmt: skip
+        run, threads = self._library.sd_add_rows, self.threads
+
+        def op(rows: int, _keep: tuple[object, ...] = (self, spec)) -> None:
+            run(*arguments, rows, threads)
 
         return op
 

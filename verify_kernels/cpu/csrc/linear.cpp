@@ -112,10 +112,7 @@ void compute_unit(const sd_linear_args& a, int tile, int row, int rows, int all,
 }
 
 void post_norm_row(const sd_linear_args& a, int row) {
-  float* y = a.result + (int64_t)row * a.tiles * TILE;
-  float* dst = a.dst + row * a.ld_dst;
-  const float s = rms_scale(y, a.n, a.eps);
-  for (int i = 0; i < a.n; ++i) dst[i] += y[i] * s * a.post_norm[i];
+  add_normed(a.result + (int64_t)row * a.tiles * TILE, a.post_norm, a.n, a.eps, a.dst + row * a.ld_dst);
 }
 
 }  // namespace

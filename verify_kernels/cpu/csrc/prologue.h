@@ -31,6 +31,12 @@ inline void rms_norm(const float* x, const float* w, int n, float eps, float* ou
   for (; i < n; ++i) out[i] = x[i] * s * w[i];
 }
 
+// out += norm(x): behind a product, in families that norm what a block adds.
+inline void add_normed(const float* x, const float* w, int n, float eps, float* out) {
+  const float s = rms_scale(x, n, eps);
+  for (int i = 0; i < n; ++i) out[i] += x[i] * s * w[i];
+}
+
 inline v16 silu16(v16 g) { return g / (splat(1.0f) + exp16(-g)); }
 
 // 0.5 g (1 + tanh(u)) = g / (1 + exp(-2u)), u = sqrt(2/pi) (g + 0.044715 g^3)

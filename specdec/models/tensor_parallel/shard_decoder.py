@@ -1,0 +1,205 @@
+"""One rank's part of a forward pass: `Decoder`, cut by output rows and KV heads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from specdec.models.config import ModelConfig, rope_tables
+from specdec.models.decoder import KvPool, attention_spec, aux_columns
+from specdec.models.tensor_parallel.shares import RankShare
+from specdec.models.weights import LayerWeights, ModelWeights
+from verify_kernels.backend import AddRowsSpec, Backend, GateSpec, LinearSpec, Prologue, RowsOp
+from verify_kernels.forward_batch import PAGE_SIZE, ForwardBatch
+from verify_kernels.packed_weights import HostLinear
+
+
+class Ranks(Protocol):
+    """The ranks that compute a model, as one of them sees them. A buffer has one shape everywhere; each rank writes
+    columns of its own, and after `meet` all see all columns. Nothing is ever summed."""
+
+    def buffer(self, name: str) -> Tensor:
+        """The shared buffer ``name`` of `shared_shapes`, float32."""
+
+    def meet(self) -> None:
+        """Wait for all ranks; raises `RankLostError` where one is gone."""
+
+
+class OneRank:
+    """A rank alone: its buffers are its own and there is nobody to wait for."""
+
+    def __init__(self, shapes: dict[str, tuple[int, int]]) -> None:
+        self._buffers = {name: torch.zeros(shape) for name, shape in shapes.items()}
+
+    def buffer(self, name: str) -> Tensor:
+        """One of its buffers."""
+        return self._buffers[name]
+
+    def meet(self) -> None:
+        """Nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepSizes:
+    """What a decoder's buffers hold: rows and rows of logits of a forward, positions of a sequence, pages of KV."""
+
+    max_rows: int
+    max_logit_rows: int
+    max_positions: int
+    pages: int
+
+    @property
+    def table_width(self) -> int:
+        """Pages of one sequence at most."""
+        return -(-self.max_positions // PAGE_SIZE)
+
+
+def shared_shapes(config: ModelConfig, sizes: StepSizes) -> dict[str, tuple[int, int]]:
+    """Shapes of what ranks share: each rank's columns of the attention's output, of the gated MLP, of what a block
+    adds to the residual stream (first of all the embeddings), and of the logits."""
+    rows = sizes.max_rows
+    return {
+        "attended": (rows, config.q_size),
+        "gated": (rows, config.intermediate_size),
+        "added": (rows, config.hidden_size),
+        "logits": (sizes.max_logit_rows, config.vocab_size),
+    }
+
+
+class ShardDecoder:
+    """Runs a rank's share of the layers. Every rank calls `forward` with the same batch at the same time.
+
+    The residual stream is whole on every rank. Four times a layer they meet, and then read what all have written:
+    attended heads, what the attention adds, gated channels, what the MLP adds. A buffer is written again only after a
+    later meeting, which nobody reaches before having read it.
+
+    ``weights``: of the share. ``aux_layers``, ``aux_hidden_states``: as of `Decoder`; the same on every rank, so one
+    that needs them keeps them.
+    """
+
+    def __init__(
+        self,
+        share: RankShare,
+        weights: ModelWeights[HostLinear],
+        backend: Backend,
+        pool: KvPool | None,
+        ranks: Ranks,
+        sizes: StepSizes,
+        aux_layers: Sequence[int] = (),
+    ) -> None:
+        c = share.config
+        self.share, self.weights, self.backend, self.pool = share, weights, backend, pool
+        self._ranks = ranks
+        self.aux_layers = tuple(aux_layers)
+        self.aux_hidden_states = torch.zeros(sizes.max_rows, len(aux_layers) * c.hidden_size)
+        heads = max(share.n_heads, 1) * c.head_dim
+        backend.reserve(sizes.max_rows, max(c.hidden_size, c.intermediate_size, c.q_size), heads)
+        self._x = torch.zeros(sizes.max_rows, c.hidden_size)
+        self._qkv = torch.zeros(sizes.max_rows, (share.n_heads + 2 * share.n_kv_heads) * c.head_dim)
+        self._gate_up = torch.zeros(sizes.max_rows, 2 * (share.inner[1] - share.inner[0]))
+        self._chosen = torch.zeros(sizes.max_logit_rows, c.hidden_size)
+        self._added, self._logits = ranks.buffer("added"), ranks.buffer("logits")
+        self._tables = {
+            local: rope_tables(c.rope, c.head_dim, sizes.max_positions, local=local) for local in (False, True)
+        }
+        self._layers = [self._bind(i, layer) for i, layer in enumerate(weights.layers)]
+        self._aux_columns = aux_columns(self.aux_hidden_states, self.aux_layers, c)
+        self._lm_head = backend.linear(
+            LinearSpec(
+                weights.lm_head, self._chosen, _columns(self._logits, share.vocab), "rms", "store",
+                weights.final_norm, None, c.norm_eps,
+            )
+        )  # fmt: skip
+
+    def _bind(self, index: int, layer: LayerWeights[HostLinear]) -> Callable[[ForwardBatch], None]:
+        c, share, backend, meet = self.share.config, self.share, self.backend, self._ranks.meet
+        attended, gated = self._ranks.buffer("attended"), self._ranks.buffer("gated")
+        activation: Prologue = "silu" if c.activation == "silu" else "gelu"
+        attend = self._bind_attention(index, layer, attended)
+        added = _columns(self._added, share.hidden)
+        o = backend.linear(LinearSpec(layer.o, attended, added))
+        add_attention = self._bind_add(layer.attn_post_norm)
+        gate_up = backend.linear(
+            LinearSpec(layer.gate_up, self._x, self._gate_up, "rms", "store", layer.mlp_norm, None, c.norm_eps)
+        )
+        gate = backend.gate(GateSpec(self._gate_up, _columns(gated, share.inner), activation))
+        down = backend.linear(LinearSpec(layer.down, gated, added))
+        add_mlp = self._bind_add(layer.mlp_post_norm)
+
+        def run(batch: ForwardBatch) -> None:
+            rows = batch.rows
+            attend(batch)
+            meet()
+            o(rows)
+            meet()
+            add_attention(rows)
+            gate_up(rows)
+            gate(rows)
+            meet()
+            down(rows)
+            meet()
+            add_mlp(rows)
+
+        return run
+
+    def _bind_attention(
+        self, index: int, layer: LayerWeights[HostLinear], attended: Tensor
+    ) -> Callable[[ForwardBatch], None]:
+        c, share = self.share.config, self.share
+        if share.n_kv_heads == 0 or self.pool is None:
+            return lambda batch: None
+        qkv = self.backend.linear(
+            LinearSpec(layer.qkv, self._x, self._qkv, "rms", "store", layer.attn_norm, None, c.norm_eps)
+        )
+        out = _columns(attended, share.attended)
+        attention = self.backend.attention(
+            attention_spec(c, index, layer, self._tables, self.pool, self._qkv, out)
+        )
+
+        def run(batch: ForwardBatch) -> None:
+            qkv(batch.rows)
+            attention(batch)
+
+        return run
+
+    def _bind_add(self, post_norm: Tensor | None) -> RowsOp:
+        return self.backend.add_rows(AddRowsSpec(self._added, self._x, post_norm, self.share.config.norm_eps))
+
+    def embed(self, batch: ForwardBatch) -> None:
+        """Put the embeddings of a batch's tokens where all ranks find them. For the first rank, before `forward` and
+        before the others know the batch."""
+        self.backend.embed(self.weights.embed, batch.tokens, self.share.config.embed_scale, self._added)
+
+    def forward(self, batch: ForwardBatch, logit_rows: Sequence[int]) -> Tensor:
+        """Compute this rank's share of every row, write its KV, and return logits float32 [len(logit_rows), vocab],
+        which are whole on return. The ranks have met since the embeddings were put down.
+
+        Raises:
+            RankLostError: another rank is gone.
+        """
+        rows = batch.rows
+        self._x[:rows].copy_(self._added[:rows])
+        for layer, kept in zip(self._layers, self._aux_columns, strict=True):
+            for columns in kept:
+                columns[:rows].copy_(self._x[:rows])
+            layer(batch)
+        if logit_rows:
+            self.backend.gather_rows(self._x, np.asarray(logit_rows, np.int32), self._chosen)
+            self._lm_head(len(logit_rows))
+        self._ranks.meet()
+        return self._logits[: len(logit_rows)]
+
+    def move_kv(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
+        """As of `Decoder`, of this rank's heads."""
+        if self.pool is not None:
+            self.backend.move_kv(self.pool.tensors, source, target)
+
+
+def _columns(buffer: Tensor, span: tuple[int, int]) -> Tensor:
+    return buffer[:, span[0] : span[1]]

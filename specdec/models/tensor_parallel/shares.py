@@ -1,0 +1,160 @@
+"""Which rows of every matrix and which heads each rank of a model has.
+
+Matrices are cut by output rows, on whole tiles, and attention by KV head. Whatever a rank computes it computes whole:
+no sum is spread over ranks, so the number of ranks changes no bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specdec.errors import ConfigError
+from specdec.models.config import ModelConfig
+from specdec.models.weights import ArraySpec, Copied, align
+from verify_kernels.packed_weights import TILE_N
+
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class RankShare:
+    """What rank ``rank`` of ``size`` computes of a model. Spans [low, high): ``kv_heads``, with all their query heads;
+    ``hidden``, rows of the layers that add to the residual stream; ``inner``, channels of the MLP; ``vocab``, rows of
+    the output table."""
+
+    rank: int
+    size: int
+    config: ModelConfig
+    kv_heads: Span
+    hidden: Span
+    inner: Span
+    vocab: Span
+
+    @property
+    def n_kv_heads(self) -> int:
+        """KV heads of this rank; 0 where there are fewer than ranks."""
+        return self.kv_heads[1] - self.kv_heads[0]
+
+    @property
+    def n_heads(self) -> int:
+        """Query heads of this rank."""
+        return self.n_kv_heads * self._group
+
+    @property
+    def attended(self) -> Span:
+        """Columns of the attention's output."""
+        width = self._group * self.config.head_dim
+        return self.kv_heads[0] * width, self.kv_heads[1] * width
+
+    @property
+    def _group(self) -> int:
+        return self.config.n_heads // self.config.n_kv_heads
+
+    def rows(self, layer: str) -> list[Span]:
+        """Rows of the fused matrix ``layer`` (the end of a plan's name), in the order in which the rank has them."""
+        c = self.config
+        if layer == "qkv":
+            low, high = (head * c.head_dim for head in self.kv_heads)
+            k, v = c.q_size, c.q_size + c.kv_size
+            return [self.attended, (k + low, k + high), (v + low, v + high)] if high > low else []
+        if layer == "gate_up":
+            low, high = self.inner
+            return [(low, high), (c.intermediate_size + low, c.intermediate_size + high)]
+        return [self.vocab if layer == "lm_head" else self.hidden]
+
+
+def share_out(config: ModelConfig, size: int) -> list[RankShare]:
+    """The shares of ``size`` ranks, as even as whole tiles and heads allow. Where ranks are more than KV heads some have
+    none, and only their part of the layers.
+
+    Raises:
+        ConfigError: a matrix has fewer tiles than there are ranks, or does not fall on whole tiles.
+    """
+    c, q_rows = config, config.head_dim * config.n_heads // config.n_kv_heads
+    heads = next((n for n in range(1, TILE_N + 1) if n * q_rows % TILE_N == n * c.head_dim % TILE_N == 0), TILE_N)
+    if c.kv_size % TILE_N or c.q_size % TILE_N or c.n_kv_heads % heads or c.intermediate_size % TILE_N:
+        raise ConfigError(
+            f"engine.tp: {c.n_kv_heads} KV heads of {c.head_dim} channels and an MLP of {c.intermediate_size} do not "
+            f"fall on tiles of {TILE_N} rows, so the model can not be cut; set it to 1"
+        )
+    tiles = {"hidden_size": c.hidden_size, "intermediate_size": c.intermediate_size, "vocab_size": c.vocab_size}
+    name, narrowest = min(tiles.items(), key=lambda item: item[1])
+    most = -(-narrowest // TILE_N)
+    if most < size:
+        raise ConfigError(
+            f"engine.tp: {size} ranks, but {name} {narrowest} of the model is only {most} tiles of {TILE_N} rows; set it "
+            f"to {most} at most"
+        )
+    kv = [(a * heads, b * heads) for a, b in _spans(c.n_kv_heads // heads, size)]
+    spans = [_tiled(width, size) for width in (c.hidden_size, c.intermediate_size, c.vocab_size)]
+    return [RankShare(rank, size, c, *each) for rank, each in enumerate(zip(kv, *spans, strict=True))]
+
+
+def _spans(units: int, size: int) -> list[Span]:
+    """Ranks that come first get the smaller parts: the first has other work too."""
+    return [(units * rank // size, units * (rank + 1) // size) for rank in range(size)]
+
+
+def _tiled(width: int, size: int) -> list[Span]:
+    return [(low * TILE_N, min(high * TILE_N, width)) for low, high in _spans(-(-width // TILE_N), size)]
+
+
+def share_layout(layout: Sequence[ArraySpec], share: RankShare) -> tuple[list[ArraySpec], list[Copied]]:
+    """The arrays of a rank's packed weights, and where in the whole ones, of ``layout``, their bytes stand.
+
+    Tiles are copied as they are. The first rank alone has the embedding: it looks rows up for all.
+    """
+    arrays: list[ArraySpec] = []
+    copies: list[Copied] = []
+
+    def add(spec: ArraySpec, name: str, first: int, pieces: Sequence[Span]) -> None:
+        """An array of ``pieces`` of ``spec``'s first dimension, of which there is ``first`` in all."""
+        step = spec.nbytes // spec.shape[0]
+        offset = align(arrays[-1].offset + arrays[-1].nbytes) if arrays else 0
+        arrays.append(ArraySpec(name, spec.dtype, (first, *spec.shape[1:]), offset))
+        for low, high in pieces:
+            copies.append(Copied(spec.offset + low * step, offset, (high - low) * step))
+            offset += (high - low) * step
+
+    starts = _piece_starts(layout)
+    own_embed = any(spec.name == "embed" or spec.name.startswith("embed/") for spec in layout)
+    for spec in layout:
+        piece, _, part = spec.name.rpartition(".")
+        if "/" not in spec.name or piece.startswith("embed/"):
+            if share.rank == 0 or not (spec.name == "embed" or piece.startswith("embed/")):
+                add(spec, spec.name, spec.shape[0], [(0, spec.shape[0])])
+            continue
+        plan, place, count, kind = piece.split("/")
+        rows = _inside(share.rows(plan.rpartition(".")[2]), starts[piece], int(count))
+        if share.rank == 0 and plan == "lm_head" and not own_embed:
+            add(spec, f"embed/{place}/{count}/{kind}.{part}", spec.shape[0], [(0, spec.shape[0])])
+        if not rows:
+            continue
+        name = f"{plan}/{place}/{sum(high - low for low, high in rows)}/{kind}.{part}"
+        if part == "order":
+            add(spec, name, spec.shape[0], [(0, spec.shape[0])])
+            continue
+        unit = 1 if part == "data" else TILE_N
+        tiles = [(low // TILE_N * unit, -(-high // TILE_N) * unit) for low, high in rows]
+        add(spec, name, sum(high - low for low, high in tiles), tiles)
+    return arrays, sorted(copies, key=lambda copied: copied.source)
+
+
+def _piece_starts(layout: Sequence[ArraySpec]) -> dict[str, int]:
+    """The row of its fused matrix at which each piece begins."""
+    starts: dict[str, int] = {}
+    ends: dict[str, int] = {}
+    for spec in layout:
+        piece, _, part = spec.name.rpartition(".")
+        if part == "data":
+            plan, _, count, _ = piece.split("/")
+            starts[piece] = ends.get(plan, 0)
+            ends[plan] = starts[piece] + int(count)
+    return starts
+
+
+def _inside(spans: Sequence[Span], start: int, count: int) -> list[Span]:
+    """Parts of ``spans`` in [start, start + count), counted from ``start``."""
+    cut = [(max(low - start, 0), min(high - start, count)) for low, high in spans]
+    return [(low, high) for low, high in cut if low < high]

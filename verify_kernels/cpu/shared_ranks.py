@@ -1,0 +1,90 @@
+"""Memory that the ranks of one model share on a machine, and the place in it where they meet."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+_HEAD = 4096  # bytes before the buffers: where ranks meet (csrc/ranks.cpp)
+
+
+class RankLostError(RuntimeError):
+    """Another rank of the model is gone, so that this one can not go on."""
+
+    def __init__(self, why: str = "") -> None:
+        super().__init__(f"a rank of the target was lost{': ' + why if why else ''}")
+
+
+def create_segment(nbytes: int) -> int:
+    """A file descriptor of fresh memory that nobody else can open. It has no name and no place in /dev/shm, so it ends
+    with the last process that holds it, however these end. Pages are taken as they are written."""
+    segment = os.memfd_create("specdec-ranks", os.MFD_CLOEXEC)
+    os.ftruncate(segment, nbytes)
+    return segment
+
+
+def segment_bytes(shapes: Mapping[str, tuple[int, int]]) -> int:
+    """Bytes of a segment with float32 buffers of these shapes."""
+    return _HEAD + sum(_padded(shape) for shape in shapes.values())
+
+
+def _padded(shape: tuple[int, int]) -> int:
+    return -(-shape[0] * shape[1] * 4 // _HEAD) * _HEAD
+
+
+class SharedRanks:
+    """Rank ``rank`` of ``size`` on a segment of `create_segment`, in which all ranks have the float32 buffers ``shapes``.
+    Each writes columns of its own and calls `meet`; then all see all columns. spin_us: see `spin_for`."""
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        segment: int,
+        shapes: Mapping[str, tuple[int, int]],
+        rank: int,
+        size: int,
+        spin_us: int,
+    ) -> None:
+        self.rank, self.size = rank, size
+        memory = mmap.mmap(segment, segment_bytes(shapes))
+        flat = torch.frombuffer(memory, dtype=torch.float32)  # keeps the memory mapped
+        self._buffers: dict[str, Tensor] = {}
+        start = _HEAD
+        for name, shape in shapes.items():
+            first = start // 4
+            self._buffers[name] = flat[first : first + shape[0] * shape[1]].view(shape)
+            start += _padded(shape)
+        self._head = ctypes.c_void_p(flat.data_ptr())
+        self._flat, self._spin_us = flat, spin_us
+        self._meet, self._break = library.sd_ranks_meet, library.sd_ranks_break
+
+    def buffer(self, name: str) -> Tensor:
+        """A buffer that all ranks share."""
+        return self._buffers[name]
+
+    def meet(self) -> None:
+        """Wait for all ranks: what any of them wrote before, all see after.
+
+        Raises:
+            RankLostError: one is gone.
+        """
+        if self._meet(self._head, self.size, self._spin_us):
+            raise RankLostError
+
+    def break_up(self) -> None:
+        """A rank is gone: whoever waits at `meet` now or later is told."""
+        self._break(self._head)
+
+
+_SPIN_US = 60  # longer than a layer's ranks drift apart
+
+
+def spin_for(ranks: int, threads: int, cores: int) -> int:
+    """Microseconds that a rank watches for the others before it sleeps: none where there are more threads than cores,
+    since it would keep the one it waits for from running."""
+    return _SPIN_US if ranks * threads <= cores else 0
