@@ -40,8 +40,9 @@ def _promised(client: EngineClient) -> int:
     if client.pid is None or not client.is_known:
         return 0
     try:
-        memory = psutil.Process(client.pid).memory_info()
+        engine = psutil.Process(client.pid)
+        # What is mapped from files counts as free elsewhere, so it is not taken yet.
+        taken = [each.memory_info() for each in (engine, *engine.children())]  # ranks of engine.tp
     except psutil.Error:
         return 0  # it has just ended, and its memory is free
-    # What is mapped from files counts as free elsewhere, so it is not taken yet.
-    return max(0, client.info.memory_bytes - (memory.rss - memory.shared))
+    return max(0, client.info.memory_bytes - sum(memory.rss - memory.shared for memory in taken))

@@ -111,6 +111,13 @@ class EngineConfig(BaseModel):
         description="that compute; 0: as many as there are cores that this process may use",
         json_schema_extra={"unit": "threads"},
     )
+    tp: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="processes that the target is cut over, each with its part of weights, KV and threads; CPU only",
+        json_schema_extra={"unit": "processes"},
+    )
     cache_dir: Path = Field(Path("~/.cache/specdec"), description="downloads, packed weights, built kernels")
 
     max_context: int = Field(0, ge=0, description="prompt and output together; 0: the model's own limit, at most 8192")

@@ -517,6 +517,7 @@ class EngineInfo:
     ``dtype`` is of the weights, which take ``weight_bytes`` in memory (0: not known), ``kv_dtype`` of the KV cache.
     ``memory_bytes`` is what it needs of the machine's memory, though it may not have taken it yet.
     ``numeric_fingerprint``, 32 hex digits, is equal in engines that say the same bits to the same request.
+    ``tp``: processes that the target is cut over; ``threads`` are of all of them.
     """
 
     target: str
@@ -537,6 +538,7 @@ class EngineInfo:
     memory_bytes: int = 0
     weight_bytes: int = 0
     numeric_fingerprint: str = ""
+    tp: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,7 +143,7 @@ def info_message(info: EngineInfo, restarts: int) -> model.GetServerInfoResponse
         version=info.version, target=info.target, draft=info.draft, dtype=info.dtype, kernels=info.kernels,
         numeric_mode=_NUMERIC_MODES.get(info.numeric_mode, model.NUMERIC_MODE_UNSPECIFIED),
         max_context=info.max_context, vocab_size=info.vocab_size, kv_tokens=info.kv_tokens, max_batch=info.max_batch,
-        drafters=info.drafters, eos_token_ids=info.eos_ids, threads=info.threads, engine_restarts=restarts,
+        drafters=info.drafters, eos_token_ids=info.eos_ids, threads=info.threads, engine_restarts=restarts, tp=info.tp,
         kv_dtype=info.kv_dtype, weight_bytes=info.weight_bytes, memory_bytes=info.memory_bytes,
         numeric_fingerprint=info.numeric_fingerprint,
     )  # fmt: skip

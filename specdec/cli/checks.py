@@ -38,6 +38,8 @@ def doctor_command(engine_config: EngineConfig) -> None:
     console = Console(highlight=False)
     threads = engine_config.threads or len(os.sched_getaffinity(0))
     console.print(f"machine      {platform.machine()}, {threads} threads, Python {platform.python_version()}")
+    if engine_config.tp > 1:
+        console.print(f"processes    {describe_ranks(engine_config.tp, threads)}")
     total = psutil.virtual_memory().total
     console.print(f"memory       {available_bytes() / 2**30:.1f} GiB free here, the machine has {total / 2**30:.1f}")
     console.print(f"vector unit  {', '.join(vector_features()) or 'none detected'}")
@@ -68,6 +70,19 @@ class Outlook:
 
     lines: list[tuple[str, str]]
     servable: bool = True
+
+
+def describe_ranks(tp: int, threads: int) -> str:
+    """Of how many threads each of ``tp`` processes is, and where they run."""
+    import os
+
+    from specdec.models.tensor_parallel.placement import rank_processors
+
+    processors = rank_processors(tp, os.sched_getaffinity(0))
+    where = "wherever the system puts them, since memory is one"
+    if processors is not None:
+        where = "; ".join(",".join(map(str, sorted(cpus))) for cpus in processors) + " (processors by NUMA node)"
+    return f"{tp} of {max(1, threads // tp)} threads each, on {where}"
 
 
 def find_outlook(config: EngineConfig, bytes_per_s: float) -> Outlook:

@@ -182,10 +182,12 @@ def target_device(config: EngineConfig) -> torch.device | None:
     """The GPU that the target is to run on; None: it runs on the CPU.
 
     Raises:
-        ConfigError: a GPU was asked for and torch finds none.
+        ConfigError: a GPU was asked for and torch finds none, or more than one process is to use it.
     """
     if config.device == "cpu":
         return None
+    if config.tp > 1 and (config.device == "cuda" or torch.cuda.is_available()):
+        raise ConfigError("engine.tp: a target is cut over processes on a CPU only; set it to 1, or engine.device to cpu")
     if torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     if config.device == "cuda":
@@ -228,15 +230,7 @@ def build_decoder(
     Raises:
         ModelError: memory is short.
     """
-    need = pages * kv_page_bytes(model.config, kv_dtype)
-    # Pools and logits take their memory page by page: what is promised is not yet missing from what is free.
-    promised = config.max_step_rows * model.config.vocab_size * 4 + already_promised
-    free = available_bytes() - promised - config.spare_bytes
-    if need > free:
-        raise ModelError(
-            f"engine.kv_tokens: the KV cache of {model.name} needs {need / 2**30:.1f} GiB, "
-            f"{max(free, 0) / 2**30:.1f} GiB are free; lower kv_tokens"
-        )
+    check_kv_memory(config, model, pages, kv_dtype, already_promised)
     return Decoder(
         model.config,
         model.weights,
@@ -247,6 +241,21 @@ def build_decoder(
         max_positions=positions + PAGE_SIZE,
         aux_layers=aux_layers,
     )
+
+
+def check_kv_memory(
+    config: EngineConfig, model: Target, pages: int, kv_dtype: torch.dtype, already_promised: int = 0
+) -> None:
+    """Refuse a KV cache that does not fit; see `build_decoder`. Raises ModelError."""
+    need = pages * kv_page_bytes(model.config, kv_dtype)
+    # Pools and logits take their memory page by page: what is promised is not yet missing from what is free.
+    promised = config.max_step_rows * model.config.vocab_size * 4 + already_promised
+    free = available_bytes() - promised - config.spare_bytes
+    if need > free:
+        raise ModelError(
+            f"engine.kv_tokens: the KV cache of {model.name} needs {need / 2**30:.1f} GiB, "
+            f"{max(free, 0) / 2**30:.1f} GiB are free; lower kv_tokens"
+        )
 
 
 def read_head(config: EngineConfig, target: Target) -> HeadModel | None:
@@ -410,11 +419,15 @@ def build_parts(config: EngineConfig, progress: Progress | None = None, remember
     cores = len(os.sched_getaffinity(0))
     if config.threads > cores:
         raise ConfigError(f"engine.threads: {config.threads} threads on {cores} cores only get in each other's way")
-    threads = config.threads or cores
+    threads = max(1, (config.threads or cores) // config.tp)
     kernels = load_kernels(config.kernels, config.cache_dir, threads)
     device = target_device(config)
     platform: Platform
-    if device is None:
+    if config.tp > 1:
+        from specdec.engine.build_parallel import ParallelPlatform
+
+        platform = ParallelPlatform(config, kernels, threads)
+    elif device is None:
         platform = HostPlatform(config, kernels)
     else:
         from specdec.engine.build_device import DevicePlatform  # imports triton, which a CPU machine may lack
@@ -431,7 +444,8 @@ def assemble(
     progress: Progress | None = None,
     remember: bool = False,
 ) -> EngineParts:
-    """The parts of an engine with its models on ``platform``; ``kernels``: the CPU's. Raises as `build_engine` does."""
+    """The parts of an engine with its models on ``platform``; ``kernels``: the CPU's; ``threads``: of this process. Raises
+    as `build_engine` does."""
     on_device = not isinstance(platform, HostPlatform)
     tokenizer = None if on_device else tokenizer_of_cut(config, progress)
     budget = plan_memory(config, progress, on_device=on_device, tokenizer=tokenizer)
@@ -455,7 +469,7 @@ def assemble(
         target=target.name, draft=builder.draft_name, dtype=target.dtype, kernels=platform.kernels,
         numeric_mode=platform.mode, max_context=max_context, vocab_size=target.config.vocab_size,
         kv_tokens=pages * PAGE_SIZE, max_batch=config.max_batch, drafters=tuple(d.name for d in drafters),
-        eos_ids=tuple(target.tokenizer.eos_ids), threads=threads, version=specdec.__version__,
+        eos_ids=tuple(target.tokenizer.eos_ids), threads=threads * config.tp, tp=config.tp, version=specdec.__version__,
         kv_dtype=kv_dtype,
         indexes=tuple(config.indexes) if any(d.name == IndexDrafter.name for d in drafters) else (),
         memory_bytes=budget.needed,
@@ -479,7 +493,8 @@ def _costs_key(config: EngineConfig, info: EngineInfo, target: str, drafters: Se
     drafts = [(d.name, d.digest) for d in drafters if isinstance(d, ModelBasedDrafter)]
     sizes = (info.threads, config.max_step_rows, config.max_batch, info.kv_tokens, info.kv_dtype, info.max_context)
     gpu = torch.cuda.get_device_name() if info.kernels == "triton" and torch.cuda.is_available() else ""
-    return [target, drafts, info.kernels, sizes, machine(), gpu, specdec.__version__]
+    ranks = [info.tp] if info.tp > 1 else []
+    return [target, drafts, info.kernels, sizes, machine(), gpu, specdec.__version__, *ranks]
 
 
 def _knowing(parts: EngineParts, file: LearnedFile | None) -> EngineParts:

@@ -89,7 +89,7 @@ class Engine:
 
     def __init__(self, parts: EngineParts) -> None:
         config, info = parts.config, parts.info
-        self._info, self._tokenizer, self._kv = info, parts.tokenizer, parts.kv
+        self._info, self._tokenizer, self._kv, self._decoder = info, parts.tokenizer, parts.kv, parts.decoder
         limits = SchedulerLimits(
             max_batch=config.max_batch,
             max_step_rows=config.max_step_rows,
@@ -246,7 +246,12 @@ class Engine:
         return self._info
 
     def load(self) -> EngineLoad:
-        """How busy it is now."""
+        """How busy it is now.
+
+        Raises:
+            RankLostError: a process that the target is computed with is gone; the engine can not go on.
+        """
+        self._decoder.check()
         load = EngineLoad(
             running_requests=len({s.request.request_id for s in self._scheduler.running}),
             waiting_requests=self._scheduler.n_waiting_requests,

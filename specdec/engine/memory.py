@@ -190,6 +190,8 @@ def plan_memory(
     if not on_device:
         needs += _model_needs("target", target, config, ("engine.target", "engine.dtype"))
         page_bytes["target"] = kv_page_bytes(target.config, host_kv_dtype(config))
+        if config.tp > 1:
+            needs.append(_rank_needs(target, config))
     if config.speculation.enabled:
         draft = None if on_device else measure_draft(config, target.config, tokenizer, progress)
         if draft is not None:
@@ -241,6 +243,13 @@ def _model_needs(role: str, model: ModelSize, config: EngineConfig, options: tup
         MemoryNeed(f"{role}: weights of {model.name}", model.weight_bytes, options),
         MemoryNeed(f"{role}: step buffers", model.step_bytes(config.max_step_rows), ("engine.max_step_rows",)),
     ]
+
+
+def _rank_needs(target: ModelSize, config: EngineConfig) -> MemoryNeed:
+    """What processes after the first need beside their shares: each runs Python and has rows of a step of its own."""
+    logits = config.max_step_rows * target.config.vocab_size * 4  # are there once
+    each = WORKING_BYTES + target.step_bytes(config.max_step_rows) - logits
+    return MemoryNeed(f"target: {config.tp - 1} more processes", (config.tp - 1) * each, ("engine.tp",))
 
 
 def tokenizer_of_cut(config: EngineConfig, progress: Progress | None = None) -> Tokenizer | None:

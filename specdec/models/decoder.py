@@ -25,8 +25,8 @@ class PagedPool(Protocol):
 
 
 class TargetDecoder(Protocol):
-    """`Decoder` on a CPU, `DeviceDecoder` on a GPU. ``settling``: forwards of a shape before its time is what it will
-    be from then on."""
+    """`Decoder` on a CPU, `ParallelDecoder` on several parts of it, `DeviceDecoder` on a GPU. ``settling``: forwards of a
+    shape before its time is what it will be from then on."""
 
     config: ModelConfig
     max_rows: int
@@ -40,6 +40,9 @@ class TargetDecoder(Protocol):
 
     def forward(self, batch: ForwardBatch, logit_rows: Sequence[int]) -> Tensor:
         """Compute every row, write its KV, and return logits float32 [len(logit_rows), vocab] of the rows named."""
+
+    def check(self) -> None:
+        """Raise `RankLostError` where a process that it computes with is gone."""
 
 
 class KvPool:
@@ -214,6 +217,9 @@ class Decoder:
         self.backend.gather_rows(self._x, np.asarray(logit_rows, np.int32), self._chosen)
         self._lm_head(len(logit_rows))
         return self._logits[: len(logit_rows)]
+
+    def check(self) -> None:
+        """There is no other process."""
 
     def move_kv(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
         """Copy KV of global slots (page * 64 + lane) ``source`` to ``target`` in all layers, in order."""

@@ -242,6 +242,9 @@ class DeviceDecoder:
         self.graphs.clear()  # they have the choice of their time in them
         self.network.plan_coarsely(coarse)
 
+    def check(self) -> None:
+        """There is no other process."""
+
     def forward(self, batch: ForwardBatch, logit_rows: Sequence[int]) -> Tensor:
         """Compute every row, write its KV, and return logits float32 [len(logit_rows), vocab], on the device, of the
         rows named, valid until the next call. Waits until the device is done.

@@ -100,6 +100,7 @@ class GetServerInfoResponse(_message.Message):
     WEIGHT_BYTES_FIELD_NUMBER: _builtins.int
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     NUMERIC_FINGERPRINT_FIELD_NUMBER: _builtins.int
+    TP_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     target: _builtins.str
     draft: _builtins.str
@@ -130,6 +131,8 @@ class GetServerInfoResponse(_message.Message):
     """32 hex digits, equal in engines that say the same bits to the same request: weights, types, kernels and how the
     machine rounds, release. A stream that one of them began can be resumed on another (ResumeOptions).
     """
+    tp: _builtins.int
+    """Processes that the target is cut over (engine.tp); threads are of all of them."""
     @_builtins.property
     def drafters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -155,10 +158,11 @@ class GetServerInfoResponse(_message.Message):
         weight_bytes: _builtins.int = ...,
         memory_bytes: _builtins.int = ...,
         numeric_fingerprint: _builtins.str = ...,
+        tp: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_draft", b"_draft", "draft", b"draft"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_draft", b"_draft", "draft", b"draft", "drafters", b"drafters", "dtype", b"dtype", "engine_restarts", b"engine_restarts", "eos_token_ids", b"eos_token_ids", "kernels", b"kernels", "kv_dtype", b"kv_dtype", "kv_tokens", b"kv_tokens", "max_batch", b"max_batch", "max_context", b"max_context", "memory_bytes", b"memory_bytes", "numeric_fingerprint", b"numeric_fingerprint", "numeric_mode", b"numeric_mode", "target", b"target", "threads", b"threads", "version", b"version", "vocab_size", b"vocab_size", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_draft", b"_draft", "draft", b"draft", "drafters", b"drafters", "dtype", b"dtype", "engine_restarts", b"engine_restarts", "eos_token_ids", b"eos_token_ids", "kernels", b"kernels", "kv_dtype", b"kv_dtype", "kv_tokens", b"kv_tokens", "max_batch", b"max_batch", "max_context", b"max_context", "memory_bytes", b"memory_bytes", "numeric_fingerprint", b"numeric_fingerprint", "numeric_mode", b"numeric_mode", "target", b"target", "threads", b"threads", "tp", b"tp", "version", b"version", "vocab_size", b"vocab_size", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__draft: _TypeAlias = _typing.Literal["draft"]  # noqa: Y015
     _WhichOneofArgType__draft: _TypeAlias = _typing.Literal["_draft", b"_draft"]  # noqa: Y015

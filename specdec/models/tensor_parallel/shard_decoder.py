@@ -13,6 +13,7 @@ from torch import Tensor
 
 from specdec.models.config import ModelConfig, rope_tables
 from specdec.models.decoder import KvPool, attention_spec, aux_columns
+from specdec.models.tensor_parallel.command import HEAD_WORDS
 from specdec.models.tensor_parallel.shares import RankShare
 from specdec.models.weights import LayerWeights, ModelWeights
 from verify_kernels.backend import AddRowsSpec, Backend, GateSpec, LinearSpec, Prologue, RowsOp
@@ -55,16 +56,18 @@ class StepSizes:
     pages: int
 
     @property
-    def table_width(self) -> int:
-        """Pages of one sequence at most."""
-        return -(-self.max_positions // PAGE_SIZE)
+    def command_words(self) -> int:
+        """int32 that `write_command` takes at most."""
+        table = self.max_rows * -(-self.max_positions // PAGE_SIZE)  # a sequence of one row each, as long as they get
+        return HEAD_WORDS + 9 * self.max_rows + 1 + table + self.max_logit_rows
 
 
 def shared_shapes(config: ModelConfig, sizes: StepSizes) -> dict[str, tuple[int, int]]:
     """Shapes of what ranks share: each rank's columns of the attention's output, of the gated MLP, of what a block
-    adds to the residual stream (first of all the embeddings), and of the logits."""
+    adds to the residual stream (first of all the embeddings), and of the logits; and the command of the first rank."""
     rows = sizes.max_rows
     return {
+        "command": (1, sizes.command_words),
         "attended": (rows, config.q_size),
         "gated": (rows, config.intermediate_size),
         "added": (rows, config.hidden_size),
