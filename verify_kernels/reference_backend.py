@@ -9,7 +9,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from verify_kernels.backend import AddRowsSpec, AttentionSpec, BatchOp, GateSpec, LinearSpec, Prologue, RowsOp, bind_parts
+from verify_kernels.backend import (
+    AddRowsSpec,
+    AttentionSpec,
+    BatchOp,
+    GateSpec,
+    LinearSpec,
+    Prologue,
+    RowsOp,
+    bind_parts,
+)
 from verify_kernels.forward_batch import PAGE_SIZE, ForwardBatch
 from verify_kernels.kv_tensors import KvTensors
 from verify_kernels.packed_weights import (

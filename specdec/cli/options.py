@@ -38,7 +38,7 @@ _ENGINE: tuple[_Option, ...] = (
     ("--kv-dtype", "engine.kv_dtype", {"type": click.Choice(["auto", "fp32", "bf16", "int8", "fp8"])},
      "Numeric type of the KV cache."),
     ("--threads", "engine.threads", {"type": int}, "Compute threads; 0: all cores."),
-    ("--tp", "engine.tp", {"type": click.IntRange(1)}, "Processes that the target is cut over; one per NUMA node pays."),
+    ("--tp", "engine.tp", {"type": click.IntRange(1)}, "Processes over which the target is cut: one per NUMA node."),
     ("--kv-tokens", "engine.kv_tokens", {"type": int}, "Tokens the KV cache holds; 0: by free memory."),
     ("--max-context", "engine.max_context", {"type": int}, "Longest sequence; 0: the model's, at most 8192."),
     ("--cache-dir", "engine.cache_dir", {"type": click.Path(path_type=Path)}, "Downloads and built artefacts."),

@@ -162,7 +162,7 @@ class HostPlatform:
         """As they were planned."""
         return budget.kv_tokens
 
-    def target_decoder(self, model: Target, pages: int, positions: int, aux_layers: Sequence[int]) -> Decoder:
+    def target_decoder(self, model: Target, pages: int, positions: int, aux_layers: Sequence[int]) -> TargetDecoder:
         """The target's."""
         return build_decoder(
             self._config, model, self._backend(), pages, positions, self.kv_dtype, aux_layers=aux_layers
@@ -187,7 +187,7 @@ def target_device(config: EngineConfig) -> torch.device | None:
     if config.device == "cpu":
         return None
     if config.tp > 1 and (config.device == "cuda" or torch.cuda.is_available()):
-        raise ConfigError("engine.tp: a target is cut over processes on a CPU only; set it to 1, or engine.device to cpu")
+        raise ConfigError("engine.tp: only a CPU's target is cut over processes; set it to 1, or engine.device to cpu")
     if torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     if config.device == "cuda":
@@ -444,8 +444,8 @@ def assemble(
     progress: Progress | None = None,
     remember: bool = False,
 ) -> EngineParts:
-    """The parts of an engine with its models on ``platform``; ``kernels``: the CPU's; ``threads``: of this process. Raises
-    as `build_engine` does."""
+    """The parts of an engine with its models on ``platform``. kernels: the CPU's. threads: of this process. Raises as
+    `build_engine` does."""
     on_device = not isinstance(platform, HostPlatform)
     tokenizer = None if on_device else tokenizer_of_cut(config, progress)
     budget = plan_memory(config, progress, on_device=on_device, tokenizer=tokenizer)

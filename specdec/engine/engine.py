@@ -33,7 +33,7 @@ from specdec.errors import ConfigError, DuplicateRequestError
 from specdec.grammar.compiler import GrammarCompiler
 from specdec.grammar.token_healing import TokenHealing, TokenSpelling
 from specdec.kv_cache import KvCacheManager
-from specdec.models.decoder import Decoder, TargetDecoder
+from specdec.models.decoder import HostDecoder, TargetDecoder
 from specdec.models.tokenizer import Tokenizer
 from specdec.sampling import Sampler, TokenGrammar
 from specdec.seeds import draw_seed, sample_seed
@@ -103,7 +103,7 @@ class Engine:
         self._scheduler = Scheduler(parts.kv, limits, pace=self._pace)
         self._speculation, self._load_draft = config.speculation, parts.load_draft
         self._max_rows, self._began_s, self._swaps = config.max_step_rows, time.perf_counter(), 0
-        self._verifier = parts.verifier or Verifier(cast(Decoder, parts.decoder), parts.sampler)
+        self._verifier = parts.verifier or Verifier(cast(HostDecoder, parts.decoder), parts.sampler)
         self._learned_file, self._kept_at = parts.learned_file, time.monotonic()
         controller = self._new_controller(parts.drafters, costs.verify, costs.drafting, parts.learned)
         self._trace = self._new_trace(controller)

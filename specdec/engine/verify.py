@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from specdec.engine.scheduler import PlanEntry
-from specdec.models.decoder import Decoder
+from specdec.models.decoder import HostDecoder
 from specdec.sampling import Sampler
 from specdec.tree import TokenTree
 from specdec.types import TokenLogprobs
@@ -96,7 +96,7 @@ class Verifier:
     child that holds x and stops where there is none. The tree decides how many tokens a step yields, never which.
     """
 
-    def __init__(self, decoder: Decoder, sampler: Sampler) -> None:
+    def __init__(self, decoder: HostDecoder, sampler: Sampler) -> None:
         self._decoder, self._sampler = decoder, sampler
         self._first_rows: list[int] = []  # of the last forward's entries
 

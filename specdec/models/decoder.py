@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -25,8 +25,10 @@ class PagedPool(Protocol):
 
 
 class TargetDecoder(Protocol):
-    """`Decoder` on a CPU, `ParallelDecoder` on several parts of it, `DeviceDecoder` on a GPU. ``settling``: forwards of a
-    shape before its time is what it will be from then on."""
+    """`Decoder` on a CPU, `ParallelDecoder` in several processes on it, `DeviceDecoder` on a GPU.
+
+    ``settling``: forwards of a shape before its time is what it will be from then on.
+    """
 
     config: ModelConfig
     max_rows: int
@@ -43,6 +45,19 @@ class TargetDecoder(Protocol):
 
     def check(self) -> None:
         """Raise `RankLostError` where a process that it computes with is gone."""
+
+
+class HostDecoder(TargetDecoder, Protocol):
+    """A target's decoder on the CPU. ``aux_layers`` and ``aux_hidden_states``: see `Decoder`."""
+
+    aux_layers: tuple[int, ...]
+
+    @property
+    def aux_hidden_states(self) -> Tensor:
+        """float32 [max_rows, len(aux_layers) * hidden_size], of the last forward."""
+
+    def move_kv(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
+        """Copy KV of global slots (page * 64 + lane) ``source`` to ``target`` in all layers, in order."""
 
 
 class KvPool:
@@ -222,5 +237,5 @@ class Decoder:
         """There is no other process."""
 
     def move_kv(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
-        """Copy KV of global slots (page * 64 + lane) ``source`` to ``target`` in all layers, in order."""
+        """See `HostDecoder`."""
         self.backend.move_kv(self.pool.tensors, source, target)

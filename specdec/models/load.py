@@ -104,8 +104,8 @@ def _packed(
 
 
 class PackedModel:
-    """A model whose packed weights lie in a file, from which several processes read each its share: that of the cache, or
-    where that keeps none memory without a name (``descriptor``). Use as a context manager.
+    """A model whose packed weights lie in a file, from which several processes each read a share: that of the cache,
+    or memory without a name (``descriptor``) where the cache keeps none. Use as a context manager.
 
     Raises:
         ModelError, UnsupportedModelError: as `load_model` does.
@@ -142,7 +142,7 @@ class PackedModel:
         self.path = Path(f"/proc/self/fd/{self.descriptor}")
         return PackedFile(self.path, self.key)
 
-    def damaged(self, error: Exception) -> ModelError:
+    def damaged(self, error: object) -> ModelError:
         """What to raise where a rank could not read its share; the file is packed again at the next start."""
         self._cache.discard(error)
         return ModelError(f"{self.checkpoint.name}: packed weights were damaged ({error}) and are deleted; start again")

@@ -445,7 +445,7 @@ class PackedCache:
         except OSError as error:
             logger.warning("%s: packed weights can not be cached (%s)", self._folder, error)
 
-    def discard(self, error: Exception) -> None:
+    def discard(self, error: object) -> None:
         """Delete a damaged file."""
         logger.warning("%s: cached weights are damaged (%s), packing again", self.path, error)
         self.path.unlink(missing_ok=True)

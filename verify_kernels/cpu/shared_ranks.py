@@ -38,7 +38,7 @@ def _padded(shape: tuple[int, int]) -> int:
 
 
 class SharedRanks:
-    """Rank ``rank`` of ``size`` on a segment of `create_segment`, in which all ranks have the float32 buffers ``shapes``.
+    """Rank ``rank`` of ``size`` on a segment of `create_segment`, in which they have float32 buffers of ``shapes``.
     Each writes columns of its own and calls `meet`; then all see all columns. spin_us: see `spin_for`."""
 
     def __init__(

@@ -55,6 +55,6 @@ def read_command(words: NDArray[np.int32]) -> Command:
     source, target, *arrays, wanted = np.split(flat, np.cumsum(sizes)[:-1])
     batch = None
     if rows:
-        *others, table = arrays
-        batch = ForwardBatch(*others, table.reshape(entries, width))
+        tokens, entry_of, parent, depth, diverge, start, ctx, table = arrays
+        batch = ForwardBatch(tokens, entry_of, parent, depth, diverge, start, ctx, table.reshape(entries, width))
     return Command(source.tolist(), target.tolist(), batch, wanted.tolist())

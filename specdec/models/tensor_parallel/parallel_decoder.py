@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specdec.models.decoder import KvPool, check_batch
+from specdec.models.decoder import check_batch
 from specdec.models.tensor_parallel.command import Command, write_command
 from specdec.models.tensor_parallel.rank_processes import RankProcesses
-from specdec.models.tensor_parallel.shard_decoder import ShardDecoder, StepSizes, shared_shapes
+from specdec.models.tensor_parallel.shard_decoder import ShardDecoder, StepSizes, share_pool, shared_shapes
 from specdec.models.tensor_parallel.shares import RankShare
 from specdec.models.weights import ModelWeights
 from verify_kernels.backend import Backend
@@ -26,7 +26,7 @@ from verify_kernels.forward_batch import ForwardBatch
 from verify_kernels.packed_weights import HostLinear
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SharedPool:
     """A KV pool whose heads lie with their ranks."""
 
@@ -36,8 +36,8 @@ class SharedPool:
 class ParallelDecoder:
     """A `TargetDecoder` over several ranks, with the bits of `Decoder`. ``share``, ``weights``: of the first rank.
 
-    KV is moved here at once and on the others with the next forward, which is the first to read it. Of a forward that is
-    broken off nothing can be known, so nothing is computed after it. The other processes end with this object.
+    KV is moved here at once, and on the others with the next forward, which is the first to read it. After a forward
+    that was broken off nothing is computed any more. The other processes end with this object.
 
     Raises:
         ModelError: a rank could not start.
@@ -72,14 +72,23 @@ class ParallelDecoder:
         self._ranks, self._others = ranks, others
         self.close = weakref.finalize(self, others.close)
         self._words = ranks.buffer("command").view(torch.int32)[0].numpy()
-        kv = KvPool(replace(share.config, n_kv_heads=share.n_kv_heads), sizes.pages, kv_dtype) if share.n_heads else None
-        self._own = ShardDecoder(share, weights, backend, kv, ranks, sizes, aux_layers)
+        self._own = ShardDecoder(share, weights, backend, share_pool(share, sizes, kv_dtype), ranks, sizes, aux_layers)
         self._moves = Command()
 
     @property
     def aux_hidden_states(self) -> Tensor:
         """As of `Decoder`."""
         return self._own.aux_hidden_states
+
+    @property
+    def weights(self) -> ModelWeights[HostLinear]:
+        """Of the first rank's share."""
+        return self._own.weights
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the other ranks."""
+        return self._others.pids
 
     def check(self) -> None:
         """Raise RankLostError where a rank is gone."""

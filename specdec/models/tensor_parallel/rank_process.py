@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import os
 import queue
@@ -19,10 +18,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from specdec.models.decoder import KvPool
 from specdec.models.pack import PackedFile, PackedFileError
 from specdec.models.tensor_parallel.command import read_command
-from specdec.models.tensor_parallel.shard_decoder import ShardDecoder, StepSizes, shared_shapes
+from specdec.models.tensor_parallel.shard_decoder import ShardDecoder, StepSizes, share_pool, shared_shapes
 from specdec.models.tensor_parallel.shares import share_layout, share_out
 from verify_kernels.cpu.library import load_library
 from verify_kernels.cpu.native_backend import NativeBackend
@@ -103,10 +101,7 @@ def _load(args: argparse.Namespace, link: ParentLink) -> tuple[ShardDecoder, Sha
     shapes = shared_shapes(file.config, sizes)
     ranks = SharedRanks(library, segment, shapes, args.rank, args.size, message["spin_us"])
     os.close(segment)
-    pool = None
-    if share.n_kv_heads:
-        config = dataclasses.replace(file.config, n_kv_heads=share.n_kv_heads)
-        pool = KvPool(config, sizes.pages, KV_DTYPES[message["kv_dtype"]])
+    pool = share_pool(share, sizes, KV_DTYPES[message["kv_dtype"]])
     decoder = ShardDecoder(share, weights, NativeBackend(args.cache_dir, args.threads), pool, ranks, sizes)
     return decoder, ranks, ranks.buffer("command").view(torch.int32)[0].numpy()
 

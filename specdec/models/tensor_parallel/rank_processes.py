@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import socket
@@ -18,7 +19,7 @@ from specdec.models.load import PackedModel
 from specdec.models.tensor_parallel.rank_process import MESSAGE_BYTES
 
 _LOG = logging.getLogger(__name__)
-_GRACE_S = 5.0
+_REAP_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class RankProcesses:
         try:
             for rank in range(1, size):
                 cpus = "" if processors is None else ",".join(map(str, sorted(processors[rank])))
-                words = (
+                words: tuple[str, ...] = (
                     "--rank", str(rank), "--size", str(size), "--threads", str(threads), "--cpus", cpus,
                     "--weights", str(model.path), "--key", model.key, "--cache-dir", str(cache_dir.expanduser()),
                 )  # fmt: skip
@@ -64,26 +65,15 @@ class RankProcesses:
         """
         try:
             for rank in self._ranks:
-                socket.send_fds(rank.link, [json.dumps(setup).encode()], [segment])
+                with contextlib.suppress(OSError):  # it is gone; what it said last tells why
+                    socket.send_fds(rank.link, [json.dumps(setup).encode()], [segment])
             for rank in self._ranks:
                 self._await_ready(rank)
-        except OSError:
-            self._await_error()
         except BaseException:
             self.close()
             raise
         for rank in self._ranks:
-            threading.Thread(
-                target=self._watch, args=(rank, on_lost), name=f"rank-{rank.number}", daemon=True
-            ).start()
-
-    def _await_error(self) -> None:
-        """One ended before it was told anything."""
-        try:
-            for rank in self._ranks:
-                self._await_ready(rank)
-        finally:
-            self.close()
+            threading.Thread(target=self._watch, args=(rank, on_lost), name=f"rank-{rank.number}", daemon=True).start()
 
     def _await_ready(self, rank: _Rank) -> None:
         try:
@@ -97,11 +87,9 @@ class RankProcesses:
             raise ModelError(f"engine.tp: rank {rank.number} could not start: {message['error']}")
 
     def _watch(self, rank: _Rank, on_lost: Callable[[], None]) -> None:
-        try:
+        with contextlib.suppress(OSError):
             while rank.link.recv(MESSAGE_BYTES):
                 pass
-        except OSError:
-            pass
         if not self._closing:
             self.lost = f"rank {rank.number}, process {rank.process.pid}: {_ending(rank.process)}"
             _LOG.error("a rank of the target was lost: %s", self.lost)
@@ -113,19 +101,12 @@ class RankProcesses:
         return [rank.process.pid for rank in self._ranks]
 
     def close(self) -> None:
-        """End all and wait for them."""
+        """End all and wait for them; they hold nothing that is worth a farewell."""
         self._closing = True
         for rank in self._ranks:
-            try:
-                rank.link.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass  # it is gone
+            rank.process.kill()
         for rank in self._ranks:
-            try:
-                rank.process.wait(_GRACE_S)
-            except subprocess.TimeoutExpired:
-                rank.process.kill()
-                rank.process.wait()
+            rank.process.wait()
             rank.link.close()
 
 
@@ -148,7 +129,7 @@ def _spawn(rank: int, words: Sequence[str], weights: int | None) -> _Rank:
 
 def _ending(process: subprocess.Popen[bytes]) -> str:
     try:
-        code = process.wait(_GRACE_S)
+        code = process.wait(_REAP_S)
     except subprocess.TimeoutExpired:
         return "it closed its socket"
     return f"killed by signal {-code}" if code < 0 else f"exit code {code}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -73,6 +73,13 @@ def shared_shapes(config: ModelConfig, sizes: StepSizes) -> dict[str, tuple[int,
         "added": (rows, config.hidden_size),
         "logits": (sizes.max_logit_rows, config.vocab_size),
     }
+
+
+def share_pool(share: RankShare, sizes: StepSizes, dtype: torch.dtype) -> KvPool | None:
+    """The KV of a rank's heads; None where it has none."""
+    if share.n_kv_heads == 0:
+        return None
+    return KvPool(replace(share.config, n_kv_heads=share.n_kv_heads), sizes.pages, dtype)
 
 
 class ShardDecoder:
@@ -161,9 +168,7 @@ class ShardDecoder:
             LinearSpec(layer.qkv, self._x, self._qkv, "rms", "store", layer.attn_norm, None, c.norm_eps)
         )
         out = _columns(attended, share.attended)
-        attention = self.backend.attention(
-            attention_spec(c, index, layer, self._tables, self.pool, self._qkv, out)
-        )
+        attention = self.backend.attention(attention_spec(c, index, layer, self._tables, self.pool, self._qkv, out))
 
         def run(batch: ForwardBatch) -> None:
             qkv(batch.rows)

@@ -65,8 +65,8 @@ class RankShare:
 
 
 def share_out(config: ModelConfig, size: int) -> list[RankShare]:
-    """The shares of ``size`` ranks, as even as whole tiles and heads allow. Where ranks are more than KV heads some have
-    none, and only their part of the layers.
+    """The shares of ``size`` ranks, as even as whole tiles and heads allow. Where ranks are more than KV heads, some
+    have none, and only their part of the layers.
 
     Raises:
         ConfigError: a matrix has fewer tiles than there are ranks, or does not fall on whole tiles.
@@ -83,8 +83,8 @@ def share_out(config: ModelConfig, size: int) -> list[RankShare]:
     most = -(-narrowest // TILE_N)
     if most < size:
         raise ConfigError(
-            f"engine.tp: {size} ranks, but {name} {narrowest} of the model is only {most} tiles of {TILE_N} rows; set it "
-            f"to {most} at most"
+            f"engine.tp: {size} processes, but the model's {name} {narrowest} is only {most} tiles of {TILE_N} rows; "
+            f"set it to {most} at most"
         )
     kv = [(a * heads, b * heads) for a, b in _spans(c.n_kv_heads // heads, size)]
     spans = [_tiled(width, size) for width in (c.hidden_size, c.intermediate_size, c.vocab_size)]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
-import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,9 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from specdec.models.decoder import KvPool
 from specdec.models.load import PackedModel
-from specdec.models.tensor_parallel.shard_decoder import ShardDecoder, StepSizes, shared_shapes
+from specdec.models.tensor_parallel.shard_decoder import ShardDecoder, StepSizes, share_pool, shared_shapes
 from specdec.models.tensor_parallel.shares import share_layout, share_out
 from tests.kernels.natives import CACHE
 from verify_kernels.cpu.library import load_library
@@ -42,17 +39,15 @@ class ThreadTeam:
         os.close(segment)
         self.decoders: list[ShardDecoder] = []
         for share, buffer, ranks in zip(shares, buffers, self.ranks, strict=True):
-            pool = None
-            if share.n_kv_heads:
-                pool = KvPool(dataclasses.replace(config, n_kv_heads=share.n_kv_heads), SIZES.pages, kv_dtype)
+            pool = share_pool(share, SIZES, kv_dtype)
             weights = buffer.weights(config)
             aux = aux_layers if share.rank == 0 else ()
             self.decoders.append(ShardDecoder(share, weights, NativeBackend(CACHE, 1), pool, ranks, SIZES, aux))
         self.weight_bytes = [buffer.nbytes for buffer in buffers]
         self._pool = ThreadPoolExecutor(size)
-        self._start = threading.Barrier(size)
 
     def forward(self, batch: ForwardBatch, logit_rows: Sequence[int]) -> Tensor:
         self.decoders[0].embed(batch)
         runs = [self._pool.submit(decoder.forward, batch, list(logit_rows)) for decoder in self.decoders]
-        return [run.result(60) for run in runs][0]
+        results = [run.result(60) for run in runs]
+        return results[0]

@@ -1,0 +1,43 @@
+"""A served target over two processes: whichever ends, all are started again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import psutil
+import pytest
+
+from server.engine_client import EngineClient, EngineState
+from specdec.config import Config, ServerConfig
+from specdec.types import Request, SamplingParams, StoppingParams
+from tests.engine.test_tensor_parallel import gone, tiny_config
+from tests.server.harness import quick_policy
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("who", ["rank", "engine"])
+async def test_the_server_starts_all_ranks_again_and_leaves_none_behind(who: str) -> None:
+    config = Config(engine=tiny_config("random:tiny", 2), server=ServerConfig(grpc_port=0, http_port=None))
+    client = EngineClient(config, policy=quick_policy())
+    states = client.watch()
+    await client.start()
+    try:
+        await client.wait_ready()
+        assert client.pid is not None
+        assert client.info.tp == 2
+        engine = psutil.Process(client.pid)
+        (rank,) = engine.children()
+        os.kill(rank.pid if who == "rank" else engine.pid, signal.SIGKILL)  # an idle one
+        while await states.get() is not EngineState.RESTARTING:
+            pass
+        await client.wait_ready()
+        async with asyncio.timeout(30):
+            while not (gone(engine) and gone(rank)):
+                await asyncio.sleep(0.01)
+        request = Request("r", (1, 2, 3), SamplingParams(temperature=0.0), StoppingParams(max_tokens=3))
+        async with client.generate(request) as stream:
+            assert [event async for event in stream]
+    finally:
+        await client.close()
