@@ -249,7 +249,7 @@ def _rank_needs(target: ModelSize, config: EngineConfig) -> MemoryNeed:
     """What processes after the first need beside their shares: each runs Python and has rows of a step of its own."""
     logits = config.max_step_rows * target.config.vocab_size * 4  # are there once
     each = WORKING_BYTES + target.step_bytes(config.max_step_rows) - logits
-    return MemoryNeed(f"target: {config.tp - 1} more processes", (config.tp - 1) * each, ("engine.tp",))
+    return MemoryNeed("target: processes after the first", (config.tp - 1) * each, ("engine.tp",))
 
 
 def tokenizer_of_cut(config: EngineConfig, progress: Progress | None = None) -> Tokenizer | None:

@@ -79,6 +79,14 @@ def test_the_budget_counts_both_models_and_both_caches(folders: tuple[Path, Path
     assert not [need for need in plan_memory(off, available=1 << 40).needs if need.what.startswith(("draft", "texts"))]
 
 
+def test_processes_after_the_first_are_counted_and_shares_only_once(folders: tuple[Path, Path, Path]) -> None:
+    one, four = (plan_memory(make_config(folders, tp=tp, draft=None), available=1 << 40) for tp in (1, 4))
+    extra = {need.what: need for need in four.needs}["target: processes after the first"]
+    assert four.needed - one.needed == extra.nbytes
+    assert 3 * 256 * MIB < extra.nbytes < 3 * 260 * MIB
+    assert extra.options == ("engine.tp",)
+
+
 @pytest.mark.parametrize("kv_dtype", ["auto", "fp32", "bf16", "int8"])
 def test_the_caches_are_measured_as_they_will_be_built(folders: tuple[Path, Path, Path], kv_dtype: str) -> None:
     config = make_config(folders, kv_dtype=kv_dtype)
