@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from cluster.config import ClusterConfig, ModelConfig
 from cluster.fleet import Fleet, Replica
+from server.hold_headers import HOLD_HEADER
 from specdec.errors import ConfigError
 
 Json = dict[str, Any]
@@ -27,7 +28,6 @@ Spread = Literal["affine", "least"]
 FACES: tuple[Face, ...] = ("http", "grpc")
 SPREADS: tuple[Spread, ...] = ("affine", "least")
 RELEASE_HEADER = "x-specdec-release"
-HOLD_HEADER = "x-specdec-hold-headers"
 
 _TYPES = "type.googleapis.com/envoy"
 _OFF = "0s"
@@ -234,7 +234,7 @@ def _routes(config: ClusterConfig, fleet: Fleet, model: ModelConfig, face: Face)
             {
                 "name": "all",
                 "domains": ["*"],
-                "request_headers_to_add": [_header(HOLD_HEADER, "1")],
+                "request_headers_to_add": [_header(HOLD_HEADER, "1", "ADD_IF_ABSENT")],
                 "request_body_buffer_limit": largest,
                 "routes": routes,
             }
@@ -393,8 +393,8 @@ def _address(host: str, port: int) -> Json:
     return {"socket_address": {"address": host, "port_value": port}}
 
 
-def _header(name: str, value: str) -> Json:
-    return {"header": {"key": name, "value": value}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
+def _header(name: str, value: str, action: str = "OVERWRITE_IF_EXISTS_OR_ADD") -> Json:
+    return {"header": {"key": name, "value": value}, "append_action": action}
 
 
 def _file(path: Path) -> Json:

@@ -1,8 +1,8 @@
 """An engine that answers by script at the pace it is told, over the real block tables of the prefix cache.
 
-Its target says ``scripted:first_ms:step_ms:pages``: until a request's first token, between tokens, and the pages of the
-cache. The answer to a prompt is a text that follows from it alone, so that any replica gives the same. With a fourth
-word, ``broken``, every request fails.
+Its target says ``scripted:first_ms:step_ms:pages``: until a request's first token (it is begun at once), between tokens,
+and the pages of the cache. The answer to a prompt is a text that follows from it alone, so that any replica gives the same.
+With a fourth word, ``broken``, every request fails.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ class _Running:
     paged: PagedTokens
     cached: int
     answer: list[int]
+    started: bool = False
     emitted: int = 0
 
 
@@ -94,7 +95,12 @@ class ScriptedEngine:
 
     def step(self) -> list[RequestEvent]:
         events, self._aborted = self._aborted, []
-        if not self._running:
+        for running in self._running.values():
+            if not running.started:
+                running.started = True
+                size = len(running.request.prompt_ids)
+                events.append(Started(running.request.request_id, 1, size, running.cached, 0.0))
+        if events or not self._running:
             return events
         wait = min(running.due_s for running in self._running.values()) - time.monotonic()
         if wait > 0:
@@ -129,7 +135,6 @@ class ScriptedEngine:
     def _advance(self, running: _Running) -> list[RequestEvent]:
         request, events = running.request, list[RequestEvent]()
         if not running.emitted:
-            events.append(Started(request.request_id, 1, len(request.prompt_ids), running.cached, 0.0))
             running.paged.n_computed = len(request.prompt_ids) - 1
             self._kv.publish(running.paged)
         if self._broken:

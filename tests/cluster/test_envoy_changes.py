@@ -8,7 +8,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +19,8 @@ import pytest
 from cluster.canary import release_of
 from cluster.fleet import rolled_back, switched, with_weights
 from specdec.client.client import Client
+from specdec.client.connection import CallError, RetryPolicy
+from specdec.types import StoppingParams
 from tests.cluster.envoy_fleet import MODEL, EnvoyFleet, envoy_fleet, without
 from tests.cluster.scripted_engine import answer_to
 from tests.cluster.test_envoy_dialects import type_keys
@@ -93,6 +95,20 @@ async def under_load(fleet: EnvoyFleet, at_once: int = 8) -> AsyncIterator[Load]
         await running
 
 
+async def begun_by_grpc(client: Client, number: int) -> bool:
+    """Calls one after the other; whether each of them began, if it was not whole."""
+    for call in range(8):
+        began = False
+        try:
+            async with aclosing(client.stream(f"{number} {call}", stopping=StoppingParams(max_tokens=5))) as events:
+                async for _ in events:
+                    began = True
+        except CallError:
+            if not began:
+                return False
+    return True
+
+
 def kill(server: psutil.Process) -> None:
     """All of a server at once, as when its machine is gone."""
     for process in [*server.children(recursive=True), server]:
@@ -120,10 +136,14 @@ async def test_a_killed_replica_takes_no_call_with_it_that_had_no_byte(tmp_path:
     async with envoy_fleet(tmp_path, ["blue"] * 3, "scripted:150:50:4096") as fleet:
         load = Load()
         running = asyncio.create_task(load.run(fleet.http, 0, 500, 40))
-        while load.whole < 120:
-            await asyncio.sleep(0.01)
-        kill(fleet.servers["r1"].frontend)
-        await running
+        once = RetryPolicy(attempts=1, resumes=0)  # what is tried again here, Envoy tries
+        async with Client(fleet.grpc, retry=once) as client:
+            streams = [asyncio.create_task(begun_by_grpc(client, number)) for number in range(100)]
+            while load.whole < 120:
+                await asyncio.sleep(0.01)
+            kill(fleet.servers["r1"].frontend)
+            await running
+            assert all(await asyncio.gather(*streams))
     assert (load.refused, load.wrong) == ([], [])
     assert 0 < len(load.cut) <= 40  # those that had begun, which a client takes up again elsewhere
     assert load.whole + len(load.cut) == 500
