@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
+import platform
 import sys
 from typing import Any
 
@@ -34,6 +36,17 @@ def lsp_command(server: str, stdio: bool, log_level: str, **values: Any) -> None
     credentials.channel()  # a file that can not be read is told now, not when the editor waits
     logging.basicConfig(level=log_level.upper(), stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
     once = RetryPolicy(attempts=1)
-    code = run_stdio(lambda: Client(server, credentials, once))
+    workspace = _workspace()
+    code = run_stdio(lambda: Client(server, credentials, once, workspace=workspace))
     sys.stderr.flush()
     os._exit(code)  # an editor waits for this process, and gRPC's threads may keep a busy machine's interpreter waiting
+
+
+def _workspace() -> str:
+    """The same whenever the editor starts again in this folder, for a proxy in front of several servers; says nothing
+    of the folder's name."""
+    try:
+        place = os.getcwd()
+    except OSError:  # it was removed
+        place = ""
+    return hashlib.blake2b(f"{platform.node()}\0{os.getuid()}\0{place}".encode(), digest_size=16).hexdigest()

@@ -226,15 +226,23 @@ class Client:
     answers. Use as ``async with``, in one event loop.
 
     Every method raises `CallError` when the call fails. Calls that the server refuses for now are tried again as
-    ``retry`` says, within their own timeout. ``model`` is the name of one of
-    several models; empty: the server's choice.
+    ``retry`` says, within their own timeout. ``model`` is the name of one of several models; empty: the server's
+    choice. ``workspace``: a proxy in front of several servers keeps calls of equal ones on one of them, which has read
+    what they have in common, and remembers the suggestions whose outcome is reported; empty: calls of equal sessions.
 
     Raises:
         ConfigError: an address is empty, or a file of the credentials can not be read.
     """
 
-    def __init__(self, address: str, credentials: Credentials = _IN_THE_CLEAR, retry: RetryPolicy = _PATIENT) -> None:
-        self._connection = Connection([one.strip() for one in address.split(",")], credentials, retry)
+    def __init__(
+        self,
+        address: str,
+        credentials: Credentials = _IN_THE_CLEAR,
+        retry: RetryPolicy = _PATIENT,
+        *,
+        workspace: str = "",
+    ) -> None:
+        self._connection = Connection([one.strip() for one in address.split(",")], credentials, retry, workspace)
         self.admin = AdminClient(self._connection)
         self.completion = CompletionClient(self._connection)
         self.experiments = ExperimentClient(self._connection)

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import grpc
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
@@ -156,22 +157,30 @@ _OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 3000),
 ]
 
+_WORKSPACE, _SESSION = "x-workspace-id", "x-session-id"
+_PLAIN = "".join(chr(i) for i in range(0x21, 0x7F) if chr(i) != "%")
+
 
 class Connection:
     """A channel per address, opened at the first call. Belongs to one event loop; `close` it.
 
     addresses: ``host:port``, of one server or of several that are alike: calls go to the first, and to the next one
-    from when it could not be reached or could not serve.
+    from when it could not be reached or could not serve. workspace: what keeps the calls on one of a proxy's servers;
+    where it is empty, those of one session are kept together.
 
     Raises:
         ConfigError: a file of the credentials can not be read.
     """
 
-    def __init__(self, addresses: Sequence[str], credentials: Credentials, retry: RetryPolicy) -> None:
+    def __init__(
+        self, addresses: Sequence[str], credentials: Credentials, retry: RetryPolicy, workspace: str = ""
+    ) -> None:
         self._addresses, self._at = tuple(addresses), 0
         if not all(self._addresses) or not self._addresses:
             raise ConfigError("address: must be host:port, or several with commas between")
         self._metadata, self._secret = credentials.metadata, credentials.channel()
+        if workspace:
+            self._metadata += ((_WORKSPACE, _as_metadata(workspace)),)
         self.retry = retry
         self._channels: dict[str, grpc.aio.Channel] = {}
 
@@ -210,7 +219,8 @@ class Connection:
             attempt += 1
             address = self.address
             try:
-                return await method(self.channel)(request, metadata=self._metadata, timeout=time_left(until))
+                metadata = self._metadata_of(request)
+                return await method(self.channel)(request, metadata=metadata, timeout=time_left(until))
             except grpc.aio.AioRpcError as error:
                 await self.pause(CallError.of(error, address), attempt, until)
 
@@ -228,7 +238,7 @@ class Connection:
         while True:
             attempt += 1
             address = self.address
-            call = method(self.channel)(request, metadata=self._metadata, timeout=time_left(until))
+            call = method(self.channel)(request, metadata=self._metadata_of(request), timeout=time_left(until))
             try:
                 async for message in call:
                     began = True
@@ -241,6 +251,11 @@ class Connection:
                 await self.pause(failure, attempt, until, retry)
             finally:
                 call.cancel()
+
+    def _metadata_of(self, request: Any) -> tuple[tuple[str, str], ...]:
+        """What a call carries. A proxy reads no messages, so a request's session is told beside it."""
+        session: str = getattr(getattr(request, "session", None), "id", "")
+        return (*self._metadata, (_SESSION, _as_metadata(session))) if session else self._metadata
 
     def both_ways(self, method: Method) -> Any:
         """A call that streams in both directions; it is not tried again."""
@@ -259,6 +274,11 @@ class Connection:
         if pause is None or (until is not None and time.monotonic() + pause >= until):
             raise error from None
         await asyncio.sleep(pause)
+
+
+def _as_metadata(name: str) -> str:
+    """``name`` in characters that metadata may have."""
+    return quote(name, safe=_PLAIN)
 
 
 def end_of(timeout_s: float | None) -> float | None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from server.errors import DrainingError, UnknownModelError
 from server.grpc.errors import refuse
+from specdec.api.v1 import generation_pb2
 from specdec.client.connection import CallError, Connection, Credentials, RetryPolicy
 from specdec.errors import ConfigError, FieldViolation, InvalidRequestError, QueueFullError, RequestError
 
@@ -62,6 +63,7 @@ async def talking(
     script: Script,
     retry: RetryPolicy = QUICK,
     credentials: Credentials = Credentials(),  # noqa: B008
+    workspace: str = "",
 ) -> AsyncIterator[tuple[Connection, Any, Any]]:
     """A connection, and its two methods."""
     server = grpc.aio.server()
@@ -72,7 +74,7 @@ async def talking(
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("a.B", handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    connection = Connection([f"127.0.0.1:{port}"], credentials, retry)
+    connection = Connection([f"127.0.0.1:{port}"], credentials, retry, workspace)
     try:
         yield connection, lambda at: at.unary_unary("/a.B/U"), lambda at: at.unary_stream("/a.B/S")
     finally:
@@ -209,3 +211,28 @@ def test_halves_of_credentials_are_refused(tmp_path: Any) -> None:
             Credentials(**bad)
     with pytest.raises(ConfigError, match=r"none\.pem"):
         Connection(["h:1"], Credentials(tls=True, ca=tmp_path / "none.pem"), QUICK)
+
+
+@pytest.mark.parametrize(
+    ("workspace", "session", "told"),
+    [
+        ("", "", {}),
+        ("", "Größe 7%", {"x-session-id": "Gr%C3%B6%C3%9Fe%207%25"}),
+        ("w 1", "", {"x-workspace-id": "w%201"}),
+        ("w", "s", {"x-workspace-id": "w", "x-session-id": "s"}),
+    ],
+)
+async def test_a_call_tells_proxies_what_keeps_it_on_one_server(
+    workspace: str, session: str, told: dict[str, str]
+) -> None:
+    script = Script()
+    request = generation_pb2.GenerateRequest()
+    request.session.id = session
+    as_bytes = {"request_serializer": generation_pb2.GenerateRequest.SerializeToString}
+    async with talking(script, workspace=workspace) as (connection, _, _):
+        await connection.unary(lambda at: at.unary_unary("/a.B/U", **as_bytes), request)
+        stream = connection.stream(lambda at: at.unary_stream("/a.B/S", **as_bytes), request)
+        assert [message async for message in stream] == [b"answer"]
+    for metadata in script.metadata:
+        assert {name: value for name, value in metadata.items() if name.startswith("x-")} == told
+    assert len(script.metadata) == 2

@@ -1,7 +1,7 @@
 """An engine that answers by script at the pace it is told, over the real block tables of the prefix cache.
 
-Its target says ``scripted:first_ms:step_ms:pages``: until a request's first token (it is begun at once), between tokens,
-and the pages of the cache. The answer to a prompt is a text that follows from it alone, so that any replica gives the same.
+Its target says ``scripted:first_ms:step_ms:pages``: until a request's first token (it begins at once), between tokens,
+and the pages of the cache. The answer to a prompt is a text that follows from it alone, so any replica gives the same.
 With a fourth word, ``broken``, every request fails.
 """
 

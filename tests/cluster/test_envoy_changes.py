@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import time
 from collections import Counter
@@ -189,6 +190,14 @@ async def test_each_sessions_release_is_the_one_computed_offline_and_the_way_bac
         assert found == [release_of(session, shares) for session in sessions]
         assert {"blue", "green"} == set(found)
         assert await release(in_green, "x-workspace-id") == "green"
+        by_grpc = [f"editor-{i}" for i in range(40)]
+        async with Client(fleet.grpc) as client_by_grpc:
+            for session in by_grpc:
+                await client_by_grpc.generate("a", stopping=StoppingParams(max_tokens=1), session=session)
+        figures = (await client.get(f"http://{fleet.envoy.admin}/clusters")).text
+        calls = re.findall(r"\.(blue|green)\.[0-9a-f]+\.grpc\.affine::[0-9.:]+::rq_total::([0-9]+)", figures)
+        wanted = Counter(release_of(session, shares) for session in by_grpc)
+        assert {release: int(count) for release, count in calls} == wanted
         assert {await release(None) for _ in range(50)} == {"blue"}  # nobody is drawn
         fleet.route(rolled_back(fleet.fleet, MODEL))
         took = await comes_to("blue", in_green)
