@@ -37,7 +37,7 @@ from specdec.types import (
 from tests.engine.tiny_engine import tiny_parts
 
 FAILED_PRECONDITION = grpc.StatusCode.FAILED_PRECONDITION
-QUICK = RetryPolicy(first_s=0.02)
+QUICK = RetryPolicy(attempts=30, first_s=0.02, longest_s=60, resumes=30)
 TOKENS = 120
 
 
@@ -46,6 +46,7 @@ def server(*, drafts: bool) -> LocalServer:
     config = tiny_parts().config
     speculation = config.speculation.model_copy(update={} if drafts else {"drafters": ("suffix",)})
     changes = {"speculation": speculation, "threads": 1, "max_batch": 8 if drafts else 5, "kv_tokens": 64 * 64}
+    changes |= {"max_queued_requests": 1000}
     changes |= {} if drafts else {"draft": None}
     return LocalServer(Config(engine=config.model_copy(update=changes), server=ServerConfig(grpc_port=0, http_port=0)))
 
@@ -118,7 +119,8 @@ async def read(client: Client, number: int, saw: Callable[[], None] = lambda: No
 
 
 class Cutter:
-    """A proxy that sends each connection to the next of ``ports``, and resets it after some bytes of its answers."""
+    """A proxy that sends each connection to the next of ``ports``, and ends it after some bytes of its answers:
+    every other one is reset, which loses what the client has not read."""
 
     def __init__(self, ports: list[int], draw: random.Random) -> None:
         self._ports, self._draw = ports, draw
@@ -140,7 +142,10 @@ class Cutter:
             pass
         finally:
             asked.cancel()
-            writer.transport.abort()
+            if self._connections % 2:
+                writer.transport.abort()
+            else:
+                writer.close()
             to_server.transport.abort()
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
