@@ -1,0 +1,149 @@
+"""What the client sends when a stream breaks off, and when it gives up."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+
+from server.grpc.errors import refuse
+from specdec.api.v1 import generation_pb2 as pb
+from specdec.api.v1 import generation_pb2_grpc
+from specdec.client import CallError, Client, RetryPolicy
+from specdec.errors import DuplicateRequestError, OtherNumbersError, RequestError
+from specdec.seeds import sample_seed
+from specdec.types import Delta, Finished, RequestEvent, SamplingParams, Started, StoppingParams
+
+QUICK = RetryPolicy(attempts=2, first_s=0.01, resumes=3)
+BREAK = "break"
+
+
+def started(prompt_tokens: int = 3) -> pb.GenerateStreamResponse:
+    return pb.GenerateStreamResponse(
+        started=pb.Started(seed=5, prompt_tokens=prompt_tokens, numeric_fingerprint="numbers")
+    )
+
+
+def delta(text: str, *tokens: int, index: int = 0) -> pb.GenerateStreamResponse:
+    return pb.GenerateStreamResponse(delta=pb.Delta(index=index, token_ids=tokens, text=text))
+
+
+def finished(index: int = 0) -> pb.GenerateStreamResponse:
+    return pb.GenerateStreamResponse(finished=pb.Finished(index=index, finish_reason=4))
+
+
+class Script(generation_pb2_grpc.GenerationServiceServicer):
+    """Answers each call with the next of ``answers``, or with what is found for the request."""
+
+    def __init__(self, *answers: list[Any] | Callable[[Any], list[Any]]) -> None:
+        self._answers = list(answers)
+        self.asked: list[pb.GenerateStreamRequest] = []
+
+    async def GenerateStream(self, request: Any, context: Any) -> None:  # type: ignore[override]  # noqa: N802
+        answer = self._answers[min(len(self.asked), len(self._answers) - 1)]
+        self.asked.append(request)
+        for item in answer(request) if callable(answer) else answer:
+            if item == BREAK:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+            elif isinstance(item, RequestError):
+                await refuse(context, item)
+            else:
+                await context.write(item)
+
+
+@asynccontextmanager
+async def talking(script: Script, retry: RetryPolicy = QUICK, before: str = "") -> AsyncIterator[Client]:
+    server = grpc.aio.server()
+    generation_pb2_grpc.add_GenerationServiceServicer_to_server(script, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with Client(f"{before}127.0.0.1:{port}", retry=retry) as client:
+            yield client
+    finally:
+        await server.stop(0)
+
+
+BROKEN = [started(), delta("ab", 1, 2), delta("", 3), BREAK]
+REST = [started(), delta("cd", 4), finished()]
+
+
+async def gather(client: Client, seen: list[RequestEvent] | None = None, **options: Any) -> list[RequestEvent]:
+    seen = [] if seen is None else seen
+    async for event in client.stream([7, 8, 9], request_id="r", **options):
+        seen.append(event)
+    return seen
+
+
+async def test_it_sends_what_it_had_and_tells_nothing_twice() -> None:
+    script = Script(BROKEN, [started(), delta("c", 4), BREAK], REST)
+    async with talking(script) as client:
+        events = await gather(client, stopping=StoppingParams(max_tokens=9, time_limit_s=60.0))
+    assert [type(event) for event in events] == [Started, *[Delta] * 4, Finished]
+    assert "".join(event.text for event in events if isinstance(event, Delta)) == "abccd"
+    first, second, third = script.asked
+    assert not first.HasField("resume")
+    assert (list(second.resume.token_ids), second.resume.text_characters) == ([1, 2, 3], 2)
+    assert (list(third.resume.token_ids), third.resume.text_characters) == ([1, 2, 3, 4], 3)
+    assert (second.sampling.seed, second.resume.numeric_fingerprint) == (5, "numbers")
+    assert first.stopping.time_limit_ms > second.stopping.time_limit_ms > third.stopping.time_limit_ms > 50e3
+
+
+async def test_several_samples_go_on_each_by_itself() -> None:
+    def rest(request: pb.GenerateStreamRequest) -> list[Any]:
+        return [started(), delta("x", 9), finished()]
+
+    broken = [started(), delta("a", 1), delta("b", 2, index=1), delta("c", 3, index=2), finished(1), BREAK]
+    script = Script(broken, rest)
+    async with talking(script) as client:
+        events = await gather(client, sampling=SamplingParams(n=3, seed=5))
+    texts = {index: "".join(e.text for e in events if isinstance(e, Delta) and e.index == index) for index in range(3)}
+    assert texts == {0: "ax", 1: "b", 2: "cx"}
+    asked = {(request.sampling.seed, request.sampling.n, *request.resume.token_ids) for request in script.asked[1:]}
+    assert asked == {(5, 1, 1), (sample_seed(5, 2), 1, 3)}
+    assert sorted(event.index for event in events if isinstance(event, Finished)) == [0, 1, 2]
+
+
+async def test_only_the_calls_end_is_missing() -> None:
+    script = Script([started(), delta("ab", 1, 2), finished(), BREAK])
+    async with talking(script) as client:
+        events = await gather(client)
+    assert isinstance(events[-1], Finished)
+    assert len(script.asked) == 1
+
+
+async def test_the_former_call_is_still_in_flight() -> None:
+    script = Script(BROKEN, [DuplicateRequestError("request_id 'r' is in flight; choose another")], REST)
+    async with talking(script) as client:
+        await gather(client)
+    assert [request.request_id for request in script.asked] == ["r", "r", "r~"]
+
+
+async def test_the_next_address_goes_on() -> None:
+    script = Script(BROKEN, REST)
+    async with talking(script, before="127.0.0.1:1, ") as client:
+        assert isinstance((await gather(client))[-1], Finished)
+
+
+@pytest.mark.parametrize(
+    ("answer", "retry", "code", "calls"),
+    [
+        ([OtherNumbersError.between("numbers", "others")], QUICK, grpc.StatusCode.FAILED_PRECONDITION, 2),
+        ([started(4), delta("x", 4)], QUICK, grpc.StatusCode.FAILED_PRECONDITION, 2),
+        ([started(), BREAK], QUICK, grpc.StatusCode.UNAVAILABLE, 4),
+        ([BREAK], QUICK, grpc.StatusCode.UNAVAILABLE, 4),
+        (REST, RetryPolicy(resumes=0), grpc.StatusCode.UNAVAILABLE, 1),
+    ],
+    ids=["other numbers", "other prompt", "no progress", "no start", "not asked to"],
+)
+async def test_it_gives_up(answer: list[Any], retry: RetryPolicy, code: grpc.StatusCode, calls: int) -> None:
+    script, seen = Script(BROKEN, answer), list[RequestEvent]()
+    async with talking(script, retry) as client:
+        with pytest.raises(CallError) as caught:
+            await gather(client, seen)
+    assert caught.value.code == code
+    assert len(script.asked) == calls
+    assert [type(event) for event in seen] == [Started, Delta, Delta]
