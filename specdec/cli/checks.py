@@ -79,10 +79,10 @@ def describe_ranks(tp: int, threads: int) -> str:
     from specdec.models.tensor_parallel.placement import rank_processors
 
     processors = rank_processors(tp, os.sched_getaffinity(0))
-    where = "wherever the system puts them, since memory is one"
+    where = "anywhere: there is one NUMA node, or none is known"
     if processors is not None:
-        where = "; ".join(",".join(map(str, sorted(cpus))) for cpus in processors) + " (processors by NUMA node)"
-    return f"{tp} of {max(1, threads // tp)} threads each, on {where}"
+        where = "on processors " + "; ".join(",".join(map(str, sorted(cpus))) for cpus in processors)
+    return f"{tp}, threads each: {max(1, threads // tp)}, {where}"
 
 
 def find_outlook(config: EngineConfig, bytes_per_s: float) -> Outlook:

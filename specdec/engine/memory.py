@@ -19,6 +19,7 @@ from specdec.models.hf import read_json
 from specdec.models.load import load_tokenizer
 from specdec.models.memory import GIB, WORKING_BYTES, ModelSize, available_bytes, measure_model
 from specdec.models.progress import Progress
+from specdec.models.tensor_parallel.shares import share_out
 from specdec.models.tokenizer import Tokenizer
 from specdec.models.vocabulary_cut import most_frequent
 from verify_kernels.forward_batch import PAGE_SIZE
@@ -183,6 +184,7 @@ def plan_memory(
 
     Raises:
         ModelError: a model can not be found or read.
+        ConfigError: the target can not be cut as `engine.tp` asks.
     """
     target = measure_model(config.target, dtype=config.dtype, cache_dir=config.cache_dir, progress=progress)
     needs: list[MemoryNeed] = []
@@ -191,6 +193,7 @@ def plan_memory(
         needs += _model_needs("target", target, config, ("engine.target", "engine.dtype"))
         page_bytes["target"] = kv_page_bytes(target.config, host_kv_dtype(config))
         if config.tp > 1:
+            share_out(target.config, config.tp)
             needs.append(_rank_needs(target, config))
     if config.speculation.enabled:
         draft = None if on_device else measure_draft(config, target.config, tokenizer, progress)
