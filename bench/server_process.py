@@ -21,7 +21,7 @@ from server.observe.logs import configure_logs
 from server.serving import Addresses, Serving
 from specdec.config import Config
 from specdec.errors import SpecdecError
-from specdec.models.load import load_tokenizer
+from specdec.models.resolve import load_tokenizer
 from specdec.types import EngineInfo
 
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from draft.head_checkpoint import HeadModel
 from draft.protocol import DraftTask, ModelBasedDrafter
 from specdec.kv_cache import page_key, root_key
-from specdec.models.config import rope_tables
 from specdec.models.decoder import KvPool
+from specdec.models.rope import rope_tables
 from specdec.sampling import Sampler
 from specdec.sequence import Sequence
 from specdec.tree import TokenTree

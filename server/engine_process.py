@@ -30,6 +30,7 @@ from server.kv_event_messages import pack_batch
 from specdec.cache_events import CacheRecorder
 from specdec.config import EngineConfig, KvEventsConfig
 from specdec.errors import ConfigError, RequestError, SpecdecError
+from specdec.models.memory import return_freed_memory
 
 _LOG = logging.getLogger(__name__)
 
@@ -247,6 +248,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         engine = _find_factory(args.factory)(EngineConfig.model_validate_json(args.config), link.progress)
         events = KvEventsConfig.model_validate_json(args.kv_events) if args.kv_events else None
         cache = CacheTeller(engine, link, events) if events is not None else None
+        return_freed_memory()
         link.send(Frame.READY, pack_info(engine.info()))
         try:
             EngineLoop(engine, link, args.heartbeat, cache).run()

@@ -17,6 +17,8 @@ from server.model_names import ModelNames
 from server.observe.observer import Observer
 from specdec.config import Config, EngineConfig, KvEventsConfig
 from specdec.errors import ConfigError
+from specdec.models.memory import return_freed_memory
+from specdec.models.resolve import is_here
 from specdec.types import EngineInfo
 
 if TYPE_CHECKING:
@@ -26,9 +28,9 @@ LoadTokenizer = Callable[[EngineConfig], TokenizerLike]
 
 
 class ModelHost:
-    """``config.engine`` is this model's. ``load_tokenizer`` is called once the engine is ready, in a thread: by then
-    the model's files are there. ``spare``: bytes of memory that an engine which starts now must leave to others.
-    ``beside``: the front end of another model of the server, whose keys it shares.
+    """``config.engine`` is this model's. ``load_tokenizer`` is called in a thread: while the engine starts where the
+    model's files are there, else once it is ready, by when they are. ``spare``: bytes of memory that an engine which
+    starts now must leave to others. ``beside``: the front end of another model of the server, whose keys it shares.
 
     Raises:
         ConfigError: a file of keys or certificates can not be read or used, or a package for events is missing.
@@ -55,6 +57,22 @@ class ModelHost:
             cache_feed=self.events,
         )  # fmt: skip
         self.frontend = Frontend(self.client, config.server, names, beside)
+        self._tokenizer: asyncio.Future[TokenizerLike] | None = None
+
+    async def start(self) -> None:
+        """Begin to load; returns before anything is."""
+        await self.client.start()
+        engine = self._config.engine
+        if await asyncio.to_thread(is_here, engine.target, engine.cache_dir):
+            self._begin_tokenizer()
+
+    def _begin_tokenizer(self) -> asyncio.Future[TokenizerLike]:
+        if self._tokenizer is None:
+            self._tokenizer = asyncio.ensure_future(
+                asyncio.to_thread(_warmed, self._load_tokenizer, self._config.engine)
+            )
+            self._tokenizer.add_done_callback(_seen)  # where the engine fails as well, nobody asks for it
+        return self._tokenizer
 
     async def wait_ready(self) -> EngineInfo:
         """Wait until requests are served.
@@ -68,7 +86,7 @@ class ModelHost:
         except EngineStartError as error:
             raise EngineStartError(self.explained(str(error))) from None
         frontend = self.frontend
-        tokenizer = await asyncio.to_thread(_warmed, self._load_tokenizer, self._config.engine)
+        tokenizer = await self._begin_tokenizer()
         frontend.fim = await asyncio.to_thread(PromptPacker, tokenizer, info.max_context)
         frontend.tokenizer = tokenizer
         await frontend.experiments.start_configured()
@@ -94,9 +112,16 @@ def _publisher(config: KvEventsConfig) -> KvEventPublisher | None:
     return KvEventPublisher(config)
 
 
+def _seen(tokenizer: asyncio.Future[TokenizerLike]) -> None:
+    """Its error is not unheard of."""
+    if not tokenizer.cancelled():
+        tokenizer.exception()
+
+
 def _warmed(load: LoadTokenizer, config: EngineConfig) -> TokenizerLike:
     """The tokenizer, with what it makes for large texts made now: later it would hold up everybody."""
     tokenizer = load(config)
     tokenizer.encode("a " * LARGE_CHARACTERS)
     assert tokenizer.longest_token > 0
+    return_freed_memory()
     return tokenizer

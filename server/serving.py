@@ -44,8 +44,8 @@ class Addresses:
 
 
 class Serving:
-    """Runs a server from its configuration to its end. ``load_tokenizer`` is called once an engine is ready, in a
-    thread: by then the model's files are there.
+    """Runs a server from its configuration to its end. ``load_tokenizer`` is called in a thread, as `ModelHost`
+    says.
 
     Engines are started one after the other, so that each measures its costs alone and sees what memory those before it
     need. From then on they are watched and restarted each by itself; the server ends when none is left.
@@ -118,7 +118,7 @@ class Serving:
             self._close_events()
             await self._grpc.stop()
             raise
-        await self.client.start()
+        await self._hosts[0].start()
         return Addresses(self._config.server.host, grpc_port, http_port)
 
     async def wait_ready(self) -> EngineInfo:
@@ -130,7 +130,7 @@ class Serving:
         """
         for host in self._hosts:
             if host.client is not self.client:
-                await host.client.start()
+                await host.start()
             await host.wait_ready()
         self._was_ready = True
         self._health_tasks = [asyncio.create_task(self._report_health(host), name="health") for host in self._hosts]

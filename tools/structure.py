@@ -26,7 +26,7 @@ from server.serving import Addresses, Serving
 from specdec.api.v1 import generation_pb2, generation_pb2_grpc
 from specdec.config import Config, EngineConfig, ServerConfig, SpeculationConfig
 from specdec.engine.build import build_engine
-from specdec.models.load import load_tokenizer
+from specdec.models.resolve import load_tokenizer
 from specdec.types import Request, SpeculationMode, SpeculationParams, StoppingParams
 from tools.markdown import REPOSITORY
 

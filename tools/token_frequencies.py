@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specdec.config import EngineConfig
-from specdec.models.load import load_tokenizer
+from specdec.models.resolve import load_tokenizer
 from specdec.models.tokenizer import Tokenizer
 from specdec.models.vocabulary_cut import write_frequencies
 

@@ -19,8 +19,8 @@ from bench.peers.peers_report import PeersRun
 from bench.workloads.make import make_workload
 from bench.workloads.workload import BenchPrompt, WorkloadUnavailableError
 from specdec.errors import KernelError
-from specdec.models.load import load_tokenizer
 from specdec.models.progress import Progress
+from specdec.models.resolve import load_tokenizer
 from specdec.models.tokenizer import Tokenizer
 
 WARM_TOKENS = 16

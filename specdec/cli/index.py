@@ -45,7 +45,7 @@ def index_command(
     from draft.index_build import IndexSources, build_index
     from draft.token_index import TokenIndex
     from specdec.cli.progress_bar import ProgressBar
-    from specdec.models.load import load_tokenizer
+    from specdec.models.resolve import load_tokenizer
 
     began = time.perf_counter()
     out = out.absolute()

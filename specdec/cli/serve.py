@@ -72,7 +72,7 @@ def serve_command(config: Config, quiet: bool) -> None:
     from server.observe.logs import configure_logs
     from server.serving import Serving
     from specdec.cli.progress_bar import ProgressBar
-    from specdec.models.load import load_tokenizer
+    from specdec.models.resolve import load_tokenizer
 
     configure_logs(config.server.log_format, logging.WARNING if quiet else logging.INFO)
     for engine in config.engines.values() or (config.engine,):

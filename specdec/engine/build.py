@@ -37,7 +37,7 @@ from specdec.engine.memory import (
     wanted_context,
 )
 from specdec.engine.numeric_fingerprint import host_arithmetic, numeric_fingerprint
-from specdec.engine.profile_costs import WARM_UP_SHARE, costs_at_start
+from specdec.engine.profile_costs import WARM_UP_SHARE, contexts_measured, costs_at_start
 from specdec.engine.verify import StepVerifier
 from specdec.engine.warm_up import warm_up
 from specdec.errors import ConfigError, ModelError
@@ -491,7 +491,9 @@ def assemble(
 def _costs_key(config: EngineConfig, info: EngineInfo, target: str, drafters: Sequence[Drafter]) -> list[object]:
     """What times of forwards depend on, as far as it is known before."""
     drafts = [(d.name, d.digest) for d in drafters if isinstance(d, ModelBasedDrafter)]
-    sizes = (info.threads, config.max_step_rows, config.max_batch, info.kv_tokens, info.kv_dtype, info.max_context)
+    # The length of the KV cache follows from the memory that happens to be free; a forward's time from what it reads.
+    measured = contexts_measured(min(info.kv_tokens, info.max_context))
+    sizes = (info.threads, config.max_step_rows, config.max_batch, info.kv_dtype, measured)
     gpu = torch.cuda.get_device_name() if info.kernels == "triton" and torch.cuda.is_available() else ""
     ranks = [info.tp] if info.tp > 1 else []
     return [target, drafts, info.kernels, sizes, machine(), gpu, specdec.__version__, *ranks]

@@ -16,9 +16,9 @@ from specdec.errors import ModelError
 from specdec.models.config import ModelConfig
 from specdec.models.decoder import kv_page_bytes
 from specdec.models.hf import read_json
-from specdec.models.load import load_tokenizer
 from specdec.models.memory import GIB, WORKING_BYTES, ModelSize, available_bytes, measure_model
 from specdec.models.progress import Progress
+from specdec.models.resolve import load_tokenizer
 from specdec.models.tensor_parallel.shares import share_out
 from specdec.models.tokenizer import Tokenizer
 from specdec.models.vocabulary_cut import most_frequent

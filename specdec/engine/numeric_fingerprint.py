@@ -19,8 +19,9 @@ import torch
 
 import specdec
 from specdec.errors import FINGERPRINT_PARTS, PART_DIGITS
-from specdec.models.config import ModelConfig, rope_tables
+from specdec.models.config import ModelConfig
 from specdec.models.load import LoadedModel
+from specdec.models.rope import rope_tables
 from verify_kernels.backend import LinearSpec
 from verify_kernels.cpu.library import cpu_flags
 from verify_kernels.kernels import Kernels, NumericMode

@@ -98,6 +98,11 @@ def check_costs(decoder: TargetDecoder, drafters: Iterable[ModelBasedDrafter], k
     return StepCosts(checked, cast(dict[str, dict[str, Any]], drafting))
 
 
+def contexts_measured(limit: int, rows: int = VERIFY_ROWS[-1]) -> list[int]:
+    """The contexts at which forwards of ``rows`` are timed where a sequence has ``limit`` tokens at most."""
+    return [context for context in CONTEXTS if context + rows <= limit] or [0]
+
+
 Point = tuple[int, int]
 """Rows, and tokens that they look back on."""
 
@@ -109,7 +114,7 @@ class _TargetForwards:
         self._decoder = decoder
         limit = min(decoder.pool.pages * PAGE_SIZE, decoder.max_positions)
         self.rows = [r for r in VERIFY_ROWS if r <= min(decoder.max_logit_rows, decoder.max_rows) and r < limit]
-        self.contexts = [c for c in CONTEXTS if c + self.rows[-1] <= limit] or [0]
+        self.contexts = contexts_measured(limit, self.rows[-1])
         self.points: dict[Point, Callable[[], None]] = {
             (n, c): partial(self._forward, n, c) for n in self.rows for c in self.contexts
         }

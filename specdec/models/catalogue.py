@@ -47,6 +47,7 @@ class CatalogueEntry:
 
 
 DEFAULT_MODEL = "smollm2-135m"
+RANDOM_PREFIX = "random:"  # of names that a model of random weights has, behind it its shape
 
 _SMOLLM2_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 

@@ -6,14 +6,16 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol, runtime_checkable
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from specdec.errors import ModelError
 from specdec.models.config import ModelConfig
 from specdec.models.tokenizer import Tokenizer
-from verify_kernels.packed_weights import BlockKind
+
+if TYPE_CHECKING:  # torch takes seconds, and whoever wants a tokenizer has no use for it
+    from torch import Tensor
+
+    from verify_kernels.packed_weights import BlockKind
 
 
 class TensorSource(Protocol):
@@ -95,9 +97,9 @@ class Checkpoint(Protocol):
         """The tensors; raises ModelError."""
         ...
 
-    def tokenizer(self, cache_dir: Path, config: ModelConfig, like: Tokenizer | None = None) -> Tokenizer:
-        """The tokenizer, from ``cache_dir`` where it had to be converted; raises ModelError. like: see
-        `Tokenizer.like`."""
+    def tokenizer(self, cache_dir: Path, config: ModelConfig | None = None, like: Tokenizer | None = None) -> Tokenizer:
+        """The tokenizer, from ``cache_dir`` where it had to be converted; raises ModelError. config: the model's, where
+        it was read already. like: see `Tokenizer.like`."""
         ...
 
 

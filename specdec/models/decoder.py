@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specdec.models.config import ModelConfig, rope_tables
+from specdec.models.config import ModelConfig
+from specdec.models.rope import rope_tables
 from specdec.models.weights import LayerWeights, ModelWeights
 from verify_kernels.backend import AttentionSpec, Backend, BatchOp, Epilogue, LinearSpec, Prologue, RowsOp
 from verify_kernels.forward_batch import PAGE_SIZE, ForwardBatch
@@ -184,7 +185,8 @@ class Decoder:
         self._attended = torch.zeros(max_rows, config.q_size)
         self._gate_up = torch.zeros(max_rows, 2 * config.intermediate_size)
         self._chosen = torch.zeros(max_logit_rows, config.hidden_size)
-        self._logits = torch.zeros(max_logit_rows, weights.lm_head.n)
+        # Not zeros: these would take their memory, rows by vocabulary, before a step has so many rows.
+        self._logits = torch.empty(max_logit_rows, weights.lm_head.n)
         self._tables = {
             local: rope_tables(config.rope, config.head_dim, max_positions, local=local) for local in (False, True)
         }

@@ -13,17 +13,19 @@ import math
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
-from torch import Tensor
 
 from specdec.errors import ModelError, UnsupportedModelError
 from specdec.models.checkpoint import well_formed
 from specdec.models.config import MAX_LAYERS, ModelConfig, RopeConfig
-from verify_kernels.packed_weights import BlockKind
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from verify_kernels.packed_weights import BlockKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,6 +355,13 @@ _LAYER = {
 }
 
 
+def _tensor(values: np.ndarray) -> Tensor:
+    """As torch has it, over the same memory."""
+    import torch  # not at the top: it takes seconds, and whoever wants a vocabulary has no use for it
+
+    return torch.from_numpy(values)
+
+
 class GGUFSource:
     """Tensors of an open GGUF file, dequantised slice by slice.
 
@@ -394,7 +403,7 @@ class GGUFSource:
 
     def rows(self, role: str, low: int, high: int) -> Tensor:
         """Rows [low, high) of matrix ``role``, float32."""
-        return torch.from_numpy(self._file.rows(self._tensor_name(role), self._index(role, low, high)))
+        return _tensor(self._file.rows(self._tensor_name(role), self._index(role, low, high)))
 
     def block_kind(self, role: str) -> BlockKind | None:
         """The block format of matrix ``role``; None where it is stored in another way."""
@@ -406,7 +415,7 @@ class GGUFSource:
 
     def blocks(self, role: str, low: int, high: int) -> Tensor:
         """Rows [low, high) of matrix ``role`` as they are stored, uint8 [high - low, bytes of a row]."""
-        return torch.from_numpy(self._file.raw_rows(self._tensor_name(role), self._index(role, low, high)))
+        return _tensor(self._file.raw_rows(self._tensor_name(role), self._index(role, low, high)))
 
     def _index(self, role: str, low: int, high: int) -> np.ndarray | slice:
         order = self._order.get(role.rpartition(".")[2])
@@ -414,9 +423,9 @@ class GGUFSource:
 
     def vector(self, role: str) -> Tensor:
         """Vector ``role``, float32."""
-        values = torch.from_numpy(self._file.rows(self._tensor_name(role), slice(None))).reshape(-1)
+        values = _tensor(self._file.rows(self._tensor_name(role), slice(None))).reshape(-1)
         order = self._order.get(role.removesuffix(".bias").rpartition(".")[2]) if role.endswith(".bias") else None
-        return values if order is None else values[torch.from_numpy(order)]
+        return values if order is None else values[_tensor(order)]
 
     @staticmethod
     def _tensor_name(role: str) -> str:

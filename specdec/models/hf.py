@@ -8,15 +8,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from specdec.errors import ModelError, UnsupportedModelError
 from specdec.models.checkpoint import well_formed
 from specdec.models.config import MAX_LAYERS, ModelConfig, RopeConfig
 from specdec.models.tokenizer import Tokenizer, TokenizerInfo
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 QuantMethod = Literal["awq", "gptq", "compressed-tensors"]
 WAY_OUT = "use the unquantised model, an AWQ, GPTQ or compressed-tensors model of 4 bits, or a GGUF file"

@@ -182,15 +182,3 @@ def _check_heads(name: str, config: ModelConfig) -> None:
             f"{name}: {config.n_heads} heads of {config.head_dim} over {config.n_kv_heads} KV heads are not supported; "
             f"heads must be even, at most {MAX_HEAD_DIM} wide, and a multiple of the KV heads"
         )
-
-
-def load_tokenizer(ref: str, cache_dir: Path, progress: Progress | None = None) -> Tokenizer:
-    """The tokenizer of the model that ``ref`` names; the forms of `load_model`.
-
-    Raises:
-        ModelError: not found, truncated, corrupt, or without tokenizer.
-        UnsupportedModelError: sound, but of an architecture that specdec does not run.
-    """
-    cache_dir = cache_dir.expanduser()
-    checkpoint = resolve(ref, cache_dir, progress or silent)
-    return checkpoint.tokenizer(cache_dir, checkpoint.open().config)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from specdec.errors import ModelError
+from specdec.models.catalogue import RANDOM_PREFIX
 from specdec.models.config import ModelConfig, RopeConfig
 from specdec.models.tokenizer import Tokenizer, TokenizerInfo, byte_level_alphabet
 from specdec.models.weights import linear_plans, norm_plans
@@ -224,7 +225,6 @@ def _shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-PREFIX = "random:"
 _RECIPE = 1  # raise when other values come out of the same seed
 
 
@@ -238,11 +238,11 @@ class RandomCheckpoint:
     keeps_packed = False  # made as fast as read from a disk, and as large
 
     def __init__(self, name: str, seed: int = 0) -> None:
-        shape = name.removeprefix(PREFIX)
+        shape = name.removeprefix(RANDOM_PREFIX)
         if shape not in RANDOM_SHAPES:
-            known = ", ".join(PREFIX + known for known in RANDOM_SHAPES)
+            known = ", ".join(RANDOM_PREFIX + known for known in RANDOM_SHAPES)
             raise ModelError(f"{name}: no such shape; there are {known}")
-        self.name = PREFIX + shape
+        self.name = RANDOM_PREFIX + shape
         self.path = Path(self.name)
         self._config = RANDOM_SHAPES[shape]
         self._seed = seed
@@ -255,6 +255,6 @@ class RandomCheckpoint:
         """The tensors."""
         return RandomSource(self.name, self._config, self._seed)
 
-    def tokenizer(self, cache_dir: Path, config: ModelConfig, like: Tokenizer | None = None) -> Tokenizer:
+    def tokenizer(self, cache_dir: Path, config: ModelConfig | None = None, like: Tokenizer | None = None) -> Tokenizer:
         """Made for the shape's vocabulary."""
-        return random_tokenizer(config.vocab_size)
+        return random_tokenizer((config or self._config).vocab_size)

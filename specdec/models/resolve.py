@@ -7,16 +7,14 @@ from functools import cached_property
 from pathlib import Path
 
 from specdec.errors import ModelError
-from specdec.models.catalogue import CATALOGUE, suggestion
+from specdec.models.catalogue import CATALOGUE, RANDOM_PREFIX, suggestion
 from specdec.models.checkpoint import Checkpoint, TensorSource, fingerprint_files
 from specdec.models.config import ModelConfig
 from specdec.models.fetch import Fetcher, fetch_from_hub
 from specdec.models.gguf import GGUFFile, GGUFSource
 from specdec.models.gguf_tokenizer import TokenizerCache, convert_gguf_tokenizer
 from specdec.models.hf import HFSource, load_hf_tokenizer, parse_quantized_config, read_json, weight_files
-from specdec.models.progress import Progress
-from specdec.models.quantized import QuantizedSource
-from specdec.models.random_model import PREFIX, RandomCheckpoint
+from specdec.models.progress import Progress, silent
 from specdec.models.tokenizer import Tokenizer
 
 
@@ -42,11 +40,13 @@ class HFCheckpoint:
         quantized = read_json(self.path / "config.json").get("quantization_config")
         if quantized is None:
             return source
+        from specdec.models.quantized import QuantizedSource  # not at the top, as `random_model`: both need torch
+
         return QuantizedSource(source, parse_quantized_config(quantized, self.name))
 
-    def tokenizer(self, cache_dir: Path, config: ModelConfig, like: Tokenizer | None = None) -> Tokenizer:
+    def tokenizer(self, cache_dir: Path, config: ModelConfig | None = None, like: Tokenizer | None = None) -> Tokenizer:
         """The folder's own tokenizer; nothing has to be converted."""
-        return load_hf_tokenizer(self.path, config, like)
+        return load_hf_tokenizer(self.path, config or self.open().config, like)
 
 
 class GGUFCheckpoint:
@@ -71,11 +71,12 @@ class GGUFCheckpoint:
         """The tensors."""
         return GGUFSource(self._file)
 
-    def tokenizer(self, cache_dir: Path, config: ModelConfig, like: Tokenizer | None = None) -> Tokenizer:
+    def tokenizer(self, cache_dir: Path, config: ModelConfig | None = None, like: Tokenizer | None = None) -> Tokenizer:
         """The file's vocabulary, converted once and then read from the cache."""
         cache = TokenizerCache(cache_dir / "tokenizers")
         found = cache.read(self.fingerprint())
         if found is None:
+            self.open()  # an architecture that is not run is told first
             found = convert_gguf_tokenizer(self._file)
             cache.write(self.fingerprint(), *found)
         try:
@@ -100,7 +101,9 @@ def resolve(ref: str, cache_dir: Path, progress: Progress) -> Checkpoint:
         if path.suffix != ".gguf":
             raise ModelError(f"{path}: not a model; give a .gguf file or a Hugging Face model folder")
         return GGUFCheckpoint(path)
-    if ref.startswith(PREFIX):
+    if ref.startswith(RANDOM_PREFIX):
+        from specdec.models.random_model import RandomCheckpoint
+
         return RandomCheckpoint(ref)
     if ref in CATALOGUE:
         entry = CATALOGUE[ref]
@@ -113,9 +116,20 @@ def resolve(ref: str, cache_dir: Path, progress: Progress) -> Checkpoint:
     raise ModelError(f"{ref}: no such file, folder or catalogue model{suggestion(ref)}")
 
 
+def load_tokenizer(ref: str, cache_dir: Path, progress: Progress | None = None) -> Tokenizer:
+    """The tokenizer of the model that ``ref`` names; its forms are those of `specdec.models.load.load_model`.
+
+    Raises:
+        ModelError: not found, truncated, corrupt, or without tokenizer.
+        UnsupportedModelError: sound, but of an architecture that specdec does not run.
+    """
+    cache_dir = cache_dir.expanduser()
+    return resolve(ref, cache_dir, progress or silent).tokenizer(cache_dir)
+
+
 def is_here(ref: str, cache_dir: Path) -> bool:
     """Whether `resolve` would find ``ref`` without fetching anything; of a hub id that is not known."""
-    if Path(ref).expanduser().exists() or ref.startswith(PREFIX):
+    if Path(ref).expanduser().exists() or ref.startswith(RANDOM_PREFIX):
         return True
     fetcher = Fetcher(cache_dir.expanduser() / "models")
     return ref in CATALOGUE and fetcher.is_complete(CATALOGUE[ref])

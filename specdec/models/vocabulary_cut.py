@@ -73,7 +73,7 @@ class CutCheckpoint:
         """The tensors; raises ModelError."""
         return CutSource(self._checkpoint.open(), self._ids)
 
-    def tokenizer(self, cache_dir: Path, config: ModelConfig, like: Tokenizer | None = None) -> Tokenizer:
+    def tokenizer(self, cache_dir: Path, config: ModelConfig | None = None, like: Tokenizer | None = None) -> Tokenizer:
         """The checkpoint's."""
         return self._checkpoint.tokenizer(cache_dir, config, like)
 

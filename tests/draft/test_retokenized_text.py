@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from draft.retokenize import RetokenizedText, VocabularyBridge
 from specdec.config import EngineConfig
 from specdec.models.fim import TEMPLATES, FimTemplate
-from specdec.models.load import load_tokenizer
+from specdec.models.resolve import load_tokenizer
 from specdec.models.tokenizer import Tokenizer, TokenizerInfo
 from tests.draft.tiny_drafts import cut, make_tiny, wordy_tokenizer
 

@@ -204,13 +204,16 @@ def test_a_swap_keeps_what_is_known_of_others_though_the_folder_can_not_be_writt
     assert engine.learned()["suffix"].cells == known.cells
 
 
-def test_costs_are_kept_for_one_length_of_context() -> None:
+def test_costs_are_kept_for_the_contexts_measured_and_not_for_the_memory_that_was_free() -> None:
     parts = tiny_parts()
-    keys = [
-        _costs_key(parts.config, dataclasses.replace(parts.info, max_context=context), "target", parts.drafters)
-        for context in (448, 4096)
-    ]
-    assert keys[0] != keys[1]
+    short, long, longer = (
+        _costs_key(
+            parts.config, dataclasses.replace(parts.info, max_context=context, kv_tokens=pages * 64), "target",
+            parts.drafters,
+        )
+        for context, pages in ((448, 40), (4096, 400), (8192, 350))
+    )  # fmt: skip
+    assert short != long == longer
 
 
 def test_a_warm_up_tells_what_the_draft_is_worth_and_leaves_nothing_behind() -> None:

@@ -24,9 +24,10 @@ from specdec.engine.memory import (
 )
 from specdec.errors import ConfigError, ModelError
 from specdec.models.decoder import KvPool, kv_page_bytes
-from specdec.models.load import load_model, load_tokenizer
+from specdec.models.load import load_model
 from specdec.models.memory import cgroup_free, measure_model
 from specdec.models.random_model import RANDOM_SHAPES
+from specdec.models.resolve import load_tokenizer
 from specdec.models.vocabulary_cut import VocabularyCut
 from tests.models.tiny import make_tiny_model
 

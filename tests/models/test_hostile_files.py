@@ -17,7 +17,8 @@ from safetensors.torch import load_file, save
 from specdec.errors import InvalidRequestError, ModelError
 from specdec.models.gguf import GGUFFile, parse_gguf_config
 from specdec.models.gguf_tokenizer import convert_gguf_tokenizer
-from specdec.models.load import load_model, load_tokenizer
+from specdec.models.load import load_model
+from specdec.models.resolve import load_tokenizer
 from tests.models.tiny_gguf import write_tiny_gguf
 
 Tiny = Callable[[str], Path]

@@ -10,9 +10,9 @@ from safetensors.torch import save_file
 
 from specdec.config import EngineConfig
 from specdec.models.catalogue import DEFAULT_MODEL
-from specdec.models.load import load_model, load_tokenizer
+from specdec.models.load import load_model
 from specdec.models.progress import silent
-from specdec.models.resolve import resolve
+from specdec.models.resolve import load_tokenizer, resolve
 from specdec.models.weights import linear_plans
 from tests.kernels.natives import native_backend
 from tests.models.oracle_weights import expected_layer, found_layer

@@ -13,8 +13,9 @@ from specdec.config import EngineConfig, SpeculationConfig
 from specdec.engine.build import build_parts
 from specdec.engine.engine import Engine
 from specdec.errors import ModelError
-from specdec.models.load import LoadedModel, load_model, load_tokenizer
+from specdec.models.load import LoadedModel, load_model
 from specdec.models.random_model import RANDOM_SHAPES, RandomCheckpoint, RandomSource
+from specdec.models.resolve import load_tokenizer
 from specdec.types import (
     Delta,
     GrammarKind,

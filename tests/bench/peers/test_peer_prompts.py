@@ -8,7 +8,7 @@ from bench.peers import peers_session as module
 from bench.peers.peers_session import WARM_TOKENS, peer_prompts
 from bench.workloads.workload import BenchPrompt, Workload
 from specdec.config import EngineConfig
-from specdec.models.load import load_tokenizer
+from specdec.models.resolve import load_tokenizer
 from specdec.models.tokenizer import Tokenizer
 from specdec.types import StoppingParams
 

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.nn.functional import rms_norm
 from transformers.models.llama.modeling_llama import rotate_half
 
-from specdec.models.config import RopeConfig, rope_tables
+from specdec.models.config import RopeConfig
+from specdec.models.rope import rope_tables
 from tests.kernels.gpu.device_rows import DeviceRows, on, random_entries
 from tests.kernels.gpu.no_host_read import NoHostRead
 from verify_kernels.forward_batch import PAGE_SIZE

@@ -16,7 +16,7 @@ from server.serving import Serving
 from specdec.api.v1 import completion_pb2 as pb
 from specdec.api.v1 import options_pb2
 from specdec.config import Config, EngineConfig, ServerConfig
-from specdec.models.load import load_tokenizer
+from specdec.models.resolve import load_tokenizer
 from tests.server.completion.editor import Editor, Server
 
 pytestmark = pytest.mark.model

@@ -15,7 +15,7 @@ from specdec.config import EngineConfig
 from specdec.errors import ConfigError
 from specdec.models import tokenizer as models_tokenizer
 from specdec.models.fim import TEMPLATES
-from specdec.models.load import load_tokenizer
+from specdec.models.resolve import load_tokenizer
 from specdec.models.tokenizer import TokenizerInfo
 from tests.server.completion.code_tokenizer import QWEN, CodeTokenizer
 

@@ -13,7 +13,7 @@ import pytest
 
 from server.engine_process import DEFAULT_FACTORY
 from specdec.config import EngineConfig, SpeculationConfig
-from specdec.models.load import load_tokenizer
+from specdec.models.resolve import load_tokenizer
 from tests.editors.node_program import packages
 from tests.models.tiny import make_tiny_model
 from tests.server.auth.key_files import make_key

@@ -9,7 +9,7 @@ import pytest
 
 from server.engine_process import DEFAULT_FACTORY
 from specdec.config import EngineConfig, SpeculationConfig
-from specdec.models.load import load_tokenizer
+from specdec.models.resolve import load_tokenizer
 from specdec.types import (
     Finished,
     Request,
