@@ -24,13 +24,13 @@ from server.errors import (
     SwapUnderWayError,
     pack_error,
 )
+from server.freed_memory import return_freed_memory
 from server.interfaces import AdministeredEngine, CachingEngine, EngineLike, ProgressListener
 from server.ipc import Frame, ParentGoneError, ParentLink, pack_event, pack_info, pack_load, pack_trace, unpack_request
 from server.kv_event_messages import pack_batch
 from specdec.cache_events import CacheRecorder
 from specdec.config import EngineConfig, KvEventsConfig
 from specdec.errors import ConfigError, RequestError, SpecdecError
-from specdec.models.memory import return_freed_memory
 
 _LOG = logging.getLogger(__name__)
 

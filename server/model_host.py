@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from server.completion.prompt_packer import PromptPacker
 from server.engine_client import EngineClient, EngineStartError, RestartPolicy
 from server.engine_process import DEFAULT_FACTORY
+from server.freed_memory import return_freed_memory
 from server.frontend import Frontend
 from server.interfaces import ProgressListener, TokenizerLike
 from server.large_texts import LARGE_CHARACTERS
@@ -17,7 +18,6 @@ from server.model_names import ModelNames
 from server.observe.observer import Observer
 from specdec.config import Config, EngineConfig, KvEventsConfig
 from specdec.errors import ConfigError
-from specdec.models.memory import return_freed_memory
 from specdec.models.resolve import is_here
 from specdec.types import EngineInfo
 

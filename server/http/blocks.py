@@ -61,8 +61,8 @@ class Blocks:
 
     @property
     def called(self) -> bool:
-        """Whether there are calls."""
-        return any(block.call is not None for block in self.found)
+        """Whether there are calls: one that broke off before its end is none, in a stream as in a whole answer."""
+        return self._parser is not None and self._parser.whole_calls > 0
 
     def _take(self, parts: Sequence[Part | ToolCall]) -> Steps:
         for part in parts:

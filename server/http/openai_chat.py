@@ -132,7 +132,7 @@ class ChatStream:
         rest, called = b"", False
         if self._parsers is not None:
             rest = self._parts(event.index, self._parsers[event.index].flush(), {})
-            called = self._parsers[event.index].calls > 0
+            called = self._parsers[event.index].whole_calls > 0
         choice = {"index": event.index, "delta": {}, "logprobs": None, **finish_fields(event, called)}
         return rest + self._chunks.finish(choice)
 

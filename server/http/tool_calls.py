@@ -70,7 +70,8 @@ class ToolCallParser:
 
     A call begins where its name is known and its arguments begin; until then, what turns out to be none stays text,
     marks and all. White space around calls is dropped. ``names``: the tools there are; forms without a mark of their
-    own count for these only. ``max_calls``: what comes after so many is dropped. ``calls`` counts those begun.
+    own count for these only. ``max_calls``: what comes after so many is dropped. ``calls`` counts those begun,
+    ``whole_calls`` those of them that came to their end.
     """
 
     def __init__(self, form: ToolForm, names: Collection[str] = (), max_calls: int | None = None) -> None:
@@ -80,7 +81,7 @@ class ToolCallParser:
         self._open: list[str] | None = None  # the arguments so far of the call that has begun
         self._parts: list[Part] = []
         self._ended = self._silent = False
-        self.calls = 0
+        self.calls = self.whole_calls = 0
         self._work = _READERS[form](self)
 
     def push(self, text: str) -> list[Part]:
@@ -294,6 +295,7 @@ class ToolCallParser:
         self._raw, self._open = [], None
         if begun:
             self._emit(CallEnd(self.calls - 1, raw, is_whole))
+            self.whole_calls += is_whole and not self._silent
             self._silent = self._silent or self.calls == self._max_calls
         elif raw and not (self._ended and self.calls and raw.isspace()):
             self._emit(raw)
@@ -338,13 +340,18 @@ def _begun(mark: str, text: str) -> int:
 
 class WholeCallParser:
     """As `ToolCallParser`, but a call comes out when it is whole, and stays text where it never is. ``calls`` counts
-    those that came out."""
+    those that came out: all ``whole_calls``."""
 
     def __init__(self, form: ToolForm, names: Collection[str] = (), max_calls: int | None = None) -> None:
         self._parser = ToolCallParser(form, names, max_calls)
         self._begin = CallBegin(0, "", "")
         self._arguments: list[str] = []
         self.calls = 0
+
+    @property
+    def whole_calls(self) -> int:
+        """How many were whole."""
+        return self.calls
 
     def push(self, text: str) -> list[str | ToolCall]:
         """Take the next piece."""

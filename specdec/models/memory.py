@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,10 +142,3 @@ def measure_model(
 def _size(name: str, config: ModelConfig, layout: Sequence[ArraySpec]) -> ModelSize:
     read = sum(spec.nbytes for spec in layout if spec.name.partition(".")[0] != "embed")
     return ModelSize(name, config, layout_bytes(layout), read)
-
-
-def return_freed_memory() -> None:
-    """Give back to the system what loading used for a while: the C library keeps it for allocations to come, of which a
-    server that is ready has few. Where it has no such call, nothing."""
-    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
-        trim(0)

@@ -12,6 +12,7 @@ import os
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
@@ -209,4 +210,14 @@ def build(config: EngineConfig, progress: ProgressListener) -> FakeEngine:
     if config.target == "crash":
         raise RuntimeError("crashed while loading")
     progress("load fake", 2, 2)
+    return FakeEngine(config)
+
+
+def build_behind_the_tokenizer(config: EngineConfig, progress: ProgressListener) -> FakeEngine:
+    """A factory that waits, for a while, for a file beside the model's."""
+    until = time.monotonic() + 20.0
+    while not (Path(config.target) / "tokenizer-read").exists():
+        if time.monotonic() > until:
+            raise RuntimeError("nobody read the tokenizer meanwhile")
+        time.sleep(0.01)
     return FakeEngine(config)

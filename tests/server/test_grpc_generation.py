@@ -162,7 +162,8 @@ async def test_a_deadline_reaches_the_engine() -> None:
                 await asyncio.sleep(0.01)
             while (load := server.serving.client.load).tokens_per_second == 0 or load.running_requests:
                 await asyncio.sleep(0.05)
-        assert 0.3 < load.tokens_per_second <= 0.5  # the deadline that the engine was given
+        # The deadline that the engine was given; gRPC writes it in few digits, and rounds it up.
+        assert 0.3 < load.tokens_per_second < 0.53
         slow = pb.GenerateRequest(text="x" * 100)
         slow.cache.salt = "slow"
         with pytest.raises(grpc.aio.AioRpcError) as unary:

@@ -7,7 +7,10 @@ import logging
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import grpc
 import pytest
@@ -20,6 +23,7 @@ from server.engine_client import EngineStartError
 from server.grpc.reflection import V1, V1ALPHA
 from server.grpc.server import SERVICES
 from server.serving import Addresses, Serving
+from specdec.config import EngineConfig
 from specdec.errors import ConfigError
 from specdec.types import EngineInfo
 from tests.server.fake_tokenizer import FakeTokenizer
@@ -205,6 +209,27 @@ async def test_lines_of_the_engine_are_logged_once_under_their_own_names(caplog:
     (record,) = [r for r in caplog.records if "submit of request" in r.message]
     assert (record.name, record.levelname) == ("__main__", "ERROR")
     assert record.message.startswith("submit of request")
+
+
+async def test_the_tokenizer_is_read_while_the_engine_starts(tmp_path: Path) -> None:
+    def load(engine: EngineConfig) -> FakeTokenizer:
+        (tmp_path / "tokenizer-read").touch()
+        return FakeTokenizer()
+
+    factory = FACTORY.replace(":build", ":build_behind_the_tokenizer")
+    serving = Serving(make_config(target=str(tmp_path)), load, factory=factory, policy=quick_policy())
+    await serving.start()
+    try:
+        await serving.wait_ready()
+    finally:
+        await serving.stop()
+
+
+def test_the_server_s_own_process_needs_no_torch() -> None:
+    """It takes seconds to import, and 200 MB."""
+    code = "import server.serving, specdec.models.resolve, sys; print('torch' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "False"
 
 
 async def test_run_ends_when_the_engine_can_not_start_or_dies_too_often() -> None:

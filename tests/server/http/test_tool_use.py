@@ -156,3 +156,16 @@ def test_text_that_only_begins_like_a_call_ends_as_text() -> None:
     choices = stream(ToolForm.HERMES, ["<tool_call>", '{"name": "lo'])
     assert [choice["delta"].get("content") for choice in choices] == ["", '<tool_call>{"name": "lo', None]
     assert choices[-1]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize(
+    ("pieces", "reason"),
+    [
+        (['<tool_call>{"name": "look", "arguments": {"at": 1'], "stop"),  # the model ended in its midst
+        (['<tool_call>{"name": "look", "arguments": {"at": 1,}}</tool_call>'], "stop"),
+        (['<tool_call>{"name": "find"}</tool_call>', '<tool_call>{"name": "look", "arguments": {'], "tool_calls"),
+    ],
+)
+def test_a_broken_call_is_none_when_the_answer_ends(pieces: list[str], reason: str) -> None:
+    for agent in ("", "mistral-client-python/3.7.0"):  # in pieces, and whole calls alone, as in an answer of one piece
+        assert stream(ToolForm.HERMES, pieces, agent)[-1]["finish_reason"] == reason
