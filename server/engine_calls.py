@@ -10,26 +10,71 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
-from server.errors import GenerationFailedError, unpack_error
+from server.errors import GenerationFailedError, SlowReaderError, unpack_error
 from server.observe.records import RequestRecord
 from specdec.errors import DuplicateRequestError, RequestError
-from specdec.types import Failed, Finished, Request, RequestEvent
+from specdec.types import Delta, Failed, Finished, Request, RequestEvent
 
 _LOG = logging.getLogger(__name__)
+
+MOST_UNREAD_BYTES = 1 << 26
+
+
+def weight_of(event: RequestEvent | RequestError) -> int:
+    """About how many bytes it takes while it waits."""
+    if not isinstance(event, Delta):
+        return 1024
+    tops = sum(160 + 120 * len(row.top) for row in event.logprobs)
+    nodes = 0 if event.tree is None else 240 * len(event.tree.tokens)
+    return 512 + 4 * len(event.text) + 40 * len(event.token_ids) + tops + nodes
+
+
+class UnreadEvents:
+    """What waits for readers, over all streams, in bytes; beyond ``limit`` the stream with the most of it is ended: a
+    reader may pause as long as it likes where few do, and many that never read can not fill the memory."""
+
+    def __init__(self, limit: int = MOST_UNREAD_BYTES) -> None:
+        self._limit = limit
+        self._of: dict[RequestStream, int] = {}
+        self.total = 0
+
+    def add(self, stream: RequestStream, weight: int) -> None:
+        """Something came."""
+        self.total += weight
+        self._of[stream] = self._of.get(stream, 0) + weight
+        if self.total > self._limit:
+            max(self._of, key=self._of.__getitem__).overrun()
+
+    def taken(self, stream: RequestStream, weight: int) -> None:
+        """Something was read."""
+        self.total -= weight
+        left = self._of[stream] - weight
+        if left:
+            self._of[stream] = left
+        else:
+            del self._of[stream]
+
+    def forget(self, stream: RequestStream) -> None:
+        """Nothing of it waits any more."""
+        self.total -= self._of.pop(stream, 0)
 
 
 class RequestStream:
     """Async iterator over a request's events; ends after the last sample's Finished, or raises a `RequestError`.
 
     Use as ``async with``: leaving it before the end, by a break, an error or a cancellation, aborts the request at
-    once. Nothing that the reader does holds up the engine: unread events wait here. One task at a time may read.
+    once. Nothing that the reader does holds up the engine: unread events wait here, as far as ``unread`` has room. One
+    task at a time may read.
     """
 
-    def __init__(self, request_id: str, samples: int, on_end: Callable[[bool], None]) -> None:
+    def __init__(
+        self, request_id: str, samples: int, on_end: Callable[[bool], None], unread: UnreadEvents | None = None
+    ) -> None:
         self.request_id = request_id
+        self._unread = unread or UnreadEvents()
         self._samples_left = samples
         self._on_end: Callable[[bool], None] | None = on_end
-        self._items: deque[RequestEvent | RequestError] = deque()
+        self._items: deque[tuple[RequestEvent | RequestError, int]] = deque()  # each with its weight
         self._waiting: asyncio.Future[None] | None = None
         self._over = False
         self._record: RequestRecord | None = None
@@ -68,6 +113,18 @@ class RequestStream:
     def close(self) -> None:
         """Nobody reads on: abort the request unless it is complete."""
         self._over = True
+        self._items.clear()
+        self._unread.forget(self)
+        self._end(complete=False)
+
+    def overrun(self) -> None:
+        """Too much of it waits: that is given up, and the request with it unless it is complete."""
+        error = SlowReaderError()
+        self._items.clear()
+        self._unread.forget(self)
+        self._append(error, 0)
+        if self._on_end is not None and self._record is not None:
+            self._record.failed(error)
         self._end(complete=False)
 
     def __aiter__(self) -> RequestStream:
@@ -81,7 +138,9 @@ class RequestStream:
                 raise StopAsyncIteration
             self._waiting = asyncio.get_running_loop().create_future()
             await self._waiting
-        item = self._items.popleft()
+        item, weight = self._items.popleft()
+        if weight:
+            self._unread.taken(self, weight)
         if isinstance(item, RequestError):
             self._over = True
             raise item
@@ -100,7 +159,12 @@ class RequestStream:
         self.close()
 
     def _put(self, item: RequestEvent | RequestError) -> None:
-        self._items.append(item)
+        weight = weight_of(item)
+        self._append(item, weight)
+        self._unread.add(self, weight)
+
+    def _append(self, item: RequestEvent | RequestError, weight: int) -> None:
+        self._items.append((item, weight))
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
 
@@ -124,6 +188,7 @@ class RequestTable:
         self._by_engine_id: dict[str, RequestStream] = {}
         self._engine_ids: dict[str, str] = {}
         self._numbers = itertools.count(1)
+        self._unread = UnreadEvents()
 
     def __len__(self) -> int:
         return len(self._by_engine_id)
@@ -144,7 +209,7 @@ class RequestTable:
             if not complete:
                 self._abort(engine_id)
 
-        stream = RequestStream(request_id, request.sampling.n, on_end)
+        stream = RequestStream(request_id, request.sampling.n, on_end, self._unread)
         self._by_engine_id[engine_id], self._engine_ids[request_id] = stream, engine_id
         return engine_id, stream
 

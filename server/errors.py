@@ -222,6 +222,16 @@ class LateError(RequestError):
         )
 
 
+class SlowReaderError(RequestError):
+    """What waits to be read of this answer, and of others, takes more memory than there is for it."""
+
+    reason = "READER_TOO_SLOW"
+    http_status, grpc_code = 429, "RESOURCE_EXHAUSTED"
+
+    def __init__(self) -> None:
+        super().__init__("the answer was not read as fast as it was made; read on, or ask for less at once")
+
+
 class SupersededError(RequestError):
     """A newer request of the same tenant and ``supersedes_key`` took this one's place."""
 

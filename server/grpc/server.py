@@ -38,6 +38,7 @@ SERVICES = (
     experiment_pb2.DESCRIPTOR.services_by_name["ExperimentService"].full_name,
 )
 GONE_S, ANSWER_S = 60.0, 20.0  # after so much silence a client is asked whether it is there, and has so long to answer
+MOST_STREAMS = 4096  # of a connection; more wait at the client
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -55,6 +56,7 @@ class GrpcServer:
             options=[
                 ("grpc.max_receive_message_length", config.max_message_bytes),
                 ("grpc.max_send_message_length", -1),
+                ("grpc.max_concurrent_streams", MOST_STREAMS),
                 # Without this a second server takes the same port in silence, and half the calls.
                 ("grpc.so_reuseport", 0),
                 ("grpc.keepalive_permit_without_calls", 1),

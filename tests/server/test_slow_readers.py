@@ -1,0 +1,91 @@
+"""Readers that do not read: what waits for them is bounded, and nobody else notices."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import pytest
+
+from server import engine_calls
+from server.engine_calls import RequestStream, UnreadEvents, weight_of
+from server.errors import SlowReaderError
+from specdec.types import Delta, TokenLogprobs
+from tests.server.harness import running_server, stream_request
+
+
+def delta(text: str = "a") -> Delta:
+    return Delta("r", 0, [1], text)
+
+
+def streams(unread: UnreadEvents, count: int) -> tuple[list[RequestStream], list[int]]:
+    """Streams, and the numbers of those that were aborted."""
+    aborted: list[int] = []
+    return [
+        RequestStream(str(i), 1, lambda complete, i=i: None if complete else aborted.append(i), unread)  # type: ignore[misc]
+        for i in range(count)
+    ], aborted
+
+
+async def test_the_one_with_the_most_is_ended() -> None:
+    unread = UnreadEvents(10 * weight_of(delta()))
+    (slow, quick, idle), aborted = streams(unread, 3)
+    idle.push(delta())
+    for _ in range(9):
+        slow.push(delta())
+        assert aborted == []
+        quick.push(delta())
+        await anext(quick)
+    assert aborted == [0]
+    with pytest.raises(SlowReaderError):
+        await anext(slow)
+    with pytest.raises(StopAsyncIteration):
+        await anext(slow)
+    assert isinstance(await anext(idle), Delta)
+    assert unread.total == 0
+
+
+async def test_who_leaves_takes_along_what_waits() -> None:
+    unread = UnreadEvents()
+    (one,), _ = streams(unread, 1)
+    for _ in range(5):
+        one.push(delta())
+    assert unread.total == 5 * weight_of(delta())
+    one.close()
+    assert unread.total == 0
+
+
+def test_what_makes_a_delta_large_counts() -> None:
+    rows = [TokenLogprobs(1, -1.0, [(i, -1.0) for i in range(20)])]
+    assert weight_of(Delta("r", 0, [1], "a", rows)) > 2000
+    assert weight_of(delta("a" * 10_000)) > 10_000
+
+
+async def test_many_that_never_read_share_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_calls.UnreadEvents.__init__, "__defaults__", (LIMIT := 1 << 20,))
+    async with running_server() as server:
+        unread = server.serving.client._table._unread
+        most = 0
+        calls = [server.generation.GenerateStream(stream_request("x" * 120, n=16)) for _ in range(12)]
+        async with asyncio.timeout(20):
+            while not server.serving.client.in_flight:
+                await asyncio.sleep(0.005)
+            while server.serving.client.in_flight:
+                most = max(most, unread.total)
+                await asyncio.sleep(0.005)
+            text = [message async for message in server.generation.GenerateStream(stream_request("hello"))]
+        assert text[-1].WhichOneof("event") == "finished"
+        assert most <= LIMIT
+        ends = [await end_of(call) for call in calls]
+        assert grpc.StatusCode.RESOURCE_EXHAUSTED in ends
+        assert unread.total == 0
+
+
+async def end_of(call: grpc.aio.UnaryStreamCall) -> grpc.StatusCode:
+    """Read on to the end."""
+    try:
+        async for _ in call:
+            pass
+    except grpc.aio.AioRpcError as error:
+        return error.code()
+    return grpc.StatusCode.OK
