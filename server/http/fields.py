@@ -64,9 +64,10 @@ async def read_conversation(
     Raises:
         ChatNotSupportedError: the model has no chat template.
     """
-    messages, given = body.value("messages"), body.objects("messages")
+    given = body.objects("messages")
+    messages = body.value("messages") if given else body.raw("messages")
     if not given:
-        if isinstance(messages, list) or messages is None:
+        if messages is None or messages == []:
             body.refuse("messages", "must hold at least one message")
         return ()
     n_known = len(body.violations.found)

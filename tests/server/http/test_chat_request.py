@@ -9,6 +9,7 @@ import pytest
 
 from server.errors import ChatNotSupportedError, UnknownModelError
 from server.http.openai_chat import parse_chat
+from server.json_body import MAX_OBJECTS
 from specdec.types import GrammarKind, GrammarParams, OutputParams, Request, SamplingParams, StoppingParams
 from tests.server.fake_tokenizer import FakeTokenizer
 from tests.server.http.calls import asked, make_context, violations
@@ -102,3 +103,10 @@ def test_deep_messages_do_not_exhaust_the_stack() -> None:
         deep = [deep]
     for fields in ({"messages": [{"role": "user", "content": "x", "more": deep}]}, {"tools": [{**TOOL, "x": deep}]}):
         assert "nested" in violations(parse_chat, {"messages": HI, **fields})[0].description
+
+
+def test_a_list_of_very_many_messages_is_refused_before_any_is_read() -> None:
+    found = violations(parse_chat, {"messages": [{"role": "user", "content": "x"}] * (MAX_OBJECTS + 1)})
+    assert [(v.field, v.description) for v in found] == [
+        ("messages", "holds 8193 values, at most 8192 may be; send fewer")
+    ]
