@@ -11,8 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specdec.models.config import ModelConfig, rope_tables
+from specdec.models.config import ModelConfig
 from specdec.models.decoder import KvPool, attention_spec, aux_columns
+from specdec.models.rope import rope_tables
 from specdec.models.tensor_parallel.command import HEAD_WORDS
 from specdec.models.tensor_parallel.shares import RankShare
 from specdec.models.weights import LayerWeights, ModelWeights
