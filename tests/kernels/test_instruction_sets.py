@@ -41,7 +41,7 @@ def other(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 @pytest.mark.parametrize("k", [576, 300])
 def test_linear(kind: str, k: int, other: tuple[NativeBackend, bool]) -> None:
     backend, same_rounding = other
-    for rows in (1, 2, 5, 8, 12, 13, 30):
+    for rows in (1, 2, 5, 8, 12, 13, 30, 49):
         results = []
         for one in (native_backend(), backend):
             spec = make_linear_spec(kind, 130, k, "none", "store")

@@ -5,6 +5,7 @@
 #include "linear.h"
 
 #include "int_blocks.h"
+#include "int_tiles.h"
 #include "parallel.h"
 #include "prologue.h"
 #include "quant_linear.h"
@@ -100,6 +101,11 @@ void compute_unit(const sd_linear_args& a, int tile, int row, int rows, int all,
     return;
   }
   memset(sums, 0, (size_t)rows * TILE * 4);
+  if (a.kind == SD_INT8 && rows >= LEAST_TILED_ROWS && can_tile()) {
+    int8_tiles(a, tile, row, rows, sums);
+    finish_tile(a, tile, row, rows, sums);
+    return;
+  }
   const int chunks = (a.k_pad + CHUNK - 1) / CHUNK;
   const int blocks = (rows + MAX_MR - 1) / MAX_MR;
   for (int c = 0; c < chunks; ++c) {
