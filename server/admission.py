@@ -10,7 +10,6 @@ from typing import Protocol
 
 from server.auth.principal import Limits, Principal
 from server.engine_calls import RequestStream
-from server.engine_client import EngineClient
 from server.errors import (
     MIN_RETRY_S,
     LateError,
@@ -22,7 +21,7 @@ from server.observe.records import RequestRecord
 from specdec.config import ServerConfig
 from specdec.errors import FieldViolation, InvalidRequestError, QueueFullError, RequestError
 from specdec.fields import MAX_NAME
-from specdec.types import Delta, Finished, FinishReason, Request, RequestEvent, Started
+from specdec.types import Delta, EngineInfo, Finished, FinishReason, Request, RequestEvent, Started
 
 
 class TokenBucket:
@@ -371,6 +370,20 @@ class ExperimentTraffic(Protocol):
         """Let ``request`` in through ``submit``; raises as that does."""
 
 
+class EngineDoor(Protocol):
+    """What requests are let in to: `EngineClient` (`server.engine_client`), or a simulated engine."""
+
+    @property
+    def info(self) -> EngineInfo:
+        """What the engine is; raises EngineDeadError while it is not known."""
+
+    def generate(self, request: Request) -> RequestStream:
+        """Begin ``request``; raises DuplicateRequestError, EngineDeadError."""
+
+    def abort(self, request_id: str) -> bool:
+        """End it; False where it is not in flight."""
+
+
 class Admission:
     """Knows what the engine can not: whose a request is, what its key has used, what it supersedes. The engine queues,
     and bounds its queue by number; here it is bounded by tokens, and what can not be done in time is not begun.
@@ -381,7 +394,7 @@ class Admission:
 
     def __init__(
         self,
-        client: EngineClient,
+        client: EngineDoor,
         config: ServerConfig,
         clock: Callable[[], float] = time.monotonic,
         beside: Admission | None = None,

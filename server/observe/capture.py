@@ -195,7 +195,8 @@ def make_trace(entries: Iterable[dict[str, Any]], since_s: float, until_s: float
 
     With its tokens a request is asked again as it was. Without, it has lengths, and what it shares with others; its
     answer is to be as long as the one that was given. Requests that only warmed the cache are left out: whoever replays
-    decides about caches. The fields ``was_`` say what became of it: ``was_s`` took it to its end.
+    decides about caches. The fields ``was_`` say what became of it: ``was_s`` took it to its end,
+    ``was_first_s`` to its first tokens.
     """
     chosen = sorted(
         (e for e in entries if since_s <= e["at_s"] < until_s and e["max_tokens"] != 0), key=lambda e: float(e["at_s"])
@@ -223,4 +224,6 @@ def _trace_line(entry: dict[str, Any], number: int, start_s: float) -> dict[str,
     if entry["seed"] is not None:
         line["seed"] = entry["seed"]
     was = {"was_status": entry["status"], "was_s": round(entry["end_s"], 6), "was_tokens": entry["output_tokens"]}
+    if entry["first_s"] is not None:
+        was["was_first_s"] = round(entry["first_s"], 6)
     return line | was

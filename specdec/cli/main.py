@@ -64,6 +64,7 @@ _COMMANDS = {
     "capture": LazyCommand("specdec.cli.bench_serve:capture_command", "Make a trace of what a server was asked."),
     "replay": LazyCommand("specdec.cli.bench_serve:replay_command", "Ask a trace again, and measure."),
     "cluster": LazyCommand("specdec.cli.cluster:cluster_group", "Serve models by several replicas."),
+    "plan": LazyCommand("specdec.cli.plan:plan_group", "Tell how many replicas a load needs."),
     "doctor": LazyCommand("specdec.cli.checks:doctor_command", "Check device, kernels, numbers and versions."),
 }
 

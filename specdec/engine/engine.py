@@ -61,7 +61,8 @@ class EngineParts:
 
     ``costs`` None: the controller starts from a guess. ``load_draft`` None: the draft model stays as it is.
     ``verifier`` None: the CPU's, over ``decoder`` and ``sampler``. ``learned``: by drafter, what the controller starts
-    with. ``learned_file`` None: what it learns ends with the engine.
+    with. ``learned_file`` None: what it learns ends with the engine. ``clock`` gives monotonic seconds; a simulation
+    has its own, and its own way of ``drafting``.
     """
 
     config: EngineConfig
@@ -76,6 +77,8 @@ class EngineParts:
     verifier: StepVerifier | None = None
     learned: Mapping[str, Learned] = field(default_factory=dict)
     learned_file: LearnedFile | None = None
+    clock: Callable[[], float] = time.monotonic
+    drafting: Callable[[DraftPanel, Controller], Drafting] = Drafting
 
 
 KEEP_EVERY_S = 120.0  # between writings of what was learned
@@ -89,6 +92,7 @@ class Engine:
 
     def __init__(self, parts: EngineParts) -> None:
         config, info = parts.config, parts.info
+        self._clock, self._new_drafting = parts.clock, parts.drafting
         self._info, self._tokenizer, self._kv, self._decoder = info, parts.tokenizer, parts.kv, parts.decoder
         limits = SchedulerLimits(
             max_batch=config.max_batch,
@@ -100,11 +104,11 @@ class Engine:
         )
         costs = parts.costs or StepCosts(CostTable.guess(config.max_step_rows).as_dict())
         self._pace = PrefillPace(CostTable.from_dict(costs.verify))
-        self._scheduler = Scheduler(parts.kv, limits, pace=self._pace)
+        self._scheduler = Scheduler(parts.kv, limits, parts.clock, self._pace)
         self._speculation, self._load_draft = config.speculation, parts.load_draft
-        self._max_rows, self._began_s, self._swaps = config.max_step_rows, time.perf_counter(), 0
+        self._max_rows, self._began_s, self._swaps = config.max_step_rows, parts.clock(), 0
         self._verifier = parts.verifier or Verifier(cast(HostDecoder, parts.decoder), parts.sampler)
-        self._learned_file, self._kept_at = parts.learned_file, time.monotonic()
+        self._learned_file, self._kept_at = parts.learned_file, parts.clock()
         controller = self._new_controller(parts.drafters, costs.verify, costs.drafting, parts.learned)
         self._trace = self._new_trace(controller)
         self._assemble(parts.drafters, controller)
@@ -130,7 +134,7 @@ class Engine:
             raise DuplicateRequestError(f"request_id {request.request_id!r} is in flight; choose another")
         if request.sampling.seed is None:
             request = replace(request, sampling=replace(request.sampling, seed=draw_seed()))
-        arrival = time.monotonic()
+        arrival = self._clock()
         sequences = [self._sequence(request, index, arrival) for index in range(request.sampling.n)]
         if sequences[0].ending is not None:
             self._over_already(request, sequences)
@@ -180,10 +184,10 @@ class Engine:
         self._drafters, self._controller = list(drafters), controller
         cells = controller.calibration.size
         self._panel = DraftPanel(drafters, self._info.vocab_size, speculation.stall_ms, cells=cells)
-        self._drafting = Drafting(self._panel, controller)
+        self._drafting = self._new_drafting(self._panel, controller)
         tracer = StepTracer(self._trace, self._began_s) if self._trace.enabled else None
         self._step = Step(
-            self._scheduler, self._kv, self._panel, self._drafting, self._verifier, tracer, pace=self._pace
+            self._scheduler, self._kv, self._panel, self._drafting, self._verifier, tracer, self._clock, self._pace
         )
 
     @cached_property
@@ -236,7 +240,7 @@ class Engine:
             self._report(result)
         if not self._live:
             self._step.flush()
-        if time.monotonic() - self._kept_at > KEEP_EVERY_S:
+        if self._clock() - self._kept_at > KEEP_EVERY_S:
             self._keep_learned()
         events, self._events = self._events, []
         return events
@@ -257,7 +261,7 @@ class Engine:
             waiting_requests=self._scheduler.n_waiting_requests,
             free_pages=self._kv.n_free,
             total_pages=self._kv.n_total,
-            tokens_per_second=self._throughput.per_second(time.monotonic()),
+            tokens_per_second=self._throughput.per_second(self._clock()),
             prefix_hit_tokens=self._throughput.hit_tokens,
             prompt_tokens=self._throughput.prompt_tokens,
         )
@@ -346,12 +350,12 @@ class Engine:
         self._keep_learned()
 
     def _keep_learned(self) -> None:
-        self._kept_at = time.monotonic()
+        self._kept_at = self._clock()
         if self._learned_file is not None:
             self._learned_file.write(self._drafters, self.learned())
 
     def _expire(self) -> None:
-        now = time.monotonic()
+        now = self._clock()
         for sequence in [sequence for sequences in self._live.values() for sequence in sequences]:
             ending = sequence.expired(now)
             if ending is None:
@@ -361,7 +365,7 @@ class Engine:
             self._finish(sequence, ending)
 
     def _report(self, result: StepResult) -> None:
-        now = time.monotonic()
+        now = self._clock()
         for sequence in result.admitted:
             self._started(sequence)
         for sequence in result.prefilled:
@@ -414,7 +418,7 @@ class Engine:
 
     def _finish(self, sequence: Sequence, ending: Ending) -> None:
         self._release(sequence)
-        now = time.monotonic()
+        now = self._clock()
         first = sequence.first_scheduled_s if sequence.first_scheduled_s is not None else now
         token = sequence.first_token_s if sequence.first_token_s is not None else now
         timings = sequence.timings

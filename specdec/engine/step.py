@@ -75,7 +75,7 @@ class Step:
         drafting: Drafting,
         verifier: StepVerifier,
         tracer: StepTracer | None = None,
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Callable[[], float] = time.monotonic,
         pace: PrefillPace | None = None,
     ) -> None:
         self._scheduler, self._kv, self._panel, self._drafting = scheduler, kv, panel, drafting
@@ -117,7 +117,7 @@ class Step:
             self._panel.rewind(sequence)
         for sequence in plan.admitted:
             if sequence.first_scheduled_s is None:
-                sequence.first_scheduled_s = time.monotonic()
+                sequence.first_scheduled_s = self._clock()
             if not sequence.was_set_aside:
                 self._drafting.begin(sequence)
         return plan

@@ -1,0 +1,174 @@
+"""What drafting brings a simulated step: drawn from steps that were run, or from a given law of tokens per step."""
+
+from __future__ import annotations
+
+import math
+import random
+from bisect import bisect_left
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+
+from cluster.plan.profile import DraftedStep, Overheads
+from draft.panel import DraftPanel
+from specdec.control.controller import Controller
+from specdec.control.inputs import Outcome
+from specdec.engine.propose import Drafting, Proposals
+from specdec.engine.scheduler import PlanEntry
+from specdec.errors import ConfigError
+from specdec.sequence import Sequence
+from specdec.tree import MAX_NODES, TokenTree
+
+MOST_DRAFTED = MAX_NODES - 1
+
+
+class DraftLaw:
+    """Draws what each sequence of a step drafts and gets, from ``steps``: of those with about as many sequences, since
+    fewer nodes are verified where more sequences share the forward.
+
+    Raises:
+        ValueError: there are none, or a tree is larger than trees may be.
+    """
+
+    def __init__(self, steps: Seq[DraftedStep]) -> None:
+        if not steps:
+            raise ValueError("drafted: there must be a step")
+        self.most = max(nodes for step in steps for nodes, _ in step.sequences)
+        if self.most > MOST_DRAFTED:
+            raise ValueError(f"drafted: a tree has at most {MOST_DRAFTED} draft nodes, not {self.most}")
+        self._by_size: dict[int, list[DraftedStep]] = {}
+        for step in steps:
+            self._by_size.setdefault(len(step.sequences), []).append(step)
+        self._sizes = sorted(self._by_size)
+
+    def draw(self, sequences: int, rng: random.Random) -> DraftedStep:
+        """A step of the nearest number of sequences that there is."""
+        sizes = self._sizes
+        right = min(bisect_left(sizes, sequences), len(sizes) - 1)
+        if right and sequences - sizes[right - 1] < sizes[right] - sequences:
+            right -= 1
+        return rng.choice(self._by_size[sizes[right]])
+
+
+def given_steps(text: str, nodes: int, draft_ms: float) -> list[DraftedStep]:
+    """Steps of one sequence whose tokens are distributed as ``text`` says: a mean such as ``2.1`` (every node of a
+    chain of ``nodes`` is accepted with the same chance), or shares such as ``1:0.5,2:0.3,4:0.2``. draft_ms: of a step.
+
+    Raises:
+        ConfigError: it says neither, or a mean that so many nodes do not give.
+    """
+    shares = _shares(text) if ":" in text else _chain(text, nodes)
+    if max(shares) > nodes + 1:
+        raise ConfigError(f"tokens-per-step: {max(shares)} tokens need {max(shares) - 1} draft nodes, not {nodes}")
+    total = sum(shares.values())
+    counts = {tokens: round(1000 * share / total) for tokens, share in shares.items()}
+    return [
+        DraftedStep(sequences=((nodes, tokens),), draft_ms=draft_ms)
+        for tokens, count in sorted(counts.items())
+        for _ in range(count)
+    ]
+
+
+def _shares(text: str) -> dict[int, float]:
+    found: dict[int, float] = {}
+    for part in text.split(","):
+        tokens, _, share = part.partition(":")
+        try:
+            found[int(tokens)] = float(share)
+        except ValueError:
+            raise ConfigError(f"tokens-per-step: {part!r} is not TOKENS:SHARE such as 2:0.3") from None
+    if min(found) < 1 or not all(0 < share < math.inf for share in found.values()):
+        raise ConfigError(f"tokens-per-step: {text!r} needs tokens from 1 and positive shares")
+    return found
+
+
+def _chain(text: str, nodes: int) -> dict[int, float]:
+    """Shares of a chain of ``nodes`` whose mean is as given; by bisection of the chance of one node."""
+    try:
+        mean = float(text)
+    except ValueError:
+        mean = math.nan
+    if not 1 <= mean <= nodes + 1:
+        raise ConfigError(f"tokens-per-step: {text!r} is no mean from 1 to {nodes + 1}, which {nodes} draft nodes give")
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        chance = (low + high) / 2
+        if sum(chance**k for k in range(nodes + 1)) < mean:
+            low = chance
+        else:
+            high = chance
+    found = {k + 1: chance**k * (1 - chance) for k in range(nodes)} | {nodes + 1: chance**nodes}
+    return {tokens: share for tokens, share in found.items() if share > 0}
+
+
+def _tree(nodes: int) -> TokenTree:
+    tree = TokenTree(0)
+    for node in range(nodes):
+        tree.add(node, 0, 0.0, "")
+    return tree
+
+
+_TREES = [_tree(nodes) for nodes in range(MAX_NODES)]  # what is in them decides nothing here, so all may share them
+
+
+class SimulatedDrafting(Drafting):
+    """The propose stage of a simulation: trees of drawn sizes, and the time that a step takes beside its forward.
+
+    law: None: nothing is drafted. drawn: is filled with the tokens that each entry of the step gets. spend: is told
+    milliseconds that pass.
+    """
+
+    def __init__(
+        self,
+        panel: DraftPanel,
+        controller: Controller,
+        law: DraftLaw | None,
+        overheads: Overheads,
+        rng: random.Random,
+        drawn: list[int],
+        spend: Callable[[float], None],
+    ) -> None:
+        super().__init__(panel, controller)
+        self._law, self._overheads, self._rng, self._drawn, self._spend = law, overheads, rng, drawn, spend
+
+    def begin(self, sequence: Sequence) -> None:
+        """There are no drafters to tell."""
+
+    def want(self, sequence: Sequence) -> int:
+        """As many nodes as any recorded tree had: how many it will be depends on who else is in the step."""
+        return 0 if self._law is None else max(0, min(self._law.most, sequence.room - 1))
+
+    def propose(self, entries: Seq[PlanEntry]) -> Proposals:
+        """Trees of as many nodes as are drawn, and granted."""
+        drawn, overheads = self._drawn, self._overheads
+        drawn.clear()
+        if not entries:
+            return Proposals([])
+        spent_ms = overheads.step_ms + overheads.step_ms_per_sequence * len(entries)
+        if self._law is None:
+            drawn += [1] * len(entries)
+            trees: list[TokenTree | None] = [_TREES[0] if entry.samples else None for entry in entries]
+        else:
+            trees, draft_ms = self._draw(self._law, entries)
+            spent_ms += draft_ms
+        self._spend(spent_ms)
+        return Proposals(trees)
+
+    def learn(self, out: Proposals, outcome: Outcome) -> None:
+        """Nothing is decided here."""
+
+    def _draw(self, law: DraftLaw, entries: Seq[PlanEntry]) -> tuple[list[TokenTree | None], float]:
+        """Trees, and the milliseconds that they take."""
+        sampling = sum(entry.samples for entry in entries)
+        step = law.draw(sampling, self._rng)
+        lines, taken = step.sequences, 0
+        trees: list[TokenTree | None] = []
+        for entry in entries:
+            if entry.samples:
+                nodes, tokens = lines[taken % len(lines)]
+                granted, taken = min(nodes, entry.nodes), taken + 1
+                trees.append(_TREES[granted])
+                self._drawn.append(min(tokens, granted + 1))
+            else:
+                trees.append(None)
+                self._drawn.append(0)
+        return trees, step.draft_ms * max(1.0, sampling / len(lines)) if sampling else 0.0

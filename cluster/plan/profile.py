@@ -1,0 +1,162 @@
+"""What a replica is to the planner, as a file: limits, measured costs, what drafting brought, overheads, memory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from specdec.config import EngineConfig, SpeculationConfig
+from specdec.control.costs import CostTable
+from specdec.errors import ConfigError
+from specdec.types import EngineInfo
+
+VERSION = 1
+_LARGEST = 64 << 20  # bytes of a file that is read
+_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_Milliseconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ReplicaLimits(_Part):
+    """Of the engine, and of admission in front of it, as the configuration has them; tokens, sequences, requests."""
+
+    max_batch: int = Field(ge=1, le=256)
+    max_step_rows: int = Field(ge=1)
+    prefill_chunk: int = Field(ge=1)
+    max_context: int = Field(ge=1)
+    kv_tokens: int = Field(ge=64)
+    max_queued_requests: int = Field(ge=0)
+    target_tpot_ms: _Positive
+    prefix_cache: bool
+    max_queued_tokens: int = Field(ge=0)
+    shed_late: bool
+
+
+class DraftedStep(_Part):
+    """A step that was run. sequences: per sequence that sampled, its draft nodes and the tokens that it got. draft_ms:
+    what proposing took."""
+
+    sequences: tuple[tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=1)]], ...] = Field(min_length=1)
+    draft_ms: _Milliseconds = 0.0
+
+    @field_validator("sequences")
+    @classmethod
+    def _fits(cls, sequences: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+        if any(tokens > nodes + 1 for nodes, tokens in sequences):
+            raise ValueError("a tree of n nodes yields at most n + 1 tokens")
+        return sequences
+
+
+class Overheads(_Part):
+    """Milliseconds beside forwards and drafts. step_ms: of a step, and step_ms_per_sequence more for each sequence in
+    it. request_ms: from when a request is sent until it is with the engine, and of its first tokens back."""
+
+    step_ms: _Milliseconds = 0.0
+    step_ms_per_sequence: _Milliseconds = 0.0
+    request_ms: _Milliseconds = 0.0
+
+
+class Memory(_Part):
+    """Bytes of weights that a forward reads, of KV that a token takes; bytes per second that the memory gives. 0: not
+    known."""
+
+    weight_bytes: int = Field(0, ge=0)
+    kv_token_bytes: int = Field(0, ge=0)
+    bytes_per_s: float = Field(0, ge=0, allow_inf_nan=False)
+
+
+class Profile(_Part):
+    """One replica. verify: milliseconds of the target's forward, `CostTable.as_dict`. noise: how many times as long as
+    expected forwards took, quantiles in equal steps, rising; empty: exactly as long. drafted: steps that were run;
+    empty: nothing is drafted.
+
+    Raises:
+        ValidationError: a field is missing, unknown or out of range.
+    """
+
+    specdec_plan: int = VERSION
+    target: str
+    machine: str = ""
+    limits: ReplicaLimits
+    verify: dict[str, Any]
+    noise: tuple[_Positive, ...] = ()
+    drafted: tuple[DraftedStep, ...] = ()
+    overheads: Overheads = Overheads()
+    memory: Memory = Memory()
+
+    @field_validator("specdec_plan")
+    @classmethod
+    def _is_ours(cls, version: int) -> int:
+        if version != VERSION:
+            raise ValueError(f"this is version {version}, {VERSION} is read; export it again")
+        return version
+
+    @field_validator("verify")
+    @classmethod
+    def _is_a_table(cls, verify: dict[str, Any]) -> dict[str, Any]:
+        try:
+            CostTable.from_dict(verify)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"no cost table ({error!r})") from None
+        return verify
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Mean tokens of a sequence and step."""
+        found = [tokens for step in self.drafted for _, tokens in step.sequences]
+        return sum(found) / len(found) if found else 1.0
+
+    @property
+    def nodes_per_step(self) -> float:
+        """Mean draft nodes of a sequence and step."""
+        found = [nodes for step in self.drafted for nodes, _ in step.sequences]
+        return sum(found) / len(found) if found else 0.0
+
+    def engine_config(self) -> EngineConfig:
+        """The engine's; a trace would only cost time."""
+        limits = self.limits
+        return EngineConfig(
+            target=self.target, max_context=limits.max_context, kv_tokens=limits.kv_tokens, max_batch=limits.max_batch,
+            max_step_rows=limits.max_step_rows, prefill_chunk=limits.prefill_chunk,
+            max_queued_requests=limits.max_queued_requests, target_tpot_ms=limits.target_tpot_ms,
+            prefix_cache=limits.prefix_cache, speculation=SpeculationConfig(trace_steps=0),
+        )  # fmt: skip
+
+    def engine_info(self, vocab_size: int) -> EngineInfo:
+        """What the engine says of itself; the planner's tokens are below ``vocab_size``."""
+        limits = self.limits
+        return EngineInfo(
+            target=self.target, draft=None, dtype="", kernels="", numeric_mode="", max_context=limits.max_context,
+            vocab_size=vocab_size, kv_tokens=limits.kv_tokens, max_batch=limits.max_batch, drafters=(), eos_ids=(),
+            threads=0, version="", kv_dtype="", weight_bytes=self.memory.weight_bytes,
+        )  # fmt: skip
+
+
+def read_profile(path: Path) -> Profile:
+    """The profile in ``path``.
+
+    Raises:
+        ConfigError: it can not be read, or is none; names every bad field.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(_LARGEST + 1)
+    except OSError as error:
+        raise ConfigError(f"profile: {path} can not be read ({error.strerror})") from None
+    if len(data) > _LARGEST:
+        raise ConfigError(f"profile: {path} has more than {_LARGEST >> 20} MiB")
+    try:
+        profile = Profile.model_validate(json.loads(data))
+        profile.engine_config()
+    except ValidationError as error:
+        lines = [f"{'.'.join(map(str, e['loc'])) or 'limits'}: {e['msg']}" for e in error.errors()]
+        raise ConfigError(f"profile: {path}: {'; '.join(lines)}; `specdec plan export` makes one") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"profile: {path} is no JSON ({error}); `specdec plan export` makes one") from None
+    return profile

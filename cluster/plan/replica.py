@@ -1,0 +1,220 @@
+"""A simulated replica: the engine's own steps, scheduler and KV index, and admission, on a virtual clock."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Coroutine
+from collections.abc import Sequence as Seq
+from functools import partial
+from typing import Any, cast
+
+from torch import Tensor
+
+from cluster.plan.drafts import DraftLaw, SimulatedDrafting
+from cluster.plan.profile import Profile
+from draft.panel import DraftPanel
+from server.admission import Admission, Ticket
+from server.auth.principal import ANYBODY
+from server.engine_calls import RequestStream
+from specdec.config import ServerConfig
+from specdec.control.controller import Controller
+from specdec.control.costs import CostTable
+from specdec.engine.engine import Engine, EngineParts
+from specdec.engine.profile_costs import StepCosts
+from specdec.engine.scheduler import PlanEntry
+from specdec.engine.verify import Acceptance
+from specdec.errors import RequestError
+from specdec.kv_cache import KvCacheManager
+from specdec.models.decoder import TargetDecoder
+from specdec.models.tokenizer import Tokenizer
+from specdec.sampling import Sampler
+from specdec.tree import TokenTree
+from specdec.types import Delta, EngineInfo, EngineLoad, Request, RequestEvent, Started
+from verify_kernels.forward_batch import PAGE_SIZE
+
+VOCABULARY = 2**31 - 1  # a token stands for a whole block of a prompt here, so there must be many
+IDLE_S = 1e-4  # of a step in which nothing could be computed: time goes on
+
+
+class VirtualClock:
+    """``now``: seconds, which pass only when somebody says so."""
+
+    __slots__ = ("now",)
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def spend_ms(self, milliseconds: float) -> None:
+        """They pass."""
+        self.now += milliseconds / 1e3
+
+
+class SimulatedVerifier:
+    """Takes the time that a forward of so many rows with such a context is expected to take, times what is drawn from
+    the profile's noise; emits the tokens ``drawn`` for each entry."""
+
+    overlaps = keeps_aux_states = False
+
+    def __init__(self, profile: Profile, clock: VirtualClock, rng: random.Random, drawn: Seq[int]) -> None:
+        self._costs, self._noise = CostTable.from_dict(profile.verify), profile.noise
+        self._clock, self._rng, self._drawn = clock, rng, drawn
+
+    def features(self, index: int, prefill: int, acceptance: Acceptance, count: int) -> Tensor:
+        """Never asked for, since no hidden states are kept."""
+        raise NotImplementedError
+
+    def start(self, entries: Seq[PlanEntry], trees: Seq[TokenTree | None]) -> Callable[[], list[Acceptance]]:
+        """All is done on return."""
+        rows, plain, looked = 0, 0, 0.0
+        accepted: list[Acceptance] = []
+        for entry, tree, tokens in zip(entries, trees, self._drawn, strict=True):
+            prefill = entry.prefill
+            rows += prefill
+            plain += prefill + 1
+            looked += (prefill + 1) * (entry.seq.n_computed + 0.5 * prefill)  # as steps count their context
+            if tree is None:
+                accepted.append(Acceptance())
+            else:
+                rows += len(tree)
+                accepted.append(Acceptance(list(range(1, tokens)), [0] * tokens))
+        forward_ms = self._costs.ms(rows, looked / plain)
+        self._clock.spend_ms(forward_ms * self._rng.choice(self._noise) if self._noise else forward_ms)
+        return lambda: accepted
+
+
+class _NoTokenizer:
+    """No request asks for text, and none ends by what it says."""
+
+    eos_ids: frozenset[int] = frozenset()
+    special_ids: frozenset[int] = frozenset()
+
+
+Outcome = RequestEvent | RequestError
+"""What became of a request: the engine's next word of it, or why it is refused."""
+
+
+class Replica:
+    """One engine behind its admission. Whoever drives it lets requests in with `admit`, runs a `step` from then on as
+    long as it is `busy`, and hears with `heard` what came of it once the time has come that `step` returned.
+
+    Times are seconds of one clock for all replicas. ``seed``: of what is drawn in it.
+    """
+
+    def __init__(self, profile: Profile, law: DraftLaw | None, seed: int) -> None:
+        self._clock, self._front_clock = VirtualClock(), VirtualClock()
+        self._info = profile.engine_info(VOCABULARY)
+        self._engine = self._build(profile, law, random.Random(seed))
+        limits = profile.limits
+        server = ServerConfig(max_queued_tokens=limits.max_queued_tokens, shed_late=limits.shed_late)
+        self._admission = Admission(self, server, self._front_clock)
+        self._streams: dict[str, RequestStream] = {}
+        self._tickets: dict[str, Ticket] = {}
+        self._inbox: list[Request] = []
+        self._said: list[RequestEvent] = []
+        self._refused: list[str] = []
+
+    def _build(self, profile: Profile, law: DraftLaw | None, rng: random.Random) -> Engine:
+        config, clock = profile.engine_config(), self._clock
+        drawn: list[int] = []
+
+        def drafting(panel: DraftPanel, controller: Controller) -> SimulatedDrafting:
+            return SimulatedDrafting(panel, controller, law, profile.overheads, rng, drawn, clock.spend_ms)
+
+        kv = KvCacheManager(profile.limits.kv_tokens // PAGE_SIZE, prefix_cache=config.prefix_cache)
+        nothing: Any = None  # is decoded or sampled
+        return Engine(
+            EngineParts(
+                config, self._info, cast(Tokenizer, _NoTokenizer()), cast(TargetDecoder, nothing),
+                cast(Sampler, nothing), kv, costs=StepCosts(profile.verify),
+                verifier=SimulatedVerifier(profile, clock, rng, drawn), clock=clock, drafting=drafting,
+            )
+        )  # fmt: skip
+
+    @property
+    def info(self) -> EngineInfo:
+        """What admission asks of an engine."""
+        return self._info
+
+    @property
+    def active(self) -> int:
+        """Requests that were let in and have not ended."""
+        return len(self._tickets)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a `step` would do anything."""
+        return bool(self._inbox) or self._engine.has_work()
+
+    def load(self) -> EngineLoad:
+        """What the engine counted."""
+        return self._engine.load()
+
+    def admit(self, request: Request, now: float) -> None:
+        """Let ``request``, whose id no other has, in at ``now``.
+
+        Raises:
+            RequestError: it is refused, as the server would.
+        """
+        self._front_clock.now = now
+        self._tickets[request.request_id] = self._admission.admit(ANYBODY, request)
+
+    def step(self, now: float) -> float:
+        """Hand over what was let in, and run a step from ``now`` on; returns when it ends."""
+        clock, engine = self._clock, self._engine
+        clock.now = now
+        inbox, self._inbox = self._inbox, []
+        for request in inbox:
+            try:
+                engine.submit(request)
+            except RequestError as error:
+                self._streams[request.request_id].fail(error)
+                self._refused.append(request.request_id)
+        self._said = engine.step()
+        if clock.now == now and engine.has_work():
+            clock.now += IDLE_S
+        return clock.now
+
+    def heard(self, now: float) -> list[tuple[str, Outcome]]:
+        """What the last step said, by request, in order; to be called at the time that it returned."""
+        self._front_clock.now = now
+        refused, said, self._refused, self._said = self._refused, self._said, [], []
+        found: list[tuple[str, Outcome]] = [(request_id, self._next(request_id)) for request_id in refused]
+        for event in said:
+            self._streams[event.request_id].push(event)
+            found.append((event.request_id, self._next(event.request_id)))
+        return found
+
+    def generate(self, request: Request) -> RequestStream:
+        """As admission asks it: from the next step on."""
+        stream = RequestStream(request.request_id, 1, partial(self._ended, request.request_id))
+        self._streams[request.request_id] = stream
+        self._inbox.append(request)
+        return stream
+
+    def abort(self, request_id: str) -> bool:
+        """As admission asks it."""
+        return self._engine.abort(request_id)
+
+    def _ended(self, request_id: str, complete: bool) -> None:
+        del self._streams[request_id]
+
+    def _next(self, request_id: str) -> Outcome:
+        """What the reader of a request gets, which is there already: so there is nothing to wait for."""
+        ticket = self._tickets[request_id]
+        outcome: Outcome
+        reading = cast(Coroutine[Any, None, RequestEvent], ticket.__anext__())
+        try:
+            reading.send(None)
+        except StopIteration as done:
+            outcome = done.value
+        except RequestError as error:
+            outcome = error
+        else:
+            raise RuntimeError("a reader waits for what was said already")
+        if not isinstance(outcome, Started | Delta):
+            del self._tickets[request_id]
+            ticket.close()
+        return outcome

@@ -1,0 +1,205 @@
+"""A fleet of simulated replicas behind a router: one queue of events, every replica's clock within it."""
+
+from __future__ import annotations
+
+import gc
+import heapq
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from bench.figures import spread
+from bench.serve.request import Record
+from cluster.plan.arrivals import PlannedRequest
+from cluster.plan.drafts import DraftLaw
+from cluster.plan.profile import Profile
+from cluster.plan.replica import Outcome, Replica
+from cluster.plan.routing import RING_HASH, make_router
+from specdec.errors import RequestError
+from specdec.types import Delta, Finished, FinishReason, Started
+
+
+@dataclass(frozen=True, slots=True)
+class FleetPlan:
+    """``replicas`` of ``profile`` behind a router of ``policy``; ``seed``: of all that is drawn."""
+
+    profile: Profile
+    replicas: int
+    policy: str = RING_HASH
+    seed: int = 0
+
+
+@dataclass(slots=True)
+class FleetRun:
+    """``records``: of every request sent, by arrival, as `bench serve` keeps them. ``by_replica``: requests that each
+    replica was sent; ``steps``: engine steps of all. ``whole`` False: it was broken off."""
+
+    plan: FleetPlan
+    records: list[Record] = field(default_factory=list)
+    by_replica: list[int] = field(default_factory=list)
+    steps: int = 0
+    ended_s: float = 0.0
+    whole: bool = True
+
+    @property
+    def answered(self) -> list[Record]:
+        """Requests with a whole answer."""
+        return [record for record in self.records if record.ok]
+
+    @property
+    def prefix_hit_rate(self) -> float:
+        """Of all prompt tokens of begun requests, the share that came from a replica's prefix cache."""
+        prompts = sum(record.prompt_tokens for record in self.records)
+        return sum(record.cached_tokens for record in self.records) / prompts if prompts else 0.0
+
+    @property
+    def imbalance(self) -> float:
+        """Requests of the busiest replica over the mean."""
+        return max(self.by_replica) * len(self.by_replica) / max(1, sum(self.by_replica))
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able figures, of the same names as `bench serve` has them."""
+        answered, seconds = self.answered, max(self.ended_s, 1e-9)
+        return {
+            "replicas": self.plan.replicas, "policy": self.plan.policy, "duration_s": round(self.ended_s, 3),
+            "requests": {"sent": len(self.records)} | dict(Counter(record.outcome for record in self.records)),
+            "errors": dict(Counter(record.error for record in self.records if not record.ok).most_common(5)),
+            "latency": {
+                "ttft_ms": spread([record.ttft_ms for record in answered]),
+                "tpot_ms": spread([tpot for record in answered if (tpot := record.tpot_ms) is not None]),
+                "e2e_ms": spread([record.e2e_ms for record in answered]),
+            },
+            "throughput": {
+                "requests_per_s": round(len(answered) / seconds, 4),
+                "output_tokens_per_s": round(sum(record.output_tokens for record in answered) / seconds, 4),
+                "prompt_tokens_per_s": round(sum(record.prompt_tokens for record in answered) / seconds, 4),
+            },
+            "prefix_hit_rate": round(self.prefix_hit_rate, 4), "max_over_mean_requests": round(self.imbalance, 3),
+            "steps": self.steps,
+        }  # fmt: skip
+
+
+Late = Callable[[Record], bool]
+
+
+class Fleet:
+    """Runs requests through a fleet; to be used once. ``hopeless``: is asked of each request that ended whether the run
+    is to be broken off.
+
+    Requests are sent when they come, whatever became of others; a replica steps from when it has something to do, takes
+    in what came meanwhile at the end of each step, as the engine's process does, and is told apart from others by
+    nothing but its number. Events at one time go by the order in which they came about, so a run is the same for the
+    same plan.
+    """
+
+    def __init__(self, plan: FleetPlan, hopeless: Late | None = None) -> None:
+        profile = plan.profile
+        law = DraftLaw(profile.drafted) if profile.drafted else None
+        self._hopeless = hopeless
+        self._router = make_router(plan.policy, plan.replicas, plan.seed)
+        self._replicas = [Replica(profile, law, plan.seed * 1_000_003 + number) for number in range(plan.replicas)]
+        self._active = [0] * plan.replicas
+        self._lead_s = profile.overheads.request_ms / 1e3
+        self._stepping: list[tuple[float, int, int]] = []  # (when a step ends, order, replica)
+        self._idle = [True] * plan.replicas
+        self._order = count()
+        self._records: dict[str, tuple[Record, int]] = {}
+        self._run = FleetRun(plan, by_replica=[0] * plan.replicas)
+
+    def run(self, requests: Sequence[PlannedRequest]) -> FleetRun:
+        """All of ``requests``, which rise in time, to their ends."""
+        run = self._run
+        with _without_collector():
+            for number, planned in enumerate(requests):
+                at_s = planned.at_s + self._lead_s
+                if not self._until(at_s):
+                    return run
+                self._send(number, planned, at_s)
+            self._until(float("inf"))
+        return run
+
+    def _send(self, number: int, planned: PlannedRequest, now: float) -> None:
+        at = self._router.choose(planned.session or planned.salt, self._active)
+        record = Record(str(number), planned.at_s, planned.at_s, prompt_tokens=planned.prompt_tokens)
+        run, replica = self._run, self._replicas[at]
+        run.records.append(record)
+        run.by_replica[at] += 1
+        try:
+            replica.admit(planned.request(number), now)
+        except RequestError as error:
+            self._refuse(record, error, now)
+            return
+        self._records[record.name] = record, at
+        self._active[at] += 1
+        if self._idle[at]:
+            self._step(at, now)
+
+    def _step(self, at: int, now: float) -> None:
+        self._idle[at] = False
+        heapq.heappush(self._stepping, (self._replicas[at].step(now), next(self._order), at))
+        self._run.steps += 1
+
+    def _until(self, until_s: float) -> bool:
+        """Go on to ``until_s``; False where the run is broken off."""
+        stepping = self._stepping
+        while stepping and stepping[0][0] <= until_s:
+            now, _, at = heapq.heappop(stepping)
+            replica = self._replicas[at]
+            for name, outcome in replica.heard(now):
+                self._hear(name, outcome, now)
+            if not self._run.whole:
+                return False
+            if replica.busy:
+                self._step(at, now)
+            else:
+                self._idle[at] = True
+        return True
+
+    def _hear(self, name: str, outcome: Outcome, now: float) -> None:
+        record, at = self._records[name]
+        if isinstance(outcome, Delta):
+            record.chunk(now)
+            record.output_tokens += len(outcome.token_ids)
+        elif isinstance(outcome, Started):
+            record.cached_tokens = outcome.cached_tokens
+        else:
+            del self._records[name]
+            self._active[at] -= 1
+            if isinstance(outcome, RequestError):
+                self._refuse(record, outcome, now)
+            else:
+                self._end(record, outcome, now)
+
+    def _end(self, record: Record, outcome: Outcome, now: float) -> None:
+        record.end_s = self._run.ended_s = now
+        if isinstance(outcome, Finished) and outcome.reason is FinishReason.DEADLINE:
+            record.outcome, record.error = "cut", "its deadline passed"
+        self._look(record)
+
+    def _refuse(self, record: Record, error: RequestError, now: float) -> None:
+        record.end_s, record.outcome, record.error = now, "refused", type(error).__name__
+        self._look(record)
+
+    def _look(self, record: Record) -> None:
+        if self._hopeless is not None and self._hopeless(record):
+            self._run.whole = False
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """A run makes millions of small objects and no cycles worth looking for; looking takes a third of the time."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+def simulate(plan: FleetPlan, requests: Sequence[PlannedRequest], hopeless: Late | None = None) -> FleetRun:
+    """``requests``, which rise in time, through a fleet as ``plan`` says."""
+    return Fleet(plan, hopeless).run(requests)

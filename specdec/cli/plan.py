@@ -1,0 +1,238 @@
+"""`specdec plan`: how many replicas, simulated; what they are planned from; a plan against real servers."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from bench.serve import ARRIVALS, SERVE_WORKLOADS
+from cluster.plan.routing import POLICIES, RING_HASH
+from specdec.cli.bench_output import json_option, print_json, progress_line
+from specdec.cli.options import check_folder, server_options
+from specdec.config import Config
+from specdec.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cluster.plan.arrivals import PlannedRequest
+    from cluster.plan.profile import Profile
+    from cluster.plan.simulate import FleetRun
+    from cluster.plan.sizing import Goal
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_OUT = click.Path(dir_okay=False, path_type=Path)
+_POSITIVE = click.FloatRange(min=0, min_open=True)
+_COUNT, _SOME = click.IntRange(min=0), click.IntRange(min=1)
+_MONEY = click.FloatRange(min=0)
+
+
+@click.group("plan", invoke_without_command=True)
+@click.option("--profile", type=_FILE, help="Of one replica, from `specdec plan export`.")
+@click.option("--objective", "objectives", multiple=True, help="METRIC:MS, of ttft, tpot and e2e; may be repeated.")
+@click.option(
+    "--share", type=click.FloatRange(0, 1, min_open=True), default=0.99, show_default=True,
+    help="Of all requests, those to be answered within every --objective; of one objective this is its p99.",
+)  # fmt: skip
+@click.option("--replicas", type=_SOME, help="So many, instead of as few as keep the objectives.")
+@click.option("--most", type=_SOME, default=4096, show_default=True, help="Replicas to try.")
+@click.option("--routing", type=click.Choice(POLICIES), default=RING_HASH, show_default=True)
+@click.option(
+    "--compare/--no-compare", default=True, show_default=True, help="Also simulate the other ways of routing."
+)
+@click.option("--trace", type=_FILE, help="Requests that came to a server, from `specdec capture`.")
+@click.option("--speed", type=_POSITIVE, default=1.0, show_default=True, help="Of a trace: 2 takes half the time.")
+@click.option("--rate", type=_POSITIVE, help="Requests per second; of a --trace, its requests at this rate instead.")
+@click.option("--duration", type=_POSITIVE, default=60.0, show_default=True, help="Seconds of --rate.")
+@click.option("--arrivals", type=click.Choice(ARRIVALS), default="poisson", show_default=True, help="Of --rate.")
+@click.option("--shape", type=_POSITIVE, default=0.5, show_default=True, help="Of gamma arrivals; below 1: bursts.")
+@click.option("--prompt-tokens", type=_SOME, default=512, show_default=True, help="Mean, what is shared included.")
+@click.option("--output-tokens", type=_SOME, default=64, show_default=True, help="Mean.")
+@click.option("--shared-tokens", type=_COUNT, default=0, show_default=True, help="That all prompts begin with.")
+@click.option("--sessions", type=_COUNT, default=0, show_default=True, help="Workspaces or conversations that ask.")
+@click.option("--session-tokens", type=_COUNT, default=0, show_default=True, help="That prompts of one begin with.")
+@click.option("--same-length", is_flag=True, help="Every request of the mean length; else geometric ones.")
+@click.option("--deadline", type=_POSITIVE, help="Seconds that every request gives the server.")
+@click.option("--tokens-per-step", help="A mean, or shares such as 1:0.5,2:0.3,4:0.2, instead of the profile's.")
+@click.option("--draft-nodes", type=click.IntRange(0, 63), default=7, show_default=True, help="With --tokens-per-step.")
+@click.option("--draft-ms", type=_MONEY, default=0.0, show_default=True, help="Of a step, with --tokens-per-step.")
+@click.option("--price-per-hour", "per_hour", type=_MONEY, default=0.0, help="Dollars, of a replica's machine.")
+@click.option("--hardware-price", "hardware", type=_MONEY, default=0.0, help="Dollars, of a replica's own machine.")
+@click.option("--years", type=_POSITIVE, default=3.0, show_default=True, help="That an own machine lasts.")
+@click.option("--watts", type=_MONEY, default=0.0, help="That an own machine takes.")
+@click.option("--price-per-kwh", "per_kwh", type=_MONEY, default=0.0, help="Dollars.")
+@click.option("--api-prompt-price", "api_prompt", type=_MONEY, default=0.0, help="Dollars per million, elsewhere.")
+@click.option("--api-output-price", "api_output", type=_MONEY, default=0.0, help="Dollars per million, elsewhere.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of all that is drawn.")
+@json_option
+@click.pass_context
+def plan_group(ctx: click.Context, **values: Any) -> None:
+    """Tell how many replicas keep an objective, and what each of them would do, by simulation.
+
+    The scheduler, the KV index and admission are those that serve, on a virtual clock; forwards take what they were
+    measured to.
+    """
+    if ctx.invoked_subcommand is None:
+        _plan(values)
+        return
+    for name in ctx.params:
+        if ctx.get_parameter_source(name) == ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"give the options of `{ctx.invoked_subcommand}` after it")
+
+
+def _plan(values: dict[str, Any]) -> None:
+    from cluster.plan.report import make_report
+    from cluster.plan.sizing import Prices
+
+    if values["profile"] is None:
+        raise click.UsageError("give --profile; `specdec plan export --target MODEL --out FILE` makes one")
+    profile, requests, goal = _profile(values), _requests(values), _goal(values)
+    prices = Prices(**{name: values[name] for name in Prices.__dataclass_fields__})
+    began = time.perf_counter()
+    run = _run(values, profile, requests, goal)
+    report = make_report(run, requests, goal, prices, time.perf_counter() - began, compare=values["compare"])
+    if values["as_json"]:
+        print_json(report.as_dict())
+        return
+    from rich.console import Console
+
+    for table in report.tables():
+        Console().print(table)
+
+
+def _run(values: dict[str, Any], profile: Profile, requests: list[PlannedRequest], goal: Goal | None) -> FleetRun:
+    """As many replicas as were asked for, or as few as keep ``goal``."""
+    from cluster.plan.simulate import FleetPlan, simulate
+    from cluster.plan.sizing import least_replicas
+
+    plan = FleetPlan(profile, values["replicas"] or 1, values["routing"], values["seed"])
+    if values["replicas"] is not None:
+        return simulate(plan, requests)
+    if goal is None:
+        raise click.UsageError("give --objective METRIC:MS for as few replicas as keep it, or --replicas")
+    note = progress_line()
+    found = least_replicas(
+        plan, requests, goal, values["most"], lambda n, ok: note(f"{n} replicas: {'enough' if ok else 'too few'}")
+    )
+    if found is None:
+        raise click.ClickException(
+            f"objective: {values['most']} replicas do not keep it; what one request takes alone may be more than it "
+            "allows: look at --replicas 1 with a low --rate"
+        )
+    return found
+
+
+def _profile(values: dict[str, Any]) -> Profile:
+    from cluster.plan.drafts import given_steps
+    from cluster.plan.profile import read_profile
+
+    profile = read_profile(values["profile"])
+    if values["tokens_per_step"] is None:
+        return profile
+    steps = given_steps(values["tokens_per_step"], values["draft_nodes"], values["draft_ms"])
+    return profile.model_copy(update={"drafted": tuple(steps)})
+
+
+def _requests(values: dict[str, Any]) -> list[PlannedRequest]:
+    import dataclasses
+
+    from bench.serve.schedule import Arrivals
+    from cluster.plan.arrivals import Traffic, at_rate, drawn_requests, read_requests
+
+    arrivals = None
+    if values["rate"] is not None:
+        shape = {"constant": None, "poisson": 1.0, "gamma": values["shape"]}[values["arrivals"]]
+        arrivals = Arrivals(values["rate"], values["duration"], None, shape)
+    if values["trace"] is not None:
+        requests = read_requests(values["trace"], values["speed"])
+        requests = requests if arrivals is None else at_rate(requests, arrivals, values["seed"])
+    elif arrivals is None:
+        raise click.UsageError("give --trace FILE, or --rate requests per second")
+    else:
+        names = ("prompt_tokens", "output_tokens", "shared_tokens", "sessions", "session_tokens")
+        traffic = Traffic(**{name: values[name] for name in names}, spread=not values["same_length"])
+        requests = drawn_requests(arrivals, traffic, values["seed"])
+    if not requests:
+        raise click.UsageError("--rate: no request comes within --duration; raise one of them")
+    return [dataclasses.replace(one, deadline_s=values["deadline"]) for one in requests]
+
+
+def _goal(values: dict[str, Any]) -> Goal | None:
+    from bench.serve.request import Objective
+    from cluster.plan.sizing import Goal
+
+    try:
+        objectives = tuple(Objective.read(text) for text in values["objectives"])
+    except ConfigError as error:
+        raise click.UsageError(f"--objective: {str(error).removeprefix('goodput: ')}") from None
+    return Goal(objectives, values["share"]) if objectives else None
+
+
+@plan_group.command("export")
+@server_options
+@click.option("--out", type=_OUT, required=True, help="Profile to write.")
+@click.option("--decisions", type=_FILE, help="Decision trace of such a server under load (--trace-file).")
+@click.option("--captured", type=_FILE, help="Trace of the same time, from `specdec capture`.")
+def export_command(config: Config, out: Path, decisions: Path | None, captured: Path | None) -> None:
+    """Write what a replica is: its limits, what forwards cost on this machine, and what its traces tell.
+
+    Without traces nothing is drafted, and steps take nothing but their forwards.
+    """
+    from cluster.plan.export import export_profile
+    from specdec.cli.progress_bar import ProgressBar
+    from specdec.engine.build import build_parts
+
+    check_folder("--out", out)
+    if captured is not None and decisions is None:
+        raise click.UsageError("--captured means nothing without --decisions of the same time")
+    with ProgressBar() as progress:
+        parts = build_parts(config.engine, progress)
+    profile = export_profile(parts, config.server, decisions, captured)
+    out.write_text(profile.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    told = f"{profile.tokens_per_step:.2f} tokens per step" if decisions else "no traces: nothing is drafted"
+    click.echo(f"{out}: {profile.target} on {profile.machine}, {told}")
+
+
+@plan_group.command("check")
+@server_options
+@click.option("--replicas", type=_SOME, default=1, show_default=True, help="Servers, which share this machine.")
+@click.option("--workload", type=click.Choice(SERVE_WORKLOADS), default="humaneval", show_default=True)
+@click.option("--rate", type=_POSITIVE, help="Requests per second; default: 0.6 of what the servers can do.")
+@click.option("--duration", type=_POSITIVE, default=40.0, show_default=True, help="Seconds of the load.")
+@click.option("--max-tokens", type=_SOME, default=48, show_default=True, help="Of every answer.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the arrivals.")
+@click.option("--out", type=_OUT, help="Write every figure there, as JSON.")
+def check_command(config: Config, replicas: int, out: Path | None, **values: Any) -> None:
+    """Put a Poisson load on real servers here, plan the same arrivals, and show both."""
+    import asyncio
+    import tempfile
+
+    from cluster.plan.check import CheckPlan, check_plan
+
+    check_folder("--out", out)
+    names = ("workload", "rate", "max_tokens", "seed")
+    plan = CheckPlan(replicas, duration_s=values["duration"], **{name: values[name] for name in names})
+    with tempfile.TemporaryDirectory(prefix="specdec-plan-") as folder:
+        report = asyncio.run(check_plan(config, plan, Path(folder), progress_line()))
+    figures = report.as_dict()
+    if out is not None:
+        out.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    _show_check(figures)
+
+
+def _show_check(figures: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("ms", "measured", "planned", "off", title=f"{figures['replicas']} replicas, {figures['rate']} req/s")
+    for name in ("ttft_ms", "tpot_ms", "e2e_ms"):
+        for q in ("p50", "p99"):
+            real, planned = (figures[who]["latency"][name][q] for who in ("measured", "planned"))
+            off = figures["off"][f"{name}_{q}"]
+            table.add_row(f"{name.removesuffix('_ms')} {q}", f"{real:.2f}", f"{planned:.2f}", f"{off:+.1%}")
+    Console().print(table)
+    for fault in figures["measured"]["faults"]:
+        click.secho(f"the load does not count: {fault}", fg="red")
