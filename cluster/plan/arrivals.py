@@ -23,10 +23,10 @@ _PLAIN, _TOKENS_ONLY = SamplingParams(seed=0), OutputParams(text=False)
 
 @dataclass(frozen=True, slots=True)
 class PlannedRequest:
-    """``at_s``: seconds after the beginning. The prompt begins with ``blocks`` of 64 tokens, which it shares with those
-    prompts that begin with the same ones; its other ``prompt_tokens`` nobody else has. ``session``: who asks, as a
-    router sees it. ``output_tokens``: as long as its answer is. ``was_first_s``: of a recorded one, what it waited for
-    its first tokens."""
+    """``at_s``: seconds after the beginning. The prompt begins with ``blocks`` of 64 tokens (the last may be shorter),
+    which it shares with those prompts that begin with the same ones; its other ``prompt_tokens`` nobody else has.
+    ``session``: who asks, as a router sees it. ``output_tokens``: as long as its answer is. ``was_first_s``: of a
+    recorded one, what it waited for its first tokens."""
 
     at_s: float
     prompt_tokens: int
@@ -166,8 +166,7 @@ def _ids(value: Any, where: str) -> tuple[tuple[Block, ...], int]:
     good = isinstance(value, list) and all(type(token) is int and 0 <= token < 1 << 31 for token in value)
     if not good or not value:
         raise ConfigError(f"{where}: prompt_ids must be a list of token ids")
-    whole = len(value) - len(value) % BLOCK_TOKENS
-    return tuple(tuple(value[at : at + BLOCK_TOKENS]) for at in range(0, whole, BLOCK_TOKENS)), len(value)
+    return tuple(tuple(value[at : at + BLOCK_TOKENS]) for at in range(0, len(value), BLOCK_TOKENS)), len(value)
 
 
 def _named(item: dict[str, Any], where: str) -> tuple[tuple[Block, ...], int]:

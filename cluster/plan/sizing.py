@@ -78,6 +78,7 @@ def least_replicas(
             tried(replicas, run.whole)
         return run if run.whole else None
 
+    most = max(1, min(most, len(requests)))  # more than one for each request are no better
     too_few, replicas, found = 0, 1, enough(1)
     while found is None:
         if replicas == most:

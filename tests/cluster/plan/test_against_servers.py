@@ -1,0 +1,28 @@
+"""A plan beside what it plans: real servers under a load, and the same arrivals simulated. Prints both."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from cluster.plan.check import CheckPlan, check_plan
+from specdec.config import Config, EngineConfig
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_plan_and_a_real_load(tmp_path: Path, replicas: int) -> None:
+    config = Config(engine=EngineConfig(target="smollm2-135m"))
+    report = asyncio.run(check_plan(config, CheckPlan(replicas), tmp_path, print))
+    figures = report.as_dict()
+    print(json.dumps({name: figures[name] for name in ("replicas", "rate", "off")}))
+    # How far off it is depends on what else the machine does; that all was asked and planned does not.
+    requests = figures["measured"]["requests"]
+    assert requests["ok"] == requests["sent"] == len(report.planned.answered)
+    real, planned = report.measured.answered, report.planned.answered
+    assert sum(record.output_tokens for record in real) == sum(record.output_tokens for record in planned)
+    assert sum(record.prompt_tokens for record in real) == sum(record.prompt_tokens for record in planned)
+    assert report.profile.drafted

@@ -1,0 +1,122 @@
+"""A fleet: the same for the same seed, better with more replicas, and routed as Envoy routes."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from bench.serve.request import Objective
+from bench.serve.schedule import Arrivals
+from cluster.plan.arrivals import PlannedRequest, Traffic, drawn_requests
+from cluster.plan.routing import LEAST_REQUESTS, POLICIES, RING_HASH, ROUND_ROBIN, BoundedRing, make_router
+from cluster.plan.simulate import FleetPlan, simulate
+from cluster.plan.sizing import Goal, least_replicas
+from specdec.errors import ConfigError
+from tests.cluster.plan.profiles import profile
+
+NOISY = profile().model_copy(update={"noise": (0.5, 1.0, 1.5)})
+GOAL = Goal((Objective("ttft", 150.0), Objective("tpot", 20.0)), 0.95)
+
+
+def load(rate: float = 25.0, seed: int = 0, seconds: float = 8.0) -> list[PlannedRequest]:
+    traffic = Traffic(300, 20, shared_tokens=64, sessions=12, session_tokens=128)
+    return drawn_requests(Arrivals(rate, seconds), traffic, seed)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_seed_says_it_all(policy: str) -> None:
+    plan = FleetPlan(NOISY, 3, policy, seed=1)
+    first, again = (simulate(plan, load()).as_dict() for _ in range(2))
+    other = simulate(dataclasses.replace(plan, seed=2), load()).as_dict()
+    assert first == again
+    assert first != other
+    assert load() == load()
+    assert load(seed=1) != load()
+
+
+def test_more_replicas_are_never_worse() -> None:
+    requests = drawn_requests(Arrivals(25.0, 8.0), Traffic(300, 20), 0)  # what is shared, more replicas would lose
+    found = [simulate(FleetPlan(profile(), replicas, ROUND_ROBIN), requests).as_dict() for replicas in (1, 2, 4, 8)]
+    for metric in ("ttft_ms", "e2e_ms"):
+        for quantile in ("p50", "p99"):
+            values = [figures["latency"][metric][quantile] for figures in found]
+            assert values == sorted(values, reverse=True)
+
+
+def test_as_few_as_keep_the_goal() -> None:
+    tried: dict[int, bool] = {}
+    found = least_replicas(FleetPlan(NOISY, 1), load(), GOAL, 64, tried.__setitem__)
+    assert found is not None
+    replicas = found.plan.replicas
+    assert replicas > 1
+    assert tried[replicas]
+    assert not tried[replicas - 1]
+    assert GOAL.share_in(found) >= GOAL.share
+    assert GOAL.share_in(simulate(FleetPlan(NOISY, replicas - 1), load())) < GOAL.share
+
+
+def test_no_number_keeps_what_one_request_alone_does_not() -> None:
+    goal = Goal((Objective("ttft", 5.0),))
+    assert least_replicas(FleetPlan(NOISY, 1), load(seconds=1.0), goal, 3) is None
+
+
+def test_a_fleet_that_is_hopeless_is_not_simulated_to_its_end() -> None:
+    requests = load(rate=60.0)
+    whole = simulate(FleetPlan(NOISY, 1), requests)
+    broken_off = simulate(FleetPlan(NOISY, 1), requests, lambda record: record.ttft_ms > 500)
+    assert whole.whole
+    assert not broken_off.whole
+    assert broken_off.steps < whole.steps / 2
+
+
+@pytest.mark.parametrize(
+    ("objectives", "share", "word"),
+    [((), 0.99, "objective"), ((Objective("itl", 5.0),), 0.99, "itl"), ((Objective("ttft", 5.0),), 1.5, "share")],
+)
+def test_a_goal_that_is_none_is_named(objectives: tuple[Objective, ...], share: float, word: str) -> None:
+    with pytest.raises(ConfigError, match=word):
+        Goal(objectives, share)
+
+
+def test_who_asks_again_finds_the_prefix_where_it_was_sent() -> None:
+    hits = {policy: simulate(FleetPlan(profile(), 4, policy), load()).prefix_hit_rate for policy in POLICIES}
+    one = simulate(FleetPlan(profile(), 1), load(seconds=8.0)).prefix_hit_rate
+    assert hits[RING_HASH] > 0.9 * one
+    assert hits[ROUND_ROBIN] < hits[RING_HASH]
+    assert hits[LEAST_REQUESTS] < hits[RING_HASH]
+
+
+def test_a_session_has_one_home_until_that_is_full() -> None:
+    router, idle = BoundedRing(8, seed=0), [0] * 8
+    home = router.choose("alice", idle)
+    assert {router.choose("alice", idle) for _ in range(20)} == {home}
+    assert len({router.choose(f"session {n}", idle) for n in range(200)}) == 8
+    busy = list(idle)
+    busy[home] = 2  # (2 + 1) * 1.25 = 3.75 requests: one for each of eight replicas, rounded up
+    other = router.choose("alice", busy)
+    assert other != home
+    assert router.choose("alice", busy) == other
+    busy[home] = 1  # as much as its share is not more
+    assert router.choose("alice", busy) == home
+
+
+def test_no_replica_is_given_more_than_its_share_while_another_has_room() -> None:
+    router, active = BoundedRing(4, seed=0), [0] * 4
+    for number in range(400):
+        at = router.choose(f"{number % 3}", active)  # three sessions: four homes at most
+        active[at] += 1
+        assert active[at] <= -(-((sum(active)) * 125 + 99) // 100 // 4) + 1
+    assert max(active) <= 1.3 * 100
+
+
+def test_who_is_nobody_goes_to_the_less_busy_of_two() -> None:
+    router = make_router(LEAST_REQUESTS, 8, seed=0)
+    assert {router.choose("", [9] * 7 + [0]) for _ in range(200)} > {7}
+    assert make_router(LEAST_REQUESTS, 2, seed=0).choose("", [3, 2]) == 1
+    assert BoundedRing(2, seed=0).choose("", [3, 2]) == 1
+
+
+def test_an_unknown_policy_is_none() -> None:
+    with pytest.raises(ValueError, match="no such policy"):
+        make_router("sticky", 2, 0)

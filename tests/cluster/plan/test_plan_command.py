@@ -1,0 +1,102 @@
+"""`specdec plan`: a plan of drawn and of recorded requests, an export of a real engine, and what bad input is told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from cluster.plan.profile import read_profile
+from specdec.cli.main import cli
+from tests.cluster.plan.profiles import profile
+from tests.models.tiny import make_tiny_model
+
+
+def specdec(*words: str) -> Result:
+    return CliRunner().invoke(cli, ["plan", *words])
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    file = tmp_path / "profile.json"
+    file.write_text(profile(drafted=[(4, 2)]).model_dump_json())
+    return str(file)
+
+
+def figures(*words: str) -> dict[str, Any]:
+    done = specdec(*words, "--json")
+    assert done.exit_code == 0, done.output
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_as_few_replicas_as_an_objective_needs(path: str) -> None:
+    load = ("--profile", path, "--rate", "20", "--duration", "4", "--same-length", "--sessions", "8")
+    found = figures(*load, "--objective", "ttft:150", "--price-per-hour", "2", "--api-output-price", "9")
+    assert found["replicas"] > 1
+    assert found["goal"]["enough"]
+    assert found["goal"]["kept_by"] >= 0.99
+    assert found["latency"]["ttft_ms"]["p99"] <= 150
+    assert list(found["by_policy"]) == ["ring-hash", "round-robin", "least-requests"]
+    assert found["cost"]["dollars_per_hour"] == 2 * found["replicas"]
+    fewer = figures(*load, "--objective", "ttft:150", "--replicas", str(found["replicas"] - 1), "--no-compare")
+    assert not fewer["goal"]["enough"]
+    assert list(fewer["by_policy"]) == ["ring-hash"]
+
+
+def test_a_table_for_people(path: str) -> None:
+    done = specdec("--profile", path, "--rate", "5", "--duration", "4", "--replicas", "2", "--objective", "tpot:30")
+    assert done.exit_code == 0, done.output
+    for word in ("replicas", "ttft", "tpot", "ring-hash", "round-robin", "sequences that fit"):
+        assert word in done.output
+
+
+def test_a_trace_at_its_own_times_and_at_a_rate(path: str, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    lines = [{"offset_s": n / 10, "prompt_ids": [*range(n, n + 100)], "max_tokens": 5} for n in range(20)]
+    trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    own = figures("--profile", path, "--trace", str(trace), "--replicas", "1")
+    assert own["requests"] == {"sent": 20, "ok": 20}
+    assert own["throughput"]["output_tokens_per_s"] == pytest.approx(100 / own["duration_s"], rel=1e-3)
+    faster = ("--rate", "30", "--duration", "2", "--arrivals", "constant", "--tokens-per-step", "1:1")
+    drawn = figures("--profile", path, "--trace", str(trace), *faster, "--draft-nodes", "0", "--replicas", "1")
+    assert drawn["requests"]["sent"] == 60
+    assert drawn["tokens_per_step"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "give --profile"),
+        (("--profile", "P"), "give --trace FILE, or --rate"),
+        (("--profile", "P", "--rate", "1"), "give --objective METRIC:MS"),
+        (("--profile", "P", "--rate", "1", "--objective", "ttft"), "--objective: 'ttft' is not METRIC"),
+        (("--profile", "P", "--rate", "1", "--objective", "ttft:1", "--most", "2"), "2 replicas do not keep it"),
+        (("--profile", "P", "--rate", "0.001", "--duration", "1", "--replicas", "1"), "no request comes"),
+        (("--profile", "P", "export", "--out", "x"), "give the options of `export` after it"),
+        (("export", "--out", "x", "--captured", "P"), "--captured means nothing without --decisions"),
+    ],
+)
+def test_what_can_not_be_planned_is_said(path: str, words: tuple[str, ...], said: str) -> None:
+    done = specdec(*(path if word == "P" else word for word in words))
+    assert done.exit_code != 0
+    assert said in " ".join(done.output.replace("│", " ").split())
+
+
+def test_an_export_of_a_real_engine_can_be_planned_with(tmp_path: Path) -> None:
+    model, out = make_tiny_model("llama", tmp_path / "model"), tmp_path / "profile.json"
+    done = specdec(
+        "export", "--target", str(model), "--out", str(out), "--kv-tokens", "4096", "--max-context", "512",
+        "--drafter", "suffix", "--device", "cpu", "--kernels", "reference", "--dtype", "fp32",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    one = read_profile(out)
+    assert (one.limits.kv_tokens, one.limits.max_context, one.limits.max_batch) == (4096, 512, 16)
+    assert one.memory.weight_bytes > 0
+    assert one.memory.kv_token_bytes > 0
+    load = ("--rate", "50", "--duration", "1", "--prompt-tokens", "50", "--output-tokens", "8")
+    found = figures("--profile", str(out), *load, "--replicas", "1")
+    assert found["requests"]["ok"] == found["requests"]["sent"]

@@ -1,0 +1,53 @@
+"""What a replica can do at most, and money."""
+
+from __future__ import annotations
+
+import pytest
+
+from cluster.plan.profile import Memory, Overheads
+from cluster.plan.simulate import FleetPlan, simulate
+from cluster.plan.sizing import HOURS_A_YEAR, Prices, ceiling
+from specdec.errors import ConfigError
+from tests.cluster.plan.profiles import asked, forward_ms, profile
+
+
+def test_ceilings_by_hand() -> None:
+    memory = Memory(weight_bytes=10**9, kv_token_bytes=10**4, bytes_per_s=1e11)
+    one = profile(overheads=Overheads(step_ms=1.0, step_ms_per_sequence=0.1), max_batch=8, kv_tokens=64 * 20)
+    found = ceiling(one.model_copy(update={"memory": memory}), [asked(0.0, 200, 100)], hit_rate=0.5)
+    assert (found.kv_sequences, found.sequences) == (4, 4)  # 300 tokens take 5 pages of 20
+    assert found.one_stream == pytest.approx(1000 / (forward_ms(1) + 1.1))
+    assert found.decode == pytest.approx(4000 / (forward_ms(4) + 1.4))
+    assert found.memory_one_stream == pytest.approx(1e11 / (1e9 + 250 * 1e4))
+    assert found.memory_decode == pytest.approx(4e11 / (1e9 + 4 * 250 * 1e4))
+    reading_s = 100 * forward_ms(192) / 192 / 1e3
+    assert found.with_prompts == pytest.approx(100 / (reading_s + 100 / found.decode))
+
+
+def test_drafts_raise_the_ceiling_by_what_they_bring() -> None:
+    found = ceiling(profile(drafted=[(4, 3)]), [asked(0.0, 1, 10)], hit_rate=0.0)
+    assert found.one_stream == pytest.approx(3000 / (forward_ms(5) + 2.0))
+    assert found.memory_decode is None
+
+
+def test_what_it_costs_hired_and_owned() -> None:
+    run = simulate(FleetPlan(profile(), 2), [asked(0.0, 1, 10), asked(0.0, 1, 10)])
+    assert run.ended_s == pytest.approx(0.1)  # one each, on its own: 200 output and 20 prompt tokens a second
+    hired = Prices(per_hour=3.6, api_prompt=1.0, api_output=10.0).of(run)
+    assert hired == {
+        "dollars_per_hour": 7.2, "dollars_per_million_output_tokens": 10.0, "api_dollars_per_hour": 7.272,
+        "worth_it_from": 0.9901,
+    }  # fmt: skip
+    own = Prices(hardware=HOURS_A_YEAR * 2, years=2.0, watts=500.0, per_kwh=0.2).of(run)
+    assert own is not None
+    assert own["dollars_per_hour"] == pytest.approx(2 * (1.0 + 0.1))
+    assert Prices(api_prompt=1.0).of(run) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "word"),
+    [({"per_hour": -1.0}, "per_hour"), ({"per_hour": 1.0, "hardware": 9.0}, "own one"), ({"years": 0.0}, "years")],
+)
+def test_prices_that_are_none_are_named(given: dict[str, float], word: str) -> None:
+    with pytest.raises(ConfigError, match=word):
+        Prices(**given)
