@@ -29,7 +29,7 @@ from specdec.models.decoder import TargetDecoder
 from specdec.models.tokenizer import Tokenizer
 from specdec.sampling import Sampler
 from specdec.tree import TokenTree
-from specdec.types import Delta, EngineInfo, EngineLoad, Request, RequestEvent, Started
+from specdec.types import Delta, EngineInfo, Request, RequestEvent, Started
 from verify_kernels.forward_batch import PAGE_SIZE
 
 VOCABULARY = 2**31 - 1  # a token stands for a whole block of a prompt here, so there must be many
@@ -147,10 +147,6 @@ class Replica:
     def busy(self) -> bool:
         """Whether a `step` would do anything."""
         return bool(self._inbox) or self._engine.has_work()
-
-    def load(self) -> EngineLoad:
-        """What the engine counted."""
-        return self._engine.load()
 
     def admit(self, request: Request, now: float) -> None:
         """Let ``request``, whose id no other has, in at ``now``.
