@@ -217,7 +217,8 @@ SEED = 20_26
 @dataclass(frozen=True, slots=True)
 class EngineBenchPlan:
     """What to measure. ``max_tokens`` None: each workload's own limit. ``fixed``: arms to run beside off and auto.
-    ``batch``: sequences at once for the controller's time, beside those of the workloads; 0: none."""
+    ``batch``: sequences at once for the controller's time, beside those of the workloads; 0: none. ``at_once``:
+    requests at a time of concurrent workloads."""
 
     workloads: tuple[str, ...]
     prompts: int = 8
@@ -227,6 +228,7 @@ class EngineBenchPlan:
     off_cost: bool = False
     control_time: bool = False
     batch: int = 0
+    at_once: int = 8
 
 
 def run_session(parts: EngineParts, plan: EngineBenchPlan, say: Say) -> EngineReport:
@@ -296,7 +298,7 @@ def _workloads(parts: EngineParts, plan: EngineBenchPlan, report: EngineReport, 
     found: list[Workload] = []
     for name in plan.workloads:
         try:
-            found += make_workload(name, parts.tokenizer, plan.prompts, plan.max_tokens, note)
+            found += make_workload(name, parts.tokenizer, plan.prompts, plan.max_tokens, note, plan.at_once)
         except WorkloadUnavailableError as error:
             note(f"{name}: {error}")
     if plan.workloads and not found:

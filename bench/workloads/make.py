@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import chain, zip_longest
 
+from bench.workloads import CONCURRENT_NAMES, MIXES
 from bench.workloads.prompts import chat_prompts, edit_prompts, fim_prompts, humaneval_prompts, typing_prompts
 from bench.workloads.workload import BenchPrompt, Workload, WorkloadUnavailableError, uncounted
 from specdec.models.tokenizer import Tokenizer
@@ -13,21 +14,26 @@ AT_ONCE = 8
 EDIT_TOKENS = 256
 TURNS = 3  # requests per place: with one, what is measured is how long the slowest of eight runs on alone
 WARM_UP_TOKENS = 24
-MIXES = ("humaneval", "chat", "mixed", "edit")
 
 
 def concurrent_workload(
-    mix: str, tokenizer: Tokenizer, count: int, max_tokens: int | None = None, *, warm_up: bool = True
+    mix: str,
+    tokenizer: Tokenizer,
+    count: int,
+    max_tokens: int | None = None,
+    *,
+    warm_up: bool = True,
+    at_once: int = AT_ONCE,
 ) -> Workload:
-    """``count`` prompts, `TURNS` times `AT_ONCE` at least, after a short round to ``warm_up``.
+    """``count`` prompts, `TURNS` times ``at_once`` at least, after a short round to ``warm_up``.
 
     Raises:
         WorkloadUnavailableError: as the prompts of ``mix``.
     """
-    first = AT_ONCE if warm_up else 0
-    prompts = _prompts(mix, tokenizer, max(count, TURNS * AT_ONCE) + first, max_tokens)
+    first = at_once if warm_up else 0
+    prompts = _prompts(mix, tokenizer, max(count, TURNS * at_once) + first, max_tokens)
     groups = [tuple(uncounted(prompts[:first], WARM_UP_TOKENS)), tuple(prompts[first:])]
-    return Workload(f"concurrent/{mix}", tuple(group for group in groups if group), AT_ONCE)
+    return Workload(f"concurrent/{mix}", tuple(group for group in groups if group), at_once)
 
 
 def _prompts(mix: str, tokenizer: Tokenizer, count: int, max_tokens: int | None) -> list[BenchPrompt]:
@@ -98,11 +104,17 @@ _ONE_BY_ONE: dict[str, _Make] = {
 
 
 def make_workload(
-    name: str, tokenizer: Tokenizer, count: int, max_tokens: int | None, note: Callable[[str], None]
+    name: str,
+    tokenizer: Tokenizer,
+    count: int,
+    max_tokens: int | None,
+    note: Callable[[str], None],
+    at_once: int = AT_ONCE,
 ) -> list[Workload]:
-    """What ``name`` (one of `WORKLOAD_NAMES`) stands for: one workload, or one per mix of `concurrent`.
+    """What ``name`` (of `WORKLOAD_NAMES` or `CONCURRENT_NAMES`) stands for: one workload, or each mix of `concurrent`.
 
-    ``count`` prompts are counted, as far as there are so many; ``max_tokens`` replaces each workload's own limit.
+    ``count`` prompts are counted, as far as there are so many; ``max_tokens`` replaces each workload's own limit; of
+    concurrent ones ``at_once`` are asked at a time.
     ``note`` is told of every part that is left out, and why.
 
     Raises:
@@ -110,7 +122,9 @@ def make_workload(
         ValueError: there is no such workload.
     """
     if name == "concurrent":
-        return _mixes(tokenizer, count, max_tokens, note)
+        return _mixes(tokenizer, count, max_tokens, note, at_once)
+    if name in CONCURRENT_NAMES:
+        return [concurrent_workload(name.partition("/")[2], tokenizer, count, max_tokens, at_once=at_once)]
     if name == "mixed":
         return [Workload.one_by_one(name, mixed_prompts(tokenizer, count, max_tokens, note))]
     if name in _SESSIONS:  # the first requests of a session are warm-up enough
@@ -123,12 +137,14 @@ def make_workload(
     return [Workload.one_by_one(name, prompts)]
 
 
-def _mixes(tokenizer: Tokenizer, count: int, max_tokens: int | None, note: Callable[[str], None]) -> list[Workload]:
+def _mixes(
+    tokenizer: Tokenizer, count: int, max_tokens: int | None, note: Callable[[str], None], at_once: int
+) -> list[Workload]:
     found: list[Workload] = []
     for mix in MIXES:
         try:
             # One warm-up does for all: what it teaches is how much a full batch costs.
-            found.append(concurrent_workload(mix, tokenizer, count, max_tokens, warm_up=not found))
+            found.append(concurrent_workload(mix, tokenizer, count, max_tokens, warm_up=not found, at_once=at_once))
         except WorkloadUnavailableError as error:
             note(f"concurrent/{mix}: {error}")
     if not found:

@@ -13,7 +13,7 @@ import click
 
 from bench.engine_runs import FIXED_GRID
 from bench.peers import ENGINES, PEER_WORKLOADS
-from bench.workloads import WORKLOAD_NAMES
+from bench.workloads import CONCURRENT_NAMES, WORKLOAD_NAMES
 from specdec.cli.bench_output import json_option, print_figures, print_json, print_table, progress_line
 from specdec.cli.bench_serve import serve_load_command
 from specdec.cli.bench_server import (
@@ -32,17 +32,19 @@ if TYPE_CHECKING:
     from bench.peers.peers_report import PeersRun
 
 
-AT_ONCE = 8
 ARM_TOKENS = 20480  # of KV cache: all arms run at the same time
 
 
 @click.command("engine")
 @engine_options
 @click.option(
-    "--workload", "workloads", type=click.Choice(WORKLOAD_NAMES), multiple=True,
-    help="May be repeated; default: all of them.",
+    "--workload", "workloads", type=click.Choice(WORKLOAD_NAMES + CONCURRENT_NAMES), multiple=True,
+    help="May be repeated; default: all without a slash, `concurrent` being its four mixes.",
 )  # fmt: skip
 @click.option("--prompts", type=click.IntRange(min=1), default=8, show_default=True, help="Per workload.")
+@click.option(
+    "--at-once", type=click.IntRange(2, 64), default=8, show_default=True, help="Requests at a time of `concurrent`."
+)
 @click.option("--max-tokens", type=click.IntRange(min=8), help="Longest output, instead of each workload's own limit.")
 @click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True, help="0: greedy.")
 @click.option("--fixed", is_flag=True, help="Also run a grid of fixed settings; takes some four times as long.")
@@ -58,6 +60,7 @@ def engine_command(
     engine_config: EngineConfig,
     workloads: tuple[str, ...],
     prompts: int,
+    at_once: int,
     max_tokens: int | None,
     temperature: float,
     fixed: bool,
@@ -75,15 +78,15 @@ def engine_command(
     from specdec.engine.build import build_parts
 
     check_folder("--json", path)
-    at_once = max(engine_config.max_batch, batch or 0, AT_ONCE)
-    rows = max(engine_config.max_step_rows, at_once)
+    places = max(engine_config.max_batch, batch or 0, at_once)
+    rows = max(engine_config.max_step_rows, places)
     arms = tuple(arm for arm in FIXED_GRID if fixed or arm.name in settings)
     kv_tokens = max(engine_config.kv_tokens, ARM_TOKENS * (2 + len(arms)))
-    sizes = {"max_batch": at_once, "max_step_rows": rows, "kv_tokens": kv_tokens}
+    sizes = {"max_batch": places, "max_step_rows": rows, "kv_tokens": kv_tokens}
     with ProgressBar() as progress:
         parts = build_parts(engine_config.model_copy(update=sizes), progress)
     plan = EngineBenchPlan(
-        workloads or WORKLOAD_NAMES, prompts, max_tokens, temperature, arms, off_cost, control_time, batch or 0
+        workloads or WORKLOAD_NAMES, prompts, max_tokens, temperature, arms, off_cost, control_time, batch or 0, at_once
     )
     report = run_session(parts, plan, progress_line())
     if path is not None:

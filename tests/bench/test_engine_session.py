@@ -33,7 +33,7 @@ STEPS = 12  # of each request of the cost of off
 
 
 def small_workload(
-    name: str, tokenizer: Tokenizer, count: int, max_tokens: int | None, note: Callable[[str], None]
+    name: str, tokenizer: Tokenizer, count: int, max_tokens: int | None, note: Callable[[str], None], at_once: int
 ) -> list[Workload]:
     """Stands in for `make_workload`: prompts that fit a tiny model."""
     if name == "fim":

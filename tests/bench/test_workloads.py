@@ -112,6 +112,8 @@ def test_parts_of_a_workload_are_left_out_in_words(tmp_path: Path) -> None:
     assert {p.name.partition("/")[0] for group in mixed.groups for p in group} == {"HumanEval"}
     assert [n.partition(" the ")[0] for n in noted] == ["mixed:"] * 3
     assert [w.name for w in make_workload("concurrent", plain, 8, None, noted.append)] == ["concurrent/humaneval"]
+    (three,) = make_workload("concurrent/humaneval", plain, 4, None, noted.append, at_once=3)
+    assert (three.at_once, [len(group) for group in three.groups]) == (3, [3, 9])
     for name, why in (("fim", "fill-in-the-middle"), ("chat", "chat template"), ("edit", "chat template")):
         with pytest.raises(WorkloadUnavailableError, match=why):
             make_workload(name, plain, 4, None, noted.append)
