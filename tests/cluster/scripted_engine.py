@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from server.interfaces import ProgressListener
+from specdec.cache_events import CacheRecorder
 from specdec.config import EngineConfig
 from specdec.kv_cache import KvCacheManager, PagedTokens
 from specdec.types import (
@@ -74,6 +75,9 @@ class ScriptedEngine:
         self._running: dict[str, _Running] = {}
         self._aborted: list[RequestEvent] = []
         self._prompt_tokens = self._hit_tokens = 0
+
+    def tell_cache(self, recorder: CacheRecorder) -> None:
+        self._kv.tell(recorder)
 
     def submit(self, request: Request) -> None:
         paged = PagedTokens(request.prompt_ids, request.cache_salt)
