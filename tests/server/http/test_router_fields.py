@@ -14,7 +14,8 @@ CHAT = {"messages": HI, "max_tokens": 3, "seed": 1}
 # Of vllm-router 0.1.17 and smg 1.13.0 as they were seen on the wire: fields they write anew, with their defaults.
 VLLM_ROUTER: dict[str, Any] = {
     "echo": False, "no_stop_trim": False, "ignore_eos": False, "skip_special_tokens": True,
-    "return_hidden_states": False, "continue_final_message": False, "separate_reasoning": True, "stream_reasoning": True, "include_reasoning": True,
+    "return_hidden_states": False, "continue_final_message": False, "separate_reasoning": True,
+    "stream_reasoning": True, "include_reasoning": True,
     "logprobs": None,
 }  # fmt: skip
 SMG: dict[str, Any] = {
