@@ -68,7 +68,7 @@ class HealthConfig(BaseModel):
     timeout_s: float = Field(2.0, gt=0, le=60, description="a probe that takes longer has failed")
     unhealthy_after: int = Field(2, ge=1, description="failed probes in a row", json_schema_extra={"unit": "probes"})
     eject_after: int = Field(
-        5, ge=1, description="5xx answers or broken connections in a row", json_schema_extra={"unit": "errors"}
+        5, ge=1, description="in a row: 5xx answers, over gRPC broken connections", json_schema_extra={"unit": "errors"}
     )
     ejected_s: float = Field(10.0, gt=0, description="how long for the first time; each further time adds as much")
     max_ejected_percent: int = Field(

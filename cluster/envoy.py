@@ -305,14 +305,7 @@ def _cluster(config: ClusterConfig, service: str, face: Face, spread: Spread, wa
                 "http_health_check": {"host": "localhost", "path": "/readyz", "codec_client_type": "HTTP1"},
             }
         ],
-        "outlier_detection": {
-            "consecutive_5xx": health.eject_after,
-            "interval": _seconds(1.0),
-            "base_ejection_time": _seconds(health.ejected_s),
-            "max_ejection_percent": health.max_ejected_percent,
-            "enforcing_consecutive_gateway_failure": 0,
-            "enforcing_success_rate": 0,
-        },
+        "outlier_detection": _outlier_detection(config, face),
     }
     if spread == "least":
         return cluster | {"lb_policy": "LEAST_REQUEST"}
@@ -336,6 +329,27 @@ def _upstream_protocol(face: Face) -> Json:
         "@type": f"{_TYPES}.extensions.upstreams.http.v3.HttpProtocolOptions",
         "common_http_protocol_options": {"idle_timeout": _seconds(_IDLE_S)},
         "explicit_http_config": explicit,
+    }
+
+
+def _outlier_detection(config: ClusterConfig, face: Face) -> Json:
+    """Errors in a row after which a replica gets no calls for a while. Over gRPC only broken connections count: Envoy
+    can not tell a replica's failures from what calls bring upon themselves, such as a deadline that can not be met, of
+    which many come in a row when there is much to do."""
+    health = config.health
+    by_answers, by_connections = (100, 0) if face == "http" else (0, 100)
+    return {
+        "consecutive_5xx": health.eject_after,
+        "enforcing_consecutive_5xx": by_answers,
+        "split_external_local_origin_errors": face == "grpc",
+        "consecutive_local_origin_failure": health.eject_after,
+        "enforcing_consecutive_local_origin_failure": by_connections,
+        "interval": _seconds(1.0),
+        "base_ejection_time": _seconds(health.ejected_s),
+        "max_ejection_percent": health.max_ejected_percent,
+        "enforcing_consecutive_gateway_failure": 0,
+        "enforcing_success_rate": 0,
+        "enforcing_local_origin_success_rate": 0,
     }
 
 
