@@ -270,7 +270,8 @@ def _route_settings(config: ClusterConfig, face: Face) -> Json:
                 },
             }
         ],
-        "host_selection_retry_max_attempts": 8,
+        # A dead replica has no call running, so the draw by least running calls prefers it until it is ejected.
+        "host_selection_retry_max_attempts": 64,
     }
     return {"timeout": _OFF, "idle_timeout": _OFF, **({"retry_policy": retry} if config.routing.retries else {})}
 
