@@ -8,8 +8,11 @@ import grpc
 import pytest
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
 
+from server.grpc.completion_messages import read_options
 from specdec.api.v1 import completion_pb2 as pb
 from specdec.api.v1 import generation_pb2, options_pb2, result_pb2
+from specdec.errors import ViolationCollector
+from specdec.types import ResumeParams
 from tests.server.completion.book_engine import BOOK
 from tests.server.completion.code_tokenizer import QWEN, CodeTokenizer
 from tests.server.completion.editor import AT, LINE, TEXT, Editor, Server, failed, fim, running
@@ -103,6 +106,14 @@ async def test_every_bad_field_is_named() -> None:
         }  # fmt: skip
         error = await failed(server.completion.Complete(pb.CompleteRequest(model="other", fim=fim())))
         assert error.code() == grpc.StatusCode.NOT_FOUND
+
+
+def test_a_completion_that_broke_off_goes_on() -> None:
+    """What the engine makes of it is in tests/engine/test_resume.py."""
+    resume = options_pb2.ResumeOptions(token_ids=[1, 2], text_characters=3, numeric_fingerprint="f")
+    options = read_options(pb.CompleteRequest(fim=fim(), resume=resume), violations := ViolationCollector())
+    assert not violations.found
+    assert options.resume == ResumeParams((1, 2), 3, "f")
 
 
 async def test_equal_requests_at_once_are_one() -> None:

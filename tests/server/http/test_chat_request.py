@@ -10,7 +10,16 @@ import pytest
 from server.errors import ChatNotSupportedError, UnknownModelError
 from server.http.openai_chat import parse_chat
 from server.json_body import MAX_OBJECTS
-from specdec.types import GrammarKind, GrammarParams, OutputParams, Request, SamplingParams, StoppingParams
+from specdec.types import (
+    GrammarKind,
+    GrammarParams,
+    OutputParams,
+    Request,
+    ResumeParams,
+    SamplingParams,
+    StoppingParams,
+)
+from tests.server.fake_engine import FINGERPRINT
 from tests.server.fake_tokenizer import FakeTokenizer
 from tests.server.http.calls import asked, make_context, violations
 
@@ -40,6 +49,10 @@ CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"stop": ["a"]}, {"stopping": StoppingParams(stop=("a",))}),
     ({"response_format": {"type": "json_object"}}, {"grammar": GrammarParams(GrammarKind.JSON_OBJECT)}),
     ({"prediction": {"type": "content", "content": "ab"}}, {"prediction_ids": tuple(b"ab")}),
+    (
+        {"resume": {"token_ids": [3, 4], "numeric_fingerprint": FINGERPRINT}, "seed": 3},
+        {"resume": ResumeParams((3, 4), None, FINGERPRINT), "sampling": SamplingParams(seed=3)},
+    ),
     ({"session": "s", "priority": 3, "cache_salt": "c"}, {"session": "s", "priority": 3, "cache_salt": "c"}),
 ]
 
@@ -110,3 +123,9 @@ def test_a_list_of_very_many_messages_is_refused_before_any_is_read() -> None:
     assert [(v.field, v.description) for v in found] == [
         ("messages", "holds 8193 values, at most 8192 may be; send fewer")
     ]
+
+
+def test_a_conversation_with_tools_is_not_resumed() -> None:
+    resume = {"token_ids": [3], "numeric_fingerprint": FINGERPRINT}
+    found = violations(parse_chat, {"messages": HI, "tools": [TOOL], "seed": 1, "resume": resume})
+    assert [violation.field for violation in found] == ["resume"]
