@@ -161,6 +161,20 @@ _WORKSPACE, _SESSION = "x-workspace-id", "x-session-id"
 _PLAIN = "".join(chr(i) for i in range(0x21, 0x7F) if chr(i) != "%")
 
 
+# What a proxy or gRPC itself says of a stream that lost its connection, where that is no UNAVAILABLE.
+_CUT_WORDS = ("RST_STREAM", "GOAWAY", "Stream removed", "Socket closed", "upstream connect error")
+
+
+def cut_of(error: CallError) -> CallError | None:
+    """``error`` as an UNAVAILABLE, where it was the server or the way to it that failed, and not the request."""
+    if error.code == grpc.StatusCode.UNAVAILABLE:
+        return error
+    lost = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.CANCELLED)
+    if error.code in lost and not error.reason and any(word in error.message for word in _CUT_WORDS):
+        return CallError(grpc.StatusCode.UNAVAILABLE, error.message, reached=False, address=error.address)
+    return None
+
+
 class Connection:
     """A channel per address, opened at the first call. Belongs to one event loop; `close` it.
 
@@ -248,7 +262,8 @@ class Connection:
                 failure = CallError.of(error, address)
                 if began:
                     raise failure from None
-                await self.pause(failure, attempt, until, retry)
+                # Where a proxy resets a stream, gRPC drops what was not read yet: it is as if nothing had come.
+                await self.pause(cut_of(failure) or failure, attempt, until, retry)
             finally:
                 call.cancel()
 

@@ -14,14 +14,12 @@ import grpc
 
 from specdec.api.v1 import completion_pb2 as completion
 from specdec.api.v1 import generation_pb2 as generation
-from specdec.client.connection import CallError, Connection, Method, RetryPolicy, end_of, time_left
+from specdec.client.connection import CallError, Connection, Method, RetryPolicy, cut_of, end_of, time_left
 from specdec.client.messages import event_of
 from specdec.seeds import sample_seed
 from specdec.types import Delta, Finished, RequestEvent, Started
 
 Message = generation.GenerateStreamRequest | completion.CompleteRequest
-# What a proxy or gRPC itself says of a stream that lost its connection, where that is no UNAVAILABLE.
-_CUT_WORDS = ("RST_STREAM", "GOAWAY", "Stream removed", "Socket closed", "upstream connect error")
 
 
 @dataclass(slots=True)
@@ -74,7 +72,7 @@ class ResumableStream:
                     yield event
             return
         except CallError as error:
-            cut = _cut_of(error)
+            cut = cut_of(error)
             if cut is not None and all(had.finished for had in samples):
                 return  # all was said; only the call's own end is missing
             if cut is None or not self._can_resume:
@@ -106,7 +104,7 @@ class ResumableStream:
                         yield event
                 return
             except CallError as error:
-                cut = _cut_of(error)
+                cut = cut_of(error)
                 if cut is not None and had.finished:
                     return
                 attempt = 1 if len(had.tokens) > known else attempt + 1
@@ -156,16 +154,6 @@ class ResumableStream:
         if stopping.HasField("decode_time_limit_ms") and self._first_token_s is not None:
             stopping.decode_time_limit_ms = max(1.0, stopping.decode_time_limit_ms - (now - self._first_token_s) * 1e3)
         return message
-
-
-def _cut_of(error: CallError) -> CallError | None:
-    """``error`` as an UNAVAILABLE, where it was the server or the way to it that failed, and not the request."""
-    if error.code == grpc.StatusCode.UNAVAILABLE:
-        return error
-    lost = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.CANCELLED)
-    if error.code in lost and not error.reason and any(word in error.message for word in _CUT_WORDS):
-        return CallError(grpc.StatusCode.UNAVAILABLE, error.message, reached=False, address=error.address)
-    return None
 
 
 Event = TypeVar("Event")

@@ -29,7 +29,8 @@ def full(seconds: float = 0.05) -> QueueFullError:
 
 class Script:
     """A server that refuses calls with ``errors``, one each, and answers the next; "late" stands for a break after the
-    first message. ``times``: when calls came; ``left``: their time."""
+    first message, "reset" for what gRPC says of a stream that a proxy reset. ``times``: when calls came;
+    ``left``: their time."""
 
     def __init__(self, *errors: RequestError | grpc.StatusCode | str) -> None:
         self.errors, self.times, self.left = list(errors), list[float](), list[float | None]()
@@ -53,6 +54,8 @@ class Script:
         error = self.errors.pop(0) if self.errors else None
         if isinstance(error, RequestError):
             await refuse(context, error)
+        elif error == "reset":
+            await context.abort(grpc.StatusCode.INTERNAL, "Stream removed (RST_STREAM, error code 2)")
         elif error is not None:
             code = error if isinstance(error, grpc.StatusCode) else grpc.StatusCode.UNAVAILABLE
             await context.abort(code, "bare")
@@ -236,3 +239,10 @@ async def test_a_call_tells_proxies_what_keeps_it_on_one_server(
     for metadata in script.metadata:
         assert {name: value for name, value in metadata.items() if name.startswith("x-")} == told
     assert len(script.metadata) == 2
+
+
+async def test_a_stream_that_is_reset_before_anything_was_read_is_asked_for_anew() -> None:
+    script = Script("reset", "reset")
+    async with talking(script) as (connection, _, method):
+        assert await whole(connection, method) == [b"answer"]
+    assert len(script.times) == 3
