@@ -35,7 +35,7 @@ from specdec.types import EngineInfo
 
 LOAD = 0.6  # of the most answers per second that were seen, where no rate is given
 WARM_UP = 4
-DECISIONS, CAPTURED = "decisions.jsonl", "captured"
+DECISIONS, CALIBRATION, LOADED, CAPTURED = "decisions.jsonl", "calibration.jsonl", "loaded.jsonl", "captured"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +115,13 @@ async def check_plan(config: Config, plan: CheckPlan, folder: Path, note: Callab
         began_s = time.time()
         waited_ms, best = await _closed_loops(plan, balanced, asks, note)
         for place in places:
-            shutil.copy(place / DECISIONS, place / "calibration.jsonl")
+            shutil.copy(place / DECISIONS, place / CALIBRATION)
         rate, split_s = plan.rate or LOAD * best, time.time()
         note(f"{rate:.2f} requests/s for {plan.duration_s:g} s")
         measured = await _open_loop(plan, rate, balanced, asks)
         note(f"measured {len(measured.answered)} answers")
+    for place in places:
+        _cut(place)
     calibration = _captured(places, began_s, split_s)
     profile = _profile(config, plan, info, places, calibration, waited_ms)
     run = simulate(FleetPlan(profile, plan.replicas, ROUND_ROBIN, plan.seed), _captured(places, split_s, time.time()))
@@ -168,6 +170,13 @@ async def _open_loop(plan: CheckPlan, rate: float, endpoint: Endpoint, asks: Ite
     return ServeReport(run)
 
 
+def _cut(place: Path) -> None:
+    """Leave in `LOADED` the steps that came after those of `CALIBRATION`."""
+    before = (place / CALIBRATION).read_bytes().count(b"\n")
+    head, *lines = (place / DECISIONS).read_bytes().splitlines(keepends=True)
+    (place / LOADED).write_bytes(b"".join([head, *lines[before - 1 :]]))
+
+
 def _captured(places: list[Path], since_s: float, until_s: float) -> list[PlannedRequest]:
     """What came to all servers in that time, in order."""
     entries = [entry for place in places for entry in read_entries(place / CAPTURED)]
@@ -184,12 +193,14 @@ def _profile(
     calibration: list[PlannedRequest],
     waited_ms: float,
 ) -> Profile:
-    """As `specdec plan export` would make it of the first server's traces; what requests wait outside the engine is
-    known here from the caller's side."""
-    fitted = fit_steps(places[0] / "calibration.jsonl")
+    """Times are those of the closed loops; what requests wait outside the engine is known here from the caller's side.
+    What drafts brought is of the load's own trace: it depends on the texts, and on how many there were before to draft
+    from, as arrivals and lengths are the load's own."""
+    fitted = fit_steps(*(place / CALIBRATION for place in places))
+    drafted = fit_steps(*(place / LOADED for place in places)).drafted
     profile = Profile(
         target=info.target, limits=limits_of(config.engine, info, config.server), verify=fitted.verify,
-        noise=fitted.noise, drafted=fitted.drafted, overheads=fitted.overheads,
+        noise=fitted.noise, drafted=drafted, overheads=fitted.overheads,
     )  # fmt: skip
     fleet = FleetPlan(profile, plan.replicas, ROUND_ROBIN, plan.seed)
     return with_request_ms(profile, fit_request_ms(fleet, calibration, waited_ms))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
@@ -37,13 +38,15 @@ class FittedSteps:
     overheads: Overheads
 
 
-def fit_steps(path: Path) -> FittedSteps:
-    """From the decision trace of a server under a load such as it is to be planned for (`specdec serve --trace-file`).
+def fit_steps(path: Path, *others: Path) -> FittedSteps:
+    """From the decision trace of a server under a load such as it is to be planned for (`specdec serve --trace-file`),
+    and those of ``others`` like it.
 
     Raises:
         ConfigError: it is no trace, holds too few steps, or a step that can not be.
     """
     controller, found = read_trace(path)
+    found = chain(found, *(read_trace(other)[1] for other in others))
     steps = [step for step in found if step.rows > 0 and step.realised_verify_ms > 0]
     if len(steps) < LEAST_STEPS:
         raise ConfigError(f"decisions: {path} holds {len(steps)} steps; at least {LEAST_STEPS} are needed")
