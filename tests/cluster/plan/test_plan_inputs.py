@@ -101,7 +101,7 @@ def test_drawn_traffic_is_as_it_was_asked_for() -> None:
         ({"prompt_tokens": 64, "shared_tokens": 64}, "exceed 64"),
     ],
 )
-def test_traffic_that_is_none_is_named(given: dict[str, int], word: str) -> None:
+def test_traffic_that_is_none_is_named(given: dict[str, Any], word: str) -> None:
     with pytest.raises(ConfigError, match=word):
         Traffic(**given)
 
