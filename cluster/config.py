@@ -152,9 +152,19 @@ class ModelConfig(BaseModel):
             raise ValueError("releases: one needs a weight above 0")
         for name in self.releases:
             try:
-                self.server_config(name)
+                server = self.server_config(name).server
             except ValidationError as error:
                 raise ValueError(f"settings of release {name}: {problems(error)}") from None
+            if server.tls_cert is not None:
+                raise ValueError(
+                    f"settings of release {name}: server.tls_cert: Envoy speaks to replicas in the clear; "
+                    "clients get TLS by listen.tls_cert and tls_key of the cluster"
+                )
+            if server.keys_file is not None and self.key_file is None:
+                raise ValueError(
+                    f"settings of release {name}: server.keys_file needs the model's key_file, a key of it by which "
+                    "replicas are asked for their load"
+                )
         return self
 
     def server_config(self, release: str) -> Config:

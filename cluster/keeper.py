@@ -27,7 +27,9 @@ from cluster.fleet import (
 )
 from specdec.errors import ConfigError
 
-SILENT_BEATS = 4.0  # a replica that has said nothing for so many intervals is gone
+# A replica that has said nothing for so many intervals, and so many seconds, is gone. Envoy notices a dead one at once;
+# this frees its place only, which a machine that is overloaded for some seconds must not lose it.
+SILENT_BEATS, SILENT_S = 4.0, 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ class Keeper:
     ) -> None:
         self._fleet, self._write, self._clock = fleet, write, clock
         self._interval_s = interval_s
-        self._beats: dict[str, _Beat] = {}
+        self._beats = {replica.id: _Beat(clock()) for replica in fleet.replicas}
         write(fleet)
 
     @property
@@ -118,7 +120,7 @@ class Keeper:
 
     def drop_silent(self) -> list[str]:
         """Forget the replicas that have not told anything for too long; returns their ids."""
-        late_s = self._clock() - SILENT_BEATS * self._interval_s
+        late_s = self._clock() - max(SILENT_BEATS * self._interval_s, SILENT_S)
         silent = [replica_id for replica_id, beat in self._beats.items() if beat.at_s < late_s]
         for replica_id in silent:
             self.leave(replica_id)

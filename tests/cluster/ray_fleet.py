@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
 
 from tests.cluster.scripted_server import program
@@ -129,6 +131,16 @@ class RayFleet:
                 path = next((word.decode() for word in words if word.endswith(b"specdec.yaml")), "")
                 if path.startswith(str(self._folder)):
                     found[Path(path).parent.name] = int(folder.name)
+        return found
+
+    def ray_pids(self, title: str) -> list[int]:
+        """Processes of the fleet's Ray that are called so."""
+        assert self._process is not None
+        found = []
+        for each in psutil.Process(self._process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if " ".join(each.cmdline()).startswith(title):
+                    found.append(each.pid)
         return found
 
     def until(self, holds: Callable[[], bool], limit_s: float = 60.0) -> None:

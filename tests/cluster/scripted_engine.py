@@ -2,11 +2,13 @@
 
 Its target says ``scripted:first_ms:step_ms:pages``: until a request's first token (it begins at once), between tokens,
 and the pages of the cache. The answer to a prompt is a text that follows from it alone, so any replica gives the same.
-With a fourth word, ``broken``, every request fails.
+With a further word ``broken`` every request fails, with ``slots=N`` so many run at a time and others wait. The numeric
+fingerprint follows from ``engine.dtype``.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -62,15 +64,26 @@ class _Running:
     paged: PagedTokens
     cached: int
     answer: list[int]
+    emitted: int
+    resumed: int
     started: bool = False
-    emitted: int = 0
 
 
 class ScriptedEngine:
-    """As many requests at a time as come."""
+    """``slots`` requests at a time."""
 
-    def __init__(self, first_s: float, step_s: float, pages: int, *, broken: bool = False) -> None:
+    def __init__(
+        self,
+        first_s: float,
+        step_s: float,
+        pages: int,
+        *,
+        slots: int = 256,
+        fingerprint: str = "",
+        broken: bool = False,
+    ) -> None:
         self._first_s, self._step_s, self._broken = first_s, step_s, broken
+        self._slots, self._fingerprint = slots, fingerprint
         self._kv = KvCacheManager(pages, prefix_cache=True)
         self._running: dict[str, _Running] = {}
         self._aborted: list[RequestEvent] = []
@@ -87,8 +100,8 @@ class ScriptedEngine:
         self._hit_tokens += hit.n_tokens
         count = MAX_TOKENS if request.stopping.max_tokens is None else request.stopping.max_tokens
         answer = answer_to(request.prompt_ids, count)
-        due = time.monotonic() + self._first_s
-        self._running[request.request_id] = _Running(request, due, paged, hit.n_tokens, answer)
+        had = 0 if request.resume is None else len(request.resume.token_ids)
+        self._running[request.request_id] = _Running(request, math.inf, paged, hit.n_tokens, answer, had, had)
 
     def abort(self, request_id: str) -> bool:
         running = self._running.pop(request_id, None)
@@ -99,11 +112,12 @@ class ScriptedEngine:
 
     def step(self) -> list[RequestEvent]:
         events, self._aborted = self._aborted, []
-        for running in self._running.values():
+        for running in list(self._running.values())[: self._slots]:
             if not running.started:
-                running.started = True
-                size = len(running.request.prompt_ids)
-                events.append(Started(running.request.request_id, 1, size, running.cached, 0.0))
+                running.started, running.due_s = True, time.monotonic() + self._first_s
+                request, numbers = running.request, self._fingerprint
+                size, had = len(request.prompt_ids), running.resumed
+                events.append(Started(request.request_id, 1, size, running.cached, 0.0, numbers, had))
         if events or not self._running:
             return events
         wait = min(running.due_s for running in self._running.values()) - time.monotonic()
@@ -120,8 +134,8 @@ class ScriptedEngine:
     def info(self) -> EngineInfo:
         return EngineInfo(
             target="scripted", draft=None, dtype="int8", kernels="reference", numeric_mode="bitwise",
-            max_context=1 << 14, vocab_size=259, kv_tokens=64 * self._kv.n_total, max_batch=256, drafters=(),
-            eos_ids=(), threads=1, version="0", kv_dtype="fp32",
+            max_context=1 << 14, vocab_size=259, kv_tokens=64 * self._kv.n_total, max_batch=self._slots, drafters=(),
+            eos_ids=(), threads=1, version="0", kv_dtype="fp32", numeric_fingerprint=self._fingerprint,
         )  # fmt: skip
 
     def load(self) -> EngineLoad:
@@ -138,7 +152,7 @@ class ScriptedEngine:
 
     def _advance(self, running: _Running) -> list[RequestEvent]:
         request, events = running.request, list[RequestEvent]()
-        if not running.emitted:
+        if running.emitted == running.resumed:
             running.paged.n_computed = len(request.prompt_ids) - 1
             self._kv.publish(running.paged)
         if self._broken:
@@ -158,11 +172,16 @@ class ScriptedEngine:
 
 
 def _finished(running: _Running, reason: FinishReason) -> Finished:
-    usage = Usage(len(running.request.prompt_ids), running.cached, running.emitted)
+    prompt, resumed = len(running.request.prompt_ids), running.resumed
+    usage = Usage(prompt, running.cached, running.emitted, resumed_tokens=resumed)
     return Finished(running.request.request_id, 0, reason, None, usage, SpeculationStats(), Timings())
 
 
 def build(config: EngineConfig, progress: ProgressListener) -> ScriptedEngine:
     """The factory that the engine process is given."""
     first_ms, step_ms, pages, *words = config.target.split(":")[1:]
-    return ScriptedEngine(float(first_ms) / 1e3, float(step_ms) / 1e3, int(pages), broken="broken" in words)
+    slots = next((int(word.removeprefix("slots=")) for word in words if word.startswith("slots=")), 256)
+    return ScriptedEngine(
+        float(first_ms) / 1e3, float(step_ms) / 1e3, int(pages),
+        slots=slots, fingerprint=f"numbers-{config.dtype}", broken="broken" in words,
+    )  # fmt: skip

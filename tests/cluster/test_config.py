@@ -58,6 +58,11 @@ def test_a_release_lays_its_settings_over_the_models(tmp_path: Path) -> None:
         ({"models": [CODER], "listen": {"tls_cert": "c.pem"}}, "listen: Value error, tls_cert needs tls_key"),
         ({"models": [CODER], "listen": {"tls_client_ca": "c.pem"}}, "tls_client_ca needs tls_cert"),
         ({"models": [CODER], "drain": 3}, "drain: Extra inputs"),
+        ({"models": [{**CODER, "settings": {"server": {"keys_file": "k"}}}]}, "keys_file needs the model's key_file"),
+        (
+            {"models": [{**CODER, "settings": {"server": {"tls_cert": "c.pem", "tls_key": "k.pem"}}}]},
+            "server.tls_cert: Envoy speaks to replicas in the clear",
+        ),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, data: Any, problem: str) -> None:

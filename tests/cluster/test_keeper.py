@@ -10,7 +10,7 @@ from cluster.autoscale import ReplicaLoad
 from cluster.config import ClusterConfig
 from cluster.deployment import deployment_of
 from cluster.fleet import Fleet, Replica
-from cluster.keeper import SILENT_BEATS, Keeper, ready
+from cluster.keeper import SILENT_S, Keeper, ready
 from specdec.errors import ConfigError
 
 CONFIG = ClusterConfig.model_validate(
@@ -32,9 +32,9 @@ LOAD = ReplicaLoad(1, 0.5, 0.25)
 class Kept:
     """A keeper on a virtual clock, with what it has written."""
 
-    def __init__(self) -> None:
+    def __init__(self, fleet: Fleet | None = None) -> None:
         self.now_s, self.written = 0.0, list[Fleet]()
-        self.keeper = Keeper(Fleet.of(CONFIG), self.written.append, interval_s=1.0, clock=lambda: self.now_s)
+        self.keeper = Keeper(fleet or Fleet.of(CONFIG), self.written.append, interval_s=1.0, clock=lambda: self.now_s)
 
     def serving(self, release: str = "blue", fingerprint: str = "f") -> Replica:
         """A replica that has begun to serve."""
@@ -101,14 +101,24 @@ def test_other_numbers_are_not_let_into_a_pool() -> None:
 def test_who_says_nothing_is_gone_and_comes_back_by_saying_something() -> None:
     kept = Kept()
     silent, lively = kept.serving(), kept.serving()
-    kept.now_s = SILENT_BEATS - 0.5
+    kept.now_s = SILENT_S - 0.5
     kept.keeper.beat(lively, LOAD)
     assert kept.keeper.drop_silent() == []
-    kept.now_s = SILENT_BEATS + 0.5
+    kept.now_s = SILENT_S + 0.5
     assert kept.keeper.drop_silent() == [silent.id]
     assert kept.pool == [lively.id]
     kept.keeper.beat(silent, LOAD)
     assert kept.pool == [silent.id, lively.id]
+
+
+def test_a_keeper_that_begins_anew_goes_on_with_the_fleet_and_forgets_who_is_silent() -> None:
+    former = Kept()
+    lively, silent = former.serving(), former.serving()
+    kept = Kept(former.keeper.fleet)
+    assert kept.pool == [lively.id, silent.id]
+    kept.now_s = SILENT_S + 0.5
+    kept.keeper.beat(lively, LOAD)
+    assert kept.keeper.drop_silent() == [silent.id]
 
 
 def test_sessions_move_between_releases_and_back() -> None:

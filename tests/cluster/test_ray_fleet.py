@@ -10,10 +10,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from cluster.canary import release_of
-from tests.cluster.calls import Outcomes, calls
+from specdec.client import Client
+from specdec.types import Delta, StoppingParams
+from tests.cluster.calls import Outcomes, calls, expected
 from tests.cluster.ray_fleet import MODEL, RayFleet
 
 pytestmark = [
@@ -60,6 +63,36 @@ async def test_a_replica_that_is_killed_costs_no_call_that_had_not_begun_and_com
     assert not outcomes.lost
     assert not outcomes.wrong
     assert outcomes.cut.total() <= AT_ONCE
+
+
+async def test_streams_that_had_begun_go_on_elsewhere_with_the_same_text(fleet: RayFleet) -> None:
+    victim = next(replica for replica in fleet.replicas() if replica["state"] == "ready")
+    tokens, cut = 400, list[int]()
+    gaps: list[float] = []
+
+    async def read(client: Client, number: int) -> str:
+        text, last_s = "", time.monotonic()
+        async for event in client.stream(f"stream {number}", stopping=StoppingParams(max_tokens=tokens)):
+            if isinstance(event, Delta):
+                text += event.text
+                gaps.append(time.monotonic() - last_s)
+            last_s = time.monotonic()
+        return text
+
+    async def kill() -> None:
+        await asyncio.sleep(1)
+        async with httpx.AsyncClient(trust_env=False) as client:
+            (load,) = (await client.get(f"http://127.0.0.1:{victim['http_port']}/v1/loads")).json()["loads"]
+        cut.append(load["num_running_reqs"])
+        os.kill(fleet.server_pids()[victim["id"]], signal.SIGKILL)
+
+    restarts = fleet.said().count(f"{victim['id']}: ready")
+    async with Client(f"127.0.0.1:{fleet.grpc_port}") as client:
+        *texts, _ = await asyncio.gather(*(read(client, number) for number in range(16)), kill())
+    assert texts == [expected(f"stream {number}", tokens) for number in range(16)]
+    assert cut[0] > 0
+    print(f"{cut[0]} of 16 streams were cut; the longest pause of any was {max(gaps):.2f} s")
+    await asyncio.to_thread(fleet.until, lambda: fleet.said().count(f"{victim['id']}: ready") > restarts)
 
 
 async def test_no_call_fails_while_every_replica_is_replaced(fleet: RayFleet) -> None:
@@ -138,7 +171,7 @@ async def test_a_canary_has_its_sessions_by_hash_is_promoted_and_goes_back(fleet
 
 async def test_replicas_are_added_soon_after_calls_begin_to_wait(tmp_path: Path, fleet: RayFleet) -> None:
     """A slow release takes the place of the fast one: its numbers are the same."""
-    fleet.model["releases"]["blue"] = fleet.release(engine={"target": "scripted:1000:5:65536"})
+    fleet.model["releases"]["blue"] = fleet.release(engine={"target": "scripted:100:5:65536:slots=2"})
     fleet.model["autoscaling"] = {"period_s": 1, "up_after_s": 1, "down_after_s": 6}
     fleet.rewrite()
     await asyncio.to_thread(fleet.command, "rollout")

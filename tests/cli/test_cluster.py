@@ -1,0 +1,101 @@
+"""`specdec cluster`: what it asks of its caller, and what it shows."""
+
+from __future__ import annotations
+
+import importlib.util
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from specdec.cli.cluster import cluster_group, status_lines, token_file
+
+FOUND: dict[str, Any] = {
+    "models": {
+        "coder": {
+            "blue": {
+                "weight": 90,
+                "fingerprint": "f00d",
+                "replicas": [
+                    {
+                        "id": "coder.blue.0", "state": "ready", "host": "10.0.0.1", "http_port": 81, "grpc_port": 80,
+                        "fingerprint": "f00d", "waiting": 2, "wait_s": 0.25, "busy": 0.5,
+                    },
+                    {
+                        "id": "coder.blue.1", "state": "starting", "host": "10.0.0.2", "http_port": 0, "grpc_port": 0,
+                        "fingerprint": "", "waiting": None, "wait_s": None, "busy": None,
+                    },
+                ],
+            },
+            "green": {"weight": 30, "fingerprint": "", "replicas": []},
+        }
+    },
+    "failures": {"coder.green": "UNHEALTHY: no room"},
+}  # fmt: skip
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A cluster.yaml."""
+    path = tmp_path / "cluster.yaml"
+    path.write_text(f"models: [{{name: coder}}]\nfolder: {tmp_path / 'state'}\n")
+    return path
+
+
+def run(*words: object) -> Result:
+    """The command's outcome."""
+    return CliRunner().invoke(cluster_group, [str(word) for word in words])
+
+
+def test_status_shows_releases_replicas_and_what_fails() -> None:
+    assert status_lines(FOUND) == [
+        "coder.blue: 75 % of the sessions, fingerprint f00d",
+        "  coder.blue.0  ready  10.0.0.1 http 81 grpc 80  50% busy, 2 waiting, 0.25 s to wait",
+        "  coder.blue.1  starting",
+        "coder.green: 25 % of the sessions, fingerprint -",
+        "coder.green: UNHEALTHY: no room",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("coder",), "MODEL goes with --weight"),
+        (("--promote",), "MODEL goes with --weight"),
+        (("coder", "green", "--promote", "--rollback"), "--promote and --rollback: one at a time"),
+        (("coder", "--weight", "5"), "--weight needs a RELEASE"),
+        (("coder", "green", "--weight", "101"), "0<=x<=100"),
+    ],
+)
+def test_a_rollout_that_says_too_little_or_too_much_is_refused(
+    file: Path, words: tuple[str, ...], problem: str
+) -> None:
+    done = run("rollout", "-f", file, *words)
+    assert done.exit_code == 2
+    assert problem in done.output
+
+
+@pytest.mark.parametrize("words", [("serve",), ("status",), ("scale", "coder", "2"), ("drain", "coder.blue.0")])
+def test_without_ray_every_command_says_how_to_get_it(
+    file: Path, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    command, *rest = words
+    done = run(command, "-f", file, *rest)
+    assert "pip install 'specdec[cluster]'" in str(done.exception)
+
+
+def test_a_file_that_is_wrong_is_named_before_anything_is_started(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text("models: [{name: coder, replicas: {min: 0}}]")
+    assert "models.0.replicas.min" in str(run("serve", "-f", path).exception)
+
+
+def test_the_token_of_a_fleets_own_ray_is_its_owners_alone_and_stays(tmp_path: Path) -> None:
+    path = token_file(tmp_path / "ray-token")
+    secret = path.read_text()
+    assert len(secret) == 64
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert token_file(path).read_text() == secret
