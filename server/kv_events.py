@@ -25,6 +25,7 @@ _FULL_WAIT_S = 0.02
 _GIVE_UP_S = 30.0
 _MAX_REPLAYS = 8
 _LINGER_MS = 100
+_MOST_ASKED_BYTES = 4096  # of what subscribers send: topics, numbers
 _BAD_REQUEST = "a replay request must be an empty frame and 8 bytes, the first number wanted; it is left unanswered"
 
 
@@ -108,6 +109,7 @@ class KvEventPublisher:
     def _socket(self, kind: int) -> zmq.Socket[bytes]:
         made: zmq.Socket[bytes] = self._context.socket(kind)
         made.setsockopt(zmq.SNDHWM, _QUEUED)
+        made.setsockopt(zmq.MAXMSGSIZE, _MOST_ASKED_BYTES)  # who sends more is cut off before it is read
         made.setsockopt(zmq.IPV6, 1)
         return made
 

@@ -160,6 +160,22 @@ async def test_requests_that_are_none_are_passed_over(tmp_path: Path) -> None:
         context.destroy(linger=0)
 
 
+async def test_what_is_far_too_long_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, asked = config(tmp_path), []
+    async with published(settings) as (publisher, _):
+        monkeypatch.setattr(publisher, "_begin_replay", lambda parts: asked.append(parts[-1]))
+        context = zmq.asyncio.Context()
+        bad = context.socket(zmq.DEALER)
+        bad.connect(settings.replay_endpoint)
+        await bad.send_multipart([b"", bytes(1 << 20)])
+        async with asyncio.timeout(10):
+            while not asked:
+                await bad.send_multipart([b"", bytes(8)])
+                await asyncio.sleep(0.05)
+        assert set(asked) == {bytes(8)}
+        context.destroy(linger=0)
+
+
 async def test_it_may_connect_to_a_router_that_listens(tmp_path: Path) -> None:
     context = zmq.asyncio.Context()
     router = context.socket(zmq.SUB)
