@@ -8,7 +8,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from server.errors import GenerationFailedError, SlowReaderError, unpack_error
 from server.observe.records import RequestRecord
@@ -29,23 +29,30 @@ def weight_of(event: RequestEvent | RequestError) -> int:
     return 512 + 4 * len(event.text) + 40 * len(event.token_ids) + tops + nodes
 
 
+class Overrunnable(Protocol):
+    """What events wait in."""
+
+    def overrun(self) -> None:
+        """Give up what waits: it is too much."""
+
+
 class UnreadEvents:
     """What waits for readers, over all streams, in bytes; beyond ``limit`` the stream with the most of it is ended: a
     reader may pause as long as it likes where few do, and many that never read can not fill the memory."""
 
     def __init__(self, limit: int = MOST_UNREAD_BYTES) -> None:
         self._limit = limit
-        self._of: dict[RequestStream, int] = {}
+        self._of: dict[Overrunnable, int] = {}
         self.total = 0
 
-    def add(self, stream: RequestStream, weight: int) -> None:
+    def add(self, stream: Overrunnable, weight: int) -> None:
         """Something came."""
         self.total += weight
         self._of[stream] = self._of.get(stream, 0) + weight
         if self.total > self._limit:
             max(self._of, key=self._of.__getitem__).overrun()
 
-    def taken(self, stream: RequestStream, weight: int) -> None:
+    def taken(self, stream: Overrunnable, weight: int) -> None:
         """Something was read."""
         self.total -= weight
         left = self._of[stream] - weight
@@ -54,7 +61,7 @@ class UnreadEvents:
         else:
             del self._of[stream]
 
-    def forget(self, stream: RequestStream) -> None:
+    def forget(self, stream: Overrunnable) -> None:
         """Nothing of it waits any more."""
         self.total -= self._of.pop(stream, 0)
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import Protocol
 
 from server.auth.principal import Principal
-from server.errors import GenerationFailedError
+from server.engine_calls import UnreadEvents, weight_of
+from server.errors import GenerationFailedError, SlowReaderError
 from specdec.errors import RequestError
 from specdec.types import Delta, Finished, Request, RequestEvent, SpeculationParams
 
@@ -35,17 +36,23 @@ Submit = Callable[[Principal, Request, str], EventSource]
 class SharedRun:
     """Keeps a request's events for readers that come later. Once the last reader has left, the request is ended.
 
+    What is kept of a running one is bounded by how many the engine runs. Of one that has ended it counts in ``unread``
+    until the last reader has left: who does not read would else keep as many as it likes.
+
     ``text``: of sample 0, as far as it is certain. ``finished``: the end of sample 0. ``error``: what ended the request
     instead. ``on_change`` is told of the first tokens and of the end. Made with one reader, who must `leave`.
     """
 
-    def __init__(self, source: EventSource, on_change: Callable[[SharedRun], None]) -> None:
+    def __init__(
+        self, source: EventSource, on_change: Callable[[SharedRun], None], unread: UnreadEvents | None = None
+    ) -> None:
         self.events: list[RequestEvent] = []
         self.text = ""
         self.finished: Finished | None = None
         self.error: RequestError | None = None
         self.ended = self.has_tokens = False
         self._source, self._on_change = source, on_change
+        self._unread = unread or UnreadEvents()
         self._readers = 1
         self._wake = asyncio.Event()
         self._pump = asyncio.create_task(self._read(), name="completion-run")
@@ -57,10 +64,18 @@ class SharedRun:
     def leave(self) -> None:
         """One reader less."""
         self._readers -= 1
-        if self._readers == 0 and not self.ended:
+        if self._readers:
+            return
+        self._unread.forget(self)
+        if not self.ended:
             self._source.close()
             self._pump.cancel()
             self._end()
+
+    def overrun(self) -> None:
+        """Too much waits, and most of it here: its readers get no more of it."""
+        self.events, self.error = [], SlowReaderError()
+        self._unread.forget(self)
 
     async def more(self, seen: int) -> None:
         """Wait until there are more than ``seen`` events, or the end."""
@@ -114,6 +129,8 @@ class SharedRun:
     def _end(self) -> None:
         if not self.ended:
             self.ended = True
+            if self._readers:
+                self._unread.add(self, sum(map(weight_of, self.events)))
             self._on_change(self)
             self._notify()
 
@@ -138,6 +155,7 @@ class RunTable:
         self._equal: dict[Hashable, tuple[SharedRun, float | None]] = {}
         self._prompts: dict[Hashable, SharedRun] = {}
         self._runs: set[SharedRun] = set()
+        self._unread = UnreadEvents()
 
     @property
     def in_flight(self) -> int:
@@ -168,7 +186,7 @@ class RunTable:
             await first.more(seen)
         if until is not None:
             request = replace(request, deadline_s=max(1e-3, until - loop.time()))
-        run = SharedRun(self._submit(principal, request, supersedes_key), self._changed)
+        run = SharedRun(self._submit(principal, request, supersedes_key), self._changed, self._unread)
         self._runs.add(run)
         if equal is not None:
             self._equal[owner, equal] = (run, until)

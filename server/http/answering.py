@@ -155,15 +155,16 @@ async def _shared(server: ServerContext, request: Request, supersedes_key: str) 
 
 
 async def _merged(tickets: Sequence[Ticket]) -> AsyncGenerator[tuple[int, RequestEvent]]:
-    queue: asyncio.Queue[tuple[int, RequestEvent | RequestError | None]] = asyncio.Queue()
+    # What a slow client leaves stays with its streams, where it is bounded.
+    queue: asyncio.Queue[tuple[int, RequestEvent | RequestError | None]] = asyncio.Queue(len(tickets))
 
     async def pump(which: int, ticket: Ticket) -> None:
         try:
             async for event in ticket:
-                queue.put_nowait((which, event))
-            queue.put_nowait((which, None))
+                await queue.put((which, event))
+            await queue.put((which, None))
         except RequestError as error:
-            queue.put_nowait((which, error))
+            await queue.put((which, error))
 
     pumps = [asyncio.create_task(pump(which, ticket)) for which, ticket in enumerate(tickets)]
     try:

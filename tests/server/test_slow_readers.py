@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any, cast
 
 import grpc
 import pytest
 
 from server import engine_calls
+from server.auth.principal import ANYBODY
+from server.completion.runs import RunTable
 from server.engine_calls import RequestStream, UnreadEvents, weight_of
 from server.errors import SlowReaderError
-from specdec.types import Delta, TokenLogprobs
+from server.http.answering import _merged
+from specdec.types import Delta, Request, RequestEvent, SamplingParams, TokenLogprobs
+from tests.server.completion.scripted_engine import ScriptedEngine
 from tests.server.harness import running_server, stream_request
 
 
@@ -53,6 +60,46 @@ async def test_who_leaves_takes_along_what_waits() -> None:
     assert unread.total == 5 * weight_of(delta())
     one.close()
     assert unread.total == 0
+
+
+async def test_shared_answers_that_nobody_reads_to_their_end_are_bounded() -> None:
+    engine = ScriptedEngine()
+    table = RunTable(engine.submit)
+    table._unread = unread = UnreadEvents(25 * weight_of(delta()))
+    runs = []
+    for number, tokens in enumerate((4, 12, 4, 4)):
+        run, _ = await table.start(ANYBODY, Request(str(number), (number,), sampling=SamplingParams(temperature=0.0)))
+        for _ in range(tokens):
+            engine.last.say("a")
+        engine.last.finish()
+        runs.append(run)
+        async with asyncio.timeout(5):
+            while not run.ended:
+                await asyncio.sleep(0)
+    with pytest.raises(SlowReaderError):  # the longest
+        _ = [event async for event in runs[1].read()]
+    assert sum(isinstance(event, Delta) for event in [event async for event in runs[3].read()]) == 4
+    for run in runs:
+        run.leave()
+    assert unread.total == 0
+
+
+async def test_of_several_prompts_no_more_is_taken_than_is_read() -> None:
+    taken = 0
+
+    async def endless() -> AsyncIterator[RequestEvent]:
+        nonlocal taken
+        while True:
+            taken += 1
+            await asyncio.sleep(0)
+            yield delta()
+
+    async with aclosing(_merged(cast(Any, [endless(), endless()]))) as events:
+        for read in range(1, 20):
+            await anext(events)
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert taken <= read + 4
 
 
 def test_what_makes_a_delta_large_counts() -> None:
