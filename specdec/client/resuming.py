@@ -45,8 +45,10 @@ class ResumableStream:
     token and character once, one Finished per sample, whose statistics and timings are of its last part alone.
 
     It goes on only on a server that says the same bits (`Started.numeric_fingerprint`), with the seed that was in
-    force; of several samples each by a call of its own. Where the broken call is still in flight on the server that is
-    reached, the resumed one has another id, with ``~`` behind it.
+    force; of several samples each by a call of its own, the second and further ones with ``~`` and their index behind
+    the id. Where the broken call is still in flight on the server that is reached, the resumed one has another id, with
+    ``~`` behind it. The first of the calls alone has the ``supersedes_key``, or they would end each other; if it is
+    superseded, all end.
     """
 
     def __init__(self, connection: Connection, method: Method, message: Message, timeout_s: float | None) -> None:
@@ -78,7 +80,9 @@ class ResumableStream:
             if cut is None or not self._can_resume:
                 raise
             await self._connection.pause(cut, 1, self._until, self._connection.retry.resuming)
-        async with aclosing(_merged([self._rest(had) for had in samples if not had.finished])) as rest:
+        missing = [had for had in samples if not had.finished]
+        calls = [self._rest(had, "" if had is missing[0] else f"~{had.index}") for had in missing]
+        async with aclosing(_merged(calls)) as rest:
             async for event in rest:
                 yield event
 
@@ -87,13 +91,13 @@ class ResumableStream:
         started = self._started is not None and bool(self._started.numeric_fingerprint)
         return started and self._connection.retry.resumes > 0
 
-    async def _rest(self, had: _Had) -> AsyncGenerator[Delta | Finished, None]:
-        """What is missing of a sample, over as many calls as it takes."""
-        retry, attempt, suffix = self._connection.retry.resuming, 0, ""
+    async def _rest(self, had: _Had, suffix: str) -> AsyncGenerator[Delta | Finished, None]:
+        """What is missing of a sample, over as many calls as it takes. suffix: of their ids; empty: of the first."""
+        retry, attempt, first = self._connection.retry.resuming, 0, not suffix
         while True:
             known, began = len(had.tokens), False
             try:
-                async with aclosing(self._call(self._resumed(had, suffix), retry)) as events:
+                async with aclosing(self._call(self._resumed(had, suffix, first), retry)) as events:
                     async for event in events:
                         began = True
                         if isinstance(event, Started):
@@ -136,12 +140,14 @@ class ResumableStream:
             told = f"the prompt has {now.prompt_tokens} tokens here and had {had} where the stream began; ask anew"
             raise CallError(grpc.StatusCode.FAILED_PRECONDITION, told)
 
-    def _resumed(self, had: _Had, suffix: str) -> Message:
+    def _resumed(self, had: _Had, suffix: str, first: bool) -> Message:
         """The request as one sample's that goes on behind what came."""
         started = self._started
         assert started is not None  # nothing broke off before
         message = copy.deepcopy(self._message)
         message.request_id += suffix
+        if not first:
+            message.scheduling.ClearField("supersedes_key")
         message.sampling.seed, message.sampling.n = sample_seed(started.seed, had.index), 1
         message.resume.numeric_fingerprint = started.numeric_fingerprint
         message.resume.token_ids[:] = [*self._message.resume.token_ids, *had.tokens]

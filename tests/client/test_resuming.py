@@ -107,6 +107,21 @@ async def test_several_samples_go_on_each_by_itself() -> None:
     assert sorted(event.index for event in events if isinstance(event, Finished)) == [0, 1, 2]
 
 
+async def test_calls_of_many_samples_do_not_get_in_each_others_way() -> None:
+    def rest(request: pb.GenerateStreamRequest) -> list[Any]:
+        if sum(asked.request_id == request.request_id for asked in script.asked) > 1:
+            return [DuplicateRequestError("it is in flight; choose another")]
+        return [started(), delta("x", 9), finished()]
+
+    script = Script([started(), BREAK], rest)
+    async with talking(script) as client:
+        events = await gather(client, sampling=SamplingParams(n=16, seed=5), supersedes_key="editor")
+    assert sum(isinstance(event, Finished) for event in events) == 16
+    keys = [request.scheduling.supersedes_key for request in script.asked[1:] if request.sampling.seed != 5]
+    assert set(keys) == {""}  # a call with the key would end the one that has it
+    assert {request.scheduling.supersedes_key for request in script.asked if request.sampling.seed == 5} == {"editor"}
+
+
 async def test_only_the_calls_end_is_missing() -> None:
     script = Script([started(), delta("ab", 1, 2), finished(), BREAK])
     async with talking(script) as client:
