@@ -333,6 +333,14 @@ class KvCacheManager:
         """How many of ``tokens[:-1]`` the prefix cache holds now; nothing is held for the caller."""
         return self._find_all(tokens, salt, []).n_tokens if tokens else 0
 
+    @classmethod
+    def key_of(cls, seq: PagedTokens, n_tokens: int) -> bytes:
+        """16 bytes over the first ``n_tokens`` of ``seq`` and its salt; pages that have keys are not hashed again."""
+        full = n_tokens // PAGE_SIZE
+        cls._keys_to(seq.tokens, seq.salt, seq.page_keys, full - 1)
+        previous = seq.page_keys[full - 1] if full else root_key(seq.salt)
+        return page_key(previous, seq.tokens[full * PAGE_SIZE : n_tokens])
+
     def uncached(self, seq: PagedTokens) -> int:
         """Tokens before the pending one that would have to be computed, were ``seq`` admitted now."""
         return len(seq.tokens) - 1 - self._find_all(seq.tokens, seq.salt, seq.page_keys).n_tokens

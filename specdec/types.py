@@ -389,7 +389,9 @@ class TokenLogprobs:
 class Started:
     """The request was first scheduled. ``seed`` is the one in force (drawn when the request gave none);
     ``numeric_fingerprint`` as in `EngineInfo`: an engine that has it can go on where this one ends. ``resumed_tokens``:
-    output tokens that came with the request."""
+    output tokens that came with the request. ``prompt_digest``, 32 hex digits, is over the prompt's tokens and its
+    cache salt.
+    """
 
     request_id: str
     seed: int
@@ -398,6 +400,7 @@ class Started:
     queue_ms: float
     numeric_fingerprint: str = ""
     resumed_tokens: int = 0
+    prompt_digest: str = ""
 
 
 @dataclass(slots=True)

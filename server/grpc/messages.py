@@ -48,6 +48,7 @@ def started_message(event: Started, model_name: str, arm: str = "") -> generatio
         request_id=event.request_id, model=model_name, seed=event.seed, prompt_tokens=event.prompt_tokens,
         cached_tokens=event.cached_tokens, queue_ms=event.queue_ms, arm=arm,
         numeric_fingerprint=event.numeric_fingerprint, resumed_tokens=event.resumed_tokens,
+        prompt_digest=event.prompt_digest,
     )  # fmt: skip
 
 

@@ -137,7 +137,8 @@ def event_of(
     if which == "started":
         m = message.started
         numbers, resumed = m.numeric_fingerprint, m.resumed_tokens
-        return Started(m.request_id, m.seed, m.prompt_tokens, m.cached_tokens, m.queue_ms, numbers, resumed)
+        prompt = m.prompt_digest
+        return Started(m.request_id, m.seed, m.prompt_tokens, m.cached_tokens, m.queue_ms, numbers, resumed, prompt)
     if which == "delta":
         d = message.delta
         tree = tree_of(d.tree) if d.HasField("tree") else None

@@ -135,9 +135,10 @@ class ResumableStream:
     def _check_prompt(self, now: Started) -> None:
         """A template that tells the date, say, makes another prompt of the same conversation on another day."""
         assert self._started is not None  # nothing broke off before
-        had = self._started.prompt_tokens
-        if now.prompt_tokens != had:
-            told = f"the prompt has {now.prompt_tokens} tokens here and had {had} where the stream began; ask anew"
+        had = self._started
+        if (now.prompt_tokens, now.prompt_digest) != (had.prompt_tokens, had.prompt_digest):
+            told = f"the prompt, of {now.prompt_tokens} tokens here and {had.prompt_tokens} where the stream began, is "
+            told += "another one here; ask anew"
             raise CallError(grpc.StatusCode.FAILED_PRECONDITION, told)
 
     def _resumed(self, had: _Had, suffix: str, first: bool) -> Message:

@@ -391,10 +391,13 @@ class Engine:
         scheduled = sequence.first_scheduled_s or sequence.arrival_s
         queue_ms = (scheduled - sequence.arrival_s) * 1e3
         assert seed is not None  # `submit` draws one
-        numbers = self._info.numeric_fingerprint
+        n_prompt, numbers = sequence.n_prompt, self._info.numeric_fingerprint
+        digest = self._kv.key_of(sequence, n_prompt).hex()
         self._events.append(
-            Started(request_id, seed, sequence.n_prompt, sequence.cached_tokens, queue_ms, numbers, sequence.n_resumed)
-        )
+            Started(
+                request_id, seed, n_prompt, sequence.cached_tokens, queue_ms, numbers, sequence.n_resumed, digest
+            )
+        )  # fmt: skip
 
     def _fail(self, sequence: Sequence) -> None:
         """The model broke down on this request: end all its samples with an error, and only them."""

@@ -21,10 +21,12 @@ QUICK = RetryPolicy(attempts=2, first_s=0.01, resumes=3)
 BREAK = "break"
 
 
-def started(prompt_tokens: int = 3) -> pb.GenerateStreamResponse:
+def started(prompt_tokens: int = 3, digest: str = "a") -> pb.GenerateStreamResponse:
     return pb.GenerateStreamResponse(
-        started=pb.Started(seed=5, prompt_tokens=prompt_tokens, numeric_fingerprint="numbers")
-    )
+        started=pb.Started(
+            seed=5, prompt_tokens=prompt_tokens, numeric_fingerprint="numbers", prompt_digest=digest
+        )
+    )  # fmt: skip
 
 
 def delta(text: str, *tokens: int, index: int = 0) -> pb.GenerateStreamResponse:
@@ -148,11 +150,12 @@ async def test_the_next_address_goes_on() -> None:
     [
         ([OtherNumbersError.between("numbers", "others")], QUICK, grpc.StatusCode.FAILED_PRECONDITION, 2),
         ([started(4), delta("x", 4)], QUICK, grpc.StatusCode.FAILED_PRECONDITION, 2),
+        ([started(3, "b"), delta("x", 4)], QUICK, grpc.StatusCode.FAILED_PRECONDITION, 2),
         ([started(), BREAK], QUICK, grpc.StatusCode.UNAVAILABLE, 4),
         ([BREAK], QUICK, grpc.StatusCode.UNAVAILABLE, 4),
         (REST, RetryPolicy(resumes=0), grpc.StatusCode.UNAVAILABLE, 1),
     ],
-    ids=["other numbers", "other prompt", "no progress", "no start", "not asked to"],
+    ids=["other numbers", "other prompt", "other date", "no progress", "no start", "not asked to"],
 )
 async def test_it_gives_up(answer: list[Any], retry: RetryPolicy, code: grpc.StatusCode, calls: int) -> None:
     script, seen = Script(BROKEN, answer), list[RequestEvent]()

@@ -138,6 +138,24 @@ def test_text_that_goes_with_the_tokens_is_not_told_again() -> None:
     assert (started.seed, started.prompt_tokens, started.resumed_tokens) == (4, len(PROMPT), len(had))
 
 
+@pytest.mark.parametrize("length", [1, 63, 64, 65, 130])
+@pytest.mark.parametrize("prefix_cache", [True, False])
+def test_prompts_of_equal_length_are_told_apart(length: int, prefix_cache: bool) -> None:
+    prompt, digests = tuple(range(1, length + 1)), []
+    request = Request("r", prompt, SamplingParams(seed=4), StoppingParams(max_tokens=70, ignore_eos=True))
+    engine = tiny_engine(prefix_cache=prefix_cache)
+    had = tokens_of(run_all(engine, [request]), "r")[:66]
+    for asked in (
+        request,
+        resumed(request, had, None),
+        replace(request, prompt_ids=(99, *prompt[1:])),
+        replace(request, prompt_ids=(*prompt[:-1], 98)),
+    ):
+        digests += [event.prompt_digest for event in run_all(engine, [asked]) if isinstance(event, Started)]
+    assert len(digests) == 4
+    assert digests[0] == digests[1] != digests[2] != digests[3] != digests[0]
+
+
 @pytest.mark.parametrize("reason", [FinishReason.LENGTH, FinishReason.STOP_STRING, FinishReason.EOS])
 def test_an_answer_of_which_only_the_end_is_missing_is_ended_without_a_step(reason: FinishReason) -> None:
     eos = TOKENIZER.eos_ids[0]

@@ -115,7 +115,7 @@ TREES = st.builds(
 )
 LOGPROBS = st.builds(TokenLogprobs, token_id=COUNT, logprob=FLOAT, top=st.lists(st.tuples(COUNT, FLOAT), max_size=3))
 EVENTS = st.one_of(
-    st.builds(Started, TEXT, U64, COUNT, COUNT, FLOAT),
+    st.builds(Started, TEXT, U64, COUNT, COUNT, FLOAT, TEXT, COUNT, TEXT),
     st.builds(Delta, TEXT, COUNT, IDS, TEXT, st.lists(LOGPROBS, max_size=3), st.none() | TREES),
     st.builds(
         Finished, TEXT, COUNT, st.sampled_from(FinishReason), st.none() | TEXT | COUNT,

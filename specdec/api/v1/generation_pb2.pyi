@@ -336,6 +336,7 @@ class Started(_message.Message):
     ARM_FIELD_NUMBER: _builtins.int
     NUMERIC_FINGERPRINT_FIELD_NUMBER: _builtins.int
     RESUMED_TOKENS_FIELD_NUMBER: _builtins.int
+    PROMPT_DIGEST_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     model: _builtins.str
     seed: _builtins.int
@@ -350,6 +351,10 @@ class Started(_message.Message):
     """GetServerInfoResponse.numeric_fingerprint: what the stream can be resumed on."""
     resumed_tokens: _builtins.int
     """Output tokens that came with the request (ResumeOptions); Deltas bring those behind them."""
+    prompt_digest: _builtins.str
+    """32 hex digits over the prompt's tokens and the cache salt. A resumed stream that tells others is of another prompt: a
+    chat template may tell the date.
+    """
     def __init__(
         self,
         *,
@@ -362,10 +367,11 @@ class Started(_message.Message):
         arm: _builtins.str = ...,
         numeric_fingerprint: _builtins.str = ...,
         resumed_tokens: _builtins.int = ...,
+        prompt_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arm", b"arm", "cached_tokens", b"cached_tokens", "model", b"model", "numeric_fingerprint", b"numeric_fingerprint", "prompt_tokens", b"prompt_tokens", "queue_ms", b"queue_ms", "request_id", b"request_id", "resumed_tokens", b"resumed_tokens", "seed", b"seed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arm", b"arm", "cached_tokens", b"cached_tokens", "model", b"model", "numeric_fingerprint", b"numeric_fingerprint", "prompt_digest", b"prompt_digest", "prompt_tokens", b"prompt_tokens", "queue_ms", b"queue_ms", "request_id", b"request_id", "resumed_tokens", b"resumed_tokens", "seed", b"seed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
