@@ -491,6 +491,15 @@ class KvCacheManager:
             keys.append(page_key(previous, tokens[start : start + PAGE_SIZE]))
 
     def _add(self, seq: PagedTokens, depth: int) -> None:
+        """Index a page of ``seq``, behind those before it whose twins were evicted meanwhile: none can be reached, nor
+        placed by whoever follows the events, without the one before."""
+        first, keys = depth, seq.page_keys
+        while first and self._index.page(keys[first - 1]) is None:
+            first -= 1
+        for each in range(first, depth + 1):
+            self._add_one(seq, each)
+
+    def _add_one(self, seq: PagedTokens, depth: int) -> None:
         keys, page = seq.page_keys, seq.pages[depth]
         parent = keys[depth - 1] if depth else None
         self._index.add(page, keys[depth], parent)

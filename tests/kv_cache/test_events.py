@@ -93,6 +93,28 @@ def test_events_reproduce_the_cached_blocks(seed: int, form: Form, salted: bool)
             assert len(view.blocks) == len(work.kv._index._page_of)  # pages in part are nobody's block
 
 
+@pytest.mark.parametrize("released", [False, True])
+def test_twins_of_evicted_pages_are_told_in_order_and_in_front_of_the_next(released: bool) -> None:
+    """A router drops blocks that follow none that it knows."""
+    kv = KvCacheManager(16, prefix_cache=True)
+    first, second = make_sequence(text(300)), make_sequence(text(300))
+    assert kv.admit(first) is not None
+    assert kv.admit(second) is not None
+    compute(kv, first, 192)
+    compute(kv, second, 192)
+    kv.release(first)
+    kv.flush()
+    recorder = told(kv)
+    if released:
+        kv.release(second)
+    else:
+        compute(kv, second)
+    (stored,) = recorder.take()
+    assert isinstance(stored, BlocksStored)
+    assert (stored.parent, stored.tokens) == (None, text(192 if released else 256))
+    kv.check([second])
+
+
 def test_a_chain_can_be_hashed_from_its_events() -> None:
     kv = KvCacheManager(8, prefix_cache=True)
     recorder, view, tokens = told(kv), CacheView(), text(200)
