@@ -224,6 +224,6 @@ def _trace_line(entry: dict[str, Any], number: int, start_s: float) -> dict[str,
     if entry["seed"] is not None:
         line["seed"] = entry["seed"]
     was = {"was_status": entry["status"], "was_s": round(entry["end_s"], 6), "was_tokens": entry["output_tokens"]}
-    if entry["first_s"] is not None:
+    if entry.get("first_s") is not None:  # files of before have none
         was["was_first_s"] = round(entry["first_s"], 6)
     return line | was

@@ -16,6 +16,7 @@ from specdec.control.inputs import (
     Deepening,
     DraftWork,
     Outcome,
+    OwnRate,
     Plan,
     Ratio,
     SequenceHistory,
@@ -147,12 +148,16 @@ class Controller:
         return self._choose(step)
 
     def odds(self, drafter: str, one: SequenceInputs) -> Odds:
-        """How likely ``drafter``'s nodes are accepted on this sequence: (rank, depth, prob) -> (log chance, cell)."""
+        """How likely ``drafter``'s nodes are accepted on this sequence: (rank, depth, prob) -> (log chance, cell). A
+        lookup drafter copies, and whether a text goes on as copied is the text's: its chances, of all sequences, are
+        multiplied by how they held on this one."""
         bucket, cell_of, chance_of, log = one.history.bucket, self.calibration.cell, self.calibration.chance, math.log
+        own = one.history.rates.get(drafter)
+        times = own.value if own else 1.0
 
         def odds(rank: int, depth: int, prob: float) -> tuple[float, int]:
             cell = cell_of(drafter, bucket, rank, depth, prob)
-            return log(chance_of(cell)), cell
+            return log(times * chance_of(cell)), cell
 
         return odds
 
@@ -331,8 +336,10 @@ class Controller:
         for i, (one, tree) in enumerate(zip(step.sequences, work.trees, strict=True)):
             if tree is None:
                 continue
+            seen = len(trials)
             held = self._observe_tree(name, tree, outcome.tokens[i], trials) if len(tree.tokens) > 1 else 0
             if gate is None:
+                self._observe_own(name, one.history, trials[seen:])
                 continue
             levels = max(1, max(tree.depths))
             self._models[name].observe_follow(held, levels)
@@ -347,6 +354,13 @@ class Controller:
         if gate is not None:
             gate.pause(step.sequences, [tree is not None for tree in work.trees])
         self.calibration.observe(trials)
+
+    def _observe_own(self, name: str, history: SequenceHistory, trials: Sequence[tuple[int, bool]]) -> None:
+        """What a lookup drafter's nodes did on one sequence, beside what they do on all of them."""
+        if trials:
+            chance_of = self.calibration.chance
+            rate = history.rates.setdefault(name, OwnRate())
+            rate.add(sum([hit for _, hit in trials]), sum([chance_of(cell) for cell, _ in trials]))
 
     def _observe_tree(self, name: str, tree: TokenTree, tokens: Sequence[int], trials: list[tuple[int, bool]]) -> int:
         """Follow the committed ``tokens`` down a drafter's own tree, verified or not; returns how many it held."""

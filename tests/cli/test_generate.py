@@ -156,6 +156,7 @@ def check_json(found: dict[str, Any]) -> None:
     assert found["usage"] == {
         "prompt_tokens": 6, "cached_tokens": 3, "output_tokens": 6, "preemptions": 0,
         "accepted_prediction_tokens": 1, "rejected_prediction_tokens": 2, "pauses": 0,
+        "resumed_tokens": 0,
     }  # fmt: skip
     assert found["metrics"] == {
         "speculative_decoding": {

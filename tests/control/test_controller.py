@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import asdict
 
 import pytest
@@ -147,3 +148,27 @@ def test_what_reading_a_long_text_takes_is_learned() -> None:
     for _ in range(2):
         costs.observe(1, 2, 150, 220.0, 220.0, 1.0)
     assert costs.reading_ms(150) < 0.3 * believed
+
+
+def test_a_lookup_drafter_is_believed_on_a_sequence_as_far_as_it_held_there() -> None:
+    """Sixty steps in which one text goes on as copied and another never does, then the copying one goes its own way."""
+    controller, copied, written = lookup_controller(), make_one(1, forced=True), make_one(2, forced=True)
+    sequences, cell = [copied, written], controller.calibration.cell("s", 0, 0, 1, 0.9)
+
+    def chances() -> list[float]:
+        return [math.exp(controller.odds("s", one)(0, 1, 0.9)[0]) for one in sequences]
+
+    def steps(count: int, tokens: list[list[int]]) -> None:
+        for _ in range(count):
+            works = [chain([0.9] * 3, source="s", cells=[cell] * 3) for _ in sequences]
+            step, plan = take_step(controller, sequences, {"s": DraftWork(works, 1, 1.0)})
+            controller.observe(step, plan, outcome_of(plan, tokens))
+
+    assert chances() == [controller.calibration.chance(cell)] * 2
+    steps(60, [[1, 2, 3, 9], [9]])
+    assert chances()[0] == controller.calibration.chance(cell)
+    assert chances()[1] < 0.25 * chances()[0]
+    steps(20, [[9], [9]])
+    assert chances()[0] < 0.5 * controller.calibration.chance(cell)
+    steps(60, [[1, 2, 3, 9], [1, 2, 3, 9]])
+    assert min(chances()) > 0.95 * controller.calibration.chance(cell)
