@@ -436,6 +436,19 @@ class Config(BaseModel):
                 raise ValueError(f"engines.{name}.speculation.trace_file: engines.{owner} writes {file} too")
         return self
 
+    @model_validator(mode="after")
+    def _events_have_addresses_of_their_own(self) -> Config:
+        owners: dict[str, str] = {}
+        for place, name in enumerate(self.engines):
+            events = self.server.kv_events.of_model(place)
+            for address in (None if events.connect else events.endpoint, events.replay_endpoint):
+                if address is not None and (owner := owners.setdefault(address, name)) != name:
+                    raise ValueError(
+                        f"server.kv_events.replay_endpoint: each model has the next port, so {address} would be of "
+                        f"engines.{owner} and of engines.{name}; take one {len(self.engines)} or more above endpoint's"
+                    )
+        return self
+
 
 def merged(shared: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """``own``, completed by what only ``shared`` says, inside of mappings too."""

@@ -46,6 +46,10 @@ def test_they_take_over_what_they_do_not_say(tmp_path: Path) -> None:
         ),
         ("engines: {a: {aliases: [m]}, b: {aliases: [m]}}", "engines.b.aliases: 'm' is a name of engines.a too"),
         ("engine: {speculation: {trace_file: /t}}\nengines: {a: {}, b: {}}", "engines.b.speculation.trace_file"),
+        (
+            "engines: {a: {}, b: {}}\nserver: {kv_events: {endpoint: 'ipc:///e', replay_endpoint: 'ipc:///e.1'}}",
+            r"kv_events\.replay_endpoint: each model has the next port, so ipc:///e.1 would be of engines.a and of engines.b",
+        ),
         ("engines: {a/b: {target: x}}", "engines.a/b"),
         ("engines: [x]", "engines"),
         ("engines: {a: 5}", "engines.a"),
@@ -65,3 +69,23 @@ def test_cores_are_shared(asked: tuple[int, ...], cores: int, threads: tuple[int
     engines = {str(place): EngineConfig(threads=number) for place, number in enumerate(asked)}
     shared = with_shared_cores(engines, cores)
     assert tuple(engine.threads for engine in shared.values()) == threads
+
+
+@pytest.mark.parametrize(
+    ("replay_port", "connect", "fits"), [(5558, False, False), (5558, True, True), (5559, False, True)]
+)
+def test_each_publishes_and_replays_at_ports_of_its_own(
+    tmp_path: Path, replay_port: int, connect: bool, fits: bool
+) -> None:
+    """What a server of two models would else be told is that a port is in use."""
+    text = f"""{TWO}
+server:
+  kv_events: {{endpoint: "tcp://127.0.0.1:5557", replay_endpoint: "tcp://127.0.0.1:{replay_port}", connect: {connect}}}
+"""
+    if fits:
+        load(tmp_path, text)
+    else:
+        with pytest.raises(
+            ConfigError, match=r"127\.0\.0\.1:5558 would be of engines\.chat and of engines\.fim; take one 2 "
+        ):
+            load(tmp_path, text)
