@@ -20,7 +20,7 @@ from specdec.errors import ConfigError
 _LOG = logging.getLogger(__name__)
 _END = (-1).to_bytes(8, "big", signed=True)
 _QUEUED = 10_000  # messages that wait for one subscriber
-_AT_ONCE = 32  # replayed between two turns of the event loop
+_AT_ONCE = 32  # messages replayed, or requests taken, between two turns of the event loop
 _FULL_WAIT_S = 0.02
 _GIVE_UP_S = 30.0
 _MAX_REPLAYS = 8
@@ -48,6 +48,7 @@ class KvEventPublisher:
         self._pub: zmq.Socket[bytes] | None = None
         self._router: zmq.Socket[bytes] | None = None
         self._replays: set[asyncio.Task[None]] = set()
+        self._later: asyncio.Handle | None = None  # to take more requests
 
     def open(self) -> None:
         """Bind or connect the sockets.
@@ -114,14 +115,21 @@ class KvEventPublisher:
         return made
 
     def _take_requests(self) -> None:
-        """Begin what was asked for. The socket's descriptor tells of a change only, so all that came is taken."""
+        """Begin what was asked for. The socket's descriptor tells of a change only, so all that came is taken; in
+        parts, as there may be no end of it."""
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
         router = self._router
-        while router is not None and int(router.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+        for _ in range(_AT_ONCE):
+            if router is None or not int(router.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+                return
             try:
                 parts = router.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
-                break
+                return
             self._begin_replay(parts)
+        self._later = asyncio.get_running_loop().call_soon(self._take_requests)
 
     def _begin_replay(self, parts: list[bytes]) -> None:
         if len(parts) != 3 or parts[1] or len(parts[2]) != 8:

@@ -48,7 +48,7 @@ def test_they_take_over_what_they_do_not_say(tmp_path: Path) -> None:
         ("engine: {speculation: {trace_file: /t}}\nengines: {a: {}, b: {}}", "engines.b.speculation.trace_file"),
         (
             "engines: {a: {}, b: {}}\nserver: {kv_events: {endpoint: 'ipc:///e', replay_endpoint: 'ipc:///e.1'}}",
-            r"kv_events\.replay_endpoint: each model has the next port, so ipc:///e.1 would be of engines.a and of engines.b",
+            "each model has the next port, so ipc:///e.1 would be of engines.a and of engines.b",
         ),
         ("engines: {a/b: {target: x}}", "engines.a/b"),
         ("engines: [x]", "engines"),

@@ -166,6 +166,7 @@ async def test_what_is_far_too_long_is_not_taken(tmp_path: Path, monkeypatch: py
         monkeypatch.setattr(publisher, "_begin_replay", lambda parts: asked.append(parts[-1]))
         context = zmq.asyncio.Context()
         bad = context.socket(zmq.DEALER)
+        assert settings.replay_endpoint is not None
         bad.connect(settings.replay_endpoint)
         await bad.send_multipart([b"", bytes(1 << 20)])
         async with asyncio.timeout(10):
@@ -174,6 +175,33 @@ async def test_what_is_far_too_long_is_not_taken(tmp_path: Path, monkeypatch: py
                 await asyncio.sleep(0.05)
         assert set(asked) == {bytes(8)}
         context.destroy(linger=0)
+
+
+async def test_requests_without_end_do_not_hold_up_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Endless:
+        """A replay socket on which another bad request always waits."""
+
+        def __init__(self, behind: zmq.Socket[bytes]) -> None:
+            self.behind, self.taken = behind, 0
+
+        def getsockopt(self, option: int) -> int:
+            return int(zmq.POLLIN) if option == zmq.EVENTS else int(self.behind.getsockopt(option))
+
+        def recv_multipart(self, flags: int) -> list[bytes]:
+            self.taken += 1
+            assert self.taken < 10_000, "nobody else got a turn"
+            return [b"client", b"not a number"]
+
+    async with published(config(tmp_path)) as (publisher, _):
+        assert publisher._router is not None
+        endless = Endless(publisher._router)
+        monkeypatch.setattr(publisher, "_router", endless)
+        publisher._take_requests()
+        for _ in range(5):
+            before = endless.taken
+            await asyncio.sleep(0)
+            assert 0 < endless.taken - before <= 100
+        monkeypatch.undo()
 
 
 async def test_it_may_connect_to_a_router_that_listens(tmp_path: Path) -> None:
