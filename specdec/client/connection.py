@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import random
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -241,14 +242,15 @@ class Connection:
     async def stream(
         self, method: Method, request: Any, timeout_s: float | None = None, retry: RetryPolicy | None = None
     ) -> AsyncGenerator[Any, None]:
-        """The messages that answer one; close it to cancel the call. Tried again only until the first one came. retry:
-        in place of the connection's.
+        """The messages that answer one; close it to cancel the call. Tried again only until the first one came; where
+        the server has not noticed yet that a former try broke off, with ``~`` behind the request's id. retry: in place
+        of the connection's.
 
         Raises:
             CallError: the last try failed, or none is worth it.
         """
         until = end_of(timeout_s)
-        attempt, began = 0, False
+        attempt, began, lost = 0, False, False
         while True:
             attempt += 1
             address = self.address
@@ -262,8 +264,13 @@ class Connection:
                 failure = CallError.of(error, address)
                 if began:
                     raise failure from None
+                if lost and failure.code == grpc.StatusCode.ALREADY_EXISTS:
+                    request, lost = _renamed(request), False
+                    continue
                 # Where a proxy resets a stream, gRPC drops what was not read yet: it is as if nothing had come.
-                await self.pause(cut_of(failure) or failure, attempt, until, retry)
+                cut = cut_of(failure)
+                lost = lost or cut is not None
+                await self.pause(cut or failure, attempt, until, retry)
             finally:
                 call.cancel()
 
@@ -289,6 +296,13 @@ class Connection:
         if pause is None or (until is not None and time.monotonic() + pause >= until):
             raise error from None
         await asyncio.sleep(pause)
+
+
+def _renamed(request: Any) -> Any:
+    """``request`` under another id."""
+    renamed = copy.deepcopy(request)
+    renamed.request_id += "~"
+    return renamed
 
 
 def _as_metadata(name: str) -> str:

@@ -139,6 +139,22 @@ async def test_the_former_call_is_still_in_flight() -> None:
     assert [request.request_id for request in script.asked] == ["r", "r", "r~"]
 
 
+async def test_the_first_call_was_lost_before_it_answered_and_is_still_in_flight() -> None:
+    script = Script([BREAK], [DuplicateRequestError("request_id 'r' is in flight; choose another")], REST)
+    async with talking(script) as client:
+        events = await gather(client)
+    assert [type(event) for event in events] == [Started, Delta, Finished]
+    assert [request.request_id for request in script.asked] == ["r", "r", "r~"]
+
+
+async def test_an_id_that_another_call_has_is_refused() -> None:
+    script = Script([DuplicateRequestError("request_id 'r' is in flight; choose another")])
+    async with talking(script) as client:
+        with pytest.raises(CallError, match="choose another"):
+            await gather(client)
+    assert len(script.asked) == 1
+
+
 async def test_the_next_address_goes_on() -> None:
     script = Script(BROKEN, REST)
     async with talking(script, before="127.0.0.1:1, ") as client:
