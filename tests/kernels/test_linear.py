@@ -53,30 +53,37 @@ def test_native_matches_reference(kind: str, prologue: str, epilogue: str, n: in
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("prologue", ["none", "rms", "silu"])
-@pytest.mark.parametrize("epilogue", ["store", "norm_add"])
-def test_rows_do_not_depend_on_the_batch(kind: str, prologue: str, epilogue: str) -> None:
+@pytest.mark.parametrize(
+    ("prologue", "epilogue", "k"),
+    [
+        ("none", "store", 576), ("none", "norm_add", 300), ("rms", "store", 300), ("rms", "norm_add", 44),
+        ("silu", "store", 44), ("silu", "norm_add", 576),
+    ],
+)  # fmt: skip
+def test_rows_do_not_depend_on_the_batch(kind: str, prologue: str, epilogue: str, k: int) -> None:
+    """With inputs that fill tiles and chunks to their end, and with a rest."""
     alone = []
     backend = native_backend()
     backend.reserve(MAX_ROWS, 1024, 64)
-    full = make_linear_spec(kind, 200, 576, prologue, epilogue)
+    full = make_linear_spec(kind, 200, k, prologue, epilogue)
     before = full.dst.clone()
     source = full.src.clone()
     op = backend.linear(full)
-    picked = (0, 1, 5, 17, 191, 192, 399)
+    picked = (0, 1, 5, 15, 16, 17, 32, 191, 192, 399)
     for row in picked:
         full.dst.copy_(before)
         full.src[0] = source[row]
         full.dst[0] = before[row]
         op(1)
         alone.append(full.dst[0].clone())
-    for rows in (2, 3, 8, 13, 193, 400):
+    for rows in (*range(2, 19), 31, 32, 33, 49, 193, 400):
         full.src.copy_(source)
         full.dst.copy_(before)
         op(rows)
         for row, expected in zip(picked, alone, strict=True):
             if row < rows:
                 assert torch.equal(full.dst[row], expected), f"row {row} of {rows}"
+        assert torch.equal(full.dst[rows:], before[rows:]), f"{rows} rows wrote more"
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
