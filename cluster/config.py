@@ -14,6 +14,9 @@ from specdec.errors import ConfigError
 HeaderName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,63}$")]
 WORKSPACE_HEADER, SESSION_HEADER = "x-workspace-id", "x-session-id"
 FIRST_RELEASE = "blue"
+# What `specdec plan` simulates is what Envoy does: both take these.
+RING_PLACES = 4096  # at least, of all replicas together; with a thousand for each of four, shares differ by 3 % or so
+BALANCE_PERCENT = 125  # of the mean of running calls, which a replica may have and still be given more
 
 
 class ListenConfig(BaseModel):
@@ -47,7 +50,8 @@ class RoutingConfig(BaseModel):
         description="headers or gRPC metadata that keep calls on one replica; the first there is",
     )
     hash_balance_factor: int = Field(
-        125, ge=101, le=1000, description="a replica's running calls, at most so many of the mean; more go to the next",
+        BALANCE_PERCENT, ge=101, le=1000,
+        description="a replica's running calls, at most so many of the mean; more go to the next",
         json_schema_extra={"unit": "percent"},
     )  # fmt: skip
     retries: int = Field(

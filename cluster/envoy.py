@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from cluster.config import ClusterConfig, ModelConfig
+from cluster.config import RING_PLACES, ClusterConfig, ModelConfig
 from cluster.fleet import Fleet, Replica
 from server.hold_headers import HOLD_HEADER
 from specdec.errors import ConfigError
@@ -313,12 +313,10 @@ def _cluster(config: ClusterConfig, service: str, face: Face, spread: Spread, wa
     cluster["common_lb_config"]["consistent_hashing_lb_config"] = {
         "hash_balance_factor": config.routing.hash_balance_factor
     }
-    return cluster | {"lb_policy": "RING_HASH", "ring_hash_lb_config": {"minimum_ring_size": _RING}}
+    return cluster | {"lb_policy": "RING_HASH", "ring_hash_lb_config": {"minimum_ring_size": RING_PLACES}}
 
 
 _LIMITS = ("max_connections", "max_pending_requests", "max_requests", "max_retries")
-# Places in the ring; with a thousand for each of four replicas their shares differ by 3 % or so.
-_RING = 4096
 
 
 def _upstream_protocol(face: Face) -> Json:

@@ -9,12 +9,12 @@ from collections.abc import Sequence as Seq
 from hashlib import blake2b
 from typing import Protocol
 
+from cluster.config import BALANCE_PERCENT, RING_PLACES
+
 ROUND_ROBIN, LEAST_REQUESTS, RING_HASH = "round-robin", "least-requests", "ring-hash"
 POLICIES = (ROUND_ROBIN, LEAST_REQUESTS, RING_HASH)
 
 CHOICES = 2  # as Envoy's LEAST_REQUEST looks at
-LEAST_RING = 1024  # places on the ring, all replicas together, as Envoy's RING_HASH has at least
-BALANCE_FACTOR = 125  # per cent of the mean load that a replica may have and still be given more (hash_balance_factor)
 
 
 class Router(Protocol):
@@ -59,7 +59,7 @@ class BoundedRing:
     """
 
     def __init__(self, replicas: int, seed: int) -> None:
-        places = math.ceil(LEAST_RING / replicas)
+        places = math.ceil(RING_PLACES / replicas)
         ring = [(_hash(f"replica {replica} {n}"), replica) for replica in range(replicas) for n in range(places)]
         ring.sort()
         self._points, self._owners = [point for point, _ in ring], [owner for _, owner in ring]
@@ -71,7 +71,7 @@ class BoundedRing:
             return self._others.choose(key, active)
         point, count = _hash(key), len(active)
         home = self._owners[bisect_left(self._points, point) % len(self._points)]
-        total = ((sum(active) + 1) * BALANCE_FACTOR + 99) // 100
+        total = ((sum(active) + 1) * BALANCE_PERCENT + 99) // 100
         slots = max(1, math.ceil(total / count))
         if active[home] <= slots:
             return home

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from pathlib import Path
 
 import pytest
 
 from bench.serve.request import Objective
 from bench.serve.schedule import Arrivals
+from cluster.config import ClusterConfig
+from cluster.envoy import EnvoyFiles, write_fleet
+from cluster.fleet import Fleet
 from cluster.plan.arrivals import PlannedRequest, Traffic, drawn_requests
 from cluster.plan.routing import LEAST_REQUESTS, POLICIES, RING_HASH, ROUND_ROBIN, BoundedRing, make_router
 from cluster.plan.simulate import FleetPlan, simulate
@@ -99,6 +104,14 @@ def test_a_session_has_one_home_until_that_is_full() -> None:
     assert router.choose("alice", busy) == other
     busy[home] = 1  # as much as its share is not more
     assert router.choose("alice", busy) == home
+
+
+def test_the_ring_that_is_planned_with_has_the_places_of_envoys(tmp_path: Path) -> None:
+    config, files = ClusterConfig.model_validate({"models": [{"name": "coder"}]}), EnvoyFiles(tmp_path)
+    write_fleet(config, Fleet.of(config), files)
+    clusters = json.loads(files.clusters.read_text())["resources"]
+    rings = {each["ring_hash_lb_config"]["minimum_ring_size"] for each in clusters if each["lb_policy"] == "RING_HASH"}
+    assert rings == {len(BoundedRing(4, seed=0)._points)}
 
 
 def test_no_replica_is_given_more_than_its_share_while_another_has_room() -> None:
