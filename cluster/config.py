@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,11 +25,19 @@ class ListenConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    host: str = Field("127.0.0.1", min_length=1, description="address that Envoy listens on; 0.0.0.0: all")
+    host: str = Field("127.0.0.1", description="address that Envoy listens on; 0.0.0.0: all")
     admin_port: int = Field(8499, ge=0, le=65535, description="Envoy's own figures, on loopback only; 0: any free one")
     tls_cert: Path | None = Field(None, description="PEM certificate chain; with tls_key: TLS only")
     tls_key: Path | None = Field(None, description="PEM private key of tls_cert")
     tls_client_ca: Path | None = Field(None, description="PEM authorities; clients must show a certificate of theirs")
+
+    @field_validator("host")
+    @classmethod
+    def _is_address(cls, host: str) -> str:
+        try:
+            return str(ipaddress.ip_address(host))
+        except ValueError:
+            raise ValueError(f"{host!r} is no address, which Envoy needs; 127.0.0.1 for localhost") from None
 
     @model_validator(mode="after")
     def _tls_is_whole(self) -> ListenConfig:

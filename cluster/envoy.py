@@ -128,6 +128,8 @@ def _listener(config: ClusterConfig, model: ModelConfig, face: Face, files: Envo
         "address": _address(config.listen.host, port),
         "filter_chains": [chain],
         "socket_options": _KEEP_ALIVE_OPTIONS,
+        # Another Envoy on this port would take half of the calls, and neither would notice.
+        "enable_reuse_port": False,
     }
 
 

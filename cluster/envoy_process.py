@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import importlib.util
 import logging
+import os
 import re
 import shutil
+import signal
 import time
 from collections.abc import Collection
 from pathlib import Path
@@ -19,6 +21,8 @@ import httpx
 from cluster.config import ClusterConfig
 from cluster.envoy import EnvoyFiles, write_bootstrap, write_fleet
 from cluster.fleet import Fleet
+from cluster.listen import check_ports
+from cluster.state_folder import bound_log
 from specdec.errors import SpecdecError
 
 _LOG = logging.getLogger(__name__)
@@ -26,6 +30,7 @@ _START_S = 20.0
 _POLL_S = 0.05
 _STOP_S = 5.0
 _TAIL_BYTES = 2000
+_LOG_LOOK_S = 10.0  # between two looks at how long its log has become
 # A start after a death waits twice as long each time; one that ran for a minute is forgiven.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S, _FORGIVEN_S = 0.25, 10.0, 60.0
 _HOST_LINE = re.compile(r"^(?P<cluster>[^:]+)::(?P<host>.+:\d+)::(?P<name>[a-z_]+)::(?P<value>.*)$")
@@ -108,11 +113,14 @@ class EnvoyProcess:
             await asyncio.sleep(_POLL_S)
 
     async def start(self) -> None:
-        """Start it and wait until its listeners take calls.
+        """End one that was left behind in this folder, start another and wait until its listeners take calls.
 
         Raises:
+            ConfigError: a port or the address is somebody else's.
             EnvoyError: it ended instead, or is not ready in time.
         """
+        await self._end_left_behind()
+        check_ports(self._config)
         await self._spawn()
         self._watch = asyncio.create_task(self._keep_alive(), name="envoy")
 
@@ -120,8 +128,7 @@ class EnvoyProcess:
         """Take no new connection, wait for up to ``drain_s`` seconds for calls that run, and end it."""
         if self._watch is not None:
             self._watch.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._watch
+            await asyncio.gather(self._watch, return_exceptions=True)
             self._watch = None
         if self._process is None or self._process.returncode is not None:
             return
@@ -150,6 +157,10 @@ class EnvoyProcess:
     def _log_file(self) -> Path:
         return self._files.folder / "envoy.log"
 
+    @property
+    def _pid_file(self) -> Path:
+        return self._files.folder / "envoy.pid"
+
     async def _spawn(self) -> None:
         self._admin_file.unlink(missing_ok=True)
         words = [
@@ -161,10 +172,13 @@ class EnvoyProcess:
             "1",
         ]
         words += ["--log-level", "warning", "--admin-address-path", str(self._admin_file)]
+        bound_log(self._log_file)
         with self._log_file.open("ab") as log:
+            # In a session of its own, or Ctrl-C on a terminal would end it with the calls that are to be finished.
             self._process = await asyncio.create_subprocess_exec(
-                *words, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log
+                *words, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
+        self._pid_file.write_text(str(self._process.pid))
         self.starts += 1
         until = time.monotonic() + _START_S
         try:
@@ -188,6 +202,32 @@ class EnvoyProcess:
         except TimeoutError:
             process.kill()
             await process.wait()
+        self._pid_file.unlink(missing_ok=True)
+
+    async def _end_left_behind(self) -> None:
+        """One whose parent was killed still holds the ports, and would be sent calls for replicas that are gone."""
+        try:
+            pid = int(self._pid_file.read_text())
+        except (OSError, ValueError):
+            return
+        if not self._is_ours(pid):
+            return
+        _LOG.warning("ending Envoy (process %d), which an earlier `specdec cluster serve` left behind", pid)
+        late_s = time.monotonic() + _STOP_S
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+            while self._is_ours(pid):
+                if time.monotonic() > late_s:
+                    os.kill(pid, signal.SIGKILL)
+                await asyncio.sleep(_POLL_S)
+
+    def _is_ours(self, pid: int) -> bool:
+        """Whether the process is an Envoy on this folder's files; its number may be somebody else's by now."""
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            return False
+        return str(self._files.bootstrap).encode() in words
 
     async def _keep_alive(self) -> None:
         """Start it again whenever it ends."""
@@ -195,7 +235,7 @@ class EnvoyProcess:
         while True:
             assert self._process is not None  # it was started
             began = time.monotonic()
-            code = await self._process.wait()
+            code = await self._ended(self._process)
             if time.monotonic() - began > _FORGIVEN_S:
                 pause_s = _FIRST_PAUSE_S
             _LOG.error("Envoy ended with code %d and is started again: %s", code, self._last_words())
@@ -208,6 +248,14 @@ class EnvoyProcess:
                     _LOG.error("%s", error)
                 else:
                     break
+
+    async def _ended(self, process: asyncio.subprocess.Process) -> int:
+        """Its exit status, once it has one; until then its log is kept from growing."""
+        while True:
+            try:
+                return await asyncio.wait_for(process.wait(), _LOG_LOOK_S)
+            except TimeoutError:
+                bound_log(self._log_file)
 
     async def _is_ready(self) -> bool:
         if not self._admin_file.exists() or not self._admin_file.read_text():

@@ -1,0 +1,29 @@
+"""What takes Envoy's place where no call is made: it says that it is ready, and goes on until it is ended."""
+
+from __future__ import annotations
+
+import stat
+import sys
+from pathlib import Path
+
+_PROGRAM = """#!{python}
+import socket, sys
+admin = sys.argv[sys.argv.index("--admin-address-path") + 1]
+server = socket.create_server(("127.0.0.1", 0))
+with open(admin, "w") as file:
+    file.write("127.0.0.1:%d" % server.getsockname()[1])
+print("x" * {says}, flush=True)
+while True:
+    connection, _ = server.accept()
+    connection.recv(4096)
+    connection.sendall(b"HTTP/1.1 200 OK\\r\\nContent-Length: 0\\r\\nConnection: close\\r\\n\\r\\n")
+    connection.close()
+"""
+
+
+def program(folder: Path, says: int = 0) -> Path:
+    """An executable; ``says``: bytes that it writes into its log."""
+    script = folder / "scripted-envoy"
+    script.write_text(_PROGRAM.format(python=sys.executable, says=says), encoding="utf-8")
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    return script
