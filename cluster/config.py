@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from cluster.replica_settings import check_files
 from specdec.config import Config, Name, merged, problems, read_mapping
 from specdec.errors import ConfigError
 
@@ -138,7 +139,8 @@ class ReleaseConfig(BaseModel):
 class ModelConfig(BaseModel):
     """A model of the fleet.
 
-    ``settings`` is what a file of ``specdec serve`` holds; ports and host in it are the fleet's to choose. ``releases``
+    ``settings`` is what a file of ``specdec serve`` holds; ports and host in it are the fleet's to choose, and
+    ``{replica}`` in any text stands for the replica's id, which files that replicas write need. ``releases``
     are in the order of their coming, oldest first; weights that do not make 100 in all count by their proportions.
     """
 
@@ -165,9 +167,13 @@ class ModelConfig(BaseModel):
             raise ValueError("releases: one needs a weight above 0")
         for name in self.releases:
             try:
-                server = self.server_config(name).server
+                config = self.server_config(name)
+                check_files(config)
             except ValidationError as error:
                 raise ValueError(f"settings of release {name}: {problems(error)}") from None
+            except ValueError as error:
+                raise ValueError(f"settings of release {name}: {error}") from None
+            server = config.server
             if server.tls_cert is not None:
                 raise ValueError(
                     f"settings of release {name}: server.tls_cert: Envoy speaks to replicas in the clear; "

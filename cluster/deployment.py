@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 from cluster.autoscale import ScalingRule
 from cluster.config import AutoscalingConfig, ClusterConfig, ModelConfig, ReplicasConfig
+from cluster.replica_settings import check_addresses
 from specdec.config import merged
 from specdec.errors import ConfigError
 
@@ -74,12 +75,14 @@ def deployment_of(config: ClusterConfig, model: str, release: str, *, host: str 
     """What cluster.yaml says of a release.
 
     Raises:
-        ConfigError: there is no such model or release; or its key can not be read.
+        ConfigError: there is no such model or release; its key can not be read; or replicas would listen at one port.
     """
     found = config.model(model)
     own = found.releases.get(release)
     if own is None:
         raise ConfigError(f"{model} has no release {release!r}; there are: {', '.join(found.releases)}")
+    if host == LOOPBACK:
+        check_addresses(found.server_config(release), f"{model}.{release}")
     return Deployment(
         model=model,
         release=release,

@@ -122,9 +122,10 @@ class ServerReplica:
         self._beats: asyncio.Task[None] | None = None
         try:
             self._process = ReplicaProcess(
+                name,
                 deployment.settings,
                 host=host,
-                folder=deployment.folder / "replicas" / name,
+                folder=deployment.folder,
                 python=deployment.python,
                 drain_s=deployment.drain_s,
                 key=deployment.key,

@@ -21,6 +21,8 @@ import httpx
 import yaml
 
 from cluster.autoscale import ReplicaLoad
+from cluster.replica_settings import filled
+from cluster.state_folder import bound_log, private_folder, write_private
 from specdec.errors import ModelError
 
 _PR_SET_PDEATHSIG = 1
@@ -30,24 +32,44 @@ _KILL_AFTER_S = 5.0  # beyond the drain that was asked for
 
 
 class ReplicaProcess:
-    """A server on ports of its own. ``settings``: as `specdec serve --config` reads them; host and ports are set here.
-    ``folder``: for its configuration and its log. ``key``: of ``server.keys_file``, where there is one."""
+    """A server on ports of its own. ``settings``: as `specdec serve --config` reads them; host and ports are set here,
+    and its id where they leave room for it. ``folder``: of the fleet, for its configuration and its log. ``key``: of
+    ``server.keys_file``, where there is one.
+
+    Raises:
+        ConfigError: others may write in the folder.
+        ModelError: ``python`` can not be run.
+    """
 
     def __init__(
-        self, settings: dict[str, Any], *, host: str, folder: Path, python: Path | None, drain_s: float, key: str = ""
+        self,
+        replica_id: str,
+        settings: dict[str, Any],
+        *,
+        host: str,
+        folder: Path,
+        python: Path | None,
+        drain_s: float,
+        key: str = "",
     ) -> None:
         self.host, self.http_port, self.grpc_port = host, *free_ports(host, 2)
         self._drain_s = drain_s
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
-        folder.mkdir(parents=True, exist_ok=True)
-        config, self._log = folder / "specdec.yaml", folder / "specdec.log"
-        config.write_text(yaml.safe_dump(self._with_ports(settings)))
-        config.chmod(0o600)
-        words = [str(python or sys.executable), "-m", "specdec.cli.main", "serve", "--config", str(config)]
+        own = private_folder(folder)
+        for part in ("replicas", replica_id):
+            own = private_folder(own / part)
+        config, self._log = own / "specdec.yaml", own / "specdec.log"
+        write_private(config, yaml.safe_dump(self._with_ports(filled(settings, replica_id))))
+        program = str((python or Path(sys.executable)).expanduser())
+        words = [program, "-m", "specdec.cli.main", "serve", "--config", str(config)]
+        self.bound_log()
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=_end_with_parent
-            )
+            try:
+                self._process = subprocess.Popen(
+                    words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=_end_with_parent
+                )
+            except OSError as error:
+                raise ModelError(f"python: {program} can not be run ({error.strerror})") from None
         self._client = httpx.AsyncClient(base_url=f"http://{host}:{self.http_port}", timeout=_PROBE_S, trust_env=False)
 
     @property
@@ -86,6 +108,10 @@ class ReplicaProcess:
         load = body["loads"][0]
         told = ReplicaLoad(load["num_waiting_reqs"], load["forecast_wait_s"], load["utilization"])
         return body["numeric_fingerprint"], told
+
+    def bound_log(self) -> None:
+        """Keep what it says from growing for ever; to be called now and then."""
+        bound_log(self._log)
 
     def explained(self) -> str:
         """Why it ended: its exit status, and the end of what it said."""

@@ -58,6 +58,19 @@ def test_a_release_lays_its_settings_over_the_models(tmp_path: Path) -> None:
         ({"models": [CODER], "listen": {"tls_cert": "c.pem"}}, "listen: Value error, tls_cert needs tls_key"),
         ({"models": [CODER], "listen": {"tls_client_ca": "c.pem"}}, "tls_client_ca needs tls_cert"),
         ({"models": [CODER], "drain": 3}, "drain: Extra inputs"),
+        ({"models": [CODER], "listen": {"host": "localhost"}}, "listen.host: Value error, 'localhost' is no address"),
+        (
+            {"models": [{**CODER, "settings": {"server": {"capture_dir": "/captured"}}}]},
+            "release blue: server.capture_dir: every replica would write /captured; put {replica}",
+        ),
+        (
+            {"models": [{**CODER, "settings": {"engine": {"speculation": {"trace_file": "t"}}}}]},
+            "release blue: engine.speculation.trace_file: every replica would write t",
+        ),
+        (
+            {"models": [{**CODER, "settings": {"server": {"kv_events": {"endpoint": "ipc:///tmp/events"}}}}]},
+            "release blue: server.kv_events.endpoint: every replica would write ipc:///tmp/events",
+        ),
         ({"models": [{**CODER, "settings": {"server": {"keys_file": "k"}}}]}, "keys_file needs the model's key_file"),
         (
             {"models": [{**CODER, "settings": {"server": {"tls_cert": "c.pem", "tls_key": "k.pem"}}}]},

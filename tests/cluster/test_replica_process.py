@@ -1,0 +1,60 @@
+"""A replica's own configuration: its ports, its id where the settings leave room for it, and nobody else's to read."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cluster.config import ClusterConfig
+from cluster.deployment import deployment_of
+from cluster.replica_process import ReplicaProcess
+from cluster.replica_settings import filled
+from specdec.errors import ConfigError, ModelError
+
+
+def replica(folder: Path, settings: dict[str, Any], python: str = "/bin/true") -> ReplicaProcess:
+    return ReplicaProcess("coder.blue.0", settings, host="127.0.0.1", folder=folder, python=Path(python), drain_s=1)
+
+
+def test_every_replica_has_files_of_its_own(tmp_path: Path) -> None:
+    settings = {
+        "engine": {"speculation": {"trace_file": "/traces/{replica}.jsonl"}},
+        "server": {"capture_dir": "/captured/{replica}", "kv_events": {"topic": "kv@{replica}@m"}},
+        "engines": {},
+    }
+    replica(tmp_path / "state", settings)
+    file = tmp_path / "state" / "replicas" / "coder.blue.0" / "specdec.yaml"
+    written = yaml.safe_load(file.read_text())
+    assert written["engine"]["speculation"]["trace_file"] == "/traces/coder.blue.0.jsonl"
+    assert written["server"]["capture_dir"] == "/captured/coder.blue.0"
+    assert written["server"]["kv_events"]["topic"] == "kv@coder.blue.0@m"
+    assert written["server"]["http_port"] > 0
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert {stat.S_IMODE(parent.stat().st_mode) for parent in (*file.parents,)[:3]} == {0o700}
+    assert filled(["{replica}", 3], "a") == ["a", 3]
+
+
+def test_an_interpreter_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"python: /nowhere/python can not be run \(No such file"):
+        replica(tmp_path / "state", {}, "/nowhere/python")
+
+
+def deployed(kv_events: dict[str, Any], host: str = "127.0.0.1") -> None:
+    settings = {"server": {"kv_events": kv_events}}
+    config = ClusterConfig.model_validate({"models": [{"name": "coder", "settings": settings}]})
+    deployment_of(config, "coder", "blue", host=host)
+
+
+def test_replicas_of_one_machine_do_not_listen_at_one_port() -> None:
+    fixed = "tcp://127.0.0.1:5557"
+    with pytest.raises(ConfigError, match=r"coder\.blue: server\.kv_events\.endpoint: .*listen at tcp://127"):
+        deployed({"endpoint": fixed})
+    with pytest.raises(ConfigError, match=r"server\.kv_events\.replay_endpoint"):
+        deployed({"endpoint": fixed, "connect": True, "replay_endpoint": fixed})
+    deployed({"endpoint": fixed, "connect": True})
+    deployed({"endpoint": "ipc:///run/{replica}.events"})
+    deployed({"endpoint": fixed}, host="")  # on several machines each may have one replica
