@@ -207,6 +207,11 @@ class ClusterConfig(BaseModel):
     drain_s: float = Field(30.0, ge=0, description="how long a replica that is taken away may finish its calls")
     folder: Path = Field(Path("~/.cache/specdec/cluster"), description="Envoy's files and logs, and what the fleet is")
 
+    @field_validator("folder")
+    @classmethod
+    def _is_the_same_wherever_it_is_read(cls, folder: Path) -> Path:
+        return folder.expanduser().absolute()
+
     @field_validator("models")
     @classmethod
     def _stand_apart(cls, models: tuple[ModelConfig, ...]) -> tuple[ModelConfig, ...]:
@@ -253,6 +258,23 @@ def load_cluster_config(path: Path) -> ClusterConfig:
         return ClusterConfig.model_validate(data)
     except ValidationError as error:
         raise ConfigError(f"{path}: {problems(error)}") from None
+
+
+def fixed_changes(running: ClusterConfig, changed: ClusterConfig) -> list[str]:
+    """What differs though it can not while a fleet runs, by field: Envoy listens by it from its start on."""
+    former, now = _fixed(running), _fixed(changed)
+    return [field for field in dict.fromkeys((*former, *now)) if former.get(field, _NONE) != now.get(field, _NONE)]
+
+
+_NONE = object()
+
+
+def _fixed(config: ClusterConfig) -> dict[str, object]:
+    found: dict[str, object] = {"folder": config.folder.expanduser()}
+    found |= {f"listen.{field}": value for field, value in config.listen}
+    for model in config.models:
+        found |= {f"{model.name}.http_port": model.http_port, f"{model.name}.grpc_port": model.grpc_port}
+    return found
 
 
 def _ports(model: ModelConfig) -> Iterator[tuple[str, int]]:

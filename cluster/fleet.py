@@ -26,7 +26,8 @@ class ReplicaState(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Replica:
     """One server. ``id`` stays the same for as long as it runs, and is its place in the hash ring: who takes its place
-    should have the same. ``fingerprint``: empty as long as it is not ready."""
+    should have the same. ``owner``: tells it from any other of its id, before and after. ``fingerprint``: empty as long
+    as it is not ready."""
 
     id: str
     model: str
@@ -36,6 +37,7 @@ class Replica:
     grpc_port: int
     fingerprint: str = ""
     state: ReplicaState = ReplicaState.STARTING
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ Plain asyncio, from one event loop; `cluster.ray_serve` makes an actor of it.
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -34,8 +35,8 @@ SILENT_BEATS, SILENT_S = 4.0, 15.0
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The answer to a replica's beat. ``drain``: finish the calls that run, then end. ``misfit``: why it gets no calls;
-    empty where it may."""
+    """The answer to a replica's beat. ``drain``: finish the calls that run, then end, since an operator wants it or
+    another has its id by now. ``misfit``: why it gets no calls; empty where it may."""
 
     drain: bool = False
     misfit: str = ""
@@ -69,9 +70,9 @@ class Keeper:
         """As it is now."""
         return self._fleet
 
-    def join(self, model: str, release: str, host: str) -> str:
-        """A replica starts; returns its id, the first that is free: who takes the place of a replica that died has its
-        id, and with it its place in the hash ring.
+    def join(self, model: str, release: str, host: str) -> Replica:
+        """A replica starts; returns it, under the first id that is free: who takes the place of a replica that died has
+        its id, and with it its place in the hash ring.
 
         Raises:
             ConfigError: there is no such model or release.
@@ -79,18 +80,20 @@ class Keeper:
         self._fleet.release(model, release)
         taken = {replica.id for replica in self._fleet.replicas}
         number = next(n for n in range(len(taken) + 1) if _id(model, release, n) not in taken)
-        replica = Replica(_id(model, release, number), model, release, host, 0, 0)
+        replica = Replica(_id(model, release, number), model, release, host, 0, 0, owner=secrets.token_hex(8))
         self._beats[replica.id] = _Beat(self._clock())
         self._change(with_replica(self._fleet, replica))
-        return replica.id
+        return replica
 
     def beat(self, replica: Replica, load: ReplicaLoad | None) -> Order:
         """A replica tells how it is. One that the keeper does not know any more, having begun anew or taken it for
-        dead, is let in again.
+        dead, is let in again, unless its id is another's by now.
 
         Raises:
             ConfigError: there is no such model or release.
         """
+        if self._is_taken(replica):
+            return Order(drain=True)
         self._beats[replica.id] = _Beat(self._clock(), load)
         known = self._known(replica.id)
         if known is not None and known.state is ReplicaState.DRAINING:
@@ -103,7 +106,7 @@ class Keeper:
         return Order()
 
     def drain(self, replica_id: str) -> None:
-        """It gets no more calls.
+        """An operator wants it to get no more calls.
 
         Raises:
             ConfigError: there is no such replica.
@@ -113,17 +116,22 @@ class Keeper:
             raise ConfigError(f"no replica {replica_id!r}; there are: {known}")
         self._change(draining(self._fleet, replica_id))
 
-    def leave(self, replica_id: str) -> None:
+    def retire(self, replica: Replica) -> None:
+        """It says itself that it takes no more calls."""
+        if not self._is_taken(replica):
+            self._change(draining(self._fleet, replica.id))
+
+    def leave(self, replica: Replica) -> None:
         """It ended."""
-        self._beats.pop(replica_id, None)
-        self._change(without_replica(self._fleet, replica_id))
+        if not self._is_taken(replica):
+            self._forget(replica.id)
 
     def drop_silent(self) -> list[str]:
         """Forget the replicas that have not told anything for too long; returns their ids."""
         late_s = self._clock() - max(SILENT_BEATS * self._interval_s, SILENT_S)
         silent = [replica_id for replica_id, beat in self._beats.items() if beat.at_s < late_s]
         for replica_id in silent:
-            self.leave(replica_id)
+            self._forget(replica_id)
         return silent
 
     def open_release(self, model: str, release: str) -> None:
@@ -194,6 +202,15 @@ class Keeper:
             "wait_s": None if load is None else load.wait_s,
             "busy": None if load is None else load.busy,
         }
+
+    def _is_taken(self, replica: Replica) -> bool:
+        """Whether its id is another's by now: it was taken for dead, and its place was given away."""
+        known = self._known(replica.id)
+        return known is not None and known.owner != replica.owner
+
+    def _forget(self, replica_id: str) -> None:
+        self._beats.pop(replica_id, None)
+        self._change(without_replica(self._fleet, replica_id))
 
     def _known(self, replica_id: str) -> Replica | None:
         return next((replica for replica in self._fleet.replicas if replica.id == replica_id), None)

@@ -5,23 +5,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import signal
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray import serve
+from ray.serve.exceptions import RayServeException
 
 from cluster import ray_serve
-from cluster.config import ClusterConfig
+from cluster.config import ClusterConfig, fixed_changes
 from cluster.deployment import LOOPBACK, Deployment, deployment_of
 from cluster.envoy_process import EnvoyProcess
 from cluster.fleet import Fleet
+from cluster.listen import check_certificates
 from cluster.ray_serve import NAMESPACE, RunsElsewhereError, answer, ask, deploy, find_keeper, remove, start_keeper
-from specdec.errors import ConfigError, ModelError
+from cluster.state_folder import locked, private_folder
+from specdec.errors import ConfigError, ModelError, SpecdecError
 
 Say = Callable[[str], None]
 logging.getLogger("ray.serve").setLevel(logging.WARNING)
@@ -36,13 +38,21 @@ _SETTINGS = {
 
 @contextlib.contextmanager
 def own_ray(config: ClusterConfig) -> Iterator[None]:
-    """A Ray on this machine's loopback address, for as long as the context lasts; where it is, the folder tells."""
-    ray.init(
-        address="local", _node_ip_address=LOOPBACK, object_store_memory=_OBJECT_STORE, runtime_env=_HOOK, **_SETTINGS
-    )
+    """A Ray on this machine's loopback address, for as long as the context lasts; where it is, the folder tells.
+
+    Raises:
+        RunsElsewhereError: it does not start.
+    """
     place = _address_file(config)
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
+        ray.init(
+            address="local", _node_ip_address=LOOPBACK, object_store_memory=_OBJECT_STORE, runtime_env=_HOOK,
+            **_SETTINGS,
+        )  # fmt: skip
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        ray.shutdown()
+        raise RunsElsewhereError(f"Ray does not start: {error}") from None
+    try:
         place.write_text(ray.get_runtime_context().gcs_address)
         yield
     finally:
@@ -65,7 +75,7 @@ def attached(config: ClusterConfig, address: str | None = None) -> Iterator[Any]
 def _joined(address: str) -> Iterator[None]:
     try:
         ray.init(address=address, runtime_env=_HOOK, **{**_SETTINGS, "include_dashboard": None})
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         raise RunsElsewhereError(f"no Ray answers at {address}: {error}") from None
     try:
         yield
@@ -74,73 +84,132 @@ def _joined(address: str) -> Iterator[None]:
 
 
 async def serve_fleet(config: ClusterConfig, address: str | None, say: Say) -> None:
-    """Run a fleet and its Envoy until SIGTERM or SIGINT. ``address``: that of a Ray of several machines; None: it is
-    this machine's own, and ends with the fleet.
+    """Run a fleet and its Envoy until SIGTERM or SIGINT; a second one ends at once. ``address``: that of a Ray of
+    several machines; None: it is this machine's own, and ends with the fleet.
 
     Raises:
-        ConfigError: a port or a file can not be had.
+        ConfigError: a port or a file can not be had, or another fleet has the folder or that Ray.
         ModelError: a server does not start.
         EnvoyError: Envoy does not.
         RunsElsewhereError: no Ray answers at ``address``.
     """
-    interrupted = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, interrupted.set)
     host = LOOPBACK if address is None else ""
-    async with EnvoyProcess(config, Fleet.of(config), ray_serve.envoy_folder(config)) as envoy:
-        with own_ray(config) if address is None else _joined(address):
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(number, interrupted.set)  # Ray has put handlers of its own there
-            keeper = await asyncio.to_thread(_begin, config, host, say)
-            watching = asyncio.create_task(_watch(keeper, say))
-            try:
-                await _until(interrupted, _all_complete(config, say))
-                await interrupted.wait()
-                say("stopping: calls that run are finished first")
-                await envoy.stop(config.drain_s)
-            finally:
-                watching.cancel()
-                await asyncio.to_thread(_end, keeper)
+    with locked(private_folder(config.folder)):
+        check_certificates(config.listen)
+        deployments = [
+            deployment_of(config, model.name, release, host=host)
+            for model in config.models
+            for release in model.releases
+        ]
+        stop = _Stop()
+        stop.listen()
+        async with EnvoyProcess(config, Fleet.of(config), ray_serve.envoy_folder(config)) as envoy:
+            if stop.asked.is_set():
+                return
+            with own_ray(config) if address is None else _joined(address):
+                stop.listen()  # Ray has put handlers of its own there
+                await _run(config, deployments, envoy, stop, say)
 
 
-def _begin(config: ClusterConfig, host: str, say: Say) -> Any:
+class _Stop:
+    """``asked``: SIGTERM or SIGINT came, for an end in good order. ``hurried``: another came, for an end at once."""
+
+    def __init__(self) -> None:
+        self.asked, self.hurried = asyncio.Event(), asyncio.Event()
+
+    def listen(self) -> None:
+        """To both signals."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._signalled)
+
+    def _signalled(self) -> None:
+        (self.hurried if self.asked.is_set() else self.asked).set()
+
+
+async def _run(
+    config: ClusterConfig, deployments: Sequence[Deployment], envoy: EnvoyProcess, stop: _Stop, say: Say
+) -> None:
+    """On a Ray that is there, behind an Envoy that is."""
+    await asyncio.to_thread(_end_left_behind, config, stop, say)
+    if stop.asked.is_set():
+        return
+    watching: asyncio.Task[None] | None = None
+    try:
+        keeper = await asyncio.to_thread(_begin, config, deployments, say)
+        watching = asyncio.create_task(_watch(keeper, say))
+        if await _all_complete(deployments, stop, say):
+            for line in _ready_lines(config):
+                say(line)
+            await stop.asked.wait()
+            say("stopping: calls that run are finished first; a second signal ends at once")
+            await _unless(stop.hurried, envoy.stop(await _drain_s(keeper, config)))
+        else:
+            say("stopping before the fleet was complete")
+    finally:
+        if watching is not None:
+            watching.cancel()
+        await asyncio.to_thread(_end, deployments, stop, say)
+
+
+def _begin(config: ClusterConfig, deployments: Sequence[Deployment], say: Say) -> Any:
     serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
     keeper = start_keeper(config)
     ask(keeper, "status")
-    for model in config.models:
-        for release in model.releases:
-            say(f"starting {model.name}.{release}: {model.replicas.min} to {model.replicas.max} replicas")
-            deploy(keeper, deployment_of(config, model.name, release, host=host))
+    for deployment in deployments:
+        replicas = deployment.replicas
+        say(f"starting {deployment.app}: {replicas.min} to {replicas.max} replicas")
+        deploy(keeper, deployment)
     return keeper
 
 
-async def _all_complete(config: ClusterConfig, say: Say) -> None:
-    apps = [f"{model.name}.{release}" for model in config.models for release in model.releases]
-    await asyncio.to_thread(wait_complete, apps, math.inf)
-    for line in _ready_lines(config):
-        say(line)
+async def _all_complete(deployments: Sequence[Deployment], stop: _Stop, say: Say) -> bool:
+    """Wait for all replicas; False: a signal came before. Says what keeps Ray from starting them. No look at them goes
+    on when this returns: Ray would be started again for it."""
+    said: dict[str, str] = {}
+    for deployment in deployments:
+        while not await asyncio.to_thread(ray_serve.is_complete, deployment.app):
+            failing = await asyncio.to_thread(ray_serve.failures)
+            for app, why in failing.items():
+                if said.get(app) != why:
+                    say(f"{app}: {why}")
+            said = failing
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.asked.wait(), _POLL_S)
+            if stop.asked.is_set():
+                return False
+    return True
 
 
-async def _until(interrupted: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
-    """Do ``work`` unless interrupted before; raises what it raises."""
-    tasks = [asyncio.create_task(work), asyncio.create_task(interrupted.wait())]
+async def _drain_s(keeper: Any, config: ClusterConfig) -> float:
+    """What the file said of it when it was applied last, as long as there is a keeper to tell."""
+    with contextlib.suppress(ray.exceptions.RayError):
+        config = await keeper.config.remote()
+    return config.drain_s
+
+
+async def _unless(hurried: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
+    """Do ``work`` to its end, or until ``hurried``; raises what it raises."""
+    tasks = [asyncio.create_task(work), asyncio.create_task(hurried.wait())]
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:
         task.cancel()
-    if tasks[0].done() and not tasks[0].cancelled():
-        tasks[0].result()
+    (result, _) = await asyncio.gather(*tasks, return_exceptions=True)
+    if isinstance(result, Exception):
+        raise result
 
 
 async def _watch(keeper: Any, say: Say) -> None:
     """Say what becomes of replicas."""
-    seen: dict[str, str] = {}
+    seen, silent = dict[str, str](), False
     while True:
         try:
             models = await keeper.call.remote("status")
         except ray.exceptions.RayError as error:
-            say(f"the keeper does not answer: {error!r}")
+            if not silent:
+                say(f"the keeper does not answer: {error!r}")
+            silent = True
         else:
+            silent = False
             states = {
                 replica["id"]: replica["state"]
                 for releases in models.values()
@@ -154,11 +223,39 @@ async def _watch(keeper: Any, say: Say) -> None:
         await asyncio.sleep(_POLL_S)
 
 
-def _end(keeper: Any) -> None:
-    with contextlib.suppress(RunsElsewhereError):
-        for deployment in answer(keeper.deployments.remote()).values():
-            remove(keeper, deployment)
-    ray.kill(keeper)  # Serve stays: on a Ray of several machines it may run what is not ours
+def _end_left_behind(config: ClusterConfig, stop: _Stop, say: Say) -> None:
+    """End the replicas of one that was killed, on a Ray that outlived it.
+
+    Raises:
+        ConfigError: a fleet runs there that may be alive.
+    """
+    try:
+        keeper = find_keeper()
+    except RunsElsewhereError:
+        return
+    here = ray.get_runtime_context().get_node_id()
+    if not answer(keeper.is_left_behind.remote(config.folder.expanduser(), here)):
+        folder = answer(keeper.config.remote()).folder
+        raise ConfigError(
+            f"another fleet runs on this Ray, of the folder {folder}; end it, or give this one its own Ray"
+        )
+    say("ending what an earlier `specdec cluster serve` left on this Ray")
+    _end([], stop, say)
+
+
+def _end(deployments: Sequence[Deployment], stop: _Stop, say: Say) -> None:
+    """End the keeper and its replicas, ``deployments`` among them, however far they have come. Serve stays: on a Ray of
+    several machines it may run what is not ours."""
+    try:
+        keeper = find_keeper()
+    except RunsElsewhereError:
+        return
+    try:
+        known = {deployment.app: deployment for deployment in deployments} | answer(keeper.deployments.remote())
+        remove(keeper, list(known.values()), stop.hurried.is_set)
+    except (SpecdecError, ray.exceptions.RayError, RayServeException) as error:
+        say(f"replicas may be left: {error}")
+    ray.kill(keeper)
 
 
 def _ready_lines(config: ClusterConfig) -> Iterator[str]:
@@ -245,12 +342,16 @@ def apply(keeper: Any, config: ClusterConfig, say: Say) -> list[str]:
     are Envoy's from its start on. The weights of releases stay: `weigh`, `promote` and `roll_back` change them.
 
     Raises:
-        ConfigError: a release that has sessions is not in the file any more.
+        ConfigError: what can not change has, or a release that has sessions is not in the file any more.
     """
     running: dict[str, Deployment] = answer(keeper.deployments.remote())
-    known = {deployment.model for deployment in running.values()}
-    if new := [model.name for model in config.models if model.name not in known]:
-        raise ConfigError(f"{', '.join(new)}: a model's ports are opened when the fleet starts; start it anew")
+    if not running:
+        raise ConfigError("the fleet is still being started; wait until `specdec cluster serve` says that it is ready")
+    if fixed := fixed_changes(answer(keeper.config.remote()), config):
+        raise ConfigError(
+            f"{', '.join(fixed)}: can not change while the fleet runs, since Envoy listens by it from its start on; "
+            "put it back, or start the fleet anew"
+        )
     host = next(iter(running.values())).host
     wanted = [deployment_of(config, model.name, name, host=host) for model in config.models for name in model.releases]
     over = [deployment for app, deployment in running.items() if app not in {each.app for each in wanted}]
@@ -271,7 +372,7 @@ def apply(keeper: Any, config: ClusterConfig, say: Say) -> list[str]:
             changed.append(deployment.app)
     for deployment in over:
         say(f"ending {deployment.app}")
-        remove(keeper, deployment)
+        remove(keeper, [deployment])
         ask(keeper, "close_release", deployment.model, deployment.release)
     return changed
 

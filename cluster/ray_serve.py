@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 import warnings
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,12 @@ from cluster.autoscale import ReplicaLoad, ServePolicy
 from cluster.config import ClusterConfig, load_cluster_config
 from cluster.deployment import Deployment, deployment_of
 from cluster.envoy_process import EnvoyError, EnvoyProcess
-from cluster.fleet import Fleet, Replica
+from cluster.fleet import Fleet, Replica, ReplicaState
+from cluster.fleet_state import FleetState
 from cluster.keeper import Keeper, Order, ready
 from cluster.replica_process import ReplicaProcess
-from specdec.errors import ModelError, SpecdecError
+from cluster.state_folder import private_folder
+from specdec.errors import ConfigError, ModelError, SpecdecError
 
 _LOG = logging.getLogger("ray.serve")
 NAMESPACE = "specdec"
@@ -36,6 +39,7 @@ SETTLE_S = 0.5  # Envoy takes over a file some milliseconds after it was renamed
 _ROUTABLE_S = 20.0
 _POLL_S = 0.05
 _MARGIN_S = 20.0  # beyond the drain, before Ray kills a replica that ends
+_ENDED_S = 60.0  # beyond the drain, for Ray to notice that a replica has
 _SURGE_PERCENT = 25  # of the replicas, and at least one, are started before as many of the old ones end
 _START_TRIES = 3
 
@@ -46,21 +50,35 @@ class RunsElsewhereError(SpecdecError):
 
 class KeeperActor:
     """The fleet's keeper, on the machine that Envoy runs on, whose files it writes; Envoy itself is somebody else's
-    child, and outlives it."""
+    child, and outlives it. ``of_serve``: `specdec cluster serve` started it, and should end it."""
 
-    def __init__(self, config: ClusterConfig) -> None:
-        self._state = config.folder.expanduser() / "fleet.pickle"
-        self._config, self._deployments = config, dict[str, Deployment]()
-        fleet = Fleet.of(config)
-        if ray.get_runtime_context().was_current_actor_reconstructed and self._state.exists():
-            self._config, self._deployments, fleet = ray.cloudpickle.loads(self._state.read_bytes())
-        self._envoy = EnvoyProcess(self._config, fleet, envoy_folder(config))
-        self._keeper = Keeper(fleet, self._write, interval_s=config.health.interval_s)
+    def __init__(self, config: ClusterConfig, of_serve: bool) -> None:
+        self._of_serve = of_serve
+        self._state = private_folder(config.folder) / "fleet.json"
+        known = FleetState(config=config, deployments={}, fleet=Fleet.of(config))
+        if ray.get_runtime_context().was_current_actor_reconstructed:
+            try:
+                known = FleetState.load(self._state)
+            except ConfigError as error:
+                _LOG.error("%s; the fleet is what its replicas say", error)
+        self._config, self._deployments = known.config, known.deployments
+        self._envoy = EnvoyProcess(self._config, known.fleet, envoy_folder(config))
+        self._keeper = Keeper(known.fleet, self._write, interval_s=config.health.interval_s)
 
     async def call(self, method: str, *words: Any) -> Any:
         """A method of the `Keeper`, from its event loop."""
         self._keeper.drop_silent()
         return getattr(self._keeper, method)(*words)
+
+    async def is_left_behind(self, folder: Path, node: str) -> bool:
+        """Whether the `specdec cluster serve` that started it had this folder on this node of Ray, for one that has the
+        folder's lock now."""
+        here = ray.get_runtime_context().get_node_id()
+        return self._of_serve and (self._config.folder.expanduser(), here) == (folder, node)
+
+    async def config(self) -> ClusterConfig:
+        """What the file said when it was applied last."""
+        return self._config
 
     async def configure(self, config: ClusterConfig) -> None:
         """The file was changed: how calls are spread, and which releases there are."""
@@ -97,11 +115,8 @@ class KeeperActor:
         self._save(fleet)
 
     def _save(self, fleet: Fleet | None = None) -> None:
-        state = (self._config, self._deployments, fleet or self._keeper.fleet)
-        self._state.parent.mkdir(parents=True, exist_ok=True)
-        part = self._state.with_suffix(".part")
-        part.write_bytes(ray.cloudpickle.dumps(state))
-        part.replace(self._state)
+        fleet = fleet or self._keeper.fleet
+        FleetState(config=self._config, deployments=self._deployments, fleet=fleet).save(self._state)
 
 
 class ServerReplica:
@@ -117,12 +132,12 @@ class ServerReplica:
         self._load: ReplicaLoad | None = None
         self._ended = ""  # why it serves nothing any more
         host = deployment.host or ray.util.get_node_ip_address()
-        name = await self._ask("join", deployment.model, deployment.release, host)
-        self._replica = Replica(name, deployment.model, deployment.release, host, 0, 0)
+        self._replica: Replica = await self._ask("join", deployment.model, deployment.release, host)
         self._beats: asyncio.Task[None] | None = None
+        self._draining: asyncio.Task[None] | None = None
         try:
             self._process = ReplicaProcess(
-                name,
+                self._replica.id,
                 deployment.settings,
                 host=host,
                 folder=deployment.folder,
@@ -167,22 +182,23 @@ class ServerReplica:
         await self._keeper.wait_routable.remote(self._replica)
 
     async def _beat_forever(self) -> None:
+        """While it drains too: who says nothing for so long as a stream may take loses its place."""
         while self._process.alive:
             await asyncio.sleep(self._deployment.interval_s)
+            self._process.bound_log()
             try:
                 order = await self._beat()
             except ray.exceptions.RayError as error:
                 _LOG.warning("%s: the keeper does not answer: %r", self._replica.id, error)
                 continue
-            if order.drain and not self._ended:
-                await self._drain()
-                return
+            if order.drain:
+                self._begin_drain()
         if not self._ended:
             self._ended = self._process.explained()
-            await self._ask("leave", self._replica.id)
+            await self._tell("leave")
 
     async def _beat(self) -> Order:
-        if self._replica.fingerprint:
+        if self._replica.fingerprint and self._draining is None:
             try:
                 _, self._load = await self._process.told()
             except ModelError as error:  # too busy to say, or dying: either is seen elsewhere
@@ -191,10 +207,20 @@ class ServerReplica:
         return order
 
     async def _drain(self) -> None:
-        if self._ended:
-            return
-        self._ended = "it was drained"
-        await self._ask("drain", self._replica.id)
+        """Returns when its calls are done, whoever began it: Serve, which replaces what is drained already, kills a
+        replica once this has returned."""
+        if (draining := self._begin_drain()) is not None:
+            await asyncio.shield(draining)
+
+    def _begin_drain(self) -> asyncio.Task[None] | None:
+        if self._draining is None and not self._ended:
+            self._ended = "it was drained"
+            self._draining = asyncio.create_task(self._finish_calls())
+        return self._draining
+
+    async def _finish_calls(self) -> None:
+        self._replica = replace(self._replica, state=ReplicaState.DRAINING)
+        await self._tell("retire")
         await asyncio.sleep(SETTLE_S)
         self._process.begin_stop()
         await self._process.stopped(asyncio.sleep)
@@ -204,7 +230,14 @@ class ServerReplica:
         """Its place is free again; a server that is there still is killed with this process."""
         if self._beats is not None:
             self._beats.cancel()
-        await self._ask("leave", self._replica.id)
+        await self._tell("leave")
+
+    async def _tell(self, method: str) -> None:
+        """A keeper that does not answer is no reason to cut calls; it forgets those who are silent."""
+        try:
+            await self._ask(method, self._replica)
+        except ray.exceptions.RayError as error:
+            _LOG.warning("%s: the keeper does not answer: %r", self._replica.id, error)
 
     async def _ask(self, method: str, *words: Any) -> Any:
         return await self._keeper.call.remote(method, *words)
@@ -218,12 +251,12 @@ def envoy_folder(config: ClusterConfig) -> Path:
 def start_keeper(config: ClusterConfig) -> Any:
     """The keeper's handle; it runs on this machine."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    return _keeper_actor(config, scheduling_strategy=here)
+    return _keeper_actor(config, of_serve=True, scheduling_strategy=here)
 
 
-def _keeper_actor(config: ClusterConfig, **placed: Any) -> Any:
+def _keeper_actor(config: ClusterConfig, *, of_serve: bool, **placed: Any) -> Any:
     actor = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=3)(KeeperActor)
-    return actor.options(name=KEEPER, namespace=NAMESPACE, lifetime="detached", **placed).remote(config)
+    return actor.options(name=KEEPER, namespace=NAMESPACE, lifetime="detached", **placed).remote(config, of_serve)
 
 
 def find_keeper() -> Any:
@@ -279,7 +312,7 @@ def application(args: Mapping[str, str]) -> Any:
     """
     config = load_cluster_config(Path(args["file"]))
     deployment = deployment_of(config, args["model"], args["release"], host="")
-    keeper = _keeper_actor(config, get_if_exists=True, resources={HEAD: 0.001})
+    keeper = _keeper_actor(config, of_serve=False, get_if_exists=True, resources={HEAD: 0.001})
     answer(keeper.deployed.remote(deployment))
     return _application(deployment)
 
@@ -292,10 +325,22 @@ def _application(deployment: Deployment) -> Any:
     return found.bind(deployment)
 
 
-def remove(keeper: Any, deployment: Deployment) -> None:
-    """End every replica of a release, each once its calls are done, and wait for that."""
-    serve.delete(deployment.app)
-    answer(keeper.removed.remote(deployment))
+def remove(keeper: Any, deployments: Sequence[Deployment], hurried: Callable[[], bool] = lambda: False) -> None:
+    """End every replica of these releases, each once its calls are done, and wait for that, unless ``hurried``.
+
+    Raises:
+        ModelError: some are there still, long after they may have been.
+    """
+    for deployment in deployments:
+        serve.delete(deployment.app, _blocking=False)  # Serve itself would wait for a minute, however long calls take
+    apps = {deployment.app for deployment in deployments}
+    late_s = time.monotonic() + _ENDED_S + max((deployment.drain_s for deployment in deployments), default=0)
+    while (left := apps & serve.status().applications.keys()) and not hurried():
+        if time.monotonic() > late_s:
+            raise ModelError(f"{', '.join(sorted(left))}: replicas are there still, though their drain_s is over")
+        time.sleep(_POLL_S)
+    for deployment in deployments:
+        answer(keeper.removed.remote(deployment))
 
 
 def failures() -> dict[str, str]:
@@ -309,7 +354,8 @@ def failures() -> dict[str, str]:
 
 
 def is_complete(app: str) -> bool:
-    """Whether all replicas of an application are there, none of them of an earlier version.
+    """Whether all replicas of an application are there, none of them of an earlier version. One that died meanwhile, or
+    was drained, is replaced and waited for.
 
     Raises:
         ModelError: the new ones can not be started; those of the version before stay.
@@ -318,8 +364,10 @@ def is_complete(app: str) -> bool:
     if status is None:
         return False
     if status.status in ("DEPLOY_FAILED", "UNHEALTHY"):
-        messages = [each.message for each in status.deployments.values() if each.message] or [status.message]
-        raise ModelError(f"{app}: {messages[0]}")
+        failed = [each for each in status.deployments.values() if each.status in ("DEPLOY_FAILED", "UNHEALTHY")]
+        if not failed or any(each.status_trigger != "HEALTH_CHECK_FAILED" for each in failed):
+            messages = [each.message for each in failed if each.message] or [status.message]
+            raise ModelError(f"{app}: {messages[0]}")
     return bool(status.status == "RUNNING")
 
 

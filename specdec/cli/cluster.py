@@ -43,7 +43,8 @@ def cluster_group() -> None:
 @cluster_group.command("serve")
 @_fleet_options
 def serve_command(file: Path, address: str | None) -> None:
-    """Run the fleet and its Envoy until SIGTERM or Ctrl-C; then running calls are finished first."""
+    """Run the fleet and its Envoy until SIGTERM or Ctrl-C; then running calls are finished first, unless a second one
+    comes."""
     config, operate = _fleet(file, address)
     asyncio.run(operate.serve_fleet(config, address, click.echo))
     click.echo("stopped", err=True)
@@ -130,7 +131,8 @@ def rollout_command(
         else:
             operate.canary(keeper, model, release, weight)
         if wait:
-            operate.wait_complete(apps, _COMPLETE_S)
+            drains_s = config.drain_s * sum(model.replicas.max for model in config.models)
+            operate.wait_complete(apps, _COMPLETE_S + drains_s)
         click.echo("\n".join(status_lines(operate.status(keeper))))
 
 
@@ -168,14 +170,15 @@ def _operate(config: ClusterConfig, address: str | None) -> Any:
     fleet's folder, one of several machines what its operator gave it.
 
     Raises:
-        ConfigError: Ray is not installed.
+        ConfigError: Ray is not installed, or others may write in the folder.
     """
     if importlib.util.find_spec("ray") is None:
         raise ConfigError("Ray is not installed: pip install 'specdec[cluster]', or `make setup-cluster` in a checkout")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would tell its makers of every cluster
     if address is None:
-        folder = config.folder.expanduser()
-        folder.mkdir(parents=True, exist_ok=True)
+        from cluster.state_folder import private_folder
+
+        folder = private_folder(config.folder)
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token_file(folder / "ray-token"))}
     return importlib.import_module("cluster.operate")
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.config import load_cluster_config
+from cluster.config import fixed_changes, load_cluster_config
 from specdec.errors import ConfigError
 
 CODER = {"name": "coder"}
@@ -83,6 +83,23 @@ def test_what_is_wrong_is_named(tmp_path: Path, data: Any, problem: str) -> None
         load(tmp_path, data)
     assert problem in str(caught.value)
     assert "cluster.yaml" in str(caught.value)
+
+
+def test_a_folder_is_the_same_wherever_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load(tmp_path, {"models": [CODER], "folder": "state"}).folder == tmp_path / "state"
+
+
+def test_what_can_not_change_while_a_fleet_runs_is_named(tmp_path: Path) -> None:
+    former = load(tmp_path, {"models": [CODER]})
+    same = {**CODER, "replicas": {"max": 3}, "settings": {"engine": {"threads": 1}}}
+    assert fixed_changes(former, load(tmp_path, {"models": [same], "drain_s": 300})) == []
+    moved = load(tmp_path, {"models": [{**CODER, "http_port": 9000}], "listen": {"admin_port": 9001}})
+    assert fixed_changes(former, moved) == ["listen.admin_port", "coder.http_port"]
+    other = load(tmp_path, {"models": [{"name": "chat"}], "folder": "/elsewhere"})
+    assert fixed_changes(former, other) == [
+        "folder", "coder.http_port", "coder.grpc_port", "chat.http_port", "chat.grpc_port"
+    ]  # fmt: skip
 
 
 def test_an_unknown_model_is_named_with_those_there_are(tmp_path: Path) -> None:

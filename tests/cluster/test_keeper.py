@@ -38,8 +38,7 @@ class Kept:
 
     def serving(self, release: str = "blue", fingerprint: str = "f") -> Replica:
         """A replica that has begun to serve."""
-        name = self.keeper.join("coder", release, "127.0.0.1")
-        replica = ready(Replica(name, "coder", release, "127.0.0.1", 0, 0), 81, 80, fingerprint)
+        replica = ready(self.keeper.join("coder", release, "127.0.0.1"), 81, 80, fingerprint)
         self.keeper.beat(replica, LOAD)
         return replica
 
@@ -51,8 +50,8 @@ class Kept:
 
 def test_a_replica_gets_calls_once_it_is_ready_and_none_once_it_drains() -> None:
     kept = Kept()
-    name = kept.keeper.join("coder", "blue", "127.0.0.1")
-    starting = Replica(name, "coder", "blue", "127.0.0.1", 0, 0)
+    starting = kept.keeper.join("coder", "blue", "127.0.0.1")
+    name = starting.id
     assert not kept.keeper.beat(starting, None).drain
     assert kept.pool == []
     serving = ready(starting, 81, 80, "f")
@@ -64,7 +63,7 @@ def test_a_replica_gets_calls_once_it_is_ready_and_none_once_it_drains() -> None
     assert kept.pool == []
     assert kept.keeper.beat(serving, LOAD).drain
     assert kept.pool == []
-    kept.keeper.leave(name)
+    kept.keeper.leave(serving)
     assert kept.keeper.fleet.replicas == ()
 
 
@@ -80,7 +79,7 @@ def test_the_place_of_one_that_died_is_taken_and_that_of_one_that_drains_is_not(
     kept = Kept()
     first, second = kept.serving(), kept.serving()
     assert (first.id, second.id) == ("coder.blue.0", "coder.blue.1")
-    kept.keeper.leave(first.id)
+    kept.keeper.leave(first)
     assert kept.serving().id == first.id
     kept.keeper.drain(second.id)
     assert kept.serving().id == "coder.blue.2"
@@ -89,7 +88,7 @@ def test_the_place_of_one_that_died_is_taken_and_that_of_one_that_drains_is_not(
 def test_other_numbers_are_not_let_into_a_pool() -> None:
     kept = Kept()
     kept.serving()
-    other = ready(Replica(kept.keeper.join("coder", "blue", "h"), "coder", "blue", "h", 0, 0), 81, 80, "other")
+    other = ready(kept.keeper.join("coder", "blue", "h"), 81, 80, "other")
     misfit = kept.keeper.beat(other, LOAD).misfit
     assert "other" in misfit
     assert "f" in misfit
@@ -109,6 +108,34 @@ def test_who_says_nothing_is_gone_and_comes_back_by_saying_something() -> None:
     assert kept.pool == [lively.id]
     kept.keeper.beat(silent, LOAD)
     assert kept.pool == [silent.id, lively.id]
+
+
+def test_one_that_comes_back_when_its_place_is_taken_changes_nothing_for_its_successor() -> None:
+    kept = Kept()
+    former = kept.serving()
+    kept.now_s = SILENT_S + 0.5
+    kept.keeper.drop_silent()
+    successor = ready(kept.keeper.join("coder", "blue", "127.0.0.1"), 91, 90, "f")
+    kept.keeper.beat(successor, LOAD)
+    assert successor.id == former.id
+    assert kept.keeper.beat(former, LOAD).drain
+    kept.keeper.retire(former)
+    kept.keeper.leave(former)
+    assert kept.keeper.fleet.replicas == (successor,)
+    assert kept.pool == [successor.id]
+    kept.now_s = 2 * SILENT_S + 1
+    kept.keeper.beat(former, LOAD)
+    assert kept.keeper.drop_silent() == [successor.id]
+
+
+def test_one_that_is_not_known_any_more_can_end() -> None:
+    kept = Kept()
+    replica = kept.serving()
+    kept.now_s = SILENT_S + 0.5
+    kept.keeper.drop_silent()
+    kept.keeper.retire(replica)
+    kept.keeper.leave(replica)
+    assert kept.keeper.fleet.replicas == ()
 
 
 def test_a_keeper_that_begins_anew_goes_on_with_the_fleet_and_forgets_who_is_silent() -> None:

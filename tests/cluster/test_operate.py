@@ -1,0 +1,270 @@
+"""A fleet is started, changed and ended in good order, whatever comes in between. Ray and Envoy are scripted."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from cluster import envoy_process
+from cluster.config import ClusterConfig
+from cluster.deployment import deployment_of
+from cluster.state_folder import locked, private_folder
+from specdec.errors import ConfigError, ModelError
+from tests.cluster.envoy_fleet import free_port
+from tests.cluster.scripted_envoy import program
+from tests.cluster.scripted_ray import Handle, ScriptedRay, scripted_ray
+
+
+class Fleet:
+    """``serve`` runs it; what it says goes to ``on_say`` too."""
+
+    def __init__(self, ray: ScriptedRay, operate: Any, ray_serve: Any, folder: Path) -> None:
+        self.ray, self.operate, self.ray_serve, self.folder = ray, operate, ray_serve, folder
+        self.said, self.on_say = list[str](), dict[str, Callable[[], None]]()
+        self.config = self.configured()
+
+    def configured(self, **changed: Any) -> ClusterConfig:
+        """One model, with what is ``changed``."""
+        ports = getattr(self, "ports", None) or (free_port(), free_port())
+        self.ports = ports
+        model = {"name": "coder", "http_port": ports[0], "grpc_port": ports[1], **changed.pop("model", {})}
+        data = {
+            "models": [model],
+            "listen": {"admin_port": 0},
+            "folder": self.folder / "state",
+            "drain_s": 0,
+            **changed,
+        }
+        return ClusterConfig.model_validate(data)
+
+    def say(self, line: str) -> None:
+        """Keep it, and do what a test wants done then."""
+        self.said.append(line)
+        for begins, work in self.on_say.items():
+            if line.startswith(begins):
+                work()
+
+    async def serve(self, address: str | None = None) -> None:
+        """Until a signal comes."""
+        await asyncio.wait_for(self.operate.serve_fleet(self.config, address, self.say), 30)
+
+    @property
+    def envoys(self) -> list[int]:
+        """Processes on this fleet's files."""
+        bootstrap = str(self.folder / "state" / "envoy" / "bootstrap.json")
+        return [each.pid for each in psutil.process_iter(["cmdline"]) if bootstrap in (each.info["cmdline"] or ())]
+
+    def is_gone(self) -> bool:
+        """Nothing of it is left, and no thread that would start a Ray again."""
+        return not (self.ray.apps or self.ray.actors or self.ray.running or self.envoys)
+
+
+def interrupt() -> None:
+    """Ctrl-C."""
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
+    """Whose replicas are there at once."""
+    monkeypatch.setattr(envoy_process, "find_envoy", lambda: program(tmp_path))
+    with scripted_ray() as (ray, operate, ray_serve):
+        yield Fleet(ray, operate, ray_serve, tmp_path)
+
+
+async def test_it_serves_until_it_is_interrupted(fleet: Fleet) -> None:
+    fleet.on_say["ready: coder"] = interrupt
+    await fleet.serve()
+    assert fleet.is_gone()
+    assert fleet.ray.deleted == ["coder.blue"]
+    assert any("second signal" in line for line in fleet.said)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_an_interrupt_while_replicas_start_ends_all_there_is(fleet: Fleet, number: int) -> None:
+    fleet.ray.starts = "DEPLOYING"
+    fleet.on_say["starting coder.blue"] = lambda: os.kill(os.getpid(), number)
+    await fleet.serve()
+    assert fleet.is_gone()
+    assert fleet.ray.deleted == ["coder.blue"]
+    assert "stopping before the fleet was complete" in fleet.said
+
+
+async def test_an_interrupt_while_envoy_starts_starts_no_ray(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    spawn = envoy_process.EnvoyProcess._spawn
+
+    async def spawned(envoy: Any) -> None:
+        await spawn(envoy)
+        interrupt()
+        await asyncio.sleep(0.1)  # signals are taken by the loop
+
+    monkeypatch.setattr(envoy_process.EnvoyProcess, "_spawn", spawned)
+    await fleet.serve()
+    assert fleet.is_gone()
+    assert fleet.said == []
+
+
+async def test_a_second_interrupt_waits_for_nobody(fleet: Fleet) -> None:
+    fleet.config = fleet.configured(drain_s=3600)
+    fleet.ray.ends = False
+    fleet.on_say = {"ready: coder": interrupt, "stopping: calls": interrupt}
+    await fleet.serve()
+    assert not fleet.envoys
+    assert not fleet.ray.running
+
+
+async def test_what_was_begun_is_ended_when_the_rest_fails(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet.config = fleet.configured(model={"releases": {"blue": {}, "green": {"weight": 0}}})
+    deploy = fleet.ray_serve.deploy
+
+    def fails(keeper: Any, deployment: Any) -> None:
+        deploy(keeper, deployment)
+        if deployment.release == "green":
+            raise ModelError("no room")
+
+    monkeypatch.setattr(fleet.operate, "deploy", fails)
+    with pytest.raises(ModelError, match="no room"):
+        await fleet.serve("ray:6379")
+    assert fleet.is_gone()
+    assert fleet.ray.deleted == ["coder.blue", "coder.green"]
+
+
+async def test_what_keeps_replicas_from_starting_is_said_once(fleet: Fleet) -> None:
+    fleet.ray.starts = "DEPLOYING"
+    message = "resources required for each replica: 64 CPUs"
+    looks: list[float] = []
+
+    def status() -> SimpleNamespace:
+        looks.append(time.monotonic())
+        if len(looks) > 8:
+            interrupt()
+        return SimpleNamespace(applications={"coder.blue": fleet.ray.app("UPDATING", message=message)})
+
+    fleet.operate.serve.status = status
+    fleet.ray.ends = True
+    fleet.on_say["stopping before"] = lambda: setattr(fleet.operate.serve, "status", fleet.ray._status)
+    await fleet.serve()
+    assert [line for line in fleet.said if "64 CPUs" in line] == [f"coder.blue: UPDATING: {message}"]
+
+
+async def test_replicas_that_a_killed_one_left_on_a_ray_of_many_machines_are_ended_first(fleet: Fleet) -> None:
+    fleet.ray.running = True
+    keeper = fleet.ray_serve.start_keeper(fleet.config)
+    fleet.ray_serve.deploy(keeper, deployment_of(fleet.config, "coder", "blue").model_copy(update={"release": "old"}))
+    fleet.on_say["ready: coder"] = interrupt
+    await fleet.serve("ray:6379")
+    assert fleet.ray.deleted == ["coder.old", "coder.blue"]
+    assert fleet.is_gone()
+
+
+async def test_another_fleet_on_the_same_ray_is_left_alone(fleet: Fleet) -> None:
+    fleet.ray.running = True
+    other = fleet.configured(folder=fleet.folder / "other")
+    fleet.ray_serve.start_keeper(other)
+    with pytest.raises(ConfigError, match=rf"another fleet runs on this Ray, of the folder {other.folder}"):
+        await fleet.serve("ray:6379")
+    assert fleet.ray.actors
+    assert not fleet.envoys
+
+
+async def test_two_fleets_do_not_share_a_folder(fleet: Fleet) -> None:
+    with (
+        locked(private_folder(fleet.config.folder)),
+        pytest.raises(ConfigError, match=rf"folder: {fleet.config.folder} is in use by another"),
+    ):
+        await fleet.serve()
+    fleet.on_say["ready: coder"] = interrupt
+    await fleet.serve()
+
+
+async def test_a_port_that_is_taken_or_a_file_that_is_missing_is_named_before_ray_is_started(fleet: Fleet) -> None:
+    with (
+        socket.create_server(("127.0.0.1", fleet.ports[0])),
+        pytest.raises(ConfigError, match=rf"coder\.http_port: 127\.0\.0\.1:{fleet.ports[0]} can not be had"),
+    ):
+        await fleet.serve()
+    fleet.config = fleet.configured(listen={"admin_port": 0, "tls_cert": "/none", "tls_key": "/none"})
+    with pytest.raises(ConfigError, match=r"listen\.tls_cert: /none can not be read"):
+        await fleet.serve()
+    fleet.config = fleet.configured(model={"key_file": "/none"})
+    with pytest.raises(ConfigError, match=r"coder\.key_file: /none can not be read"):
+        await fleet.serve()
+    assert fleet.said == []
+    assert not fleet.envoys
+
+
+def started(fleet: Fleet) -> Handle:
+    """The keeper of a fleet that runs."""
+    fleet.ray.running = True
+    keeper: Handle = fleet.ray_serve.start_keeper(fleet.config)
+    fleet.ray_serve.deploy(keeper, deployment_of(fleet.config, "coder", "blue"))
+    return keeper
+
+
+def test_a_rollout_of_what_envoy_was_started_with_is_refused_by_name(fleet: Fleet) -> None:
+    keeper = started(fleet)
+    bootstrap = (fleet.folder / "state" / "envoy" / "bootstrap.json").read_text()
+    moved = fleet.configured(model={"http_port": free_port()}, listen={"admin_port": 0, "host": "0.0.0.0"})
+    with pytest.raises(ConfigError, match=r"listen\.host, coder\.http_port: can not change while the fleet runs"):
+        fleet.operate.apply(keeper, moved, fleet.say)
+    assert (fleet.folder / "state" / "envoy" / "bootstrap.json").read_text() == bootstrap
+    assert fleet.operate.apply(keeper, fleet.configured(drain_s=90), fleet.say) == ["coder.blue"]
+
+
+def test_a_rollout_of_a_fleet_that_is_still_being_started_says_so(fleet: Fleet) -> None:
+    fleet.ray.running = True
+    keeper = fleet.ray_serve.start_keeper(fleet.config)
+    with pytest.raises(ConfigError, match="still being started"):
+        fleet.operate.apply(keeper, fleet.config, fleet.say)
+
+
+@pytest.mark.parametrize(("takes_s", "is_too_long"), [(590.0, False), (700.0, True)])
+def test_a_release_that_ends_is_waited_for_as_long_as_it_may_drain(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, takes_s: float, is_too_long: bool
+) -> None:
+    fleet.config = fleet.configured(drain_s=600)
+    keeper, now_s = started(fleet), 0.0
+    fleet.ray.ends = False
+
+    def sleep(seconds: float) -> None:
+        nonlocal now_s
+        now_s += seconds
+        if now_s > takes_s:
+            fleet.ray.apps.clear()
+
+    monkeypatch.setattr(fleet.ray_serve, "time", SimpleNamespace(monotonic=lambda: now_s, sleep=sleep))
+    running = [deployment_of(fleet.config, "coder", "blue")]
+    if is_too_long:
+        with pytest.raises(ModelError, match=r"coder\.blue: replicas are there still"):
+            fleet.ray_serve.remove(keeper, running)
+    else:
+        fleet.ray_serve.remove(keeper, running)
+
+
+def test_replicas_that_die_or_are_drained_meanwhile_do_not_fail_a_rollout(fleet: Fleet) -> None:
+    started(fleet)
+    for status in ("UNHEALTHY", "DEPLOY_FAILED"):
+        fleet.ray.apps["coder.blue"] = fleet.ray.app(status, "HEALTH_CHECK_FAILED", "A replica's health check failed.")
+        assert not fleet.ray_serve.is_complete("coder.blue")
+        fleet.ray.apps["coder.blue"] = fleet.ray.app(status, "REPLICA_STARTUP_FAILED", "no such file")
+        with pytest.raises(ModelError, match=r"coder\.blue: no such file"):
+            fleet.ray_serve.is_complete("coder.blue")
+
+
+def test_a_keeper_that_begins_anew_goes_on_from_its_file_or_without(fleet: Fleet) -> None:
+    started(fleet)
+    fleet.ray_serve.ray.get_runtime_context().was_current_actor_reconstructed = True
+    anew = fleet.ray_serve.KeeperActor(fleet.config, True)
+    assert [*anew._deployments] == ["coder.blue"]
+    (fleet.folder / "state" / "fleet.json").chmod(0o666)
+    assert not fleet.ray_serve.KeeperActor(fleet.config, True)._deployments

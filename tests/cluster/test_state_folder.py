@@ -1,0 +1,116 @@
+"""The folder of a fleet: nobody else writes there, one fleet has it at a time, and its logs stay small."""
+
+from __future__ import annotations
+
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cluster.config import ClusterConfig
+from cluster.deployment import deployment_of
+from cluster.fleet import Fleet, Replica, ReplicaState, with_replica, with_weights
+from cluster.fleet_state import FleetState
+from cluster.state_folder import bound_log, locked, private_folder, read_private, write_private
+from specdec.errors import ConfigError
+from tools.markdown import REPOSITORY
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_folder_is_made_for_its_owner_alone(tmp_path: Path) -> None:
+    assert mode(private_folder(tmp_path / "a" / "b")) == 0o700
+    (tmp_path / "there").mkdir(mode=0o755)
+    assert mode(private_folder(tmp_path / "there")) == 0o755  # somebody chose it; nobody else can write
+
+
+@pytest.mark.parametrize("bits", [0o770, 0o707])
+def test_a_folder_that_others_may_write_is_refused(tmp_path: Path, bits: int) -> None:
+    tmp_path.chmod(bits)
+    with pytest.raises(ConfigError, match=f"{tmp_path} may be written by others; chmod go-w"):
+        private_folder(tmp_path)
+
+
+def test_a_folder_that_can_not_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"folder: .*file/state can not be made"):
+        private_folder(tmp_path / "file" / "state")
+
+
+def test_one_process_has_a_folder_until_it_dies(tmp_path: Path) -> None:
+    program = f"import sys; sys.path.insert(0, {str(REPOSITORY)!r})\n" + (
+        "from pathlib import Path\nfrom cluster.state_folder import locked\n"
+        f"with locked(Path({str(tmp_path)!r})):\n    print('mine', flush=True)\n    sys.stdin.read()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"mine\n"
+        with (
+            pytest.raises(ConfigError, match=rf"folder: {tmp_path} is in use .*process {other.pid}\)"),
+            locked(tmp_path),
+        ):
+            pass
+        other.kill()
+    with locked(tmp_path):
+        pass
+    with locked(tmp_path):
+        pass
+
+
+def test_a_log_that_is_too_large_begins_anew_and_who_writes_it_goes_on(tmp_path: Path) -> None:
+    log = tmp_path / "envoy.log"
+    bound_log(log)  # none yet
+    with log.open("ab", buffering=0) as writer:
+        writer.write(b"first " * 10)
+        bound_log(log, limit=100)
+        assert log.stat().st_size == 60
+        writer.write(b"more " * 10)
+        bound_log(log, limit=100)
+        writer.write(b"last")
+    assert log.read_bytes() == b"last"
+    assert (tmp_path / "envoy.log.1").read_bytes() == b"first " * 10 + b"more " * 10
+
+
+def state() -> FleetState:
+    config = ClusterConfig.model_validate(
+        {"models": [{"name": "coder", "releases": {"blue": {}, "green": {"weight": 0}}}], "folder": "/nowhere"}
+    )
+    fleet = Fleet.of(config)
+    for name in ("blue", "green"):
+        replica = Replica(f"coder.{name}.0", "coder", name, "127.0.0.1", 81, 80, "f", ReplicaState.READY, "owner")
+        fleet = with_replica(fleet, replica)
+    fleet = with_weights(fleet, "coder", {"blue": 90, "green": 10})
+    deployment = deployment_of(config, "coder", "blue").model_copy(update={"key": "secret"})
+    return FleetState(config=config, deployments={deployment.app: deployment}, fleet=fleet)
+
+
+def test_what_a_keeper_goes_on_from_is_its_owners_alone_and_whole(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.json"
+    state().save(path)
+    assert mode(path) == 0o600
+    assert FleetState.load(path) == state()
+    assert FleetState.load(path).deployments["coder.blue"].version == state().deployments["coder.blue"].version
+    assert [*tmp_path.iterdir()] == [path]
+
+
+@pytest.mark.parametrize("bits", [0o620, 0o602])
+def test_what_others_may_have_written_is_not_read(tmp_path: Path, bits: int) -> None:
+    path = tmp_path / "fleet.json"
+    state().save(path)
+    path.chmod(bits)
+    with pytest.raises(ConfigError, match=r"fleet\.json may be written by others"):
+        FleetState.load(path)
+
+
+def test_what_is_no_state_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.json"
+    with pytest.raises(ConfigError, match="can not be read"):
+        FleetState.load(path)
+    write_private(path, "{}")
+    assert read_private(path) == "{}"
+    with pytest.raises(ConfigError, match=r"fleet\.json: config: Field required"):
+        FleetState.load(path)
