@@ -22,7 +22,7 @@ from cluster.envoy_process import EnvoyProcess
 from cluster.fleet import Fleet
 from cluster.listen import check_certificates
 from cluster.ray_serve import NAMESPACE, RunsElsewhereError, answer, ask, deploy, find_keeper, remove, start_keeper
-from cluster.state_folder import locked, private_folder
+from cluster.state_folder import is_locked, locked, private_folder
 from specdec.errors import ConfigError, ModelError, SpecdecError
 
 Say = Callable[[str], None]
@@ -420,10 +420,11 @@ def _address_file(config: ClusterConfig) -> Path:
 
 
 def _told_address(config: ClusterConfig) -> str:
-    try:
-        return _address_file(config).read_text()
-    except OSError:
-        raise RunsElsewhereError(
-            f"no fleet runs here that {_address_file(config)} would tell of; start one with `specdec cluster serve`, "
-            "or give --ray ADDRESS"
-        ) from None
+    with contextlib.suppress(OSError):
+        told = _address_file(config).read_text()
+        if is_locked(config.folder.expanduser()):  # what a killed one told leads nowhere, and Ray tries it for minutes
+            return told
+    raise RunsElsewhereError(
+        f"no fleet runs here in the folder {config.folder}; start one with `specdec cluster serve`, "
+        "or give --ray ADDRESS"
+    )

@@ -83,6 +83,18 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
+def is_locked(folder: Path) -> bool:
+    """Whether a process has it now."""
+    try:
+        with (folder / "lock").open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
+
+
 def bound_log(path: Path, limit: int = LOG_BYTES) -> None:
     """Where ``path`` is larger than ``limit`` bytes, move what it says to ``path.1`` and empty it. Whoever appends to
     it goes on; a line that comes meanwhile may be lost."""

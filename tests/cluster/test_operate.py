@@ -211,6 +211,19 @@ def started(fleet: Fleet) -> Handle:
     return keeper
 
 
+def test_where_a_fleet_was_killed_and_where_none_is_yet_ray_is_not_looked_for(fleet: Fleet) -> None:
+    for _ in range(2):
+        with pytest.raises(fleet.operate.RunsElsewhereError, match="no fleet runs here in the folder"):
+            fleet.operate.attached(fleet.config).__enter__()
+        private_folder(fleet.config.folder).joinpath("ray-address").write_text("127.0.0.1:1")
+        assert not fleet.ray.running
+    with (
+        locked(fleet.config.folder),
+        pytest.raises(fleet.operate.RunsElsewhereError, match="no fleet runs on this Ray"),
+    ):
+        fleet.operate.attached(fleet.config).__enter__()
+
+
 def test_a_rollout_of_what_envoy_was_started_with_is_refused_by_name(fleet: Fleet) -> None:
     keeper = started(fleet)
     bootstrap = (fleet.folder / "state" / "envoy" / "bootstrap.json").read_text()

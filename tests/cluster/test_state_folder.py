@@ -13,7 +13,7 @@ from cluster.config import ClusterConfig
 from cluster.deployment import deployment_of
 from cluster.fleet import Fleet, Replica, ReplicaState, with_replica, with_weights
 from cluster.fleet_state import FleetState
-from cluster.state_folder import bound_log, locked, private_folder, read_private, write_private
+from cluster.state_folder import bound_log, is_locked, locked, private_folder, read_private, write_private
 from specdec.errors import ConfigError
 from tools.markdown import REPOSITORY
 
@@ -49,12 +49,15 @@ def test_one_process_has_a_folder_until_it_dies(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == b"mine\n"
+        assert is_locked(tmp_path)
         with (
             pytest.raises(ConfigError, match=rf"folder: {tmp_path} is in use .*process {other.pid}\)"),
             locked(tmp_path),
         ):
             pass
         other.kill()
+    assert not is_locked(tmp_path)
+    assert not is_locked(tmp_path / "none")
     with locked(tmp_path):
         pass
     with locked(tmp_path):
