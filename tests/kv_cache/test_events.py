@@ -23,15 +23,19 @@ def told(kv: KvCacheManager, *, salted: bool = False) -> CacheRecorder:
     return recorder
 
 
-def cached_blocks(kv: KvCacheManager, texts: list[tuple[list[int], str]]) -> set[int]:
-    """Hashes of all blocks of ``texts`` that the cache's own index holds."""
-    found = set()
+def cached_blocks(
+    kv: KvCacheManager, texts: list[tuple[list[int], str]]
+) -> dict[int, tuple[tuple[int, ...], int | None]]:
+    """All blocks of ``texts`` that the cache's own index holds: by hash, their tokens and the hash before."""
+    found = {}
     for tokens, salt in texts:
-        key = root_key(salt)
+        key, before = root_key(salt), None
         for start in range(0, len(tokens) - 63, 64):
-            key = page_key(key, tokens[start : start + 64])
+            block = tuple(tokens[start : start + 64])
+            key = page_key(key, block)
             if kv._index.page(key) is not None:
-                found.add(block_hash(key))
+                found[block_hash(key)] = (block, before)
+            before = block_hash(key)
     return found
 
 
@@ -88,7 +92,7 @@ def test_events_reproduce_the_cached_blocks(seed: int, form: Form, salted: bool)
             work.act()
         view.apply(decoded(pack_batch(recorder.take(), form)))
         known = [each for each in work.all_texts() if salted or not each[1]]
-        assert set(view.blocks) == cached_blocks(work.kv, known)
+        assert view.blocks == cached_blocks(work.kv, known)
         if salted:
             assert len(view.blocks) == len(work.kv._index._page_of)  # pages in part are nobody's block
 

@@ -38,6 +38,40 @@ def test_it_serves_as_far_as_its_tokens_go(agreeing: int) -> None:
     kv.check([other])
 
 
+@pytest.mark.parametrize(("there", "length"), [(60, 2), (60, 40), (110, 66), (110, 90)])
+def test_of_a_shorter_prompt_the_last_token_is_pending(there: int, length: int) -> None:
+    kv = KvCacheManager(8, prefix_cache=True)
+    kv.release(compute(kv, make_sequence(text(there))))
+    shorter = make_sequence(text(length))
+    assert kv.admit(shorter) is not None
+    assert shorter.n_computed == length - 1
+    kv.check([shorter])
+
+
+def test_the_draft_has_read_none_whose_pages_before_it_has_not() -> None:
+    """Of a twin whose first page is not the one that is found."""
+    kv = KvCacheManager(8, prefix_cache=True)
+    first, twin = make_sequence(text(65)), make_sequence(text(100))
+    assert kv.admit(first) is not None
+    assert kv.admit(twin) is not None
+    compute(kv, first)
+    kv.release(compute(kv, twin, draft_tokens=99))
+    hit = kv.admit(make_sequence(text(100)))
+    assert hit is not None
+    assert (hit.n_tokens, hit.draft_tokens) == (99, 0)
+
+
+def test_none_is_left_behind_pages_that_were_not_published() -> None:
+    """Of a sequence that ends in the middle of a step that failed."""
+    kv = KvCacheManager(8, prefix_cache=True)
+    seq = make_sequence(text(100))
+    assert kv.admit(seq) is not None
+    seq.n_computed = 99
+    kv.release(seq)
+    kv.check([])
+    assert (kv.n_cached, kv.n_free, kv.cached_tokens(text(100), "")) == (0, 8, 0)
+
+
 def test_one_that_is_written_to_is_found_by_nobody_else() -> None:
     kv = KvCacheManager(8, prefix_cache=True)
     kv.release(compute(kv, make_sequence(text(100))))
@@ -75,13 +109,14 @@ def test_one_goes_before_the_pages_it_follows() -> None:
     assert kv.cached_tokens(text(200), "") == 192
 
 
-def test_forgotten_drafts_are_forgotten_there_too() -> None:
+@pytest.mark.parametrize("length", [40, 100])
+def test_forgotten_drafts_are_forgotten_there_too(length: int) -> None:
     kv = KvCacheManager(8, prefix_cache=True)
-    kv.release(compute(kv, make_sequence(text(100)), draft_tokens=99))
+    kv.release(compute(kv, make_sequence(text(length)), draft_tokens=length - 1))
     kv.forget_drafts()
-    hit = kv.admit(make_sequence(text(100)))
+    hit = kv.admit(make_sequence(text(length)))
     assert hit is not None
-    assert (hit.n_tokens, hit.draft_tokens) == (99, 0)
+    assert (hit.n_tokens, hit.draft_tokens) == (length - 1, 0)
 
 
 def test_they_may_be_left_out() -> None:
