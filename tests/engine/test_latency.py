@@ -25,11 +25,14 @@ def due(
     max_tokens: int | None = 50,
     room: int = 20,
     step_ms: float = 40.0,
+    resumed: int = 0,
 ) -> float:
-    """Tokens due of a sequence whose first token came ``since_first_s`` ago and whose deadline is in ``left_s``."""
+    """Tokens due of a sequence whose first token came ``since_first_s`` ago and whose deadline is in ``left_s``. Of its
+    ``outputs`` so many came with it."""
     request = Request("r", (1, 2), stopping=StoppingParams(max_tokens=max_tokens), target_tpot_ms=target)
     sequence = new_sequence(request, max_context=2 + outputs + room)
     sequence.tokens += [0] * outputs
+    sequence.n_resumed = resumed
     sequence.first_token_s = None if since_first_s is None else 100.0 - since_first_s
     sequence.deadline = None if left_s is None else 100.0 + left_s
     return tokens_due(sequence, step_ms)
@@ -55,6 +58,10 @@ def test_a_step_longer_than_the_target_owes_more() -> None:
 def test_lateness_adds_up() -> None:
     """Eleven tokens were due in 400 ms of 40 each, the first for free; only eight are there."""
     assert due(target=40.0, since_first_s=0.4, outputs=8) == pytest.approx(4.0)
+
+
+def test_what_was_said_elsewhere_is_not_ahead_of_the_pace() -> None:
+    assert due(target=40.0, since_first_s=0.4, outputs=108, resumed=100) == pytest.approx(4.0)
 
 
 def test_a_sequence_ahead_of_its_pace_owes_nothing() -> None:

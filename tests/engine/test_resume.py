@@ -180,6 +180,26 @@ def test_an_answer_of_which_only_the_end_is_missing_is_ended_without_a_step(reas
     assert not engine.has_work()
 
 
+def test_an_answer_that_ran_into_the_context_is_ended_by_it() -> None:
+    request = Request("r", PROMPT, SamplingParams(seed=1), StoppingParams(ignore_eos=True))
+    context = len(PROMPT) + 30
+    parts = tiny_parts()
+    parts = dataclasses.replace(parts, info=dataclasses.replace(parts.info, max_context=context))
+    tokens = tokens_of(run_all(tiny_engine(parts), [request]), "r")
+    assert len(PROMPT) + len(tokens) == context
+    for had in (29, 30):
+        rest = run_all(tiny_engine(parts), [resumed(request, tokens[:had], None)])
+        assert tokens_of(rest, "r") == tokens[had:]
+        assert finish_of(rest, "r").reason is FinishReason.LENGTH
+
+
+def test_of_the_cached_tokens_those_of_the_prompt_are_told() -> None:
+    engine, request = tiny_engine(), Request("r", PROMPT, SamplingParams(seed=1), StoppingParams(max_tokens=30))
+    tokens = tokens_of(run_all(engine, [request]), "r")
+    usage = finish_of(run_all(engine, [resumed(request, tokens[:-1], None)]), "r").usage
+    assert usage.cached_tokens == usage.prompt_tokens == len(PROMPT)
+
+
 def test_a_request_cut_twice_and_preempted_is_whole() -> None:
     request = Request("r", PROMPT, SamplingParams(seed=8, frequency_penalty=0.5), StoppingParams(max_tokens=40))
     whole = run_all(tiny_engine(), [request])

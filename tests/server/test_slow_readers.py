@@ -84,6 +84,17 @@ async def test_shared_answers_that_nobody_reads_to_their_end_are_bounded() -> No
     assert unread.total == 0
 
 
+async def test_a_shared_answer_that_everybody_left_does_not_count() -> None:
+    engine = ScriptedEngine()
+    table = RunTable(engine.submit)
+    run, _ = await table.start(ANYBODY, Request("r", (1,), sampling=SamplingParams(temperature=0.0)))
+    engine.last.say("a")
+    await run.more(0)
+    run.leave()
+    assert run.ended
+    assert table._unread.total == 0
+
+
 async def test_of_several_prompts_no_more_is_taken_than_is_read() -> None:
     taken = 0
 

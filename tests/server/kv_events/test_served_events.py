@@ -96,12 +96,16 @@ async def test_a_dead_engine_has_nothing_cached(tmp_path: Path) -> None:
         await ask(server, "a" * 200)
         await known(serving, follower, set(blocks_of("a" * 200)))
         assert serving.client.pid is not None
+        assert serving.client.cache_feed is not None
+        counts = serving.client.cache_feed.counts
+        before = counts.messages
         os.kill(serving.client.pid, signal.SIGKILL)
         await known(serving, follower, set())
         states = serving.client.watch()
         async with asyncio.timeout(15):
             while await states.get() != EngineState.READY or not serving.client.restarts:
                 pass
+        assert counts.messages == before + 2  # when it died, and when the next one began
         await ask(server, "b" * 200)
         await known(serving, follower, set(blocks_of("b" * 200)))
         whole = Follower(f"ipc://{tmp_path}/pub", f"ipc://{tmp_path}/replay")
