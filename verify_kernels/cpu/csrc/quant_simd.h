@@ -112,7 +112,9 @@ inline void multiply(intv& sum, intv&, wordv levels, intv four, int) {
 template <int BITS, int AT>
 inline void multiply_all(intv (&sum)[AT], intv (&run)[AT], const wordv (&levels)[AT], const int8_t* q, int j) {
   if constexpr (AT == 1) {
-    asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum[0]) : "v"(levels[0]), "m"(*(const int32_t(*)[1])q));
+    intv in_register = sum[0];  // an array's element, given to `asm` itself, GCC stores every time
+    asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(in_register) : "v"(levels[0]), "m"(*(const int32_t(*)[1])q));
+    sum[0] = in_register;
   } else {
     const intv four = spread(q);
 #pragma GCC unroll 2
