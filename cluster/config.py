@@ -24,7 +24,7 @@ BALANCE_PERCENT = 125  # of the mean of running calls, which a replica may have 
 class ListenConfig(BaseModel):
     """Where clients connect. Every model has ports of its own, so that each dialect's paths stay as they are."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     host: str = Field("127.0.0.1", description="address that Envoy listens on; 0.0.0.0: all")
     admin_port: int = Field(8499, ge=0, le=65535, description="Envoy's own figures, on loopback only; 0: any free one")
@@ -53,7 +53,7 @@ class ListenConfig(BaseModel):
 class RoutingConfig(BaseModel):
     """How calls are spread over the replicas of a release."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     affinity_headers: tuple[HeaderName, ...] = Field(
         (WORKSPACE_HEADER, SESSION_HEADER),
@@ -76,7 +76,7 @@ class RoutingConfig(BaseModel):
 class HealthConfig(BaseModel):
     """When a replica gets no calls though it is listed: asked for /readyz, and watched in what it answers."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     interval_s: float = Field(1.0, gt=0, le=60, description="between two probes of /readyz")
     timeout_s: float = Field(2.0, gt=0, le=60, description="a probe that takes longer has failed")
@@ -94,7 +94,7 @@ class HealthConfig(BaseModel):
 class AutoscalingConfig(BaseModel):
     """When replicas are added and taken away, between ``min`` and ``max``."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     target_waiting: float = Field(
         2.0, gt=0, description="requests that wait in a replica, in the mean; above it one is added",
@@ -109,13 +109,20 @@ class AutoscalingConfig(BaseModel):
 class ReplicasConfig(BaseModel):
     """How many, and what each one takes of its machine."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     min: int = Field(1, ge=1, description="replicas at least", json_schema_extra={"unit": "replicas"})
     max: int = Field(1, ge=1, description="replicas at most", json_schema_extra={"unit": "replicas"})
     cpus: float = Field(1.0, gt=0, description="cores that are set aside for each", json_schema_extra={"unit": "cores"})
     gpus: float = Field(0.0, ge=0, description="GPUs that are set aside for each", json_schema_extra={"unit": "GPUs"})
     memory_bytes: int = Field(0, ge=0, description="memory that is set aside for each; 0: not counted")
+
+    @field_validator("gpus")
+    @classmethod
+    def _can_be_set_aside(cls, gpus: float) -> float:
+        if gpus > 1 and gpus % 1:
+            raise ValueError(f"{gpus:g} GPUs can not be set aside: above 1 it must be a whole number")
+        return gpus
 
     @model_validator(mode="after")
     def _in_order(self) -> ReplicasConfig:
@@ -127,7 +134,7 @@ class ReplicasConfig(BaseModel):
 class ReleaseConfig(BaseModel):
     """One of a model's releases: its share of the sessions, and in what it differs from the model's own settings."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     weight: int = Field(
         100, ge=0, le=100, description="of the sessions; 0: none yet", json_schema_extra={"unit": "percent"}
@@ -144,7 +151,7 @@ class ModelConfig(BaseModel):
     are in the order of their coming, oldest first; weights that do not make 100 in all count by their proportions.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: Name = Field(description="as `specdec cluster` calls it")
     http_port: int | None = Field(8401, ge=1, le=65535, description="where clients reach it over HTTP; null: nowhere")
@@ -198,7 +205,7 @@ class ModelConfig(BaseModel):
 class ClusterConfig(BaseModel):
     """The whole of cluster.yaml."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     models: tuple[ModelConfig, ...] = Field(min_length=1, description="each with its own ports and replicas")
     listen: ListenConfig = ListenConfig()

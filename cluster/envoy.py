@@ -417,7 +417,8 @@ def _file(path: Path) -> Json:
 
 
 def _seconds(value: float) -> str:
-    return f"{value:g}s"
+    """As protobuf reads it, which knows no exponents."""
+    return f"{value:.9f}".rstrip("0").rstrip(".") + "s"
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> bool:

@@ -134,7 +134,7 @@ class EnvoyProcess:
             return
         if drain_s:
             with contextlib.suppress(EnvoyError):
-                await self._ask("POST", "/drain_listeners?graceful&skip_exit")
+                await self._ask("POST", "/drain_listeners?graceful")
                 until = time.monotonic() + drain_s
                 while await self._running_calls() and time.monotonic() < until:
                     await asyncio.sleep(_POLL_S)
@@ -172,6 +172,8 @@ class EnvoyProcess:
             "1",
         ]
         words += ["--log-level", "warning", "--admin-address-path", str(self._admin_file)]
+        # When it is to stop, it takes new connections for so long still; else for ten minutes, until it ends with them.
+        words += ["--drain-time-s", "1", "--drain-strategy", "immediate"]
         bound_log(self._log_file)
         with self._log_file.open("ab") as log:
             # In a session of its own, or Ctrl-C on a terminal would end it with the calls that are to be finished.

@@ -58,6 +58,8 @@ def test_a_release_lays_its_settings_over_the_models(tmp_path: Path) -> None:
         ({"models": [CODER], "listen": {"tls_cert": "c.pem"}}, "listen: Value error, tls_cert needs tls_key"),
         ({"models": [CODER], "listen": {"tls_client_ca": "c.pem"}}, "tls_client_ca needs tls_cert"),
         ({"models": [CODER], "drain": 3}, "drain: Extra inputs"),
+        ({"models": [CODER], "drain_s": float("inf")}, "drain_s: Input should be a finite number"),
+        ({"models": [{**CODER, "replicas": {"gpus": 1.5}}]}, "models.0.replicas.gpus: Value error, 1.5 GPUs"),
         ({"models": [CODER], "listen": {"host": "localhost"}}, "listen.host: Value error, 'localhost' is no address"),
         (
             {"models": [{**CODER, "settings": {"server": {"capture_dir": "/captured"}}}]},

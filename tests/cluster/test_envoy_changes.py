@@ -245,3 +245,28 @@ async def test_envoy_is_started_again_when_it_dies(tmp_path: Path) -> None:
                 except httpx.TransportError:
                     await asyncio.sleep(0.05)
         assert fleet.envoy.starts == 2
+
+
+async def listens(port: int | None) -> bool:
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except ConnectionError:
+        return False
+    writer.close()
+    return True
+
+
+async def test_before_it_ends_it_takes_no_new_connection_and_finishes_the_calls_that_run(tmp_path: Path) -> None:
+    async with envoy_fleet(tmp_path, ("blue",), "scripted:5:400:4096") as fleet:
+        load = Load()
+        async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
+            running = asyncio.create_task(load.ask(client, fleet.http, 11))
+            while not (await fleet.loads())["r0"]["loads"][0]["num_running_reqs"]:
+                await asyncio.sleep(0.01)
+            stopping = asyncio.create_task(fleet.envoy.stop(60))
+            while await listens(fleet.config.models[0].http_port):
+                await asyncio.sleep(0.05)
+            assert not stopping.done()
+            await running
+            await stopping
+        assert (load.whole, load.refused, load.cut, load.wrong) == (1, [], [], [])

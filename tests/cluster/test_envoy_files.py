@@ -108,6 +108,16 @@ def test_a_host_that_is_no_address_is_named_and_nothing_is_written(tmp_path: Pat
     assert listed(files, "blue") == [("10.0.0.1", 9001, "a")]
 
 
+def test_seconds_are_written_as_envoy_reads_them(tmp_path: Path) -> None:
+    files = EnvoyFiles(tmp_path)
+    config, fleet = made(replica("a"), routing={"connect_s": 0.00005}, health={"ejected_s": 1234567.5})
+    write_fleet(config, fleet, files)
+    cluster = json.loads(files.clusters.read_text())["resources"][0]
+    assert cluster["connect_timeout"] == "0.00005s"
+    assert cluster["outlier_detection"]["base_ejection_time"] == "1234567.5s"
+    assert cluster["health_checks"][0]["interval"] == "1s"
+
+
 def test_the_admin_port_is_on_loopback_whatever_the_listeners_are(tmp_path: Path) -> None:
     files = EnvoyFiles(tmp_path)
     config, _ = made(listen={"host": "0.0.0.0"})
