@@ -134,6 +134,10 @@ class Keeper:
             self._forget(replica_id)
         return silent
 
+    def allow_interval(self, interval_s: float) -> None:
+        """Replicas may say something every ``interval_s`` from now on, or as before: all are replaced one by one."""
+        self._interval_s = max(self._interval_s, interval_s)
+
     def open_release(self, model: str, release: str) -> None:
         """``model`` has a further release, of no weight yet."""
         self._change(with_release(self._fleet, model, release))

@@ -63,7 +63,7 @@ class KeeperActor:
                 _LOG.error("%s; the fleet is what its replicas say", error)
         self._config, self._deployments = known.config, known.deployments
         self._envoy = EnvoyProcess(self._config, known.fleet, envoy_folder(config))
-        self._keeper = Keeper(known.fleet, self._write, interval_s=config.health.interval_s)
+        self._keeper = Keeper(known.fleet, self._write, interval_s=known.config.health.interval_s)
 
     async def call(self, method: str, *words: Any) -> Any:
         """A method of the `Keeper`, from its event loop."""
@@ -83,6 +83,7 @@ class KeeperActor:
     async def configure(self, config: ClusterConfig) -> None:
         """The file was changed: how calls are spread, and which releases there are."""
         self._config = config
+        self._keeper.allow_interval(config.health.interval_s)
         for model in config.models:
             for release in model.releases:
                 self._keeper.open_release(model.name, release)

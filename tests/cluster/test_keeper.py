@@ -110,6 +110,17 @@ def test_who_says_nothing_is_gone_and_comes_back_by_saying_something() -> None:
     assert kept.pool == [silent.id, lively.id]
 
 
+def test_who_says_something_as_often_as_it_is_to_is_not_forgotten() -> None:
+    kept = Kept()
+    replica = kept.serving()
+    kept.keeper.allow_interval(30.0)
+    kept.keeper.allow_interval(1.0)  # who was started before still takes its time
+    kept.now_s = 4 * 30.0 - 1
+    assert kept.keeper.drop_silent() == []
+    kept.now_s = 4 * 30.0 + 1
+    assert kept.keeper.drop_silent() == [replica.id]
+
+
 def test_one_that_comes_back_when_its_place_is_taken_changes_nothing_for_its_successor() -> None:
     kept = Kept()
     former = kept.serving()
