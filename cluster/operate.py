@@ -312,9 +312,11 @@ def canary(keeper: Any, model: str, release: str, percent: int) -> None:
     if release not in weights:
         raise ConfigError(f"{model} has no release {release!r}; there are: {', '.join(weights)}")
     others = {name: weight for name, weight in weights.items() if name != release}
-    giver = max(others, key=lambda name: others[name], default=release)
+    if not others:
+        raise ConfigError(f"{model} has no release but {release}, which has all sessions")
+    giver = max(others, key=lambda name: others[name])
     left = 100 - percent - sum(weight for name, weight in others.items() if name != giver)
-    if giver == release or left < 0:
+    if left < 0:
         raise ConfigError(f"{model}.{release} can not have {percent} % of the sessions: the others have {others}")
     ask(keeper, "weigh", model, {release: percent, giver: left})
 

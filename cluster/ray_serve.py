@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -350,8 +351,13 @@ def failures() -> dict[str, str]:
     for name, app in serve.status().applications.items():
         for deployment in app.deployments.values():
             if deployment.status not in ("HEALTHY", "UPSCALING", "DOWNSCALING") and deployment.message:
-                found[name] = f"{deployment.status.value}: {deployment.message}"
+                found[name] = f"{deployment.status.value}: {_cause(deployment.message)}"
     return found
+
+
+def _cause(message: str) -> str:
+    """What a server or a replica said itself, where Ray quotes it behind its own stack."""
+    return re.split(r"^specdec\.errors\.\w+: ", message, flags=re.MULTILINE)[-1].strip()
 
 
 def is_complete(app: str) -> bool:
@@ -368,7 +374,7 @@ def is_complete(app: str) -> bool:
         failed = [each for each in status.deployments.values() if each.status in ("DEPLOY_FAILED", "UNHEALTHY")]
         if not failed or any(each.status_trigger != "HEALTH_CHECK_FAILED" for each in failed):
             messages = [each.message for each in failed if each.message] or [status.message]
-            raise ModelError(f"{app}: {messages[0]}")
+            raise ModelError(f"{app}: {_cause(messages[0])}")
     return bool(status.status == "RUNNING")
 
 

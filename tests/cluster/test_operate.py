@@ -274,6 +274,26 @@ def test_replicas_that_die_or_are_drained_meanwhile_do_not_fail_a_rollout(fleet:
             fleet.ray_serve.is_complete("coder.blue")
 
 
+def test_why_a_server_does_not_start_is_told_without_rays_stack(fleet: Fleet) -> None:
+    started(fleet)
+    message = (
+        'The deployment failed to start 4 times in a row. Error:\nray::blue:server() (pid=1)\n  File "ray_serve.py"\n'
+        'RuntimeError: Traceback (most recent call last):\n  File "ray_serve.py"\n'
+        "specdec.errors.ModelError: the server ended with status 1; its log ends with: no model\nof that name\n"
+    )
+    fleet.ray.apps["coder.blue"] = fleet.ray.app("DEPLOY_FAILED", "REPLICA_STARTUP_FAILED", message)
+    said = "the server ended with status 1; its log ends with: no model\nof that name"
+    with pytest.raises(ModelError) as caught:
+        fleet.ray_serve.is_complete("coder.blue")
+    assert str(caught.value) == f"coder.blue: {said}"
+    assert fleet.ray_serve.failures() == {"coder.blue": f"DEPLOY_FAILED: {said}"}
+
+
+def test_the_only_release_keeps_all_sessions(fleet: Fleet) -> None:
+    with pytest.raises(ConfigError, match="coder has no release but blue"):
+        fleet.operate.canary(started(fleet), "coder", "blue", 5)
+
+
 def test_a_keeper_that_begins_anew_goes_on_from_its_file_or_without(fleet: Fleet) -> None:
     started(fleet)
     fleet.ray_serve.ray.get_runtime_context().was_current_actor_reconstructed = True
