@@ -371,8 +371,9 @@ class Answer:
         if end is None:
             return ""
         tokens, steps, ms = end.usage.output_tokens, max(end.stats.num_steps, 1), end.timings.decode_ms
-        rate = f", {(tokens - 1) / ms * 1e3:.1f} tokens/s" if ms > 0 and tokens > 1 else ""
-        return f"[{tokens} tokens{rate}, {tokens / steps:.2f} per step, {end.reason}]"
+        said = tokens - end.usage.resumed_tokens  # where it was resumed, steps and times are of its last part alone
+        rate = f", {(said - 1) / ms * 1e3:.1f} tokens/s" if ms > 0 and said > 1 else ""
+        return f"[{tokens} tokens{rate}, {said / steps:.2f} per step, {end.reason}]"
 
 
 def write_text(text: str) -> None:

@@ -18,7 +18,17 @@ from specdec.cli.main import cli
 from specdec.cli.runners import LocalRunner
 from specdec.client.connection import Credentials
 from specdec.config import EngineConfig
-from specdec.types import GrammarKind, GrammarParams, Request, RequestEvent
+from specdec.types import (
+    Finished,
+    FinishReason,
+    GrammarKind,
+    GrammarParams,
+    Request,
+    RequestEvent,
+    SpeculationStats,
+    Timings,
+    Usage,
+)
 from tests.server.fake_engine import DEFAULT_SEED, FakeEngine
 from tests.server.fake_tokenizer import BOS, FakeTokenizer
 from tests.server.harness import running_server
@@ -241,6 +251,18 @@ def test_misuse_is_told(run_on: Callable[[SpyEngine], Invoke]) -> None:
     ):  # fmt: skip
         result = invoke(*args)
         assert (result.exit_code, "Error" in result.stderr) == (2, True), args
+
+
+@pytest.mark.parametrize(
+    ("resumed", "figures"), [(0, "399.0 tokens/s, 8.00 per step"), (300, "99.0 tokens/s, 2.00 per step")]
+)
+def test_the_figures_of_a_resumed_answer_are_of_its_last_part(resumed: int, figures: str) -> None:
+    usage = Usage(9, 0, 400, resumed_tokens=resumed)
+    answer = generate.Answer("m", 1, lambda text: None)
+    answer.take(
+        Finished("r", 0, FinishReason.EOS, None, usage, SpeculationStats(num_steps=50), Timings(decode_ms=1000.0))
+    )
+    assert answer.summary() == f"[400 tokens, {figures}, eos]"
 
 
 def test_ctrl_c_aborts_and_leaves_quietly(run_on: Callable[[SpyEngine], Invoke]) -> None:
