@@ -291,7 +291,6 @@ class Ticket:
         self.request, self.request_id, self.key, self.admitted_s = request, request_id, key, admitted_s
         self.started = False
         self.retry_after_s: float | None = None
-        self.samples_left = request.sampling.n
         stream.request_id = request_id
         self._stream = stream
         self._listener: TicketListener | None = listener
@@ -301,6 +300,11 @@ class Ticket:
     def record(self) -> RequestRecord | None:
         """What is known of it, where that is kept."""
         return self._stream.record
+
+    @property
+    def samples_left(self) -> int:
+        """Places of the engine that it takes, or waits for; a slow reader's answer takes none once it is made."""
+        return self._stream.samples_left
 
     def supersede(self, abort: Callable[[str], bool]) -> None:
         """A newer request takes its place: it ends with what it has, then with `SupersededError`."""
@@ -325,7 +329,6 @@ class Ticket:
             self._end()
             raise error
         if isinstance(event, Finished):
-            self.samples_left -= 1
             self._cut = self._cut or event.reason == FinishReason.ABORTED
         if self._listener is not None:
             self._listener.on_event(self, event)

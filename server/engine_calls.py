@@ -95,6 +95,11 @@ class RequestStream:
         """Where it is recorded, if it is."""
         return self._record
 
+    @property
+    def samples_left(self) -> int:
+        """Samples that the engine has not ended, whatever of the others was read."""
+        return self._samples_left if self._on_end is not None else 0
+
     def push(self, event: RequestEvent) -> None:
         """Take the engine's next event of this request."""
         if isinstance(event, Failed):

@@ -314,6 +314,26 @@ async def test_what_can_not_be_done_in_time_is_not_begun() -> None:
         ticket.close()
 
 
+async def test_answers_that_are_made_and_not_read_take_no_place() -> None:
+    clock, client = Clock(), StubClient(max_batch=2)
+    doors = admission(client, clock)
+    await finish_some(doors, client, clock)
+    slow = [doors.admit(ANYBODY, ask(f"slow{i}", sampling=SamplingParams(n=2))) for i in range(2)]
+    for request, ticket in zip(client.given[-2:], slow, strict=True):
+        client.say(started(request))
+        await anext(ticket)
+        client.say(finished(request, 21))
+    assert doors.forecast_s == pytest.approx(1.0)  # each has another sample on its way
+    with pytest.raises(LateError):
+        doors.admit(ANYBODY, ask("late", deadline_s=2.1 * LATE_MARGIN + 0.01))
+    for request in client.given[-2:]:
+        client.say(finished(request, 21, index=1))
+    assert doors.forecast_s == 0.0
+    doors.admit(ANYBODY, ask("fine", deadline_s=2.1 * LATE_MARGIN + 0.01)).close()
+    for ticket in slow:
+        assert len(await rest_of(ticket)) == 2
+
+
 async def test_nothing_is_shed_without_measurements_or_reason() -> None:
     clock, client = Clock(), StubClient(max_batch=1)
     doors = admission(client, clock)
