@@ -125,6 +125,18 @@ async def test_no_call_fails_while_replicas_are_added_taken_away_and_drained(fle
     assert "no replica 'coder.blue.9'" in fleet.command("drain", "coder.blue.9", fails=True)
 
 
+async def test_one_that_is_drained_finishes_streams_though_serve_replaces_it_at_once(fleet: RayFleet) -> None:
+    drained = next(replica["id"] for replica in fleet.replicas() if replica["state"] == "ready")
+    pid = fleet.server_pids()[drained]
+    # 8 s: longer than Serve goes on with one that is not healthy, as which it takes one that is drained.
+    long = asyncio.create_task(calls(fleet.url, at_once=8, while_=lambda n: n < 8, tokens=1600))
+    await asyncio.to_thread(fleet.command, "drain", drained)
+    outcomes = await long
+    assert (outcomes.complete, outcomes.lost, outcomes.cut) == (8, {}, {})
+    await asyncio.to_thread(fleet.until, lambda: pid not in fleet.server_pids().values())
+    await asyncio.to_thread(fleet.until, lambda: [r["state"] for r in fleet.replicas()] == ["ready"] * 2)
+
+
 def test_replicas_of_other_numbers_are_not_put_in_the_place_of_those_that_serve(fleet: RayFleet) -> None:
     former = fleet.server_pids()
     fleet.model["releases"]["blue"] = fleet.release(engine={"dtype": "fp32"})
