@@ -110,8 +110,10 @@ def finished(
     prefill_ms: float = 0.0,
     decode_ms: float = 0.0,
     cached: int = 0,
+    resumed: int = 0,
 ) -> Finished:
     return Finished(
-        request.request_id, index, reason, None, Usage(len(request.prompt_ids), cached, outputs), SpeculationStats(),
+        request.request_id, index, reason, None,
+        Usage(len(request.prompt_ids), cached, outputs, resumed_tokens=resumed), SpeculationStats(),
         Timings(prefill_ms=prefill_ms, decode_ms=decode_ms),
     )  # fmt: skip

@@ -14,7 +14,15 @@ from server.auth.principal import ANYBODY, Principal
 from server.errors import DeadlinePassedError, LateError, RateLimitedError, SupersededError, TokenQueueFullError
 from server.http.errors import refusal_of
 from specdec.errors import DuplicateRequestError, EngineDeadError, QueueFullError
-from specdec.types import Finished, FinishReason, Request, RequestEvent, SamplingParams, StoppingParams
+from specdec.types import (
+    Finished,
+    FinishReason,
+    Request,
+    RequestEvent,
+    ResumeParams,
+    SamplingParams,
+    StoppingParams,
+)
 from tests.server.admission.stub_engine import Clock, StubClient, admission, delta, finished, principal, started
 
 PROMPT = tuple(range(10))
@@ -332,6 +340,52 @@ async def test_answers_that_are_made_and_not_read_take_no_place() -> None:
     doors.admit(ANYBODY, ask("fine", deadline_s=2.1 * LATE_MARGIN + 0.01)).close()
     for ticket in slow:
         assert len(await rest_of(ticket)) == 2
+
+
+def resumed(request_id: str, count: int, **values: Any) -> Request:
+    return ask(request_id, resume=ResumeParams((7,) * count), **values)
+
+
+async def test_tokens_that_come_with_a_request_count_like_its_prompt() -> None:
+    client = StubClient()
+    doors, who = admission(client), principal(tokens_per_minute=60)
+    doors.admit(who, resumed("left", 1000)).close()  # it was never begun
+    async with doors.admit(who, resumed("r", 45)) as ticket:
+        assert doors.waiting_tokens == 55
+        given = client.given[-1]
+        for event in (started(given), delta(given, 5), finished(given, 50, resumed=45)):
+            client.say(event)
+        await rest_of(ticket)
+    with pytest.raises(RateLimitedError) as caught:  # 10 + 45 + 5 of 60
+        doors.admit(who, ask("next"))
+    assert caught.value.retry_after_s == pytest.approx(1)
+
+
+async def test_what_is_left_of_a_resumed_answer_is_forecast_and_it_teaches_nothing_wrong() -> None:
+    clock, client = Clock(), StubClient(max_batch=2)
+    doors = admission(client, clock)
+    await finish_some(doors, client, clock)
+    running = doors.admit(ANYBODY, ask("running"))
+    client.say(started(client.given[-1]))
+    await anext(running)
+
+    def needed_s(request: Request) -> float:
+        with pytest.raises(LateError) as caught:
+            doors.admit(ANYBODY, request)
+        return caught.value.needed_s / LATE_MARGIN
+
+    # Of 25 tokens to read each takes 10 ms, and of the 21 that are likely 6 are missing, the first of them with those.
+    assert needed_s(resumed("half", 15, deadline_s=0.1)) == pytest.approx(0.25 + 0.5)
+    assert needed_s(resumed("nearly", 20, deadline_s=0.1)) == pytest.approx(0.3)
+    before = needed_s(ask("whole", deadline_s=0.1))
+    async with doors.admit(ANYBODY, resumed("r", 20, prompt=tuple(range(100)))) as ticket:
+        given = client.given[-1]
+        client.say(started(given))
+        clock.now += 1.0
+        client.say(finished(given, 23, prefill_ms=9000.0, decode_ms=200.0, resumed=20))
+        await rest_of(ticket)
+    assert needed_s(ask("whole", deadline_s=0.1)) == pytest.approx(before, rel=0.05)
+    running.close()
 
 
 async def test_nothing_is_shed_without_measurements_or_reason() -> None:
