@@ -149,12 +149,17 @@ class KvEventPublisher:
                 await self._answer(client, number.to_bytes(8, "big"), payload)
                 self.counts.replayed += 1
                 if at % _AT_ONCE == _AT_ONCE - 1:
-                    await asyncio.sleep(0)
+                    await self._let_others(0.0)
             await self._answer(client, _END, b"")
         except (zmq.ZMQError, TimeoutError) as error:
             _LOG.warning("a replay of KV events broke off: %s", error or "the client does not read")
         finally:
-            self._take_requests()  # sending may have taken the descriptor's notice of what came meanwhile
+            self._take_requests()
+
+    async def _let_others(self, seconds: float) -> None:
+        """Sending may have taken the descriptor's notice of requests that came meanwhile."""
+        await asyncio.sleep(seconds)
+        self._take_requests()
 
     async def _answer(self, client: bytes, number: bytes, payload: bytes) -> None:
         """Wait while the client's queue is full.
@@ -169,7 +174,7 @@ class KvEventPublisher:
                     self._router.send_multipart([client, b"", number, payload], zmq.NOBLOCK)
                     return
                 except zmq.Again:
-                    await asyncio.sleep(_FULL_WAIT_S)
+                    await self._let_others(_FULL_WAIT_S)
 
 
 def _attach(attach: Callable[[str], object], field: str, address: str) -> None:

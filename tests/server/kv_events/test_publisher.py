@@ -177,6 +177,39 @@ async def test_what_is_far_too_long_is_not_taken(tmp_path: Path, monkeypatch: py
         context.destroy(linger=0)
 
 
+async def test_a_client_that_does_not_read_its_replay_holds_up_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full:
+        """A replay socket that can send nothing, and has taken the notice of a request that waits."""
+
+        def __init__(self, behind: zmq.Socket[bytes]) -> None:
+            self.behind, self.waiting = behind, [[b"other", b"", bytes(8)]]
+
+        def getsockopt(self, option: int) -> int:
+            if option == zmq.EVENTS:
+                return int(zmq.POLLIN) if self.waiting else 0
+            return int(self.behind.getsockopt(option))
+
+        def recv_multipart(self, flags: int) -> list[bytes]:
+            return self.waiting.pop()
+
+        def send_multipart(self, parts: list[bytes], flags: int) -> None:
+            raise zmq.Again
+
+    async with published(config(tmp_path)) as (publisher, _):
+        assert publisher._router is not None
+        full = Full(publisher._router)
+        asyncio.get_running_loop().remove_reader(int(publisher._router.getsockopt(zmq.FD)))
+        monkeypatch.setattr(publisher, "_router", full)
+        publisher._begin_replay([b"slow", b"", bytes(8)])
+        async with asyncio.timeout(10):
+            while full.waiting:
+                await asyncio.sleep(0.01)
+        assert len(publisher._replays) == 2
+        monkeypatch.undo()
+
+
 async def test_requests_without_end_do_not_hold_up_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Endless:
         """A replay socket on which another bad request always waits."""
