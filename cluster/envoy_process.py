@@ -112,15 +112,23 @@ class EnvoyProcess:
                 raise EnvoyError(f"Envoy found no healthy replica at {', '.join(sorted(missing))} in {timeout_s:g} s")
             await asyncio.sleep(_POLL_S)
 
+    async def clear_the_way(self) -> None:
+        """End one that was left behind in this folder, and see that nobody else has its ports.
+
+        Raises:
+            ConfigError: somebody has, or the address is another machine's.
+        """
+        await self._end_left_behind()
+        check_ports(self._config)
+
     async def start(self) -> None:
-        """End one that was left behind in this folder, start another and wait until its listeners take calls.
+        """Start it and wait until its listeners take calls.
 
         Raises:
             ConfigError: a port or the address is somebody else's.
             EnvoyError: it ended instead, or is not ready in time.
         """
-        await self._end_left_behind()
-        check_ports(self._config)
+        await self.clear_the_way()
         await self._spawn()
         self._watch = asyncio.create_task(self._keep_alive(), name="envoy")
 

@@ -101,13 +101,14 @@ async def serve_fleet(config: ClusterConfig, address: str | None, say: Say) -> N
             for model in config.models
             for release in model.releases
         ]
+        envoy = EnvoyProcess(config, Fleet.of(config), ray_serve.envoy_folder(config))
+        await envoy.clear_the_way()
         stop = _Stop()
         stop.listen()
-        async with EnvoyProcess(config, Fleet.of(config), ray_serve.envoy_folder(config)) as envoy:
-            if stop.asked.is_set():
-                return
-            with own_ray(config) if address is None else _joined(address):
-                stop.listen()  # Ray has put handlers of its own there
+        # Before Envoy, which would be left: while Ray starts, SIGTERM is its own, and ends this process as it stands.
+        with own_ray(config) if address is None else _joined(address):
+            stop.listen()
+            async with envoy:
                 await _run(config, deployments, envoy, stop, say)
 
 
@@ -118,8 +119,9 @@ class _Stop:
         self.asked, self.hurried = asyncio.Event(), asyncio.Event()
 
     def listen(self) -> None:
-        """To both signals."""
-        for number in (signal.SIGTERM, signal.SIGINT):
+        """To these signals, and to a terminal that is closed, unless that is nothing to us (nohup)."""
+        hangup = (signal.SIGHUP,) if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else ()
+        for number in (signal.SIGTERM, signal.SIGINT, *hangup):
             asyncio.get_running_loop().add_signal_handler(number, self._signalled)
 
     def _signalled(self) -> None:

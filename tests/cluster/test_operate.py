@@ -90,7 +90,7 @@ async def test_it_serves_until_it_is_interrupted(fleet: Fleet) -> None:
     assert any("second signal" in line for line in fleet.said)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 async def test_an_interrupt_while_replicas_start_ends_all_there_is(fleet: Fleet, number: int) -> None:
     fleet.ray.starts = "DEPLOYING"
     fleet.on_say["starting coder.blue"] = lambda: os.kill(os.getpid(), number)
@@ -100,7 +100,21 @@ async def test_an_interrupt_while_replicas_start_ends_all_there_is(fleet: Fleet,
     assert "stopping before the fleet was complete" in fleet.said
 
 
-async def test_an_interrupt_while_envoy_starts_starts_no_ray(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_interrupt_while_ray_starts_starts_no_replica(fleet: Fleet) -> None:
+    init = fleet.ray._init
+
+    def interrupted(**options: Any) -> None:
+        init(**options)
+        assert not fleet.envoys
+        interrupt()
+
+    fleet.operate.ray.init = interrupted
+    await fleet.serve()
+    assert fleet.is_gone()
+    assert fleet.said == []
+
+
+async def test_an_interrupt_while_envoy_starts_starts_no_replica(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     spawn = envoy_process.EnvoyProcess._spawn
 
     async def spawned(envoy: Any) -> None:
