@@ -245,7 +245,8 @@ class Controller:
         covered = [_covered(step, i) for i in range(len(eligible))]
         reading = [costs.reading_ms(one.backlog.get(name, 0)) for one in step.sequences]
         token_ms = prices.token_ms / (1.0 + max(0.0, self._lookup_gain))
-        gate_prices = GatePrices(token_ms, prices.row_ms, costs.levels(eligible.count(True), self.verify.slowness))
+        levels = costs.levels(eligible.count(True), self.verify.slowness)
+        gate_prices = GatePrices(token_ms, prices.row_ms, levels, costs.reading_ms(round(costs.unread)))
         decisions = self._gates[name].decide(step.sequences, eligible, covered, reading, gate_prices)
         reads = self._pieces(name, decisions, step)
         floor = self._node_floor(step)
@@ -334,6 +335,9 @@ class Controller:
         trials: list[tuple[int, bool]] = []
         gate = self._gates.get(name)
         for i, (one, tree) in enumerate(zip(step.sequences, work.trees, strict=True)):
+            if gate is not None and name not in one.history.unread and work.decisions[i] not in ("", "off"):
+                one.history.unread[name] = one.backlog.get(name, 0)
+                self._models[name].observe_unread(one.history.unread[name])
             if tree is None:
                 continue
             seen = len(trials)
@@ -389,6 +393,7 @@ class _ModelCosts:
         self._overhead = Ratio(prior=200.0, least=1.0, most=100.0)
         self._reading = Ratio(prior=100.0, least=0.2, most=4.0)  # milliseconds that long texts took, over those of rows
         self._slowness_then = 1.0  # of the target's forwards when it was asked last
+        self.unread = 0.0  # tokens that a sequence holds when it is asked for first
         self.follow = FIRST_FOLLOW if follow is None else follow
 
     def levels(self, most: int, slowness: float) -> list[float]:
@@ -436,6 +441,10 @@ class _ModelCosts:
         # A long text read for the first time says nothing about the price of a level.
         if levels and backlog <= SHORT_BACKLOG * batch:
             self.level.observe(batch, 0, ms / levels)
+
+    def observe_unread(self, tokens: int) -> None:
+        """A sequence is drafted for from now on, which held so many tokens."""
+        self.unread += FADE * (tokens - self.unread) if self.unread else tokens
 
     def observe_follow(self, held: int, levels: int) -> None:
         """Of so many levels a tree ``held`` the target's choice."""

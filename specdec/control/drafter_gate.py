@@ -22,11 +22,13 @@ LEAST_ROOM = 8  # tokens left below which nothing is found out
 @dataclass(frozen=True, slots=True)
 class GatePrices:
     """token_ms: what a token takes otherwise, in a batch like this. row_ms: of verifying a node. levels: by the number
-    of sequences that draft, from none, milliseconds of a level that they share."""
+    of sequences that draft, from none, milliseconds of a level that they share. reading_ms: what a sequence to come
+    costs before its first draft."""
 
     token_ms: float
     row_ms: float
     levels: Sequence[float]
+    reading_ms: float = 0.0
 
 
 @dataclass(slots=True)
@@ -197,7 +199,9 @@ class DrafterGate:
         mean = pool.tokens / pool.steps
         net_ms = mean * prices.token_ms - (pool.rows * prices.row_ms + pool.levels * shared) / pool.steps
         deviation = prices.token_ms * _moved(mean, pool.steps, trial)
-        net_ms -= found.reading_ms / found.ahead
+        # That these sequences have been read already is of no use to requests to come.
+        ahead = max(found.ahead, LEAST_AHEAD / (1.0 + mean))
+        net_ms -= max(found.reading_ms / found.ahead, prices.reading_ms / ahead)
         return tokens / (1.0 + mean) * (_improvement(net_ms, deviation) - max(0.0, net_ms))
 
 

@@ -80,13 +80,15 @@ class OwnRate:
 @dataclass(slots=True)
 class SequenceHistory:
     """What drafting brought on one sequence; ``key`` numbers sequences in order of entry, ``bucket`` is its
-    temperature's. rates: of the lookup drafters that proposed for it."""
+    temperature's. rates: of the lookup drafters that proposed for it. unread: per model-based drafter, the tokens of it
+    that were to be read at first."""
 
     key: int
     bucket: int
     emitted: int = 0
     records: dict[str, DraftRecord] = field(default_factory=dict)
     rates: dict[str, OwnRate] = field(default_factory=dict)
+    unread: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from specdec.engine.kept_values import KeptValues
 from specdec.models.decoder import TargetDecoder
 from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
 
-VERIFY_ROWS = (1, 2, 4, 8, 12, 16, 32, 64)
+VERIFY_ROWS = (1, 2, 4, 8, 12, 13, 16, 32, 64)  # beyond 12 weights in blocks are unpacked first
 LEVEL_ROWS = (1, 2, 4, 8, 16, 32, 128)  # the last for what reading a prompt takes
 OFTEN_ROWS = 16  # as most steps have at most: measured twice at least
 CONTEXTS = (64, 1024)

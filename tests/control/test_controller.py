@@ -172,3 +172,16 @@ def test_a_lookup_drafter_is_believed_on_a_sequence_as_far_as_it_held_there() ->
     assert chances()[0] < 0.5 * controller.calibration.chance(cell)
     steps(60, [[1, 2, 3, 9], [1, 2, 3, 9]])
     assert min(chances()) > 0.95 * controller.calibration.chance(cell)
+
+
+def test_what_a_sequence_to_come_must_have_read_is_what_those_before_it_had() -> None:
+    """Sequences of 60 tokens, of which later steps find little unread, and one that is read in pieces."""
+    controller = make_controller()
+    for key, decision in enumerate(["on", "probe", "read"]):
+        one = make_one(key)
+        for backlog in (60, 3, 3):
+            one.backlog = {"m": backlog}
+            run_step(controller, [one], [TokenTree(0)], [[1]], decision=decision)
+    assert controller._models["m"].unread == pytest.approx(60)
+    run_step(controller, [make_one(9)], [TokenTree(0)], [[1]], decision="off")
+    assert controller._models["m"].unread == pytest.approx(60)

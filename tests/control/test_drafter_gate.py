@@ -111,6 +111,14 @@ def test_all_try_together_what_one_alone_could_not_pay_for() -> None:
     assert gate.decide(sequences[:1], [True], [0.0], [0.0], prices) == ["off"]
 
 
+def test_finding_out_for_requests_to_come_counts_what_reading_those_will_take() -> None:
+    """These eight have been read; the next ones will not have been, and then nothing is gained by knowing."""
+    gate, sequences = make_gate(), [make_one(i) for i in range(8)]
+    gate.pools[0] = DraftRecord(8.0, 0.8 * 8, 1.0 * 8, 0.0)
+    prices = GatePrices(10.0, 0.0, [0.0, *[72.0] * 8], reading_ms=150.0)
+    assert gate.decide(sequences, [True] * 8, [0.0] * 8, [0.0] * 8, prices) == ["off"] * 8
+
+
 def test_those_that_do_not_pay_are_left_out_of_a_batch() -> None:
     gate, sequences = make_gate(), [make_one(i) for i in range(3)]
     for one, tokens in zip(sequences, (6.0, 0.0, 6.0), strict=True):
