@@ -17,7 +17,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 .DEFAULT_GOAL := help
 
 help: ## list the targets
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## make .venv with pinned dependencies and build the native kernels
 
@@ -101,7 +101,7 @@ gpu: setup ## on a machine with a GPU: its tests, then the kernel benches (ARGS=
 	$(BIN)/python -m pytest -q -m gpu
 	$(BIN)/python -m bench.kernels $(ARGS)
 
-verify: model ## path identity, as a user can run it
+verify: model ## check path identity: the same tokens with and without speculation, in any batch
 	$(BIN)/specdec verify --target $(MODEL) $(ARGS)
 
 proto: setup ## regenerate the gRPC stubs from specdec/api/v1/*.proto
@@ -110,7 +110,7 @@ proto: setup ## regenerate the gRPC stubs from specdec/api/v1/*.proto
 page: ## build the page's bundle anew (server/page/static) from its TypeScript
 	cd server/page/web && npm ci --no-audit --no-fund && npm run build
 
-map: setup ## bring docs/configuration.md and docs/api.md up to date
+map: setup ## write the tables of docs/configuration.md, docs/api.md and docs/scaling.md anew
 	$(BIN)/python -m tools.config_reference
 	$(BIN)/python -m tools.cluster_reference
 	$(BIN)/python -m tools.api_reference

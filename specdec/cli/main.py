@@ -51,7 +51,7 @@ class LazyGroup(click.Group):
 
 
 _COMMANDS = {
-    "serve": LazyCommand("specdec.cli.serve:serve_command", "Serve a model over gRPC."),
+    "serve": LazyCommand("specdec.cli.serve:serve_command", "Serve a model over gRPC and HTTP."),
     "generate": LazyCommand("specdec.cli.generate:generate_command", "Generate text, here or on a server."),
     "lsp": LazyCommand("specdec.cli.lsp:lsp_command", "Suggest code in editors, as a language server."),
     "trace": LazyCommand("specdec.cli.trace:trace_group", "Show why a server drafted as it did."),

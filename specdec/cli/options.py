@@ -20,7 +20,7 @@ _Option = tuple[str, str, dict[str, Any], str]
 
 _ENGINE: tuple[_Option, ...] = (
     ("--config", "config_file", {"type": click.Path(exists=True, dir_okay=False, path_type=Path)},
-     "YAML file with `engine:` and `server:`."),
+     "YAML file with `engine:` (or `engines:`) and `server:`."),
     ("--target", "engine.target", {}, "HF folder, .gguf file, hub id or catalogue name."),
     ("--draft", "engine.draft", {},
      "Small model for the `model` drafter, of any vocabulary: same forms as --target, or `auto`."),
@@ -29,7 +29,8 @@ _ENGINE: tuple[_Option, ...] = (
     ("--draft-vocab", "engine.draft_vocab", {"type": click.IntRange(min=0)},
      "Most frequent tokens that the draft model's output table keeps; 0: all."),
     ("--draft-head", "engine.draft_head", {}, "EAGLE-3 checkpoint folder for the `head` drafter."),
-    ("--dtype", "engine.dtype", {"type": click.Choice(["auto", "int8", "bf16", "fp32"])}, "Weights' numeric type."),
+    ("--dtype", "engine.dtype", {"type": click.Choice(["auto", "int8", "bf16", "fp32"])},
+     "Weights' numeric type on a CPU; auto: a quantised file as it is, else int8."),
     ("--kernels", "engine.kernels", {"type": click.Choice(["auto", "native", "reference"])},
      "Which kernels to run on the CPU."),
     ("--device", "engine.device", {"type": click.Choice(["auto", "cpu", "cuda"])}, "Where the target runs."),

@@ -72,7 +72,7 @@ _MONEY = click.FloatRange(min=0)
 def plan_group(ctx: click.Context, **values: Any) -> None:
     """Tell how many replicas keep an objective, and what each of them would do, by simulation.
 
-    The scheduler, the KV index and admission are those that serve, on a virtual clock; forwards take what they were
+    The scheduler, the prefix cache and admission are those that serve, on a virtual clock; forwards take what they were
     measured to.
     """
     if ctx.invoked_subcommand is None:

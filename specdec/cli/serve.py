@@ -61,12 +61,12 @@ def _more_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @click.command("serve")
-@_more_options
 @server_options
+@_more_options
 @click.option("--alias", "engine__aliases", multiple=True, metavar="NAME", help=_ALIAS)
 @click.option("--quiet", is_flag=True, help="Log warnings and errors only.")
 def serve_command(config: Config, quiet: bool) -> None:
-    """Serve a model over gRPC until SIGTERM or Ctrl-C; then running requests are finished first."""
+    """Serve a model over gRPC and HTTP until SIGTERM or Ctrl-C; then running requests are finished first."""
     import uvloop
 
     from server.observe.logs import configure_logs
