@@ -118,9 +118,10 @@ def _run(values: dict[str, Any], profile: Profile, requests: list[PlannedRequest
         plan, requests, goal, values["most"], lambda n, ok: note(f"{n} replicas: {'enough' if ok else 'too few'}")
     )
     if found is None:
+        tried = min(values["most"], len(requests))  # a replica for each request is the most that helps
         raise click.ClickException(
-            f"objective: {values['most']} replicas do not keep it; what one request takes alone may be more than it "
-            "allows: look at --replicas 1 with a low --rate"
+            f"objective: {tried} replicas do not keep it; what one request takes alone may be more than it allows: "
+            "look at --replicas 1 with a low --rate"
         )
     return found
 

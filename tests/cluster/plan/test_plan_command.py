@@ -75,6 +75,10 @@ def test_a_trace_at_its_own_times_and_at_a_rate(path: str, tmp_path: Path) -> No
         (("--profile", "P", "--rate", "1"), "give --objective METRIC:MS"),
         (("--profile", "P", "--rate", "1", "--objective", "ttft"), "--objective: 'ttft' is not METRIC"),
         (("--profile", "P", "--rate", "1", "--objective", "ttft:1", "--most", "2"), "2 replicas do not keep it"),
+        (
+            ("--profile", "P", "--rate", "4", "--duration", "1", "--arrivals", "constant", "--objective", "ttft:1"),
+            "objective: 4 replicas do not keep it",
+        ),
         (("--profile", "P", "--rate", "0.001", "--duration", "1", "--replicas", "1"), "no request comes"),
         (("--profile", "P", "export", "--out", "x"), "give the options of `export` after it"),
         (("export", "--out", "x", "--captured", "P"), "--captured means nothing without --decisions"),
