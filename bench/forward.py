@@ -191,27 +191,34 @@ def weight_bytes(decoder: Decoder) -> int:
 CHUNK = 64
 
 
-def perplexity(parts: EngineParts, tokens: int, window: int = 512) -> float:
-    """exp of the mean negative log-likelihood (nats) over about ``tokens`` tokens of real text, in windows of so many.
+def perplexity(parts: EngineParts, tokens: int, window: int = 512, text: str | None = None, given: int = 1) -> float:
+    """exp of the mean negative log-likelihood (nats) over about ``tokens`` tokens of ``text`` (None: real code), in
+    windows of so many, of each of which the first ``given`` tokens are not scored.
 
-    The first token of a window is given, not scored.
+    Raises:
+        ValueError: nothing is left to score.
     """
-    ids = parts.tokenizer.encode(long_text())
+    ids = parts.tokenizer.encode(long_text() if text is None else text)
     total, scored = 0.0, 0
     for start in range(0, min(tokens, len(ids) - 1), window):
-        given = ids[start : start + window + 1]
-        total += _window_nll(parts, given)
-        scored += len(given) - 1
+        read = ids[start : start + window + 1]
+        if len(read) > given:
+            total += _window_nll(parts, read, given)
+            scored += len(read) - given
+    if not scored:
+        raise ValueError("given: must leave tokens of a window, and of the text, to score")
     return math.exp(total / scored)
 
 
-def _window_nll(parts: EngineParts, window: list[int]) -> float:
+def _window_nll(parts: EngineParts, window: list[int], given: int) -> float:
     pages = list(range(-(-len(window) // PAGE_SIZE)))
     nll = 0.0
     for at in range(0, len(window) - 1, CHUNK):
         rows = window[at : min(at + CHUNK, len(window) - 1)]
         batch = ForwardBatch.build([BatchEntry(rows, list(range(-1, len(rows) - 1)), at, pages)])
         logits = parts.decoder.forward(batch, range(len(rows)))
-        targets = torch.tensor(window[at + 1 : at + 1 + len(rows)])
-        nll += float(torch.nn.functional.cross_entropy(logits, targets, reduction="sum"))
+        first = max(0, given - 1 - at)  # row i tells of token at + i + 1
+        targets = torch.tensor(window[at + 1 + first : at + 1 + len(rows)])
+        if len(targets):
+            nll += float(torch.nn.functional.cross_entropy(logits[first:], targets, reduction="sum"))
     return nll

@@ -7,7 +7,7 @@ import json
 import os
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
@@ -274,27 +274,38 @@ KV_DTYPES = ("fp32", "bf16", "int8")
 @click.option(
     "--window", type=click.IntRange(min=2), default=512, show_default=True, help="Tokens that are read in a row."
 )
+@click.option("--given", type=click.IntRange(min=1), default=1, show_default=True, help="Of a window, not scored.")
+@click.option("--text", type=click.File(encoding="utf-8"), help="Text to score, instead of code of Python's library.")
 @click.option(
     "--of", type=click.Choice(["weights", "kv"]), default="weights", show_default=True, help="Whose type is varied."
 )
 @json_option
-def perplexity_command(engine_config: EngineConfig, tokens: int, window: int, of: str, as_json: bool) -> None:
-    """Perplexity in each numeric type of the weights, or of the KV cache, and its ratio to fp32."""
+def perplexity_command(
+    engine_config: EngineConfig, tokens: int, window: int, given: int, text: TextIO | None, of: str, as_json: bool
+) -> None:
+    """Perplexity in each numeric type of the weights, or of the KV cache, and its ratio to fp32.
+
+    As llama-perplexity counts it: --window 512 --given 257 --text FILE.
+    """
+    if given > window:
+        raise click.BadParameter("must not exceed --window", param_hint="--given")
     from bench.forward import perplexity
     from specdec.cli.progress_bar import ProgressBar
     from specdec.engine.build import build_parts
 
     found: dict[str, float] = {}
+    scored = text.read() if text else None
     setting, dtypes = ("dtype", ("fp32", "bf16", "int8", "auto")) if of == "weights" else ("kv_dtype", KV_DTYPES)
     for dtype in dtypes:
         with ProgressBar() as progress:
             parts = build_parts(engine_config.model_copy(update={setting: dtype}), progress)
-        found[dtype] = perplexity(parts, tokens, window)
+        found[dtype] = perplexity(parts, tokens, window, scored, given)
         del parts  # or two models would be in memory at once
     figures = {f"{dtype}_perplexity": round(value, 4) for dtype, value in found.items()}
     figures |= {f"{dtype}_over_fp32": round(found[dtype] / found["fp32"], 5) for dtype in dtypes[1:]}
     if as_json:
-        print_json({"target": engine_config.target, "tokens": tokens, "window": window, "of": of, **figures})
+        asked = {"tokens": tokens, "window": window, "given": given, "of": of}
+        print_json({"target": engine_config.target, **asked, **figures})
         return
     print_figures(figures, figures, 18)
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import cast
 
-from bench.forward import ROWS, ForwardFigures, StepBench, weight_bytes
+import pytest
+import torch
+
+from bench.forward import ROWS, ForwardFigures, StepBench, perplexity, weight_bytes
 from specdec.models.decoder import Decoder
 from tests.engine.tiny_engine import tiny_parts
+from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
 
 
 def test_all_figures_of_a_model() -> None:
@@ -33,3 +38,27 @@ def test_ratios_are_those_of_the_medians_beside_them() -> None:
     assert printed["rows8_over_rows1_at_2048"] == 1.3
     read_ms = printed["weight_bytes"] / (printed["read_bandwidth_gb_s"] * 1e9) * 1e3
     assert printed["bandwidth_fraction"] == round(read_ms / printed["row1_ms"], 3) == 0.686
+
+
+@pytest.mark.parametrize("given", [1, 100, 193, 194, 240])
+def test_perplexity_is_of_the_tokens_that_are_not_given(given: int) -> None:
+    """Against windows read token by token; in chunks of 192, so what is given ends before, at and after the first."""
+    parts = tiny_parts()
+    text = "".join(chr(97 + (i * i) % 26) for i in range(430))
+    ids = parts.tokenizer.encode(text)
+    losses: list[float] = []
+    for start in range(0, len(ids) - 1, 240):
+        read = ids[start : start + 241]
+        pages = list(range(len(read) // PAGE_SIZE + 1))
+        for at in range(len(read) - 1):
+            batch = ForwardBatch.build([BatchEntry([read[at]], [-1], at, pages)])
+            logits = parts.decoder.forward(batch, [0])
+            if at + 1 >= given:
+                losses.append(float(torch.nn.functional.cross_entropy(logits, torch.tensor(read[at + 1 : at + 2]))))
+    expected = math.exp(sum(losses) / len(losses))
+    assert perplexity(parts, len(ids), 240, text, given) == pytest.approx(expected, rel=1e-5)
+
+
+def test_perplexity_needs_something_to_score() -> None:
+    with pytest.raises(ValueError, match="given: must leave tokens"):
+        perplexity(tiny_parts(), 10, 512, "abcdef", given=200)
