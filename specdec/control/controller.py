@@ -16,7 +16,6 @@ from specdec.control.inputs import (
     Deepening,
     DraftWork,
     Outcome,
-    OwnRate,
     Plan,
     Ratio,
     SequenceHistory,
@@ -41,6 +40,7 @@ SPEEDUP_STEPS = 4.0  # that what is expected of it at first weighs as much as
 LOWEST_CHANCE = 2e-3  # nodes less likely than this are never worth a row
 EXPLORES = 0.5  # of the price of a row: what may be proposed, since a node's chance is an estimate
 DEAREST = 0.95  # no price, however high, stops a level whose parents are certain to be reached
+OWN_KEEP = 0.9  # of what a lookup drafter's nodes did on a sequence, from one step in which it proposed to the next
 FIRST_FOLLOW, FOLLOW_FADE, LEAST_FOLLOW = 0.7, 0.02, 0.2
 SHORT_BACKLOG = 16  # tokens: what an accepted run or a pause leaves is read along with the first level
 CHUNK = 192  # rows of a prompt read in one forward
@@ -335,9 +335,9 @@ class Controller:
         trials: list[tuple[int, bool]] = []
         gate = self._gates.get(name)
         for i, (one, tree) in enumerate(zip(step.sequences, work.trees, strict=True)):
-            if gate is not None and name not in one.history.unread and work.decisions[i] not in ("", "off"):
-                one.history.unread[name] = one.backlog.get(name, 0)
-                self._models[name].observe_unread(one.history.unread[name])
+            if gate is not None and name not in one.history.asked and work.decisions[i] not in ("", "off"):
+                one.history.asked.add(name)
+                self._models[name].observe_unread(one.backlog.get(name, 0))
             if tree is None:
                 continue
             seen = len(trials)
@@ -363,8 +363,9 @@ class Controller:
         """What a lookup drafter's nodes did on one sequence, beside what they do on all of them."""
         if trials:
             chance_of = self.calibration.chance
-            rate = history.rates.setdefault(name, OwnRate())
-            rate.add(sum([hit for _, hit in trials]), sum([chance_of(cell) for cell, _ in trials]))
+            # At most 1: what is learnt of many sequences is sure of the best.
+            rate = history.rates.setdefault(name, Ratio(prior=1.0, least=0.0, most=1.0, keep=OWN_KEEP))
+            rate.add(sum([chance_of(cell) for cell, _ in trials]), sum([hit for _, hit in trials]))
 
     def _observe_tree(self, name: str, tree: TokenTree, tokens: Sequence[int], trials: list[tuple[int, bool]]) -> int:
         """Follow the committed ``tokens`` down a drafter's own tree, verified or not; returns how many it held."""

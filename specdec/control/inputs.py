@@ -56,39 +56,18 @@ class DraftRecord:
         self.rows = keep * self.rows + rows
 
 
-OWN_KEEP = 0.9  # of what a lookup drafter's nodes did on a sequence, from one step in which it proposed to the next
-
-
-@dataclass(slots=True)
-class OwnRate:
-    """How a lookup drafter's chances held on one sequence: nodes that hit, and how many were ``expected`` to."""
-
-    hits: float = 0.0
-    expected: float = 0.0
-
-    @property
-    def value(self) -> float:
-        """What its chances are multiplied by: at most 1, since chances of many sequences are sure of the best."""
-        return min(1.0, (self.hits + 1.0) / (self.expected + 1.0))
-
-    def add(self, hits: float, expected: float) -> None:
-        """One step more."""
-        self.hits = OWN_KEEP * self.hits + hits
-        self.expected = OWN_KEEP * self.expected + expected
-
-
 @dataclass(slots=True)
 class SequenceHistory:
     """What drafting brought on one sequence; ``key`` numbers sequences in order of entry, ``bucket`` is its
-    temperature's. rates: of the lookup drafters that proposed for it. unread: per model-based drafter, the tokens of it
-    that were to be read at first."""
+    temperature's. rates: per lookup drafter that proposed for it, how its chances held. asked: model-based drafters
+    that read it."""
 
     key: int
     bucket: int
     emitted: int = 0
     records: dict[str, DraftRecord] = field(default_factory=dict)
-    rates: dict[str, OwnRate] = field(default_factory=dict)
-    unread: dict[str, int] = field(default_factory=dict)
+    rates: dict[str, Ratio] = field(default_factory=dict)
+    asked: set[str] = field(default_factory=set)
 
 
 @dataclass(slots=True)
