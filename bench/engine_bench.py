@@ -15,9 +15,18 @@ import numpy as np
 
 from bench.engine_runs import AUTO, OFF, GroupRun, RequestRun, Setting, WorkloadSummary
 from bench.workloads.workload import BenchPrompt, Workload
+from specdec.core.types import (
+    Delta,
+    DrafterStats,
+    Failed,
+    Finished,
+    Request,
+    RequestEvent,
+    SamplingParams,
+    StoppingParams,
+)
 from specdec.engine.engine import Engine
 from specdec.errors import SpecdecError
-from specdec.types import Delta, DrafterStats, Failed, Finished, Request, RequestEvent, SamplingParams, StoppingParams
 
 
 class BenchError(SpecdecError):

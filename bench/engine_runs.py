@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bench.figures import rounded
-from specdec.types import DrafterStats, FinishReason, SpeculationMode, SpeculationParams, SpeculationStats, Usage
+from specdec.core.types import DrafterStats, FinishReason, SpeculationMode, SpeculationParams, SpeculationStats, Usage
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ from bench.machine import engine_facts
 from bench.workloads.make import make_workload
 from bench.workloads.prompts import batch_prompts
 from bench.workloads.workload import BenchPrompt, Workload, WorkloadUnavailableError, long_text
+from specdec.core.types import Delta, Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
 from specdec.engine.engine import Engine, EngineParts
-from specdec.types import Delta, Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
 from verify_kernels.forward_batch import PAGE_SIZE
 
 MAX_TOKENS = 64

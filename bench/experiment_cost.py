@@ -21,7 +21,7 @@ from server.experiment.records import RecordWriter, RunClock
 from server.observe.metrics import ServerMetrics
 from server.observe.records import RequestRecord
 from specdec.config import Config, EngineConfig
-from specdec.types import (
+from specdec.core.types import (
     Delta,
     EngineInfo,
     Finished,

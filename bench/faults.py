@@ -23,7 +23,7 @@ from bench.workloads.workload import long_text
 from specdec.client.client import Client
 from specdec.client.connection import CallError, Credentials, RetryPolicy
 from specdec.config import Config
-from specdec.types import Finished, StoppingParams
+from specdec.core.types import Finished, StoppingParams
 
 Way = Literal["kill", "hang"]
 

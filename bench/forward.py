@@ -16,9 +16,9 @@ from torch import Tensor
 from bench.machine import BandwidthProbe
 from bench.workloads.workload import long_text
 from specdec.config import EngineConfig
+from specdec.core.types import Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
 from specdec.engine.engine import Engine, EngineParts
 from specdec.models.decoder import Decoder
-from specdec.types import Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
 from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
 
 

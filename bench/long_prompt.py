@@ -14,8 +14,8 @@ from bench.local_server import LocalServer
 from bench.workloads.workload import long_text
 from specdec.client.client import Client
 from specdec.config import Config
+from specdec.core.types import Delta, StoppingParams
 from specdec.errors import SpecdecError
-from specdec.types import Delta, StoppingParams
 
 _CHARACTERS = 300  # of a stream's prompt
 _TOKEN_CHARACTERS = 8  # more than a token of code has on average
@@ -42,7 +42,7 @@ class StreamLog:
     times_s: list[float] = field(default_factory=list)
 
     async def follow(self, client: Client, prompt: Sequence[int], max_tokens: int, salt: str) -> None:
-        """Ask for exactly ``max_tokens`` tokens, and note each part."""
+        """LoadRequest for exactly ``max_tokens`` tokens, and note each part."""
         clock = asyncio.get_running_loop().time
         stopping = StoppingParams(max_tokens=max_tokens, ignore_eos=True)
         async with aclosing(client.stream(prompt, stopping=stopping, cache_salt=salt)) as events:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from specdec.config import EngineConfig
-from specdec.types import EngineInfo
+from specdec.core.types import EngineInfo
 from verify_kernels.cpu.library import load_library
 
 SIZE = 1 << 30

@@ -14,7 +14,7 @@ import numpy as np
 from bench.local_server import BackgroundWatch, LocalServer
 from bench.serve.endpoints import GrpcEndpoint
 from bench.serve.load import MAX_SLIP_MS, LoadRun, ServeReport
-from bench.serve.request import Ask, Objective, TimedAsk
+from bench.serve.request import LoadRequest, Objective, TimedRequest
 from bench.serve.schedule import Arrivals, endless_asks
 from specdec.client.connection import Credentials
 from specdec.config import Config
@@ -217,7 +217,7 @@ def _p99_share(flood: ServeReport, limit: Objective, lost: int) -> float | None:
 
 
 async def _closed(
-    server: LocalServer, plan: OverloadPlan, asks: Iterator[Ask], at_once: int, count: int | None = None
+    server: LocalServer, plan: OverloadPlan, asks: Iterator[LoadRequest], at_once: int, count: int | None = None
 ) -> Level:
     """``at_once`` all the time; with a ``count`` only so many, for nothing but warming up."""
     endpoint = GrpcEndpoint(server.grpc_address, Credentials())
@@ -231,10 +231,10 @@ async def _closed(
 
 
 async def _open(
-    server: LocalServer, plan: OverloadPlan, asks: Iterator[Ask], rate: float, objectives: tuple[Objective, ...]
+    server: LocalServer, plan: OverloadPlan, asks: Iterator[LoadRequest], rate: float, objectives: tuple[Objective, ...]
 ) -> ServeReport:
     deadline_s = deadline_of(plan, objectives)
-    schedule = [TimedAsk(at_s, next(asks)) for at_s in Arrivals(rate, plan.minutes * 60).offsets(plan.seed)]
+    schedule = [TimedRequest(at_s, next(asks)) for at_s in Arrivals(rate, plan.minutes * 60).offsets(plan.seed)]
     endpoint = GrpcEndpoint(server.grpc_address, Credentials(), deadline_s=deadline_s)
     run = LoadRun(endpoint, _TIMEOUT_S)
     try:

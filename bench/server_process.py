@@ -20,9 +20,9 @@ from server.model_host import LoadTokenizer
 from server.observe.logs import configure_logs
 from server.serving import Addresses, Serving
 from specdec.config import Config
+from specdec.core.types import EngineInfo
 from specdec.errors import SpecdecError
 from specdec.models.resolve import load_tokenizer
-from specdec.types import EngineInfo
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -27,7 +27,7 @@ from cluster.deployment import Deployment, deployment_of
 from cluster.envoy_process import EnvoyError, EnvoyProcess
 from cluster.fleet import Fleet, Replica, ReplicaState
 from cluster.fleet_state import FleetState
-from cluster.keeper import Keeper, Order, ready
+from cluster.reconciler import Order, Reconciler, ready
 from cluster.replica_process import ReplicaProcess
 from cluster.state_folder import private_folder
 from specdec.errors import ConfigError, ModelError, SpecdecError
@@ -49,7 +49,7 @@ class RunsElsewhereError(SpecdecError):
     """Ray or the fleet can not be reached."""
 
 
-class KeeperActor:
+class ReconcilerActor:
     """The fleet's keeper, on the machine that Envoy runs on, whose files it writes; Envoy itself is somebody else's
     child, and outlives it. ``of_serve``: `specdec cluster serve` started it, and should end it."""
 
@@ -64,10 +64,10 @@ class KeeperActor:
                 _LOG.error("%s; the fleet is what its replicas say", error)
         self._config, self._deployments = known.config, known.deployments
         self._envoy = EnvoyProcess(self._config, known.fleet, envoy_folder(config))
-        self._keeper = Keeper(known.fleet, self._write, interval_s=known.config.health.interval_s)
+        self._keeper = Reconciler(known.fleet, self._write, interval_s=known.config.health.interval_s)
 
     async def call(self, method: str, *words: Any) -> Any:
-        """A method of the `Keeper`, from its event loop."""
+        """A method of the `Reconciler`, from its event loop."""
         self._keeper.drop_silent()
         return getattr(self._keeper, method)(*words)
 
@@ -257,7 +257,7 @@ def start_keeper(config: ClusterConfig) -> Any:
 
 
 def _keeper_actor(config: ClusterConfig, *, of_serve: bool, **placed: Any) -> Any:
-    actor = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=3)(KeeperActor)
+    actor = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=3)(ReconcilerActor)
     return actor.options(name=KEEPER, namespace=NAMESPACE, lifetime="detached", **placed).remote(config, of_serve)
 
 
@@ -274,7 +274,7 @@ def find_keeper() -> Any:
 
 
 def ask(keeper: Any, method: str, *words: Any) -> Any:
-    """A method of the `Keeper`, from outside of Ray.
+    """A method of the `Reconciler`, from outside of Ray.
 
     Raises:
         ConfigError: as that method does.

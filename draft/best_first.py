@@ -9,7 +9,7 @@ from collections.abc import Sequence as Seq
 from typing import TypeVar
 
 from draft.protocol import DraftTask
-from specdec.tree import TokenTree
+from specdec.core.tree import TokenTree
 
 Context = TypeVar("Context")
 Child = tuple[float, int, list[Context]]

@@ -11,12 +11,12 @@ from torch import Tensor
 from draft.model import WIDEST_LEVEL, Backlog, Drafted, Growth, catch_up, feed, going_on
 from draft.protocol import DraftTask, ModelBasedDrafter
 from draft.retokenize import RetokenizedText, VocabularyBridge, add_canonical_path, best_tokens
-from specdec.kv_cache import KvCacheManager, PagedTokens
+from specdec.core.kv_cache import KvCacheManager, PagedTokens
+from specdec.core.sampling import Sampler
+from specdec.core.sequence import Sequence
+from specdec.core.tree import TokenTree
 from specdec.models.decoder import TargetDecoder
 from specdec.models.tokenizer import Tokenizer
-from specdec.sampling import Sampler
-from specdec.sequence import Sequence
-from specdec.tree import TokenTree
 from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
 from verify_kernels.sampling import RowSampling
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 
 from draft.protocol import Drafter, DraftTask
-from specdec.sequence import Sequence
-from specdec.tree import TokenTree
+from specdec.core.sequence import Sequence
+from specdec.core.tree import TokenTree
 
 CERTAINTY = 0.99  # a long stretch may be split otherwise once a part of it stands, or end by another end token
 

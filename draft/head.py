@@ -13,12 +13,12 @@ from torch import Tensor
 
 from draft.head_checkpoint import HeadModel
 from draft.protocol import DraftTask, ModelBasedDrafter
-from specdec.kv_cache import page_key, root_key
+from specdec.core.kv_cache import page_key, root_key
+from specdec.core.sampling import Sampler
+from specdec.core.sequence import Sequence
+from specdec.core.tree import TokenTree
 from specdec.models.decoder import KvPool
 from specdec.models.rope import rope_tables
-from specdec.sampling import Sampler
-from specdec.sequence import Sequence
-from specdec.tree import TokenTree
 from verify_kernels.backend import AttentionSpec, Backend, LinearSpec, Prologue
 from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
 from verify_kernels.packed_weights import PackedLinear

@@ -11,10 +11,10 @@ from draft.best_first import MAX_CONTEXTS, Child, expand, share_out, trust
 from draft.protocol import Drafter, DraftTask
 from draft.reading_order import ReadingOrder
 from draft.token_index import LONGEST, Span, TokenIndex, stamp_of
+from specdec.core.fields import MAX_INDEXES
+from specdec.core.sequence import Sequence
+from specdec.core.tree import TokenTree
 from specdec.errors import ConfigError
-from specdec.fields import MAX_INDEXES
-from specdec.sequence import Sequence
-from specdec.tree import TokenTree
 
 _LOG = logging.getLogger(__name__)
 

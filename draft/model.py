@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from draft.protocol import DraftTask, ModelBasedDrafter
+from specdec.core.sampling import Sampler
+from specdec.core.sequence import Sequence
+from specdec.core.tree import MAX_NODES, TokenTree
 from specdec.models.decoder import TargetDecoder
-from specdec.sampling import Sampler
-from specdec.sequence import Sequence
-from specdec.tree import MAX_NODES, TokenTree
 from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
 from verify_kernels.sampling import RowSampling
 

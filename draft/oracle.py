@@ -10,8 +10,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from draft.protocol import Drafter, DraftTask
-from specdec.sequence import Sequence
-from specdec.tree import TokenTree
+from specdec.core.sequence import Sequence
+from specdec.core.tree import TokenTree
 
 OUTPUTS = 1024  # remembered, the ones used last
 PREFIX = "oracle:"

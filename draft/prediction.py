@@ -10,8 +10,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from draft.protocol import Drafter, DraftTask
-from specdec.sequence import Sequence
-from specdec.tree import TokenTree
+from specdec.core.sequence import Sequence
+from specdec.core.tree import TokenTree
 
 SEED = 3  # tokens that must match before a far place is considered
 AFTER, BEFORE = 8, 4  # places looked at on either side of the expected one: bounds the cost on repetitive text

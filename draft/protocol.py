@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from specdec.control.inputs import Deepening
-from specdec.sequence import Sequence
-from specdec.tree import MAX_NODES, TokenTree
+from specdec.control.inputs import TreeExpansion
+from specdec.core.sequence import Sequence
+from specdec.core.tree import MAX_NODES, TokenTree
 
 Odds = Callable[[int, int, float], tuple[float, int]]
 """(rank, depth, prob) -> (log of the chance that such a child is accepted once its parent is, calibration cell)."""
@@ -44,7 +44,7 @@ class DraftTask:
     source: str = ""
     odds: Odds = raw_odds
     floor: float = -math.inf
-    deepening: Deepening | None = None
+    deepening: TreeExpansion | None = None
     reads: int = 0
 
     @property

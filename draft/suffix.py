@@ -12,8 +12,8 @@ from draft.reading_order import Parts, ReadingOrder
 from draft.suffix_automaton import BREAK, SuffixAutomaton, SuffixCursor
 from draft.text_store import TextLibrary, TextStore
 from specdec.config import SpeculationConfig
-from specdec.sequence import Sequence
-from specdec.tree import TokenTree
+from specdec.core.sequence import Sequence
+from specdec.core.tree import TokenTree
 
 Context = tuple[SuffixAutomaton, int, int]
 """(text, state, tokens matched): the path to a node, as far back as that text knows it."""

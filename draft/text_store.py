@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from draft.suffix_automaton import BREAK, SuffixAutomaton, SuffixCursor
 from specdec.config import SpeculationConfig
-from specdec.types import Request
+from specdec.core.types import Request
 
 
 class TextStore:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from specdec.client.client import Client
 from specdec.client.prompt import GeneratedSample
-from specdec.types import SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
+from specdec.core.types import SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
 
 
 async def decode(client: Client, prompt: str, mode: SpeculationMode, max_tokens: int) -> GeneratedSample:

@@ -10,7 +10,7 @@ import asyncio
 import json
 
 from specdec.client.client import Client
-from specdec.types import FinishReason, GrammarKind, GrammarParams, SamplingParams, StoppingParams
+from specdec.core.types import FinishReason, GrammarKind, GrammarParams, SamplingParams, StoppingParams
 
 PERSON = {
     "type": "object",

@@ -12,7 +12,7 @@ from contextlib import aclosing
 from specdec.client.client import Client
 from specdec.client.connection import CallError
 from specdec.client.prompt import ChatTurn
-from specdec.types import (
+from specdec.core.types import (
     Delta,
     Finished,
     SamplingParams,

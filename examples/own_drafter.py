@@ -11,12 +11,9 @@ from collections.abc import Sequence as Seq
 
 from draft.protocol import Drafter, DraftTask
 from specdec.config import EngineConfig
-from specdec.engine.build import build_parts
-from specdec.engine.engine import Engine, EngineParts
-from specdec.models.progress import Progress
-from specdec.sequence import Sequence
-from specdec.tree import TokenTree
-from specdec.types import (
+from specdec.core.sequence import Sequence
+from specdec.core.tree import TokenTree
+from specdec.core.types import (
     Delta,
     Finished,
     Request,
@@ -26,6 +23,9 @@ from specdec.types import (
     SpeculationStats,
     StoppingParams,
 )
+from specdec.engine.build import build_parts
+from specdec.engine.engine import Engine, EngineParts
+from specdec.models.progress import Progress
 
 PROMPT = "red green blue black white\n" * 4 + "red"
 SURE = 0.7  # what a first guess is worth; the controller soon knows better

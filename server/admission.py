@@ -19,9 +19,9 @@ from server.errors import (
 )
 from server.observe.records import RequestRecord
 from specdec.config import ServerConfig
+from specdec.core.fields import MAX_NAME
+from specdec.core.types import Delta, EngineInfo, Finished, FinishReason, Request, RequestEvent, Started
 from specdec.errors import FieldViolation, InvalidRequestError, QueueFullError, RequestError
-from specdec.fields import MAX_NAME
-from specdec.types import Delta, EngineInfo, Finished, FinishReason, Request, RequestEvent, Started
 
 
 class TokenBucket:
@@ -373,7 +373,7 @@ class ExperimentTraffic(Protocol):
         """Let ``request`` in through ``submit``; raises as that does."""
 
 
-class EngineDoor(Protocol):
+class EngineClientProtocol(Protocol):
     """What requests are let in to: `EngineClient` (`server.engine_client`), or a simulated engine."""
 
     @property
@@ -397,7 +397,7 @@ class Admission:
 
     def __init__(
         self,
-        client: EngineDoor,
+        client: EngineClientProtocol,
         config: ServerConfig,
         clock: Callable[[], float] = time.monotonic,
         beside: Admission | None = None,

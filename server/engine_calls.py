@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 from server.errors import GenerationFailedError, SlowReaderError, unpack_error
 from server.observe.records import RequestRecord
+from specdec.core.types import Delta, Failed, Finished, Request, RequestEvent
 from specdec.errors import DuplicateRequestError, RequestError
-from specdec.types import Delta, Failed, Finished, Request, RequestEvent
 
 _LOG = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ from server.observe.observer import Observer
 from server.observe.records import RequestRecord
 from specdec.child_python import module_command, module_environment
 from specdec.config import Config, EngineConfig, KvEventsConfig, WeightDtype
+from specdec.core.types import EngineInfo, EngineLoad, Request, StepTrace
 from specdec.errors import EngineDeadError, SpecdecError
-from specdec.types import EngineInfo, EngineLoad, Request, StepTrace
 
 _LOG = logging.getLogger(__name__)
 

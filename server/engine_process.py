@@ -28,8 +28,8 @@ from server.freed_memory import return_freed_memory
 from server.interfaces import AdministeredEngine, CachingEngine, EngineLike, ProgressListener
 from server.ipc import Frame, ParentGoneError, ParentLink, pack_event, pack_info, pack_load, pack_trace, unpack_request
 from server.kv_event_messages import pack_batch
-from specdec.cache_events import CacheRecorder
 from specdec.config import EngineConfig, KvEventsConfig
+from specdec.core.cache_events import CacheRecorder
 from specdec.errors import ConfigError, RequestError, SpecdecError
 
 _LOG = logging.getLogger(__name__)
@@ -131,7 +131,7 @@ class EngineAdmin:
 _LOADING_POLL_S = 0.02  # how soon an idle engine notices that a draft model is loaded
 
 
-class CacheTeller:
+class KvEventForwarder:
     """Sends what became cached and what was lost since it last did, as one message, ready to be published."""
 
     def __init__(self, engine: EngineLike, link: ParentLink, config: KvEventsConfig) -> None:
@@ -151,7 +151,7 @@ class EngineLoop:
     of the prefix cache after every step, behind the step's tokens."""
 
     def __init__(
-        self, engine: EngineLike, link: ParentLink, heartbeat_s: float, cache: CacheTeller | None = None
+        self, engine: EngineLike, link: ParentLink, heartbeat_s: float, cache: KvEventForwarder | None = None
     ) -> None:
         self._engine, self._link, self._cache = engine, link, cache
         self._heartbeat_s = heartbeat_s
@@ -247,7 +247,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         engine = _find_factory(args.factory)(EngineConfig.model_validate_json(args.config), link.progress)
         events = KvEventsConfig.model_validate_json(args.kv_events) if args.kv_events else None
-        cache = CacheTeller(engine, link, events) if events is not None else None
+        cache = KvEventForwarder(engine, link, events) if events is not None else None
         return_freed_memory()
         link.send(Frame.READY, pack_info(engine.info()))
         try:

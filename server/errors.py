@@ -10,8 +10,8 @@ from specdec.errors import (
     DuplicateRequestError,
     EngineDeadError,
     FieldViolation,
+    FingerprintMismatchError,
     InvalidRequestError,
-    OtherNumbersError,
     PromptTooLongError,
     QueueFullError,
     RequestError,
@@ -125,7 +125,7 @@ class SwapUnderWayError(RequestError):
 _BY_MESSAGE: dict[str, type[RequestError]] = {
     kind.reason: kind
     for kind in (
-        DuplicateRequestError, EngineDeadError, OtherNumbersError, NotAdministeredError, DraftNotSwappedError,
+        DuplicateRequestError, EngineDeadError, FingerprintMismatchError, NotAdministeredError, DraftNotSwappedError,
         SwapUnderWayError,
     )
 }  # fmt: skip

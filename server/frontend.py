@@ -19,8 +19,8 @@ from server.interfaces import TokenizerLike
 from server.large_texts import LARGE_CHARACTERS, LargeTexts, check_length, text_length
 from server.model_names import ModelNames
 from specdec.config import ServerConfig
+from specdec.core.types import EngineInfo
 from specdec.errors import EngineDeadError, ModelError
-from specdec.types import EngineInfo
 
 
 class DrainGate:

@@ -7,8 +7,8 @@ own.
 
 from __future__ import annotations
 
+from specdec.core.types import RequestEvent, Started
 from specdec.errors import FieldViolation, InvalidRequestError
-from specdec.types import RequestEvent, Started
 
 HOLD_HEADER = "x-specdec-hold-headers"
 _VALUES = {"1": True, "0": False}

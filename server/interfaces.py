@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from specdec.cache_events import CacheRecorder
 from specdec.config import WeightDtype
+from specdec.core.cache_events import CacheRecorder
+from specdec.core.types import EngineInfo, EngineLoad, Request, RequestEvent, StepTrace
 from specdec.models.tool_forms import ToolForm
-from specdec.types import EngineInfo, EngineLoad, Request, RequestEvent, StepTrace
 
 # (what is being done, units done, units in all); a total of 0 means the size is not known
 ProgressListener = Callable[[str, int, int], None]

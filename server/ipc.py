@@ -17,7 +17,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import msgpack
 
-from specdec.types import (
+from specdec.core.types import (
     Delta,
     DrafterTrace,
     EngineInfo,

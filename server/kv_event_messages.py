@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgpack
 
-from specdec.cache_events import BlocksRemoved, BlocksStored, CacheCleared, CacheEvent
+from specdec.core.cache_events import BlocksRemoved, BlocksStored, CacheCleared, CacheEvent
 
 Form = Literal["map", "positional"]
 # Routers weigh the tiers of a cache against each other. What the engine computes from is the first, wherever that is.
@@ -53,7 +53,9 @@ def _fields(event: CacheEvent) -> tuple[str, dict[str, Any]]:
                 "lora_name": None,
             }
             if salt and parent is None:  # as vLLM: the first block of a chain names what sets it apart
-                from specdec.kv_cache import root_key  # there already where pages are made; the front end makes none
+                from specdec.core.kv_cache import (
+                    root_key,  # there already where pages are made; the front end makes none
+                )
 
                 fields["extra_keys"] = [[root_key(salt).hex()], *[None] * (len(keys) - 1)]
             return "BlockStored", fields

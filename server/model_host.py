@@ -17,9 +17,9 @@ from server.large_texts import LARGE_CHARACTERS
 from server.model_names import ModelNames
 from server.observe.observer import Observer
 from specdec.config import Config, EngineConfig, KvEventsConfig
+from specdec.core.types import EngineInfo
 from specdec.errors import ConfigError
 from specdec.models.resolve import is_here
-from specdec.types import EngineInfo
 
 if TYPE_CHECKING:
     from server.kv_events import KvEventPublisher

@@ -18,7 +18,7 @@ from server.engine_client import EngineClient, EngineState
 from server.interfaces import KvEventCounts
 from server.observe.gpus import Gpus, GpuUse
 from server.observe.metrics import Histogram, ServerMetrics
-from specdec.types import EngineInfo, EngineLoad, FinishReason
+from specdec.core.types import EngineInfo, EngineLoad, FinishReason
 
 Labels = Mapping[str, str]
 

@@ -8,14 +8,13 @@ from typing import Any, TypeVar
 
 from server.interfaces import TokenizerLike
 from server.json_body import Body, write_json
-from specdec.engine.validation import check_numbers, option_violations, prompt_violations
-from specdec.errors import FieldViolation, PromptTooLongError, ViolationCollector
-from specdec.fields import (
+from specdec.core.fields import (
     INT31,
     MAX_STOPS,
     OPENAI,
     UINT64,
     Flag,
+    Int,
     LogitBias,
     Number,
     OneOf,
@@ -24,10 +23,9 @@ from specdec.fields import (
     Text,
     Texts,
     TokenIds,
-    Whole,
     params_of,
 )
-from specdec.types import (
+from specdec.core.types import (
     EngineInfo,
     GrammarKind,
     GrammarParams,
@@ -39,6 +37,8 @@ from specdec.types import (
     StoppingParams,
     TextRules,
 )
+from specdec.engine.validation import check_fingerprint, option_violations, prompt_violations
+from specdec.errors import FieldViolation, PromptTooLongError, ViolationCollector
 
 MAX_REQUEST_ID_CHARACTERS = 128
 MAX_UNKNOWN, MAX_SHOWN = 8, 64  # unknown fields that a refusal names, and the characters of each
@@ -67,11 +67,11 @@ def check_requests(
     names: what the engine's fields are called where the requests come from; others are called as in the engine.
 
     Raises:
-        OtherNumbersError: they were begun where other bits come out.
+        FingerprintMismatchError: they were begun where other bits come out.
         InvalidRequestError: with every bad field.
         PromptTooLongError: nothing else is wrong, but a prompt does not fit the context.
     """
-    check_numbers(requests[0], info)
+    check_fingerprint(requests[0], info)
     found = [*option_violations(requests[0], info.vocab_size, info.drafters, info.indexes)]
     for request in requests:
         n = len(request.request_id)
@@ -133,7 +133,7 @@ def _read_number(body: Body, name: str, each: Param) -> float | None:
 
 
 def _read_whole(body: Body, name: str, each: Param) -> int | None:
-    assert isinstance(each.kind, Whole)
+    assert isinstance(each.kind, Int)
     kind, value = each.kind, body.whole(name, each.kind.low, each.kind.high)
     if value is None:
         return None
@@ -211,7 +211,7 @@ def is_token_id(name: str) -> bool:
 
 
 _READERS: dict[type[Any], Callable[[Body, str, Param], Any]] = {
-    Number: _read_number, Whole: _read_whole, Seed: read_seed, Flag: _read_flag, Text: _read_text, Texts: _read_texts,
+    Number: _read_number, Int: _read_whole, Seed: read_seed, Flag: _read_flag, Text: _read_text, Texts: _read_texts,
     TokenIds: _read_ids, OneOf: _read_choice, LogitBias: _read_bias,
 }  # fmt: skip
 

@@ -26,8 +26,8 @@ from server.prometheus import Exporter, JointExporter, Registry
 from server.served_models import Models
 from server.sharing import promised_bytes, with_shared_cores
 from specdec.config import Config
+from specdec.core.types import EngineInfo
 from specdec.errors import EngineDeadError
-from specdec.types import EngineInfo
 
 _LOG = logging.getLogger(__name__)
 _STOP_GRACE_S = 1.0

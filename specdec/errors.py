@@ -75,14 +75,14 @@ FINGERPRINT_PARTS = ("weights", "numeric types", "kernels or processor", "releas
 PART_DIGITS = 8
 
 
-class OtherNumbersError(RequestError):
+class FingerprintMismatchError(RequestError):
     """A stream was begun on a server whose numbers are not this one's: going on would be another answer."""
 
     reason = "NUMERIC_FINGERPRINT_MISMATCH"
     http_status, grpc_code, field = 409, "FAILED_PRECONDITION", "resume.numeric_fingerprint"
 
     @staticmethod
-    def between(theirs: str, ours: str) -> OtherNumbersError:
+    def between(theirs: str, ours: str) -> FingerprintMismatchError:
         """What to say of two fingerprints that differ."""
         if len(theirs) != len(ours) or len(ours) != PART_DIGITS * len(FINGERPRINT_PARTS):
             told = "it is none of a server like this"
@@ -94,7 +94,7 @@ class OtherNumbersError(RequestError):
                 if theirs[at : at + PART_DIGITS] != ours[at : at + PART_DIGITS]
             ]
             told = f"what differs: {', '.join(differing)}"
-        return OtherNumbersError(
+        return FingerprintMismatchError(
             f"resume.numeric_fingerprint: the stream began on {theirs or 'no'!r}, this server computes as {ours!r}; "
             f"{told}; resume it on a server of its own fingerprint, or ask anew without resume"
         )

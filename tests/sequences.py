@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, cast
 
 from specdec.config import SpeculationConfig
+from specdec.core.sequence import Sequence
+from specdec.core.types import Request
 from specdec.models.tokenizer import Tokenizer
-from specdec.sequence import Sequence
-from specdec.types import Request
 
 
 class NoText:

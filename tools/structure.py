@@ -25,9 +25,9 @@ import grpc
 from server.serving import Addresses, Serving
 from specdec.api.v1 import generation_pb2, generation_pb2_grpc
 from specdec.config import Config, EngineConfig, ServerConfig, SpeculationConfig
+from specdec.core.types import Request, SpeculationMode, SpeculationParams, StoppingParams
 from specdec.engine.build import build_engine
 from specdec.models.resolve import load_tokenizer
-from specdec.types import Request, SpeculationMode, SpeculationParams, StoppingParams
 from tools.markdown import REPOSITORY
 
 PACKAGES = ("specdec", "draft", "verify_kernels", "server", "bench", "cluster")
@@ -144,7 +144,7 @@ async def call_files(trace: FilesTrace, calls: list[Callable[[Addresses], None]]
     """The front end's files of each call, from the socket and back to it; every call is made once before."""
     engine = EngineConfig(target=MODEL, device="cpu", speculation=SpeculationConfig(profile_s=0))
     config = Config(engine=engine, server=ServerConfig(grpc_port=0, http_port=0))
-    serving = Serving(config, lambda: load_tokenizer(MODEL, engine.cache_dir))
+    serving = Serving(config, lambda _: load_tokenizer(MODEL, engine.cache_dir))
     address = await serving.start()
     files = []
     try:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specdec.fields import MIN_TEMPERATURE
+from specdec.core.fields import MIN_TEMPERATURE
 
 _RECORD = struct.Struct("<Qdfffffi")
 

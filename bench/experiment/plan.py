@@ -13,14 +13,14 @@ from pydantic import AfterValidator, Field, ValidationError, create_model, field
 
 from bench.serve import SERVE_WORKLOADS
 from bench.serve.endpoints import ServerUrl, connect_with
-from bench.serve.request import Ask, Endpoint, Record, RefusedError
+from bench.serve.request import Endpoint, LoadRequest, Record, RefusedError
 from server.experiment.config import ExperimentConfig, Load, Place, StrictModel, parse_config, read_text, refuse
 from server.experiment.records import ExperimentError
 from specdec.client.connection import Credentials
 from specdec.client.prompt import GenerateOptions
+from specdec.core.fields import Param, params_of
+from specdec.core.types import Request, SpeculationParams
 from specdec.errors import ConfigError, SpecdecError
-from specdec.fields import Param, params_of
-from specdec.types import Request, SpeculationParams
 
 
 def _in_bounds(each: Param) -> AfterValidator:
@@ -96,7 +96,7 @@ class ArmRequest(StrictModel):
         written = self.model_dump(mode="json", exclude_unset=True, include=set(names))
         return written | self.body
 
-    def apply(self, ask: Ask) -> Ask:
+    def apply(self, ask: LoadRequest) -> LoadRequest:
         """The prompt as this arm sends it."""
         hidden: dict[str, Any] = {name: "" for name in ("prediction", "session") if not getattr(self, name)}
         return dataclasses.replace(ask, **hidden)
@@ -192,7 +192,7 @@ class OpenArm:
     endpoint: Endpoint
     facts: dict[str, str]
 
-    async def probe(self, ask: Ask) -> bool:
+    async def probe(self, ask: LoadRequest) -> bool:
         """Ask something short, to see whether the server takes this arm's requests. True: it tells token ids.
 
         Raises:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench.serve.request import Ask, Outcome
+from bench.serve.request import LoadRequest, Outcome
 from bench.serve.request import Record as Seen
 from server.experiment.analysis.analyse import analyse
 from server.experiment.config import ExperimentConfig
@@ -102,7 +102,7 @@ _STATUS: Mapping[Outcome, str] = {"ok": "ok", "refused": "REFUSED", "failed": "F
 
 def record_of(
     seen: Seen,
-    ask: Ask,
+    ask: LoadRequest,
     choice: Choice,
     clock: RunClock,
     *,
@@ -140,7 +140,7 @@ def record_of(
     )
 
 
-def _prompt_of(ask: Ask) -> str:
+def _prompt_of(ask: LoadRequest) -> str:
     """The prompt in words, for plans that keep prompts."""
     if ask.gap is not None:
         return f"{ask.gap.prefix}<gap>{ask.gap.suffix}"

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bench.serve.request import Ask, TimedAsk
+from bench.serve.request import LoadRequest, TimedRequest
 from bench.serve.schedule import endless_asks, read_trace
 from server.experiment.assignment import balanced_order, digest
 from server.experiment.config import ExperimentConfig, Load
@@ -20,7 +20,7 @@ class PairedRequest(NamedTuple):
 
     pair: str
     offset_s: float
-    ask: Ask
+    ask: LoadRequest
 
 
 class Batch(NamedTuple):
@@ -100,7 +100,7 @@ class Script:
         for number, ask in enumerate(asks):
             yield Batch(self.first(number), [self.paired(f"{_WARM_UP}{number:06}", 0.0, ask)])
 
-    def probe(self) -> Ask:
+    def probe(self) -> LoadRequest:
         """A short request, to see whether an arm can be asked at all."""
         return dataclasses.replace(self.paired("probe", 0.0, next(self._prompts())).ask, max_tokens=1)
 
@@ -118,18 +118,18 @@ class Script:
             if left:
                 yield Batch(self.first(turn), left)
 
-    def schedule(self) -> Iterator[TimedAsk]:
+    def schedule(self) -> Iterator[TimedRequest]:
         """The requests of one arm with their arrival times, 0 in a closed loop; without end unless there is a trace."""
         if self._trace is not None:
             return iter(self._trace)
         asks = itertools.islice(self._prompts(), self._config.warmup_requests, None)
-        return map(TimedAsk, arrival_times(self._load), asks)
+        return map(TimedRequest, arrival_times(self._load), asks)
 
     def first(self, turn: int) -> int:
         """The arm that is asked first."""
         return balanced_order(self._salt, "order", turn)
 
-    def in_arm(self, arm: int, paired: PairedRequest) -> Ask:
+    def in_arm(self, arm: int, paired: PairedRequest) -> LoadRequest:
         """The request as an arm is asked it: named as its pair, with a salt that only this arm uses."""
         whose = paired.pair if self._load.cache == "cold" else self._tag
         salt = digest(self._salt, f"cache/{arm}/{whose}/{paired.ask.salt}").hex()
@@ -140,7 +140,7 @@ class Script:
         """The number in a pair's name; None: it warmed up."""
         return None if pair.startswith(_WARM_UP) else int(pair.partition(".")[0])
 
-    def _prompts(self) -> Iterator[Ask]:
+    def _prompts(self) -> Iterator[LoadRequest]:
         load = self._load
         if self._trace is not None:
             return (timed.ask for timed in self._trace)
@@ -148,7 +148,7 @@ class Script:
         asks = endless_asks(load.workload, load.max_tokens)
         return (ask.of_fixed_length() for ask in asks) if load.fixed_length else asks
 
-    def paired(self, name: str, offset_s: float, ask: Ask) -> PairedRequest:
+    def paired(self, name: str, offset_s: float, ask: LoadRequest) -> PairedRequest:
         """The request, with a seed, under a name that says how often the run was taken up."""
         if ask.seed is None:
             drawn = int.from_bytes(digest(self._salt, f"seed/{self._load.seed}/{name}")) % _SEEDS

@@ -18,7 +18,7 @@ from bench.experiment.script import Batch, PairedRequest, Script
 from bench.machine import host_facts
 from bench.serve.load import LoadRun
 from bench.serve.request import Record as Seen
-from bench.serve.request import TimedAsk
+from bench.serve.request import TimedRequest
 from server.experiment.assignment import TimeBlocks, paired_arms
 from server.experiment.config import ExperimentConfig
 from server.experiment.folder import Manifest
@@ -87,7 +87,7 @@ class PairedRun:
         asks = [open_arm.request.apply(self._script.in_arm(arm, asked)) for asked in turn.asks]
         run = LoadRun(open_arm.endpoint, load.timeout_s)
         if load.open_loop:
-            await run.on_schedule([TimedAsk(o.offset_s, ask) for o, ask in zip(turn.asks, asks, strict=True)])
+            await run.on_schedule([TimedRequest(o.offset_s, ask) for o, ask in zip(turn.asks, asks, strict=True)])
         else:
             await run.in_turns(iter(asks), load.concurrency, len(asks), None)
         return {seen.name: seen for seen in run.records}
@@ -152,7 +152,7 @@ class SwitchbackRun:
         arm = int(self._blocks.arm_of(block.number) == self._config.treatment)
         asks = [self._arms[arm].request.apply(self._script.in_arm(arm, asked)) for asked in block.asks]
         run = LoadRun(self._arms[arm].endpoint, self._config.load.timeout_s)
-        await run.on_schedule([TimedAsk(o.offset_s, ask) for o, ask in zip(block.asks, asks, strict=True)], start_s)
+        await run.on_schedule([TimedRequest(o.offset_s, ask) for o, ask in zip(block.asks, asks, strict=True)], start_s)
         self._keep(arm, run, block.asks, block.number)
 
     async def _warm_up(self) -> None:

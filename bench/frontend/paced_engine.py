@@ -9,8 +9,7 @@ from typing import Any
 
 from server.interfaces import ProgressListener
 from specdec.config import EngineConfig
-from specdec.errors import ModelError
-from specdec.types import (
+from specdec.core.types import (
     Delta,
     DrafterStats,
     EngineInfo,
@@ -25,6 +24,7 @@ from specdec.types import (
     Timings,
     Usage,
 )
+from specdec.errors import ModelError
 
 _END = ";"
 _WIDTH = 18  # digits of a monotonic clock's nanoseconds, for centuries

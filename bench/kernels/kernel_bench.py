@@ -18,8 +18,8 @@ from bench.kernels.timer import KernelTimer, device_facts, peak_bandwidth
 from specdec.config import DeviceDtype, EngineConfig, KvDtype, SpeculationConfig
 from specdec.engine.build import assemble
 from specdec.engine.build_device import DevicePlatform
+from verify_kernels.backend_selection import load_kernels
 from verify_kernels.gpu.linear_plan import LinearKind
-from verify_kernels.kernels import load_kernels
 
 ReadFigures = Callable[[Mapping[str, Any]], Iterator[tuple[float, str]]]
 

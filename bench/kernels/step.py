@@ -16,13 +16,13 @@ from torch import Tensor
 
 from bench.kernels.attention import binary_tree
 from bench.kernels.timer import KernelTimer
+from specdec.core.types import Delta, Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
 from specdec.engine.device_verify import DeviceOutputs, DeviceVerifier
 from specdec.engine.engine import Engine, EngineParts
 from specdec.models.device_decoder import DeviceDecoder, DeviceNetwork, GraphCache
 from specdec.models.device_linear import DenseLinear, DeviceLinear
 from specdec.models.device_step import StepArrays
 from specdec.models.weights import LayerWeights
-from specdec.types import Delta, Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
 from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
 from verify_kernels.gpu.linear import linear
 from verify_kernels.gpu.linear_fp8 import linear_fp8

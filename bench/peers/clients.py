@@ -19,7 +19,7 @@ import psutil
 
 from bench.peers.peer import Answer, Arm, PeerError, PeerPrompt
 from bench.serve.endpoints import EndpointError, OpenAIEndpoint, StatusError
-from bench.serve.request import Ask, Record, RefusedError
+from bench.serve.request import LoadRequest, Record, RefusedError
 
 _LAUNCHER = Path(__file__).with_name("launcher.py")
 _LINE_BYTES = 1 << 24
@@ -246,7 +246,9 @@ class HttpPeer(_ProcessPeer):
         """As `Peer.ask`."""
         clock = asyncio.get_running_loop().time
         fixed = prompt.fixed
-        ask = Ask(prompt.name, prompt.max_tokens, ids=prompt.ids, stop=() if fixed else prompt.stop, fixed=fixed)
+        ask = LoadRequest(
+            prompt.name, prompt.max_tokens, ids=prompt.ids, stop=() if fixed else prompt.stop, fixed=fixed
+        )
         extra = self._fields(prompt)
         if prompt.stop_ids and not fixed:
             extra = {"stop_token_ids": list(prompt.stop_ids)} | extra

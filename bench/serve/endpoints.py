@@ -14,12 +14,11 @@ from urllib.parse import urlsplit
 import grpc
 import httpx
 
-from bench.serve.request import Ask, Endpoint, Record, RefusedError
+from bench.serve.request import Endpoint, LoadRequest, Record, RefusedError
 from specdec.client.client import Client
 from specdec.client.connection import CallError, Credentials, RetryPolicy
 from specdec.client.prompt import CompletionHints, GenerateOptions
-from specdec.errors import ConfigError, SpecdecError
-from specdec.types import (
+from specdec.core.types import (
     Delta,
     Finished,
     RequestEvent,
@@ -29,6 +28,7 @@ from specdec.types import (
     Started,
     StoppingParams,
 )
+from specdec.errors import ConfigError, SpecdecError
 
 
 class ServerUrl(NamedTuple):
@@ -98,7 +98,7 @@ _HINTS = CompletionHints(mode="middle_or_prefix")
 class GrpcEndpoint:
     """GenerateStream for texts and conversations, Complete for gaps; nothing is tried twice. Use in one event loop.
 
-    asked: further options of every request; those that an `Ask` has are taken from there.
+    asked: further options of every request; those that an `LoadRequest` has are taken from there.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class GrpcEndpoint:
         self._sampling, self._asked = SamplingParams(temperature=temperature), asked or GenerateOptions()
         self._deadline_s = deadline_s
 
-    async def send(self, ask: Ask, record: Record) -> None:
+    async def send(self, ask: LoadRequest, record: Record) -> None:
         """As `Endpoint.send`."""
         try:
             async with aclosing(self._events(ask)) as events:
@@ -128,7 +128,7 @@ class GrpcEndpoint:
         """As `Endpoint.close`."""
         await self._client.close()
 
-    def _events(self, ask: Ask) -> AsyncGenerator[RequestEvent, None]:
+    def _events(self, ask: LoadRequest) -> AsyncGenerator[RequestEvent, None]:
         options: GenerateOptions = {
             **self._asked, "sampling": dataclasses.replace(ask.sampling or self._sampling, seed=ask.seed),
             "stopping": StoppingParams(max_tokens=ask.max_tokens, stop=ask.stop, ignore_eos=ask.fixed),
@@ -234,7 +234,7 @@ class OpenAIEndpoint:
             self._model = self._model or found
         return self._model
 
-    async def send(self, ask: Ask, record: Record) -> None:
+    async def send(self, ask: LoadRequest, record: Record) -> None:
         """As `Endpoint.send`."""
         path = "chat/completions" if ask.chat else "completions"
         clock = asyncio.get_running_loop().time
@@ -254,7 +254,7 @@ class OpenAIEndpoint:
         """As `Endpoint.close`."""
         await self._http.aclose()
 
-    def _body(self, ask: Ask) -> dict[str, Any]:
+    def _body(self, ask: LoadRequest) -> dict[str, Any]:
         sampling = ask.sampling or SamplingParams(temperature=self._temperature)
         body: dict[str, Any] = {
             "max_tokens": ask.max_tokens, "temperature": sampling.temperature, "stream": True,

@@ -13,7 +13,7 @@ from typing import Any
 from bench.figures import spread
 from bench.local_server import BackgroundWatch
 from bench.machine import host_facts
-from bench.serve.request import Ask, Endpoint, Objective, Record, RefusedError, TimedAsk
+from bench.serve.request import Endpoint, LoadRequest, Objective, Record, RefusedError, TimedRequest
 from bench.serve.schedule import Arrivals, endless_asks, read_trace
 from specdec.errors import ConfigError, SpecdecError
 
@@ -54,7 +54,7 @@ class LoadRun:
         """By how much our own event loop was late, sampled all the time."""
         return self._lag.lags_ms
 
-    async def on_schedule(self, schedule: Seq[TimedAsk], start_s: float | None = None) -> None:
+    async def on_schedule(self, schedule: Seq[TimedRequest], start_s: float | None = None) -> None:
         """Send every request when it is due, whatever became of those before; returns when all have ended. ``start_s``:
         what the offsets count from, by the event loop's clock; None: now.
 
@@ -71,7 +71,9 @@ class LoadRun:
                 tasks.create_task(self._send(ask, record))
         self.ended_s = clock()
 
-    async def in_turns(self, asks: Iterator[Ask], at_once: int, count: int | None, duration_s: float | None) -> None:
+    async def in_turns(
+        self, asks: Iterator[LoadRequest], at_once: int, count: int | None, duration_s: float | None
+    ) -> None:
         """Keep ``at_once`` requests running until ``count`` were sent or ``duration_s`` has passed; those that run
         then are waited for."""
         self.planned = count
@@ -92,7 +94,7 @@ class LoadRun:
                 tasks.create_task(turns())
         self.ended_s = clock()
 
-    async def _send(self, ask: Ask, record: Record) -> None:
+    async def _send(self, ask: LoadRequest, record: Record) -> None:
         clock = asyncio.get_running_loop().time
         record.sent_s = clock()
         self.records.append(record)
@@ -289,13 +291,13 @@ async def run_plan(
     asks = endless_asks(plan.workload, plan.max_tokens, note)
     if plan.fixed:
         asks = (ask.of_fixed_length() for ask in asks)
-    schedule: list[TimedAsk] | None = None
+    schedule: list[TimedRequest] | None = None
     if plan.trace is not None:
         schedule = read_trace(plan.trace, plan.speed)
     warm = LoadRun(endpoint, plan.timeout_s)
     await warm.in_turns(asks, WARM_UP_AT_ONCE, plan.warm_up, None)
     if plan.arrivals is not None:
-        schedule = [TimedAsk(offset, next(asks)) for offset in plan.arrivals.offsets(plan.seed)]
+        schedule = [TimedRequest(offset, next(asks)) for offset in plan.arrivals.offsets(plan.seed)]
     run = LoadRun(endpoint, plan.timeout_s)
     watcher = asyncio.create_task(_watch(run, watch)) if watch is not None else None
     try:

@@ -10,12 +10,12 @@ from itertools import pairwise
 from typing import Any, Literal, NamedTuple, Protocol
 
 from specdec.client.prompt import ChatTurn, Fim
+from specdec.core.types import SamplingParams
 from specdec.errors import ConfigError, SpecdecError
-from specdec.types import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class LoadRequest:
     """Exactly one of ``text``, ``ids`` (the target's tokens), ``chat`` and ``gap`` is given. ``prediction``: text the
     answer is expected to be like, ``session``: who asks, "" for nobody in particular. ``salt``: caches and draft texts
     are shared only with an equal one, by servers that know of it. ``fixed``: the answer has ``max_tokens`` tokens,
@@ -38,16 +38,16 @@ class Ask:
     sampling: SamplingParams | None = None
     model: str = ""
 
-    def of_fixed_length(self) -> Ask:
+    def of_fixed_length(self) -> LoadRequest:
         """The same, and every answer as long as the other."""
         return dataclasses.replace(self, stop=(), fixed=True)
 
 
-class TimedAsk(NamedTuple):
+class TimedRequest(NamedTuple):
     """``offset_s``: seconds after the beginning of the run."""
 
     offset_s: float
-    ask: Ask
+    ask: LoadRequest
 
 
 Outcome = Literal["ok", "refused", "failed", "cut"]
@@ -157,7 +157,7 @@ class RefusedError(SpecdecError):
 class Endpoint(Protocol):
     """Sends one request at once and notes its answer; any number may run at the same time."""
 
-    async def send(self, ask: Ask, record: Record) -> None:
+    async def send(self, ask: LoadRequest, record: Record) -> None:
         """Note every message and the token counts in ``record``; returns at the end of the answer.
 
         Raises:

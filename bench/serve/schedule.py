@@ -16,20 +16,22 @@ import msgpack
 import numpy as np
 
 from bench.serve import SERVE_WORKLOADS
-from bench.serve.request import Ask, TimedAsk
+from bench.serve.request import LoadRequest, TimedRequest
 from bench.workloads import prompts
 from bench.workloads.prompts import TYPED
 from bench.workloads.workload import WorkloadUnavailableError, long_text, source_of
 from specdec.client.prompt import ChatTurn, Fim
+from specdec.core.types import SamplingParams
 from specdec.errors import ConfigError
-from specdec.types import SamplingParams
 
 PREFIX_CHARACTERS, SUFFIX_CHARACTERS = 4000, 1200
 SHARED_CHARACTERS, SHARED_TOKENS = 8000, 64
 EDIT_CHARACTERS_PER_TOKEN = 3  # of code; only bounds how long an edited text may get
 
 
-def endless_asks(name: str, max_tokens: int | None = None, note: Callable[[str], None] | None = None) -> Iterator[Ask]:
+def endless_asks(
+    name: str, max_tokens: int | None = None, note: Callable[[str], None] | None = None
+) -> Iterator[LoadRequest]:
     """The prompts of workload ``name`` (one of `SERVE_WORKLOADS`), round after round. From the second round on each
     begins differently and has a salt of its own, so that none is answered from the cache or drafted from the answers of
     the one before. Only a shared prefix stays shared.
@@ -44,21 +46,21 @@ def endless_asks(name: str, max_tokens: int | None = None, note: Callable[[str],
     return chain(asks, (_varied(ask, number) for number in count(2) for ask in asks))
 
 
-def make_asks(name: str, number: int, max_tokens: int | None = None) -> list[Ask]:
+def make_asks(name: str, number: int, max_tokens: int | None = None) -> list[LoadRequest]:
     """The first ``number`` of `endless_asks`; raises as it does."""
     return list(islice(endless_asks(name, max_tokens), number))
 
 
-def _one_round(name: str, max_tokens: int | None, note: Callable[[str], None]) -> list[Ask]:
+def _one_round(name: str, max_tokens: int | None, note: Callable[[str], None]) -> list[LoadRequest]:
     if name == "mixed":
-        kinds: list[list[Ask]] = []
+        kinds: list[list[LoadRequest]] = []
         for kind in ("humaneval", "edit", "fim", "chat"):
             try:
                 kinds.append(_one_round(kind, max_tokens, note))
             except WorkloadUnavailableError as error:
                 note(f"mixed: {error}")
         return [ask for ask in chain(*zip_longest(*kinds)) if ask is not None]
-    makers: dict[str, Callable[[int | None], Iterator[Ask]]] = {
+    makers: dict[str, Callable[[int | None], Iterator[LoadRequest]]] = {
         "humaneval": _humaneval, "edit": _edit, "fim": _fim, "typing": _typing, "chat": _chat,
         "shared-prefix": _shared_prefix,
     }  # fmt: skip
@@ -68,33 +70,33 @@ def _one_round(name: str, max_tokens: int | None, note: Callable[[str], None]) -
     return list({(ask.text, ask.chat, ask.gap): ask for ask in makers[name](max_tokens)}.values())
 
 
-def _humaneval(max_tokens: int | None) -> Iterator[Ask]:
+def _humaneval(max_tokens: int | None) -> Iterator[LoadRequest]:
     limit = max_tokens or prompts.HUMANEVAL_MAX_TOKENS
     for problem in prompts.read_problems():
-        yield Ask(problem["task_id"], limit, text=problem["prompt"], stop=prompts.STOPS)
+        yield LoadRequest(problem["task_id"], limit, text=problem["prompt"], stop=prompts.STOPS)
 
 
-def _chat(max_tokens: int | None) -> Iterator[Ask]:
+def _chat(max_tokens: int | None) -> Iterator[LoadRequest]:
     for number, question in enumerate(prompts.QUESTIONS):
-        yield Ask(f"chat/{number}", max_tokens or prompts.CHAT_MAX_TOKENS, chat=(ChatTurn("user", question),))
+        yield LoadRequest(f"chat/{number}", max_tokens or prompts.CHAT_MAX_TOKENS, chat=(ChatTurn("user", question),))
 
 
-def _edit(max_tokens: int | None) -> Iterator[Ask]:
+def _edit(max_tokens: int | None) -> Iterator[LoadRequest]:
     for place, wish in prompts.EDITS:
         old, question = prompts.edit_question(place, wish)
         room = len(old) // EDIT_CHARACTERS_PER_TOKEN * 5 // 4 + prompts.MARGIN
         limit = min(max_tokens or prompts.EDIT_MAX_TOKENS, room)
-        yield Ask(f"edit/{place}", limit, chat=(ChatTurn("user", question),), prediction=old)
+        yield LoadRequest(f"edit/{place}", limit, chat=(ChatTurn("user", question),), prediction=old)
 
 
-def _fim(max_tokens: int | None) -> Iterator[Ask]:
+def _fim(max_tokens: int | None) -> Iterator[LoadRequest]:
     for place in prompts.FILES:
         source = source_of(place)
         for hole in prompts.find_holes(source, prompts.HOLES + 1):
             yield _gap(prompts.hole_name("fim", place, hole), source, hole, 0.0, max_tokens, place)
 
 
-def _typing(max_tokens: int | None) -> Iterator[Ask]:
+def _typing(max_tokens: int | None) -> Iterator[LoadRequest]:
     for place in prompts.FILES:
         source = source_of(place)
         for hole in prompts.find_holes(source, prompts.HOLES):
@@ -103,21 +105,21 @@ def _typing(max_tokens: int | None) -> Iterator[Ask]:
                 yield _gap(name, source, hole, typed, max_tokens, place)
 
 
-def _gap(name: str, source: str, hole: prompts.Hole, typed: float, max_tokens: int | None, session: str) -> Ask:
+def _gap(name: str, source: str, hole: prompts.Hole, typed: float, max_tokens: int | None, session: str) -> LoadRequest:
     prefix, suffix = prompts.around_hole(source, hole, typed)
     gap = Fim(prefix[-PREFIX_CHARACTERS:], suffix[:SUFFIX_CHARACTERS])
-    return Ask(name, max_tokens or prompts.FIM_MAX_TOKENS, gap=gap, stop=("\n\n",), session=session)
+    return LoadRequest(name, max_tokens or prompts.FIM_MAX_TOKENS, gap=gap, stop=("\n\n",), session=session)
 
 
-def _shared_prefix(max_tokens: int | None) -> Iterator[Ask]:
+def _shared_prefix(max_tokens: int | None) -> Iterator[LoadRequest]:
     """One long text, and a different question about it each time."""
     shared = long_text()[:SHARED_CHARACTERS]
     for number, question in enumerate(prompts.QUESTIONS):
         text = f"{shared}\n\n# Note {number}: {question}\n# Answer:"
-        yield Ask(f"shared-prefix/{number}", max_tokens or SHARED_TOKENS, text=text)
+        yield LoadRequest(f"shared-prefix/{number}", max_tokens or SHARED_TOKENS, text=text)
 
 
-def _varied(ask: Ask, number: int) -> Ask:
+def _varied(ask: LoadRequest, number: int) -> LoadRequest:
     name = f"{ask.name}#{number}"
     if ask.name.startswith("shared-prefix/"):
         text = ask.text.replace("\n# Answer:", f" ({number})\n# Answer:")
@@ -209,7 +211,7 @@ _PROMPTS = ("prompt", "prompt_ids", "messages", "prefix", "prompt_blocks")
 _SAMPLING = {"temperature": (0.0, 100.0), "top_p": (0.0, 1.0), "min_p": (0.0, 1.0)}
 
 
-def read_trace(path: Path, speed: float = 1.0) -> list[TimedAsk]:
+def read_trace(path: Path, speed: float = 1.0) -> list[TimedRequest]:
     """The requests of ``path``, by arrival; a name that ends in ``.msgpack`` or ``.mp`` is msgpack.
 
     Each is an object: ``offset_s`` (seconds after the beginning), one of ``prompt`` (text), ``prompt_ids`` (a target's
@@ -251,7 +253,7 @@ def _msgpack(path: Path) -> Iterator[Any]:
             raise ConfigError(f"trace: {path.name} is no msgpack ({error})") from None
 
 
-def _timed(item: Any, where: str, speed: float) -> TimedAsk:
+def _timed(item: Any, where: str, speed: float) -> TimedRequest:
     if not isinstance(item, dict):
         raise ConfigError(f"{where} is not an object")
     offset = item.get("offset_s")
@@ -267,14 +269,14 @@ def _timed(item: Any, where: str, speed: float) -> TimedAsk:
     text = _text(item, "prompt", where)
     if "prompt_blocks" in item:
         text = stand_in(_texts(item, "prompt_blocks", where), _whole(item, "prompt_tokens", where, 0), name)
-    ask = Ask(
+    ask = LoadRequest(
         name, _whole(item, "max_tokens", where, 1, MAX_TOKENS), text=text, chat=_turns(item.get("messages", []), where),
         ids=_ids(item, where), gap=_recorded_gap(item, where), stop=tuple(_texts(item, "stop", where)), fixed=fixed,
         prediction=_text(item, "prediction", where), session=_text(item, "session", where),
         salt=_text(item, "salt", where), sampling=_sampling(item, where),
         seed=_whole(item, "seed", where, 0) if "seed" in item else None, model=_text(item, "model", where),
     )  # fmt: skip
-    return TimedAsk(offset / speed, ask)
+    return TimedRequest(offset / speed, ask)
 
 
 def _text(item: dict[str, Any], name: str, where: str) -> str:

@@ -20,7 +20,7 @@ from bench.workloads.workload import long_text
 from specdec.client.client import Client
 from specdec.client.connection import CallError, Credentials, RetryPolicy
 from specdec.config import Config
-from specdec.types import SamplingParams, StoppingParams
+from specdec.core.types import SamplingParams, StoppingParams
 
 
 @dataclass(frozen=True, slots=True)

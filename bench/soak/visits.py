@@ -23,7 +23,7 @@ from specdec.api.v1 import options_pb2
 from specdec.client.client import Client, SessionCall
 from specdec.client.connection import CallError
 from specdec.client.prompt import ChatTurn, CompletionHints, Fim, GenerateOptions, Prompt
-from specdec.types import (
+from specdec.core.types import (
     Delta,
     Finished,
     FinishReason,

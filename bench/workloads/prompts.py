@@ -10,8 +10,8 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from bench.workloads.workload import BenchPrompt, WorkloadUnavailableError, long_text, source_of
+from specdec.core.types import StoppingParams
 from specdec.models.tokenizer import Tokenizer
-from specdec.types import StoppingParams
 
 STOPS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
 HUMANEVAL_MAX_TOKENS = 128

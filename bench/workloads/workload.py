@@ -12,8 +12,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from functools import reduce
 
+from specdec.core.types import StoppingParams
 from specdec.errors import SpecdecError
-from specdec.types import StoppingParams
 
 
 @dataclass(frozen=True, slots=True)

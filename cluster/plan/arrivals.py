@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.serve.schedule import BLOCK_TOKENS, Arrivals
+from specdec.core.fields import MAX_NAME
+from specdec.core.types import OutputParams, Request, SamplingParams, StoppingParams
 from specdec.errors import ConfigError
-from specdec.fields import MAX_NAME
-from specdec.types import OutputParams, Request, SamplingParams, StoppingParams
 
 Block = tuple[int, ...]
 _PLAIN, _TOKENS_ONLY = SamplingParams(seed=0), OutputParams(text=False)

@@ -18,7 +18,7 @@ from bench.figures import spread
 from bench.local_server import LocalServer
 from bench.serve.endpoints import GrpcEndpoint
 from bench.serve.load import LoadRun, ServeReport
-from bench.serve.request import Ask, Endpoint, Record, TimedAsk
+from bench.serve.request import Endpoint, LoadRequest, Record, TimedRequest
 from bench.serve.schedule import Arrivals, endless_asks
 from cluster.plan.arrivals import PlannedRequest, read_requests
 from cluster.plan.export import limits_of, with_request_ms
@@ -30,8 +30,8 @@ from server.observe.capture import make_trace, read_entries
 from specdec.client.client import Client
 from specdec.client.connection import Credentials
 from specdec.config import Config
+from specdec.core.types import EngineInfo
 from specdec.errors import SpecdecError
-from specdec.types import EngineInfo
 
 LOAD = 0.6  # of the most answers per second that were seen, where no rate is given
 WARM_UP = 4
@@ -61,7 +61,7 @@ class InTurns:
     def __init__(self, endpoints: list[GrpcEndpoint]) -> None:
         self._next = cycle(endpoints)
 
-    async def send(self, ask: Ask, record: Record) -> None:
+    async def send(self, ask: LoadRequest, record: Record) -> None:
         """To the next one."""
         await next(self._next).send(ask, record)
 
@@ -144,7 +144,7 @@ async def _info(server: LocalServer) -> EngineInfo:
 
 
 async def _closed_loops(
-    plan: CheckPlan, endpoint: Endpoint, asks: Iterator[Ask], note: Callable[[str], None]
+    plan: CheckPlan, endpoint: Endpoint, asks: Iterator[LoadRequest], note: Callable[[str], None]
 ) -> tuple[float, float]:
     """The median time to first text over all levels, and the most answers per second of any."""
     waited_ms: list[float] = []
@@ -163,10 +163,10 @@ async def _closed_loops(
     return median(waited_ms), best
 
 
-async def _open_loop(plan: CheckPlan, rate: float, endpoint: Endpoint, asks: Iterator[Ask]) -> ServeReport:
+async def _open_loop(plan: CheckPlan, rate: float, endpoint: Endpoint, asks: Iterator[LoadRequest]) -> ServeReport:
     offsets = Arrivals(rate, plan.duration_s).offsets(plan.seed)
     run = LoadRun(endpoint)
-    await run.on_schedule([TimedAsk(at_s, next(asks)) for at_s in offsets])
+    await run.on_schedule([TimedRequest(at_s, next(asks)) for at_s in offsets])
     return ServeReport(run)
 
 

@@ -9,14 +9,14 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 from cluster.plan.profile import DraftedStep, Overheads
-from draft.panel import DraftPanel
+from draft.manager import DrafterManager
 from specdec.control.controller import Controller
 from specdec.control.inputs import Outcome
+from specdec.core.sequence import Sequence
+from specdec.core.tree import MAX_NODES, TokenTree
 from specdec.engine.propose import Drafting, Proposals
 from specdec.engine.scheduler import PlanEntry
 from specdec.errors import ConfigError
-from specdec.sequence import Sequence
-from specdec.tree import MAX_NODES, TokenTree
 
 MOST_DRAFTED = MAX_NODES - 1
 
@@ -119,7 +119,7 @@ class SimulatedDrafting(Drafting):
 
     def __init__(
         self,
-        panel: DraftPanel,
+        panel: DrafterManager,
         controller: Controller,
         law: DraftLaw | None,
         overheads: Overheads,

@@ -14,10 +14,10 @@ from cluster.plan.profile import Memory, Profile, ReplicaLimits
 from cluster.plan.simulate import FleetPlan
 from draft.protocol import ModelBasedDrafter
 from specdec.config import EngineConfig, ServerConfig
+from specdec.core.types import EngineInfo
 from specdec.engine.engine import EngineParts
 from specdec.engine.profile_costs import profile_costs
 from specdec.models.memory import measure_model
-from specdec.types import EngineInfo
 from verify_kernels.kv_tensors import KvTensors
 
 PROFILE_S = 3.0  # for measuring forwards where an engine does not do it itself

@@ -16,8 +16,8 @@ from cluster.plan.profile import DraftedStep, Overheads
 from cluster.plan.simulate import FleetPlan, simulate
 from specdec.control.costs import CostTable
 from specdec.control.trace import read_trace
+from specdec.core.types import StepTrace
 from specdec.errors import ConfigError
-from specdec.types import StepTrace
 
 LEAST_STEPS = 50
 QUANTILES = 64  # of the noise

@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from specdec.config import EngineConfig, SpeculationConfig
 from specdec.control.costs import CostTable
+from specdec.core.types import EngineInfo
 from specdec.errors import ConfigError
-from specdec.types import EngineInfo
 
 VERSION = 1
 _LARGEST = 64 << 20  # bytes of a file that is read

@@ -12,24 +12,24 @@ from torch import Tensor
 
 from cluster.plan.drafts import DraftLaw, SimulatedDrafting
 from cluster.plan.profile import Profile
-from draft.panel import DraftPanel
+from draft.manager import DrafterManager
 from server.admission import Admission, Ticket
 from server.auth.principal import ANYBODY
 from server.engine_calls import RequestStream
 from specdec.config import ServerConfig
 from specdec.control.controller import Controller
 from specdec.control.costs import CostTable
+from specdec.core.kv_cache import KvCacheManager
+from specdec.core.sampling import Sampler
+from specdec.core.tree import TokenTree
+from specdec.core.types import Delta, EngineInfo, Request, RequestEvent, Started
 from specdec.engine.engine import Engine, EngineParts
 from specdec.engine.profile_costs import StepCosts
 from specdec.engine.scheduler import PlanEntry
 from specdec.engine.verify import Acceptance
 from specdec.errors import RequestError
-from specdec.kv_cache import KvCacheManager
 from specdec.models.decoder import TargetDecoder
 from specdec.models.tokenizer import Tokenizer
-from specdec.sampling import Sampler
-from specdec.tree import TokenTree
-from specdec.types import Delta, EngineInfo, Request, RequestEvent, Started
 from verify_kernels.forward_batch import PAGE_SIZE
 
 VOCABULARY = 2**31 - 1  # a token stands for a whole block of a prompt here, so there must be many
@@ -120,7 +120,7 @@ class Replica:
         config, clock = profile.engine_config(), self._clock
         drawn: list[int] = []
 
-        def drafting(panel: DraftPanel, controller: Controller) -> SimulatedDrafting:
+        def drafting(panel: DrafterManager, controller: Controller) -> SimulatedDrafting:
             return SimulatedDrafting(panel, controller, law, profile.overheads, rng, drawn, clock.spend_ms)
 
         kv = KvCacheManager(profile.limits.kv_tokens // PAGE_SIZE, prefix_cache=config.prefix_cache)

@@ -18,8 +18,8 @@ from cluster.plan.drafts import DraftLaw
 from cluster.plan.profile import Profile
 from cluster.plan.replica import Outcome, Replica
 from cluster.plan.routing import RING_HASH, make_router
+from specdec.core.types import Delta, Finished, FinishReason, Started
 from specdec.errors import RequestError
-from specdec.types import Delta, Finished, FinishReason, Started
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pydantic import BaseModel, ConfigDict, Field
 
 from server.errors import PermissionDeniedError
-from specdec.fields import MAX_INDEXES
-from specdec.types import Request
+from specdec.core.fields import MAX_INDEXES
+from specdec.core.types import Request
 
 
 class Limits(BaseModel):

@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator, Callable
 from enum import StrEnum
 
 from server.auth.principal import Principal
+from server.completion.coalescing import CoalescedRequest, RequestCoalescer
 from server.completion.requests import CompletionOptions, RequestMaker, gap_rules
-from server.completion.runs import RunTable, SharedRun
 from server.fim import MAX_CHARACTERS, Gap, TextDocument
+from specdec.core.text_stops import Cut, TextCutter
+from specdec.core.types import Finished, FinishReason, Request, TextRules
 from specdec.errors import RequestError
-from specdec.text_stops import Cut, TextCutter
-from specdec.types import Finished, FinishReason, Request, TextRules
 
 # Ends that asking again for the same gap may get beyond
 _UNFINISHED = (FinishReason.ABORTED, FinishReason.TIME_LIMIT)
@@ -27,7 +27,7 @@ class GenerationRun:
     ``text``: what may be suggested of it behind the gap. ``ended``: no more comes.
     """
 
-    def __init__(self, gap: Gap, options: CompletionOptions, run: SharedRun) -> None:
+    def __init__(self, gap: Gap, options: CompletionOptions, run: CoalescedRequest) -> None:
         self.gap, self.options, self._run = gap, options, run
         self._left = False
         self._cut: tuple[int, FinishReason] | None = None
@@ -196,7 +196,7 @@ class EditorSession:
     first token is still to come nothing was typed: it is ended, and its prompt found in the prefix cache.
     """
 
-    def __init__(self, session_id: str, maker: RequestMaker, runs: RunTable) -> None:
+    def __init__(self, session_id: str, maker: RequestMaker, runs: RequestCoalescer) -> None:
         self.session_id = session_id
         self.documents: OrderedDict[str, TextDocument] = OrderedDict()
         self.used_s = 0.0  # as `SessionTable` has it

@@ -11,8 +11,8 @@ from server.auth.principal import Principal
 from server.completion.prompt_packer import PromptPacker
 from server.fim import FillMode, Gap, PackedPrompt
 from server.frontend import Frontend
-from specdec.text_stops import CLOSERS, CLOSING, CodeReader
-from specdec.types import (
+from specdec.core.text_stops import CLOSERS, CLOSING, CodeReader
+from specdec.core.types import (
     GrammarParams,
     OutputParams,
     Request,
@@ -30,7 +30,7 @@ DEFAULT_MAX_TOKENS = 128
 class CompletionOptions:
     """``max_prompt_tokens`` None: the packer's default. ``dedent``, ``bracket`` and ``suffix``: end where the text
     leaves its block, closes a bracket that is not its own, or repeats what follows; where ``stopping`` has such a rule
-    already, that one counts. The rest is as in `specdec.types.Request`."""
+    already, that one counts. The rest is as in `specdec.core.types.Request`."""
 
     mode: FillMode = FillMode.MIDDLE
     max_prompt_tokens: int | None = None

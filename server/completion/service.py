@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from server.auth.principal import Principal
+from server.completion.coalescing import RequestCoalescer, Submit
 from server.completion.editor_session import EditorSession
 from server.completion.requests import RequestMaker
-from server.completion.runs import RunTable, Submit
 from server.frontend import Frontend
 
 
@@ -182,7 +182,7 @@ class CompletionService:
 
     def __init__(self, frontend: Frontend, submit: Submit, outcomes: OutcomeLog | None = None) -> None:
         self.maker = RequestMaker(frontend)
-        self.runs = RunTable(submit)
+        self.runs = RequestCoalescer(submit)
         self.outcomes = outcomes or OutcomeLog()
         self.sessions = SessionTable(self._new_session)
 

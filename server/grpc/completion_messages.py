@@ -29,8 +29,8 @@ from server.observe.records import current_arm
 from specdec.api.params import read_grammar, read_params
 from specdec.api.v1 import completion_pb2 as pb
 from specdec.api.v1 import result_pb2 as result
+from specdec.core.types import Delta, Finished, OutputParams, RequestEvent, SamplingParams, SpeculationParams, Started
 from specdec.errors import InvalidRequestError, RequestError, ViolationCollector
-from specdec.types import Delta, Finished, OutputParams, RequestEvent, SamplingParams, SpeculationParams, Started
 
 _MODES = {
     pb.CompletionOptions.MODE_UNSPECIFIED: FillMode.MIDDLE,

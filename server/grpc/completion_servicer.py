@@ -29,15 +29,15 @@ from server.grpc.completion_messages import (
     suggestion_finished,
     suggestion_started,
 )
+from server.grpc.deferred_headers import DeferredHeaders
 from server.grpc.errors import guarded
-from server.grpc.held_answer import HeldAnswer
 from server.grpc.request_reader import read_files, read_gap, read_prediction, validate
 from server.served_models import Models, ServedModel, Task
 from specdec.api.v1 import completion_pb2 as pb
 from specdec.api.v1 import completion_pb2_grpc as pb_grpc
 from specdec.api.v1 import result_pb2 as result
+from specdec.core.types import Finished, FinishReason, Request
 from specdec.errors import EngineDeadError, FieldViolation, InvalidRequestError, RequestError, ViolationCollector
-from specdec.types import Finished, FinishReason, Request
 
 # Messages that wait for a slow reader; beyond that nothing more is read from it
 _WAITING = 64
@@ -248,7 +248,7 @@ class CompletionServicer(pb_grpc.CompletionServiceServicer):
         with model.frontend.gate.enter():
             principal, service = current_caller(), model.completion
             asked = await _read(request, context, model)
-            answer = HeldAnswer(context, model.frontend.hold_headers)
+            answer = DeferredHeaders(context, model.frontend.hold_headers)
             key = request.scheduling.supersedes_key
             run, _ = await service.runs.start(principal, asked, key)
             try:

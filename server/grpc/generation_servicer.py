@@ -12,8 +12,8 @@ from server.admission import Ticket
 from server.auth.principal import current_caller
 from server.errors import DeadlinePassedError
 from server.frontend import Frontend
+from server.grpc.deferred_headers import DeferredHeaders
 from server.grpc.errors import guarded
-from server.grpc.held_answer import HeldAnswer
 from server.grpc.messages import (
     delta_message,
     finished_message,
@@ -28,8 +28,8 @@ from server.observe.records import current_arm
 from server.served_models import Models, Task
 from specdec.api.v1 import generation_pb2, generation_pb2_grpc, model_pb2, model_pb2_grpc
 from specdec.api.v1 import options_pb2 as options
+from specdec.core.types import Delta, Finished, FinishReason, Request, RequestEvent, Started
 from specdec.errors import ViolationCollector
-from specdec.types import Delta, Finished, FinishReason, Request, RequestEvent, Started
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -71,7 +71,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         frontend = self._find(request)
         with frontend.gate.enter():
             asked = await parse_generate(request, frontend)
-            model, answer = frontend.model, HeldAnswer(context, frontend.hold_headers)
+            model, answer = frontend.model, DeferredHeaders(context, frontend.hold_headers)
             async with _admit(frontend, asked, request.scheduling, context) as stream:
                 async for event in stream:
                     if isinstance(event, Finished):

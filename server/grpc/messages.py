@@ -9,7 +9,7 @@ from typing import Any
 from specdec.api.v1 import generation_pb2, trace_pb2
 from specdec.api.v1 import model_pb2 as model
 from specdec.api.v1 import result_pb2 as result
-from specdec.types import (
+from specdec.core.types import (
     Delta,
     DrafterTrace,
     EngineInfo,

@@ -17,9 +17,8 @@ from specdec.api.params import read_grammar, read_params, read_values
 from specdec.api.v1 import generation_pb2 as pb
 from specdec.api.v1 import options_pb2 as options
 from specdec.api.v1.completion_pb2 import CompleteRequest, SessionSetup
-from specdec.errors import FieldViolation, InvalidRequestError, ViolationCollector
-from specdec.fields import params_of
-from specdec.types import (
+from specdec.core.fields import params_of
+from specdec.core.types import (
     EngineInfo,
     GrammarParams,
     OutputParams,
@@ -30,6 +29,7 @@ from specdec.types import (
     StoppingParams,
     TextRules,
 )
+from specdec.errors import FieldViolation, InvalidRequestError, ViolationCollector
 
 
 def _message_paths() -> dict[str, str]:

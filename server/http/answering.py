@@ -14,8 +14,7 @@ from server.errors import DeadlinePassedError
 from server.hold_headers import HOLD_HEADER, holds, precedes_tokens
 from server.http.call import Call, ServerContext
 from server.json_body import write_json
-from specdec.errors import RequestError
-from specdec.types import (
+from specdec.core.types import (
     Delta,
     DrafterStats,
     Finished,
@@ -26,6 +25,7 @@ from specdec.types import (
     Started,
     TokenLogprobs,
 )
+from specdec.errors import RequestError
 
 MEDIA_TYPE = b"text/event-stream"
 DONE = b"data: [DONE]\n\n"
@@ -107,7 +107,7 @@ async def generate(
 
     Samples are numbered through: sample i of request r is r * n + i. To be read inside `contextlib.aclosing`: closing
     it, by an error or a cancellation too, ends all requests in the engine at once. ``share``: a single request may be
-    answered with the events of an equal one that runs already (`server.completion.runs.RunTable`).
+    answered with the events of an equal one that runs already (`server.completion.runs.RequestCoalescer`).
     ``supersedes_key``: ends the running request of the same tenant with the same one, for the first of ``requests``.
 
     Raises:

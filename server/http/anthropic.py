@@ -28,7 +28,7 @@ from server.http.fields import (
 from server.http.openai_format import extras
 from server.interfaces import TokenizerLike
 from server.served_models import Task
-from specdec.types import Delta, Finished, FinishReason, RequestEvent
+from specdec.core.types import Delta, Finished, FinishReason, RequestEvent
 
 _ERROR_TYPES = {
     401: "authentication_error", 403: "permission_error", 404: "not_found_error", 408: "timeout_error",

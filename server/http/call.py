@@ -21,8 +21,8 @@ from server.http.ignored_fields import warnings
 from server.json_body import LARGE_BYTES, Body, check_values, count_values, read_object, write_json
 from server.observe.records import MAX_ID_CHARACTERS, REQUEST_ID_HEADER, call_id
 from server.served_models import Models, ServedModel, Task
+from specdec.core.types import EngineInfo
 from specdec.errors import FieldViolation, InvalidRequestError, ViolationCollector
-from specdec.types import EngineInfo
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from server.http.call import Call
 from server.http.tool_use import ToolUse
 from server.json_body import Body
 from server.request_fields import param_schemas, read_speculation, read_values
+from specdec.core.fields import MAX_LOGPROBS, MAX_NAME
+from specdec.core.types import Request, SamplingParams, SpeculationParams, StoppingParams
 from specdec.errors import InvalidRequestError
-from specdec.fields import MAX_LOGPROBS, MAX_NAME
-from specdec.types import Request, SamplingParams, SpeculationParams, StoppingParams
 
 
 def read_common(call: Call, body: Body) -> dict[str, Any]:

@@ -38,9 +38,9 @@ from server.interfaces import TokenizerLike
 from server.json_body import Body
 from server.request_fields import param_schemas
 from server.served_models import Task
+from specdec.core.fields import MAX_LOGPROBS
+from specdec.core.types import Delta, Finished, FinishReason, RequestEvent, SamplingParams
 from specdec.errors import EngineDeadError
-from specdec.fields import MAX_LOGPROBS
-from specdec.types import Delta, Finished, FinishReason, RequestEvent, SamplingParams
 
 _TYPES = ERROR_TYPES | {404: "not_found_error", 503: "unavailable_error"}
 

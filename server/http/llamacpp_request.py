@@ -17,8 +17,8 @@ from server.http.fields import read_common
 from server.interfaces import TokenizerLike
 from server.json_body import Body, write_json
 from server.request_fields import check_requests, is_token_id, read_params, read_stopping
-from specdec.fields import INT31, MAX_BIAS, MAX_LOGPROBS, MAX_N
-from specdec.types import (
+from specdec.core.fields import INT31, MAX_BIAS, MAX_LOGPROBS, MAX_N
+from specdec.core.types import (
     GrammarKind,
     GrammarParams,
     OutputParams,

@@ -13,8 +13,8 @@ from server.http.openai import COMPLETION_FIELDS
 from server.http.openai_completions import CompletionRequest, CompletionStream, parse_completion
 from server.http.openai_format import OpenAIErrors, answer_head, extras, usage
 from server.served_models import Task
+from specdec.core.types import Delta, Finished, FinishReason, RequestEvent
 from specdec.errors import FieldViolation, InvalidRequestError
-from specdec.types import Delta, Finished, FinishReason, RequestEvent
 
 _REASONS = {FinishReason.LENGTH: "length", FinishReason.ABORTED: "error"}
 

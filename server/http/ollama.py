@@ -40,10 +40,8 @@ from server.interfaces import TokenizerLike
 from server.json_body import Body, write_json
 from server.request_fields import check_requests, param_schemas, read_params, read_stopping
 from server.served_models import Task
-from specdec.errors import InvalidRequestError
-from specdec.fields import INT31, OPENAI
-from specdec.models.fim import TEMPLATES
-from specdec.types import (
+from specdec.core.fields import INT31, OPENAI
+from specdec.core.types import (
     Delta,
     Finished,
     FinishReason,
@@ -56,6 +54,8 @@ from specdec.types import (
     StoppingParams,
     TokenLogprobs,
 )
+from specdec.errors import InvalidRequestError
+from specdec.models.fim import TEMPLATES
 
 MEDIA_TYPE = b"application/x-ndjson"
 

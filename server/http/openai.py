@@ -30,9 +30,9 @@ from server.http.openai_completions import complete
 from server.http.openai_format import OpenAIErrors
 from server.request_fields import param_schemas
 from server.served_models import Task
+from specdec.core.fields import MAX_N
+from specdec.core.types import OutputParams, ResumeParams
 from specdec.errors import RequestError
-from specdec.fields import MAX_N
-from specdec.types import OutputParams, ResumeParams
 
 
 async def list_models(call: Call) -> None:

@@ -28,7 +28,7 @@ from server.http.prompt_logprobs import prompt_logprobs
 from server.interfaces import TokenizerLike
 from server.json_body import Body
 from server.request_fields import check_requests, read_count, read_grammar, read_params, read_resume, read_stopping
-from specdec.types import (
+from specdec.core.types import (
     Delta,
     Finished,
     OutputParams,

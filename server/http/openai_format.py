@@ -14,8 +14,8 @@ from server.http.errors import Refusal
 from server.interfaces import TokenizerLike
 from server.json_body import Body
 from server.request_fields import read_count
-from specdec.fields import MAX_N
-from specdec.types import (
+from specdec.core.fields import MAX_N
+from specdec.core.types import (
     Finished,
     FinishReason,
     OutputParams,

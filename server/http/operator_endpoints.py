@@ -15,8 +15,8 @@ from server.http.call import Call, Endpoint
 from server.http.errors import PathNotFoundError, Refusal
 from server.http.fields import RESPONSES
 from server.http.openai_format import OpenAIErrors
+from specdec.core.types import trace_dict
 from specdec.errors import FieldViolation, InvalidRequestError, RequestError
-from specdec.types import trace_dict
 
 
 class ProbeErrors:

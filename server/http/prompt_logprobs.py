@@ -12,7 +12,7 @@ from itertools import zip_longest
 
 from server.http.answering import whole_answer
 from server.http.call import Call
-from specdec.types import (
+from specdec.core.types import (
     GrammarKind,
     GrammarParams,
     OutputParams,

@@ -27,8 +27,8 @@ from server.http.openai_format import ChatLogprobs, OpenAIErrors, extras
 from server.http.responses_request import LOGPROBS, ResponsesRequest, parse_responses
 from server.interfaces import TokenizerLike
 from server.served_models import Task
-from specdec.fields import MAX_LOGPROBS
-from specdec.types import Delta, Finished, FinishReason, RequestEvent
+from specdec.core.fields import MAX_LOGPROBS
+from specdec.core.types import Delta, Finished, FinishReason, RequestEvent
 
 _CUT = {FinishReason.LENGTH: "max_output_tokens", FinishReason.ABORTED: "abort"}
 

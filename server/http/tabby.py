@@ -34,7 +34,7 @@ from server.http.openai_format import OpenAIErrors, extras
 from server.json_body import Body
 from server.request_fields import check_requests, read_seed
 from server.served_models import Task
-from specdec.types import Finished, FinishReason, Request, SamplingParams, StoppingParams, TextRules
+from specdec.core.types import Finished, FinishReason, Request, SamplingParams, StoppingParams, TextRules
 
 _CRLF, _ALONE = "\r\n", re.compile(r"(?<!\r)\n")
 

@@ -11,8 +11,8 @@ from server.http.tool_calls import MAX_NAME, ToolCall, ToolCallParser, WholeCall
 from server.http.tool_grammar import MARKED, tool_grammar
 from server.interfaces import TokenizerLike
 from server.json_body import Body
+from specdec.core.types import GrammarKind, GrammarParams, OutputParams
 from specdec.models.tool_forms import ToolForm
-from specdec.types import GrammarKind, GrammarParams, OutputParams
 
 _NAME = re.compile(rf'[^\s<>{{}}\[\]"\\]{{1,{MAX_NAME}}}')
 NAME_RULE = (

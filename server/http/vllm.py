@@ -23,7 +23,7 @@ from server.http.openai_format import OpenAIErrors
 from server.http.tool_use import read_tools
 from server.json_body import Body
 from server.served_models import Task
-from specdec.types import Request
+from specdec.core.types import Request
 
 
 def _is_vllms(body: Mapping[str, Any]) -> bool:

@@ -22,7 +22,7 @@ from server.lsp.documents import (
     read_settings,
     secret,
 )
-from server.lsp.session import Answer, Ask, LinkState, Notices, SessionLink
+from server.lsp.session import Answer, LinkState, Notices, SessionLink, SuggestionRequest
 from specdec.client.client import Client, Outcome
 
 REMEMBERED = 512
@@ -143,18 +143,20 @@ class Completer:
             return False
         return document.language not in self.settings.disabled_languages and not secret(document.name, self.settings)
 
-    def _ask(self, document: OpenDocument, params: types.InlineCompletionParams) -> Ask:
+    def _ask(self, document: OpenDocument, params: types.InlineCompletionParams) -> SuggestionRequest:
         menu, selected = params.context.selected_completion_info, None
         place = document.ask_at(params.position)
         if menu is not None:
             start = document.place(menu.range.start)
             selected = (start, max(start, document.place(menu.range.end)), menu.text)
         extra = tuple(self._documents.beside(document, self.settings))
-        return Ask(
+        return SuggestionRequest(
             document, document.revision, place, selected, extra, self._documents.project.repository_of(document.uri)
         )
 
-    def _item(self, answer: Answer, ask: Ask, params: types.InlineCompletionParams) -> types.InlineCompletionItem:
+    def _item(
+        self, answer: Answer, ask: SuggestionRequest, params: types.InlineCompletionParams
+    ) -> types.InlineCompletionItem:
         menu = params.context.selected_completion_info
         lead = "" if menu is None else menu.text
         where = types.Range(params.position, params.position) if menu is None else menu.range

@@ -20,7 +20,7 @@ from specdec.client.connection import CallError
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class SuggestionRequest:
     """At index ``place`` of ``document`` as of ``revision``. ``selected``: what the editor's menu would put into the
     place of what lies between two indices; the completion is to follow that. ``extra``: other texts of the project."""
 
@@ -149,7 +149,7 @@ _CUT = (result_pb2.FINISH_REASON_SUPERSEDED, result_pb2.FINISH_REASON_ABORTED)
 class _Asked:
     """An ask without its last word."""
 
-    def __init__(self, ask_id: int, ask: Ask) -> None:
+    def __init__(self, ask_id: int, ask: SuggestionRequest) -> None:
         self.ask_id, self.ask = ask_id, ask
         self.answer: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
         self.suggestion_id, self.text = "", ""
@@ -207,7 +207,7 @@ class LiveSession:
         if self._held.pop(document.name, None) is not None:
             self._unsent.put_nowait(pb.CompleteSessionRequest(close=document.name))
 
-    def ask(self, ask: Ask) -> tuple[int, asyncio.Future[Answer | None]]:
+    def ask(self, ask: SuggestionRequest) -> tuple[int, asyncio.Future[Answer | None]]:
         """The ask's number, and what will be its answer: None where it is superseded, cancelled or refused, or where
         the stream ends."""
         self._asks += 1
@@ -377,7 +377,7 @@ class SessionLink:
         if self._live is not None:
             self._live.forget(document)
 
-    async def ask(self, ask: Ask) -> Answer | None:
+    async def ask(self, ask: SuggestionRequest) -> Answer | None:
         """The suggestion; None where there is none to be had now. When the caller is cancelled, the server goes on for
         a moment: what is typed next may be what it is saying."""
         live = self._live if self._ready else None

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from server.observe.records import CallRecord, RequestRecord, SampleRecord, TelemetryListener
-from specdec.types import DrafterStats, Finished, FinishReason, Started
+from specdec.core.types import DrafterStats, Finished, FinishReason, Started
 
 LATENCY_BUCKETS_S = (
     0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15,

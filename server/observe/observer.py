@@ -12,8 +12,8 @@ from server.observe.logs import CallLog, PromptText
 from server.observe.metrics import ServerMetrics
 from server.observe.records import CallRecord, RequestRecord, TelemetryListener, current_call
 from specdec.config import ServerConfig
+from specdec.core.types import Request
 from specdec.errors import ConfigError
-from specdec.types import Request
 
 _LOG = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from specdec.core.types import Delta, Finished, Request, RequestEvent, Started
 from specdec.errors import RequestError
-from specdec.types import Delta, Finished, Request, RequestEvent, Started
 
 
 @dataclass(slots=True)

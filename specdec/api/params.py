@@ -1,4 +1,4 @@
-"""The options of a request as gRPC messages and back, by the paths that `specdec.types` gives its parameters."""
+"""The options of a request as gRPC messages and back, by the paths that `specdec.core.types` gives its parameters."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
 from specdec.api.v1 import options_pb2 as options
+from specdec.core.fields import Param, params_of
+from specdec.core.types import GrammarKind, GrammarParams
 from specdec.errors import ViolationCollector
-from specdec.fields import Param, params_of
-from specdec.types import GrammarKind, GrammarParams
 
 Record = TypeVar("Record")
 AnyMessage = TypeVar("AnyMessage", bound=Message)

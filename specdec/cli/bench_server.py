@@ -63,7 +63,7 @@ def _cell(value: Any) -> str:
 @json_option
 def typing_command(engine_config: EngineConfig, as_json: bool, **plan: Any) -> None:
     """Type real files key by key, through a session and with a request per key; compare the waits."""
-    from bench.typing import TypingPlan, measure_typing
+    from bench.typing_bench import TypingPlan, measure_typing
 
     figures = asyncio.run(measure_typing(engine_config, TypingPlan(**plan), progress_line()))
     if as_json:

@@ -33,7 +33,7 @@ def doctor_command(engine_config: EngineConfig) -> None:
     from bench.machine import BandwidthProbe
     from specdec.engine.memory import host_kv_dtype
     from specdec.models.memory import available_bytes
-    from verify_kernels.kernels import load_kernels, self_test
+    from verify_kernels.backend_selection import load_kernels, self_test
 
     console = Console(highlight=False)
     threads = engine_config.threads or len(os.sched_getaffinity(0))
@@ -166,9 +166,9 @@ def verify_command(engine_config: EngineConfig, pairs: int, max_tokens: int, see
     """Check path identity: the same tokens and log-probabilities with and without speculation, in any batch."""
     from rich.console import Console
 
+    from bench.path_identity import verify
     from specdec.cli.progress_bar import ProgressBar
     from specdec.engine.build import build_parts
-    from specdec.path_identity import verify
 
     console = Console(stderr=True)
     began = time.perf_counter()

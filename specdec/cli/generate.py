@@ -26,7 +26,7 @@ from specdec.cli.options import (
     pop_credentials,
     refuse_credentials,
 )
-from specdec.types import (
+from specdec.core.types import (
     Delta,
     Finished,
     GrammarKind,
@@ -154,7 +154,7 @@ _OPTIONS: tuple[tuple[str, dict[str, Any], str], ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class PromptRequest:
     """Prompt and prediction still in words (an empty prediction is none), and a request without their ids."""
 
     prompt: str
@@ -177,13 +177,13 @@ def pop_ask(
     values: dict[str, Any],
     drafters: tuple[str, ...],
     indexes: tuple[str, ...] = (),
-) -> Ask:
+) -> PromptRequest:
     """Take the request's options out of ``values``; ``drafters`` as `--drafter` gave them, ``indexes`` by name.
 
     Raises:
         click.UsageError: options contradict each other, or a text is not UTF-8.
     """
-    return Ask(
+    return PromptRequest(
         check_text(prompt, "the prompt"), chat, pop_prediction(values), _request(request_id, values, drafters, indexes)
     )
 
@@ -279,7 +279,7 @@ def _runner(
         yield LocalRunner(engine, parts.tokenizer)
 
 
-def _show(runner: LocalRunner | RemoteRunner, ask: Ask, as_json: bool) -> None:
+def _show(runner: LocalRunner | RemoteRunner, ask: PromptRequest, as_json: bool) -> None:
 
     def keep_quiet(_: str) -> None:
         """JSON is printed whole."""

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 from server.errors import DeadlinePassedError, GenerationFailedError
 from server.interfaces import EngineLike, TokenizerLike
-from specdec.cli.generate import Ask
+from specdec.cli.generate import PromptRequest
 from specdec.client.client import Client
 from specdec.client.connection import Credentials, RetryPolicy
 from specdec.client.prompt import ChatTurn, GenerateOptions
-from specdec.types import Failed, Finished, FinishReason, RequestEvent, StepTrace
+from specdec.core.types import Failed, Finished, FinishReason, RequestEvent, StepTrace
 
 
 class LocalRunner:
@@ -29,7 +29,7 @@ class LocalRunner:
         """The target's name."""
         return self._engine.info().target
 
-    def events(self, ask: Ask) -> Generator[RequestEvent, None, None]:
+    def events(self, ask: PromptRequest) -> Generator[RequestEvent, None, None]:
         """Everything about one request, in order.
 
         Raises:
@@ -91,7 +91,7 @@ class RemoteRunner:
         """The last ``limit`` steps of the server's engine, newest last."""
         return self._run(self._client.trace(limit, _CONNECT_S, model=self._model))
 
-    def events(self, ask: Ask) -> Generator[RequestEvent, None, None]:
+    def events(self, ask: PromptRequest) -> Generator[RequestEvent, None, None]:
         """Everything about one request, in order."""
         prompt = [ChatTurn("user", ask.prompt)] if ask.chat else ask.prompt
         stream = self._client.stream(prompt, **_options(ask, self._model))
@@ -109,7 +109,7 @@ async def _next(stream: AsyncGenerator[RequestEvent, None]) -> RequestEvent | No
     return await anext(stream, None)
 
 
-def _options(ask: Ask, model: str) -> GenerateOptions:
+def _options(ask: PromptRequest, model: str) -> GenerateOptions:
     r = ask.request
     return GenerateOptions(
         request_id=r.request_id, sampling=r.sampling, stopping=r.stopping, output=r.output, speculation=r.speculation,

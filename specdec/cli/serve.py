@@ -20,8 +20,8 @@ from specdec.config import Config, EngineConfig, ServerConfig
 
 if TYPE_CHECKING:
     from server.serving import Addresses
+    from specdec.core.types import EngineInfo
     from specdec.models.tokenizer import Tokenizer
-    from specdec.types import EngineInfo
 
 
 _PATH = click.Path(path_type=Path)

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from specdec.cli.options import credential_options, model_option, pop_credentials, server_option
-from specdec.types import DrafterStats, DrafterTrace, StepTrace
+from specdec.core.types import DrafterStats, DrafterTrace, StepTrace
 
 _LIMIT = click.option(
     "--limit",
@@ -80,7 +80,7 @@ def replay_command(file: Path) -> None:
 
 
 def _show(steps: Iterable[StepTrace], limit: int, as_json: bool) -> None:
-    from specdec.types import trace_dict
+    from specdec.core.types import trace_dict
 
     summary = TraceSummary()
     last: deque[StepTrace] = deque(maxlen=limit)

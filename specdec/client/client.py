@@ -37,7 +37,7 @@ from specdec.client.messages import (
 )
 from specdec.client.prompt import ChatTurn, CompletionHints, Fim, Generated, GenerateOptions, Prompt
 from specdec.client.resuming import ResumableStream
-from specdec.types import EngineInfo, EngineLoad, RequestEvent, StepTrace, Usage
+from specdec.core.types import EngineInfo, EngineLoad, RequestEvent, StepTrace, Usage
 
 # The services, by the channel that a call goes through.
 _Completion = completion_pb2_grpc.CompletionServiceStub

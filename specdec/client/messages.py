@@ -14,7 +14,7 @@ from specdec.api.v1 import options_pb2 as options
 from specdec.api.v1 import result_pb2 as result
 from specdec.api.v1 import trace_pb2 as trace
 from specdec.client.prompt import ChatTurn, CompletionHints, Fim, Generated, GeneratedSample, GenerateOptions, Prompt
-from specdec.types import (
+from specdec.core.types import (
     Delta,
     DrafterStats,
     DrafterTrace,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypedDict
 
-from specdec.types import (
+from specdec.core.types import (
     FinishReason,
     GrammarParams,
     OutputParams,
@@ -72,7 +72,7 @@ Prompt = str | Fim | Sequence[int] | Sequence[ChatTurn]
 
 
 class GenerateOptions(TypedDict, total=False):
-    """As the fields of `specdec.types.Request`; what is left out is as there.
+    """As the fields of `specdec.core.types.Request`; what is left out is as there.
 
     ``prediction``: text or token ids. ``supersedes_key``: ends the running request with the same one. ``timeout_s``:
     the call's deadline, over all its tries. ``resume``: where a stream of before broke off, whose tokens the caller

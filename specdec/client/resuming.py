@@ -16,8 +16,8 @@ from specdec.api.v1 import completion_pb2 as completion
 from specdec.api.v1 import generation_pb2 as generation
 from specdec.client.connection import CallError, Connection, Method, RetryPolicy, cut_of, end_of, time_left
 from specdec.client.messages import event_of
-from specdec.seeds import sample_seed
-from specdec.types import Delta, Finished, RequestEvent, Started
+from specdec.core.seeds import sample_seed
+from specdec.core.types import Delta, Finished, RequestEvent, Started
 
 Message = generation.GenerateStreamRequest | completion.CompleteRequest
 

@@ -12,8 +12,7 @@ from specdec.control.calibration import Calibration, Reliability, temperature_bu
 from specdec.control.costs import CostTable
 from specdec.control.drafter_gate import DrafterGate, GatePrices
 from specdec.control.inputs import (
-    Ask,
-    Deepening,
+    DraftRequest,
     DraftWork,
     Outcome,
     Plan,
@@ -22,10 +21,11 @@ from specdec.control.inputs import (
     SequenceInputs,
     StepInputs,
     StepPrices,
+    TreeExpansion,
 )
 from specdec.control.learned import Learned
 from specdec.control.node_budget import choose, merge
-from specdec.tree import TokenTree
+from specdec.core.tree import TokenTree
 
 Odds = Callable[[int, int, float], tuple[float, int]]
 
@@ -222,7 +222,7 @@ class Controller:
         works = [step.drafted[name].trees for name in step.drafted if name in self._lookups]
         return [any(trees[i] is not None for trees in works) for i in range(len(step.sequences))]
 
-    def _ask_lookups(self, step: StepInputs) -> list[Ask]:
+    def _ask_lookups(self, step: StepInputs) -> list[DraftRequest]:
         """They share one decision: the time all of them take is what is known."""
         sequences, n = step.sequences, len(step.sequences)
         wanted = [True] * n
@@ -232,16 +232,18 @@ class Controller:
             wanted = [one.first or decision != "off" for one, decision in zip(sequences, found, strict=True)]
         floors = {"free": self._node_floor(step)}
         return [
-            Ask(name, [_lookup_decision(name, one, ok) for one, ok in zip(sequences, wanted, strict=True)], floors)
+            DraftRequest(
+                name, [_lookup_decision(name, one, ok) for one, ok in zip(sequences, wanted, strict=True)], floors
+            )
             for name in self._drafters
             if name in self._lookups
         ]
 
-    def _ask_model(self, name: str, step: StepInputs) -> Ask:
+    def _ask_model(self, name: str, step: StepInputs) -> DraftRequest:
         costs, prices = self._models[name], step.prices
         eligible = [name in one.drafters and one.nodes > 0 and (one.forced or not one.first) for one in step.sequences]
         if not any(eligible):
-            return Ask(name, [""] * len(eligible), {})
+            return DraftRequest(name, [""] * len(eligible), {})
         covered = [_covered(step, i) for i in range(len(eligible))]
         reading = [costs.reading_ms(one.backlog.get(name, 0)) for one in step.sequences]
         token_ms = prices.token_ms / (1.0 + max(0.0, self._lookup_gain))
@@ -250,7 +252,7 @@ class Controller:
         decisions = self._gates[name].decide(step.sequences, eligible, covered, reading, gate_prices)
         reads = self._pieces(name, decisions, step)
         floor = self._node_floor(step)
-        ask = Ask(name, decisions, {"on": floor, "probe": -math.inf, "forced": -math.inf}, reads=reads)
+        ask = DraftRequest(name, decisions, {"on": floor, "probe": -math.inf, "forced": -math.inf}, reads=reads)
         if ask.asked:
             rate = self.rate(step)
             nodes = sum([one.nodes for one, ok in zip(step.sequences, decisions, strict=True) if ok in ask.floors])
@@ -419,13 +421,13 @@ class _ModelCosts:
             return CHUNK
         return max(SHORT_BACKLOG, bisect_right(self.level.span(1, CHUNK - 1), ms))
 
-    def deepening(self, batch: int, rate: float, verify: Sequence[float], row_ms: float) -> Deepening:
+    def deepening(self, batch: int, rate: float, verify: Sequence[float], row_ms: float) -> TreeExpansion:
         """How deep to go in this step, ``batch`` sequences together."""
         follow = max(LEAST_FOLLOW, self.follow)
         if not self.level.known:
-            return Deepening(None, rate, verify, follow)
+            return TreeExpansion(None, rate, verify, follow)
         price = rate * (self.level.ms(batch) / batch + row_ms) / follow
-        return Deepening(self.level, rate, verify, follow, math.log(min(DEAREST, max(price, 1e-3))))
+        return TreeExpansion(self.level, rate, verify, follow, math.log(min(DEAREST, max(price, 1e-3))))
 
     def observe(self, batch: int, levels: int, backlog: int, ms: float, took: float, slowness: float) -> None:
         """``batch`` sequences were asked together, ``levels`` forwards in ``ms``, ``took`` with all that belongs to

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from specdec.control.costs import CostTable
-from specdec.tree import TokenTree
+from specdec.core.tree import TokenTree
 
 
 @dataclass(slots=True)
@@ -140,7 +140,7 @@ class StepInputs:
 
 
 @dataclass(frozen=True, slots=True)
-class Deepening:
+class TreeExpansion:
     """Whether a model-based drafter should go one level deeper. cost: milliseconds of a level by sequences; None: not
     known. rate: tokens per millisecond that the batch earns otherwise. verify: milliseconds of the target's forward by
     draft nodes, from none. follow: share of reached nodes below which the drafter holds the target's choice. floor: log
@@ -171,7 +171,7 @@ class Deepening:
 
 
 @dataclass(slots=True)
-class Ask:
+class DraftRequest:
     """A drafter's turn. decisions: per sequence `on`, `probe` (to find out), `forced`, `free` (a lookup drafter: a
     fraction of a millisecond), `read` (a piece of a long text, before it proposes), `off`, or `` where it may not.
     floors: per decision the log of the least chance of being reached for which a node is worth proposing. deepening: of
@@ -180,7 +180,7 @@ class Ask:
     drafter: str
     decisions: list[str]
     floors: dict[str, float]
-    deepening: Deepening | None = None
+    deepening: TreeExpansion | None = None
     reads: dict[int, int] = field(default_factory=dict)
 
     @property
@@ -196,7 +196,7 @@ class Plan:
     ``candidates``. predicted_tokens: expected tokens of the step, the target's own included; value: per millisecond;
     verify_ms: expected time of the forward."""
 
-    asks: list[Ask] = field(default_factory=list)
+    asks: list[DraftRequest] = field(default_factory=list)
     trees: list[TokenTree] = field(default_factory=list)
     kept: list[list[int]] = field(default_factory=list)
     candidates: int = 0

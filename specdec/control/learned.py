@@ -9,7 +9,7 @@ from typing import Any
 
 from specdec.control.calibration import CELLS, TEMPERATURES
 from specdec.control.inputs import DraftRecord
-from specdec.tree import MAX_NODES
+from specdec.core.tree import MAX_NODES
 
 CELL_MOST = 16.0  # observations that a cell of the calibration is thought to rest on, however many there were
 POOL_MOST = 10.0  # steps that what a drafter brings is thought to rest on

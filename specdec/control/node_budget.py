@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from specdec.control.inputs import SequenceInputs
-from specdec.tree import MAX_NODES, TokenTree
+from specdec.core.tree import MAX_NODES, TokenTree
 
 AGREEMENT = 0.5  # of the way from the better chance to that of independent witnesses: drafters read the same text
 FULL = 0.995  # siblings exclude each other, so their chances sum to less than 1

@@ -14,9 +14,9 @@ from typing import Any, cast
 
 from specdec.control.controller import Controller
 from specdec.control.inputs import DraftWork, Outcome, Plan, SequenceHistory, SequenceInputs, StepInputs
+from specdec.core.tree import TokenTree
+from specdec.core.types import DrafterTrace, StepTrace
 from specdec.errors import ConfigError
-from specdec.tree import TokenTree
-from specdec.types import DrafterTrace, StepTrace
 
 Nodes = list[tuple[int, int, int, float]]  # (parent, token, cell, score) of each draft node
 

@@ -25,8 +25,10 @@ from draft.protocol import Drafter, ModelBasedDrafter
 from draft.reading_order import ReadingOrder
 from draft.suffix import SuffixDrafter
 from specdec.config import EngineConfig, WeightDtype
+from specdec.core.kv_cache import KvCacheManager
+from specdec.core.sampling import Sampler
+from specdec.core.types import EngineInfo
 from specdec.engine.engine import Engine, EngineParts
-from specdec.engine.kept_values import KeptValues, LearnedFile
 from specdec.engine.memory import (
     MemoryBudget,
     draft_kv_dtype,
@@ -37,11 +39,11 @@ from specdec.engine.memory import (
     wanted_context,
 )
 from specdec.engine.numeric_fingerprint import host_arithmetic, numeric_fingerprint
+from specdec.engine.profile_cache import LearnedProfile, ProfileCache
 from specdec.engine.profile_costs import WARM_UP_SHARE, contexts_measured, costs_at_start
 from specdec.engine.verify import StepVerifier
 from specdec.engine.warm_up import warm_up
 from specdec.errors import ConfigError, ModelError
-from specdec.kv_cache import KvCacheManager
 from specdec.models.catalogue import with_named_draft
 from specdec.models.config import ModelConfig
 from specdec.models.decoder import Decoder, KvPool, TargetDecoder, kv_page_bytes
@@ -50,11 +52,9 @@ from specdec.models.memory import available_bytes
 from specdec.models.progress import Progress
 from specdec.models.tokenizer import Tokenizer
 from specdec.models.vocabulary_cut import VocabularyCut, most_frequent
-from specdec.sampling import Sampler
-from specdec.types import EngineInfo
 from verify_kernels.backend import Backend
+from verify_kernels.backend_selection import Kernels, NumericMode, load_kernels, self_test
 from verify_kernels.forward_batch import PAGE_SIZE
-from verify_kernels.kernels import Kernels, NumericMode, load_kernels, self_test
 from verify_kernels.packed_weights import PackedLinear, unpack_linear
 from verify_kernels.sampling import SamplingKernels
 
@@ -481,11 +481,11 @@ def assemble(
         torch.set_num_threads(1)
     # A feature head knows whole pages: a context that goes on inside one would be lost to it.
     kv = KvCacheManager(pages, prefix_cache=config.prefix_cache, tails=head is None)
-    kept = KeptValues(config.cache_dir, "costs", _costs_key(config, info, target.digest, drafters))
+    kept = ProfileCache(config.cache_dir, "costs", _costs_key(config, info, target.digest, drafters))
     costs = costs_at_start(config.speculation, decoder, drafters, kept)
     verifier = platform.verifier(decoder)
     parts = EngineParts(config, info, target.tokenizer, decoder, sampler, kv, drafters, costs, builder.model, verifier)
-    return _knowing(parts, LearnedFile(config.cache_dir, target.digest) if remember else None)
+    return _with_profile(parts, LearnedProfile(config.cache_dir, target.digest) if remember else None)
 
 
 def _costs_key(config: EngineConfig, info: EngineInfo, target: str, drafters: Sequence[Drafter]) -> list[object]:
@@ -499,7 +499,7 @@ def _costs_key(config: EngineConfig, info: EngineInfo, target: str, drafters: Se
     return [target, drafts, info.kernels, sizes, machine(), gpu, specdec.__version__, *ranks]
 
 
-def _knowing(parts: EngineParts, file: LearnedFile | None) -> EngineParts:
+def _with_profile(parts: EngineParts, file: LearnedProfile | None) -> EngineParts:
     """``parts`` with what is known of their drafters: kept by an engine before, or found out on a few texts."""
     if parts.costs is None:
         return parts

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from specdec.config import DeviceDtype, EngineConfig, WeightDtype
+from specdec.core.tree import MAX_NODES
 from specdec.engine.device_verify import DeviceVerifier, warm_up
 from specdec.engine.memory import MemoryBudget, MemoryNeed, kv_tokens_by_memory, measure_draft, wanted_context
 from specdec.engine.numeric_fingerprint import gpu_arithmetic
@@ -20,13 +21,12 @@ from specdec.models.memory import GIB, available_bytes
 from specdec.models.progress import Progress
 from specdec.models.tokenizer import Tokenizer
 from specdec.models.vocabulary_cut import VocabularyCut
-from specdec.tree import MAX_NODES
+from verify_kernels.backend_selection import NumericMode
 from verify_kernels.forward_batch import PAGE_SIZE
 from verify_kernels.gpu.attention_workspace import AttentionWorkspace
 from verify_kernels.gpu.kernel_launch import FP8
 from verify_kernels.gpu.sampling_table import SamplingPlan, SamplingWorkspace
 from verify_kernels.gpu.triton_sampling import TritonSampling
-from verify_kernels.kernels import NumericMode
 from verify_kernels.sampling import SamplingKernels
 
 _LOG = logging.getLogger(__name__)

@@ -19,9 +19,9 @@ from specdec.models.tensor_parallel.rank_processes import RankProcesses
 from specdec.models.tensor_parallel.shard_decoder import StepSizes
 from specdec.models.tensor_parallel.shares import share_layout, share_out
 from specdec.models.tokenizer import Tokenizer
+from verify_kernels.backend_selection import Kernels
 from verify_kernels.cpu.shared_ranks import spin_for
 from verify_kernels.forward_batch import PAGE_SIZE
-from verify_kernels.kernels import Kernels
 
 _LOG = logging.getLogger(__name__)
 

@@ -14,13 +14,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from specdec.core.tree import MAX_NODES, TokenTree
+from specdec.core.types import TokenLogprobs
 from specdec.engine.scheduler import PlanEntry
 from specdec.engine.verify import Acceptance, StepRows
 from specdec.models.decoder import check_batch
 from specdec.models.device_decoder import DeviceDecoder
 from specdec.models.device_step import HostMirror, PendingResult, StepArrays
-from specdec.tree import MAX_NODES, TokenTree
-from specdec.types import TokenLogprobs
 from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
 from verify_kernels.gpu import sampling
 from verify_kernels.gpu.accept import AcceptResult, accept

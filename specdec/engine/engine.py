@@ -10,35 +10,22 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, cast
 
+from draft.manager import DrafterManager
 from draft.model import ModelDrafter
-from draft.panel import DraftPanel
 from draft.prediction import PredictionDrafter
 from draft.protocol import Drafter, ModelBasedDrafter
-from specdec.cache_events import CacheRecorder
 from specdec.config import EngineConfig, WeightDtype
 from specdec.control.controller import Controller
 from specdec.control.costs import CostTable
 from specdec.control.learned import Learned
 from specdec.control.prefill_pace import PrefillPace
 from specdec.control.trace import TraceLog, TraceWriter
-from specdec.engine.kept_values import LearnedFile
-from specdec.engine.profile_costs import StepCosts
-from specdec.engine.propose import Drafting
-from specdec.engine.scheduler import Scheduler, SchedulerLimits
-from specdec.engine.step import Step, StepResult, StepTracer
-from specdec.engine.totals import StepTotals, Throughput
-from specdec.engine.validation import check_numbers, validate_request
-from specdec.engine.verify import StepVerifier, Verifier
-from specdec.errors import ConfigError, DuplicateRequestError
-from specdec.grammar.compiler import GrammarCompiler
-from specdec.grammar.token_healing import TokenHealing, TokenSpelling
-from specdec.kv_cache import KvCacheManager
-from specdec.models.decoder import HostDecoder, TargetDecoder
-from specdec.models.tokenizer import Tokenizer
-from specdec.sampling import Sampler, TokenGrammar
-from specdec.seeds import draw_seed, sample_seed
-from specdec.sequence import Ending, Sequence
-from specdec.types import (
+from specdec.core.cache_events import CacheRecorder
+from specdec.core.kv_cache import KvCacheManager
+from specdec.core.sampling import Sampler, TokenGrammar
+from specdec.core.seeds import draw_seed, sample_seed
+from specdec.core.sequence import Ending, Sequence
+from specdec.core.types import (
     EngineInfo,
     EngineLoad,
     Failed,
@@ -50,6 +37,19 @@ from specdec.types import (
     StepTrace,
     Usage,
 )
+from specdec.engine.profile_cache import LearnedProfile
+from specdec.engine.profile_costs import StepCosts
+from specdec.engine.propose import Drafting
+from specdec.engine.scheduler import Scheduler, SchedulerLimits
+from specdec.engine.step import Step, StepResult, StepTracer
+from specdec.engine.totals import StepTotals, Throughput
+from specdec.engine.validation import check_fingerprint, validate_request
+from specdec.engine.verify import StepVerifier, Verifier
+from specdec.errors import ConfigError, DuplicateRequestError
+from specdec.grammar.compiler import GrammarCompiler
+from specdec.grammar.token_healing import TokenHealing, TokenSpelling
+from specdec.models.decoder import HostDecoder, TargetDecoder
+from specdec.models.tokenizer import Tokenizer
 
 LoadedDraft = tuple[str, ModelBasedDrafter]
 """A draft model's name, and the drafter over it."""
@@ -76,9 +76,9 @@ class EngineParts:
     load_draft: Callable[[str, WeightDtype | None], LoadedDraft] | None = None
     verifier: StepVerifier | None = None
     learned: Mapping[str, Learned] = field(default_factory=dict)
-    learned_file: LearnedFile | None = None
+    learned_file: LearnedProfile | None = None
     clock: Callable[[], float] = time.monotonic
-    drafting: Callable[[DraftPanel, Controller], Drafting] = Drafting
+    drafting: Callable[[DrafterManager, Controller], Drafting] = Drafting
 
 
 KEEP_EVERY_S = 120.0  # between writings of what was learned
@@ -124,11 +124,11 @@ class Engine:
 
         Raises:
             InvalidRequestError, PromptTooLongError: it can not be served as it is, or its grammar is none.
-            OtherNumbersError: it was begun where other bits come out.
+            FingerprintMismatchError: it was begun where other bits come out.
             DuplicateRequestError: its id is in flight.
             QueueFullError: too many wait already.
         """
-        check_numbers(request, self._info)
+        check_fingerprint(request, self._info)
         validate_request(request, self._info.vocab_size, self._info.max_context, self._panel.names)
         if request.request_id in self._live:
             raise DuplicateRequestError(f"request_id {request.request_id!r} is in flight; choose another")
@@ -183,7 +183,7 @@ class Engine:
         speculation = self._speculation
         self._drafters, self._controller = list(drafters), controller
         cells = controller.calibration.size
-        self._panel = DraftPanel(drafters, self._info.vocab_size, speculation.stall_ms, cells=cells)
+        self._panel = DrafterManager(drafters, self._info.vocab_size, speculation.stall_ms, cells=cells)
         self._drafting = self._new_drafting(self._panel, controller)
         tracer = StepTracer(self._trace, self._began_s) if self._trace.enabled else None
         self._step = Step(

@@ -23,8 +23,8 @@ from specdec.models.config import ModelConfig
 from specdec.models.load import LoadedModel
 from specdec.models.rope import rope_tables
 from verify_kernels.backend import LinearSpec
+from verify_kernels.backend_selection import Kernels, NumericMode
 from verify_kernels.cpu.library import cpu_flags
-from verify_kernels.kernels import Kernels, NumericMode
 from verify_kernels.packed_weights import pack_linear
 
 _DECIDING = ("llguidance", "tokenizers")  # packages whose releases may mask, split or join tokens otherwise

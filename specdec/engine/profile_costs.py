@@ -13,7 +13,7 @@ from typing import Any, cast
 from draft.protocol import Drafter, ModelBasedDrafter
 from specdec.config import SpeculationConfig
 from specdec.control.costs import CostTable
-from specdec.engine.kept_values import KeptValues
+from specdec.engine.profile_cache import ProfileCache
 from specdec.models.decoder import TargetDecoder
 from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
 
@@ -40,7 +40,7 @@ class StepCosts:
 
 
 def costs_at_start(
-    speculation: SpeculationConfig, decoder: TargetDecoder, drafters: Sequence[Drafter], kept: KeptValues
+    speculation: SpeculationConfig, decoder: TargetDecoder, drafters: Sequence[Drafter], kept: ProfileCache
 ) -> StepCosts | None:
     """What `profile_costs` finds, or what it found on this machine before, where that still holds; None where nothing
     is to be decided by it, or it was given no time. kept: for the weights of all and the machine."""
@@ -75,7 +75,7 @@ def profile_costs(decoder: TargetDecoder, drafters: Iterable[ModelBasedDrafter],
     return StepCosts(verify.as_dict(), drafting)
 
 
-def check_costs(decoder: TargetDecoder, drafters: Iterable[ModelBasedDrafter], kept: KeptValues) -> StepCosts | None:
+def check_costs(decoder: TargetDecoder, drafters: Iterable[ModelBasedDrafter], kept: ProfileCache) -> StepCosts | None:
     """The costs that were kept, at the machine's present speed; None where there are none, or a few forwards show that
     they are not what forwards cost here and now."""
     values = kept.read()

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from draft.panel import DraftPanel
+from draft.manager import DrafterManager
 from draft.protocol import DraftTask
 from specdec.control.controller import Controller
-from specdec.control.inputs import Ask, DraftWork, Outcome, Plan, SequenceInputs, StepInputs
+from specdec.control.inputs import DraftRequest, DraftWork, Outcome, Plan, SequenceInputs, StepInputs
+from specdec.core.sequence import Sequence
+from specdec.core.tree import TokenTree
+from specdec.core.types import SpeculationMode
 from specdec.engine.scheduler import PlanEntry
-from specdec.sequence import Sequence
-from specdec.tree import TokenTree
-from specdec.types import SpeculationMode
 
 PROBE_DEPTH = 3  # a probe asks whether drafting pays again, not how far
 
@@ -38,7 +38,7 @@ class Drafting:
 
     def __init__(
         self,
-        panel: DraftPanel,
+        panel: DrafterManager,
         controller: Controller,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -117,7 +117,7 @@ class Drafting:
             backlog,
         )
 
-    def _ask(self, ask: Ask, sampling: Seq[PlanEntry], step: StepInputs, out: Proposals) -> DraftWork:
+    def _ask(self, ask: DraftRequest, sampling: Seq[PlanEntry], step: StepInputs, out: Proposals) -> DraftWork:
         """Let one drafter propose for those it is worth asking for."""
         if not (ask.asked or ask.reads):
             return DraftWork([None] * len(sampling), decisions=ask.decisions)
@@ -138,7 +138,7 @@ class Drafting:
         ]
         return done
 
-    def _task(self, ask: Ask, entry: PlanEntry, one: SequenceInputs, decision: str) -> DraftTask:
+    def _task(self, ask: DraftRequest, entry: PlanEntry, one: SequenceInputs, decision: str) -> DraftTask:
         seq, odds = entry.seq, self.controller.odds(ask.drafter, one)
         if one.forced:
             return DraftTask(seq, entry.nodes, seq.max_depth, seq.width, ask.drafter, odds)

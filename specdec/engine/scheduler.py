@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from heapq import nsmallest
 
 from specdec.control.prefill_pace import DecodeLoad, PrefillPace
+from specdec.core.kv_cache import KvCacheManager
+from specdec.core.sequence import Sequence, SequencePhase
 from specdec.errors import ConfigError, PromptTooLongError, QueueFullError
-from specdec.kv_cache import KvCacheManager
-from specdec.sequence import Sequence, SequencePhase
 from verify_kernels.forward_batch import PAGE_SIZE
 
 

@@ -8,17 +8,17 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from draft.panel import DraftPanel
+from draft.manager import DrafterManager
 from specdec.control.inputs import DraftWork, Outcome
 from specdec.control.prefill_pace import PrefillPace, StepTimes
 from specdec.control.trace import StepRecord, TraceLog
+from specdec.core.kv_cache import KvCacheManager
+from specdec.core.sequence import Sequence
+from specdec.core.tree import TokenTree
+from specdec.core.types import Delta, DrafterTrace, StepTrace, StepTree
 from specdec.engine.propose import Drafting, Proposals
 from specdec.engine.scheduler import PlanEntry, Scheduler, StepPlan
 from specdec.engine.verify import Acceptance, StepVerifier
-from specdec.kv_cache import KvCacheManager
-from specdec.sequence import Sequence
-from specdec.tree import TokenTree
-from specdec.types import Delta, DrafterTrace, StepTrace, StepTree
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class Step:
         self,
         scheduler: Scheduler,
         kv: KvCacheManager,
-        panel: DraftPanel,
+        panel: DrafterManager,
         drafting: Drafting,
         verifier: StepVerifier,
         tracer: StepTracer | None = None,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
+from specdec.core.types import EngineLoad
 from specdec.engine.step import StepResult
-from specdec.types import EngineLoad
 
 HALF_LIFE_S = 5.0
 

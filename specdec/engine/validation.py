@@ -1,6 +1,6 @@
 """Checks a request before it is queued: every bad field is named at once.
 
-Each parameter's bounds stand beside it in `specdec.types`; here is what concerns several of them.
+Each parameter's bounds stand beside it in `specdec.core.types`; here is what concerns several of them.
 """
 
 from __future__ import annotations
@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from specdec.errors import FieldViolation, InvalidRequestError, OtherNumbersError, PromptTooLongError
-from specdec.fields import UTF8, TokenIds, encodable, params_of
-from specdec.types import (
+from specdec.core.fields import UTF8, TokenIds, encodable, params_of
+from specdec.core.types import (
     EngineInfo,
     GrammarKind,
     GrammarParams,
@@ -19,6 +18,7 @@ from specdec.types import (
     SpeculationParams,
     StoppingParams,
 )
+from specdec.errors import FieldViolation, FingerprintMismatchError, InvalidRequestError, PromptTooLongError
 
 MAX_SCHEMA_BYTES = 1 << 16  # what the compiler's stack is known to bear, see `specdec.grammar.compiler`
 MAX_GRAMMAR_BYTES = 1 << 14  # of an expression or of rules, which can take far longer to compile than a schema
@@ -117,15 +117,15 @@ def _resume_misfits(request: Request, resume: ResumeParams) -> Iterator[FieldVio
         yield FieldViolation("resume.token_ids", f"are {count}, more than max_tokens ({limit}), which counts them too")
 
 
-def check_numbers(request: Request, info: EngineInfo) -> None:
+def check_fingerprint(request: Request, info: EngineInfo) -> None:
     """Refuse to go on with what was begun on other numbers.
 
     Raises:
-        OtherNumbersError: another numeric fingerprint than this engine's.
+        FingerprintMismatchError: another numeric fingerprint than this engine's.
     """
     resume = request.resume
     if resume is not None and resume.numeric_fingerprint != info.numeric_fingerprint:
-        raise OtherNumbersError.between(resume.numeric_fingerprint, info.numeric_fingerprint)
+        raise FingerprintMismatchError.between(resume.numeric_fingerprint, info.numeric_fingerprint)
 
 
 def _unknown_drafters(s: SpeculationParams, drafters: tuple[str, ...]) -> Iterator[FieldViolation]:

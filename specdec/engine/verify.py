@@ -10,11 +10,11 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
+from specdec.core.sampling import Sampler
+from specdec.core.tree import TokenTree
+from specdec.core.types import TokenLogprobs
 from specdec.engine.scheduler import PlanEntry
 from specdec.models.decoder import HostDecoder
-from specdec.sampling import Sampler
-from specdec.tree import TokenTree
-from specdec.types import TokenLogprobs
 from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
 from verify_kernels.sampling import NO_TOKEN
 

@@ -6,9 +6,9 @@ import dataclasses
 import time
 
 from specdec.control.learned import Learned
+from specdec.core.kv_cache import KvCacheManager
+from specdec.core.types import Finished, Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
 from specdec.engine.engine import Engine, EngineParts
-from specdec.kv_cache import KvCacheManager
-from specdec.types import Finished, Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
 
 # Code, talk and data in turn, as far as a small batch goes; the model goes on with them, so they end in the middle.
 TEXTS = (

@@ -13,10 +13,10 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark, is_lark_syntax
 
+from specdec.core.types import GrammarKind, GrammarParams
 from specdec.errors import FieldViolation, InvalidRequestError, QueueFullError
 from specdec.grammar.state import GrammarState
 from specdec.models.tokenizer import Tokenizer
-from specdec.types import GrammarKind, GrammarParams
 
 Result = TypeVar("Result")
 

@@ -18,6 +18,7 @@ from specdec.models.device_step import StepArrays, StepBuffer, StepTier, StepTie
 from specdec.models.device_weights import DeviceModel
 from specdec.models.rope import rope_tables
 from specdec.models.weights import LayerWeights
+from verify_kernels.backend_selection import NumericMode
 from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
 from verify_kernels.gpu.act import Gate
 from verify_kernels.gpu.attention_plan import attention_plan
@@ -27,7 +28,6 @@ from verify_kernels.gpu.kernel_launch import FP8
 from verify_kernels.gpu.kv_ops import write_kv
 from verify_kernels.gpu.norm import add_norm
 from verify_kernels.gpu.tree_attention import tree_attention
-from verify_kernels.kernels import NumericMode
 
 
 class DevicePool:

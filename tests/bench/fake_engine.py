@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from specdec.types import (
+from specdec.core.types import (
     Delta,
     DrafterStats,
     Failed,

@@ -22,8 +22,8 @@ from bench.engine_bench import (
 from bench.engine_runs import AUTO, FIXED_GRID, OFF, GroupRun, RequestRun, Setting
 from bench.engine_session import best_fixed, fixed_figures
 from bench.workloads.workload import BenchPrompt, Workload, uncounted
+from specdec.core.types import RequestEvent, SamplingParams, SpeculationMode, StoppingParams
 from specdec.engine.engine import Engine
-from specdec.types import RequestEvent, SamplingParams, SpeculationMode, StoppingParams
 from tests.bench.fake_engine import FakeEngine
 
 GREEDY = SamplingParams(temperature=0.0)

@@ -23,9 +23,9 @@ from bench.workloads.workload import BenchPrompt, Workload, WorkloadUnavailableE
 from specdec.cli.main import cli
 from specdec.config import EngineConfig
 from specdec.control.trace import replay_file
+from specdec.core.types import StoppingParams
 from specdec.engine.engine import Engine, EngineParts
 from specdec.models.tokenizer import Tokenizer
-from specdec.types import StoppingParams
 from tests.engine.tiny_engine import tiny_parts
 
 TEXTS = ("def add(first, second):\n    return", "for i in range(10):\n    print(", "The quick brown fox jumps over")

@@ -11,7 +11,7 @@ from bench.frontend.paced_engine import paced_target
 from bench.long_prompt import LongPromptPlan, StreamLog, _behind_long, _one_round, measure_long_prompt
 from specdec.client.client import Client
 from specdec.config import Config, EngineConfig
-from specdec.types import Delta
+from specdec.core.types import Delta
 
 
 def test_gaps_count_where_some_of_them_lies_between_the_times() -> None:

@@ -18,7 +18,7 @@ from specdec.cli.main import cli
 from specdec.cli.runners import LocalRunner
 from specdec.client.connection import Credentials
 from specdec.config import EngineConfig
-from specdec.types import (
+from specdec.core.types import (
     Finished,
     FinishReason,
     GrammarKind,

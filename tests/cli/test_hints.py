@@ -17,7 +17,7 @@ from server.serving import Addresses
 from specdec.cli.main import cli
 from specdec.cli.serve import ready_lines
 from specdec.config import ServerConfig
-from specdec.types import EngineInfo
+from specdec.core.types import EngineInfo
 from tests.server.auth.certificates import Certificates, write_self_signed
 from tests.server.auth.key_files import make_key
 from tests.server.harness import running_server

@@ -12,14 +12,14 @@ from click.testing import CliRunner, Result
 
 from server.auth.keys import KeyHash, read_keys
 from server.serving import Addresses
-from specdec.cli.generate import Ask
+from specdec.cli.generate import PromptRequest
 from specdec.cli.main import cli
 from specdec.cli.options import credential_options, pop_credentials
 from specdec.cli.runners import RemoteRunner
 from specdec.cli.serve import ready_lines
 from specdec.client.connection import CallError, Credentials
 from specdec.config import ServerConfig
-from specdec.types import Delta, EngineInfo, Request
+from specdec.core.types import Delta, EngineInfo, Request
 from tests.server.auth.certificates import Certificates
 from tests.server.auth.key_files import make_key
 from tests.server.fake_tokenizer import BOS
@@ -123,7 +123,7 @@ async def test_a_runner_calls_a_server_that_asks_for_all_of_it(tmp_path: Path) -
     def ask(address: str, credentials: Credentials) -> str:
         with RemoteRunner(address, credentials) as runner:
             assert runner.model == "fake"
-            events = runner.events(Ask("hello", False, "", Request("r", ())))
+            events = runner.events(PromptRequest("hello", False, "", Request("r", ())))
             text = "".join(e.text for e in events if isinstance(e, Delta))
             assert runner.trace(3)
         return text

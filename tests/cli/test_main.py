@@ -19,7 +19,7 @@ from specdec.cli.main import cli
 from specdec.cli.options import engine_options
 from specdec.cli.serve import ready_lines
 from specdec.config import EngineConfig
-from specdec.types import EngineInfo
+from specdec.core.types import EngineInfo
 
 INFO = EngineInfo("m", None, "int8", "native", "bitwise", 64, 64, 64, 1, ("suffix",), (0,), 1, "0", "fp32")
 

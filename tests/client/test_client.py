@@ -18,7 +18,7 @@ from specdec.api.v1 import options_pb2 as options
 from specdec.client.client import Client
 from specdec.client.connection import CallError, Credentials, RetryPolicy
 from specdec.client.prompt import ChatTurn, CompletionHints, Fim
-from specdec.types import Delta, Finished, FinishReason, SamplingParams, Started, StoppingParams
+from specdec.core.types import Delta, Finished, FinishReason, SamplingParams, Started, StoppingParams
 from tests.server.auth.certificates import Certificates
 from tests.server.auth.key_files import make_key
 from tests.server.fake_admin_engine import FLUSHED

@@ -31,7 +31,7 @@ from specdec.client.messages import (
 )
 from specdec.client.prompt import ChatTurn, CompletionHints, ContextFile, Fim, GenerateOptions
 from specdec.config import EngineConfig
-from specdec.types import (
+from specdec.core.types import (
     EngineInfo,
     EngineLoad,
     FinishReason,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from server.grpc.messages import delta_message
 from specdec.api.v1 import generation_pb2 as pb
 from specdec.client.messages import event_of
-from specdec.types import Delta, StepTree, TokenLogprobs
+from specdec.core.types import Delta, StepTree, TokenLogprobs
 
 ID = st.integers(0, 2**32 - 1)
 NAMES = st.lists(st.sampled_from(["suffix", "model", "head"]), max_size=2)

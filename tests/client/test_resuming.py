@@ -13,9 +13,9 @@ from server.grpc.errors import refuse
 from specdec.api.v1 import generation_pb2 as pb
 from specdec.api.v1 import generation_pb2_grpc
 from specdec.client import CallError, Client, RetryPolicy
-from specdec.errors import DuplicateRequestError, OtherNumbersError, RequestError
-from specdec.seeds import sample_seed
-from specdec.types import Delta, Finished, RequestEvent, SamplingParams, Started, StoppingParams
+from specdec.core.seeds import sample_seed
+from specdec.core.types import Delta, Finished, RequestEvent, SamplingParams, Started, StoppingParams
+from specdec.errors import DuplicateRequestError, FingerprintMismatchError, RequestError
 
 QUICK = RetryPolicy(attempts=2, first_s=0.01, resumes=3)
 BREAK = "break"
@@ -164,7 +164,7 @@ async def test_the_next_address_goes_on() -> None:
 @pytest.mark.parametrize(
     ("answer", "retry", "code", "calls"),
     [
-        ([OtherNumbersError.between("numbers", "others")], QUICK, grpc.StatusCode.FAILED_PRECONDITION, 2),
+        ([FingerprintMismatchError.between("numbers", "others")], QUICK, grpc.StatusCode.FAILED_PRECONDITION, 2),
         ([started(4), delta("x", 4)], QUICK, grpc.StatusCode.FAILED_PRECONDITION, 2),
         ([started(3, "b"), delta("x", 4)], QUICK, grpc.StatusCode.FAILED_PRECONDITION, 2),
         ([started(), BREAK], QUICK, grpc.StatusCode.UNAVAILABLE, 4),

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from server.interfaces import ProgressListener
-from specdec.cache_events import CacheRecorder
 from specdec.config import EngineConfig
-from specdec.kv_cache import KvCacheManager, PagedTokens
-from specdec.types import (
+from specdec.core.cache_events import CacheRecorder
+from specdec.core.kv_cache import KvCacheManager, PagedTokens
+from specdec.core.types import (
     Delta,
     EngineInfo,
     EngineLoad,

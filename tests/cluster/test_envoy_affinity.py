@@ -11,7 +11,7 @@ from typing import NamedTuple
 import httpx
 import pytest
 
-from bench.typing import PLACES, find_stretch
+from bench.typing_bench import PLACES, find_stretch
 from tests.cluster.envoy_fleet import EnvoyFleet, envoy_fleet
 
 pytestmark = pytest.mark.slow

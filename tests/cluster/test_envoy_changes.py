@@ -22,7 +22,7 @@ from cluster.canary import release_of
 from cluster.fleet import rolled_back, switched, with_weights
 from specdec.client.client import Client
 from specdec.client.connection import CallError, RetryPolicy
-from specdec.types import StoppingParams
+from specdec.core.types import StoppingParams
 from tests.cluster.envoy_fleet import MODEL, EnvoyFleet, envoy_fleet, without
 from tests.cluster.scripted_engine import answer_to
 from tests.cluster.test_envoy_dialects import type_keys

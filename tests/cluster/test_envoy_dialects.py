@@ -16,7 +16,7 @@ from specdec.api.v1 import completion_pb2 as pb
 from specdec.client.client import Client
 from specdec.client.connection import CallError, Credentials
 from specdec.client.prompt import Fim
-from specdec.types import Delta, Finished, StoppingParams
+from specdec.core.types import Delta, Finished, StoppingParams
 from tests.cluster.envoy_fleet import EnvoyFleet, envoy_fleet
 from tests.cluster.scripted_engine import answer_to
 from tests.server.auth.certificates import Certificates

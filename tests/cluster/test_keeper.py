@@ -10,7 +10,7 @@ from cluster.autoscale import ReplicaLoad
 from cluster.config import ClusterConfig
 from cluster.deployment import deployment_of
 from cluster.fleet import Fleet, Replica
-from cluster.keeper import SILENT_S, Keeper, ready
+from cluster.reconciler import SILENT_S, Reconciler, ready
 from specdec.errors import ConfigError
 
 CONFIG = ClusterConfig.model_validate(
@@ -34,7 +34,9 @@ class Kept:
 
     def __init__(self, fleet: Fleet | None = None) -> None:
         self.now_s, self.written = 0.0, list[Fleet]()
-        self.keeper = Keeper(fleet or Fleet.of(CONFIG), self.written.append, interval_s=1.0, clock=lambda: self.now_s)
+        self.keeper = Reconciler(
+            fleet or Fleet.of(CONFIG), self.written.append, interval_s=1.0, clock=lambda: self.now_s
+        )
 
     def serving(self, release: str = "blue", fingerprint: str = "f") -> Replica:
         """A replica that has begun to serve."""

@@ -311,7 +311,7 @@ def test_the_only_release_keeps_all_sessions(fleet: Fleet) -> None:
 def test_a_keeper_that_begins_anew_goes_on_from_its_file_or_without(fleet: Fleet) -> None:
     started(fleet)
     fleet.ray_serve.ray.get_runtime_context().was_current_actor_reconstructed = True
-    anew = fleet.ray_serve.KeeperActor(fleet.config, True)
+    anew = fleet.ray_serve.ReconcilerActor(fleet.config, True)
     assert [*anew._deployments] == ["coder.blue"]
     (fleet.folder / "state" / "fleet.json").chmod(0o666)
-    assert not fleet.ray_serve.KeeperActor(fleet.config, True)._deployments
+    assert not fleet.ray_serve.ReconcilerActor(fleet.config, True)._deployments

@@ -15,7 +15,7 @@ import pytest
 
 from cluster.canary import release_of
 from specdec.client import Client
-from specdec.types import Delta, StoppingParams
+from specdec.core.types import Delta, StoppingParams
 from tests.cluster.calls import Outcomes, calls, expected
 from tests.cluster.ray_fleet import MODEL, RayFleet
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from specdec.control.controller import Controller
 from specdec.control.inputs import DraftWork, Outcome, Plan, SequenceHistory, SequenceInputs, StepInputs
-from specdec.tree import MAX_NODES, TokenTree
+from specdec.core.tree import MAX_NODES, TokenTree
 
 Edge = tuple[int, int, float]
 """(parent, token, chance given the parent)."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from draft.protocol import DraftTask
 from specdec.control.controller import Controller
 from specdec.control.costs import CostTable
-from specdec.control.inputs import Ask, DraftWork, Outcome, SequenceInputs, StepInputs
-from specdec.tree import TokenTree
+from specdec.control.inputs import DraftRequest, DraftWork, Outcome, SequenceInputs, StepInputs
+from specdec.core.tree import TokenTree
 from tests.draft.helpers import make_sequence, make_task
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -267,7 +267,7 @@ class Simulation:
             self.histories[i] = self.controller.enter(0.0)
             self._begin(i)
 
-    def _ask(self, ask: Ask, step: StepInputs, drafting: float) -> DraftWork:
+    def _ask(self, ask: DraftRequest, step: StepInputs, drafting: float) -> DraftWork:
         """Trees of the sequences that are asked, grown together: a level costs what it costs for those still in it."""
         drafter = next(drafter for drafter in self.world.drafters if drafter.name == ask.drafter)
         trees: list[TokenTree | None] = [None] * len(ask.decisions)
@@ -291,7 +291,7 @@ class Simulation:
         levels = max(1, *(max(tree.depths) for tree in trees if tree is not None), 1) if grown else 0
         return DraftWork(trees, levels, self.world.timed(ms * drafting) if ms else 0.0, ask.decisions, reads)
 
-    def _task(self, ask: Ask, one: SequenceInputs, decision: str) -> DraftTask:
+    def _task(self, ask: DraftRequest, one: SequenceInputs, decision: str) -> DraftTask:
         sequence = self._borrowed.sequence
         odds = self.controller.odds(ask.drafter, one)
         if one.forced:

@@ -13,11 +13,9 @@ from hypothesis import strategies as st
 from draft.protocol import DraftTask, ModelBasedDrafter
 from specdec.config import SpeculationConfig
 from specdec.control.costs import CostTable
-from specdec.engine.engine import Engine
-from specdec.engine.profile_costs import StepCosts
-from specdec.sequence import Sequence
-from specdec.tree import TokenTree
-from specdec.types import (
+from specdec.core.sequence import Sequence
+from specdec.core.tree import TokenTree
+from specdec.core.types import (
     Delta,
     Finished,
     Request,
@@ -27,6 +25,8 @@ from specdec.types import (
     SpeculationParams,
     StoppingParams,
 )
+from specdec.engine.engine import Engine
+from specdec.engine.profile_costs import StepCosts
 from tests.engine.test_path_identity import requests as any_requests
 from tests.engine.tiny_engine import failures, tiny_engine, tiny_parts
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from specdec.control.inputs import SequenceInputs
 from specdec.control.node_budget import WORTHWHILE, choose
-from specdec.tree import TokenTree
+from specdec.core.tree import TokenTree
 from tests.control.helpers import chain, make_one, make_tree, trees
 
 

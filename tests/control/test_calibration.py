@@ -13,7 +13,7 @@ from specdec.control.calibration import CELLS, LEAST, MOST, Calibration, tempera
 from specdec.control.controller import Controller
 from specdec.control.costs import CostTable
 from specdec.control.inputs import DraftWork
-from specdec.tree import TokenTree
+from specdec.core.tree import TokenTree
 from tests.control.helpers import make_one, outcome_of, take_step
 
 RATES = {1: 0.9, 2: 0.6, 3: 0.8}

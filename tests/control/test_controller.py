@@ -11,7 +11,7 @@ import pytest
 from specdec.control.controller import Controller, _ModelCosts
 from specdec.control.costs import CostTable
 from specdec.control.inputs import DraftWork, SequenceInputs, StepInputs
-from specdec.tree import TokenTree
+from specdec.core.tree import TokenTree
 from tests.control.helpers import chain, make_one, outcome_of, take_step
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec.control.node_budget import AGREEMENT, FULL, merge
-from specdec.tree import MAX_NODES, TokenTree, check_tree
+from specdec.core.tree import MAX_NODES, TokenTree, check_tree
 from tests.control.helpers import chain, make_tree, paths, trees
 
 forests = st.tuples(trees(most=10, source="a"), trees(most=10, source="b"), trees(most=10, source="c"))

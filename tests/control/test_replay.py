@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from specdec.control.trace import read_trace, replay_file
+from specdec.core.types import Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
 from specdec.engine.engine import Engine
 from specdec.errors import ConfigError
-from specdec.types import Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
 from tests.engine.tiny_engine import run_all, tiny_engine, tiny_parts
 
 Line = dict[str, Any]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from specdec.control.trace import TraceLog, TraceWriter, read_trace
+from specdec.core.types import DrafterTrace, StepTrace
 from specdec.errors import ConfigError
-from specdec.types import DrafterTrace, StepTrace
 
 HEADER = '{"specdec_trace":2,"controller":{}}\n'
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from specdec.control.trace import KEPT_FILES, TraceWriter, read_trace, replay_file
+from specdec.core.types import StepTrace
 from specdec.errors import ConfigError
-from specdec.types import StepTrace
 from tests.control.test_replay import recorded
 
 

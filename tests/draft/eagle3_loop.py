@@ -11,13 +11,13 @@ from torch import Tensor
 from draft.head import HeadDrafter, HeadNetwork
 from draft.head_checkpoint import load_head
 from draft.protocol import DraftTask
-from specdec.kv_cache import KvCacheManager
+from specdec.core.kv_cache import KvCacheManager
+from specdec.core.sampling import Sampler, SequenceSampling
+from specdec.core.sequence import Sequence
+from specdec.core.tree import TokenTree
+from specdec.core.types import SamplingParams, StoppingParams
 from specdec.models.decoder import Decoder, KvPool
 from specdec.models.load import load_model
-from specdec.sampling import Sampler, SequenceSampling
-from specdec.sequence import Sequence
-from specdec.tree import TokenTree
-from specdec.types import SamplingParams, StoppingParams
 from tests.draft.eagle3_checkpoint import head_config, head_tensors, write_head
 from tests.draft.eagle3_reference import Eagle3Reference, Slot
 from tests.draft.helpers import make_sequence, sampled_by

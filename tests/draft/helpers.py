@@ -8,10 +8,10 @@ from collections.abc import Sequence as Seq
 from typing import Any
 
 from draft.protocol import Drafter, DraftTask
-from specdec.sampling import SequenceSampling
-from specdec.sequence import Sequence
-from specdec.tree import TokenTree
-from specdec.types import Request, SamplingParams, StoppingParams
+from specdec.core.sampling import SequenceSampling
+from specdec.core.sequence import Sequence
+from specdec.core.tree import TokenTree
+from specdec.core.types import Request, SamplingParams, StoppingParams
 from tests.sequences import new_sequence
 
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence as Seq
 from typing import Any
 
 from draft.protocol import DraftTask, ModelBasedDrafter
-from specdec.sequence import Sequence
-from specdec.tree import TokenTree
+from specdec.core.sequence import Sequence
+from specdec.core.tree import TokenTree
 
 Make = Callable[[DraftTask], TokenTree]
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from draft.model import Growth
 from draft.protocol import DraftTask
 from draft.retokenize import UNUSUAL, add_canonical_path
+from specdec.core.sampling import SequenceSampling
+from specdec.core.tree import TokenTree
+from specdec.core.types import SamplingParams, StoppingParams
 from specdec.models.tokenizer import Tokenizer
-from specdec.sampling import SequenceSampling
-from specdec.tree import TokenTree
-from specdec.types import SamplingParams, StoppingParams
 from tests.draft.helpers import make_sequence, sampled_by
 from tests.draft.tiny_drafts import wordy_tokenizer
 

@@ -19,13 +19,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from bench.path_identity import PLAIN, BatchConditions, ConditionsRunner, first_mismatches
 from draft.cross_vocab import CrossVocabularyDrafter
 from draft.protocol import DraftTask
-from specdec.path_identity import PLAIN, BatchConditions, ConditionsRunner, first_mismatches
-from specdec.sampling import SequenceSampling
-from specdec.sequence import Sequence
-from specdec.tree import TokenTree, check_tree
-from specdec.types import Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
+from specdec.core.sampling import SequenceSampling
+from specdec.core.sequence import Sequence
+from specdec.core.tree import TokenTree, check_tree
+from specdec.core.types import Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
 from tests.draft.helpers import make_sequence, sampled_by
 from tests.draft.tiny_drafts import (
     VOCAB,

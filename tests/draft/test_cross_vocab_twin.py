@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from specdec.core.types import Request, SamplingParams, SpeculationParams, StoppingParams
 from specdec.engine.engine import Engine
-from specdec.types import Request, SamplingParams, SpeculationParams, StoppingParams
 from tests.draft.tiny_drafts import (
     ROWS,
     books_are_closed,

@@ -6,8 +6,8 @@ import math
 
 from draft.grammar import GrammarDrafter
 from draft.protocol import DraftTask
-from specdec.sampling import SequenceSampling
-from specdec.types import GrammarKind, GrammarParams, SamplingParams, StoppingParams
+from specdec.core.sampling import SequenceSampling
+from specdec.core.types import GrammarKind, GrammarParams, SamplingParams, StoppingParams
 from tests.draft.helpers import make_sequence, make_task, sampled_by
 from tests.grammar.helpers import EOS, byte_level, ids_of, start
 

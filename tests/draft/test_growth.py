@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from draft.model import WIDEST_LEVEL, Growth, feed
 from draft.protocol import DraftTask
-from specdec.control.inputs import Deepening
+from specdec.control.inputs import TreeExpansion
+from specdec.core.sampling import SequenceSampling
+from specdec.core.tree import TokenTree
+from specdec.core.types import SamplingParams, StoppingParams
 from specdec.models.decoder import Decoder
-from specdec.sampling import SequenceSampling
-from specdec.tree import TokenTree
-from specdec.types import SamplingParams, StoppingParams
 from tests.draft.helpers import make_sequence, make_task, sampled_by
 from tests.draft.tiny_drafts import decoder
 from verify_kernels.forward_batch import BatchEntry, ForwardBatch
@@ -187,7 +187,7 @@ def test_the_deepest_level_does_not_go_on() -> None:
 def test_unlikely_nodes_do_not_go_on(floor: float, going: int) -> None:
     growth, nodes = grown([-1, -2, -3], nodes=9)
     task = growth.task
-    growth.task = DraftTask(task.sequence, 9, 7, 16, deepening=Deepening(None, 0.0, [0.0], 1.0, floor))
+    growth.task = DraftTask(task.sequence, 9, 7, 16, deepening=TreeExpansion(None, 0.0, [0.0], 1.0, floor))
     growth.advance(nodes)
     assert len(growth.frontier) == going
 

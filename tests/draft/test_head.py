@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from draft.head import HeadPages, _spans
 from draft.protocol import DraftTask
-from specdec.sampling import Sampler, SequenceSampling
-from specdec.sequence import Sequence
-from specdec.tree import TokenTree
-from specdec.types import SamplingParams, StoppingParams
+from specdec.core.sampling import Sampler, SequenceSampling
+from specdec.core.sequence import Sequence
+from specdec.core.tree import TokenTree
+from specdec.core.types import SamplingParams, StoppingParams
 from tests.draft.eagle3_loop import Loop
 from tests.draft.helpers import sampled_by
 from tests.models.tiny import VOCAB_SIZE

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draft.index import IndexDrafter, IndexShelf
+from specdec.core.types import SpeculationParams
 from specdec.errors import ConfigError
-from specdec.types import SpeculationParams
 from tests.draft.helpers import code_like, make_sequence, propose, replay
 from tests.draft.test_token_index import write
 

@@ -16,14 +16,14 @@ import pytest
 
 from draft.model import ModelDrafter
 from draft.protocol import DraftTask
-from specdec.control.inputs import Deepening
+from specdec.control.inputs import TreeExpansion
+from specdec.core.kv_cache import KvCacheManager
+from specdec.core.sampling import Sampler, SequenceSampling
+from specdec.core.tree import TokenTree
+from specdec.core.types import Request, SamplingParams, SpeculationParams, StoppingParams
 from specdec.engine.engine import Engine, EngineParts
-from specdec.kv_cache import KvCacheManager
 from specdec.models.load import load_model
 from specdec.models.vocabulary_cut import VocabularyCut
-from specdec.sampling import Sampler, SequenceSampling
-from specdec.tree import TokenTree
-from specdec.types import Request, SamplingParams, SpeculationParams, StoppingParams
 from tests.draft.helpers import make_sequence, sampled_by
 from tests.draft.tiny_drafts import (
     CACHE,
@@ -251,7 +251,7 @@ def test_floors_are_kept_to() -> None:
     kv.admit(sequence)
     kv.ensure(sequence, 128)
     floor, level_floor = math.log(0.05), math.log(0.2)
-    deepening = Deepening(None, 0.0, [0.0], 1.0, level_floor)
+    deepening = TreeExpansion(None, 0.0, [0.0], 1.0, level_floor)
     (tree,) = propose(
         drafter,
         [

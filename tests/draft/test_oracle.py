@@ -6,8 +6,8 @@ import pytest
 
 from draft import oracle
 from draft.oracle import OracleDrafter
-from specdec.sequence import Sequence
-from specdec.types import SamplingParams
+from specdec.core.sequence import Sequence
+from specdec.core.types import SamplingParams
 from tests.draft.helpers import accepted, make_sequence, make_task, propose, replay
 
 GREEDY = SamplingParams(temperature=0.0)

@@ -20,7 +20,7 @@ from draft.prediction import (
     PredictionDrafter,
     PredictionIndex,
 )
-from specdec.sequence import Sequence
+from specdec.core.sequence import Sequence
 from tests.draft.helpers import accepted, code_like, make_sequence, make_task, propose, replay
 
 PROMPT = [8001, 8002]

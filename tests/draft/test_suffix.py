@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from draft import suffix
 from draft.suffix import CATCH_UP, SuffixDrafter
 from specdec.config import SpeculationConfig
-from specdec.sequence import Sequence
-from specdec.tree import TokenTree
+from specdec.core.sequence import Sequence
+from specdec.core.tree import TokenTree
 from tests.draft.helpers import accepted, code_like, make_sequence, make_task, propose, replay
 
 ALONE = SpeculationConfig(shared_tokens=0, session_tokens=0)

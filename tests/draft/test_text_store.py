@@ -12,7 +12,7 @@ from draft import text_store
 from draft.suffix_automaton import SuffixAutomaton
 from draft.text_store import KNOWN, OVERLAP, TextLibrary, TextStore, TextWriter
 from specdec.config import SpeculationConfig
-from specdec.types import Request
+from specdec.core.types import Request
 
 ROOMY = 1_000_000
 

@@ -19,17 +19,17 @@ from tokenizers import Tokenizer as Backend
 from draft.cross_vocab import CrossVocabularyDrafter
 from draft.model import ModelDrafter
 from specdec.config import EngineConfig, SpeculationConfig
+from specdec.core.kv_cache import KvCacheManager
+from specdec.core.sampling import Sampler
+from specdec.core.types import Finished, SpeculationMode, SpeculationParams
 from specdec.engine.build import build_parts
 from specdec.engine.engine import Engine, EngineParts
-from specdec.kv_cache import KvCacheManager
 from specdec.models.decoder import Decoder, KvPool
 from specdec.models.load import HostModel, load_model
 from specdec.models.tokenizer import Tokenizer, TokenizerInfo
-from specdec.sampling import Sampler
-from specdec.types import Finished, SpeculationMode, SpeculationParams
 from tests.engine.tiny_engine import drain
 from tests.models.tiny import SPECIALS, make_tiny_model, make_tiny_tokenizer
-from verify_kernels.kernels import Kernels, load_kernels
+from verify_kernels.backend_selection import Kernels, load_kernels
 
 CACHE = Path("~/.cache/specdec")
 PAGES, ROWS, VOCAB = 40, 96, 384

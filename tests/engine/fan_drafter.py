@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 
 from draft.protocol import Drafter, DraftTask
-from specdec.tree import TokenTree
+from specdec.core.tree import TokenTree
 
 
 class FanDrafter(Drafter):

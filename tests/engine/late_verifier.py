@@ -8,11 +8,11 @@ from typing import cast
 
 from torch import Tensor
 
+from specdec.core.tree import TokenTree
 from specdec.engine.engine import EngineParts
 from specdec.engine.scheduler import PlanEntry
 from specdec.engine.verify import Acceptance, Verifier
 from specdec.models.decoder import Decoder
-from specdec.tree import TokenTree
 
 
 class LateVerifier:

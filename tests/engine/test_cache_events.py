@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from server.interfaces import CachingEngine
 from server.kv_event_messages import block_hash, pack_batch
-from specdec.cache_events import CacheRecorder
-from specdec.types import Request, StoppingParams
+from specdec.core.cache_events import CacheRecorder
+from specdec.core.types import Request, StoppingParams
 from tests.engine.tiny_engine import tiny_engine
 from tests.server.kv_events.subscriber import CacheView, decoded
 

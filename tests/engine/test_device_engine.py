@@ -13,7 +13,10 @@ from unittest import mock
 import pytest
 import torch
 
+from bench.path_identity import PLAIN, BatchConditions, ConditionsRunner, Outcome, first_mismatches
 from specdec.config import EngineConfig, SpeculationConfig
+from specdec.core.kv_cache import KvCacheManager
+from specdec.core.types import GrammarKind, GrammarParams, OutputParams, Request, SamplingParams, StoppingParams
 from specdec.engine import build_device, device_verify
 from specdec.engine.build import assemble, build_parts, target_device
 from specdec.engine.build_device import DevicePlatform, build_device_decoder, device_kv_dtype, device_needs
@@ -23,22 +26,19 @@ from specdec.engine.memory import MemoryBudget
 from specdec.engine.step import StepTracer
 from specdec.engine.verify import StepRows
 from specdec.errors import ConfigError, ModelError
-from specdec.kv_cache import KvCacheManager
 from specdec.models.device_decoder import DeviceDecoder
 from specdec.models.device_step import PendingResult
 from specdec.models.device_weights import DeviceTypes
 from specdec.models.random_model import RANDOM_SHAPES
-from specdec.path_identity import PLAIN, BatchConditions, ConditionsRunner, Outcome, first_mismatches
-from specdec.types import GrammarKind, GrammarParams, OutputParams, Request, SamplingParams, StoppingParams
 from tests.engine.fan_drafter import FanDrafter
 from tests.engine.tiny_engine import failures, run_all, tokens_of
 from tests.kernels.gpu.no_host_read import NoHostRead
 from tests.kernels.gpu.quick_interpreter import quick_interpreter
 from tests.kernels.gpu.recorded_launches import recorded_launches
 from tests.models.device.small import FLOAT32, SLOW_INTERPRETED, TINY, device_model, place
+from verify_kernels.backend_selection import load_kernels
 from verify_kernels.forward_batch import BatchEntry, ForwardBatch
 from verify_kernels.gpu.sampling_table import SamplingNeeds, SamplingPlan, SamplingWorkspace
-from verify_kernels.kernels import load_kernels
 from verify_kernels.sampling import RowSampling, SamplingPolicy
 
 NAME = "small-heads-of-64"

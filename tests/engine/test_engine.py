@@ -7,8 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from specdec.errors import DuplicateRequestError, InvalidRequestError, PromptTooLongError, QueueFullError
-from specdec.types import (
+from specdec.core.types import (
     Delta,
     Failed,
     Finished,
@@ -21,6 +20,7 @@ from specdec.types import (
     Started,
     StoppingParams,
 )
+from specdec.errors import DuplicateRequestError, InvalidRequestError, PromptTooLongError, QueueFullError
 from tests.engine.tiny_engine import drain, failures, finish_of, run_all, text_of, tiny_engine, tiny_parts, tokens_of
 
 GREEDY = SamplingParams(temperature=0.0)

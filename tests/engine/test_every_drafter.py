@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.path_identity import PLAIN, BatchConditions, ConditionsRunner, first_mismatches
 from draft.head import HeadDrafter
+from specdec.core.types import Request, SamplingParams, StoppingParams
 from specdec.engine.build import build_parts
 from specdec.engine.engine import EngineParts
-from specdec.path_identity import PLAIN, BatchConditions, ConditionsRunner, first_mismatches
-from specdec.types import Request, SamplingParams, StoppingParams
 from tests.draft.eagle3_checkpoint import head_config, head_tensors, write_head
 from tests.draft.test_token_index import write as write_index_of
 from tests.engine.test_path_identity import named, prompts, samplings, stoppings

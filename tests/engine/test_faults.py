@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from draft.panel import REST_S, STRIKES
+from draft.manager import REST_S, STRIKES
 from draft.protocol import DraftTask, ModelBasedDrafter
 from specdec.config import SpeculationConfig
 from specdec.control.trace import replay_file
+from specdec.core.sequence import Sequence
+from specdec.core.tree import TokenTree
+from specdec.core.types import Request, RequestEvent, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
 from specdec.engine.engine import Engine
-from specdec.sequence import Sequence
-from specdec.tree import TokenTree
-from specdec.types import Request, RequestEvent, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
 from tests.draft.scripted_drafter import Make
-from tests.draft.test_panel import GARBAGE, HARMLESS, SLIPS_THROUGH, Clock
+from tests.draft.test_manager import GARBAGE, HARMLESS, SLIPS_THROUGH, Clock
 from tests.engine.tiny_engine import drain, failures, finish_of, run_all, tiny_engine, tiny_parts, tokens_of
 
 LENGTH, COUNT = 18, 4

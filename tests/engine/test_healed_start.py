@@ -6,9 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec.errors import InvalidRequestError
-from specdec.grammar.token_healing import TokenHealing, TokenSpelling
-from specdec.types import (
+from specdec.core.types import (
     GrammarKind,
     GrammarParams,
     Request,
@@ -17,6 +15,8 @@ from specdec.types import (
     SpeculationParams,
     StoppingParams,
 )
+from specdec.errors import InvalidRequestError
+from specdec.grammar.token_healing import TokenHealing, TokenSpelling
 from tests.engine.tiny_engine import finish_of, run_all, text_of, tiny_engine, tiny_parts, tokens_of
 
 TOKENIZER = tiny_parts().tokenizer

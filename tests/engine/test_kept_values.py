@@ -11,10 +11,10 @@ import pytest
 from draft.protocol import Drafter, ModelBasedDrafter
 from specdec.control.learned import Learned
 from specdec.control.trace import read_trace, replay_file
+from specdec.core.types import Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
 from specdec.engine.build import _costs_key
-from specdec.engine.kept_values import _FILES, KeptValues, LearnedFile
+from specdec.engine.profile_cache import _FILES, LearnedProfile, ProfileCache
 from specdec.engine.warm_up import TEXTS, warm_up
-from specdec.types import Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
 from tests.engine.tiny_engine import run_all, tiny_engine, tiny_parts
 
 KNOWN = Learned([(5, 2.0, 4.0)], [(0, 3.0, 4.0, 5.0, 6.0)], 0.5)
@@ -29,11 +29,11 @@ def drafter(name: str, digest: str | None = None) -> Drafter:
 
 
 def test_what_was_kept_is_read_by_who_has_the_same_key(tmp_path: Path) -> None:
-    kept = KeptValues(tmp_path, "costs", ["weights", 1])
+    kept = ProfileCache(tmp_path, "costs", ["weights", 1])
     assert kept.read() == {}
     kept.write({"a": [1, 2.5]})
-    assert KeptValues(tmp_path, "costs", ["weights", 1]).read() == {"a": [1, 2.5]}
-    assert KeptValues(tmp_path, "costs", ["weights", 2]).read() == {}
+    assert ProfileCache(tmp_path, "costs", ["weights", 1]).read() == {"a": [1, 2.5]}
+    assert ProfileCache(tmp_path, "costs", ["weights", 2]).read() == {}
     assert [path.name for path in kept.path.parent.iterdir()] == [kept.path.name]
 
 
@@ -43,7 +43,7 @@ def test_that_a_disk_is_full_is_said_once(
     def full(path: Path, text: str, encoding: str) -> int:
         raise OSError(28, "No space left on device")
 
-    kept = KeptValues(tmp_path, "costs", ["weights"])
+    kept = ProfileCache(tmp_path, "costs", ["weights"])
     kept.write({"a": 1})
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_text", full)
@@ -59,8 +59,8 @@ def test_that_a_disk_is_full_is_said_once(
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"version": 0, "key": "", "values": {}}', "[" * 100_000, "\xff"])
 def test_a_damaged_file_is_ignored_with_one_line(text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    file = LearnedFile(tmp_path, "target")
-    kept = KeptValues(tmp_path, "learned", ["target"])
+    file = LearnedProfile(tmp_path, "target")
+    kept = ProfileCache(tmp_path, "learned", ["target"])
     file.write([drafter("suffix")], {"suffix": KNOWN})
     kept.path.write_text(text, encoding="latin-1")
     with caplog.at_level(logging.WARNING):
@@ -69,9 +69,9 @@ def test_a_damaged_file_is_ignored_with_one_line(text: str, tmp_path: Path, capl
 
 
 def test_sound_json_of_another_kind_is_ignored_with_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    KeptValues(tmp_path, "learned", ["target"]).write({"suffix": {"cells": [[0, 9, 1]], "pools": [], "follow": None}})
+    ProfileCache(tmp_path, "learned", ["target"]).write({"suffix": {"cells": [[0, 9, 1]], "pools": [], "follow": None}})
     with caplog.at_level(logging.WARNING):
-        assert LearnedFile(tmp_path, "target").read([drafter("suffix")]) == {}
+        assert LearnedProfile(tmp_path, "target").read([drafter("suffix")]) == {}
     assert len(caplog.records) == 1
 
 
@@ -87,16 +87,16 @@ def test_sound_json_of_another_kind_is_ignored_with_one_line(tmp_path: Path, cap
 def test_numbers_beyond_bounds_are_ignored_with_one_line(
     known: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    kept = KeptValues(tmp_path, "learned", ["target"])
+    kept = ProfileCache(tmp_path, "learned", ["target"])
     kept.write({"suffix": "known"})
     kept.path.write_text(kept.path.read_text().replace('"known"', known))
     with caplog.at_level(logging.WARNING):
-        assert LearnedFile(tmp_path, "target").read([drafter("suffix")]) == {}
+        assert LearnedProfile(tmp_path, "target").read([drafter("suffix")]) == {}
     assert len(caplog.records) == 1
 
 
 def test_a_file_copied_from_other_weights_is_ignored(tmp_path: Path) -> None:
-    one, other = KeptValues(tmp_path, "learned", ["one"]), KeptValues(tmp_path, "learned", ["other"])
+    one, other = ProfileCache(tmp_path, "learned", ["one"]), ProfileCache(tmp_path, "learned", ["other"])
     one.write({"a": 1})
     other.path.write_bytes(one.path.read_bytes())
     assert other.read() == {}
@@ -105,30 +105,30 @@ def test_a_file_copied_from_other_weights_is_ignored(tmp_path: Path) -> None:
 def test_what_can_not_be_written_costs_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "controller").write_text("a file where the folder should be")
     with caplog.at_level(logging.WARNING):
-        KeptValues(tmp_path, "costs", ["weights"]).write({"a": 1})
+        ProfileCache(tmp_path, "costs", ["weights"]).write({"a": 1})
     assert len(caplog.records) == 1
 
 
 def test_the_folder_does_not_grow_for_ever(tmp_path: Path) -> None:
     for i in range(_FILES + 9):
-        KeptValues(tmp_path, "costs", [i]).write({})
+        ProfileCache(tmp_path, "costs", [i]).write({})
     assert len(list((tmp_path / "controller").iterdir())) == _FILES
 
 
 def test_records_are_found_by_the_weights_that_a_drafter_runs(tmp_path: Path) -> None:
-    file = LearnedFile(tmp_path, "target")
+    file = LearnedProfile(tmp_path, "target")
     file.write([drafter("model", "a"), drafter("suffix")], {"model": KNOWN, "suffix": KNOWN})
     other = dataclasses.replace(KNOWN, follow=0.9)
     file.write([drafter("model", "b"), drafter("head", "")], {"model": other, "head": KNOWN})
     assert file.read([drafter("model", "a"), drafter("suffix")]) == {"model": KNOWN, "suffix": KNOWN}
     assert file.read([drafter("model", "b"), drafter("head", "")]) == {"model": other}
     assert file.read([drafter("model", "c")]) == {}
-    assert LearnedFile(tmp_path, "another").read([drafter("suffix")]) == {}
+    assert LearnedProfile(tmp_path, "another").read([drafter("suffix")]) == {}
 
 
 def test_an_engine_keeps_what_it_learned_and_the_next_begins_with_it(tmp_path: Path) -> None:
     base = tiny_parts()
-    file = LearnedFile(tmp_path, "target")
+    file = LearnedProfile(tmp_path, "target")
     requests = [
         Request(
             f"r{i}",
@@ -164,7 +164,7 @@ def test_an_engine_keeps_what_it_learned_and_the_next_begins_with_it(tmp_path: P
 
 def test_what_was_learned_is_kept_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specdec.engine.engine.KEEP_EVERY_S", -1.0)
-    parts = dataclasses.replace(tiny_parts(), learned_file=LearnedFile(tmp_path, "target"))
+    parts = dataclasses.replace(tiny_parts(), learned_file=LearnedProfile(tmp_path, "target"))
     engine = tiny_engine(parts)
     engine.submit(
         Request("r", (7, 8, 9), SamplingParams(seed=1), stopping=StoppingParams(max_tokens=9, ignore_eos=True))
@@ -176,7 +176,7 @@ def test_what_was_learned_is_kept_now_and_then(tmp_path: Path, monkeypatch: pyte
 
 def test_a_swap_of_the_draft_begins_with_what_is_known_of_it(tmp_path: Path) -> None:
     base = tiny_parts()
-    file = LearnedFile(tmp_path, "target")
+    file = LearnedProfile(tmp_path, "target")
     model = next(one for one in base.drafters if isinstance(one, ModelBasedDrafter))
     file.write([model], {"model": KNOWN})
     engine = tiny_engine(dataclasses.replace(base, learned_file=file))
@@ -189,7 +189,7 @@ def test_a_swap_of_the_draft_begins_with_what_is_known_of_it(tmp_path: Path) -> 
 def test_a_swap_keeps_what_is_known_of_others_though_the_folder_can_not_be_written(tmp_path: Path) -> None:
     folder = tmp_path / "file"
     folder.write_text("no folder")
-    engine = tiny_engine(dataclasses.replace(tiny_parts(), learned_file=LearnedFile(folder, "target")))
+    engine = tiny_engine(dataclasses.replace(tiny_parts(), learned_file=LearnedProfile(folder, "target")))
     ask = Request(
         "r",
         (7, 8, 9, 10) * 6,

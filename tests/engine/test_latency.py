@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from specdec.core.types import Request, StoppingParams
 from specdec.engine import propose
 from specdec.engine.propose import tokens_due
-from specdec.types import Request, StoppingParams
 from tests.sequences import new_sequence
 
 

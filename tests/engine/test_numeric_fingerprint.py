@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from specdec.config import EngineConfig
+from specdec.core.types import Request, Started
 from specdec.engine.build import build_parts
 from specdec.engine.engine import Engine
-from specdec.errors import OtherNumbersError
+from specdec.errors import FingerprintMismatchError
 from specdec.models.load import load_model
-from specdec.types import Request, Started
 from tests.engine.tiny_engine import run_all, tiny_parts
 from tests.models.tiny import make_tiny_model
 
@@ -65,7 +65,7 @@ def test_it_tells_apart_what_decides_about_bits_and_nothing_else(folder: Path, t
         _fingerprint(folder, tmp_path / "a", kv_dtype="int8"),
         _fingerprint(folder, tmp_path / "a", kernels="reference"),
     ]
-    told = [str(OtherNumbersError.between(ours, other)).partition("what differs: ")[2] for other in others]
+    told = [str(FingerprintMismatchError.between(ours, other)).partition("what differs: ")[2] for other in others]
     assert [text.partition(";")[0] for text in told] == [
         "weights", "weights, numeric types", "numeric types", "kernels or processor",
     ]  # fmt: skip

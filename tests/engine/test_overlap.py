@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from specdec.control.trace import replay_file
+from specdec.core.types import Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
 from specdec.engine.engine import Engine
 from specdec.engine.step import StepTracer
-from specdec.types import Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
 from tests.engine.late_verifier import LateVerifier
 from tests.engine.tiny_engine import drain, run_all, tiny_engine, tiny_parts, tokens_of
 

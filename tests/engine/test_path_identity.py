@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.path_identity import PLAIN, BatchConditions, ConditionsRunner, Outcomes, first_mismatches
 from specdec.config import KvDtype
+from specdec.core.types import OutputParams, Request, SamplingParams, StoppingParams
 from specdec.engine.engine import EngineParts
-from specdec.path_identity import PLAIN, BatchConditions, ConditionsRunner, Outcomes, first_mismatches
-from specdec.types import OutputParams, Request, SamplingParams, StoppingParams
 from tests.engine.tiny_engine import tiny_parts
 
 words = st.lists(st.integers(0, 379), min_size=1, max_size=6)

@@ -9,7 +9,7 @@ import pytest
 
 from specdec.control.costs import CostTable
 from specdec.engine import profile_costs
-from specdec.engine.kept_values import KeptValues
+from specdec.engine.profile_cache import ProfileCache
 from specdec.engine.profile_costs import Point, _again, check_costs
 from tests.engine.tiny_engine import tiny_parts
 
@@ -68,7 +68,7 @@ def test_what_no_longer_holds_is_measured_anew(
 
 
 def test_nothing_kept_or_nonsense_is_measured_anew(tmp_path: Path) -> None:
-    parts, kept = tiny_parts(), KeptValues(tmp_path, "costs", ["x"])
+    parts, kept = tiny_parts(), ProfileCache(tmp_path, "costs", ["x"])
     assert check_costs(parts.decoder, [], kept) is None
     kept.write({"verify": {"rows": [1], "contexts": [0], "ms": [[-1.0]], "measured": True}, "drafting": {}})
     assert check_costs(parts.decoder, [], kept) is None
@@ -91,7 +91,7 @@ def test_nothing_kept_or_nonsense_is_measured_anew(tmp_path: Path) -> None:
 def test_a_grid_without_points_or_beyond_numbers_is_measured_anew(
     table: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    kept = KeptValues(tmp_path, "costs", ["x"])
+    kept = ProfileCache(tmp_path, "costs", ["x"])
     kept.write({"verify": "table", "drafting": {}})
     kept.path.write_text(kept.path.read_text().replace('"table"', table))
     assert check_costs(tiny_parts().decoder, [], kept) is None

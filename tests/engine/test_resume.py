@@ -10,9 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec.engine.engine import Engine
-from specdec.errors import InvalidRequestError, OtherNumbersError
-from specdec.types import (
+from specdec.core.types import (
     Delta,
     Finished,
     FinishReason,
@@ -28,6 +26,8 @@ from specdec.types import (
     StoppingParams,
     TextRules,
 )
+from specdec.engine.engine import Engine
+from specdec.errors import FingerprintMismatchError, InvalidRequestError
 from tests.engine.test_text_rules import layout_bias
 from tests.engine.tiny_engine import finish_of, run_all, text_of, tiny_engine, tiny_parts, tokens_of
 
@@ -259,6 +259,6 @@ def test_other_numbers_are_refused_and_told_apart() -> None:
         ("f0000000111111112222222233333334", "what differs: weights, release;"),
         ("", "it is none of a server like this;"),
     ):
-        with pytest.raises(OtherNumbersError, match=difference) as caught:
+        with pytest.raises(FingerprintMismatchError, match=difference) as caught:
             tiny_engine(parts).submit(replace(request, resume=ResumeParams((5,), 0, theirs)))
         assert ours in str(caught.value)

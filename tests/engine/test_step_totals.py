@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from specdec.core.types import Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
 from specdec.engine.step import StepResult
-from specdec.types import Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
 from tests.engine.tiny_engine import tiny_engine
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from specdec.types import (
+from specdec.core.types import (
     Delta,
     OutputParams,
     Request,

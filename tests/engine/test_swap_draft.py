@@ -17,9 +17,7 @@ from hypothesis import strategies as st
 from draft.cross_vocab import CrossVocabularyDrafter
 from draft.model import ModelDrafter
 from specdec.control.trace import read_trace, replay_file
-from specdec.engine.engine import Engine, EngineParts
-from specdec.errors import ConfigError, InvalidRequestError, ModelError
-from specdec.types import (
+from specdec.core.types import (
     Delta,
     Request,
     RequestEvent,
@@ -28,6 +26,8 @@ from specdec.types import (
     SpeculationParams,
     StoppingParams,
 )
+from specdec.engine.engine import Engine, EngineParts
+from specdec.errors import ConfigError, InvalidRequestError, ModelError
 from tests.draft.tiny_drafts import folders
 from tests.engine.test_every_drafter import every_parts
 from tests.engine.test_path_identity import named, prompts, samplings, stoppings

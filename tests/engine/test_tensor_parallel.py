@@ -12,14 +12,14 @@ import psutil
 import pytest
 import torch
 
+from bench.path_identity import BatchConditions, ConditionsRunner, first_mismatches, make_requests
 from bench.workloads.workload import long_text
 from specdec.config import EngineConfig, SpeculationConfig
+from specdec.core.types import Request, SamplingParams, StoppingParams
 from specdec.engine.build import build_parts
 from specdec.engine.engine import Engine, EngineParts
 from specdec.errors import ConfigError, ModelError
 from specdec.models.tensor_parallel.parallel_decoder import ParallelDecoder
-from specdec.path_identity import BatchConditions, ConditionsRunner, first_mismatches, make_requests
-from specdec.types import Request, SamplingParams, StoppingParams
 from tests.engine.tiny_engine import drain
 from tests.models.tiny import make_tiny_model
 from verify_kernels.cpu.shared_ranks import RankLostError

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec.engine.engine import Engine
-from specdec.types import (
+from specdec.core.types import (
     FinishReason,
     Request,
     SamplingParams,
@@ -19,6 +18,7 @@ from specdec.types import (
     StoppingParams,
     TextRules,
 )
+from specdec.engine.engine import Engine
 from tests.engine.tiny_engine import drain, finish_of, run_all, text_of, tiny_engine, tiny_parts, tokens_of
 
 LAYOUT = ("\n", " ", "(", ")", "\n    ", "x", "]")

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from specdec.config import EngineConfig, KvDtype, SpeculationConfig
+from specdec.core.kv_cache import KvCacheManager
+from specdec.core.types import Delta, Failed, Finished, Request, RequestEvent
 from specdec.engine.build import build_parts
 from specdec.engine.engine import Engine, EngineParts
-from specdec.kv_cache import KvCacheManager
-from specdec.types import Delta, Failed, Finished, Request, RequestEvent
 from tests.models.tiny import make_tiny_model
 
 

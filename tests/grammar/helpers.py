@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from tokenizers import AddedToken, decoders, models, normalizers
 from tokenizers import Tokenizer as Backend
 
+from specdec.core.types import GrammarKind, GrammarParams
 from specdec.grammar.compiler import GrammarCompiler, GrammarVocabulary, grammar_source
 from specdec.grammar.state import GrammarState
 from specdec.models.tokenizer import Tokenizer, TokenizerInfo
-from specdec.types import GrammarKind, GrammarParams
 from tests.models.tiny import VOCAB_SIZE, make_tiny_tokenizer
 
 EOS = 2

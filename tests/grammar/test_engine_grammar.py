@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 
 from draft.grammar import GrammarDrafter
-from specdec.engine.engine import Engine, EngineParts
-from specdec.errors import InvalidRequestError
-from specdec.types import (
+from specdec.core.types import (
     FinishReason,
     GrammarKind,
     GrammarParams,
@@ -23,6 +21,8 @@ from specdec.types import (
     SpeculationParams,
     StoppingParams,
 )
+from specdec.engine.engine import Engine, EngineParts
+from specdec.errors import InvalidRequestError
 from tests.engine.tiny_engine import failures, finish_of, run_all, text_of, tiny_engine, tiny_parts, tokens_of
 from tests.grammar.helpers import EOS, PERSON
 

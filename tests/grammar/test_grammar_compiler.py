@@ -7,11 +7,11 @@ import threading
 
 import pytest
 
+from specdec.core.types import GrammarKind, GrammarParams
 from specdec.errors import InvalidRequestError, QueueFullError
 from specdec.grammar import compiler as grammar_compiler
 from specdec.grammar.compiler import GrammarCompiler
 from specdec.models.tokenizer import Tokenizer, TokenizerInfo
-from specdec.types import GrammarKind, GrammarParams
 from tests.grammar.helpers import EOS, byte_level, compiler, ids_of, start
 from tests.models.tiny import VOCAB_SIZE
 

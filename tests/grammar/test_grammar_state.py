@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specdec.core.types import GrammarKind, GrammarParams
 from specdec.grammar.state import GrammarState
-from specdec.types import GrammarKind, GrammarParams
 from tests.grammar.helpers import (
     EOS,
     GRAMMARS,

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from specdec.core.types import GrammarKind, GrammarParams, Request
 from specdec.engine.validation import MAX_GRAMMAR_BYTES, MAX_SCHEMA_BYTES, validate_request
 from specdec.errors import InvalidRequestError
-from specdec.types import GrammarKind, GrammarParams, Request
 
 KIND = GrammarKind
 

@@ -15,8 +15,8 @@ from tests.kernels.batches import random_batch
 from tests.kernels.natives import CACHE, backend_for, native_backend
 from tests.kernels.test_linear import KINDS, MAX_ROWS, make_linear_spec
 from tests.kernels.test_tree_attention import DTYPES, PAGES, make_spec, run
+from verify_kernels.backend_selection import load_kernels
 from verify_kernels.cpu.native_backend import NativeBackend
-from verify_kernels.kernels import load_kernels
 from verify_kernels.reference_backend import ReferenceBackend
 
 AVX2, BASELINE = "x86-64-v3", "x86-64"

@@ -12,7 +12,7 @@ import torch
 from tests.kernels.natives import backend_for, native_backend
 from tests.kernels.test_instruction_sets import AVX2, BASELINE, can_run
 from verify_kernels.backend import Backend, LinearSpec
-from verify_kernels.kernels import self_test
+from verify_kernels.backend_selection import self_test
 from verify_kernels.packed_weights import PackedLinear, StackedLinear, pack_block_linear, pack_linear, unpack_linear
 from verify_kernels.quant_formats import FORMATS, sample_blocks
 from verify_kernels.reference_backend import ReferenceBackend

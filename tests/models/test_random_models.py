@@ -10,13 +10,7 @@ import torch
 from torch import Tensor
 
 from specdec.config import EngineConfig, SpeculationConfig
-from specdec.engine.build import build_parts
-from specdec.engine.engine import Engine
-from specdec.errors import ModelError
-from specdec.models.load import LoadedModel, load_model
-from specdec.models.random_model import RANDOM_SHAPES, RandomCheckpoint, RandomSource
-from specdec.models.resolve import load_tokenizer
-from specdec.types import (
+from specdec.core.types import (
     Delta,
     GrammarKind,
     GrammarParams,
@@ -27,6 +21,12 @@ from specdec.types import (
     SpeculationParams,
     StoppingParams,
 )
+from specdec.engine.build import build_parts
+from specdec.engine.engine import Engine
+from specdec.errors import ModelError
+from specdec.models.load import LoadedModel, load_model
+from specdec.models.random_model import RANDOM_SHAPES, RandomCheckpoint, RandomSource
+from specdec.models.resolve import load_tokenizer
 from tests.engine.tiny_engine import finish_of, run_all, text_of, tokens_of
 
 OFF = SpeculationParams(mode=SpeculationMode.OFF)

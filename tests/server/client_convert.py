@@ -5,7 +5,7 @@ from __future__ import annotations
 from specdec.api.params import grammar_message
 from specdec.api.v1 import generation_pb2 as pb
 from specdec.api.v1 import options_pb2 as options
-from specdec.types import Request, SpeculationMode, StoppingParams
+from specdec.core.types import Request, SpeculationMode, StoppingParams
 
 _MODES = {
     SpeculationMode.AUTO: options.SpeculationOptions.MODE_AUTO,

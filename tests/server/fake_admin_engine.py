@@ -12,8 +12,8 @@ import time
 
 from server.interfaces import ProgressListener
 from specdec.config import EngineConfig
+from specdec.core.types import EngineInfo, Request
 from specdec.errors import ConfigError, ModelError
-from specdec.types import EngineInfo, Request
 from tests.server.fake_engine import FakeEngine
 
 FLUSHED = 7

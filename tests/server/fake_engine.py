@@ -18,8 +18,7 @@ import numpy as np
 
 from server.interfaces import ProgressListener
 from specdec.config import EngineConfig
-from specdec.errors import DuplicateRequestError, ModelError, PromptTooLongError, QueueFullError
-from specdec.types import (
+from specdec.core.types import (
     Delta,
     DrafterStats,
     DrafterTrace,
@@ -37,6 +36,7 @@ from specdec.types import (
     TokenLogprobs,
     Usage,
 )
+from specdec.errors import DuplicateRequestError, ModelError, PromptTooLongError, QueueFullError
 
 DEFAULT_SEED = 4242
 MAX_CONTEXT = 128

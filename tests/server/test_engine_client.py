@@ -11,8 +11,7 @@ import pytest
 
 from server.engine_client import EngineClient, EngineStartError, EngineState
 from server.errors import GenerationFailedError
-from specdec.errors import DuplicateRequestError, EngineDeadError, PromptTooLongError, QueueFullError
-from specdec.types import (
+from specdec.core.types import (
     Delta,
     Finished,
     FinishReason,
@@ -22,6 +21,7 @@ from specdec.types import (
     SpeculationParams,
     Started,
 )
+from specdec.errors import DuplicateRequestError, EngineDeadError, PromptTooLongError, QueueFullError
 from tests.server.harness import FACTORY, make_config, quick_policy, running_client
 
 

@@ -23,9 +23,8 @@ from specdec.api.params import fill_values
 from specdec.api.v1 import generation_pb2 as pb
 from specdec.client.messages import fill_request
 from specdec.client.prompt import GenerateOptions
-from specdec.errors import InvalidRequestError
-from specdec.fields import Flag, LogitBias, Number, OneOf, Param, Seed, Text, Texts, TokenIds, Whole, params_of
-from specdec.types import (
+from specdec.core.fields import Flag, Int, LogitBias, Number, OneOf, Param, Seed, Text, Texts, TokenIds, params_of
+from specdec.core.types import (
     OutputParams,
     Request,
     SamplingParams,
@@ -33,6 +32,7 @@ from specdec.types import (
     StoppingParams,
     TextRules,
 )
+from specdec.errors import InvalidRequestError
 from tests.server.http.calls import asked, make_context
 
 GROUPS: dict[str, Any] = {
@@ -56,7 +56,7 @@ def good(each: Param) -> Any:
         case Number(low, high):
             bounds = [bound for bound in (low, high) if math.isfinite(bound)]
             value: Any = sum(bounds) / len(bounds) + 0.25
-        case Whole(low):
+        case Int(low):
             value = low + 3 if low + 3 != each.default else low + 4
         case Flag():
             value = not each.default
@@ -82,7 +82,7 @@ def bad(each: Param) -> list[Any]:
     match each.kind:
         case Number(low, high):
             return [v for v in (low - 1, high + 1, math.nan if low == -math.inf else low - 0.5) if math.isfinite(v)]
-        case Whole(low, high):
+        case Int(low, high):
             return [low - 2, high + 1]
         case Texts(limit=limit):
             return [] if limit is None else [("",)]

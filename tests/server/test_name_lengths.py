@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 
 from specdec.api.v1 import options_pb2
-from specdec.fields import MAX_NAME, MAX_STOP_TEXT
+from specdec.core.fields import MAX_NAME, MAX_STOP_TEXT
 from tests.server.harness import refused, stream_request
 from tests.server.http.harness import running
 from tests.server.secure_harness import secure_server

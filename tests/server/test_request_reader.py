@@ -22,8 +22,7 @@ from specdec.api.v1 import generation_pb2 as pb
 from specdec.api.v1 import options_pb2 as options
 from specdec.client.messages import event_of
 from specdec.config import EngineConfig
-from specdec.errors import InvalidRequestError, ViolationCollector
-from specdec.types import (
+from specdec.core.types import (
     DrafterStats,
     Finished,
     GrammarKind,
@@ -40,6 +39,7 @@ from specdec.types import (
     Timings,
     Usage,
 )
+from specdec.errors import InvalidRequestError, ViolationCollector
 from tests.server.client_convert import stream_request
 from tests.server.fake_engine import FINGERPRINT, FakeEngine
 from tests.server.fake_tokenizer import FakeTokenizer

@@ -19,7 +19,7 @@ from bench.local_server import LocalServer
 from specdec.client import CallError, Client, RetryPolicy
 from specdec.client.prompt import GenerateOptions
 from specdec.config import Config, ServerConfig
-from specdec.types import (
+from specdec.core.types import (
     Delta,
     Finished,
     FinishReason,

@@ -24,8 +24,8 @@ from server.grpc.reflection import V1, V1ALPHA
 from server.grpc.server import SERVICES
 from server.serving import Addresses, Serving
 from specdec.config import EngineConfig
+from specdec.core.types import EngineInfo
 from specdec.errors import ConfigError
-from specdec.types import EngineInfo
 from tests.server.fake_tokenizer import FakeTokenizer
 from tests.server.harness import (
     FACTORY,

@@ -12,11 +12,11 @@ import pytest
 
 from server import engine_calls
 from server.auth.principal import ANYBODY
-from server.completion.runs import RunTable
+from server.completion.coalescing import RequestCoalescer
 from server.engine_calls import RequestStream, UnreadEvents, weight_of
 from server.errors import SlowReaderError
 from server.http.answering import _merged
-from specdec.types import Delta, Request, RequestEvent, SamplingParams, TokenLogprobs
+from specdec.core.types import Delta, Request, RequestEvent, SamplingParams, TokenLogprobs
 from tests.server.completion.scripted_engine import ScriptedEngine
 from tests.server.harness import running_server, stream_request
 
@@ -64,7 +64,7 @@ async def test_who_leaves_takes_along_what_waits() -> None:
 
 async def test_shared_answers_that_nobody_reads_to_their_end_are_bounded() -> None:
     engine = ScriptedEngine()
-    table = RunTable(engine.submit)
+    table = RequestCoalescer(engine.submit)
     table._unread = unread = UnreadEvents(25 * weight_of(delta()))
     runs = []
     for number, tokens in enumerate((4, 12, 4, 4)):
@@ -86,7 +86,7 @@ async def test_shared_answers_that_nobody_reads_to_their_end_are_bounded() -> No
 
 async def test_a_shared_answer_that_everybody_left_does_not_count() -> None:
     engine = ScriptedEngine()
-    table = RunTable(engine.submit)
+    table = RequestCoalescer(engine.submit)
     run, _ = await table.start(ANYBODY, Request("r", (1,), sampling=SamplingParams(temperature=0.0)))
     engine.last.say("a")
     await run.more(0)

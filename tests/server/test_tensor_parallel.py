@@ -11,7 +11,7 @@ import pytest
 
 from server.engine_client import EngineClient, EngineState
 from specdec.config import Config, ServerConfig
-from specdec.types import Request, SamplingParams, StoppingParams
+from specdec.core.types import Request, SamplingParams, StoppingParams
 from tests.engine.test_tensor_parallel import gone, tiny_config
 from tests.server.harness import quick_policy
 

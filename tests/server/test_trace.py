@@ -20,8 +20,8 @@ from server.errors import GenerationFailedError
 from server.grpc.messages import trace_message
 from specdec.api.v1 import trace_pb2 as pb
 from specdec.client.messages import step_of
+from specdec.core.types import DrafterTrace, StepTrace
 from specdec.errors import EngineDeadError
-from specdec.types import DrafterTrace, StepTrace
 from tests.server.fake_engine import TRACE_STEPS, fake_step
 from tests.server.harness import Harness, rich, running_client, running_server, stream_request
 from tests.server.test_engine_client import collect, make_request

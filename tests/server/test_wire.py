@@ -26,16 +26,7 @@ from server.ipc import (
     unpack_request,
     unpack_trace,
 )
-from specdec.errors import (
-    DuplicateRequestError,
-    EngineDeadError,
-    FieldViolation,
-    InvalidRequestError,
-    PromptTooLongError,
-    QueueFullError,
-    RequestError,
-)
-from specdec.types import (
+from specdec.core.types import (
     Delta,
     DrafterStats,
     DrafterTrace,
@@ -61,6 +52,15 @@ from specdec.types import (
     Timings,
     TokenLogprobs,
     Usage,
+)
+from specdec.errors import (
+    DuplicateRequestError,
+    EngineDeadError,
+    FieldViolation,
+    InvalidRequestError,
+    PromptTooLongError,
+    QueueFullError,
+    RequestError,
 )
 from tests.server.fake_engine import fake_step
 

@@ -18,8 +18,8 @@ from server.experiment.config import Unit
 from server.experiment.live.plan import EngineSettings
 from server.experiment.records import NO_BLOCK, Choice
 from specdec.config import WeightDtype
+from specdec.core.types import Request
 from specdec.errors import EngineDeadError, RequestError
-from specdec.types import Request
 
 
 def token_bytes(ids: Iterable[int]) -> bytes:

@@ -23,8 +23,8 @@ from server.experiment.live.traffic import LiveTraffic, RunningExperiment, limit
 from server.experiment.records import ExperimentError, PlanError, RunClock
 from server.observe.logs import Decode
 from specdec.config import ExperimentsConfig
+from specdec.core.types import EngineInfo
 from specdec.errors import ConfigError, FieldViolation, InvalidRequestError, RequestError
-from specdec.types import EngineInfo
 
 _LOG = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ from server.experiment.config import ExperimentConfig, Place
 from server.json_body import Body
 from server.request_fields import read_speculation, read_values
 from specdec.config import WeightDtype
+from specdec.core.types import EngineInfo, Request, SpeculationParams
 from specdec.engine.validation import validate_request
 from specdec.errors import InvalidRequestError, ViolationCollector
-from specdec.types import EngineInfo, Request, SpeculationParams
 
 Problem = tuple[Place, str]
 UNTOUCHED = Request(request_id="any", prompt_ids=(0,))

@@ -15,8 +15,8 @@ from server.experiment.live.choosing import token_bytes
 from server.experiment.records import Choice, Record, RecordWriter, RunClock, make_record
 from server.observe.logs import Decode
 from server.observe.records import RequestRecord
+from specdec.core.types import Delta, Finished, FinishReason, Request, RequestEvent
 from specdec.errors import RequestError
-from specdec.types import Delta, Finished, FinishReason, Request, RequestEvent
 
 _LOG = logging.getLogger(__name__)
 

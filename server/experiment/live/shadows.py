@@ -13,8 +13,8 @@ from server.experiment.live.recording import Participation
 from server.experiment.records import Choice
 from server.observe.metrics import ServerMetrics
 from server.observe.records import RequestRecord
+from specdec.core.types import FinishReason, Request
 from specdec.errors import RequestError
-from specdec.types import FinishReason, Request
 
 _LOWEST = -((1 << 31) - 1)
 Observed = tuple[Participation, RequestRecord]

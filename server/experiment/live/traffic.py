@@ -24,8 +24,8 @@ from server.experiment.live.shadows import Observed, Shadows
 from server.experiment.records import Choice, Record, RunClock
 from server.observe.logs import Decode
 from server.observe.records import ARM_HEADER, CallRecord, RequestRecord, current_call
+from specdec.core.types import Request
 from specdec.errors import DuplicateRequestError, FieldViolation, InvalidRequestError, RequestError
-from specdec.types import Request
 
 _LOG = logging.getLogger(__name__)
 

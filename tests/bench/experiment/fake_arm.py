@@ -8,7 +8,7 @@ from collections.abc import Callable
 from statistics import NormalDist
 
 from bench.serve.endpoints import AnswerHashes
-from bench.serve.request import Ask, Record
+from bench.serve.request import LoadRequest, Record
 from server.experiment.assignment import digest
 from specdec.errors import SpecdecError
 
@@ -29,7 +29,7 @@ def lognormal(sigma: float, *words: object) -> float:
     return math.exp(sigma * NormalDist().inv_cdf(uniform(*words)))
 
 
-def prompt_of(ask: Ask) -> object:
+def prompt_of(ask: LoadRequest) -> object:
     """What tells prompts apart, whatever the request is called."""
     return ask.text, ask.chat, ask.gap, ask.ids
 
@@ -41,16 +41,16 @@ class FakeArm:
 
     def __init__(
         self,
-        took: Callable[[Ask], float] = lambda ask: 0.2,
+        took: Callable[[LoadRequest], float] = lambda ask: 0.2,
         *,
-        wrong: Callable[[Ask], bool] = lambda ask: False,
-        fails: Callable[[Ask], bool] = lambda ask: False,
+        wrong: Callable[[LoadRequest], bool] = lambda ask: False,
+        fails: Callable[[LoadRequest], bool] = lambda ask: False,
         tells_ids: bool = True,
     ) -> None:
         self._took, self._wrong, self._fails, self._tells_ids = took, wrong, fails, tells_ids
-        self.asked: list[tuple[float, Ask]] = []
+        self.asked: list[tuple[float, LoadRequest]] = []
 
-    async def send(self, ask: Ask, record: Record) -> None:
+    async def send(self, ask: LoadRequest, record: Record) -> None:
         clock = asyncio.get_running_loop().time
         self.asked.append((clock(), ask))
         if self._fails(ask):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bench.experiment.run_folder import Progress
-from bench.serve.request import Ask
+from bench.serve.request import LoadRequest
 from server.experiment.analysis.power import plan_size
 from server.experiment.config import Stopping
 from server.experiment.folder import Manifest
@@ -177,7 +177,7 @@ class TestTakenUp:
         """The first part of a run, as a kill leaves it; ``alone``: in the middle of writing a pair."""
         a, b = FakeArm(), FakeArm()
 
-        def stop(ask: Ask) -> bool:
+        def stop(ask: LoadRequest) -> bool:
             if ask.name == f"{pairs:06}":
                 raise KilledError
             return False
@@ -219,7 +219,7 @@ class TestTakenUp:
         assert min(r.arrival for r in counted) >= 0
 
 
-def pair_number(ask: Ask) -> int | None:
+def pair_number(ask: LoadRequest) -> int | None:
     """Which pair of the plan it belongs to."""
     return None if ask.name.startswith("w") else int(ask.name.partition(".")[0])
 

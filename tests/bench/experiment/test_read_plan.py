@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from bench.experiment.plan import ArmRequest, read_plan
-from bench.serve.request import Ask
+from bench.serve.request import LoadRequest
 from server.experiment.records import ExperimentError
-from specdec.types import SpeculationMode
+from specdec.core.types import SpeculationMode
 
 GOOD = """\
 name: off-or-auto
@@ -43,7 +43,7 @@ def test_a_plan(tmp_path: Path) -> None:
 def test_an_arm_without_options_sends_none() -> None:
     arm = ArmRequest.model_validate({"body": {"vendor": 1}})
     assert arm.fields == {"vendor": 1}
-    ask = Ask("a", 4, text="x", prediction="p", session="s")
+    ask = LoadRequest("a", 4, text="x", prediction="p", session="s")
     assert arm.apply(ask) == ask
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bench.serve.request import Ask
+from bench.serve.request import LoadRequest
 from server.experiment.assignment import paired_arms
 from server.experiment.records import ExperimentError
 from tests.bench.experiment.fake_arm import FakeArm, KilledError, lognormal
@@ -65,7 +65,7 @@ def test_what_begins_a_block_is_washed_out(tmp_path: Path) -> None:
 def test_one_that_was_broken_off_goes_on_with_the_next_block(tmp_path: Path) -> None:
     config = switchback(8)
 
-    def stop(ask: Ask) -> bool:
+    def stop(ask: LoadRequest) -> bool:
         if ask.name == "000120":
             raise KilledError
         return False

@@ -23,7 +23,7 @@ from bench.frontend.frontend_bench import (
 from bench.frontend.paced_engine import TOKENS, ByteTokenizer, build, now_ns, paced_target, read_stamps, stamp
 from server.serving import Serving
 from specdec.config import Config, EngineConfig, ServerConfig
-from specdec.types import Delta, Finished, FinishReason, Request, Started, StoppingParams
+from specdec.core.types import Delta, Finished, FinishReason, Request, Started, StoppingParams
 
 TIMES = st.lists(st.integers(0, 10**18 - 1), min_size=1, max_size=3)
 

@@ -8,9 +8,9 @@ from bench.peers import peers_session as module
 from bench.peers.peers_session import WARM_TOKENS, peer_prompts
 from bench.workloads.workload import BenchPrompt, Workload
 from specdec.config import EngineConfig
+from specdec.core.types import StoppingParams
 from specdec.models.resolve import load_tokenizer
 from specdec.models.tokenizer import Tokenizer
-from specdec.types import StoppingParams
 
 
 @pytest.fixture(scope="module")

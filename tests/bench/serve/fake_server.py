@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import cast
 
-from bench.serve.request import Ask, Record, RefusedError
+from bench.serve.request import LoadRequest, Record, RefusedError
 from specdec.errors import SpecdecError
 from tests.bench.virtual_loop import VirtualLoop
 
@@ -25,7 +25,7 @@ class FakeServer:
         self.sent_s: list[float] = []
         self._places = asyncio.Semaphore(places)
 
-    async def send(self, ask: Ask, record: Record) -> None:
+    async def send(self, ask: LoadRequest, record: Record) -> None:
         loop = cast(VirtualLoop, asyncio.get_running_loop())
         self.sent_s.append(loop.time())
         self.running += 1
@@ -38,7 +38,7 @@ class FakeServer:
     async def close(self) -> None:
         pass
 
-    async def _answer(self, ask: Ask, record: Record, loop: VirtualLoop) -> None:
+    async def _answer(self, ask: LoadRequest, record: Record, loop: VirtualLoop) -> None:
         if ask.name.startswith("blocks"):
             loop.block(self.block_s)
         if ask.name.startswith("refused"):

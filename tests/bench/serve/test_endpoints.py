@@ -12,14 +12,14 @@ import pytest
 from bench.serve.endpoints import EndpointError, OpenAIEndpoint, connect
 from bench.serve.load import ServePlan, run_plan
 from bench.serve.report import report_html, report_tables
-from bench.serve.request import Ask, Record, RefusedError
+from bench.serve.request import LoadRequest, Record, RefusedError
 from specdec.client.connection import Credentials
 from specdec.client.prompt import ChatTurn
 from specdec.errors import ConfigError, SpecdecError
 from tests.server.harness import running_server
 
-TEXT = Ask("t", 6, text="hello world")
-CHAT = Ask("c", 5, chat=(ChatTurn("user", "hello"),))
+TEXT = LoadRequest("t", 6, text="hello world")
+CHAT = LoadRequest("c", 5, chat=(ChatTurn("user", "hello"),))
 
 
 @pytest.mark.parametrize("face", ["grpc", "http"])

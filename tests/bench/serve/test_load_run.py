@@ -7,20 +7,20 @@ import itertools
 import pytest
 
 from bench.serve.load import LoadRun, ServeReport
-from bench.serve.request import Ask, Objective, TimedAsk
+from bench.serve.request import LoadRequest, Objective, TimedRequest
 from tests.bench.serve.fake_server import FakeServer
 from tests.bench.virtual_loop import run_virtually
 
 
-def asks(name: str = "a") -> itertools.repeat[Ask]:
-    return itertools.repeat(Ask(name, 16, text="x"))
+def asks(name: str = "a") -> itertools.repeat[LoadRequest]:
+    return itertools.repeat(LoadRequest(name, 16, text="x"))
 
 
-def evenly(count: int, every_s: float, name: str = "a") -> list[TimedAsk]:
-    return [TimedAsk(i * every_s, Ask(name, 16, text="x")) for i in range(count)]
+def evenly(count: int, every_s: float, name: str = "a") -> list[TimedRequest]:
+    return [TimedRequest(i * every_s, LoadRequest(name, 16, text="x")) for i in range(count)]
 
 
-def scheduled(server: FakeServer, schedule: list[TimedAsk], timeout_s: float = 120.0) -> LoadRun:
+def scheduled(server: FakeServer, schedule: list[TimedRequest], timeout_s: float = 120.0) -> LoadRun:
     run = LoadRun(server, timeout_s)
     run_virtually(run.on_schedule(schedule))
     return run
@@ -78,7 +78,7 @@ def test_a_queue_at_the_server_grows_in_the_figures() -> None:
 
 
 def test_times_count_from_when_a_request_was_due() -> None:
-    schedule = [TimedAsk(0.0, Ask("blocks", 1, text="x")), TimedAsk(0.1, Ask("a", 1, text="x"))]
+    schedule = [TimedRequest(0.0, LoadRequest("blocks", 1, text="x")), TimedRequest(0.1, LoadRequest("a", 1, text="x"))]
     run = scheduled(FakeServer(first_s=0.2, chunks=1, block_s=0.5), schedule)
     blocked = run.records[1]
     assert blocked.slip_ms == pytest.approx(400)
@@ -115,7 +115,7 @@ def test_a_duration_ends_the_sending_and_not_the_answers() -> None:
 
 def test_what_is_not_answered() -> None:
     names = ("refused", "failed", "hangs", "a")
-    schedule = [TimedAsk(0.1 * i, Ask(name, 4, text="x")) for i, name in enumerate(names)]
+    schedule = [TimedRequest(0.1 * i, LoadRequest(name, 4, text="x")) for i, name in enumerate(names)]
     report = ServeReport(scheduled(FakeServer(), schedule, timeout_s=5.0))
     figures = report.as_dict()
     assert [each["outcome"] for each in figures["each"]] == ["refused", "failed", "cut", "ok"]

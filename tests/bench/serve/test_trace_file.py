@@ -11,8 +11,8 @@ import pytest
 
 from bench.serve.schedule import BLOCK_TOKENS, CHARACTERS_PER_TOKEN, read_trace, stand_in
 from specdec.client.prompt import ChatTurn, Fim
+from specdec.core.types import SamplingParams
 from specdec.errors import ConfigError
-from specdec.types import SamplingParams
 
 LINES: list[dict[str, Any]] = [
     {"offset_s": 3, "prompt": "p", "max_tokens": 5, "stop": ["a"], "prediction": "b", "session": "s", "salt": "t"},

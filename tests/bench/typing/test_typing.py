@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.typing import PLACES, KeysLog, Stretch, Typist, find_stretch, type_in_session, type_with_requests
+from bench.typing_bench import PLACES, KeysLog, Stretch, Typist, find_stretch, type_in_session, type_with_requests
 from bench.workloads.workload import source_of
 from server.serving import Serving
 from specdec.client.client import Client

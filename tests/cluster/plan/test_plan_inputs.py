@@ -16,8 +16,8 @@ from cluster.plan.fit import fit_request_ms, fit_steps
 from cluster.plan.profile import DraftedStep, read_profile
 from cluster.plan.simulate import FleetPlan, simulate
 from specdec.control.trace import TraceWriter
+from specdec.core.types import StepTrace
 from specdec.errors import ConfigError
-from specdec.types import StepTrace
 from tests.cluster.plan.profiles import forward_ms, profile
 
 TRACE = [

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import pytest
 
+from specdec.core.kv_cache import KvCacheManager, pages_for
+from specdec.core.sequence import Sequence, SequencePhase
+from specdec.core.types import Request, SamplingParams, StoppingParams
 from specdec.engine.scheduler import PlanEntry, Scheduler, SchedulerLimits, StepPlan
 from specdec.errors import QueueFullError
-from specdec.kv_cache import KvCacheManager, pages_for
-from specdec.sequence import Sequence, SequencePhase
-from specdec.types import Request, SamplingParams, StoppingParams
 from tests.sequences import new_sequence
 from verify_kernels.forward_batch import PAGE_SIZE
 

@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Callable
 
 from specdec.control.prefill_pace import PrefillPace
+from specdec.core.kv_cache import KvCacheManager
+from specdec.core.sequence import Sequence
 from specdec.engine.scheduler import PlanEntry, Scheduler, SchedulerLimits, StepPlan
-from specdec.kv_cache import KvCacheManager
-from specdec.sequence import Sequence
-from tests.kv_cache.sequences import make_request, make_samples, text
+from tests.core.kv_cache.sequences import make_request, make_samples, text
 
 
 class Rig:

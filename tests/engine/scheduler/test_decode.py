@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from specdec.core.kv_cache import KvCacheManager
+from specdec.core.sequence import SequencePhase
 from specdec.engine.scheduler import Scheduler, SchedulerLimits
 from specdec.errors import ConfigError
-from specdec.kv_cache import KvCacheManager
-from specdec.sequence import SequencePhase
 from tests.engine.scheduler.rig import Rig
 
 

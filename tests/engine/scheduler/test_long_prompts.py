@@ -8,11 +8,11 @@ import pytest
 
 from specdec.control.costs import CostTable
 from specdec.control.prefill_pace import PrefillPace, StepTimes
+from specdec.core.sequence import Sequence, SequencePhase
 from specdec.engine.scheduler import PlanEntry, StepPlan
 from specdec.engine.step import _mean_contexts
-from specdec.sequence import Sequence, SequencePhase
+from tests.core.kv_cache.sequences import make_request, make_samples
 from tests.engine.scheduler.rig import Rig
-from tests.kv_cache.sequences import make_request, make_samples
 
 GRID, CONTEXTS = (1, 8, 64, 256), (0, 4000)
 CHUNK = 192

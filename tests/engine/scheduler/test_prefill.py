@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from specdec.core.sequence import SequencePhase
 from specdec.engine.scheduler import DUE_SHARE, PATIENCE_S
-from specdec.sequence import SequencePhase
 from tests.engine.scheduler.rig import Rig
 
 

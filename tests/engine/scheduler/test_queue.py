@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specdec.core.sequence import SequencePhase
 from specdec.engine.scheduler import RetryEstimate, fair_shares
 from specdec.errors import PromptTooLongError, QueueFullError
-from specdec.sequence import SequencePhase
+from tests.core.kv_cache.sequences import make_request, make_samples, text
 from tests.engine.scheduler.rig import Rig
-from tests.kv_cache.sequences import make_request, make_samples, text
 
 
 def test_the_queue_is_bounded_in_requests() -> None:

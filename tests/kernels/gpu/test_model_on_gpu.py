@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from bench.path_identity import verify
 from specdec.config import EngineConfig, SpeculationConfig
 from specdec.engine.build import build_parts
 from specdec.models.device_decoder import DeviceDecoder, device_self_test
-from specdec.path_identity import verify
 from tests.models.device.small import device_decoder, host_decoder, shape
 from tests.models.device.test_device_decoder import GEMMA, run
 

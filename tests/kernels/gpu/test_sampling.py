@@ -14,9 +14,9 @@ import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.core.sampling.cases import Case, cases
 from tests.kernels.gpu.quick_interpreter import quick_interpreter
 from tests.kernels.gpu.sampling_rows import ManySplits, differences, hard_logits, row, same
-from tests.sampling.cases import Case, cases
 from verify_kernels.gpu import sampling
 from verify_kernels.gpu.reference import sampling as twin
 from verify_kernels.gpu.sampling_math import divide, softmax_weight

@@ -8,7 +8,7 @@ from random import Random
 
 from server.admission import Admission, Ticket
 from server.errors import LateError
-from specdec.types import Finished, FinishReason, Request, SpeculationStats, StoppingParams, Timings, Usage
+from specdec.core.types import Finished, FinishReason, Request, SpeculationStats, StoppingParams, Timings, Usage
 from tests.server.admission.stub_engine import Clock, StubClient, admission, delta, principal, started
 
 CHUNK = 192

@@ -9,8 +9,7 @@ from server.admission import Admission
 from server.auth.principal import Limits, Principal
 from server.engine_calls import RequestStream, RequestTable
 from specdec.config import ServerConfig
-from specdec.errors import EngineDeadError, RequestError
-from specdec.types import (
+from specdec.core.types import (
     Delta,
     EngineInfo,
     Finished,
@@ -22,6 +21,7 @@ from specdec.types import (
     Timings,
     Usage,
 )
+from specdec.errors import EngineDeadError, RequestError
 from tests.server.fake_engine import FakeEngine
 
 INFO = FakeEngine.info(None)  # type: ignore[arg-type]

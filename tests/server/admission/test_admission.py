@@ -13,8 +13,7 @@ from server.admission import LATE_MARGIN
 from server.auth.principal import ANYBODY, Principal
 from server.errors import DeadlinePassedError, LateError, RateLimitedError, SupersededError, TokenQueueFullError
 from server.http.errors import refusal_of
-from specdec.errors import DuplicateRequestError, EngineDeadError, QueueFullError
-from specdec.types import (
+from specdec.core.types import (
     Finished,
     FinishReason,
     Request,
@@ -23,6 +22,7 @@ from specdec.types import (
     SamplingParams,
     StoppingParams,
 )
+from specdec.errors import DuplicateRequestError, EngineDeadError, QueueFullError
 from tests.server.admission.stub_engine import Clock, StubClient, admission, delta, finished, principal, started
 
 PROMPT = tuple(range(10))

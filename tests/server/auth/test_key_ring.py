@@ -13,8 +13,8 @@ from server.auth.file_watch import FileWatch
 from server.auth.keys import SLOW_CHECKS, KeyHash, KeyRing
 from server.auth.principal import ANYBODY, Principal
 from server.errors import KeyChecksBusyError, PermissionDeniedError, UnauthenticatedError
+from specdec.core.types import Request, SpeculationParams
 from specdec.errors import ConfigError
-from specdec.types import Request, SpeculationParams
 from tests.server.auth.key_files import make_key
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from server.interfaces import ProgressListener
 from specdec.config import EngineConfig
-from specdec.text_stops import TextCutter
-from specdec.types import (
+from specdec.core.text_stops import TextCutter
+from specdec.core.types import (
     Delta,
     EngineInfo,
     EngineLoad,

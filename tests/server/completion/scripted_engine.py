@@ -7,8 +7,7 @@ import asyncio
 from server.auth.principal import Principal
 from server.completion.service import CompletionService
 from server.frontend import Frontend
-from specdec.errors import RequestError
-from specdec.types import (
+from specdec.core.types import (
     Delta,
     EngineInfo,
     Finished,
@@ -20,6 +19,7 @@ from specdec.types import (
     Timings,
     Usage,
 )
+from specdec.errors import RequestError
 from tests.server.completion.code_tokenizer import CodeTokenizer
 
 INFO = EngineInfo("m", None, "int8", "native", "bitwise", 4096, 300, 1 << 16, 8, ("suffix",), (261,), 2, "1", "fp32")

@@ -14,8 +14,8 @@ from server.auth.principal import ANYBODY
 from server.completion.editor_session import DOCUMENTS, EditorSession, Origin, Suggestion
 from server.completion.requests import CompletionOptions
 from server.fim import MAX_CHARACTERS, ContextFile, Gap, TextDocument
+from specdec.core.types import FinishReason, Request, SamplingParams, StoppingParams
 from specdec.errors import FieldViolation, InvalidRequestError, QueueFullError, RequestError
-from specdec.types import FinishReason, Request, SamplingParams, StoppingParams
 from tests.server.completion.code_tokenizer import CodeTokenizer
 from tests.server.completion.scripted_engine import ScriptedEngine, service_on
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from server.completion.requests import CompletionOptions, gap_rules, open_brackets
 from server.fim import CHARACTERS_BEFORE, MAX_CHARACTERS, Gap, OffsetUnit, TextDocument, TextEdit, place_of
+from specdec.core.types import StoppingParams, TextRules
 from specdec.errors import InvalidRequestError
-from specdec.types import StoppingParams, TextRules
 
 TEXT = st.text("abé世😀\n()", max_size=40)
 

@@ -11,8 +11,8 @@ from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
 from server.grpc.completion_messages import read_options
 from specdec.api.v1 import completion_pb2 as pb
 from specdec.api.v1 import generation_pb2, options_pb2, result_pb2
+from specdec.core.types import ResumeParams
 from specdec.errors import ViolationCollector
-from specdec.types import ResumeParams
 from tests.server.completion.book_engine import BOOK
 from tests.server.completion.code_tokenizer import QWEN, CodeTokenizer
 from tests.server.completion.editor import AT, LINE, TEXT, Editor, Server, failed, fim, running

@@ -8,9 +8,17 @@ from dataclasses import replace
 import pytest
 
 from server.auth.principal import ANYBODY, Principal
-from server.completion.runs import RunTable, SharedRun
+from server.completion.coalescing import CoalescedRequest, RequestCoalescer
+from specdec.core.types import (
+    Delta,
+    Finished,
+    Request,
+    SamplingParams,
+    SpeculationMode,
+    SpeculationParams,
+    StoppingParams,
+)
 from specdec.errors import EngineDeadError
-from specdec.types import Delta, Finished, Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
 from tests.server.completion.scripted_engine import ScriptedEngine
 
 GREEDY = Request("a", tuple(range(100)), sampling=SamplingParams(temperature=0.0))
@@ -22,13 +30,13 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def read(run: SharedRun) -> str:
+async def read(run: CoalescedRequest) -> str:
     return "".join([event.text async for event in run.read() if isinstance(event, Delta)])
 
 
 async def test_equal_requests_are_one() -> None:
     engine = ScriptedEngine()
-    table = RunTable(engine.submit)
+    table = RequestCoalescer(engine.submit)
     run, shared = await table.start(ANYBODY, GREEDY)
     engine.last.say("one ")
     await settle()
@@ -63,7 +71,7 @@ OTHERS = {
 @pytest.mark.parametrize("how", OTHERS)
 async def test_what_may_be_answered_otherwise_is_asked_for_itself(how: str) -> None:
     engine = ScriptedEngine()
-    table = RunTable(engine.submit)
+    table = RequestCoalescer(engine.submit)
     first = OTHERS[how] if how in ("time", "deadline") else GREEDY
     one, _ = await table.start(ANYBODY, first)
     engine.last.say("x")
@@ -79,14 +87,14 @@ async def test_what_may_be_answered_otherwise_is_asked_for_itself(how: str) -> N
 
 async def test_a_shorter_deadline_may_join_a_longer_one() -> None:
     engine = ScriptedEngine()
-    table = RunTable(engine.submit)
+    table = RequestCoalescer(engine.submit)
     await table.start(ANYBODY, replace(GREEDY, deadline_s=50.0))
     assert (await table.start(ANYBODY, replace(GREEDY, deadline_s=5.0)))[1]
 
 
 async def test_tenants_share_nothing() -> None:
     engine = ScriptedEngine()
-    table = RunTable(engine.submit)
+    table = RequestCoalescer(engine.submit)
     await table.start(Principal("k", "a"), GREEDY)
     _, shared = await asyncio.wait_for(table.start(Principal("k", "b"), GREEDY), 1)
     assert not shared
@@ -95,7 +103,7 @@ async def test_tenants_share_nothing() -> None:
 
 async def test_a_prompt_is_computed_once() -> None:
     engine = ScriptedEngine()
-    table = RunTable(engine.submit)
+    table = RequestCoalescer(engine.submit)
     first, _ = await table.start(ANYBODY, CHANCE)
     others = [asyncio.create_task(table.start(ANYBODY, replace(CHANCE, request_id=f"{i}"))) for i in range(2)]
     engine.last.start()
@@ -114,7 +122,7 @@ async def test_a_prompt_is_computed_once() -> None:
 
 async def test_short_prompts_do_not_wait() -> None:
     engine = ScriptedEngine()
-    table = RunTable(engine.submit)
+    table = RequestCoalescer(engine.submit)
     for i in range(3):
         await asyncio.wait_for(table.start(ANYBODY, replace(CHANCE, prompt_ids=(1,), request_id=f"{i}")), 1)
     assert len(engine.requests) == 3
@@ -123,7 +131,7 @@ async def test_short_prompts_do_not_wait() -> None:
 @pytest.mark.parametrize("how", ["leaves", "fails", "ends"])
 async def test_who_waits_is_next_when_the_first_is_gone(how: str) -> None:
     engine = ScriptedEngine()
-    table = RunTable(engine.submit)
+    table = RequestCoalescer(engine.submit)
     first, _ = await table.start(ANYBODY, CHANCE)
     waiting = asyncio.create_task(table.start(ANYBODY, replace(CHANCE, request_id="b")))
     gone = asyncio.create_task(table.start(ANYBODY, replace(CHANCE, request_id="c")))
@@ -148,7 +156,7 @@ async def test_who_waits_is_next_when_the_first_is_gone(how: str) -> None:
 
 async def test_readers_get_all_events_whenever_they_come() -> None:
     engine = ScriptedEngine()
-    run, _ = await RunTable(engine.submit).start(ANYBODY, GREEDY)
+    run, _ = await RequestCoalescer(engine.submit).start(ANYBODY, GREEDY)
     engine.last.start()
     engine.last.say("a")
     early = asyncio.create_task(read(run))
@@ -163,7 +171,7 @@ async def test_readers_get_all_events_whenever_they_come() -> None:
 
 async def test_a_reader_that_breaks_fails_the_run_and_closes_its_source() -> None:
     engine = ScriptedEngine()
-    run, _ = await RunTable(engine.submit).start(ANYBODY, GREEDY)
+    run, _ = await RequestCoalescer(engine.submit).start(ANYBODY, GREEDY)
     engine.last.fail(ValueError("a bug"))
     with pytest.raises(Exception, match="reader broke"):
         await read(run)

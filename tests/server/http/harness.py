@@ -16,7 +16,7 @@ import httpx
 from server.fim import FimEncoder
 from server.serving import Addresses, Serving
 from specdec.config import EngineConfig
-from specdec.types import EngineLoad
+from specdec.core.types import EngineLoad
 from tests.server.fake_tokenizer import FakeTokenizer
 from tests.server.harness import make_config, quick_policy
 from tests.server.http.http_engine import FACTORY

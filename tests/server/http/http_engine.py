@@ -6,7 +6,7 @@ import time
 
 from server.interfaces import ProgressListener
 from specdec.config import EngineConfig
-from specdec.types import RequestEvent, Started
+from specdec.core.types import RequestEvent, Started
 from tests.server import fake_engine
 
 FACTORY = "tests.server.http.http_engine:build"

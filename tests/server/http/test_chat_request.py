@@ -10,7 +10,7 @@ import pytest
 from server.errors import ChatNotSupportedError, UnknownModelError
 from server.http.openai_chat import parse_chat
 from server.json_body import MAX_OBJECTS
-from specdec.types import (
+from specdec.core.types import (
     GrammarKind,
     GrammarParams,
     OutputParams,

@@ -12,8 +12,7 @@ from server.errors import UnknownModelError
 from server.fim import FimNotSupportedError
 from server.http.openai_completions import parse_completion
 from server.model_names import model_names
-from specdec.errors import PromptTooLongError
-from specdec.types import (
+from specdec.core.types import (
     GrammarKind,
     GrammarParams,
     OutputParams,
@@ -23,6 +22,7 @@ from specdec.types import (
     SpeculationParams,
     StoppingParams,
 )
+from specdec.errors import PromptTooLongError
 from tests.server.fake_tokenizer import BOS
 from tests.server.http.calls import Fim, asked, make_context, violations
 

@@ -14,8 +14,8 @@ from server.http.answering import Sample, Totals
 from server.http.call import Call
 from server.http.prompt_logprobs import scoring_requests
 from specdec.config import EngineConfig, SpeculationConfig
+from specdec.core.types import OutputParams, Request, SamplingParams, StoppingParams, TokenLogprobs
 from specdec.models.resolve import load_tokenizer
-from specdec.types import OutputParams, Request, SamplingParams, StoppingParams, TokenLogprobs
 from tests.models.tiny import make_tiny_model
 from tests.server.http.harness import Server, running
 

@@ -9,8 +9,8 @@ import pytest
 
 from server.http.ollama import parse_chat as parse_ollama
 from server.http.openai_chat import ChatStream, parse_chat
+from specdec.core.types import Delta, Finished, FinishReason, GrammarKind, SpeculationStats, Started, Timings, Usage
 from specdec.models.tool_forms import ToolForm
-from specdec.types import Delta, Finished, FinishReason, GrammarKind, SpeculationStats, Started, Timings, Usage
 from tests.server.fake_tokenizer import BOS, FakeTokenizer
 from tests.server.http.calls import asked, make_context, violations
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from server.interfaces import ProgressListener
-from specdec.cache_events import CacheRecorder
 from specdec.config import EngineConfig
-from specdec.kv_cache import KvCacheManager, PagedTokens
-from specdec.types import EngineInfo, Request
+from specdec.core.cache_events import CacheRecorder
+from specdec.core.kv_cache import KvCacheManager, PagedTokens
+from specdec.core.types import EngineInfo, Request
 from tests.server.fake_engine import FakeEngine
 
 FACTORY = "tests.server.kv_events.caching_engine:build"

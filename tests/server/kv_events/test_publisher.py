@@ -15,8 +15,8 @@ import zmq.asyncio
 from server import kv_events
 from server.kv_event_messages import pack_batch
 from server.kv_events import KvEventPublisher
-from specdec.cache_events import BlocksStored
 from specdec.config import KvEventsConfig
+from specdec.core.cache_events import BlocksStored
 from specdec.errors import ConfigError
 from tests.server.kv_events.subscriber import Follower, decoded
 

@@ -19,8 +19,8 @@ from server.engine_client import EngineState
 from server.kv_event_messages import block_hash
 from server.serving import Serving
 from specdec.config import KvEventsConfig
+from specdec.core.kv_cache import page_key, root_key
 from specdec.errors import ConfigError
-from specdec.kv_cache import page_key, root_key
 from tests.server.fake_tokenizer import FakeTokenizer
 from tests.server.harness import FACTORY as FAKE
 from tests.server.harness import Harness, make_config, quick_policy, stream_request

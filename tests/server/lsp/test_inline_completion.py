@@ -106,7 +106,7 @@ async def asked(server: Addressed) -> None:
 
 
 async def cancelled(server: Addressed, editor: Editor, params: types.InlineCompletionParams) -> None:
-    """Ask, and take it back."""
+    """SuggestionRequest, and take it back."""
     future = editor.client.protocol.send_request(types.TEXT_DOCUMENT_INLINE_COMPLETION, params, msg_id="taken-back")
     await asked(server)
     editor.client.protocol.notify(types.CANCEL_REQUEST, types.CancelParams("taken-back"))

@@ -9,7 +9,7 @@ import pytest
 
 from server.lsp import session
 from server.lsp.documents import OpenDocument, PositionEncoding, Settings
-from server.lsp.session import Answer, Ask, LiveSession, Notices, SessionLink
+from server.lsp.session import Answer, LiveSession, Notices, SessionLink, SuggestionRequest
 from specdec.api.v1 import completion_pb2 as pb
 
 
@@ -21,10 +21,10 @@ def link_to(live: LiveSession, limit_ms: float | None) -> SessionLink:
     return link
 
 
-def made() -> tuple[LiveSession, Ask]:
+def made() -> tuple[LiveSession, SuggestionRequest]:
     unused: Any = None
     document = OpenDocument("file:///a", "a", "markdown", "x", PositionEncoding.UTF16)
-    return LiveSession(unused, lambda _: None, lambda _: None), Ask(document, document.revision, 1)
+    return LiveSession(unused, lambda _: None, lambda _: None), SuggestionRequest(document, document.revision, 1)
 
 
 def say(live: LiveSession, ask_id: int, text: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from server.interfaces import ProgressListener
 from specdec.config import EngineConfig
-from specdec.types import EngineInfo, Request, RequestEvent
+from specdec.core.types import EngineInfo, Request, RequestEvent
 from tests.server.fake_admin_engine import FakeAdminEngine
 from tests.server.fake_engine import _Running
 

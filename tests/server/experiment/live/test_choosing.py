@@ -16,7 +16,7 @@ from server.experiment.assignment import TimeBlocks, bucket, digest, random_arms
 from server.experiment.config import Unit
 from server.experiment.live.choosing import BlockChooser, KeyChooser, ShadowChooser, unit_key
 from server.experiment.records import NO_BLOCK
-from specdec.types import Request
+from specdec.core.types import Request
 
 ADA, BOB = Principal("ada", "team"), Principal("bob", "other")
 HALVES = {"a": 1.0, "b": 1.0}

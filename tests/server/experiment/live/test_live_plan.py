@@ -10,7 +10,7 @@ from server.experiment.config import parse_config, refuse
 from server.experiment.live.plan import UNTOUCHED, LivePlan, make_plan
 from server.experiment.records import PlanError
 from specdec.config import EngineConfig
-from specdec.types import Request, SpeculationMode, SpeculationParams
+from specdec.core.types import Request, SpeculationMode, SpeculationParams
 from tests.server.fake_engine import FakeEngine
 
 INFO = FakeEngine(EngineConfig(target="fake")).info()

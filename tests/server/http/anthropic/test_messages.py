@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from server.http.anthropic import stop_fields
-from specdec.types import Finished, FinishReason, SpeculationStats, Timings, Usage
+from specdec.core.types import Finished, FinishReason, SpeculationStats, Timings, Usage
 from tests.server.fake_engine import DEFAULT_SEED
 from tests.server.fake_tokenizer import FakeTokenizer
 from tests.server.http.harness import MESSAGES, Server

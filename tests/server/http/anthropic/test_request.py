@@ -9,7 +9,7 @@ import pytest
 
 from server.errors import ChatNotSupportedError, UnknownModelError
 from server.http.anthropic_request import parse_messages
-from specdec.types import GrammarKind, GrammarParams, Request, SamplingParams, SpeculationParams, StoppingParams
+from specdec.core.types import GrammarKind, GrammarParams, Request, SamplingParams, SpeculationParams, StoppingParams
 from tests.server.fake_tokenizer import FakeTokenizer
 from tests.server.http.calls import Told, asked, make_context, violations
 

@@ -16,7 +16,7 @@ from server.http.app import build_app
 from server.http.call import Call
 from server.http.llamacpp import COMPLETION_FIELDS, INFILL_FIELDS, LLAMACPP, picked, result, timings
 from server.http.llamacpp_request import LlamaRequest, parse_completion, parse_infill
-from specdec.types import (
+from specdec.core.types import (
     EngineLoad,
     Finished,
     FinishReason,

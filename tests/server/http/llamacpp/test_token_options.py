@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from server.http.llamacpp_request import MAX_TEXTS, parse_completion, parse_infill, probabilities
-from specdec.fields import MAX_BIAS, MAX_LOGPROBS
-from specdec.types import TokenLogprobs
+from specdec.core.fields import MAX_BIAS, MAX_LOGPROBS
+from specdec.core.types import TokenLogprobs
 from tests.server.fake_tokenizer import FakeTokenizer
 from tests.server.http.calls import asked, violations
 from tests.server.http.harness import Server

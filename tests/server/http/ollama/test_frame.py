@@ -6,7 +6,7 @@ import pytest
 
 from server.http.answering import Totals
 from server.http.ollama import Frame
-from specdec.types import Finished, FinishReason, SpeculationStats, Timings, Usage
+from specdec.core.types import Finished, FinishReason, SpeculationStats, Timings, Usage
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from server.http.ollama import parse_chat, parse_generate
-from specdec.types import GrammarKind, Request, SpeculationMode
+from specdec.core.types import GrammarKind, Request, SpeculationMode
 from tests.server.fake_tokenizer import BOS
 from tests.server.http.calls import asked
 

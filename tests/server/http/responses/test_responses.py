@@ -9,7 +9,7 @@ from typing import Any
 
 from server.http.responses import ResponseStream
 from server.http.responses_request import parse_responses
-from specdec.types import Delta, Finished, FinishReason, SpeculationStats, Started, Timings, Usage
+from specdec.core.types import Delta, Finished, FinishReason, SpeculationStats, Started, Timings, Usage
 from tests.server.fake_engine import DEFAULT_SEED
 from tests.server.fake_tokenizer import FakeTokenizer
 from tests.server.http.calls import make_call

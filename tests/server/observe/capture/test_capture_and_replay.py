@@ -14,8 +14,8 @@ from click.testing import CliRunner, Result
 from server.observe.capture import CAPTURE_FILES, Capture, make_trace, read_entries
 from server.observe.observer import Observer
 from specdec.cli.main import cli
+from specdec.core.types import Delta, Finished, FinishReason, Request, SpeculationStats, Timings, Usage
 from specdec.errors import ConfigError
-from specdec.types import Delta, Finished, FinishReason, Request, SpeculationStats, Timings, Usage
 from tests.bench.experiment.both_faces import both_faces
 
 SECRET = "a secret wish"

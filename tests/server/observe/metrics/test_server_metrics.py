@@ -8,9 +8,7 @@ from hypothesis import strategies as st
 
 from server.observe.metrics import Histogram, ServerMetrics
 from server.observe.records import CallRecord, RequestRecord
-from specdec.engine.totals import PowerCounts
-from specdec.errors import QueueFullError
-from specdec.types import (
+from specdec.core.types import (
     Delta,
     DrafterStats,
     Finished,
@@ -23,6 +21,8 @@ from specdec.types import (
     Timings,
     Usage,
 )
+from specdec.engine.totals import PowerCounts
+from specdec.errors import QueueFullError
 
 
 class Clock:

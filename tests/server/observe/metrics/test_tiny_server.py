@@ -9,8 +9,7 @@ import pytest
 
 from server.engine_process import DEFAULT_FACTORY
 from specdec.config import EngineConfig, SpeculationConfig
-from specdec.models.resolve import load_tokenizer
-from specdec.types import (
+from specdec.core.types import (
     Finished,
     Request,
     RequestEvent,
@@ -19,6 +18,7 @@ from specdec.types import (
     SpeculationParams,
     StoppingParams,
 )
+from specdec.models.resolve import load_tokenizer
 from tests.models.tiny import make_tiny_model
 from tests.server.http.harness import Server, running
 from tests.server.observe.metrics.scrape import Scrape

@@ -1,0 +1,226 @@
+"""Sampling: what each tree node's row of logits becomes, by noise keyed on (seed, position, token)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from specdec.core.types import SamplingParams, StoppingParams, TokenLogprobs
+from verify_kernels.sampling import (
+    MAX_LOGPROBS,
+    MAX_WIDTH,
+    NO_TOKEN,
+    RowSampling,
+    SamplingKernels,
+    SamplingPolicy,
+    SequenceEdits,
+)
+
+# What the samplers are told of a request's parameters; the seed is that of the sample.
+_OF_POLICY = {f.name for f in fields(SamplingPolicy) if f.init} & {f.name for f in fields(SamplingParams)} - {"seed"}
+
+
+class TokenGrammar(Protocol):
+    """One sequence's place in its grammar: base state at the committed tokens, nodes by their paths above it."""
+
+    error: str
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing but an end token can follow the committed tokens."""
+
+    def mask(self, path: Sequence[int]) -> NDArray[np.uint32]:
+        """Allowed tokens after ``path``: uint32 [ceil(vocab / 32)], bit v & 31 of word v >> 5 set: v may follow."""
+
+    def commit(self, tokens: Iterable[int]) -> None:
+        """Move ``tokens`` into the base state."""
+
+    def forced(self, path: Sequence[int], limit: int) -> list[int]:
+        """At most ``limit`` tokens of the text the grammar forces after ``path``."""
+
+
+class SequenceSampling:
+    """Makes the `RowSampling` of each tree node of one sequence.
+
+    seed: the sample's own (`core.seeds.sample_seed`). vocab_size: columns of the logits. Stop token ids and EOS are
+    banned below ``min_tokens``, but never so that a request with allowed ids, or a node of its grammar, is left
+    without any: such a ban is void.
+
+    grammar: the sequence's own; each node's mask is joined to the allowed ids, and it moves on with `commit`.
+
+    Raises:
+        ValueError: a parameter is out of range, or an allowed or biased id lies outside the vocabulary.
+    """
+
+    def __init__(
+        self,
+        sampling: SamplingParams,
+        stopping: StoppingParams,
+        seed: int,
+        vocab_size: int,
+        eos_ids: Iterable[int],
+        prompt_ids: Sequence[int],
+        grammar: TokenGrammar | None = None,
+    ) -> None:
+        self.grammar = grammar
+        self.policy = SamplingPolicy(seed=seed, **{name: getattr(sampling, name) for name in _OF_POLICY})
+        _check_ids("allowed_token_ids", sampling.allowed_token_ids, vocab_size)
+        _check_ids("logit_bias", [token for token, _ in sampling.logit_bias], vocab_size)
+        banned = _banned(sampling, stopping, vocab_size, eos_ids)
+        self._min_tokens = stopping.min_tokens if banned else 0
+        self._penalises = self.policy.penalises
+        edited = self._penalises or bool(sampling.logit_bias) or bool(sampling.allowed_token_ids)
+        self._always = edited or grammar is not None
+        self._unbanned = None if grammar is None else ~_mask(banned, vocab_size)
+        self._edits = SequenceEdits(
+            bias_ids=np.asarray([token for token, _ in sampling.logit_bias], np.int32),
+            bias_values=np.asarray([bias for _, bias in sampling.logit_bias], np.float32),
+            mask=_mask(sampling.allowed_token_ids, vocab_size) if sampling.allowed_token_ids else None,
+            banned=np.asarray(banned, np.int32),
+            seen=prompt_ids if sampling.repetition_penalty != 1 else (),
+        )
+
+    def commit(self, tokens: Iterable[int]) -> None:
+        """Move accepted tokens into the base state. Rows made before are stale after it."""
+        taken = list(tokens)
+        if self._penalises:
+            self._edits.add_output(taken)
+        if self.grammar is not None:
+            self.grammar.commit(taken)
+
+    def row(self, position: int, path: Sequence[int], n_output: int) -> RowSampling:
+        """The sampling of the token that will occupy ``position``.
+
+        path: the tokens between the committed ones and this one, in order. n_output: output tokens before this one,
+        committed and on the path.
+        """
+        if not self._always and n_output >= self._min_tokens:
+            return RowSampling(self.policy, position)
+        counts = self._edits.path_counts(path) if self._penalises and path else ()
+        ban = n_output < self._min_tokens
+        if self.grammar is None or self._unbanned is None:
+            return RowSampling(self.policy, position, self._edits, counts, ban)
+        mask = self.grammar.mask(path)
+        if self._edits.mask is not None:
+            mask = mask & self._edits.mask
+        ban = ban and bool((mask & self._unbanned).any())
+        return RowSampling(self.policy, position, self._edits, counts, ban, mask)
+
+
+def _banned(
+    sampling: SamplingParams, stopping: StoppingParams, vocab_size: int, eos_ids: Iterable[int]
+) -> tuple[int, ...]:
+    if stopping.min_tokens <= 0:
+        return ()
+    banned = {token for token in (*eos_ids, *stopping.stop_token_ids) if 0 <= token < vocab_size}
+    allowed = set(sampling.allowed_token_ids) or range(vocab_size)
+    return tuple(sorted(banned)) if any(token not in banned for token in allowed) else ()
+
+
+def _mask(ids: Sequence[int], vocab_size: int) -> NDArray[np.uint32]:
+    bits = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
+    bits[np.asarray(ids, np.int64)] = 1
+    return np.packbits(bits, bitorder="little").view("<u4").astype(np.uint32)
+
+
+def _check_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
+    wrong = [token for token in ids if not 0 <= token < vocab_size]
+    if wrong:
+        raise ValueError(f"{name}: {wrong[0]} lies outside the vocabulary of {vocab_size}")
+
+
+@dataclass(frozen=True, slots=True)
+class SampledRows:
+    """One token per row, NO_TOKEN (-1) where a row had no usable logit (a broken model: fail that request).
+
+    ``logprobs[r]`` is None where none were asked for, or where there is no token.
+    """
+
+    tokens: list[int]
+    logprobs: list[TokenLogprobs | None]
+
+
+class Sampler:
+    """Samples each row by itself: a row's result depends on no other row, nor on the number of threads.
+
+    Target and drafters use the same kernels and the same noise, which is what makes acceptance exact.
+    """
+
+    def __init__(self, kernels: SamplingKernels, threads: int) -> None:
+        self._kernels = kernels
+        self._threads = threads
+
+    def sample(
+        self, logits: Tensor, rows: Sequence[RowSampling], top_logprobs: Sequence[int | None] | None = None
+    ) -> SampledRows:
+        """The token of every row, and log-probabilities of the unprocessed logits where asked for.
+
+        logits: float32 [rows, vocab] where the kernels can read it. top_logprobs[r]: None for no log-probabilities,
+        else how many of the best tokens to report besides the chosen one (at most 20); None in place of the list: none
+        anywhere.
+
+        Raises:
+            ValueError: ``logits`` is of another type or shape, or more than 20 log-probabilities are asked for.
+        """
+        _check(logits, rows)
+        if not rows:
+            return SampledRows([], [])
+        if all(row.edits is None and row.policy.temperature == 0 for row in rows):
+            tokens = self._kernels.greedy(logits, self._threads)
+        else:
+            tokens = self._kernels.sample(logits, rows, self._threads)
+        if top_logprobs is None or all(top is None for top in top_logprobs):
+            return SampledRows(tokens.tolist(), [None] * len(rows))
+        return SampledRows(tokens.tolist(), self._logprobs(logits, tokens, top_logprobs))
+
+    def children(self, logits: Tensor, rows: Sequence[RowSampling], width: int) -> list[list[tuple[int, float]]]:
+        """Per row the ``width`` tokens most likely to be the target's choice, best first, with log-probabilities.
+
+        They are the best by z + noise under the row's own filters: a sample without replacement that shares the
+        target's noise. A filter may leave fewer than ``width``. Greedy rows: the best by processed logit.
+
+        Raises:
+            ValueError: ``logits`` is of another type or shape, or ``width`` is not within 1 to 64.
+        """
+        _check(logits, rows)
+        if not 1 <= width <= MAX_WIDTH:
+            raise ValueError(f"width: must be within 1 to {MAX_WIDTH}, got {width}")
+        if not rows:
+            return []
+        ids, values = self._kernels.children(logits, rows, width, self._threads)
+        return [_pairs(i, v) for i, v in zip(ids, values, strict=True)]
+
+    def _logprobs(
+        self, logits: Tensor, tokens: NDArray[np.int32], top_logprobs: Sequence[int | None]
+    ) -> list[TokenLogprobs | None]:
+        result: list[TokenLogprobs | None] = [None] * len(tokens)
+        wanted = [r for r, top in enumerate(top_logprobs) if top is not None and tokens[r] != NO_TOKEN]
+        if not wanted:
+            return result
+        tops = [top for top in top_logprobs if top is not None]
+        if not 0 <= min(tops) <= max(tops) <= MAX_LOGPROBS:
+            raise ValueError(f"top_logprobs: must be within 0 to {MAX_LOGPROBS}, got {max(tops)}")
+        chosen_rows = logits if len(wanted) == len(tokens) else logits[wanted]
+        chosen, ids, values = self._kernels.logprobs(chosen_rows, tokens[wanted], max(tops), self._threads)
+        for at, r in enumerate(wanted):
+            top = top_logprobs[r]
+            best = _pairs(ids[at, :top], values[at, :top])
+            result[r] = TokenLogprobs(int(tokens[r]), float(chosen[at]), best)
+        return result
+
+
+def _pairs(ids: NDArray[np.int32], values: NDArray[np.float64]) -> list[tuple[int, float]]:
+    return [pair for pair in zip(ids.tolist(), values.tolist(), strict=True) if pair[0] != NO_TOKEN]
+
+
+def _check(logits: Tensor, rows: Sequence[RowSampling]) -> None:
+    if logits.dtype != torch.float32 or logits.ndim != 2 or logits.stride(1) != 1:
+        raise ValueError(f"logits: must be float32 [rows, vocab], got {logits.dtype} {tuple(logits.shape)}")
+    if logits.shape[0] != len(rows):
+        raise ValueError(f"logits: {logits.shape[0]} rows for {len(rows)} row samplings")

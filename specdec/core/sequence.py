@@ -1,0 +1,281 @@
+"""One sample of one request: its tokens and pages, how it is sampled, its text so far, where it ends, its figures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from specdec.config import SpeculationConfig
+from specdec.control.inputs import SequenceHistory
+from specdec.core.kv_cache import PagedTokens
+from specdec.core.sampling import SequenceSampling, TokenGrammar
+from specdec.core.text_stops import TextStream
+from specdec.core.tree import TokenTree
+from specdec.core.types import (
+    Delta,
+    DrafterStats,
+    FinishReason,
+    Request,
+    ResumeParams,
+    SpeculationMode,
+    SpeculationStats,
+    Timings,
+    TokenLogprobs,
+)
+from specdec.errors import FieldViolation, InvalidRequestError
+from specdec.grammar.token_healing import TokenHealing
+from specdec.models.tokenizer import Tokenizer
+
+
+class SequencePhase(Enum):
+    """Where a sequence is; a preempted one waits again."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True)
+class Ending:
+    """Why a sequence ended, and the stop that did it."""
+
+    reason: FinishReason
+    matched_stop: str | int | None = None
+
+
+class Sequence(PagedTokens):
+    """All that is known of one sample. The prompt and the committed output are its ``tokens``.
+
+    seed: the sample's own (`core.seeds.sample_seed`). sampling, text: how its next token is chosen, and what its
+    tokens say. drafts: whether drafts are proposed for it at all; max_nodes, max_depth, width: most draft nodes of a
+    step, most levels, most children of a node. history: what drafting brought on it, once it ran. rank: place in line,
+    lower first: priority negated, the deadline or the end of its patience, number. due_s: from when on it may not be
+    overtaken for want of pages. unread: tokens without KV when it last began to wait. cached_tokens: prefix hit when
+    first scheduled. n_resumed: output tokens that came with the request, which was begun elsewhere. Times are
+    monotonic seconds.
+
+    ``arrival_s``: when its request came. ``max_context``: the engine's. ``vocab_size``: columns of the logits.
+    ``speculation``: the engine's, for what the request does not say. ``grammar``: what the output must match.
+
+    Raises:
+        ValueError: a sampling parameter is out of range, or an allowed or biased id lies outside the vocabulary.
+        InvalidRequestError: the tokens to resume after are none that this request can have had.
+    """
+
+    __slots__ = (
+        "_healing",
+        "_max_context",
+        "_owed",
+        "_tokenizer",
+        "_vocab_size",
+        "arrival_s",
+        "cached_tokens",
+        "deadline",
+        "drafts",
+        "due_s",
+        "ending",
+        "finishing_line",
+        "first_scheduled_s",
+        "first_token_s",
+        "history",
+        "index",
+        "max_depth",
+        "max_nodes",
+        "n_prompt",
+        "n_resumed",
+        "pauses",
+        "phase",
+        "preemptions",
+        "rank",
+        "request",
+        "sampling",
+        "seed",
+        "stats",
+        "text",
+        "timings",
+        "unread",
+        "width",
+    )
+
+    def __init__(
+        self,
+        request: Request,
+        index: int,
+        seed: int,
+        arrival_s: float,
+        tokenizer: Tokenizer,
+        *,
+        vocab_size: int,
+        max_context: int,
+        speculation: SpeculationConfig,
+        grammar: TokenGrammar | None = None,
+    ) -> None:
+        super().__init__(request.prompt_ids, request.cache_salt)
+        self.request, self.index, self.seed, self.arrival_s = request, index, seed, arrival_s
+        self._tokenizer, self._vocab_size, self._max_context = tokenizer, vocab_size, max_context
+        self.n_prompt = len(self.tokens)
+        self.sampling = self._new_sampling(grammar)
+        self._healing = grammar if isinstance(grammar, TokenHealing) else None
+        self.text = TextStream(tokenizer, request.stopping, request.output, len(request.healing_prefix))
+        self._limit_drafts(speculation)
+        self.history: SequenceHistory | None = None
+        self.rank = (0, 0.0, 0)
+        self.due_s = 0.0
+        self.unread = self.n_prompt - 1
+        self.phase = SequencePhase.WAITING
+        self.cached_tokens = self.preemptions = self.pauses = 0
+        self.ending: Ending | None = None
+        self.finishing_line = False  # its time is over and it only goes on to the end of its line
+        self.deadline = None if request.deadline_s is None else arrival_s + request.deadline_s
+        self.first_scheduled_s: float | None = None
+        self.first_token_s: float | None = None
+        self.stats, self.timings = SpeculationStats(), Timings()
+        self.n_resumed, self._owed = 0, ""  # text of the tokens resumed after that the caller has not
+        if request.resume is not None:
+            self._resume(request.resume)
+
+    def _new_sampling(self, grammar: TokenGrammar | None) -> SequenceSampling:
+        request, eos_ids = self.request, self._tokenizer.eos_ids
+        return SequenceSampling(
+            request.sampling, request.stopping, self.seed, self._vocab_size, eos_ids, request.prompt_ids, grammar
+        )
+
+    def _limit_drafts(self, ours: SpeculationConfig) -> None:
+        """What the request wishes, and where it does not say, what the engine's configuration says."""
+        wish = self.request.speculation
+        forced = wish.mode is SpeculationMode.ON
+        nodes, depth = (ours.fixed_nodes, ours.fixed_depth) if forced else (ours.max_nodes, ours.max_depth)
+        self.drafts = ours.enabled and wish.mode is not SpeculationMode.OFF
+        self.max_nodes = nodes if wish.max_nodes is None else wish.max_nodes
+        self.max_depth = depth if wish.max_depth is None else wish.max_depth
+        self.width = ours.width if wish.width is None else wish.width
+
+    @property
+    def n_output(self) -> int:
+        """Committed output tokens."""
+        return len(self.tokens) - self.n_prompt
+
+    @property
+    def room(self) -> int:
+        """Tokens this sequence may still emit."""
+        limit = self.request.stopping.max_tokens
+        room = self._max_context - len(self.tokens)
+        return room if limit is None else min(room, limit - self.n_output)
+
+    @property
+    def was_set_aside(self) -> bool:
+        """Whether it ran before, and gave up its pages to wait again."""
+        return self.preemptions > 0 or self.pauses > 0
+
+    @property
+    def prefill_only(self) -> bool:
+        """Whether the request wants its prompt in the cache and no token out."""
+        return self.request.stopping.max_tokens == 0
+
+    def _resume(self, resume: ResumeParams) -> None:
+        """Begin as one that was set aside after these tokens: they are read and counted as if they had been said here.
+        Where they end the answer, all that is left to say is how."""
+        tokens, grammar = list(resume.token_ids), self.sampling.grammar
+        lawful = grammar is None or bool(grammar.mask(tokens).any())
+        text, taken = self._read(tokens)
+        had = len(text) if resume.text_characters is None else resume.text_characters
+        problem = ""
+        if taken < len(tokens):
+            assert self.ending is not None
+            problem = f"the answer ends at token {taken} of them ({self.ending.reason.value}); give no more than those"
+        elif not lawful:
+            problem = "the grammar does not allow them; give the tokens that came, with the same grammar"
+        if problem:
+            raise InvalidRequestError([FieldViolation("resume.token_ids", problem)])
+        if had > len(text):
+            problem = f"the tokens say {len(text)} characters so far, not {had}; give what came with them"
+            raise InvalidRequestError([FieldViolation("resume.text_characters", problem)])
+        self.n_resumed, self._owed = taken, text[had:]
+
+    def take(self, tokens: list[int], logprobs: list[TokenLogprobs]) -> Delta:
+        """Commit verified tokens one by one until they are used up or the sequence ends, at the very token at which
+        plain decode would end."""
+        text, taken = self._read(tokens)
+        owed, self._owed = self._owed, ""
+        return Delta(self.request.request_id, self.index, tokens[:taken], owed + text, logprobs[:taken])
+
+    def _read(self, tokens: list[int]) -> tuple[str, int]:
+        """Make ``tokens`` output, up to where they end it; returns their text that is certain, and how many."""
+        stopping, pieces, taken, cut = self.request.stopping, [], 0, False
+        for token in tokens:
+            self.tokens.append(token)
+            taken += 1
+            self.ending = self._token_ending(token)
+            if self.ending is None or stopping.include_stop:
+                piece = self.text.push(token)
+                pieces.append(piece.text)
+                if piece.reason is not None:
+                    self.ending, cut = Ending(piece.reason, piece.stop), True
+            if self.ending is None and self.room <= 0:
+                self.ending = Ending(FinishReason.LENGTH)
+            if self.ending is not None:
+                break
+        if self.ending is not None and not cut:
+            pieces.append(self.text.flush())
+        self.sampling.commit(tokens[:taken])
+        if self._healing is not None and self._healing.done:
+            # From here on it is sampled like any other, at no cost for how it began.
+            self.sampling, self._healing = self._new_sampling(None), None
+            self.sampling.commit(self.tokens[self.n_prompt :])
+        return "".join(pieces), taken
+
+    def _token_ending(self, token: int) -> Ending | None:
+        stopping = self.request.stopping
+        if self.n_output <= stopping.min_tokens:
+            return None
+        if token in stopping.stop_token_ids:
+            return Ending(FinishReason.STOP_TOKEN, token)
+        if token in self._tokenizer.eos_ids and not stopping.ignore_eos:
+            return Ending(FinishReason.EOS, token)
+        return None
+
+    def expired(self, now: float) -> Ending | None:
+        """How the sequence ends at ``now`` (monotonic seconds) if its time is over. One that may finish its line is
+        told to, and ends with the token that does."""
+        stopping = self.request.stopping
+        if self.deadline is not None and now >= self.deadline:
+            return Ending(FinishReason.DEADLINE)
+        limit, decode = stopping.time_limit_s, stopping.decode_limit_s
+        late = limit is not None and now >= self.arrival_s + limit
+        if decode is not None and self.first_token_s is not None:
+            late = late or now >= self.first_token_s + decode
+        if not late:
+            return None
+        if not (stopping.finish_line and self.n_output):
+            return Ending(FinishReason.TIME_LIMIT)
+        if not self.finishing_line:
+            self.finishing_line = True
+            self.text.end_at_line()
+        return None
+
+    def held_back(self) -> Delta:
+        """The text that was held back, for a sequence that ends between steps."""
+        owed, self._owed = self._owed, ""
+        flushed = "" if self.ending is not None else self.text.flush()
+        return Delta(self.request.request_id, self.index, [], owed + flushed)
+
+    def count_step(self, tree: TokenTree, accepted: list[int], draft_ms: float, verify_ms: float) -> None:
+        """Count one verify step. accepted: nodes whose token was taken."""
+        stats = self.stats
+        stats.num_steps += 1
+        self.timings.draft_ms += draft_ms
+        self.timings.verify_ms += verify_ms
+        if len(tree) == 1:
+            return
+        stats.num_spec_steps += 1
+        stats.num_draft_tokens += len(tree) - 1
+        stats.num_accepted_draft_tokens += len(accepted)
+        while len(stats.acceptance_histogram) <= len(accepted):
+            stats.acceptance_histogram.append(0)
+        stats.acceptance_histogram[len(accepted)] += 1
+        for node in range(1, len(tree)):
+            for source in tree.sources[node]:
+                stats.by_drafter.setdefault(source, DrafterStats()).num_draft_tokens += 1
+        for node in accepted:
+            for source in tree.sources[node]:
+                stats.by_drafter[source].num_accepted_draft_tokens += 1

@@ -1,0 +1,128 @@
+"""What the prefix cache finds: exactly the full, computed pages of the same tokens under the same salt."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specdec.core.kv_cache import KvCacheManager
+from tests.core.kv_cache.sequences import compute, make_sequence, text
+from verify_kernels.forward_batch import PAGE_SIZE
+
+
+@pytest.mark.parametrize(
+    ("n_computed", "pages"), [(0, 0), (63, 0), (64, 1), (65, 1), (127, 1), (128, 2), (191, 2), (192, 3)]
+)
+def test_a_page_is_published_once_all_its_tokens_are_computed(n_computed: int, pages: int) -> None:
+    kv = KvCacheManager(8, prefix_cache=True)
+    seq = compute(kv, make_sequence(text(200)), n_computed)
+    hit = kv.match(text(200), "")
+    assert hit.pages == seq.pages[:pages]
+    assert hit.n_tokens == pages * PAGE_SIZE
+
+
+@pytest.mark.parametrize(("length", "pages"), [(1, 0), (64, 0), (65, 1), (128, 1), (129, 2), (193, 3), (500, 3)])
+def test_the_pending_token_is_never_covered(length: int, pages: int) -> None:
+    kv = KvCacheManager(16, prefix_cache=True)
+    seq = compute(kv, make_sequence(text(200)))
+    hit = kv.match(text(500)[:length], "")
+    assert hit.pages == seq.pages[:pages]
+    assert hit.n_tokens <= max(0, length - 1)
+
+
+def test_a_match_holds_a_reference() -> None:
+    kv = KvCacheManager(4, prefix_cache=True)
+    first = compute(kv, make_sequence(text(200)))
+    second = make_sequence(text(200))
+    second.pages = kv.match(second.tokens, "").pages
+    kv.check([first, second])
+    kv.release(first)
+    kv.check([second])
+    assert kv.n_free == 1
+    kv.release(second)
+    kv.check([])
+    assert kv.n_free == 4
+
+
+def test_another_salt_never_hits() -> None:
+    kv = KvCacheManager(8, prefix_cache=True)
+    compute(kv, make_sequence(text(200), "alice"))
+    assert kv.match(text(200), "bob").pages == []
+    assert kv.match(text(200), "").pages == []
+    assert len(kv.match(text(200), "alice").pages) == 3
+
+
+def test_a_page_of_equal_tokens_after_another_beginning_is_not_taken() -> None:
+    kv = KvCacheManager(8, prefix_cache=True)
+    beginning, other, shared = text(64, 1), text(64, 2), text(64, 3)
+    compute(kv, make_sequence([*other, *shared, 7]))
+    seq = compute(kv, make_sequence([*beginning, 7]))
+    assert kv.match([*beginning, *shared, 7], "").pages == seq.pages[:1]
+
+
+@given(st.integers(0, 127), st.integers(1, 1000))
+def test_one_changed_token_ends_the_match_at_its_page(position: int, change: int) -> None:
+    kv = KvCacheManager(8, prefix_cache=True)
+    seq = compute(kv, make_sequence(text(200)))
+    other = text(200)
+    other[position] += change
+    assert kv.match(other, "").pages == seq.pages[: position // PAGE_SIZE]
+
+
+def test_without_a_prefix_cache_nothing_is_kept() -> None:
+    kv = KvCacheManager(8, prefix_cache=False)
+    seq = compute(kv, make_sequence(text(200)))
+    assert kv.match(text(200), "").pages == []
+    assert kv.n_cached == 0
+    kv.release(seq)
+    kv.check([])
+    assert kv.n_free == 8
+
+
+def test_of_two_pages_with_one_content_the_first_stays() -> None:
+    kv = KvCacheManager(8, prefix_cache=True)
+    first, second = make_sequence(text(200)), make_sequence(text(200))
+    compute(kv, first)
+    own = list(compute(kv, second).pages)
+    assert second.pages == own
+    assert set(first.pages).isdisjoint(own)
+    assert kv.match(text(200), "").pages == first.pages[:3]
+    assert kv.n_cached == 3
+
+
+def test_output_tokens_are_cached_like_prompt_tokens() -> None:
+    kv = KvCacheManager(8, prefix_cache=True)
+    seq = compute(kv, make_sequence(text(100)))
+    assert kv.n_cached == 1
+    seq.tokens += text(200)[100:]
+    compute(kv, seq)
+    assert kv.match(text(200), "").n_tokens == 192
+
+
+def test_each_page_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    import specdec.core.kv_cache as module
+
+    hashed: list[int] = []
+    real = module.page_key
+    monkeypatch.setattr(
+        module, "page_key", lambda previous, tokens: hashed.append(len(tokens)) or real(previous, tokens)
+    )
+    kv = KvCacheManager(8, prefix_cache=True)
+    seq = make_sequence(text(300))
+    assert kv.admit(seq) is not None
+    for n_computed in range(0, 300, 10):
+        compute(kv, seq, n_computed)
+    kv.release(seq)
+    assert kv.admit(seq) is not None
+    assert hashed == [PAGE_SIZE] * 4
+
+
+def test_a_sequence_that_starts_anew_is_published_anew() -> None:
+    kv = KvCacheManager(8, prefix_cache=True)
+    seq = compute(kv, make_sequence(text(200)))
+    kv.release(seq)
+    kv.flush()
+    seq.n_computed = 0
+    compute(kv, seq)
+    assert kv.match(text(200), "").pages == seq.pages[:3]

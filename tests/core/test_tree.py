@@ -1,0 +1,136 @@
+"""The token tree: trie behaviour, order, and what `best` keeps."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specdec.core.tree import MAX_NODES, TokenTree, check_tree
+
+
+def build(moves: list[tuple[int, int, float]]) -> TokenTree:
+    tree = TokenTree(7)
+    for parent, token, score in moves:
+        if len(tree) < MAX_NODES:
+            tree.add(parent % len(tree), token, score, "t")
+    return tree
+
+
+moves = st.lists(
+    st.tuples(st.integers(0, 1000), st.integers(0, 4), st.floats(-20, 0, allow_nan=False)), min_size=0, max_size=80
+)
+
+
+@given(moves)
+def test_children_are_distinct_and_found(made: list[tuple[int, int, float]]) -> None:
+    tree = build(made)
+    check_tree(tree.tokens, tree.parents, 10)
+    edges = list(zip(tree.parents[1:], tree.tokens[1:], strict=True))
+    assert len(edges) == len(set(edges))
+    for node in range(1, len(tree)):
+        assert tree.child(tree.parents[node], tree.tokens[node]) == node
+        assert tree.depths[node] == len(tree.path(node))
+        assert tree.path(node)[-1] == node
+
+
+@given(moves, st.integers(0, 20))
+def test_best_keeps_the_top_nodes_in_depth_first_order(made: list[tuple[int, int, float]], limit: int) -> None:
+    tree = build(made)
+    best = tree.best(limit)
+    assert len(best) == min(limit, len(tree) - 1) + 1
+    reached = [min(tree.scores[n] for n in tree.path(node)) for node in range(1, len(tree))]
+    assert sorted(best.scores[1:]) == sorted(sorted(reached, reverse=True)[: len(best) - 1])
+    paths = {tuple(tree.path_tokens(n)) for n in range(len(tree))}
+    for node in range(1, len(best)):
+        assert tuple(best.path_tokens(node)) in paths
+        # depth first: a node comes right after its parent or after the subtree of an elder sibling
+        parent = best.parents[node]
+        assert parent == node - 1 or node - 1 not in best.path(parent)
+    first = next((n for n in range(1, len(best)) if best.parents[n] != n - 1), len(best))
+    assert best.depths[:first] == list(range(first))
+
+
+@given(moves, st.data())
+def test_a_subtree_holds_the_nodes_kept_as_they_were_in_depth_first_order(
+    made: list[tuple[int, int, float]], data: st.DataObject
+) -> None:
+    tree = build(made)
+    kept: list[int] = []
+    for node in data.draw(st.permutations(range(1, len(tree)))):
+        if tree.parents[node] == 0 or tree.parents[node] in kept:
+            kept.append(node)
+    capped = tree.capped_scores()
+    out = tree.subtree(kept)
+    described = {tuple(tree.path_tokens(n)): (capped[n], tree.sources[n], tree.cells[n], tree.depths[n]) for n in kept}
+    found = {
+        tuple(out.path_tokens(n)): (out.scores[n], out.sources[n], out.cells[n], out.depths[n])
+        for n in range(1, len(out))
+    }
+    assert found == described
+    for node in range(2, len(out)):
+        parent = out.parents[node]
+        assert parent == node - 1 or node - 1 not in out.path(parent)
+    if kept:
+        assert out.path_tokens(1) == tree.path_tokens(kept[0])  # the best comes first
+
+
+@given(moves)
+def test_capped_scores_never_rise_along_a_path(made: list[tuple[int, int, float]]) -> None:
+    tree = build(made)
+    capped = tree.capped_scores()
+    for node in range(1, len(tree)):
+        assert capped[node] == min([tree.scores[n] for n in tree.path(node)])
+
+
+def test_adding_twice_merges_keeps_the_better_score_with_its_cell_and_credits_both() -> None:
+    tree = TokenTree(1)
+    node = tree.add(0, 5, -2.0, "a", 11)
+    assert tree.add(0, 5, -1.0, "b", 12) == node
+    assert tree.add(0, 5, -3.0, ("b", "c"), 13) == node
+    assert tree.add(0, 5, -1.0, "a", 14) == node
+    assert (tree.scores[node], tree.cells[node], len(tree)) == (-1.0, 12, 2)
+    assert tree.sources[node] == ("a", "b", "c")
+
+
+def test_the_root_is_nobodys() -> None:
+    tree = TokenTree(9)
+    assert (tree.tokens, tree.parents, tree.depths, tree.scores, tree.sources, tree.cells) == (
+        [9], [-1], [0], [0.0], [()], [-1]
+    )  # fmt: skip
+    assert tree.path(0) == []
+
+
+def test_the_same_token_under_another_parent_is_another_node() -> None:
+    tree = TokenTree(1)
+    first = tree.add(0, 5, -1.0, "a")
+    second = tree.add(first, 5, -2.0, "a")
+    assert first != second
+    assert tree.child(0, 5) == first
+    assert tree.child(first, 5) == second
+    assert tree.child(second, 5) is None
+
+
+def test_bounds() -> None:
+    tree = TokenTree(1)
+    with pytest.raises(ValueError, match="parent"):
+        tree.add(1, 0, 0.0, "")
+    for i in range(MAX_NODES - 1):
+        tree.add(0, i, 0.0, "")
+    with pytest.raises(ValueError, match="at most"):
+        tree.add(0, 999, 0.0, "")
+    assert tree.add(0, 3, 0.0, "") == 4  # already there: no room needed
+
+
+@pytest.mark.parametrize(
+    ("tokens", "parents", "message"),
+    [
+        ([1, 2], [-1], "parents"),
+        ([1, 2], [-1, 1], "node 1"),
+        ([1, 2], [-1, -1], "node 1"),
+        ([1, 9], [-1, 0], "holds 9"),
+    ],
+)
+def test_check_tree_refuses(tokens: list[int], parents: list[int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_tree(tokens, parents, 9)

@@ -1,0 +1,381 @@
+"""Drafters that misbehave: they cost speed, never anything else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import pytest
+
+from draft.manager import READS_AT_ONCE, REST_S, STRIKES, DrafterManager
+from draft.protocol import DraftTask
+from specdec.control.inputs import DraftWork
+from specdec.core.sequence import Sequence
+from specdec.core.tree import MAX_NODES, TokenTree
+from tests.draft.helpers import make_sequence, make_task
+from tests.draft.scripted_drafter import Make, Scripted
+
+VOCAB = 100
+
+
+class Clock:
+    """Seconds, as told."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def chain(*tokens: int, score: float = -1.0) -> Make:
+    """Proposes these tokens one after the other."""
+
+    def make(task: DraftTask) -> TokenTree:
+        tree = TokenTree(task.sequence.tokens[-1])
+        node = 0
+        for depth, token in enumerate(tokens, 1):
+            node = tree.add(node, token, depth * score, "s")
+        return tree
+
+    return make
+
+
+def spoilt(spoil: Callable[[TokenTree], object]) -> Make:
+    """A good chain of two, spoilt."""
+
+    def make(task: DraftTask) -> TokenTree:
+        tree = chain(5, 6)(task)
+        spoil(tree)
+        return tree
+
+    return make
+
+
+def wrong_root(task: DraftTask) -> TokenTree:
+    return TokenTree(task.sequence.tokens[-1] + 1)
+
+
+def no_tree(task: DraftTask) -> TokenTree:
+    return "tree"  # type: ignore[return-value]
+
+
+def nothing(task: DraftTask) -> TokenTree:
+    return None  # type: ignore[return-value]
+
+
+def set_item(values: list[Any], at: int, value: Any) -> None:
+    values[at] = value
+
+
+GARBAGE: dict[str, Make] = {
+    "wrong root": wrong_root,
+    "not a tree": no_tree,
+    "None": nothing,
+    "beyond the vocabulary": chain(10**6),
+    "negative token": chain(-1),
+    "token that is a word": spoilt(lambda t: set_item(t.tokens, 1, "a")),
+    "cycle": spoilt(lambda t: set_item(t.parents, 1, 2)),
+    "own parent": spoilt(lambda t: set_item(t.parents, 1, 1)),
+    "two roots": spoilt(lambda t: set_item(t.parents, 1, -1)),
+    "token missing": spoilt(lambda t: t.tokens.pop()),
+    "score NaN": spoilt(lambda t: set_item(t.scores, 2, math.nan)),
+    "score above 0": spoilt(lambda t: set_item(t.scores, 2, 0.5)),
+    "score missing": spoilt(lambda t: t.scores.pop()),
+    "score that is a word": spoilt(lambda t: set_item(t.scores, 1, "a")),
+    "too many nodes": chain(*range(1, 9)),
+}
+SLIPS_THROUGH: dict[str, Make] = {
+    "cell of no drafter": spoilt(lambda t: set_item(t.cells, 1, 10**9)),
+    "cells missing": spoilt(lambda t: t.cells.clear()),
+    "depths missing": spoilt(lambda t: t.depths.clear()),
+    "sources missing": spoilt(lambda t: t.sources.clear()),
+    "never reached, but counted": spoilt(lambda t: scored(t, -math.inf, -math.inf)),
+    "likelier than its parent by far": spoilt(lambda t: scored(t, -1e4, -1.0)),
+}
+"""What the panel takes for sound, and breaks the step."""
+
+HARMLESS: dict[str, Make] = {
+    "depth wrong": spoilt(lambda t: set_item(t.depths, 2, 7)),
+    "never reached": spoilt(lambda t: set_item(t.scores, 1, -math.inf)),
+    "likelier than its parent": spoilt(lambda t: set_item(t.scores, 1, -3.0)),
+    "token that is a fraction": spoilt(lambda t: set_item(t.tokens, 1, 5.5)),
+    "certain": spoilt(lambda t: scored(t, 0.0, 0.0)),
+}
+"""What is no sound tree, but does no harm."""
+
+
+def scored(tree: TokenTree, first: float, second: float) -> None:
+    """Scores of a chain of two, in a cell of the first drafter. The first token is the one the target chooses."""
+    tree.scores[1:], tree.cells[1:] = [first, second], [0, 0]
+
+
+def begun(panel: DrafterManager, *prompts: Seq[int]) -> list[Sequence]:
+    sequences = [make_sequence(list(prompt)) for prompt in prompts]
+    for sequence in sequences:
+        panel.begin(sequence, None)
+    return sequences
+
+
+def ask(panel: DrafterManager, name: str, *sequences: Sequence, backlog: int = 0) -> DraftWork:
+    """DraftRequest for those sequences the drafter is trusted with."""
+    tasks = [make_task(s, source=name) if panel.trusts(name, s) else None for s in sequences]
+    return panel.ask(name, tasks, backlog)
+
+
+def tokens(work: DraftWork) -> list[list[int] | None]:
+    return [None if tree is None else tree.tokens for tree in work.trees]
+
+
+@pytest.mark.parametrize("make", GARBAGE.values(), ids=GARBAGE)
+def test_a_bad_tree_is_dropped_and_the_drafter_not_asked_again(make: Make) -> None:
+    bad, good = Scripted("bad", make), Scripted("good", chain(5, 6))
+    panel = DrafterManager([bad, good], VOCAB)
+    (sequence,) = begun(panel, [1, 2])
+    for _ in range(3):
+        assert tokens(ask(panel, "bad", sequence)) == [None]
+        assert tokens(ask(panel, "good", sequence)) == [[2, 5, 6]]
+    assert bad.calls.count("propose") == 1
+    assert good.calls.count("propose") == 3
+
+
+@pytest.mark.parametrize("make", SLIPS_THROUGH.values(), ids=SLIPS_THROUGH)
+def test_bug_a_tree_that_breaks_the_step_is_dropped(make: Make) -> None:
+    panel = DrafterManager([Scripted("bad", make)], VOCAB)
+    (sequence,) = begun(panel, [1, 2])
+    assert tokens(ask(panel, "bad", sequence)) == [None]
+
+
+@pytest.mark.parametrize("answer", [[], None, 7, [TokenTree(2)] * 2])
+def test_another_number_of_trees_is_a_fault(answer: Any) -> None:
+    bad = Scripted("bad", chain(1))
+    bad.propose = lambda tasks: answer  # type: ignore[method-assign]
+    panel = DrafterManager([bad], VOCAB)
+    (sequence,) = begun(panel, [1, 2])
+    assert tokens(ask(panel, "bad", sequence)) == [None]
+    assert not panel.trusts("bad", sequence)
+
+
+@pytest.mark.parametrize("method", ["begin", "propose", "observe", "rewind"])
+def test_a_drafter_that_raises_is_dropped_for_its_sequence_only(method: str) -> None:
+    drafter = Scripted("d", chain(5))
+    panel = DrafterManager([drafter], VOCAB)
+    (before,) = begun(panel, [1])
+    drafter.raises = {method}
+    sequence = make_sequence([2])
+    panel.begin(sequence, None)
+    ask(panel, "d", sequence)
+    panel.observe(sequence, [3])
+    panel.rewind(sequence)
+    drafter.raises = set()
+    assert not panel.trusts("d", sequence)
+    assert not panel.drafts_for(sequence)
+    assert tokens(ask(panel, "d", before, sequence)) == [[1, 5], None]
+    seen = len(drafter.calls)
+    panel.observe(sequence, [4])
+    assert len(drafter.calls) == seen
+
+
+def test_a_backlog_that_can_not_be_told_is_a_fault() -> None:
+    for owes, raises in ((0, {"backlog"}), ("many", set()), (math.nan, set()), (None, set()), (math.inf, set())):
+        drafter = Scripted("d", chain(5), model_based=True)
+        drafter.owes, drafter.raises = owes, raises
+        panel = DrafterManager([drafter], VOCAB)
+        (sequence,) = begun(panel, [1])
+        assert panel.backlog("d", sequence) == 0
+        assert not panel.trusts("d", sequence)
+
+
+@pytest.mark.parametrize(("owes", "told"), [(7, 7), (-3, 0), (2.5, 2)])
+def test_a_backlog_is_handed_on(owes: float, told: int) -> None:
+    drafter = Scripted("d", chain(5), model_based=True)
+    drafter.owes = owes
+    panel = DrafterManager([drafter], VOCAB)
+    (sequence,) = begun(panel, [1])
+    assert panel.backlog("d", sequence) == told
+    assert panel.trusts("d", sequence)
+
+
+def test_a_bad_tree_leaves_other_sequences_their_drafter() -> None:
+    panel = DrafterManager([Scripted("picky", lambda t: chain(VOCAB if t.sequence.tokens[-1] == 3 else 5)(t))], VOCAB)
+    three, four = begun(panel, [3], [4])
+    assert tokens(ask(panel, "picky", three, four)) == [None, [4, 5]]
+    assert tokens(ask(panel, "picky", three, four)) == [None, [4, 5]]
+    assert (panel.trusts("picky", three), panel.trusts("picky", four)) == (False, True)
+
+
+def test_only_its_turns_reach_a_drafter() -> None:
+    drafter = Scripted("d", chain(5))
+    panel = DrafterManager([drafter], VOCAB)
+    (sequence,) = begun(panel, [1])
+    assert tokens(panel.ask("d", [None, make_task(sequence), None])) == [None, [1, 5], None]
+    assert tokens(panel.ask("d", [None, None])) == [None, None]
+    assert drafter.calls.count("propose") == 1
+
+
+def test_work_counts_levels_and_time() -> None:
+    clock = Clock()
+
+    def slow(task: DraftTask) -> TokenTree:
+        clock.now += 0.25
+        return chain(5, 6, 7)(task)
+
+    panel = DrafterManager([Scripted("d", slow)], VOCAB, clock=clock)
+    one, other = begun(panel, [1], [2])
+    work = ask(panel, "d", one, other)
+    assert (work.levels, work.ms) == (3, 500.0)
+
+
+def test_a_tree_without_nodes_took_a_level_too() -> None:
+    panel = DrafterManager([Scripted("d", chain())], VOCAB)
+    (sequence,) = begun(panel, [1])
+    assert ask(panel, "d", sequence).levels == 1
+
+
+def stalling(clock: Clock, seconds: float) -> Make:
+    def make(task: DraftTask) -> TokenTree:
+        clock.now += seconds
+        return chain(5)(task)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("seconds", "backlog", "trusted"),
+    [(0.9, 0, True), (1.1, 0, False), (1.9, READS_AT_ONCE, True), (2.1, READS_AT_ONCE, False)],
+)
+def test_a_drafter_that_stalls_is_dropped_but_has_time_to_read(seconds: float, backlog: int, trusted: bool) -> None:
+    clock = Clock()
+    panel = DrafterManager([Scripted("d", stalling(clock, seconds))], VOCAB, 1000.0, clock)
+    (sequence,) = begun(panel, [1])
+    assert tokens(ask(panel, "d", sequence, backlog=backlog)) == [[1, 5]]  # it is here now
+    assert panel.trusts("d", sequence) is trusted
+
+
+def test_three_faults_in_a_row_rest_a_drafter_for_everyone_and_it_comes_back() -> None:
+    clock = Clock()
+    drafter = Scripted("d", chain(5))
+    panel = DrafterManager([drafter, Scripted("other", chain(6))], VOCAB, clock=clock)
+    good, *others = begun(panel, [1], *[[n] for n in range(2, 2 + STRIKES)])
+    drafter.raises = {"propose"}
+    for n, sequence in enumerate(others):
+        assert panel.trusts("d", good) is (n < STRIKES)
+        ask(panel, "d", sequence)
+    drafter.raises = set()
+    assert not panel.trusts("d", good)
+    assert panel.trusts("other", good)
+    (late,) = begun(panel, [9])
+    clock.now += REST_S - 1
+    assert not panel.trusts("d", late)
+    clock.now += 1
+    assert tokens(ask(panel, "d", good, late, *others)) == [[1, 5], [9, 5], *[None] * STRIKES]
+
+
+def test_a_good_call_in_between_wipes_the_strikes_out() -> None:
+    drafter = Scripted("d", chain(5))
+    panel = DrafterManager([drafter], VOCAB)
+    good, *others = begun(panel, [1], *[[n] for n in range(2, 10)])
+    for sequence in others:
+        drafter.raises = {"propose"}
+        ask(panel, "d", sequence)
+        drafter.raises = set()
+        assert tokens(ask(panel, "d", good)) == [[1, 5]]
+
+
+def test_bug_one_call_is_one_strike() -> None:
+    panel = DrafterManager([Scripted("d", lambda t: chain(VOCAB if t.sequence.tokens[-1] > 1 else 5)(t))], VOCAB)
+    good, *others = begun(panel, [1], *[[n] for n in range(2, 2 + STRIKES)])
+    ask(panel, "d", good, *others)
+    assert panel.trusts("d", good)
+
+
+def test_a_resting_drafter_still_hears_of_the_sequences_it_knows() -> None:
+    drafter = Scripted("d", chain(5))
+    panel = DrafterManager([drafter], VOCAB)
+    good, *others = begun(panel, [1], *[[n] for n in range(2, 2 + STRIKES)])
+    drafter.raises = {"propose"}
+    for sequence in others:
+        ask(panel, "d", sequence)
+    drafter.calls.clear()
+    panel.observe(good, [2])
+    panel.rewind(good)
+    assert drafter.calls == ["observe", "rewind"]
+
+
+def test_only_allowed_drafters_know_of_a_sequence() -> None:
+    a, b = Scripted("a", chain(1)), Scripted("b", chain(2))
+    panel = DrafterManager([a, b], VOCAB)
+    sequence = make_sequence([0])
+    panel.begin(sequence, ("b",))
+    assert (panel.trusts("a", sequence), panel.trusts("b", sequence)) == (False, True)
+    panel.observe(sequence, [1])
+    panel.end(sequence)
+    assert a.calls == []
+    assert b.calls == ["begin", "observe", "end"]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_drafter_that_has_nothing_for_a_sequence_never_hears_of_it(fails: bool) -> None:
+    """Nor does one that fails to say, and neither does the other drafter or the request any harm."""
+    a, b = Scripted("a", chain(1)), Scripted("b", chain(2))
+    asked: list[Sequence] = []
+
+    def serves(sequence: Sequence) -> bool:
+        asked.append(sequence)
+        if fails:
+            raise RuntimeError("serves")
+        return False
+
+    a.serves = serves  # type: ignore[attr-defined]
+    panel = DrafterManager([a, b], VOCAB)
+    (sequence,) = begun(panel, [1])
+    assert asked == [sequence]
+    assert (panel.trusts("a", sequence), panel.trusts("b", sequence)) == (False, True)
+    assert tokens(ask(panel, "b", sequence)) == [[1, 2]]
+    panel.observe(sequence, [1])
+    panel.end(sequence)
+    assert a.calls == []
+    assert b.calls == ["begin", "propose", "observe", "end"]
+
+
+def test_without_allowed_drafters_nobody_drafts() -> None:
+    panel = DrafterManager([Scripted("a", chain(1))], VOCAB)
+    sequence = make_sequence([0])
+    panel.begin(sequence, ())
+    assert not panel.drafts_for(sequence)
+    panel.end(sequence)
+
+
+def test_a_drafter_that_failed_is_still_told_of_the_end() -> None:
+    bad = Scripted("bad", chain(5))
+    bad.raises = {"propose", "end"}
+    panel = DrafterManager([bad], VOCAB)
+    (sequence,) = begun(panel, [1])
+    assert panel.drafts_for(sequence)
+    ask(panel, "bad", sequence)
+    assert not panel.drafts_for(sequence)
+    panel.end(sequence)
+    assert bad.calls.count("end") == 1
+    assert not panel.drafts_for(sequence)
+
+
+def test_a_sequence_never_begun_may_end() -> None:
+    drafter = Scripted("d", chain(5))
+    DrafterManager([drafter], VOCAB).end(make_sequence([1]))
+    assert drafter.calls == []
+
+
+def test_names_and_prices() -> None:
+    panel = DrafterManager([Scripted("a", chain()), Scripted("b", chain(), model_based=True)], VOCAB)
+    assert panel.names == ("a", "b")
+    assert panel.model_based == {"a": False, "b": True}
+
+
+def test_a_tree_of_the_most_nodes_is_sound() -> None:
+    panel = DrafterManager([Scripted("d", chain(*[7] * (MAX_NODES - 1), score=-0.01))], VOCAB)
+    (sequence,) = begun(panel, [1])
+    (tree,) = panel.ask("d", [make_task(sequence, nodes=MAX_NODES - 1, depth=63)]).trees
+    assert tree is not None
+    assert len(tree) == MAX_NODES
