@@ -17,12 +17,11 @@ from specdec.core.kv_cache import page_key, root_key
 from specdec.core.sampling import Sampler
 from specdec.core.sequence import Sequence
 from specdec.core.tree import TokenTree
-from specdec.models.decoder import KvPool
-from specdec.models.rope import rope_tables
+from specdec.models.decoder import KvPool, rope_tables
 from verify_kernels.backend import AttentionSpec, Backend, LinearSpec, Prologue
 from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
 from verify_kernels.packed_weights import PackedLinear
-from verify_kernels.reference_backend import rms_norm
+from verify_kernels.reference.backend import rms_norm
 from verify_kernels.sampling import RowSampling
 
 MAX_LOGIT_ROWS = 64  # rows that are expanded in one forward: what a whole tree can hold

@@ -12,12 +12,10 @@ import numpy as np
 import torch
 
 from specdec.errors import KernelError
-from verify_kernels.backend import AttentionSpec, Backend, LinearSpec
+from verify_kernels.backend import AttentionSpec, Backend, KvTensors, LinearSpec
 from verify_kernels.cpu.library import load_library
-from verify_kernels.cpu.native_backend import NativeBackend, NativeSampling
-from verify_kernels.cpu.native_packing import NativePacking
+from verify_kernels.cpu.native_backend import NativeBackend, NativePacking, NativeSampling
 from verify_kernels.forward_batch import BatchEntry, ForwardBatch
-from verify_kernels.kv_tensors import KvTensors
 from verify_kernels.packed_weights import (
     BlockKind,
     BlockPacking,
@@ -29,8 +27,8 @@ from verify_kernels.packed_weights import (
     rotate,
 )
 from verify_kernels.quant_formats import FORMATS, sample_blocks
-from verify_kernels.reference_backend import ReferenceBackend
-from verify_kernels.reference_sampling import ReferenceSampling
+from verify_kernels.reference.backend import ReferenceBackend
+from verify_kernels.reference.sampling import ReferenceSampling
 from verify_kernels.sampling import SamplingKernels
 
 logger = logging.getLogger(__name__)

@@ -20,12 +20,11 @@ from specdec.core.types import Delta, Request, SamplingParams, SpeculationMode, 
 from specdec.engine.device_verify import DeviceOutputs, DeviceVerifier
 from specdec.engine.engine import Engine, EngineParts
 from specdec.models.device_decoder import DeviceDecoder, DeviceNetwork, GraphCache
-from specdec.models.device_linear import DenseLinear, DeviceLinear
 from specdec.models.device_step import StepArrays
+from specdec.models.device_weights import DenseLinear, DeviceLinear
 from specdec.models.weights import LayerWeights
 from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
-from verify_kernels.gpu.linear import linear
-from verify_kernels.gpu.linear_fp8 import linear_fp8
+from verify_kernels.gpu.linear import linear, linear_fp8
 from verify_kernels.gpu.linear_int4 import linear_int4
 from verify_kernels.gpu.linear_plan import LinearKind, LinearWorkspace
 from verify_kernels.gpu.quantized_weights import pack_int4, quantize_weight

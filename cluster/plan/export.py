@@ -18,7 +18,7 @@ from specdec.core.types import EngineInfo
 from specdec.engine.engine import EngineParts
 from specdec.engine.profile_costs import profile_costs
 from specdec.models.memory import measure_model
-from verify_kernels.kv_tensors import KvTensors
+from verify_kernels.backend import KvTensors
 
 PROFILE_S = 3.0  # for measuring forwards where an engine does not do it itself
 _KV_DTYPES = {

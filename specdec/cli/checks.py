@@ -76,7 +76,7 @@ def describe_ranks(tp: int, threads: int) -> str:
     """Of how many threads each of ``tp`` processes is, and where they run."""
     import os
 
-    from specdec.models.tensor_parallel.placement import rank_processors
+    from specdec.models.tensor_parallel.shares import rank_processors
 
     processors = rank_processors(tp, os.sched_getaffinity(0))
     where = "anywhere: there is one NUMA node, or none is known"

@@ -14,10 +14,9 @@ from specdec.models.load import LoadedModel, PackedModel, with_tokenizer
 from specdec.models.pack import PackedFileError
 from specdec.models.progress import Progress, silent
 from specdec.models.tensor_parallel.parallel_decoder import ParallelDecoder
-from specdec.models.tensor_parallel.placement import rank_processors
 from specdec.models.tensor_parallel.rank_processes import RankProcesses
 from specdec.models.tensor_parallel.shard_decoder import StepSizes
-from specdec.models.tensor_parallel.shares import share_layout, share_out
+from specdec.models.tensor_parallel.shares import rank_processors, share_layout, share_out
 from specdec.models.tokenizer import Tokenizer
 from verify_kernels.backend_selection import Kernels
 from verify_kernels.cpu.shared_ranks import spin_for

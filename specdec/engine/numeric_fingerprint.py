@@ -20,8 +20,8 @@ import torch
 import specdec
 from specdec.errors import FINGERPRINT_PARTS, PART_DIGITS
 from specdec.models.config import ModelConfig
+from specdec.models.decoder import rope_tables
 from specdec.models.load import LoadedModel
-from specdec.models.rope import rope_tables
 from verify_kernels.backend import LinearSpec
 from verify_kernels.backend_selection import Kernels, NumericMode
 from verify_kernels.cpu.library import cpu_flags

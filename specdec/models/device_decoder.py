@@ -12,11 +12,9 @@ import torch
 from torch import Tensor
 
 from specdec.models.config import ModelConfig
-from specdec.models.decoder import check_batch
-from specdec.models.device_linear import DeviceLinear
+from specdec.models.decoder import check_batch, rope_tables
 from specdec.models.device_step import StepArrays, StepBuffer, StepTier, StepTiers
-from specdec.models.device_weights import DeviceModel
-from specdec.models.rope import rope_tables
+from specdec.models.device_weights import DeviceLinear, DeviceModel
 from specdec.models.weights import LayerWeights
 from verify_kernels.backend_selection import NumericMode
 from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch

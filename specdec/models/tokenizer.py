@@ -16,8 +16,7 @@ import tokenizers
 
 from specdec.errors import FieldViolation, InvalidRequestError, ModelError
 from specdec.models.chat_template import ChatTemplate, plain_messages
-from specdec.models.tool_forms import ToolForm, tool_form
-from specdec.models.tool_messages import without_tools
+from specdec.models.tool_forms import ToolForm, tool_form, without_tools
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from typing import Any
 
 
 class ToolForm(StrEnum):
@@ -41,3 +45,47 @@ def tool_form(template: str) -> ToolForm | None:
     if "tools" not in template:
         return None
     return next((form for signs, form in _SIGNS if all(sign in template for sign in signs)), None)
+
+
+_OPENING = "You can call these functions, each on a line of its own with the JSON schema of its arguments:"
+_RULE = """To call one, answer with nothing but its name and its arguments in this form:
+<tool_call>
+{"name": "...", "arguments": {...}}
+</tool_call>"""
+
+
+def without_tools(
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
+) -> list[dict[str, Any]]:
+    """``messages`` (their contents are text) for a template that knows of no tools, calls or results: they are in the
+    texts of the system, the assistant and the user. Results one after another make one message of the user's."""
+    found: list[dict[str, Any]] = []
+    for are_results, run in itertools.groupby(messages, lambda message: message.get("role") == "tool"):
+        if are_results:
+            results = [f"<tool_response>\n{message['content']}\n</tool_response>" for message in run]
+            found.append({"role": "user", "content": "\n".join(results)})
+        else:
+            found += map(_without_calls, run)
+    if tools:
+        text = "\n".join([_OPENING, *(json.dumps(tool.get("function"), ensure_ascii=False) for tool in tools), _RULE])
+        if found and found[0].get("role") == "system":
+            found[0]["content"] = "\n\n".join(filter(None, (found[0]["content"], text)))
+        else:
+            found.insert(0, {"role": "system", "content": text})
+    return found
+
+
+def _without_calls(message: Mapping[str, Any]) -> dict[str, Any]:
+    copy = {key: value for key, value in message.items() if key != "tool_calls"}
+    calls = message.get("tool_calls")
+    if isinstance(calls, list) and calls:
+        copy["content"] = "\n".join(filter(None, [copy["content"], *map(_call, calls)]))
+    return copy
+
+
+def _call(call: Any) -> str:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        return ""
+    said = {"name": function.get("name"), "arguments": function.get("arguments")}
+    return f"<tool_call>\n{json.dumps(said, ensure_ascii=False)}\n</tool_call>"

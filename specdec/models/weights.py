@@ -231,7 +231,7 @@ def _place(arrays: list[tuple[str, str, tuple[int, ...]]]) -> list[ArraySpec]:
 
 
 class LinearLayer(Protocol):
-    """`PackedLinear` on a CPU, `specdec.models.device_linear.DeviceLinear` on a GPU."""
+    """`PackedLinear` on a CPU, `specdec.models.device_weights.DeviceLinear` on a GPU."""
 
     @property
     def nbytes(self) -> int:

@@ -24,7 +24,7 @@ from tests.draft.helpers import make_sequence, sampled_by
 from tests.kernels.natives import native_backend
 from tests.models.tiny import VOCAB_SIZE, make_tiny_model
 from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
-from verify_kernels.reference_sampling import ReferenceSampling
+from verify_kernels.reference.sampling import ReferenceSampling
 
 LAYERS, HIDDEN, DRAFT_VOCAB, POSITIONS = 6, 64, 150, 512
 

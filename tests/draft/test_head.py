@@ -22,7 +22,7 @@ from specdec.core.types import SamplingParams, StoppingParams
 from tests.draft.eagle3_loop import Loop
 from tests.draft.helpers import sampled_by
 from tests.models.tiny import VOCAB_SIZE
-from verify_kernels.reference_sampling import ReferenceSampling
+from verify_kernels.reference.sampling import ReferenceSampling
 from verify_kernels.sampling import RowSampling, SamplingPolicy
 
 PROMPT = [(7 * i * i + 3 * i + 11) % VOCAB_SIZE for i in range(150)]

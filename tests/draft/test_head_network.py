@@ -18,7 +18,7 @@ from tests.draft.eagle3_reference import Eagle3Reference, Slot
 from tests.kernels.natives import native_backend
 from verify_kernels.backend import Backend
 from verify_kernels.forward_batch import BatchEntry, ForwardBatch
-from verify_kernels.reference_backend import ReferenceBackend
+from verify_kernels.reference.backend import ReferenceBackend
 
 VOCAB, TARGET_HIDDEN, LENGTH = 200, 64, 90  # more than a page
 PAGES = [4, 1, 6]

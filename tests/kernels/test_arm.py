@@ -19,7 +19,7 @@ from tests.kernels.test_quant_linear import CASES, ROWS, _inputs, _packed, _run
 from verify_kernels.cpu.library import FLAGS, SOURCES
 from verify_kernels.cpu.native_backend import _CHANNELS_PER_GROUP, _KINDS
 from verify_kernels.packed_weights import PackedLinear
-from verify_kernels.reference_backend import ReferenceBackend
+from verify_kernels.reference.backend import ReferenceBackend
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 PROCESSORS = {"neon": "armv8-a", "dotprod": "armv8.2-a+dotprod", "i8mm": "armv8.6-a"}

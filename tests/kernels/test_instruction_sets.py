@@ -17,7 +17,7 @@ from tests.kernels.test_linear import KINDS, MAX_ROWS, make_linear_spec
 from tests.kernels.test_tree_attention import DTYPES, PAGES, make_spec, run
 from verify_kernels.backend_selection import load_kernels
 from verify_kernels.cpu.native_backend import NativeBackend
-from verify_kernels.reference_backend import ReferenceBackend
+from verify_kernels.reference.backend import ReferenceBackend
 
 AVX2, BASELINE = "x86-64-v3", "x86-64"
 V3_FLAGS = {"avx2", "fma", "bmi1", "bmi2", "f16c", "movbe", "abm"}

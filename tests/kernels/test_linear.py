@@ -10,7 +10,7 @@ import torch
 from tests.kernels.natives import native_backend
 from verify_kernels.backend import LinearSpec
 from verify_kernels.packed_weights import PackedLinear, pack_linear, rotate, unpack_linear
-from verify_kernels.reference_backend import ReferenceBackend
+from verify_kernels.reference.backend import ReferenceBackend
 
 KINDS = ("int8", "bf16", "fp32")
 MAX_ROWS = 400

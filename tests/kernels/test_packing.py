@@ -8,7 +8,7 @@ import torch
 
 from tests.kernels.natives import CACHE, native_backend, need_compiler
 from verify_kernels.cpu.library import load_library
-from verify_kernels.cpu.native_packing import NativePacking
+from verify_kernels.cpu.native_backend import NativePacking
 from verify_kernels.packed_weights import (
     PlainPacking,
     embedding_rows,
@@ -16,7 +16,7 @@ from verify_kernels.packed_weights import (
     unpack_linear,
 )
 from verify_kernels.quant_formats import FORMATS, sample_blocks
-from verify_kernels.reference_backend import ReferenceBackend
+from verify_kernels.reference.backend import ReferenceBackend
 
 PLAIN = PlainPacking()
 

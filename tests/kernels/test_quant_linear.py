@@ -15,8 +15,7 @@ from verify_kernels.backend import Backend, LinearSpec
 from verify_kernels.backend_selection import self_test
 from verify_kernels.packed_weights import PackedLinear, StackedLinear, pack_block_linear, pack_linear, unpack_linear
 from verify_kernels.quant_formats import FORMATS, sample_blocks
-from verify_kernels.reference_backend import ReferenceBackend
-from verify_kernels.reference_quant import fused
+from verify_kernels.reference.backend import ReferenceBackend, fused
 
 ROWS = 30
 _TYPES = gguf.GGMLQuantizationType

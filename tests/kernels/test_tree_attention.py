@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from tests.kernels.batches import random_batch
 from tests.kernels.natives import native_backend
-from verify_kernels.backend import AttentionSpec, Backend
+from verify_kernels.backend import AttentionSpec, Backend, KvTensors
 from verify_kernels.forward_batch import NEVER, BatchEntry, ForwardBatch
-from verify_kernels.kv_tensors import KvTensors
-from verify_kernels.reference_backend import ReferenceBackend
+from verify_kernels.reference.backend import ReferenceBackend
 
 PAGES, MAX_ROWS, POSITIONS = 24, 96, 1024
 DTYPES = (torch.float32, torch.bfloat16, torch.int8)

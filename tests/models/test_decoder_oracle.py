@@ -14,7 +14,7 @@ from tests.kernels.natives import native_backend
 from tests.models.tiny import FAMILIES, VOCAB_SIZE, make_tiny_model
 from verify_kernels.backend import Backend
 from verify_kernels.forward_batch import BatchEntry, ForwardBatch
-from verify_kernels.reference_backend import ReferenceBackend
+from verify_kernels.reference.backend import ReferenceBackend
 
 LENGTH = 150
 

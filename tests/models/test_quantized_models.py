@@ -25,7 +25,7 @@ from tests.models.quantized_folders import Scheme, change_config, quantise, writ
 from tests.models.test_decoder_oracle import make_decoder, run_in_chunks
 from tests.models.tiny import VOCAB_SIZE, load_oracle
 from verify_kernels.gpu.quantized_weights import unpack_int4
-from verify_kernels.reference_backend import ReferenceBackend
+from verify_kernels.reference.backend import ReferenceBackend
 
 SCHEMES = {
     "awq": Scheme("awq"),

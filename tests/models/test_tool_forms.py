@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from specdec.models.tool_forms import ToolForm, tool_form
-from specdec.models.tool_messages import without_tools
+from specdec.models.tool_forms import ToolForm, tool_form, without_tools
 
 LISTED = "{% if tools %}{{ tools | tojson }}{% endif %}"
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}

@@ -13,12 +13,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from verify_kernels.backend import AddRowsSpec, AttentionSpec, BatchOp, GateSpec, LinearSpec, RowsOp, bind_parts
+from verify_kernels.backend import (
+    AddRowsSpec,
+    AttentionSpec,
+    BatchOp,
+    GateSpec,
+    KvTensors,
+    LinearSpec,
+    RowsOp,
+    bind_parts,
+)
 from verify_kernels.cpu.library import load_library
 from verify_kernels.forward_batch import ForwardBatch
-from verify_kernels.kv_tensors import KvTensors
-from verify_kernels.packed_weights import CHUNK_K, Embedding, PackedLinear, StackedLinear
-from verify_kernels.quant_formats import FORMATS
+from verify_kernels.packed_weights import CHUNK_K, FITS, BlockKind, Embedding, PackedLinear, StackedLinear
+from verify_kernels.quant_formats import FORMATS, GROUP, packed_shape
 from verify_kernels.sampling import NO_TOKEN, RowSampling, check_width
 
 
@@ -342,3 +350,47 @@ def _pack(rows: Sequence[RowSampling]) -> tuple[bytes, NDArray[np.int32]]:
         parts.append(_NO_EDITS if row.edits is None else row.edits.record(row.ban, row.mask))
         path.extend(row.path)
     return b"".join(parts), np.asarray(path, np.int32)
+
+
+_KINDS = {name: i for i, name in enumerate(FORMATS, start=3)}  # csrc/linear.h
+_SIGNATURES = {
+    "sd_pack_blocks": (c_int, c_void_p, c_int64, c_int64, c_void_p),
+    "sd_block_floats": (c_int, c_void_p, c_int64, c_void_p),
+    "sd_round_blocks": (c_void_p, c_int64, c_void_p, c_int, c_void_p),
+}
+
+
+class NativePacking:
+    """`BlockPacking` by ``library``, which is what `load_library` returned. Safe to use from several threads, which
+    run at once."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+        self._fits = torch.tensor(FITS)
+        for name, arguments in _SIGNATURES.items():
+            function = getattr(library, name)
+            function.argtypes, function.restype = arguments, None
+
+    def pack(self, raw: Tensor, kind: BlockKind) -> Tensor:
+        """As `quant_formats.pack_blocks`."""
+        raw, layout = raw.contiguous(), FORMATS[kind]
+        rows, blocks = raw.shape[0], raw.shape[1] // layout.block_bytes
+        out = torch.empty(packed_shape(kind, rows, blocks * layout.block), dtype=torch.uint8)
+        self._library.sd_pack_blocks(_KINDS[kind], raw.data_ptr(), rows, blocks, out.data_ptr())
+        return out
+
+    def floats(self, raw: Tensor, kind: BlockKind) -> Tensor:
+        """What blocks of a GGUF file stand for."""
+        raw, layout = raw.contiguous(), FORMATS[kind]
+        blocks = raw.shape[1] // layout.block_bytes
+        out = torch.empty(raw.shape[0], blocks * layout.block)
+        self._library.sd_block_floats(_KINDS[kind], raw.data_ptr(), raw.shape[0] * blocks, out.data_ptr())
+        return out
+
+    def round(self, weight: Tensor) -> Tensor:
+        """As `packed_weights.round_blocks`, of which sums may be added in another order."""
+        weight = weight.contiguous()
+        groups = weight.numel() // GROUP
+        raw = torch.empty(weight.shape[0], weight.shape[1] // GROUP * FORMATS["q4_0"].block_bytes, dtype=torch.uint8)
+        self._library.sd_round_blocks(weight.data_ptr(), groups, self._fits.data_ptr(), len(FITS), raw.data_ptr())
+        return raw

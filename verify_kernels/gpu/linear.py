@@ -1,6 +1,6 @@
 # mypy: disallow-untyped-defs=False
 
-"""Batch-invariant linear layer in 16 bits: a row's bits depend on no other row, nor on how many there are."""
+"""Batch-invariant linear layer in 16 bits or fp8: a row's bits depend neither on other rows nor on their number."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from verify_kernels.gpu.kernel_launch import ROW_TYPES, CompileCase, check_rank, check_tensor
+from verify_kernels.gpu.kernel_launch import FP8, ROW_TYPES, CompileCase, check_rank, check_tensor
 from verify_kernels.gpu.linear_plan import (
     DENSE_KINDS,
+    LinearKind,
     LinearLaunch,
     LinearWorkspace,
     check_result,
@@ -167,23 +168,75 @@ def linear(
     Raises:
         ValueError: a shape, dtype, device or layout is wrong, or the workspace is too small.
     """
-    _check(x, weight)
-    (rows, k), n, kind = x.shape, weight.shape[0], DENSE_KINDS[x.dtype]
+    _check(x, weight, ROW_TYPES)
+    _launch(DENSE_KINDS[x.dtype], x, weight, out, None, None, workspace, bias, residual)
+
+
+def linear_fp8(
+    x: Tensor,
+    x_scale: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    out: Tensor,
+    *,
+    workspace: LinearWorkspace,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+) -> None:
+    """out = (x * x_scale) (weight * weight_scale)^T + bias + residual, summed in float32 and rounded once.
+
+    x: float8_e4m3fn [rows, k] with x_scale float32 [rows] (`verify_kernels.gpu.quantize`); weight: float8_e4m3fn
+    [n, k] with weight_scale float32 [n] (`verify_kernels.gpu.quantized_weights`); bias: [n]; out, residual: [rows, n],
+    may be the same tensor; float32, float16 or bfloat16 each. Needs compute capability 9.0.
+
+    Raises:
+        ValueError: a shape, dtype, device or layout is wrong, or the workspace is too small.
+    """
+    _check(x, weight, (FP8,))
+    check_tensor("x_scale", x_scale, x.shape[:1], (torch.float32,), x.device)
+    check_tensor("weight_scale", weight_scale, weight.shape[:1], (torch.float32,), x.device)
+    _launch("fp8", x, weight, out, x_scale, weight_scale, workspace, bias, residual)
+
+
+def _launch(
+    kind: LinearKind,
+    x: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    x_scale: Tensor | None,
+    weight_scale: Tensor | None,
+    workspace: LinearWorkspace,
+    bias: Tensor | None,
+    residual: Tensor | None,
+) -> None:
+    (rows, k), n = x.shape, weight.shape[0]
     check_result(out, rows, n, x.device, inputs=x, bias=bias, residual=residual)
     launch = plan_launch(rows, n, k, kind)
     workspace.check(launch, x.device)
     if rows == 0:
         return
-    even = k % launch.order.block_k == 0
     linear_kernel[launch.grid](
-        x, weight, out, bias, residual, None, None, workspace.partials, workspace.counters, rows, n, k,
-        **launch.constants(), EVEN_K=even, **launch.options(torch.version.hip is not None),
+        x, weight, out, bias, residual, x_scale, weight_scale, workspace.partials, workspace.counters, rows, n, k,
+        **launch.constants(), EVEN_K=k % launch.order.block_k == 0, **launch.options(torch.version.hip is not None),
     )  # fmt: skip
 
 
+def _check(x: Tensor, weight: Tensor, types: tuple[torch.dtype, ...]) -> None:
+    check_rank("x", x, 2)
+    check_rank("weight", weight, 2)
+    (rows, k), n = x.shape, weight.shape[0]
+    if k == 0 or n == 0:
+        raise ValueError(f"weight: has shape {tuple(weight.shape)}; must have a row and a column at least")
+    check_tensor("x", x, (rows, k), types, x.device)
+    check_tensor("weight", weight, (n, k), (x.dtype,), x.device)
+
+
 def compile_cases() -> list[CompileCase]:
-    """Every tile, whole and in splits, with all that can be added; whole tiles also with a float32 residual stream and
-    for a k that is no multiple of their block, the smallest for a k that is a multiple of nothing."""
+    """Every tile, whole and in splits, with bias and residual.
+
+    Whole 16-bit tiles also with a float32 residual stream and with a k that is no multiple of their block; the
+    smallest tile also with a k that is not aligned.
+    """
     cases = []
     for kind in ("bf16", "fp16"):
         for launch in launches(kind):
@@ -192,11 +245,12 @@ def compile_cases() -> list[CompileCase]:
                 variants += [(" to fp32", "fp32", True, True), (" ragged", kind, False, True)]
                 if launch.tile == tiles_of(kind)[0]:
                     variants.append((" odd", kind, False, False))
-            cases += [_case(kind, *variant, launch, amd) for variant in variants for amd in (False, True)]
+            cases += [_dense_case(kind, *variant, launch, amd) for variant in variants for amd in (False, True)]
+        cases += [_fp8_case(kind, launch) for launch in launches("fp8")]
     return cases
 
 
-def _case(
+def _dense_case(
     kind: str, suffix: str, stream: str, even: bool, aligned: bool, launch: LinearLaunch, amd: bool
 ) -> CompileCase:
     return linear_case(
@@ -206,11 +260,11 @@ def _case(
     )  # fmt: skip
 
 
-def _check(x: Tensor, weight: Tensor) -> None:
-    check_rank("x", x, 2)
-    check_rank("weight", weight, 2)
-    rows, k = x.shape
-    if k == 0 or weight.shape[0] == 0:
-        raise ValueError(f"weight: has shape {tuple(weight.shape)}; must have a row and a column at least")
-    check_tensor("x", x, (rows, k), ROW_TYPES, x.device)
-    check_tensor("weight", weight, (weight.shape[0], k), (x.dtype,), x.device)
+def _fp8_case(stream: str, launch: LinearLaunch) -> CompileCase:
+    return linear_case(
+        f"fp8 to {stream}", linear_kernel, launch, False, constants={"EVEN_K": True},
+        pointers={
+            "x": "fp8e4nv", "w": "fp8e4nv", "x_scale": "fp32", "w_scale": "fp32", "out": stream, "bias": stream,
+            "residual": stream,
+        },
+    )  # fmt: skip

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -40,9 +41,10 @@ def add_norm_kernel(residual, y, post_norm, norm, out, hidden, eps, BLOCK: tl.co
         tl.store(out + row + cols, x.to(out.dtype.element_ty), mask=inside)
 
 
-BLOCKS = (1024, 2048, 4096, 8192, 16384)
-MAX_HIDDEN = BLOCKS[-1]
-PER_WARP = 256
+BLOCKS = (1024, 2048, 4096, 8192, 16384)  # values a program holds; the least that holds the row is taken
+MAX_HIDDEN = BLOCKS[-1]  # values in a row
+VALUES_PER_WARP = 256  # 8 per thread: one 16-byte load of two-byte values
+WIDEST_REGISTERS = 128  # per thread of the widest block; 16 warps of them fill a multiprocessor's 65,536
 
 
 def add_norm(
@@ -69,11 +71,13 @@ def add_norm(
     if rows == 0:
         return
     block = next(block for block in BLOCKS if block >= hidden)
-    add_norm_kernel[(rows,)](residual, y, post_norm, norm, out, hidden, eps, BLOCK=block, **_options(block))
+    add_norm_kernel[(rows,)](
+        residual, y, post_norm, norm, out, hidden, eps, BLOCK=block, **_options(block, torch.version.hip is not None)
+    )
 
 
 def compile_cases() -> list[CompileCase]:
-    """Every mode at every block; residual stream as wide as the activations, or float32."""
+    """Every mode at every block, with a residual stream of the activations' type or float32."""
     return [
         _case(block, rows, stream, mode.split())
         for block in BLOCKS
@@ -96,15 +100,15 @@ def _case(block: int, rows: str, stream: str, given: list[str]) -> CompileCase:
         signature=signature,
         constexprs={"BLOCK": block, **absent},
         divisible=tuple(name for name in signature if name != "eps"),
-        options=_options(block),
+        options=_options(block, amd=False),
     )
 
 
-def _options(block: int) -> dict[str, int]:
-    """One 16-byte load per thread where the row allows it: a function of the row's width alone, as are its sums."""
-    options = {"num_warps": min(16, block // PER_WARP), "num_stages": 1, "enable_fp_fusion": False}
-    # Left to itself, the assembler would rather spill the widest rows than give up a second block beside this one.
-    return options | {"maxnreg": 128} if block == MAX_HIDDEN else options
+def _options(block: int, amd: bool) -> dict[str, int]:
+    """Launch options, a function of the row's width and the chip alone, as is the order of a row's sums."""
+    options = {"num_warps": min(16, block // VALUES_PER_WARP), "num_stages": 1, "enable_fp_fusion": False}
+    # ptxas would rather spill the widest rows than give up a second block beside this one; HIP refuses the option.
+    return options | {"maxnreg": WIDEST_REGISTERS} if block == MAX_HIDDEN and not amd else options
 
 
 def _check(

@@ -14,9 +14,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec.models.decoder import check_batch
-from specdec.models.tensor_parallel.command import Command, write_command
 from specdec.models.tensor_parallel.rank_processes import RankProcesses
-from specdec.models.tensor_parallel.shard_decoder import ShardDecoder, StepSizes, share_pool, shared_shapes
+from specdec.models.tensor_parallel.shard_decoder import (
+    Command,
+    ShardDecoder,
+    StepSizes,
+    share_pool,
+    shared_shapes,
+    write_command,
+)
 from specdec.models.tensor_parallel.shares import RankShare
 from specdec.models.weights import ModelWeights
 from verify_kernels.backend import Backend

@@ -19,8 +19,13 @@ import numpy as np
 import torch
 
 from specdec.models.pack import PackedFile, PackedFileError
-from specdec.models.tensor_parallel.command import read_command
-from specdec.models.tensor_parallel.shard_decoder import ShardDecoder, StepSizes, share_pool, shared_shapes
+from specdec.models.tensor_parallel.shard_decoder import (
+    ShardDecoder,
+    StepSizes,
+    read_command,
+    share_pool,
+    shared_shapes,
+)
 from specdec.models.tensor_parallel.shares import share_layout, share_out
 from verify_kernels.cpu.library import load_library
 from verify_kernels.cpu.native_backend import NativeBackend

@@ -15,7 +15,7 @@ from tests.core.sampling.decoding import (
     start,
 )
 from tests.core.sampling.natives import native_sampling
-from verify_kernels.reference_sampling import ReferenceSampling
+from verify_kernels.reference.sampling import ReferenceSampling
 
 SEEDS = range(20_000)
 

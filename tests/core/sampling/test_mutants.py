@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-import verify_kernels.reference_sampling as reference
+import verify_kernels.reference.sampling as reference
 from specdec.core.sampling import SequenceSampling
 from tests.core.sampling.checks import PROBLEMS, follows_the_law, trees_change_nothing
 from tests.core.sampling.decoding import Implementation, Problem
 from tests.core.sampling.natives import native_sampling
 from verify_kernels.noise import gumbel
-from verify_kernels.reference_sampling import Ids, ReferenceSampling, Row, min_p, top_k, top_p
+from verify_kernels.reference.sampling import Ids, ReferenceSampling, Row, min_p, top_k, top_p
 from verify_kernels.sampling import RowSampling, SamplingPolicy
 
 Check = Callable[[Implementation, Problem, Sequence[int]], bool]

@@ -14,7 +14,7 @@ from hypothesis.errors import NoSuchExample
 from tests.core.sampling.cases import Case, cases
 from tests.core.sampling.natives import broken_native, native_sampling, portable_native
 from verify_kernels.cpu.native_backend import NativeSampling
-from verify_kernels.reference_sampling import ReferenceSampling
+from verify_kernels.reference.sampling import ReferenceSampling
 from verify_kernels.sampling import NO_TOKEN, RowSampling, SamplingKernels, SamplingPolicy
 
 WIDTHS = (1, 3, 20)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verify_kernels.noise import gumbel
-from verify_kernels.reference_sampling import ReferenceSampling, live, processed_logits, ranked
+from verify_kernels.reference.sampling import ReferenceSampling, live, processed_logits, ranked
 from verify_kernels.sampling import RowSampling, SamplingPolicy, SequenceEdits
 
 REFERENCE = ReferenceSampling()

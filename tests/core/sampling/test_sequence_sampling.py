@@ -16,7 +16,7 @@ from specdec.core.sampling import Sampler, SequenceSampling
 from specdec.core.seeds import draw_seed, sample_seed
 from specdec.core.types import SamplingParams, StoppingParams
 from tests.core.sampling.natives import native_sampling
-from verify_kernels.reference_sampling import ReferenceSampling, processed_logits
+from verify_kernels.reference.sampling import ReferenceSampling, processed_logits
 from verify_kernels.sampling import NO_TOKEN, SamplingPolicy
 
 TOKENS = st.integers(0, 19)

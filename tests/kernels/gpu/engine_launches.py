@@ -18,8 +18,7 @@ from verify_kernels.gpu.attention_workspace import AttentionWorkspace
 from verify_kernels.gpu.gather_rows import embed, gather_rows
 from verify_kernels.gpu.kernel_launch import FP8
 from verify_kernels.gpu.kv_ops import move_kv, write_kv
-from verify_kernels.gpu.linear import linear
-from verify_kernels.gpu.linear_fp8 import linear_fp8
+from verify_kernels.gpu.linear import linear, linear_fp8
 from verify_kernels.gpu.linear_int4 import linear_int4, permute_columns
 from verify_kernels.gpu.linear_plan import LinearKind, LinearWorkspace, block_k_of
 from verify_kernels.gpu.norm import add_norm
@@ -225,7 +224,7 @@ ENGINE_LAUNCHES: dict[str, Launch] = {
     "kv_ops.move_kv": _kv,
     "kv_ops.write_kv": _kv,
     "linear.linear": _linear,
-    "linear_fp8.linear_fp8": _linear_fp8,
+    "linear.linear_fp8": _linear_fp8,
     "linear_int4.linear_int4": _linear_int4,
     "linear_int4.permute_columns": _permute,
     "norm.add_norm": _rows,

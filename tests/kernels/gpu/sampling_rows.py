@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from verify_kernels.gpu.sampling_table import SamplingPlan
-from verify_kernels.reference_sampling import ReferenceSampling
+from verify_kernels.reference.sampling import ReferenceSampling
 from verify_kernels.sampling import RowSampling, SamplingKernels, SamplingPolicy
 
 Result = Sequence[NDArray[Any]]

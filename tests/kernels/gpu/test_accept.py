@@ -13,9 +13,9 @@ from torch import Tensor
 
 from tests.kernels.gpu.device_rows import DeviceRows, choices, on, pool_slot, random_entries
 from tests.kernels.gpu.no_host_read import NoHostRead
+from tests.kernels.gpu.reference.accept import accept as reference_accept
 from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry
 from verify_kernels.gpu.accept import AcceptResult, accept
-from verify_kernels.gpu.reference.accept import accept as reference_accept
 
 RUNS = pytest.mark.parametrize("run", [accept, reference_accept], ids=["kernel", "reference"])
 N_PAGES = 64

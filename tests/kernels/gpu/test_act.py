@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn.functional import gelu, silu
 
 from tests.kernels.gpu.recorded_launches import recorded_launches
+from tests.kernels.gpu.reference.row_ops import act_mul as reference_act_mul
 from verify_kernels.gpu.act import act_mul
-from verify_kernels.gpu.reference.row_ops import act_mul as reference_act_mul
 
 TOLERANCE = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 1.6e-2}
 DTYPES = tuple(TOLERANCE)

@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 
 from tests.kernels.gpu import aot_planted
-from verify_kernels.gpu.aot.jobs import KERNEL_MODULES, load_cases, plan_jobs, read_usage
-from verify_kernels.gpu.aot.main import main
-from verify_kernels.gpu.aot.target import TARGETS, Usage
+from verify_kernels.gpu.aot.__main__ import main
+from verify_kernels.gpu.aot.jobs import KERNEL_MODULES, TARGETS, Usage, load_cases, plan_jobs, read_usage
 
 PLANTED = aot_planted.__name__
 KIB = 1024
@@ -27,7 +26,7 @@ def compile_all(*arguments: str, modules: tuple[str, ...] | None = None) -> subp
     """Run the command in a process in which kernels are compiled, not interpreted."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     call = "main(sys.argv[1:])" if modules is None else f"main(sys.argv[1:], {modules!r})"
-    script = f"import sys; from verify_kernels.gpu.aot.main import main; sys.exit({call})"
+    script = f"import sys; from verify_kernels.gpu.aot.__main__ import main; sys.exit({call})"
     command = [sys.executable, "-W", "ignore", "-c", script, *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 

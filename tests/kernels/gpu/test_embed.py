@@ -10,9 +10,9 @@ from torch import Tensor
 
 from tests.kernels.gpu.no_host_read import NoHostRead
 from tests.kernels.gpu.recorded_launches import recorded_launches
+from tests.kernels.gpu.reference.row_ops import embed as reference_embed
+from tests.kernels.gpu.reference.row_ops import gather_rows as reference_gather_rows
 from verify_kernels.gpu.gather_rows import embed, gather_rows
-from verify_kernels.gpu.reference.row_ops import embed as reference_embed
-from verify_kernels.gpu.reference.row_ops import gather_rows as reference_gather_rows
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 STRANGE = [-1, -(2**31), 2**31 - 1]

@@ -15,14 +15,14 @@ from torch.nn.functional import rms_norm
 from transformers.models.llama.modeling_llama import rotate_half
 
 from specdec.models.config import RopeConfig
-from specdec.models.rope import rope_tables
+from specdec.models.decoder import rope_tables
 from tests.kernels.gpu.device_rows import DeviceRows, on, random_entries
 from tests.kernels.gpu.no_host_read import NoHostRead
+from tests.kernels.gpu.reference.attention import write_kv as reference_write_kv
 from verify_kernels.forward_batch import PAGE_SIZE
 from verify_kernels.gpu.attention_workspace import HEAD_DIMS
 from verify_kernels.gpu.kernel_launch import FP8
 from verify_kernels.gpu.kv_ops import write_kv
-from verify_kernels.gpu.reference.attention import write_kv as reference_write_kv
 
 RUNS = pytest.mark.parametrize("run", [write_kv, reference_write_kv], ids=["kernel", "reference"])
 EPS = 1e-6

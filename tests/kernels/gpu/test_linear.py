@@ -12,10 +12,10 @@ from triton.runtime import interpreter
 
 from tests.kernels.gpu.linear_rows import assert_batch_invariant, assert_close, types_of, workspace
 from tests.kernels.gpu.no_host_read import NoHostRead
+from tests.kernels.gpu.reference import linear as reference
 from verify_kernels.gpu import linear_plan
 from verify_kernels.gpu.linear import linear
 from verify_kernels.gpu.linear_plan import DENSE_KINDS, LinearWorkspace, plan_launch
-from verify_kernels.gpu.reference import linear as reference
 
 SPLIT = (70, 1040)  # a weight whose inputs are split in two, with a tail
 

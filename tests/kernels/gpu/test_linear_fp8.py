@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.kernels.gpu.linear_rows import assert_batch_invariant, assert_close, workspace
+from tests.kernels.gpu.reference import linear as reference
 from verify_kernels.gpu.kernel_launch import FP8
-from verify_kernels.gpu.linear_fp8 import linear_fp8
+from verify_kernels.gpu.linear import linear_fp8
 from verify_kernels.gpu.linear_plan import plan_launch
-from verify_kernels.gpu.reference import linear as reference
 
 SPLIT = (48, 2064)
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from tests.kernels.gpu.linear_rows import assert_batch_invariant, assert_close, random_int4, types_of, workspace
 from tests.kernels.gpu.no_host_read import NoHostRead
+from tests.kernels.gpu.reference import linear as permute_reference
+from tests.kernels.gpu.reference import linear as reference
 from verify_kernels.gpu.linear_int4 import linear_int4, permute_columns
 from verify_kernels.gpu.linear_plan import plan_launch
 from verify_kernels.gpu.quantized_weights import GROUP_SIZES, Int4Weight, pack_int4, stack_int4, unpack_int4
-from verify_kernels.gpu.reference import linear as permute_reference
-from verify_kernels.gpu.reference import linear as reference
 
 groups = st.sampled_from(GROUP_SIZES)
 

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from tests.kernels.gpu.device_rows import DeviceRows, choices, on, pool_slot, random_entries
 from tests.kernels.gpu.no_host_read import NoHostRead
+from tests.kernels.gpu.reference.attention import move_kv as reference_move_kv
 from verify_kernels.forward_batch import PAGE_SIZE
 from verify_kernels.gpu.accept import AcceptResult, accept
 from verify_kernels.gpu.kv_ops import move_kv
-from verify_kernels.gpu.reference.attention import move_kv as reference_move_kv
 
 RUNS = pytest.mark.parametrize("run", [move_kv, reference_move_kv], ids=["kernel", "reference"])
 N_PAGES = 9

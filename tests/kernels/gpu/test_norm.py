@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn.functional import rms_norm
 
 from tests.kernels.gpu.recorded_launches import recorded_launches
+from tests.kernels.gpu.reference.row_ops import add_norm as reference_add_norm
 from verify_kernels.gpu.norm import add_norm
-from verify_kernels.gpu.reference.row_ops import add_norm as reference_add_norm
 
 EPS = 1e-5
 # The interpreter cuts bfloat16 off where a GPU rounds it: two such steps of 2^-7 lie between a kernel and the truth.

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from tests.kernels.gpu.linear_rows import assert_batch_invariant
 from tests.kernels.gpu.no_host_read import NoHostRead
+from tests.kernels.gpu.reference import row_ops as reference
 from verify_kernels.gpu.kernel_launch import FP8
 from verify_kernels.gpu.quantize import PROLOGUES, Prologue, quantize_rows
 from verify_kernels.gpu.quantized_weights import quantize_weight
-from verify_kernels.gpu.reference import row_ops as reference
 
 EPS = 1e-6
 

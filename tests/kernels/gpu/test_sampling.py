@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 
 from tests.core.sampling.cases import Case, cases
 from tests.kernels.gpu.quick_interpreter import quick_interpreter
+from tests.kernels.gpu.reference import sampling as twin
 from tests.kernels.gpu.sampling_rows import ManySplits, differences, hard_logits, row, same
 from verify_kernels.gpu import sampling
-from verify_kernels.gpu.reference import sampling as twin
 from verify_kernels.gpu.sampling_math import divide, softmax_weight
 from verify_kernels.gpu.sampling_table import SamplingNeeds, SamplingPlan, SamplingTable, SamplingWorkspace
 from verify_kernels.gpu.triton_sampling import TritonSampling
 from verify_kernels.noise import softmax_weights
-from verify_kernels.reference_sampling import ReferenceSampling
+from verify_kernels.reference.sampling import ReferenceSampling
 from verify_kernels.sampling import NO_TOKEN, RowSampling, SequenceEdits
 
 FILTERS: list[dict[str, Any]] = [

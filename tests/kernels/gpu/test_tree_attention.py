@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.kernels.gpu.attention_steps import NO_SHRINKING, Geometry, Layer, Step, attend, dense_oracle, random_entries
+from tests.kernels.gpu.reference import attention as reference
+from tests.kernels.gpu.reference import attention as reference_plan
 from verify_kernels.gpu.attention_plan import attention_plan
 from verify_kernels.gpu.attention_workspace import AttentionWorkspace
-from verify_kernels.gpu.reference import attention as reference
-from verify_kernels.gpu.reference import attention as reference_plan
 from verify_kernels.gpu.tree_attention import compile_cases, tree_attention
 
 PAGES = 24

@@ -16,7 +16,7 @@ from specdec.models.load import LoadedModel
 from specdec.models.pack import pack_model
 from specdec.models.progress import silent
 from specdec.models.random_model import RANDOM_SHAPES, RandomSource, random_tokenizer
-from verify_kernels.reference_backend import ReferenceBackend
+from verify_kernels.reference.backend import ReferenceBackend
 
 TINY = replace(RANDOM_SHAPES["tiny"], n_heads=2, n_kv_heads=1, intermediate_size=96)
 # Of cases that only the interpreter is slow at: a GPU runs them with the others.

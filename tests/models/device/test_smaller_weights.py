@@ -13,8 +13,14 @@ from specdec.errors import UnsupportedModelError
 from specdec.models import device_weights
 from specdec.models.decoder import Decoder, KvPool
 from specdec.models.device_decoder import DeviceDecoder
-from specdec.models.device_linear import DenseLinear, Fp8Linear, Int4Linear
-from specdec.models.device_weights import DeviceTypes, WeightsReader, load_device_model
+from specdec.models.device_weights import (
+    DenseLinear,
+    DeviceTypes,
+    Fp8Linear,
+    Int4Linear,
+    WeightsReader,
+    load_device_model,
+)
 from specdec.models.load import load_model
 from specdec.models.pack import fused_rows
 from specdec.models.progress import silent
@@ -23,7 +29,7 @@ from tests.models.device.small import place, shape
 from tests.models.quantized_folders import Scheme, write_folder
 from verify_kernels.forward_batch import BatchEntry, ForwardBatch
 from verify_kernels.gpu.quantized_weights import quantize_weight
-from verify_kernels.reference_backend import ReferenceBackend
+from verify_kernels.reference.backend import ReferenceBackend
 
 TOKENS = list(range(40, 50))
 

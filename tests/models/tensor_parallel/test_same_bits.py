@@ -19,7 +19,7 @@ from tests.models.tiny import VOCAB_SIZE, make_tiny_model
 from tests.models.tiny_gguf import write_tiny_gguf
 from verify_kernels.backend import AddRowsSpec, GateSpec
 from verify_kernels.forward_batch import BatchEntry, ForwardBatch
-from verify_kernels.reference_backend import ReferenceBackend
+from verify_kernels.reference.backend import ReferenceBackend
 
 # Uneven heads, more ranks than KV heads, grouped queries, biases, tied and untied tables, norms of q and k and behind
 # blocks, windows.

@@ -13,10 +13,8 @@ import pytest
 from specdec.errors import ConfigError
 from specdec.models.load import PackedModel
 from specdec.models.random_model import RANDOM_SHAPES
-from specdec.models.tensor_parallel.command import Command, read_command, write_command
-from specdec.models.tensor_parallel.placement import rank_processors
-from specdec.models.tensor_parallel.shard_decoder import StepSizes
-from specdec.models.tensor_parallel.shares import share_layout, share_out
+from specdec.models.tensor_parallel.shard_decoder import Command, StepSizes, read_command, write_command
+from specdec.models.tensor_parallel.shares import rank_processors, share_layout, share_out
 from specdec.models.weights import layout_bytes
 from verify_kernels.forward_batch import BatchEntry, ForwardBatch
 

@@ -1,10 +1,204 @@
-"""Entry point of ``python -m verify_kernels.gpu.aot``."""
+"""Compiles every kernel for every chip without a GPU, in worker processes, and reports what is wrong."""
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import json
+import multiprocessing
+import os
+import re
 import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnContext
+from pathlib import Path
+from typing import IO, Any
 
-from verify_kernels.gpu.aot.main import main
+import triton
+from triton import knobs
+
+from verify_kernels.gpu.aot.jobs import KERNEL_MODULES, TARGETS, Job, Row, compile_job, plan_jobs
+
+
+class Worker:
+    """A process, and the file that takes what its compiler prints. ``pipe`` is ready when its job is done or it has
+    died."""
+
+    def __init__(self, context: SpawnContext) -> None:
+        self._log: IO[bytes] = tempfile.NamedTemporaryFile()  # noqa: SIM115 - lives as long as the worker
+        self.pipe, other = context.Pipe()
+        self._process = context.Process(target=_serve, args=(other, self._log.name), daemon=True)
+        self._process.start()
+        other.close()
+
+    def give(self, job: Job) -> None:
+        """Start on ``job``."""
+        with contextlib.suppress(OSError):  # it died between jobs; `take` will find out
+            self.pipe.send(job)
+
+    def take(self) -> Row | None:
+        """The finished row; None when the process has died over it."""
+        try:
+            row: Row = self.pipe.recv()
+        except (EOFError, OSError):
+            self._process.join()
+            return None
+        printed = self._printed()
+        if row.usage is None and (said := re.search(r"error: .*", printed)):  # what triton's exceptions leave out
+            row = replace(row, problems=tuple(f"{problem}\n{said[0]}" for problem in row.problems))
+        return row
+
+    def last_words(self) -> str:
+        """Of a process that has died: how, and the last line it printed."""
+        lines = self._printed().splitlines() or ["it printed nothing"]
+        return f"the compiler died (exit code {self._process.exitcode}): {lines[-1].strip()}"
+
+    def end(self) -> None:
+        """Let the process go."""
+        self.pipe.close()
+        self._process.join()
+        self._log.close()
+
+    def _printed(self) -> str:
+        """Since it was last asked."""
+        return self._log.read().decode(errors="replace").strip()
+
+
+def _serve(pipe: Connection, log: str) -> None:
+    sink = os.open(log, os.O_WRONLY | os.O_APPEND)
+    os.dup2(sink, 1)
+    os.dup2(sink, 2)
+    while True:
+        try:
+            job = pipe.recv()
+        except EOFError:
+            return
+        pipe.send(compile_job(job))
+
+
+class Workers:
+    """Up to ``count`` processes, each with one job at a time, a fresh one wherever one has died."""
+
+    def __init__(self, count: int) -> None:
+        self._context = multiprocessing.get_context("spawn")  # a fork would share the parent's compiler state
+        self._count = count
+
+    def run(self, jobs: Sequence[Job], on_row: Callable[[Row], None]) -> list[Row]:
+        """Compile ``jobs``; ``on_row`` hears of each as it is done. Rows come in the jobs' order."""
+        waiting = list(reversed(range(len(jobs))))
+        rows: dict[int, Row] = {}
+        busy: dict[Worker, int] = {}
+
+        def employ(worker: Worker) -> None:
+            busy[worker] = waiting.pop()
+            worker.give(jobs[busy[worker]])
+
+        for _ in range(min(self._count, len(jobs))):
+            employ(Worker(self._context))
+        while busy:
+            ready = wait([worker.pipe for worker in busy])
+            for worker in [worker for worker in busy if worker.pipe in ready]:
+                index = busy.pop(worker)
+                row = worker.take()
+                rows[index] = row or Row(jobs[index], None, (worker.last_words(),), 0.0)
+                on_row(rows[index])
+                if waiting:
+                    employ(worker if row else Worker(self._context))
+                else:
+                    worker.end()
+        return [rows[index] for index in range(len(jobs))]
+
+
+_HEAD = ("case", "target", "threads", "regs", "spills", "shared", "s")
+_LINE = 160  # characters of a problem that a table shows
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Rows as text columns, the case first."""
+    lines = [_HEAD, *(_cells(row) for row in rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(_HEAD))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if i < 2 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in lines
+    )
+
+
+def problem_lines(rows: Sequence[Row]) -> list[str]:
+    """One line for each problem: which case, which chip, what."""
+    return [f"{row.job.label} {row.job.target}: {_brief(text)}" for row in rows for text in row.problems]
+
+
+def as_json(rows: Sequence[Row]) -> str:
+    """Everything, problems in full."""
+    data: dict[str, Any] = {"triton": triton.__version__, "rows": [row.as_json() for row in rows]}
+    return json.dumps(data, indent=1) + "\n"
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    usage = row.usage
+    numbers = ("-",) * 4 if usage is None else (usage.threads, usage.registers, usage.spills, usage.shared)
+    return (row.job.label, row.job.target, *map(str, numbers), f"{row.seconds:.1f}")
+
+
+def _brief(text: str) -> str:
+    """First and last line: what kind of error it is, and what the compiler says it is about."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    brief = lines[0] if len(lines) == 1 else f"{lines[0]} ... {lines[-1]}"
+    return brief if len(brief) <= _LINE else brief[:_LINE] + "..."
+
+
+def main(arguments: Sequence[str] | None = None, modules: Sequence[str] = KERNEL_MODULES) -> int:
+    """Compile the cases of ``modules`` as the command line asks. Returns the exit code: 0 all well, 1 a case does not
+    compile or breaks a limit, 2 nothing could be done."""
+    options = _parser().parse_args(arguments)
+    if knobs.runtime.interpret:
+        print("TRITON_INTERPRET is set: interpreted kernels can not be compiled; unset it", file=sys.stderr)
+        return 2
+    targets = [TARGETS[name] for name in options.target or TARGETS]
+    jobs = plan_jobs(modules, targets, options.only, options.one_per_kernel)
+    if not jobs:
+        print(f"no case matches --only {' '.join(options.only)} on {options.target or 'any target'}", file=sys.stderr)
+        return 2
+    done: list[Row] = []
+
+    def on_row(row: Row) -> None:
+        done.append(row)
+        verdict = "PROBLEM" if row.problems else "ok"
+        print(f"{len(done)}/{len(jobs)} {row.job.label} {row.job.target} {verdict}", file=sys.stderr, flush=True)
+
+    rows = Workers(options.jobs).run(jobs, on_row)
+    problems = problem_lines(rows)
+    print(table(rows))
+    if options.json:
+        options.json.write_text(as_json(rows), encoding="utf-8")
+    print(f"\n{len(rows)} cases, {len(problems)} problems", *problems, sep="\n")
+    return 1 if problems else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m verify_kernels.gpu.aot", description=__doc__)
+    parser.add_argument("--target", nargs="+", choices=sorted(TARGETS), help="chips to compile for (default: all)")
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="cases whose name holds NAME")
+    parser.add_argument("--one-per-kernel", action="store_true", help="only the first case of each kernel")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there, too")
+    parser.add_argument(
+        "--jobs", type=_positive, default=len(os.sched_getaffinity(0)), help="processes (default: one per core)"
+    )
+    return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
 
 if __name__ == "__main__":  # worker processes import this module under another name
     sys.exit(main())

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from verify_kernels.gpu.sampling_table import SamplingNeeds, SamplingPool, SamplingTable, SamplingWorkspace
 from verify_kernels.noise import gumbel
-from verify_kernels.reference_sampling import ReferenceSampling, Row, live, log_softmax, min_p, ranked, top_k, top_p
+from verify_kernels.reference.sampling import ReferenceSampling, Row, live, log_softmax, min_p, ranked, top_k, top_p
 from verify_kernels.sampling import NO_TOKEN
 
 Words = NDArray[np.int32]

@@ -11,7 +11,7 @@ from torch import Tensor
 from verify_kernels.forward_batch import PAGE_SIZE
 from verify_kernels.gpu.attention_workspace import NEVER, TILE, WORK_FIELDS, AttentionTile, AttentionWorkspace
 from verify_kernels.gpu.kernel_launch import FP8_LARGEST
-from verify_kernels.reference_backend import rms_norm, rotate_half
+from verify_kernels.reference.backend import rms_norm, rotate_half
 
 
 def write_kv(

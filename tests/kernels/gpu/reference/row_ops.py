@@ -10,7 +10,7 @@ from verify_kernels.backend import Prologue
 from verify_kernels.gpu.act import Gate
 from verify_kernels.gpu.kernel_launch import FP8_LARGEST
 from verify_kernels.gpu.quantize import LEAST
-from verify_kernels.reference_backend import rms_norm
+from verify_kernels.reference.backend import rms_norm
 
 
 def add_norm(

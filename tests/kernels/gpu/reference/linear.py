@@ -39,7 +39,7 @@ def linear_fp8(
     bias: Tensor | None = None,
     residual: Tensor | None = None,
 ) -> None:
-    """out = (x * x_scale) (weight * weight_scale)^T + bias + residual; see `verify_kernels.gpu.linear_fp8`."""
+    """out = (x * x_scale) (weight * weight_scale)^T + bias + residual; see `verify_kernels.gpu.linear`."""
     y = x.float() @ weight.float().t()
     store(y * weight_scale * x_scale[:, None], out, bias, residual)
 
