@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from verify_kernels.cpu.library import FLAGS, SOURCES
+from verify_kernels.cpu.library import FLAGS, SOURCES, open_library
 from verify_kernels.cpu.native_backend import NativeBackend
 
 CACHE = Path("~/.cache/specdec")
@@ -41,4 +41,4 @@ def compile_library(sources: Path, library: Path, processor: str | None = "nativ
     flags = ["-O1", *march, *(flag for flag in FLAGS if not flag.startswith(("-O", "-march")))]
     files = [str(path) for path in sorted(sources.glob("*.cpp"))]
     subprocess.run(["g++", *flags, "-o", str(library), *files], check=True, timeout=120)
-    return ctypes.CDLL(str(library))
+    return open_library(library)

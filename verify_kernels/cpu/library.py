@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from ctypes import c_float, c_int, c_int64, c_uint64, c_void_p
 from pathlib import Path
 
 from specdec.errors import KernelError
@@ -32,6 +33,25 @@ FLAGS = (
 )
 BUILD_TIMEOUT_S = 300
 
+_LOGITS = (c_void_p, c_int64, c_int, c_int, c_int)  # pointer, row stride, rows, vocabulary, threads
+# Argument types of the functions that return nothing and are not called through a bound record
+_SIGNATURES = {
+    "sd_sample_greedy": (*_LOGITS, c_void_p),
+    "sd_sample_rows": (*_LOGITS, c_void_p, c_void_p, c_void_p),
+    "sd_sample_children": (*_LOGITS, c_void_p, c_void_p, c_int, c_void_p, c_void_p),
+    "sd_sample_logprobs": (*_LOGITS, c_void_p, c_int, c_void_p, c_void_p, c_void_p),
+    "sd_noise_gumbel": (c_uint64, c_uint64, c_int, c_void_p),
+    "sd_pack_blocks": (c_int, c_void_p, c_int64, c_int64, c_void_p),
+    "sd_block_floats": (c_int, c_void_p, c_int64, c_void_p),
+    "sd_round_blocks": (c_void_p, c_int64, c_void_p, c_int, c_void_p),
+    "sd_gate": (c_void_p, c_int64, c_int, c_int, c_void_p, c_int64, c_int, c_int),
+    "sd_add_rows": (c_void_p, c_int64, c_int, c_void_p, c_float, c_void_p, c_int64, c_int, c_int),
+    "sd_embed": (c_void_p, c_int, c_int, c_void_p, c_int, c_float, c_void_p),
+    "sd_embed_blocks": (c_int, c_void_p, c_int, c_int, c_void_p, c_int, c_float, c_void_p),
+    "sd_gather_rows": (c_void_p, c_int, c_void_p, c_int, c_void_p),
+    "sd_move_kv": (c_void_p, c_int, c_int64, c_int, c_int, c_int, c_void_p, c_void_p, c_int),
+}
+
 
 @functools.cache
 def load_library(cache_dir: Path) -> ctypes.CDLL:
@@ -42,9 +62,18 @@ def load_library(cache_dir: Path) -> ctypes.CDLL:
     """
     path = build_library(cache_dir)
     try:
-        return ctypes.CDLL(str(path))
+        return open_library(path)
     except OSError as error:
         raise KernelError(f"native kernels {path} do not load: {error}; delete the file to rebuild it") from None
+
+
+def open_library(path: Path) -> ctypes.CDLL:
+    """All or some of the kernels, compiled to ``path``, with their argument types declared; raises OSError."""
+    library = ctypes.CDLL(str(path))
+    for name, arguments in _SIGNATURES.items():
+        if (function := getattr(library, name, None)) is not None:
+            function.argtypes, function.restype = arguments, None
+    return library
 
 
 def build_library(cache_dir: Path) -> Path:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Sequence
-from ctypes import c_float, c_int, c_int32, c_int64, c_uint64, c_void_p
+from collections.abc import Callable, Sequence
+from ctypes import c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 
 import numpy as np
@@ -66,7 +66,7 @@ class BatchArgs(ctypes.Structure):
     )  # fmt: skip
 
 
-RECORD_BYTES = 384  # at most, of a row's 256 quantised inputs with their scales and sums (csrc/quant_linear.cpp)
+RECORD_BYTES = 384  # the most that 256 quantised inputs of a row take with scales and sums (csrc/quant_rows.h)
 _KINDS = {name: i for i, name in enumerate(("int8", "bf16", "fp32", *FORMATS))}
 _CHANNELS_PER_GROUP = {"int8": 4} | {name: f.unit for name, f in FORMATS.items()}  # of data's dimension 1
 _PROLOGUES = {"none": 0, "rms": 1, "silu": 2, "gelu": 3}
@@ -176,16 +176,9 @@ class NativeBackend:
         src, dst, n = spec.src, spec.dst, spec.dst.shape[1]
         _need("src", src, 2 * n)
         _need("dst", dst, n)
-        arguments = (
-            c_void_p(src.data_ptr()), c_int64(src.stride(0)), n, int(spec.activation == "gelu"),
-            c_void_p(dst.data_ptr()), c_int64(dst.stride(0)),
-        )  # fmt: skip
-        run, threads = self._library.sd_gate, self.threads
-
-        def op(rows: int, _keep: tuple[object, ...] = (self, spec)) -> None:
-            run(*arguments, rows, threads)
-
-        return op
+        gelu = int(spec.activation == "gelu")
+        arguments = (src.data_ptr(), src.stride(0), n, gelu, dst.data_ptr(), dst.stride(0))
+        return self._bind(self._library.sd_gate, arguments, spec)
 
     def add_rows(self, spec: AddRowsSpec) -> RowsOp:
         """Bind an addition of rows.
@@ -196,13 +189,14 @@ class NativeBackend:
         src, dst, n = spec.src, spec.dst, spec.dst.shape[1]
         _need("src", src, n)
         _need("dst", dst, n)
-        arguments = (
-            c_void_p(src.data_ptr()), c_int64(src.stride(0)), n, c_void_p(_pointer(spec.post_norm)),
-            c_float(spec.eps), c_void_p(dst.data_ptr()), c_int64(dst.stride(0)),
-        )  # fmt: skip
-        run, threads = self._library.sd_add_rows, self.threads
+        post_norm = _pointer(spec.post_norm)
+        arguments = (src.data_ptr(), src.stride(0), n, post_norm, spec.eps, dst.data_ptr(), dst.stride(0))
+        return self._bind(self._library.sd_add_rows, arguments, spec)
 
-        def op(rows: int, _keep: tuple[object, ...] = (self, spec)) -> None:
+    def _bind(self, run: Callable[..., None], arguments: tuple[object, ...], spec: GateSpec | AddRowsSpec) -> RowsOp:
+        threads = self.threads
+
+        def op(rows: int, _keep: object = spec) -> None:
             run(*arguments, rows, threads)
 
         return op
@@ -220,35 +214,27 @@ class NativeBackend:
 
     def embed(self, table: Embedding, tokens: NDArray[np.int32], scale: float, out: Tensor) -> None:
         """Look up token embeddings."""
+        ids, count = tokens.ctypes.data, len(tokens)
         if isinstance(table, PackedLinear):
+            kind, k_pad = _KINDS[table.kind], _padded(table)
             self._library.sd_embed_blocks(
-                _KINDS[table.kind], ctypes.c_void_p(table.data.data_ptr()), table.k, _padded(table),
-                ctypes.c_void_p(tokens.ctypes.data), len(tokens), ctypes.c_float(scale),
-                ctypes.c_void_p(out.data_ptr()),
-            )  # fmt: skip
-            return
-        self._library.sd_embed(
-            ctypes.c_void_p(table.data_ptr()), int(table.dtype == torch.float16), table.shape[1],
-            ctypes.c_void_p(tokens.ctypes.data), len(tokens), ctypes.c_float(scale), ctypes.c_void_p(out.data_ptr()),
-        )  # fmt: skip
+                kind, table.data.data_ptr(), table.k, k_pad, ids, count, scale, out.data_ptr()
+            )
+        else:
+            is_half = int(table.dtype == torch.float16)
+            self._library.sd_embed(table.data_ptr(), is_half, table.shape[1], ids, count, scale, out.data_ptr())
 
     def gather_rows(self, x: Tensor, rows: NDArray[np.int32], out: Tensor) -> None:
         """Copy chosen rows."""
-        self._library.sd_gather_rows(
-            ctypes.c_void_p(x.data_ptr()), x.shape[1], ctypes.c_void_p(rows.ctypes.data), len(rows),
-            ctypes.c_void_p(out.data_ptr()),
-        )  # fmt: skip
+        self._library.sd_gather_rows(x.data_ptr(), x.shape[1], rows.ctypes.data, len(rows), out.data_ptr())
 
     def move_kv(self, kv: KvTensors, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
         """Copy cache rows of all layers."""
         layers, pages, heads, dim, _ = kv.k.shape
-        width = kv.k.dtype.itemsize
+        width, moves = kv.k.dtype.itemsize, (source.ctypes.data, target.ctypes.data, len(source))
         for pool, planes, size in ((kv.k, dim, width), (kv.v, 1, dim * width), (kv.k_scale, 1, 4), (kv.v_scale, 1, 4)):
             if pool is not None:
-                self._library.sd_move_kv(
-                    ctypes.c_void_p(pool.data_ptr()), layers, ctypes.c_int64(pages), heads, planes, size,
-                    ctypes.c_void_p(source.ctypes.data), ctypes.c_void_p(target.ctypes.data), len(source),
-                )  # fmt: skip
+                self._library.sd_move_kv(pool.data_ptr(), layers, pages, heads, planes, size, *moves)
 
 
 def _padded(weight: PackedLinear) -> int:
@@ -265,16 +251,8 @@ def _need(name: str, tensor: Tensor, width: int) -> None:
         raise ValueError(f"{name}: must be float32 [rows, >= {width}], got {tensor.dtype} {tuple(tensor.shape)}")
 
 
-_PLACE = struct.Struct("<qii")
-_NO_EDITS = bytes(72)
-_LOGITS = (c_void_p, c_int64, c_int, c_int, c_int)  # pointer, row stride, rows, vocabulary, threads
-_SIGNATURES = {
-    "sd_sample_greedy": (*_LOGITS, c_void_p),
-    "sd_sample_rows": (*_LOGITS, c_void_p, c_void_p, c_void_p),
-    "sd_sample_children": (*_LOGITS, c_void_p, c_void_p, c_int, c_void_p, c_void_p),
-    "sd_sample_logprobs": (*_LOGITS, c_void_p, c_int, c_void_p, c_void_p, c_void_p),
-    "sd_noise_gumbel": (c_uint64, c_uint64, c_int, c_void_p),
-}
+_PLACE = struct.Struct("<qii")  # position, first pair of the path, pairs
+_NO_EDITS = bytes(72)  # the edits of a row of sampling.h that has none
 
 
 class NativeSampling:
@@ -288,9 +266,6 @@ class NativeSampling:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
-        for name, arguments in _SIGNATURES.items():
-            function = getattr(library, name)
-            function.argtypes, function.restype = arguments, None
 
     def greedy(self, logits: Tensor, threads: int) -> NDArray[np.int32]:
         """Argmax per row."""
@@ -352,14 +327,6 @@ def _pack(rows: Sequence[RowSampling]) -> tuple[bytes, NDArray[np.int32]]:
     return b"".join(parts), np.asarray(path, np.int32)
 
 
-_KINDS = {name: i for i, name in enumerate(FORMATS, start=3)}  # csrc/linear.h
-_SIGNATURES = {
-    "sd_pack_blocks": (c_int, c_void_p, c_int64, c_int64, c_void_p),
-    "sd_block_floats": (c_int, c_void_p, c_int64, c_void_p),
-    "sd_round_blocks": (c_void_p, c_int64, c_void_p, c_int, c_void_p),
-}
-
-
 class NativePacking:
     """`BlockPacking` by ``library``, which is what `load_library` returned. Safe to use from several threads, which
     run at once."""
@@ -367,9 +334,6 @@ class NativePacking:
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
         self._fits = torch.tensor(FITS)
-        for name, arguments in _SIGNATURES.items():
-            function = getattr(library, name)
-            function.argtypes, function.restype = arguments, None
 
     def pack(self, raw: Tensor, kind: BlockKind) -> Tensor:
         """As `quant_formats.pack_blocks`."""
