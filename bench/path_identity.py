@@ -12,7 +12,7 @@ from typing import Any
 from rich.table import Table
 
 from specdec.config import EngineConfig
-from specdec.control.costs import CostTable
+from specdec.control.estimates.costs import CostTable
 from specdec.core.kv_cache import KvCacheManager
 from specdec.core.types import (
     Delta,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from draft.model import WIDEST_LEVEL, Backlog, Drafted, Growth, catch_up, feed, going_on
+from draft.model import WIDEST_LEVEL, Drafted, Growth, PendingPrefill, feed, going_on, prefill_drafts
 from draft.protocol import DraftTask, ModelBasedDrafter
 from draft.retokenize import RetokenizedText, VocabularyBridge, add_canonical_path, best_tokens
 from specdec.core.kv_cache import KvCacheManager, PagedTokens
@@ -82,7 +82,7 @@ class CrossVocabularyDrafter(ModelBasedDrafter):
         if reader is not None and reader.paged is not None:
             self._kv.release(reader.paged)
 
-    def backlog(self, sequence: Sequence) -> int:
+    def pending_prefill(self, sequence: Sequence) -> int:
         """About how many of its tokens it must read."""
         reader = self._readers.get(sequence) or self._start_reading(sequence)
         known = reader.computed if reader.paged is not None else reader.cached
@@ -102,19 +102,19 @@ class CrossVocabularyDrafter(ModelBasedDrafter):
 
     def _propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
         trees = [TokenTree(task.sequence.tokens[-1]) for task in tasks]
-        growing, backlogs = [], []
+        growing, pending = [], []
         for task, tree in zip(tasks, trees, strict=True):
             reader = self._readers.get(task.sequence) or self._start_reading(task.sequence)
             proposes = task.max_nodes > 0 < task.max_depth
-            if not (proposes or task.reads) or not self._read_new(reader, task):
+            if not (proposes or task.prefill) or not self._read_new(reader, task):
                 continue
             assert reader.paged is not None  # `_read_new` saw to it
             ids = reader.text.ids
             if proposes:
                 growing.append((Growth(task, tree, len(ids) - 1, reader.paged.pages, [ids[-1]]), reader))
-            end = None if proposes else min(reader.computed + task.reads, len(ids) - 1)
-            backlogs.append(self._backlog(reader, end))
-        logits = catch_up(self._decoder, backlogs)
+            end = None if proposes else min(reader.computed + task.prefill, len(ids) - 1)
+            pending.append(self._pending(reader, end))
+        logits = prefill_drafts(self._decoder, pending)
         current = [growth for growth, _ in growing]
         likelihoods: dict[int, list[float]] = {id(growth): [0.0] for growth in current}
         while current and logits is not None:
@@ -153,13 +153,13 @@ class CrossVocabularyDrafter(ModelBasedDrafter):
         reader.computed = min(reader.computed, len(ids) - 1)
         return needed < self._decoder.max_positions and self._kv.ensure(reader.paged, needed)
 
-    def _backlog(self, reader: _Reader, end: int | None) -> Backlog:
+    def _pending(self, reader: _Reader, end: int | None) -> PendingPrefill:
         def reached(upto: int) -> None:
             reader.computed = upto
             self._publish(reader)
 
         assert reader.paged is not None  # `_read_new` saw to it
-        return Backlog(reader.text.ids, reader.computed, reader.paged.pages, reached, end)
+        return PendingPrefill(reader.text.ids, reader.computed, reader.paged.pages, reached, end)
 
     def _publish(self, reader: _Reader) -> None:
         """Let other texts find the full pages of what will not change any more."""

@@ -350,7 +350,7 @@ class HeadDrafter(ModelBasedDrafter):
         """Forget the sequence; what its pages hold stays known."""
         self._contexts.pop(sequence, None)
 
-    def backlog(self, sequence: Sequence) -> int:
+    def pending_prefill(self, sequence: Sequence) -> int:
         """Features that wait; never many, since they are read as they gather."""
         context = self._contexts.get(sequence)
         return 0 if context is None else context.n_pending

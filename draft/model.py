@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from draft.protocol import DraftTask, ModelBasedDrafter
+from specdec.control.policies.how_deep import trees_to_expand
 from specdec.core.sampling import Sampler
 from specdec.core.sequence import Sequence
 from specdec.core.tree import MAX_NODES, TokenTree
@@ -21,7 +22,7 @@ from verify_kernels.sampling import RowSampling
 
 
 @dataclass(slots=True)
-class Backlog:
+class PendingPrefill:
     """ids: all tokens of a text, in the draft's vocabulary. start: the first to be fed, the last one at most. pages:
     where its KV goes. reached: told how many have theirs for good. end: how far to read for now; None: to the last
     token, whose logits are wanted."""
@@ -33,32 +34,32 @@ class Backlog:
     end: int | None = None
 
 
-def catch_up(decoder: TargetDecoder, backlogs: Seq[Backlog]) -> Tensor | None:
-    """Feed all of ``backlogs`` in as many forwards as they take; logits of the last token of each that is read to it,
+def prefill_drafts(decoder: TargetDecoder, pending: Seq[PendingPrefill]) -> Tensor | None:
+    """Feed all of ``pending`` in as many forwards as they take; logits of the last token of each that is read to it,
     float32 [texts, vocab], or None where there are none.
 
     Short ones go on with the long: their last rows are fed once more.
     """
-    whole, logits = [backlog for backlog in backlogs if backlog.end is None], None
+    whole, logits = [text for text in pending if text.end is None], None
     while True:
-        parts = [backlog for backlog in backlogs if backlog.end is not None and backlog.start < backlog.end]
+        parts = [text for text in pending if text.end is not None and text.start < text.end]
         if not parts and (logits is not None or not whole):
             return logits
         entries, rows, done, total = [], [], [], 0
-        for backlog in [*whole, *parts]:
-            chain = list(backlog.ids[backlog.start : backlog.end][: decoder.max_rows - total])
+        for text in [*whole, *parts]:
+            chain = list(text.ids[text.start : text.end][: decoder.max_rows - total])
             if not chain:
                 continue
-            entries.append(BatchEntry(chain, list(range(-1, len(chain) - 1)), backlog.start, backlog.pages))
+            entries.append(BatchEntry(chain, list(range(-1, len(chain) - 1)), text.start, text.pages))
             total += len(chain)
-            if backlog.start + len(chain) == len(backlog.ids):
+            if text.start + len(chain) == len(text.ids):
                 rows.append(total - 1)
-            done.append((backlog, min(backlog.start + len(chain), len(backlog.ids) - 1)))
+            done.append((text, min(text.start + len(chain), len(text.ids) - 1)))
         found = decoder.forward(ForwardBatch.build(entries), rows)
         logits = found if whole and len(rows) == len(whole) else None
-        for backlog, upto in done:  # only now is it true
-            backlog.start = upto
-            backlog.reached(upto)
+        for text, upto in done:  # only now is it true
+            text.start = upto
+            text.reached(upto)
 
 
 DEAD = -1e31  # below what samplers take for a live logit
@@ -164,14 +165,14 @@ class Growth:
 def going_on(growths: Seq[Growth]) -> list[Growth]:
     """Those with a frontier for which one more level pays, now that some have stopped sharing its price."""
     ready = [growth for growth in growths if growth.frontier]
-    asked = [growth for growth in ready if growth.task.deepening is not None]
+    asked = [growth for growth in ready if growth.task.expansion is not None]
     if not asked:
         return ready
     asked.sort(key=_reached, reverse=True)
-    deepening = asked[0].task.deepening
-    assert deepening is not None
+    expansion = asked[0].task.expansion
+    assert expansion is not None
     depth = asked[0].tree.depths[asked[0].anchors[asked[0].frontier[0]]]
-    kept = deepening.keep([math.exp(_reached(growth)) for growth in asked], depth, len(ready) - len(asked))
+    kept = trees_to_expand(expansion, [math.exp(_reached(growth)) for growth in asked], depth, len(ready) - len(asked))
     stopped = {id(growth) for growth in asked[kept:]}
     return [growth for growth in ready if id(growth) not in stopped]
 
@@ -272,7 +273,7 @@ class ModelDrafter(ModelBasedDrafter):
         """Forget the sequence."""
         self._drafted.pop(sequence, None)
 
-    def backlog(self, sequence: Sequence) -> int:
+    def pending_prefill(self, sequence: Sequence) -> int:
         """Committed tokens whose KV it lacks."""
         return len(sequence.tokens) - sequence.draft_computed
 
@@ -290,10 +291,10 @@ class ModelDrafter(ModelBasedDrafter):
             if task.max_nodes > 0 < task.max_depth and self._knows(task.sequence)
         ]
         begun = growing
-        backlogs = [_backlog(growth.task.sequence) for growth in growing]
-        reading = [task for task in tasks if task.reads and self._knows(task.sequence)]
-        backlogs += [_backlog(task.sequence, task.reads) for task in reading]
-        logits = catch_up(self._decoder, backlogs)
+        pending = [_pending(growth.task.sequence) for growth in growing]
+        reading = [task for task in tasks if task.prefill and self._knows(task.sequence)]
+        pending += [_pending(task.sequence, task.prefill) for task in reading]
+        logits = prefill_drafts(self._decoder, pending)
         while growing and logits is not None:
             growing = self._expand(growing, logits)
             growing, logits = feed(self._decoder, growing)
@@ -352,14 +353,14 @@ class ModelDrafter(ModelBasedDrafter):
         return fresh
 
 
-def _backlog(sequence: Sequence, reads: int | None = None) -> Backlog:
-    """All that it has not seen, or the next ``reads`` tokens but the last."""
+def _pending(sequence: Sequence, prefill: int | None = None) -> PendingPrefill:
+    """All that it has not seen, or the next ``prefill`` tokens but the last."""
 
     def reached(upto: int) -> None:
         sequence.draft_computed = upto
 
     tokens = sequence.tokens
     start, end = min(sequence.draft_computed, len(tokens) - 1), None
-    if reads is not None:
-        end = min(start + reads, len(tokens) - 1)
-    return Backlog(tokens, start, sequence.pages, reached, end)
+    if prefill is not None:
+        end = min(start + prefill, len(tokens) - 1)
+    return PendingPrefill(tokens, start, sequence.pages, reached, end)

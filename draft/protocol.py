@@ -1,4 +1,4 @@
-"""What every drafter is to the engine."""
+"""The protocol of drafters."""
 
 from __future__ import annotations
 
@@ -16,47 +16,47 @@ from specdec.core.tree import MAX_NODES, TokenTree
 Odds = Callable[[int, int, float], tuple[float, int]]
 """(rank, depth, prob) -> (log of the chance that such a child is accepted once its parent is, calibration cell)."""
 
-_LEAST = 1e-6
+_MIN_PROB = 1e-6  # lower bound of a probability, so that its log is finite
 
 
 def raw_odds(rank: int, depth: int, prob: float) -> tuple[float, int]:
-    """A drafter's probabilities taken at their word: what is used where no controller calibrates them."""
-    return math.log(min(1.0, max(prob, _LEAST))), -1
+    """The drafter's own probabilities, where no controller calibrates them."""
+    return math.log(min(1.0, max(prob, _MIN_PROB))), -1
 
 
-# Not frozen: that takes five times as long to make, and there is one per sequence, drafter and step.
+# Not frozen: that makes construction five times slower, and each step makes one per sequence and drafter.
 @dataclass(slots=True)
 class DraftTask:
-    """One sequence's turn with one drafter. ``max_nodes`` 0: propose nothing, but work that must keep up may be done;
-    of a model-based drafter's backlog ``reads`` tokens, so that no step takes too long.
-
-    ``sequence.tokens`` are all committed; the last is the pending token, the root of the tree to fill.
-    ``source``: the drafter's name. ``odds`` turns its probabilities into calibrated ones. ``floor``: a node whose
-    score (log of the chance that it is reached) lies below is not worth proposing, nor its children.
-    ``deepening``: says after each level which nodes are worth a forward of a model-based drafter to find their
-    children, and which of the trees that grow together should go on; None: all.
-    """
+    """One sequence's turn with one drafter."""
 
     sequence: Sequence
+    """All of its tokens are committed; the last one is the pending token, the root of the tree."""
     max_nodes: int
+    """Maximum draft nodes; 0: propose nothing, but keep up with the sequence."""
     max_depth: int
     width: int
+    """Maximum children of a node."""
     source: str = ""
+    """The drafter's name."""
     odds: Odds = raw_odds
+    """Turns the drafter's probabilities into calibrated ones."""
     floor: float = -math.inf
-    deepening: TreeExpansion | None = None
-    reads: int = 0
+    """Score, the log of the chance of being reached, below which a node is not proposed."""
+    expansion: TreeExpansion | None = None
+    """Decides after each level which nodes and trees grow further; None: all."""
+    prefill: int = 0
+    """With `max_nodes` 0: tokens of pending prefill that a model-based drafter computes in this step."""
 
     @property
     def level_floor(self) -> float:
-        """Log of the least chance of being reached for which a node is worth a forward to find its children."""
-        return -math.inf if self.deepening is None else self.deepening.floor
+        """Score below which a node is not expanded."""
+        return -math.inf if self.expansion is None else self.expansion.floor
 
     def add(self, tree: TokenTree, parent: int, token: int, prob: float, rank: int = 0) -> int:
-        """Propose ``token`` under ``parent``; returns its node, or -1 where it is not worth it or there is no room.
+        """Propose ``token`` under ``parent``; returns its node, or -1 if it is too unlikely or the tree is full.
 
-        prob: the drafter's own estimate, in (0, 1], that the target chooses ``token`` once it is at ``parent``.
-        rank: 0 for the drafter's first choice at ``parent``, 1 for its second, and so on.
+        prob: the drafter's own estimate, in (0, 1], that the target chooses ``token`` at ``parent``. rank: 0 for the
+        drafter's first choice at ``parent``, 1 for its second, and so on.
         """
         depth = tree.depths[parent] + 1
         chance, cell = self.odds(rank, depth, prob)
@@ -68,51 +68,54 @@ class DraftTask:
 
 
 class Drafter:
-    """Proposes trees. A drafter can be wrong, slow or broken; it can not change what comes out.
+    """Proposes trees. A wrong, slow or broken drafter cannot change the output.
 
-    ``propose`` is all that one must have. ``name``: its own among the drafters of an engine. ``model_based``: proposing
-    takes a model's forward (`ModelBasedDrafter`), so it is asked only where that pays; the others look up.
+    Only `propose` is required.
     """
 
     name: str
+    """Unique among the drafters of an engine."""
     model_based: bool = False
+    """Proposing takes a forward of a model, so the controller weighs its cost; lookup drafters are nearly free."""
 
     def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
         """One tree per task, rooted at the pending token, at most ``max_nodes`` draft nodes."""
         raise NotImplementedError
 
     def serves(self, sequence: Sequence) -> bool:
-        """Whether it has anything to go on: where not, it never hears of the sequence."""
+        """Whether it can draft for ``sequence`` at all. If not, no other method is called for it."""
         return True
 
     def begin(self, sequence: Sequence) -> None:
-        """A sequence enters; ``sequence.tokens`` holds its prompt."""
+        """A sequence starts; ``sequence.tokens`` holds its prompt."""
 
     def features(self, sequence: Sequence, start: int, rows: Tensor) -> None:
-        """The target's auxiliary hidden states of positions ``start`` on, float32 [n, layers * hidden]: committed
-        tokens, in order. They are a view, and told before `observe`."""
+        """The target's auxiliary hidden states of committed tokens from position ``start`` on.
+
+        rows: float32 [n, layers * hidden], a view. Called before `observe` of the same tokens.
+        """
 
     def observe(self, sequence: Sequence, tokens: Seq[int]) -> None:
-        """``tokens`` were committed (they are at the end of ``sequence.tokens`` already)."""
+        """``tokens`` were committed; they are the end of ``sequence.tokens``."""
 
     def rewind(self, sequence: Sequence) -> None:
         """The sequence lost its KV (preemption); its tokens stay."""
 
     def end(self, sequence: Sequence) -> None:
-        """The sequence left; forget it. Called once, also for sequences that failed."""
+        """The sequence ended; release its state. Called once, also after a failure."""
 
 
 class ModelBasedDrafter(Drafter):
-    """A drafter that runs a model. ``digest``: of its weights, by which the next engine finds what was learned of it;
-    empty: not known."""
+    """A drafter that runs a model."""
 
     model_based = True
     digest = ""
+    """Digest of its weights, the key of its estimates in the profile cache; empty: they are not cached."""
 
-    def backlog(self, sequence: Sequence) -> int:
-        """Tokens of a sequence that was begun which it must read before it can propose for it."""
+    def pending_prefill(self, sequence: Sequence) -> int:
+        """Tokens of a started sequence that it must compute before it can propose."""
         raise NotImplementedError
 
     def warm_up(self, rows: int) -> None:
-        """Run one level's forward over ``rows`` made-up rows, to time it; before any sequence begins."""
+        """Run one level's forward over ``rows`` dummy rows, to time it. Called before any sequence starts."""
         raise NotImplementedError

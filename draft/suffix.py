@@ -78,7 +78,7 @@ class SuffixReader:
             self._text += tokens[self._n_read :]
             self._n_read = len(tokens)
 
-    def catch_up(self, budget: int) -> int:
+    def prefill_drafts(self, budget: int) -> int:
         """Index at most ``budget`` tokens; returns how many it was."""
         start = self._indexed
         if start < 0:
@@ -151,7 +151,7 @@ class SuffixDrafter(Drafter):
             reader = self._readers[task.sequence]
             reader.read(tokens)
             while budget and reader.behind:
-                budget -= reader.catch_up(budget)
+                budget -= reader.prefill_drafts(budget)
             tree = TokenTree(tokens[-1])
             if task.max_nodes > 0 and task.max_depth > 0:
                 contexts = reader.contexts()

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from cluster.plan.arrivals import PlannedRequest
 from cluster.plan.profile import DraftedStep, Overheads
 from cluster.plan.simulate import FleetPlan, simulate
-from specdec.control.costs import CostTable
+from specdec.control.estimates.costs import CostTable
 from specdec.control.trace import read_trace
 from specdec.core.types import StepTrace
 from specdec.errors import ConfigError

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from specdec.config import EngineConfig, SpeculationConfig
-from specdec.control.costs import CostTable
+from specdec.control.estimates.costs import CostTable
 from specdec.core.types import EngineInfo
 from specdec.errors import ConfigError
 

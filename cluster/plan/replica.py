@@ -18,7 +18,7 @@ from server.auth.principal import ANYBODY
 from server.engine_calls import RequestStream
 from specdec.config import ServerConfig
 from specdec.control.controller import Controller
-from specdec.control.costs import CostTable
+from specdec.control.estimates.costs import CostTable
 from specdec.core.kv_cache import KvCacheManager
 from specdec.core.sampling import Sampler
 from specdec.core.tree import TokenTree

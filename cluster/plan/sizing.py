@@ -11,7 +11,7 @@ from bench.serve.request import Objective, Record
 from cluster.plan.arrivals import PlannedRequest
 from cluster.plan.profile import Profile
 from cluster.plan.simulate import FleetPlan, FleetRun, simulate
-from specdec.control.costs import CostTable
+from specdec.control.estimates.costs import CostTable
 from specdec.errors import ConfigError
 from verify_kernels.forward_batch import PAGE_SIZE
 

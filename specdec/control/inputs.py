@@ -1,55 +1,55 @@
-"""What the controller is told of a step, what it answers, and what it remembers of each sequence: plain values."""
+"""What the controller reads and returns in a step, and its records per sequence: plain values."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 
-from specdec.control.costs import CostTable
+from specdec.control.estimates.costs import CostTable
 from specdec.core.tree import TokenTree
 
 
 @dataclass(slots=True)
 class Ratio:
-    """Observed over expected, as a running ratio shrunk to 1.
-
-    ``prior``: expectations that weigh as much as that. ``keep``: what is left of an observation's weight after the
-    next.
-    """
+    """Observed over expected, as a running ratio that starts at 1."""
 
     prior: float
+    """Sum of expectations that the start at 1 counts for."""
     least: float
+    """Lower bound of the ratio."""
     most: float
+    """Upper bound of the ratio."""
     keep: float = 0.98
+    """Weight that observations keep per new one."""
     observed: float = 0.0
     expected: float = 0.0
 
     @property
     def value(self) -> float:
-        """The ratio, within ``least`` and ``most``."""
+        """The ratio within its bounds."""
         found = (self.observed + self.prior) / (self.expected + self.prior)
         return max(self.least, min(self.most, found))
 
     def add(self, expected: float, observed: float) -> None:
-        """``observed`` came where ``expected`` was predicted."""
+        """Add an observation."""
         self.observed = self.keep * self.observed + observed
         self.expected = self.keep * self.expected + expected
 
 
 @dataclass(slots=True)
 class DraftRecord:
-    """What a drafter brought, as fading sums over the ``steps`` in which it was asked: tokens accepted of its own tree,
-    levels (forwards) run, nodes verified. ``idle``: steps since it was asked last."""
+    """Decaying sums over the steps in which a drafter proposed."""
 
     steps: float = 0.0
-    tokens: float = 0.0
-    levels: float = 0.0
-    rows: float = 0.0
-    idle: int = 0
+    tokens: float = 0.0  # accepted tokens of its own trees
+    levels: float = 0.0  # forwards
+    rows: float = 0.0  # nodes verified
+    idle: int = 0  # steps since its last proposal
 
     def add(self, keep: float, tokens: float, levels: float, rows: float) -> None:
-        """One step more, after which what was known weighs ``keep`` of what it did."""
+        """Add a step; earlier ones keep the share ``keep`` of their weight."""
         self.steps = keep * self.steps + 1.0
         self.tokens = keep * self.tokens + tokens
         self.levels = keep * self.levels + levels
@@ -58,151 +58,173 @@ class DraftRecord:
 
 @dataclass(slots=True)
 class SequenceHistory:
-    """What drafting brought on one sequence; ``key`` numbers sequences in order of entry, ``bucket`` is its
-    temperature's. rates: per lookup drafter that proposed for it, how its chances held. asked: model-based drafters
-    that read it."""
+    """Results of drafting on one sequence."""
 
     key: int
+    """Sequences are numbered in order of entry."""
     bucket: int
+    """Index of the temperature (`temperature_bucket`)."""
     emitted: int = 0
+    """Output tokens so far."""
     records: dict[str, DraftRecord] = field(default_factory=dict)
+    """Per drafter."""
     rates: dict[str, Ratio] = field(default_factory=dict)
-    asked: set[str] = field(default_factory=set)
+    """Per lookup drafter, accepted nodes over expected ones."""
+    drafted_by: set[str] = field(default_factory=set)
+    """Model-based drafters that have computed its prompt."""
+
+
+class DraftDecision(StrEnum):
+    """What a drafter does for one sequence in a step. The values are stored in traces."""
+
+    INELIGIBLE = ""
+    OFF = "off"
+    ON = "on"
+    PROBE = "probe"
+    """Propose to find out whether the drafter pays."""
+    FORCED = "forced"
+    """Mode ON: propose whatever it costs."""
+    FREE = "free"
+    """A lookup drafter proposes: a fraction of a millisecond."""
+    PREFILL = "read"
+    """Compute a chunk of a long pending prefill, and propose in a later step."""
 
 
 @dataclass(slots=True)
 class SequenceInputs:
-    """A sequence that samples in this step.
-
-    pending: its last token, the root of its tree. nodes: draft nodes it may have verified at most. room: tokens it may
-    still emit. drafters: who may propose for it now. forced: mode ON, everything proposed is verified. due: tokens this
-    step should yield for it to keep its latency objective, 0 without one. first: this step computes the end of its
-    prompt, so its first token waits for whatever is drafted. backlog: per model-based drafter, tokens that one must
-    read before it can draft.
-    """
+    """A sequence that samples in this step."""
 
     history: SequenceHistory
     pending: int
+    """Its last token, the root of its tree."""
     nodes: int
+    """Maximum draft nodes to verify."""
     room: int
+    """Tokens that it may still emit."""
     drafters: Sequence[str]
+    """Drafters that may propose for it now."""
     forced: bool = False
+    """Mode ON: every proposed node is verified."""
     due: float = 0.0
+    """Tokens that this step should yield to meet its latency objective; 0 without an objective."""
     first: bool = False
-    backlog: dict[str, int] = field(default_factory=dict)
+    """This step computes the end of its prompt, so drafting would delay its first token."""
+    pending_prefill: dict[str, int] = field(default_factory=dict)
+    """Per model-based drafter, tokens that it must compute before it can propose."""
 
 
 @dataclass(slots=True)
 class DraftWork:
-    """One drafter's work in a step: its tree per sequence (None: not asked), levels grown, milliseconds taken; and
-    the decision per sequence that it followed from. reads: tokens read for sequences that it proposed nothing for."""
+    """One drafter's work in a step."""
 
     trees: list[TokenTree | None]
+    """Per sequence; None: it did not propose."""
     levels: int = 0
+    """Tree levels grown, each one forward of a model-based drafter."""
     ms: float = 0.0
-    decisions: list[str] = field(default_factory=list)
-    reads: int = 0
+    decisions: list[DraftDecision] = field(default_factory=list)
+    """Per sequence."""
+    prefilled: int = 0
+    """Tokens computed for sequences with the decision PREFILL."""
 
     @property
-    def asked(self) -> bool:
-        """Whether it was asked for any."""
-        return any(decision not in ("", "off") for decision in self.decisions)
+    def ran(self) -> bool:
+        """Whether it worked for any sequence."""
+        return any(decision not in IDLE for decision in self.decisions)
+
+
+IDLE = (DraftDecision.INELIGIBLE, DraftDecision.OFF)
+"""Decisions with which a drafter does nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepPrices:
-    """What the coming step is expected to cost, in milliseconds. plain_ms: its forward without drafts. decode_ms: of
-    that, the rows that sample. row_ms: a row more. token_ms: a token, without drafts. rows: of the forward without
-    drafts; context: tokens that a row looks back on."""
+    """Expected costs of the coming step, in milliseconds."""
 
     plain_ms: float
+    """Its forward without drafts."""
     decode_ms: float
+    """The part of `plain_ms` that sampling rows take."""
     row_ms: float
+    """One further row."""
     token_ms: float
+    """One token without drafts."""
     rows: int
+    """Rows of the forward without drafts."""
     context: float
+    """Mean tokens that a row attends to."""
 
 
 @dataclass(slots=True)
 class StepInputs:
-    """All a decision rests on, besides what was learnt. prefill_rows: rows of prompts in the same forward. drafted: who
-    was asked in this step so far, and what came of it."""
+    """Everything that a decision depends on, besides the estimates."""
 
     prices: StepPrices
     sequences: Sequence[SequenceInputs]
     prefill_rows: int = 0
+    """Rows of prompts in the same forward."""
     drafted: dict[str, DraftWork] = field(default_factory=dict)
+    """Drafters that have run in this step, with their results."""
 
     @property
-    def bound(self) -> bool:
-        """Whether somebody's wish or a prompt had a say, so that the step tells nothing of free decisions."""
+    def constrained(self) -> bool:
+        """Whether a request's mode, an objective or a prompt shaped the step, so that it is no free decision."""
         return self.prefill_rows > 0 or any(one.forced or one.due > 0 for one in self.sequences)
 
 
 @dataclass(frozen=True, slots=True)
 class TreeExpansion:
-    """Whether a model-based drafter should go one level deeper. cost: milliseconds of a level by sequences; None: not
-    known. rate: tokens per millisecond that the batch earns otherwise. verify: milliseconds of the target's forward by
-    draft nodes, from none. follow: share of reached nodes below which the drafter holds the target's choice. floor: log
-    of the least chance of being reached at which a node is expanded."""
+    """Inputs of the decision whether a model-based drafter grows one more level (`policies.how_deep`)."""
 
     cost: CostTable | None
+    """Milliseconds of a level by sequences; None: not measured yet."""
     rate: float
+    """Tokens per millisecond that the batch earns otherwise."""
     verify: Sequence[float]
-    follow: float
+    """Milliseconds of the target's forward by draft nodes, from 0."""
+    agreement: float
+    """Share of reached nodes under which the drafter holds the target's choice."""
     floor: float = -math.inf
-
-    def keep(self, reached: Sequence[float], depth: int, others: int = 0) -> int:
-        """How many of the growing trees go on for one level more. reached: the chance that each one's best leaf, at
-        ``depth``, is reached, falling. others: trees that go on in any case and share the price."""
-        if self.cost is None:
-            return len(reached)
-        best, kept, tokens = 0.0, 0, 0.0
-        paid = self.cost.ms(others) if others else 0.0
-        nodes, last = depth * (len(reached) + others), len(self.verify) - 1
-        # Beyond what the forward may hold, a node takes another's place.
-        verified = [self.verify[min(nodes + n, last)] - self.verify[min(nodes, last)] for n in range(len(reached) + 1)]
-        for n, chance in enumerate(reached, 1):
-            tokens += chance * self.follow
-            worth = tokens - self.rate * (self.cost.ms(others + n) - paid + verified[n])
-            if worth > best:
-                best, kept = worth, n
-        return kept
+    """Log of the lowest chance of being reached at which a node is expanded."""
 
 
 @dataclass(slots=True)
 class DraftRequest:
-    """A drafter's turn. decisions: per sequence `on`, `probe` (to find out), `forced`, `free` (a lookup drafter: a
-    fraction of a millisecond), `read` (a piece of a long text, before it proposes), `off`, or `` where it may not.
-    floors: per decision the log of the least chance of being reached for which a node is worth proposing. deepening: of
-    a model-based drafter. reads: by the sequence's place, how many tokens to read."""
+    """A drafter's turn."""
 
     drafter: str
-    decisions: list[str]
-    floors: dict[str, float]
-    deepening: TreeExpansion | None = None
-    reads: dict[int, int] = field(default_factory=dict)
+    decisions: list[DraftDecision]
+    """Per sequence."""
+    floors: dict[DraftDecision, float]
+    """Per decision that proposes, log of the lowest chance of being reached at which a node is proposed."""
+    expansion: TreeExpansion | None = None
+    """Of a model-based drafter."""
+    prefill: dict[int, int] = field(default_factory=dict)
+    """Index of a sequence with the decision PREFILL -> tokens to compute."""
 
     @property
-    def asked(self) -> int:
-        """For how many sequences it proposes."""
+    def proposing(self) -> int:
+        """Number of sequences that it proposes for."""
         return sum(decision in self.floors for decision in self.decisions)
 
 
 @dataclass(slots=True)
 class Plan:
-    """What to do next. asks: the drafters whose turn it is; the decision goes on with what they proposed. Without any,
-    the step is decided: trees: per sequence all proposals merged; kept: of each the nodes to verify, best first, out of
-    ``candidates``. predicted_tokens: expected tokens of the step, the target's own included; value: per millisecond;
-    verify_ms: expected time of the forward."""
+    """What to do next: run the drafters in `requests` and decide again, or, if there are none, verify `kept`."""
 
-    asks: list[DraftRequest] = field(default_factory=list)
+    requests: list[DraftRequest] = field(default_factory=list)
     trees: list[TokenTree] = field(default_factory=list)
+    """Per sequence, all proposals merged."""
     kept: list[list[int]] = field(default_factory=list)
+    """Per sequence, the nodes of its tree to verify, best first."""
     candidates: int = 0
+    """Nodes that the selection chose from."""
     predicted_tokens: float = 0.0
+    """Expected tokens of the step, the target's own included."""
     value: float = 0.0
+    """Expected tokens per millisecond."""
     verify_ms: float = 0.0
+    """Expected milliseconds of the forward."""
 
     @property
     def budget(self) -> int:
@@ -212,11 +234,15 @@ class Plan:
 
 @dataclass(slots=True)
 class Outcome:
-    """tokens: per sequence the tokens committed. rows, context, verify_ms: the forward and its time. draft_ms: the
-    whole propose stage, drafters and all."""
+    """The result of a step."""
 
     tokens: list[list[int]]
+    """Committed tokens per sequence."""
     rows: int
+    """Rows of the forward."""
     context: float
+    """Mean tokens that a row attends to."""
     verify_ms: float
+    """Milliseconds of the forward."""
     draft_ms: float = 0.0
+    """Milliseconds of the whole propose stage."""

@@ -1,90 +1,90 @@
-"""How many rows of prompts a step takes beside sequences that decode: as many as these have the time for."""
+"""Prefill chunk sizes: how many prompt rows a step computes beside decoding sequences."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-from specdec.control.costs import CostTable, MachineSpeed
-
-SHORT_ANSWER = 32  # tokens, within which no step takes more than
-MOST_SLOWDOWN = 2.5  # times what it would take without prompts: a short request is not held up by a long one
-FADE = 0.1  # weight of one step in running averages
-CLIP = 0.4  # log of the largest surprise one step may claim: an outlier is somebody else's process
-FIRST_STEPS = 4  # of these the fastest replaces a guess: the very first forward may have warmed something up
+from specdec.control.estimates.costs import CostTable, MachineSpeed
+from specdec.control.params import DEFAULT_PARAMS, ControlParams
 
 
 @dataclass(slots=True)
 class DecodeLoad:
-    """What a step computes besides prompts that go on. sequences: that sample in it. rows: theirs, without drafts.
-    looked: tokens that these rows look back on, the sum. target_ms: the least time between tokens that one of them
-    has. begun: whether the answer of one has just begun.
-    """
+    """The sampling sequences of a step."""
 
     sequences: int = 0
     rows: int = 0
-    looked: float = 0.0
+    """Their rows, without drafts."""
+    attended: float = 0.0
+    """Sum over these rows of the tokens that they attend to."""
     target_ms: float = math.inf
-    begun: bool = False
+    """The lowest objective of time between tokens."""
+    fewest_output: float = math.inf
+    """Output tokens of the youngest answer."""
 
     def add(self, rows: int, context: float, target_ms: float, n_output: int) -> None:
-        """A sequence that samples after ``n_output`` tokens, with ``rows`` rows that look back on ``context`` tokens
-        each."""
+        """Add a sequence with ``n_output`` output tokens, whose ``rows`` rows attend to ``context`` tokens each."""
         self.sequences += 1
         self.rows += rows
-        self.looked += rows * context
+        self.attended += rows * context
         self.target_ms = min(self.target_ms, target_ms)
-        self.begun = self.begun or n_output < SHORT_ANSWER
+        self.fewest_output = min(self.fewest_output, n_output)
 
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """What was in a step, and the milliseconds it took. decodes: sequences that sampled. rows: of its forward, of these
-    ``draft_rows`` and ``prompt_rows``. context, prompt_context, plain_context: tokens that all rows, those of prompts,
-    and the others looked back on, the means. other_ms: what was not the forward."""
+    """Contents and duration of a step."""
 
     decodes: int
+    """Sequences that sampled."""
     rows: int
+    """Rows of the forward, including the next two."""
     draft_rows: int
     prompt_rows: int
     context: float
+    """Mean tokens that all rows attended to."""
     prompt_context: float
+    """The same for prompt rows."""
     plain_context: float
+    """The same for the other rows."""
     forward_ms: float
     other_ms: float
+    """The rest of the step."""
 
 
 class PrefillPace:
-    """Sizes prefill chunks by what a step is expected to take.
+    """Sizes prefill chunks so that decoding sequences keep their time between tokens.
 
-    A step with a prompt takes no longer than the least time between tokens that a sequence in it has as its objective,
-    and while an answer has just begun, no longer than `MOST_SLOWDOWN` times the step without the prompt. But prompts
-    have at least the share of the time that they are of all requests: else many that come together would wait for a
-    batch that gets ever smaller. What is too little for a row is saved up for a later step, so every prompt ends.
+    A step with a prompt takes at most the lowest objective of its sequences. While an answer has just begun, it takes
+    at most `ControlParams.new_answer_slowdown` times the step without the prompt. Prompts get at least the share of
+    time that they are of all requests; otherwise a burst of prompts would wait for an ever smaller batch. Time that is
+    too short for a row accumulates, so every prompt completes.
 
-    costs: of the target's forward, this object's own. Every step refines two shares by which it is off, of the forward
-    without prompts and of what these add to it.
+    costs: of the target's forward, owned by this object. Each step refines two speeds, of the forward without prompts
+    and of the rows that prompts add.
     """
 
-    def __init__(self, costs: CostTable) -> None:
-        self._costs, self._speed = costs, MachineSpeed()
-        self._firsts_left = 0 if costs.known else FIRST_STEPS
-        self._drafts = 0.0  # draft rows a sequence
-        self._other_ms = 0.0  # of a step in which something is decoded: what is not its forward
-        self._skipped = 0  # plans in a row that left prompts nothing
+    def __init__(self, costs: CostTable, params: ControlParams = DEFAULT_PARAMS) -> None:
+        self._costs, self._speed, self._params = costs, MachineSpeed(params), params
+        self._guesses_left = 0 if costs.known else params.guess_steps
+        self._drafts = 0.0  # mean draft rows per sequence
+        self._other_ms = 0.0  # mean milliseconds of a decoding step besides its forward
+        self._skipped = 0  # consecutive plans without room for a prompt row
 
     def rows(self, load: DecodeLoad, prompts: int, context: float, most: int) -> int:
-        """Rows, at most ``most``, for ``prompts`` prompts beside ``load``. context: tokens that their rows look back
-        on."""
+        """Rows, at most ``most``, for ``prompts`` prompts beside ``load``; their rows attend to ``context`` tokens."""
         if not load.sequences:
             return most
         plain_rows = load.rows + round(load.sequences * self._drafts)
-        forward_ms = self._costs.ms(plain_rows, load.looked / load.rows)
+        forward_ms = self._costs.ms(plain_rows, load.attended / load.rows)
         plain_ms = self._other_ms + forward_ms * (1.0 + self._speed.reading)
-        limit_ms = min(load.target_ms, MOST_SLOWDOWN * plain_ms) if load.begun else load.target_ms
+        limit_ms = load.target_ms
+        if load.fewest_output < self._params.new_answer_tokens:
+            limit_ms = min(limit_ms, self._params.new_answer_slowdown * plain_ms)
         spare_ms = max(limit_ms - plain_ms, plain_ms * prompts / load.sequences) * (1 + self._skipped)
         spare_ms /= 1.0 + self._speed.rows
-        low, high = 0, most  # the answer lies between
+        low, high = 0, most  # binary search
         while low < high:
             middle = (low + high + 1) // 2
             if self._prompt_ms(plain_rows, middle, context + middle / 2) <= spare_ms:
@@ -95,15 +95,16 @@ class PrefillPace:
         return low
 
     def observe(self, step: StepTimes) -> None:
-        """A step is over."""
+        """Update from a finished step."""
+        weight, limit = self._params.average_weight, self._params.max_log_pace_surprise
         if step.decodes:
-            self._drafts += FADE * (step.draft_rows / step.decodes - self._drafts)
-            most_ms = self._other_ms + CLIP * (self._other_ms + step.forward_ms)
-            self._other_ms += FADE * (min(step.other_ms, most_ms) - self._other_ms)
+            self._drafts += weight * (step.draft_rows / step.decodes - self._drafts)
+            most_ms = self._other_ms + limit * (self._other_ms + step.forward_ms)
+            self._other_ms += weight * (min(step.other_ms, most_ms) - self._other_ms)
         if step.forward_ms <= 0:
             return  # too short for the clock
-        if self._firsts_left:
-            self._firsts_left -= 1
+        if self._guesses_left:
+            self._guesses_left -= 1
             if not self._costs.known or step.forward_ms < self._costs.ms(step.rows, step.context):
                 self._costs.scale_to(step.rows, step.context, step.forward_ms)
             return
@@ -112,11 +113,13 @@ class PrefillPace:
             more_ms = self._prompt_ms(plain_rows, step.prompt_rows, step.prompt_context)
         plain_ms, speed = self._costs.ms(plain_rows, step.plain_context), self._speed
         expected = plain_ms * (1.0 + speed.reading) + more_ms * (1.0 + speed.rows)
-        surprise = max(-CLIP, min(CLIP, math.log(step.forward_ms / expected)))
+        surprise = max(-limit, min(limit, math.log(step.forward_ms / expected)))
         speed.observe(plain_ms, more_ms, expected, surprise)
 
     def _prompt_ms(self, plain_rows: int, rows: int, context: float) -> float:
-        """By the table, what ``rows`` rows of prompts add to a forward of ``plain_rows``: they share its reading of
-        weights, and look back on other tokens."""
+        """Milliseconds that ``rows`` prompt rows, attending to ``context`` tokens, add to a forward of ``plain_rows``.
+
+        They share its reading of weights.
+        """
         ms = self._costs.ms
         return ms(plain_rows + rows) - ms(plain_rows) + ms(rows, context) - ms(rows)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from specdec.control.controller import Controller
-from specdec.control.inputs import DraftWork, Outcome, Plan, SequenceHistory, SequenceInputs, StepInputs
+from specdec.control.inputs import DraftDecision, DraftWork, Outcome, Plan, SequenceHistory, SequenceInputs, StepInputs
 from specdec.core.tree import TokenTree
 from specdec.core.types import DrafterTrace, StepTrace
 from specdec.errors import ConfigError
@@ -31,7 +31,7 @@ class StepRecord:
     sequences: list[dict[str, Any]]
     prefill_rows: int
     mean_context: float
-    decisions: dict[str, list[str]]
+    decisions: dict[str, list[DraftDecision]]
     trees: dict[str, list[Nodes | None]]
     work: dict[str, tuple[int, float]]
     kept: list[list[int]]
@@ -63,7 +63,9 @@ class StepRecord:
 
 def _plain(one: SequenceInputs) -> dict[str, Any]:
     values = {name: getattr(one, name) for name in one.__slots__}
-    return values | {"history": (one.history.key, one.history.bucket), "backlog": dict(one.backlog)}
+    values["history"] = (one.history.key, one.history.bucket)
+    values["backlog"] = dict(values.pop("pending_prefill"))
+    return values
 
 
 def _nodes(tree: TokenTree) -> Nodes:
@@ -282,20 +284,22 @@ class _Replay:
         if not record.late:
             self._observe()
         controller, sequences = self._controller, [self._inputs(values) for values in record.sequences]
-        prices = controller.prices([record.mean_context] * len(sequences), record.prefill_rows)
+        prices = controller.estimates.prices([record.mean_context] * len(sequences), record.prefill_rows)
         step = StepInputs(prices, sequences, record.prefill_rows)
         plan = controller.decide(step)
-        while plan.asks:
-            for ask in plan.asks:
-                name, recorded = ask.drafter, record.decisions[ask.drafter]
-                if ask.decisions != recorded:
-                    self._report.differences.append(f"step {number}: {name} {ask.decisions}, recorded {recorded}")
+        while plan.requests:
+            for request in plan.requests:
+                name = request.drafter
+                recorded = list(map(DraftDecision, record.decisions[name]))
+                if request.decisions != recorded:
+                    made, was = list(map(str, request.decisions)), list(map(str, recorded))
+                    self._report.differences.append(f"step {number}: {name} {made}, recorded {was}")
                 trees = [
                     None if nodes is None else _tree(name, one.pending, nodes)
                     for one, nodes in zip(sequences, record.trees[name], strict=True)
                 ]
                 levels, ms = record.work[name]
-                step.drafted[name] = DraftWork(trees, levels, ms, recorded, sum(ask.reads.values()))
+                step.drafted[name] = DraftWork(trees, levels, ms, recorded, sum(request.prefill.values()))
             plan = controller.decide(step)
         if plan.kept != record.kept:
             self._report.differences.append(f"step {number}: nodes verified {plan.kept}, recorded {record.kept}")
@@ -310,7 +314,8 @@ class _Replay:
     def _inputs(self, values: Mapping[str, Any]) -> SequenceInputs:
         key, bucket = values["history"]
         history = self._histories.setdefault(key, SequenceHistory(key, bucket))
-        return SequenceInputs(**{**values, "history": history})
+        rest = {name: value for name, value in values.items() if name not in ("history", "backlog")}
+        return SequenceInputs(history, pending_prefill=values["backlog"], **rest)
 
 
 def _tree(drafter: str, pending: int, nodes: Nodes) -> TokenTree:

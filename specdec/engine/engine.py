@@ -16,8 +16,8 @@ from draft.prediction import PredictionDrafter
 from draft.protocol import Drafter, ModelBasedDrafter
 from specdec.config import EngineConfig, WeightDtype
 from specdec.control.controller import Controller
-from specdec.control.costs import CostTable
-from specdec.control.learned import Learned
+from specdec.control.estimates.costs import CostTable
+from specdec.control.estimates.learned import Learned
 from specdec.control.prefill_pace import PrefillPace
 from specdec.control.trace import TraceLog, TraceWriter
 from specdec.core.cache_events import CacheRecorder
@@ -129,7 +129,7 @@ class Engine:
             QueueFullError: too many wait already.
         """
         check_fingerprint(request, self._info)
-        validate_request(request, self._info.vocab_size, self._info.max_context, self._panel.names)
+        validate_request(request, self._info.vocab_size, self._info.max_context, self._manager.names)
         if request.request_id in self._live:
             raise DuplicateRequestError(f"request_id {request.request_id!r} is in flight; choose another")
         if request.sampling.seed is None:
@@ -182,12 +182,12 @@ class Engine:
         """The parts of a step that know the drafters."""
         speculation = self._speculation
         self._drafters, self._controller = list(drafters), controller
-        cells = controller.calibration.size
-        self._panel = DrafterManager(drafters, self._info.vocab_size, speculation.stall_ms, cells=cells)
-        self._drafting = self._new_drafting(self._panel, controller)
+        cells = controller.estimates.calibration.size
+        self._manager = DrafterManager(drafters, self._info.vocab_size, speculation.stall_ms, cells=cells)
+        self._drafting = self._new_drafting(self._manager, controller)
         tracer = StepTracer(self._trace, self._began_s) if self._trace.enabled else None
         self._step = Step(
-            self._scheduler, self._kv, self._panel, self._drafting, self._verifier, tracer, self._clock, self._pace
+            self._scheduler, self._kv, self._manager, self._drafting, self._verifier, tracer, self._clock, self._pace
         )
 
     @cached_property
@@ -335,11 +335,11 @@ class Engine:
 
     def reliability(self) -> dict[str, list[tuple[float, float, float]]]:
         """Per drafter and bin of predicted chance: mean prediction, rate observed, nodes."""
-        return self._controller.reliability.table()
+        return self._controller.estimates.reliability.table()
 
     def learned(self) -> dict[str, Learned]:
         """What the controller knows of each drafter by now."""
-        return self._controller.learned()
+        return self._controller.estimates.learned()
 
     def close(self) -> None:
         """End every request and the trace file, and keep what was learned."""
@@ -411,7 +411,7 @@ class Engine:
 
     def _release(self, sequence: Sequence) -> None:
         self._scheduler.finish(sequence)
-        self._panel.end(sequence)
+        self._manager.end(sequence)
         request_id = sequence.request.request_id
         samples = self._live[request_id]
         samples.remove(sequence)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from draft.protocol import Drafter, ModelBasedDrafter
-from specdec.control.learned import Learned
+from specdec.control.estimates.learned import Learned
 
 logger = logging.getLogger(__name__)
 

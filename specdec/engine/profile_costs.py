@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from draft.protocol import Drafter, ModelBasedDrafter
 from specdec.config import SpeculationConfig
-from specdec.control.costs import CostTable
+from specdec.control.estimates.costs import CostTable
 from specdec.engine.profile_cache import ProfileCache
 from specdec.models.decoder import TargetDecoder
 from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch

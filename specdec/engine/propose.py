@@ -1,4 +1,4 @@
-"""Propose: which drafters are asked, what they propose merged into one tree each, and which nodes are verified."""
+"""Propose: run the drafters that the controller requests, and keep the nodes that it selects for verification."""
 
 from __future__ import annotations
 
@@ -10,54 +10,57 @@ from dataclasses import dataclass
 from draft.manager import DrafterManager
 from draft.protocol import DraftTask
 from specdec.control.controller import Controller
-from specdec.control.inputs import DraftRequest, DraftWork, Outcome, Plan, SequenceInputs, StepInputs
+from specdec.control.inputs import DraftDecision, DraftRequest, DraftWork, Outcome, Plan, SequenceInputs, StepInputs
 from specdec.core.sequence import Sequence
 from specdec.core.tree import TokenTree
 from specdec.core.types import SpeculationMode
 from specdec.engine.scheduler import PlanEntry
 
-PROBE_DEPTH = 3  # a probe asks whether drafting pays again, not how far
+PROBE_DEPTH = 3  # tree levels of a probe, which finds out whether drafting pays and not how deep
 
 
 @dataclass(slots=True)
 class Proposals:
-    """What one step drafts. trees: one per plan entry, None while its prompt is prefilled. step, plan: what the
-    controller was told and decided, None where nothing was to be drafted. ``late``: it had not learned from the step
-    before when it decided this one."""
+    """The drafts of one step."""
 
     trees: list[TokenTree | None]
+    """Per plan entry; None while its prompt is prefilled."""
     step: StepInputs | None = None
+    """The controller's inputs; None if nothing could be drafted."""
     plan: Plan | None = None
+    """The controller's decision."""
     control_ms: float = 0.0
+    """Time of the controller."""
     predicted_draft_ms: float = 0.0
     late: bool = False
+    """The decision was made before the controller learned from the previous step."""
 
 
 class Drafting:
-    """The propose stage. With nothing to draft for, it hands out trees of one node and touches nothing else."""
+    """The propose stage. With nothing to draft it returns trees of one node and does no other work."""
 
     def __init__(
         self,
-        panel: DrafterManager,
+        manager: DrafterManager,
         controller: Controller,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._panel, self.controller, self._clock = panel, controller, clock
+        self._manager, self.controller, self._clock = manager, controller, clock
 
     def begin(self, sequence: Sequence) -> None:
-        """A sequence runs for the first time."""
+        """A sequence starts."""
         if sequence.drafts:
             sequence.history = self.controller.enter(sequence.request.sampling.temperature)
-        self._panel.begin(sequence, sequence.request.speculation.drafters if sequence.drafts else ())
+        self._manager.begin(sequence, sequence.request.speculation.drafters if sequence.drafts else ())
 
     def want(self, sequence: Sequence) -> int:
-        """The most draft nodes ``sequence`` may have verified: never more than it may still emit."""
-        if not sequence.drafts or not self._panel.may_draft(sequence, sequence.request.speculation.drafters):
+        """Maximum draft nodes of ``sequence`` in a step: at most what it may still emit."""
+        if not sequence.drafts or not self._manager.may_draft(sequence, sequence.request.speculation.drafters):
             return 0
         return max(0, min(sequence.max_nodes, sequence.room - 1)) if sequence.max_depth else 0
 
     def propose(self, entries: Seq[PlanEntry]) -> Proposals:
-        """One tree per entry."""
+        """Draft for all plan entries."""
         out = Proposals([TokenTree(entry.seq.tokens[-1]) if entry.samples else None for entry in entries])
         self._keep_up(entries)
         at = [i for i, entry in enumerate(entries) if entry.samples]
@@ -66,9 +69,9 @@ class Drafting:
         sampling = [entries[i] for i in at]
         step = out.step = self._inputs(sampling, sum(entry.prefill for entry in entries), out)
         plan = self._decide(step, out)
-        while plan.asks:
-            for ask in plan.asks:
-                step.drafted[ask.drafter] = self._ask(ask, sampling, step, out)
+        while plan.requests:
+            for request in plan.requests:
+                step.drafted[request.drafter] = self._run(request, sampling, step, out)
             plan = self._decide(step, out)
         out.plan = plan
         for i, tree, kept in zip(at, plan.trees, plan.kept, strict=True):
@@ -76,7 +79,7 @@ class Drafting:
         return out
 
     def learn(self, out: Proposals, outcome: Outcome) -> None:
-        """The step is over, and the next one maybe decided already."""
+        """Learn from a finished step; the next one may be decided already."""
         if out.step is not None and out.plan is not None:
             began = self._clock()
             self.controller.observe(out.step, out.plan, outcome)
@@ -89,22 +92,26 @@ class Drafting:
         return plan
 
     def _inputs(self, sampling: Seq[PlanEntry], prefill_rows: int, out: Proposals) -> StepInputs:
-        """What the controller is told of the step."""
+        """The controller's inputs of the step."""
         began = self._clock()
-        prices = self.controller.prices([entry.seq.n_computed + entry.prefill for entry in sampling], prefill_rows)
+        prices = self.controller.estimates.prices(
+            [entry.seq.n_computed + entry.prefill for entry in sampling], prefill_rows
+        )
         out.control_ms += (self._clock() - began) * 1e3
         return StepInputs(prices, [self._sequence_inputs(entry, prices.plain_ms) for entry in sampling], prefill_rows)
 
     def _sequence_inputs(self, entry: PlanEntry, step_ms: float) -> SequenceInputs:
-        seq, panel = entry.seq, self._panel
+        seq, manager = entry.seq, self._manager
         if seq.history is None:  # mode OFF: it takes part in the batch, not in drafting
             seq.history = self.controller.enter(seq.request.sampling.temperature)
-        backlog = {
-            name: panel.backlog(name, seq)
-            for name, model_based in panel.model_based.items()
-            if model_based and panel.trusts(name, seq)
+        pending_prefill = {
+            name: manager.pending_prefill(name, seq)
+            for name, model_based in manager.model_based.items()
+            if model_based and manager.may_propose(name, seq)
         }
-        drafters = [name for name in panel.names if panel.trusts(name, seq)]  # none that failed to tell its backlog
+        drafters = [
+            name for name in manager.names if manager.may_propose(name, seq)
+        ]  # a fault above disables a drafter
         return SequenceInputs(
             seq.history,
             seq.tokens[-1],
@@ -114,53 +121,54 @@ class Drafting:
             seq.request.speculation.mode is SpeculationMode.ON,
             tokens_due(seq, step_ms),
             entry.prefill > 0,
-            backlog,
+            pending_prefill,
         )
 
-    def _ask(self, ask: DraftRequest, sampling: Seq[PlanEntry], step: StepInputs, out: Proposals) -> DraftWork:
-        """Let one drafter propose for those it is worth asking for."""
-        if not (ask.asked or ask.reads):
-            return DraftWork([None] * len(sampling), decisions=ask.decisions)
+    def _run(self, request: DraftRequest, sampling: Seq[PlanEntry], step: StepInputs, out: Proposals) -> DraftWork:
+        """Run one drafter for the sequences that the controller selected."""
+        name, decisions, chunks = request.drafter, request.decisions, request.prefill
+        if not (request.proposing or chunks):
+            return DraftWork([None] * len(sampling), decisions=decisions)
         tasks = [
-            self._task(ask, entry, one, decision) if decision in ask.floors else None
-            for entry, one, decision in zip(sampling, step.sequences, ask.decisions, strict=True)
+            self._task(request, entry, one, decision) if decision in request.floors else None
+            for entry, one, decision in zip(sampling, step.sequences, decisions, strict=True)
         ]
-        backlog = sum(one.backlog.get(ask.drafter, 0) for one, task in zip(step.sequences, tasks, strict=True) if task)
-        for i, reads in ask.reads.items():
-            tasks[i] = DraftTask(sampling[i].seq, 0, 0, 1, ask.drafter, reads=reads)
-        reads = sum(ask.reads.values())
-        done = self._panel.ask(ask.drafter, tasks, backlog + reads)
-        done.decisions, done.reads = ask.decisions, reads
-        out.predicted_draft_ms += self.controller.draft_ms(ask.drafter, ask.asked, done.levels)
-        done.trees = [
-            None if tree is None or i in ask.reads else self._lawful(entry.seq, tree)
-            for i, (entry, tree) in enumerate(zip(sampling, done.trees, strict=True))
+        pending = sum(one.pending_prefill.get(name, 0) for one, task in zip(step.sequences, tasks, strict=True) if task)
+        for i, tokens in chunks.items():
+            tasks[i] = DraftTask(sampling[i].seq, 0, 0, 1, name, prefill=tokens)
+        prefilled = sum(chunks.values())
+        work = self._manager.propose(name, tasks, pending + prefilled)
+        work.decisions, work.prefilled = decisions, prefilled
+        out.predicted_draft_ms += self.controller.estimates.draft_ms(name, request.proposing, work.levels)
+        work.trees = [
+            None if tree is None or i in chunks else self._lawful(entry.seq, tree)
+            for i, (entry, tree) in enumerate(zip(sampling, work.trees, strict=True))
         ]
-        return done
+        return work
 
-    def _task(self, ask: DraftRequest, entry: PlanEntry, one: SequenceInputs, decision: str) -> DraftTask:
-        seq, odds = entry.seq, self.controller.odds(ask.drafter, one)
+    def _task(self, request: DraftRequest, entry: PlanEntry, one: SequenceInputs, decision: DraftDecision) -> DraftTask:
+        seq, odds = entry.seq, self.controller.odds(request.drafter, one)
         if one.forced:
-            return DraftTask(seq, entry.nodes, seq.max_depth, seq.width, ask.drafter, odds)
-        depth = min(seq.max_depth, PROBE_DEPTH) if decision == "probe" else seq.max_depth
-        floor = ask.floors[decision]
-        return DraftTask(seq, entry.nodes, depth, seq.width, ask.drafter, odds, floor, ask.deepening)
+            return DraftTask(seq, entry.nodes, seq.max_depth, seq.width, request.drafter, odds)
+        depth = min(seq.max_depth, PROBE_DEPTH) if decision is DraftDecision.PROBE else seq.max_depth
+        floor = request.floors[decision]
+        return DraftTask(seq, entry.nodes, depth, seq.width, request.drafter, odds, floor, request.expansion)
 
     def _keep_up(self, entries: Seq[PlanEntry]) -> None:
-        """Lookup drafters read prompts while these are prefilled."""
+        """Pass prompts to lookup drafters while they are prefilled."""
         waiting = [e for e in entries if not e.samples and e.seq.drafts]
         if not waiting:
             return
-        for name, model_based in self._panel.model_based.items():
+        for name, model_based in self._manager.model_based.items():
             if not model_based:
                 tasks = [
-                    DraftTask(entry.seq, 0, 0, 1, name) if self._panel.trusts(name, entry.seq) else None
+                    DraftTask(entry.seq, 0, 0, 1, name) if self._manager.may_propose(name, entry.seq) else None
                     for entry in waiting
                 ]
-                self._panel.ask(name, tasks)
+                self._manager.propose(name, tasks)
 
     def _lawful(self, seq: Sequence, tree: TokenTree) -> TokenTree:
-        """``tree`` without nodes that the request's grammar forbids: drafters of texts know nothing of it."""
+        """``tree`` without nodes that the request's grammar forbids; most drafters ignore grammars."""
         grammar = seq.sampling.grammar
         if grammar is None or len(tree) == 1:
             return tree
@@ -177,8 +185,9 @@ class Drafting:
 
 
 def tokens_due(sequence: Sequence, step_ms: float) -> float:
-    """Tokens the coming step should yield so that ``sequence`` keeps its target time per token, or ends before its
-    deadline; 0 where it has no such objective. ``step_ms``: what a step takes.
+    """Tokens that the coming step should yield for ``sequence`` to meet its target time per token or its deadline.
+
+    0 without such an objective. step_ms: duration of a step.
     """
     target = sequence.request.target_tpot_ms
     if target is None and sequence.deadline is None:

@@ -71,14 +71,14 @@ class Step:
         self,
         scheduler: Scheduler,
         kv: KvCacheManager,
-        panel: DrafterManager,
+        drafters: DrafterManager,
         drafting: Drafting,
         verifier: StepVerifier,
         tracer: StepTracer | None = None,
         clock: Callable[[], float] = time.monotonic,
         pace: PrefillPace | None = None,
     ) -> None:
-        self._scheduler, self._kv, self._panel, self._drafting = scheduler, kv, panel, drafting
+        self._scheduler, self._kv, self._drafters, self._drafting = scheduler, kv, drafters, drafting
         self._verifier, self._tracer, self._clock, self._pace = verifier, tracer, clock, pace
         self._lap_s = 0.0
         self._deferred: tuple[Proposals, StepResult] | None = None
@@ -114,7 +114,7 @@ class Step:
     def _plan(self) -> StepPlan:
         plan = self._scheduler.plan(self._drafting.want)
         for sequence in plan.preempted + plan.paused:
-            self._panel.rewind(sequence)
+            self._drafters.rewind(sequence)
         for sequence in plan.admitted:
             if sequence.first_scheduled_s is None:
                 sequence.first_scheduled_s = self._clock()
@@ -153,7 +153,7 @@ class Step:
             self._tell_features(i, entry, acceptance, start)
             self._kv.publish(seq)
             if tree is not None and seq.drafts:
-                self._panel.observe(seq, result.deltas[-1][1].token_ids)
+                self._drafters.observe(seq, result.deltas[-1][1].token_ids)
 
     def _take(self, seq: Sequence, tree: TokenTree, acceptance: Acceptance, result: StepResult) -> None:
         """Commit what came out of one tree."""
@@ -176,7 +176,7 @@ class Step:
         seq, verifier = entry.seq, self._verifier
         count = seq.n_computed - start
         if verifier.keeps_aux_states and count > 0 and seq.drafts:
-            self._panel.features(seq, start, verifier.features(index, entry.prefill, acceptance, count))
+            self._drafters.features(seq, start, verifier.features(index, entry.prefill, acceptance, count))
 
     def _defer_feedback(self, proposals: Proposals, result: StepResult) -> None:
         """Keep what is to be learned from the step; at once where nothing is gained by waiting."""
@@ -268,7 +268,7 @@ class StepTracer:
                 commit_ms=result.commit_ms,
                 control_ms=out.control_ms,
                 drafters=[
-                    _drafter_trace(name, done, trees, result.accepted) for name, done in drafted.items() if done.asked
+                    _drafter_trace(name, done, trees, result.accepted) for name, done in drafted.items() if done.ran
                 ],
                 replay={} if record is None else record.end(outcome),
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 
-from specdec.control.learned import Learned
+from specdec.control.estimates.learned import Learned
 from specdec.core.kv_cache import KvCacheManager
 from specdec.core.types import Finished, Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
 from specdec.engine.engine import Engine, EngineParts

@@ -26,13 +26,13 @@ def take_step(
     controller: Controller, sequences: Sequence[SequenceInputs], works: dict[str, DraftWork], prefill_rows: int = 0
 ) -> tuple[StepInputs, Plan]:
     """A step in which drafters did ``works``, whatever they were asked for, up to the plan of what is verified."""
-    step = StepInputs(controller.prices([0] * len(sequences), prefill_rows), sequences, prefill_rows)
+    step = StepInputs(controller.estimates.prices([0] * len(sequences), prefill_rows), sequences, prefill_rows)
     plan = controller.decide(step)
-    while plan.asks:
-        for ask in plan.asks:
-            work = works.get(ask.drafter, DraftWork([None] * len(sequences)))
-            work.decisions = work.decisions or ask.decisions
-            step.drafted[ask.drafter] = work
+    while plan.requests:
+        for request in plan.requests:
+            work = works.get(request.drafter, DraftWork([None] * len(sequences)))
+            work.decisions = work.decisions or request.decisions
+            step.drafted[request.drafter] = work
         plan = controller.decide(step)
     return step, plan
 

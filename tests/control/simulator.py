@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 
 from draft.protocol import DraftTask
 from specdec.control.controller import Controller
-from specdec.control.costs import CostTable
+from specdec.control.estimates.costs import CostTable
 from specdec.control.inputs import DraftRequest, DraftWork, Outcome, SequenceInputs, StepInputs
+from specdec.control.policies.how_deep import trees_to_expand
 from specdec.core.tree import TokenTree
 from tests.draft.helpers import make_sequence, make_task
 
@@ -142,11 +143,11 @@ class Growth:
 def going_on(growing: list[Growth]) -> list[Growth]:
     """As `draft.model.going_on`, for the growths of this module."""
     asked = sorted(growing, key=Growth.reached, reverse=True)
-    deepening = asked[0].task.deepening if asked else None
-    if deepening is None:
+    expansion = asked[0].task.expansion if asked else None
+    if expansion is None:
         return growing
     depth = asked[0].tree.depths[asked[0].frontier[0]]
-    return asked[: deepening.keep([math.exp(growth.reached()) for growth in asked], depth)]
+    return asked[: trees_to_expand(expansion, [math.exp(growth.reached()) for growth in asked], depth)]
 
 
 def walk(tree: TokenTree, position: int) -> list[int]:
@@ -191,7 +192,7 @@ class Simulation:
         self._positions = [1] * n
         self._first = [lengths is not None] * n
         self._left = [0] * n
-        self._backlogs: list[dict[str, int]] = [{} for _ in range(n)]
+        self._pending: list[dict[str, int]] = [{} for _ in range(n)]
         self.histories = [self.controller.enter(0.0) for _ in range(n)]
         for i in range(n):
             self._begin(i)
@@ -221,7 +222,7 @@ class Simulation:
         self._left[i] = 10**9 if self._lengths is None else self._rng.randint(*self._lengths)
         self._first[i] = self._lengths is not None
         reading = [d.name for d in self.world.drafters if d.level_ms is not None and self._prompt]
-        self._backlogs[i] = dict.fromkeys(reading, self._prompt)
+        self._pending[i] = dict.fromkeys(reading, self._prompt)
 
     def _step(self, tally: Tally, forced: bool) -> None:
         world, controller, n = self.world, self.controller, len(self.histories)
@@ -230,19 +231,19 @@ class Simulation:
         names = tuple(drafter.name for drafter in world.drafters)
         sequences = [
             SequenceInputs(self.histories[i], self._positions[i] - 1, NODES, 512, names, forced, 0.0, self._first[i],
-                           dict(self._backlogs[i]))
+                           dict(self._pending[i]))
             for i in range(n)
         ]  # fmt: skip
-        step = StepInputs(controller.prices([0] * n), sequences)
+        step = StepInputs(controller.estimates.prices([0] * n), sequences)
         plan = controller.decide(step)
-        while plan.asks:
-            for ask in plan.asks:
-                work = step.drafted[ask.drafter] = self._ask(ask, step, drafting)
-                if ask.asked:
-                    tally.asked[ask.drafter] = tally.asked.get(ask.drafter, 0) + 1
+        while plan.requests:
+            for request in plan.requests:
+                work = step.drafted[request.drafter] = self._draft(request, step, drafting)
+                if request.proposing:
+                    tally.asked[request.drafter] = tally.asked.get(request.drafter, 0) + 1
                 for i, tree in enumerate(work.trees):
-                    if tree is not None and ask.drafter in self._backlogs[i]:
-                        self._backlogs[i][ask.drafter] = 0
+                    if tree is not None and request.drafter in self._pending[i]:
+                        self._pending[i][request.drafter] = 0
             plan = controller.decide(step)
         draft_ms = sum(done.ms + self.overhead_ms * bool(done.levels) for done in step.drafted.values())
         chosen = [tree.subtree(kept) for tree, kept in zip(plan.trees, plan.kept, strict=True)]
@@ -261,27 +262,27 @@ class Simulation:
         self._positions[i] += tokens
         self._left[i] -= tokens
         self._first[i] = False
-        self._backlogs[i] = {name: backlog + tokens for name, backlog in self._backlogs[i].items()}
+        self._pending[i] = {name: pending + tokens for name, pending in self._pending[i].items()}
         if self._left[i] <= 0:
             self.ended += 1
             self.histories[i] = self.controller.enter(0.0)
             self._begin(i)
 
-    def _ask(self, ask: DraftRequest, step: StepInputs, drafting: float) -> DraftWork:
+    def _draft(self, request: DraftRequest, step: StepInputs, drafting: float) -> DraftWork:
         """Trees of the sequences that are asked, grown together: a level costs what it costs for those still in it."""
-        drafter = next(drafter for drafter in self.world.drafters if drafter.name == ask.drafter)
-        trees: list[TokenTree | None] = [None] * len(ask.decisions)
+        drafter = next(drafter for drafter in self.world.drafters if drafter.name == request.drafter)
+        trees: list[TokenTree | None] = [None] * len(request.decisions)
         growing = []
-        for i, decision in enumerate(ask.decisions):
-            if decision in ask.floors:
+        for i, decision in enumerate(request.decisions):
+            if decision in request.floors:
                 tree = trees[i] = TokenTree(self._positions[i] - 1)
-                growing.append(Growth(self._task(ask, step.sequences[i], decision), i, self._positions[i], tree))
-        ms, reads = 0.0, sum(ask.reads.values())
-        for i, piece in ask.reads.items():
-            self._backlogs[i][ask.drafter] -= piece
-        backlog = reads + sum(self._backlogs[growth.sequence].get(ask.drafter, 0) for growth in growing)
-        if drafter.level_ms is not None and backlog > 16 * len(growing):
-            ms += drafter.level_ms(len(growing) + backlog) - (drafter.level_ms(len(growing)) if growing else 0.0)
+                growing.append(Growth(self._task(request, step.sequences[i], decision), i, self._positions[i], tree))
+        ms, reads = 0.0, sum(request.prefill.values())
+        for i, piece in request.prefill.items():
+            self._pending[i][request.drafter] -= piece
+        pending = reads + sum(self._pending[growth.sequence].get(request.drafter, 0) for growth in growing)
+        if drafter.level_ms is not None and pending > 16 * len(growing):
+            ms += drafter.level_ms(len(growing) + pending) - (drafter.level_ms(len(growing)) if growing else 0.0)
         grown = bool(growing)
         while growing:
             ms += 0.0 if drafter.level_ms is None else drafter.level_ms(len(growing))
@@ -289,15 +290,17 @@ class Simulation:
                 growth.advance(self.world, drafter)
             growing = going_on([growth for growth in growing if growth.frontier])
         levels = max(1, *(max(tree.depths) for tree in trees if tree is not None), 1) if grown else 0
-        return DraftWork(trees, levels, self.world.timed(ms * drafting) if ms else 0.0, ask.decisions, reads)
+        return DraftWork(trees, levels, self.world.timed(ms * drafting) if ms else 0.0, request.decisions, reads)
 
-    def _task(self, ask: DraftRequest, one: SequenceInputs, decision: str) -> DraftTask:
+    def _task(self, request: DraftRequest, one: SequenceInputs, decision: str) -> DraftTask:
         sequence = self._borrowed.sequence
-        odds = self.controller.odds(ask.drafter, one)
+        odds = self.controller.odds(request.drafter, one)
         if one.forced:
-            return DraftTask(sequence, one.nodes, DEPTH, 3, ask.drafter, odds)
+            return DraftTask(sequence, one.nodes, DEPTH, 3, request.drafter, odds)
         depth = PROBE_DEPTH if decision == "probe" else DEPTH
-        return DraftTask(sequence, one.nodes, depth, 3, ask.drafter, odds, ask.floors[decision], ask.deepening)
+        return DraftTask(
+            sequence, one.nodes, depth, 3, request.drafter, odds, request.floors[decision], request.expansion
+        )
 
 
 def fixed_rate(world: World, drafter: Skilled, depth: int, width: int, steps: int) -> float:

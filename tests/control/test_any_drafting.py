@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from draft.protocol import DraftTask, ModelBasedDrafter
 from specdec.config import SpeculationConfig
-from specdec.control.costs import CostTable
+from specdec.control.estimates.costs import CostTable
 from specdec.core.sequence import Sequence
 from specdec.core.tree import TokenTree
 from specdec.core.types import (
@@ -44,7 +44,7 @@ class Guessing(ModelBasedDrafter):
 
     def warm_up(self, rows: int) -> None: ...
 
-    def backlog(self, sequence: Sequence) -> int:
+    def pending_prefill(self, sequence: Sequence) -> int:
         return self._draws.choice((0, 1, 5, 40))
 
     def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.control.calibration import CELLS, LEAST, MOST, Calibration, temperature_bucket
 from specdec.control.controller import Controller
-from specdec.control.costs import CostTable
+from specdec.control.estimates.acceptance import CELLS, Calibration, temperature_bucket
+from specdec.control.estimates.costs import CostTable
 from specdec.control.inputs import DraftWork
+from specdec.control.params import DEFAULT_PARAMS as PARAMS
 from specdec.core.tree import TokenTree
 from tests.control.helpers import make_one, outcome_of, take_step
 
@@ -53,7 +54,7 @@ def test_the_test_above_would_notice_censored_nodes_counted() -> None:
 def test_the_controller_leaves_out_what_lies_under_a_rejected_node() -> None:
     """The same chains through `Controller.observe`, verified or not."""
     controller = Controller({"d": False}, CostTable.guess(64), {}, 16)
-    calibration, rng = controller.calibration, random.Random(3)
+    calibration, rng = controller.estimates.calibration, random.Random(3)
     one = make_one()
     for _ in range(6000):
         tree = TokenTree(0)
@@ -66,7 +67,7 @@ def test_the_controller_leaves_out_what_lies_under_a_rejected_node() -> None:
         controller.observe(step, plan, outcome_of(plan, [[*tokens, 99]]))
     assert right({depth: calibration.chance(depth_cell(calibration, depth)) for depth in RATES})
     # What the chains were said to be worth, exp(-0.1) each, was too much, and the reliability table shows it.
-    ((predicted, observed, nodes),) = controller.reliability.table()["d"]
+    ((predicted, observed, nodes),) = controller.estimates.reliability.table()["d"]
     assert predicted == pytest.approx(math.exp(-0.1))
     assert observed < 0.8
     assert 6000 < nodes < 15000
@@ -75,13 +76,13 @@ def test_the_controller_leaves_out_what_lies_under_a_rejected_node() -> None:
 def test_nothing_is_learnt_of_what_hangs_under_a_rejected_sibling() -> None:
     """The target says 1, 2; so it does under the rejected 9, which nobody observed."""
     controller = Controller({"d": False}, CostTable.guess(64), {}, 16)
-    tree, cell = TokenTree(0), depth_cell(controller.calibration, 1)
+    tree, cell = TokenTree(0), depth_cell(controller.estimates.calibration, 1)
     right, wrong = tree.add(0, 1, -0.1, "d", cell), tree.add(0, 9, -1.0, "d", cell)
     tree.add(wrong, 2, -1.1, "d", cell)
     tree.add(right, 7, -0.2, "d", cell)
     step, plan = take_step(controller, [make_one()], {"d": DraftWork([tree], decisions=["free"])})
     controller.observe(step, plan, outcome_of(plan, [[1, 2]]))
-    found = controller.reliability.table()["d"]
+    found = controller.estimates.reliability.table()["d"]
     assert sum(nodes for _, _, nodes in found) == 3
     assert sum(rate * nodes for _, rate, nodes in found) == 1
 
@@ -90,10 +91,10 @@ def test_nothing_is_learnt_of_nodes_beyond_the_tokens_committed() -> None:
     controller = Controller({"d": False}, CostTable.guess(64), {}, 16)
     tree = TokenTree(0)
     for depth in (1, 2, 3):
-        tree.add(depth - 1, depth, -0.1, "d", depth_cell(controller.calibration, depth))
+        tree.add(depth - 1, depth, -0.1, "d", depth_cell(controller.estimates.calibration, depth))
     step, plan = take_step(controller, [make_one()], {"d": DraftWork([tree], decisions=["free"])})
     controller.observe(step, plan, outcome_of(plan, [[1]]))
-    assert sum(nodes for _, _, nodes in controller.reliability.table()["d"]) == 1
+    assert sum(nodes for _, _, nodes in controller.estimates.reliability.table()["d"]) == 1
 
 
 def test_with_few_observations_the_estimate_stays_near_the_drafters_own_word() -> None:
@@ -138,7 +139,10 @@ def test_chances_are_never_certain() -> None:
     for _ in range(3000):
         calibration.observe([(sure, True), (hopeless, False)])
     calibration.refresh()
-    assert (calibration.chance(sure), calibration.chance(hopeless)) == (MOST, LEAST)
+    assert (calibration.chance(sure), calibration.chance(hopeless)) == (
+        PARAMS.max_chance,
+        PARAMS.min_chance,
+    )
 
 
 @given(
@@ -154,7 +158,7 @@ def test_every_node_has_a_cell_and_every_chance_is_within_bounds(seen: list[tupl
         assert CELLS <= cell < 2 * CELLS
         calibration.observe([(cell, hit)])
     calibration.refresh()
-    assert all(LEAST <= calibration.chance(cell) <= MOST for cell in range(2 * CELLS))
+    assert all(PARAMS.min_chance <= calibration.chance(cell) <= PARAMS.max_chance for cell in range(2 * CELLS))
 
 
 def test_cells_of_different_nodes_differ() -> None:

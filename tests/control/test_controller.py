@@ -1,16 +1,20 @@
-"""What the controller takes from steps, where the parts by themselves would be told something else."""
+"""What the controller learns from steps, beyond what its parts learn alone."""
 
 from __future__ import annotations
 
 import copy
+import dataclasses
+import json
 import math
 from dataclasses import asdict
 
 import pytest
 
-from specdec.control.controller import Controller, _ModelCosts
-from specdec.control.costs import CostTable
-from specdec.control.inputs import DraftWork, SequenceInputs, StepInputs
+from specdec.control.controller import Controller
+from specdec.control.estimates.costs import CostTable
+from specdec.control.estimates.drafters import DraftCosts
+from specdec.control.inputs import DraftDecision, DraftWork, SequenceInputs, StepInputs
+from specdec.control.params import DEFAULT_PARAMS as PARAMS
 from specdec.core.tree import TokenTree
 from tests.control.helpers import chain, make_one, outcome_of, take_step
 
@@ -42,8 +46,8 @@ def test_bug_prompts_that_are_cheaper_by_the_row_say_nothing_of_rows_that_sample
     sequences = [make_one(i) for i in range(8)]
     for _ in range(30):
         run_step(controller, sequences, [TokenTree(0)] * 8, [[1]] * 8, 0.0, 100, ROW_MS * (8 + 0.6 * 100), decision="")
-    assert controller.verify.ms(8) == pytest.approx(ROW_MS * 8)
-    assert controller.prices([0] * 8, 100).plain_ms == pytest.approx(ROW_MS * (8 + 0.6 * 100), rel=0.05)
+    assert controller.estimates.verify.ms(8) == pytest.approx(ROW_MS * 8)
+    assert controller.estimates.prices([0] * 8, 100).plain_ms == pytest.approx(ROW_MS * (8 + 0.6 * 100), rel=0.05)
 
 
 @pytest.mark.parametrize(("decision", "brings"), [("on", False), ("probe", True)])
@@ -61,7 +65,7 @@ def test_bug_time_is_never_worth_less_than_plain_decoding_earns_with_it() -> Non
     controller, one = make_controller(), make_one()
     for _ in range(60):
         run_step(controller, [one], [TokenTree(0)], [[1]], draft_ms=3 * ROW_MS)
-    assert controller.rate(StepInputs(controller.prices([0]), [one])) == pytest.approx(1 / ROW_MS)
+    assert controller.estimates.rate(StepInputs(controller.estimates.prices([0]), [one])) == pytest.approx(1 / ROW_MS)
 
 
 def state(controller: Controller) -> str:
@@ -74,7 +78,9 @@ def test_deciding_changes_nothing_that_was_learnt() -> None:
         run_step(controller, sequences, [chain([0.5, 0.5], source="m", cells=[0, 1])] * 2, [[1, 2, 9], [7]])
 
     def learnt() -> str:
-        return repr(([asdict(one) for one in sequences], controller._gates["m"].pools, controller._speedup))
+        return repr(
+            ([asdict(one) for one in sequences], controller.estimates.yields["m"].pools, controller.estimates.speedup)
+        )
 
     before = learnt()
     plans = [
@@ -122,12 +128,12 @@ def test_the_time_that_asking_lookup_drafters_takes_counts(draft_ms: float, leas
     """A node is accepted every time; where proposing takes as long as several tokens, it is soon asked for seldom."""
     controller, one, times = lookup_controller(), make_one(), 0
     for _ in range(100):
-        step = StepInputs(controller.prices([0]), [one])
-        (ask,) = controller.decide(step).asks
-        asks = ask.asked == 1
+        step = StepInputs(controller.estimates.prices([0]), [one])
+        (request,) = controller.decide(step).requests
+        asks = request.proposing == 1
         times += asks
         tree = chain([0.9], source="s", cells=[0]) if asks else None
-        step.drafted["s"] = DraftWork([tree], int(asks), 0.0, ask.decisions)
+        step.drafted["s"] = DraftWork([tree], int(asks), 0.0, request.decisions)
         plan = controller.decide(step)
         controller.observe(step, plan, outcome_of(plan, [[1, 9] if asks else [9]], 20.0, draft_ms if asks else 0.0))
     assert least <= times <= most
@@ -137,23 +143,23 @@ def test_the_time_that_asking_lookup_drafters_takes_counts(draft_ms: float, leas
 def test_lookup_drafters_are_always_asked_in_mode_on_and_for_first_tokens(wish: dict[str, bool]) -> None:
     controller, one = lookup_controller(), make_one(**wish)
     controller._lookup_ms = 1e6
-    (ask,) = controller.decide(StepInputs(controller.prices([0]), [one])).asks
-    assert ask.decisions == ["free"]
+    (request,) = controller.decide(StepInputs(controller.estimates.prices([0]), [one])).requests
+    assert request.decisions == ["free"]
 
 
 def test_what_reading_a_long_text_takes_is_learned() -> None:
     """Where rows were measured while something else ran."""
-    costs = _ModelCosts(CostTable([1, 32], [0], [[10.0, 320.0]]))
-    believed = costs.reading_ms(150)
+    costs = DraftCosts(CostTable([1, 32], [0], [[10.0, 320.0]]))
+    believed = costs.prefill_ms(150)
     for _ in range(2):
         costs.observe(1, 2, 150, 220.0, 220.0, 1.0)
-    assert costs.reading_ms(150) < 0.3 * believed
+    assert costs.prefill_ms(150) < 0.3 * believed
 
 
 def test_a_lookup_drafter_is_believed_on_a_sequence_as_far_as_it_held_there() -> None:
     """Sixty steps in which one text goes on as copied and another never does, then the copying one goes its own way."""
     controller, copied, written = lookup_controller(), make_one(1, forced=True), make_one(2, forced=True)
-    sequences, cell = [copied, written], controller.calibration.cell("s", 0, 0, 1, 0.9)
+    sequences, cell = [copied, written], controller.estimates.calibration.cell("s", 0, 0, 1, 0.9)
 
     def chances() -> list[float]:
         return [math.exp(controller.odds("s", one)(0, 1, 0.9)[0]) for one in sequences]
@@ -164,14 +170,14 @@ def test_a_lookup_drafter_is_believed_on_a_sequence_as_far_as_it_held_there() ->
             step, plan = take_step(controller, sequences, {"s": DraftWork(works, 1, 1.0)})
             controller.observe(step, plan, outcome_of(plan, tokens))
 
-    assert chances() == [controller.calibration.chance(cell)] * 2
+    assert chances() == [controller.estimates.calibration.chance(cell)] * 2
     steps(60, [[1, 2, 3, 9], [9]])
-    assert chances()[0] == controller.calibration.chance(cell)
+    assert chances()[0] == controller.estimates.calibration.chance(cell)
     assert chances()[1] < 0.25 * chances()[0]
     steps(20, [[9], [9]])
-    assert chances()[0] < 0.5 * controller.calibration.chance(cell)
+    assert chances()[0] < 0.5 * controller.estimates.calibration.chance(cell)
     steps(60, [[1, 2, 3, 9], [1, 2, 3, 9]])
-    assert min(chances()) > 0.95 * controller.calibration.chance(cell)
+    assert min(chances()) > 0.95 * controller.estimates.calibration.chance(cell)
 
 
 def test_what_a_sequence_to_come_must_have_read_is_what_those_before_it_had() -> None:
@@ -179,9 +185,28 @@ def test_what_a_sequence_to_come_must_have_read_is_what_those_before_it_had() ->
     controller = make_controller()
     for key, decision in enumerate(["on", "probe", "read"]):
         one = make_one(key)
-        for backlog in (60, 3, 3):
-            one.backlog = {"m": backlog}
+        for pending in (60, 3, 3):
+            one.pending_prefill = {"m": pending}
             run_step(controller, [one], [TokenTree(0)], [[1]], decision=decision)
-    assert controller._models["m"].unread == pytest.approx(60)
+    assert controller.estimates.costs["m"].first_prefill == pytest.approx(60)
     run_step(controller, [make_one(9)], [TokenTree(0)], [[1]], decision="off")
-    assert controller._models["m"].unread == pytest.approx(60)
+    assert controller.estimates.costs["m"].first_prefill == pytest.approx(60)
+
+
+def test_constants_are_part_of_the_description_and_those_of_old_traces_are_the_defaults() -> None:
+    made = make_controller()
+    other = dataclasses.replace(PARAMS, model_prior=(0.0, 3.0, 3.0), min_gain=2.0)
+    described = json.loads(json.dumps(Controller.from_dict(made.as_dict() | {"params": asdict(other)}).as_dict()))
+    assert Controller.from_dict(described).estimates.params == other
+    del described["params"]
+    assert Controller.from_dict(described).estimates.params == PARAMS
+
+
+def test_other_constants_decide_otherwise() -> None:
+    """A drafter that is expected to bring six tokens a step runs; by the default prior its rows cost more."""
+    promising = asdict(dataclasses.replace(PARAMS, model_prior=(6.0, 3.0, 3.0)))
+    for params, decision in (({}, DraftDecision.OFF), (promising, DraftDecision.ON)):
+        controller = Controller.from_dict(make_controller().as_dict() | {"params": params})
+        step = StepInputs(controller.estimates.prices([0]), [make_one()])
+        (request,) = controller.decide(step).requests
+        assert request.decisions == [decision]

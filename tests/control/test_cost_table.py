@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.control.costs import CostTable
+from specdec.control.estimates.costs import CostTable
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 positive = st.floats(1e-3, 1e4)

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from specdec.control.calibration import CELLS
 from specdec.control.controller import Controller
-from specdec.control.drafter_gate import DOUBT_STEPS
-from specdec.control.learned import CELL_MOST, POOL_MOST, Learned
+from specdec.control.estimates.acceptance import CELLS
+from specdec.control.estimates.learned import Learned
+from specdec.control.params import DEFAULT_PARAMS as PARAMS
 from tests.control.simulator import Simulation, Skilled, World
 
 PLAIN = {"cells": [[3, 1.5, 4.0]], "pools": [[0, 2.0, 3.0, 4.0, 5.0]], "follow": 0.5}
@@ -30,7 +30,7 @@ def after(skill: float, answers: int) -> dict[str, Learned]:
     """What a controller knows after so many answers."""
     simulation = Simulation(world(skill, seed=2), lengths=(32, 96), prompt=160)
     simulation.serve(answers)
-    return simulation.controller.learned()
+    return simulation.controller.estimates.learned()
 
 
 def started(made: World, learned: dict[str, Learned]) -> Controller:
@@ -49,8 +49,19 @@ def test_plain_values_are_exact() -> None:
 
 def test_whatever_was_seen_counts_for_a_few_observations() -> None:
     learned = Learned([(1, 900.0, 1000.0), (2, 1.0, 2.0)], [(0, 200.0, 400.0, 800.0, 600.0)], 0.9).bounded()
-    assert learned.cells == [(1, 0.9 * CELL_MOST, CELL_MOST), (2, 1.0, 2.0)]
-    assert learned.pools == [(0, POOL_MOST, 2 * POOL_MOST, 4 * POOL_MOST, 3 * POOL_MOST)]
+    assert learned.cells == [
+        (1, 0.9 * PARAMS.learned_cell_trials, PARAMS.learned_cell_trials),
+        (2, 1.0, 2.0),
+    ]
+    assert learned.pools == [
+        (
+            0,
+            PARAMS.learned_pool_steps,
+            2 * PARAMS.learned_pool_steps,
+            4 * PARAMS.learned_pool_steps,
+            3 * PARAMS.learned_pool_steps,
+        )
+    ]
 
 
 @pytest.mark.parametrize(
@@ -75,7 +86,7 @@ def test_whatever_was_seen_counts_for_a_few_observations() -> None:
     ],
 )
 def test_what_no_controller_learns_is_refused(change: dict[str, Any]) -> None:
-    assert Learned.from_dict(PLAIN).follow == 0.5
+    assert Learned.from_dict(PLAIN).agreement == 0.5
     with pytest.raises((ValueError, TypeError)):
         Learned.from_dict(PLAIN | change)
 
@@ -84,18 +95,18 @@ def test_a_controller_knows_what_it_starts_with_and_tells_it() -> None:
     learned = after(0.8, 6)
     controller = started(world(0.8), learned)
     assert Controller.from_dict(controller.as_dict()).as_dict() == controller.as_dict()
-    known, bounded = controller.learned()["m"], learned["m"].bounded()
-    assert (known.cells, known.follow) == (bounded.cells, bounded.follow)
+    known, bounded = controller.estimates.learned()["m"], learned["m"].bounded()
+    assert (known.cells, known.agreement) == (bounded.cells, bounded.agreement)
     (pool,) = known.pools
-    assert pool[1] == POOL_MOST + DOUBT_STEPS
+    assert pool[1] == PARAMS.learned_pool_steps + PARAMS.restart_prior_steps
     cell, hits, trials = max(learned["m"].cells, key=lambda one: one[2])
-    fresh = world(0.8).controller().calibration.chance(cell)
-    assert abs(controller.calibration.chance(cell) - hits / trials) < abs(fresh - hits / trials)
+    fresh = world(0.8).controller().estimates.calibration.chance(cell)
+    assert abs(controller.estimates.calibration.chance(cell) - hits / trials) < abs(fresh - hits / trials)
 
 
 def test_what_it_starts_with_may_be_of_drafters_that_are_not_there() -> None:
     controller = started(world(0.8), {"another": Learned([(1, 1.0, 2.0)], [], None)})
-    assert controller.learned() == {}
+    assert controller.estimates.learned() == {}
 
 
 def test_a_drafter_known_not_to_pay_is_looked_at_at_most_once_after_a_restart() -> None:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.control.costs import LEAST, MOST, MachineSpeed
+from specdec.control.estimates.costs import MachineSpeed
+from specdec.control.params import DEFAULT_PARAMS as PARAMS
 
 FIRST, ROW = 60.0, 2.0  # milliseconds on the grid
 
@@ -75,7 +76,7 @@ def test_no_observation_breaks_it(seen: list[tuple[float, float, float]]) -> Non
     for first, more, surprise in seen:
         guess = first + more + speed.reading * first + speed.rows * more
         speed.observe(first, more, max(guess, 0.2 * (first + more)), surprise)
-        assert LEAST <= speed.reading <= MOST
-        assert LEAST <= speed.rows <= MOST
+        assert PARAMS.min_speed <= speed.reading <= PARAMS.max_speed
+        assert PARAMS.min_speed <= speed.rows <= PARAMS.max_speed
         assert speed._var_reading > 0 < speed._var_rows
-        assert speed._together**2 <= speed._var_reading * speed._var_rows * (1 + 1e-9)
+        assert speed._covariance**2 <= speed._var_reading * speed._var_rows * (1 + 1e-9)

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.control.node_budget import AGREEMENT, FULL, merge
+from specdec.control.params import DEFAULT_PARAMS as PARAMS
+from specdec.control.policies.which_nodes import merge
 from specdec.core.tree import MAX_NODES, TokenTree, check_tree
 from tests.control.helpers import chain, make_tree, paths, trees
 
@@ -51,20 +52,23 @@ def test_bug_siblings_of_a_lone_proposal_exclude_each_other_too() -> None:
 
 def test_agreement_raises_a_chance_but_less_than_independent_witnesses() -> None:
     merged = chances(merge([chain([0.6], [1], source="a"), chain([0.5], [1], source="b")]))
-    assert merged[1,] == pytest.approx(0.6 + AGREEMENT * (0.8 - 0.6))
+    assert merged[1,] == pytest.approx(0.6 + PARAMS.witness_independence * (0.8 - 0.6))
     assert 0.6 < merged[1,] < 0.8
 
 
 def test_agreement_under_a_node_is_that_of_chances_given_it() -> None:
     one, other = chain([0.2, 0.8], [1, 2], source="a"), chain([0.9, 0.1], [1, 2], source="b")
     merged = chances(merge([one, other]))
-    above, below = 0.9 + AGREEMENT * (0.92 - 0.9), 0.8 + AGREEMENT * (0.82 - 0.8)
+    above, below = (
+        0.9 + PARAMS.witness_independence * (0.92 - 0.9),
+        0.8 + PARAMS.witness_independence * (0.82 - 0.8),
+    )
     assert merged[1, 2] == pytest.approx(above * below)
 
 
 def test_siblings_that_sum_to_more_than_one_keep_their_proportions() -> None:
     merged = chances(merge([chain([0.9], [1], source="a"), chain([0.6], [2], source="b")]))
-    assert merged[1,] + merged[2,] == pytest.approx(FULL)
+    assert merged[1,] + merged[2,] == pytest.approx(PARAMS.max_sibling_sum)
     assert merged[1,] / merged[2,] == pytest.approx(1.5)
 
 

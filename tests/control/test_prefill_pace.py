@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.control.costs import CostTable
-from specdec.control.prefill_pace import MOST_SLOWDOWN, SHORT_ANSWER, DecodeLoad, PrefillPace, StepTimes
+from specdec.control.estimates.costs import CostTable
+from specdec.control.params import DEFAULT_PARAMS as PARAMS
+from specdec.control.prefill_pace import DecodeLoad, PrefillPace, StepTimes
 
 MOST = 192
 
@@ -21,7 +22,10 @@ def table(times: float = 1.0) -> CostTable:
 
 
 def load(
-    sequences: int = 4, target_ms: float = 80.0, n_output: int = 2 * SHORT_ANSWER, context: float = 0.0
+    sequences: int = 4,
+    target_ms: float = 80.0,
+    n_output: int = 2 * PARAMS.new_answer_tokens,
+    context: float = 0.0,
 ) -> DecodeLoad:
     found = DecodeLoad()
     for _ in range(sequences):
@@ -63,9 +67,9 @@ def test_the_tightest_objective_counts() -> None:
 
 def test_an_answer_that_has_just_begun_is_slowed_little() -> None:
     costs = table()
-    begun = load(n_output=SHORT_ANSWER - 1)
+    begun = load(n_output=PARAMS.new_answer_tokens - 1)
     rows = PrefillPace(costs).rows(begun, 1, 0, MOST)
-    assert forward_ms(costs, 4, rows, rows / 2) <= MOST_SLOWDOWN * costs.ms(4) + 1e-9
+    assert forward_ms(costs, 4, rows, rows / 2) <= PARAMS.new_answer_slowdown * costs.ms(4) + 1e-9
     assert 0 < rows < PrefillPace(costs).rows(load(), 1, 0, MOST)
 
 

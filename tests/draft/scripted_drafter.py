@@ -39,8 +39,8 @@ class Scripted(ModelBasedDrafter):
     def end(self, sequence: Sequence) -> None:
         self._called("end")
 
-    def backlog(self, sequence: Sequence) -> int:
-        self._called("backlog")
+    def pending_prefill(self, sequence: Sequence) -> int:
+        self._called("pending_prefill")
         answer: int = self.owes
         return answer
 

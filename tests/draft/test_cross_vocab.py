@@ -114,7 +114,7 @@ def test_what_is_kept_equals_what_is_computed_anew(seed: int) -> None:
         asked = [sequence for sequence in sequences if rng.random() < 0.8]
         tasks = [task_for(sequence, temperature=rng.choice(TEMPERATURES)) for sequence in asked]
         for sequence in asked:
-            forgets.backlog(sequence)
+            forgets.pending_prefill(sequence)
             forgets._readers[sequence].computed = 0
         assert all(map(same, keeps.propose(tasks), forgets.propose(tasks)))
         for reader in keeps._readers.values():
@@ -137,10 +137,10 @@ def test_what_is_kept_equals_what_is_computed_anew(seed: int) -> None:
 def heard(drafter: CrossVocabularyDrafter, prompt: Seq[int], salt: str) -> int:
     """Tokens that must be read of a new sequence with this prompt, which is then drafted for and ended."""
     sequence = make_sequence(prompt, cache_salt=salt)
-    backlog = drafter.backlog(sequence)
+    pending = drafter.pending_prefill(sequence)
     drafter.propose([task_for(sequence)])
     drafter.end(sequence)
-    return backlog
+    return pending
 
 
 def test_a_prefix_is_found_by_its_own_salt_only() -> None:

@@ -187,7 +187,7 @@ def test_the_deepest_level_does_not_go_on() -> None:
 def test_unlikely_nodes_do_not_go_on(floor: float, going: int) -> None:
     growth, nodes = grown([-1, -2, -3], nodes=9)
     task = growth.task
-    growth.task = DraftTask(task.sequence, 9, 7, 16, deepening=TreeExpansion(None, 0.0, [0.0], 1.0, floor))
+    growth.task = DraftTask(task.sequence, 9, 7, 16, expansion=TreeExpansion(None, 0.0, [0.0], 1.0, floor))
     growth.advance(nodes)
     assert len(growth.frontier) == going
 

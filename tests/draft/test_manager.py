@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from draft.manager import READS_AT_ONCE, REST_S, STRIKES, DrafterManager
+from draft.manager import MAX_FAULTS, PREFILL_PER_STALL, SUSPENSION_S, DrafterManager
 from draft.protocol import DraftTask
 from specdec.control.inputs import DraftWork
 from specdec.core.sequence import Sequence
@@ -119,10 +119,10 @@ def begun(panel: DrafterManager, *prompts: Seq[int]) -> list[Sequence]:
     return sequences
 
 
-def ask(panel: DrafterManager, name: str, *sequences: Sequence, backlog: int = 0) -> DraftWork:
+def ask(panel: DrafterManager, name: str, *sequences: Sequence, pending: int = 0) -> DraftWork:
     """DraftRequest for those sequences the drafter is trusted with."""
-    tasks = [make_task(s, source=name) if panel.trusts(name, s) else None for s in sequences]
-    return panel.ask(name, tasks, backlog)
+    tasks = [make_task(s, source=name) if panel.may_propose(name, s) else None for s in sequences]
+    return panel.propose(name, tasks, pending)
 
 
 def tokens(work: DraftWork) -> list[list[int] | None]:
@@ -155,7 +155,7 @@ def test_another_number_of_trees_is_a_fault(answer: Any) -> None:
     panel = DrafterManager([bad], VOCAB)
     (sequence,) = begun(panel, [1, 2])
     assert tokens(ask(panel, "bad", sequence)) == [None]
-    assert not panel.trusts("bad", sequence)
+    assert not panel.may_propose("bad", sequence)
 
 
 @pytest.mark.parametrize("method", ["begin", "propose", "observe", "rewind"])
@@ -170,7 +170,7 @@ def test_a_drafter_that_raises_is_dropped_for_its_sequence_only(method: str) -> 
     panel.observe(sequence, [3])
     panel.rewind(sequence)
     drafter.raises = set()
-    assert not panel.trusts("d", sequence)
+    assert not panel.may_propose("d", sequence)
     assert not panel.drafts_for(sequence)
     assert tokens(ask(panel, "d", before, sequence)) == [[1, 5], None]
     seen = len(drafter.calls)
@@ -178,24 +178,30 @@ def test_a_drafter_that_raises_is_dropped_for_its_sequence_only(method: str) -> 
     assert len(drafter.calls) == seen
 
 
-def test_a_backlog_that_can_not_be_told_is_a_fault() -> None:
-    for owes, raises in ((0, {"backlog"}), ("many", set()), (math.nan, set()), (None, set()), (math.inf, set())):
+def test_a_pending_prefill_that_is_no_number_is_a_fault() -> None:
+    for owes, raises in (
+        (0, {"pending_prefill"}),
+        ("many", set()),
+        (math.nan, set()),
+        (None, set()),
+        (math.inf, set()),
+    ):
         drafter = Scripted("d", chain(5), model_based=True)
         drafter.owes, drafter.raises = owes, raises
         panel = DrafterManager([drafter], VOCAB)
         (sequence,) = begun(panel, [1])
-        assert panel.backlog("d", sequence) == 0
-        assert not panel.trusts("d", sequence)
+        assert panel.pending_prefill("d", sequence) == 0
+        assert not panel.may_propose("d", sequence)
 
 
 @pytest.mark.parametrize(("owes", "told"), [(7, 7), (-3, 0), (2.5, 2)])
-def test_a_backlog_is_handed_on(owes: float, told: int) -> None:
+def test_a_pending_prefill_is_returned(owes: float, told: int) -> None:
     drafter = Scripted("d", chain(5), model_based=True)
     drafter.owes = owes
     panel = DrafterManager([drafter], VOCAB)
     (sequence,) = begun(panel, [1])
-    assert panel.backlog("d", sequence) == told
-    assert panel.trusts("d", sequence)
+    assert panel.pending_prefill("d", sequence) == told
+    assert panel.may_propose("d", sequence)
 
 
 def test_a_bad_tree_leaves_other_sequences_their_drafter() -> None:
@@ -203,15 +209,15 @@ def test_a_bad_tree_leaves_other_sequences_their_drafter() -> None:
     three, four = begun(panel, [3], [4])
     assert tokens(ask(panel, "picky", three, four)) == [None, [4, 5]]
     assert tokens(ask(panel, "picky", three, four)) == [None, [4, 5]]
-    assert (panel.trusts("picky", three), panel.trusts("picky", four)) == (False, True)
+    assert (panel.may_propose("picky", three), panel.may_propose("picky", four)) == (False, True)
 
 
 def test_only_its_turns_reach_a_drafter() -> None:
     drafter = Scripted("d", chain(5))
     panel = DrafterManager([drafter], VOCAB)
     (sequence,) = begun(panel, [1])
-    assert tokens(panel.ask("d", [None, make_task(sequence), None])) == [None, [1, 5], None]
-    assert tokens(panel.ask("d", [None, None])) == [None, None]
+    assert tokens(panel.propose("d", [None, make_task(sequence), None])) == [None, [1, 5], None]
+    assert tokens(panel.propose("d", [None, None])) == [None, None]
     assert drafter.calls.count("propose") == 1
 
 
@@ -243,34 +249,34 @@ def stalling(clock: Clock, seconds: float) -> Make:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "backlog", "trusted"),
-    [(0.9, 0, True), (1.1, 0, False), (1.9, READS_AT_ONCE, True), (2.1, READS_AT_ONCE, False)],
+    ("seconds", "pending", "trusted"),
+    [(0.9, 0, True), (1.1, 0, False), (1.9, PREFILL_PER_STALL, True), (2.1, PREFILL_PER_STALL, False)],
 )
-def test_a_drafter_that_stalls_is_dropped_but_has_time_to_read(seconds: float, backlog: int, trusted: bool) -> None:
+def test_a_drafter_that_stalls_is_dropped_but_has_time_to_read(seconds: float, pending: int, trusted: bool) -> None:
     clock = Clock()
     panel = DrafterManager([Scripted("d", stalling(clock, seconds))], VOCAB, 1000.0, clock)
     (sequence,) = begun(panel, [1])
-    assert tokens(ask(panel, "d", sequence, backlog=backlog)) == [[1, 5]]  # it is here now
-    assert panel.trusts("d", sequence) is trusted
+    assert tokens(ask(panel, "d", sequence, pending=pending)) == [[1, 5]]  # it is here now
+    assert panel.may_propose("d", sequence) is trusted
 
 
 def test_three_faults_in_a_row_rest_a_drafter_for_everyone_and_it_comes_back() -> None:
     clock = Clock()
     drafter = Scripted("d", chain(5))
     panel = DrafterManager([drafter, Scripted("other", chain(6))], VOCAB, clock=clock)
-    good, *others = begun(panel, [1], *[[n] for n in range(2, 2 + STRIKES)])
+    good, *others = begun(panel, [1], *[[n] for n in range(2, 2 + MAX_FAULTS)])
     drafter.raises = {"propose"}
     for n, sequence in enumerate(others):
-        assert panel.trusts("d", good) is (n < STRIKES)
+        assert panel.may_propose("d", good) is (n < MAX_FAULTS)
         ask(panel, "d", sequence)
     drafter.raises = set()
-    assert not panel.trusts("d", good)
-    assert panel.trusts("other", good)
+    assert not panel.may_propose("d", good)
+    assert panel.may_propose("other", good)
     (late,) = begun(panel, [9])
-    clock.now += REST_S - 1
-    assert not panel.trusts("d", late)
+    clock.now += SUSPENSION_S - 1
+    assert not panel.may_propose("d", late)
     clock.now += 1
-    assert tokens(ask(panel, "d", good, late, *others)) == [[1, 5], [9, 5], *[None] * STRIKES]
+    assert tokens(ask(panel, "d", good, late, *others)) == [[1, 5], [9, 5], *[None] * MAX_FAULTS]
 
 
 def test_a_good_call_in_between_wipes_the_strikes_out() -> None:
@@ -286,15 +292,15 @@ def test_a_good_call_in_between_wipes_the_strikes_out() -> None:
 
 def test_bug_one_call_is_one_strike() -> None:
     panel = DrafterManager([Scripted("d", lambda t: chain(VOCAB if t.sequence.tokens[-1] > 1 else 5)(t))], VOCAB)
-    good, *others = begun(panel, [1], *[[n] for n in range(2, 2 + STRIKES)])
+    good, *others = begun(panel, [1], *[[n] for n in range(2, 2 + MAX_FAULTS)])
     ask(panel, "d", good, *others)
-    assert panel.trusts("d", good)
+    assert panel.may_propose("d", good)
 
 
 def test_a_resting_drafter_still_hears_of_the_sequences_it_knows() -> None:
     drafter = Scripted("d", chain(5))
     panel = DrafterManager([drafter], VOCAB)
-    good, *others = begun(panel, [1], *[[n] for n in range(2, 2 + STRIKES)])
+    good, *others = begun(panel, [1], *[[n] for n in range(2, 2 + MAX_FAULTS)])
     drafter.raises = {"propose"}
     for sequence in others:
         ask(panel, "d", sequence)
@@ -309,7 +315,7 @@ def test_only_allowed_drafters_know_of_a_sequence() -> None:
     panel = DrafterManager([a, b], VOCAB)
     sequence = make_sequence([0])
     panel.begin(sequence, ("b",))
-    assert (panel.trusts("a", sequence), panel.trusts("b", sequence)) == (False, True)
+    assert (panel.may_propose("a", sequence), panel.may_propose("b", sequence)) == (False, True)
     panel.observe(sequence, [1])
     panel.end(sequence)
     assert a.calls == []
@@ -332,7 +338,7 @@ def test_a_drafter_that_has_nothing_for_a_sequence_never_hears_of_it(fails: bool
     panel = DrafterManager([a, b], VOCAB)
     (sequence,) = begun(panel, [1])
     assert asked == [sequence]
-    assert (panel.trusts("a", sequence), panel.trusts("b", sequence)) == (False, True)
+    assert (panel.may_propose("a", sequence), panel.may_propose("b", sequence)) == (False, True)
     assert tokens(ask(panel, "b", sequence)) == [[1, 2]]
     panel.observe(sequence, [1])
     panel.end(sequence)
@@ -376,6 +382,6 @@ def test_names_and_prices() -> None:
 def test_a_tree_of_the_most_nodes_is_sound() -> None:
     panel = DrafterManager([Scripted("d", chain(*[7] * (MAX_NODES - 1), score=-0.01))], VOCAB)
     (sequence,) = begun(panel, [1])
-    (tree,) = panel.ask("d", [make_task(sequence, nodes=MAX_NODES - 1, depth=63)]).trees
+    (tree,) = panel.propose("d", [make_task(sequence, nodes=MAX_NODES - 1, depth=63)]).trees
     assert tree is not None
     assert len(tree) == MAX_NODES

@@ -172,15 +172,15 @@ def test_auto_mode_drafts_and_rejects_nothing() -> None:
 
 
 def test_late_drafting_reads_what_it_missed() -> None:
-    """A sequence long decoded without this drafter, then asked for: the whole output is its backlog."""
+    """A sequence long decoded without this drafter, then asked for: the whole output is its pending."""
     drafter, tokens, sampling = lone_drafter(), [(5 * i) % 300 for i in range(333)], greedy()
     sequence = make_sequence(tokens)
     kv = KvCacheManager(40, prefix_cache=False)
     assert kv.admit(sequence) is not None
     kv.ensure(sequence, len(tokens) + 16)
-    assert drafter.backlog(sequence) == 333
+    assert drafter.pending_prefill(sequence) == 333
     tree = propose(drafter, [DraftTask(sampled_by(sequence, sampling), 8, 8, 1, "model")])[0]
-    assert drafter.backlog(sequence) == 1
+    assert drafter.pending_prefill(sequence) == 1
     assert tree.tokens[1:] == plain(tokens, 8)
 
 
@@ -189,13 +189,13 @@ def test_what_was_drafted_and_came_is_not_read_again() -> None:
     drafter = own_drafter(twin_parts())
     engine.submit(ask("a", tuple(range(5, 60)), speculation=forced(5, 5)))
     (sequence,) = engine._live["a"]
-    backlogs = set()
+    amounts = set()
     while engine.has_work():
         before = sequence.n_output
         engine.step()
         if sequence.n_output - before == 6 and not sequence.ending:
-            backlogs.add(drafter.backlog(sequence))
-    assert backlogs == {2}  # the chain's leaf, and the target's own token
+            amounts.add(drafter.pending_prefill(sequence))
+    assert amounts == {2}  # the chain's leaf, and the target's own token
 
 
 def test_a_long_text_is_read_in_pieces() -> None:
@@ -209,16 +209,16 @@ def test_a_long_text_is_read_in_pieces() -> None:
         tasks.append(DraftTask(sampled_by(sequence, greedy()), 5, 5, 1, "model"))
     long, short = tasks
     left = []
-    while (backlog := drafter.backlog(long.sequence)) > 60:
-        left.append(backlog)
-        trees = propose(drafter, [DraftTask(long.sequence, 0, 0, 1, "model", reads=60), short])
+    while (pending := drafter.pending_prefill(long.sequence)) > 60:
+        left.append(pending)
+        trees = propose(drafter, [DraftTask(long.sequence, 0, 0, 1, "model", prefill=60), short])
         assert len(trees[0]) == 1
         assert trees[1].tokens[1:] == plain(short.sequence.tokens, 5)
     assert left == [333, 273, 213, 153, 93]
     assert propose(drafter, [long])[0].tokens[1:] == plain(long.sequence.tokens, 5)
 
 
-def test_many_backlogs_at_once() -> None:
+def test_many_amounts_at_once() -> None:
     drafter, kv = lone_drafter(), KvCacheManager(40, prefix_cache=False)
     texts = [[(5 * i + n) % 300 for i in range(length)] for n, length in enumerate((1, 200, 97, 96, 1, 95, 30))]
     tasks = []
@@ -251,7 +251,7 @@ def test_floors_are_kept_to() -> None:
     kv.admit(sequence)
     kv.ensure(sequence, 128)
     floor, level_floor = math.log(0.05), math.log(0.2)
-    deepening = TreeExpansion(None, 0.0, [0.0], 1.0, level_floor)
+    expansion = TreeExpansion(None, 0.0, [0.0], 1.0, level_floor)
     (tree,) = propose(
         drafter,
         [
@@ -262,7 +262,7 @@ def test_floors_are_kept_to() -> None:
                 3,
                 "model",
                 floor=floor,
-                deepening=deepening,
+                expansion=expansion,
             )
         ],
     )

@@ -11,7 +11,7 @@ import pytest
 
 from draft.protocol import DraftTask, ModelBasedDrafter
 from specdec.config import SpeculationConfig
-from specdec.control.costs import CostTable
+from specdec.control.estimates.costs import CostTable
 from specdec.core.sequence import Sequence
 from specdec.core.tree import TokenTree
 from specdec.core.types import Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
@@ -26,16 +26,16 @@ ROWS = [1, 96]
 class Recorder(ModelBasedDrafter):
     """Proposes one chain of token 3 as deep as it may, and keeps the tasks it was given."""
 
-    def __init__(self, name: str, model_based: bool, backlog: int = 0) -> None:
-        self.name, self.model_based, self._backlog = name, model_based, backlog
+    def __init__(self, name: str, model_based: bool, pending: int = 0) -> None:
+        self.name, self.model_based, self._pending = name, model_based, pending
         self.tasks: list[DraftTask] = []
         self.batches: list[int] = []
         self.outputs: list[int] = []  # per task, tokens its sequence had emitted
 
     def warm_up(self, rows: int) -> None: ...
 
-    def backlog(self, sequence: Sequence) -> int:
-        return self._backlog
+    def pending_prefill(self, sequence: Sequence) -> int:
+        return self._pending
 
     def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
         self.tasks += tasks
@@ -144,14 +144,14 @@ def test_the_first_token_waits_for_no_costly_drafter() -> None:
 
 def test_a_long_text_is_read_in_pieces() -> None:
     """Beside another request no step is held up for more than two plain ones take; alone it may take longer."""
-    drafter = Recorder("model-based", True, backlog=1000)
+    drafter = Recorder("model-based", True, pending=1000)
     engine = engine_with(drafter, level_ms=0.1)
     run_all(engine, [request("a", AUTO), request("b", AUTO)])
     assert drafting_tasks(drafter) == []
-    together = [task.reads for task in drafter.tasks]
+    together = [task.prefill for task in drafter.tasks]
     engine.submit(request("c", AUTO))
     drain(engine)
-    alone = [task.reads for task in drafter.tasks[len(together) :]]
+    alone = [task.prefill for task in drafter.tasks[len(together) :]]
     assert max(together) < max(alone) == 512
     decisions = {drafter.decision for step in engine.trace(1000) for drafter in step.drafters}
     assert decisions == {"read"}

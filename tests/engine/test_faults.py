@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from draft.manager import REST_S, STRIKES
+from draft.manager import MAX_FAULTS, SUSPENSION_S
 from draft.protocol import DraftTask, ModelBasedDrafter
 from specdec.config import SpeculationConfig
 from specdec.control.trace import replay_file
@@ -94,8 +94,8 @@ class Truthful(ModelBasedDrafter):
         self.ended.append(sequence.request.request_id)
         self._called("end")
 
-    def backlog(self, sequence: Sequence) -> int:
-        self._called("backlog")
+    def pending_prefill(self, sequence: Sequence) -> int:
+        self._called("pending_prefill")
         return 1
 
     def warm_up(self, rows: int) -> None: ...
@@ -160,14 +160,14 @@ def test_drafters_that_work_are_used(mode: SpeculationMode, model_based: bool) -
 
 @pytest.mark.parametrize("model_based", [False, True])
 @pytest.mark.parametrize("mode", [AUTO, ON])
-@pytest.mark.parametrize("method", ["begin", "propose", "observe", "rewind", "end", "backlog"])
+@pytest.mark.parametrize("method", ["begin", "propose", "observe", "rewind", "end", "pending_prefill"])
 def test_a_drafter_that_raises_changes_no_token(method: str, mode: SpeculationMode, model_based: bool) -> None:
     bad, good = Truthful("bad", model_based, method), Truthful("good")
     events = run(engine_with(bad, good), mode)
     check_tokens(events)
     assert accepted(events, "good") > COUNT * LENGTH // 3
     assert sorted(bad.ended) == sorted(good.ended) == [f"r{i}" for i in range(COUNT)]
-    if method in ("begin", "backlog") and (model_based or method == "begin"):
+    if method in ("begin", "pending_prefill") and (model_based or method == "begin"):
         assert bad.asked == []
     if method in ("propose", "observe"):
         assert all(bad.asked.count(f"r{i}") <= 1 for i in range(COUNT))
@@ -215,7 +215,7 @@ def test_a_drafter_that_stalls_is_asked_once_per_request(mode: SpeculationMode, 
     clock = Clock()
     slow = Truthful("slow", model_based)
     engine = engine_with(slow, stall_ms=500.0)
-    engine._panel._clock = clock
+    engine._manager._clock = clock
     tree = slow._tree
 
     def stall(task: DraftTask) -> TokenTree:
@@ -233,15 +233,15 @@ def test_three_strikes_rest_a_drafter_for_everyone_until_it_is_trusted_again() -
     clock = Clock()
     bad, good = Truthful("bad", breaks="propose"), Truthful("good")
     engine = engine_with(bad, good)
-    engine._panel._clock = clock
+    engine._manager._clock = clock
     for i, request in enumerate(requests(ON)):
         events = run_all(engine, [request])
         assert tuple(tokens_of(events, request.request_id)) == plain(request.request_id)
-        assert len(bad.asked) == min(i + 1, STRIKES)  # the fourth request is spared
+        assert len(bad.asked) == min(i + 1, MAX_FAULTS)  # the fourth request is spared
     bad.working = True
     check_tokens(run(engine, ON, first=COUNT), first=COUNT)
-    assert len(bad.asked) == STRIKES
-    clock.now += REST_S
+    assert len(bad.asked) == MAX_FAULTS
+    clock.now += SUSPENSION_S
     events = run(engine, ON)
     check_tokens(events)
     assert accepted(events, "bad") > COUNT * LENGTH // 2

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from draft.protocol import Drafter, ModelBasedDrafter
-from specdec.control.learned import Learned
+from specdec.control.estimates.learned import Learned
 from specdec.control.trace import read_trace, replay_file
 from specdec.core.types import Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
 from specdec.engine.build import _costs_key
@@ -118,7 +118,7 @@ def test_the_folder_does_not_grow_for_ever(tmp_path: Path) -> None:
 def test_records_are_found_by_the_weights_that_a_drafter_runs(tmp_path: Path) -> None:
     file = LearnedProfile(tmp_path, "target")
     file.write([drafter("model", "a"), drafter("suffix")], {"model": KNOWN, "suffix": KNOWN})
-    other = dataclasses.replace(KNOWN, follow=0.9)
+    other = dataclasses.replace(KNOWN, agreement=0.9)
     file.write([drafter("model", "b"), drafter("head", "")], {"model": other, "head": KNOWN})
     assert file.read([drafter("model", "a"), drafter("suffix")]) == {"model": KNOWN, "suffix": KNOWN}
     assert file.read([drafter("model", "b"), drafter("head", "")]) == {"model": other}

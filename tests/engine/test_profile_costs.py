@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specdec.control.costs import CostTable
+from specdec.control.estimates.costs import CostTable
 from specdec.engine import profile_costs
 from specdec.engine.profile_cache import ProfileCache
 from specdec.engine.profile_costs import Point, _again, check_costs

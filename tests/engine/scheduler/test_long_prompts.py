@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from specdec.control.costs import CostTable
+from specdec.control.estimates.costs import CostTable
 from specdec.control.prefill_pace import PrefillPace, StepTimes
 from specdec.core.sequence import Sequence, SequencePhase
 from specdec.engine.scheduler import PlanEntry, StepPlan

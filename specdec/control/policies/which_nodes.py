@@ -1,4 +1,4 @@
-"""Several drafters' trees merged into one trie, and which of its nodes are worth verifying."""
+"""Which nodes are verified: drafters' trees merged into one, and its best nodes by expected goodput."""
 
 from __future__ import annotations
 
@@ -8,17 +8,15 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from specdec.control.inputs import SequenceInputs
+from specdec.control.params import DEFAULT_PARAMS, ControlParams
 from specdec.core.tree import MAX_NODES, TokenTree
 
-AGREEMENT = 0.5  # of the way from the better chance to that of independent witnesses: drafters read the same text
-FULL = 0.995  # siblings exclude each other, so their chances sum to less than 1
 
+def merge(trees: Sequence[TokenTree], params: ControlParams = DEFAULT_PARAMS) -> TokenTree:
+    """Merge the draft nodes of ``trees``, which share their pending token, into one tree, best nodes first.
 
-def merge(trees: Sequence[TokenTree]) -> TokenTree:
-    """All draft nodes of ``trees``, which share their pending token, as far as one tree has room.
-
-    A node proposed by several counts for all of them, and its chance rises: between the better of the two and
-    1 - (1 - a)(1 - b). Siblings' chances are scaled down where they would sum to more than 1.
+    The chance of a node with several proposers lies between the better of two chances a, b and 1 - (1 - a)(1 - b).
+    Siblings' chances are scaled down where they sum to more than 1.
 
     Raises:
         ValueError: the trees have different roots.
@@ -26,7 +24,7 @@ def merge(trees: Sequence[TokenTree]) -> TokenTree:
     if any(tree.tokens[0] != trees[0].tokens[0] for tree in trees):
         raise ValueError("trees: must share their pending token")
     proposals = _fitting([tree for tree in trees if len(tree.tokens) > 1])
-    if not proposals or (len(proposals) == 1 and _sums_up(proposals[0])):
+    if not proposals or (len(proposals) == 1 and _siblings_fit(proposals[0], params.max_sibling_sum)):
         return proposals[0] if proposals else TokenTree(trees[0].tokens[0])
     merged = TokenTree(trees[0].tokens[0])
     chances = [1.0]
@@ -39,16 +37,16 @@ def merge(trees: Sequence[TokenTree]) -> TokenTree:
             chance = math.exp(min(0.0, tree.scores[node] - tree.scores[tree.parents[node]]))
             known = merged.child(parent, tree.tokens[node])
             if known is not None:
-                chances[known] = _combined(chances[known], chance)
+                chances[known] = _combined(chances[known], chance, params.witness_independence)
             else:
                 chances.append(chance)
             nodes[node] = merged.add(parent, tree.tokens[node], -math.inf, tree.sources[node], tree.cells[node])
-    _score(merged, chances)
+    _score(merged, chances, params.max_sibling_sum)
     return merged
 
 
 def _fitting(trees: list[TokenTree]) -> list[TokenTree]:
-    """``trees`` without their least likely nodes, where all together might not fit into one."""
+    """``trees`` without their least likely nodes, if all nodes might not fit into one tree."""
     total = sum(len(tree) - 1 for tree in trees)
     if total < MAX_NODES:
         return trees
@@ -65,44 +63,45 @@ def _fitting(trees: list[TokenTree]) -> list[TokenTree]:
     return [tree for tree in fitting if len(tree) > 1]
 
 
-def _sums_up(tree: TokenTree) -> bool:
-    """Whether the chances of no node's children sum to more than they can."""
+def _siblings_fit(tree: TokenTree, max_sum: float) -> bool:
+    """Whether the chances of each node's children sum to at most ``max_sum``."""
     totals = [0.0] * len(tree)
     for node in range(1, len(tree)):
         parent = tree.parents[node]
         totals[parent] += math.exp(min(0.0, tree.scores[node] - tree.scores[parent]))
-    return max(totals) <= FULL
+    return max(totals) <= max_sum
 
 
-def _combined(one: float, other: float) -> float:
+def _combined(one: float, other: float, independence: float) -> float:
     best = max(one, other)
-    return best + AGREEMENT * (1.0 - (1.0 - one) * (1.0 - other) - best)
+    return best + independence * (1.0 - (1.0 - one) * (1.0 - other) - best)
 
 
-def _score(tree: TokenTree, chances: Sequence[float]) -> None:
-    """Log-chances along each path, siblings scaled to leave room for what nobody proposed."""
+def _score(tree: TokenTree, chances: Sequence[float], max_sum: float) -> None:
+    """Set each node's score to the log of its path's chance, with siblings scaled to sum to at most ``max_sum``."""
     totals = [0.0] * len(tree)
     for node in range(1, len(tree)):
         totals[tree.parents[node]] += chances[node]
     for node in range(1, len(tree)):
         parent = tree.parents[node]
-        share = chances[node] * min(1.0, FULL / totals[parent])
+        share = chances[node] * min(1.0, max_sum / totals[parent])
         tree.scores[node] = tree.scores[parent] + math.log(max(share, 1e-9))
-
-
-WORTHWHILE = 1.015  # less is within what the estimates err, and larger trees cost the host some time too
 
 
 @dataclass(slots=True)
 class Choice:
-    """kept: per tree the nodes to verify, best first. predicted_tokens: expected tokens of the step, the target's own
-    included. value: expected tokens per millisecond."""
+    """The nodes to verify."""
 
     kept: list[list[int]]
+    """Per tree, best first."""
     budget: int
+    """Number of nodes in `kept`."""
     candidates: int
+    """Number of nodes that they were chosen from."""
     predicted_tokens: float
+    """Expected tokens of the step, the target's own included."""
     value: float
+    """Expected tokens per millisecond."""
 
 
 def choose(
@@ -112,22 +111,23 @@ def choose(
     draft_ms: float,
     rate: float = 0.0,
     prompts_ms: float = 0.0,
+    params: ControlParams = DEFAULT_PARAMS,
 ) -> Choice:
-    """Maximise (N + sum of the B best chances) / (draft_ms + costs[B] - prompts_ms) over B, but no
-    further than the last node earns ``rate``, the tokens per millisecond that other steps earn: a step that is slow
-    already, since drafting it took long, makes none of its tokens worth more. Nor do prompts, which add ``prompts_ms``
-    to the forward.
+    """Maximise (N + sum of the B best chances) / (draft_ms + costs[B] - prompts_ms) over B.
 
-    One order over all sequences; since no chance exceeds its parent's, the best B always form trees. Nodes of forced
-    sequences, and those a lagging one needs to keep its objective, come before all others and are not up for decision.
-    ``costs``: milliseconds of the forward by draft nodes, from none to as many as it may have.
+    B stops where a node earns less than ``rate``: slow drafting or prompts in the same forward do not make a token
+    worth more. One order covers all sequences. A chance never exceeds its parent's, so the best B nodes form trees.
+    Nodes of forced sequences, and nodes that a sequence needs to meet its objective, always come first.
+
+    costs: milliseconds of the forward by draft nodes, from 0. draft_ms: time spent drafting. rate: tokens per
+    millisecond that other steps earn. prompts_ms: part of the forward that prompts take.
     """
-    # Lists, not arrays: after a forward has gone through gigabytes, each call of numpy takes some 10 us.
+    # Lists, not arrays: after a forward has streamed gigabytes through the caches, a numpy call takes about 10 us.
     owners, nodes, chances = _candidates(sequences, trees)
     if not chances:
         return plain(sequences, costs[0] - prompts_ms, draft_ms)
     order = sorted(range(len(chances)), key=chances.__getitem__, reverse=True)  # stable: a parent before its child
-    must = _must(sequences, owners, order, chances)
+    must = _required(sequences, owners, order, chances)
     if must:
         order = [at for at in order if at in must] + [at for at in order if at not in must]
     least, top = len(must), len(costs) - 1
@@ -137,7 +137,7 @@ def choose(
     values = [earned / ms for earned, ms in zip(tokens[least:], spent, strict=True)]
     left = [earned - rate * ms for earned, ms in zip(tokens[least:], spent, strict=True)]
     best = least + min(values.index(max(values)), left.index(max(left)))
-    if least == 0 and values[best] < WORTHWHILE * values[0]:
+    if least == 0 and values[best] < params.min_gain * values[0]:
         best = 0
     kept: list[list[int]] = [[] for _ in trees]
     for at in order[:best]:
@@ -146,7 +146,7 @@ def choose(
 
 
 def plain(sequences: Sequence[SequenceInputs], verify_ms: float, draft_ms: float) -> Choice:
-    """The choice where there is none: no drafter proposed anything, and the forward takes ``verify_ms``."""
+    """The choice without proposals, where the forward takes ``verify_ms``."""
     return Choice(
         [[] for _ in sequences], 0, 0, float(len(sequences)), len(sequences) / max(draft_ms + verify_ms, 1e-9)
     )
@@ -155,7 +155,7 @@ def plain(sequences: Sequence[SequenceInputs], verify_ms: float, draft_ms: float
 def _candidates(
     sequences: Sequence[SequenceInputs], trees: Sequence[TokenTree]
 ) -> tuple[list[int], list[int], list[float]]:
-    """The nodes that may be verified: whose they are, which, and the chance that each is reached."""
+    """Nodes that may be verified: index of the sequence, node, and chance of being reached."""
     owners: list[int] = []
     nodes: list[int] = []
     chances: list[float] = []
@@ -165,7 +165,7 @@ def _candidates(
             continue
         scores = tree.capped_scores()
         mine: Sequence[int] = range(1, n + 1)
-        if n > one.nodes:  # what may not be verified has no part in the decision
+        if n > one.nodes:  # nodes beyond the sequence's cap are no candidates
             mine = sorted(mine, key=lambda node: (-scores[node], node))[: one.nodes]
         owners += [i] * len(mine)
         nodes += mine
@@ -173,10 +173,10 @@ def _candidates(
     return owners, nodes, chances
 
 
-def _must(
+def _required(
     sequences: Sequence[SequenceInputs], owners: Sequence[int], order: Sequence[int], chances: Sequence[float]
 ) -> set[int]:
-    """Candidates that are verified whatever they cost; ``order``: all, best first."""
+    """Candidates that are verified at any cost. order: all candidates, best first."""
     due = {i: math.inf if one.forced else one.due for i, one in enumerate(sequences) if one.forced or one.due > 1}
     must: set[int] = set()
     if due:

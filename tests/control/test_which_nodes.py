@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec.control.inputs import SequenceInputs
-from specdec.control.node_budget import WORTHWHILE, choose
+from specdec.control.params import DEFAULT_PARAMS as PARAMS
+from specdec.control.policies.which_nodes import choose
 from specdec.core.tree import TokenTree
 from tests.control.helpers import chain, make_one, make_tree, trees
 
@@ -65,7 +66,7 @@ def test_no_set_of_trees_earns_more(
         for kept in itertools.product(*(subtrees(tree, 63) for tree in forest))
     )
     # Less than a percent is not worth the trouble: then nothing is verified.
-    assert value(n, choice.kept, forest, curve, fixed, draft_ms) >= best / WORTHWHILE - 1e-9
+    assert value(n, choice.kept, forest, curve, fixed, draft_ms) >= best / PARAMS.min_gain - 1e-9
     assert choice.budget == 0 or choice.value == pytest.approx(best)
     assert choice.value == pytest.approx(value(n, choice.kept, forest, curve, fixed, draft_ms))
     assert choice.budget == sum(map(len, choice.kept))
@@ -192,7 +193,7 @@ def test_without_proposals_the_step_is_plain() -> None:
     assert (choice.kept, choice.predicted_tokens, choice.value) == ([[], []], 2.0, 2 / 25)
 
 
-@pytest.mark.parametrize(("gain", "kept"), [(WORTHWHILE - 0.005, []), (WORTHWHILE + 0.005, [1])])
+@pytest.mark.parametrize(("gain", "kept"), [(PARAMS.min_gain - 0.005, []), (PARAMS.min_gain + 0.005, [1])])
 def test_a_gain_within_what_estimates_err_is_left_alone(gain: float, kept: list[int]) -> None:
     """One and a half tokens instead of one, in so much time that they earn ``gain`` times as much."""
     assert choose([make_one()], [chain([0.5])], [10.0, 15.0 / gain], 0.0).kept == [kept]

@@ -1,4 +1,4 @@
-"""What was learned of a drafter and outlasts its controller: plain values, and how much they count for."""
+"""Estimates of a drafter that outlive a controller, as plain values."""
 
 from __future__ import annotations
 
@@ -7,62 +7,61 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specdec.control.calibration import CELLS, TEMPERATURES
+from specdec.control.estimates.acceptance import CELLS, TEMPERATURES
 from specdec.control.inputs import DraftRecord
+from specdec.control.params import DEFAULT_PARAMS, ControlParams
 from specdec.core.tree import MAX_NODES
-
-CELL_MOST = 16.0  # observations that a cell of the calibration is thought to rest on, however many there were
-POOL_MOST = 10.0  # steps that what a drafter brings is thought to rest on
 
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """cells: (cell, hits, trials), where the calibration counts a drafter's nodes. pools: (temperature bucket, steps,
-    tokens, levels, rows), what its trees brought (`DraftRecord`). follow: share of reached nodes below which it holds
-    the target's choice; None: not known."""
+    """The estimates of one drafter."""
 
     cells: Sequence[tuple[int, float, float]] = ()
+    """(cell, hits, trials) of the calibration."""
     pools: Sequence[tuple[int, float, float, float, float]] = ()
-    follow: float | None = None
+    """(temperature bucket, steps, tokens, levels, rows): its `DraftRecord` of all sequences."""
+    agreement: float | None = None
+    """Share of tree levels in which it holds the target's choice; None: not observed."""
 
-    def bounded(self) -> Learned:
-        """The same at the weight of a few observations, so that new ones soon count for more."""
+    def bounded(self, params: ControlParams = DEFAULT_PARAMS) -> Learned:
+        """The same with the weight of a few observations, so that new ones soon dominate."""
         cells = []
         for cell, hits, trials in self.cells:
-            share = min(1.0, CELL_MOST / trials)
+            share = min(1.0, params.learned_cell_trials / trials)
             cells.append((cell, round(share * hits, 2), round(share * trials, 2)))
         pools = []
         for bucket, steps, tokens, levels, rows in self.pools:
-            share = min(1.0, POOL_MOST / steps)
+            share = min(1.0, params.learned_pool_steps / steps)
             tokens, levels, rows = (round(share * value, 2) for value in (tokens, levels, rows))
             pools.append((bucket, round(share * steps, 2), tokens, levels, rows))
-        return Learned(cells, pools, None if self.follow is None else round(self.follow, 3))
+        return Learned(cells, pools, None if self.agreement is None else round(self.agreement, 3))
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON, exactly."""
-        return {"cells": list(self.cells), "pools": list(self.pools), "follow": self.follow}
+        """Plain values for JSON, without loss."""
+        return {"cells": list(self.cells), "pools": list(self.pools), "follow": self.agreement}
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> Learned:
-        """What `as_dict` gave.
+        """The inverse of `as_dict`.
 
         Raises:
-            ValueError, TypeError, KeyError, OverflowError: it is nothing that a controller learns.
+            ValueError, TypeError, KeyError, OverflowError: no controller produces such values.
         """
-        cells, pools, follow = [], [], values["follow"]
+        cells, pools, agreement = [], [], values["follow"]
         for cell, hits, trials in values["cells"]:
             if not (0 <= int(cell) < CELLS and 0 <= hits <= trials and 0 < trials < math.inf):
                 raise ValueError(f"cells: {cell} with {hits} of {trials}")
             cells.append((int(cell), float(hits), float(trials)))
         for bucket, steps, tokens, levels, rows in values["pools"]:
             sound = all(0 <= value < math.inf for value in (steps, tokens, levels, rows))
-            sound = sound and max(tokens, levels, rows) <= MAX_NODES * steps  # none exceeds a tree
+            sound = sound and max(tokens, levels, rows) <= MAX_NODES * steps  # per step at most a full tree
             if not (0 <= int(bucket) < TEMPERATURES and sound and steps > 0 and levels > 0):
                 raise ValueError(f"pools: {bucket} with {steps}, {tokens}, {levels}, {rows}")
             pools.append((int(bucket), float(steps), float(tokens), float(levels), float(rows)))
-        if follow is not None and not 0.0 <= float(follow) <= 1.0:
-            raise ValueError(f"follow: {follow}")
-        return Learned(cells, pools, follow)
+        if agreement is not None and not 0.0 <= float(agreement) <= 1.0:
+            raise ValueError(f"follow: {agreement}")
+        return Learned(cells, pools, agreement)
 
     def records(self) -> dict[int, DraftRecord]:
         """``pools`` by temperature bucket."""

@@ -1,0 +1,1 @@
+"""What the controller estimates from measurements: costs of forwards, acceptance rates, yields of drafters."""

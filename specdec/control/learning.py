@@ -1,0 +1,255 @@
+"""Everything that the controller learns, and how each step's outcome updates it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+from specdec.control.estimates.acceptance import Calibration, Reliability
+from specdec.control.estimates.costs import CostTable
+from specdec.control.estimates.drafters import DraftCosts, DrafterYield
+from specdec.control.estimates.learned import Learned
+from specdec.control.inputs import (
+    IDLE,
+    DraftDecision,
+    DraftWork,
+    Outcome,
+    Plan,
+    Ratio,
+    SequenceHistory,
+    StepInputs,
+    StepPrices,
+)
+from specdec.control.params import DEFAULT_PARAMS, ControlParams
+from specdec.core.tree import TokenTree
+
+LOOKUP = "lookup"  # name under which all lookup drafters are estimated together
+
+
+class Estimates:
+    """Everything that the controller learns from steps. Only `Learner` changes it.
+
+    drafters: name -> whether it is model-based. verify: cost of the target's forward. drafting: per model-based drafter
+    the cost of one level by the number of sequences drafted together. probe_every: sets how often a drafter that does
+    not pay is tried again. start: estimates of an earlier run.
+    """
+
+    def __init__(
+        self,
+        drafters: Mapping[str, bool],
+        verify: CostTable,
+        drafting: Mapping[str, CostTable],
+        probe_every: int,
+        start: Mapping[str, Learned] = MappingProxyType({}),
+        params: ControlParams = DEFAULT_PARAMS,
+    ) -> None:
+        self.drafters, self.verify, self.probe_every, self.params = dict(drafters), verify, probe_every, params
+        self.lookups = frozenset(name for name, model_based in drafters.items() if not model_based)
+        self.calibration = Calibration(tuple(drafters), self.lookups, params)
+        self.reliability = Reliability(drafters)
+        self.start = {name: learned for name, learned in start.items() if name in drafters}
+        for name, learned in self.start.items():
+            self.calibration.start(name, learned.cells)
+        known = {name: self.start.get(name, Learned()) for name in drafting}
+        drift_rate = params.drift_rate / probe_every
+        self.costs = {name: DraftCosts(table, known[name].agreement, params) for name, table in drafting.items()}
+        self.yields = {
+            name: DrafterYield(name, params.model_prior, drift_rate, known[name].records(), params) for name in drafting
+        }
+        self.lookup_yield = DrafterYield(LOOKUP, params.lookup_prior, drift_rate, params=params)
+        self.lookup_ms = 0.0  # of all lookup drafters, per sequence that they propose for
+        self.lookup_gain = 0.0  # tokens per sequence and step, less the price of their rows
+        self.speedup = self._first_speedup()  # tokens that a plain step's time brings
+        # Milliseconds of prompts in a forward over those of as many sampling rows.
+        self.prompt_cost = Ratio(prior=params.prompt_cost_prior_ms, least=0.3, most=2.0)
+        self.steps = 0
+
+    def prices(self, contexts: Sequence[float], prefill_rows: int = 0) -> StepPrices:
+        """Costs of a step whose sampling sequences attend to ``contexts`` tokens, with ``prefill_rows`` prompt rows."""
+        n = len(contexts)
+        context = sum(contexts) / n if n else 0.0
+        rows = n + prefill_rows
+        decode_ms = self.verify.ms(max(n, 1), context)
+        all_ms = self.verify.ms(max(rows, 1), context) if prefill_rows else decode_ms
+        row_ms = (self.verify.ms(rows + 8, context) - all_ms) / 8
+        # A prompt in the step makes it longer, but the time of decoding sequences keeps its value.
+        plain_ms = decode_ms + self.prompt_cost.value * (all_ms - decode_ms)
+        return StepPrices(plain_ms, decode_ms, row_ms, decode_ms / max(n, 1), rows, context)
+
+    def rate(self, step: StepInputs) -> float:
+        """Tokens per millisecond that this batch is expected to earn; that of plain decoding if drafting loses."""
+        return self.speedup.value / step.prices.token_ms
+
+    def draft_ms(self, drafter: str, batch: int, levels: int) -> float:
+        """Expected milliseconds of ``levels`` forwards of a model-based drafter for ``batch`` sequences."""
+        costs = self.costs.get(drafter)
+        return levels * costs.level.ms(batch) if costs and batch else 0.0
+
+    def weighs_lookups(self, step: StepInputs) -> bool:
+        """Whether lookup drafters take long enough for their cost to matter."""
+        return self.lookup_ms > self.params.min_weighed_share * step.prices.token_ms
+
+    def lookups_proposed(self, step: StepInputs) -> list[bool]:
+        """Per sequence, whether a lookup drafter proposed in this step."""
+        works = [step.drafted[name].trees for name in step.drafted if name in self.lookups]
+        return [any(trees[i] is not None for trees in works) for i in range(len(step.sequences))]
+
+    def learned(self) -> dict[str, Learned]:
+        """Estimates of each drafter with observations."""
+        found = {}
+        for name in self.drafters:
+            cells, yields, costs = self.calibration.counts(name), self.yields.get(name), self.costs.get(name)
+            pools = [(b, r.steps, r.tokens, r.levels, r.rows) for b, r in yields.pools.items()] if yields else []
+            if cells:
+                found[name] = Learned(cells, pools, costs.agreement if costs else None)
+        return found
+
+    def _first_speedup(self) -> Ratio:
+        """The speed-up ratio, starting at that of the best draft model by its prior or earlier records."""
+        best, plain_ms = 1.0, self.verify.ms(1)
+        row_ms = (self.verify.ms(9) - plain_ms) / 8
+        for name, yields in self.yields.items():
+            known, level = yields.pool(0), self.costs[name].level
+            if level.known:
+                drafting = (known.levels * level.ms(1) + known.rows * row_ms) / plain_ms
+                best = max(best, (known.steps + known.tokens) / (known.steps + drafting))
+        steps = self.params.speedup_prior_steps
+        return Ratio(0.0, 1.0, math.inf, self.params.speedup_retention, steps * best, steps)
+
+
+class Learner:
+    """Updates `Estimates` from the outcome of each step."""
+
+    def __init__(self, estimates: Estimates) -> None:
+        self._known = estimates
+
+    def observe(self, step: StepInputs, plan: Plan, outcome: Outcome) -> None:
+        """Update all estimates."""
+        known, params = self._known, self._known.params
+        self._observe_times(step, outcome)
+        gained = 0.0
+        row_price = step.prices.row_ms / step.prices.token_ms
+        proposed = known.lookups_proposed(step)
+        weighed = known.weighs_lookups(step)
+        for one, tree, kept, tokens, did in zip(
+            step.sequences, plan.trees, plan.kept, outcome.tokens, proposed, strict=True
+        ):
+            one.history.emitted += len(tokens)
+            gain = 0.0
+            if kept:
+                own = {node for node in kept if not known.lookups.isdisjoint(tree.sources[node])}
+                gain = len(own.intersection(tree.follow(tokens[:-1], set(kept)))) - row_price * len(own)
+            gained += gain
+            if weighed and did:
+                known.lookup_yield.observe(one, max(0.0, gain), 1.0, 0.0)
+        if weighed:
+            known.lookup_yield.end_step(step.sequences, proposed)
+        for name, work in step.drafted.items():
+            self._observe_drafter(name, work, step, plan, outcome)
+        if step.sequences and not step.constrained:
+            known.lookup_gain += params.average_weight * (gained / len(step.sequences) - known.lookup_gain)
+            self._observe_speedup(step, plan, outcome)
+        known.steps += 1
+        if known.steps % params.refresh_steps == 0:
+            known.calibration.refresh()
+
+    def _observe_speedup(self, step: StepInputs, plan: Plan, outcome: Outcome) -> None:
+        """All tokens over all time, not a mean of steps, since that is what a step's last level competes with.
+
+        Long prefill is left out: no later step repeats it.
+        """
+        known = self._known
+        spent_ms = plan.verify_ms + known.lookup_ms * sum(known.lookups_proposed(step))
+        for name, work in step.drafted.items():
+            spent_ms += known.draft_ms(name, len(work.trees) - work.trees.count(None), work.levels)
+        known.speedup.add(spent_ms / step.prices.decode_ms, sum(map(len, outcome.tokens)) / len(step.sequences))
+
+    def _observe_times(self, step: StepInputs, outcome: Outcome) -> None:
+        """Update costs from the times of the forward and of drafting.
+
+        Prompt rows have a ratio of their own: they cost less than sampling rows, and there are many of them.
+        """
+        known, params = self._known, self._known.params
+        if step.prefill_rows:
+            decode_ms = known.verify.ms(max(1, outcome.rows - step.prefill_rows), outcome.context)
+            expected = known.verify.ms(outcome.rows, outcome.context) - decode_ms
+            known.prompt_cost.add(expected, max(0.0, outcome.verify_ms - decode_ms))
+        else:
+            known.verify.observe(outcome.rows, outcome.context, outcome.verify_ms)
+        left_ms = outcome.draft_ms
+        lookups = sum(known.lookups_proposed(step))
+        worked = {
+            name: work
+            for name in known.costs
+            if (work := step.drafted.get(name)) is not None and (work.levels or work.prefilled)
+        }
+        if not worked:
+            if lookups:
+                known.lookup_ms += params.average_weight * (left_ms / lookups - known.lookup_ms)
+            return
+        left_ms -= known.lookup_ms * lookups
+        drafted_ms = sum(work.ms for work in worked.values())
+        for name, work in worked.items():
+            pending = [
+                one.pending_prefill.get(name, 0)
+                for one, tree in zip(step.sequences, work.trees, strict=True)
+                if tree is not None
+            ]
+            prefilled = sum(pending) + work.prefilled
+            # The rest of the propose stage is attributed to model-based drafters by their share of its time.
+            took = work.ms * max(1.0, left_ms / max(drafted_ms, 1e-9))
+            slowdown = known.verify.slowdown
+            known.costs[name].observe(len(pending), work.levels, prefilled, work.ms, took, slowdown)
+
+    def _observe_drafter(self, name: str, work: DraftWork, step: StepInputs, plan: Plan, outcome: Outcome) -> None:
+        known = self._known
+        trials: list[tuple[int, bool]] = []
+        yields = known.yields.get(name)
+        for i, (one, tree) in enumerate(zip(step.sequences, work.trees, strict=True)):
+            if yields is not None and name not in one.history.drafted_by and work.decisions[i] not in IDLE:
+                one.history.drafted_by.add(name)
+                known.costs[name].observe_first_prefill(one.pending_prefill.get(name, 0))
+            if tree is None:
+                continue
+            seen = len(trials)
+            held = self._observe_tree(name, tree, outcome.tokens[i], trials) if len(tree.tokens) > 1 else 0
+            if yields is None:
+                self._observe_sequence_rate(name, one.history, trials[seen:])
+                continue
+            levels = max(1, max(tree.depths))
+            known.costs[name].observe_agreement(held, levels)
+            # A probe measures the drafter's own tree, whatever was verified. Otherwise only verified nodes bring
+            # tokens: the last token is the target's own, also if an unverified node held it.
+            if work.decisions[i] in (DraftDecision.PROBE, DraftDecision.FORCED):
+                yields.observe(one, held, levels, levels)
+            else:
+                verified = sum(name in plan.trees[i].sources[node] for node in plan.kept[i])
+                yields.observe(one, max(0, min(held, len(outcome.tokens[i]) - 1)), levels, verified)
+        if yields is not None:
+            yields.end_step(step.sequences, [tree is not None for tree in work.trees])
+        known.calibration.observe(trials)
+
+    def _observe_sequence_rate(self, name: str, history: SequenceHistory, trials: Sequence[tuple[int, bool]]) -> None:
+        """Update a lookup drafter's acceptance ratio on one sequence."""
+        if trials:
+            chance_of, keep = self._known.calibration.chance, self._known.params.sequence_rate_retention
+            # At most 1: the rates over all sequences are the more certain ones.
+            rate = history.rates.setdefault(name, Ratio(prior=1.0, least=0.0, most=1.0, keep=keep))
+            rate.add(sum([chance_of(cell) for cell, _ in trials]), sum([hit for _, hit in trials]))
+
+    def _observe_tree(self, name: str, tree: TokenTree, tokens: Sequence[int], trials: list[tuple[int, bool]]) -> int:
+        """Append the trials of a drafter's own tree, verified or not; returns the depth to which it held ``tokens``."""
+        reached, depth = {0}, 0
+        parents, depths, cells, scores, own = tree.parents, tree.depths, tree.cells, tree.scores, tree.tokens
+        for node in range(1, len(own)):
+            parent = parents[node]
+            if parent not in reached or depths[node] > len(tokens) or cells[node] < 0:
+                continue
+            hit = own[node] == tokens[depths[node] - 1]
+            trials.append((cells[node], hit))
+            self._known.reliability.add(name, math.exp(scores[node] - scores[parent]), hit)
+            if hit:
+                reached.add(node)
+                depth = max(depth, depths[node])
+        return depth

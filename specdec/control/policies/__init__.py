@@ -1,0 +1,1 @@
+"""What the controller decides, as pure functions of estimates: who drafts, how deep, which nodes are verified."""
