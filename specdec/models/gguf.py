@@ -1,7 +1,5 @@
 """Reads a GGUF file: its metadata as a model's config, its memory-mapped tensors as a tensor source.
 
-Reads a GGUF file: its metadata into plain values, its tensors as memory-mapped bytes.
-
 The `gguf` library's own reader keeps a numpy view per array element, which takes seconds for a vocabulary of
 150,000 tokens, and does not notice a truncated file until a tensor is touched. Format: the GGUF specification in
 the ggml repository, versions 2 and 3, little-endian.
@@ -19,7 +17,7 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 
 from specdec.errors import ModelError, UnsupportedModelError
-from specdec.models.checkpoint import well_formed
+from specdec.models.checkpoint import StoredBlocks, well_formed
 from specdec.models.config import MAX_LAYERS, ModelConfig, RopeConfig
 
 if TYPE_CHECKING:
@@ -30,12 +28,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class GGUFTensor:
-    """``shape`` is outermost first; ``offset`` counts from the start of the file; rows are the last dimension."""
+    """Where a tensor lies in its file."""
 
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # outermost dimension first; a row is the last one
     type: GGMLQuantizationType
-    offset: int
+    offset: int  # bytes from the start of the file
     row_bytes: int
 
     @property
@@ -46,26 +44,9 @@ class GGUFTensor:
 
 _MAGIC = b"GGUF"
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-_STRING, _ARRAY = 8, 9
+_STRING, _ARRAY = 8, 9  # type codes of metadata values, as those above
 _LENGTH = struct.Struct("<Q")
 _TYPES = GGMLQuantizationType
-SUPPORTED_TYPES = frozenset(
-    {
-        _TYPES.F32,
-        _TYPES.F16,
-        _TYPES.BF16,
-        _TYPES.Q8_0,
-        _TYPES.Q4_0,
-        _TYPES.Q4_1,
-        _TYPES.Q5_0,
-        _TYPES.Q5_1,
-        _TYPES.Q4_K,
-        _TYPES.Q5_K,
-        _TYPES.Q6_K,
-    }
-)
-
-
 _BLOCK_KINDS: dict[GGMLQuantizationType, BlockKind] = {
     _TYPES.Q4_0: "q4_0",
     _TYPES.Q4_1: "q4_1",
@@ -76,15 +57,15 @@ _BLOCK_KINDS: dict[GGMLQuantizationType, BlockKind] = {
     _TYPES.Q5_K: "q5_k",
     _TYPES.Q6_K: "q6_k",
 }
+SUPPORTED_TYPES = frozenset({_TYPES.F32, _TYPES.F16, _TYPES.BF16, *_BLOCK_KINDS})
 
 
 class GGUFFile:
-    """An open GGUF file. ``metadata`` maps keys to ints, floats, bools, strings or lists of them; ``tensors`` maps
-    names to where their bytes lie.
+    """An open GGUF file.
 
     Raises:
         ModelError: the file can not be read, is no GGUF file, is truncated or corrupt.
-        UnsupportedModelError: its version or byte order is not one specdec reads.
+        UnsupportedModelError: its version or byte order is not supported.
     """
 
     def __init__(self, path: Path) -> None:
@@ -95,8 +76,8 @@ class GGUFFile:
             raise ModelError(f"{path}: can not be read ({error})") from None
         self._data = self._bytes.data
         self._at = 0
-        self.metadata: dict[str, Any] = {}
-        self.tensors: dict[str, GGUFTensor] = {}
+        self.metadata: dict[str, Any] = {}  # int, float, bool, str, or a list of one of them
+        self.tensors: dict[str, GGUFTensor] = {}  # by name
         try:
             self._read()
         except (struct.error, UnicodeDecodeError, LookupError, OverflowError) as error:
@@ -104,13 +85,13 @@ class GGUFFile:
         self._check_extents()
 
     def raw_rows(self, name: str, index: np.ndarray | slice) -> np.ndarray:
-        """Rows of matrix ``name`` chosen by ``index``, as they are stored: uint8 [rows, bytes of a row], a copy."""
+        """A copy of the rows ``index`` of matrix ``name`` as stored: uint8 [rows, bytes of a row]."""
         tensor = self.tensors[name]
         raw = self._bytes[tensor.offset : tensor.offset + tensor.nbytes].reshape(-1, tensor.row_bytes)
         return np.array(raw[index])  # the mapping is read-only, and tensors must not be
 
     def rows(self, name: str, index: np.ndarray | slice) -> np.ndarray:
-        """Rows of matrix ``name`` chosen by ``index``, dequantised to float32 [rows, row length]."""
+        """The rows ``index`` of matrix ``name``, dequantised to float32 [rows, row length]."""
         tensor = self.tensors[name]
         if tensor.type not in SUPPORTED_TYPES:
             raise UnsupportedModelError(
@@ -193,7 +174,7 @@ class GGUFFile:
         return text
 
     def _strings(self, count: int) -> list[str]:
-        """A vocabulary has 150,000 of them, and as many merges: nothing is called twice for each."""
+        """``count`` strings. A vocabulary has 150,000 and as many merges, so this loop calls as little as it can."""
         data, at, found = self._data, self._at, []
         for _ in range(count):
             start = at + 8
@@ -356,8 +337,8 @@ _LAYER = {
 
 
 def _tensor(values: np.ndarray) -> Tensor:
-    """As torch has it, over the same memory."""
-    import torch  # not at the top: it takes seconds, and whoever wants a vocabulary has no use for it
+    """A torch tensor over the same memory."""
+    import torch  # not at the top: importing it takes seconds, which reading a vocabulary need not wait for
 
     return torch.from_numpy(values)
 
@@ -365,30 +346,21 @@ def _tensor(values: np.ndarray) -> Tensor:
 class GGUFSource:
     """Tensors of an open GGUF file, dequantised slice by slice.
 
-    Files of architecture `llama` hold the rows of q and k permuted, for rotary embedding of neighbouring pairs;
-    they are put back in half-split order. Gemma's norms already hold their +1 in a GGUF file.
+    Files of architecture `llama` hold the rows of q and k permuted, for rotary embedding of neighbouring pairs; this
+    returns them in half-split order. Gemma's norms already hold their +1 in a GGUF file.
     """
 
     def __init__(self, file: GGUFFile) -> None:
         self._file = file
-        self._config = parse_gguf_config(file)
+        self.name = file.path.stem
+        self.config = parse_gguf_config(file)
         self._order: dict[str, np.ndarray] = {}
-        if self._config.family == "llama":
-            dim = self._config.head_dim
+        if self.config.family == "llama":
+            dim = self.config.head_dim
             self._order = {
-                "q": half_split_order(self._config.n_heads, dim),
-                "k": half_split_order(self._config.n_kv_heads, dim),
+                "q": half_split_order(self.config.n_heads, dim),
+                "k": half_split_order(self.config.n_kv_heads, dim),
             }
-
-    @property
-    def name(self) -> str:
-        """The file's name without its ending."""
-        return self._file.path.stem
-
-    @property
-    def config(self) -> ModelConfig:
-        """The model's shape, without token ids."""
-        return self._config
 
     def has(self, role: str) -> bool:
         """Whether the file holds ``role``."""
@@ -405,13 +377,11 @@ class GGUFSource:
         """Rows [low, high) of matrix ``role``, float32."""
         return _tensor(self._file.rows(self._tensor_name(role), self._index(role, low, high)))
 
-    def block_kind(self, role: str) -> BlockKind | None:
-        """The block format of matrix ``role``; None where it is stored in another way."""
+    def stored_blocks(self, role: str) -> StoredBlocks | None:
+        """The block format of matrix ``role``; None where it has none, or is missing."""
         tensor = self._file.tensors.get(self._tensor_name(role))
-        return None if tensor is None else _BLOCK_KINDS.get(tensor.type)  # what is missing is told where it is read
-
-    def order(self, role: str) -> None:
-        """The inputs of every matrix stand in order."""
+        kind = None if tensor is None else _BLOCK_KINDS.get(tensor.type)
+        return None if kind is None else StoredBlocks(kind)
 
     def blocks(self, role: str, low: int, high: int) -> Tensor:
         """Rows [low, high) of matrix ``role`` as they are stored, uint8 [high - low, bytes of a row]."""

@@ -28,16 +28,14 @@ GPTQ_ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}  # the first format stores zero po
 
 @dataclass(frozen=True, slots=True)
 class QuantizedConfig:
-    """``bits`` per weight; ``group_size`` input channels share a scale, -1: all of them; ``zero_offset`` is to be
-    added to stored zero points; ``symmetric``: none are stored, half the range stands for zero; ``act_order``: the file
-    must say which group an input channel belongs to."""
+    """How a folder's quantised matrices are stored."""
 
     method: QuantMethod
-    bits: int
-    group_size: int
-    zero_offset: int = 0
-    symmetric: bool = False
-    act_order: bool = False
+    bits: int  # per weight
+    group_size: int  # input channels that share a scale; -1: all of them
+    zero_offset: int = 0  # added to stored zero points
+    symmetric: bool = False  # no zero points are stored; half the range stands for zero
+    act_order: bool = False  # the file says which group each input channel belongs to
 
     @property
     def per_word(self) -> int:
@@ -46,10 +44,10 @@ class QuantizedConfig:
 
 
 def parse_quantized_config(data: Any, name: str) -> QuantizedConfig:
-    """From ``quantization_config`` of config.json; ``name`` is used in messages.
+    """The ``quantization_config`` of config.json; ``name`` is the model's in messages.
 
     Raises:
-        UnsupportedModelError: it is not one of the layouts that can be read; the message names the field.
+        UnsupportedModelError: the layout is not supported; the text names the field.
     """
     data = data if isinstance(data, dict) else {}
     method = data.get("quant_method")
@@ -72,7 +70,7 @@ def parse_quantized_config(data: Any, name: str) -> QuantizedConfig:
 
 
 def _compressed_weights(data: dict[str, Any], where: str) -> dict[str, Any]:
-    """How a compressed-tensors folder holds its matrices, which must all be held alike."""
+    """How a compressed-tensors folder holds its matrices; all of them must be held alike."""
     where = f"{where} (compressed-tensors)"
     layout = data.get("format")
     if layout != "pack-quantized":
@@ -140,7 +138,7 @@ FAMILIES = {
     "gemma3": "gemma3",
 }
 
-# What a family's configuration class assumes where config.json says nothing (published configs omit such fields)
+# Defaults of a family's configuration class in transformers; published configs omit such fields
 _COMMON: dict[str, Any] = {"rms_norm_eps": 1e-6, "max_position_embeddings": 32768}
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {"max_position_embeddings": 2048},
@@ -166,13 +164,13 @@ _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh
 
 
 def parse_hf_config(data: dict[str, Any], name: str) -> ModelConfig:
-    """The model's shape from the parsed ``config.json``; ``name`` is used in messages.
+    """The model's shape from the parsed ``config.json``; ``name`` is the model's in messages.
 
-    ``qkv_bias`` is what the configuration says; sources may find that tensors say otherwise.
+    ``qkv_bias`` is the configuration's; the tensors may say otherwise.
 
     Raises:
-        UnsupportedModelError: the family, its activation, rope scaling or quantisation is not one specdec runs.
-        ModelError: a field is missing or has no sensible value.
+        UnsupportedModelError: the family, its activation, rope scaling or quantisation is not supported.
+        ModelError: a field is missing or out of range.
     """
     model_type = str(data.get("model_type", "(none)"))
     family = FAMILIES.get(model_type)
@@ -286,7 +284,7 @@ class _Reader:
         return (int(window) if any(flags) else None), flags
 
     def _rope(self) -> RopeConfig:
-        """Both spellings: ``rope_parameters`` (transformers 5) and ``rope_theta`` with ``rope_scaling``."""
+        """Reads both spellings: ``rope_parameters`` (transformers 5), and ``rope_theta`` with ``rope_scaling``."""
         given = self.data.get("rope_parameters") or {}
         if self.family == "gemma3":
             full = given.get("full_attention") or {}
@@ -359,12 +357,12 @@ class HFSource:
 
     Raises:
         ModelError: config.json or the weights are missing, truncated or corrupt.
-        UnsupportedModelError: the family or a tensor type is not one specdec runs.
+        UnsupportedModelError: the family or a tensor type is not supported.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._name = folder.name or str(folder)
+        self.name = folder.name or str(folder)
         raw = read_json(folder / "config.json")
         config = parse_hf_config(raw, str(folder))
         self._files = _open_shards(folder)
@@ -376,22 +374,12 @@ class HFSource:
             config = replace(config, tie_embeddings=True)
         self._layer_names = _GEMMA_LAYER if config.family == "gemma3" else _LAYER
         eos = _generation_eos(folder)
-        self._config = replace(
+        self.config = replace(
             config,
             vocab_size=self._slice(self._prefix + "embed_tokens.weight").get_shape()[0],
             qkv_bias=self._prefix + "layers.0.self_attn.q_proj.bias" in self._where,
             eos_ids=tuple(dict.fromkeys((*config.eos_ids, *eos))),
         )
-
-    @property
-    def name(self) -> str:
-        """The folder's name."""
-        return self._name
-
-    @property
-    def config(self) -> ModelConfig:
-        """The model's shape as config.json and the tensors tell it."""
-        return self._config
 
     def has(self, role: str) -> bool:
         """Whether the checkpoint holds ``role``."""
@@ -412,10 +400,10 @@ class HFSource:
         name = self._tensor_name(role)
         with self._reading(name):
             values = self._slice(name)[:].float()
-        return values + 1.0 if self._config.family == "gemma3" and role.endswith("_norm") else values
+        return values + 1.0 if self.config.family == "gemma3" and role.endswith("_norm") else values
 
     def module(self, role: str) -> str:
-        """What the file calls the module that holds matrix ``role``; its tensors are ``module.weight`` and the like."""
+        """The file's name of the module that holds matrix ``role``; its tensors are ``module.weight`` and the like."""
         return self._tensor_name(role).removesuffix(".weight")
 
     def holds(self, tensor: str) -> bool:
@@ -423,11 +411,11 @@ class HFSource:
         return tensor in self._where
 
     def raw_shape(self, tensor: str) -> tuple[int, ...]:
-        """Shape of the tensor that the file calls ``tensor``; ModelError when it is missing."""
+        """Shape of the tensor named ``tensor`` in the file; ModelError when it is missing."""
         return tuple(self._view(tensor).get_shape())
 
     def raw(self, tensor: str, rows: slice = slice(None), columns: slice | None = None) -> Tensor:
-        """``rows`` of the tensor that the file calls ``tensor``, of whatever type, or these ``columns`` of them."""
+        """``rows`` and ``columns`` of the tensor named ``tensor`` in the file, of any type."""
         with self._reading(tensor):
             view = self._view(tensor)
             values: Tensor = view[rows] if columns is None else view[rows, columns]
@@ -524,8 +512,9 @@ _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 def load_hf_tokenizer(folder: Path, config: ModelConfig, like: Tokenizer | None = None) -> Tokenizer:
-    """The tokenizer of ``folder``; ``config`` gives the begin and end ids its own files do not. like: see
-    `Tokenizer.like`.
+    """The tokenizer of ``folder``. ``config`` gives the begin and end ids that its own files lack.
+
+    like: see `Tokenizer.like`.
 
     Raises:
         ModelError: there is no ``tokenizer.json``, or it can not be read.

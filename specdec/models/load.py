@@ -1,4 +1,4 @@
-"""Loads a model, or its tokenizer alone, by whatever name it is given."""
+"""Loads a model for the CPU by name: its packed weights, from the cache where they are, and its tokenizer."""
 
 from __future__ import annotations
 
@@ -23,22 +23,19 @@ from verify_kernels.packed_weights import BlockPacking, HostLinear
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel(Generic[L]):
-    """A model for the CPU (`load_model`) or a GPU (`specdec.models.device_weights.load_device_model`). ``config`` has
-    the tokenizer's begin and end ids filled in. ``dtype``: what the layers' weights are held in, for people.
-    ``digest``: equal where weights and the type they are held in are, also in another process. ``bits``: the same by
-    the weights as they lie in memory, wherever they were packed; on a GPU by the files they were read from."""
+    """A model for the CPU (`load_model`) or a GPU (`specdec.models.device_weights.load_device_model`)."""
 
     name: str
-    config: ModelConfig
-    dtype: str
+    config: ModelConfig  # with the tokenizer's begin and end ids
+    dtype: str  # of the layers' weights, for people
     weights: ModelWeights[L]
     tokenizer: Tokenizer
-    digest: str = ""
-    bits: str = ""
+    digest: str = ""  # over the source of the weights and their type; the same in every process
+    bits: str = ""  # over the packed weights in memory; on a GPU over the files they were read from
 
 
 HostModel = LoadedModel[HostLinear]
-MAX_HEAD_DIM = 256
+MAX_HEAD_DIM = 256  # values in a head; the CPU attention kernel's buffers hold no more
 
 
 def load_model(
@@ -51,18 +48,18 @@ def load_model(
     packing: BlockPacking | None = None,
     like: Tokenizer | None = None,
 ) -> HostModel:
-    """Load the model that ``ref`` names: an HF folder, a .gguf file, a catalogue name (fetched when missing), a hub
-    id, or "random:SHAPE" (`RANDOM_SHAPES`).
+    """Load the model ``ref``: an HF folder, a .gguf file, a catalogue name or hub id (fetched if missing), or
+    "random:SHAPE" (`RANDOM_SHAPES`).
 
-    cut: the tokens that the output table of a model of that vocabulary keeps. packing: what readies weights in blocks;
-    by default the plain one, which takes many times as long. like: the tokenizer of another model, perhaps of the same
-    vocabulary.
+    cut: the tokens that the output table keeps, if the model has that vocabulary. packing: repacks weights in blocks;
+    the default, in Python, takes many times as long as the native one. like: another model's tokenizer, which is
+    reused if the vocabulary is the same.
 
-    Packed weights and converted tokenizers are kept in ``cache_dir``; a damaged cache is rebuilt.
+    Packed weights and converted tokenizers are cached in ``cache_dir``; a damaged cache is rebuilt.
 
     Raises:
-        ModelError: not found, truncated, corrupt, without tokenizer, or too large for the memory there is.
-        UnsupportedModelError: sound, but of an architecture or tensor type that specdec does not run.
+        ModelError: not found, truncated, corrupt, without tokenizer, or too large for the available memory.
+        UnsupportedModelError: the architecture or a tensor type is not supported.
     """
     cache_dir = cache_dir.expanduser()
     progress = progress or silent
@@ -104,8 +101,10 @@ def _packed(
 
 
 class PackedModel:
-    """A model whose packed weights lie in a file, from which several processes each read a share: that of the cache,
-    or memory without a name (``descriptor``) where the cache keeps none. Use as a context manager.
+    """A model whose packed weights lie in a file, from which several processes each read a share.
+
+    The file is the cache's, or memory without a name (``descriptor``) where the cache keeps none. Use as a context
+    manager.
 
     Raises:
         ModelError, UnsupportedModelError: as `load_model` does.
@@ -143,7 +142,7 @@ class PackedModel:
         return PackedFile(self.path, self.key)
 
     def damaged(self, error: object) -> ModelError:
-        """What to raise where a rank could not read its share; the file is packed again at the next start."""
+        """The error for a rank that could not read its share; deletes the file, so that the next start packs anew."""
         self._cache.discard(error)
         return ModelError(f"{self.checkpoint.name}: packed weights were damaged ({error}) and are deleted; start again")
 
@@ -158,10 +157,10 @@ class PackedModel:
 def with_tokenizer(
     checkpoint: Checkpoint, config: ModelConfig, cache_dir: Path, like: Tokenizer | None = None
 ) -> tuple[ModelConfig, Tokenizer]:
-    """``config`` with the begin and end ids of the model's tokenizer, and that. like: see `load_model`.
+    """``config`` with the begin and end ids of the model's tokenizer, and the tokenizer. like: see `load_model`.
 
     Raises:
-        ModelError: there is none, or the model lacks a row for one of its tokens.
+        ModelError: there is no tokenizer, or the model lacks a row for one of its tokens.
     """
     tokenizer = checkpoint.tokenizer(cache_dir, config, like)
     if tokenizer.base_size > config.vocab_size:
@@ -176,7 +175,7 @@ def with_tokenizer(
 
 
 def _check_heads(name: str, config: ModelConfig) -> None:
-    """What the attention kernels take; said here, where it is one line, rather than when a decoder is built."""
+    """UnsupportedModelError unless the CPU attention kernel supports the heads."""
     if config.head_dim % 2 or config.head_dim > MAX_HEAD_DIM or config.n_heads % config.n_kv_heads:
         raise UnsupportedModelError(
             f"{name}: {config.n_heads} heads of {config.head_dim} over {config.n_kv_heads} KV heads are not supported; "

@@ -1,4 +1,4 @@
-"""How large a model is and how much memory is free, control groups included: refuses what does not fit."""
+"""A model's size and the memory that is free, control groups included; refuses models that do not fit."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from specdec.models.tokenizer import Tokenizer
 from specdec.models.vocabulary_cut import VocabularyCut
 from specdec.models.weights import ArraySpec, layout_bytes, plan_layout
 
-# Limit, use, and the names under which the page cache, which the kernel takes back when it must, is told
+# Files with a group's limit and use, and the fields of memory.stat for page cache, which Linux reclaims when it must
 _V2 = ("memory.max", "memory.current", ("inactive_file", "active_file"))
 _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file"))
 
 
 def cgroup_free(mount: Path, own: Path) -> int | None:
-    """The least that any group around this process leaves, in bytes; None where none of them has a limit.
+    """The bytes that the tightest control group around this process leaves; None where no group has a limit.
 
-    mount: where the groups are. own: ``/proc/self/cgroup``.
+    mount: of the control groups. own: ``/proc/self/cgroup``.
     """
     places = _own_groups(own)
     roots = [(mount, places.get("", "/"), _V2), (mount / "memory", places.get("memory", "/"), _V1)]
@@ -35,7 +35,7 @@ def cgroup_free(mount: Path, own: Path) -> int | None:
 
 
 def _own_groups(own: Path) -> dict[str, str]:
-    """The process's group by controller; version 2's has none."""
+    """The process's group by controller; "" is version 2's."""
     try:
         lines = own.read_text().splitlines()
     except OSError:
@@ -48,7 +48,7 @@ def _own_groups(own: Path) -> dict[str, str]:
 
 
 def _upwards(root: Path, place: str) -> Iterator[Path]:
-    """The group and all around it. In a container the path may be that of the host, of which only the root is here."""
+    """The group and its parents. In a container the path may be the host's, of which only the root exists."""
     group = root / place.strip("/")
     while group != root:
         yield group
@@ -70,20 +70,22 @@ def _free(group: Path, files: tuple[str, str, tuple[str, str]]) -> int | None:
 
 
 GIB = 1 << 30
-WORKING_BYTES = 256 << 20  # slices in conversion, the tokenizer, the interpreter
+WORKING_BYTES = 256 << 20  # held while loading beside the weights: slices in conversion, tokenizer, interpreter
 _CGROUP, _OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def available_bytes(cgroup: Path = _CGROUP, own: Path = _OWN) -> int:
-    """Bytes this process may still take: what the machine has free, or what the limit of its container, of its unit
-    or of any group around it leaves. cgroup: where the groups are mounted. own: which of them this process is in."""
+    """Bytes that this process may still take: the machine's free memory, or what a limit of its control groups leaves.
+
+    cgroup: the control groups' mount. own: the file that lists this process's groups.
+    """
     free = psutil.virtual_memory().available
     left = cgroup_free(cgroup, own)
     return free if left is None else min(free, left)
 
 
 def check_memory(name: str, nbytes: int, dtype: WeightDtype, available: int | None = None) -> None:
-    """ModelError unless ``nbytes`` of weights and some working space fit in ``available`` (default: measured)."""
+    """ModelError unless ``nbytes`` of weights and `WORKING_BYTES` fit in ``available`` (default: measured)."""
     available = available_bytes() if available is None else available
     needed = nbytes + WORKING_BYTES
     if needed > available:
@@ -96,16 +98,15 @@ def check_memory(name: str, nbytes: int, dtype: WeightDtype, available: int | No
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """``weight_bytes``: of its packed weights. ``read_bytes``: of those, what a step reads whatever its rows: all but
-    the embedding, in which rows are looked up."""
+    """A model's memory on the CPU."""
 
     name: str
     config: ModelConfig
-    weight_bytes: int
-    read_bytes: int
+    weight_bytes: int  # of the packed weights
+    read_bytes: int  # of the weights that every step reads: all but the embedding, in which rows are looked up
 
     def step_bytes(self, rows: int) -> int:
-        """Bytes of the buffers of a forward of ``rows`` rows: what `Decoder` and its kernels allocate."""
+        """Bytes of the buffers that `Decoder` and its kernels allocate for a forward of ``rows`` rows."""
         c = self.config
         widest = max(c.hidden_size, c.intermediate_size, c.q_size)
         values = 2 * c.hidden_size + 2 * c.q_size + 2 * c.kv_size + 2 * c.intermediate_size + c.vocab_size
@@ -121,11 +122,11 @@ def measure_model(
     cut: VocabularyCut | None = None,
     like: Tokenizer | None = None,
 ) -> ModelSize:
-    """The size of the model that ``ref`` names, as `load_model` would load it; fetched when missing, as there.
+    """The size of the model ``ref`` as `load_model` would load it; fetched if missing.
 
     Raises:
         ModelError: not found, or not readable.
-        UnsupportedModelError: of an architecture or tensor type that specdec does not run.
+        UnsupportedModelError: the architecture or a tensor type is not supported.
     """
     cache_dir = cache_dir.expanduser()
     checkpoint = resolve(ref, cache_dir, progress or silent)

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from specdec.config import WeightDtype
 from specdec.errors import ModelError
-from specdec.models.checkpoint import BlockSource, Checkpoint, TensorSource
+from specdec.models.checkpoint import BlockSource, Checkpoint, TensorSource, stored_blocks
 from specdec.models.config import ModelConfig, RopeConfig
 from specdec.models.progress import Progress
 from specdec.models.tokenizer import Tokenizer
@@ -67,9 +67,7 @@ def conversion_pool() -> Iterator[ThreadPoolExecutor]:
         torch.set_num_threads(intra_op)
 
 
-SLICE_VALUES = (
-    1 << 20
-)  # values converted at a time: small enough to stay near the cache, large enough to amortise calls
+SLICE_VALUES = 1 << 20  # values converted at a time: few enough for the cache, enough to amortise calls
 
 
 def pack_model(
@@ -129,16 +127,17 @@ class _Reader:
 
     def floats(self, role: str, low: int, high: int) -> Tensor:
         """Rows of ``role``, float32."""
-        kind = self.source.block_kind(role) if isinstance(self.source, BlockSource) else None
-        if kind is None or kind in _LEVELS_AND_ZEROS:
+        stored = stored_blocks(self.source, role)
+        if stored is None or stored.kind in _LEVELS_AND_ZEROS:
             return self.source.rows(role, low, high)
-        return self.packing.floats(cast(BlockSource, self.source).blocks(role, low, high), kind)
+        return self.packing.floats(cast(BlockSource, self.source).blocks(role, low, high), stored.kind)
 
     def blocks(self, role: str, kind: str, low: int, high: int) -> Tensor:
-        """Rows of ``role`` in the block format ``kind``: their own, or rounded to it."""
-        if isinstance(self.source, BlockSource) and self.source.block_kind(role) == kind:
-            return self.source.blocks(role, low, high)
-        assert kind == "q4_0"  # nothing else is rounded to
+        """Rows of ``role`` in the block format ``kind``: stored in it, or rounded to it."""
+        stored = stored_blocks(self.source, role)
+        if stored is not None and stored.kind == kind:
+            return cast(BlockSource, self.source).blocks(role, low, high)
+        assert kind == "q4_0", kind  # the only format that weights are rounded to
         return self.packing.round(self.floats(role, low, high))
 
     def packed(self, piece: LinearPiece, low: int, high: int, bias: Tensor | None) -> PackedLinear:

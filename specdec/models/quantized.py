@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specdec.errors import ModelError
-from specdec.models.config import ModelConfig
+from specdec.models.checkpoint import StoredBlocks
 from specdec.models.hf import HFSource, QuantizedConfig, QuantMethod
 from verify_kernels.packed_weights import BlockKind
 from verify_kernels.quant_formats import FORMATS, GROUP
@@ -88,12 +88,6 @@ _PARTS: dict[QuantMethod, _Parts] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Blocks:
-    kind: BlockKind
-    order: Tensor | None
-
-
 class QuantizedSource:
     """A `BlockSource` over a folder some of whose matrices are stored as words of several levels, zero points, scales
     and perhaps the group of each input channel (act-order); the others are as in any folder.
@@ -107,25 +101,10 @@ class QuantizedSource:
 
     def __init__(self, inner: HFSource, quantized: QuantizedConfig) -> None:
         self._inner = inner
-        self._quantized = quantized
+        self.name, self.config, self.quantized = inner.name, inner.config, quantized
         self._parts = _PARTS[quantized.method]
         self._by_rows = quantized.method == "compressed-tensors"  # the others hold columns beside each other
-        self._blocks: dict[str, _Blocks | None] = {}
-
-    @property
-    def name(self) -> str:
-        """The folder's name."""
-        return self._inner.name
-
-    @property
-    def config(self) -> ModelConfig:
-        """The model's shape."""
-        return self._inner.config
-
-    @property
-    def quantized(self) -> QuantizedConfig:
-        """How the matrices are stored."""
-        return self._quantized
+        self._stored: dict[str, StoredBlocks | None] = {}  # found so far, by role
 
     def is_quantized(self, role: str) -> bool:
         """Whether matrix ``role`` is stored quantised."""
@@ -139,16 +118,16 @@ class QuantizedSource:
         """Shape of ``role``; ModelError when its parts do not fit each other."""
         if not self.is_quantized(role):
             return self._inner.shape(role)
-        per_word, parts = self._quantized.per_word, self._parts
+        per_word, parts = self.quantized.per_word, self._parts
         rows, columns = self._sizes(role, parts.levels)
         if self._by_rows:
             outputs, inputs = rows, columns * per_word
-        elif self._quantized.method == "awq":
+        elif self.quantized.method == "awq":
             outputs, inputs = columns * per_word, rows
         else:
             outputs, inputs = columns, rows * per_word
         groups = -(-inputs // self._group_size(inputs))
-        if not self._quantized.symmetric:
+        if not self.quantized.symmetric:
             self._expect(role, parts.zeros, (groups, -(-outputs // per_word)))
         self._expect(role, parts.scales, (groups, outputs))
         if self._has_groups(role):
@@ -176,20 +155,18 @@ class QuantizedSource:
             self._groups(role, inputs, scales.shape[1]),
         )
 
-    def block_kind(self, role: str) -> BlockKind | None:
-        """The block format that holds matrix ``role`` without loss; None where none does: not 4 bits, no groups of a
-        multiple of 32 inputs each, or scales that are no float16 numbers."""
-        blocks = self._blocks_of(role)
-        return None if blocks is None else blocks.kind
+    def stored_blocks(self, role: str) -> StoredBlocks | None:
+        """The block format that holds matrix ``role`` without loss.
 
-    def order(self, role: str) -> Tensor | None:
-        """Which input stands at each place of the blocks of matrix ``role``, int64 [in]; None: they are in order."""
-        blocks = self._blocks_of(role)
-        return None if blocks is None else blocks.order
+        None where none does: not 4 bits, groups that are no multiple of 32 inputs, or scales beyond float16.
+        """
+        if role not in self._stored:
+            self._stored[role] = self._find_blocks(role)
+        return self._stored[role]
 
     def blocks(self, role: str, low: int, high: int) -> Tensor:
         """Rows [low, high) of matrix ``role`` in its block format, uint8 [high - low, bytes of a row]."""
-        form = self._blocks_of(role)
+        form = self.stored_blocks(role)
         assert form is not None, role
         matrix, layout = self.matrix(role, low, high), FORMATS[form.kind]
         levels = matrix.levels if form.order is None else matrix.levels[:, form.order]
@@ -203,13 +180,8 @@ class QuantizedSource:
         raw[..., 3:] = padded[..., ::2] | padded[..., 1::2] << 4
         return raw.flatten(1)
 
-    def _blocks_of(self, role: str) -> _Blocks | None:
-        if role not in self._blocks:
-            self._blocks[role] = self._find_blocks(role)
-        return self._blocks[role]
-
-    def _find_blocks(self, role: str) -> _Blocks | None:
-        if not self.is_quantized(role) or self._quantized.bits != 4:
+    def _find_blocks(self, role: str) -> StoredBlocks | None:
+        if not self.is_quantized(role) or self.quantized.bits != 4:
             return None
         outputs, inputs = self.shape(role)
         size = self._group_size(inputs)
@@ -222,26 +194,26 @@ class QuantizedSource:
         if not torch.equal(scales.half().to(scales.dtype), scales):
             return None
         try:
-            return _Blocks(kind, group_order(self._groups(role, inputs, scales.shape[1]), size))
+            return StoredBlocks(kind, group_order(self._groups(role, inputs, scales.shape[1]), size))
         except ValueError:
             return None
 
     def _group_size(self, inputs: int) -> int:
-        return inputs if self._quantized.group_size == -1 else self._quantized.group_size
+        return inputs if self.quantized.group_size == -1 else self.quantized.group_size
 
     def _levels(self, role: str, low: int, high: int) -> Tensor:
         """uint8 [high - low, in]."""
-        tensor, bits = self._tensor(role, self._parts.levels), self._quantized.bits
+        tensor, bits = self._tensor(role, self._parts.levels), self.quantized.bits
         if self._by_rows:
             return unpack_columns(self._inner.raw(tensor, slice(low, high)), bits)
-        if self._quantized.method == "gptq":
+        if self.quantized.method == "gptq":
             return unpack_rows(self._inner.raw(tensor, columns=slice(low, high)), bits).t().contiguous()
         words, cut = self._words(low, high)
         return unpack_awq_columns(self._inner.raw(tensor, columns=words))[:, cut].t().contiguous()
 
     def _zeros(self, role: str, low: int, high: int) -> Tensor:
         """int16 [high - low, groups]."""
-        config = self._quantized
+        config = self.quantized
         if config.symmetric:
             groups = self._inner.raw_shape(self._tensor(role, self._parts.scales))[1]
             return torch.full((high - low, groups), 2 ** (config.bits - 1), dtype=torch.int16)
@@ -253,7 +225,7 @@ class QuantizedSource:
 
     def _words(self, low: int, high: int) -> tuple[slice, slice]:
         """The words that hold values [low, high), and where in them these lie."""
-        per_word = self._quantized.per_word
+        per_word = self.quantized.per_word
         first, last = low // per_word, -(-high // per_word)
         return slice(first, last), slice(low - first * per_word, high - first * per_word)
 
@@ -269,7 +241,7 @@ class QuantizedSource:
         return given
 
     def _has_groups(self, role: str) -> bool:
-        return self._quantized.act_order or self._inner.holds(self._tensor(role, self._parts.groups))
+        return self.quantized.act_order or self._inner.holds(self._tensor(role, self._parts.groups))
 
     def _tensor(self, role: str, part: str) -> str:
         return f"{self._inner.module(role)}.{part}"
@@ -295,5 +267,5 @@ class QuantizedSource:
         if found != shape:
             raise ModelError(
                 f"{self.name}: tensor {self._tensor(role, part)} has shape {list(found)}; its {self._parts.levels} and "
-                f"group_size {self._quantized.group_size} call for {list(shape)}, so the file or config.json is damaged"
+                f"group_size {self.quantized.group_size} call for {list(shape)}, so the file or config.json is damaged"
             )

@@ -125,13 +125,14 @@ def _added(name: str, token: int) -> dict[str, object]:
     return {"id": token, "content": name, **flags}
 
 
-LOGIT_STD = 3.0  # of 128k tokens the likeliest then has about a fifth of the probability, as in an undecided text
+LOGIT_STD = 3.0  # of logits: the likeliest of 128k tokens has about a fifth of the probability, as in undecided text
 _SCORE_STD = 2.0  # of q.k: a row attends to dozens of a thousand keys, neither to one nor to all
-_GATED_RMS = 0.6  # of silu(g) u, g and u standard normal
-_QUIET = 1 / 16  # rows of control tokens in the output matrix: a random model does not end its answers
-_NORM_SPREAD, _BIAS_STD = 0.1, 0.1
-_WORD = (1 << 64) - 1
-_BYTE_STD = 256 / math.sqrt(12)
+_GATED_RMS = 0.6  # of silu(g) u, with g and u standard normal
+_QUIET = 1 / 16  # factor of control tokens' output rows, so that a random model does not end its answers
+_NORM_SPREAD = 0.1  # standard deviation of a norm's weights around 1
+_BIAS_STD = 0.1  # standard deviation of biases
+_WORD = (1 << 64) - 1  # largest word of the generator
+_BYTE_STD = 256 / math.sqrt(12)  # standard deviation of a uniform byte
 
 
 class RandomSource:
@@ -141,20 +142,10 @@ class RandomSource:
     """
 
     def __init__(self, name: str, config: ModelConfig, seed: int) -> None:
-        self._name = name
-        self._config = config
+        self.name = name
+        self.config = config
         self._seed = seed
         self._shapes = _shapes(config)
-
-    @property
-    def name(self) -> str:
-        """How messages call the model."""
-        return self._name
-
-    @property
-    def config(self) -> ModelConfig:
-        """The model's shape."""
-        return self._config
 
     def has(self, role: str) -> bool:
         """Whether a model of this shape has ``role``."""
@@ -163,7 +154,7 @@ class RandomSource:
     def shape(self, role: str) -> tuple[int, ...]:
         """Shape of ``role``."""
         if role not in self._shapes:
-            raise ModelError(f"{self._name}: a model of this shape has no tensor {role}")
+            raise ModelError(f"{self.name}: a model of this shape has no tensor {role}")
         return self._shapes[role]
 
     def rows(self, role: str, low: int, high: int) -> Tensor:
@@ -171,14 +162,17 @@ class RandomSource:
         n_rows, columns = self.shape(role)
         low, high = min(low, n_rows), min(high, n_rows)
         values = self._uniform(role, low, high, columns) * self._std(role)
-        if role == ("embed" if self._config.tie_embeddings else "lm_head"):
+        if role == ("embed" if self.config.tie_embeddings else "lm_head"):
             quiet = [token - low for token in control_token_ids(n_rows) if low <= token < high]
             values[quiet] *= _QUIET
         return values
 
     def vector(self, role: str) -> Tensor:
-        """Vector ``role``, float32: a bias near 0, a norm's weights near 1. Those of the last norm have either sign:
-        where the output matrix is the embedding, a token would else make itself the likeliest to follow."""
+        """Vector ``role``, float32: a bias near 0, a norm's weights near 1.
+
+        The last norm's weights have either sign: otherwise, with tied embeddings, a token would most likely be
+        followed by itself.
+        """
         (size,) = self.shape(role)
         values = self._uniform(role, 0, 1, size)[0]
         if role.endswith(".bias"):
@@ -187,8 +181,10 @@ class RandomSource:
         return weights * values.sign() if role == "final_norm" else weights
 
     def _uniform(self, role: str, low: int, high: int, columns: int) -> Tensor:
-        """Rows of variance 1 and mean 0, one random byte per value. A row begins on a whole word of the generator, so
-        that it can be jumped to."""
+        """Rows of variance 1 and mean 0, one random byte per value.
+
+        A row begins on a whole word of the generator, so that reading can start at any row.
+        """
         words = -(-columns // 8)
         digest = hashlib.sha256(f"{self._seed}|{role}".encode()).digest()
         bits = np.random.PCG64(int.from_bytes(digest[:16], "little")).advance(low * words)
@@ -198,7 +194,7 @@ class RandomSource:
         return torch.from_numpy(values).float().add_(0.5).div_(_BYTE_STD)
 
     def _std(self, role: str) -> float:
-        config = self._config
+        config = self.config
         branch = 1 / math.sqrt(2 * config.n_layers)  # all layers' shares of the residual stream add up to about 1
         part = role.rpartition(".")[2]
         if part == "embed":

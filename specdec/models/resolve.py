@@ -1,4 +1,4 @@
-"""Finds out what a model's name means, and opens the checkpoint: a folder, a GGUF file or a catalogue entry."""
+"""Resolves a model's name to its checkpoint: a folder, a GGUF file, a catalogue entry, a hub id or a random shape."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from specdec.models.tokenizer import Tokenizer
 
 
 class HFCheckpoint:
-    """config.json, safetensors and tokenizer.json in ``path``."""
+    """A folder ``path`` with config.json, safetensors and tokenizer.json."""
 
     keeps_packed = True
 
@@ -28,29 +28,29 @@ class HFCheckpoint:
         self.name = name or path.resolve().name
 
     def fingerprint(self) -> str:
-        """Over the configuration and every weight file."""
-        read_json(self.path / "config.json")  # first, because a folder without one is most often no model at all
+        """SHA-256 over the configuration and every weight file."""
+        read_json(self.path / "config.json")  # first: a folder without it is most often no model at all
         optional = self.path / "generation_config.json"
         extra = [optional] if optional.exists() else []
         return fingerprint_files([self.path / "config.json", *extra, *weight_files(self.path)])
 
     def open(self) -> TensorSource:
-        """The tensors; those of quantised folders as `QuantizedSource` gives them."""
+        """The tensors; for a quantised folder, a `QuantizedSource`."""
         source = HFSource(self.path)
         quantized = read_json(self.path / "config.json").get("quantization_config")
         if quantized is None:
             return source
-        from specdec.models.quantized import QuantizedSource  # not at the top, as `random_model`: both need torch
+        from specdec.models.quantized import QuantizedSource  # not at the top, like `random_model`: both import torch
 
         return QuantizedSource(source, parse_quantized_config(quantized, self.name))
 
     def tokenizer(self, cache_dir: Path, config: ModelConfig | None = None, like: Tokenizer | None = None) -> Tokenizer:
-        """The folder's own tokenizer; nothing has to be converted."""
+        """The folder's own tokenizer, which needs no conversion."""
         return load_hf_tokenizer(self.path, config or self.open().config, like)
 
 
 class GGUFCheckpoint:
-    """The file at ``path``. ``sha256`` is its digest where that is known already (catalogue models)."""
+    """The file at ``path``. sha256: its digest if that is known already, as for catalogue models."""
 
     keeps_packed = True
 
@@ -61,10 +61,10 @@ class GGUFCheckpoint:
 
     @cached_property
     def _file(self) -> GGUFFile:
-        return GGUFFile(self.path)  # opened only when a cache misses: parsing a large header takes a while
+        return GGUFFile(self.path)  # opened only on a cache miss: parsing a large header takes a while
 
     def fingerprint(self) -> str:
-        """The digest where known, else over the file's header, size and time."""
+        """The file's digest if known, else SHA-256 over its header, size and time."""
         return self._sha256 or fingerprint_files([self.path])
 
     def open(self) -> GGUFSource:
@@ -76,7 +76,7 @@ class GGUFCheckpoint:
         cache = TokenizerCache(cache_dir / "tokenizers")
         found = cache.read(self.fingerprint())
         if found is None:
-            self.open()  # an architecture that is not run is told first
+            self.open()  # so that an unsupported architecture is reported first
             found = convert_gguf_tokenizer(self._file)
             cache.write(self.fingerprint(), *found)
         try:
@@ -89,10 +89,10 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def resolve(ref: str, cache_dir: Path, progress: Progress) -> Checkpoint:
-    """What ``ref`` names: an existing folder or file first, then "random:SHAPE", a catalogue name, or a hub id.
+    """The checkpoint ``ref``: an existing folder or file first, then "random:SHAPE", a catalogue name, or a hub id.
 
     Raises:
-        ModelError: it names nothing, or what it names can not be fetched.
+        ModelError: there is none, or it can not be fetched.
     """
     path = Path(ref).expanduser()
     if path.is_dir():
@@ -117,18 +117,18 @@ def resolve(ref: str, cache_dir: Path, progress: Progress) -> Checkpoint:
 
 
 def load_tokenizer(ref: str, cache_dir: Path, progress: Progress | None = None) -> Tokenizer:
-    """The tokenizer of the model that ``ref`` names; its forms are those of `specdec.models.load.load_model`.
+    """The tokenizer of the model ``ref``, in any form that `specdec.models.load.load_model` takes.
 
     Raises:
         ModelError: not found, truncated, corrupt, or without tokenizer.
-        UnsupportedModelError: sound, but of an architecture that specdec does not run.
+        UnsupportedModelError: the architecture is not supported.
     """
     cache_dir = cache_dir.expanduser()
     return resolve(ref, cache_dir, progress or silent).tokenizer(cache_dir)
 
 
 def is_here(ref: str, cache_dir: Path) -> bool:
-    """Whether `resolve` would find ``ref`` without fetching anything; of a hub id that is not known."""
+    """Whether `resolve` finds ``ref`` without fetching; False for a hub id, which is not looked up."""
     if Path(ref).expanduser().exists() or ref.startswith(RANDOM_PREFIX):
         return True
     fetcher = Fetcher(cache_dir.expanduser() / "models")
@@ -136,7 +136,7 @@ def is_here(ref: str, cache_dir: Path) -> bool:
 
 
 def _folder(path: Path) -> Checkpoint:
-    """A model folder, or one that just holds a .gguf file."""
+    """A model folder, or a folder with a single .gguf file."""
     files = sorted(path.glob("*.gguf"))
     if not (path / "config.json").exists() and files:
         if len(files) > 1:

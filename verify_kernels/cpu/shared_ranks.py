@@ -1,4 +1,4 @@
-"""Memory that the ranks of one model share on a machine, and the place in it where they meet."""
+"""Memory that the ranks of one model share on a machine, and their barrier in it."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ _HEAD = 4096  # bytes before the buffers: where ranks meet (csrc/ranks.cpp)
 
 
 class RankLostError(RuntimeError):
-    """Another rank of the model is gone, so that this one can not go on."""
+    """Another rank of the model is gone."""
 
     def __init__(self, why: str = "") -> None:
         super().__init__(f"a rank of the target was lost{': ' + why if why else ''}")
 
 
 def create_segment(nbytes: int) -> int:
-    """A file descriptor of fresh memory that nobody else can open. It has no name and no place in /dev/shm, so it ends
-    with the last process that holds it, however these end. Pages are taken as they are written."""
+    """A file descriptor of new memory without a name, which is freed when the last process that holds it ends.
+
+    Pages are taken as they are written.
+    """
     segment = os.memfd_create("specdec-ranks", os.MFD_CLOEXEC)
     os.ftruncate(segment, nbytes)
     return segment
@@ -38,8 +40,10 @@ def _padded(shape: tuple[int, int]) -> int:
 
 
 class SharedRanks:
-    """Rank ``rank`` of ``size`` on a segment of `create_segment`, in which they have float32 buffers of ``shapes``.
-    Each writes columns of its own and calls `meet`; then all see all columns. spin_us: see `spin_for`."""
+    """Rank ``rank`` of ``size`` over a segment of `create_segment` with float32 buffers of ``shapes``.
+
+    Each rank writes its own columns and calls `meet`; then all see all columns. spin_us: see `spin_for`.
+    """
 
     def __init__(
         self,
@@ -64,11 +68,11 @@ class SharedRanks:
         self._meet, self._break = library.sd_ranks_meet, library.sd_ranks_break
 
     def buffer(self, name: str) -> Tensor:
-        """A buffer that all ranks share."""
+        """The buffer ``name``, shared by all ranks."""
         return self._buffers[name]
 
     def meet(self) -> None:
-        """Wait for all ranks: what any of them wrote before, all see after.
+        """Wait for all ranks; what any of them wrote before is visible to all after.
 
         Raises:
             RankLostError: one is gone.
@@ -77,7 +81,7 @@ class SharedRanks:
             raise RankLostError
 
     def break_up(self) -> None:
-        """A rank is gone: whoever waits at `meet` now or later is told."""
+        """Make every rank's `meet` raise, now and later: a rank is gone."""
         self._break(self._head)
 
 
@@ -85,6 +89,8 @@ _SPIN_US = 60  # longer than a layer's ranks drift apart
 
 
 def spin_for(ranks: int, threads: int, cores: int) -> int:
-    """Microseconds that a rank watches for the others before it sleeps: none where there are more threads than cores,
-    since it would keep the one it waits for from running."""
+    """Microseconds that a rank spins for the others before it sleeps.
+
+    0 with more threads than cores: a spinning rank would keep the one it waits for from running.
+    """
     return _SPIN_US if ranks * threads <= cores else 0

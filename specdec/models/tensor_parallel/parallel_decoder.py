@@ -1,4 +1,4 @@
-"""A target's decoder of several ranks: the first one's share in this process, the others' in theirs."""
+"""A target's decoder over several ranks: the first in this process, each of the others in its own."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ from verify_kernels.packed_weights import HostLinear
 
 @dataclass(slots=True)
 class SharedPool:
-    """A KV pool whose heads lie with their ranks."""
+    """A KV pool whose heads lie in the memory of their ranks."""
 
     pages: int
 
 
 class ParallelDecoder:
-    """A `TargetDecoder` over several ranks, with the bits of `Decoder`. ``share``, ``weights``: of the first rank.
+    """A `TargetDecoder` over several ranks, with the bits of `Decoder`. ``share``, ``weights``: the first rank's.
 
-    KV is moved here at once, and on the others with the next forward, which is the first to read it. After a forward
-    that was broken off nothing is computed any more. The other processes end with this object.
+    The first rank moves KV at once; the others do so with the next forward, which is the first to read it. A forward
+    that fails ends the decoder. The other processes end with this object.
 
     Raises:
         ModelError: a rank could not start.
@@ -83,12 +83,12 @@ class ParallelDecoder:
 
     @property
     def aux_hidden_states(self) -> Tensor:
-        """As of `Decoder`."""
+        """See `Decoder`."""
         return self._own.aux_hidden_states
 
     @property
     def weights(self) -> ModelWeights[HostLinear]:
-        """Of the first rank's share."""
+        """The first rank's share."""
         return self._own.weights
 
     @property
@@ -97,15 +97,15 @@ class ParallelDecoder:
         return self._others.pids
 
     def check(self) -> None:
-        """Raise RankLostError where a rank is gone."""
+        """Raises RankLostError if a rank is gone."""
         if self._others.lost:
             raise RankLostError(self._others.lost)
 
     def forward(self, batch: ForwardBatch, logit_rows: Sequence[int]) -> Tensor:
-        """As of `Decoder`.
+        """See `Decoder.forward`.
 
         Raises:
-            ValueError: as of `Decoder`; no rank has heard of the batch then.
+            ValueError: as `Decoder.forward`; the ranks have not received the batch then.
             RankLostError: a rank is gone.
         """
         check_batch(self, batch, logit_rows)
@@ -114,7 +114,7 @@ class ParallelDecoder:
         return self._run(Command(self._moves.source, self._moves.target, batch, logit_rows))
 
     def move_kv(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
-        """As of `Decoder`."""
+        """See `Decoder.move_kv`."""
         self._own.move_kv(source, target)
         if len(self._moves.source) + len(source) > self.max_rows:
             self._run(self._moves)
@@ -133,5 +133,5 @@ class ParallelDecoder:
         except RankLostError:
             raise RankLostError(self._others.lost) from None
         except BaseException:
-            self._ranks.break_up()  # the others are in the middle of it
+            self._ranks.break_up()  # the others wait in the middle of the forward
             raise

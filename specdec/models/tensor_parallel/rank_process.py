@@ -1,9 +1,11 @@
-"""A rank other than the first, as a process: ``python -m specdec.models.tensor_parallel.rank_process``, started by
-`RankProcesses`. It lives no longer than who started it: its socket ends with that process, however it ends."""
+"""A rank other than the first, as a process that `RankProcesses` starts.
+
+It ends with the process that started it, however that ends: their socket is closed then.
+"""
 
 from __future__ import annotations
 
-import argparse
+import contextlib
 import json
 import os
 import queue
@@ -12,6 +14,7 @@ import socket
 import sys
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +34,27 @@ from verify_kernels.cpu.library import load_library
 from verify_kernels.cpu.native_backend import NativeBackend
 from verify_kernels.cpu.shared_ranks import RankLostError, SharedRanks
 
-MESSAGE_BYTES = 65536
+MESSAGE_BYTES = 65536  # the most that a message between ranks takes
 KV_DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.bfloat16, torch.int8)}
 
 
+@dataclass(frozen=True, slots=True)
+class RankSetup:
+    """The one argument of the process's command line, as JSON."""
+
+    fd: int  # inherited end of a socket to the first rank
+    rank: int
+    size: int  # ranks of the model
+    threads: int
+    processors: list[int] | None  # to stay on; None: wherever the system puts the process
+    weights: str  # path of the packed file
+    descriptor: int | None  # inherited, of the packed file where it has no name
+    key: str  # that the packed file was made for
+    cache_dir: str
+
+
 class ParentLink:
-    """Messages from the first rank, as JSON, each perhaps with a file descriptor. The process ends when they do."""
+    """Messages from the first rank: JSON, each with or without a file descriptor. The process ends when they end."""
 
     def __init__(self, link: socket.socket) -> None:
         self._link = link
@@ -50,7 +68,7 @@ class ParentLink:
             except OSError:
                 data = b""
             if not data:
-                os._exit(0)  # at once, in whatever the main thread is: nobody is there to compute for
+                os._exit(0)  # at once, whatever the main thread does: its results have no reader
             self._messages.put((json.loads(data), descriptors))
 
     def receive(self) -> tuple[dict[str, Any], list[int]]:
@@ -58,56 +76,46 @@ class ParentLink:
         return self._messages.get()
 
     def send(self, **message: Any) -> None:
-        """Tell the first rank."""
+        """Send a message to the first rank."""
         self._link.send(json.dumps(message).encode()[:MESSAGE_BYTES])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Load a share of the weights, then compute until the first rank is gone."""
-    parser = argparse.ArgumentParser(prog="specdec.models.tensor_parallel.rank_process")
-    parser.add_argument("--fd", type=int, required=True, help="inherited end of a socket to the first rank")
-    parser.add_argument("--rank", type=int, required=True)
-    parser.add_argument("--size", type=int, required=True)
-    parser.add_argument("--threads", type=int, required=True)
-    parser.add_argument("--cpus", default="", help="processors to stay on, separated by commas")
-    parser.add_argument("--weights", type=Path, required=True, help="packed file")
-    parser.add_argument("--descriptor", type=int, help="inherited, of that file, where it has no name")
-    parser.add_argument("--key", required=True, help="that it was made for")
-    parser.add_argument("--cache-dir", type=Path, required=True)
-    args = parser.parse_args(argv)
+    """Load a share of the weights, then compute until the first rank is gone. ``argv``: a `RankSetup` as JSON."""
+    (given,) = sys.argv[1:] if argv is None else argv
+    setup = RankSetup(**json.loads(given))
     for number in (signal.SIGINT, signal.SIGTERM):  # they reach the whole group; the first rank decides
         signal.signal(number, signal.SIG_IGN)
-    if args.cpus:
-        os.sched_setaffinity(0, {int(cpu) for cpu in args.cpus.split(",")})  # before memory is taken: it is near then
+    if setup.processors is not None:
+        os.sched_setaffinity(0, setup.processors)  # before memory is taken, so that it lies near them
     torch.set_num_threads(1)
-    link = ParentLink(socket.socket(fileno=args.fd))
+    link = ParentLink(socket.socket(fileno=setup.fd))
     try:
-        decoder, ranks, words = _load(args, link)
+        decoder, ranks, words = _load(setup, link)
     except Exception as error:
         link.send(error=f"{type(error).__name__}: {error}", damaged=isinstance(error, PackedFileError))
         return 1
     link.send(ready=True)
-    try:
+    with contextlib.suppress(RankLostError):
         _serve(decoder, ranks, words)
-    except RankLostError:
-        return 0
     return 0
 
 
-def _load(args: argparse.Namespace, link: ParentLink) -> tuple[ShardDecoder, SharedRanks, Any]:
-    library = load_library(args.cache_dir)
-    file = PackedFile(args.weights, args.key)
-    share = share_out(file.config, args.size)[args.rank]
+def _load(setup: RankSetup, link: ParentLink) -> tuple[ShardDecoder, SharedRanks, Any]:
+    cache_dir = Path(setup.cache_dir)
+    library = load_library(cache_dir)
+    file = PackedFile(Path(setup.weights), setup.key)
+    share = share_out(file.config, setup.size)[setup.rank]
     weights = file.read_parts(*share_layout(file.layout, share), lambda done: None).weights(file.config)
-    if args.descriptor is not None:
-        os.close(args.descriptor)  # or its memory would stay
+    if setup.descriptor is not None:
+        os.close(setup.descriptor)  # or its memory would stay
     message, (segment,) = link.receive()
     sizes = StepSizes(**message["sizes"])
     shapes = shared_shapes(file.config, sizes)
-    ranks = SharedRanks(library, segment, shapes, args.rank, args.size, message["spin_us"])
+    ranks = SharedRanks(library, segment, shapes, setup.rank, setup.size, message["spin_us"])
     os.close(segment)
     pool = share_pool(share, sizes, KV_DTYPES[message["kv_dtype"]])
-    decoder = ShardDecoder(share, weights, NativeBackend(args.cache_dir, args.threads), pool, ranks, sizes)
+    decoder = ShardDecoder(share, weights, NativeBackend(cache_dir, setup.threads), pool, ranks, sizes)
     return decoder, ranks, ranks.buffer("command").view(torch.int32)[0].numpy()
 
 

@@ -1,4 +1,4 @@
-"""The processes of all ranks but the first, as the first sees them: started, watched, ended."""
+"""Starts, watches and ends the processes of all ranks but the first."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from typing import Any
 from specdec.child_python import module_command, module_environment
 from specdec.errors import ModelError
 from specdec.models.load import PackedModel
+from specdec.models.tensor_parallel import rank_process
 from specdec.models.tensor_parallel.rank_process import MESSAGE_BYTES
 
 _LOG = logging.getLogger(__name__)
-_REAP_S = 5.0
+_REAP_S = 5.0  # seconds that a process has to end once its socket is closed
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,40 +33,36 @@ class _Rank:
 class RankProcesses:
     """Starts ranks 1 to ``size`` - 1, each of which loads its share of ``model``'s weights at once.
 
-    processors: of every rank, the first too; None: wherever the system puts them. ``lost``: which rank ended and how;
-    empty while all are there.
+    processors: of every rank, including the first; None: wherever the system puts them.
     """
 
     def __init__(
         self, model: PackedModel, size: int, threads: int, cache_dir: Path, processors: Sequence[set[int]] | None
     ) -> None:
-        self.lost = ""
+        self.lost = ""  # which rank ended, and how; empty while all run
         self._model, self._closing = model, False
         self._ranks: list[_Rank] = []
+        common = {
+            "size": size, "threads": threads, "weights": str(model.path), "descriptor": model.descriptor,
+            "key": model.key, "cache_dir": str(cache_dir.expanduser()),
+        }  # fmt: skip
         try:
             for rank in range(1, size):
-                cpus = "" if processors is None else ",".join(map(str, sorted(processors[rank])))
-                words: tuple[str, ...] = (
-                    "--rank", str(rank), "--size", str(size), "--threads", str(threads), "--cpus", cpus,
-                    "--weights", str(model.path), "--key", model.key, "--cache-dir", str(cache_dir.expanduser()),
-                )  # fmt: skip
-                if model.descriptor is not None:
-                    words += ("--descriptor", str(model.descriptor))
-                self._ranks.append(_spawn(rank, words, model.descriptor))
+                own = None if processors is None else sorted(processors[rank])
+                self._ranks.append(_spawn(common | {"rank": rank, "processors": own}))
         except BaseException:
             self.close()
             raise
 
     def begin(self, setup: dict[str, Any], segment: int, on_lost: Callable[[], None]) -> None:
-        """Have all build their decoders by ``setup`` over the memory ``segment``, wait until they have, and watch them
-        from then on.
+        """Build every rank's decoder by ``setup`` over the memory ``segment``, and watch the ranks from then on.
 
         Raises:
-            ModelError: a rank could not; all are ended.
+            ModelError: a rank could not build its decoder; all ranks are ended.
         """
         try:
             for rank in self._ranks:
-                with contextlib.suppress(OSError):  # it is gone; what it said last tells why
+                with contextlib.suppress(OSError):  # it ended; its last message says why
                     socket.send_fds(rank.link, [json.dumps(setup).encode()], [segment])
             for rank in self._ranks:
                 self._await_ready(rank)
@@ -101,7 +98,7 @@ class RankProcesses:
         return [rank.process.pid for rank in self._ranks]
 
     def close(self) -> None:
-        """End all and wait for them; they hold nothing that is worth a farewell."""
+        """Kill all ranks and wait for their ends; they hold no state that outlives them."""
         self._closing = True
         for rank in self._ranks:
             rank.process.kill()
@@ -110,21 +107,18 @@ class RankProcesses:
             rank.link.close()
 
 
-def _spawn(rank: int, words: Sequence[str], weights: int | None) -> _Rank:
+def _spawn(setup: dict[str, Any]) -> _Rank:
+    """Start a rank by ``setup``, a `RankSetup` without the socket."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    inherited = [theirs.fileno()] if weights is None else [theirs.fileno(), weights]
+    inherited = [fd for fd in (theirs.fileno(), setup["descriptor"]) if fd is not None]
+    command = [*module_command(rank_process.__name__), json.dumps(setup | {"fd": theirs.fileno()})]
     try:
         with theirs:
-            process = subprocess.Popen(
-                [*module_command("specdec.models.tensor_parallel.rank_process"), "--fd", str(theirs.fileno()), *words],
-                stdin=subprocess.DEVNULL,
-                pass_fds=inherited,
-                env=module_environment(),
-            )
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=inherited, env=module_environment())
     except BaseException:
         ours.close()
         raise
-    return _Rank(rank, process, ours)
+    return _Rank(setup["rank"], process, ours)
 
 
 def _ending(process: subprocess.Popen[bytes]) -> str:

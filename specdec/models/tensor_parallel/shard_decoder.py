@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -16,29 +15,30 @@ from specdec.models.decoder import KvPool, attention_spec, aux_columns, rope_tab
 from specdec.models.tensor_parallel.shares import RankShare
 from specdec.models.weights import LayerWeights, ModelWeights
 from verify_kernels.backend import AddRowsSpec, Backend, GateSpec, LinearSpec, Prologue, RowsOp
+from verify_kernels.cpu.shared_ranks import SharedRanks
 from verify_kernels.forward_batch import PAGE_SIZE, ForwardBatch
 from verify_kernels.packed_weights import HostLinear
 
-HEAD_WORDS = 5
+HEAD_WORDS = 5  # int32 at the front of a command: how long its parts are
 
 
 @dataclass(slots=True)
 class Command:
-    """KV to be moved (global slots, in order), then a batch with the rows whose logits are wanted, or None."""
+    """What all ranks do next, written by the first as int32 in memory that they share: move KV, then a forward."""
 
-    source: list[int] = field(default_factory=list)
-    target: list[int] = field(default_factory=list)
-    batch: ForwardBatch | None = None
+    source: list[int] = field(default_factory=list)  # global slots of KV to copy, in order
+    target: list[int] = field(default_factory=list)  # global slots that it is copied to
+    batch: ForwardBatch | None = None  # None: no forward
     logit_rows: Sequence[int] = ()
 
     @property
     def moves(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """``source`` and ``target`` as kernels take them."""
+        """``source`` and ``target`` as arrays."""
         return np.asarray(self.source, np.int64), np.asarray(self.target, np.int64)
 
 
 def write_command(command: Command, words: NDArray[np.int32]) -> None:
-    """Put ``command`` at the front of ``words``."""
+    """Write ``command`` to the front of ``words``."""
     batch = command.batch
     parts: list[Sequence[int] | NDArray[np.int32]] = [command.source, command.target]
     shape = (0, 0, 0)
@@ -57,7 +57,7 @@ def write_command(command: Command, words: NDArray[np.int32]) -> None:
 
 
 def read_command(words: NDArray[np.int32]) -> Command:
-    """What `write_command` put there; shares no memory with it."""
+    """The command that `write_command` wrote; a copy."""
     moves, rows, entries, width, logits = words[:HEAD_WORDS].tolist()
     sizes = (moves, moves, *[rows] * 5, entries + 1 if rows else 0, entries, entries * width, logits)
     flat = words[HEAD_WORDS : HEAD_WORDS + sum(sizes)].copy()
@@ -69,50 +69,28 @@ def read_command(words: NDArray[np.int32]) -> Command:
     return Command(source.tolist(), target.tolist(), batch, wanted.tolist())
 
 
-class Ranks(Protocol):
-    """The ranks that compute a model, as one of them sees them. A buffer has one shape everywhere; each rank writes
-    columns of its own, and after `meet` all see all columns. Nothing is ever summed."""
-
-    def buffer(self, name: str) -> Tensor:
-        """The shared buffer ``name`` of `shared_shapes`, float32."""
-
-    def meet(self) -> None:
-        """Wait for all ranks; raises `RankLostError` where one is gone."""
-
-
-class OneRank:
-    """A rank alone: its buffers are its own and there is nobody to wait for."""
-
-    def __init__(self, shapes: dict[str, tuple[int, int]]) -> None:
-        self._buffers = {name: torch.zeros(shape) for name, shape in shapes.items()}
-
-    def buffer(self, name: str) -> Tensor:
-        """One of its buffers."""
-        return self._buffers[name]
-
-    def meet(self) -> None:
-        """Nothing."""
-
-
 @dataclass(frozen=True, slots=True)
 class StepSizes:
-    """What a decoder's buffers hold: rows and rows of logits of a forward, positions of a sequence, pages of KV."""
+    """The capacity of a decoder's buffers."""
 
-    max_rows: int
-    max_logit_rows: int
-    max_positions: int
-    pages: int
+    max_rows: int  # of a forward
+    max_logit_rows: int  # of a forward
+    max_positions: int  # of a sequence
+    pages: int  # of KV
 
     @property
     def command_words(self) -> int:
-        """int32 that `write_command` takes at most."""
-        table = self.max_rows * -(-self.max_positions // PAGE_SIZE)  # a sequence of one row each, as long as they get
+        """int32 words of the largest command."""
+        table = self.max_rows * -(-self.max_positions // PAGE_SIZE)  # as many of the longest sequences, a row each
         return HEAD_WORDS + 9 * self.max_rows + 1 + table + self.max_logit_rows
 
 
 def shared_shapes(config: ModelConfig, sizes: StepSizes) -> dict[str, tuple[int, int]]:
-    """Shapes of what ranks share: each rank's columns of the attention's output, of the gated MLP, of what a block
-    adds to the residual stream (first of all the embeddings), and of the logits; and the command of the first rank."""
+    """Shapes of the buffers that ranks share, float32.
+
+    Each rank writes its columns of the attention's output, of the gated MLP, of what a block adds to the residual
+    stream (at first the embeddings) and of the logits; the first rank writes the command. Nothing is ever summed.
+    """
     rows = sizes.max_rows
     return {
         "command": (1, sizes.command_words),
@@ -124,7 +102,7 @@ def shared_shapes(config: ModelConfig, sizes: StepSizes) -> dict[str, tuple[int,
 
 
 def share_pool(share: RankShare, sizes: StepSizes, dtype: torch.dtype) -> KvPool | None:
-    """The KV of a rank's heads; None where it has none."""
+    """The KV cache of a rank's heads; None for a rank without heads."""
     if share.n_kv_heads == 0:
         return None
     return KvPool(replace(share.config, n_kv_heads=share.n_kv_heads), sizes.pages, dtype)
@@ -133,12 +111,11 @@ def share_pool(share: RankShare, sizes: StepSizes, dtype: torch.dtype) -> KvPool
 class ShardDecoder:
     """Runs a rank's share of the layers. Every rank calls `forward` with the same batch at the same time.
 
-    The residual stream is whole on every rank. Four times a layer they meet, and then read what all have written:
+    The residual stream is whole on every rank. Four times a layer the ranks meet, then read what all have written:
     attended heads, what the attention adds, gated channels, what the MLP adds. A buffer is written again only after a
-    later meeting, which nobody reaches before having read it.
+    later meeting, which a rank reaches only after reading it.
 
-    ``weights``: of the share. ``aux_layers``, ``aux_hidden_states``: as of `Decoder`; the same on every rank, so one
-    that needs them keeps them.
+    ``weights``: the share's. ``aux_layers``, ``aux_hidden_states``: as in `Decoder`, the same on every rank.
     """
 
     def __init__(
@@ -147,7 +124,7 @@ class ShardDecoder:
         weights: ModelWeights[HostLinear],
         backend: Backend,
         pool: KvPool | None,
-        ranks: Ranks,
+        ranks: SharedRanks,
         sizes: StepSizes,
         aux_layers: Sequence[int] = (),
     ) -> None:
@@ -228,13 +205,13 @@ class ShardDecoder:
         return self.backend.add_rows(AddRowsSpec(self._added, self._x, post_norm, self.share.config.norm_eps))
 
     def embed(self, batch: ForwardBatch) -> None:
-        """Put the embeddings of a batch's tokens where all ranks find them. For the first rank, before `forward` and
-        before the others know the batch."""
+        """Write the embeddings of a batch's tokens for all ranks: on the first rank, before any rank's `forward`."""
         self.backend.embed(self.weights.embed, batch.tokens, self.share.config.embed_scale, self._added)
 
     def forward(self, batch: ForwardBatch, logit_rows: Sequence[int]) -> Tensor:
-        """Compute this rank's share of every row, write its KV, and return logits float32 [len(logit_rows), vocab],
-        which are whole on return. The ranks have met since the embeddings were put down.
+        """Compute this rank's share of every row, write its KV, and return whole logits float32 [logit_rows, vocab].
+
+        The ranks must have met since `embed`.
 
         Raises:
             RankLostError: another rank is gone.
@@ -252,7 +229,7 @@ class ShardDecoder:
         return self._logits[: len(logit_rows)]
 
     def move_kv(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
-        """As of `Decoder`, of this rank's heads."""
+        """As `Decoder.move_kv`, for this rank's heads."""
         if self.pool is not None:
             self.backend.move_kv(self.pool.tensors, source, target)
 

@@ -1,7 +1,7 @@
-"""Which rows of every matrix and which heads each rank of a model has.
+"""Divides a model among ranks: rows of every matrix, heads, and processors.
 
-Matrices are cut by output rows, on whole tiles, and attention by KV head. Whatever a rank computes it computes whole:
-no sum is spread over ranks, so the number of ranks changes no bit.
+Matrices are cut by output rows, on whole tiles, and attention by KV head. A rank computes each of its sums alone, so
+the number of ranks changes no bit.
 """
 
 from __future__ import annotations
@@ -20,17 +20,15 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class RankShare:
-    """What rank ``rank`` of ``size`` computes of a model. Spans [low, high): ``kv_heads``, with all their query heads;
-    ``hidden``, rows of the layers that add to the residual stream; ``inner``, channels of the MLP; ``vocab``, rows of
-    the output table."""
+    """What rank ``rank`` of ``size`` computes of a model. Spans are [low, high)."""
 
     rank: int
     size: int
     config: ModelConfig
-    kv_heads: Span
-    hidden: Span
-    inner: Span
-    vocab: Span
+    kv_heads: Span  # with all their query heads
+    hidden: Span  # rows of the layers that add to the residual stream
+    inner: Span  # channels of the MLP
+    vocab: Span  # rows of the output table
 
     @property
     def n_kv_heads(self) -> int:
@@ -53,7 +51,7 @@ class RankShare:
         return self.config.n_heads // self.config.n_kv_heads
 
     def rows(self, layer: str) -> list[Span]:
-        """Rows of the fused matrix ``layer`` (the end of a plan's name), in the order in which the rank has them."""
+        """The rank's rows of the fused matrix ``layer`` (the end of a plan's name), in the rank's order."""
         c = self.config
         if layer == "qkv":
             low, high = (head * c.head_dim for head in self.kv_heads)
@@ -66,8 +64,9 @@ class RankShare:
 
 
 def share_out(config: ModelConfig, size: int) -> list[RankShare]:
-    """The shares of ``size`` ranks, as even as whole tiles and heads allow. Where ranks are more than KV heads, some
-    have none, and only their part of the layers.
+    """The shares of ``size`` ranks, as even as whole tiles and heads allow.
+
+    With more ranks than KV heads, some ranks have no head and only their rows of the other layers.
 
     Raises:
         ConfigError: a matrix has fewer tiles than there are ranks, or does not fall on whole tiles.
@@ -93,7 +92,7 @@ def share_out(config: ModelConfig, size: int) -> list[RankShare]:
 
 
 def _spans(units: int, size: int) -> list[Span]:
-    """Ranks that come first get the smaller parts: the first has other work too."""
+    """``units`` divided among the ranks. The first ranks get the smaller parts: the very first has other work too."""
     return [(units * rank // size, units * (rank + 1) // size) for rank in range(size)]
 
 
@@ -102,15 +101,15 @@ def _tiled(width: int, size: int) -> list[Span]:
 
 
 def share_layout(layout: Sequence[ArraySpec], share: RankShare) -> tuple[list[ArraySpec], list[Copied]]:
-    """The arrays of a rank's packed weights, and where in the whole ones, of ``layout``, their bytes stand.
+    """The arrays of a rank's packed weights, and the copies from the whole model's ``layout`` that fill them.
 
-    Tiles are copied as they are. The first rank alone has the embedding: it looks rows up for all.
+    Tiles are copied as they are. Only the first rank has the embedding: it looks rows up for all.
     """
     arrays: list[ArraySpec] = []
     copies: list[Copied] = []
 
     def add(spec: ArraySpec, name: str, first: int, pieces: Sequence[Span]) -> None:
-        """An array of ``pieces`` of ``spec``'s first dimension, of which there is ``first`` in all."""
+        """Add an array of ``pieces`` of ``spec``'s first dimension, ``first`` long in all."""
         step = spec.nbytes // spec.shape[0]
         offset = align(arrays[-1].offset + arrays[-1].nbytes) if arrays else 0
         arrays.append(ArraySpec(name, spec.dtype, (first, *spec.shape[1:]), offset))
@@ -143,7 +142,7 @@ def share_layout(layout: Sequence[ArraySpec], share: RankShare) -> tuple[list[Ar
 
 
 def _piece_starts(layout: Sequence[ArraySpec]) -> dict[str, int]:
-    """The row of its fused matrix at which each piece begins."""
+    """The row of its fused matrix at which each piece begins, by the piece's name."""
     starts: dict[str, int] = {}
     ends: dict[str, int] = {}
     for spec in layout:
@@ -161,12 +160,14 @@ def _inside(spans: Sequence[Span], start: int, count: int) -> list[Span]:
     return [(low, high) for low, high in cut if low < high]
 
 
-_NODES = Path("/sys/devices/system/node")
+_NODES = Path("/sys/devices/system/node")  # Linux's NUMA nodes
 
 
 def rank_processors(size: int, allowed: set[int], nodes: Path = _NODES) -> list[set[int]] | None:
-    """Processors of each of ``size`` ranks, of those ``allowed``: whole NUMA nodes, or parts of one, so that a rank's
-    weights lie in the memory nearest to it. None where there is but one node, or nobody tells."""
+    """The processors of each of ``size`` ranks, out of ``allowed``: whole NUMA nodes, or parts of one.
+
+    A rank's weights then lie in the memory nearest to it. None with a single node, or where nodes are not listed.
+    """
     found = [cpus & allowed for cpus in _nodes(nodes)]
     parts = [sorted(cpus) for cpus in found if cpus]
     if len(parts) < 2:
@@ -193,7 +194,7 @@ def _nodes(folder: Path) -> list[set[int]]:
 
 
 def _cpus(text: str) -> set[int]:
-    """Those of a list as the kernel writes it: 0-3,8."""
+    """The processors of a list as Linux writes it, such as 0-3,8."""
     found: set[int] = set()
     for part in filter(None, text.strip().split(",")):
         low, _, high = part.partition("-")

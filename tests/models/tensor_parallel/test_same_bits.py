@@ -11,13 +11,15 @@ from gguf import GGMLQuantizationType as Kind
 
 from specdec.models.decoder import Decoder, KvPool
 from specdec.models.load import load_model
-from specdec.models.tensor_parallel.shard_decoder import OneRank, ShardDecoder, shared_shapes
+from specdec.models.tensor_parallel.shard_decoder import ShardDecoder, shared_shapes
 from specdec.models.tensor_parallel.shares import share_out
-from tests.kernels.natives import native_backend
+from tests.kernels.natives import CACHE, native_backend
 from tests.models.tensor_parallel.teams import SIZES, ThreadTeam
 from tests.models.tiny import VOCAB_SIZE, make_tiny_model
 from tests.models.tiny_gguf import write_tiny_gguf
 from verify_kernels.backend import AddRowsSpec, GateSpec
+from verify_kernels.cpu.library import load_library
+from verify_kernels.cpu.shared_ranks import SharedRanks, create_segment, segment_bytes
 from verify_kernels.forward_batch import BatchEntry, ForwardBatch
 from verify_kernels.reference.backend import ReferenceBackend
 
@@ -99,7 +101,8 @@ def test_a_rank_alone_waits_for_nobody(tmp_path: Path) -> None:
     folder = make_tiny_model("llama", tmp_path / "model", head_dim=32, hidden_size=64)
     whole = whole_decoder(folder, tmp_path, "int8", torch.bfloat16)
     (share,) = share_out(whole.config, 1)
-    ranks = OneRank(shared_shapes(whole.config, SIZES))
+    shapes = shared_shapes(whole.config, SIZES)
+    ranks = SharedRanks(load_library(CACHE), create_segment(segment_bytes(shapes)), shapes, rank=0, size=1, spin_us=0)
     pool = KvPool(whole.config, SIZES.pages, torch.bfloat16)
     alone = ShardDecoder(share, whole.weights, native_backend(), pool, ranks, SIZES)
     batch = ForwardBatch.build([BatchEntry([3, 5, 7], [-1, 0, 0], 0, [1])])
