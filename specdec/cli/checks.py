@@ -88,8 +88,8 @@ def describe_ranks(tp: int, threads: int) -> str:
 def find_outlook(config: EngineConfig, bytes_per_s: float) -> Outlook:
     """Memory that an engine of ``config`` needs, how much it holds at a time, and how fast it can be at most where
     memory is read at ``bytes_per_s`` (0: not known); nothing is fetched to find that out."""
-    from specdec.engine.build import context_limit, target_device
     from specdec.engine.memory import measure_draft, plan_memory, tokenizer_of_cut
+    from specdec.engine.platform import context_limit, target_device
     from specdec.errors import ConfigError, ModelError
     from specdec.models.catalogue import with_named_draft
     from specdec.models.memory import measure_model

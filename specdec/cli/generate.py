@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specdec.cli.options import (
+    PromptRequest,
     add_engine_options,
     credential_options,
     drafter_names,
@@ -153,24 +154,14 @@ _OPTIONS: tuple[tuple[str, dict[str, Any], str], ...] = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class PromptRequest:
-    """Prompt and prediction still in words (an empty prediction is none), and a request without their ids."""
-
-    prompt: str
-    chat: bool
-    prediction: str
-    request: Request
-
-
-def ask_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the request's options to ``command``, which gives its keyword arguments to `pop_ask`."""
+def request_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the request's options to ``command``, which gives its keyword arguments to `pop_request`."""
     for flag, settings, text in reversed((*_OPTIONS, *PREDICTION_OPTIONS, *GRAMMAR_OPTIONS)):
         command = click.option(flag, help=text, **settings)(command)
     return command
 
 
-def pop_ask(
+def pop_request(
     prompt: str,
     chat: bool,
     request_id: str,
@@ -231,7 +222,7 @@ _INTERRUPTED = 130
 @model_option
 @click.option("--chat", is_flag=True, help="Put the prompt into the model's chat template.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object: tokens, text, statistics, timings.")
-@ask_options
+@request_options
 @add_engine_options
 def generate_command(
     prompt: str | None, server: str | None, model: str, chat: bool, as_json: bool, **values: Any
@@ -248,10 +239,10 @@ def generate_command(
     drafters, indexes = values["drafter"], tuple(text.partition("=")[0] for text in values["index"])
     # On a server, both are chosen among those it has loaded: they say nothing about an engine here.
     config = engine_named(pop_config(values), model) if server is None else None
-    ask = pop_ask(_read_prompt(prompt), chat, uuid.uuid4().hex, values, drafters, indexes)
+    request = pop_request(_read_prompt(prompt), chat, uuid.uuid4().hex, values, drafters, indexes)
     try:
         with _runner(server, credentials, config, model) as runner:
-            _show(runner, ask, as_json)
+            _show(runner, request, as_json)
     except KeyboardInterrupt:
         click.echo("\ncancelled", err=True)
         sys.exit(_INTERRUPTED)
@@ -279,18 +270,18 @@ def _runner(
         yield LocalRunner(engine, parts.tokenizer)
 
 
-def _show(runner: LocalRunner | RemoteRunner, ask: PromptRequest, as_json: bool) -> None:
+def _show(runner: LocalRunner | RemoteRunner, request: PromptRequest, as_json: bool) -> None:
 
     def keep_quiet(_: str) -> None:
         """JSON is printed whole."""
 
-    answer = Answer(runner.model, ask.request.sampling.n, keep_quiet if as_json else write_text)
+    answer = Answer(runner.model, request.request.sampling.n, keep_quiet if as_json else write_text)
     # A generator left by an exception is closed here and now, not whenever it is collected: closing it aborts.
-    with closing(runner.events(ask)) as events:
+    with closing(runner.events(request)) as events:
         for event in events:
             answer.take(event)
     if as_json:
-        click.echo(json.dumps(answer.as_dict(logprobs=ask.request.output.logprobs is not None)))
+        click.echo(json.dumps(answer.as_dict(logprobs=request.request.output.logprobs is not None)))
         return
     click.echo()
     if sys.stderr.isatty():

@@ -4,18 +4,35 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from specdec.config import Config, EngineConfig, ServerConfig, load_config
+from specdec.core.types import Request
 
 if TYPE_CHECKING:
     from specdec.client.connection import Credentials
 
 
 Command = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRequest:
+    """A request whose prompt and prediction are still text."""
+
+    prompt: str
+    chat: bool
+    """Put the prompt into the model's chat template."""
+    prediction: str
+    """The expected output; empty: none."""
+    request: Request
+    """The other fields, without token ids."""
+
+
 _Option = tuple[str, str, dict[str, Any], str]
 
 _ENGINE: tuple[_Option, ...] = (

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from server.errors import DeadlinePassedError, GenerationFailedError
 from server.interfaces import EngineLike, TokenizerLike
-from specdec.cli.generate import PromptRequest
+from specdec.cli.options import PromptRequest
 from specdec.client.client import Client
 from specdec.client.connection import Credentials, RetryPolicy
 from specdec.client.prompt import ChatTurn, GenerateOptions
@@ -19,7 +19,7 @@ from specdec.core.types import Failed, Finished, FinishReason, RequestEvent, Ste
 
 
 class LocalRunner:
-    """``events`` yields what the engine says; leaving it early aborts the request."""
+    """Runs a request on an engine in this process. Closing ``events`` early aborts the request."""
 
     def __init__(self, engine: EngineLike, tokenizer: TokenizerLike) -> None:
         self._engine, self._tokenizer = engine, tokenizer
@@ -29,19 +29,19 @@ class LocalRunner:
         """The target's name."""
         return self._engine.info().target
 
-    def events(self, ask: PromptRequest) -> Generator[RequestEvent, None, None]:
+    def events(self, request: PromptRequest) -> Generator[RequestEvent, None, None]:
         """Everything about one request, in order.
 
         Raises:
             RequestError: it is refused, or fails.
         """
-        if ask.chat:
-            ids = self._tokenizer.encode_chat([{"role": "user", "content": ask.prompt}])
+        if request.chat:
+            ids = self._tokenizer.encode_chat([{"role": "user", "content": request.prompt}])
         else:
-            ids = self._tokenizer.encode(ask.prompt)
-        prediction = self._tokenizer.encode(ask.prediction, add_special=False)
-        request = dataclasses.replace(ask.request, prompt_ids=tuple(ids), prediction_ids=tuple(prediction))
-        self._engine.submit(request)
+            ids = self._tokenizer.encode(request.prompt)
+        prediction = self._tokenizer.encode(request.prediction, add_special=False)
+        submitted = dataclasses.replace(request.request, prompt_ids=tuple(ids), prediction_ids=tuple(prediction))
+        self._engine.submit(submitted)
         try:
             while self._engine.has_work():
                 for event in self._engine.step():
@@ -51,11 +51,11 @@ class LocalRunner:
                         raise DeadlinePassedError
                     yield event
         finally:
-            self._engine.abort(ask.request.request_id)  # does nothing to one that is complete
+            self._engine.abort(submitted.request_id)  # no-op for a complete request
 
 
 _CONNECT_S = 10.0
-# Who sits at a terminal wants to know at once that nobody is there, but may well wait for a place in the queue.
+# At a terminal an unreachable server is reported at once; a full queue is worth waiting for.
 _RETRY = RetryPolicy(unreachable=False)
 _IN_THE_CLEAR = Credentials()
 Result = TypeVar("Result")
@@ -91,10 +91,10 @@ class RemoteRunner:
         """The last ``limit`` steps of the server's engine, newest last."""
         return self._run(self._client.trace(limit, _CONNECT_S, model=self._model))
 
-    def events(self, ask: PromptRequest) -> Generator[RequestEvent, None, None]:
+    def events(self, request: PromptRequest) -> Generator[RequestEvent, None, None]:
         """Everything about one request, in order."""
-        prompt = [ChatTurn("user", ask.prompt)] if ask.chat else ask.prompt
-        stream = self._client.stream(prompt, **_options(ask, self._model))
+        prompt = [ChatTurn("user", request.prompt)] if request.chat else request.prompt
+        stream = self._client.stream(prompt, **_options(request, self._model))
         try:
             while (event := self._run(_next(stream))) is not None:
                 yield event
@@ -109,10 +109,10 @@ async def _next(stream: AsyncGenerator[RequestEvent, None]) -> RequestEvent | No
     return await anext(stream, None)
 
 
-def _options(ask: PromptRequest, model: str) -> GenerateOptions:
-    r = ask.request
+def _options(request: PromptRequest, model: str) -> GenerateOptions:
+    r = request.request
     return GenerateOptions(
         request_id=r.request_id, sampling=r.sampling, stopping=r.stopping, output=r.output, speculation=r.speculation,
-        grammar=r.grammar, prediction=ask.prediction, session=r.session, cache_salt=r.cache_salt, priority=r.priority,
-        target_tpot_ms=r.target_tpot_ms, timeout_s=r.deadline_s, model=model,
+        grammar=r.grammar, prediction=request.prediction, session=r.session, cache_salt=r.cache_salt,
+        priority=r.priority, target_tpot_ms=r.target_tpot_ms, timeout_s=r.deadline_s, model=model,
     )  # fmt: skip

@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from platform import machine
-from typing import Any, Protocol
 
 import torch
 
@@ -28,234 +27,33 @@ from specdec.config import EngineConfig, WeightDtype
 from specdec.core.kv_cache import KvCacheManager
 from specdec.core.sampling import Sampler
 from specdec.core.types import EngineInfo
+from specdec.engine.build_parallel import ParallelPlatform
 from specdec.engine.engine import Engine, EngineParts
 from specdec.engine.memory import (
-    MemoryBudget,
     draft_kv_dtype,
-    host_kv_dtype,
     plan_memory,
     tell_memory,
     tokenizer_of_cut,
-    wanted_context,
 )
-from specdec.engine.numeric_fingerprint import host_arithmetic, numeric_fingerprint
+from specdec.engine.numeric_fingerprint import numeric_fingerprint
+from specdec.engine.platform import HostPlatform, Platform, Target, context_limit, target_device
 from specdec.engine.profile_cache import LearnedProfile, ProfileCache
 from specdec.engine.profile_costs import WARM_UP_SHARE, contexts_measured, costs_at_start
-from specdec.engine.verify import StepVerifier
 from specdec.engine.warm_up import warm_up
-from specdec.errors import ConfigError, ModelError
+from specdec.errors import ConfigError
 from specdec.models.catalogue import with_named_draft
-from specdec.models.config import ModelConfig
-from specdec.models.decoder import Decoder, KvPool, TargetDecoder, kv_page_bytes
-from specdec.models.load import LoadedModel, load_model
-from specdec.models.memory import available_bytes
+from specdec.models.decoder import KvPool
 from specdec.models.progress import Progress
-from specdec.models.tokenizer import Tokenizer
-from specdec.models.vocabulary_cut import VocabularyCut, most_frequent
-from verify_kernels.backend import Backend
-from verify_kernels.backend_selection import Kernels, NumericMode, load_kernels, self_test
+from specdec.models.vocabulary_cut import most_frequent
+from verify_kernels.backend_selection import Kernels, load_kernels
 from verify_kernels.forward_batch import PAGE_SIZE
 from verify_kernels.packed_weights import PackedLinear, unpack_linear
-from verify_kernels.sampling import SamplingKernels
 
 _LOG = logging.getLogger(__name__)
-
-Target = LoadedModel[Any]
-
-
-class Platform(Protocol):
-    """Where target and draft model run. ``kernels``: the name of those that run them. ``mode``: whether a row has the
-    same bits in any batch, and the target's ``kv_dtype``; known once the target's decoder is there. ``arithmetic``:
-    what of the machine and its kernels decides about bits."""
-
-    kernels: str
-    sampling: SamplingKernels
-    mode: NumericMode
-    kv_dtype: torch.dtype
-    arithmetic: str
-
-    def load_target(self, progress: Progress | None, like: Tokenizer | None) -> Target:
-        """The target; raises ModelError. like: its tokenizer, where it was loaded already."""
-
-    def load_draft(
-        self,
-        ref: str,
-        dtype: WeightDtype | None,
-        cut: VocabularyCut | None,
-        like: Tokenizer,
-        progress: Progress | None,
-    ) -> Target:
-        """A draft model; ``dtype`` and ``cut`` have a say on a CPU alone. like: the target's tokenizer. Raises
-        ModelError."""
-
-    def kv_tokens(self, model: Target, aux_layers: int, budget: MemoryBudget) -> int:
-        """Tokens that the KV caches are to hold, by the memory there is. model: the target. budget: of the CPU."""
-
-    def target_decoder(self, model: Target, pages: int, positions: int, aux_layers: Sequence[int]) -> TargetDecoder:
-        """The target's decoder, for sequences of up to ``positions`` tokens. aux_layers: layers whose inputs are kept.
-
-        Raises:
-            ModelError: memory is short.
-            ConfigError: it can not run as configured, or ``strict`` is set and its numbers are not bitwise.
-        """
-
-    def draft_decoder(self, model: Target, pages: int, positions: int, target: ModelConfig) -> TargetDecoder:
-        """A draft model's, beside a target of that shape; raises ModelError."""
-
-    def verifier(self, decoder: TargetDecoder) -> StepVerifier | None:
-        """What verifies on this platform, warmed up; None: what the engine makes itself."""
-
-
-class HostPlatform:
-    """The CPU.
-
-    Raises:
-        ConfigError: ``strict`` is set and the kernels are not bitwise, or the KV cache's type is a GPU's.
-    """
-
-    def __init__(self, config: EngineConfig, kernels: Kernels) -> None:
-        self._config, self._backend, self._packing = config, kernels.backend, kernels.packing
-        self.kernels, self.sampling = kernels.name, kernels.sampling
-        if config.kv_dtype == "fp8":
-            raise ConfigError("engine.kv_dtype: fp8 needs a GPU; on a CPU set it to auto, bf16, int8 or fp32")
-        self.kv_dtype = host_kv_dtype(config)
-        self.mode = self_test(kernels.backend(), config.dtype, self.kv_dtype)
-        self.arithmetic = host_arithmetic(kernels)
-        if config.strict and self.mode != "bitwise":
-            raise ConfigError(
-                f"engine.strict: {kernels.name} kernels are {self.mode} here; drop strict or change engine.dtype"
-            )
-
-    def load_target(self, progress: Progress | None, like: Tokenizer | None) -> Target:
-        """The target, in the type configured."""
-        config = self._config
-        return load_model(
-            config.target,
-            dtype=config.dtype,
-            cache_dir=config.cache_dir,
-            progress=progress,
-            packing=self._packing,
-            like=like,
-        )
-
-    def load_draft(
-        self,
-        ref: str,
-        dtype: WeightDtype | None,
-        cut: VocabularyCut | None,
-        like: Tokenizer,
-        progress: Progress | None,
-    ) -> Target:
-        """A draft model, in the configuration's default type where none is given."""
-        config = self._config
-        return load_model(
-            ref,
-            dtype=dtype or config.default_draft_dtype,
-            cache_dir=config.cache_dir,
-            progress=progress,
-            cut=cut,
-            packing=self._packing,
-            like=like,
-        )
-
-    def kv_tokens(self, model: Target, aux_layers: int, budget: MemoryBudget) -> int:
-        """As they were planned."""
-        return budget.kv_tokens
-
-    def target_decoder(self, model: Target, pages: int, positions: int, aux_layers: Sequence[int]) -> TargetDecoder:
-        """The target's."""
-        return build_decoder(
-            self._config, model, self._backend(), pages, positions, self.kv_dtype, aux_layers=aux_layers
-        )
-
-    def draft_decoder(self, model: Target, pages: int, positions: int, target: ModelConfig) -> Decoder:
-        """A draft model's."""
-        promised = pages * kv_page_bytes(target, self.kv_dtype) + self._config.max_step_rows * target.vocab_size * 4
-        kv_dtype = draft_kv_dtype(self._config)
-        return build_decoder(self._config, model, self._backend(), pages, positions, kv_dtype, promised)
-
-    def verifier(self, decoder: TargetDecoder) -> None:
-        """The engine's own."""
-
-
-def target_device(config: EngineConfig) -> torch.device | None:
-    """The GPU that the target is to run on; None: it runs on the CPU.
-
-    Raises:
-        ConfigError: a GPU was asked for and torch finds none, or more than one process is to use it.
-    """
-    if config.device == "cpu":
-        return None
-    if config.tp > 1 and (config.device == "cuda" or torch.cuda.is_available()):
-        raise ConfigError("engine.tp: only a CPU's target is cut over processes; set it to 1, or engine.device to cpu")
-    if torch.cuda.is_available():
-        return torch.device("cuda", torch.cuda.current_device())
-    if config.device == "cuda":
-        raise ConfigError("engine.device: torch finds no GPU; install a CUDA build of torch, or set it to cpu")
-    return None
-
 
 _DTYPE_NAMES = {
     torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int8: "int8", torch.float8_e4m3fn: "fp8"
 }  # fmt: skip
-
-
-def context_limit(config: EngineConfig, model: ModelConfig) -> int:
-    """Longest sequence served: what was asked for, within the model's own limit and the whole KV cache.
-
-    Raises:
-        ConfigError: more context was asked for than the model has.
-    """
-    if config.max_context > model.max_context:
-        raise ConfigError(f"engine.max_context: {config.max_context} exceeds the model's {model.max_context}")
-    wanted = wanted_context(config, model)
-    # One page stays free of context so that a lone sequence always has room for a tree.
-    return max(1, min(wanted, -(-config.kv_tokens // PAGE_SIZE) * PAGE_SIZE - PAGE_SIZE))
-
-
-def build_decoder(
-    config: EngineConfig,
-    model: Target,
-    backend: Backend,
-    pages: int,
-    positions: int,
-    kv_dtype: torch.dtype,
-    already_promised: int = 0,
-    aux_layers: Sequence[int] = (),
-) -> Decoder:
-    """A decoder with a KV pool of ``pages`` pages, for sequences of up to ``positions`` tokens and room for a tree.
-
-    already_promised: bytes that others will take and have not yet. aux_layers: layers whose inputs are kept.
-
-    Raises:
-        ModelError: memory is short.
-    """
-    check_kv_memory(config, model, pages, kv_dtype, already_promised)
-    return Decoder(
-        model.config,
-        model.weights,
-        backend,
-        KvPool(model.config, pages, kv_dtype),
-        max_rows=config.max_step_rows,
-        max_logit_rows=config.max_step_rows,
-        max_positions=positions + PAGE_SIZE,
-        aux_layers=aux_layers,
-    )
-
-
-def check_kv_memory(
-    config: EngineConfig, model: Target, pages: int, kv_dtype: torch.dtype, already_promised: int = 0
-) -> None:
-    """Refuse a KV cache that does not fit; see `build_decoder`. Raises ModelError."""
-    need = pages * kv_page_bytes(model.config, kv_dtype)
-    # Pools and logits take their memory page by page: what is promised is not yet missing from what is free.
-    promised = config.max_step_rows * model.config.vocab_size * 4 + already_promised
-    free = available_bytes() - promised - config.spare_bytes
-    if need > free:
-        raise ModelError(
-            f"engine.kv_tokens: the KV cache of {model.name} needs {need / 2**30:.1f} GiB, "
-            f"{max(free, 0) / 2**30:.1f} GiB are free; lower kv_tokens"
-        )
 
 
 def read_head(config: EngineConfig, target: Target) -> HeadModel | None:
@@ -424,8 +222,6 @@ def build_parts(config: EngineConfig, progress: Progress | None = None, remember
     device = target_device(config)
     platform: Platform
     if config.tp > 1:
-        from specdec.engine.build_parallel import ParallelPlatform
-
         platform = ParallelPlatform(config, kernels, threads)
     elif device is None:
         platform = HostPlatform(config, kernels)

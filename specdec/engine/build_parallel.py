@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 
 from specdec.config import EngineConfig
-from specdec.engine.build import HostPlatform, Target, check_kv_memory
+from specdec.engine.platform import HostPlatform, Target, check_kv_memory
 from specdec.errors import ConfigError
 from specdec.models.load import LoadedModel, PackedModel, with_tokenizer
 from specdec.models.pack import PackedFileError
@@ -45,7 +45,7 @@ class ParallelPlatform(HostPlatform):
             _LOG.warning("engine.tp: %d processes on %d cores wait for each other", config.tp, len(self._cores))
         self._threads = threads
 
-    def load_target(self, progress: Progress | None, like: Tokenizer | None) -> Target:
+    def load_target(self, progress: Progress | None, tokenizer: Tokenizer | None) -> Target:
         """The target with this process's share of the weights; the others begin to load theirs."""
         config = self._config
         with PackedModel(
@@ -58,12 +58,12 @@ class ParallelPlatform(HostPlatform):
                 if processors is not None:
                     _LOG.info("engine.tp: processes stay on processors %s", processors)
                     os.sched_setaffinity(0, processors[0])
-                return self._own_share(model, progress or silent, like)
+                return self._own_share(model, progress or silent, tokenizer)
             except BaseException:
                 self._others.close()
                 raise
 
-    def _own_share(self, model: PackedModel, progress: Progress, like: Tokenizer | None) -> Target:
+    def _own_share(self, model: PackedModel, progress: Progress, tokenizer: Tokenizer | None) -> Target:
         config, file, name, done = self._config, model.file, model.checkpoint.name, 0
 
         def on_bytes(count: int) -> None:
@@ -75,8 +75,8 @@ class ParallelPlatform(HostPlatform):
             buffer = file.read_parts(*share_layout(file.layout, self._share), on_bytes)
         except (PackedFileError, OSError) as error:
             raise model.damaged(error) from None
-        shape, tokenizer = with_tokenizer(model.checkpoint, file.config, config.cache_dir.expanduser(), like)
-        return LoadedModel(name, shape, config.dtype, buffer.weights(file.config), tokenizer, model.key, file.bits)
+        shape, found = with_tokenizer(model.checkpoint, file.config, config.cache_dir.expanduser(), tokenizer)
+        return LoadedModel(name, shape, config.dtype, buffer.weights(file.config), found, model.key, file.bits)
 
     def target_decoder(self, model: Target, pages: int, positions: int, aux_layers: Sequence[int]) -> ParallelDecoder:
         """The target's; waits for the other processes."""

@@ -18,11 +18,12 @@ from specdec.config import EngineConfig, SpeculationConfig
 from specdec.core.kv_cache import KvCacheManager
 from specdec.core.types import GrammarKind, GrammarParams, OutputParams, Request, SamplingParams, StoppingParams
 from specdec.engine import build_device, device_verify
-from specdec.engine.build import assemble, build_parts, target_device
+from specdec.engine.build import assemble, build_parts
 from specdec.engine.build_device import DevicePlatform, build_device_decoder, device_kv_dtype, device_needs
 from specdec.engine.device_verify import POLICIES, TIMES, TOP, DeviceOutputs, DeviceVerifier, warm_up
 from specdec.engine.engine import Engine, EngineParts
 from specdec.engine.memory import MemoryBudget
+from specdec.engine.platform import target_device
 from specdec.engine.step import StepTracer
 from specdec.engine.verify import StepRows
 from specdec.errors import ConfigError, ModelError
