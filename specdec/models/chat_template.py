@@ -16,17 +16,17 @@ from specdec.errors import FieldViolation, InvalidRequestError, ModelError, Viol
 
 
 def plain_messages(messages: Sequence[Mapping[str, Any]], *, text_arguments: bool = False) -> list[dict[str, Any]]:
-    """``messages`` with every content one text, the arguments of tool calls as objects or, with ``text_arguments``, as
-    JSON text, and results of calls with the ``name`` of what was called.
+    """``messages`` in the form that templates expect.
 
-    Templates of text models concatenate contents; most write arguments out as JSON themselves.
+    Each content is one text. Arguments of tool calls are objects or, with ``text_arguments``, JSON text. Results of
+    calls carry the ``name`` of the function.
 
     Raises:
-        InvalidRequestError: a content is neither text nor a list of text parts; each such place is named.
+        InvalidRequestError: a content is neither text nor a list of text parts; names every such content.
     """
     violations = ViolationCollector()
     plain: list[dict[str, Any]] = []
-    called: dict[str, Any] = {}  # names by the ids of calls
+    called: dict[str, Any] = {}  # names of functions by the ids of calls
     for i, message in enumerate(messages):
         copy = {**message, "content": _text(message.get("content"), f"messages[{i}].content", violations)}
         if isinstance(calls := message.get("tool_calls"), list):
@@ -35,7 +35,7 @@ def plain_messages(messages: Sequence[Mapping[str, Any]], *, text_arguments: boo
                 if isinstance(call, Mapping) and isinstance(call.get("id"), str):
                     called[call["id"]] = _function(call).get("name")
         if message.get("role") == "tool" and not message.get("name"):
-            # Some templates refuse a result without, which OpenAI's API has no field for.
+            # Some templates refuse a result without a name, for which OpenAI's API has no field.
             name = message.get("tool_name") or called.get(str(message.get("tool_call_id")))
             copy |= {} if name is None else {"name": name}
         plain.append(copy)
@@ -77,17 +77,17 @@ def _call(call: Any, text_arguments: bool) -> Any:
     return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
 
 
-# What a template's expressions may raise on messages of a shape it did not expect
+# Errors that a template's expressions raise on messages of an unexpected shape
 _REFUSALS = (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError)
 
 
 class GenerationBlock(Extension):
-    """``{% generation %}...{% endgeneration %}`` marks the assistant's text for training; here it is only its body."""
+    """``{% generation %}...{% endgeneration %}`` marks the assistant's text for training; renders as its body."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """Read the block; its body stands for it."""
+        """Parse the block into a scope of its body."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.Scope(body).set_lineno(line)
@@ -134,7 +134,7 @@ class ChatTemplate:
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
-    # not jinja2's own filter: that one escapes <, > and & for HTML, which would change the prompt
+    # jinja2's own filter escapes <, > and & for HTML, which would change the prompt
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
 
 

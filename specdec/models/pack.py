@@ -1,4 +1,4 @@
-"""Turns a checkpoint's tensors into packed weights, and keeps these on disk for the next start."""
+"""Packs a checkpoint's tensors into the layout of the CPU kernels, and caches packed weights on disk."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ from verify_kernels.quant_formats import FORMATS
 
 @contextmanager
 def conversion_pool() -> Iterator[ThreadPoolExecutor]:
-    """One thread per core, while torch takes one for each operation: nested teams would fight over the cores."""
+    """A pool of one thread per core. Meanwhile torch runs each operation on one thread, not on a nested team."""
     intra_op = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -73,7 +73,7 @@ SLICE_VALUES = 1 << 20  # values converted at a time: few enough for the cache, 
 def pack_model(
     source: TensorSource, dtype: WeightDtype, progress: Progress, packing: BlockPacking | None = None
 ) -> WeightsBuffer:
-    """Pack every tensor of ``source`` into a fresh buffer. Besides the buffer only slices are held in memory.
+    """Pack every tensor of ``source`` into a new buffer. Beside the buffer only slices are held in memory.
 
     Raises:
         ModelError: a tensor is missing or its shape does not fit the configuration.
@@ -100,7 +100,7 @@ def pack_model(
 
 
 def check_shapes(source: TensorSource) -> None:
-    """ModelError unless every tensor the configuration calls for is there with the shape it implies."""
+    """ModelError unless every tensor of the configuration exists and has the right shape."""
     config = source.config
     expected: dict[str, tuple[int, ...]] = {"embed": (config.vocab_size, config.hidden_size)}
     for plan in linear_plans(config, config.tie_embeddings):
@@ -120,7 +120,7 @@ def check_shapes(source: TensorSource) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """Rows of a checkpoint's matrices in the form they are packed from."""
+    """Reads rows of a checkpoint's matrices in the form they are packed from."""
 
     source: TensorSource
     packing: BlockPacking
@@ -141,14 +141,14 @@ class _Reader:
         return self.packing.round(self.floats(role, low, high))
 
     def packed(self, piece: LinearPiece, low: int, high: int, bias: Tensor | None) -> PackedLinear:
-        """Rows of a whole piece, packed."""
+        """Rows of ``piece``, packed."""
         if piece.kind not in FORMATS:
             return pack_linear(_fused(self.floats, piece.plan, low, high), bias, cast(RoundedKind, piece.kind))
         blocks = _fused(lambda role, *rows: self.blocks(role, piece.kind, *rows), piece.plan, low, high)
         return pack_block_linear(blocks, bias, cast(BlockKind, piece.kind), piece.plan.columns, self.packing)
 
 
-_LEVELS_AND_ZEROS = ("u4_32", "u4_64", "u4_128")  # blocks that their source makes of rows
+_LEVELS_AND_ZEROS = ("u4_32", "u4_64", "u4_128")  # blocks that a source builds itself; it returns rows as floats faster
 
 
 def _jobs(read: _Reader, dtype: WeightDtype, buffer: WeightsBuffer) -> list[tuple[int, Callable[[], None]]]:
@@ -218,7 +218,7 @@ def _fused(rows: Callable[[str, int, int], Tensor], plan: LinearPlan, low: int, 
 
 
 def fused_bias(source: TensorSource, plan: LinearPlan) -> Tensor:
-    """Its bias, float32, zeros for parts that have none."""
+    """The bias of the fused layer, float32; zeros for parts without one."""
     pieces = [
         source.vector(role + ".bias") if source.has(role + ".bias") else torch.zeros(count)
         for role, count in plan.parts
@@ -228,19 +228,19 @@ def fused_bias(source: TensorSource, plan: LinearPlan) -> Tensor:
 
 _MAGIC = b"SPECDECW"
 _PREAMBLE = struct.Struct("<8sQ32s")  # magic, header bytes, SHA-256 of the header
-MAX_HEADER = 1 << 26  # bytes; real ones take some 100 per array
-_CHUNK = 32 << 20  # bytes read and summed by one thread at a time
+MAX_HEADER = 1 << 26  # bytes that are read of a header; real ones take about 100 per array
+_CHUNK = 32 << 20  # bytes that one thread reads and checks at a time
 
 
 class PackedFileError(Exception):
-    """A packed file is truncated or damaged; it is rebuilt from the model, so users do not see this."""
+    """A packed file is truncated or damaged; it is packed again from the model, so users do not see this error."""
 
 
 class PackedFile:
-    """An existing packed file, its header read and checked.
+    """A packed file whose header is read and checked.
 
     Raises:
-        PackedFileError: it is not a whole packed file made for ``key``.
+        PackedFileError: it is not a whole packed file for ``key``.
     """
 
     def __init__(self, path: Path, key: str) -> None:
@@ -262,7 +262,7 @@ class PackedFile:
             raise PackedFileError(f"{size} bytes instead of {self._start + self.nbytes}")
 
     def read(self, on_bytes: Callable[[int], None]) -> WeightsBuffer:
-        """The weights, read straight into place by a few threads; ``on_bytes`` hears how many more are done."""
+        """The weights, read into place by a thread per core; ``on_bytes`` receives the bytes of each chunk."""
         buffer = WeightsBuffer(self.layout)
         memory = buffer.bytes_view()
         self._read_chunks(lambda low, high: memory[low:high], lambda low, chunk: None, on_bytes)
@@ -271,8 +271,10 @@ class PackedFile:
     def read_parts(
         self, layout: list[ArraySpec], copies: Sequence[Copied], on_bytes: Callable[[int], None]
     ) -> WeightsBuffer:
-        """Arrays of ``layout``, made of ``copies`` of the file's, these in rising order. All chunks are read, so that
-        damage is found, and few of them are held at a time."""
+        """The arrays of ``layout``, filled by ``copies`` of the file's bytes in rising order.
+
+        All chunks are read, so that damage is found; only a few are held at a time.
+        """
         buffer = WeightsBuffer(layout)
         memory = buffer.bytes_view()
         ends = [each.source + each.nbytes for each in copies]
@@ -321,7 +323,7 @@ class PackedFile:
 
 
 def write_packed_file(path: Path, key: str, config: ModelConfig, buffer: WeightsBuffer) -> None:
-    """Write the buffer under a temporary name and rename it, so that nobody sees a part of it. Raises OSError."""
+    """Write the buffer atomically, under a temporary name that is then renamed. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
@@ -333,7 +335,7 @@ def write_packed_file(path: Path, key: str, config: ModelConfig, buffer: Weights
 
 
 def write_packed(file: BinaryIO, key: str, config: ModelConfig, buffer: WeightsBuffer) -> None:
-    """Write what `PackedFile` reads to an empty file."""
+    """Write a packed file, as `PackedFile` reads it, to an empty file."""
     memory, sums = buffer.bytes_view(), sums_of(buffer)
     layout = [(spec.name, spec.dtype, spec.shape, spec.offset) for spec in buffer.layout]
     header = json.dumps({"key": key, "config": asdict(config), "layout": layout, "sums": sums}).encode()
@@ -343,7 +345,7 @@ def write_packed(file: BinaryIO, key: str, config: ModelConfig, buffer: WeightsB
 
 
 def sums_of(buffer: WeightsBuffer) -> list[int]:
-    """The checksum of each chunk of ``buffer``, as a packed file has them."""
+    """The checksum of each chunk of ``buffer``."""
     memory = buffer.bytes_view()
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         chunks = enumerate(_chunks(buffer.nbytes))
@@ -351,7 +353,7 @@ def sums_of(buffer: WeightsBuffer) -> list[int]:
 
 
 def digest_of(layout: list[ArraySpec], sums: list[int]) -> str:
-    """SHA-256 over where arrays lie in a buffer and its chunks' checksums: equal where every weight is, bit for bit."""
+    """SHA-256 over a buffer's layout and its chunks' checksums: equal if all weights are, bit for bit."""
     places = [(spec.name, spec.dtype, list(spec.shape), spec.offset) for spec in layout]
     return hashlib.sha256(json.dumps([places, sums]).encode()).hexdigest()
 
@@ -360,7 +362,7 @@ def _read_header(file: BinaryIO) -> tuple[dict[str, Any], int]:
     magic, length, digest = _PREAMBLE.unpack(file.read(_PREAMBLE.size))
     if magic != _MAGIC:
         raise PackedFileError("not a packed file")
-    # A damaged length may ask for more than any file holds, or any memory.
+    # A damaged length may exceed the file, or the memory.
     header = file.read(min(length, MAX_HEADER))
     if hashlib.sha256(header).digest() != digest:
         raise PackedFileError("header is damaged")
@@ -372,7 +374,7 @@ def _chunks(nbytes: int) -> list[tuple[int, int]]:
 
 
 def _sum(piece: memoryview, number: int) -> int:
-    """XXH3 of chunk ``number``: at memory speed, and what is damaged, moved or swapped changes it."""
+    """XXH3 of chunk ``number``, seeded by it, so that swapped chunks are found too."""
     return xxhash.xxh3_64_intdigest(piece, seed=number)
 
 
@@ -385,15 +387,15 @@ def _decode_config(data: dict[str, Any]) -> ModelConfig:
 
 logger = logging.getLogger(__name__)
 
-_FORMAT = 8  # raise when packing or its layout changes
-_SPARE_BYTES = 1 << 30  # disk left free for others
+_FORMAT = 8  # of packed files; raise it when packing or its layout changes
+_SPARE_BYTES = 1 << 30  # of disk that packed files leave free
 
 
 class PackedCache:
     """The cached weights of one model in one dtype.
 
-    A file's name holds a hash of the model's place and a key over its content: when the content changes the
-    key does, and what was kept for that place before is deleted.
+    A file's name holds a hash of the model's path and a key over its content. When the content changes, so does the
+    key, and the file of the former key is deleted.
     """
 
     def __init__(self, folder: Path, checkpoint: Checkpoint, dtype: WeightDtype) -> None:
@@ -406,7 +408,7 @@ class PackedCache:
         self.path = folder / f"{self._stem}-{self.key[:16]}.packed"
 
     def open(self) -> PackedFile | None:
-        """The cached file with its header checked, or None when there is none; a damaged one is deleted."""
+        """The cached file with its header checked; None if there is none. A damaged file is deleted."""
         if not self.path.exists():
             return None
         try:
@@ -416,7 +418,7 @@ class PackedCache:
             return None
 
     def read(self, file: PackedFile, progress: Progress) -> WeightsBuffer | None:
-        """The weights of an opened file, or None when they turn out to be damaged; the file is deleted then."""
+        """The weights of an opened file; None if they are damaged, and the file is deleted then."""
         done = 0
 
         def on_bytes(count: int) -> None:
@@ -431,7 +433,7 @@ class PackedCache:
             return None
 
     def write(self, config: ModelConfig, buffer: WeightsBuffer) -> None:
-        """Keep the weights; a failure to do so is logged, since the model runs without it."""
+        """Cache the weights. A failure is only logged, since the model runs without the cache."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             if shutil.disk_usage(self._folder).free < buffer.nbytes + _SPARE_BYTES:
@@ -453,8 +455,7 @@ class PackedCache:
 def cut_output(
     checkpoint: Checkpoint, cut: VocabularyCut, dtype: WeightDtype, cache_dir: Path, like: Tokenizer | None = None
 ) -> Checkpoint:
-    """``checkpoint`` with the output table cut, where that is of its vocabulary. like: the tokenizer of another model,
-    perhaps of the same vocabulary."""
+    """``checkpoint`` with its output table cut, if ``cut`` is for its vocabulary. like: see `load_model`."""
     found = CutCheckpoint(checkpoint, cut.ids)
     if PackedCache(cache_dir / "packed", found, dtype).path.exists():
         return found  # written when it was checked

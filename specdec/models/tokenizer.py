@@ -1,4 +1,4 @@
-"""Text to token ids and back, over the `tokenizers` library, and the raw bytes of single tokens."""
+"""Text to token ids and back, by the `tokenizers` library, and the raw bytes of single tokens."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from specdec.models.tool_forms import ToolForm, tool_form, without_tools
 
 @dataclass(frozen=True)
 class TokenizerInfo:
-    """``add_bos``: prompts begin with ``bos_id``. ``template_variables`` are the named special tokens that a chat
-    template may use (bos_token, eos_token, ...). ``chat_template`` is Jinja source, or None when there is none."""
+    """What a ``tokenizer.json`` does not say."""
 
     bos_id: int | None = None
-    add_bos: bool = False
+    add_bos: bool = False  # whether prompts begin with ``bos_id``
     eos_ids: tuple[int, ...] = ()
-    chat_template: str | None = None
-    template_variables: dict[str, str] = field(default_factory=dict)
+    chat_template: str | None = None  # Jinja source
+    template_variables: dict[str, str] = field(default_factory=dict)  # special tokens by name, such as bos_token
+        default_factory=dict
+    )  # special tokens by name: bos_token, eos_token, ...
 
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -44,7 +45,7 @@ def byte_level_alphabet() -> dict[str, int]:
 
 
 class TokenBytes:
-    """Maps a token's vocabulary string to its bytes, as the tokenizer's decoder would."""
+    """Maps a token's vocabulary string to its bytes, like the tokenizer's decoder."""
 
     def __init__(self, decoder: dict[str, Any] | None) -> None:
         text = str(decoder)
@@ -54,7 +55,7 @@ class TokenBytes:
         self._alphabet = byte_level_alphabet()
 
     def of(self, piece: str) -> bytes:
-        """Bytes of the vocabulary entry ``piece`` (not of a special token, whose text is taken as it is)."""
+        """Bytes of the vocabulary entry ``piece``, which is no special token."""
         if self._byte_level:
             values = [self._alphabet.get(char) for char in piece]
             known = [value for value in values if value is not None]
@@ -64,14 +65,14 @@ class TokenBytes:
         return (piece.replace("▁", " ") if self._spaces else piece).encode()
 
 
-_LARGE_CHARACTERS = 1 << 12
+_LARGE_CHARACTERS = 1 << 12  # texts above this are encoded apart, so that short ones do not wait for them
 
 
 def _ids(backend: Any, text: str) -> list[int]:
-    """Ids of ``text``. Of a large one the library's call for batches, which lets other threads run meanwhile.
+    """Ids of ``text``. Large texts go through the library's batch call, which lets other threads run.
 
     Raises:
-        InvalidRequestError: a pattern of the tokenizer's would look at the text without end, and the library gave up.
+        InvalidRequestError: a pattern of the tokenizer backtracks too long on the text, and the library gave up.
     """
     try:
         if len(text) <= _LARGE_CHARACTERS:
@@ -79,14 +80,14 @@ def _ids(backend: Any, text: str) -> list[int]:
         else:
             found = backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
     except BaseException as error:
-        if type(error).__name__ != "PanicException":  # the library's, which is no Exception
+        if type(error).__name__ != "PanicException":  # the library's, which derives from BaseException
             raise
         why = f"the model's tokenizer.json has a pattern that can not split this text ({error})"
         raise InvalidRequestError([FieldViolation("prompt", why)]) from None
     return found
 
 
-# Breaks special tokens written inside a chat message; a noncharacter, which Unicode reserves for uses like this
+# Splits special tokens' names inside chat messages; a noncharacter, which Unicode reserves for internal use
 _BREAK = "\ufdd0"
 
 
@@ -123,8 +124,10 @@ class Tokenizer:
 
     @staticmethod
     def like(known: Tokenizer | None, serialised: str, info: TokenizerInfo) -> Tokenizer:
-        """As the class makes one, over the vocabulary of ``known`` where that is the same: models of a family share it,
-        and 150,000 tokens take most of a second and much memory. Raises as the class does."""
+        """A tokenizer that shares the vocabulary of ``known`` if that is the same; raises like the class.
+
+        Models of a family share a vocabulary, and 150,000 tokens take most of a second and much memory.
+        """
         if known is None or known._source != hashlib.sha256(serialised.encode()).digest():
             return Tokenizer(serialised, info)
         twin = copy.copy(known)
@@ -133,12 +136,11 @@ class Tokenizer:
         return twin
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
-        """Token ids of ``text``, after the begin token where the model wants one and ``add_special`` is set.
+        """Token ids of ``text``; with ``add_special``, after the begin token if the model has one.
 
-        Unless ``parse_special``, a special token's name in the text is encoded as the characters it is made of.
+        Unless ``parse_special``, a special token's name in the text is encoded as plain characters.
         """
         large = len(text) > _LARGE_CHARACTERS
-        # Whoever encodes a few words does not wait for a book.
         backend, lock = (self._large_backend, self._large_lock) if large else (self._backend, self._lock)
         with lock:
             backend.encode_special_tokens = not parse_special
@@ -147,7 +149,7 @@ class Tokenizer:
 
     @cached_property
     def longest_token(self) -> int:
-        """Characters of the longest entry; no token stands for more."""
+        """Characters of the longest entry, and so of the longest token."""
         return max(map(len, self.vocabulary), default=1)
 
     @cached_property
@@ -161,7 +163,7 @@ class Tokenizer:
         return self._backend.decode(list(ids), skip_special_tokens=skip_special)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Raw bytes of one token; a special token gives its name, an id outside the vocabulary nothing."""
+        """Raw bytes of one token: a special token's name, b"" for an id outside the vocabulary."""
         found = self._bytes.get(token_id)
         if found is None:
             piece = self._backend.id_to_token(token_id) if token_id >= 0 else None
@@ -177,7 +179,7 @@ class Tokenizer:
 
     @cached_property
     def vocabulary(self) -> Mapping[str, int]:
-        """Every entry, special ones too, and its id."""
+        """The id of every entry, special ones included."""
         return self._backend.get_vocab(with_added_tokens=True)
 
     @cached_property
@@ -192,23 +194,23 @@ class Tokenizer:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of the mapping from token to id: equal exactly when two tokenizers share a vocabulary."""
+        """SHA-256 of the mapping from token to id: equal if and only if two tokenizers share a vocabulary."""
         ordered = sorted((token_id, token) for token, token_id in self.vocabulary.items())
         return hashlib.sha256("".join(f"{token_id}\0{token}\0" for token_id, token in ordered).encode()).hexdigest()
 
     def special_id(self, name: str) -> int | None:
-        """Id of the special token ``name``; None when there is none of that name."""
+        """Id of the special token ``name``; None if there is none."""
         found = self.token_id(name)
         return found if found in self.special_ids else None
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether `render_chat` can be used."""
+        """Whether `render_chat` works."""
         return self._info.chat_template is not None
 
     @property
     def has_tool_template(self) -> bool:
-        """Whether the chat template tells the model of tools, and writes calls in a form known here."""
+        """Whether the chat template lists tools for the model, and writes calls in a supported form."""
         return tool_form(self._info.chat_template or "") is not None
 
     @cached_property
@@ -226,14 +228,13 @@ class Tokenizer:
         """The prompt text of a conversation, by the model's chat template.
 
         A message's content is text, or a list of parts ``{"type": "text", "text": ...}``. ``tools`` are the functions
-        that may be called, as OpenAI's API describes them; where the template knows of no tools, a system message
-        tells of them.
+        that may be called, in the form of OpenAI's API; if the template has no tools, a system message lists them.
 
         Raises:
             ModelError: the model has no chat template, or one that does not compile.
             InvalidRequestError: the template refuses the messages, or a part is not text.
         """
-        # These templates write arguments down as they are.
+        # These templates copy arguments into the prompt as they are.
         text_arguments = self.has_tool_template and self.tool_form in (ToolForm.FUNCTIONARY, ToolForm.FUNCTION_TAG)
         plain = plain_messages(messages, text_arguments=text_arguments)
         if not self.has_tool_template:
@@ -247,8 +248,11 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
     ) -> list[int]:
-        """Token ids of a conversation. The template's special tokens are parsed; those that a message's or a tool's
-        own text spells out are not, so that it can not forge a turn. Raises as `render_chat`."""
+        """Token ids of a conversation; raises like `render_chat`.
+
+        The template's special tokens are parsed. Those spelled out in the text of a message or tool are not, so that
+        it can not forge a turn.
+        """
         guarded = _guard(plain_messages(messages), self._special_starts)
         guarded_tools = _guard(tools, self._special_starts)
         text = self.render_chat(guarded, tools=guarded_tools, add_generation_prompt=add_generation_prompt)
@@ -266,15 +270,15 @@ class Tokenizer:
 
     @cached_property
     def _special_starts(self) -> re.Pattern[str]:
-        """Matches the first character of every special token's name, also where names overlap."""
+        """Matches the first character of every special token's name, overlapping names included."""
         names = [self._added[i]["content"] for i in self.special_ids]
-        # Written so that the library looks for first characters alone: a large text is searched in a moment.
+        # In this form the library searches for first characters alone, which is fast on large texts.
         starts = [f"{re.escape(name[0])}(?={re.escape(name[1:])})" for name in names if name]
         return re.compile("|".join(starts)) if starts else re.compile(r"(?!)")
 
     @cached_property
     def _guarded_backend(self) -> Any:
-        """A twin whose normaliser, which runs after special tokens were found, drops the break characters."""
+        """A copy whose normaliser, which runs after special tokens are found, drops the break characters."""
         drop = {"type": "Replace", "pattern": {"String": _BREAK}, "content": ""}
         with self._lock:
             data = json.loads(self._backend.to_str())
@@ -286,8 +290,11 @@ class Tokenizer:
 
 
 def _normalise(data: dict[str, Any]) -> tuple[dict[str, Any], bool]:
-    """Tokens named like control tokens are special whatever the file says (Qwen's <|fim_prefix|> is not marked),
-    special tokens match literally, and nothing is cut or padded. Also tells whether anything had to change."""
+    """The parsed ``tokenizer.json`` with the flags that specdec needs, and whether any of them changed.
+
+    Tokens named like control tokens become special (Qwen's <|fim_prefix|> is not marked), special tokens match
+    literally, and texts are neither truncated nor padded.
+    """
     changed = data.get("truncation") is not None or data.get("padding") is not None
     for token in data.get("added_tokens", []):
         name = token["content"]
@@ -299,7 +306,7 @@ def _normalise(data: dict[str, Any]) -> tuple[dict[str, Any], bool]:
 
 
 def _guard(value: Any, starts: re.Pattern[str]) -> Any:
-    """``value`` with a break after each character where a special token's name starts, however deep texts lie."""
+    """``value`` with a break after the first character of each special token's name, in texts at any depth."""
     if isinstance(value, str):
         return starts.sub(lambda match: match[0] + _BREAK, value.replace(_BREAK, ""))
     if isinstance(value, Mapping):

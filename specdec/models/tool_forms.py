@@ -1,4 +1,7 @@
-"""How models write tool calls into their text, by their chat templates."""
+"""How models write tool calls into their text, by their chat templates.
+
+A model whose template has no tools gets them in a system message, in the form `ToolForm.HERMES`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Any
 
 
 class ToolForm(StrEnum):
-    """The form of one call; ``ARGS`` stands for a JSON object."""
+    """The text of one call, in which ``ARGS`` is a JSON object."""
 
     HERMES = "hermes"
     """``<tool_call>{"name": "f", "arguments": ARGS}</tool_call>``; Qwen's too."""
@@ -21,13 +24,12 @@ class ToolForm(StrEnum):
     MISTRAL_ARGS = "mistral-args"
     """``[TOOL_CALLS]f[ARGS]ARGS``."""
     FUNCTIONARY = "functionary"
-    """A line that names the function, then ``ARGS``; ``>>>`` stands before every such line, but for the first, where
-    the prompt ends in it. A line ``all`` begins text."""
+    """``>>>f`` on a line, then ``ARGS``; the prompt ends in the first ``>>>``. ``>>>all`` begins text."""
     FUNCTION_TAG = "function-tag"
     """``<function=f>ARGS</function>``."""
 
 
-# The first whose signs are all there. None: a form that is like another, and is not known.
+# A template's form is the first whose signs it holds all. None: a form that is not supported.
 _SIGNS: tuple[tuple[tuple[str, ...], ToolForm | None], ...] = (
     (("[TOOL_CALLS]", "[ARGS]"), ToolForm.MISTRAL_ARGS),
     (("[TOOL_CALLS]",), ToolForm.MISTRAL),
@@ -41,7 +43,7 @@ _SIGNS: tuple[tuple[tuple[str, ...], ToolForm | None], ...] = (
 
 
 def tool_form(template: str) -> ToolForm | None:
-    """The form in which a chat template, Jinja source, writes calls; None: in none of these."""
+    """The form in which a chat template (Jinja source) writes calls; None if it is not supported or has no tools."""
     if "tools" not in template:
         return None
     return next((form for signs, form in _SIGNS if all(sign in template for sign in signs)), None)
@@ -57,8 +59,11 @@ _RULE = """To call one, answer with nothing but its name and its arguments in th
 def without_tools(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
 ) -> list[dict[str, Any]]:
-    """``messages`` (their contents are text) for a template that knows of no tools, calls or results: they are in the
-    texts of the system, the assistant and the user. Results one after another make one message of the user's."""
+    """``messages`` for a template without tools: tools, calls and results become text.
+
+    They go into the system's, the assistant's and the user's messages. Consecutive results become one user message.
+    Contents must be text.
+    """
     found: list[dict[str, Any]] = []
     for are_results, run in itertools.groupby(messages, lambda message: message.get("role") == "tool"):
         if are_results:
