@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import import_module
 from typing import Any
 
@@ -15,6 +15,7 @@ from bench.kernels.timer import KernelTimer
 from verify_kernels.forward_batch import BatchEntry, ForwardBatch
 from verify_kernels.gpu.attention_plan import attention_plan
 from verify_kernels.gpu.attention_workspace import AttentionWorkspace
+from verify_kernels.gpu.kernel_launch import StepRows
 from verify_kernels.gpu.tree_attention import tree_attention
 
 TILE = 64
@@ -60,8 +61,8 @@ COMPARED = (*(AttentionCase(batch, 4096, 16) for batch in (1, 2, 4, 8)), Attenti
 
 @dataclass(frozen=True, slots=True)
 class AttentionWork:
-    """q, out: [batch * nodes, heads, head_dim]; keys, values: [pages, kv_heads, 64, head_dim]; step: the step's arrays
-    by name, see `tree_attention`. All sequences have the tree of ``parents``."""
+    """q, out: [batch * nodes, heads, head_dim]; keys, values: [pages, kv_heads, 64, head_dim]. All sequences
+    have the tree of ``parents``."""
 
     case: AttentionCase
     parents: list[int]
@@ -69,7 +70,7 @@ class AttentionWork:
     keys: Tensor
     values: Tensor
     out: Tensor
-    step: dict[str, Tensor]
+    step: StepRows
     workspace: AttentionWorkspace
 
     @staticmethod
@@ -88,8 +89,8 @@ class AttentionWork:
             return torch.randn(shape, generator=generator, device=device, dtype=torch.float32).to(dtype)
 
         keys, values = (random(case.batch * each, case.kv_heads, TILE, case.head_dim) for _ in range(2))
-        names = ("entry_of", "entry_start", "entry_ctx", "depth", "page_table", "parent")
-        step = {name: torch.from_numpy(getattr(batch, name).copy()).to(device) for name in names}
+        names = [field.name for field in fields(StepRows)]
+        step = StepRows(**{name: torch.from_numpy(getattr(batch, name).copy()).to(device) for name in names})
         workspace = AttentionWorkspace.allocate(
             heads=case.heads, kv_heads=case.kv_heads, head_dim=case.head_dim, kv_dtype=dtype, max_rows=rows,
             max_entries=case.batch, max_pages=each, device=device,
@@ -99,16 +100,14 @@ class AttentionWork:
 
     def plan(self) -> None:
         """What a step does once for all layers."""
-        step = self.step
-        attention_plan(step["entry_start"], step["entry_ctx"], step["parent"], step["depth"], self.workspace)
+        attention_plan(self.step, self.workspace)
 
     def attend(self) -> None:
         """One layer, into ``out``."""
-        step, case = self.step, self.case
+        case = self.case
         tree_attention(
-            self.q, self.keys, self.values, self.out, self.workspace, entry_of=step["entry_of"],
-            entry_start=step["entry_start"], entry_ctx=step["entry_ctx"], depth=step["depth"],
-            page_table=step["page_table"], scale=case.head_dim**-0.5, window=case.window,
+            self.q, self.keys, self.values, self.out, self.step, self.workspace, scale=case.head_dim**-0.5,
+            window=case.window,
         )  # fmt: skip
 
     def ancestors(self) -> Tensor:
@@ -173,7 +172,7 @@ def flex_rival(work: AttentionWork) -> Callable[[], Tensor]:
 
 def _side_by_side(work: AttentionWork, pool: Tensor, keys_each: int) -> Tensor:
     """[batch, kv_heads, keys, head_dim] of a paged pool."""
-    pages = pool[work.step["page_table"].long()]  # [batch, pages, kv_heads, 64, head_dim]
+    pages = pool[work.step.page_table.long()]  # [batch, pages, kv_heads, 64, head_dim]
     return pages.transpose(1, 2).flatten(2, 3)[:, :, :keys_each].contiguous()
 
 
@@ -191,7 +190,7 @@ def flashinfer_rival(work: AttentionWork) -> Callable[[], Tensor]:
     if case.window:
         raise ValueError("windows are not compared")
     library = import_module("flashinfer")
-    each = work.step["page_table"].shape[1]
+    each = work.step.page_table.shape[1]
 
     def starts(size: int) -> Tensor:
         return torch.arange(0, (case.batch + 1) * size, size, dtype=torch.int32, device=device)
@@ -203,7 +202,7 @@ def flashinfer_rival(work: AttentionWork) -> Callable[[], Tensor]:
     mask = torch.cat([seen, work.ancestors()], dim=1).flatten().repeat(case.batch)
     last = (case.context + case.nodes - 1) % TILE + 1
     wrapper.plan(
-        starts(case.nodes), starts(each), work.step["page_table"].flatten(),
+        starts(case.nodes), starts(each), work.step.page_table.flatten(),
         torch.full((case.batch,), last, dtype=torch.int32, device=device),
         case.heads, case.kv_heads, case.head_dim, TILE,
         custom_mask=mask, sm_scale=case.head_dim**-0.5, q_data_type=work.q.dtype,

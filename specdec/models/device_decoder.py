@@ -139,7 +139,7 @@ class DeviceNetwork:
         rows = step.tier.rows
         x = self._x[:rows]
         embed(cast(Tensor, self._weights.embed), step.tokens, self._config.embed_scale, x)
-        attention_plan(step.entry_start, step.entry_ctx, step.parent, step.depth, self._workspace)
+        attention_plan(step, self._workspace)
         for index, layer in enumerate(self._weights.layers):
             self._keep_aux(index, x)
             self._attend(index, layer, x, step)
@@ -169,16 +169,11 @@ class DeviceNetwork:
         qkv, attended = self._qkv[:rows], self._attended[:rows]
         q = qkv.view(rows, -1, c.head_dim)[:, : c.n_heads]
         pools, (cos, sin) = self._pool.layer(index), self._angles[sliding]
-        where = {
-            "entry_of": step.entry_of, "entry_start": step.entry_start, "entry_ctx": step.entry_ctx,
-            "depth": step.depth, "page_table": step.page_table, **self._pool.scales,
-        }  # fmt: skip
+        scales, window = self._pool.scales, (c.sliding_window or 0) if sliding else 0
         layer.qkv.normed(x, layer.attn_norm, c.norm_eps, qkv)
-        write_kv(qkv, q, *pools, cos, sin, **where, eps=c.norm_eps, q_norm=layer.q_norm, k_norm=layer.k_norm)
-        tree_attention(
-            q, *pools, attended.view(rows, c.n_heads, c.head_dim), self._workspace, **where, scale=c.attn_scale,
-            window=(c.sliding_window or 0) if sliding else 0,
-        )  # fmt: skip
+        write_kv(qkv, q, *pools, cos, sin, step, eps=c.norm_eps, q_norm=layer.q_norm, k_norm=layer.k_norm, **scales)
+        out = attended.view(rows, c.n_heads, c.head_dim)
+        tree_attention(q, *pools, out, step, self._workspace, scale=c.attn_scale, window=window, **scales)
         if layer.attn_post_norm is None:
             layer.o.plain(attended, x, x)
         else:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from verify_kernels.forward_batch import ForwardBatch
+from verify_kernels.gpu.kernel_launch import StepRows
 from verify_kernels.gpu.sampling_table import SamplingNeeds, SamplingPool, SamplingTable
 from verify_kernels.sampling import RowSampling
 
@@ -80,28 +81,19 @@ NOT_THERE = -1
 
 
 @dataclass(frozen=True, slots=True)
-class StepArrays:
-    """All int32, in one stretch of memory, followed by the sampling table (None where nothing is sampled).
+class StepArrays(StepRows):
+    """A step on the device: int32 arrays in one stretch of memory, followed by the sampling table.
 
-    Entries B, rows N, samples M, pages P of the tier. entry_start [B + 1]; entry_ctx, root_row (row of the entry that
-    is its tree's root, -1: none), sample_start (where its tree's samples begin) [B]; entry_of, parent, depth, tokens
-    [N]; logit_rows [M]; page_table [B, P]. ``host``: the same arrays, by name. Padding entries have no rows, padding
-    rows no entry and no token.
+    Padding entries have no rows, padding rows no entry and no token.
     """
 
+    root_row: Tensor  # [entries] row of the entry that is its tree's root; -1: none
+    sample_start: Tensor  # [entries] index of the first sample of its tree
+    tokens: Tensor  # [rows]
+    logit_rows: Tensor  # [samples] rows whose logits are computed
     tier: StepTier
-    entry_start: Tensor
-    entry_ctx: Tensor
-    root_row: Tensor
-    sample_start: Tensor
-    entry_of: Tensor
-    parent: Tensor
-    depth: Tensor
-    tokens: Tensor
-    logit_rows: Tensor
-    page_table: Tensor
-    table: SamplingTable | None
-    host: dict[str, Ints]
+    table: SamplingTable | None  # None if nothing is sampled
+    host: dict[str, Ints]  # the same arrays in the host's memory, by name
 
     @staticmethod
     def words(tier: StepTier) -> int:
@@ -123,7 +115,7 @@ class StepArrays:
         table = (
             SamplingTable.within(tier.samples, device_buffer[at:], host_buffer[at:], saved) if tier.samples else None
         )
-        return StepArrays(tier, **views, table=table, host=host)
+        return StepArrays(**views, tier=tier, table=table, host=host)
 
     @property
     def begin_of_table(self) -> int:

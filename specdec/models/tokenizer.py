@@ -28,8 +28,6 @@ class TokenizerInfo:
     eos_ids: tuple[int, ...] = ()
     chat_template: str | None = None  # Jinja source
     template_variables: dict[str, str] = field(default_factory=dict)  # special tokens by name, such as bos_token
-        default_factory=dict
-    )  # special tokens by name: bos_token, eos_token, ...
 
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")

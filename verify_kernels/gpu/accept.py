@@ -12,34 +12,26 @@ import triton.language as tl
 from torch import Tensor
 
 from verify_kernels.forward_batch import PAGE_SIZE
-from verify_kernels.gpu.kernel_launch import INDEX, CompileCase, check_rank, check_tensor
+from verify_kernels.gpu.kernel_launch import INDEX, CompileCase, StepRows, check_rank, check_tensor
 
 
 @dataclass(frozen=True, slots=True)
 class AcceptResult:
-    """All int32; entries B, longest accepted path M.
+    """All int32; entries B, longest accepted path M; -1 beyond a path's end."""
 
-    counts [B]: rows of the path, 0 where the entry has no tree, else 1 + accepted nodes. pending [B]: the token
-    sampled at the path's last row, which is the next step's root; -1 where there is none (no tree, or the row had no
-    usable logit: a request that can not go on). rows [B, M + 1]: the path, rows of the entry, the root first; -1
-    beyond. emitted [B, M + 1]: the token sampled at each of them; -1 beyond. next_ctx [B]: slots filled when the
-    moves are made. move_source, move_target [B, M], n_moves [B]: what `move_kv` takes; -1 beyond.
-    """
-
-    counts: Tensor
-    pending: Tensor
-    rows: Tensor
-    emitted: Tensor
-    next_ctx: Tensor
-    n_moves: Tensor
-    move_source: Tensor
-    move_target: Tensor
-    for_host: Tensor
+    counts: Tensor  # [B] rows of the path: 1 + accepted nodes, 0 for an entry without a tree
+    pending: Tensor  # [B] token sampled at the path's last row, the next root; -1 without a tree or a usable logit
+    rows: Tensor  # [B, M + 1] the path as rows of the entry, the root first
+    emitted: Tensor  # [B, M + 1] the token sampled at each row of the path
+    next_ctx: Tensor  # [B] filled slots once the moves are made
+    n_moves: Tensor  # [B] moves for `move_kv`
+    move_source: Tensor  # [B, M] for `move_kv`
+    move_target: Tensor  # [B, M] for `move_kv`
+    for_host: Tensor  # counts, pending, rows and emitted in one stretch, so that one copy brings them to the host
 
     @staticmethod
     def allocate(entries: int, max_depth: int, device: torch.device) -> AcceptResult:
-        """Views of one buffer. ``for_host`` is its part that a host wants: counts, pending, rows, emitted, in this
-        order, side by side, so that one copy brings them.
+        """Views of one buffer, filled with -1.
 
         Raises:
             ValueError: entries < 1 or max_depth < 0.
@@ -145,13 +137,10 @@ OPTIONS = {"num_warps": 1, "num_stages": 1}
 
 
 def accept(
-    entry_start: Tensor,
-    entry_ctx: Tensor,
+    step: StepRows,
     root_row: Tensor,
-    parent: Tensor,
     tokens: Tensor,
     sampled: Tensor,
-    page_table: Tensor,
     result: AcceptResult,
     *,
     max_nodes: int,
@@ -160,28 +149,27 @@ def accept(
 ) -> None:
     """Accept down each entry's tree: from the root on, go to the child that holds the token sampled at the row.
 
-    All int32. entry_start: [entries + 1]; entry_ctx: [entries]; root_row: [entries], the row of the entry that is its
-    tree's root, -1 where it has no tree (amid a prompt): it accepts nothing and all its rows are kept. parent (row of
-    the entry), tokens: [rows]. sampled: the target's token at each row, -1 where there was no usable logit, as at
-    ``entry_start + row``, or, where only trees were sampled, at ``sample_start + row - root_row`` with sample_start:
-    [entries]. page_table: [entries, max_pages] with page ids below ``n_pages``. Rows past the root's first
-    ``max_nodes`` (<= 256) are no nodes; a path has at most ``result.rows.shape[1] - 1`` of them. Of siblings that
-    hold one token the first counts. ``result.next_ctx`` may be ``entry_ctx`` itself.
+    All int32. root_row: [entries], the row of the entry that is its tree's root; -1 for an entry without a tree (amid
+    a prompt), which accepts nothing and keeps all its rows. tokens: [rows]. sampled: the target's token, -1 where no
+    logit is usable, at index ``entry_start + row``; or, if only trees were sampled, at ``sample_start + row -
+    root_row`` with sample_start: [entries]. Page ids of ``step`` are below ``n_pages``. Rows past the root's first
+    ``max_nodes`` (<= 256) are no nodes; a path has at most ``result.rows.shape[1] - 1`` of them. Of siblings with the
+    same token the first counts. ``result.next_ctx`` may be ``step.entry_ctx`` itself.
 
     Raises:
         ValueError: a shape, dtype, device or layout is wrong, or max_nodes or n_pages is out of range.
     """
-    _check(entry_start, entry_ctx, root_row, parent, tokens, sampled, page_table, sample_start)
-    entries, path = _check_result(result, entry_ctx)
+    _check(step, root_row, tokens, sampled, sample_start)
+    entries, path = _check_result(result, step.entry_ctx)
     if not 1 <= max_nodes <= MAX_NODES:
         raise ValueError(f"max_nodes: {max_nodes}; must lie in 1 to {MAX_NODES}")
     if not 0 <= n_pages * PAGE_SIZE < 2**31:
         raise ValueError(f"n_pages: {n_pages}; must be at least 0 and hold less than 2^31 slots")
     accept_kernel[(entries,)](
-        entry_start, entry_ctx, root_row, parent, tokens, sampled, sample_start, page_table,
+        step.entry_start, step.entry_ctx, root_row, step.parent, tokens, sampled, sample_start, step.page_table,
         result.counts, result.pending, result.rows, result.emitted, result.next_ctx,
         result.n_moves, result.move_source, result.move_target,
-        parent.shape[0], sampled.shape[0], max_nodes, path - 1, page_table.shape[1], n_pages,
+        step.parent.shape[0], sampled.shape[0], max_nodes, path - 1, step.page_table.shape[1], n_pages,
         NODES=_size(max_nodes), PATH=_size(path), **OPTIONS,
     )  # fmt: skip
 
@@ -214,28 +202,15 @@ def _size(n: int) -> int:
     return next(size for size in SIZES if size >= n)
 
 
-def _check(
-    entry_start: Tensor,
-    entry_ctx: Tensor,
-    root_row: Tensor,
-    parent: Tensor,
-    tokens: Tensor,
-    sampled: Tensor,
-    page_table: Tensor,
-    sample_start: Tensor | None,
-) -> None:
-    device = entry_ctx.device
-    check_rank("entry_ctx", entry_ctx, 1)
-    check_rank("parent", parent, 1)
+def _check(step: StepRows, root_row: Tensor, tokens: Tensor, sampled: Tensor, sample_start: Tensor | None) -> None:
+    device = step.entry_ctx.device
+    check_rank("entry_ctx", step.entry_ctx, 1)
+    check_rank("parent", step.parent, 1)
     check_rank("sampled", sampled, 1)
-    check_rank("page_table", page_table, 2)
-    (entries,), (rows,) = entry_ctx.shape, parent.shape
-    check_tensor("entry_ctx", entry_ctx, (entries,), INDEX, device)
-    check_tensor("entry_start", entry_start, (entries + 1,), INDEX, device)
+    (entries,), (rows,) = step.entry_ctx.shape, step.parent.shape
+    step.check(rows, entries, device)
     check_tensor("root_row", root_row, (entries,), INDEX, device)
-    check_tensor("parent", parent, (rows,), INDEX, device)
     check_tensor("tokens", tokens, (rows,), INDEX, device)
-    check_tensor("page_table", page_table, (entries, page_table.shape[1]), INDEX, device)
     if sample_start is None:
         check_tensor("sampled", sampled, (rows,), INDEX, device)
     else:

@@ -37,7 +37,6 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from verify_kernels.gpu.attention_workspace import (
     CONTEXT,
@@ -56,7 +55,7 @@ from verify_kernels.gpu.attention_workspace import (
     WORK_FIELDS,
     AttentionWorkspace,
 )
-from verify_kernels.gpu.kernel_launch import INDEX, CompileCase, check_rank, check_tensor
+from verify_kernels.gpu.kernel_launch import CompileCase, StepRows, check_rank
 
 
 @triton.jit
@@ -350,54 +349,47 @@ WARPS = 4
 ENTRY_BLOCKS = (16, 64, 256)
 
 
-def attention_plan(
-    entry_start: Tensor, entry_ctx: Tensor, parent: Tensor, depth: Tensor, workspace: AttentionWorkspace
-) -> None:
+def attention_plan(step: StepRows, workspace: AttentionWorkspace) -> None:
     """Fill the workspace's plan. Two launches, once per step, for all layers.
 
-    entry_start: int32 [entries + 1], first row of each entry; rows from the last of these on are padding. entry_ctx:
-    int32 [entries], slots that are filled; row i of an entry lies at slot ctx + i. parent: int32 [rows], row of the
-    same entry, -1 for its first. depth: int32 [rows], so that a row's position is ctx + depth. Rows of an entry are a
-    chain, then a tree above it; a tree's paths leave the chain for at most ``workspace.max_branch`` nodes (longer ones
-    are computed wrongly, as values on the device can not be refused; nothing is read out of bounds).
+    Rows of an entry are a chain, then a tree above it. A tree's paths leave the chain for at most
+    ``workspace.max_branch`` nodes: longer ones are computed wrongly, as values on the device can not be refused, but
+    nothing is read out of bounds.
 
     Raises:
-        ValueError: a shape, dtype, device or layout is wrong, or there is no room in the workspace.
+        ValueError: a shape, dtype, device or layout is wrong, or the workspace is too small.
     """
-    rows, entries = check_step(entry_start, entry_ctx, depth, workspace)
-    check_tensor("parent", parent, (rows,), INDEX, workspace.header.device)
+    rows, entries = check_step(step, workspace)
     tile = workspace.tile(rows, entries)
     nodes = tile.block_m // workspace.group
     ws = workspace
     scan_paths_kernel[(entries,)](
-        entry_start, entry_ctx, parent, depth, ws.leaf_of, ws.has_child, ws.diverge, ws.top, ws.path,
-        ws.path_works, ws.last_tile, rows, ws.max_pages, ws.max_branch, nodes, tile.seg_tiles,
+        step.entry_start, step.entry_ctx, step.parent, step.depth, ws.leaf_of, ws.has_child, ws.diverge, ws.top,
+        ws.path, ws.path_works, ws.last_tile, rows, ws.max_pages, ws.max_branch, nodes, tile.seg_tiles,
         ROWS=SCAN_ROWS, num_warps=WARPS, num_stages=1,
     )  # fmt: skip
     emit_work_kernel[(entries,)](
-        entry_start, entry_ctx, depth, ws.leaf_of, ws.diverge, ws.top, ws.path_works, ws.last_tile, ws.work, ws.header,
-        rows, entries, ws.max_pages, nodes, ws.kv_heads, tile.seg_tiles, tile.fold_segs,
+        step.entry_start, step.entry_ctx, step.depth, ws.leaf_of, ws.diverge, ws.top, ws.path_works, ws.last_tile,
+        ws.work, ws.header, rows, entries, ws.max_pages, nodes, ws.kv_heads, tile.seg_tiles, tile.fold_segs,
         ws.coarse_from(rows, entries), ws.work.shape[0], ws.slots,
         ENTRIES=_entry_block(entries), LANES=EMIT_LANES, num_warps=WARPS, num_stages=1,
     )  # fmt: skip
 
 
-def check_step(entry_start: Tensor, entry_ctx: Tensor, depth: Tensor, workspace: AttentionWorkspace) -> tuple[int, int]:
-    """Rows and entries of a step, once its arrays are found in order and the workspace large enough.
+def check_step(step: StepRows, workspace: AttentionWorkspace) -> tuple[int, int]:
+    """Check a step's arrays and that the workspace holds the step; return its rows and entries.
 
     Raises:
-        ValueError: they are not, or it is not.
+        ValueError: an array is wrong, or the workspace is too small.
     """
-    check_rank("entry_ctx", entry_ctx, 1)
-    check_rank("depth", depth, 1)
-    (entries,), (rows,), device = entry_ctx.shape, depth.shape, workspace.header.device
+    check_rank("entry_ctx", step.entry_ctx, 1)
+    check_rank("depth", step.depth, 1)
+    (entries,), (rows,) = step.entry_ctx.shape, step.depth.shape
     if not 1 <= entries <= workspace.max_entries:
         raise ValueError(f"entry_ctx: {entries} entries; the workspace takes 1 to {workspace.max_entries}")
     if not 1 <= rows <= workspace.max_rows:
         raise ValueError(f"depth: {rows} rows; the workspace takes 1 to {workspace.max_rows}")
-    check_tensor("entry_start", entry_start, (entries + 1,), INDEX, device)
-    check_tensor("entry_ctx", entry_ctx, (entries,), INDEX, device)
-    check_tensor("depth", depth, (rows,), INDEX, device)
+    step.check(rows, entries, workspace.header.device)
     return rows, entries
 
 

@@ -1,4 +1,4 @@
-"""What every launcher shares: checks of its tensors, and the description of a case to be compiled ahead of time."""
+"""What launchers share: checks of tensors, a step's rows, and the description of a case to compile ahead of time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 ROW_TYPES = (torch.float32, torch.float16, torch.bfloat16)
 HALF_TYPES = (torch.float16, torch.bfloat16)
 FP8 = torch.float8_e4m3fn
-FP8_LARGEST = 448.0
+FP8_LARGEST = 448.0  # the largest finite e4m3 value
 INDEX = (torch.int32,)
 
 
@@ -21,11 +21,11 @@ def check_tensor(
 ) -> None:
     """Check one contiguous tensor.
 
-    Floating-point tensors must start at a multiple of 16 bytes: triton picks another layout for others, and with it
+    Floating-point tensors must start at a multiple of 16 bytes: for others triton picks another layout, and with it
     another order of additions.
 
     Raises:
-        ValueError: one of them is not as asked; names the tensor and what it must be.
+        ValueError: the shape, dtype, device or layout is wrong; names the tensor and what it must be.
     """
     if tuple(tensor.shape) != tuple(shape):
         raise ValueError(f"{name}: has shape {tuple(tensor.shape)}; must be {tuple(shape)}")
@@ -43,27 +43,43 @@ def check_rank(name: str, tensor: Tensor, rank: int) -> None:
     """Check the number of dimensions, before shapes are read off it.
 
     Raises:
-        ValueError: it is another one.
+        ValueError: the number is another.
     """
     if tensor.dim() != rank:
         raise ValueError(f"{name}: has shape {tuple(tensor.shape)}; must have {rank} dimensions")
 
 
 @dataclass(frozen=True, slots=True)
-class CompileCase:
-    """``signature``: triton types by argument name ("*bf16", "*i32", "i32", "fp32"), constexpr arguments left out.
+class StepRows:
+    """Where a step's rows stand: int32 arrays on the device, over B entries and N rows, padding included."""
 
-    ``constexprs``: value by constexpr argument name. ``divisible``: arguments that are multiples of 16 (pointers of
-    torch tensors are, most strides too), which lets triton emit wide loads. ``options``: num_warps, num_stages and
-    other compile options. ``targets``: substrings of the targets it is meant for; empty: all.
-    ``resident``: blocks of threads that are meant to share a multiprocessor.
-    """
+    entry_of: Tensor  # [N] entry of each row; -1 for padding
+    entry_start: Tensor  # [B + 1] first row of each entry; rows from the last of these on are padding
+    entry_ctx: Tensor  # [B] filled slots; row i of an entry lies at its slot ctx + i
+    parent: Tensor  # [N] parent's row of the same entry; -1 for an entry's first
+    depth: Tensor  # [N] position less ctx
+    page_table: Tensor  # [B, max_pages] page ids
+
+    def check(self, rows: int, entries: int, device: torch.device) -> None:
+        """Check all arrays; raises ValueError, which names the array."""
+        check_tensor("entry_of", self.entry_of, (rows,), INDEX, device)
+        check_tensor("entry_start", self.entry_start, (entries + 1,), INDEX, device)
+        check_tensor("entry_ctx", self.entry_ctx, (entries,), INDEX, device)
+        check_tensor("parent", self.parent, (rows,), INDEX, device)
+        check_tensor("depth", self.depth, (rows,), INDEX, device)
+        check_rank("page_table", self.page_table, 2)
+        check_tensor("page_table", self.page_table, (entries, self.page_table.shape[1]), INDEX, device)
+
+
+@dataclass(frozen=True, slots=True)
+class CompileCase:
+    """One way to compile a kernel ahead of time."""
 
     name: str
     kernel: Any  # triton's JITFunction, which has no public type
-    signature: Mapping[str, str]
+    signature: Mapping[str, str]  # triton types by argument ("*bf16", "*i32", "i32", "fp32"), without constexprs
     constexprs: Mapping[str, Any]
-    divisible: tuple[str, ...] = ()
-    options: Mapping[str, Any] = field(default_factory=dict)
-    targets: tuple[str, ...] = ()
-    resident: int = 1
+    divisible: tuple[str, ...] = ()  # arguments that are multiples of 16, for which triton emits wide loads
+    options: Mapping[str, Any] = field(default_factory=dict)  # num_warps, num_stages and other compile options
+    targets: tuple[str, ...] = ()  # substrings of the targets that it is meant for; empty: all
+    resident: int = 1  # blocks of threads that are meant to share a multiprocessor

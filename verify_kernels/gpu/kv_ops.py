@@ -11,7 +11,16 @@ from torch import Tensor
 
 from verify_kernels.forward_batch import PAGE_SIZE
 from verify_kernels.gpu.attention_workspace import HEAD_DIMS
-from verify_kernels.gpu.kernel_launch import FP8, FP8_LARGEST, INDEX, ROW_TYPES, CompileCase, check_rank, check_tensor
+from verify_kernels.gpu.kernel_launch import (
+    FP8,
+    FP8_LARGEST,
+    INDEX,
+    ROW_TYPES,
+    CompileCase,
+    StepRows,
+    check_rank,
+    check_tensor,
+)
 
 _LARGEST = tl.constexpr(FP8_LARGEST)
 
@@ -142,12 +151,8 @@ def write_kv(
     v_pool: Tensor,
     cos: Tensor,
     sin: Tensor,
+    step: StepRows,
     *,
-    entry_of: Tensor,
-    entry_start: Tensor,
-    entry_ctx: Tensor,
-    depth: Tensor,
-    page_table: Tensor,
     eps: float = 0.0,
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
@@ -160,19 +165,19 @@ def write_kv(
     head_dim] of such a type; rows may be apart, so a view of ``qkv`` works in place. k_pool, v_pool: one layer's
     [pages, kv_heads, 64, head_dim], of such a type or float8 e4m3, which needs k_scale and v_scale, float32
     [kv_heads]: stored = value / scale, held within +-448. cos, sin: float32 [positions, head_dim / 2]; the half-split
-    convention; a row's position is ctx + depth. q_norm, k_norm: [head_dim], both or none: RMSNorm of each head before
-    it is rotated. entry_of, depth: int32 [rows]; entry_start: int32 [entries + 1]; entry_ctx: int32 [entries];
-    page_table: int32 [entries, max_pages].
+    convention. q_norm, k_norm: [head_dim], both or none: RMSNorm of each head before it is rotated.
 
-    A row that lies outside its entry's rows, or whose entry_of is none (padding), is left alone; a row whose slot has
-    no page is not written. All arithmetic is float32 and of the row alone.
+    Padding, and a row outside the rows of its entry, is left alone; a row whose slot has no page is not written. All
+    arithmetic is float32 and of the row alone.
 
     Raises:
-        ValueError: a shape, dtype, device or layout is wrong, or norms or scales are not given as asked.
+        ValueError: a shape, dtype, device or layout is wrong, or norms or scales do not go together.
     """
     _check_write(qkv, q_out, k_pool, v_pool, cos, sin)
     rows, heads, head_dim = q_out.shape
-    _check_rows(rows, qkv.device, entry_of, entry_start, entry_ctx, depth, page_table)
+    check_rank("page_table", step.page_table, 2)
+    entries, max_pages = step.page_table.shape
+    step.check(rows, entries, qkv.device)
     _check_norms(head_dim, qkv.device, q_norm, k_norm)
     _check_scales(k_pool, k_scale, v_scale)
     if rows == 0:
@@ -181,8 +186,8 @@ def write_kv(
     half_block, tile_heads = _write_tile(head_dim)
     write_kv_kernel[(rows, triton.cdiv(heads + 2 * kv_heads, tile_heads))](
         qkv, q_out, k_pool, v_pool, cos, sin, q_norm, k_norm, k_scale, v_scale,
-        entry_of, entry_start, entry_ctx, depth, page_table,
-        q_out.stride(0), heads, kv_heads, entry_ctx.shape[0], page_table.shape[1], k_pool.shape[0], cos.shape[0], eps,
+        step.entry_of, step.entry_start, step.entry_ctx, step.depth, step.page_table,
+        q_out.stride(0), heads, kv_heads, entries, max_pages, k_pool.shape[0], cos.shape[0], eps,
         HEAD_DIM=head_dim, HEADS=tile_heads, HALF_BLOCK=half_block,
         **WRITE_OPTIONS,
     )  # fmt: skip
@@ -301,24 +306,6 @@ def _check_write(qkv: Tensor, q_out: Tensor, k_pool: Tensor, v_pool: Tensor, cos
         raise ValueError(f"q_out: has strides {q_out.stride()}; heads must lie side by side, rows may be apart")
     if q_out.dtype not in ROW_TYPES or q_out.device != device or q_out.data_ptr() % 16:
         raise ValueError(f"q_out: is {q_out.dtype} on {q_out.device}; must be a 16-byte aligned float on {device}")
-
-
-def _check_rows(
-    rows: int,
-    device: torch.device,
-    entry_of: Tensor,
-    entry_start: Tensor,
-    entry_ctx: Tensor,
-    depth: Tensor,
-    page_table: Tensor,
-) -> None:
-    check_rank("page_table", page_table, 2)
-    entries = page_table.shape[0]
-    check_tensor("entry_of", entry_of, (rows,), INDEX, device)
-    check_tensor("depth", depth, (rows,), INDEX, device)
-    check_tensor("entry_start", entry_start, (entries + 1,), INDEX, device)
-    check_tensor("entry_ctx", entry_ctx, (entries,), INDEX, device)
-    check_tensor("page_table", page_table, page_table.shape, INDEX, device)
 
 
 def _check_norms(head_dim: int, device: torch.device, q_norm: Tensor | None, k_norm: Tensor | None) -> None:

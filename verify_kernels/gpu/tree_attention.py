@@ -33,7 +33,7 @@ from verify_kernels.gpu.attention_workspace import (
     AttentionWorkspace,
     attention_tile,
 )
-from verify_kernels.gpu.kernel_launch import FP8, HALF_TYPES, INDEX, CompileCase, check_rank, check_tensor
+from verify_kernels.gpu.kernel_launch import FP8, HALF_TYPES, CompileCase, StepRows, check_rank, check_tensor
 
 NONE = tl.constexpr(float("-inf"))
 
@@ -305,13 +305,9 @@ def tree_attention(
     k_pool: Tensor,
     v_pool: Tensor,
     out: Tensor,
+    step: StepRows,
     workspace: AttentionWorkspace,
     *,
-    entry_of: Tensor,
-    entry_start: Tensor,
-    entry_ctx: Tensor,
-    depth: Tensor,
-    page_table: Tensor,
     scale: float,
     window: int = 0,
     k_scale: Tensor | None = None,
@@ -322,10 +318,8 @@ def tree_attention(
     q: [rows, heads, head_dim]; rows may be apart, so a view of qkv works. k_pool, v_pool: one layer's [pages,
     kv_heads, 64, head_dim], into which K and V of the rows are written already; of q's dtype, or float8 e4m3 for q of
     two bytes, with k_scale, v_scale: float32 [kv_heads], key = stored * scale; products are float16 then. out: [rows,
-    heads, head_dim], q's dtype. entry_of, depth: int32 [rows]; entry_start: int32 [entries + 1]; entry_ctx: int32
-    [entries]; page_table: int32 [entries, max_pages]. scale: of the scores, above 0. window: a row at position p sees
-    keys at positions > p - window; 0: all. workspace: holds this step's plan, made by `attention_plan` for the same
-    arrays.
+    heads, head_dim], q's dtype. workspace: holds the plan that `attention_plan` made for ``step``. scale: of the
+    scores, above 0. window: a row at position p sees keys at positions > p - window; 0: all.
 
     Every row gets the bits that decoding its path token by token gives it, see
     `verify_kernels.gpu.attention_workspace`. Masks need no ancestor words: rows are grouped by leaf path, on which a
@@ -335,8 +329,10 @@ def tree_attention(
         ValueError: a shape, dtype, device or layout is wrong, scales are not given as asked, scale or window is out
             of range, or the workspace is of another model or too small.
     """
-    rows, entries = check_step(entry_start, entry_ctx, depth, workspace)
-    _check_step_arrays(rows, entries, workspace, entry_of, page_table)
+    rows, entries = check_step(step, workspace)
+    pages = step.page_table.shape[1]
+    if not 1 <= pages <= workspace.max_pages:
+        raise ValueError(f"page_table: {pages} pages per entry; the workspace takes 1 to {workspace.max_pages}")
     _check_tensors(rows, q, k_pool, v_pool, out, workspace)
     _check_scales(workspace, k_scale, v_scale)
     if not 0 < scale < math.inf:
@@ -349,14 +345,14 @@ def tree_attention(
     items = ws.work.shape[0] * ws.kv_heads
     base_2 = scale * math.log2(math.e)
     tree_attention_kernel[(min(items, ws.processors * tile.resident),)](
-        q, k_pool, v_pool, k_scale, page_table, depth, ws.path, ws.work, ws.header, ws.partials, ws.peaks,
-        base_2, q.stride(0), window, rows, ws.heads, ws.kv_heads, ws.group, page_table.shape[1], k_pool.shape[0],
+        q, k_pool, v_pool, k_scale, step.page_table, step.depth, ws.path, ws.work, ws.header, ws.partials, ws.peaks,
+        base_2, q.stride(0), window, rows, ws.heads, ws.kv_heads, ws.group, pages, k_pool.shape[0],
         ws.max_branch, HEAD_DIM=ws.head_dim, DIM_BLOCK=block, WINDOWED=windowed, SCALED=k_scale is not None,
         **_tile_constants(tile), **_tile_options(tile),
     )  # fmt: skip
     tree_attention_combine_kernel[(rows, ws.heads)](
-        ws.partials, ws.peaks, out, entry_of, entry_start, entry_ctx, depth, ws.header, k_scale, v_scale,
-        base_2, window, entries, ws.heads, ws.group,
+        ws.partials, ws.peaks, out, step.entry_of, step.entry_start, step.entry_ctx, step.depth, ws.header,
+        k_scale, v_scale, base_2, window, entries, ws.heads, ws.group,
         HEAD_DIM=ws.head_dim, DIM_BLOCK=block, BLOCKS=COMBINE_BLOCKS, SEG_TILES=tile.seg_tiles,
         FOLD_SEGS=tile.fold_segs, SCALED=k_scale is not None, num_warps=COMBINE_WARPS, num_stages=1, **EXACT,
     )  # fmt: skip
@@ -441,18 +437,6 @@ def _combine_case(head_dim: int, fold_segs: int, q_type: str, scaled: bool) -> C
         options={"num_warps": COMBINE_WARPS, "num_stages": 1, **EXACT},
         targets=tuple(c for c in CHIPS if attention_tile(c, head_dim, torch.bfloat16).fold_segs == fold_segs),
     )
-
-
-def _check_step_arrays(
-    rows: int, entries: int, workspace: AttentionWorkspace, entry_of: Tensor, page_table: Tensor
-) -> None:
-    device = workspace.header.device
-    check_tensor("entry_of", entry_of, (rows,), INDEX, device)
-    check_rank("page_table", page_table, 2)
-    pages = page_table.shape[1]
-    if not 1 <= pages <= workspace.max_pages:
-        raise ValueError(f"page_table: {pages} pages per entry; the workspace takes 1 to {workspace.max_pages}")
-    check_tensor("page_table", page_table, (entries, pages), INDEX, device)
 
 
 def _check_tensors(

@@ -13,7 +13,7 @@ from torch import Tensor
 from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
 from verify_kernels.gpu.attention_plan import attention_plan
 from verify_kernels.gpu.attention_workspace import AttentionWorkspace
-from verify_kernels.gpu.kernel_launch import FP8
+from verify_kernels.gpu.kernel_launch import FP8, StepRows
 from verify_kernels.gpu.tree_attention import tree_attention
 
 NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)  # interpreted kernels take seconds a step
@@ -71,15 +71,8 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Step:
+class Step(StepRows):
     """Device arrays of a batch."""
-
-    entry_of: Tensor
-    entry_start: Tensor
-    entry_ctx: Tensor
-    parent: Tensor
-    depth: Tensor
-    page_table: Tensor
 
     @staticmethod
     def of(entries: Sequence[BatchEntry], device: torch.device) -> Step:
@@ -135,7 +128,7 @@ def random_entries(
 def attend(layer: Layer, step: Step, workspace: AttentionWorkspace | None = None) -> Tensor:
     """Plan and attention by the kernels; rows of padding come out as nan."""
     ws = workspace or layer.geometry.workspace(step.depth.device)
-    attention_plan(step.entry_start, step.entry_ctx, step.parent, step.depth, ws)
+    attention_plan(step, ws)
     return attend_planned(layer, step, ws)
 
 
@@ -145,8 +138,7 @@ def attend_planned(layer: Layer, step: Step, workspace: AttentionWorkspace) -> T
     workspace.peaks.fill_(torch.nan)
     out = torch.full_like(layer.q, torch.nan)
     tree_attention(
-        layer.q, layer.k_pool, layer.v_pool, out, workspace, entry_of=step.entry_of, entry_start=step.entry_start,
-        entry_ctx=step.entry_ctx, depth=step.depth, page_table=step.page_table, scale=layer.scale,
+        layer.q, layer.k_pool, layer.v_pool, out, step, workspace, scale=layer.scale,
         window=layer.geometry.window, k_scale=layer.k_scale, v_scale=layer.v_scale,
     )  # fmt: skip
     return out

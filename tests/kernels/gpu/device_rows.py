@@ -11,19 +11,14 @@ from torch import Tensor
 
 from tests.kernels.batches import random_parents
 from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
+from verify_kernels.gpu.kernel_launch import StepRows
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceRows:
-    """Rows of a batch on a device; `ForwardBatch` says what each is. root_row: int32 [entries], -1 for no tree."""
+class DeviceRows(StepRows):
+    """Rows of a batch on a device. root_row: int32 [entries], -1 for no tree; live: rows that are no padding."""
 
     tokens: Tensor
-    entry_of: Tensor
-    parent: Tensor
-    depth: Tensor
-    entry_start: Tensor
-    entry_ctx: Tensor
-    page_table: Tensor
     root_row: Tensor
     live: int
 

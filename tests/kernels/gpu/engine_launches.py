@@ -16,7 +16,7 @@ from verify_kernels.gpu.act import act_mul
 from verify_kernels.gpu.attention_plan import attention_plan
 from verify_kernels.gpu.attention_workspace import AttentionWorkspace
 from verify_kernels.gpu.gather_rows import embed, gather_rows
-from verify_kernels.gpu.kernel_launch import FP8
+from verify_kernels.gpu.kernel_launch import FP8, StepRows
 from verify_kernels.gpu.kv_ops import move_kv, write_kv
 from verify_kernels.gpu.linear import linear, linear_fp8
 from verify_kernels.gpu.linear_int4 import linear_int4, permute_columns
@@ -146,21 +146,26 @@ def _workspace(n: int, k: int, kind: LinearKind, device: torch.device, group: in
     return LinearWorkspace.for_layers([(n, k, kind, group)], max(ROWS), device)
 
 
+def _step(make: _Maker, entries: int, rows: int, pages: int) -> StepRows:
+    return StepRows(
+        entry_of=make.ints(rows), entry_start=make.ints(entries + 1), entry_ctx=make.ints(entries),
+        parent=make.ints(rows), depth=make.ints(rows), page_table=make.ints(entries, pages),
+    )  # fmt: skip
+
+
 def _kv(device: torch.device) -> None:
     for make in _makers(device):
         for shape in SHAPES:
             heads, kv_heads, d, entries, rows, pages = shape.n_heads, shape.n_kv_heads, shape.head_dim, 3, 40, 64
-            where = {name: make.ints(rows) for name in ("entry_of", "depth")}
-            where |= {"entry_start": make.ints(entries + 1), "entry_ctx": make.ints(entries)}
-            where["page_table"] = make.ints(entries, 16)
+            step = _step(make, entries, rows, 16)
             qkv, q = make(rows, (heads + 2 * kv_heads) * d), make(rows, heads, d)
             angles = make.floats(4096, d // 2), make.floats(4096, d // 2)
             norms = {"q_norm": make(d), "k_norm": make(d), "eps": 1e-6}
             scales = {"k_scale": make.floats(kv_heads), "v_scale": make.floats(kv_heads)}
             for pool_type, extra in ((None, {}), (FP8, scales)):
                 pools = [make(pages, kv_heads, 64, d, dtype=pool_type) for _ in range(2)]
-                write_kv(qkv, q, *pools, *angles, **where, **extra)
-                write_kv(qkv, q, *pools, *angles, **where, **extra, **norms)
+                write_kv(qkv, q, *pools, *angles, step, **extra)
+                write_kv(qkv, q, *pools, *angles, step, **extra, **norms)
                 layers = [make(shape.n_layers, pages, kv_heads, 64, d, dtype=pool_type) for _ in range(2)]
                 move_kv(*layers, make.ints(entries, 8), make.ints(entries, 8), make.ints(entries))
 
@@ -181,23 +186,21 @@ def _attend(make: _Maker, shape: ModelConfig, pool_type: torch.dtype | None) -> 
         max_pages=64, device=make.device,
     )  # fmt: skip
     for entries, rows in ((1, 1), (1, 16), (3, 40), (8, 128), (32, 32), (2, 512)):
-        where = {"entry_start": make.ints(entries + 1), "entry_ctx": make.ints(entries), "depth": make.ints(rows)}
-        attention_plan(parent=make.ints(rows), workspace=workspace, **where)
-        where |= {"entry_of": make.ints(rows), "page_table": make.ints(entries, 64)}
+        step = _step(make, entries, rows, 64)
+        attention_plan(step, workspace)
         for window in (0, 4096):
             q, out = make(rows, heads, d), make(rows, heads, d)
-            tree_attention(q, *pools, out, workspace, **where, **scales, scale=d**-0.5, window=window)
+            tree_attention(q, *pools, out, step, workspace, **scales, scale=d**-0.5, window=window)
 
 
 def _trees(device: torch.device) -> None:
     make, entries, rows = _Maker(device, torch.float32), 3, 40
-    starts, context, roots = make.ints(entries + 1), make.ints(entries), make.ints(entries)
-    parent, tokens, table = make.ints(rows), make.ints(rows), make.ints(entries, 16)
+    step, roots, tokens = _step(make, entries, rows, 16), make.ints(entries), make.ints(rows)
     for nodes, depth in ((4, 3), (16, 15), (64, 16), (256, 255)):
         result = AcceptResult.allocate(entries, depth, device)
-        walk = (starts, context, roots, parent, tokens)
-        accept(*walk, tokens, table, result, max_nodes=nodes, n_pages=64)
-        accept(*walk, make.ints(20), table, result, max_nodes=nodes, n_pages=64, sample_start=make.ints(entries))
+        accept(step, roots, tokens, tokens, result, max_nodes=nodes, n_pages=64)
+        starts = make.ints(entries)
+        accept(step, roots, tokens, make.ints(20), result, max_nodes=nodes, n_pages=64, sample_start=starts)
 
 
 def _sampling(device: torch.device) -> None:

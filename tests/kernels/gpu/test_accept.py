@@ -16,6 +16,7 @@ from tests.kernels.gpu.no_host_read import NoHostRead
 from tests.kernels.gpu.reference.accept import accept as reference_accept
 from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry
 from verify_kernels.gpu.accept import AcceptResult, accept
+from verify_kernels.gpu.kernel_launch import StepRows
 
 RUNS = pytest.mark.parametrize("run", [accept, reference_accept], ids=["kernel", "reference"])
 N_PAGES = 64
@@ -55,8 +56,7 @@ def launch(run, rows: DeviceRows, sampled: Tensor, depth: int, **given) -> Accep
     for name in AcceptResult.__dataclass_fields__:
         getattr(result, name).fill_(-77)
     given = {"max_nodes": 64, "n_pages": N_PAGES, "result": result} | given
-    named = {name: getattr(rows, name) for name in ("entry_start", "entry_ctx", "root_row", "parent", "tokens")}
-    run(**named, page_table=rows.page_table, sampled=sampled, **given)
+    run(rows, rows.root_row, rows.tokens, sampled, **given)
     return given["result"]
 
 
@@ -214,6 +214,12 @@ def test_nothing_is_read_on_the_host(device: torch.device) -> None:
     assert result.counts.tolist() == [5]
 
 
+_STEP = StepRows(
+    entry_of=torch.zeros(4).int(), entry_start=torch.zeros(3).int(), entry_ctx=torch.zeros(2).int(),
+    parent=torch.zeros(4).int(), depth=torch.zeros(4).int(), page_table=torch.zeros(2, 3).int(),
+)  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -238,10 +244,11 @@ def test_nothing_is_read_on_the_host(device: torch.device) -> None:
     ],
 )
 def test_names_the_argument_at_fault(change: dict[str, object], message: str) -> None:
-    entries = {"entry_start": torch.zeros(3).int(), **{n: torch.zeros(2).int() for n in ("entry_ctx", "root_row")}}
-    rows = {name: torch.zeros(4).int() for name in ("parent", "tokens", "sampled")}
-    given = {**entries, **rows, "page_table": torch.zeros(2, 3).int(), "max_nodes": 8, "n_pages": 9}
-    given |= {"result": AcceptResult.allocate(2, 3, torch.device("cpu"))} | change
+    four = torch.zeros(4).int()
+    given: dict[str, object] = {"root_row": torch.zeros(2).int(), "tokens": four, "sampled": four}
+    given |= {"max_nodes": 8, "n_pages": 9, "result": AcceptResult.allocate(2, 3, torch.device("cpu"))}
+    in_step = {name: value for name, value in change.items() if hasattr(_STEP, name)}
+    given |= {"step": replace(_STEP, **in_step)} | {n: v for n, v in change.items() if n not in in_step}  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=rf"^{message}: "):
         accept(**given)  # type: ignore[arg-type]
 
@@ -252,7 +259,7 @@ def test_names_the_result_at_fault(name: str) -> None:
     wrong = replace(result, **{name: getattr(result, name).float()})
     two, four = torch.zeros(2).int(), torch.zeros(4).int()
     with pytest.raises(ValueError, match=rf"^result\.{name}: "):
-        accept(torch.zeros(3).int(), two, two, four, four, four, two[:, None], wrong, max_nodes=4, n_pages=1)
+        accept(_STEP, two, four, four, wrong, max_nodes=4, n_pages=1)
 
 
 @pytest.mark.parametrize(("entries", "depth"), [(0, 3), (2, -1)])

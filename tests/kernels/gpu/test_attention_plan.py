@@ -52,15 +52,15 @@ def test_equals_the_plain_twin(
 ) -> None:
     step, _ = make_step(seed, shapes, device)
     kernel, twin = (make_workspace(group, processors, device) for _ in range(2))
-    attention_plan(step.entry_start, step.entry_ctx, step.parent, step.depth, kernel)
-    reference.attention_plan(step.entry_start, step.entry_ctx, step.parent, step.depth, twin)
+    attention_plan(step, kernel)
+    reference.attention_plan(step, twin)
     assert kernel.header.tolist() == twin.header.tolist()
     assert torch.equal(kernel.work[: int(twin.header[0])], twin.work[: int(twin.header[0])])
     assert torch.equal(kernel.leaf_of[: step.rows], twin.leaf_of[: step.rows])
 
 
 def plain_plan(step: Step, ws: AttentionWorkspace) -> list[list[int]]:
-    reference.attention_plan(step.entry_start, step.entry_ctx, step.parent, step.depth, ws)
+    reference.attention_plan(step, ws)
     return ws.work[: int(ws.header[0])].tolist()
 
 
@@ -107,7 +107,7 @@ def test_an_entrys_list_begins_with_its_paths(device: torch.device, processors: 
     shapes = [(64 * 40 + 9, 70, 12), (64 * 17, 0, 5), (3, 0, 4)]
     step, entries = make_step(4, shapes, device)
     ws = make_workspace(4, processors, device)
-    attention_plan(step.entry_start, step.entry_ctx, step.parent, step.depth, ws)
+    attention_plan(step, ws)
     works = ws.work[: int(ws.header[0])].tolist()
     assert [work[0] for work in works] == sorted(work[0] for work in works)
     for index, entry in enumerate(entries):
@@ -128,7 +128,7 @@ def test_largest_steps_find_room(device: torch.device, processors: int) -> None:
             device, max_rows=max_rows, max_entries=max_entries, max_pages=33, max_branch=96
         )  # fmt: skip
         ws = replace(ws, processors=processors)
-        attention_plan(step.entry_start, step.entry_ctx, step.parent, step.depth, ws)
+        attention_plan(step, ws)
         header = ws.header.tolist()
         plain_plan(step, ws)
         assert ws.header.tolist() == header
@@ -140,10 +140,10 @@ def test_largest_steps_find_room(device: torch.device, processors: int) -> None:
 def test_padding_makes_no_work(device: torch.device) -> None:
     step, _ = make_step(2, [(70, 0, 5), (3, 0, 0)], device)
     ws = make_workspace(2, 4, device)
-    attention_plan(step.entry_start, step.entry_ctx, step.parent, step.depth, ws)
+    attention_plan(step, ws)
     before = ws.work[: int(ws.header[0])].clone()
     padded = step.padded(40, 8, 4, garbage=-9)
-    attention_plan(padded.entry_start, padded.entry_ctx, padded.parent, padded.depth, ws)
+    attention_plan(padded, ws)
     assert torch.equal(ws.work[: int(ws.header[0])], before)
 
 
@@ -151,10 +151,7 @@ def test_padding_makes_no_work(device: torch.device) -> None:
 @pytest.mark.parametrize("fault", ["dtype", "shape", "large", "empty"])
 def test_bad_arguments_are_named(device: torch.device, name: str, fault: str) -> None:
     step, _ = make_step(3, [(5, 0, 3)], device)
-    given = {key: getattr(step, key) for key in ("entry_start", "entry_ctx", "parent", "depth")}
-    spoilt = {
-        "dtype": given[name].long(), "shape": given[name][:, None], "large": given[name].repeat(800),
-        "empty": given[name][:0],
-    }  # fmt: skip
-    with pytest.raises(ValueError, match=f"^({name}|entry_start|parent):"):
-        attention_plan(**(given | {name: spoilt[fault]}), workspace=make_workspace(1, 4, device))
+    given = getattr(step, name)
+    spoilt = {"dtype": given.long(), "shape": given[:, None], "large": given.repeat(800), "empty": given[:0]}
+    with pytest.raises(ValueError, match=f"^({name}|entry_of|entry_start|parent):"):
+        attention_plan(replace(step, **{name: spoilt[fault]}), make_workspace(1, 4, device))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from tests.kernels.gpu.no_host_read import NoHostRead
 from tests.kernels.gpu.reference.attention import write_kv as reference_write_kv
 from verify_kernels.forward_batch import PAGE_SIZE
 from verify_kernels.gpu.attention_workspace import HEAD_DIMS
-from verify_kernels.gpu.kernel_launch import FP8
+from verify_kernels.gpu.kernel_launch import FP8, StepRows
 from verify_kernels.gpu.kv_ops import write_kv
 
 RUNS = pytest.mark.parametrize("run", [write_kv, reference_write_kv], ids=["kernel", "reference"])
@@ -48,8 +48,8 @@ class Case:
 
     def run(self, run, **change) -> None:  # type: ignore[no-untyped-def]
         given = {name: getattr(self, name) for name in ("qkv", "q_out", "k_pool", "v_pool", "cos", "sin")}
-        rows = {n: getattr(self.rows, n) for n in ("entry_of", "entry_start", "entry_ctx", "depth", "page_table")}
-        run(**{**given, **rows, **self.extra, **change})
+        step = StepRows(**{n.name: change.pop(n.name, getattr(self.rows, n.name)) for n in fields(StepRows)})
+        run(**{**given, "step": step, **self.extra, **change})
 
 
 def make(
@@ -286,7 +286,7 @@ def test_nothing_is_read_on_the_host(device: torch.device) -> None:
 def test_no_rows_is_no_work(device: torch.device) -> None:
     case = make(device_rows(device, 9, [(3, 0, 1)]))
     none = {"qkv": case.qkv[:0], "q_out": case.q_out[:0], "depth": case.rows.depth[:0]}
-    case.run(write_kv, **none, entry_of=case.rows.entry_of[:0])
+    case.run(write_kv, **none, entry_of=case.rows.entry_of[:0], parent=case.rows.parent[:0])
     assert (case.k_pool == UNTOUCHED).all()
 
 

@@ -97,12 +97,9 @@ def test_what_was_accepted_lies_where_plain_decode_puts_it(device, shapes, seed)
     k, v = pools(device, layers=2, heads=2, head_dim=64)
     before = bytes_of(k), bytes_of(v)
     result = AcceptResult.allocate(len(entries) + 1, 12, device)
-    named = {name: getattr(rows, name) for name in ("entry_start", "entry_ctx", "root_row", "parent", "tokens")}
     with NoHostRead(device.type):
         flat = on(device, [*sampled, 0, 0])
-        accept(
-            **named, sampled=flat, page_table=rows.page_table, result=result, max_nodes=64, n_pages=N_PAGES
-        )  # fmt: skip
+        accept(rows, rows.root_row, rows.tokens, flat, result, max_nodes=64, n_pages=N_PAGES)
         move_kv(k, v, result.move_source, result.move_target, result.n_moves)
     touched = set()
     for i, (entry, root) in enumerate(zip(entries, roots, strict=True)):

@@ -25,9 +25,8 @@ ERRORS = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}  # rel
 
 def keywords(layer: Layer, step: Step) -> dict[str, Any]:
     return {
-        "entry_of": step.entry_of, "entry_start": step.entry_start, "entry_ctx": step.entry_ctx, "depth": step.depth,
-        "page_table": step.page_table, "scale": layer.scale, "window": layer.geometry.window,
-        "k_scale": layer.k_scale, "v_scale": layer.v_scale,
+        "step": step, "scale": layer.scale, "window": layer.geometry.window, "k_scale": layer.k_scale,
+        "v_scale": layer.v_scale,
     }  # fmt: skip
 
 
@@ -38,9 +37,9 @@ def close(got: Tensor, wanted: Tensor, dtype: torch.dtype) -> bool:
 
 def by_reference(layer: Layer, step: Step) -> Tensor:
     ws = layer.geometry.workspace(step.depth.device)
-    reference_plan.attention_plan(step.entry_start, step.entry_ctx, step.parent, step.depth, ws)
+    reference_plan.attention_plan(step, ws)
     out = torch.full_like(layer.q, torch.nan)
-    reference.tree_attention(layer.q, layer.k_pool, layer.v_pool, out, ws, **keywords(layer, step))
+    reference.tree_attention(layer.q, layer.k_pool, layer.v_pool, out, workspace=ws, **keywords(layer, step))
     return out
 
 
@@ -97,8 +96,8 @@ def test_large_scores_and_queries_as_a_view(device: torch.device) -> None:
     layer = replace(layer, q=wide[:, :2])
     out = torch.empty(step.rows, 2, 64, device=device)
     ws = geometry.workspace(device)
-    attention_plan(step.entry_start, step.entry_ctx, step.parent, step.depth, ws)
-    tree_attention(layer.q, layer.k_pool, layer.v_pool, out, ws, **keywords(layer, step))
+    attention_plan(step, ws)
+    tree_attention(layer.q, layer.k_pool, layer.v_pool, out, workspace=ws, **keywords(layer, step))
     assert close(out, dense_oracle(layer, entries), torch.float32)
 
 
@@ -150,7 +149,10 @@ def test_bad_arguments_are_named(device: torch.device, name: str, fault: str) ->
     layer = Layer.random(geometry, step.rows, PAGES, 6, device)
     given = {"q": layer.q, "k_pool": layer.k_pool, "v_pool": layer.v_pool, "out": torch.zeros_like(layer.q)}
     given |= keywords(layer, step)
-    given[name] = _spoilt(given[name], fault)
+    if hasattr(step, name):
+        given["step"] = replace(step, **{name: _spoilt(getattr(step, name), fault)})
+    else:
+        given[name] = _spoilt(given[name], fault)
     ws = geometry.workspace(device, max_pages=3)
     with pytest.raises(ValueError, match=rf"^{name}:"):
         tree_attention(workspace=ws, **given)
@@ -183,7 +185,12 @@ def test_float8_needs_scales(device: torch.device, missing: str) -> None:
     given = keywords(layer, step) | {missing: None}
     with pytest.raises(ValueError, match=missing):
         tree_attention(
-            layer.q, layer.k_pool, layer.v_pool, torch.zeros_like(layer.q), geometry.workspace(device), **given
+            layer.q,
+            layer.k_pool,
+            layer.v_pool,
+            torch.zeros_like(layer.q),
+            workspace=geometry.workspace(device),
+            **given,
         )
 
 

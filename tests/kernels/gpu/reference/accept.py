@@ -6,16 +6,14 @@ from torch import Tensor
 
 from verify_kernels.forward_batch import PAGE_SIZE
 from verify_kernels.gpu.accept import AcceptResult
+from verify_kernels.gpu.kernel_launch import StepRows
 
 
 def accept(
-    entry_start: Tensor,
-    entry_ctx: Tensor,
+    step: StepRows,
     root_row: Tensor,
-    parent: Tensor,
     tokens: Tensor,
     sampled: Tensor,
-    page_table: Tensor,
     result: AcceptResult,
     *,
     max_nodes: int,
@@ -23,14 +21,14 @@ def accept(
     sample_start: Tensor | None = None,
 ) -> None:
     """Walk down each entry's tree; see `verify_kernels.gpu.accept`."""
-    limit = result.rows.shape[1]
-    contexts = entry_ctx.tolist()
+    limit, parent, page_table = result.rows.shape[1], step.parent, step.page_table
+    contexts = step.entry_ctx.tolist()
     for name in ("counts", "n_moves"):
         getattr(result, name).zero_()
     for name in ("pending", "rows", "emitted", "move_source", "move_target"):
         getattr(result, name).fill_(-1)
     for entry, ctx in enumerate(contexts):
-        first, last = entry_start[entry : entry + 2].tolist()
+        first, last = step.entry_start[entry : entry + 2].tolist()
         root, size = int(root_row[entry]), last - first
         if not 0 <= root < size:
             result.next_ctx[entry] = ctx + size
@@ -51,10 +49,10 @@ def accept(
         result.next_ctx[entry] = ctx + root + count
         result.rows[entry, :count] = result.rows.new_tensor(path)
         result.emitted[entry, :count] = result.emitted.new_tensor(emitted)
-        for step in range(1, count):
-            if path[step] != root + step:
-                result.move_source[entry, step - 1] = _global_slot(page_table[entry], ctx + path[step], n_pages)
-                result.move_target[entry, step - 1] = _global_slot(page_table[entry], ctx + root + step, n_pages)
+        for at in range(1, count):
+            if path[at] != root + at:
+                result.move_source[entry, at - 1] = _global_slot(page_table[entry], ctx + path[at], n_pages)
+                result.move_target[entry, at - 1] = _global_slot(page_table[entry], ctx + root + at, n_pages)
                 result.n_moves[entry] = count - 1
 
 

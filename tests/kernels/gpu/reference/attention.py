@@ -10,7 +10,7 @@ from torch import Tensor
 
 from verify_kernels.forward_batch import PAGE_SIZE
 from verify_kernels.gpu.attention_workspace import NEVER, TILE, WORK_FIELDS, AttentionTile, AttentionWorkspace
-from verify_kernels.gpu.kernel_launch import FP8_LARGEST
+from verify_kernels.gpu.kernel_launch import FP8_LARGEST, StepRows
 from verify_kernels.reference.backend import rms_norm, rotate_half
 
 
@@ -21,12 +21,8 @@ def write_kv(
     v_pool: Tensor,
     cos: Tensor,
     sin: Tensor,
+    step: StepRows,
     *,
-    entry_of: Tensor,
-    entry_start: Tensor,
-    entry_ctx: Tensor,
-    depth: Tensor,
-    page_table: Tensor,
     eps: float = 0.0,
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
@@ -36,17 +32,18 @@ def write_kv(
     """q_out = rotated q; K and V to their slots; see `verify_kernels.gpu.kv_ops`."""
     rows, heads, head_dim = q_out.shape
     kv_heads = k_pool.shape[1]
-    row, entry, ctx = _live_rows(entry_of, entry_start, entry_ctx)
+    row, entry, ctx = _live_rows(step.entry_of, step.entry_start, step.entry_ctx)
+    page_table = step.page_table
     packed = qkv.view(rows, heads + 2 * kv_heads, head_dim)[row].float()
     q, k, v = packed.split([heads, kv_heads, kv_heads], dim=1)
     if q_norm is not None and k_norm is not None:
         q, k = rms_norm(q, q_norm.float(), eps), rms_norm(k, k_norm.float(), eps)
-    position = (ctx + depth[row]).clamp(0, cos.shape[0] - 1).long()
+    position = (ctx + step.depth[row]).clamp(0, cos.shape[0] - 1).long()
     angles = cos[position][:, None], sin[position][:, None]
     q_out[row] = rotate_half(q, *angles).to(q_out.dtype)
     k = rotate_half(k, *angles)
 
-    slot = ctx + row - entry_start[entry]
+    slot = ctx + row - step.entry_start[entry]
     listed = (slot >= 0) & (slot < page_table.shape[1] * PAGE_SIZE)
     page = page_table[entry, (slot // PAGE_SIZE).clamp(0, page_table.shape[1] - 1)]
     writes = listed & (page >= 0) & (page < k_pool.shape[0])
@@ -81,15 +78,14 @@ def _stored(x: Tensor, dtype: torch.dtype, scale: Tensor | None) -> Tensor:
     return x.to(dtype)
 
 
-def attention_plan(
-    entry_start: Tensor, entry_ctx: Tensor, parent: Tensor, depth: Tensor, workspace: AttentionWorkspace
-) -> None:
+def attention_plan(step: StepRows, workspace: AttentionWorkspace) -> None:
     """Fill the workspace's plan; see `verify_kernels.gpu.attention_plan`."""
-    rows, entries = depth.shape[0], entry_ctx.shape[0]
+    parent, depth = step.parent, step.depth
+    rows, entries = depth.shape[0], step.entry_ctx.shape[0]
     tile = workspace.tile(rows, entries)
-    starts = [min(max(start, 0), rows) for start in entry_start.tolist()]
+    starts = [min(max(start, 0), rows) for start in step.entry_start.tolist()]
     spans = list(pairwise(starts))
-    contexts = [min(max(ctx, 0), workspace.max_pages * TILE - 1) for ctx in entry_ctx.tolist()]
+    contexts = [min(max(ctx, 0), workspace.max_pages * TILE - 1) for ctx in step.entry_ctx.tolist()]
     for start, stop in spans:
         if start < stop:
             _fill_paths(workspace, start, parent[start:stop].tolist(), depth[start:stop].tolist())
@@ -196,27 +192,23 @@ def tree_attention(
     k_pool: Tensor,
     v_pool: Tensor,
     out: Tensor,
+    step: StepRows,
     workspace: AttentionWorkspace,
     *,
-    entry_of: Tensor,
-    entry_start: Tensor,
-    entry_ctx: Tensor,
-    depth: Tensor,
-    page_table: Tensor,
     scale: float,
     window: int = 0,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
 ) -> None:
     """out = attention of every row to the keys of its own path; see `verify_kernels.gpu.tree_attention`."""
-    group = workspace.group
-    for row, entry in enumerate(entry_of.tolist()):
-        if not 0 <= entry < entry_ctx.shape[0] or not entry_start[entry] <= row < entry_start[entry + 1]:
+    group, starts = workspace.group, step.entry_start.tolist()
+    for row, entry in enumerate(step.entry_of.tolist()):
+        if not 0 <= entry < step.entry_ctx.shape[0] or not starts[entry] <= row < starts[entry + 1]:
             continue
-        slots = _slots(workspace, row, int(entry_start[entry]), int(entry_ctx[entry]), depth)
+        slots = _slots(workspace, row, starts[entry], int(step.entry_ctx[entry]), step.depth)
         if window:
             slots = slots[-window:]
-        page, lane = page_table[entry][slots // TILE].long(), slots % TILE
+        page, lane = step.page_table[entry][slots // TILE].long(), slots % TILE
         k, v = k_pool[page, :, lane].float(), v_pool[page, :, lane].float()  # [keys, kv_heads, head_dim]
         if k_scale is not None and v_scale is not None:
             k, v = k * k_scale[:, None], v * v_scale[:, None]
