@@ -45,6 +45,9 @@ class _Reader:
     drafted: Drafted | None = None
 
 
+PROMPT_TOKENS = 256  # least tokens of a long prompt that the draft computes: further context hardly helps it
+
+
 class CrossVocabularyDrafter(ModelBasedDrafter):
     """A level takes the draft's logits over to the tokens both vocabularies have (token-level intersection), where the
     request's own filters and the target's noise choose the children; a favourite without a twin is proposed in the
@@ -53,8 +56,8 @@ class CrossVocabularyDrafter(ModelBasedDrafter):
 
     Its KV lies in pages of its own, since the two count tokens differently, with a prefix cache of its own.
 
-    target_size: rows of the target's output table. max_batch: sequences drafted together at most. reads: how much of a
-    long prompt it reads (`RetokenizedText`).
+    target_size: rows of the target's output table. max_batch: sequences drafted together at most. prompt_tokens: of a
+    long prompt at least so many last tokens are computed (`RetokenizedText`); 0: all.
     """
 
     name = "model"
@@ -67,13 +70,13 @@ class CrossVocabularyDrafter(ModelBasedDrafter):
         draft: Tokenizer,
         target_size: int,
         max_batch: int,
-        reads: int = 0,
+        prompt_tokens: int = PROMPT_TOKENS,
     ) -> None:
         self._decoder, self._sampler, self._target, self._draft = decoder, sampler, target, draft
         self._bridge = VocabularyBridge(target, draft, target_size, decoder.config.vocab_size)
         self._kv = KvCacheManager(decoder.pool.pages, prefix_cache=True)
         self._logits = self._bridge.buffer(WIDEST_LEVEL * min(max_batch, TOGETHER))
-        self._reads = reads
+        self._prompt_tokens = prompt_tokens
         self._readers: dict[Sequence, _Reader] = {}
 
     def end(self, sequence: Sequence) -> None:
@@ -127,7 +130,7 @@ class CrossVocabularyDrafter(ModelBasedDrafter):
 
     def _start_reading(self, sequence: Sequence) -> _Reader:
         """Start to follow a sequence; no pages yet, since many are never drafted for."""
-        text = RetokenizedText(self._target, self._draft, self._bridge, sequence.tokens, self._reads)
+        text = RetokenizedText(self._target, self._draft, self._bridge, sequence.tokens, self._prompt_tokens)
         cached = self._kv.cached_tokens(text.ids[: text.stable], sequence.salt)
         reader = self._readers[sequence] = _Reader(text, len(sequence.tokens), cached)
         return reader

@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 MAX_FAULTS = 3  # consecutive faulty calls after which a drafter is suspended for all sequences
 SUSPENSION_S = 300.0  # seconds
+STALL_MS = 2000.0  # milliseconds of one call; a longer one is a fault
 MIN_SCORE = -1e6  # log-chance; lower ones are malformed
 PREFILL_PER_STALL = 64  # tokens of prefill that allow a call another ``stall_ms``
 

@@ -10,8 +10,7 @@ from draft.best_first import MAX_CONTEXTS, Child, expand, share_out, trust
 from draft.protocol import Drafter, DraftTask
 from draft.reading_order import Parts, ReadingOrder
 from draft.suffix_automaton import BREAK, SuffixAutomaton, SuffixCursor
-from draft.text_store import TextLibrary, TextStore
-from specdec.config import SpeculationConfig
+from draft.text_store import TextLibrary, TextLimits, TextStore
 from specdec.core.sequence import Sequence
 from specdec.core.tree import TokenTree
 
@@ -130,12 +129,12 @@ class SuffixDrafter(Drafter):
 
     def __init__(
         self,
-        config: SpeculationConfig,
+        limits: TextLimits,
         order: ReadingOrder | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._order = order
-        self._library = TextLibrary(config, clock)
+        self._library = TextLibrary(limits, clock)
         self._readers: dict[Sequence, SuffixReader] = {}
 
     def begin(self, sequence: Sequence) -> None:

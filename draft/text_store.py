@@ -7,10 +7,10 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from typing import TypeVar
 
 from draft.suffix_automaton import BREAK, SuffixAutomaton, SuffixCursor
-from specdec.config import SpeculationConfig
 from specdec.core.types import Request
 
 
@@ -136,52 +136,72 @@ class TextWriter:
 
 Key = TypeVar("Key", bound=Hashable)
 
-BACKLOG = 262_144  # tokens that may wait to be written; beyond that the oldest texts are let go
+MAX_WAITING = 262_144  # tokens that wait to be written; beyond that the oldest texts are dropped
+
+
+@dataclass(frozen=True, slots=True)
+class TextLimits:
+    """Sizes of the stores."""
+
+    session_tokens: int = 65_536
+    """Tokens kept per session; 0: none."""
+    shared_tokens: int = 262_144
+    """Tokens kept per salt for other requests; 0: none."""
+    sessions: int = 64
+    """Sessions kept, the most recently used ones."""
+    salts: int = 16
+    """Salts kept, the most recently used ones."""
+    shared_age_s: float = 3600.0
+    """Seconds after which shared text is dropped."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that all stores hold at most."""
+        return self.sessions * self.session_tokens + self.salts * self.shared_tokens
 
 
 class TextLibrary:
-    """Requests see the texts of their own session and of their own salt only.
+    """The stores of all sessions and salts. A request reads those of its own session and salt only.
 
-    Stores are kept for the ``sessions`` and ``shared_salts`` used last. Finished texts wait in line and are written
-    by `work`, because writing a long one at once would hold up a step.
+    Finished texts are queued and written by `work`, since writing a long one at once would delay a step.
     """
 
-    def __init__(self, config: SpeculationConfig, clock: Callable[[], float] = time.monotonic) -> None:
-        self._config, self._clock = config, clock
+    def __init__(self, limits: TextLimits, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limits, self._clock = limits, clock
         self._sessions: OrderedDict[tuple[str, str], TextStore] = OrderedDict()
         self._shared: OrderedDict[str, TextStore] = OrderedDict()
         self._waiting: deque[tuple[TextStore, list[int]]] = deque()
-        self._backlog = 0  # tokens in _waiting
+        self._waiting_tokens = 0
         self._writer: TextWriter | None = None
 
     def stores(self, request: Request) -> list[TextStore]:
-        """What ``request`` may draft from, the nearest first."""
-        config, found = self._config, []
-        if request.session and config.session_tokens and config.sessions:
+        """The stores that ``request`` drafts from: its session's, then its salt's."""
+        limits, found = self._limits, []
+        if request.session and limits.session_tokens:
             key = (request.cache_salt, request.session)
-            store = self._sessions.get(key) or TextStore(config.session_tokens, clock=self._clock)
-            found.append(_use(self._sessions, key, store, config.sessions))
-        if config.shared_tokens:
+            store = self._sessions.get(key) or TextStore(limits.session_tokens, clock=self._clock)
+            found.append(_use(self._sessions, key, store, limits.sessions))
+        if limits.shared_tokens:
             salt = request.cache_salt
-            store = self._shared.get(salt) or TextStore(config.shared_tokens, config.shared_age_s, self._clock)
-            found.append(_use(self._shared, salt, store, config.shared_salts))
+            store = self._shared.get(salt) or TextStore(limits.shared_tokens, limits.shared_age_s, self._clock)
+            found.append(_use(self._shared, salt, store, limits.salts))
         return found
 
     def add(self, request: Request, tokens: Seq[int]) -> None:
-        """A text of ``request`` is complete; it is kept in line until `work` gets to it."""
+        """Queue the complete text of ``request``."""
         text = list(tokens)
         for store in self.stores(request):
             self._waiting.append((store, text))
-            self._backlog += len(text)
-        while self._backlog > BACKLOG:
-            self._backlog -= len(self._waiting.popleft()[1])
+            self._waiting_tokens += len(text)
+        while self._waiting_tokens > MAX_WAITING:
+            self._waiting_tokens -= len(self._waiting.popleft()[1])
 
     def work(self, budget: int) -> None:
-        """Write what waits, at most ``budget`` tokens of it."""
+        """Write at most ``budget`` queued tokens."""
         while budget > 0 and (self._writer or self._waiting):
             if self._writer is None:
                 store, text = self._waiting.popleft()
-                self._backlog -= len(text)
+                self._waiting_tokens -= len(text)
                 self._writer = TextWriter(store, text)
             budget -= max(1, self._writer.work(budget))
             if not self._writer.remaining:
@@ -189,7 +209,7 @@ class TextLibrary:
 
 
 def _use(stores: OrderedDict[Key, TextStore], key: Key, store: TextStore, limit: int) -> TextStore:
-    """Make ``store`` the one used last, and let go of those beyond ``limit``."""
+    """Mark ``store`` as most recently used, and drop the least recently used ones beyond ``limit``."""
     stores[key] = store
     stores.move_to_end(key)
     while len(stores) > limit:

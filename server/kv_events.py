@@ -29,6 +29,9 @@ _MOST_ASKED_BYTES = 4096  # of what subscribers send: topics, numbers
 _BAD_REQUEST = "a replay request must be an empty frame and 8 bytes, the first number wanted; it is left unanswered"
 
 
+_REPLAYABLE = 10_000  # messages kept for replay, vLLM's default
+
+
 class KvEventPublisher:
     """Publishes the messages of one engine and sends past ones again. Belongs to one event loop, and never waits in it.
 
@@ -42,7 +45,7 @@ class KvEventPublisher:
         self.counts = KvEventCounts()
         self._config = config
         self._topic = config.topic.encode()
-        self._kept: deque[tuple[int, bytes]] = deque(maxlen=config.buffer_steps)
+        self._kept: deque[tuple[int, bytes]] = deque(maxlen=_REPLAYABLE)
         self._number = 0
         self._context = zmq.Context()
         self._pub: zmq.Socket[bytes] | None = None

@@ -46,31 +46,13 @@ class SpeculationConfig(BaseModel):
     )
     fixed_nodes: int = Field(7, ge=0, le=63, description="mode ON: draft nodes per tree")
     fixed_depth: int = Field(7, ge=0, le=63, description="mode ON: depth of a tree")
-    draft_reads: int = Field(
-        256,
-        ge=0,
-        description="of a long prompt a draft model of another vocabulary reads so many tokens at least; 0: all",
-        json_schema_extra={"unit": "tokens"},
-    )
     profile_s: float = Field(3.0, ge=0, le=60, description="spent at start on measuring costs, drafts; 0: guess")
-    probe_every: int = Field(
-        16, ge=2, description="between probes of a drafter that is off", json_schema_extra={"unit": "steps"}
-    )
-    stall_ms: float = Field(2000.0, gt=0, description="a drafter slower than this is dropped for the request")
     trace_steps: int = Field(1024, ge=0, le=1_000_000, description="the decision trace keeps so many; 0: none")
     trace_file: Path | None = Field(
         None, description="JSON lines of every step's decision, for replay; earlier ones become FILE.1 to FILE.3"
     )
-    trace_file_bytes: int = Field(
-        256 << 20, ge=1 << 16, description="a trace file that is larger is followed by another"
-    )
     session_tokens: int = Field(65536, ge=0, description="earlier text kept per session; 0: none")
-    sessions: int = Field(64, ge=0, description="remembered at a time", json_schema_extra={"unit": "sessions"})
     shared_tokens: int = Field(262144, ge=0, description="finished text kept for other requests of a salt; 0: none")
-    shared_age_s: float = Field(3600.0, gt=0, description="shared text is forgotten after so long")
-    shared_salts: int = Field(
-        16, ge=1, description="tenants whose finished texts are kept", json_schema_extra={"unit": "salts"}
-    )
 
 
 class EngineConfig(BaseModel):
@@ -221,9 +203,6 @@ class KvEventsConfig(BaseModel):
     format: Literal["map", "positional"] = Field(
         "map", description="events with named fields, or as vLLM had them before 0.24"
     )
-    buffer_steps: int = Field(
-        10_000, ge=1, le=1_000_000, description="kept for replay", json_schema_extra={"unit": "messages"}
-    )
     connect: bool = Field(False, description="connect to a router that listens at endpoint, instead of listening there")
     salted: bool = Field(False, description="tell of prompts under a cache salt too; with keys, all are: by tenant")
     off_loopback: bool = Field(
@@ -309,7 +288,6 @@ class ServerConfig(BaseModel):
 
     keys_file: Path | None = Field(None, description="YAML file of key hashes; null: whoever can connect may call")
     open_health: bool = Field(True, description="health and readiness need no key")
-    open_reflection: bool = Field(False, description="gRPC reflection needs no key")
     keys_without_tls: bool = Field(False, description="take keys off loopback in the clear: a proxy in front has TLS")
     tls_cert: Path | None = Field(None, description="PEM certificate chain; with tls_key: serve TLS only")
     tls_key: Path | None = Field(None, description="PEM private key of tls_cert")
@@ -330,7 +308,6 @@ class ServerConfig(BaseModel):
 
     capture_dir: Path | None = Field(None, description="folder for what `specdec capture` reads; null: nothing is kept")
     capture_prompts: bool = Field(False, description="keep prompts there too, not only their lengths and hashes")
-    capture_bytes: int = Field(256 << 20, ge=1 << 20, description="the oldest are dropped beyond this")
 
     experiments: ExperimentsConfig = ExperimentsConfig()
     kv_events: KvEventsConfig = KvEventsConfig()
@@ -483,9 +460,32 @@ def load_config(path: Path | None = None, overrides: Mapping[str, Any] | None = 
         raise ConfigError(f"{path or 'configuration'}: {problems(error)}") from None
 
 
+# Settings of earlier versions: the constant that replaces each.
+REMOVED_SETTINGS = {
+    "speculation.draft_reads": "a draft model of another vocabulary computes at least the last 256 tokens of a prompt",
+    "speculation.probe_every": "a drafter that is off is tried again after about 16 steps",
+    "speculation.stall_ms": "a drafter that takes longer than 2 s is disabled for the request",
+    "speculation.trace_file_bytes": "a trace file is rotated at 256 MiB",
+    "speculation.sessions": "64 sessions are kept; session_tokens: 0 keeps none",
+    "speculation.shared_age_s": "shared text is kept for an hour; shared_tokens: 0 keeps none",
+    "speculation.shared_salts": "texts of 16 salts are kept",
+    "kv_events.buffer_steps": "10,000 messages are kept for replay",
+    "server.open_reflection": "gRPC reflection needs a key wherever calls do",
+    "server.capture_bytes": "captures are rotated at 256 MiB",
+}
+
+
 def problems(error: ValidationError) -> str:
-    """Every field that is wrong, with what is."""
-    return "; ".join(f"{'.'.join(map(str, e['loc'])) or 'config'}: {e['msg']}" for e in error.errors())
+    """Every invalid field with the reason, joined by semicolons."""
+    return "; ".join(_problem(e["loc"], e["type"], e["msg"]) for e in error.errors())
+
+
+def _problem(location: tuple[int | str, ...], kind: str, message: str) -> str:
+    path = ".".join(map(str, location))
+    if kind == "extra_forbidden":
+        gone = next((why for name, why in REMOVED_SETTINGS.items() if f".{path}".endswith(f".{name}")), None)
+        message = message if gone is None else f"this setting is gone; remove it ({gone})"
+    return f"{path or 'config'}: {message}"
 
 
 def read_mapping(path: Path, of: str) -> dict[str, Any]:

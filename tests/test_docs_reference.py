@@ -53,7 +53,7 @@ def test_every_setting_is_in_the_document_with_what_it_is() -> None:
     assert "| `grpc_port` | whole number, from 0 to 65,535 | `8400` | port number | `--grpc-port` |" in text
     assert "| `dtype` | `auto`, `int8`, `bf16`, `fp32` | `auto` |  | `--dtype` |" in text
     assert "| `cors_origins` | list of text | `[]` |" in text
-    assert "| `stall_ms` | number, above 0 | `2000.0` | milliseconds |" in text
+    assert "| `target_tpot_ms` | number, above 0 | `80.0` | ms |" in text
 
 
 def test_the_configurations_shown_are_such(tmp_path: Path) -> None:

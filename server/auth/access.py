@@ -132,8 +132,7 @@ class Access:
     """
 
     def __init__(self, config: ServerConfig) -> None:
-        self.open_health, self.open_reflection = config.open_health, config.open_reflection
-        self.open_metrics = config.open_metrics
+        self.open_health, self.open_metrics = config.open_health, config.open_metrics
         self.browsers = BrowserRules(config)
         self._keys = None if config.keys_file is None else KeyRing(config.keys_file)
         self._tls: TlsFiles | None = None

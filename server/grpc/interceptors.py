@@ -13,7 +13,6 @@ from grpc_health.v1 import health
 from server.auth.access import Access
 from server.auth.principal import ANYBODY, Principal, set_caller
 from server.grpc.errors import refuse
-from server.grpc.reflection import V1, V1ALPHA
 from server.observe.observer import Observer
 from server.observe.records import ARM_HEADER, REQUEST_ID_HEADER, TRACE_HEADERS, call_id, leave_call, set_call
 from specdec.errors import FieldViolation, InvalidRequestError, RequestError
@@ -124,7 +123,6 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
     def __init__(self, access: Access) -> None:
         self._access = access
         services = [health.SERVICE_NAME] if access.open_health else []
-        services += [V1, V1ALPHA] if access.open_reflection else []
         self._open = tuple(f"/{service}/" for service in services)
 
     async def intercept_service(

@@ -95,6 +95,9 @@ def _end_reason(record: RequestRecord) -> str:
 CAPTURE_FILES = FrameFiles("capture-", ".sdc", digits=8, magic=b"SDCAP\x00\x00\x01")
 
 
+MAX_BYTES = 256 << 20  # bytes of a folder's captures
+
+
 class CaptureWriter:
     """Appends entries. A file of a sixteenth of ``max_bytes`` is followed by a new one, and the oldest go, so that all
     of them together stay below ``max_bytes``.
@@ -157,7 +160,7 @@ class Capture(TelemetryListener):
         ConfigError: the folder can not be written.
     """
 
-    def __init__(self, folder: Path, max_bytes: int, *, prompts: bool) -> None:
+    def __init__(self, folder: Path, max_bytes: int = MAX_BYTES, *, prompts: bool) -> None:
         self._folder, self._prompts, self._hashes = folder, prompts, BlockHashes()
         try:
             self._writer: CaptureWriter | None = CaptureWriter(folder, max_bytes)

@@ -104,7 +104,7 @@ def build_observer(config: ServerConfig, prompt_text: PromptText, target_tpot_ms
     if config.log_calls:
         listeners.append(CallLog(prompt_text if config.log_texts else None))
     if config.capture_dir is not None:
-        listeners.append(Capture(config.capture_dir, config.capture_bytes, prompts=config.capture_prompts))
+        listeners.append(Capture(config.capture_dir, prompts=config.capture_prompts))
     return Observer(listeners, keeps_text=config.log_texts, metrics=ServerMetrics(target_tpot_ms))
 
 

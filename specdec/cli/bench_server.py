@@ -160,8 +160,8 @@ def _print_overload(figures: dict[str, Any]) -> None:
     print_faults(figures["overload"]["faults"], "INVALID")
 
 
-# Texts that are kept to draft from take memory until there are so many of them, which is no leak, but takes hours.
-_SMALL_STORES = {"session_tokens": 4096, "sessions": 8, "shared_tokens": 8192, "shared_salts": 4, "trace_steps": 256}
+# Draft texts take memory until their stores are full, which takes hours at the default sizes and is no leak.
+_SMALL_STORES = {"session_tokens": 512, "shared_tokens": 2048, "trace_steps": 256}
 _SMALL_CACHE_TOKENS = 16384  # the same of a KV cache, where nobody says how large it is to be
 
 

@@ -45,11 +45,10 @@ class Controller:
         drafters: Mapping[str, bool],
         verify: CostTable,
         drafting: Mapping[str, CostTable],
-        probe_every: int,
         start: Mapping[str, Learned] = MappingProxyType({}),
         params: ControlParams = DEFAULT_PARAMS,
     ) -> None:
-        self.estimates = Estimates(drafters, verify, drafting, probe_every, start, params)
+        self.estimates = Estimates(drafters, verify, drafting, start, params)
         self._learner = Learner(self.estimates)
         self._entered = 0
 
@@ -60,7 +59,6 @@ class Controller:
             "drafters": known.drafters,
             "verify": known.verify.as_dict(),
             "drafting": {name: costs.level.as_dict() for name, costs in known.costs.items()},
-            "probe_every": known.probe_every,
             "start": {name: learned.as_dict() for name, learned in known.start.items()},
             "params": asdict(known.params),
         }
@@ -68,11 +66,12 @@ class Controller:
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Controller:
         """A fresh controller from the values of `as_dict`; traces without ``params`` use the defaults."""
-        params = ControlParams.from_dict(data.get("params", {}))
+        recorded = {"probe_every": data["probe_every"]} if "probe_every" in data else {}  # traces before ``params``
+        params = ControlParams.from_dict(data.get("params", recorded))
         drafting = {name: CostTable.from_dict(table, params) for name, table in data["drafting"].items()}
         start = {name: Learned.from_dict(learned) for name, learned in data.get("start", {}).items()}
         verify = CostTable.from_dict(data["verify"], params)
-        return Controller(data["drafters"], verify, drafting, data["probe_every"], start, params)
+        return Controller(data["drafters"], verify, drafting, start, params)
 
     def enter(self, temperature: float) -> SequenceHistory:
         """The history of a sequence that begins."""
@@ -172,7 +171,7 @@ class Controller:
         Every `probe_every` steps there is none, so that an estimate that fell too low is corrected.
         """
         known, params = self.estimates, self.estimates.params
-        if known.steps % known.probe_every == 0:
+        if known.steps % params.probe_every == 0:
             return -math.inf
         price = params.proposal_price_share * known.rate(step) * step.prices.row_ms
         return math.log(max(params.min_node_chance, price))

@@ -31,8 +31,8 @@ class Estimates:
     """Everything that the controller learns from steps. Only `Learner` changes it.
 
     drafters: name -> whether it is model-based. verify: cost of the target's forward. drafting: per model-based drafter
-    the cost of one level by the number of sequences drafted together. probe_every: sets how often a drafter that does
-    not pay is tried again. start: estimates of an earlier run.
+    the cost of one level by the number of sequences drafted together. start:
+    estimates of an earlier run.
     """
 
     def __init__(
@@ -40,11 +40,10 @@ class Estimates:
         drafters: Mapping[str, bool],
         verify: CostTable,
         drafting: Mapping[str, CostTable],
-        probe_every: int,
         start: Mapping[str, Learned] = MappingProxyType({}),
         params: ControlParams = DEFAULT_PARAMS,
     ) -> None:
-        self.drafters, self.verify, self.probe_every, self.params = dict(drafters), verify, probe_every, params
+        self.drafters, self.verify, self.params = dict(drafters), verify, params
         self.lookups = frozenset(name for name, model_based in drafters.items() if not model_based)
         self.calibration = Calibration(tuple(drafters), self.lookups, params)
         self.reliability = Reliability(drafters)
@@ -52,7 +51,7 @@ class Estimates:
         for name, learned in self.start.items():
             self.calibration.start(name, learned.cells)
         known = {name: self.start.get(name, Learned()) for name in drafting}
-        drift_rate = params.drift_rate / probe_every
+        drift_rate = params.drift_rate / params.probe_every
         self.costs = {name: DraftCosts(table, known[name].agreement, params) for name, table in drafting.items()}
         self.yields = {
             name: DrafterYield(name, params.model_prior, drift_rate, known[name].records(), params) for name in drafting

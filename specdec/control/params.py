@@ -118,6 +118,8 @@ class ControlParams:
     """Steps that a trial takes. With 2: 1.0002."""
     min_trial_room: int = 8
     """Tokens left to emit below which no trial starts."""
+    probe_every: int = 16
+    """Steps. At each multiple, nodes of any chance are proposed, so that a rate that fell too low is corrected."""
     drift_rate: float = 0.1
     """Divided by `probe_every`: chance per step that texts have changed so that an idle drafter pays again."""
     min_weighed_share: float = 0.01

@@ -141,7 +141,7 @@ def _parts(path: Path) -> list[Path]:
         number += 1
         parts.insert(0, older_file(first, number))
         if not parts[0].exists():
-            raise ConfigError(f"{path}: goes on from a file that is not kept any more; raise trace_file_bytes")
+            raise ConfigError(f"{path}: goes on from a file that is not kept any more; older files are deleted")
     return parts
 
 

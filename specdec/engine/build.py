@@ -33,6 +33,7 @@ from specdec.engine.memory import (
     draft_kv_dtype,
     plan_memory,
     tell_memory,
+    text_limits,
     tokenizer_of_cut,
 )
 from specdec.engine.numeric_fingerprint import numeric_fingerprint
@@ -102,7 +103,9 @@ class DrafterBuilder:
         makers: dict[str, Callable[[], Drafter]] = {
             "grammar": GrammarDrafter,
             "prediction": PredictionDrafter,
-            "suffix": lambda: SuffixDrafter(self._config.speculation, ReadingOrder(self._target.tokenizer)),
+            "suffix": lambda: SuffixDrafter(
+                text_limits(self._config.speculation), ReadingOrder(self._target.tokenizer)
+            ),
             "index": self._index,
             "model": self._configured_model,
             "head": lambda: self._head(head),
@@ -116,6 +119,9 @@ class DrafterBuilder:
                 known = ", ".join(["none", *makers, "oracle:RATE"])
                 raise ConfigError(f"engine.speculation.drafters: unknown drafter {name!r}; known: {known}")
         return drafters
+
+    def _suffix(self) -> Drafter:
+        return SuffixDrafter(text_limits(self._config.speculation), ReadingOrder(self._target.tokenizer))
 
     def _index(self) -> Drafter:
         tokenizer = self._target.tokenizer
@@ -159,7 +165,6 @@ class DrafterBuilder:
                 model.tokenizer,
                 target.config.vocab_size,
                 config.max_batch,
-                config.speculation.draft_reads,
             )
         drafter.digest = model.digest
         return model.name, drafter

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, cast
 
-from draft.manager import DrafterManager
+from draft.manager import STALL_MS, DrafterManager
 from draft.model import ModelDrafter
 from draft.prediction import PredictionDrafter
 from draft.protocol import Drafter, ModelBasedDrafter
@@ -18,6 +18,7 @@ from specdec.config import EngineConfig, WeightDtype
 from specdec.control.controller import Controller
 from specdec.control.estimates.costs import CostTable
 from specdec.control.estimates.learned import Learned
+from specdec.control.params import DEFAULT_PARAMS, ControlParams
 from specdec.control.prefill_pace import PrefillPace
 from specdec.control.trace import TraceLog, TraceWriter
 from specdec.core.cache_events import CacheRecorder
@@ -57,13 +58,7 @@ LoadedDraft = tuple[str, ModelBasedDrafter]
 
 @dataclass(frozen=True, slots=True)
 class EngineParts:
-    """What an engine is assembled from; `specdec.engine.build` makes it, tests replace pieces of it.
-
-    ``costs`` None: the controller starts from a guess. ``load_draft`` None: the draft model stays as it is.
-    ``verifier`` None: the CPU's, over ``decoder`` and ``sampler``. ``learned``: by drafter, what the controller starts
-    with. ``learned_file`` None: what it learns ends with the engine. ``clock`` gives monotonic seconds; a simulation
-    has its own, and its own way of ``drafting``.
-    """
+    """The parts of an engine. `specdec.engine.build` makes them; tests replace some."""
 
     config: EngineConfig
     info: EngineInfo
@@ -73,12 +68,20 @@ class EngineParts:
     kv: KvCacheManager
     drafters: Seq[Drafter] = field(default_factory=list)
     costs: StepCosts | None = None
+    """None: the controller starts from a guess."""
     load_draft: Callable[[str, WeightDtype | None], LoadedDraft] | None = None
+    """Loads another draft model; None: the engine cannot swap it."""
     verifier: StepVerifier | None = None
+    """None: the CPU's, over `decoder` and `sampler`."""
     learned: Mapping[str, Learned] = field(default_factory=dict)
+    """The controller's initial estimates by drafter."""
     learned_file: LearnedProfile | None = None
+    """File for its estimates; None: they end with the engine."""
+    control_params: ControlParams = DEFAULT_PARAMS
     clock: Callable[[], float] = time.monotonic
+    """Returns monotonic seconds; a simulation has its own."""
     drafting: Callable[[DrafterManager, Controller], Drafting] = Drafting
+    """Makes the propose stage; a simulation has its own."""
 
 
 KEEP_EVERY_S = 120.0  # between writings of what was learned
@@ -103,7 +106,8 @@ class Engine:
             target_tpot_ms=config.target_tpot_ms,
         )
         costs = parts.costs or StepCosts(CostTable.guess(config.max_step_rows).as_dict())
-        self._pace = PrefillPace(CostTable.from_dict(costs.verify))
+        self._control_params = parts.control_params
+        self._pace = PrefillPace(CostTable.from_dict(costs.verify), parts.control_params)
         self._scheduler = Scheduler(parts.kv, limits, parts.clock, self._pace)
         self._speculation, self._load_draft = config.speculation, parts.load_draft
         self._max_rows, self._began_s, self._swaps = config.max_step_rows, parts.clock(), 0
@@ -168,22 +172,21 @@ class Engine:
             known = drafting.get(name)
             tables[name] = CostTable.guess(self._max_rows, 1.0) if known is None else CostTable.from_dict(known)
         model_based = {drafter.name: drafter.model_based for drafter in drafters}
-        return Controller(model_based, CostTable.from_dict(verify), tables, self._speculation.probe_every, learned)
+        return Controller(model_based, CostTable.from_dict(verify), tables, learned, self._control_params)
 
     def _new_trace(self, controller: Controller) -> TraceLog:
         """A trace; its file, where one is asked for, begins with ``controller``: each swap starts another."""
         file, writer = self._speculation.trace_file, None
         if file is not None:
             name = f"{file.stem}.swap{self._swaps}{file.suffix}" if self._swaps else file.name
-            writer = TraceWriter(file.with_name(name), controller.as_dict(), self._speculation.trace_file_bytes)
+            writer = TraceWriter(file.with_name(name), controller.as_dict())
         return TraceLog(self._speculation.trace_steps, writer)
 
     def _assemble(self, drafters: Seq[Drafter], controller: Controller) -> None:
         """The parts of a step that know the drafters."""
-        speculation = self._speculation
         self._drafters, self._controller = list(drafters), controller
         cells = controller.estimates.calibration.size
-        self._manager = DrafterManager(drafters, self._info.vocab_size, speculation.stall_ms, cells=cells)
+        self._manager = DrafterManager(drafters, self._info.vocab_size, STALL_MS, cells=cells)
         self._drafting = self._new_drafting(self._manager, controller)
         tracer = StepTracer(self._trace, self._began_s) if self._trace.enabled else None
         self._step = Step(

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from draft.head_checkpoint import HeadTensors, parse_head_config
+from draft.text_store import TextLimits
 from specdec.config import LEAST_KV_TOKENS, EngineConfig, SpeculationConfig
 from specdec.errors import ModelError
 from specdec.models.config import ModelConfig
@@ -294,6 +295,10 @@ def _head(folder: Path, config: EngineConfig, target: ModelConfig) -> tuple[int,
 
 
 def _texts(speculation: SpeculationConfig) -> MemoryNeed:
-    tokens = speculation.sessions * speculation.session_tokens + speculation.shared_salts * speculation.shared_tokens
-    options = tuple(f"engine.speculation.{name}" for name in ("shared_tokens", "session_tokens", "sessions"))
-    return MemoryNeed("texts to draft from", tokens * TEXT_TOKEN_BYTES, options, later=True)
+    options = tuple(f"engine.speculation.{name}" for name in ("shared_tokens", "session_tokens"))
+    return MemoryNeed("texts to draft from", text_limits(speculation).tokens * TEXT_TOKEN_BYTES, options, later=True)
+
+
+def text_limits(speculation: SpeculationConfig) -> TextLimits:
+    """The sizes of the suffix drafter's stores."""
+    return TextLimits(speculation.session_tokens, speculation.shared_tokens)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
-from specdec.config import load_config
+from specdec.config import REMOVED_SETTINGS, load_config
 from specdec.errors import ConfigError
 from specdec.models.hf import parse_hf_config
 
@@ -57,3 +60,14 @@ def test_a_null_window_means_none() -> None:
     }  # fmt: skip
     assert not any(parse_hf_config({**shape, "sliding_window": None}, "m").sliding_layers)
     assert all(parse_hf_config({**shape, "sliding_window": 16}, "m").sliding_layers)
+
+
+@pytest.mark.parametrize("name", REMOVED_SETTINGS)
+def test_a_setting_of_an_earlier_version_is_refused_with_what_replaces_it(name: str, tmp_path: Path) -> None:
+    section, field = name.split(".")
+    data: dict[str, Any] = {"speculation": {"engine": {"speculation": {field: 7}}}, "server": {"server": {field: 7}}}
+    data["kv_events"] = {"server": {"kv_events": {field: 7}}}
+    path = tmp_path / "old.yaml"
+    path.write_text(yaml.safe_dump(data[section]))
+    with pytest.raises(ConfigError, match=rf"{re.escape(name)}: this setting is gone; remove it \(.+\)"):
+        load_config(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from draft.protocol import DraftTask
 from specdec.control.controller import Controller
 from specdec.control.estimates.costs import CostTable
 from specdec.control.inputs import DraftRequest, DraftWork, Outcome, SequenceInputs, StepInputs
+from specdec.control.params import DEFAULT_PARAMS as PARAMS
 from specdec.control.policies.how_deep import trees_to_expand
 from specdec.core.tree import TokenTree
 from tests.draft.helpers import make_sequence, make_task
@@ -87,9 +89,9 @@ class World:
     def controller(self, probe_every: int = 16) -> Controller:
         """A fresh controller over true costs."""
         costly = {d.name: self.table(d.level_ms) for d in self.drafters if d.level_ms is not None}
-        return Controller(
-            {d.name: d.level_ms is not None for d in self.drafters}, self.table(self.verify_ms), costly, probe_every
-        )
+        params = dataclasses.replace(PARAMS, probe_every=probe_every)
+        models = {d.name: d.level_ms is not None for d in self.drafters}
+        return Controller(models, self.table(self.verify_ms), costly, params=params)
 
 
 def children(world: World, drafter: Skilled, sequence: int, position: int, right: bool) -> list[tuple[int, float]]:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from draft.protocol import DraftTask, ModelBasedDrafter
 from specdec.config import SpeculationConfig
 from specdec.control.estimates.costs import CostTable
+from specdec.control.params import DEFAULT_PARAMS as PARAMS
 from specdec.core.sequence import Sequence
 from specdec.core.tree import TokenTree
 from specdec.core.types import (
@@ -145,11 +146,14 @@ def test_tokens_do_not_depend_on_what_is_drafted(
     draws = random.Random(seed)
     truth = {key: tokens for key, (tokens, _, _) in plain.items()}
     drafters = [Guessing("free", False, seed, truth), Guessing("dear", True, seed + 1, truth)]
-    config: SpeculationConfig = tiny_parts().config.speculation.model_copy(
-        update={"max_nodes": 31, "max_depth": 12, "probe_every": probe_every}
-    )
+    config: SpeculationConfig = tiny_parts().config.speculation.model_copy(update={"max_nodes": 31, "max_depth": 12})
     costs = StepCosts(table(draws), {"dear": table(draws)})
-    parts = dataclasses.replace(tiny_parts(), drafters=drafters, costs=costs)
+    parts = dataclasses.replace(
+        tiny_parts(),
+        drafters=drafters,
+        costs=costs,
+        control_params=dataclasses.replace(PARAMS, probe_every=probe_every),
+    )
     engine = tiny_engine(parts, pages, speculation=config, prefill_chunk=chunk)
     assert decode(engine, drawn, together, preempt_every) == plain
 

@@ -53,7 +53,7 @@ def test_the_test_above_would_notice_censored_nodes_counted() -> None:
 
 def test_the_controller_leaves_out_what_lies_under_a_rejected_node() -> None:
     """The same chains through `Controller.observe`, verified or not."""
-    controller = Controller({"d": False}, CostTable.guess(64), {}, 16)
+    controller = Controller({"d": False}, CostTable.guess(64), {})
     calibration, rng = controller.estimates.calibration, random.Random(3)
     one = make_one()
     for _ in range(6000):
@@ -75,7 +75,7 @@ def test_the_controller_leaves_out_what_lies_under_a_rejected_node() -> None:
 
 def test_nothing_is_learnt_of_what_hangs_under_a_rejected_sibling() -> None:
     """The target says 1, 2; so it does under the rejected 9, which nobody observed."""
-    controller = Controller({"d": False}, CostTable.guess(64), {}, 16)
+    controller = Controller({"d": False}, CostTable.guess(64), {})
     tree, cell = TokenTree(0), depth_cell(controller.estimates.calibration, 1)
     right, wrong = tree.add(0, 1, -0.1, "d", cell), tree.add(0, 9, -1.0, "d", cell)
     tree.add(wrong, 2, -1.1, "d", cell)
@@ -88,7 +88,7 @@ def test_nothing_is_learnt_of_what_hangs_under_a_rejected_sibling() -> None:
 
 
 def test_nothing_is_learnt_of_nodes_beyond_the_tokens_committed() -> None:
-    controller = Controller({"d": False}, CostTable.guess(64), {}, 16)
+    controller = Controller({"d": False}, CostTable.guess(64), {})
     tree = TokenTree(0)
     for depth in (1, 2, 3):
         tree.add(depth - 1, depth, -0.1, "d", depth_cell(controller.estimates.calibration, depth))

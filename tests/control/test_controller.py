@@ -25,7 +25,7 @@ ROW_MS = 4.0
 def make_controller() -> Controller:
     """A target whose rows take as long as reading its weights, and a drafter of a millisecond a level."""
     verify = CostTable(ROWS, [0], [[ROW_MS * n for n in ROWS]])
-    return Controller({"m": True}, verify, {"m": CostTable(ROWS, [0], [[1.0] * len(ROWS)])}, 16)
+    return Controller({"m": True}, verify, {"m": CostTable(ROWS, [0], [[1.0] * len(ROWS)])})
 
 
 def run_step(
@@ -92,7 +92,7 @@ def test_deciding_changes_nothing_that_was_learnt() -> None:
 
 
 def lookup_controller() -> Controller:
-    return Controller({"s": False}, CostTable.guess(64), {}, probe_every=16)
+    return Controller({"s": False}, CostTable.guess(64), {})
 
 
 def lookup_work(sequences: list[SequenceInputs], chance: float) -> DraftWork:

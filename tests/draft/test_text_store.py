@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from draft import text_store
 from draft.suffix_automaton import SuffixAutomaton
-from draft.text_store import KNOWN, OVERLAP, TextLibrary, TextStore, TextWriter
-from specdec.config import SpeculationConfig
+from draft.text_store import KNOWN, OVERLAP, TextLibrary, TextLimits, TextStore, TextWriter
 from specdec.core.types import Request
 
 ROOMY = 1_000_000
@@ -178,8 +177,8 @@ def test_a_text_that_outlives_its_generation_is_written_on() -> None:
     assert inside(store.young, text[60:])
 
 
-def library(**limits: float) -> TextLibrary:
-    return TextLibrary(SpeculationConfig.model_validate(limits), Clock())
+def library(**limits: int) -> TextLibrary:
+    return TextLibrary(TextLimits(**limits), Clock())
 
 
 def request(salt: str = "", session: str = "") -> Request:
@@ -210,14 +209,13 @@ def test_sessions_never_see_each_other_where_nothing_is_shared() -> None:
 
 
 def test_limits_of_zero_keep_nothing() -> None:
-    for limits in ({"session_tokens": 0, "shared_tokens": 0}, {"sessions": 0, "shared_tokens": 0}):
-        texts = library(**limits)
-        texts.add(request(session="one"), [1, 2, 3])
-        assert texts.stores(request(session="one")) == []
+    texts = library(session_tokens=0, shared_tokens=0)
+    texts.add(request(session="one"), [1, 2, 3])
+    assert texts.stores(request(session="one")) == []
 
 
 def test_the_sessions_and_salts_used_last_are_kept() -> None:
-    texts = library(sessions=2, shared_salts=2)
+    texts = library(sessions=2, salts=2)
     for name in ("one", "two"):
         texts.add(request(name, name), [1, 2, 3])
     texts.work(1000)
@@ -239,7 +237,7 @@ def test_work_is_bounded_and_goes_on_where_it_stopped() -> None:
 
 
 def test_a_backlog_is_cut_at_its_old_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_store, "BACKLOG", 100)
+    monkeypatch.setattr(text_store, "MAX_WAITING", 100)
     texts = library(session_tokens=0)
     for start in (0, 40, 80):
         texts.add(request(), list(range(start, start + 40)))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +12,8 @@ import pytest
 from draft.protocol import DraftTask, ModelBasedDrafter
 from specdec.config import SpeculationConfig
 from specdec.control.estimates.costs import CostTable
+from specdec.control.params import DEFAULT_PARAMS as PARAMS
+from specdec.control.params import ControlParams
 from specdec.core.sequence import Sequence
 from specdec.core.tree import TokenTree
 from specdec.core.types import Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
@@ -50,7 +52,10 @@ class Recorder(ModelBasedDrafter):
         return trees
 
 
-def engine_with(*drafters: Recorder, level_ms: float = 1.0, row_ms: float = 0.01, **speculation: Any) -> Engine:
+def engine_with(
+    *drafters: Recorder, level_ms: float = 1.0, row_ms: float = 0.01, control_params: ControlParams = PARAMS,
+    **speculation: Any,
+) -> Engine:  # fmt: skip
     """The target's forward is believed to take 10 ms and ``row_ms`` a row, a level ``level_ms``."""
     verify = CostTable(ROWS, [0], [[10.0, 10.0 + 95 * row_ms]]).as_dict()
     level = CostTable(ROWS, [0], [[level_ms, level_ms]]).as_dict()
@@ -59,7 +64,9 @@ def engine_with(*drafters: Recorder, level_ms: float = 1.0, row_ms: float = 0.01
     config: SpeculationConfig = parts.config.speculation.model_copy(
         update={"max_nodes": 31, "max_depth": 12, "fixed_nodes": 5, "fixed_depth": 4} | speculation
     )
-    return tiny_engine(dataclasses.replace(parts, drafters=list(drafters), costs=costs), speculation=config)
+    return tiny_engine(
+        replace(parts, drafters=list(drafters), costs=costs, control_params=control_params), speculation=config
+    )
 
 
 def request(name: str, mode: SpeculationMode, tokens: int = 30, prompt: int = 9, **wishes: Any) -> Request:
@@ -112,14 +119,17 @@ def test_no_more_is_drafted_than_may_still_be_emitted(mode: SpeculationMode) -> 
 
 def test_a_drafter_dearer_than_the_target_is_not_asked() -> None:
     drafter = Recorder("model-based", True)
-    run_all(engine_with(drafter, level_ms=60.0, probe_every=8), [request("r", AUTO, tokens=100)])
+    run_all(
+        engine_with(drafter, level_ms=60.0, control_params=replace(PARAMS, probe_every=8)),
+        [request("r", AUTO, tokens=100)],
+    )
     assert drafting_tasks(drafter) == []
 
 
 def test_a_probe_goes_three_levels_deep_and_has_no_floor() -> None:
     """It brings nothing, is switched off soon and looked at again: what fell too low must come to light."""
     drafter = Recorder("model-based", True)
-    run_all(engine_with(drafter, probe_every=4), [request("r", AUTO, tokens=100)])
+    run_all(engine_with(drafter, control_params=replace(PARAMS, probe_every=4)), [request("r", AUTO, tokens=100)])
     probes = [task for task in drafting_tasks(drafter) if task.max_depth == 3]
     others = [task for task in drafting_tasks(drafter) if task.max_depth != 3]
     assert probes

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from draft.manager import MAX_FAULTS, SUSPENSION_S
+from draft.manager import MAX_FAULTS, STALL_MS, SUSPENSION_S
 from draft.protocol import DraftTask, ModelBasedDrafter
 from specdec.config import SpeculationConfig
 from specdec.control.trace import replay_file
@@ -214,12 +214,12 @@ def test_bug_garbage_that_slips_through_changes_no_token(make: Make, alone: bool
 def test_a_drafter_that_stalls_is_asked_once_per_request(mode: SpeculationMode, model_based: bool) -> None:
     clock = Clock()
     slow = Truthful("slow", model_based)
-    engine = engine_with(slow, stall_ms=500.0)
+    engine = engine_with(slow)
     engine._manager._clock = clock
     tree = slow._tree
 
     def stall(task: DraftTask) -> TokenTree:
-        clock.now += 1.0
+        clock.now += 1.1 * STALL_MS / 1e3
         return tree(task)
 
     slow.make = stall

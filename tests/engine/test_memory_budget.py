@@ -118,7 +118,7 @@ def test_an_engine_is_refused_before_anything_is_loaded(
     folders: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("specdec.engine.memory.available_bytes", lambda: 300 * MIB)
-    monkeypatch.setattr("specdec.engine.build.load_model", lambda *_, **__: pytest.fail("it was loaded"))
+    monkeypatch.setattr("specdec.engine.platform.load_model", lambda *_, **__: pytest.fail("it was loaded"))
     with pytest.raises(ModelError, match=r"lower engine\.kv_tokens from 12800000 to"):
         build_parts(make_config(folders, kv_tokens=64 * 200_000, device="cpu", kernels="reference"))
 

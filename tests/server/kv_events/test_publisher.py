@@ -81,8 +81,9 @@ async def test_a_replay_closes_a_gap(tmp_path: Path) -> None:
         assert await follower.catch_up() == []  # nothing is missing any more
 
 
-async def test_only_so_many_messages_are_kept(tmp_path: Path) -> None:
-    async with published(config(tmp_path, buffer_steps=5)) as (publisher, follower):
+async def test_only_so_many_messages_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_events, "_REPLAYABLE", 5)
+    async with published(config(tmp_path)) as (publisher, follower):
         for number in range(1, 40):
             publisher.publish(block(number))
         follower.next = 0
