@@ -115,7 +115,7 @@ map: setup ## write the tables of docs/configuration.md, docs/api.md and docs/sc
 	$(BIN)/python -m tools.cluster_reference
 	$(BIN)/python -m tools.api_reference
 
-structure: model ## print how large the code is and how many files a step and a call run through (ARGS=--list)
+structure: model ## print the size of the code and the files of a step and a call; fails above its ceilings (ARGS=--list)
 	$(BIN)/python -m tools.structure $(ARGS)
 
 clean: ## remove the environment and caches of this folder

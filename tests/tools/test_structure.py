@@ -1,0 +1,59 @@
+"""`make structure` counts what it says, and the tree stays below the ceilings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tools import structure
+from tools.markdown import REPOSITORY
+
+
+def test_the_tree_is_below_the_ceilings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert structure.main(["--static"]) == 0
+    printed = capsys.readouterr().out
+    for name in ("product modules", "product lines", "largest module", "import each other"):
+        assert name in printed
+
+
+def test_a_ceiling_that_is_exceeded_fails_and_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(structure.CEILINGS, "modules", 3)
+    assert structure.main(["--static"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("product modules")
+    assert line.endswith("at most 3 allowed")
+
+
+def test_files_are_those_that_people_write() -> None:
+    lines = structure.product_files()
+    assert lines["specdec/core/tree.py"] == len((REPOSITORY / "specdec/core/tree.py").read_text().splitlines())
+    assert {Path(name).suffix for name in lines} <= set(structure.SOURCES)
+    assert not [name for name in lines if name.startswith(("tests/", "docs/", "examples/")) or "_pb2" in name]
+
+
+@pytest.mark.parametrize(
+    ("imports", "groups"),
+    [
+        ({"a": ["b"], "b": ["c"], "c": []}, []),
+        ({"a": ["b"], "b": ["a"], "c": ["a"]}, ["a <-> b"]),
+        ({"a": ["b"], "b": ["c"], "c": ["a"], "d": ["e"], "e": ["d"]}, ["a <-> b <-> c", "d <-> e"]),
+    ],
+)
+def test_cycles_are_found(imports: dict[str, list[str]], groups: list[str]) -> None:
+    assert structure.module_cycles(imports) == groups
+
+
+def test_files_of_which_a_function_runs_are_recorded() -> None:
+    trace = structure.FilesTrace()
+    with trace.recording() as found:
+        frame = type("Frame", (), {"f_code": structure.product_files.__code__})()
+        trace(frame, "call", None)
+    assert found == []  # tools/ is no product
+    with trace.recording() as found:
+        trace(type("Frame", (), {"f_code": structure.build_engine.__code__})(), "return", None)
+        assert found == []
+        trace(type("Frame", (), {"f_code": structure.build_engine.__code__})(), "call", None)
+    assert found == ["specdec/engine/build.py"]
