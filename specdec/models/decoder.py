@@ -21,10 +21,9 @@ from verify_kernels.packed_weights import HostLinear
 def rope_tables(rope: RopeConfig, head_dim: int, positions: int, *, local: bool) -> tuple[Tensor, Tensor]:
     """cos and sin, float32 [positions, head_dim / 2], computed in float64.
 
-    ``local`` picks the base of sliding-window layers where the family has its own; scaling applies to the
-    global base only (as Gemma 3 does). "llama3" scaling is the piecewise rule of Llama 3.1's release:
-    wavelengths beyond the original context divided by ``factor`` are slowed by ``factor``, short ones kept,
-    those between interpolated.
+    local: for sliding-window layers, which have a base of their own in some families; scaling applies to the global
+    base only, as in Gemma 3. "llama3" scaling is the piecewise rule of Llama 3.1's release: long wavelengths are slowed
+    by the factor, short ones kept, those between interpolated.
     """
     theta = rope.local_theta if local and rope.local_theta is not None else rope.theta
     inverse = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
@@ -50,32 +49,29 @@ def _scaled(inverse: Tensor, scaling: tuple[str | float, ...]) -> Tensor:
 
 
 class PagedPool(Protocol):
-    """A KV pool; ``pages`` is how many pages it has."""
+    """A KV pool."""
 
     pages: int
 
 
 class TargetDecoder(Protocol):
-    """`Decoder` on a CPU, `ParallelDecoder` in several processes on it, `DeviceDecoder` on a GPU.
-
-    ``settling``: forwards of a shape before its time is what it will be from then on.
-    """
+    """`Decoder` on a CPU, `ParallelDecoder` in several processes on it, `DeviceDecoder` on a GPU."""
 
     config: ModelConfig
-    max_rows: int
-    max_logit_rows: int
-    max_positions: int
-    settling: int
+    max_rows: int  # of a forward
+    max_logit_rows: int  # of a forward
+    max_positions: int  # of a sequence
+    settling: int  # forwards of a shape whose time is not yet representative
 
     @property
     def pool(self) -> PagedPool:
-        """Where the KV lies."""
+        """The KV pool."""
 
     def forward(self, batch: ForwardBatch, logit_rows: Sequence[int]) -> Tensor:
-        """Compute every row, write its KV, and return logits float32 [len(logit_rows), vocab] of the rows named."""
+        """Compute every row, write its KV, and return logits float32 [len(logit_rows), vocab] of ``logit_rows``."""
 
     def check(self) -> None:
-        """Raise `RankLostError` where a process that it computes with is gone."""
+        """Raises `RankLostError` if one of its processes is gone."""
 
 
 class HostDecoder(TargetDecoder, Protocol):
@@ -85,15 +81,14 @@ class HostDecoder(TargetDecoder, Protocol):
 
     @property
     def aux_hidden_states(self) -> Tensor:
-        """float32 [max_rows, len(aux_layers) * hidden_size], of the last forward."""
+        """float32 [max_rows, len(aux_layers) * hidden_size], by the last forward."""
 
     def move_kv(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
         """Copy KV of global slots (page * 64 + lane) ``source`` to ``target`` in all layers, in order."""
 
 
 class KvPool:
-    """The KV cache of a decoder on the CPU: ``tensors`` of all layers, zero-filled. dtype: float32 keeps keys and
-    values as they were computed; bfloat16 and int8 round them."""
+    """The KV cache of a decoder on the CPU, zero-filled; bfloat16 and int8 round keys and values, float32 does not."""
 
     def __init__(self, config: ModelConfig, pages: int, dtype: torch.dtype = torch.float32) -> None:
         self.pages = pages
@@ -101,8 +96,16 @@ class KvPool:
 
 
 def kv_page_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
-    """Bytes that a page of keys and values takes over all layers."""
+    """Bytes of a page of keys and values over all layers."""
     return PAGE_SIZE * KvTensors.token_bytes(config.n_layers, config.n_kv_heads, config.head_dim, dtype)
+
+
+def check_limits(config: ModelConfig, max_rows: int, max_logit_rows: int, aux_layers: Sequence[int]) -> None:
+    """ValueError for more logit rows than rows, or an auxiliary layer that the model lacks."""
+    if max_logit_rows > max_rows:
+        raise ValueError(f"max_logit_rows: {max_logit_rows} exceeds max_rows {max_rows}, which sizes the scratch")
+    if any(not 0 <= at < config.n_layers for at in aux_layers):
+        raise ValueError(f"aux_layers: {tuple(aux_layers)} names a layer outside [0, {config.n_layers})")
 
 
 def check_batch(decoder: TargetDecoder, batch: ForwardBatch, logit_rows: Sequence[int]) -> None:
@@ -142,8 +145,10 @@ def attention_spec(
     qkv: Tensor,
     out: Tensor,
 ) -> AttentionSpec:
-    """How layer ``index`` attends, with the heads that ``qkv`` and ``out`` have columns for. tables: of `rope_tables`,
-    by ``local``."""
+    """How layer ``index`` attends, with the heads that ``qkv`` and ``out`` have columns for.
+
+    tables: `rope_tables` by ``local``.
+    """
     sliding = bool(config.sliding_layers and config.sliding_layers[index])
     cos, sin = tables[sliding]
     return AttentionSpec(
@@ -164,8 +169,7 @@ def attention_spec(
 
 
 def aux_columns(kept: Tensor, aux_layers: Sequence[int], config: ModelConfig) -> list[list[Tensor]]:
-    """Per layer, the columns of ``kept`` [rows, len(aux_layers) * hidden_size] that its input goes to; most often
-    none."""
+    """The columns of ``kept`` [rows, len(aux_layers) * hidden_size] for each layer's input; for most layers none."""
     width = config.hidden_size
     return [
         [kept[:, i * width : (i + 1) * width] for i, at in enumerate(aux_layers) if at == layer]
@@ -179,12 +183,11 @@ class Decoder:
     Buffers for ``max_rows`` rows and ``max_logit_rows`` rows of logits are allocated here; a step allocates
     nothing that grows with context. Results of `forward` are views, valid until the next call.
 
-    ``aux_layers``: layers whose input (the residual stream of every row, before the layer runs) each `forward` leaves
-    in ``aux_hidden_states``, float32 [max_rows, len(aux_layers) * hidden_size], columns in the order given. Like all
-    else they do not depend on the other rows.
+    ``aux_layers``: layers whose input (the residual stream before the layer) each `forward` copies to
+    ``aux_hidden_states``, float32 [max_rows, len(aux_layers) * hidden_size], columns in the order given.
 
     Raises:
-        ValueError: more logit rows than rows, or an auxiliary layer that the model has not.
+        ValueError: more logit rows than rows, or an auxiliary layer that the model lacks.
     """
 
     def __init__(
@@ -202,10 +205,7 @@ class Decoder:
         self.config, self.weights, self.backend, self.pool = config, weights, backend, pool
         self.max_rows, self.max_logit_rows, self.max_positions = max_rows, max_logit_rows, max_positions
         self.settling = 0
-        if max_logit_rows > max_rows:
-            raise ValueError(f"max_logit_rows: {max_logit_rows} exceeds max_rows {max_rows}, which sizes the scratch")
-        if any(not 0 <= at < config.n_layers for at in aux_layers):
-            raise ValueError(f"aux_layers: {tuple(aux_layers)} names a layer outside [0, {config.n_layers})")
+        check_limits(config, max_rows, max_logit_rows, aux_layers)
         self.aux_layers = tuple(aux_layers)
         self.aux_hidden_states = torch.zeros(max_rows, len(aux_layers) * config.hidden_size)
         widest = max(config.hidden_size, config.intermediate_size, config.q_size)
@@ -215,7 +215,7 @@ class Decoder:
         self._attended = torch.zeros(max_rows, config.q_size)
         self._gate_up = torch.zeros(max_rows, 2 * config.intermediate_size)
         self._chosen = torch.zeros(max_logit_rows, config.hidden_size)
-        # Not zeros: these would take their memory, rows by vocabulary, before a step has so many rows.
+        # Not zeros: those would take memory for all rows before a step has so many.
         self._logits = torch.empty(max_logit_rows, weights.lm_head.n)
         self._tables = {
             local: rope_tables(config.rope, config.head_dim, max_positions, local=local) for local in (False, True)
@@ -242,8 +242,7 @@ class Decoder:
         )
 
     def forward(self, batch: ForwardBatch, logit_rows: Sequence[int]) -> Tensor:
-        """Compute every row, write its KV, and return logits float32 [len(logit_rows), rows of the output table] of
-        the rows named.
+        """Compute every row, write its KV, and return logits float32 [len(logit_rows), rows of the output table].
 
         Raises:
             ValueError: more rows, logit rows or positions than the buffers hold, or a token id out of range.
@@ -266,7 +265,7 @@ class Decoder:
         return self._logits[: len(logit_rows)]
 
     def check(self) -> None:
-        """There is no other process."""
+        """Does nothing: there is no other process."""
 
     def move_kv(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
         """See `HostDecoder`."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from specdec.models.config import ModelConfig
-from specdec.models.decoder import check_batch, rope_tables
+from specdec.models.decoder import check_batch, check_limits, rope_tables
 from specdec.models.device_step import StepArrays, StepBuffer, StepTier, StepTiers
 from specdec.models.device_weights import DeviceLinear, DeviceModel
 from specdec.models.weights import LayerWeights
@@ -29,17 +29,14 @@ from verify_kernels.gpu.tree_attention import tree_attention
 
 
 class DevicePool:
-    """K and V each [layers, pages, kv_heads, 64, head_dim]. Zero-filled: what was never written may be read, masked.
-
-    ``scales``: what the kernels want beside a float8 pool, k_scale and v_scale, float32 [kv_heads]; empty for others.
-    They are 1: keys and values of trained models lie far within float8's range of 448, and its precision is relative.
-    """
+    """K and V, each [layers, pages, kv_heads, 64, head_dim], zero-filled: slots never written are read, then masked."""
 
     def __init__(self, config: ModelConfig, pages: int, dtype: torch.dtype, device: torch.device) -> None:
         shape = (config.n_layers, pages, config.n_kv_heads, PAGE_SIZE, config.head_dim)
         self.pages = pages
         self.k = torch.zeros(shape, dtype=dtype, device=device)
         self.v = torch.zeros(shape, dtype=dtype, device=device)
+        # Float8's scales, of 1: keys and values of trained models lie far within its range, its precision is relative.
         names = ("k_scale", "v_scale") if dtype == FP8 else ()
         self.scales = {name: torch.ones(config.n_kv_heads, dtype=torch.float32, device=device) for name in names}
 
@@ -48,14 +45,14 @@ class DevicePool:
         return self.k[index], self.v[index]
 
 
-MAX_GRAPHS = 256  # each takes some megabytes of host memory
+MAX_GRAPHS = 256  # CUDA graphs in the cache; each takes a few MB of host memory
 
 
 class GraphCache:
-    """Runs work that is the same launches on the same memory whenever its key is the same.
+    """Captures work as CUDA graphs by key. The same key must mean the same launches on the same memory.
 
-    On a GPU a key's work runs as it is the first time, which also compiles what is not compiled yet, is captured the
-    second time and replayed from then on. Elsewhere it simply runs.
+    On a GPU a key's work runs eagerly the first time, which compiles its kernels, is captured the second time and
+    replayed from then on. Elsewhere it always runs eagerly.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -80,7 +77,7 @@ class GraphCache:
             self._capture(key, work).replay()
 
     def clear(self) -> None:
-        """Forget all: the memory that graphs work on is about to be given back."""
+        """Drop all graphs, before the memory that they use is freed."""
         self._graphs.clear()
 
     def _capture(self, key: Hashable, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
@@ -94,10 +91,11 @@ class GraphCache:
 
 
 class DeviceNetwork:
-    """All memory is allocated here, for steps up to ``largest``; a forward allocates nothing and waits for nothing, so
-    that it can be captured. Rows do not depend on each other, nor on the tier.
+    """A model's layers on a GPU. Rows do not depend on each other, nor on the tier.
 
-    ``aux_layers``: as `specdec.models.decoder.Decoder`'s; ``aux_hidden_states`` is in the rows' type.
+    All memory is allocated here, for steps up to ``largest``. A forward allocates nothing and waits for nothing, so
+    that it can be captured. ``aux_layers``: see `specdec.models.decoder.Decoder`; ``aux_hidden_states`` has the rows'
+    type.
     """
 
     def __init__(
@@ -135,7 +133,7 @@ class DeviceNetwork:
         self._workspace = replace(self._workspace, coarse=coarse)
 
     def hidden(self, step: StepArrays) -> None:
-        """Every row through all layers; writes its KV."""
+        """Compute every row through all layers and write its KV."""
         rows = step.tier.rows
         x = self._x[:rows]
         embed(cast(Tensor, self._weights.embed), step.tokens, self._config.embed_scale, x)
@@ -153,14 +151,14 @@ class DeviceNetwork:
                 add_norm(x, eps=self._config.norm_eps, y=y, post_norm=layer.mlp_post_norm)
 
     def logits(self, step: StepArrays) -> Tensor:
-        """Of the step's logit rows, once `hidden` is queued: float32 [samples, vocab], overwritten by the next call."""
+        """Logits of the step's logit rows, after `hidden`: float32 [samples, vocab], overwritten by the next call."""
         chosen, logits = self._chosen[: step.tier.samples], self._logits[: step.tier.samples]
         gather_rows(self._x[: step.tier.rows], step.logit_rows, chosen)
         self._weights.lm_head.normed(chosen, self._weights.final_norm, self._config.norm_eps, logits)
         return logits
 
     def logits_of(self, samples: int) -> Tensor:
-        """The first of what `logits` computed last."""
+        """The first ``samples`` rows that `logits` computed last."""
         return self._logits[:samples]
 
     def _attend(self, index: int, layer: LayerWeights[DeviceLinear], x: Tensor, step: StepArrays) -> None:
@@ -189,13 +187,13 @@ class DeviceNetwork:
 
 
 class DeviceDecoder:
-    """Runs a model's forward pass over a `ForwardBatch`, as `specdec.models.decoder.Decoder` does.
+    """Runs a model's forward pass over a `ForwardBatch`, like `specdec.models.decoder.Decoder`.
 
-    ``network``, ``buffer`` and ``graphs`` are for whoever queues more than a forward. ``device`` is a GPU, or the CPU,
-    where the kernels are interpreted, for tests. kv_dtype: of the KV pool; None: the rows'.
+    A caller that queues more than a forward uses ``network``, ``buffer`` and ``graphs``. ``device`` is a GPU or, for
+    tests, the CPU, on which kernels are interpreted. kv_dtype: the KV pool's; None: the rows'.
 
     Raises:
-        ValueError: more logit rows than rows, or an auxiliary layer that the model has not.
+        ValueError: more logit rows than rows, or an auxiliary layer that the model lacks.
     """
 
     def __init__(
@@ -214,10 +212,7 @@ class DeviceDecoder:
         self.model, self.config, self.device = model, model.config, device
         self.max_rows, self.max_logit_rows, self.max_positions = max_rows, max_logit_rows, max_positions
         self.settling = 2  # kernels are compiled, then the graph is captured
-        if max_logit_rows > max_rows:
-            raise ValueError(f"max_logit_rows: {max_logit_rows} exceeds max_rows {max_rows}, which sizes the scratch")
-        if any(not 0 <= at < model.config.n_layers for at in aux_layers):
-            raise ValueError(f"aux_layers: {tuple(aux_layers)} names a layer outside [0, {model.config.n_layers})")
+        check_limits(model.config, max_rows, max_logit_rows, aux_layers)
         self.aux_layers = tuple(aux_layers)
         self.pool = DevicePool(model.config, pages, kv_dtype or model.weights.final_norm.dtype, device)
         tiers = StepTiers(max_entries, max_rows, max_logit_rows, -(-max_positions // PAGE_SIZE))
@@ -227,21 +222,21 @@ class DeviceDecoder:
 
     @property
     def aux_hidden_states(self) -> Tensor:
-        """Inputs of the auxiliary layers for the last forward's rows, on the device, in the rows' type."""
+        """Inputs of the auxiliary layers by the last forward, on the device, in the rows' type."""
         return self.network.aux_hidden_states
 
     def plan_coarsely(self, coarse: bool | None) -> None:
-        """How attention is cut from now on: in long stretches, in short ones, or, None, as pays. For the self-test: the
-        bits are the same."""
-        self.graphs.clear()  # they have the choice of their time in them
+        """Plan attention in long stretches, in short ones, or, None, in the faster way. Results are the same."""
+        self.graphs.clear()  # they hold the former choice
         self.network.plan_coarsely(coarse)
 
     def check(self) -> None:
-        """There is no other process."""
+        """Does nothing: there is no other process."""
 
     def forward(self, batch: ForwardBatch, logit_rows: Sequence[int]) -> Tensor:
-        """Compute every row, write its KV, and return logits float32 [len(logit_rows), vocab], on the device, of the
-        rows named, valid until the next call. Waits until the device is done.
+        """Compute every row, write its KV, and return logits float32 [len(logit_rows), vocab] on the device.
+
+        Waits for the device. The logits are valid until the next call.
 
         Raises:
             ValueError: more rows, logit rows or positions than the buffers hold, or a token id out of range.
@@ -259,26 +254,26 @@ class DeviceDecoder:
             self.network.logits(step)
 
 
-PROMPT = 1300  # tokens: beyond a coarse plan's block of 1,024, and then some
-FIRST = 1030  # of them at once at first, so that the rest reads a whole block as pages
-PIECE = 24  # tokens: another tile of every matrix product than a prompt's, and segments of pages that end anywhere
-PARENTS = (-1, 0, 1, 1, 0, 4, 5)
-EVERY = 32  # of a prompt's rows the logits of one in so many are compared
+PROMPT = 1300  # tokens of the self-test's prompt: more than a coarse plan's block of 1,024
+FIRST = 1030  # tokens of its first step, so that the rest reads a whole block as pages
+PIECE = 24  # tokens of a step when the prompt runs in pieces: other tiles, and segments that end anywhere
+PARENTS = (-1, 0, 1, 1, 0, 4, 5)  # the tree above the prompt
+EVERY = 32  # rows of the prompt for each one whose logits are compared
 
 
 def device_self_test(decoder: DeviceDecoder, prompt: int = PROMPT) -> NumericMode:
-    """A prompt in the largest steps and a tree above it, planned coarsely, against the prompt in pieces and each
-    node's path one row at a time, planned finely; "bitwise" when no bit differs of the logits nor of any layer's keys
-    and values. ``prompt``: its tokens, cut to what the pool and the decoder hold twice.
+    """Test that rows do not depend on their batch: "bitwise" if no bit of logits, keys or values differs.
 
-    Writes to the pool's pages, which nobody may use yet. Takes some 80 forwards, each of which reads all weights.
+    A prompt in the largest steps and a tree above it, planned coarsely, are compared with the prompt in pieces and
+    each node's path one row at a time, planned finely. ``prompt``: its tokens, cut to what the pool and the decoder
+    hold twice. Writes to the pool's pages, which must not be in use. Takes about 80 forwards.
     """
     half = max(decoder.pool.pages // 2, 1)
     prompt = max(1, min(prompt, min(decoder.max_positions, half * PAGE_SIZE) - len(PARENTS)))
     generator = torch.Generator().manual_seed(7)
     tokens = torch.randint(0, decoder.config.vocab_size, (prompt + len(PARENTS),), generator=generator).tolist()
     pages = -(-len(tokens) // PAGE_SIZE)
-    # The second places lie backwards: a row's bits depend on no page id either.
+    # The second pages are in falling order, so that page ids are tested too.
     here, there = list(range(pages)), list(reversed(range(decoder.pool.pages - pages, decoder.pool.pages)))
     try:
         decoder.plan_coarsely(True)
@@ -295,7 +290,7 @@ def device_self_test(decoder: DeviceDecoder, prompt: int = PROMPT) -> NumericMod
 
 
 def _prompt(decoder: DeviceDecoder, tokens: list[int], first: int, size: int, pages: list[int]) -> list[Tensor]:
-    """Logits of some of a prompt's rows, the same ones however it is cut."""
+    """Logits of some of a prompt's rows, which do not depend on how it is cut."""
     every = max(EVERY, -(-min(FIRST, decoder.max_rows) // decoder.max_logit_rows))
     done, found = 0, []
     while done < len(tokens):
@@ -323,13 +318,12 @@ def _held(pages: list[int], done: int, chunk: list[int]) -> list[int]:
 
 
 def _rows(decoder: DeviceDecoder, entry: BatchEntry, wanted: Sequence[int]) -> list[Tensor]:
-    """Logits of the rows wanted."""
+    """A copy of the logits of the rows ``wanted``."""
     return list(decoder.forward(ForwardBatch.build([entry]), wanted).clone())
 
 
 def _same_cache(decoder: DeviceDecoder, here: list[int], there: list[int], tokens: int) -> bool:
-    """Whether the first tokens' keys and values are the same bits in both places, layer by layer: there may be no
-    memory for all at once."""
+    """Whether the first tokens' keys and values are the same bits in both places; layer by layer, to save memory."""
     pages = -(-tokens // PAGE_SIZE)
 
     def stretch(layer: Tensor, places: list[int]) -> Tensor:

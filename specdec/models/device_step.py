@@ -20,25 +20,26 @@ from verify_kernels.sampling import RowSampling
 
 @dataclass(frozen=True, slots=True)
 class StepTier:
-    """entries: sequences; rows: of the forward; samples: rows whose logits are wanted, 0 for none; pages: page ids per
-    sequence. Launches, and so graphs, are a function of these."""
+    """The padded sizes of a step. Launches, and so graphs, are a function of these."""
 
-    entries: int
-    rows: int
-    samples: int
-    pages: int
+    entries: int  # sequences
+    rows: int  # of the forward
+    samples: int  # rows whose logits are computed; 0: none
+    pages: int  # page ids per sequence
 
 
-# Below 16 rows only attention's and the samplers' grids grow with rows; above, matrix products come in tiles.
+# Sizes of rows and samples. Below 16 only attention's and the samplers' grids grow; above, matrix products have tiles.
 _ROWS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
-# No grid depends on them, only what is uploaded: 2 KiB per sequence for up to 32k tokens. Each size more would have its
-# graphs captured again for every other size.
+# Sizes of page ids. They change no grid, only the upload: 2 KiB per sequence for up to 32k tokens. A further size would
+# double the number of graphs.
 _PAGES = (512,)
 
 
 class StepTiers:
-    """Tiers up to ``max_entries`` sequences, ``max_rows`` rows, ``max_samples`` logit rows and ``max_pages`` pages per
-    sequence, which are tiers themselves."""
+    """All tiers up to ``max_entries`` sequences, ``max_rows`` rows, ``max_samples`` logit rows and ``max_pages`` pages.
+
+    These sizes are tiers themselves.
+    """
 
     def __init__(self, max_entries: int, max_rows: int, max_samples: int, max_pages: int) -> None:
         doubling = tuple(1 << i for i in range(max_entries.bit_length()))
@@ -49,14 +50,14 @@ class StepTiers:
 
     @property
     def largest(self) -> StepTier:
-        """The tier that everything fits in."""
+        """The largest tier."""
         return StepTier(self._entries[-1], self._rows[-1], self._samples[-1], self._pages[-1])
 
     def of(self, entries: int, rows: int, samples: int, pages: int) -> StepTier:
-        """The least tier that holds a step.
+        """The smallest tier that holds a step.
 
         Raises:
-            ValueError: none does; names what is too many.
+            ValueError: the step exceeds the largest tier; names the size.
         """
         return StepTier(
             _least("entries", self._entries, entries),
@@ -77,7 +78,7 @@ def _least(name: str, ladder: tuple[int, ...], wanted: int) -> int:
 
 
 Ints = NDArray[np.int32]
-NOT_THERE = -1
+NOT_THERE = -1  # padding of indices
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +98,13 @@ class StepArrays(StepRows):
 
     @staticmethod
     def words(tier: StepTier) -> int:
-        """int32 words of a tier's arrays, those of the sampling table without its pool included."""
+        """int32 words of a tier's arrays, including the sampling table without its pool."""
         own = sum(_room(shape) for shape in _shapes(tier).values())
         return own + (SamplingTable.words(tier.samples) if tier.samples else 0)
 
     @staticmethod
     def within(tier: StepTier, device_buffer: Tensor, host_buffer: Tensor, saved: Tensor) -> StepArrays:
-        """Views of both buffers, int32 of one length, from their beginning; the table's pool takes what is left."""
+        """Views of both buffers, int32 of one length, from their start; the rest becomes the table's pool."""
         views: dict[str, Tensor] = {}
         host: dict[str, Ints] = {}
         at = 0
@@ -119,11 +120,11 @@ class StepArrays(StepRows):
 
     @property
     def begin_of_table(self) -> int:
-        """Words in front of the sampling table."""
+        """Words before the sampling table."""
         return sum(_room(shape) for shape in _shapes(self.tier).values())
 
     def fill(self, batch: ForwardBatch, logit_rows: Sequence[int], roots: Sequence[int], firsts: Sequence[int]) -> None:
-        """Write a step into the host's memory: ``roots`` and ``firsts`` are root_row and sample_start per entry."""
+        """Write a step to the host's arrays. ``roots`` and ``firsts`` are root_row and sample_start per entry."""
         host, rows, entries = self.host, batch.rows, batch.entry_ctx.shape[0]
         for name, values, padding in (
             ("entry_start", batch.entry_start, rows),
@@ -159,13 +160,15 @@ def _room(shape: tuple[int, ...]) -> int:
     return -(-torch.Size(shape).numel() // 4) * 4
 
 
-POOL_WORDS = 1 << 16  # lists and masks of a step, at first
-SAVED = 1 << 13  # logits that lists change, at first
+POOL_WORDS = 1 << 16  # initial int32 words for a step's lists and masks
+SAVED = 1 << 13  # initial number of logits that lists change
 
 
 class StepBuffer:
-    """Holds one step at a time. A tier's arrays always lie at the same addresses, until lists or masks outgrow their
-    room: then all move, and ``on_move`` is called first."""
+    """Holds one step at a time. A tier's arrays keep their addresses, as graphs need.
+
+    When lists or masks outgrow their memory, all arrays move; ``on_move`` is called first.
+    """
 
     def __init__(self, tiers: StepTiers, device: torch.device, on_move: Callable[[], None]) -> None:
         self.tiers = tiers
@@ -182,13 +185,13 @@ class StepBuffer:
         firsts: Sequence[int] = (),
         samplings: Sequence[RowSampling] = (),
     ) -> tuple[StepArrays, SamplingNeeds]:
-        """Send a step; its arrays, and what its rows need of the samplers.
+        """Copy a step to the device; return its arrays and the samplers' kernels that its rows need.
 
-        roots, firsts: per entry, see `StepArrays`; samplings: how each of ``logit_rows`` is sampled, empty where none
-        is. Waits for the copy before this one, which a step whose results were read has long passed.
+        roots, firsts: root_row and sample_start per entry. samplings: how each of ``logit_rows`` is sampled; empty if
+        none is. Waits for the former copy, which is done once that step's results were read.
 
         Raises:
-            ValueError: it is larger than the largest tier.
+            ValueError: the step exceeds the largest tier.
         """
         entries, pages = batch.page_table.shape
         tier = self.tiers.of(entries, batch.rows, len(logit_rows), pages)
@@ -220,7 +223,7 @@ class StepBuffer:
 
 
 class HostMirror:
-    """``copy`` may be part of a graph; what it brought may be read once the work queued with it is done."""
+    """Host copies of device tensors. `copy` may be part of a graph; read the arrays once that work is done."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._there = list(tensors)
@@ -233,12 +236,12 @@ class HostMirror:
 
     @property
     def arrays(self) -> list[NDArray[Any]]:
-        """What was copied last, in the tensors' order; overwritten by the next copy."""
+        """The last copies, in the tensors' order; overwritten by the next copy."""
         return [tensor.numpy() for tensor in self._here]
 
 
 class PendingResult:
-    """Made when all of a step is queued; the host may do other things before it reads."""
+    """The result of a step that is queued on the device; the host may do other work before it reads it."""
 
     def __init__(self, mirror: HostMirror, device: torch.device) -> None:
         self._mirror = mirror
@@ -247,7 +250,7 @@ class PendingResult:
             self._done.record()
 
     def read(self) -> list[NDArray[Any]]:
-        """Wait for the device, then what the mirror holds; to be used before the next step is queued."""
+        """Wait for the device and return the mirror's arrays. Read them before the next step is queued."""
         if self._done is not None:
             self._done.synchronize()
         return self._mirror.arrays

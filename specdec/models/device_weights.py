@@ -1,4 +1,4 @@
-"""A model's weights on a GPU: in what types they are held, and how they are read from a checkpoint."""
+"""A model's weights on a GPU: their types, linear layers over them, and reading them from a checkpoint."""
 
 from __future__ import annotations
 
@@ -42,25 +42,26 @@ from verify_kernels.gpu.quantized_weights import (
 
 @dataclass(frozen=True, slots=True)
 class LayerScratch:
-    """``inputs``: what a layer's rows become before the product, flat, in the rows' type or float8; ``scales``: float32
-    [max_rows], of float8 rows."""
+    """Memory that all layers share."""
 
-    inputs: Tensor
-    scales: Tensor
+    inputs: Tensor  # a layer's rows before the product, flat, in the rows' type or float8
+    scales: Tensor  # float32 [max_rows], of float8 rows
     workspace: LinearWorkspace
 
     def rows(self, rows: int, width: int) -> Tensor:
-        """[rows, width] of ``inputs``."""
+        """The memory of ``inputs`` as [rows, width]."""
         return self.inputs[: rows * width].view(rows, width)
 
     def floats8(self, rows: int, width: int) -> Tensor:
-        """float8 [rows, width] in the memory of ``inputs``."""
+        """The memory of ``inputs`` as float8 [rows, width]."""
         return self.inputs.view(FP8)[: rows * width].view(rows, width)
 
 
 class DeviceLinear(ABC):
-    """out = f(x) W^T + bias + residual for n outputs of k inputs; residual may be out itself. Rows and bias are in the
-    model's type for rows. Nothing waits for the device."""
+    """out = f(x) W^T + bias + residual for n outputs of k inputs, without waiting for the device.
+
+    residual may be out itself. Rows and bias have the model's type for rows.
+    """
 
     def __init__(self, n: int, k: int, bias: Tensor | None, scratch: LayerScratch) -> None:
         self.n, self.k, self._bias, self._scratch = n, k, bias, scratch
@@ -71,20 +72,20 @@ class DeviceLinear(ABC):
         """Bytes of weights one pass reads."""
 
     def normed(self, x: Tensor, norm: Tensor, eps: float, out: Tensor) -> None:
-        """Of rms(x) * norm; x [rows, k]."""
+        """The layer of rms(x) * norm; x [rows, k]."""
         inputs = self._scratch.rows(x.shape[0], self.k)
         add_norm(x, eps=eps, norm=norm, out=inputs)
         self.plain(inputs, out)
 
     def gated(self, gate_up: Tensor, gate: Gate, out: Tensor, residual: Tensor | None) -> None:
-        """Of gate(g) * u; gate_up [rows, 2k] = [g | u]."""
+        """The layer of gate(g) * u; gate_up [rows, 2k] = [g | u]."""
         inputs = self._scratch.rows(gate_up.shape[0], self.k)
         act_mul(gate_up, inputs, gate)
         self.plain(inputs, out, residual)
 
     @abstractmethod
     def plain(self, x: Tensor, out: Tensor, residual: Tensor | None = None) -> None:
-        """Of x itself, [rows, k]."""
+        """The layer of x [rows, k] itself."""
 
 
 class DenseLinear(DeviceLinear):
@@ -119,11 +120,11 @@ class Fp8Linear(DeviceLinear):
         return self._weight.numel() + 4 * self._scale.numel()
 
     def normed(self, x: Tensor, norm: Tensor, eps: float, out: Tensor) -> None:
-        """Of rms(x) * norm; x [rows, k]."""
+        """The layer of rms(x) * norm; x [rows, k]."""
         self._run(x, "rms", out, None, norm, eps)
 
     def gated(self, gate_up: Tensor, gate: Gate, out: Tensor, residual: Tensor | None) -> None:
-        """Of gate(g) * u; gate_up [rows, 2k] = [g | u]."""
+        """The layer of gate(g) * u; gate_up [rows, 2k] = [g | u]."""
         self._run(gate_up, gate, out, residual)
 
     def plain(self, x: Tensor, out: Tensor, residual: Tensor | None = None) -> None:
@@ -161,24 +162,22 @@ class Int4Linear(DeviceLinear):
 
 logger = logging.getLogger(__name__)
 
-FP8_CAPABILITY = (9, 0)
+FP8_CAPABILITY = (9, 0)  # the least compute capability with fp8 products
 WAY_OUT = "run the model on the CPU, or use one of 4 bits in groups of 32, 64 or 128"
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceTypes:
-    """``name``: of the layers' matrices, for people. ``rows``: of activations, the KV pool, norms, embedding and output
-    matrix. ``fp8``: the layers' matrices are float8 e4m3. ``int4``: those that the checkpoint holds in 4 bits stay so.
-    """
+    """The types of a model's values on a GPU."""
 
-    name: str
-    rows: torch.dtype
-    fp8: bool
-    int4: bool
+    name: str  # of the layers' matrices, for people
+    rows: torch.dtype  # of activations, the KV pool, norms, embedding and output matrix
+    fp8: bool  # whether the layers' matrices are float8 e4m3
+    int4: bool  # whether matrices that the checkpoint holds in 4 bits stay so
 
     @staticmethod
     def of(dtype: DeviceDtype) -> DeviceTypes:
-        """What the configuration's word stands for."""
+        """The types for the setting ``dtype``."""
         name = "bf16" if dtype == "auto" else dtype
         rows = torch.float16 if dtype == "fp16" else torch.bfloat16
         return DeviceTypes(name, rows, fp8=dtype == "fp8", int4=dtype != "fp8")
@@ -197,11 +196,11 @@ def load_device_model(
     max_rows: int,
     progress: Progress | None = None,
 ) -> DeviceModel:
-    """Load the model that ``ref`` names, as `specdec.models.load_model` does, for forwards of up to ``max_rows`` rows.
+    """Load the model ``ref``, like `specdec.models.load.load_model`, for forwards of up to ``max_rows`` rows.
 
     Raises:
         ModelError: not found, truncated, corrupt, without tokenizer, or too large for the device's memory.
-        UnsupportedModelError: sound, but nothing that the device's kernels run.
+        UnsupportedModelError: the architecture or a tensor type is not supported on the device.
     """
     cache_dir, progress = cache_dir.expanduser(), progress or silent
     checkpoint = resolve(ref, cache_dir, progress)
@@ -219,7 +218,7 @@ def load_device_model(
 
 
 def check_heads(name: str, config: ModelConfig) -> None:
-    """UnsupportedModelError unless the attention kernels know such heads."""
+    """UnsupportedModelError unless the attention kernels support the heads."""
     group = config.n_heads // config.n_kv_heads
     if config.head_dim not in HEAD_DIMS or config.n_heads % config.n_kv_heads or group > TILE:
         sizes = ", ".join(map(str, HEAD_DIMS))
@@ -230,7 +229,7 @@ def check_heads(name: str, config: ModelConfig) -> None:
 
 
 def _check_memory(source: TensorSource, types: DeviceTypes, device: torch.device) -> None:
-    """Of an unquantised model: how much smaller a quantised one is shows only when it is read."""
+    """ModelError if the weights exceed the free memory. Not for quantised models, whose size shows on reading."""
     if device.type != "cuda" or (types.int4 and isinstance(source, QuantizedSource)):
         return
     config = source.config
@@ -247,7 +246,7 @@ def _check_memory(source: TensorSource, types: DeviceTypes, device: torch.device
 
 
 class WeightsReader:
-    """``max_rows``: of a forward, which sizes the layers' scratch."""
+    """Reads a model's weights onto a GPU. max_rows: of a forward; it sizes the layers' scratch."""
 
     def __init__(
         self, source: TensorSource, types: DeviceTypes, device: torch.device, max_rows: int, progress: Progress
@@ -258,11 +257,11 @@ class WeightsReader:
         self._done = 0
 
     def read(self) -> DeviceWeights:
-        """All of it.
+        """All weights.
 
         Raises:
             ModelError: a tensor is missing or damaged.
-            UnsupportedModelError: 4-bit matrices are of a form that the kernel can not run.
+            UnsupportedModelError: the kernel does not support the form of 4-bit matrices.
         """
         config = self._source.config
         embed = self._dense(LinearPlan("embed", (("embed", config.vocab_size),), config.hidden_size))
@@ -287,8 +286,7 @@ class WeightsReader:
         return DenseLinear(dense, bias, self._scratch)
 
     def _int4(self, plan: LinearPlan) -> Int4Weight | None:
-        """The layer in 4 bits where the checkpoint holds all of it so; None where it does not, or in parts that can not
-        be run as one."""
+        """The layer in 4 bits; None if the checkpoint holds it otherwise, or in parts that can not run as one."""
         source = self._source
         if not isinstance(source, QuantizedSource) or source.quantized.bits != 4:
             return None
@@ -337,15 +335,14 @@ class WeightsReader:
 
 
 def read_int4(source: QuantizedSource, role: str) -> Int4Weight:
-    """Quantised matrix ``role`` packed for `verify_kernels.gpu.linear_int4`. Layers that are fused in a model are read
-    one by one and put together with `stack_int4`.
+    """Quantised matrix ``role``, packed for `verify_kernels.gpu.linear_int4`; `stack_int4` fuses several.
 
-    Groups larger than the kernel's repeat their scales; input channels in an order of their own (act-order) are sorted
-    by group once, here, and the weight says how.
+    Groups larger than the kernel's repeat their scales. Input channels with an order of their own (act-order) are
+    sorted by group here; the weight holds the order.
 
     Raises:
-        ModelError: a tensor is missing, damaged or of a shape that does not fit the others.
-        UnsupportedModelError: the kernel can not run it: not 4 bits, groups too small or of unequal sizes.
+        ModelError: a tensor is missing, damaged or does not fit the others' shapes.
+        UnsupportedModelError: the kernel does not support it: not 4 bits, or groups too small or of unequal sizes.
     """
     where = f"{source.name}: {role}"
     if source.quantized.bits != 4:

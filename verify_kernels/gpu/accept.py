@@ -38,12 +38,20 @@ class AcceptResult:
         """
         if entries < 1 or max_depth < 0:
             raise ValueError(f"entries, max_depth: {entries} and {max_depth}; must be at least 1 and 0")
-        path, moves = (entries, max_depth + 1), (entries, max_depth)
-        shapes = ((entries,), (entries,), path, path, (entries,), (entries,), moves, moves)
-        sizes = [torch.Size(shape).numel() for shape in shapes]
+        shapes = _shapes(entries, max_depth)
+        sizes = [torch.Size(shape).numel() for shape in shapes.values()]
         flat = torch.full((sum(sizes),), -1, dtype=torch.int32, device=device)
-        views = [part.view(shape) for part, shape in zip(flat.split(sizes), shapes, strict=True)]
-        return AcceptResult(*views, *[flat[: sum(sizes[:4])]])
+        parts = zip(shapes.items(), flat.split(sizes), strict=True)
+        return AcceptResult(
+            **{name: part.view(shape) for (name, shape), part in parts}, for_host=flat[: sum(sizes[:4])]
+        )
+
+
+def _shapes(entries: int, max_depth: int) -> dict[str, tuple[int, ...]]:
+    """Shapes of the fields of `AcceptResult`, those for the host first."""
+    one, path, moves = (entries,), (entries, max_depth + 1), (entries, max_depth)
+    host = {"counts": one, "pending": one, "rows": path, "emitted": path}
+    return host | {"next_ctx": one, "n_moves": one, "move_source": moves, "move_target": moves}
 
 
 _NONE = tl.constexpr(0x7FFFFFFFFFFFFFFF)
@@ -224,16 +232,6 @@ def _check_result(result: AcceptResult, entry_ctx: Tensor) -> tuple[int, int]:
     (entries,), path = entry_ctx.shape, result.rows.shape[1]
     if not 1 <= path <= MAX_NODES or entries == 0:
         raise ValueError(f"result.rows: has shape {tuple(result.rows.shape)}; must be [1 or more, 1 to {MAX_NODES}]")
-    shapes: tuple[tuple[str, Tensor, tuple[int, ...]], ...] = (
-        ("counts", result.counts, (entries,)),
-        ("pending", result.pending, (entries,)),
-        ("rows", result.rows, (entries, path)),
-        ("emitted", result.emitted, (entries, path)),
-        ("next_ctx", result.next_ctx, (entries,)),
-        ("n_moves", result.n_moves, (entries,)),
-        ("move_source", result.move_source, (entries, path - 1)),
-        ("move_target", result.move_target, (entries, path - 1)),
-    )
-    for name, tensor, shape in shapes:
-        check_tensor(f"result.{name}", tensor, shape, INDEX, entry_ctx.device)
+    for name, shape in _shapes(entries, path - 1).items():
+        check_tensor(f"result.{name}", getattr(result, name), shape, INDEX, entry_ctx.device)
     return entries, path

@@ -113,25 +113,10 @@ def _products(
 
 @triton.jit(do_not_specialize=["rows"])
 def linear_kernel(
-    x,
-    w,
-    out,
-    bias,
-    residual,
-    x_scale,
-    w_scale,
-    partial,
-    counter,
-    rows,
-    n,
-    k,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    SPLIT_K: tl.constexpr,
-    IN_SEQUENCE: tl.constexpr,
-    EVEN_K: tl.constexpr,
-):
+    x, w, out, bias, residual, x_scale, w_scale, partial, counter, rows, n, k,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT_K: tl.constexpr,
+    IN_SEQUENCE: tl.constexpr, EVEN_K: tl.constexpr,
+):  # fmt: skip
     """Program (tile, split); see `verify_kernels.gpu.linear_plan`."""
     m_tiles = tl.cdiv(rows, BLOCK_M)
     offs_m = tl.program_id(0) % m_tiles * BLOCK_M + tl.arange(0, BLOCK_M)

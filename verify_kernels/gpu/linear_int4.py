@@ -207,22 +207,9 @@ def linear_int4_kernel(
         store_tile(total, out, bias, residual, None, None, offs_m, offs_n, rows, n)
     else:
         own = _products(
-            x,
-            words,
-            quants,
-            offs_m,
-            offs_n,
-            rows,
-            n,
-            k,
-            tl.program_id(1),
-            BLOCK_K,
-            SPLIT_K,
-            GROUPS,
-            SCALE_TYPE,
-            EVEN_K,
-            ASM,
-        )
+            x, words, quants, offs_m, offs_n, rows, n, k, tl.program_id(1), BLOCK_K, SPLIT_K, GROUPS, SCALE_TYPE,
+            EVEN_K, ASM,
+        )  # fmt: skip
         if store_partial(own, partial, counter, SPLIT_K):
             total = reduce_splits(partial, counter, BLOCK_N, BLOCK_M, SPLIT_K)
             store_tile(total, out, bias, residual, None, None, offs_m, offs_n, rows, n)

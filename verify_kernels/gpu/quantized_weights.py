@@ -11,7 +11,7 @@ from torch import Tensor
 from verify_kernels.gpu.kernel_launch import FP8, FP8_LARGEST, HALF_TYPES
 from verify_kernels.gpu.linear_plan import block_k_of
 
-ROWS_AT_ONCE = 4096  # a float32 copy of this many rows is held
+ROWS_AT_ONCE = 4096  # rows of which a float32 copy is held
 
 
 def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -46,24 +46,18 @@ MAX_ZERO = 16  # one more than a level can be: the first GPTQ format stores it l
 class Int4Weight:
     """w[i, perm[j]] = (level[i, j] - zero[i, g]) * scale[i, g] with g = j // group, packed.
 
-    A program walks down a column of blocks of ``CHUNK`` channels x ``block_k`` inputs that lie one after the other,
-    so that it reads one stream; padding is zero. block_k is 4 * width: input start + i * width + j is nibble i,
-    counted from the lowest, of word j.
-
-    words:  int16 [chunks, blocks, CHUNK, width].
-    quants: int32 [chunks, blocks, block_k / group, CHUNK]: the scale's 16 bits, above them the zero point. One word of
-            32 bits is the least that triton fetches ahead of time.
-    scale_type: float16 or bfloat16, how to read a scale.
-    perm:   int32 [k]: the input channel that stands at place j, or None: its own.
+    Blocks of ``CHUNK`` channels x ``block_k`` inputs lie one after the other along the inputs, so that a program reads
+    one stream; padding is zero. block_k is 4 * width: input start + i * width + j is nibble i, counted from the lowest,
+    of word j.
     """
 
     n: int
     k: int
-    group: int
-    words: Tensor
-    quants: Tensor
-    scale_type: torch.dtype
-    perm: Tensor | None
+    group: int  # inputs that share a scale and a zero point
+    words: Tensor  # int16 [chunks, blocks, CHUNK, width]
+    quants: Tensor  # int32 [chunks, blocks, block_k / group, CHUNK]: the scale's 16 bits, above them the zero point
+    scale_type: torch.dtype  # float16 or bfloat16
+    perm: Tensor | None  # int32 [k], the input channel at each place; None: in order
 
     @property
     def block_k(self) -> int:
@@ -110,21 +104,6 @@ def pack_int4(
     return Int4Weight(n, k, group, words, quants, scales.dtype, None if perm is None else perm.to(torch.int32))
 
 
-def unpack_int4(weight: Int4Weight) -> Tensor:
-    """The float32 matrix [n, k] that ``weight`` stands for, input channels in their own order."""
-    chunks, blocks, _, width = weight.words.shape
-    words = weight.words.to(torch.int32)
-    levels = torch.stack([(words >> shift) & 15 for shift in (0, 4, 8, 12)], dim=3)
-    levels = levels.permute(0, 2, 1, 3, 4).reshape(chunks * CHUNK, blocks * 4 * width)
-    quants = weight.quants.permute(0, 3, 1, 2).reshape(chunks * CHUNK, -1)
-    scales = (quants & 0xFFFF).to(torch.int16).view(weight.scale_type).float()
-    matrix = (levels - _spread(quants >> 16, weight)) * _spread(scales, weight)
-    matrix = matrix[: weight.n, : weight.k]
-    if weight.perm is None:
-        return matrix
-    return torch.empty_like(matrix).index_copy_(1, weight.perm.long(), matrix)
-
-
 def stack_int4(weights: Sequence[Int4Weight]) -> Int4Weight:
     """Weights of the same inputs stacked along their outputs, as one layer.
 
@@ -148,11 +127,6 @@ def _same_order(one: Tensor | None, other: Tensor | None) -> bool:
     if one is None or other is None:
         return one is other
     return torch.equal(one, other)
-
-
-def _spread(values: Tensor, weight: Int4Weight) -> Tensor:
-    """Values by group as values by input channel."""
-    return values.repeat_interleave(weight.group, dim=1)
 
 
 def _check(levels: Tensor, scales: Tensor, zeros: Tensor | None, group: int, perm: Tensor | None) -> None:

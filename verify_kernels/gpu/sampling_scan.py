@@ -2,12 +2,12 @@
 
 """Sampling's passes over the whole vocabulary: edits of logits, maxima of groups, the list of possible winners.
 
-Edits are penalties, bias and bans, written into the logits and taken back afterwards: a thousand of them cost a
-thousandth of a copy of the row, and the kernels that read whole rows need know nothing of them.
+Edits are penalties, bias and bans, written into the logits and undone afterwards. A thousand of them cost a thousandth
+of a copy of the row, and the kernels that read whole rows need no code for them.
 
 A row is cut into splits of GROUPS x GROUP tokens, one program each. A program lists the tokens of its split that may
-still be chosen, as places within the split: what is listed gets an exact look (`choose_kernel`), all else is out of the
-race for certain. So no number here must be exact but the weights, which are integers.
+still be chosen, as places within the split. `choose_kernel` evaluates listed tokens exactly; all others certainly lose.
+So only the weights, which are integers, must be exact here.
 """
 
 from __future__ import annotations
@@ -39,31 +39,14 @@ _EDIT_WORDS = tl.constexpr(SamplingPool.EDIT_WORDS)
 
 @triton.jit(
     do_not_specialize=[
-        "logits",
-        "edits",
-        "pool",
-        "saved",
-        "repetition",
-        "inverse_repetition",
-        "presence",
-        "frequency",
-        "row_stride",
-        "vocab",
+        "logits", "edits", "pool", "saved", "repetition", "inverse_repetition", "presence", "frequency",
+        "row_stride", "vocab",
     ]
-)
+)  # fmt: skip
 def apply_edits_kernel(
-    logits,
-    edits,
-    pool,
-    saved,
-    repetition,
-    inverse_repetition,
-    presence,
-    frequency,
-    row_stride,
-    vocab,
+    logits, edits, pool, saved, repetition, inverse_repetition, presence, frequency, row_stride, vocab,
     BLOCK: tl.constexpr,
-):
+):  # fmt: skip
     """Save what the lists name, then write penalties of the base, of the path over them, bias on top, bans last."""
     row = tl.program_id(0)
     line = logits + row.to(tl.int64) * row_stride
@@ -265,7 +248,7 @@ def scan_kernel(
     """List the tokens of a split that may be chosen, and weigh the split.
 
     places: int16 [rows, splits, tokens of a split]; counts: int32 [rows, splits]; weights: int64 [rows, splits], of
-    what min-p leaves (of everything under top-p), written only where someone needs it.
+    what min-p leaves (of everything under top-p), written only where a later kernel reads it.
     """
     split, row = tl.program_id(0), tl.program_id(1)
     heat = temperature_of(temperature, row)

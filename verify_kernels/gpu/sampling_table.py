@@ -1,4 +1,4 @@
-"""How each row of a batch is to be sampled, as device arrays that one upload fills, and the sampler's scratch."""
+"""How each row of a batch is sampled, as device arrays that one upload fills, and the sampler's scratch."""
 
 from __future__ import annotations
 
@@ -16,17 +16,15 @@ from verify_kernels.sampling import RowSampling, SequenceEdits
 
 @dataclass(frozen=True, slots=True)
 class SamplingNeeds:
-    """What is False costs nothing. A superset of what the rows ask for gives the same tokens, so that a graph captured
-    for some needs serves all batches within them.
+    """Which kernels a batch of rows needs.
 
-    noise: a row has a temperature. filters: of those one has top-k, top-p or min-p. edits: a row has penalties, bias
-    or bans. masks: a row has allowed tokens.
+    A superset of the needs gives the same tokens, so a graph captured for some needs serves all batches within them.
     """
 
-    noise: bool = False
-    filters: bool = False
-    edits: bool = False
-    masks: bool = False
+    noise: bool = False  # a row has a temperature
+    filters: bool = False  # a row with a temperature has top-k, top-p or min-p
+    edits: bool = False  # a row has penalties, bias or bans
+    masks: bool = False  # a row has allowed tokens
 
     @staticmethod
     def of(rows: Iterable[RowSampling]) -> SamplingNeeds:
@@ -47,24 +45,24 @@ EDIT_BLOCK = 256  # list entries that the edit kernels take at once
 
 
 class SamplingPool:
-    """Where everything of ``rows`` will stand in the pool, before there is one.
+    """The layout of the masks and lists of ``rows`` in a table's pool.
 
-    words: its length; saved: list entries of all rows. mask_begin, mask_words: int32 [rows], -1 and 0 where all is
-    allowed. edits: int32 [rows, EDIT_WORDS], begin and length of the lists SEEN, PATH, BIAS, BANNED (ids, then counts
-    or float32 biases), BIAS_STEP (biases that may be added at once), SAVED (list entries of the rows before).
+    The constants are places in a row of ``edits``. A list has two words there, its begin and length in the pool; ids
+    come first, then counts or float32 biases.
     """
 
-    SEEN: ClassVar[int] = 0
-    PATH: ClassVar[int] = 2
-    BIAS: ClassVar[int] = 4
-    BANNED: ClassVar[int] = 6
-    BIAS_STEP: ClassVar[int] = 8
-    SAVED: ClassVar[int] = 9
-    EDIT_WORDS: ClassVar[int] = 12
+    SEEN: ClassVar[int] = 0  # list of the sequence's tokens
+    PATH: ClassVar[int] = 2  # list of the tree path's tokens
+    BIAS: ClassVar[int] = 4  # list of biased tokens
+    BANNED: ClassVar[int] = 6  # list of banned tokens
+    BIAS_STEP: ClassVar[int] = 8  # biases that may be added at once
+    SAVED: ClassVar[int] = 9  # list entries of the rows before
+    EDIT_WORDS: ClassVar[int] = 12  # words in a row of ``edits``, a multiple of 16 bytes
 
     def __init__(self, rows: Sequence[RowSampling]) -> None:
-        self.words = self.saved = 0
-        self.mask_begin = np.full(len(rows), -1, np.int32)
+        self.words = 0  # of the pool
+        self.saved = 0  # list entries of all rows
+        self.mask_begin = np.full(len(rows), -1, np.int32)  # where a row's mask begins; -1: all tokens are allowed
         self.mask_words = np.zeros(len(rows), np.int32)
         self.edits = np.zeros((len(rows), self.EDIT_WORDS), np.int32)
         self._parts: list[Words] = []
@@ -74,7 +72,7 @@ class SamplingPool:
                 self._add(at, row, row.edits)
 
     def write(self, pool: Words) -> None:
-        """Put it all into ``pool``, int32 of at least ``words`` words."""
+        """Write masks and lists into ``pool``, int32 of at least ``words`` words."""
         if self._parts:
             np.concatenate(self._parts, out=pool[: self.words])
 
@@ -93,7 +91,7 @@ class SamplingPool:
         self.saved += seen[1] + path[1] + bias[1] + banned[1]
 
     def _share(self, kind: str, owner: object, *columns: NDArray[np.generic]) -> tuple[int, int]:
-        """Begin and length of what stands there once for all rows that have the same ``owner``."""
+        """Begin and length of columns that all rows with the same ``owner`` share."""
         key = (kind, id(owner))
         if key not in self._shared:
             self._shared[key] = self._put(*columns)
@@ -138,39 +136,32 @@ _NARROW = {
 class SamplingTable:
     """Struct of arrays over ``rows`` rows, all views of one buffer, so that addresses never change.
 
-    seed, position: int64 (unsigned 64 bits); top_p: float64; temperature (0 greedy, below 0: an inert row that yields
-    no token), log_min_p, repetition, presence, frequency: float32; inverse (1 / temperature, 1 when greedy),
-    inverse_repetition: float64, of the float32 values; top_k: int32; each [rows]. mask_begin, mask_words: int32
-    [rows], where in ``pool`` the row's allowed tokens stand, -1: all are allowed. edits: int32 [rows, 12], the
-    row's lists in ``pool``, and where in ``saved``, float32, the logits that they change are kept meanwhile. pool:
-    int32 [words]. `SamplingPool` says how both are laid out.
-
-    ``position`` may be overwritten on the device before the kernels run.
+    Columns are [rows]; `_WIDE` and `_NARROW` have their types.
     """
 
     rows: int
-    seed: Tensor
-    position: Tensor
+    seed: Tensor  # unsigned 64 bits
+    position: Tensor  # unsigned 64 bits; may be overwritten on the device before the kernels run
     top_p: Tensor
-    inverse: Tensor
-    inverse_repetition: Tensor
-    temperature: Tensor
+    inverse: Tensor  # 1 / temperature of the float32 value; 1 if greedy
+    inverse_repetition: Tensor  # 1 / repetition of the float32 value
+    temperature: Tensor  # 0: greedy; below 0: an inert row, which yields no token
     log_min_p: Tensor
     repetition: Tensor
     presence: Tensor
     frequency: Tensor
     top_k: Tensor
-    mask_begin: Tensor
+    mask_begin: Tensor  # where the row's mask begins in ``pool``; -1: all tokens are allowed
     mask_words: Tensor
-    edits: Tensor
-    pool: Tensor
-    saved: Tensor
+    edits: Tensor  # int32 [rows, EDIT_WORDS], the row's lists in ``pool``; see `SamplingPool`
+    pool: Tensor  # int32 [words], masks and lists
+    saved: Tensor  # float32, the logits that lists change, until they are restored
     device_buffer: Tensor
     host_buffer: Tensor
 
     @staticmethod
     def allocate(rows: int, pool_words: int, saved: int, device: torch.device) -> SamplingTable:
-        """Room for ``rows`` rows whose lists and masks take ``pool_words`` and whose lists have ``saved`` entries.
+        """A table for ``rows`` rows, ``pool_words`` words of lists and masks and ``saved`` list entries.
 
         Raises:
             ValueError: rows < 1.
@@ -180,13 +171,7 @@ class SamplingTable:
         words = _words(rows) + max(pool_words, 1)
         buffer = torch.zeros(words, dtype=torch.int32, device=device)
         host = torch.zeros(words, dtype=torch.int32, pin_memory=device.type == "cuda")
-        return SamplingTable(
-            rows,
-            **_views(buffer, rows),
-            saved=torch.zeros(max(saved, 1), dtype=torch.float32, device=device),
-            device_buffer=buffer,
-            host_buffer=host,
-        )
+        return SamplingTable.within(rows, buffer, host, torch.zeros(max(saved, 1), dtype=torch.float32, device=device))
 
     @staticmethod
     def words(rows: int) -> int:
@@ -195,45 +180,25 @@ class SamplingTable:
 
     @staticmethod
     def within(rows: int, device_buffer: Tensor, host_buffer: Tensor, saved: Tensor) -> SamplingTable:
-        """A table in memory of others: int32, one length, from a multiple of 16 bytes on; the pool is what is left of
-        it. saved: float32, on the device."""
+        """A table in given memory: int32 buffers of one length, aligned to 16 bytes, whose rest becomes the pool."""
         return SamplingTable(
             rows, **_views(device_buffer, rows), saved=saved, device_buffer=device_buffer, host_buffer=host_buffer
         )
 
     @staticmethod
     def of(rows: Sequence[RowSampling], device: torch.device) -> SamplingTable:
-        """A table just large enough for ``rows``, and filled with them."""
+        """A table that holds exactly ``rows``."""
         pool = SamplingPool(rows)
         table = SamplingTable.allocate(len(rows), pool.words, pool.saved, device)
-        table._upload(rows, pool)
+        used = table.write(rows, pool)
+        table.device_buffer[:used].copy_(table.host_buffer[:used], non_blocking=True)
         return table
 
-    def fill(self, rows: Sequence[RowSampling]) -> SamplingNeeds:
-        """Replace the contents by ``rows``, with inert rows behind them; what they need of the kernels.
-
-        One copy, which does not wait: the one before it must have arrived (a step's results tell).
-
-        Raises:
-            ValueError: more rows, list entries or masks than there is room for; says which.
-        """
-        if len(rows) > self.rows:
-            raise ValueError(f"rows: {len(rows)}; the table has room for {self.rows}")
-        pool = SamplingPool(rows)
-        if pool.words > self.pool.shape[0]:
-            raise ValueError(f"rows: lists and masks take {pool.words} words; the table has {self.pool.shape[0]}")
-        if pool.saved > self.saved.shape[0]:
-            raise ValueError(f"rows: lists have {pool.saved} entries; the table has room for {self.saved.shape[0]}")
-        self._upload(rows, pool)
-        return SamplingNeeds.of(rows)
-
-    def _upload(self, rows: Sequence[RowSampling], pool: SamplingPool) -> None:
-        used = self.write(rows, pool)
-        self.device_buffer[:used].copy_(self.host_buffer[:used], non_blocking=True)
-
     def write(self, rows: Sequence[RowSampling], pool: SamplingPool) -> int:
-        """Replace the contents of the host's buffer by ``rows``, whose pool fits, with inert rows behind them; how many
-        of its words are to be sent."""
+        """Replace the host buffer's contents by ``rows``, followed by inert rows, and return the words in use.
+
+        ``pool`` is that of ``rows``; both must fit. Copying the words to the device is the caller's.
+        """
         n = len(rows)
         host = {name: view.numpy() for name, view in _views(self.host_buffer, self.rows).items()}
         records = np.frombuffer(b"".join(row.policy.record for row in rows), _RECORD)
@@ -271,23 +236,23 @@ def _views(buffer: Tensor, rows: int) -> dict[str, Tensor]:
     return views
 
 
-_TILE = 1024  # listed tokens looked at together
-_SHORT_TILE = 256
+_TILE = 1024  # listed tokens of a row that a program reads together
+_SHORT_TILE = 256  # the same, of lists of a token or two
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingPlan:
     """A row is ``splits`` x ``groups`` x ``group`` tokens, the last split padded; one program scans a split.
 
-    ``segments``: ``splits``, padded to a power of two. Results do not depend on a plan.
+    Results do not depend on the plan.
     """
 
     SIZES: ClassVar[tuple[tuple[int, int, int], ...]] = ((64, 4, 16), (64, 64, 16), (64, 64, 64))
 
     vocab: int
-    groups: int
-    group: int
-    segments: int
+    groups: int  # in a split
+    group: int  # tokens in a group
+    segments: int  # ``splits``, padded to a power of two
 
     @staticmethod
     def of(vocab: int) -> SamplingPlan:
@@ -313,38 +278,33 @@ class SamplingPlan:
         return -(-self.vocab // self.tokens)
 
     def columns(self, short: bool) -> int:
-        """Entries of each split's list that are looked at together; ``short``: of lists of a token or two."""
+        """Entries of each split's list that a program reads together; ``short``: of lists of a token or two."""
         return (_SHORT_TILE if short else _TILE) // self.segments
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingWorkspace:
-    """For up to ``rows`` rows of ``plan.vocab`` logits.
-
-    places, spare: int16 [rows, splits, tokens of a split], room for lists of tokens, which are short and so are what
-    is written; counts: int32 [rows, splits]; weights: int64 [rows, splits]; maxima: float32 [rows, splits * groups];
-    peak, bound: float32 [rows].
-    """
+    """Scratch of the sampler for up to ``rows`` rows of ``plan.vocab`` logits."""
 
     rows: int
     plan: SamplingPlan
-    places: Tensor
-    spare: Tensor
-    counts: Tensor
-    weights: Tensor
-    maxima: Tensor
-    peak: Tensor
-    bound: Tensor
+    places: Tensor  # int16 [rows, splits, tokens of a split], lists of tokens
+    spare: Tensor  # like places
+    counts: Tensor  # int32 [rows, splits], lengths of the lists
+    weights: Tensor  # int64 [rows, splits]
+    maxima: Tensor  # float32 [rows, splits * groups]
+    peak: Tensor  # float32 [rows]
+    bound: Tensor  # float32 [rows]
 
     @staticmethod
     def bytes_needed(rows: int, plan: SamplingPlan) -> int:
-        """Of such a workspace."""
+        """Bytes of a workspace."""
         per_split = 2 * 2 * plan.tokens + 4 + 8 + 4 * plan.groups
         return rows * (plan.splits * per_split + 8)
 
     @staticmethod
     def allocate(rows: int, plan: SamplingPlan, device: torch.device) -> SamplingWorkspace:
-        """Four bytes per row and token, most of them never touched.
+        """A workspace of four bytes per row and token, most of them never touched.
 
         Raises:
             ValueError: rows < 1.
