@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench.figures import rounded
 from specdec.core.types import DrafterStats, FinishReason, SpeculationMode, SpeculationParams, SpeculationStats, Usage
+from specdec.load.figures import rounded
 
 
 @dataclass(frozen=True, slots=True)

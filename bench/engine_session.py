@@ -14,13 +14,13 @@ from rich.table import Table
 
 from bench.engine_bench import BenchError, ControlTimes, EngineBench, EngineRunner, Say, WorkloadRuns
 from bench.engine_runs import AUTO, OFF, Setting, WorkloadSummary, per_second
-from bench.figures import in_cell
 from bench.machine import engine_facts
 from bench.workloads.make import make_workload
 from bench.workloads.prompts import batch_prompts
 from bench.workloads.workload import BenchPrompt, Workload, WorkloadUnavailableError, long_text
 from specdec.core.types import Delta, Request, SamplingParams, SpeculationMode, SpeculationParams, StoppingParams
 from specdec.engine.engine import Engine, EngineParts
+from specdec.load.figures import in_cell
 from verify_kernels.forward_batch import PAGE_SIZE
 
 MAX_TOKENS = 64

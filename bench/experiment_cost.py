@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench.figures import spread
 from server.admission import Ticket, TicketListener
 from server.auth.principal import Principal
 from server.engine_calls import RequestStream
@@ -33,6 +32,7 @@ from specdec.core.types import (
     Timings,
     Usage,
 )
+from specdec.load.figures import spread
 
 UNITS: tuple[Unit, ...] = ("request", "session", "user", "prompt")
 MESSAGES = 32

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from bench.figures import spread
 from bench.local_server import LocalServer
 from bench.workloads.workload import long_text
 from specdec.client.client import Client
 from specdec.config import Config
 from specdec.core.types import Delta, StoppingParams
 from specdec.errors import SpecdecError
+from specdec.load.figures import spread
 
 _CHARACTERS = 300  # of a stream's prompt
 _TOKEN_CHARACTERS = 8  # more than a token of code has on average

@@ -14,10 +14,11 @@ import numpy as np
 from bench.local_server import BackgroundWatch, LocalServer
 from bench.serve.endpoints import GrpcEndpoint
 from bench.serve.load import MAX_SLIP_MS, LoadRun, ServeReport
-from bench.serve.request import LoadRequest, Objective, TimedRequest
-from bench.serve.schedule import Arrivals, endless_asks
+from bench.serve.schedule import endless_asks
 from specdec.client.connection import Credentials
 from specdec.config import Config
+from specdec.load.arrivals import Arrivals
+from specdec.load.request import LoadRequest, Objective, TimedRequest
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench.figures import spread
 from bench.local_server import LocalServer
 from bench.workloads.workload import source_of
 from specdec.api.v1 import completion_pb2 as pb
@@ -20,6 +19,7 @@ from specdec.client.client import Client, SessionCall
 from specdec.client.prompt import CompletionHints, Fim
 from specdec.config import Config, EngineConfig, ServerConfig
 from specdec.core.types import Delta, Finished, StoppingParams
+from specdec.load.figures import spread
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from pydantic import AfterValidator, Field, ValidationError, create_model, field
 
 from bench.serve import SERVE_WORKLOADS
 from bench.serve.endpoints import ServerUrl, connect_with
-from bench.serve.request import Endpoint, LoadRequest, Record, RefusedError
 from server.experiment.config import ExperimentConfig, Load, Place, StrictModel, parse_config, read_text, refuse
 from server.experiment.records import ExperimentError
 from specdec.client.connection import Credentials
@@ -21,6 +20,7 @@ from specdec.client.prompt import GenerateOptions
 from specdec.core.fields import Param, params_of
 from specdec.core.types import Request, SpeculationParams
 from specdec.errors import ConfigError, SpecdecError
+from specdec.load.request import Endpoint, LoadRequest, Record, RefusedError
 
 
 def _in_bounds(each: Param) -> AfterValidator:

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench.serve.request import LoadRequest, Outcome
-from bench.serve.request import Record as Seen
 from server.experiment.analysis.analyse import analyse
 from server.experiment.config import ExperimentConfig
 from server.experiment.folder import ExperimentFolder, Manifest
@@ -24,6 +22,8 @@ from server.experiment.records import (
     RunClock,
     make_record,
 )
+from specdec.load.request import LoadRequest, Outcome
+from specdec.load.request import Record as Seen
 
 
 class RunFolder:

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bench.serve.request import LoadRequest, TimedRequest
 from bench.serve.schedule import endless_asks, read_trace
 from server.experiment.assignment import balanced_order, digest
 from server.experiment.config import ExperimentConfig, Load
+from specdec.load.request import LoadRequest, TimedRequest
 
 
 class PairedRequest(NamedTuple):

@@ -17,12 +17,12 @@ from bench.experiment.run_folder import Progress, RunFolder, SilenceLimit, StopR
 from bench.experiment.script import Batch, PairedRequest, Script
 from bench.machine import host_facts
 from bench.serve.load import LoadRun
-from bench.serve.request import Record as Seen
-from bench.serve.request import TimedRequest
 from server.experiment.assignment import TimeBlocks, paired_arms
 from server.experiment.config import ExperimentConfig
 from server.experiment.folder import Manifest
 from server.experiment.records import NO_BLOCK, Choice, ExperimentError, RunClock
+from specdec.load.request import Record as Seen
+from specdec.load.request import TimedRequest
 
 
 class PairedRun:

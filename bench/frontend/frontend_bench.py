@@ -14,13 +14,13 @@ from typing import Any
 import grpc
 import orjson
 
-from bench.figures import spread
 from bench.frontend.paced_engine import TOKENS, now_ns, paced_target, read_stamps
 from bench.local_server import ChildServer, LocalServer
 from specdec.api.v1 import generation_pb2 as pb
 from specdec.api.v1 import generation_pb2_grpc as pb_grpc
 from specdec.config import Config, EngineConfig, ServerConfig
 from specdec.errors import SpecdecError
+from specdec.load.figures import spread
 
 Message = tuple[int, str]  # when it was read, in nanoseconds, and its text
 _DATA, _END = b"data: {", b"\n"

@@ -19,7 +19,7 @@ import psutil
 
 from bench.peers.peer import Answer, Arm, PeerError, PeerPrompt
 from bench.serve.endpoints import EndpointError, OpenAIEndpoint, StatusError
-from bench.serve.request import LoadRequest, Record, RefusedError
+from specdec.load.request import LoadRequest, Record, RefusedError
 
 _LAUNCHER = Path(__file__).with_name("launcher.py")
 _LINE_BYTES = 1 << 24

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.figures import in_cell, rounded
 from bench.peers.peer import OURS, OURS_AUTO, OURS_OFF, Answer, Arm, PeerPrompt
+from specdec.load.figures import in_cell, rounded
 
 
 @dataclass(slots=True)

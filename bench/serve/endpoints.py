@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 import grpc
 import httpx
 
-from bench.serve.request import Endpoint, LoadRequest, Record, RefusedError
 from specdec.client.client import Client
 from specdec.client.connection import CallError, Credentials, RetryPolicy
 from specdec.client.prompt import CompletionHints, GenerateOptions
@@ -29,6 +28,7 @@ from specdec.core.types import (
     StoppingParams,
 )
 from specdec.errors import ConfigError, SpecdecError
+from specdec.load.request import Endpoint, LoadRequest, Record, RefusedError
 
 
 class ServerUrl(NamedTuple):

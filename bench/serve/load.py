@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.figures import spread
 from bench.local_server import BackgroundWatch
 from bench.machine import host_facts
-from bench.serve.request import Endpoint, LoadRequest, Objective, Record, RefusedError, TimedRequest
-from bench.serve.schedule import Arrivals, endless_asks, read_trace
+from bench.serve.schedule import endless_asks, read_trace
 from specdec.errors import ConfigError, SpecdecError
+from specdec.load.arrivals import Arrivals
+from specdec.load.figures import spread
+from specdec.load.request import Endpoint, LoadRequest, Objective, Record, RefusedError, TimedRequest
 
 TICK_S = 0.01
 

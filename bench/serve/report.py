@@ -10,9 +10,9 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from bench.figures import QUANTILES, spread
 from bench.serve.load import LoadRun, ServeReport
 from server.experiment.report.charts import BOTTOM, LEFT, RIGHT, TOP, Axis, Chart
+from specdec.load.figures import QUANTILES, spread
 
 NAMES = {
     "ttft_ms": "time to first text, ms",

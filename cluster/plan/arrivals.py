@@ -12,10 +12,10 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from bench.serve.schedule import BLOCK_TOKENS, Arrivals
 from specdec.core.fields import MAX_NAME
 from specdec.core.types import OutputParams, Request, SamplingParams, StoppingParams
 from specdec.errors import ConfigError
+from specdec.load.arrivals import BLOCK_TOKENS, Arrivals
 
 Block = tuple[int, ...]
 _PLAIN, _TOKENS_ONLY = SamplingParams(seed=0), OutputParams(text=False)

@@ -7,7 +7,6 @@ from typing import Any, cast
 
 import torch
 
-from bench.machine import BandwidthProbe, cpu_model
 from cluster.plan.arrivals import read_requests
 from cluster.plan.fit import captured_wait_ms, fit_request_ms, fit_steps
 from cluster.plan.profile import Memory, Profile, ReplicaLimits
@@ -28,18 +27,25 @@ _KV_DTYPES = {
 
 
 def export_profile(
-    parts: EngineParts, server: ServerConfig, decisions: Path | None = None, captured: Path | None = None
+    parts: EngineParts,
+    server: ServerConfig,
+    machine: str,
+    bytes_per_s: float,
+    decisions: Path | None = None,
+    captured: Path | None = None,
 ) -> Profile:
-    """Of an engine of ``parts`` behind a server of ``server``. decisions: the decision trace that such a server wrote
-    under load; without it nothing is drafted, steps take nothing but their forwards, and these as long as they do
-    while nothing else runs. captured: a trace of the requests of the same time, for what they take outside the engine.
+    """The profile of one replica: an engine of ``parts`` behind a server with configuration ``server``.
+
+    machine: the processor's name. bytes_per_s: memory bandwidth; 0: unknown. decisions: decision trace of such a server
+    under load; without it the profile has no drafts, and steps take only their forwards on an idle machine. captured:
+    trace of the requests of the same time, for their time outside the engine.
 
     Raises:
-        ConfigError: a trace can not be used.
+        ConfigError: a trace cannot be used.
     """
     limits = limits_of(parts.config, parts.info, server)
-    memory = _memory(parts)
-    about = {"target": parts.info.target, "machine": cpu_model(), "limits": limits, "memory": memory}
+    memory = _memory(parts, bytes_per_s)
+    about = {"target": parts.info.target, "machine": machine, "limits": limits, "memory": memory}
     if decisions is None:
         return Profile.model_validate(about | {"verify": _measured(parts)})
     fitted = fit_steps(decisions)
@@ -54,12 +60,12 @@ def export_profile(
 
 
 def with_request_ms(profile: Profile, request_ms: float) -> Profile:
-    """``profile`` whose requests take so many milliseconds outside the engine."""
+    """``profile`` with ``request_ms`` milliseconds per request outside the engine."""
     return profile.model_copy(update={"overheads": profile.overheads.model_copy(update={"request_ms": request_ms})})
 
 
 def limits_of(config: EngineConfig, info: EngineInfo, server: ServerConfig) -> ReplicaLimits:
-    """Those in force."""
+    """The limits in force."""
     return ReplicaLimits(
         max_batch=config.max_batch, max_step_rows=config.max_step_rows, prefill_chunk=config.prefill_chunk,
         max_context=info.max_context, kv_tokens=info.kv_tokens, max_queued_requests=config.max_queued_requests,
@@ -69,21 +75,17 @@ def limits_of(config: EngineConfig, info: EngineInfo, server: ServerConfig) -> R
 
 
 def _measured(parts: EngineParts) -> dict[str, Any]:
-    """What the engine would start with; measured where it would not."""
+    """The engine's initial costs; measured if it has none."""
     if parts.costs is not None:
         return parts.costs.verify
     drafters = [cast(ModelBasedDrafter, drafter) for drafter in parts.drafters if drafter.model_based]
     return profile_costs(parts.decoder, drafters, PROFILE_S).verify
 
 
-def _memory(parts: EngineParts) -> Memory:
+def _memory(parts: EngineParts, bytes_per_s: float) -> Memory:
     config, info, shape = parts.config, parts.info, parts.decoder.config
     kv_token_bytes = KvTensors.token_bytes(shape.n_layers, shape.n_kv_heads, shape.head_dim, _KV_DTYPES[info.kv_dtype])
     if info.kernels == "triton":
-        from bench.kernels.timer import peak_bandwidth  # imports triton, which a CPU machine may lack
-
-        bytes_per_s, _ = peak_bandwidth(torch.device("cuda", torch.cuda.current_device()))
         return Memory(weight_bytes=info.weight_bytes, kv_token_bytes=kv_token_bytes, bytes_per_s=bytes_per_s)
     read = measure_model(config.target, dtype=config.dtype, cache_dir=config.cache_dir).read_bytes
-    bytes_per_s = BandwidthProbe(config.cache_dir, info.threads).median() if info.kernels == "native" else 0.0
     return Memory(weight_bytes=read, kv_token_bytes=kv_token_bytes, bytes_per_s=bytes_per_s)

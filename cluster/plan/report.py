@@ -8,11 +8,11 @@ from typing import Any
 
 from rich.table import Table
 
-from bench.figures import QUANTILES
 from cluster.plan.arrivals import PlannedRequest
 from cluster.plan.routing import POLICIES
 from cluster.plan.simulate import FleetPlan, FleetRun, simulate
 from cluster.plan.sizing import Ceiling, Goal, Prices, ceiling
+from specdec.load.figures import QUANTILES
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from bench.figures import spread
-from bench.serve.request import Record
 from cluster.plan.arrivals import PlannedRequest
 from cluster.plan.drafts import DraftLaw
 from cluster.plan.profile import Profile
@@ -20,6 +18,8 @@ from cluster.plan.replica import Outcome, Replica
 from cluster.plan.routing import RING_HASH, make_router
 from specdec.core.types import Delta, Finished, FinishReason, Started
 from specdec.errors import RequestError
+from specdec.load.figures import spread
+from specdec.load.request import Record
 
 
 @dataclass(frozen=True, slots=True)

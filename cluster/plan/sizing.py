@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from bench.serve.request import Objective, Record
 from cluster.plan.arrivals import PlannedRequest
 from cluster.plan.profile import Profile
 from cluster.plan.simulate import FleetPlan, FleetRun, simulate
 from specdec.control.estimates.costs import CostTable
 from specdec.errors import ConfigError
+from specdec.load.request import Objective, Record
 from verify_kernels.forward_batch import PAGE_SIZE
 
 

@@ -18,8 +18,8 @@ from specdec.cli.options import check_folder, credential_options, pop_credential
 
 if TYPE_CHECKING:
     from bench.serve.load import ServePlan, ServeReport
-    from bench.serve.request import Endpoint
     from specdec.client.connection import Credentials
+    from specdec.load.request import Endpoint
 
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
@@ -120,7 +120,7 @@ def run_load(values: dict[str, Any], **asked: Any) -> None:
 
     from bench.serve.load import ServePlan
     from bench.serve.report import report_html, report_tables
-    from bench.serve.request import Objective
+    from specdec.load.request import Objective
 
     credentials = pop_credentials(values)
     check_folder("--json", values["json_file"])
@@ -142,7 +142,7 @@ def run_load(values: dict[str, Any], **asked: Any) -> None:
 
 
 def _asked(values: dict[str, Any]) -> dict[str, Any]:
-    from bench.serve.schedule import Arrivals
+    from specdec.load.arrivals import Arrivals
 
     rate, duration, requests = values["rate"], values["duration"], values["requests"]
     if values["trace"] is not None and (requests is not None or duration is not None):

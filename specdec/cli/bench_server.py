@@ -116,7 +116,7 @@ def overload_command(config: Config, goodput: tuple[str, ...], as_json: bool, **
     Exit code 1: it did not keep at least 90 % of its peak, refused without saying when to come back, let requests in
     that it could not serve in time, or grew; 2: the load generator itself could not keep up."""
     from bench.overload import OverloadPlan, measure_overload
-    from bench.serve.request import Objective
+    from specdec.load.request import Objective
 
     plan = OverloadPlan(objectives=tuple(Objective.read(text) for text in goodput), **options)
     server = config.server.model_copy(update={"host": "127.0.0.1", "grpc_port": 0, "http_port": None})

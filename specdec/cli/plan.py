@@ -14,7 +14,8 @@ from bench.serve import ARRIVALS, SERVE_WORKLOADS
 from cluster.plan.routing import POLICIES, RING_HASH
 from specdec.cli.bench_output import json_option, print_json, progress_line
 from specdec.cli.options import check_folder, server_options
-from specdec.config import Config
+from specdec.config import Config, EngineConfig
+from specdec.core.types import EngineInfo
 from specdec.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -140,8 +141,8 @@ def _profile(values: dict[str, Any]) -> Profile:
 def _requests(values: dict[str, Any]) -> list[PlannedRequest]:
     import dataclasses
 
-    from bench.serve.schedule import Arrivals
     from cluster.plan.arrivals import Traffic, at_rate, drawn_requests, read_requests
+    from specdec.load.arrivals import Arrivals
 
     arrivals = None
     if values["rate"] is not None:
@@ -162,8 +163,8 @@ def _requests(values: dict[str, Any]) -> list[PlannedRequest]:
 
 
 def _goal(values: dict[str, Any]) -> Goal | None:
-    from bench.serve.request import Objective
     from cluster.plan.sizing import Goal
+    from specdec.load.request import Objective
 
     try:
         objectives = tuple(Objective.read(text) for text in values["objectives"])
@@ -182,6 +183,7 @@ def export_command(config: Config, out: Path, decisions: Path | None, captured: 
 
     Without traces nothing is drafted, and steps take nothing but their forwards.
     """
+    from bench.machine import cpu_model
     from cluster.plan.export import export_profile
     from specdec.cli.progress_bar import ProgressBar
     from specdec.engine.build import build_parts
@@ -191,10 +193,26 @@ def export_command(config: Config, out: Path, decisions: Path | None, captured: 
         raise click.UsageError("--captured means nothing without --decisions of the same time")
     with ProgressBar() as progress:
         parts = build_parts(config.engine, progress)
-    profile = export_profile(parts, config.server, decisions, captured)
+    bandwidth = _memory_bandwidth(config.engine, parts.info)
+    profile = export_profile(parts, config.server, cpu_model(), bandwidth, decisions, captured)
     out.write_text(profile.model_dump_json(indent=1) + "\n", encoding="utf-8")
     told = f"{profile.tokens_per_step:.2f} tokens per step" if decisions else "no traces: nothing is drafted"
     click.echo(f"{out}: {profile.target} on {profile.machine}, {told}")
+
+
+def _memory_bandwidth(config: EngineConfig, info: EngineInfo) -> float:
+    """Bytes per second of the memory that holds the engine's weights; 0 with the reference kernels."""
+    if info.kernels == "triton":
+        import torch
+
+        from bench.kernels.timer import peak_bandwidth  # imports triton, which a CPU machine may lack
+
+        return peak_bandwidth(torch.device("cuda", torch.cuda.current_device()))[0]
+    if info.kernels != "native":
+        return 0.0
+    from bench.machine import BandwidthProbe
+
+    return BandwidthProbe(config.cache_dir, info.threads).median()
 
 
 @plan_group.command("check")
@@ -211,7 +229,7 @@ def check_command(config: Config, replicas: int, out: Path | None, **values: Any
     import asyncio
     import tempfile
 
-    from cluster.plan.check import CheckPlan, check_plan
+    from bench.plan_check import CheckPlan, check_plan
 
     check_folder("--out", out)
     names = ("workload", "rate", "max_tokens", "seed")

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from statistics import NormalDist
 
 from bench.serve.endpoints import AnswerHashes
-from bench.serve.request import LoadRequest, Record
 from server.experiment.assignment import digest
 from specdec.errors import SpecdecError
+from specdec.load.request import LoadRequest, Record
 
 TOKENS = 8
 

@@ -8,12 +8,12 @@ from typing import Any
 from bench.experiment.plan import ArmRequest, OpenArm
 from bench.experiment.run_folder import open_run
 from bench.experiment.session import PairedRun, SwitchbackRun
-from bench.serve.request import Endpoint
 from server.experiment.analysis.analyse import analyse
 from server.experiment.analysis.result import Result
 from server.experiment.config import ExperimentConfig
 from server.experiment.folder import Manifest
 from server.experiment.records import RecordLog, read_records
+from specdec.load.request import Endpoint
 from tests.bench.virtual_loop import run_virtually
 
 STARTED = "2026-11-21T12:00:00.000+00:00"

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from bench.experiment.run_folder import Progress
-from bench.serve.request import LoadRequest
 from server.experiment.analysis.power import plan_size
 from server.experiment.config import Stopping
 from server.experiment.folder import Manifest
 from server.experiment.records import ExperimentError, Record, RecordWriter
 from specdec.cli.ab import progress_line
+from specdec.load.request import LoadRequest
 from tests.bench.experiment.fake_arm import TOKENS, FakeArm, KilledError, lognormal, prompt_of
 from tests.bench.experiment.plays import logged, plan, play, result
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from bench.experiment.plan import ArmRequest, read_plan
-from bench.serve.request import LoadRequest
 from server.experiment.records import ExperimentError
 from specdec.core.types import SpeculationMode
+from specdec.load.request import LoadRequest
 
 GOOD = """\
 name: off-or-auto

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from bench.serve.request import LoadRequest
 from server.experiment.assignment import paired_arms
 from server.experiment.records import ExperimentError
+from specdec.load.request import LoadRequest
 from tests.bench.experiment.fake_arm import FakeArm, KilledError, lognormal
 from tests.bench.experiment.plays import logged, plan, play, result
 

@@ -21,8 +21,8 @@ from bench.overload import (
     objectives_of,
 )
 from bench.serve.load import LoadRun, ServeReport
-from bench.serve.request import Objective, Record
 from specdec.config import Config, EngineConfig, ServerConfig
+from specdec.load.request import Objective, Record
 from tests.bench.serve.fake_server import FakeServer
 
 LIMITS = (Objective("ttft", 100.0), Objective("tpot", 20.0))

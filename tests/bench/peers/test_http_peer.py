@@ -15,7 +15,7 @@ import pytest
 
 from bench.peers.clients import HttpPeer, answer_of
 from bench.peers.peer import PeerError, PeerPrompt
-from bench.serve.request import Record
+from specdec.load.request import Record
 from tests.bench.peers.peers import asks_in, server
 
 PROMPT = PeerPrompt("chat", "chat/1", (5, 6, 7), 4, stop=("\n\n",), stop_ids=(9,), prediction="old")

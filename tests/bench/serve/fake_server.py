@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import cast
 
-from bench.serve.request import LoadRequest, Record, RefusedError
 from specdec.errors import SpecdecError
+from specdec.load.request import LoadRequest, Record, RefusedError
 from tests.bench.virtual_loop import VirtualLoop
 
 

@@ -12,10 +12,10 @@ import pytest
 from bench.serve.endpoints import EndpointError, OpenAIEndpoint, connect
 from bench.serve.load import ServePlan, run_plan
 from bench.serve.report import report_html, report_tables
-from bench.serve.request import LoadRequest, Record, RefusedError
 from specdec.client.connection import Credentials
 from specdec.client.prompt import ChatTurn
 from specdec.errors import ConfigError, SpecdecError
+from specdec.load.request import LoadRequest, Record, RefusedError
 from tests.server.harness import running_server
 
 TEXT = LoadRequest("t", 6, text="hello world")

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from bench.serve.load import LoadRun, ServeReport
-from bench.serve.request import LoadRequest, Objective, TimedRequest
+from specdec.load.request import LoadRequest, Objective, TimedRequest
 from tests.bench.serve.fake_server import FakeServer
 from tests.bench.virtual_loop import run_virtually
 

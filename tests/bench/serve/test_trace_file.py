@@ -9,10 +9,11 @@ from typing import Any
 import msgpack
 import pytest
 
-from bench.serve.schedule import BLOCK_TOKENS, CHARACTERS_PER_TOKEN, read_trace, stand_in
+from bench.serve.schedule import CHARACTERS_PER_TOKEN, read_trace, stand_in
 from specdec.client.prompt import ChatTurn, Fim
 from specdec.core.types import SamplingParams
 from specdec.errors import ConfigError
+from specdec.load.arrivals import BLOCK_TOKENS
 
 LINES: list[dict[str, Any]] = [
     {"offset_s": 3, "prompt": "p", "max_tokens": 5, "stop": ["a"], "prediction": "b", "session": "s", "salt": "t"},

@@ -7,11 +7,11 @@ from itertools import pairwise
 
 import pytest
 
-from bench.serve.request import Record
-from bench.serve.schedule import Arrivals
 from cluster.plan.arrivals import PlannedRequest, Traffic, drawn_requests
 from cluster.plan.profile import Overheads
 from cluster.plan.simulate import FleetPlan, simulate
+from specdec.load.arrivals import Arrivals
+from specdec.load.request import Record
 from tests.cluster.plan.profiles import asked, forward_ms, profile
 
 

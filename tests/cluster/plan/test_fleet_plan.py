@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from bench.serve.request import Objective
-from bench.serve.schedule import Arrivals
 from cluster.config import ClusterConfig
 from cluster.envoy import EnvoyFiles, write_fleet
 from cluster.fleet import Fleet
@@ -18,6 +16,8 @@ from cluster.plan.routing import LEAST_REQUESTS, POLICIES, RING_HASH, ROUND_ROBI
 from cluster.plan.simulate import FleetPlan, simulate
 from cluster.plan.sizing import Goal, least_replicas
 from specdec.errors import ConfigError
+from specdec.load.arrivals import Arrivals
+from specdec.load.request import Objective
 from tests.cluster.plan.profiles import profile
 
 NOISY = profile().model_copy(update={"noise": (0.5, 1.0, 1.5)})

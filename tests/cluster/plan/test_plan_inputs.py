@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from bench.serve.schedule import Arrivals
 from cluster.plan.arrivals import Traffic, at_rate, drawn_requests, read_requests
 from cluster.plan.drafts import DraftLaw, given_steps
 from cluster.plan.fit import fit_request_ms, fit_steps
@@ -18,6 +17,7 @@ from cluster.plan.simulate import FleetPlan, simulate
 from specdec.control.trace import TraceWriter
 from specdec.core.types import StepTrace
 from specdec.errors import ConfigError
+from specdec.load.arrivals import Arrivals
 from tests.cluster.plan.profiles import forward_ms, profile
 
 TRACE = [

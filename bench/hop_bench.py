@@ -1,4 +1,4 @@
-"""What Envoy adds to a call: ``python -m cluster.hop_bench``.
+"""What Envoy adds to a call: ``python -m bench.hop_bench``.
 
 A scripted server writes into every message when it left the engine. Streams ask it by turns directly and through Envoy,
 so that both meet the same machine.
@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.figures import spread
 from bench.frontend.frontend_bench import FACTORY, TOKENIZER, GrpcReader, HttpReader
 from bench.frontend.paced_engine import TOKENS, now_ns, paced_target, read_stamps
 from bench.local_server import LocalServer
@@ -27,6 +26,7 @@ from cluster.config import ClusterConfig
 from cluster.envoy_process import EnvoyProcess
 from cluster.fleet import Fleet, Replica, ReplicaState, with_replica
 from specdec.config import Config, EngineConfig, ServerConfig
+from specdec.load.figures import spread
 
 _MODEL, _RELEASE, _HERE = "paced", "blue", "127.0.0.1"
 _PROMPT = "def add(first, second):"
@@ -134,7 +134,7 @@ def _free_port() -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the figures as JSON."""
-    parser = argparse.ArgumentParser(prog="cluster.hop_bench", description=__doc__)
+    parser = argparse.ArgumentParser(prog="bench.hop_bench", description=__doc__)
     plan = HopPlan()
     parser.add_argument("--streams", type=int, default=plan.streams)
     parser.add_argument("--calls", type=int, default=plan.calls)

@@ -14,12 +14,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.figures import spread
 from bench.local_server import LocalServer
 from bench.serve.endpoints import GrpcEndpoint
 from bench.serve.load import LoadRun, ServeReport
-from bench.serve.request import Endpoint, LoadRequest, Record, TimedRequest
-from bench.serve.schedule import Arrivals, endless_asks
+from bench.serve.schedule import endless_asks
 from cluster.plan.arrivals import PlannedRequest, read_requests
 from cluster.plan.export import limits_of, with_request_ms
 from cluster.plan.fit import fit_request_ms, fit_steps
@@ -32,6 +30,9 @@ from specdec.client.connection import Credentials
 from specdec.config import Config
 from specdec.core.types import EngineInfo
 from specdec.errors import SpecdecError
+from specdec.load.arrivals import Arrivals
+from specdec.load.figures import spread
+from specdec.load.request import Endpoint, LoadRequest, Record, TimedRequest
 
 LOAD = 0.6  # of the most answers per second that were seen, where no rate is given
 WARM_UP = 4

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from bench.serve.schedule import Arrivals
 from specdec.errors import ConfigError
+from specdec.load.arrivals import Arrivals
 
 rates = st.floats(0.5, 200)
 LONG_S = 400.0

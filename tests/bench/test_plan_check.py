@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.plan.check import CheckPlan, check_plan
+from bench.plan_check import CheckPlan, check_plan
 from specdec.config import Config, EngineConfig
 
 

@@ -1,0 +1,1 @@
+"""Load on a server: requests and their records, arrival processes, and the figures made from them."""
