@@ -5,7 +5,7 @@ counter-based generator: G(seed, position, token) needs no state, so whoever ask
 gets the same float32. log and exp are made of IEEE additions, multiplications and divisions only: one C library's log
 differs by a unit in the last place from the next one's, and a seed would then mean another text on another machine.
 
-The native twins are ``cpu/csrc/philox.h`` and ``cpu/csrc/sampling_math.h``, operation by operation the same.
+The native twins are in ``cpu/csrc/sampling_math.h``, operation by operation the same.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class SamplingPolicy:
     """How a sequence's tokens are chosen. ``temperature`` 0 is greedy; ``top_k`` 0, ``top_p`` 1, ``min_p`` 0 are off.
 
     seed: unsigned 64-bit key of the sequence's noise. Penalties 1, 0, 0 are off.
-    record: the leading 40 bytes of ``sd_sample_row`` in ``cpu/csrc/sampling.h``, packed once.
+    record: the leading 40 bytes of ``sd_sample_row`` in ``cpu/csrc/sampling_view.h``, packed once.
 
     Raises:
         ValueError: a number lies outside its range.
@@ -126,7 +126,7 @@ class SequenceEdits:
         return tuple(number for pair in totals.items() for number in pair)
 
     def record(self, ban: bool, mask: NDArray[np.uint32] | None = None) -> bytes:
-        """The trailing 72 bytes of ``sd_sample_row`` in ``cpu/csrc/sampling.h``; kept until the arrays grow.
+        """The trailing 72 bytes of ``sd_sample_row`` in ``cpu/csrc/sampling_view.h``; kept until the arrays grow.
 
         mask: a row's own, which replaces ``self.mask``; its record is not kept, as the mask lives with the row.
         """

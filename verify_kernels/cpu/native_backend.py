@@ -252,7 +252,7 @@ def _need(name: str, tensor: Tensor, width: int) -> None:
 
 
 _PLACE = struct.Struct("<qii")  # position, first pair of the path, pairs
-_NO_EDITS = bytes(72)  # the edits of a row of sampling.h that has none
+_NO_EDITS = bytes(72)  # the edits of a row of sampling_view.h that has none
 
 
 class NativeSampling:

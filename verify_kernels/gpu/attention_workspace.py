@@ -1,4 +1,4 @@
-"""Tree attention's tiles by chip, the fields of a work item, and the device memory of a step's plan.
+"""Tree attention's tiles by chip, a work item's fields, and the device memory of a step's plan.
 
 A row's keys are cut at absolute positions, whatever the batch: tiles of 64 (a page), segments of SEG_TILES tiles,
 blocks of FOLD_SEGS segments. A row at position p has tiles 0 .. p // 64; the last one, which ends at the row itself,
@@ -20,32 +20,31 @@ from torch import Tensor
 from verify_kernels.forward_batch import PAGE_SIZE
 from verify_kernels.gpu.kernel_launch import FP8
 
-HEAD_DIMS = (64, 80, 96, 128, 256)
+HEAD_DIMS = (64, 80, 96, 128, 256)  # head sizes that are compiled
 TILE = PAGE_SIZE  # keys of a tile
-SEGMENT_TILES = 4
+SEGMENT_TILES = 4  # tiles of a segment
 CHIPS = ("sm_80", "sm_90", "sm_100", "gfx942")
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionTile:
-    """One way to run the kernels.
+    """How the kernels run.
 
-    A result's bits depend on ``lanes`` (keys per matrix product; divides 64), ``seg_tiles``, ``fold_segs`` and on the
-    kind of matrix instruction, so these follow from chip, head size, KV type and window alone. block_m, warps,
-    stages and resident (programs per multiprocessor) may follow from anything.
+    A result's bits depend on ``lanes``, ``seg_tiles``, ``fold_segs`` and the kind of matrix instruction, so these
+    depend on chip, head size, KV type and window alone. The other fields may depend on anything.
     """
 
-    block_m: int
-    lanes: int
-    seg_tiles: int
-    fold_segs: int
+    block_m: int  # packed rows (rows x query heads of a KV head) of a tile
+    lanes: int  # keys per matrix product; divides 64
+    seg_tiles: int  # tiles of keys in a segment
+    fold_segs: int  # segments in a block
     warps: int
     stages: int
-    resident: int
+    resident: int  # programs per multiprocessor
 
 
 def chip_of(device: torch.device) -> str:
-    """The chip whose tiles fit ``device``; the CPU, on which kernels are interpreted, takes those of the H200."""
+    """The chip whose tiles ``device`` uses; the CPU, on which kernels are interpreted, uses the H200's."""
     if device.type != "cuda":
         return "sm_90"
     if torch.version.hip:
@@ -55,7 +54,7 @@ def chip_of(device: torch.device) -> str:
 
 
 def multiprocessors(device: torch.device) -> int:
-    """Multiprocessors of ``device``; of the CPU a few, so that interpreted programs take several items each."""
+    """Multiprocessors of ``device``; 2 for the CPU, so that interpreted programs take several items each."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
@@ -64,9 +63,9 @@ def attention_tile(
 ) -> AttentionTile:
     """The tile for a head size and KV type on one of `CHIPS`; ``wide``: many rows per entry, as in prefill.
 
-    The segment is 256 keys: 32 of them keep an H200 busy at batch 1 with 8k of context and 8 KV heads, and each
-    costs a row its partial sum, head_dim + 2 floats. A block is 4 segments, folded in registers where there is enough
-    other work, which leaves a quarter of these. At head_dim 256 registers do not hold both sums: blocks are segments.
+    A segment is 256 keys: 32 segments keep an H200 busy at batch 1 with 8k of context and 8 KV heads, and each costs a
+    row a partial sum of head_dim + 2 floats. A block is 4 segments, folded in registers if there is enough other work,
+    which leaves a quarter of the sums. At head_dim 256 registers do not hold both sums, so a block is one segment.
     """
     large = head_dim > 128
     wide = wide and chip == "sm_90" and not large
@@ -112,41 +111,34 @@ WIDE_ROWS = 16  # packed rows per entry, in tiles of 128, from which tiles of 12
 
 @dataclass(frozen=True, slots=True)
 class AttentionWorkspace:
-    """Room for steps of up to max_rows rows, max_entries entries and max_pages pages per entry, of one model.
+    """Memory for the plan and partial sums of a model's steps.
 
-    Written by `attention_plan`, for all layers of the step: header int32 [4]; work int32 [works, 16], see
-    `verify_kernels.gpu.attention_workspace`; leaf_of, diverge, top, has_child int32 [max_rows]: for each row the leaf
-    whose path it belongs to; for each leaf the first depth whose slot is not its position, and the first depth of its
-    own rows; path int32 [max_rows, max_branch]: for each leaf the rows on its path from itself upwards, as far as they
-    lie off the entry's leading chain; path_works, last_tile int32 [max_entries]. Rows are counted within the entry.
-
-    Written by `tree_attention`, for itself: partials float32 [slots, heads, head_dim], peaks float32 [slots, heads, 2].
-
-    coarse: whether plans are coarse where there is room for fine ones; None: as pays. No result shows it.
+    `attention_plan` writes the int32 arrays, for all layers of a step; rows are counted within their entry.
+    `tree_attention` writes the float32 arrays.
     """
 
     heads: int
     kv_heads: int
     head_dim: int
     kv_dtype: torch.dtype
-    chip: str
-    processors: int
-    max_rows: int
-    max_entries: int
-    max_pages: int
-    max_branch: int
-    header: Tensor
-    work: Tensor
-    leaf_of: Tensor
-    has_child: Tensor
-    diverge: Tensor
-    top: Tensor
-    path: Tensor
-    path_works: Tensor
-    last_tile: Tensor
-    partials: Tensor
-    peaks: Tensor
-    coarse: bool | None = None
+    chip: str  # of `CHIPS`
+    processors: int  # multiprocessors
+    max_rows: int  # of a step
+    max_entries: int  # of a step
+    max_pages: int  # per entry
+    max_branch: int  # nodes of a path off the entry's leading chain
+    header: Tensor  # [HEADER_FIELDS]
+    work: Tensor  # [works, WORK_FIELDS], work items
+    leaf_of: Tensor  # [max_rows] leaf whose path the row belongs to
+    has_child: Tensor  # [max_rows]
+    diverge: Tensor  # [max_rows] for leaves: first depth of the path whose slot is not its position
+    top: Tensor  # [max_rows] for leaves: first depth of the rows that belong to the path
+    path: Tensor  # [max_rows, max_branch] for leaves: rows of the path from the leaf up to the leading chain
+    path_works: Tensor  # [max_entries] work items of paths
+    last_tile: Tensor  # [max_entries] the largest last tile of keys
+    partials: Tensor  # float32 [slots, heads, head_dim], partial sums
+    peaks: Tensor  # float32 [slots, heads, 2], their peaks and totals
+    coarse: bool | None = None  # whether plans are coarse if there is room for fine ones; None: the faster way
 
     @staticmethod
     def allocate(
@@ -161,10 +153,10 @@ class AttentionWorkspace:
         max_branch: int = 64,
         device: torch.device,
     ) -> AttentionWorkspace:
-        """Allocate once, for the largest step. max_branch: nodes of a path that lie off the entry's leading chain.
+        """A workspace for steps of up to these sizes.
 
         Raises:
-            ValueError: a number is not positive, heads do not divide, or the head size is none that kernels know.
+            ValueError: a number is not positive, heads do not divide, or the head size is not supported.
         """
         sizes = {"heads": heads, "kv_heads": kv_heads, "max_rows": max_rows, "max_entries": max_entries}
         for name, value in (sizes | {"max_pages": max_pages, "max_branch": max_branch}).items():
@@ -196,7 +188,7 @@ class AttentionWorkspace:
     def partial_bytes(
         *, heads: int, head_dim: int, kv_dtype: torch.dtype, max_rows: int, max_pages: int, device: torch.device
     ) -> int:
-        """What the partial sums of such a workspace take, next to which the plan is nothing."""
+        """Bytes of a workspace's partial sums; the rest of it is negligible."""
         tile = attention_tile(chip_of(device), head_dim, kv_dtype)
         return max_rows * most_splits(tile, max_rows, max_pages) * heads * (head_dim + 2) * torch.float32.itemsize
 
@@ -207,18 +199,18 @@ class AttentionWorkspace:
 
     @property
     def slots(self) -> int:
-        """Partial sums per head that there is room for."""
+        """Partial sums per head that the workspace holds."""
         return self.partials.shape[0]
 
     def tile(self, rows: int, entries: int, *, windowed: bool = False) -> AttentionTile:
-        """The tile for a step of that many rows and entries, padding included. Plan and layers ask alike."""
+        """The tile for a step of ``rows`` and ``entries``, padding included; the same for its plan and its layers."""
         wide = (rows - WIDE_ROWS * entries) * self.group >= WIDE_ROWS * 64
         return attention_tile(self.chip, self.head_dim, self.kv_dtype, windowed=windowed, wide=wide)
 
     def coarse_from(self, rows: int, entries: int) -> int:
-        """From how many items of whole blocks on a plan is coarse: where they keep the chip's memory busy.
+        """The number of items of whole blocks from which a plan is coarse: enough to keep the chip's memory busy.
 
-        Rows that fill a sixteenth of a tile leave small partial sums, so finer cuts cost them next to nothing.
+        Rows that fill a sixteenth of a tile have small partial sums, so finer plans cost them little.
         """
         if self.coarse is not None:
             return 0 if self.coarse else int(NEVER)
@@ -227,7 +219,7 @@ class AttentionWorkspace:
 
 
 def most_splits(tile: AttentionTile, max_rows: int, max_pages: int) -> int:
-    """Partial sums that a row of a coarse plan has at most."""
+    """The most partial sums of a row in a coarse plan."""
     block = tile.seg_tiles * tile.fold_segs
     filled = max_rows // TILE + 1  # tiles that rows of the step itself can fill
     return 2 + max_pages // block + -(-(block - 1 + filled) // tile.seg_tiles)

@@ -1,11 +1,11 @@
-"""Which order of summation, tile and grid a linear layer gets, from shapes alone, and the scratch it needs.
+"""A linear layer's order of summation, tile and grid, from shapes alone, and its scratch.
 
-The order of additions comes from the weight's shape and type (`reduction_order`), never from the rows. The tile comes
-from the rows and does not touch the order. So a row has the same bits in any batch and in any tile.
+The order of additions follows from the weight's shape and type (`reduction_order`), never from the rows. The tile
+follows from the rows and does not change the order. So a row has the same bits in any batch and in any tile.
 
-Where a weight is so narrow that its column tiles leave multiprocessors idle, it runs as split-K: input channels are cut
-into a number of splits that depends on the weight alone, each program of a tile stores a partial sum, and the one that
-comes last reduces them in order. With enough rows to fill the chip one program computes all splits in sequence.
+A weight so narrow that its column tiles leave multiprocessors idle runs as split-K: input channels are cut into a
+number of splits that depends on the weight alone, each program of a tile stores a partial sum, and the last program
+reduces them in order. With enough rows to fill the chip, one program computes all splits in sequence.
 """
 
 from __future__ import annotations
@@ -22,29 +22,28 @@ from verify_kernels.gpu.kernel_launch import ROW_TYPES, CompileCase, check_rank,
 
 @dataclass(frozen=True, slots=True)
 class LinearOrder:
-    """All that the bits of a result depend on besides the numbers themselves; a function of the weight alone.
+    """The order of additions, which follows from the weight alone.
 
-    Input channels are taken in blocks of ``block_k``; the blocks are dealt to ``split_k`` runs of consecutive ones.
-    Within a run products are added in order, by one kind of instruction; the runs' sums are then added in order.
+    Within a split products are added in order, by one kind of instruction; the splits' sums are then added in order.
     """
 
-    block_k: int
-    split_k: int
+    block_k: int  # input channels of a block
+    split_k: int  # splits, each a run of consecutive blocks
 
 
 @dataclass(frozen=True, slots=True)
 class LinearTile:
-    """``block_m`` rows by ``block_n`` output channels, on ``num_warps`` warps, loads ``num_stages`` deep.
+    """The tile of a program.
 
     The weight is the first operand of the product and the rows are the second, so the tensor core's wide side lies
     along the output channels. With block_n a multiple of 64 and num_warps of 4, every tile compiles to the same kind
     of instruction on Hopper (wgmma m64), for 1 row as for 2048.
     """
 
-    block_m: int
-    block_n: int
+    block_m: int  # rows
+    block_n: int  # output channels
     num_warps: int
-    num_stages: int
+    num_stages: int  # depth of the load pipeline
 
 
 _AMD_STAGES = 2  # deeper pipelines do not fit the 64 KiB of shared memory
@@ -52,28 +51,27 @@ _AMD_STAGES = 2  # deeper pipelines do not fit the 64 KiB of shared memory
 
 @dataclass(frozen=True, slots=True)
 class LinearLaunch:
-    """``m_tiles`` x ``n_tiles`` tiles; ``in_sequence``: one program computes all splits of its tile, one after the
-    other, instead of one program each. Both add the same sums in the same order."""
+    """A launch of a linear kernel."""
 
     order: LinearOrder
     tile: LinearTile
-    m_tiles: int
-    n_tiles: int
-    in_sequence: bool
+    m_tiles: int  # tiles of rows
+    n_tiles: int  # tiles of output channels
+    in_sequence: bool  # whether one program computes all splits of its tile; the sums and their order are the same
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Programs: row tiles fastest, so that those that share weights run together; then splits."""
+        """Programs: tiles, rows fastest, so that programs that share weights run together; then splits."""
         return self.m_tiles * self.n_tiles, 1 if self.in_sequence else self.order.split_k
 
     @property
     def counters(self) -> int:
-        """Int32 counters the launch needs, all zero."""
+        """Int32 counters that the launch needs, all zero."""
         return self.m_tiles * self.n_tiles if self.grid[1] > 1 else 0
 
     @property
     def partials(self) -> int:
-        """Float32 values of scratch the launch needs."""
+        """Float32 values of scratch that the launch needs."""
         return self.counters * self.order.split_k * self.tile.block_m * self.tile.block_n
 
     def constants(self) -> dict[str, int | bool]:
@@ -87,7 +85,7 @@ class LinearLaunch:
         }
 
     def options(self, amd: bool) -> dict[str, int]:
-        """Launch options. On AMD the instruction's shape is pinned: triton would choose it by the tile's."""
+        """Launch options. On AMD they fix the instruction's shape, which triton would choose by the tile's."""
         if amd:
             stages = min(self.tile.num_stages, _AMD_STAGES)
             return {"num_warps": self.tile.num_warps, "num_stages": stages, "matrix_instr_nonkdim": 16}
@@ -97,18 +95,18 @@ class LinearLaunch:
 LinearKind = Literal["bf16", "fp16", "fp32", "fp8", "int4"]
 DENSE_KINDS: dict[torch.dtype, LinearKind] = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 FULL_CHIP = 96  # programs that keep the memory of a chip of 108 to 152 multiprocessors busy
-SPLITS = (1, 2, 4, 8)
-ALIGNED = 16  # what k must be a multiple of for wide loads; without them larger tiles run out of registers
+SPLITS = (1, 2, 4, 8)  # split counts that are compiled
+ALIGNED = 16  # k must be a multiple of it for wide loads, without which larger tiles run out of registers
 COLUMNS = 128  # the tile width by which splits are counted
 
 # 128 bytes of a weight row per block: whole cache lines, one swizzle atom of wgmma.
 _BLOCK_K: dict[LinearKind, int] = {"bf16": 64, "fp16": 64, "fp32": 32, "fp8": 128, "int4": 256}
 
-# Blocks that a split has at least: 512 input channels of most kinds. Fewer would be all start-up; but asking for more
-# of the wide blocks of int4 would leave half a chip idle on the layers of an 8B model.
+# The least blocks of a split: 512 input channels for most kinds. With fewer, start-up dominates; with more of int4's
+# wide blocks, half a chip would be idle on the layers of an 8B model.
 MIN_BLOCKS: dict[LinearKind, int] = {"bf16": 8, "fp16": 8, "fp32": 8, "fp8": 4, "int4": 2}
 
-# Two or more programs of up to 64 rows fit on a multiprocessor; together they keep over 100 KB on its way.
+# Two or more programs of up to 64 rows fit on a multiprocessor; together they keep over 100 KB of loads in flight.
 _DENSE = (LinearTile(16, 64, 4, 5), LinearTile(32, 128, 8, 5), LinearTile(64, 128, 8, 4), LinearTile(128, 128, 8, 4))
 _TILES: dict[LinearKind, tuple[LinearTile, ...]] = {
     "bf16": _DENSE,
@@ -130,7 +128,7 @@ def block_k_of(kind: LinearKind, group: int) -> int:
 
 
 def reduction_order(n: int, k: int, kind: LinearKind, group: int = 128) -> LinearOrder:
-    """The order of additions of an [n, k] weight: the least of `SPLITS` that makes `FULL_CHIP` programs."""
+    """The order of additions of an [n, k] weight, with the fewest splits that make `FULL_CHIP` programs."""
     block_k = block_k_of(kind, group)
     columns, blocks = -(-n // COLUMNS), -(-k // block_k)
     allowed = [split for split in SPLITS if split == 1 or blocks >= split * MIN_BLOCKS[kind]]
@@ -144,7 +142,7 @@ def in_sequence_fits(kind: LinearKind, group: int) -> bool:
 
 
 def plan_launch(rows: int, n: int, k: int, kind: LinearKind, group: int = 128) -> LinearLaunch:
-    """How to run [rows, k] x [n, k]^T."""
+    """The launch for [rows, k] x [n, k]^T."""
     order = reduction_order(n, k, kind, group)
     tiles = _TILES[kind] if k % ALIGNED == 0 else _TILES[kind][:1]
     tile = next((tile for tile in tiles if tile.block_m >= rows), tiles[-1])
@@ -156,16 +154,11 @@ def plan_launch(rows: int, n: int, k: int, kind: LinearKind, group: int = 128) -
 
 @dataclass(frozen=True, slots=True)
 class LinearWorkspace:
-    """Allocated once; launches on one stream share it, streams do not.
+    """Scratch that launches on one stream share."""
 
-    partials: float32, partial sums of split-K. counters: int32, how many splits of a
-    tile are done; zero between launches, each launch leaves them so. permuted: rows with their channels in the order
-    of an act-order weight, or None.
-    """
-
-    partials: Tensor
-    counters: Tensor
-    permuted: Tensor | None
+    partials: Tensor  # float32, partial sums of split-K
+    counters: Tensor  # int32, finished splits of each tile; every launch leaves zeros
+    permuted: Tensor | None  # rows with their channels in the order of an act-order weight
 
     @classmethod
     def for_layers(
@@ -175,8 +168,10 @@ class LinearWorkspace:
         device: torch.device,
         permuted: torch.dtype | None = None,
     ) -> LinearWorkspace:
-        """Enough for any number of rows up to ``max_rows`` of every layer (n, k, kind, group); group only counts for
-        int4. ``permuted``: the rows' type where some layer has an input order of its own."""
+        """Scratch for up to ``max_rows`` rows of every layer (n, k, kind, group); group matters for int4 only.
+
+        permuted: the rows' type if a layer has an input order of its own.
+        """
         partials = counters = width = 1
         for n, k, kind, group in layers:
             width = max(width, k)
@@ -191,7 +186,7 @@ class LinearWorkspace:
         )
 
     def check(self, launch: LinearLaunch, device: torch.device) -> None:
-        """ValueError unless there is enough for ``launch`` on ``device``."""
+        """ValueError unless the workspace is on ``device`` and large enough for ``launch``."""
         if self.partials.device != device:
             raise ValueError(f"workspace: is on {self.partials.device}; must be on {device}")
         if self.partials.numel() < launch.partials or self.counters.numel() < launch.counters:
@@ -211,10 +206,10 @@ def check_result(
     bias: Tensor | None,
     residual: Tensor | None,
 ) -> None:
-    """Check where a linear layer's result goes and what is added to it.
+    """Check a linear layer's output, bias and residual.
 
     Raises:
-        ValueError: a shape, dtype, device or layout is wrong, or ``out`` overwrites ``x``; names the argument.
+        ValueError: a shape, dtype, device or layout is wrong, or ``out`` is ``x``; names the argument.
     """
     check_rank("out", out, 2)
     check_tensor("out", out, (rows, n), ROW_TYPES, device)
@@ -244,8 +239,7 @@ def linear_case(
     constants: Mapping[str, Any],
     aligned: bool = True,
 ) -> CompileCase:
-    """``kernel`` as ``launch`` launches it; pointers: type by name of those that are its own; aligned: whether k is a
-    multiple of 16."""
+    """The compile case of ``kernel`` in ``launch``; pointers: types of its own; aligned: k is a multiple of 16."""
     signature = {name: f"*{kind}" for name, kind in pointers.items()}
     signature |= {"partial": "*fp32", "counter": "*i32", "rows": "i32", "n": "i32", "k": "i32"}
     splits = (

@@ -1,5 +1,5 @@
-// A row's keys are reduced in logical order, in blocks at absolute multiples of 64, whatever the slots they lie
-// in and whoever else is in the batch: a tree node gets bitwise what plain decode would give it.
+// A row's keys are reduced in logical order, in blocks at absolute multiples of 64. Neither the slots of the keys nor
+// the rest of the batch changes a bit, so a tree node gets the result of plain decode.
 #include "attention.h"
 
 #include <cmath>
@@ -15,7 +15,7 @@ namespace {
 constexpr int BLOCK = 64;      // keys per block = tokens per page
 constexpr int STREAMS = 6;     // (node, head) pairs computed together: 6 x columns of accumulators, keys, 1 query
 constexpr int MAX_HEADS = 6;   // query heads of one work item
-constexpr int MAX_DIM = 256;
+constexpr int MAX_DIM = 256;   // values in a head
 constexpr int NODE_BLOCK = 8;  // nodes of one work item: a K/V block stays in cache while they all read it
 constexpr int MAX_PATH = 64;   // path keys a block can hold
 
@@ -24,7 +24,7 @@ struct State {  // running softmax of one (node, head)
   float acc[MAX_DIM];
 };
 
-// Asks for N values at `p`: the processor's own prefetching stops at every 4 KiB, and pages lie anywhere.
+// Prefetches N values at `p`: the processor's own prefetching stops at every 4 KiB, and pages lie anywhere.
 template <int N, class T>
 inline void fetch(const T* p) {
   constexpr int LINE = 64 / sizeof(T);
@@ -32,7 +32,7 @@ inline void fetch(const T* p) {
 }
 
 template <class T>
-struct ScatteredKeys {  // keys of a block that are not where their position says
+struct ScatteredKeys {  // keys of a block whose slot is not their position
   int n = 0;
   int lane[MAX_PATH];
   const T* k[MAX_PATH];  // element d at k[d * BLOCK]
@@ -49,8 +49,8 @@ struct KeyBlock {
   ScatteredKeys<T> scattered;
 };
 
-// scores[h][0..63] = q_h . K of one block, as many columns of 16 keys at once as the registers hold. The block's values
-// are fetched meanwhile: they are as many bytes and are read next.
+// scores[h][0..63] = q_h . K of one block, as many columns of 16 keys at once as the registers hold. Prefetches the
+// block's values, which are as many bytes and are read next.
 template <int H, class T>
 void block_scores(const KeyBlock<T>& block, const float* const* q, int dim, float (*scores)[BLOCK]) {
   constexpr int COLUMNS = columns_for(H);
@@ -86,7 +86,7 @@ void scattered_scores(const ScatteredKeys<T>& scattered, const float* const* q, 
   }
 }
 
-// acc_h += sum_j p_h[j] V[j] over keys [lo, hi), j ascending. The next block's keys are fetched meanwhile.
+// acc_h += sum_j p_h[j] V[j] over keys [lo, hi), j ascending. Prefetches the next block's keys.
 template <int H, class T>
 void add_values(const KeyBlock<T>& block, float (*p)[BLOCK], int dim, State* const* state) {
   constexpr int COLUMNS = columns_for(H), WIDTH = 16 * COLUMNS;
@@ -116,7 +116,7 @@ inline void times_scale(float* x, const float* scale) {
   for (int j = 0; j < BLOCK; j += 16) store16(x + j, load16(x + j) * load16(scale + j));
 }
 
-// Turns scores into probabilities relative to the running peak; keys outside [lo, hi) count for nothing.
+// Turns scores into probabilities relative to the running peak; keys outside [lo, hi) get 0.
 void softmax_block(float* scores, int lo, int hi, int dim, State& state) {
   for (int j = 0; j < lo; ++j) scores[j] = -INFINITY;
   for (int j = hi; j < BLOCK; ++j) scores[j] = -INFINITY;
@@ -161,7 +161,7 @@ void attend_block(const KeyBlock<T>& block, int dim, int streams, const float* c
   }
 }
 
-// Norm and rotate one head in place of a copy: out = rope(norm(x)) * scale.
+// out = rope(norm(x)) * scale, for one head.
 void rotate_head(const float* x, const float* norm, float eps, const float* cos, const float* sin, int dim,
                  float scale, float* out) {
   float y[MAX_DIM];
@@ -175,8 +175,8 @@ void rotate_head(const float* x, const float* norm, float eps, const float* cos,
   }
 }
 
-// What is stored of a key, and the query that meets it. int8 has one scale for a head: both are rotated by the same
-// Hadamard matrix, which keeps their product and spreads the few large channels that key biases make over all.
+// A key as it is stored, or a query for such keys. int8 has one scale per head, so keys and queries are rotated by the
+// same Hadamard matrix: it keeps their product and spreads the few large channels that key biases make over all.
 template <class T>
 void keyed_head(const float* x, const float* norm, float eps, const float* cos, const float* sin, int dim, float scale,
                 float* out) {
@@ -239,7 +239,7 @@ struct OwnScales {
   float k[BLOCK], v[BLOCK];
 };
 
-// Puts the path keys of `row` that fall into `block` and are not at their position's slot where they belong.
+// Adds to `keys` the path keys of `row` in `block` whose slot is not their position.
 template <class T>
 void put_scattered(const View<T>& view, const sd_batch& b, int row, int block, KeyBlock<T>& keys, OwnScales& own) {
   const int entry = b.entry_of[row], first = b.entry_start[entry], ctx = b.entry_ctx[entry];
@@ -273,7 +273,7 @@ VisibleRange visible_range(const sd_attention_args& a, const sd_batch& b, int ct
 }
 
 // One work item: nodes [begin, end) of one entry, query heads [head, head + heads) of one KV head. Nodes that see the
-// whole of a block share its loads; how they are bundled does not show, as each stream has its own accumulators.
+// whole of a block share its loads. Bundling changes no result, as each stream has its own accumulators.
 template <class T>
 struct WorkItem {
   const sd_attention_args& a;
@@ -343,7 +343,7 @@ struct WorkItem {
   }
 };
 
-struct Grid {  // how the work is cut; the cut never shows in a result
+struct Grid {  // how the work is cut, which changes no result
   int heads_per_item, head_items, node_items;
   int nodes_per_item;
 };
@@ -351,8 +351,8 @@ struct Grid {  // how the work is cut; the cut never shows in a result
 Grid cut(const sd_attention_args& a, const sd_batch& b) {
   const int group = a.n_heads / a.n_kv_heads;
   int heads = group <= MAX_HEADS ? group : (group % 6 == 0 ? 6 : group % 5 == 0 ? 5 : group % 4 == 0 ? 4 : MAX_HEADS);
-  // Few items leave threads idle, but finer ones read the same keys again: cut only where the work does not come
-  // out even. Nodes are cut first (their queries are small), then the heads of a group.
+  // Few items leave threads idle, but finer ones read the same keys again: cut only if the threads do not get equal
+  // work. Nodes are cut first (their queries are small), then the heads of a group.
   const auto even = [&](int items) { return items >= 4 * a.threads || items % a.threads == 0; };
   int nodes = NODE_BLOCK, head_items = (group + heads - 1) / heads;
   const auto items = [&] { return (b.rows + nodes - 1) / nodes * a.n_kv_heads * head_items; };

@@ -18,7 +18,8 @@ struct sd_batch {
   const int32_t* diverge;      // [rows] first depth at which the path leaves slot == position; > depth if never
 };
 
-// Mirrors AttentionArgs in verify_kernels/cpu/native_backend.py. K pages lie transposed, [kv_heads, head_dim, 64], so that one load serves 16 keys.
+// Mirrors AttentionArgs in verify_kernels/cpu/native_backend.py. K pages are transposed, [kv_heads, head_dim, 64], so
+// that one load serves 16 keys.
 struct sd_attention_args {
   int32_t n_heads, n_kv_heads, head_dim, window;  // window 0: all earlier positions are seen
   int32_t threads, kv_bytes;  // of a stored key or value: 4 float32, 2 bfloat16, 1 int8

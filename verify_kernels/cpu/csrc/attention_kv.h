@@ -1,7 +1,7 @@
 // Keys and values as the cache holds them: float32, bfloat16, or int8 with one float32 scale per head and token.
 //
-// Sums are float32 whatever is stored. A value is rounded when it is written, and read from there even by rows of the
-// same forward: a tree node sees the very keys that plain decode would.
+// Sums are float32 for every type. A value is rounded when it is written, and even rows of the same forward read the
+// rounded value: a tree node sees the same keys as plain decode.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -30,7 +30,7 @@ inline void load_stored(const T* p, v16* out) {
   }
 }
 
-// 16 * N floats in plain order, from and to what load_stored's order makes of them.
+// Converts 16 * N floats from plain order to the order of load_stored, and back.
 template <int N, class T>
 inline void load_sums(const float* p, v16* out) {
   if constexpr (sizeof(T) == 2 && N % 2 == 0) {
@@ -59,7 +59,7 @@ inline void store_head(const float* x, int dim, float* out, int64_t stride, floa
 }
 
 inline void store_head(const float* x, int dim, uint16_t* out, int64_t stride, float*) {
-  for (int d = 0; d < dim; ++d) {  // round half to even; what is no number stays none
+  for (int d = 0; d < dim; ++d) {  // round half to even; NaN stays NaN
     uint32_t bits;
     memcpy(&bits, x + d, 4);
     out[d * stride] = x[d] == x[d] ? (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16) : 0x7fc0;

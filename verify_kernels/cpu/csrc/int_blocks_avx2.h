@@ -4,8 +4,6 @@
 #pragma once
 #include <immintrin.h>
 
-#include "weight_tile.h"
-
 namespace sd {
 
 constexpr int MAX_MR = 5;       // 5 x 2 accumulators, 2 x 2 weights, 2 activations

@@ -2,10 +2,6 @@
 #pragma once
 #include <immintrin.h>
 
-#include <cstring>
-
-#include "weight_tile.h"
-
 namespace sd {
 
 constexpr int MAX_MR = 12;   // 12 x 2 accumulators, 2 weights, 1 activation

@@ -1,4 +1,4 @@
-#include "int_tiles.h"
+#include "linear.h"
 
 #if defined(__AMX_INT8__) && defined(__AVX512F__)
 #include <immintrin.h>
@@ -8,14 +8,13 @@
 #include <cstring>
 
 #include "prologue.h"
-#include "weight_tile.h"
 
 namespace sd {
 namespace {
 
 constexpr int STRIP = 16;    // rows of a tile
 constexpr int DEPTH = 64;    // inputs of a tile
-constexpr int AHEAD = 8192;  // bytes before their use that weights are asked for where all rows are one turn
+constexpr int AHEAD = 8192;  // bytes before their use that weights are prefetched, if all rows are one turn
 
 struct alignas(64) Shapes {
   uint8_t palette = 1, start = 0, reserved[14] = {};
@@ -27,12 +26,12 @@ struct alignas(64) Shapes {
 void shape_tiles(int rows) {
   Shapes shapes;
   for (int t = 0; t < 8; ++t) shapes.bytes[t] = 64, shapes.rows[t] = t < 6 ? rows : DEPTH / 4;
-  // Not _tile_loadconfig: GCC 12 believes that it reads eight bytes, and leaves the others out.
+  // Not _tile_loadconfig: GCC 12 assumes that it reads eight bytes, and does not store the others.
   asm volatile("ldtilecfg %0" : : "m"(shapes));
 }
 
-// The sums of one strip at `q`, or of two, over `depth` inputs, a multiple of DEPTH. `lines` of what lies at `ahead` are
-// asked for with each DEPTH of them.
+// The sums of one strip at `q`, or of two, over `depth` inputs, a multiple of DEPTH. Prefetches `lines` cache lines from
+// `ahead` on with each DEPTH inputs.
 template <int STRIPS>
 void multiply_strips(const uint8_t* w, const int8_t* const (&q)[2], int64_t ld, int depth, const char* ahead, int lines,
                      int32_t (&acc)[2][STRIP][TILE]) {
@@ -95,7 +94,7 @@ void int8_tiles(const sd_linear_args& a, int tile, int row, int rows, float* sum
     for (int turn = 0; turn < turns; ++turn) {
       const int first[2] = {2 * STRIP * turn, 2 * STRIP * turn + STRIP};
       const int8_t* q[2];
-      int shift[2];  // the last strip begins so early that it is full: as many rows of it were added before
+      int shift[2];  // rows of the last strip, shifted to be full, that the strip before it has added
       for (int s = 0; s < 2; ++s) {
         shift[s] = first[s] + height > rows ? first[s] + height - rows : 0;
         q[s] = a.q + (int64_t)(row + first[s] - shift[s]) * a.k_pad + begin;

@@ -1,14 +1,12 @@
 // y = prologue(x) W^T + b, then stored, added to the residual stream, or normed and added.
 //
-// Every output element is computed by the same sequence of operations whatever the number of rows: rows are
-// blocked only to reuse a loaded weight, never to reorder a sum.
+// Every output element is computed by the same sequence of operations for any number of rows: rows are blocked only to
+// reuse a loaded weight, never to reorder a sum.
 #include "linear.h"
 
 #include "int_blocks.h"
-#include "int_tiles.h"
 #include "parallel.h"
 #include "prologue.h"
-#include "quant_linear.h"
 
 namespace sd {
 namespace {
@@ -31,8 +29,8 @@ void int8_chunk(const sd_linear_args& a, int tile, int chunk, int row, int b, in
   }
 }
 
-// A function of its own: beside blocks of eight bits in one function, GCC has registers for neither, keeps pointers of
-// the inner loops in memory, and 8 rows take 1.1 times as long. Alone in functions those of eight bits are slower too.
+// Not inlined: in one function with eight-bit blocks, GCC runs out of registers for both, and 8 rows take 1.1 times as
+// long. Eight-bit blocks in functions of their own are slower too.
 template <int MR, class W>
 __attribute__((noinline)) void float_chunk(const sd_linear_args& a, int tile, int chunk, int row, float* sums) {
   constexpr int STEP = columns_for(MR) < 2 ? 1 : 2;  // v16 at once of the tile's two
@@ -63,7 +61,7 @@ void chunk_rows(const sd_linear_args& a, int tile, int chunk, int row, int b, in
   else float_chunk<MR, float>(a, tile, chunk, row, sums);
 }
 
-// Blocks of rows that this processor has no registers for are not compiled.
+// Row counts that exceed this processor's registers are not compiled.
 template <int BLOCK = MAX_MR>
 void chunk_dispatch(const sd_linear_args& a, int tile, int chunk, int row, int mr, int b, int blocks, float* sums) {
 #define SD_ROWS(N) \

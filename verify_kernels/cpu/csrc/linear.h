@@ -36,3 +36,34 @@ struct sd_linear_args {
 
 void sd_linear(const sd_linear_args* args, int32_t rows);
 }
+
+namespace sd {
+
+constexpr int TILE = 32;  // output channels per tile; 128 bytes hold a group of four values of each
+
+// Products of int8 rows with int8 weights on processors with AMX, whose registers are tiles of 16 x 64 bytes.
+
+constexpr int LEAST_TILED_ROWS = 8;  // fewer are faster without
+
+// Whether this processor has AMX, and the system lets this process use it.
+bool can_tile();
+
+// sums[m * 32 + n] += of `rows` rows from `row` on and one tile of 32 channels, chunk by chunk as everywhere. Integer sums
+// are exact, so the bits are those of any other int8 product. At least LEAST_TILED_ROWS rows.
+void int8_tiles(const sd_linear_args& a, int tile, int row, int rows, float* sums);
+
+// Products of int8 rows with weights in blocks.
+
+inline bool is_block_format(int kind) { return kind >= SD_Q4_0; }
+
+// sums[m * 32 + n] of `rows` rows from `row` on, of `all` in the call, and one tile of 32 channels, over all inputs.
+void quant_tile(const sd_linear_args& a, int tile, int row, int rows, int all, float* sums);
+
+// The same for at most DIRECT_ROWS rows (quant_simd.h), into sums that are 0.
+void direct_tile(const sd_linear_args& a, int tile, int row, int rows, int all, float* sums);
+
+// x [k], row `row` of `all` in the call, in the weights' order to int8 with one scale per group of 32, where quant_tile
+// reads it.
+void quant_row(const sd_linear_args& a, const float* x, int row, int all);
+
+}  // namespace sd

@@ -1,5 +1,5 @@
-// Weights in blocks on their way from a model's file to the layout of quant_formats.h, once, when they are first loaded.
-// verify_kernels/quant_formats.py has the plain twin, and says what a block of each format holds.
+// Repacks weights in blocks from a model's file to the layout of quant_formats.h, when a model is first loaded.
+// verify_kernels/quant_formats.py is the plain twin, and says what a block of each format holds.
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -12,7 +12,8 @@ namespace sd {
 namespace {
 
 constexpr int HALF = 16;  // channels of a unit
-constexpr int MOST_BLOCK = 256, GROUP = 32;
+constexpr int GROUP = 32;         // inputs of a group
+constexpr int MAX_BLOCK_BYTES = 256;  // of a block in a file, rounded up
 
 struct Format {
   int kind, block, block_bytes, unit, unit_bytes;  // `block` inputs of a row in the file, `unit` inputs of 16 rows here
@@ -116,7 +117,7 @@ float half_at(const uint8_t* p) {
   return half_to_float(bits);
 }
 
-// The floats that a block of a GGUF file stands for.
+// Dequantises a block of a GGUF file.
 void floats_of_block(int kind, const uint8_t* block, float* out) {
   if (kind == SD_Q6_K) {
     const float largest = half_at(block + 208);
@@ -157,8 +158,8 @@ void floats_of_block(int kind, const uint8_t* block, float* out) {
 inline v16 rounded(v16 x) { return (x + splat(12582912.0f)) - splat(12582912.0f); }  // half to even
 inline v16 within(v16 x, float low, float high) { return -max16(-max16(x, splat(low)), splat(-high)); }
 
-// 32 weights as a block of Q4_0. The largest of them is about -8 times the scale; of a few scales that one is taken
-// that errs least (squares), once it fits the levels which it led to.
+// Rounds 32 weights to a block of Q4_0. The largest of them is about -8 times the scale. Of a few scales, each fitted to
+// the levels that it leads to, the one with the least squared error is taken.
 void round_block(const float* w, const float* fits, int tried, uint8_t* block) {
   const v16 a = load16(w), b = load16(w + 16);
   const float peak = hmax16(max16(abs16(a), abs16(b)));
@@ -186,13 +187,13 @@ void round_block(const float* w, const float* fits, int tried, uint8_t* block) {
 
 extern "C" {
 
-// Rows of `blocks` whole blocks each, one after the other, to [tiles, units, 2, unit bytes]. Padding stands for zeros.
+// Repacks rows of `blocks` whole blocks each to [tiles, units, 2, unit bytes]. Padding dequantises to zeros.
 void sd_pack_blocks(int32_t kind, const uint8_t* raw, int64_t rows, int64_t blocks, uint8_t* out) {
   using namespace sd;
   const Format& f = format_of(kind);
   const int each = f.unit / f.block;
   const int64_t units = (blocks + each - 1) / each, tiles = (rows + 31) / 32;
-  static const uint8_t none[MOST_BLOCK] = {};
+  static const uint8_t none[MAX_BLOCK_BYTES] = {};
   memset(out, 0, tiles * units * 2 * f.unit_bytes);
   for (int64_t row = 0; row < tiles * 32; ++row) {
     for (int64_t u = 0; u < units; ++u) {
@@ -209,13 +210,13 @@ void sd_pack_blocks(int32_t kind, const uint8_t* raw, int64_t rows, int64_t bloc
   }
 }
 
-// What `count` blocks of a GGUF file's format stand for.
+// Dequantises `count` blocks of a GGUF file's format.
 void sd_block_floats(int32_t kind, const uint8_t* raw, int64_t count, float* out) {
   const sd::Format& f = sd::format_of(kind);
   for (int64_t i = 0; i < count; ++i) sd::floats_of_block(kind, raw + i * f.block_bytes, out + i * f.block);
 }
 
-// Runs of 32 weights as blocks of Q4_0. fits: the largest weight over the scale, `tried` values to choose from.
+// Rounds `count` runs of 32 weights to blocks of Q4_0. fits: `tried` values of the largest weight over the scale.
 void sd_round_blocks(const float* weight, int64_t count, const float* fits, int32_t tried, uint8_t* raw) {
   for (int64_t i = 0; i < count; ++i) sd::round_block(weight + 32 * i, fits, tried, raw + 18 * i);
 }

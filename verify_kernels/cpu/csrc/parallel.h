@@ -1,13 +1,12 @@
-// Work shared out to threads, unit by unit. Which thread does a unit never changes what the unit computes.
+// Distributes work to threads, unit by unit. A unit's result does not depend on its thread.
 #pragma once
 #include <cstdint>
 
 namespace sd {
 
 // Runs unit(context, u) for every u in [0, units) on up to `threads` threads and returns when all are done.
-// The caller works too, and waits only for units that another thread has begun: a worker that the system has
-// descheduled, or that still sleeps, costs nothing. (An OpenMP barrier waits for every thread to arrive, which on
-// a machine with anything else to do multiplied a step's time by twenty.)
+// The caller works too, and waits only for units that another thread has begun: a worker that is descheduled or asleep
+// costs nothing. (An OpenMP barrier waits for every thread, which on a busy machine took twenty times as long.)
 void run_units(int threads, int units, void (*unit)(void*, int), void* context);
 
 template <class Body>

@@ -3,7 +3,6 @@
 #include <cmath>
 
 #include "linear.h"
-#include "quant_linear.h"
 #include "vec.h"
 
 namespace sd {

@@ -1,11 +1,11 @@
-// Few rows times weights in blocks: what a step of decoding is.
+// Few rows times weights in blocks, as in a step of decoding.
 #include "quant_rows.h"
 
 namespace sd {
 namespace {
 
-// All of a tile for MR rows, levels straight from their units: unpacked ones serve too few rows to pay, and memory is asked
-// for evenly. AT of the tile's two halves at a time, each a register here. The operations on a sum, and their order, are
+// A tile for MR rows, with levels straight from their units: unpacking does not pay for so few rows, and memory is read
+// evenly. AT of the tile's two halves at a time, each a register here. The operations on a sum, and their order, are
 // those of quant_linear.cpp.
 template <class F, int MR, int AT>
 __attribute__((noinline)) void direct_rows(const uint8_t* w, int units, const int8_t* q, int64_t chunk, float* sums) {
@@ -23,7 +23,7 @@ __attribute__((noinline)) void direct_rows(const uint8_t* w, int units, const in
       const int8_t* own = q;
       for (int u = 0; u < UNITS && u < units; ++u, unit += 2 * F::BYTES, own += F::GROUPS * Record<S>::STEP) {
         each(std::make_integer_sequence<int, F::GROUPS>{}, [&]<int G>(std::integral_constant<int, G>) {
-          // Else GCC keeps every address of this loop on the stack, and fetching them takes as long as multiplying.
+          // Without it GCC keeps all addresses of this loop on the stack; loading them takes as long as multiplying.
           asm volatile("" : "+r"(own));
 #pragma GCC unroll 16
           for (int i = LINES * G / F::GROUPS; i < LINES * (G + 1) / F::GROUPS; ++i)

@@ -1,9 +1,8 @@
-// Weights in blocks as they are repacked: units of inputs x 16 channels, and how one is unpacked.
+// The layouts of repacked weights in blocks: units of inputs x 16 channels, and how a unit is unpacked.
 //
-// A group is 32 inputs. `level` gives the j-th four inputs of group G of LANES4 channels from `slice` on; `scale` and
-// `low` are what a level is multiplied by, and what is taken off then: w = scale * level - low. Levels of odd groups
-// may be HIGH times too large, which saves a shift; the scale is as much smaller then, which changes no bit.
-// verify_kernels/quant_formats.py writes these layouts.
+// A group is 32 inputs. `level` returns the j-th four inputs of group G of LANES4 channels from `slice` on, and
+// w = scale * level - low. Levels of odd groups may be HIGH times too large, which saves a shift; their scale is as much
+// smaller then, which changes no bit. verify_kernels/quant_formats.py writes these layouts.
 #pragma once
 #include "quant_simd.h"
 

@@ -1,18 +1,16 @@
-// Products of int8 rows with weights in blocks, which stay as the model's file has them.
+// Products of int8 rows with weights in the blocks of the model's file.
 //
-// Of every 32 inputs (16 of Q6_K), in ascending order: the product of levels and
-// activations, exact in 32 bits; times the weights' scale; less their low end times the sum of the activations; times
-// the activations' scale, added up. Always these operations, each fused one in one rounding, so a row's bits depend on
-// the row alone, on every processor.
-#include "quant_linear.h"
-
+// For every 32 inputs (16 of Q6_K), in ascending order: the product of levels and activations, exact in 32 bits; times
+// the weights' scale; less their low end times the sum of the activations; times the activations' scale, added up.
+// These operations, each fused one with one rounding, are the same on every processor, so a row's bits depend on the
+// row alone.
 #include "quant_rows.h"
 #include "vec.h"
 
 namespace sd {
 namespace {
 
-constexpr int EARLY = 1;  // lines of 64 bytes of weights asked for while a group of 16 channels is unpacked
+constexpr int EARLY = 1;  // lines of 64 bytes of weights prefetched while a group of 16 channels is unpacked
 constexpr int SLICES = TILE / (COLUMNS * LANES4);
 
 // A chunk of a tile in any format: four inputs of each channel, scales and low ends of groups.
@@ -42,15 +40,15 @@ void unpack(const uint8_t* units, int count, const char* ahead, Unpacked& to) {
   }
 }
 
-// What memory is asked for meanwhile: `step` bytes of weights for each group. If only the first rows asked, or only
-// unpacking did, memory would rest while the others compute.
+// What is prefetched during a panel: `step` bytes of weights for each group. If only the first rows prefetched, or only
+// unpacking, memory would be idle while the others compute.
 struct Ahead {
   const char* from;
   int64_t step;
 };
 
-// acc += the products of MR rows with AT pieces from `first` on of those at `q`, `piece` on of the chunk. Of all rows
-// the first four inputs, then the next four: sums that do not wait for each other stand side by side.
+// acc += the products of MR rows with AT pieces, from `first` on at `q` and from `piece` on in the chunk. The first four
+// inputs of all rows come first, then the next four, so that independent sums follow each other.
 template <int BITS, int SCALES, bool LOW, int MR, int AT>
 inline __attribute__((always_inline)) void multiply_pieces(
     const Unpacked& w, int piece, const int8_t* q, int first, int n, floatv (&acc)[MR][COLUMNS]) {
@@ -101,7 +99,7 @@ inline __attribute__((always_inline)) void multiply_pieces(
 template <int BITS, int SCALES, bool LOW, int MR>
 __attribute__((noinline)) void panel_product(
     const Unpacked& w, int groups, const int8_t* panel, Ahead ahead, float* sums) {
-  constexpr int AT = MR * COLUMNS <= FEW_SUMS ? 2 : 1;  // few sums wait for themselves: those of two pieces then
+  constexpr int AT = MR * COLUMNS <= FEW_SUMS ? 2 : 1;  // pieces at once: with few sums each would wait for itself
   constexpr int STRIDE = AT > SCALES ? AT : 1;          // groups
   for (int n = 0; n < TILE; n += COLUMNS * LANES4) {
     floatv acc[MR][COLUMNS];
@@ -176,7 +174,7 @@ const float* gather(const float* x, const int32_t* order, float* to) {
   return to;
 }
 
-// The row of the table that channel `n` of the tile at `w` is, times `scale`.
+// Row `n` of the tile at `w`, dequantised, times `scale`.
 template <class F>
 void embed_row(const uint8_t* w, int n, int k, int k_pad, float scale, float* out) {
   constexpr int INPUTS = GROUP * F::GROUPS, UNITS = CHUNK / INPUTS, SCALED = GROUP / F::SCALES;

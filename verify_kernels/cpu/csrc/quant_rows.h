@@ -1,22 +1,21 @@
-// What products with weights in blocks share, however many rows they have: where a row's numbers lie, and which format a
-// tensor has.
+// What products with weights in blocks share for any number of rows: a row's layout, and the dispatch on the format.
 #pragma once
 #include <utility>
 
+#include "linear.h"
 #include "quant_formats.h"
-#include "quant_linear.h"
 
 namespace sd {
 namespace {
 
-constexpr int TILE = 2 * HALF;
+static_assert(TILE == 2 * HALF);
 constexpr int CHUNK = 256;   // inputs whose sums are added up before the next, of all rows
 constexpr int GROUPS = CHUNK / GROUP;
-constexpr int AHEAD = 8192;  // bytes before their use that weights are asked for
+constexpr int AHEAD = 8192;  // bytes before their use that weights are prefetched
 
-// A row's chunk: of each group 32 values, their scale, and what their sum is needed for: where levels have no offset
-// minus the sum as a float, else START less the offset times the sum, for every scale of the weights. Rows of a chunk
-// lie beside each other, so that one address and constants lead to all that are multiplied together.
+// A row's chunk: for each group 32 values, their scale and, per scale of the weights, a term of their sum: minus the sum
+// as a float if levels have no offset, else START less the offset times the sum. Rows of a chunk lie beside each other,
+// so that one address and constants reach all that are multiplied together.
 template <int SCALES>
 struct Record {
   static constexpr int STEP = GROUP + 4 + 4 * SCALES, BYTES = (GROUPS * STEP + 63) / 64 * 64;
@@ -30,7 +29,7 @@ inline void each(std::integer_sequence<int, I...>, Call call) {
   (call(std::integral_constant<int, I>{}), ...);
 }
 
-// What is multiplied at once: the inputs of a scale. A group is one such piece, or two.
+// The inputs of one scale, which are multiplied at once. A group is one such piece, or two.
 template <int SCALES>
 struct Piece {
   static constexpr int FOURS = 8 / SCALES;

@@ -1,4 +1,4 @@
-// The few vector operations that quant_linear.cpp needs, each on one register of this processor.
+// The vector operations of quant_linear.cpp, each on one register of this processor.
 //
 // A register holds LANES output channels: as bytes four input channels of each, as int32 or float one value of each.
 #pragma once
@@ -78,8 +78,8 @@ inline intv spread(const int8_t* q) {
 #if defined(__AVX512VNNI__)
 
 inline floatv fused(floatv a, floatv b, floatv c) { return (floatv)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
-// Asks for the lines from `from` to `end`, at least one; returns where it stopped. The loop is aligned because jumps
-// across 32 bytes are decoded anew every time on processors from Skylake to Cascade Lake, which took 1.4 times as long.
+// Prefetches the lines from `from` to `end`, at least one; returns where it stopped. The loop is aligned because
+// processors from Skylake to Cascade Lake decode jumps across 32 bytes every time, which took 1.4 times as long.
 inline const char* ask_for(const char* from, const char* end) {
   asm volatile(".p2align 5\n0: prefetcht1 (%0)\n add $64, %0\n cmp %1, %0\n jb 0b" : "+r"(from) : "r"(end) : "cc");
   return from;

@@ -1,5 +1,5 @@
-// Processes that compute one model together over a shared segment: where they meet, and what each does beside its share
-// of the layers. Nothing here adds numbers of two ranks: sums are as they are on one.
+// Ranks, processes that compute one model together over a shared segment: their barrier, and row operations beside the
+// layers. Nothing here adds numbers of two ranks, so sums are those of one rank.
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -27,7 +27,7 @@ struct Meeting {
 };
 static_assert(sizeof(Meeting) <= 256 && std::atomic<uint32_t>::is_always_lock_free);
 
-// Sleeps while `word` holds `value`, perhaps less long.
+// Sleeps while `word` holds `value`; may return early.
 void sleep_while(std::atomic<uint32_t>* word, uint32_t value) {
 #if defined(__linux__)
   syscall(SYS_futex, (uint32_t*)word, FUTEX_WAIT, value, nullptr, nullptr, 0);
@@ -54,12 +54,12 @@ inline void relax() {
 
 extern "C" {
 
-// Waits until all `ranks` are here; what any wrote before, all see after. Spins for `spin_us` and then sleeps: with more
-// ranks than processors a spinning one keeps the one it waits for from running. Returns 1 where a rank is lost, else 0.
+// Waits for all `ranks`; what any wrote before, all see after. Spins for `spin_us` and then sleeps: with more ranks than
+// processors a spinning rank would keep the others from running. Returns 1 if a rank is lost, else 0.
 int32_t sd_ranks_meet(void* segment, int32_t ranks, int32_t spin_us) {
   Meeting& m = *(Meeting*)segment;
   const uint32_t round = m.round.load(std::memory_order_seq_cst);
-  if (m.broken.load(std::memory_order_seq_cst)) return 1;  // after `round`: who breaks writes them the other way round
+  if (m.broken.load(std::memory_order_seq_cst)) return 1;  // after `round`: sd_ranks_break writes them in reverse order
   if (m.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == (uint32_t)ranks) {
     m.arrived.store(0, std::memory_order_relaxed);
     m.round.fetch_add(1, std::memory_order_seq_cst);
@@ -77,7 +77,7 @@ int32_t sd_ranks_meet(void* segment, int32_t ranks, int32_t spin_us) {
   return m.broken.load(std::memory_order_acquire) != 0;
 }
 
-// A rank is lost: whoever waits, or will, is told so.
+// Marks a rank as lost: every wait, now and later, returns 1.
 void sd_ranks_break(void* segment) {
   Meeting& m = *(Meeting*)segment;
   m.broken.store(1, std::memory_order_seq_cst);
@@ -85,7 +85,7 @@ void sd_ranks_break(void* segment) {
   wake_all(&m.round);
 }
 
-// out[r] = act(gate) * up of [gate | up], `n` each: what sd_linear does in front of a product, on some of the channels.
+// out[r] = act(gate) * up of [gate | up], `n` each: sd_linear's prologue, on some of the channels.
 void sd_gate(const float* src, int64_t ld_src, int32_t n, int32_t gelu, float* out, int64_t ld_out, int32_t rows,
              int32_t threads) {
   sd::for_units(threads, rows, [&](int row) {
@@ -94,7 +94,7 @@ void sd_gate(const float* src, int64_t ld_src, int32_t n, int32_t gelu, float* o
   });
 }
 
-// dst[r] += y[r], RMS-normed where there is a `post_norm`: what sd_linear does behind a product, on the gathered row.
+// dst[r] += y[r], RMS-normed if there is a `post_norm`: sd_linear's epilogue, on the gathered row.
 void sd_add_rows(const float* y, int64_t ld_y, int32_t n, const float* post_norm, float eps, float* dst, int64_t ld_dst,
                  int32_t rows, int32_t threads) {
   sd::for_units(threads, rows, [&](int row) {

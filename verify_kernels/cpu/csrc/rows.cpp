@@ -1,4 +1,4 @@
-// Row-wise helpers around the layers: embedding lookup, KV rows of an accepted path, and what a machine can read.
+// Row-wise helpers around the layers: embedding lookup, KV rows of an accepted path, and memory bandwidth.
 #include <atomic>
 #include <cstdint>
 #include <cstring>
@@ -9,8 +9,8 @@
 
 namespace {
 
-constexpr int PAGE = 64;
-constexpr int AHEAD = 16384;  // bytes fetched ahead, as the linear kernels do
+constexpr int PAGE = 64;      // tokens of a KV page
+constexpr int AHEAD = 16384;  // bytes prefetched before their use
 
 }  // namespace
 
@@ -55,7 +55,7 @@ void sd_move_kv(uint8_t* pool, int32_t layers, int64_t pages, int32_t heads, int
   }
 }
 
-// Reads `bytes` (a multiple of 256 KiB) with `threads` threads and returns a checksum: what the memory can deliver.
+// Reads `bytes` (a multiple of 256 KiB) with `threads` threads and returns a checksum; measures memory bandwidth.
 uint64_t sd_read_bandwidth(const uint8_t* data, int64_t bytes, int32_t threads) {
   std::atomic<uint64_t> total{0};
   const int64_t unit = 1 << 18;

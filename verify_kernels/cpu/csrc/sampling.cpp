@@ -23,7 +23,7 @@ int32_t sample_row(const float* raw, int vocab, const sd_sample_row& row, const 
 }
 
 double logprob(float z, float z_max, double normaliser) {
-  return ((double)z - (double)z_max) - normaliser + 0.0;  // never -0: which zero is the maximum is nobody's matter
+  return ((double)z - (double)z_max) - normaliser + 0.0;  // never -0, which would show the maximum's sign of zero
 }
 
 void write_best(const View& view, const Best& best, const Cut& cut, int32_t* ids, double* values) {

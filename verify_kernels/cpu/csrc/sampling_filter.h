@@ -3,7 +3,6 @@
 #pragma once
 #include <algorithm>
 
-#include "sampling_math.h"
 #include "sampling_view.h"
 
 namespace sd {

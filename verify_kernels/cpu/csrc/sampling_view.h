@@ -2,11 +2,31 @@
 #pragma once
 #include <cfloat>
 #include <climits>
-#include <cstring>
 #include <vector>
 
-#include "philox.h"
-#include "sampling.h"
+#include "sampling_math.h"
+
+// 128 bytes: 40 from SamplingPolicy.record, 16 from NativeSampling, 72 from SequenceEdits.record.
+struct sd_sample_row {
+  uint64_t seed;
+  double top_p;
+  float temperature;  // 0: greedy
+  float log_min_p;    // -inf: off
+  float repetition, presence, frequency;
+  int32_t top_k;  // 0: off
+  int64_t position;
+  int32_t path_begin, n_path;  // pairs (token, count) in the call's path array
+  const int32_t* seen_ids;
+  const int32_t* seen_counts;
+  int64_t n_seen;
+  const int32_t* bias_ids;
+  const float* bias;
+  int32_t n_bias, mask_words;
+  const uint32_t* mask;  // null: all allowed
+  const int32_t* banned;
+  int64_t n_banned;
+};
+static_assert(sizeof(sd_sample_row) == 128, "the Python side packs 128 bytes");
 
 namespace sd {
 
@@ -14,7 +34,7 @@ constexpr int BLOCK = PHILOX_TOKENS;
 constexpr float LIMIT = 1e30f;
 constexpr float DEAD = -__builtin_inff();
 
-// NaN and what is not above -1e30 are as good as masked; 1e30 is the most a logit counts.
+// Logits that are NaN or not above -1e30 count as masked, those above 1e30 as 1e30.
 inline float live(float x) {
   float y = x < LIMIT ? x : LIMIT;
   return x > -LIMIT ? y : DEAD;

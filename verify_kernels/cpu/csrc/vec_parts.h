@@ -1,6 +1,6 @@
 // vec.h on narrower registers: sixteen floats are two of AVX2's or four of SSE's or NEON's.
 //
-// GCC keeps these parts in registers; of a vector type wider than the processor it would keep every value in memory.
+// GCC keeps these parts in registers; a vector type wider than the processor's it keeps in memory.
 #pragma once
 #if defined(__AVX2__)
 #include <immintrin.h>

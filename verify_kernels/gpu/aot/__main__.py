@@ -1,18 +1,19 @@
-"""Compiles every kernel for every chip without a GPU, in worker processes, and reports what is wrong."""
+"""Compiles every kernel for every chip without a GPU, in worker processes, and reports problems."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import multiprocessing
 import os
+import queue
 import re
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnContext
 from pathlib import Path
 from typing import IO, Any
@@ -24,46 +25,43 @@ from verify_kernels.gpu.aot.jobs import KERNEL_MODULES, TARGETS, Job, Row, compi
 
 
 class Worker:
-    """A process, and the file that takes what its compiler prints. ``pipe`` is ready when its job is done or it has
-    died."""
+    """A process that compiles jobs, and the file that its compiler prints to."""
 
     def __init__(self, context: SpawnContext) -> None:
         self._log: IO[bytes] = tempfile.NamedTemporaryFile()  # noqa: SIM115 - lives as long as the worker
-        self.pipe, other = context.Pipe()
+        self._pipe, other = context.Pipe()
         self._process = context.Process(target=_serve, args=(other, self._log.name), daemon=True)
         self._process.start()
         other.close()
 
-    def give(self, job: Job) -> None:
-        """Start on ``job``."""
-        with contextlib.suppress(OSError):  # it died between jobs; `take` will find out
-            self.pipe.send(job)
+    @property
+    def alive(self) -> bool:
+        """Whether the process can take a job."""
+        return self._process.is_alive()
 
-    def take(self) -> Row | None:
-        """The finished row; None when the process has died over it."""
+    def compile(self, job: Job) -> Row:
+        """The report on ``job``; if the process dies, its problem is the last line that it printed."""
         try:
-            row: Row = self.pipe.recv()
+            self._pipe.send(job)
+            row: Row = self._pipe.recv()
         except (EOFError, OSError):
             self._process.join()
-            return None
+            lines = self._printed().splitlines() or ["it printed nothing"]
+            problem = f"the compiler died (exit code {self._process.exitcode}): {lines[-1].strip()}"
+            return Row(job, None, (problem,), 0.0)
         printed = self._printed()
-        if row.usage is None and (said := re.search(r"error: .*", printed)):  # what triton's exceptions leave out
-            row = replace(row, problems=tuple(f"{problem}\n{said[0]}" for problem in row.problems))
+        if row.usage is None and (found := re.search(r"error: .*", printed)):  # missing from triton's exceptions
+            row = replace(row, problems=tuple(f"{problem}\n{found[0]}" for problem in row.problems))
         return row
 
-    def last_words(self) -> str:
-        """Of a process that has died: how, and the last line it printed."""
-        lines = self._printed().splitlines() or ["it printed nothing"]
-        return f"the compiler died (exit code {self._process.exitcode}): {lines[-1].strip()}"
-
     def end(self) -> None:
-        """Let the process go."""
-        self.pipe.close()
+        """End the process."""
+        self._pipe.close()
         self._process.join()
         self._log.close()
 
     def _printed(self) -> str:
-        """Since it was last asked."""
+        """The text printed since the last call."""
         return self._log.read().decode(errors="replace").strip()
 
 
@@ -79,41 +77,32 @@ def _serve(pipe: Connection, log: str) -> None:
         pipe.send(compile_job(job))
 
 
-class Workers:
-    """Up to ``count`` processes, each with one job at a time, a fresh one wherever one has died."""
+def compile_all(jobs: Sequence[Job], processes: int, on_row: Callable[[Row], None]) -> list[Row]:
+    """The reports on ``jobs``, in their order, by so many processes; a dead one is replaced.
 
-    def __init__(self, count: int) -> None:
-        self._context = multiprocessing.get_context("spawn")  # a fork would share the parent's compiler state
-        self._count = count
+    ``on_row`` receives each report when it is done, in one of several threads.
+    """
+    context = multiprocessing.get_context("spawn")  # a fork would share the parent's compiler state
+    idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+    for _ in range(min(processes, len(jobs))):
+        idle.put(Worker(context))
 
-    def run(self, jobs: Sequence[Job], on_row: Callable[[Row], None]) -> list[Row]:
-        """Compile ``jobs``; ``on_row`` hears of each as it is done. Rows come in the jobs' order."""
-        waiting = list(reversed(range(len(jobs))))
-        rows: dict[int, Row] = {}
-        busy: dict[Worker, int] = {}
+    def compile_one(job: Job) -> Row:
+        worker = idle.get()
+        row = worker.compile(job)
+        idle.put(worker if worker.alive else Worker(context))
+        on_row(row)
+        return row
 
-        def employ(worker: Worker) -> None:
-            busy[worker] = waiting.pop()
-            worker.give(jobs[busy[worker]])
-
-        for _ in range(min(self._count, len(jobs))):
-            employ(Worker(self._context))
-        while busy:
-            ready = wait([worker.pipe for worker in busy])
-            for worker in [worker for worker in busy if worker.pipe in ready]:
-                index = busy.pop(worker)
-                row = worker.take()
-                rows[index] = row or Row(jobs[index], None, (worker.last_words(),), 0.0)
-                on_row(rows[index])
-                if waiting:
-                    employ(worker if row else Worker(self._context))
-                else:
-                    worker.end()
-        return [rows[index] for index in range(len(jobs))]
+    with ThreadPoolExecutor(processes) as pool:
+        rows = list(pool.map(compile_one, jobs))
+    while not idle.empty():
+        idle.get().end()
+    return rows
 
 
 _HEAD = ("case", "target", "threads", "regs", "spills", "shared", "s")
-_LINE = 160  # characters of a problem that a table shows
+_LINE = 160  # characters of a problem that a report line shows
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -172,7 +161,7 @@ def main(arguments: Sequence[str] | None = None, modules: Sequence[str] = KERNEL
         verdict = "PROBLEM" if row.problems else "ok"
         print(f"{len(done)}/{len(jobs)} {row.job.label} {row.job.target} {verdict}", file=sys.stderr, flush=True)
 
-    rows = Workers(options.jobs).run(jobs, on_row)
+    rows = compile_all(jobs, options.jobs, on_row)
     problems = problem_lines(rows)
     print(table(rows))
     if options.json:

@@ -1,4 +1,4 @@
-"""Which kernel cases there are, how one is compiled for one chip, and what the binary takes."""
+"""The chips, the kernels' compile cases, and compiling a case for a chip."""
 
 from __future__ import annotations
 
@@ -23,15 +23,14 @@ from verify_kernels.gpu.kernel_launch import CompileCase
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """``registers`` per thread; ``spills``: bytes per thread on NVIDIA, registers on AMD; ``shared`` and ``scratch``
-    (global) in bytes per block; ``tensor_memory`` in columns (Blackwell only)."""
+    """What a compiled kernel takes."""
 
-    threads: int
-    registers: int
-    spills: int
-    shared: int
-    scratch: int
-    tensor_memory: int
+    threads: int  # per block
+    registers: int  # per thread
+    spills: int  # bytes per thread on NVIDIA, registers on AMD
+    shared: int  # bytes per block
+    scratch: int  # bytes of global memory per block
+    tensor_memory: int  # columns (Blackwell only)
 
 
 _KIB = 1024
@@ -44,35 +43,29 @@ _FP8 = ("fp8e4nv", "fp8e4b8", "fp8e4b15", "fp8e5", "fp8e5b16")
 class Target:
     """A chip.
 
-    ``shared``: bytes of shared memory (LDS) one block may have; ``shared_total``: bytes that all blocks of a
-    multiprocessor may have, of which each takes ``shared_own`` more than it asks for. ``registers``: 32-bit registers
-    per thread that the register file has for one block, times the block's ``register_lanes`` threads (all threads
-    share one file on NVIDIA; on AMD a block's waves spread over four SIMDs of 64 lanes). ``fp8``: float8 formats its
-    hardware knows.
-
     Sources: CUDA C++ Programming Guide, table of compute capabilities; AMD Instinct MI300 ISA (2025), sections 3.6
-    and 3.7: 512 VGPRs per lane, ArchVGPRs and AccVGPRs together, given out in eights.
+    and 3.7: 512 VGPRs per lane, ArchVGPRs and AccVGPRs together, allocated in eights. On NVIDIA all threads share one
+    register file; on AMD a block's waves spread over four SIMDs of 64 lanes.
     """
 
     name: str
     gpu: GPUTarget
-    shared: int
-    shared_total: int
-    shared_own: int
-    registers: int
-    register_lanes: int
-    fp8: tuple[str, ...]
+    shared: int  # bytes of shared memory (LDS) of a block, at most
+    shared_total: int  # bytes of shared memory of a multiprocessor
+    shared_own: int  # bytes that each block takes beside those that it asks for
+    registers: int  # 32-bit registers of the register file per lane
+    register_lanes: int  # lanes of the register file
+    fp8: tuple[str, ...]  # float8 formats of its hardware
 
     def runs(self, case: CompileCase) -> bool:
-        """Whether ``case`` is meant for this chip, which also has every number format that it uses."""
+        """Whether ``case`` is meant for this chip, and the chip has all its number formats."""
         meant = not case.targets or any(text in self.name for text in case.targets)
         formats = [*case.signature.values(), *map(str, case.constexprs.values())]
         used = {name for text in formats for name in _FP8 if text.removeprefix("*") == name}
         return meant and used <= set(self.fp8)
 
     def problems(self, usage: Usage, resident: int = 1) -> list[str]:
-        """What ``usage`` asks of the chip that it does not have, or should not be asked for; ``resident``: by so many
-        blocks at once on a multiprocessor."""
+        """The limits of the chip that ``usage`` breaks, with ``resident`` blocks at once on a multiprocessor."""
         per_lane = -(-usage.registers // 8) * 8
         groups = -(-usage.threads // self.register_lanes)
         together = resident * (usage.shared + self.shared_own)
@@ -117,28 +110,27 @@ TARGETS: dict[str, Target] = {
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """``module``: where the case is named; ``case``, ``kernel`` and ``target``: names."""
+    """A case to compile for a chip, by names."""
 
-    module: str
+    module: str  # that has the case
     case: str
     kernel: str
     target: str
 
     @property
     def label(self) -> str:
-        """The case as reports call it: the module's last name and the case's."""
+        """The case's name in reports: the module's last name and the case's."""
         return f"{self.module.rpartition('.')[2]}.{self.case}"
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """``usage`` is None where there is nothing to read it from; ``problems`` is empty where all is well; ``seconds``
-    are of the compilation, next to nothing where triton's cache had it."""
+    """The report on a job."""
 
     job: Job
-    usage: Usage | None
-    problems: tuple[str, ...]
-    seconds: float
+    usage: Usage | None  # None if it did not compile
+    problems: tuple[str, ...]  # empty if all is well
+    seconds: float  # of the compilation; almost 0 if triton's cache had it
 
     def as_json(self) -> dict[str, Any]:
         """Flat, for a JSON report."""
@@ -170,10 +162,10 @@ KERNEL_MODULES: tuple[str, ...] = (
 
 
 def load_cases(module: str) -> list[CompileCase]:
-    """What ``module``'s ``compile_cases()`` names; import errors surface as they are.
+    """The cases of ``module``'s ``compile_cases()``; import errors propagate.
 
     Raises:
-        ValueError: it names none, or two of one name.
+        ValueError: there are none, or two have the same name.
     """
     cases: list[CompileCase] = importlib.import_module(module).compile_cases()
     names = [case.name for case in cases]
@@ -186,10 +178,10 @@ def load_cases(module: str) -> list[CompileCase]:
 def plan_jobs(
     modules: Sequence[str], targets: Sequence[Target], only: Sequence[str], one_per_kernel: bool
 ) -> list[Job]:
-    """Every case of ``modules`` on every one of ``targets`` that it is meant for and that has its number formats.
+    """Every case of ``modules`` on each of ``targets`` that runs it.
 
-    only: keeps cases whose "module.case" holds one of these texts; empty keeps all.
-    one_per_kernel: keeps the first case that a module has of each kernel, on each target.
+    only: keep cases whose "module.case" contains one of these texts; empty keeps all.
+    one_per_kernel: keep a module's first case of each kernel, on each target.
     """
     named = [(module, case) for module in modules for case in load_cases(module)]
     jobs: list[Job] = []
@@ -248,7 +240,7 @@ def read_usage(compiled: Any) -> Usage:
     """The usage of ``compiled`` (triton's CompiledKernel).
 
     Raises:
-        ValueError: its binary does not tell; this triton writes it in a way not known here.
+        ValueError: the binary does not state it in a known way.
     """
     metadata = compiled.metadata
     binary = _cubin(compiled.asm["cubin"]) if "cubin" in compiled.asm else _amdgcn(compiled.asm["amdgcn"])
@@ -285,7 +277,7 @@ def _amdgcn(text: str) -> tuple[int, int]:
 
 
 def compile_job(job: Job) -> Row:
-    """The report's line on ``job``; whatever goes wrong is in it as a problem."""
+    """Compile ``job``; every error becomes a problem of the report."""
     target = TARGETS[job.target]
     start = time.monotonic()
     try:
