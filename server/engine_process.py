@@ -24,7 +24,6 @@ from server.errors import (
     SwapUnderWayError,
     pack_error,
 )
-from server.freed_memory import return_freed_memory
 from server.interfaces import AdministeredEngine, CachingEngine, EngineLike, ProgressListener
 from server.ipc import Frame, ParentGoneError, ParentLink, pack_event, pack_info, pack_load, pack_trace, unpack_request
 from server.kv_event_messages import pack_batch
@@ -287,6 +286,12 @@ def _leave_signals_to_the_parent() -> None:
     if sys.platform == "linux":
         # A closed socket is noticed between steps only; this also ends a process that is busy loading.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def return_freed_memory() -> None:
+    """Return memory that the C library kept after loading to the system; does nothing where it has no such call."""
+    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)
 
 
 if __name__ == "__main__":

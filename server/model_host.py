@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from server.completion.prompt_packer import PromptPacker
 from server.engine_client import EngineClient, EngineStartError, RestartPolicy
-from server.engine_process import DEFAULT_FACTORY
-from server.freed_memory import return_freed_memory
+from server.engine_process import DEFAULT_FACTORY, return_freed_memory
 from server.frontend import Frontend
 from server.interfaces import ProgressListener, TokenizerLike
 from server.large_texts import LARGE_CHARACTERS
