@@ -1,4 +1,4 @@
-"""What a device offers the sampler, and what it is told of each row: policy, edits of logits, place in the noise."""
+"""The sampler's kernels as a protocol, and how each row is sampled: policy, edits of logits, place in the noise."""
 
 from __future__ import annotations
 
@@ -14,29 +14,26 @@ from torch import Tensor
 
 from specdec.core.fields import MIN_TEMPERATURE
 
-_RECORD = struct.Struct("<Qdfffffi")
+_RECORD = struct.Struct("<Qdfffffi")  # the first fields of ``sd_sample_row`` in cpu/csrc/sampling_view.h
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingPolicy:
-    """How a sequence's tokens are chosen. ``temperature`` 0 is greedy; ``top_k`` 0, ``top_p`` 1, ``min_p`` 0 are off.
-
-    seed: unsigned 64-bit key of the sequence's noise. Penalties 1, 0, 0 are off.
-    record: the leading 40 bytes of ``sd_sample_row`` in ``cpu/csrc/sampling_view.h``, packed once.
+    """How a sequence's tokens are chosen.
 
     Raises:
         ValueError: a number lies outside its range.
     """
 
-    seed: int
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    record: bytes = field(init=False, repr=False, compare=False)
+    seed: int  # unsigned 64-bit key of the sequence's noise
+    temperature: float = 1.0  # 0: greedy
+    top_k: int = 0  # 0: off
+    top_p: float = 1.0  # 1: off
+    min_p: float = 0.0  # 0: off
+    repetition_penalty: float = 1.0  # 1: off
+    presence_penalty: float = 0.0  # 0: off
+    frequency_penalty: float = 0.0  # 0: off
+    record: bytes = field(init=False, repr=False, compare=False)  # the first 40 bytes of ``sd_sample_row``
 
     def __post_init__(self) -> None:
         _need("seed", 0 <= self.seed < 1 << 64, "must be an unsigned 64-bit integer")
@@ -71,15 +68,15 @@ def _need(name: str, ok: bool, rule: str) -> None:
         raise ValueError(f"{name}: {rule}")
 
 
-_EDITS_RECORD = struct.Struct("<9q")
+_EDITS_RECORD = struct.Struct("<9q")  # the last fields of ``sd_sample_row``
 
 
 class SequenceEdits:
-    """Base state of a sequence, shared by all its tree nodes; nodes add the tokens of their path on top.
+    """A sequence's edits of logits, shared by all its tree nodes; a node adds the tokens of its path.
 
-    seen_ids, seen_counts: int32, the distinct tokens penalties look at and how often each was *output* (0: only in
-    the prompt). bias_ids int32, bias_values float32. mask: uint32 words, bit v & 31 of word v >> 5 set: v is allowed
-    (None: all are; tokens beyond the last word are not). banned: int32, tokens masked while a row asks for it.
+    bias_ids: int32; bias_values: float32. mask: uint32 words, in which bit v & 31 of word v >> 5 allows token v, and
+    tokens beyond the last word are not allowed; None allows all. banned: int32, tokens masked for rows with ``ban``.
+    seen: tokens of the prompt, to which penalties apply.
     """
 
     def __init__(
@@ -99,16 +96,16 @@ class SequenceEdits:
 
     @property
     def seen_ids(self) -> NDArray[np.int32]:
-        """Distinct tokens seen so far, in order of appearance."""
+        """Distinct tokens to which penalties apply, in order of appearance; int32."""
         return self._ids[: self._n_seen]
 
     @property
     def seen_counts(self) -> NDArray[np.int32]:
-        """How often each of ``seen_ids`` was output."""
+        """How often each of ``seen_ids`` was output; 0 if only in the prompt; int32."""
         return self._counts[: self._n_seen]
 
     def add_output(self, tokens: Iterable[int]) -> None:
-        """Count committed output tokens. Rows made before see the new counts: make rows anew after a commit."""
+        """Count committed output tokens. Rows built before see the new counts, so build rows again after a commit."""
         for token in tokens:
             at = self._index.setdefault(token, self._n_seen)
             if at == self._n_seen:
@@ -126,9 +123,9 @@ class SequenceEdits:
         return tuple(number for pair in totals.items() for number in pair)
 
     def record(self, ban: bool, mask: NDArray[np.uint32] | None = None) -> bytes:
-        """The trailing 72 bytes of ``sd_sample_row`` in ``cpu/csrc/sampling_view.h``; kept until the arrays grow.
+        """The last 72 bytes of ``sd_sample_row`` in ``cpu/csrc/sampling_view.h``, cached until the arrays grow.
 
-        mask: a row's own, which replaces ``self.mask``; its record is not kept, as the mask lives with the row.
+        mask: a row's own in place of ``self.mask``; such a record is not cached, as the mask lives with the row.
         """
         if mask is not None:
             return self._packed(ban, mask)
@@ -141,7 +138,7 @@ class SequenceEdits:
         address, words = (0, 0) if mask is None else (mask.ctypes.data, mask.shape[0])
         return _EDITS_RECORD.pack(
             self._ids.ctypes.data, self._counts.ctypes.data, self._n_seen,
-            self.bias_ids.ctypes.data, self.bias_values.ctypes.data, _lengths(self.bias_ids.shape[0], words),
+            self.bias_ids.ctypes.data, self.bias_values.ctypes.data, self.bias_ids.shape[0] | words << 32,
             address, self.banned.ctypes.data, self.banned.shape[0] if ban else 0,
         )  # fmt: skip
 
@@ -154,10 +151,6 @@ class SequenceEdits:
         self._records.clear()
 
 
-def _lengths(n_bias: int, mask_words: int) -> int:
-    return n_bias | mask_words << 32
-
-
 def _resized(array: NDArray[np.int32], room: int) -> NDArray[np.int32]:
     larger = np.zeros(room, np.int32)
     larger[: array.shape[0]] = array
@@ -165,38 +158,32 @@ def _resized(array: NDArray[np.int32], room: int) -> NDArray[np.int32]:
 
 
 class RowSampling(NamedTuple):
-    """A named tuple, because one is made per tree node and step.
-
-    position: absolute position the new token will occupy; together with the policy's seed it keys the noise.
-    edits: None when nothing changes the logits. path: (token, output count, ...) of the tokens between the sequence's
-    base state and this node, counts including the base; overrides the base's counts. ban: mask ``edits.banned``.
-    mask: the node's own in place of ``edits.mask``, of the same form; needs ``edits``.
-    """
+    """How a row is sampled. A named tuple, because one is built per tree node and step."""
 
     policy: SamplingPolicy
-    position: int
-    edits: SequenceEdits | None = None
-    path: tuple[int, ...] = ()
-    ban: bool = False
-    mask: NDArray[np.uint32] | None = None
+    position: int  # absolute position of the new token; with the policy's seed it keys the noise
+    edits: SequenceEdits | None = None  # None: nothing changes the logits
+    path: tuple[int, ...] = ()  # (token, output count, ...) of the node's path; overrides the counts of ``edits``
+    ban: bool = False  # whether to mask ``edits.banned``
+    mask: NDArray[np.uint32] | None = None  # the node's own in place of ``edits.mask``; needs ``edits``
 
 
-NO_TOKEN = -1
-MAX_LOGPROBS = 20
-MAX_WIDTH = 64
+NO_TOKEN = -1  # the result of a row without a live logit
+MAX_LOGPROBS = 20  # tokens per row in a request's log-probabilities
+MAX_WIDTH = 64  # tokens per row that kernels return
 
 
 def check_width(name: str, width: int) -> None:
-    """ValueError unless so many tokens of a row can be asked for; ``name``: the argument's."""
+    """ValueError unless ``width``, the argument ``name``, lies within 0 to `MAX_WIDTH`."""
     if not 0 <= width <= MAX_WIDTH:
         raise ValueError(f"{name}: must be within 0 to {MAX_WIDTH}, got {width}")
 
 
 class SamplingKernels(Protocol):
-    """Row by row, each row's result a function of that row alone: bitwise the same in any batch, for any threads.
+    """Samples rows. A row's result depends on that row alone: it is bitwise the same in any batch, for any threads.
 
-    ``logits`` is float32 [rows, vocab], unit stride in a row. A logit is *live* when > -1e30; others, NaN among them,
-    are as good as masked, and live ones above 1e30 count as 1e30. A row without a live logit yields NO_TOKEN.
+    ``logits`` is float32 [rows, vocab], unit stride in a row. A logit is *live* if > -1e30; others, including NaN,
+    count as masked, and live ones above 1e30 count as 1e30. A row without a live logit yields NO_TOKEN.
     """
 
     name: str

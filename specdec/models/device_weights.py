@@ -306,7 +306,7 @@ class WeightsReader:
 
         def convert(low: int) -> None:
             high = min(low + step, plan.rows)
-            out[low:high] = fused_rows(self._source, plan, low, high).to(out.dtype)
+            out[low:high] = fused_rows(self._source.rows, plan, low, high).to(out.dtype)
 
         with conversion_pool() as pool:
             list(pool.map(convert, range(0, plan.rows, step)))

@@ -162,14 +162,11 @@ class GGUFFile:
         return value
 
     def _string(self) -> str:
-        return self._text().decode("utf-8")
-
-    def _text(self) -> bytes:
         length = self._scalar("Q")
         end = self._at + length
         if end > len(self._data):
             raise IndexError(f"a string of {length} bytes at byte {self._at}")
-        text = bytes(self._data[self._at : end])
+        text = str(self._data[self._at : end], "utf-8")
         self._at = end
         return text
 

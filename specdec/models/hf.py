@@ -231,7 +231,7 @@ class _Reader:
             post_norms=gemma,
             sliding_window=window,
             sliding_layers=sliding,
-            bos_id=_first(self.data.get("bos_token_id")),
+            bos_id=next(iter(_ids(self.data.get("bos_token_id"))), None),
             eos_ids=tuple(_ids(self.data.get("eos_token_id"))),
         )
 
@@ -321,11 +321,6 @@ def _ids(value: Any) -> list[int]:
     if value is None:
         return []
     return [int(v) for v in value] if isinstance(value, list) else [int(value)]
-
-
-def _first(value: Any) -> int | None:
-    ids = _ids(value)
-    return ids[0] if ids else None
 
 
 _TOP = {"embed": "{p}embed_tokens", "final_norm": "{p}norm"}

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -143,8 +144,8 @@ class _Reader:
     def packed(self, piece: LinearPiece, low: int, high: int, bias: Tensor | None) -> PackedLinear:
         """Rows of ``piece``, packed."""
         if piece.kind not in FORMATS:
-            return pack_linear(_fused(self.floats, piece.plan, low, high), bias, cast(RoundedKind, piece.kind))
-        blocks = _fused(lambda role, *rows: self.blocks(role, piece.kind, *rows), piece.plan, low, high)
+            return pack_linear(fused_rows(self.floats, piece.plan, low, high), bias, cast(RoundedKind, piece.kind))
+        blocks = fused_rows(lambda role, *rows: self.blocks(role, piece.kind, *rows), piece.plan, low, high)
         return pack_block_linear(blocks, bias, cast(BlockKind, piece.kind), piece.plan.columns, self.packing)
 
 
@@ -152,6 +153,7 @@ _LEVELS_AND_ZEROS = ("u4_32", "u4_64", "u4_128")  # blocks that a source builds 
 
 
 def _jobs(read: _Reader, dtype: WeightDtype, buffer: WeightsBuffer) -> list[tuple[int, Callable[[], None]]]:
+    """What packs the model slice by slice: the number of values, and the work on them."""
     source = read.source
     jobs: list[tuple[int, Callable[[], None]]] = []
     for piece in linear_pieces(source, dtype):
@@ -162,52 +164,36 @@ def _jobs(read: _Reader, dtype: WeightDtype, buffer: WeightsBuffer) -> list[tupl
             buffer.view(piece.name + ".order").copy_(piece.order)
         for low in range(0, plan.rows, step):
             high = min(low + step, plan.rows)
-            job = _pack_job(read, piece, buffer, low, high, bias)
-            jobs.append(((high - low) * plan.columns, job))
+            jobs.append(((high - low) * plan.columns, partial(_pack_slice, read, piece, buffer, low, high, bias)))
     embed = buffer.find("embed")
     if embed is not None:
         vocab, hidden = embed.shape
         step = max(SLICE_VALUES // hidden, 1)
         for low in range(0, vocab, step):
             high = min(low + step, vocab)
-            jobs.append(((high - low) * hidden, _embed_job(read, embed, low, high)))
+            jobs.append(((high - low) * hidden, partial(_embed_slice, read, embed, low, high)))
     return jobs
 
 
-def _pack_job(
-    read: _Reader,
-    piece: LinearPiece,
-    buffer: WeightsBuffer,
-    low: int,
-    high: int,
-    bias: Tensor | None,
-) -> Callable[[], None]:
-    def job() -> None:
-        packed = read.packed(piece, low, high, None if bias is None else bias[low:high])
-        first = low // TILE_N  # slices begin on a tile, and tiles are packed independently
-        buffer.view(piece.name + ".data")[first : first + packed.tiles] = packed.data
-        channels = slice(first * TILE_N, (first + packed.tiles) * TILE_N)
-        if packed.scale is not None:
-            buffer.view(piece.name + ".scale")[channels] = packed.scale
-        if packed.bias is not None:
-            buffer.view(piece.name + ".bias")[channels] = packed.bias
-
-    return job
+def _pack_slice(
+    read: _Reader, piece: LinearPiece, buffer: WeightsBuffer, low: int, high: int, bias: Tensor | None
+) -> None:
+    packed = read.packed(piece, low, high, None if bias is None else bias[low:high])
+    first = low // TILE_N  # slices begin on a tile, and tiles are packed independently
+    buffer.view(piece.name + ".data")[first : first + packed.tiles] = packed.data
+    channels = slice(first * TILE_N, (first + packed.tiles) * TILE_N)
+    if packed.scale is not None:
+        buffer.view(piece.name + ".scale")[channels] = packed.scale
+    if packed.bias is not None:
+        buffer.view(piece.name + ".bias")[channels] = packed.bias
 
 
-def _embed_job(read: _Reader, embed: Tensor, low: int, high: int) -> Callable[[], None]:
-    def job() -> None:
-        embed[low:high] = read.floats("embed", low, high)
-
-    return job
+def _embed_slice(read: _Reader, embed: Tensor, low: int, high: int) -> None:
+    embed[low:high] = read.floats("embed", low, high)
 
 
-def fused_rows(source: TensorSource, plan: LinearPlan, low: int, high: int) -> Tensor:
-    """Rows [low, high) of the fused matrix, float32."""
-    return _fused(source.rows, plan, low, high)
-
-
-def _fused(rows: Callable[[str, int, int], Tensor], plan: LinearPlan, low: int, high: int) -> Tensor:
+def fused_rows(rows: Callable[[str, int, int], Tensor], plan: LinearPlan, low: int, high: int) -> Tensor:
+    """Rows [low, high) of a fused matrix; ``rows`` returns those of one of its roles."""
     pieces, start = [], 0
     for role, count in plan.parts:
         first, last = max(low - start, 0), min(high - start, count)

@@ -49,6 +49,21 @@ def check_rank(name: str, tensor: Tensor, rank: int) -> None:
         raise ValueError(f"{name}: has shape {tuple(tensor.shape)}; must have {rank} dimensions")
 
 
+def check_scales(
+    kv_dtype: torch.dtype, kv_heads: int, device: torch.device, k_scale: Tensor | None, v_scale: Tensor | None
+) -> None:
+    """Check a KV pool's scales, float32 [kv_heads]: float8 pools need them, others have none.
+
+    Raises:
+        ValueError: a scale is missing, superfluous or of a wrong form; names it.
+    """
+    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
+        if (scale is not None) != (kv_dtype == FP8):
+            raise ValueError(f"{name}: float8 pools need it and other pools have none; the pool is {kv_dtype}")
+        if scale is not None:
+            check_tensor(name, scale, (kv_heads,), (torch.float32,), device)
+
+
 @dataclass(frozen=True, slots=True)
 class StepRows:
     """Where a step's rows stand: int32 arrays on the device, over B entries and N rows, padding included."""

@@ -19,6 +19,7 @@ from verify_kernels.gpu.kernel_launch import (
     CompileCase,
     StepRows,
     check_rank,
+    check_scales,
     check_tensor,
 )
 
@@ -179,7 +180,7 @@ def write_kv(
     entries, max_pages = step.page_table.shape
     step.check(rows, entries, qkv.device)
     _check_norms(head_dim, qkv.device, q_norm, k_norm)
-    _check_scales(k_pool, k_scale, v_scale)
+    check_scales(k_pool.dtype, k_pool.shape[1], qkv.device, k_scale, v_scale)
     if rows == 0:
         return
     kv_heads = k_pool.shape[1]
@@ -314,11 +315,3 @@ def _check_norms(head_dim: int, device: torch.device, q_norm: Tensor | None, k_n
     for name, norm in (("q_norm", q_norm), ("k_norm", k_norm)):
         if norm is not None:
             check_tensor(name, norm, (head_dim,), ROW_TYPES, device)
-
-
-def _check_scales(k_pool: Tensor, k_scale: Tensor | None, v_scale: Tensor | None) -> None:
-    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
-        if (scale is not None) != (k_pool.dtype == FP8):
-            raise ValueError(f"{name}: goes with float8 pools and only with them; k_pool is {k_pool.dtype}")
-        if scale is not None:
-            check_tensor(name, scale, k_pool.shape[1:2], (torch.float32,), k_pool.device)

@@ -33,7 +33,15 @@ from verify_kernels.gpu.attention_workspace import (
     AttentionWorkspace,
     attention_tile,
 )
-from verify_kernels.gpu.kernel_launch import FP8, HALF_TYPES, CompileCase, StepRows, check_rank, check_tensor
+from verify_kernels.gpu.kernel_launch import (
+    FP8,
+    HALF_TYPES,
+    CompileCase,
+    StepRows,
+    check_rank,
+    check_scales,
+    check_tensor,
+)
 
 NONE = tl.constexpr(float("-inf"))
 
@@ -334,7 +342,7 @@ def tree_attention(
     if not 1 <= pages <= workspace.max_pages:
         raise ValueError(f"page_table: {pages} pages per entry; the workspace takes 1 to {workspace.max_pages}")
     _check_tensors(rows, q, k_pool, v_pool, out, workspace)
-    _check_scales(workspace, k_scale, v_scale)
+    check_scales(workspace.kv_dtype, workspace.kv_heads, workspace.header.device, k_scale, v_scale)
     if not 0 < scale < math.inf:
         raise ValueError(f"scale: {scale}; must be above 0 and finite")
     if not 0 <= window < 2**30:
@@ -456,11 +464,3 @@ def _check_tensors(
     if q.stride()[1:] != (ws.head_dim, 1) or q.stride(0) % 16 or q.data_ptr() % 16:
         raise ValueError(f"q: has strides {q.stride()}; heads must lie side by side, rows at multiples of 16 values")
     check_tensor("out", out, q.shape, (q.dtype,), device)
-
-
-def _check_scales(workspace: AttentionWorkspace, k_scale: Tensor | None, v_scale: Tensor | None) -> None:
-    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
-        if (scale is not None) != (workspace.kv_dtype == FP8):
-            raise ValueError(f"{name}: goes with float8 pools and only with them; they are {workspace.kv_dtype}")
-        if scale is not None:
-            check_tensor(name, scale, (workspace.kv_heads,), (torch.float32,), workspace.header.device)

@@ -33,14 +33,10 @@ struct Q4_0 {
   }
 };
 
-struct Q4_1 {
-  static constexpr int BITS = 4, GROUPS = 2, SCALES = 1, BYTES = NIBBLES + 4 * 32;
+struct Q4_1 : Q4_0 {
+  static constexpr int BYTES = NIBBLES + 4 * 32;
   static constexpr bool LOW = true;
   static constexpr int OFFSET = 0, ODD_OFFSET = 0;
-  template <int G>
-  static wordv level(const uint8_t* u, int slice, int j) { return nibbles<G>(u, slice, j); }
-  template <int G>
-  static floatv scale(const uint8_t* u, int slice, int) { return Q4_0::scale<G>(u, slice, 0); }
   template <int G>
   static floatv low(const uint8_t* u, int slice) { return halfs(u + NIBBLES + 64 + 32 * G + 2 * slice); }
 };
@@ -63,14 +59,10 @@ struct Q5_0 {
   static floatv scale(const uint8_t* u, int slice, int) { return halfs(u + NIBBLES + 128 + 32 * G + 2 * slice); }
 };
 
-struct Q5_1 {
-  static constexpr int BITS = 5, GROUPS = 2, SCALES = 1, BYTES = NIBBLES + 2 * 64 + 4 * 32;
+struct Q5_1 : Q5_0 {
+  static constexpr int BYTES = NIBBLES + 2 * 64 + 4 * 32;
   static constexpr bool LOW = true;
   static constexpr int OFFSET = 0, ODD_OFFSET = 0;
-  template <int G>
-  static wordv level(const uint8_t* u, int slice, int j) { return Q5_0::level<G>(u, slice, j); }
-  template <int G>
-  static floatv scale(const uint8_t* u, int slice, int) { return Q5_0::scale<G>(u, slice, 0); }
   template <int G>
   static floatv low(const uint8_t* u, int slice) { return halfs(u + NIBBLES + 192 + 32 * G + 2 * slice); }
 };
