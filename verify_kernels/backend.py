@@ -1,4 +1,4 @@
-"""What a device offers a decoder: linear layers and attention, bound once, so that a step only runs them."""
+"""A CPU decoder's kernels as a protocol: linear layers and attention, bound once, so that a step only runs them."""
 
 from __future__ import annotations
 
@@ -19,17 +19,15 @@ from verify_kernels.packed_weights import Embedding, HostLinear, StackedLinear
 
 @dataclass(frozen=True, slots=True)
 class KvTensors:
-    """One layer's cache, or that of all layers with one more dimension in front.
+    """Keys and values of a paged cache on the CPU: of one layer, or of all with one more dimension in front.
 
-    k: [pages, kv_heads, head_dim, 64] (transposed: one load serves 16 keys); v: [pages, kv_heads, 64, head_dim]; both
-    float32, bfloat16 or int8. k_scale, v_scale: float32 [pages, kv_heads, 64], of int8 alone: what a head and token is
-    to be multiplied by. int8 keys are rotated by `verify_kernels.packed_weights.rotate`, and queries with them.
+    float32, bfloat16 or int8. int8 keys, and queries for them, are rotated by `verify_kernels.packed_weights.rotate`.
     """
 
-    k: Tensor
-    v: Tensor
-    k_scale: Tensor | None = None
-    v_scale: Tensor | None = None
+    k: Tensor  # [pages, kv_heads, head_dim, 64]: transposed, so that one load serves 16 keys
+    v: Tensor  # [pages, kv_heads, 64, head_dim]
+    k_scale: Tensor | None = None  # float32 [pages, kv_heads, 64], factors of int8 keys
+    v_scale: Tensor | None = None  # float32 [pages, kv_heads, 64], factors of int8 values
 
     @staticmethod
     def zeros(layers: int, pages: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> KvTensors:
@@ -42,16 +40,16 @@ class KvTensors:
 
     @staticmethod
     def token_bytes(layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
-        """Bytes that keys and values of one token take."""
+        """Bytes of one token's keys and values."""
         scale = torch.float32.itemsize if dtype == torch.int8 else 0
         return 2 * layers * kv_heads * (head_dim * dtype.itemsize + scale)
 
     def layer(self, index: int) -> KvTensors:
-        """One layer of all."""
+        """The cache of layer ``index``."""
         return KvTensors(*(None if each is None else each[index] for each in self._fields()))  # type: ignore[arg-type]
 
     def lanes(self) -> Iterator[Tensor]:
-        """Every tensor as [..., pages, kv_heads, values, 64], whose last index is a token's place in its page."""
+        """Every tensor as [..., pages, kv_heads, values, 64]; the last index is a token's place in its page."""
         yield self.k
         yield self.v.transpose(-1, -2)
         for scale in (self.k_scale, self.v_scale):
@@ -78,64 +76,55 @@ Epilogue = Literal["store", "add", "norm_add"]
 class LinearSpec:
     """dst = epilogue(prologue(src) W^T + b), bound to its buffers.
 
-    src: float32 [max_rows, k], or [max_rows, 2k] = [gate | up] for "silu" and "gelu".
-    dst: float32 [max_rows, n]. "add" adds to it, "norm_add" adds the RMS-normed result, "store" overwrites.
-    pre_norm: float32 [k] for "rms". post_norm: float32 [n] for "norm_add", which takes a weight of one part.
+    "add" adds to dst, "norm_add" adds the RMS-normed result, "store" overwrites.
     """
 
-    weight: HostLinear
-    src: Tensor
-    dst: Tensor
+    weight: HostLinear  # of one part for "norm_add"
+    src: Tensor  # float32 [max_rows, k], or [max_rows, 2k] = [gate | up] for "silu" and "gelu"
+    dst: Tensor  # float32 [max_rows, n]
     prologue: Prologue = "none"
     epilogue: Epilogue = "store"
-    pre_norm: Tensor | None = None
-    post_norm: Tensor | None = None
+    pre_norm: Tensor | None = None  # float32 [k], for "rms"
+    post_norm: Tensor | None = None  # float32 [n], for "norm_add"
     eps: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class GateSpec:
-    """dst = act(gate) * up, src float32 [max_rows, 2n] = [gate | up], dst float32 [max_rows, n]; "silu" or "gelu"."""
+    """dst = act(gate) * up."""
 
-    src: Tensor
-    dst: Tensor
-    activation: Prologue
+    src: Tensor  # float32 [max_rows, 2n] = [gate | up]
+    dst: Tensor  # float32 [max_rows, n]
+    activation: Prologue  # "silu" or "gelu"
 
 
 @dataclass(frozen=True, slots=True)
 class AddRowsSpec:
-    """dst += src, or its RMS norm times ``post_norm`` float32 [n] where there is one; both float32 [max_rows, n]."""
+    """dst += src, or with ``post_norm`` the RMS norm of src times it."""
 
-    src: Tensor
-    dst: Tensor
-    post_norm: Tensor | None
+    src: Tensor  # float32 [max_rows, n]
+    dst: Tensor  # float32 [max_rows, n]
+    post_norm: Tensor | None  # float32 [n]
     eps: float
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """q/k norm, rotary embedding, KV write, then tree attention.
-
-    qkv: float32 [max_rows, (n_heads + 2 n_kv_heads) head_dim], whole; out: float32 [max_rows, n_heads head_dim], which
-    may be columns of a wider one.
-    cos, sin: float32 [positions, head_dim / 2], half-split convention.
-    kv: of one layer. Keys and values are rounded to its type as they are written, and read from it.
-    window: a row at position p sees keys at positions > p - window; 0 sees all up to p.
-    """
+    """q/k norm, rotary embedding, KV write, then tree attention."""
 
     n_heads: int
     n_kv_heads: int
     head_dim: int
-    scale: float
-    eps: float
-    window: int
-    q_norm: Tensor | None
-    k_norm: Tensor | None
-    cos: Tensor
-    sin: Tensor
-    qkv: Tensor
-    out: Tensor
-    kv: KvTensors
+    scale: float  # of the scores
+    eps: float  # of the norms
+    window: int  # a row at position p sees keys at positions > p - window; 0: all up to p
+    q_norm: Tensor | None  # float32 [head_dim]
+    k_norm: Tensor | None  # float32 [head_dim]
+    cos: Tensor  # float32 [positions, head_dim / 2], half-split convention
+    sin: Tensor  # like cos
+    qkv: Tensor  # float32 [max_rows, (n_heads + 2 n_kv_heads) head_dim], contiguous
+    out: Tensor  # float32 [max_rows, n_heads head_dim], which may be columns of a wider tensor
+    kv: KvTensors  # of one layer; keys and values are rounded to its type when written
 
 
 RowsOp = Callable[[int], None]
@@ -143,7 +132,7 @@ BatchOp = Callable[[ForwardBatch], None]
 
 
 def bind_parts(linear: Callable[[LinearSpec], RowsOp], spec: LinearSpec, weight: StackedLinear) -> RowsOp:
-    """A layer of several parts, each bound by ``linear`` to its columns of ``dst``."""
+    """Bind a layer of several parts, each by ``linear`` to its columns of ``dst``."""
     ops, start = [], 0
     for part in weight.parts:
         ops.append(linear(replace(spec, weight=part, dst=spec.dst[:, start : start + part.n])))
@@ -157,9 +146,9 @@ def bind_parts(linear: Callable[[LinearSpec], RowsOp], spec: LinearSpec, weight:
 
 
 class Backend(Protocol):
-    """A set of kernels. ``name`` is what the server reports."""
+    """A set of CPU kernels."""
 
-    name: str
+    name: str  # in the server's reports
     threads: int
 
     def reserve(self, max_rows: int, max_width: int, max_heads_width: int) -> None:
@@ -172,10 +161,10 @@ class Backend(Protocol):
         """Bind a layer's attention; the result runs it on a batch."""
 
     def gate(self, spec: GateSpec) -> RowsOp:
-        """Bind the gate in front of a product, on some of its channels; bit for bit what the prologue computes."""
+        """Bind a gate on some channels, bit for bit like the prologue of a linear layer."""
 
     def add_rows(self, spec: AddRowsSpec) -> RowsOp:
-        """Bind what is behind a product; bit for bit what the epilogue computes."""
+        """Bind an addition of rows, bit for bit like the epilogue of a linear layer."""
 
     def embed(self, table: Embedding, tokens: NDArray[np.int32], scale: float, out: Tensor) -> None:
         """out[r] = table[tokens[r]] * scale; table float16 or float32 [vocab, hidden], or in blocks; out float32."""

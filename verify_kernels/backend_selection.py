@@ -1,4 +1,4 @@
-"""Chooses the kernels of this machine, native or plain torch, and tests at start-up that they are batch-invariant."""
+"""Chooses this machine's kernels, native or plain torch, and tests at start-up that they are batch-invariant."""
 
 from __future__ import annotations
 
@@ -36,20 +36,19 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """One device's kernels. ``backend`` makes a fresh one (with its own scratch) for each decoder; ``packing`` readies
-    weights for it."""
+    """One device's kernels."""
 
     name: str
-    backend: Callable[[], Backend]
+    backend: Callable[[], Backend]  # a new one, with its own scratch, for each decoder
     sampling: SamplingKernels
-    packing: BlockPacking
+    packing: BlockPacking  # repacks weights for the backend
 
 
 def load_kernels(choice: Literal["auto", "native", "reference"], cache_dir: Path, threads: int) -> Kernels:
-    """Kernels by name; "auto" prefers native ones and says so when they can not be had.
+    """The kernels ``choice``; "auto" is native, or with a warning reference if native ones can not be built.
 
     Raises:
-        KernelError: "native" was asked for and can not be built or loaded.
+        KernelError: ``choice`` is "native", which can not be built or loaded.
     """
     if choice != "reference":
         try:
@@ -65,16 +64,15 @@ def load_kernels(choice: Literal["auto", "native", "reference"], cache_dir: Path
 
 
 NumericMode = Literal["bitwise", "numerical"]
-ROWS = (2, 3, 5, 6, 7, 8, 13, 16, 40)
+ROWS = (2, 3, 5, 6, 7, 8, 13, 16, 40)  # batch sizes of the self-test
 
 
 def self_test(
     backend: Backend, kind: RoundedKind | Literal["auto"], kv_dtype: torch.dtype = torch.float32
 ) -> NumericMode:
-    """Run the kernels on random data in batches of several sizes; "bitwise" when no bit differs. kv_dtype: of the KV
-    cache.
+    """Run the kernels on random data in batches of several sizes; "bitwise" if no bit differs.
 
-    Uses the scratch ``backend`` reserved, so run it on a backend of its own.
+    Reserves ``backend``'s scratch, so run it on a backend of its own. kv_dtype: the KV cache's.
     """
     generator = torch.Generator().manual_seed(7)
     backend.reserve(max(ROWS), 640, 256)
@@ -114,7 +112,7 @@ def _int8_exact(backend: Backend, generator: torch.Generator) -> bool:
     """Extreme equal neighbours overflow kernels that add products in int16."""
     weight = torch.where(torch.rand(64, 512, generator=generator) < 0.5, -1.0, 1.0)
     weight[:, ::2] = weight[:, 1::2]
-    src, dst = rotate(weight[:2]), torch.zeros(2, 64)  # rotated once more inside, these are the extremes again
+    src, dst = rotate(weight[:2]), torch.zeros(2, 64)  # the kernel's rotation makes them the extremes again
     backend.linear(LinearSpec(pack_linear(rotate(weight), None, "int8"), src, dst))(2)
     return torch.allclose(dst.double(), weight[:2].double() @ weight.double().t(), atol=1e-2)
 

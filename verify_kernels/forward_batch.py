@@ -1,4 +1,4 @@
-"""The rows of one forward pass: who they belong to, where they stand in their trees, where their KV goes."""
+"""The rows of one forward pass: their sequences, their places in trees, and where their KV goes."""
 
 from __future__ import annotations
 
@@ -8,41 +8,32 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-PAGE_SIZE = 64
-NEVER = 1 << 30
+PAGE_SIZE = 64  # tokens of a KV page
+NEVER = 1 << 30  # deeper than any tree
 
 
 @dataclass(frozen=True, slots=True)
 class BatchEntry:
-    """One sequence's rows: a chain of committed tokens, then a tree rooted at its last one.
-
-    tokens: the rows' token ids. parents: row index within the entry, -1 for row 0; row i of the leading chain has
-    parent i - 1. ctx: slots already filled; row i is written to slot ctx + i. pages: the sequence's page ids.
-    """
+    """One sequence's rows: a chain of committed tokens, then a tree rooted at its last one."""
 
     tokens: Sequence[int]
-    parents: Sequence[int]
-    ctx: int
-    pages: Sequence[int]
+    parents: Sequence[int]  # row of the entry, -1 for row 0; row i of the leading chain has parent i - 1
+    ctx: int  # filled slots; row i is written to slot ctx + i
+    pages: Sequence[int]  # the sequence's page ids
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardBatch:
-    """Rows of all entries, flattened; every array int32.
+    """Rows of all entries, flattened."""
 
-    tokens, entry_of, parent, depth, diverge: [rows]; entry_start: [entries + 1]; entry_ctx: [entries];
-    page_table: [entries, max_pages]. ``diverge[r]`` is the first depth on row r's path whose slot is not its
-    position (NEVER on the principal path).
-    """
-
-    tokens: NDArray[np.int32]
-    entry_of: NDArray[np.int32]
-    parent: NDArray[np.int32]
-    depth: NDArray[np.int32]
-    diverge: NDArray[np.int32]
-    entry_start: NDArray[np.int32]
-    entry_ctx: NDArray[np.int32]
-    page_table: NDArray[np.int32]
+    tokens: NDArray[np.int32]  # [rows]
+    entry_of: NDArray[np.int32]  # [rows]
+    parent: NDArray[np.int32]  # [rows] row of the entry
+    depth: NDArray[np.int32]  # [rows] position less ctx
+    diverge: NDArray[np.int32]  # [rows] first depth of the row's path whose slot is not its position, or NEVER
+    entry_start: NDArray[np.int32]  # [entries + 1] first row
+    entry_ctx: NDArray[np.int32]  # [entries]
+    page_table: NDArray[np.int32]  # [entries, max_pages]
 
     @property
     def rows(self) -> int:
@@ -72,7 +63,7 @@ class ForwardBatch:
             starts.append(len(tokens))
             table += entry.pages
             table += [0] * (widest - len(entry.pages))
-        # One conversion for everything: a step's metadata is small, and each call into numpy costs as much as it all.
+        # One conversion for all arrays: they are small, and every call into numpy costs as much as their conversion.
         parts = (tokens, entry_of, parents, depths, diverges, starts, [entry.ctx for entry in entries], table)
         flat = np.array([value for part in parts for value in part], np.int32)
         cut, views = 0, []

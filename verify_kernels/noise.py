@@ -1,9 +1,9 @@
 """The noise that couples plain decode, drafting and verification: Gumbel values, the same on every machine.
 
 Random bits come from Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), a
-counter-based generator: G(seed, position, token) needs no state, so whoever asks for it, in whatever order and batch,
-gets the same float32. log and exp are made of IEEE additions, multiplications and divisions only: one C library's log
-differs by a unit in the last place from the next one's, and a seed would then mean another text on another machine.
+counter-based generator: G(seed, position, token) needs no state, so it is the same float32 in any order and batch. log
+and exp use IEEE additions, multiplications and divisions only: C libraries' logs differ in the last place, and a seed
+would then mean another text on another machine.
 
 The native twins are in ``cpu/csrc/sampling_math.h``, operation by operation the same.
 """

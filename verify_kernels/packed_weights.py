@@ -1,10 +1,9 @@
-"""Weights of a linear layer in the layout the CPU's kernels read, and how a plain matrix becomes one.
+"""Packs a linear layer's weights into the layout of the CPU kernels.
 
-Before rounding to int8 a layer's inputs are rotated, which spreads outliers: x W^T = (x R)(W R)^T for any
-orthogonal R. A few input channels of a transformer are a hundred times larger than the others, and one scale per 256
-channels then rounds the others away; after a Hadamard rotation all are of one size (the idea of QuaRot, arXiv
-2404.00456, here per block of 256 so that it costs eight additions a channel). The rotation is row-local and its own
-inverse.
+Before rounding to int8 a layer's inputs are rotated, which spreads outliers: x W^T = (x R)(W R)^T for any orthogonal R.
+A few input channels of a transformer are a hundred times larger than the others, and one scale per 256 channels then
+rounds the others to 0; after a Hadamard rotation all have about the same size (the idea of QuaRot, arXiv 2404.00456,
+here per block of 256, so that it costs eight additions a channel). The rotation is row-local and its own inverse.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from torch import Tensor
 
 from verify_kernels.quant_formats import FORMATS, BlockMatrix, pack_blocks, unpack_blocks
 
-BLOCK = 256
+BLOCK = 256  # input channels that are rotated together
 
 
 def blocks(width: int) -> list[tuple[int, int]]:
-    """(start, size) of the rotated blocks: runs of 256, the rest cut into falling powers of two."""
+    """(start, size) of the rotated blocks: 256 each, then falling powers of two."""
     cut, start = [], 0
     while start < width:
         size = min(BLOCK, 1 << ((width - start).bit_length() - 1))
@@ -56,12 +55,12 @@ def _matrix(size: int) -> Tensor:
 
 
 TILE_N = 32  # output channels per tile: two AVX-512 registers of int32, so that 12 rows fit beside them
-GROUP_K = 4  # input channels one int8 dot-product instruction consumes
-CHUNK_K = 256  # input channels per scale of activations beside int8 weights
-FITS = (7.1, 7.4, 7.7, 8.0, 8.3, 8.6, 8.9)  # the largest weight of a group over its scale, tried for Q4_0
+GROUP_K = 4  # input channels of one int8 dot-product instruction
+CHUNK_K = 256  # input channels per scale of activations for int8 weights
+FITS = (7.1, 7.4, 7.7, 8.0, 8.3, 8.6, 8.9)  # ratios of a group's largest weight to its scale that Q4_0 tries
 
 BlockKind = Literal["q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k", "u4_32", "u4_64", "u4_128"]
-RoundedKind = Literal["int8", "bf16", "fp32"]  # what floats can be packed as
+RoundedKind = Literal["int8", "bf16", "fp32"]  # forms that floats are packed to
 WeightKind = RoundedKind | BlockKind
 
 
@@ -69,23 +68,18 @@ WeightKind = RoundedKind | BlockKind
 class PackedLinear:
     """y = x W^T + b, packed.
 
-    data: int8  -> uint8  [tiles, k_pad/4, 32, 4]: round(rotate(w) / scale) + 128, so padding is 128; the inputs are
-                   rotated alike (`verify_kernels.packed_weights`).
-          bf16  -> bfloat16 [tiles, k, 32]
-          fp32  -> float32  [tiles, k, 32]
-          block formats (`verify_kernels.quant_formats`) -> uint8 [tiles, units, 2, bytes]
-    scale: float32 [tiles * 32] per output channel (int8), else None; 0 in padded channels.
-    bias:  float32 [tiles * 32] or None.
-    order: int32 [k] or None, of block formats: which input stands at each place of the data.
+    Data by kind: int8 is uint8 [tiles, k_pad / 4, 32, 4], round(rotate(w) / scale) + 128, so padding is 128; bf16 is
+    bfloat16 and fp32 float32 [tiles, k, 32]; block formats (`verify_kernels.quant_formats`) are uint8 [tiles, units, 2,
+    bytes].
     """
 
     kind: WeightKind
-    n: int
-    k: int
+    n: int  # output channels
+    k: int  # input channels
     data: Tensor
-    scale: Tensor | None
-    bias: Tensor | None
-    order: Tensor | None = None
+    scale: Tensor | None  # float32 [tiles * 32] per output channel, 0 in padding; of int8
+    bias: Tensor | None  # float32 [tiles * 32]
+    order: Tensor | None = None  # int32 [k], the input at each place; of block formats
 
     @property
     def nbytes(self) -> int:
@@ -100,7 +94,7 @@ class PackedLinear:
 
 @dataclass(frozen=True, slots=True)
 class StackedLinear:
-    """A fused linear layer whose parts, one below the other, are of different kinds; all have the same inputs."""
+    """A fused linear layer whose parts, stacked along the outputs, are of different kinds."""
 
     parts: tuple[PackedLinear, ...]
 
@@ -122,7 +116,7 @@ class StackedLinear:
 
 HostLinear = PackedLinear | StackedLinear
 Embedding = Tensor | PackedLinear
-"""Float16 or float32 [vocab, hidden], or a matrix in blocks whose outputs are the tokens."""
+"""Float16 or float32 [vocab, hidden], or a matrix in blocks with a row per token."""
 
 
 def pack_linear(weight: Tensor, bias: Tensor | None, kind: RoundedKind) -> PackedLinear:
@@ -152,20 +146,20 @@ def pack_linear(weight: Tensor, bias: Tensor | None, kind: RoundedKind) -> Packe
 
 
 class BlockPacking(Protocol):
-    """How rows of whole blocks, uint8 [n, bytes of a row], are repacked and what else a first start does with them."""
+    """Repacks rows of whole blocks, uint8 [n, bytes of a row], when a model is first loaded."""
 
     def pack(self, raw: Tensor, kind: BlockKind) -> Tensor:
-        """Repacked: uint8, `packed_shape`."""
+        """Repack rows to uint8 `packed_shape`."""
 
     def floats(self, raw: Tensor, kind: BlockKind) -> Tensor:
-        """What they stand for, float32 [n, inputs]; of kinds that GGUF files have."""
+        """Dequantise rows of a GGUF file's kind to float32 [n, inputs]."""
 
     def round(self, weight: Tensor) -> Tensor:
-        """``weight`` float32 [n, k], k a multiple of 32, rounded to Q4_0."""
+        """Round ``weight`` float32 [n, k], k a multiple of 32, to Q4_0."""
 
 
 class PlainPacking:
-    """The twin in numpy and torch: where C++ can not be had, and what it is checked against."""
+    """`BlockPacking` in numpy and torch: runs without a C++ compiler, and checks the native one."""
 
     def pack(self, raw: Tensor, kind: BlockKind) -> Tensor:
         """By `pack_blocks`."""
@@ -191,10 +185,10 @@ def pack_block_linear(
 
 
 def round_blocks(weight: Tensor) -> Tensor:
-    """``weight`` float32 [n, k], k a multiple of 32, rounded to Q4_0 as a GGUF file has it: uint8 [n, k / 32 * 18].
+    """``weight`` float32 [n, k], k a multiple of 32, rounded to Q4_0 as in a GGUF file: uint8 [n, k / 32 * 18].
 
-    The largest of 32 weights in a row is about -8 times the scale; of a few scales that one is taken that errs least
-    (squares), once it fits the levels which it led to.
+    The largest of 32 weights is about -8 times the scale. Of a few scales, each fitted to the levels that it leads to,
+    the one with the least squared error is taken.
     """
     groups = weight.unflatten(1, (-1, 32))
     extreme = groups.gather(2, groups.abs().argmax(dim=2, keepdim=True))
@@ -215,7 +209,7 @@ def round_blocks(weight: Tensor) -> Tensor:
 
 
 def block_matrix(packed: PackedLinear) -> BlockMatrix:
-    """What a matrix in a block format stands for."""
+    """A matrix in a block format, unpacked."""
     return unpack_blocks(packed.data.numpy(), packed.kind, packed.n, packed.k)
 
 
@@ -245,7 +239,7 @@ def _pack_int8(weight: Tensor, tiles: int) -> tuple[Tensor, Tensor]:
 
 
 def unpack_linear(packed: HostLinear) -> Tensor:
-    """The float32 matrix [n, k] that ``packed`` stands for, dequantised where it is quantised."""
+    """``packed`` as a float32 matrix [n, k], dequantised if it is quantised."""
     if isinstance(packed, StackedLinear):
         return torch.cat([unpack_linear(part) for part in packed.parts])
     if packed.kind in FORMATS:

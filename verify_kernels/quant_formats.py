@@ -1,9 +1,9 @@
-"""Weights in blocks as the kernels read them, repacked and not rounded anew: those of GGUF files (Q4_K, Q6_K, ...), and
-U4, which holds what GPTQ, AWQ and compressed-tensors folders have.
+"""Weights in blocks, repacked without rounding for the CPU kernels.
 
-A *unit* is 64 inputs (256 of the K formats, 128 of U4) of 16 output channels, a *group* 32 inputs. Bytes of four
-neighbouring inputs stay together and lie channel beside channel, so that one load serves 16 channels; scales follow the
-levels. `csrc/quant_formats.h` has the reading side.
+The formats are those of GGUF files (Q4_K, Q6_K, ...), and U4 for GPTQ, AWQ and compressed-tensors folders. A *unit* is
+64 inputs (256 of the K formats, 128 of U4) of 16 output channels, a *group* 32 inputs. Bytes of four neighbouring
+inputs stay together, channel beside channel, so that one load serves 16 channels; scales follow the levels.
+`csrc/quant_formats.h` reads these layouts.
 """
 
 from __future__ import annotations
@@ -22,20 +22,16 @@ Bytes = NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class BlockFormat:
-    """``block`` inputs of a row take ``block_bytes`` in the file; ``unit`` inputs of 16 rows ``unit_bytes`` here.
+    """A block format in the file and repacked."""
 
-    ``offset`` is taken off every level; a scale serves ``scaled`` inputs; ``low``: groups have a low end of their own.
-    ``halfs``: the bytes of a block at which a number of 16 bits begins.
-    """
-
-    block: int
-    block_bytes: int
-    unit: int
-    unit_bytes: int
-    offset: int
-    scaled: int = GROUP
-    low: bool = False
-    halfs: tuple[int, ...] = (0,)
+    block: int  # inputs of a block
+    block_bytes: int  # of a block in the file
+    unit: int  # inputs of a unit
+    unit_bytes: int  # of a unit, for 16 rows
+    offset: int  # subtracted from every level
+    scaled: int = GROUP  # inputs that share a scale
+    low: bool = False  # whether groups have a low end, which is subtracted
+    halfs: tuple[int, ...] = (0,)  # bytes of a block at which a float16 begins
 
 
 FORMATS: Final[dict[str, BlockFormat]] = {
@@ -47,8 +43,8 @@ FORMATS: Final[dict[str, BlockFormat]] = {
     "q4_k": BlockFormat(256, 144, 256, 2368, 0, low=True, halfs=(0, 2)),
     "q5_k": BlockFormat(256, 176, 256, 2880, 0, low=True, halfs=(0, 2)),
     "q6_k": BlockFormat(256, 210, 256, 3392, 32, scaled=16, halfs=(208,)),
-    # u4_N: a float16 scale, a byte's zero point, and N levels of four bits, the low halves of bytes first;
-    # w = scale * (level - zero point). Sources make such blocks, whatever their files look like.
+    # u4_N: a float16 scale, a zero point of one byte, and N levels of four bits, the low halves of bytes first;
+    # w = scale * (level - zero point). Checkpoint sources build such blocks from their files' layouts.
     "u4_32": BlockFormat(32, 19, 128, 1216, 0, low=True),
     "u4_64": BlockFormat(64, 35, 128, 1152, 0, low=True),
     "u4_128": BlockFormat(128, 67, 128, 1088, 0, low=True),
@@ -57,12 +53,11 @@ FORMATS: Final[dict[str, BlockFormat]] = {
 
 @dataclass(frozen=True, slots=True)
 class BlockMatrix:
-    """w = scale * levels - low. levels: int16 [n, k], offset taken off. scale: float32 [n, k / scaled]. low: float32
-    [n, k / 32], zero in formats without."""
+    """w = scale * levels - low."""
 
-    levels: NDArray[np.int16]
-    scale: NDArray[np.float32]
-    low: NDArray[np.float32]
+    levels: NDArray[np.int16]  # [n, k], the offset subtracted
+    scale: NDArray[np.float32]  # [n, k / scaled]
+    low: NDArray[np.float32]  # [n, k / 32], 0 in formats without
 
     def dequantised(self) -> NDArray[np.float32]:
         """float32 [n, k]."""
@@ -78,8 +73,7 @@ def packed_shape(kind: str, n: int, k: int) -> tuple[int, int, int, int]:
 
 
 def sample_blocks(kind: str, n: int, k: int, generator: np.random.Generator) -> Bytes:
-    """Rows as a source could give them, uint8 [n, bytes of a row]: levels, zero points and small scales of every value,
-    and scales of halves within 0.05 of zero."""
+    """Random rows of blocks, uint8 [n, bytes of a row]; float16 scales lie within 0.05 of zero."""
     layout = FORMATS[kind]
     raw = generator.integers(0, 256, (n, -(-k // layout.block), layout.block_bytes), dtype=np.uint8)
     for at in layout.halfs:
@@ -91,7 +85,7 @@ def sample_blocks(kind: str, n: int, k: int, generator: np.random.Generator) -> 
 
 
 def pack_blocks(raw: Bytes, kind: str) -> Bytes:
-    """Repack rows of whole blocks, [n, row bytes]; returns `packed_shape`. Padding stands for zeros."""
+    """Repack rows of whole blocks [n, row bytes] to `packed_shape`. Padding dequantises to zeros."""
     layout = FORMATS[kind]
     n, blocks = raw.shape[0], raw.shape[1] // layout.block_bytes
     tiles, units, _, size = packed_shape(kind, n, blocks * layout.block)
@@ -117,7 +111,7 @@ def _parts(kind: str, raw: Bytes) -> list[NDArray[Any]]:
 
 
 def unpack_blocks(packed: Bytes, kind: str, n: int, k: int) -> BlockMatrix:
-    """What ``packed`` stands for, of n channels and k inputs."""
+    """``packed``, of n channels and k inputs, unpacked."""
     layout = FORMATS[kind]
     tiles, units = packed.shape[:2]
     unpack = _unpack_k if kind in _K_PARTS else _unpack_u4 if kind.startswith("u4") else _unpack_simple
@@ -153,7 +147,7 @@ def _halfs(values: Bytes) -> NDArray[Any]:
 
 
 def _k_scales(packed: Bytes) -> tuple[Bytes, Bytes]:
-    """The eight scales and low ends of six bits each that 12 bytes hold."""
+    """The eight scales and eight low ends, six bits each, that 12 bytes hold."""
     a, b, c = packed[..., 0:4], packed[..., 4:8], packed[..., 8:12]
     scale = np.concatenate((a & 63, (c & 15) | (a >> 6) << 4), axis=-1)
     low = np.concatenate((b & 63, (c >> 4) | (b >> 6) << 4), axis=-1)
