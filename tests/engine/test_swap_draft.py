@@ -232,7 +232,7 @@ def test_what_can_not_be_loaded_leaves_the_old_model(monkeypatch: pytest.MonkeyP
     before, drafters = engine.info(), engine._drafters
     with pytest.raises(ModelError, match="nowhere"):
         engine.load_draft("./nowhere", None)
-    monkeypatch.setattr("specdec.engine.build.available_bytes", lambda: 1 << 20)
+    monkeypatch.setattr("specdec.engine.platform.available_bytes", lambda: 1 << 20)
     with pytest.raises(ModelError, match="kv_tokens"):  # memory is looked at before it is taken
         engine.load_draft(drafts()["same"], None)
     assert (engine.info(), engine._drafters) == (before, drafters)
