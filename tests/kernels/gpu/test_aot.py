@@ -25,9 +25,13 @@ SOUND = Usage(threads=128, registers=64, spills=0, shared=0, scratch=0, tensor_m
 def compile_all(*arguments: str, modules: tuple[str, ...] | None = None) -> subprocess.CompletedProcess[str]:
     """Run the command in a process in which kernels are compiled, not interpreted."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    call = "main(sys.argv[1:])" if modules is None else f"main(sys.argv[1:], {modules!r})"
-    script = f"import sys; from verify_kernels.gpu.aot.__main__ import main; sys.exit({call})"
-    command = [sys.executable, "-W", "ignore", "-c", script, *arguments]
+    launch = ["-m", "verify_kernels.gpu.aot"]
+    if modules is not None:
+        script = (
+            f"import sys; from verify_kernels.gpu.aot.__main__ import main; sys.exit(main(sys.argv[1:], {modules!r}))"
+        )
+        launch = ["-c", script]
+    command = [sys.executable, "-W", "ignore", *launch, *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
