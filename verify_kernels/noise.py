@@ -20,7 +20,7 @@ _LN2_HIGH = np.float32(0.693359375)  # nine bits: n * _LN2_HIGH is exact for |n|
 _LN2_LOW = np.float32(-2.12194440e-4)
 _LOG2_E = np.float32(1.4426950408889634)
 _ROUND = np.float32(12582912.0)  # 1.5 * 2^23: adding and taking it away rounds to an integer
-_LOWEST = np.float32(-40.0)  # exp(-40) * 2^44 < 1: what lies below weighs nothing
+_LOWEST = np.float32(-40.0)  # exp(-40) * 2^44 < 1: lower values weigh 0
 _SCALE = np.float32(2.0**WEIGHT_BITS)
 
 

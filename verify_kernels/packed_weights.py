@@ -54,7 +54,7 @@ def _matrix(size: int) -> Tensor:
     return matrix / math.sqrt(size)
 
 
-TILE_N = 32  # output channels per tile: two AVX-512 registers of int32, so that 12 rows fit beside them
+TILE_N = 32  # output channels per tile: two AVX-512 registers of int32, which leaves registers for 12 rows
 GROUP_K = 4  # input channels of one int8 dot-product instruction
 CHUNK_K = 256  # input channels per scale of activations for int8 weights
 FITS = (7.1, 7.4, 7.7, 8.0, 8.3, 8.6, 8.9)  # ratios of a group's largest weight to its scale that Q4_0 tries

@@ -2,7 +2,7 @@
 
 The formats are those of GGUF files (Q4_K, Q6_K, ...), and U4 for GPTQ, AWQ and compressed-tensors folders. A *unit* is
 64 inputs (256 of the K formats, 128 of U4) of 16 output channels, a *group* 32 inputs. Bytes of four neighbouring
-inputs stay together, channel beside channel, so that one load serves 16 channels; scales follow the levels.
+inputs stay together, channel after channel, so that one load serves 16 channels; scales follow the levels.
 `csrc/quant_formats.h` reads these layouts.
 """
 
@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-TILE = 32  # output channels that are packed together: two halves of 16, unit beside unit
+TILE = 32  # output channels that are packed together: two halves of 16, their units interleaved
 GROUP = 32
 
 Bytes = NDArray[np.uint8]
@@ -189,7 +189,7 @@ def _simple_parts(kind: str, raw: Bytes) -> list[NDArray[Any]]:
         parts.append(_words(planes.reshape(*raw.shape[:4], -1)))
     parts.append(scale)
     if FORMATS[kind].low:
-        parts.append(_each(-_halfs(raw[..., 2:4])[..., 0]))  # the file has what is added
+        parts.append(_each(-_halfs(raw[..., 2:4])[..., 0]))  # the file stores the negated value, which is added
     return parts
 
 

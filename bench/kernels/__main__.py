@@ -26,7 +26,7 @@ def main() -> int:
 
     def say(line: str) -> None:
         print(line, flush=True)
-        save()  # what was measured is kept, whatever happens next
+        save()  # keeps the figures if a later bench fails
 
     def save() -> None:
         if options.json:

@@ -1,4 +1,4 @@
-"""Tree attention: time and share of the memory's bandwidth by shape, beside FlexAttention and FlashInfer."""
+"""Times tree attention by shape, with FlexAttention and FlashInfer for comparison, as a share of memory bandwidth."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ MOST_ERROR = 2e-2  # of the norm: what 16-bit results of the same attention may 
 
 def rival_figures(case: AttentionCase, timer: KernelTimer, device: torch.device) -> dict[str, Any]:
     """Microseconds of our layer and of each rival's, how many times ours they take, and by what share of the norm their
-    results differ. A rival that can not be had, fails or computes something else is told as ``NAME_skipped``."""
+    results differ. A rival that is not installed, fails or computes another result is reported as ``NAME_skipped``."""
     work = AttentionWork.of(case, device)
     work.plan()
     ours = timer.microseconds(work.attend)

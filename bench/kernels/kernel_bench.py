@@ -26,19 +26,17 @@ ReadFigures = Callable[[Mapping[str, Any]], Iterator[tuple[float, str]]]
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """``measure`` is to be ``bound`` at most, or at ``least``; ``figures`` finds what a report says of it, each with
-    its case. ``part``: which cases it rests on, as the report's errors begin. ``skipped``: where that part's figures
-    say why one of them could not be had."""
+    """A bound on one measure of a report."""
 
     measure: str
-    part: str
+    part: str  # prefix of the cases that the measure needs
     bound: float
-    figures: ReadFigures
-    least: bool = False
-    skipped: str = ""
+    figures: ReadFigures  # report -> (figure, case)
+    least: bool = False  # whether ``bound`` is a lower bound
+    skipped: str = ""  # field of the part's figures with the reason for a missing one
 
     def judged(self, report: Mapping[str, Any]) -> dict[str, Any]:
-        """As `aims` lists it, by the worst figure of all."""
+        """The entry of `aims`, for the worst figure."""
         found = list(self.figures(report))
         line = {"measure": self.measure, "aim": f"{'>=' if self.least else '<='} {self.bound:g}"}
         if not found:
@@ -52,7 +50,7 @@ class Aim:
         figures = report.get(self.part.split()[0], [])
         reasons = [line[self.skipped] for line in figures if line.get(self.skipped)]
         reasons += [f"{error['case']}: {error['message']}" for error in report["errors"] if self._rests(error["case"])]
-        return reasons[0] if reasons else "the benches did not come to it, or found nothing of the kind"
+        return reasons[0] if reasons else "the benches did not reach it, or found no such case"
 
     def _rests(self, case: str) -> bool:
         return case.startswith(self.part) or self.part.startswith(case)
@@ -60,14 +58,14 @@ class Aim:
 
 Report = Mapping[str, Any]
 Found = Iterator[tuple[float, str]]
-STEP = "steps auto auto"  # as errors call the step in 16 bits
+STEP = "steps auto auto"  # case name of the 16-bit step
 MANY = 1 << 20  # token-heads: batch x KV heads x context
 MOST_ROWS, VERIFIED = 64, 32
 
 
 def aims(report: Report) -> list[dict[str, Any]]:
-    """One line for each aim: ``measure``, ``aim``, ``figure`` (the worst of those it is about, None where there is
-    none), ``met`` and a ``note``: which case the figure is of, or why there is none."""
+    """Judge each aim: ``measure``, ``aim``, ``figure`` (the worst one, or None), ``met``, and ``note`` (the figure's
+    case, or why there is no figure)."""
     return [aim.judged(report) for aim in AIMS]
 
 
@@ -227,7 +225,7 @@ class KernelBench:
         """What ``work`` returns; None where it fails, which is noted and ends nothing else."""
         try:
             return work()
-        except Exception as why:  # whatever it is, what comes next may well run
+        except Exception as why:  # a failed bench does not stop the next one
             at = [f"{f.filename}:{f.lineno} {f.name}" for f in traceback.extract_tb(why.__traceback__)[-FRAMES:]]
             message = f"{type(why).__name__}: {why}"[:MOST_SAID]
             self.report["errors"].append({"case": case, "message": message, "at": at})

@@ -97,7 +97,7 @@ def _weight(n: int, k: int, kind: LinearKind, device: torch.device) -> tuple[int
 
 
 class LibraryLinear(DenseLinear):
-    """On the weights of another layer, to be timed beside it; nothing else uses it."""
+    """A decoder layer that reuses another layer's weights, for timing only."""
 
     @staticmethod
     def of(dense: DeviceLinear) -> LibraryLinear:
@@ -137,8 +137,11 @@ def _swapped(layer: LayerWeights[DeviceLinear]) -> LayerWeights[DeviceLinear]:
 
 
 class NotedGraphs:
-    """Stands in for a decoder's graphs: what it is given it passes on and counts by key. With a ``timer`` it then
-    times each key's work once, while that step is the one loaded: a step run again writes what it wrote before."""
+    """Wraps a decoder's graph cache and counts replays by key.
+
+    With a ``timer`` it also times each key's work once, while that step's inputs are loaded; a repeated step is
+    idempotent.
+    """
 
     def __init__(self, inner: GraphCache, timer: KernelTimer | None = None) -> None:
         self._inner, self._timer = inner, timer

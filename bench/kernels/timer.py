@@ -18,9 +18,12 @@ WARM_RUNS = 2
 
 
 class KernelTimer:
-    """Medians of ``repeats`` replays. Before each, more memory is read than caches hold, so that weights and keys come
-    from memory as they do between the layers of a model. Read, not written: a cache full of what was written has to
-    bring that to memory while the work is timed. Without a GPU work is run and timed as it is."""
+    """Medians of ``repeats`` replays.
+
+    Before each replay the timer reads more memory than the caches hold, so weights and keys come from memory, as between
+    the layers of a model. It does not write: evicting dirty lines would cost time during the replay. Without a GPU it
+    times the work directly.
+    """
 
     def __init__(self, device: torch.device, repeats: int = 20) -> None:
         self._cuda, self._repeats = device.type == "cuda", repeats

@@ -1,4 +1,4 @@
-"""Native kernels under test: as they are served, or compiled anew. A skip where no compiler is at hand."""
+"""Native kernels under test: the served library, or a fresh build. Skips without a compiler."""
 
 from __future__ import annotations
 

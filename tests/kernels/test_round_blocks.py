@@ -1,4 +1,4 @@
-"""Rounding to Q4_0: what the blocks stand for errs no more than the plain rounding, and what fits is kept as it is."""
+"""Rounding to Q4_0: the error does not exceed plain rounding's, and exact values stay exact."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks that meet over shared memory: none runs ahead, none is left asleep, a lost one is told to all."""
+"""Ranks that synchronise over shared memory: none runs ahead, none stays asleep, all learn of a lost rank."""
 
 from __future__ import annotations
 

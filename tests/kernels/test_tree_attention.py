@@ -159,7 +159,7 @@ def test_move_kv_equals_reference(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("backend", ["native", "reference"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8], ids=str)
 def test_what_a_row_writes_is_rounded_to_nearest_and_read_back_rounded(backend: str, dtype: torch.dtype) -> None:
-    """The first row of a sequence sees its own key alone, so what comes out is its value as the cache has it."""
+    """The first row of a sequence sees its own key only, so the output is its value as stored in the cache."""
     spec = make_spec(2, 2, 64, 0, qk_norm=False, dtype=dtype)
     spec.qkv[0] = torch.randn(spec.qkv.shape[1], generator=torch.Generator().manual_seed(2)) * 3
     one = native_backend() if backend == "native" else ReferenceBackend(1)

@@ -306,7 +306,7 @@ class NativeSampling:
         return chosen, ids, values
 
     def gumbel(self, seed: int, position: int, vocab: int) -> NDArray[np.float32]:
-        """The noise of every token, float32 [vocab]; the kernels above compute only what they need of it."""
+        """The noise of every token, float32 [vocab]; the other kernels compute only the values they need."""
         noise = np.empty(vocab, np.float32)
         self._library.sd_noise_gumbel(seed, position, vocab, noise.ctypes.data)
         return noise

@@ -59,7 +59,7 @@ _NONE = tl.constexpr(0x7FFFFFFFFFFFFFFF)
 
 @triton.jit
 def _global_slot(page_table, entry, slot, mask, max_pages, n_pages):
-    """page * 64 + lane of an entry's slot; -1 where there is no such page."""
+    """page * 64 + lane of an entry's slot; -1 if the page does not exist."""
     listed = mask & (slot >= 0) & (slot < max_pages * 64)
     page = tl.load(page_table + entry.to(tl.int64) * max_pages + (slot >> 6), mask=listed, other=-1)
     return tl.where((page >= 0) & (page < n_pages), page * 64 + (slot & 63), -1)
@@ -98,7 +98,7 @@ def accept_kernel(
         at_sample = tl.load(sample_start + entry) + lane
     sampled_here = is_node & (at_sample >= 0) & (at_sample < n_samples)
     choices = tl.load(sampled + at_sample, mask=sampled_here, other=-1)
-    # Row and choice in one word, so that one minimum finds the child and what was sampled there.
+    # Row and choice in one word, so that one minimum finds the child and its sampled token.
     packed = (row.to(tl.int64) << 32) | (choices.to(tl.int64) & 0xFFFFFFFF)
 
     step = tl.arange(0, PATH)

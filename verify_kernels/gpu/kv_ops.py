@@ -30,7 +30,7 @@ _LARGEST = tl.constexpr(FP8_LARGEST)
 def _store_kv(pool, at, mask, values, scale, head):
     if scale is not None:
         values = tl.div_rn(values, tl.load(scale + head, mask=mask, other=1.0))
-        # e4m3 has no infinity: what is too large must stay a number, what is none must stay none.
+        # e4m3 has no infinity: overflow must stay a number, and NaN must stay NaN.
         values = tl.where(values == values, tl.minimum(tl.maximum(values, -_LARGEST), _LARGEST), values)
     tl.store(pool + at, values.to(pool.dtype.element_ty), mask=mask)
 

@@ -51,7 +51,7 @@ def store_tile(total, out, bias, residual, x_scale, w_scale, offs_m, offs_n, row
 @triton.jit
 def store_partial(own, partial, counter, SPLIT_K: tl.constexpr):
     """Split-K: store a split's sum [columns, rows] in ``partial`` [splits, tiles, columns, rows]; True for the program
-    that comes last of its tile. Which one that is varies, what it then reduces and in which order does not."""
+    that comes last of its tile. Which program that is varies; its operands and their order do not."""
     columns: tl.constexpr = own.shape[0]
     block_m: tl.constexpr = own.shape[1]
     at = _within(columns, block_m)

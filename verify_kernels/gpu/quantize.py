@@ -54,7 +54,7 @@ def _rounded(v):
 
 @triton.jit
 def _size(v):
-    """|v|, infinity for what is not finite: a NaN would get lost in a maximum."""
+    """|v|, infinity for values that are not finite: a maximum would drop a NaN."""
     size = tl.abs(v)
     return tl.where(size <= _MOST, size, float("inf"))
 

@@ -3,7 +3,7 @@
 """Sampling among the listed tokens of each row: the exact cut by top-k and top-p, and the choice with noise.
 
 One program per row shortens its lists, by its filters, then by the noise's bounds, so that a handful is left: these
-need the float64 logarithms of G, and what was dropped can not be chosen.
+need the float64 logarithms of G, and dropped tokens can not be chosen.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _take(
     places, spare, counts, row, inverse, z_max, cut_z, cut_id, weighs,
     TOKENS: tl.constexpr, SPLITS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Copy what the cut leaves into ``spare``: its counts, its amount, its lowest and highest key."""
+    """Copy the tokens left by the cut into ``spare``: their counts, amount, lowest and highest key."""
     left, held = tl.zeros_like(counts), tl.full((), 0, tl.int64)
     low, high = tl.full((), _HIGHEST, tl.int64), tl.full((), _LOWEST, tl.int64)
     for column in range(0, tl.max(counts, axis=0), COLUMNS):
@@ -226,7 +226,7 @@ def _weight_of(
     places, counts, row, inverse, z_max, cut_z, cut_id,
     TOKENS: tl.constexpr, SPLITS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Weight of what the cut leaves."""
+    """Weight of the tokens left by the cut."""
     total = tl.full((), 0, tl.int64)
     for column in range(0, tl.max(counts, axis=0), COLUMNS):
         present, token, z = list_tile(places, counts, column, row, inverse, TOKENS, SPLITS, COLUMNS)
@@ -320,7 +320,7 @@ def _scores(
     places, counts, column, row, inverse, heat, seed, position,
     NOISE: tl.constexpr, TOKENS: tl.constexpr, SPLITS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """A tile's exact z + G and its tokens; -inf where there is none."""
+    """A tile's exact z + G and its tokens; -inf in padding."""
     present, token, z = list_tile(places, counts, column, row, inverse, TOKENS, SPLITS, COLUMNS)
     if NOISE:
         z = tl.where(heat > 0.0, z + gumbel(noise_bits(seed, position, token)), z)

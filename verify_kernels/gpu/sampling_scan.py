@@ -47,7 +47,7 @@ def apply_edits_kernel(
     logits, edits, pool, saved, repetition, inverse_repetition, presence, frequency, row_stride, vocab,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Save what the lists name, then write penalties of the base, of the path over them, bias on top, bans last."""
+    """Save the listed logits, then apply base penalties, path penalties, bias and bans, in this order."""
     row = tl.program_id(0)
     line = logits + row.to(tl.int64) * row_stride
     edit = edits + row * _EDIT_WORDS

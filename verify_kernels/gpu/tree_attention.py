@@ -211,7 +211,7 @@ def tree_attention_kernel(
             peak, total, acc = fold(block_peak, block_total, block_acc, peak, total, acc, factor)
 
         if tl.maximum(stop, gather_stop) > first:
-            # Rows are worked out anew for each store: nothing of them has to live through the loops.
+            # Row indices are recomputed for each store, so they take no registers during the loops.
             splits = tl.load(header + 1)
             row, member, live = work_rows(work, path, max_path, n_rows, group, BLOCK_M)
             slot = (row.to(tl.int64) * splits + tl.load(work + SPLIT)) * n_heads + head * group + member
@@ -301,7 +301,7 @@ def tree_attention_combine_kernel(
         tl.store(out + out_at[None, :], result.to(out.dtype.element_ty), mask=(d < HEAD_DIM)[None, :])
 
 
-COMBINE_BLOCKS = 8  # blocks of keys summed at a time: part of what a result's bits depend on
+COMBINE_BLOCKS = 8  # blocks of keys summed at a time; changes results bitwise
 COMBINE_WARPS = 4
 # A product and a sum are fused where the source says so, nowhere else: two loops must round alike.
 EXACT = {"enable_fp_fusion": False}

@@ -73,7 +73,7 @@ class ReferenceSampling:
         return best, log_softmax(z, survivors)[best] if best.size else np.zeros(0)
 
     def filter(self, z: Row, policy: SamplingPolicy) -> Ids:
-        """The tokens that may be drawn, by falling z: top-k, then top-p of what is left, then min-p."""
+        """The tokens that may be drawn, by falling z: top-k, then top-p of the rest, then min-p."""
         kept = top_k(z, ranked(z), policy.top_k)
         kept = top_p(z, kept, policy.top_p)
         return min_p(z, kept, policy.log_min_p)

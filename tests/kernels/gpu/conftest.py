@@ -1,4 +1,4 @@
-"""Kernels run on a GPU where there is one, else in Triton's interpreter on the CPU."""
+"""Runs kernels on a GPU if the machine has one, else in Triton's interpreter."""
 
 from __future__ import annotations
 

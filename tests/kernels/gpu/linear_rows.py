@@ -21,7 +21,7 @@ def types_of(device: torch.device) -> tuple[torch.dtype, ...]:
 def workspace(
     n: int, k: int, kind: LinearKind, device: torch.device, group: int = 128, permuted: torch.dtype | None = None
 ) -> LinearWorkspace:
-    """Enough for one layer, what it holds poisoned."""
+    """Scratch for one layer, filled with NaN."""
     space = LinearWorkspace.for_layers([(n, k, kind, group)], MAX_ROWS, device, permuted)
     space.partials.fill_(torch.nan)
     if space.permuted is not None:

@@ -33,7 +33,7 @@ class NoHostRead:
 
     ``device`` "cuda" or "meta": tensors there are the device's, copies from there are reads, but for a non-blocking
     copy into pinned memory, which is how a step's results leave. ``device`` "cpu" is for Triton's interpreter: every
-    tensor counts as the device's, and what the interpreter itself does to run kernels is seen as no read.
+    tensor counts as the device's, and reads by the interpreter itself do not count.
     `paused` lets the host read what has arrived.
     """
 

@@ -17,7 +17,7 @@ from tests.kernels.gpu.exact_dot import exact_dot
 
 @contextmanager
 def quick_interpreter() -> Iterator[None]:
-    """The interpreter replaces all of triton's language anew at each call of a device function, although the kernel
+    """The interpreter patches triton's language at each call of a device function, although the kernel
     that calls it has had it replaced: in here it does so once per launch. Where kernels are compiled nothing is
     touched.
     """

@@ -54,7 +54,7 @@ def _fits(case: CompileCase, name: str, value: Any) -> bool:
         return bool(case.constexprs[name] == value)
     kind = case.signature[name]
     if value is None:
-        return kind[0] == "*"  # what is not added or stored only makes the kernel smaller
+        return kind[0] == "*"  # other arguments only make the kernel smaller
     if isinstance(value, Tensor):
         return kind == "*" + TYPES[value.dtype]
     if isinstance(value, int) and not isinstance(value, bool):

@@ -194,7 +194,7 @@ def test_attention_tiles_are_held_to_what_is_resident() -> None:
 
 
 def test_an_unreadable_binary_is_an_error() -> None:
-    with pytest.raises(ValueError, match="tells no registers"):
+    with pytest.raises(ValueError, match="reports no registers"):
         read_usage(SimpleNamespace(metadata=None, asm={"amdgcn": ".vgpr_count: 12\n"}))
 
 

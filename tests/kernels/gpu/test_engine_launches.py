@@ -27,7 +27,7 @@ def launches_of(name: str, place: str) -> list[RecordedLaunch]:
 
 
 def _address(tensor: Tensor) -> int:
-    """Meta tensors have no addresses, yet launchers tell by them what overlaps."""
+    """Launchers detect overlaps by addresses, which meta tensors do not have."""
     return int(tensor.untyped_storage()._cdata) * 16 + tensor.storage_offset() * tensor.element_size()
 
 

@@ -230,7 +230,7 @@ def test_float8_rounds_as_torch_does(device: torch.device) -> None:
 
 @pytest.mark.parametrize("head_dim", [80, 128])
 def test_a_row_has_the_same_bits_in_any_batch(device: torch.device, head_dim: int) -> None:
-    """An entry on its own, and with others, padding and broken neighbours beside it."""
+    """An entry alone, and in a batch with padding and broken neighbours."""
     shapes = [(62, 1, 3), (3, 0, 2)]
     crowd = make(device_rows(device, 6, shapes, 3, 2), (3, 2), head_dim, torch.float16, torch.float16, True)
     alone = make(device_rows(device, 6, shapes[:1]), (3, 2), head_dim, torch.float16, torch.float16, True)

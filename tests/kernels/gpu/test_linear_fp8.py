@@ -1,4 +1,4 @@
-"""The fp8 linear kernel: right, scaled as told, and the same bits for a row in any batch."""
+"""The fp8 linear kernel: results, scales, and the same bits for a row in any batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Orders, tiles and scratch of the linear kernels: no row count changes what a result's bits depend on."""
+"""Orders, tiles and scratch of the linear kernels: the row count does not change a result's bits."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def test_cut_into_work_does_not_show(device: torch.device, window: int) -> None:
 
 @pytest.mark.parametrize("window", [0, 90])
 def test_wide_tiles_do_not_show(device: torch.device, window: int) -> None:
-    """Rows beside many others come in wider tiles, of eight warps."""
+    """Large batches use wider tiles, of eight warps."""
     geometry = Geometry(4, 1, window=window)
     rng = np.random.default_rng(6)
     first, many = random_entries(rng, [(70, 0, 3), (10, 300, 0)], PAGES)

@@ -20,7 +20,7 @@ inline float half_to_float(uint16_t h) {
   return out;
 }
 
-// Rounds half to even; what is too large becomes infinite. `x` is a number.
+// Rounds half to even; overflow becomes infinity. `x` is not NaN.
 inline uint16_t float_to_half(float x) {
   uint32_t bits;
   memcpy(&bits, &x, 4);

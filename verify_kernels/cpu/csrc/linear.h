@@ -1,4 +1,4 @@
-// A linear layer with what comes before it (norm, gate) and after it (bias, residual, norm) in one call.
+// A linear layer with its prologue (norm, gate) and epilogue (bias, residual, norm) in one call.
 #pragma once
 #include <cstdint>
 
@@ -27,7 +27,7 @@ struct sd_linear_args {
   const float* post_norm;
   float eps;
   float unused;
-  float* x;         // [rows, k_pad] what the product reads (float kinds), or the normed row on its way to int8
+  float* x;         // [rows, k_pad] input of the product (float kinds), or the normed row before quantisation to int8
   int8_t* q;        // [rows, k_pad] quantised rows; block formats: [chunks, rows, bytes of a Record of quant_linear.cpp]
   float* q_scale;   // [rows, chunks]
   int32_t* q_sum;   // [rows, chunks] 128 * sum of the chunk's int8 values

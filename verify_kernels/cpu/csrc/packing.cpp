@@ -1,5 +1,5 @@
 // Repacks weights in blocks from a model's file to the layout of quant_formats.h, when a model is first loaded.
-// verify_kernels/quant_formats.py is the plain twin, and says what a block of each format holds.
+// verify_kernels/quant_formats.py is the plain twin and documents the block formats.
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -77,7 +77,7 @@ void pack_simple(int kind, const uint8_t* const* blocks, Lane to) {
   for (int b = 0; b < 2; ++b) {
     const uint8_t *block = blocks[b], *stored = block + head;
     memcpy(&scale[b], block, 2);
-    if (low_end) memcpy(&low[b], block + 2, 2), low[b] ^= 0x8000;  // the file has what is added
+    if (low_end) memcpy(&low[b], block + 2, 2), low[b] ^= 0x8000;  // the file stores the negated value, which is added
     if (kind == SD_Q8_0) {
       for (int i = 0; i < GROUP; ++i) levels[GROUP * b + i] = stored[i] ^ 0x80;
       continue;

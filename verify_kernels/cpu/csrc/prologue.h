@@ -30,7 +30,7 @@ inline void rms_norm(const float* x, const float* w, int n, float eps, float* ou
   for (; i < n; ++i) out[i] = x[i] * s * w[i];
 }
 
-// out += norm(x): behind a product, in families that norm what a block adds.
+// out += norm(x): for families that norm a block's output before adding it.
 inline void add_normed(const float* x, const float* w, int n, float eps, float* out) {
   const float s = rms_scale(x, n, eps);
   for (int i = 0; i < n; ++i) out[i] += x[i] * s * w[i];

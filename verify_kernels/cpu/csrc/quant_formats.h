@@ -19,7 +19,7 @@ inline wordv nibbles(const uint8_t* pair, int slice, int j) {
 }
 
 template <int G>
-constexpr float place = G & 1 ? 1.0f / HIGH : 1.0f;  // what the scale of levels from `nibbles` is to be multiplied by
+constexpr float place = G & 1 ? 1.0f / HIGH : 1.0f;  // factor of the scale of levels from `nibbles`
 
 struct Q4_0 {
   static constexpr int BITS = 4, GROUPS = 2, SCALES = 1, BYTES = NIBBLES + 2 * 32;

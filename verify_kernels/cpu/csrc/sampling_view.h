@@ -52,7 +52,7 @@ struct Scratch {
 };
 
 struct View {
-  const float* x;  // processed logits; call live() on what is read
+  const float* x;  // processed logits; call live() on each value read
   int vocab, blocks;
   const float* block_max;  // of live values
   float max;               // DEAD: no live logit

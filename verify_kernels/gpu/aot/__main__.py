@@ -51,7 +51,7 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def _brief(text: str) -> str:
-    """First and last line: what kind of error it is, and what the compiler says it is about."""
+    """First and last line of the error: its type and the compiler's message."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     brief = lines[0] if len(lines) == 1 else f"{lines[0]} ... {lines[-1]}"
     return brief if len(brief) <= _LINE else brief[:_LINE] + "..."

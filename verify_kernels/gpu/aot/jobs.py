@@ -52,7 +52,7 @@ class Target:
     gpu: GPUTarget
     shared: int  # bytes of shared memory (LDS) of a block, at most
     shared_total: int  # bytes of shared memory of a multiprocessor
-    shared_own: int  # bytes that each block takes beside those that it asks for
+    shared_own: int  # bytes that each block takes in addition to its request
     registers: int  # 32-bit registers of the register file per lane
     register_lanes: int  # lanes of the register file
     fp8: tuple[str, ...]  # float8 formats of its hardware
@@ -264,7 +264,7 @@ def _cubin(cubin: bytes) -> tuple[int, int]:
         text = subprocess.run(tool, check=True, capture_output=True, text=True).stdout
     found = re.findall(r"\bREG:(\d+) STACK:(\d+) .*?\bLOCAL:(\d+)", text)
     if not found:
-        raise ValueError("cuobjdump tells no registers of this kernel")
+        raise ValueError("cuobjdump reports no registers for this kernel")
     return max(int(reg) for reg, _, _ in found), sum(int(stack) + int(local) for _, stack, local in found)
 
 
@@ -272,7 +272,7 @@ def _amdgcn(text: str) -> tuple[int, int]:
     """Vector registers (both kinds) per lane, and spilled registers, scalar ones too."""
     found = dict(re.findall(r"^\s*\.(vgpr_count|vgpr_spill_count|sgpr_spill_count):\s*(\d+)", text, re.MULTILINE))
     if len(found) != 3:
-        raise ValueError("the assembly's metadata tells no registers of this kernel")
+        raise ValueError("the assembly's metadata reports no registers for this kernel")
     return int(found["vgpr_count"]), int(found["vgpr_spill_count"]) + int(found["sgpr_spill_count"])
 
 
@@ -284,6 +284,6 @@ def compile_job(job: Job) -> Row:
         case = next(case for case in load_cases(job.module) if case.name == job.case)
         compiled = triton.compile(kernel_source(case), target=target.gpu, options=dict(case.options))
         usage = read_usage(compiled)
-    except Exception as error:  # triton's compiler raises what it likes
+    except Exception as error:  # triton's compiler raises many types
         return Row(job, None, (f"does not compile: {type(error).__name__}: {error}",), time.monotonic() - start)
     return Row(job, usage, tuple(target.problems(usage, case.resident)), time.monotonic() - start)

@@ -54,7 +54,7 @@ def quantize_rows(
 
 
 def gather_rows(x: Tensor, rows: Tensor, out: Tensor) -> None:
-    """out[i] = x[rows[i]], zeros where there is no such row; see `verify_kernels.gpu.gather_rows`."""
+    """out[i] = x[rows[i]], zeros if the row does not exist; see `verify_kernels.gpu.gather_rows`."""
     out.copy_(rows_or_zeros(x, rows))
 
 
