@@ -20,9 +20,9 @@ WARM_RUNS = 2
 class KernelTimer:
     """Medians of ``repeats`` replays.
 
-    Before each replay the timer reads more memory than the caches hold, so weights and keys come from memory, as between
-    the layers of a model. It does not write: evicting dirty lines would cost time during the replay. Without a GPU it
-    times the work directly.
+    Before each replay the timer reads more memory than the caches hold, so weights and keys come from memory, as
+    between the layers of a model. It does not write: evicting dirty lines would cost time during the replay. Without
+    a GPU it times the work directly.
     """
 
     def __init__(self, device: torch.device, repeats: int = 20) -> None:
