@@ -13,7 +13,7 @@ COUNT ?= 10000
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help setup model serve test explore aot test-slow soak fuzz lint format bench bench-engine peers vscode promtool setup-cluster test-cluster clients gpu verify proto page map structure clean
+.PHONY: help setup model serve test explore aot test-slow soak fuzz lint format bench bench-engine peers vscode promtool setup-cluster test-cluster clients gpu verify proto playground map structure clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -107,8 +107,8 @@ verify: model ## check path identity: the same tokens with and without speculati
 proto: setup ## regenerate the gRPC stubs from specdec/api/v1/*.proto
 	$(BIN)/python -m specdec.api.generate
 
-page: ## build the page's bundle anew (server/page/static) from its TypeScript
-	cd server/page/web && npm ci --no-audit --no-fund && npm run build
+playground: ## build the bundle of the playground (server/playground/static) from its TypeScript
+	cd server/playground/web && npm ci --no-audit --no-fund && npm run build
 
 map: setup ## write the tables of docs/configuration.md, docs/api.md and docs/scaling.md anew
 	$(BIN)/python -m tools.config_reference

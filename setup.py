@@ -13,7 +13,7 @@ setup(
     package_data={
         "specdec": ["py.typed", "models/token_frequencies/*.bin"],
         INSIDE + "verify_kernels": ["cpu/csrc/*"],
-        INSIDE + "server.page": ["static/*"],
+        INSIDE + "server.playground": ["static/*"],
         INSIDE + "server.experiment.report": ["*.j2"],
     },
 )

@@ -33,7 +33,7 @@ from tools.markdown import REPOSITORY
 
 PACKAGES = ("specdec", "draft", "verify_kernels", "server", "bench", "cluster")
 SOURCES = (".py", ".cpp", ".h", ".proto", ".ts", ".tsx", ".lua", ".css", ".mjs")
-ELSEWHERE = ("tests/", "docs/", "examples/", "server/page/static/")
+ELSEWHERE = ("tests/", "docs/", "examples/", "server/playground/static/")
 MODEL = "smollm2-135m"
 PROMPT = "Once upon a time there was a small engine"
 SMALL = 60  # lines; smaller modules with one importer are listed

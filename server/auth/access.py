@@ -174,7 +174,7 @@ KEY_HEADERS = ("authorization", "x-api-key")
 HEALTH_PATHS = frozenset({"/livez", "/readyz", "/health", "/ping", "/version"})
 METRICS_PATH = "/metrics"
 # A browser asks for the page before anybody can give it a key; what the page then asks needs one.
-PAGE_PATHS = frozenset({"/", "/page/{name}"})
+PLAYGROUND_PATHS = frozenset({"/", "/page/{name}"})
 
 
 async def http_caller(access: Access, path: str, headers: Mapping[str, str]) -> Principal:
@@ -186,7 +186,7 @@ async def http_caller(access: Access, path: str, headers: Mapping[str, str]) -> 
         UnauthenticatedError: a key is needed and there is none, or it is not known; 401 with ``WWW-Authenticate``.
         KeyChecksBusyError: too many keys are being checked; 429.
     """
-    if path in PAGE_PATHS:
+    if path in PLAYGROUND_PATHS:
         return ANYBODY
     if (access.open_health and path in HEALTH_PATHS) or (access.open_metrics and path == METRICS_PATH):
         return ANYBODY

@@ -29,7 +29,7 @@ from server.http.ollama import OLLAMA, OllamaErrors
 from server.http.openai import DEEPSEEK, EMBEDDINGS, OPENAI
 from server.http.openai_format import OpenAIErrors
 from server.http.operator_endpoints import EXPERIMENTS, METRICS, PROBES
-from server.http.page import PAGE
+from server.http.playground import PLAYGROUND
 from server.http.responses import OPENAI_RESPONSES
 from server.http.sglang import SGLANG
 from server.http.tabby import TABBY
@@ -156,7 +156,7 @@ DIALECTS: tuple[Endpoint, ...] = (
     *PROBES, *METRICS, *EXPERIMENTS, *TABBY, *OPENAI, *OPENAI_RESPONSES, *EMBEDDINGS, *ANTHROPIC, *VLLM,
     *SGLANG, *RENDER, *LLAMACPP, *MISTRAL, *DEEPSEEK, *OLLAMA,
 )  # fmt: skip
-ENDPOINTS = (*DIALECTS, *PAGE)
+ENDPOINTS = (*DIALECTS, *PLAYGROUND)
 
 
 def build_app(server: ServerContext, endpoints: Iterable[Endpoint] = ENDPOINTS) -> Starlette:

@@ -20,8 +20,8 @@ from tests.editors.test_vscode import LINE, SOURCE
 from tests.editors.vscode.install import PROGRAM
 from tests.server.completion.book_engine import BOOK
 from tests.server.lsp.editor import running, without
-from tests.server.page.test_browser import CHROMIUM
-from tests.server.page.test_bundle import WEB
+from tests.server.playground.test_browser import CHROMIUM
+from tests.server.playground.test_bundle import WEB
 
 HERE = Path(__file__).parent
 TEXT, (LINE_NUMBER, CHARACTER) = without(LINE)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from server.http.app import DIALECTS, ENDPOINTS
-from server.http.page import PAGE
+from server.http.playground import PLAYGROUND
 from tests.server.http.harness import COMPLETIONS, Server, running
 
 HTML = {"accept": "text/html"}
@@ -40,4 +40,4 @@ def test_the_document_does_not_tell_of_it(server: Server) -> None:
 def test_everything_else_is_there(server: Server) -> None:
     assert server.ask(COMPLETIONS, prompt="ab", max_tokens=1)["choices"]
     assert server.client.get("/trace").status_code == 200
-    assert [endpoint for endpoint in ENDPOINTS if endpoint not in DIALECTS] == [*PAGE]
+    assert [endpoint for endpoint in ENDPOINTS if endpoint not in DIALECTS] == [*PLAYGROUND]

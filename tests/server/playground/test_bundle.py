@@ -12,7 +12,7 @@ import pytest
 from specdec.api.generate import ROOT
 from tests.editors.node_program import copy_with_packages, npm
 
-WEB, STATIC = ROOT / "server" / "page" / "web", ROOT / "server" / "page" / "static"
+WEB, STATIC = ROOT / "server" / "playground" / "web", ROOT / "server" / "playground" / "static"
 
 needs_npm = pytest.mark.skipif(shutil.which("npm") is None, reason="needs Node.js with npm")
 
@@ -20,7 +20,7 @@ needs_npm = pytest.mark.skipif(shutil.which("npm") is None, reason="needs Node.j
 @pytest.fixture(scope="module")
 def web(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The sources with their packages."""
-    return copy_with_packages(WEB, tmp_path_factory.mktemp("page") / "web")
+    return copy_with_packages(WEB, tmp_path_factory.mktemp("playground") / "web")
 
 
 def test_the_lock_names_no_place() -> None:

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.http.page import load_page, wants_html
+from server.http.playground import load_files, wants_html
 from specdec.api.generate import ROOT
 from tests.server.auth.key_files import make_key
 from tests.server.http.harness import Server, running
 
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,*/*;q=0.8"
-STATIC = ROOT / "server" / "page" / "static"
+STATIC = ROOT / "server" / "playground" / "static"
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +90,7 @@ def test_it_may_load_from_here_only(server: Server) -> None:
     assert "unsafe" not in page.headers["content-security-policy"]
     assert page.headers["x-content-type-options"] == "nosniff"
     assert not re.findall(r"<style|<script(?![^>]*src=)| on\w+=| style=", page.text)
-    for name, file in load_page().items():
+    for name, file in load_files().items():
         hosts = set(re.findall(rb"https?://([\w.-]+)", file.data))
         assert hosts <= {b"www.w3.org"}, name  # names of SVG and MathML, which nobody fetches
 

@@ -1,4 +1,4 @@
-"""The endpoints of the page: GET /, its files, and what it asks about the engine."""
+"""The endpoints of the playground: GET /, its files, and what it reads about the engine."""
 
 from __future__ import annotations
 
@@ -23,22 +23,20 @@ _TYPES = {
 
 
 @dataclass(frozen=True, slots=True)
-class PageFile:
-    """``version``: the beginning of the content's SHA-256, by which the page's own links name it."""
-
+class StaticFile:
     data: bytes
     media_type: bytes
-    version: str
+    version: str  # the first 16 hex digits of the content's SHA-256, part of the file's URL
 
 
-def load_page() -> Mapping[str, PageFile]:
-    """Every file of the page by its name."""
-    return {name: _load(name, media_type) for name, media_type in _TYPES.items()}
+def load_files() -> Mapping[str, StaticFile]:
+    """Every file of the playground, by name."""
+    return {name: _load_file(name, media_type) for name, media_type in _TYPES.items()}
 
 
-def _load(name: str, media_type: bytes) -> PageFile:
-    data = (files("server.page") / "static" / name).read_bytes()
-    return PageFile(data, media_type, hashlib.sha256(data).hexdigest()[:16])
+def _load_file(name: str, media_type: bytes) -> StaticFile:
+    data = (files("server.playground") / "static" / name).read_bytes()
+    return StaticFile(data, media_type, hashlib.sha256(data).hexdigest()[:16])
 
 
 _HTML = frozenset({"text/html", "application/xhtml+xml"})
@@ -57,7 +55,7 @@ def _names_html(part: str) -> bool:
     return media_type in _HTML and weight.rstrip("0.") != ""
 
 
-_FILES = load_page()
+_FILES = load_files()
 _FOREVER, _ASK_AGAIN = b"public, max-age=31536000, immutable", b"no-cache"
 _GUARD = (
     (b"content-security-policy", b"default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"),
@@ -68,7 +66,7 @@ _GUARD = (
 
 
 async def root(call: Call) -> None:
-    """The page for browsers, which ask for HTML; for others the line by which Ollama's clients know a server."""
+    """The playground for browsers, which accept HTML; the line that Ollama's clients expect for all other callers."""
     if wants_html(call.header("accept")):
         await _send(call, _FILES[MAIN], _ASK_AGAIN, (*_GUARD, (b"vary", b"accept")))
     else:
@@ -76,10 +74,10 @@ async def root(call: Call) -> None:
 
 
 async def page_file(call: Call) -> None:
-    """A file of the page, to be kept for good by who asks for the version that is served.
+    """A file of the playground. A request for the version that is served may be cached for good.
 
     Raises:
-        PathNotFoundError: there is none of this name.
+        PathNotFoundError: there is no file of this name.
     """
     name = call.path_params["name"]
     found = _FILES.get(name)
@@ -89,10 +87,10 @@ async def page_file(call: Call) -> None:
 
 
 async def info(call: Call) -> None:
-    """What the engine is, and by which names the page may ask for others.
+    """The engine's properties, and the names of the other models that the playground may ask.
 
     Raises:
-        EngineDeadError: it is not known yet.
+        EngineDeadError: the engine has not reported them yet.
     """
     found = call.server.info
     await call.reply(
@@ -111,7 +109,7 @@ async def info(call: Call) -> None:
     )
 
 
-async def _send(call: Call, file: PageFile, keep: bytes, more: tuple[tuple[bytes, bytes], ...]) -> None:
+async def _send(call: Call, file: StaticFile, keep: bytes, more: tuple[tuple[bytes, bytes], ...]) -> None:
     tag = f'"{file.version}"'
     headers = ((b"cache-control", keep), (b"etag", tag.encode()), *more)
     if tag in call.header("if-none-match"):
@@ -122,14 +120,16 @@ async def _send(call: Call, file: PageFile, keep: bytes, more: tuple[tuple[bytes
 
 _ERRORS = ProbeErrors()
 _NAME = {"name": "name", "in": "path", "required": True, "schema": TEXT}
-PAGE = (
-    Endpoint("GET", "/", root, _ERRORS, {"summary": "The page, or that a server is there", "responses": RESPONSES}),
+PLAYGROUND = (
+    Endpoint(
+        "GET", "/", root, _ERRORS, {"summary": "The playground, or that a server is there", "responses": RESPONSES}
+    ),
     Endpoint("GET", "/page/info", info, _ERRORS, {"summary": "What the engine is", "responses": RESPONSES}),
     Endpoint(
         "GET",
         "/page/{name}",
         page_file,
         _ERRORS,
-        {"summary": "A file of the page", "parameters": [_NAME], "responses": RESPONSES},
+        {"summary": "A file of the playground", "parameters": [_NAME], "responses": RESPONSES},
     ),
 )

@@ -18,7 +18,7 @@ from tests.editors.node_program import packages
 from tests.models.tiny import make_tiny_model
 from tests.server.auth.key_files import make_key
 from tests.server.http.harness import Server, running
-from tests.server.page.test_bundle import WEB
+from tests.server.playground.test_bundle import WEB
 
 HERE = Path(__file__).parent
 CACHE = EngineConfig().cache_dir.expanduser()
