@@ -93,9 +93,8 @@ test-cluster: setup-cluster ## a fleet on a real Ray behind a real Envoy, its re
 
 clients: setup ## clients of others on a real server; installs them into the cache folder, away from .venv
 	$(BIN)/specdec models fetch qwen2.5-coder-0.5b
-	$(BIN)/python -m tests.clients.install
-	$(BIN)/python -m tests.clients_py.install
-	$(BIN)/python -m pytest -q -m slow tests/clients tests/clients_py $(ARGS)
+	$(BIN)/python -m tests.third_party_clients.environments
+	$(BIN)/python -m pytest -q -m slow tests/third_party_clients $(ARGS)
 
 gpu: setup ## on a machine with a GPU: its tests, then the kernel benches (ARGS="--json FILE" for a report)
 	$(BIN)/python -m pytest -q -m gpu

@@ -29,12 +29,13 @@ def test_what_is_said_to_show_that_a_client_works_does() -> None:
 def test_clients_are_listed_in_the_versions_that_are_locked() -> None:
     text = (REPOSITORY / "docs" / "clients.md").read_text(encoding="utf-8")
     python, javascript = (text.split(f"## {name}")[1].split("\n## ")[0] for name in ("Python", "JavaScript"))
-    locks = [REPOSITORY / "tests" / "clients" / "install.py", REPOSITORY / "tests" / "clients_py" / "requirements.txt"]
+    folder = REPOSITORY / "tests" / "third_party_clients"
+    locks = [folder / name / "requirements.txt" for name in ("tools", "python")]
     locked = "\n".join(lock.read_text(encoding="utf-8") for lock in locks).lower().replace("_", "-")
     row = re.compile(r"^\| `([^`]+)`[^|]*\| ([\d.]+) \|", re.MULTILINE)
     for name, version in row.findall(python):
         assert re.search(rf"\b{re.escape(name.lower().replace('_', '-'))}=={re.escape(version)}\b", locked), name
-    packages = (REPOSITORY / "tests" / "clients_js" / "package.json").read_text(encoding="utf-8")
+    packages = (folder / "node" / "package.json").read_text(encoding="utf-8")
     for name, version in row.findall(javascript):
         assert f'"{name}": "{version}"' in packages, name
     assert len(row.findall(text)) > 15

@@ -17,8 +17,8 @@ from cluster.config import ClusterConfig
 from cluster.deployment import deployment_of
 from specdec.cli.serve import serve_command
 from specdec.config import ServerConfig
-from tests.clients_js.packages import fetched
 from tests.server.observe.metrics.scrape import Scrape
+from tests.third_party_clients.node_packages import fetched
 
 K8S = Path(__file__).parents[2] / "deploy" / "k8s"
 Object = dict[str, Any]

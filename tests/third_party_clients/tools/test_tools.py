@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.clients.conftest import MODEL, Drive
-from tests.clients_js.packages import fetched
+from tests.third_party_clients.conftest import MODEL
+from tests.third_party_clients.node_packages import fetched
+from tests.third_party_clients.tools.conftest import Drive
 
 pytestmark = pytest.mark.slow
 CITIES, UNITS = ("Paris", "Rome"), ("celsius", "kelvin")

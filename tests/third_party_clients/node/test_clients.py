@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from tests.clients_js.packages import fetched
 from tests.server.fake_tokenizer import BOS, FakeTokenizer
 from tests.server.http.calls import Fim
 from tests.server.http.harness import Server, running
+from tests.third_party_clients.node_packages import fetched
 
 Drive = Callable[[str], Any]
 BEGIN = chr(BOS)

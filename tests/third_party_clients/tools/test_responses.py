@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.clients.conftest import MODEL, Drive
+from tests.third_party_clients.conftest import MODEL
+from tests.third_party_clients.tools.conftest import Drive
 
 pytestmark = pytest.mark.slow
 

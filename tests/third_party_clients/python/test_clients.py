@@ -11,10 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.clients.conftest import MODEL, url
-from tests.clients_py.install import PYTHON, is_installed
+from tests.third_party_clients.conftest import MODEL
+from tests.third_party_clients.environments import PYTHON
 
-__all__ = ["url"]  # a fixture
 pytestmark = pytest.mark.slow
 Seen = dict[str, Any]
 Drive = Callable[[str], Seen]
@@ -45,11 +44,11 @@ def plain(url: str) -> Iterator[Seen]:
 @pytest.fixture(scope="module")
 def drive(url: str) -> Drive:
     """What a client saw."""
-    if not is_installed():
+    if not PYTHON.is_installed():
         pytest.skip("the clients are not installed: `make clients`")
 
     def run(client: str) -> Seen:
-        command = [PYTHON, Path(__file__).with_name("drive.py"), url, MODEL, client]
+        command = [PYTHON.python, Path(__file__).with_name("drive.py"), url, MODEL, client]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
         assert done.returncode == 0, done.stderr[-4000:]
         found: Seen = json.loads(done.stdout.splitlines()[-1])

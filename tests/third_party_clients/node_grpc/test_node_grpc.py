@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
-import os
 import shutil
-import subprocess
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +12,13 @@ import google.rpc
 import pytest
 
 from specdec.api.generate import ROOT
-from specdec.config import EngineConfig
 from tests.server.auth.certificates import Certificates
 from tests.server.auth.key_files import make_key
 from tests.server.fake_tokenizer import BOS
 from tests.server.secure_harness import SecureServer, secure_server
+from tests.third_party_clients.node_packages import fetched
 
-HERE = Path(__file__).parent / "js"
+HERE = Path(__file__).parent
 GOOGLE = Path(next(iter(google.rpc.__path__))).parents[1]
 
 pytestmark = [
@@ -33,34 +29,16 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def program() -> Path:
-    """The program with its packages, pinned by the lock file; they are fetched once per lock file."""
-    lock = (HERE / "package-lock.json").read_bytes()
-    cache = EngineConfig().cache_dir.expanduser() / "test-node"
-    folder = cache / hashlib.sha256(lock).hexdigest()[:16]
-    if not folder.exists():
-        cache.mkdir(parents=True, exist_ok=True)
-        fresh = Path(tempfile.mkdtemp(dir=cache))
-        for name in ("package.json", "package-lock.json"):
-            shutil.copy(HERE / name, fresh)
-        done = subprocess.run(
-            ["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts"],
-            cwd=fresh, capture_output=True, text=True, check=False, timeout=240,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        try:
-            os.replace(fresh, folder)
-        except OSError:  # another run was quicker
-            shutil.rmtree(fresh)
-    return folder
+    """The folder of drive.js with its packages."""
+    return fetched(HERE, "drive.js")
 
 
 async def drive(program: Path, server: SecureServer, scenario: str, *more: str, host: str = "127.0.0.1") -> Any:
     """What the program saw."""
     address = server.address.replace("127.0.0.1", host)
     process = await asyncio.create_subprocess_exec(
-        "node", str(HERE / "drive.js"), address, scenario, str(ROOT), str(GOOGLE), *more,
+        "node", str(program / "drive.js"), address, scenario, str(ROOT), str(GOOGLE), *more,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "NODE_PATH": str(program / "node_modules")},
     )  # fmt: skip
     out, errors = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 0, errors.decode()
