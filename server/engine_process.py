@@ -227,7 +227,7 @@ class EngineLoop:
 
 
 _PR_SET_PDEATHSIG = 1
-DEFAULT_FACTORY = "specdec.engine.build:build_engine"
+DEFAULT_FACTORY = "specdec.engine.build:build_served_engine"
 EngineFactory = Callable[[EngineConfig, ProgressListener], EngineLike]
 
 

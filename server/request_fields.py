@@ -1,8 +1,8 @@
-"""A request's options in JSON bodies, read by the names of a dialect, and the check that every request passes."""
+"""A request's options in JSON bodies, read by the names of a dialect."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, TypeVar
 
@@ -26,7 +26,6 @@ from specdec.core.fields import (
     params_of,
 )
 from specdec.core.types import (
-    EngineInfo,
     GrammarKind,
     GrammarParams,
     OutputParams,
@@ -37,10 +36,7 @@ from specdec.core.types import (
     StoppingParams,
     TextRules,
 )
-from specdec.engine.validation import check_fingerprint, option_violations, prompt_violations
-from specdec.errors import FieldViolation, PromptTooLongError, ViolationCollector
 
-MAX_REQUEST_ID_CHARACTERS = 128
 MAX_UNKNOWN, MAX_SHOWN = 8, 64  # unknown fields that a refusal names, and the characters of each
 Record = TypeVar("Record")
 # What the engine calls the group of a record's fields.
@@ -53,43 +49,6 @@ _GROUPS: dict[type[Any], str] = {
     ResumeParams: "resume.",
     Request: "",
 }
-
-
-def check_requests(
-    requests: Sequence[Request],
-    info: EngineInfo,
-    violations: ViolationCollector,
-    names: Mapping[str, str] | None = None,
-) -> None:
-    """Refuse ``requests``, which differ in their ids and prompts only, for what ``violations`` holds and for what the
-    engine would refuse.
-
-    names: what the engine's fields are called where the requests come from; others are called as in the engine.
-
-    Raises:
-        FingerprintMismatchError: they were begun where other bits come out.
-        InvalidRequestError: with every bad field.
-        PromptTooLongError: nothing else is wrong, but a prompt does not fit the context.
-    """
-    check_fingerprint(requests[0], info)
-    found = [*option_violations(requests[0], info.vocab_size, info.drafters, info.indexes)]
-    for request in requests:
-        n = len(request.request_id)
-        if n > MAX_REQUEST_ID_CHARACTERS:
-            found.append(FieldViolation("request_id", f"at most {MAX_REQUEST_ID_CHARACTERS} characters, got {n}"))
-        if len(request.prompt_ids) < info.max_context:  # one that is refused for its length may be of any length
-            found += prompt_violations(request, info.vocab_size)
-    known = {violation.field for violation in violations.found}
-    renamed = names or {}
-    for violation in found:
-        name = renamed.get(violation.field, violation.field)
-        if name not in known:
-            violations.found.append(FieldViolation(name, violation.description))
-            known.add(name)
-    violations.raise_if_any()
-    longest = max(len(request.prompt_ids) for request in requests)
-    if longest >= info.max_context:
-        raise PromptTooLongError(info.max_context - 1, longest)
 
 
 def read_params(body: Body, record: type[Record], dialect: str = OPENAI, **given: Any) -> Record:

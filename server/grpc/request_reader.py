@@ -12,7 +12,6 @@ from server.auth.principal import current_caller
 from server.completion.requests import CompletionOptions, RequestMaker
 from server.fim import ContextFile, Gap, PackedPrompt
 from server.frontend import Frontend
-from server.request_fields import check_requests
 from specdec.api.params import read_grammar, read_params, read_values
 from specdec.api.v1 import generation_pb2 as pb
 from specdec.api.v1 import options_pb2 as options
@@ -29,6 +28,7 @@ from specdec.core.types import (
     StoppingParams,
     TextRules,
 )
+from specdec.engine.validation import check_requests
 from specdec.errors import FieldViolation, InvalidRequestError, ViolationCollector
 
 

@@ -11,8 +11,9 @@ from server.http.fields import build_request, encode_messages
 from server.http.tool_use import ToolUse, answer_grammar, read_tools
 from server.interfaces import TokenizerLike
 from server.json_body import Body, write_json
-from server.request_fields import check_requests, read_count, read_format, read_params, read_stopping
+from server.request_fields import read_count, read_format, read_params, read_stopping
 from specdec.core.types import GrammarParams, OutputParams, Request, SamplingParams, StoppingParams
+from specdec.engine.validation import check_requests
 
 _TEXT = ("text",)
 _THOUGHTS = ("thinking", "redacted_thinking")  # of other models; Anthropic leaves those of earlier turns out too

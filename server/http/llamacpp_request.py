@@ -16,7 +16,7 @@ from server.http.call import Call
 from server.http.fields import read_common
 from server.interfaces import TokenizerLike
 from server.json_body import Body, write_json
-from server.request_fields import check_requests, is_token_id, read_params, read_stopping
+from server.request_fields import is_token_id, read_params, read_stopping
 from specdec.core.fields import INT31, MAX_BIAS, MAX_LOGPROBS, MAX_N
 from specdec.core.types import (
     GrammarKind,
@@ -28,6 +28,7 @@ from specdec.core.types import (
     TextRules,
     TokenLogprobs,
 )
+from specdec.engine.validation import check_requests
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ from server.http.tool_calls import ToolCall
 from server.http.tool_use import ToolUse, answer_grammar, read_tools
 from server.interfaces import TokenizerLike
 from server.json_body import Body, write_json
-from server.request_fields import check_requests, param_schemas, read_params, read_stopping
+from server.request_fields import param_schemas, read_params, read_stopping
 from server.served_models import Task
 from specdec.core.fields import INT31, OPENAI
 from specdec.core.types import (
@@ -54,6 +54,7 @@ from specdec.core.types import (
     StoppingParams,
     TokenLogprobs,
 )
+from specdec.engine.validation import check_requests
 from specdec.errors import InvalidRequestError
 from specdec.models.fim import TEMPLATES
 

@@ -27,8 +27,9 @@ from server.http.tool_calls import CallArguments, CallBegin, Part, ToolCall, Too
 from server.http.tool_use import ToolUse, answer_grammar, read_tools
 from server.interfaces import TokenizerLike
 from server.json_body import Body
-from server.request_fields import check_requests, read_count, read_grammar, read_params, read_resume, read_stopping
+from server.request_fields import read_count, read_grammar, read_params, read_resume, read_stopping
 from specdec.core.types import Delta, Finished, OutputParams, Request, RequestEvent, SamplingParams, StoppingParams
+from specdec.engine.validation import check_requests
 
 
 @dataclass(frozen=True, slots=True)

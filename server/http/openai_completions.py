@@ -27,7 +27,7 @@ from server.http.openai_format import (
 from server.http.prompt_logprobs import prompt_logprobs
 from server.interfaces import TokenizerLike
 from server.json_body import Body
-from server.request_fields import check_requests, read_count, read_grammar, read_params, read_resume, read_stopping
+from server.request_fields import read_count, read_grammar, read_params, read_resume, read_stopping
 from specdec.core.types import (
     Delta,
     Finished,
@@ -38,6 +38,7 @@ from specdec.core.types import (
     StoppingParams,
     TokenLogprobs,
 )
+from specdec.engine.validation import check_requests
 
 MAX_PROMPTS = 128
 _RULE = "must be text, a list of token ids, or a list of such"

@@ -32,9 +32,10 @@ from server.http.fields import (
 )
 from server.http.openai_format import OpenAIErrors, extras
 from server.json_body import Body
-from server.request_fields import check_requests, read_seed
+from server.request_fields import read_seed
 from server.served_models import Task
 from specdec.core.types import Finished, FinishReason, Request, SamplingParams, StoppingParams, TextRules
+from specdec.engine.validation import check_requests
 
 _CRLF, _ALONE = "\r\n", re.compile(r"(?<!\r)\n")
 

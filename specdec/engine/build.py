@@ -215,6 +215,11 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
     return Engine(build_parts(config, progress, remember=True))
 
 
+def build_served_engine(config: EngineConfig, progress: Progress | None = None) -> Engine:
+    """As `build_engine`, for a front end that has validated each request."""
+    return Engine(dataclasses.replace(build_parts(config, progress, remember=True), trusts_requests=True))
+
+
 def build_parts(config: EngineConfig, progress: Progress | None = None, remember: bool = False) -> EngineParts:
     """What `build_engine` assembles; raises as it does. remember: begin with what engines before learned of the
     drafters, and keep what this one learns."""

@@ -44,7 +44,7 @@ from specdec.engine.propose import Drafting
 from specdec.engine.scheduler import Scheduler, SchedulerLimits
 from specdec.engine.step import Step, StepResult, StepTracer
 from specdec.engine.totals import StepTotals, Throughput
-from specdec.engine.validation import check_fingerprint, validate_request
+from specdec.engine.validation import check_requests
 from specdec.engine.verify import StepVerifier, Verifier
 from specdec.errors import ConfigError, DuplicateRequestError
 from specdec.grammar.compiler import GrammarCompiler
@@ -82,6 +82,8 @@ class EngineParts:
     """Returns monotonic seconds; a simulation has its own."""
     drafting: Callable[[DrafterManager, Controller], Drafting] = Drafting
     """Makes the propose stage; a simulation has its own."""
+    trusts_requests: bool = False
+    """True: requests have passed `check_requests` before they are submitted; `submit` does not repeat it."""
 
 
 KEEP_EVERY_S = 120.0  # between writings of what was learned
@@ -94,8 +96,9 @@ class Engine:
     """
 
     def __init__(self, parts: EngineParts) -> None:
-        config, info = parts.config, parts.info
-        self._clock, self._new_drafting = parts.clock, parts.drafting
+        config = parts.config
+        info = dataclasses.replace(parts.info, drafters=tuple(drafter.name for drafter in parts.drafters))
+        self._clock, self._new_drafting, self._trusts_requests = parts.clock, parts.drafting, parts.trusts_requests
         self._info, self._tokenizer, self._kv, self._decoder = info, parts.tokenizer, parts.kv, parts.decoder
         limits = SchedulerLimits(
             max_batch=config.max_batch,
@@ -132,8 +135,8 @@ class Engine:
             DuplicateRequestError: its id is in flight.
             QueueFullError: too many wait already.
         """
-        check_fingerprint(request, self._info)
-        validate_request(request, self._info.vocab_size, self._info.max_context, self._manager.names)
+        if not self._trusts_requests:
+            check_requests([request], self._info)
         if request.request_id in self._live:
             raise DuplicateRequestError(f"request_id {request.request_id!r} is in flight; choose another")
         if request.sampling.seed is None:

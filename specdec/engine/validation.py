@@ -1,11 +1,13 @@
-"""Checks a request before it is queued: every bad field is named at once.
+"""The check of a request before it is queued. A refusal names every bad field.
 
-Each parameter's bounds stand beside it in `specdec.core.types`; here is what concerns several of them.
+The front end and the engine library call `check_requests`; behind it, a request is trusted. Each parameter's bounds
+stand at its field in `specdec.core.types`; this module holds the rules over several fields.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from specdec.core.fields import UTF8, TokenIds, encodable, params_of
@@ -18,63 +20,80 @@ from specdec.core.types import (
     SpeculationParams,
     StoppingParams,
 )
-from specdec.errors import FieldViolation, FingerprintMismatchError, InvalidRequestError, PromptTooLongError
+from specdec.errors import FieldViolation, FingerprintMismatchError, PromptTooLongError, ViolationCollector
 
+MAX_REQUEST_ID_CHARACTERS = 128
 MAX_SCHEMA_BYTES = 1 << 16  # what the compiler's stack is known to bear, see `specdec.grammar.compiler`
 MAX_GRAMMAR_BYTES = 1 << 14  # of an expression or of rules, which can take far longer to compile than a schema
 
 
-def validate_request(
-    request: Request,
-    vocab_size: int,
-    max_context: int,
-    drafters: tuple[str, ...],
-    indexes: tuple[str, ...] | None = None,
+def check_requests(
+    requests: Sequence[Request],
+    info: EngineInfo,
+    violations: ViolationCollector | None = None,
+    names: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Refuse what can not be served. drafters, indexes: those there are. None: no index is looked for, since a key
-    may be allowed more of them than there are.
+    """Refuse ``requests`` that ``info``'s engine cannot serve. They differ only in their ids and prompts.
+
+    ``violations`` holds what is already known to be wrong. ``names`` maps the engine's field names to the caller's;
+    others stay as they are.
 
     Raises:
-        InvalidRequestError: fields out of range, each one listed.
-        PromptTooLongError: prompt and one new token exceed ``max_context``.
+        FingerprintMismatchError: they resume a stream of an engine with another numeric fingerprint.
+        InvalidRequestError: fields are out of range; each one is listed.
+        PromptTooLongError: nothing else is wrong, but a prompt and one new token exceed the context.
     """
-    fits = len(request.prompt_ids) < max_context
-    # A prompt that is refused for its length is not looked through: it may be of any length.
-    violations = [*prompt_violations(request, vocab_size)] if fits else []
-    violations += option_violations(request, vocab_size, drafters, indexes)
-    if violations:
-        raise InvalidRequestError(violations)
-    if not fits:
-        raise PromptTooLongError(max_context - 1, len(request.prompt_ids))
-    if request.tokens_to_read > max_context:
-        together = f"with the prompt are {request.tokens_to_read}, more than the context of {max_context}"
-        raise InvalidRequestError([FieldViolation("resume.token_ids", together)])
+    _check_fingerprint(requests[0], info)
+    collector = ViolationCollector() if violations is None else violations
+    found = [*_option_violations(requests[0], info)]
+    for request in requests:
+        found += _prompt_violations(request, info)
+    known = {violation.field for violation in collector.found}
+    for violation in found:
+        name = names.get(violation.field, violation.field)
+        if name not in known:
+            collector.found.append(FieldViolation(name, violation.description))
+            known.add(name)
+    collector.raise_if_any()
+    longest = max(len(request.prompt_ids) for request in requests)
+    if longest >= info.max_context:
+        raise PromptTooLongError(info.max_context - 1, longest)
 
 
-def prompt_violations(request: Request, vocab_size: int) -> Iterator[FieldViolation]:
-    """What is wrong with the request's id and prompt, whatever its length."""
+def _check_fingerprint(request: Request, info: EngineInfo) -> None:
+    resume = request.resume
+    if resume is not None and resume.numeric_fingerprint != info.numeric_fingerprint:
+        raise FingerprintMismatchError.between(resume.numeric_fingerprint, info.numeric_fingerprint)
+
+
+def _prompt_violations(request: Request, info: EngineInfo) -> Iterator[FieldViolation]:
     if not request.request_id:
         yield FieldViolation("request_id", "must not be empty")
+    n = len(request.request_id)
+    if n > MAX_REQUEST_ID_CHARACTERS:
+        yield FieldViolation("request_id", f"at most {MAX_REQUEST_ID_CHARACTERS} characters, got {n}")
     if not request.prompt_ids:
         yield FieldViolation("prompt", "must hold at least one token")
-    problem = TokenIds().problem(request.prompt_ids, vocab_size)
+    if len(request.prompt_ids) >= info.max_context:
+        return  # too long a prompt is refused for its length, without a look at its ids
+    problem = TokenIds().problem(request.prompt_ids, info.vocab_size)
     if problem:
         yield FieldViolation("prompt.token_ids", problem)
+    if request.tokens_to_read > info.max_context:
+        together = f"with the prompt are {request.tokens_to_read}, more than the context of {info.max_context}"
+        yield FieldViolation("resume.token_ids", together)
 
 
-def option_violations(
-    request: Request, vocab_size: int, drafters: tuple[str, ...], indexes: tuple[str, ...] | None = None
-) -> Iterator[FieldViolation]:
-    """What is wrong with everything else."""
+def _option_violations(request: Request, info: EngineInfo) -> Iterator[FieldViolation]:
+    vocab_size = info.vocab_size
     yield from _out_of_bounds("", request, vocab_size)
     yield from _out_of_bounds("sampling.", request.sampling, vocab_size)
     yield from _out_of_bounds("stopping.", request.stopping, vocab_size)
     yield from _stopping_misfits(request.stopping)
     yield from _out_of_bounds("output.", request.output, vocab_size)
     yield from _out_of_bounds("speculation.", request.speculation, vocab_size)
-    yield from _unknown_drafters(request.speculation, drafters)
-    if indexes is not None:
-        yield from _unknown_indexes(request.speculation, indexes)
+    yield from _unknown_drafters(request.speculation, info.drafters)
+    yield from _unknown_indexes(request.speculation, info.indexes)
     if request.resume is not None:
         yield from _out_of_bounds("resume.", request.resume, vocab_size)
         yield from _resume_misfits(request, request.resume)
@@ -115,17 +134,6 @@ def _resume_misfits(request: Request, resume: ResumeParams) -> Iterator[FieldVio
         yield FieldViolation("sampling.seed", "must be given with resume: the seed in force that the stream began with")
     if limit is not None and count > limit:
         yield FieldViolation("resume.token_ids", f"are {count}, more than max_tokens ({limit}), which counts them too")
-
-
-def check_fingerprint(request: Request, info: EngineInfo) -> None:
-    """Refuse to go on with what was begun on other numbers.
-
-    Raises:
-        FingerprintMismatchError: another numeric fingerprint than this engine's.
-    """
-    resume = request.resume
-    if resume is not None and resume.numeric_fingerprint != info.numeric_fingerprint:
-        raise FingerprintMismatchError.between(resume.numeric_fingerprint, info.numeric_fingerprint)
 
 
 def _unknown_drafters(s: SpeculationParams, drafters: tuple[str, ...]) -> Iterator[FieldViolation]:

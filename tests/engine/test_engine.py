@@ -20,6 +20,7 @@ from specdec.core.types import (
     Started,
     StoppingParams,
 )
+from specdec.engine.validation import MAX_REQUEST_ID_CHARACTERS
 from specdec.errors import DuplicateRequestError, InvalidRequestError, PromptTooLongError, QueueFullError
 from tests.engine.tiny_engine import drain, failures, finish_of, run_all, text_of, tiny_engine, tiny_parts, tokens_of
 
@@ -219,6 +220,14 @@ def test_refusals_name_every_field_and_harm_nobody() -> None:
     with pytest.raises(DuplicateRequestError):
         engine.submit(request("ok"))
     assert len(tokens_of(drain(engine), "ok")) == 20
+
+
+def test_a_validated_request_is_not_checked_again() -> None:
+    name = "n" * (MAX_REQUEST_ID_CHARACTERS + 1)
+    with pytest.raises(InvalidRequestError):
+        tiny_engine().submit(request(name))
+    trusting = tiny_engine(dataclasses.replace(tiny_parts(), trusts_requests=True))
+    assert tokens_of(run_all(trusting, [request(name)]), name) == tokens_of(run_all(tiny_engine(), [request("r")]), "r")
 
 
 def test_queue_is_bounded() -> None:

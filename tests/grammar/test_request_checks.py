@@ -6,15 +6,18 @@ from typing import Any
 
 import pytest
 
-from specdec.core.types import GrammarKind, GrammarParams, Request
-from specdec.engine.validation import MAX_GRAMMAR_BYTES, MAX_SCHEMA_BYTES, validate_request
+from specdec.core.types import EngineInfo, GrammarKind, GrammarParams, Request
+from specdec.engine.validation import MAX_GRAMMAR_BYTES, MAX_SCHEMA_BYTES, check_requests
 from specdec.errors import InvalidRequestError
 
 KIND = GrammarKind
 
 
+INFO = EngineInfo("m", None, "int8", "native", "bitwise", 64, 100, 64, 1, ("suffix",), (0,), 1, "0", "fp32")
+
+
 def check(**changes: Any) -> None:
-    validate_request(Request("r", (1, 2), **changes), 100, 64, ("suffix",))
+    check_requests([Request("r", (1, 2), **changes)], INFO)
 
 
 @pytest.mark.parametrize(

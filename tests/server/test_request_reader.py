@@ -41,7 +41,7 @@ from specdec.core.types import (
 )
 from specdec.errors import InvalidRequestError, ViolationCollector
 from tests.server.client_convert import stream_request
-from tests.server.fake_engine import FINGERPRINT, FakeEngine
+from tests.server.fake_engine import FINGERPRINT, MAX_CONTEXT, FakeEngine
 from tests.server.fake_tokenizer import FakeTokenizer
 
 IDS = st.lists(st.integers(0, 255), max_size=4).map(tuple)
@@ -177,3 +177,12 @@ def test_a_samples_end_comes_out_as_it_went_in(event: Finished) -> None:
     assert metrics.draft_acceptance_rate == stats.draft_acceptance_rate
     rates = {name: part.draft_acceptance_rate for name, part in metrics.by_drafter.items()}
     assert rates == {name: part.draft_acceptance_rate for name, part in stats.by_drafter.items()}
+
+
+def test_a_prompt_and_resumed_tokens_beyond_the_context_are_refused_before_the_engine(frontend: Frontend) -> None:
+    resume = options.ResumeOptions(token_ids=[1] * MAX_CONTEXT, numeric_fingerprint=FINGERPRINT)
+    message = pb.GenerateRequest(token_ids=options.TokenIds(ids=[1]), resume=resume)
+    message.sampling.temperature = 0.0
+    with pytest.raises(InvalidRequestError) as caught:
+        asyncio.run(parse_generate(message, frontend))
+    assert [v.field for v in caught.value.violations] == ["resume.token_ids"]

@@ -16,7 +16,7 @@ from server.json_body import Body
 from server.request_fields import read_speculation, read_values
 from specdec.config import WeightDtype
 from specdec.core.types import EngineInfo, Request, SpeculationParams
-from specdec.engine.validation import validate_request
+from specdec.engine.validation import check_requests
 from specdec.errors import InvalidRequestError, ViolationCollector
 
 Problem = tuple[Place, str]
@@ -69,7 +69,7 @@ def read_options(given: Mapping[str, Any], info: EngineInfo) -> tuple[ArmOptions
     )
     if not violations.found:
         try:
-            validate_request(options.put(UNTOUCHED), info.vocab_size, info.max_context, info.drafters, info.indexes)
+            check_requests([options.put(UNTOUCHED)], info)
         except InvalidRequestError as error:
             violations.found += error.violations
     return options, [*problems, *((tuple(v.field.split(".")), v.description) for v in violations.found)]
