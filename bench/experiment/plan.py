@@ -109,7 +109,7 @@ def read_plan(path: Path) -> ExperimentConfig:
     """The plan in a file, if a client can run it; its trace's path is one from here.
 
     Raises:
-        ExperimentError: it can not; names every field at fault, with its line.
+        ExperimentError: it cannot; names every field at fault, with its line.
     """
     text = read_text(path)
     config = parse_config(text, str(path))

@@ -46,7 +46,7 @@ class RunFolder:
             try:
                 self._writer.write(record)
             except OSError as error:
-                raise ExperimentError(f"{self.path}: a record can not be written ({error.strerror})") from None
+                raise ExperimentError(f"{self.path}: a record cannot be written ({error.strerror})") from None
             self.log.records.append(record)
 
 
@@ -55,7 +55,7 @@ def open_run(path: Path, manifest: Manifest) -> Iterator[RunFolder]:
     """The folder at ``path``: a new one, or that of the same experiment to go on with.
 
     Raises:
-        ExperimentError: it holds another experiment or other files' records, somebody else writes to it, or it can not
+        ExperimentError: it holds another experiment or other files' records, somebody else writes to it, or it cannot
             be written.
     """
     folder = ExperimentFolder(path)
@@ -237,6 +237,6 @@ class StopRule:
             return ""
         self._next = max(units + 1, math.ceil(units * _GROWTH))
         if mismatched and self._manifest.config.assignment.expect_same_tokens:
-            return f"{mismatched} pairs got different tokens, and whatever follows can not mend that"
+            return f"{mismatched} pairs got different tokens, and whatever follows cannot mend that"
         kind = analyse(self._manifest, self._log).verdict.kind
         return f"the verdict is certain: {kind}" if kind in _DECIDED else ""

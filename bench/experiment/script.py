@@ -75,7 +75,7 @@ class Script:
     the order makes as frequent in either arm, and which the arms' cached tokens show.
 
     Raises:
-        ConfigError: the trace can not be read.
+        ConfigError: the trace cannot be read.
         WorkloadUnavailableError: the workload's prompts are not installed.
     """
 

@@ -44,7 +44,7 @@ class PairedRun:
         """Ask what is left to ask; says why it ended.
 
         Raises:
-            ExperimentError: the servers answer nothing any more, or a record can not be written.
+            ExperimentError: the servers answer nothing any more, or a record cannot be written.
         """
         done = [number for pair in self.progress.done if (number := self._script.number(pair)) is not None]
         turns = self._script.turns(frozenset(done))
@@ -125,7 +125,7 @@ class SwitchbackRun:
         """Ask what is left to ask; says why it ended.
 
         Raises:
-            ExperimentError: the servers answer nothing any more, or a record can not be written.
+            ExperimentError: the servers answer nothing any more, or a record cannot be written.
         """
         written = max((record.block for record in self._folder.log.records), default=NO_BLOCK)
         blocks = self._blocks_from(written + 1)
@@ -200,9 +200,9 @@ async def run_experiment(
     where the run is, now and then.
 
     Raises:
-        ExperimentError: a server does not answer or does not take an arm's requests; the folder can not be used.
+        ExperimentError: a server does not answer or does not take an arm's requests; the folder cannot be used.
         WorkloadUnavailableError: the prompts are not installed.
-        ConfigError: the trace can not be read.
+        ConfigError: the trace cannot be read.
     """
     probe = Script(config, 0).probe()
     async with AsyncExitStack() as stack:

@@ -1,1 +1,1 @@
-"""Who calls, and over what: bearer keys from a file of hashes, tenants, TLS."""
+"""Authentication: bearer keys from a file of hashes, tenants, TLS."""

@@ -1,4 +1,4 @@
-"""Who may call a server, and over what: keys from headers, TLS certificates from files, open paths."""
+"""Access to a server: keys in headers, TLS certificates from files, paths that need no key."""
 
 from __future__ import annotations
 
@@ -24,21 +24,20 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TlsMaterial:
-    """PEM bytes of the certificate chain, its key, and the authorities of clients (None: no client certificate is
-    asked for). ``context`` holds the same for Python's own sockets."""
+    """The content of a server's TLS files."""
 
-    cert: bytes
-    key: bytes
-    client_ca: bytes | None
-    context: ssl.SSLContext
+    cert: bytes  # certificate chain, PEM
+    key: bytes  # private key, PEM
+    client_ca: bytes | None  # authorities of client certificates, PEM; None: clients need no certificate
+    context: ssl.SSLContext  # the same files for Python's own sockets
 
 
 class TlsFiles:
-    """Certificate chain, key and, for mutual TLS, authorities of clients. A new connection gets what the files hold
-    then; files that do not fit each other leave what is in force, and are logged. Safe to use from several threads.
+    """Certificate chain, key and, for mutual TLS, client authorities. A new connection uses the current files; if they
+    do not match each other, the previous ones stay in force and an error is logged. Thread-safe.
 
     Raises:
-        ConfigError: they can not be read or used to begin with.
+        ConfigError: the files cannot be read or used at start.
     """
 
     def __init__(self, cert: Path, key: Path, client_ca: Path | None = None, watch: FileWatch | None = None) -> None:
@@ -51,28 +50,28 @@ class TlsFiles:
 
     @property
     def mutual(self) -> bool:
-        """Whether clients must show a certificate."""
+        """Whether clients must present a certificate."""
         return self._client_ca is not None
 
     def current(self) -> TlsMaterial:
-        """What the files hold now, or held when they were last sound."""
+        """The content of the files, as of their last valid state."""
         with self._lock:
             if self._watch.changed():
                 try:
                     self._current = self._read()
-                    _LOG.info("%s: the new certificate is in force", self._cert)
+                    _LOG.info("%s: loaded the new certificate", self._cert)
                 except ConfigError as error:
-                    _LOG.error("%s; the certificate stays as it was", error)
+                    _LOG.error("%s; keeping the previous certificate", error)
             return self._current
 
     def server_context(self) -> ssl.SSLContext:
-        """A context for a server of this process (uvicorn, asyncio); each handshake uses what the files hold then."""
+        """A context for a server in this process (uvicorn, asyncio); each handshake uses the current files."""
         context = self._context()
 
         def newest(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
             connection.context = self.current().context
 
-        # Called at every client hello, whether it names a server or not.
+        # OpenSSL calls this at every client hello, with or without a server name.
         context.sni_callback = newest
         return context
 
@@ -86,12 +85,12 @@ class TlsFiles:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.set_alpn_protocols(["http/1.1"])
         try:
-            # An encrypted key is refused like any other that can not be read, instead of asking on the terminal.
+            # The empty password makes an encrypted key an error; without it OpenSSL prompts on the terminal.
             context.load_cert_chain(self._cert, self._key, password=lambda: b"")
         except (OSError, ValueError) as error:
             raise ConfigError(
-                f"server.tls_cert, server.tls_key: {self._cert} and {self._key} are no certificate with its key "
-                f"({error}); both must be PEM files, the key not encrypted"
+                f"server.tls_cert, server.tls_key: {self._cert} and {self._key} are not a certificate and its "
+                f"key ({error}); both must be PEM files, the key unencrypted"
             ) from None
         if self._client_ca is not None:
             context.verify_mode = ssl.CERT_REQUIRED
@@ -99,7 +98,7 @@ class TlsFiles:
                 context.load_verify_locations(self._client_ca)
             except (OSError, ValueError) as error:
                 raise ConfigError(
-                    f"server.tls_client_ca: {self._client_ca} holds no PEM certificates ({error})"
+                    f"server.tls_client_ca: {self._client_ca} contains no PEM certificates ({error})"
                 ) from None
         return context
 
@@ -108,11 +107,11 @@ def _bytes(path: Path, field: str) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"{field}: {path} can not be read ({error.strerror})") from None
+        raise ConfigError(f"{field}: {path} cannot be read ({error.strerror})") from None
 
 
 def grpc_credentials(files: TlsFiles) -> grpc.ServerCredentials:
-    """Credentials whose certificate, and whose authorities of clients, are those of the files at each handshake."""
+    """Credentials whose certificate and client authorities are read from the files at each handshake."""
 
     def fetch() -> grpc.ServerCertificateConfiguration:
         found = files.current()
@@ -125,10 +124,10 @@ _SCHEME = "bearer "
 
 
 class Access:
-    """Keys and certificates of one server, shared by its protocols.
+    """The keys and certificates of one server, shared by its protocols.
 
     Raises:
-        ConfigError: a file can not be read or used.
+        ConfigError: a file cannot be read or used.
     """
 
     def __init__(self, config: ServerConfig) -> None:
@@ -140,10 +139,11 @@ class Access:
             self._tls = TlsFiles(config.tls_cert, config.tls_key, config.tls_client_ca)
 
     async def caller(self, authorization: str | None, api_key: str | None = None) -> Principal:
-        """Who makes a call with these headers: ``Bearer KEY`` in one, or the bare key in the other.
+        """The principal of a call with these headers: ``Bearer KEY`` in ``authorization``, or the bare key in
+        ``api_key``.
 
         Raises:
-            UnauthenticatedError: a key is needed and there is none, or it is not known.
+            UnauthenticatedError: a key is required and missing or unknown.
             KeyChecksBusyError: too many keys are being checked.
         """
         if self._keys is None:
@@ -152,11 +152,11 @@ class Access:
         if authorization is not None and authorization[: len(_SCHEME)].lower() == _SCHEME:
             key = authorization[len(_SCHEME) :].strip()
         if not key:
-            raise UnauthenticatedError("a key is needed; send it as `authorization: Bearer KEY`")
+            raise UnauthenticatedError("a key is required; send it as `authorization: Bearer KEY`")
         return await self._keys.find(key)
 
     def listen(self, server: grpc.aio.Server, address: str) -> int:
-        """Open a port of ``server`` at ``address``, with TLS where it is configured; returns the port, 0 for none."""
+        """Open ``address`` on ``server``, with TLS if configured. Returns the port, 0 if it cannot be opened."""
         try:
             if self._tls is None:
                 return server.add_insecure_port(address)
@@ -165,25 +165,25 @@ class Access:
             return 0
 
     def ssl_context(self) -> ssl.SSLContext | None:
-        """For servers of Python's own sockets: certificates are read again when they change. None: no TLS."""
+        """The context for servers on Python's own sockets, which follows changes of the files; None without TLS."""
         return None if self._tls is None else self._tls.server_context()
 
 
 KEY_HEADERS = ("authorization", "x-api-key")
-# Asked by probes, which have no key. Not Tabby's /v1/health: its agent learns there that its key is wrong.
+# Probes send no key. Tabby's /v1/health is not among them: its agent uses it to test its key.
 HEALTH_PATHS = frozenset({"/livez", "/readyz", "/health", "/ping", "/version"})
 METRICS_PATH = "/metrics"
-# A browser asks for the page before anybody can give it a key; what the page then asks needs one.
+# A browser loads the playground before its user can enter a key. The playground's own calls send the key.
 PLAYGROUND_PATHS = frozenset({"/", "/page/{name}"})
 
 
 async def http_caller(access: Access, path: str, headers: Mapping[str, str]) -> Principal:
-    """Who sent a request for ``path`` with ``headers``, whose names are lower-case or found in any case.
+    """The principal of an HTTP request for ``path``. ``headers`` has lower-case or case-insensitive names.
 
     Editors and SDKs send ``Authorization: Bearer KEY``; some send ``x-api-key: KEY`` too, or only that.
 
     Raises:
-        UnauthenticatedError: a key is needed and there is none, or it is not known; 401 with ``WWW-Authenticate``.
+        UnauthenticatedError: a key is required and missing or unknown; 401 with ``WWW-Authenticate``.
         KeyChecksBusyError: too many keys are being checked; 429.
     """
     if path in PLAYGROUND_PATHS:

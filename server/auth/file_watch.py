@@ -1,4 +1,4 @@
-"""Notices that files were changed."""
+"""Detects changed files."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ _Mark = tuple[int, ...] | None
 
 
 class FileWatch:
-    """Looks when asked, at most every ``every_s`` seconds: no thread, no task. A file that comes or goes changed too.
+    """Checks on demand, at most every ``every_s`` seconds, without thread or task. Creation and removal count as
+    changes.
 
-    Make it before the files are read for the first time, so that nothing falls between.
+    Create it before the first read of the files, so that no change is missed.
     """
 
     def __init__(
@@ -25,7 +26,7 @@ class FileWatch:
         self._looked_at = clock()
 
     def changed(self) -> bool:
-        """Whether any file changed since it last said so."""
+        """Whether any file changed since the last call that returned True."""
         now = self._clock()
         if now - self._looked_at < self._every_s:
             return False

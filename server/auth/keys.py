@@ -1,4 +1,4 @@
-"""Bearer keys: their hashes, the file that lists them, and the keys in force."""
+"""Bearer keys: their hashes, the file that lists them, and the loaded keys."""
 
 from __future__ import annotations
 
@@ -29,20 +29,17 @@ _LOG = logging.getLogger(__name__)
 KEY_PREFIX = "sd-"
 _KEY_BYTES = 32
 _SALT_BYTES = 16
-_SCRYPT_COST = (1 << 14, 8, 1)  # 16 MiB and some 50 ms
-_MOST_SCRYPT_BYTES = 256 << 20
+_SCRYPT_COST = (1 << 14, 8, 1)  # n, r, p: 16 MiB and about 50 ms
+_MAX_SCRYPT_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class KeyHash:
-    """``sha256:HEX`` for keys of high entropy, ``scrypt:N:R:P:SALT:HASH`` (base64) for those that people choose.
+    """``sha256:HEX`` for generated keys, ``scrypt:N:R:P:SALT:HASH`` (base64) for keys that people choose."""
 
-    ``digest`` is the hash itself; ``salt`` and ``cost`` (n, r, p) are scrypt's.
-    """
-
-    digest: bytes
-    salt: bytes = b""
-    cost: tuple[int, int, int] = (0, 0, 0)
+    digest: bytes  # the hash itself, 32 bytes
+    salt: bytes = b""  # scrypt only
+    cost: tuple[int, int, int] = (0, 0, 0)  # n, r, p of scrypt
 
     @property
     def slow(self) -> bool:
@@ -50,7 +47,7 @@ class KeyHash:
         return bool(self.salt)
 
     def matches(self, key: str) -> bool:
-        """Whether this is the hash of ``key``; takes as long whether it is or not."""
+        """Whether this is the hash of ``key``, in constant time."""
         return hmac.compare_digest(self.digest, self._hash(key) if self.slow else fast_digest(key))
 
     def __str__(self) -> str:
@@ -63,7 +60,7 @@ class KeyHash:
         """The inverse of ``str``.
 
         Raises:
-            ValueError: it is none.
+            ValueError: ``text`` is not a hash.
         """
         try:
             match text.split(":"):
@@ -73,11 +70,10 @@ class KeyHash:
                     return _checked(KeyHash(_from_base64(digest), _from_base64(salt), (int(n), int(r), int(p))))
         except (ValueError, binascii.Error):
             pass
-        raise ValueError("must be sha256:HEX or scrypt:N:R:P:SALT:HASH, as `specdec keys new` writes it")
+        raise ValueError("must be sha256:HEX or scrypt:N:R:P:SALT:HASH, as `specdec keys new` prints it")
 
     @staticmethod
     def of(key: str, *, slow: bool = False) -> KeyHash:
-        """The hash to keep of ``key``."""
         if not slow:
             return KeyHash(fast_digest(key))
         salt = secrets.token_bytes(_SALT_BYTES)
@@ -86,7 +82,7 @@ class KeyHash:
     def _hash(self, key: str) -> bytes:
         n, r, p = self.cost
         return hashlib.scrypt(
-            key.encode("utf-8", "surrogatepass"), salt=self.salt, n=n, r=r, p=p, maxmem=_MOST_SCRYPT_BYTES * 2, dklen=32
+            key.encode("utf-8", "surrogatepass"), salt=self.salt, n=n, r=r, p=p, maxmem=_MAX_SCRYPT_BYTES * 2, dklen=32
         )
 
 
@@ -96,13 +92,13 @@ def fast_digest(key: str) -> bytes:
 
 
 def new_key() -> str:
-    """A key of 256 random bits."""
+    """A random key of 256 bits."""
     return KEY_PREFIX + secrets.token_urlsafe(_KEY_BYTES)
 
 
 def _checked(found: KeyHash) -> KeyHash:
     n, r, p = found.cost
-    sound = n > 1 and n & (n - 1) == 0 and r > 0 and 0 < p <= 16 and 128 * n * r <= _MOST_SCRYPT_BYTES
+    sound = n > 1 and n & (n - 1) == 0 and r > 0 and 0 < p <= 16 and 128 * n * r <= _MAX_SCRYPT_BYTES
     if not sound or len(found.digest) != 32 or len(found.salt) < 8:
         raise ValueError("scrypt: N must be a power of two, 128 N R at most 256 MiB, the hash 32 bytes, the salt 8")
     return found
@@ -121,25 +117,21 @@ def _hash_text(text: str) -> str:
     return text
 
 
-# Part of cache salts and of ids: without the separator, and printable in logs and metrics.
+# A part of cache salts and ids, so it must not contain the separator; printable in logs and metrics.
 KeyName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}$")]
 
 
 class KeyEntry(BaseModel):
-    """``tenant``: keys of one tenant share prefix cache, sessions and draft texts; others never see them.
-    ``admin``: may call AdminService. ``indexes``: those of `engine.indexes` to draft from for it; None: all."""
-
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: KeyName
-    tenant: KeyName
+    tenant: KeyName  # keys of one tenant share prefix cache, sessions and draft texts; tenants never share
     hash: Annotated[str, AfterValidator(_hash_text)]
-    admin: bool = False
+    admin: bool = False  # may call AdminService
     limits: Limits = Limits()
-    indexes: tuple[str, ...] | None = None
+    indexes: tuple[str, ...] | None = None  # names in `engine.indexes` that may be drafted from; None: all
 
     def principal(self) -> Principal:
-        """Who holds it."""
         return Principal(self.name, self.tenant, self.limits, self.admin, self.indexes)
 
 
@@ -150,21 +142,21 @@ def read_keys(path: Path) -> list[KeyEntry]:
     """Every key in the file at ``path``.
 
     Raises:
-        ConfigError: it can not be read, an entry is wrong, or two have one name or one hash.
+        ConfigError: the file cannot be read, an entry is invalid, or two entries share a name or a hash.
     """
     try:
         text = path.expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"server.keys_file: {path} can not be read ({error})") from None
+        raise ConfigError(f"server.keys_file: {path} cannot be read ({error})") from None
     return _parse(text, path)
 
 
 def add_key(path: Path, entry: KeyEntry) -> None:
-    """Append ``entry`` to the file at ``path``, made if need be, readable by its owner only. What is in it stays as it
-    is written, comments and all; a server that reads it meanwhile sees the old file or the new one.
+    """Append ``entry`` to the file at ``path``, which is created readable by its owner only. Existing text, comments
+    included, is kept. The file is replaced atomically, so a running server reads the old or the new version.
 
     Raises:
-        ConfigError: the file is no list of keys, has one of this name, or can not be written.
+        ConfigError: the file is not a list of keys, has an entry of this name, or cannot be written.
     """
     path = path.expanduser()
     try:
@@ -176,7 +168,7 @@ def add_key(path: Path, entry: KeyEntry) -> None:
             raise ConfigError(f"{path}: write its keys as a plain list (`- name: ...`), so that one can be added")
         _replace(path, new)
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: can not be changed ({error})") from None
+        raise ConfigError(f"{path}: cannot be changed ({error})") from None
 
 
 def _parse(text: str, path: Path) -> list[KeyEntry]:
@@ -185,7 +177,7 @@ def _parse(text: str, path: Path) -> list[KeyEntry]:
     except yaml.YAMLError as error:
         raise ConfigError(f"server.keys_file: {path} is not valid YAML: {error}") from None
     except ValidationError as error:
-        # An entry's values stay out of the message: one may be a key that was pasted in place of its hash.
+        # The message must not contain values: one may be a key, pasted instead of its hash.
         lines = [f"{'.'.join(map(str, e['loc'])) or 'the file'}: {e['msg']}" for e in error.errors(include_input=False)]
         raise ConfigError(f"server.keys_file: {path}: " + "; ".join(lines)) from None
     for field in ("name", "hash"):
@@ -210,24 +202,23 @@ def _replace(path: Path, text: str) -> None:
         raise
 
 
-SLOW_CHECKS = 8
+SLOW_CHECKS = 8  # checks of slow hashes that may wait at a time
 _BUSY_RETRY_S = 1.0
 
 
 @dataclass(slots=True)
 class _Key:
-    """``digest``: SHA-256 of the key; of one with a slow hash it is known once the key was seen."""
-
     principal: Principal
     hash: KeyHash
-    digest: bytes | None
+    digest: bytes | None  # SHA-256 of the key; None for a slow hash until the key was used once
 
 
 class KeyRing:
-    """Reads the file at ``path``, and again when it changed; a bad file leaves the keys as they were, and is logged.
+    """Loads the keys at ``path``, and again when the file changes. An invalid file leaves the keys unchanged and is
+    logged.
 
     Raises:
-        ConfigError: the file is bad to begin with, or holds no key.
+        ConfigError: the file is invalid at start, or contains no key.
     """
 
     def __init__(self, path: Path, watch: FileWatch | None = None) -> None:
@@ -236,17 +227,17 @@ class KeyRing:
         self._keys: list[_Key] = []
         entries = read_keys(path)
         if not entries:
-            raise ConfigError(f"server.keys_file: {path} holds no key; make one with `specdec keys new`")
+            raise ConfigError(f"server.keys_file: {path} contains no key; create one with `specdec keys new`")
         self._adopt(entries)
         self._slow = asyncio.Lock()
         self._slow_checks = 0
 
     async def find(self, key: str) -> Principal:
-        """Whose ``key`` is.
+        """The principal of ``key``.
 
         Raises:
-            UnauthenticatedError: nobody's.
-            KeyChecksBusyError: it may be one with a slow hash, and too many are being checked.
+            UnauthenticatedError: the key is unknown.
+            KeyChecksBusyError: the key may have a slow hash, and too many are being checked.
         """
         self._refresh()
         digest = fast_digest(key)
@@ -254,12 +245,12 @@ class KeyRing:
         if found is None and any(known.digest is None for known in self._keys):
             found = await self._by_slow_hash(key, digest)
         if found is None:
-            raise UnauthenticatedError("the key is not known here; ask the operator for one (`specdec keys new`)")
+            raise UnauthenticatedError("unknown key; ask the operator for one (`specdec keys new`)")
         return found.principal
 
     def _by_digest(self, digest: bytes) -> _Key | None:
         found = None
-        for known in self._keys:  # all of them, so that the time taken tells nothing
+        for known in self._keys:  # always all of them: the time must not depend on the key
             if known.digest is not None and hmac.compare_digest(known.digest, digest):
                 found = known
         return found
@@ -270,11 +261,11 @@ class KeyRing:
         self._slow_checks += 1
         try:
             async with self._slow:
-                if (seen := self._by_digest(digest)) is not None:  # the one before us had the same key
+                if (seen := self._by_digest(digest)) is not None:  # a concurrent call checked the same key
                     return seen
                 hashes = [known.hash for known in self._keys if known.digest is None]
                 matched = [found for found in hashes if await asyncio.to_thread(found.matches, key)]
-                for known in self._keys:  # those of now: the file may have changed meanwhile
+                for known in self._keys:  # the file may have changed during the check
                     if known.hash in matched:
                         known.digest = digest
                 return self._by_digest(digest)
@@ -287,10 +278,10 @@ class KeyRing:
         try:
             entries = read_keys(self._path)
         except ConfigError as error:
-            _LOG.error("%s; the keys stay as they were", error)
+            _LOG.error("%s; keeping the previous keys", error)
             return
         self._adopt(entries)
-        _LOG.info("%s: %d keys are in force", self._path, len(entries))
+        _LOG.info("%s: loaded %d keys", self._path, len(entries))
 
     def _adopt(self, entries: list[KeyEntry]) -> None:
         seen = {str(known.hash): known.digest for known in self._keys}

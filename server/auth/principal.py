@@ -1,4 +1,4 @@
-"""Who makes a call, what they may use, and whether they are an operator."""
+"""Callers, their limits, and the check for operators."""
 
 from __future__ import annotations
 
@@ -15,44 +15,39 @@ from specdec.core.types import Request
 
 
 class Limits(BaseModel):
-    """None: no limit. Tokens are those of prompts and of outputs; a call that begins within the limit may end beyond
-    it, and the next ones wait for the difference. A request above ``max_priority`` runs at that priority."""
+    """The limits of a key; None: unlimited. Tokens count prompts and outputs. A call that starts within the limit may
+    exceed it; later calls then wait for the difference."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     requests_per_minute: float | None = Field(None, gt=0, allow_inf_nan=False)
     tokens_per_minute: float | None = Field(None, gt=0, allow_inf_nan=False)
     max_concurrent: int | None = Field(None, ge=1)
-    max_priority: int | None = None
+    max_priority: int | None = None  # requests above it run at this priority
 
 
-# No tenant's name holds it, so no two tenants' salts, and no salt of nobody's, ever read alike.
+# Tenant names do not contain it, so scoped names of two tenants always differ.
 SEPARATOR = "/"
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """The holder of a key. ``name`` is the key's, ``tenant`` whose data it may see; both empty without keys.
-    ``indexes``: the names of those that may be drafted from for it; None: any."""
-
-    name: str = ""
-    tenant: str = ""
+    name: str = ""  # of the key; empty without keys
+    tenant: str = ""  # owner of the data that it may access; empty without keys
     limits: Limits = field(default_factory=Limits)
     admin: bool = False
-    indexes: tuple[str, ...] | None = None
+    indexes: tuple[str, ...] | None = None  # indexes that may be drafted from; None: all
 
     def scoped(self, text: str) -> str:
-        """``text`` as a name that no other tenant can say."""
+        """``text`` as a name that other tenants cannot produce."""
         return f"{self.tenant}{SEPARATOR}{text}" if self.tenant else text
 
     def scope_request(self, request: Request) -> Request:
-        """``request`` as this principal may make it: id and cache salt of its tenant, priority within its limit, of the
-        indexes those it may use.
-
-        The salt is what prefix cache, sessions and shared draft texts are kept by.
+        """``request`` with the tenant's id and cache salt, the allowed priority and the allowed indexes. Prefix cache,
+        sessions and shared draft texts are keyed by the salt.
 
         Raises:
-            PermissionDeniedError: it asks for an index that this principal may not use.
+            PermissionDeniedError: the request names an index that this principal may not use.
         """
         request = self._with_own_indexes(request)
         ceiling = self.limits.max_priority
@@ -67,7 +62,7 @@ class Principal:
         )
 
     def denied_indexes(self, names: Iterable[str]) -> list[str]:
-        """Which of ``names`` this principal may not draft from, sorted."""
+        """The ``names`` that this principal may not draft from, sorted."""
         return [] if self.indexes is None else sorted(set(names) - set(self.indexes))
 
     def _with_own_indexes(self, request: Request) -> Request:
@@ -76,8 +71,8 @@ class Principal:
         asked = request.speculation.indexes
         if denied := self.denied_indexes(asked or ()):
             raise PermissionDeniedError(
-                f"speculation.indexes: this key may not use {', '.join(denied)}; leave it out, or have it added to the "
-                "key's `indexes` in the server's keys_file"
+                f"speculation.indexes: this key may not use {', '.join(denied)}; leave it out, or add it to the key's "
+                "`indexes` in the server's keys_file"
             )
         speculation = dataclasses.replace(
             request.speculation, indexes=self.indexes[:MAX_INDEXES] if asked is None else asked
@@ -86,26 +81,30 @@ class Principal:
 
 
 ANYBODY = Principal()
-"""Who calls a server that asks for no key."""
+"""The caller of a server without keys."""
 
 
 _CALLER: ContextVar[Principal] = ContextVar("caller", default=ANYBODY)
 
 
 def set_caller(principal: Principal) -> None:
-    """For the rest of this task, and of those it starts."""
+    """For the rest of this task and the tasks it starts."""
     _CALLER.set(principal)
 
 
 def current_caller() -> Principal:
-    """The caller; `ANYBODY` where nobody was asked for a key."""
+    """The caller; `ANYBODY` on a server without keys."""
     return _CALLER.get()
 
 
 def check_admin(what: str) -> None:
-    """Raises PermissionDeniedError unless the caller's key is an operator's. what: what only operators may call."""
+    """Check that the caller is an operator. what: the call that only operators may make.
+
+    Raises:
+        PermissionDeniedError: the caller's key is not marked as one.
+    """
     if not current_caller().admin:
         raise PermissionDeniedError(
-            f"only a key marked `admin: true` in the server's keys_file may call {what}; make one with "
+            f"only a key marked `admin: true` in the server's keys_file may call {what}; create one with "
             "`specdec keys new --admin`"
         )

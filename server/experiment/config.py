@@ -270,17 +270,17 @@ def read_config(path: Path) -> ExperimentConfig:
     """The experiment that a file describes.
 
     Raises:
-        ExperimentError: the file can not be read, or its text is refused as by `parse_config`.
+        ExperimentError: the file cannot be read, or its text is refused as by `parse_config`.
     """
     return parse_config(read_text(path), str(path))
 
 
 def read_text(path: Path) -> str:
-    """A file's text. Raises ExperimentError: it can not be read, or is none."""
+    """A file's text. Raises ExperimentError: it cannot be read, or is none."""
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
-        raise ExperimentError(f"{path}: can not be read ({error.strerror})") from None
+        raise ExperimentError(f"{path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError:
         raise ExperimentError(f"{path}: is not UTF-8 text") from None
 

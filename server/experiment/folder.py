@@ -51,7 +51,7 @@ class Manifest(StrictModel):
         try:
             return cls.model_validate_json(path.read_bytes())
         except OSError as error:
-            raise ExperimentError(f"{path}: can not be read ({error.strerror}); give an experiment's folder") from None
+            raise ExperimentError(f"{path}: cannot be read ({error.strerror}); give an experiment's folder") from None
         except ValidationError as error:
             problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
             raise ExperimentError(f"{path}: {problems}") from None
@@ -78,7 +78,7 @@ class StoredState(StrictModel):
         """None: the folder has none.
 
         Raises:
-            ExperimentError: it can not be read.
+            ExperimentError: it cannot be read.
         """
         path = folder / _STATE
         try:
@@ -86,7 +86,7 @@ class StoredState(StrictModel):
         except FileNotFoundError:
             return None
         except (OSError, ValidationError) as error:
-            raise ExperimentError(f"{path}: can not be read ({error}); move the folder away") from None
+            raise ExperimentError(f"{path}: cannot be read ({error}); move the folder away") from None
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class ExperimentFolder:
         try:
             return (self.path / _PLAN).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise ExperimentError(f"{self.path / _PLAN}: can not be read ({error})") from None
+            raise ExperimentError(f"{self.path / _PLAN}: cannot be read ({error})") from None
 
     def begin(self, text: str, manifest: Manifest) -> None:
         """Note what is begun now; ``text``: the plan as it was sent."""
@@ -122,14 +122,14 @@ class ExperimentFolder:
             _write_whole(self.path / _PLAN, text)
             manifest.write(self.path)
         except (OSError, UnicodeEncodeError) as error:
-            raise ExperimentError(f"{self.path}: can not be written ({error}); look at server.experiments") from None
+            raise ExperimentError(f"{self.path}: cannot be written ({error}); look at server.experiments") from None
 
     def note(self, state: StoredState) -> None:
         """Note its state."""
         try:
             state.write(self.path)
         except OSError as error:
-            raise ExperimentError(f"{self.path}: can not be written ({error}); free some space") from None
+            raise ExperimentError(f"{self.path}: cannot be written ({error}); free some space") from None
 
     @property
     def runs(self) -> int:
@@ -152,7 +152,7 @@ class ExperimentFolder:
             handle = os.open(self.path, os.O_RDONLY)
         except OSError as error:
             raise ExperimentError(
-                f"{self.path}: can not be used ({error.strerror}); give another folder with --out"
+                f"{self.path}: cannot be used ({error.strerror}); give another folder with --out"
             ) from None
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -17,7 +17,7 @@ from specdec.errors import SpecdecError
 
 
 class ExperimentError(SpecdecError):
-    """An experiment's folder, plan or records can not be used; the message names which and the way out."""
+    """An experiment's folder, plan or records cannot be used; the message names which and the way out."""
 
 
 class PlanError(ExperimentError):
@@ -202,7 +202,7 @@ class RecordWriter:
     this size is followed by a new one.
 
     Raises:
-        OSError: the folder can not be made, or its files can not be written.
+        OSError: the folder cannot be made, or its files cannot be written.
     """
 
     def __init__(self, folder: Path, max_bytes: int = 64 << 20) -> None:
@@ -258,7 +258,7 @@ def _read_file(path: Path, log: RecordLog, seen: set[str]) -> None:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise ExperimentError(f"{path}: can not be read ({error.strerror})") from None
+        raise ExperimentError(f"{path}: cannot be read ({error.strerror})") from None
     magic = RECORD_FILES.magic
     if data[: len(magic)] != magic[: len(data)]:
         raise ExperimentError(f"{path}: not a record file of this version")

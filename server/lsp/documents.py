@@ -40,7 +40,7 @@ class Settings(BaseModel):
     """Names are camelCase on the wire. Unknown ones are ignored: editors send more than is meant for us.
 
     ``mode``: suggest while the user types and when asked to, only when asked to, or never. ``fill``: fill in or be
-    refused where the model can not; else continue what is in front of the cursor there; or do that in any case.
+    refused where the model cannot; else continue what is in front of the cursor there; or do that in any case.
     ``max_prompt_tokens`` None: the server's default. ``context_files``, ``context_characters``: of other documents.
     ``exclude``: names of files that are neither completed nor shown to the model. ``indexes``: the server's to draft
     from; none named: all that it allows.

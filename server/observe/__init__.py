@@ -1,1 +1,1 @@
-"""What is known of calls and requests while they run: metrics, logs and traces are made from it."""
+"""Records of calls and requests, and the metrics, logs, spans and captures that are made from them."""

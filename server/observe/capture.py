@@ -1,4 +1,4 @@
-"""Captured requests: lengths and hashes, prompts only where asked for, read back as a trace to replay."""
+"""Capture of requests to files, and the conversion of captures into traces that can be replayed."""
 
 from __future__ import annotations
 
@@ -17,42 +17,42 @@ from specdec.errors import ConfigError
 
 _LOG = logging.getLogger(__name__)
 
-BLOCK = 64
-_BYTES = 8
+BLOCK = 64  # tokens
+_HASH_BYTES = 8
 
 
 class BlockHashes:
-    """Keyed hashes that nobody can look texts up in: the key is drawn here, and goes with the process."""
+    """Keyed hashes of prompts and names. The key is random and is never stored, so texts cannot be looked up."""
 
     def __init__(self) -> None:
         self._key = secrets.token_bytes(32)
 
     def of_prompt(self, ids: Sequence[int]) -> list[bytes]:
-        """One per whole block of `BLOCK` tokens. Each depends on all blocks before it, so prompts have as many of them
-        in common as whole blocks from their beginning."""
+        """A hash per whole block of `BLOCK` tokens, chained: two prompts share as many hashes as whole blocks of their
+        common prefix."""
         found: list[bytes] = []
         before = b""
         data = array("q", ids).tobytes()
         step = BLOCK * array("q").itemsize
         for start in range(0, len(data) - step + 1, step):
-            before = blake2b(before + data[start : start + step], key=self._key, digest_size=_BYTES).digest()
+            before = blake2b(before + data[start : start + step], key=self._key, digest_size=_HASH_BYTES).digest()
             found.append(before)
         return found
 
     def of_name(self, name: str) -> bytes:
-        """Of who asks; nothing for nobody."""
+        """The hash of a session, salt or caller; empty for an empty name."""
         text = name.encode("utf-8", "surrogatepass")
-        return blake2b(text, key=self._key, person=b"name", digest_size=_BYTES).digest() if name else b""
+        return blake2b(text, key=self._key, person=b"name", digest_size=_HASH_BYTES).digest() if name else b""
 
 
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 
 
 def capture_entry(record: RequestRecord, at_s: float, hashes: BlockHashes, *, prompts: bool) -> dict[str, Any]:
-    """Plain values. ``at_s``: when it arrived, in Unix time; other times are seconds after that.
+    """A request as plain values. ``at_s``: its arrival, Unix time; other times are seconds after that.
 
-    Without ``prompts`` nothing is kept that was said: no tokens, no strings, and of sessions, salts and callers only
-    whether they are the same as another request's.
+    Without ``prompts`` the entry contains no tokens and no strings of the request; sessions, salts and callers only as
+    hashes.
     """
     request = record.request
     started, call = record.started, record.call
@@ -95,31 +95,36 @@ def _end_reason(record: RequestRecord) -> str:
 CAPTURE_FILES = FrameFiles("capture-", ".sdc", digits=8, magic=b"SDCAP\x00\x00\x01")
 
 
-MAX_BYTES = 256 << 20  # bytes of a folder's captures
+MAX_BYTES = 256 << 20  # of all capture files in a folder
 
 
 class CaptureWriter:
-    """Appends entries. A file of a sixteenth of ``max_bytes`` is followed by a new one, and the oldest go, so that all
-    of them together stay below ``max_bytes``.
+    """Appends entries. A file that reaches a sixteenth of ``max_bytes`` is followed by a new one, and the oldest files
+    are deleted, so that the total stays below ``max_bytes``.
 
     Raises:
-        OSError: the folder can not be made, or its files can not be written.
+        OSError: the folder cannot be created or written.
     """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self._folder, self._max_bytes = folder, max_bytes
-        self._writer = FrameWriter(folder, CAPTURE_FILES, sync=False)  # the event loop does not wait for the disk
+        self._writer = FrameWriter(folder, CAPTURE_FILES, sync=False)  # do not block the event loop
         self._begin_file()
 
     def write(self, entry: Mapping[str, Any]) -> None:
-        """Append one. Raises OSError: there is no room; ValueError: it is larger than an entry may be."""
+        """Append an entry.
+
+        Raises:
+            OSError: the disk is full or read-only.
+            ValueError: the entry exceeds the maximum size.
+        """
         data = self._writer.frame(entry)
         if self._writer.size + len(data) > self._max_bytes // 16:
             self._begin_file()
         self._writer.append(data)
 
     def close(self) -> None:
-        """Closing twice does nothing."""
+        """Idempotent."""
         self._writer.close()
 
     def _begin_file(self) -> None:
@@ -135,15 +140,15 @@ class CaptureWriter:
 
 
 def read_entries(folder: Path) -> Iterator[dict[str, Any]]:
-    """Every whole entry, file by file; what lies behind a torn or altered one in its file is passed over.
+    """Every valid entry, file by file. The rest of a file behind a torn or altered entry is skipped.
 
     Raises:
-        OSError: a file can not be read.
+        OSError: a file cannot be read.
     """
     for path in CAPTURE_FILES.paths(folder):
         try:
             data = path.read_bytes()
-        except FileNotFoundError:  # the server has just dropped it
+        except FileNotFoundError:  # deleted by the server in the meantime
             continue
         if not data.startswith(CAPTURE_FILES.magic):
             continue
@@ -153,11 +158,10 @@ def read_entries(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 class Capture(TelemetryListener):
-    """A listener that keeps what `capture_entry` says. Requests are written as they end, so not in order of arrival.
-    Where it can not write any more, it says so once and costs nothing from then on.
+    """A listener that writes `capture_entry` of each request as it ends, so entries are not in order of arrival.
 
     Raises:
-        ConfigError: the folder can not be written.
+        ConfigError: the folder cannot be written.
     """
 
     def __init__(self, folder: Path, max_bytes: int = MAX_BYTES, *, prompts: bool) -> None:
@@ -165,10 +169,10 @@ class Capture(TelemetryListener):
         try:
             self._writer: CaptureWriter | None = CaptureWriter(folder, max_bytes)
         except OSError as error:
-            raise ConfigError(f"server.capture_dir: {folder} can not be written ({error.strerror})") from None
+            raise ConfigError(f"server.capture_dir: {folder} cannot be written ({error.strerror})") from None
 
     def request_ended(self, record: RequestRecord) -> None:
-        """Write it down; one that only warms the cache too."""
+        """Write the request, including one that only warms the cache."""
         if self._writer is None:
             return
         at_s = time.time() - (time.monotonic() - record.began_s)
@@ -183,7 +187,7 @@ class Capture(TelemetryListener):
             self._writer = None
 
     def close(self) -> None:
-        """Nothing is held back."""
+        """Close the file."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
@@ -193,13 +197,13 @@ _PLAIN = {"temperature": None, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
 
 
 def make_trace(entries: Iterable[dict[str, Any]], since_s: float, until_s: float) -> Iterator[dict[str, Any]]:
-    """The requests that arrived in [since_s, until_s) (Unix time), in order of arrival, as `bench.serve.schedule`
-    reads them; ``offset_s`` counts from the first of them.
+    """The requests that arrived in [since_s, until_s) (Unix time), in order of arrival, in the format of
+    `bench.serve.schedule`; ``offset_s`` counts from the first of them.
 
-    With its tokens a request is asked again as it was. Without, it has lengths, and what it shares with others; its
-    answer is to be as long as the one that was given. Requests that only warmed the cache are left out: whoever replays
-    decides about caches. The fields ``was_`` say what became of it: ``was_s`` took it to its end,
-    ``was_first_s`` to its first tokens.
+    A request captured with its tokens is replayed as it was. Otherwise it is replayed with a prompt of the same length
+    that shares the same blocks with others, and an answer of the same length. Requests that only warmed the cache are
+    omitted. Fields ``was_*`` hold the captured outcome: ``was_s`` is the duration, ``was_first_s`` the time to the
+    first tokens.
     """
     chosen = sorted(
         (e for e in entries if since_s <= e["at_s"] < until_s and e["max_tokens"] != 0), key=lambda e: float(e["at_s"])
@@ -212,7 +216,7 @@ def _trace_line(entry: dict[str, Any], number: int, start_s: float) -> dict[str,
     line: dict[str, Any] = {"offset_s": round(entry["at_s"] - start_s, 6), "name": f"captured/{number}"}
     if entry.get("ids"):
         line |= {"prompt_ids": list(entry["ids"]), "fixed": entry["ignore_eos"]}
-        # Without a limit the answer ended by itself, or at the end of the context.
+        # An answer without a limit ended by itself or at the end of the context.
         line["max_tokens"] = entry["max_tokens"] or max(1, entry["output_tokens"] // entry["n"])
         if entry.get("stop"):
             line["stop"] = list(entry["stop"])
@@ -227,6 +231,6 @@ def _trace_line(entry: dict[str, Any], number: int, start_s: float) -> dict[str,
     if entry["seed"] is not None:
         line["seed"] = entry["seed"]
     was = {"was_status": entry["status"], "was_s": round(entry["end_s"], 6), "was_tokens": entry["output_tokens"]}
-    if entry.get("first_s") is not None:  # files of before have none
+    if entry.get("first_s") is not None:  # older captures lack it
         was["was_first_s"] = round(entry["first_s"], 6)
     return line | was

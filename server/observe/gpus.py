@@ -1,4 +1,4 @@
-"""Memory and utilisation of the machine's GPUs, as NVIDIA's management library tells them."""
+"""Memory and utilisation of the machine's GPUs, from NVIDIA's management library."""
 
 from __future__ import annotations
 
@@ -13,15 +13,12 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class GpuUse:
-    """``busy``: the share of the last moment in which a kernel ran, 0 to 1; None: the GPU does not tell, as a part of
-    one that is divided. Memory is in bytes, of all processes together."""
-
     index: int
     uuid: str
     name: str
-    memory_used: int
-    memory_total: int
-    busy: float | None
+    memory_used: int  # bytes, of all processes
+    memory_total: int  # bytes
+    busy: float | None  # share of the last sample period with a kernel running, 0 to 1; None: not reported (MIG)
 
 
 def _pynvml() -> Any:
@@ -29,7 +26,7 @@ def _pynvml() -> Any:
 
 
 class Gpus:
-    """Every GPU that the driver lists, whoever uses it. ``load`` imports the library, from package `nvidia-ml-py`."""
+    """All GPUs of the driver, whichever process uses them. ``load`` imports the library, package `nvidia-ml-py`."""
 
     def __init__(self, load: Callable[[], Any] = _pynvml) -> None:
         self._load = load
@@ -37,7 +34,7 @@ class Gpus:
         self._absent = False
 
     def read(self) -> list[GpuUse]:
-        """Each GPU now; none where the library or the driver is not there. May wait for the driver."""
+        """The current use of each GPU; empty without library or driver. May block on the driver."""
         if self._library is None and not self._absent:
             self._begin()
         return [] if self._absent else list(self._uses(self._library))
@@ -46,13 +43,13 @@ class Gpus:
         try:
             library = self._load()
         except ImportError:
-            _LOG.info("no metrics of GPUs: install 'specdec[gpu]' to have them")
+            _LOG.info("GPU metrics are off; install 'specdec[gpu]' to enable them")
             self._absent = True
             return
         try:
             library.nvmlInit()
         except library.NVMLError as error:
-            _LOG.info("no metrics of GPUs: %s", error)
+            _LOG.info("GPU metrics are off: %s", error)
             self._absent = True
             return
         self._library = library
@@ -64,8 +61,8 @@ class Gpus:
                 device = library.nvmlDeviceGetHandleByIndex(index)
                 uuid, name = library.nvmlDeviceGetUUID(device), library.nvmlDeviceGetName(device)
                 memory = library.nvmlDeviceGetMemoryInfo(device)
-            except library.NVMLError as error:  # it fell off the bus: the others go on
-                _LOG.warning("GPU %d tells nothing: %s", index, error)
+            except library.NVMLError as error:  # this GPU fell off the bus
+                _LOG.warning("GPU %d reports nothing: %s", index, error)
                 continue
             try:
                 busy = library.nvmlDeviceGetUtilizationRates(device).gpu / 100

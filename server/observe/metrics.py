@@ -1,4 +1,4 @@
-"""What a server counts: from its calls, and from the events of its requests."""
+"""Counters and histograms of a server, from its calls and the events of its requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OBJECTIVES = TPOT, DEADLINE = "time_per_output_token", "deadline"
 
 
 class Histogram:
-    """Counts values by the least of ``bounds``, which rise, that is not below them."""
+    """Counts values in buckets with ascending upper ``bounds``, inclusive."""
 
     __slots__ = ("_bounds", "_counts", "total")
 
@@ -32,24 +32,23 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """Values so far."""
         return sum(self._counts)
 
     def add(self, value: float) -> None:
-        """Count ``value``."""
         self._counts[bisect_left(self._bounds, value)] += 1
         self.total += value
 
     @staticmethod
     def by_powers(counts: Sequence[int], top: int, total: float) -> Histogram:
-        """Of values counted elsewhere, up to 2^``top``: ``counts[k]`` lay above 2^(k-1), but not above 2^k."""
+        """A histogram of values counted elsewhere, with bounds up to 2^``top``: ``counts[k]`` values were above 2^(k-1)
+        and at most 2^k."""
         found = Histogram([2**k for k in range(top + 1)])
         found._counts[: len(counts)] = counts
         found.total = total
         return found
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Prometheus buckets: each bound as text, the last infinite, and how many values do not exceed it."""
+        """Prometheus buckets: each bound as text, the last `+Inf`, and the number of values at or below it."""
         found, below = [], 0
         for bound, count in zip((*map(str, map(float, self._bounds)), "+Inf"), self._counts, strict=True):
             below += count
@@ -58,14 +57,13 @@ class Histogram:
 
 
 class ArmMetrics:
-    """As `ServerMetrics` has them of all requests; to look at while an experiment runs, not to judge it by."""
+    """Metrics of one arm, for display while an experiment runs; the analysis reads the records instead."""
 
     def __init__(self) -> None:
         self.requests: Counter[str] = Counter(complete=0, failed=0, left=0)
         self.ttft, self.tpot, self.e2e = (Histogram(LATENCY_BUCKETS_S) for _ in range(3))
 
     def request_ended(self, record: RequestRecord, how: str) -> None:
-        """A request of the arm ended."""
         self.requests[how] += 1
         if record.ttft_s is not None:
             self.ttft.add(record.ttft_s)
@@ -77,57 +75,47 @@ class ArmMetrics:
 
 
 class ServerMetrics(TelemetryListener):
-    """Plain numbers that only grow, but for ``calls_open``. Belongs to one event loop. ``target_tpot_ms``: the time
-    between tokens of requests that ask for none.
-
-    ``good_requests`` were complete and met every objective they had, ``good_tokens`` are theirs; ``missed`` counts
-    complete ones by the objective they did not meet. ``finished`` counts samples by `FinishReason`, ``requests`` by how
-    they ended: `complete`, `failed`, or `left` by their reader. ``accepted_at[k]`` counts steps in which more than k
-    draft tokens were accepted. ``arms``: by names of experiment and arm.
-    """
+    """Plain numbers that only grow, except ``calls_open``. Belongs to one event loop. ``target_tpot_ms``: the objective
+    of requests that set none."""
 
     def __init__(self, target_tpot_ms: float = 80.0) -> None:
         self._target_tpot_ms = target_tpot_ms
         self.calls_open = 0
-        self.calls: Counter[tuple[str, str, str]] = Counter()
+        self.calls: Counter[tuple[str, str, str]] = Counter()  # by protocol, endpoint and status
         self.refusals: Counter[str] = Counter()
-        self.requests: Counter[str] = Counter(complete=0, failed=0, left=0)
+        self.requests: Counter[str] = Counter(complete=0, failed=0, left=0)  # by outcome; left: the reader closed it
         self.finished: Counter[str] = Counter({reason.value: 0 for reason in FinishReason})
-        self.good_requests = self.good_tokens = 0
-        self.missed: Counter[str] = Counter(dict.fromkeys(OBJECTIVES, 0))
+        self.good_requests = self.good_tokens = 0  # of complete requests that met all their objectives
+        self.missed: Counter[str] = Counter(dict.fromkeys(OBJECTIVES, 0))  # complete requests by missed objective
         self.prompt_tokens = self.cached_tokens = self.output_tokens = self.preemptions = self.pauses = 0
         self.steps = self.drafting_steps = self.drafted = self.accepted = 0
         self.prediction_accepted = self.prediction_rejected = 0
         self.by_drafter: dict[str, DrafterStats] = {}
-        self.accepted_at: list[int] = []
+        self.accepted_at: list[int] = []  # [k]: steps that accepted more than k draft tokens
         self.ttft, self.queue, self.gap, self.tpot = (Histogram(LATENCY_BUCKETS_S) for _ in range(4))
         self.prefill, self.decode, self.inference, self.e2e = (Histogram(LATENCY_BUCKETS_S) for _ in range(4))
         self.call_time = Histogram(LATENCY_BUCKETS_S)
         self.request_prompt, self.request_output = Histogram(TOKEN_BUCKETS), Histogram(TOKEN_BUCKETS)
         self.request_max_tokens, self.request_samples = Histogram(TOKEN_BUCKETS), Histogram(SAMPLE_BUCKETS)
         self.chunk_tokens = Histogram(CHUNK_BUCKETS)
-        self.arms: dict[tuple[str, str], ArmMetrics] = {}
+        self.arms: dict[tuple[str, str], ArmMetrics] = {}  # by experiment and arm
 
     def prompt(self, event: Started) -> None:
-        """A request was scheduled."""
         self.prompt_tokens += event.prompt_tokens
         self.cached_tokens += event.cached_tokens
         self.queue.add(event.queue_ms / 1e3)
         self.request_prompt.add(event.prompt_tokens)
 
     def first_tokens(self, ttft_s: float) -> None:
-        """A request's first tokens are here."""
         self.ttft.add(ttft_s)
 
     def tokens(self, count: int, gap_s: float | None = None) -> None:
-        """A sample's next ``count`` tokens came, ``gap_s`` after those before; None: its first."""
         self.output_tokens += count
         self.chunk_tokens.add(count)
         if gap_s is not None:
             self.gap.add(gap_s)
 
     def sample_finished(self, sample: SampleRecord, event: Finished) -> None:
-        """A sample ended."""
         usage, stats, timings = event.usage, event.stats, event.timings
         self.finished[event.reason.value] += 1
         self.preemptions += usage.preemptions
@@ -152,7 +140,6 @@ class ServerMetrics(TelemetryListener):
         self._accepted(stats.acceptance_histogram)
 
     def request_ended(self, record: RequestRecord) -> None:
-        """A request ended."""
         how = "failed" if record.error is not None else "complete" if record.complete else "left"
         self.requests[how] += 1
         for arm in record.arms:
@@ -166,12 +153,12 @@ class ServerMetrics(TelemetryListener):
             self.request_max_tokens.add(record.request.stopping.max_tokens)
 
     def _judge(self, record: RequestRecord) -> None:
-        """Whether a complete request met its objectives; one that was superseded or cancelled is not judged."""
+        """Check the objectives of a complete request; one that was superseded or cancelled is skipped."""
         reasons = {end.reason for end in record.finished}
         if FinishReason.ABORTED in reasons:
             return
-        most_s = (record.request.target_tpot_ms or self._target_tpot_ms) / 1e3
-        slow = any((sample.seconds_per_token or 0.0) > most_s for sample in record.samples.values())
+        limit_s = (record.request.target_tpot_ms or self._target_tpot_ms) / 1e3
+        slow = any((sample.seconds_per_token or 0.0) > limit_s for sample in record.samples.values())
         late = FinishReason.DEADLINE in reasons
         self.missed[TPOT] += slow
         self.missed[DEADLINE] += late
@@ -180,11 +167,9 @@ class ServerMetrics(TelemetryListener):
             self.good_tokens += record.output_tokens
 
     def call_began(self, call: CallRecord) -> None:
-        """A call comes in."""
         self.calls_open += 1
 
     def call_ended(self, call: CallRecord) -> None:
-        """A call ended."""
         self.calls_open -= 1
         self.calls[call.protocol, call.endpoint, call.status] += 1
         self.call_time.add(call.duration_s)

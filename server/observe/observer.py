@@ -1,4 +1,4 @@
-"""Makes the records of calls and requests, and tells metrics, spans, logs and captures of them."""
+"""Creates the records of calls and requests, and publishes them to metrics, spans, logs and captures."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _LOG = logging.getLogger(__name__)
 
 
 class Observer:
-    """One per server, or per model of several. ``listeners`` hear of everything after ``metrics`` have; one that fails
-    costs no request.
+    """One per server, or per model of several. ``listeners`` are called after ``metrics``; their exceptions are logged
+    and do not affect requests.
 
-    ``keeps_text``: records hold the output's text, for listeners that are to tell it. ``metrics`` None: fresh ones.
-    ``model``: whose requests it hears of.
+    keeps_text: records hold the output's text, for listeners that log it. model: name of the model whose requests it
+    records; empty on a server of one.
     """
 
     def __init__(
@@ -39,12 +39,12 @@ class Observer:
         self._keeps_text, self._model = keeps_text, model
 
     def of_model(self, model: str, target_tpot_ms: float) -> Observer:
-        """One for the requests of a model of several: counted by themselves, and told to the same listeners."""
+        """An observer for one model of several: separate metrics, the same listeners."""
         metrics = ServerMetrics(target_tpot_ms)
         return Observer(self._listeners[1:], keeps_text=self._keeps_text, metrics=metrics, model=model)
 
     def request(self, request: Request) -> RequestRecord:
-        """The record of a request that is given to the engine now."""
+        """A record for a request that is submitted to the engine now."""
         call = current_call()
         record = RequestRecord(
             request, call, self.metrics, self._request_ended, keeps_text=self._keeps_text, model=self._model
@@ -58,30 +58,29 @@ class Observer:
     def begin_call(
         self, protocol: str, endpoint: str, request_id: str, trace_headers: dict[str, str], *, many: bool = False
     ) -> CallRecord:
-        """The record of a call that comes in now; `end_call` ends it."""
+        """A record for a call that arrives now; `end_call` ends it."""
         call = CallRecord(protocol, endpoint, request_id, time.monotonic(), time.time(), many, trace_headers)
-        self._tell(lambda listener: listener.call_began(call))
+        self._publish(lambda listener: listener.call_began(call))
         return call
 
     def end_call(self, call: CallRecord, status: str) -> None:
-        """The call is over."""
         call.status, call.ended_s = status, time.monotonic()
         _name_caller(call)
-        self._tell(lambda listener: listener.call_ended(call))
+        self._publish(lambda listener: listener.call_ended(call))
 
     def close(self) -> None:
-        """Hand over what listeners hold back. May wait for the network."""
-        self._tell(lambda listener: listener.close())
+        """Flush the listeners. May wait for the network."""
+        self._publish(lambda listener: listener.close())
 
     def _request_ended(self, record: RequestRecord) -> None:
-        self._tell(lambda listener: listener.request_ended(record))
+        self._publish(lambda listener: listener.request_ended(record))
 
-    def _tell(self, what: Callable[[TelemetryListener], None]) -> None:
+    def _publish(self, event: Callable[[TelemetryListener], None]) -> None:
         for listener in self._listeners:
             try:
-                what(listener)
+                event(listener)
             except Exception:
-                _LOG.exception("%s failed; what it was told is lost", type(listener).__name__)
+                _LOG.exception("%s failed and missed an event", type(listener).__name__)
 
 
 def _name_caller(call: CallRecord) -> None:
@@ -90,16 +89,15 @@ def _name_caller(call: CallRecord) -> None:
 
 
 def build_observer(config: ServerConfig, prompt_text: PromptText, target_tpot_ms: float) -> Observer:
-    """An observer with a log of calls, traces and captured requests, as asked for. prompt_text: for logs that tell it.
-    target_tpot_ms: as `ServerMetrics` has it.
+    """An observer with the call log, spans and captures that ``config`` enables. prompt_text: the prompt of a request
+    for the log. target_tpot_ms: as in `ServerMetrics`.
 
     Raises:
-        ConfigError: traces are asked for, and what they need is not installed; or requests are to be captured where
-            nothing can be written.
+        ConfigError: packages for traces are missing, or the capture folder cannot be written.
     """
     listeners: list[TelemetryListener] = []
     if config.otlp_endpoint is not None:
-        # Before the log, whose lines name the trace.
+        # Before the log, whose lines include the trace id.
         listeners.append(_spans(config.otlp_endpoint, config.trace_ratio))
     if config.log_calls:
         listeners.append(CallLog(prompt_text if config.log_texts else None))
@@ -115,7 +113,7 @@ def _spans(endpoint: str, ratio: float) -> TelemetryListener:
         from server.observe.spans import Spans
     except ImportError as error:
         raise ConfigError(
-            f"server.otlp_endpoint: traces need packages that are not here ({error.name}); "
+            f"server.otlp_endpoint: traces need a package that is not installed ({error.name}); "
             "install them with: pip install 'specdec[otel]', or leave otlp_endpoint out"
         ) from None
     return Spans(OTLPSpanExporter(endpoint=endpoint, insecure=not endpoint.startswith("https")), ratio)

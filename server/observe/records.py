@@ -1,4 +1,4 @@
-"""What is known of a call and of a request while they run, and which call runs now."""
+"""Records of calls and requests in progress, and the current call."""
 
 from __future__ import annotations
 
@@ -15,52 +15,46 @@ from specdec.errors import RequestError
 
 @dataclass(slots=True)
 class SampleRecord:
-    """Times are monotonic seconds of its first and latest tokens; ``finished`` None: it has not, or nobody heard."""
-
-    first_s: float
-    last_s: float
+    first_s: float  # monotonic seconds of the first tokens
+    last_s: float  # and of the latest
     tokens: int = 0
-    finished: Finished | None = None
+    finished: Finished | None = None  # None: the sample has not ended
 
     @property
     def seconds_per_token(self) -> float | None:
-        """Mean time between tokens after the first; None where there was no second."""
+        """Mean time between tokens after the first; None with fewer than two tokens."""
         return (self.last_s - self.first_s) / (self.tokens - 1) if self.tokens > 1 else None
 
 
 class RequestMetrics(Protocol):
-    """What is counted of a request while it runs."""
+    """Counters of events of a running request."""
 
     def prompt(self, event: Started) -> None:
-        """A request was scheduled."""
+        """The request was scheduled."""
 
     def first_tokens(self, ttft_s: float) -> None:
-        """A request's first tokens are here."""
+        """The first tokens arrived."""
 
     def tokens(self, count: int, gap_s: float | None = None) -> None:
-        """A sample's next ``count`` tokens came, ``gap_s`` after those before; None: its first."""
+        """A sample's next ``count`` tokens arrived, ``gap_s`` after the previous ones; None: its first."""
 
     def sample_finished(self, sample: SampleRecord, event: Finished) -> None:
         """A sample ended."""
 
 
 class RequestWatcher(Protocol):
-    """Told in the event loop, between the engine's word and its reader: must be quick, and must not raise."""
+    """Called in the event loop for each event, before the reader gets it. Must be quick and must not raise."""
 
     def saw(self, event: RequestEvent) -> None:
-        """The engine said something of it."""
+        """The engine sent an event of the request."""
 
     def ended(self, record: RequestRecord) -> None:
-        """Nothing more comes; ``record`` is complete. Told once."""
+        """The request ended; called once, with the complete ``record``."""
 
 
 class RequestRecord:
-    """Fed by the request's stream, whether or not anybody reads that: takes microseconds an event.
-
-    Times are monotonic seconds. ``began_s``: when its call came in, or it was made where the call makes many.
-    ``model``: the one that answers, where a server has several. ``started`` None: the engine has not said a word.
-    ``text`` is kept only where ``keeps_text`` says so. ``arms``: the experiments that count it, each with its arm.
-    """
+    """The history of one request, fed by its stream whether or not it is read. Times are monotonic seconds. keeps_text:
+    keep the output's text. model: the model that answers, on a server of several."""
 
     def __init__(
         self,
@@ -76,8 +70,9 @@ class RequestRecord:
         self.request, self.call, self.model = request, call, model
         self._metrics, self._on_end, self._keeps_text, self._clock = metrics, on_end, keeps_text, clock
         self.made_s = clock()
+        # Arrival of the call; of a call with many requests, creation of the request.
         self.began_s = self.made_s if call is None or call.many else call.began_s
-        self.started: Started | None = None
+        self.started: Started | None = None  # None: the engine has sent no event
         self.first_s: float | None = None
         self.ended_s = 0.0
         self.samples: dict[int, SampleRecord] = {}
@@ -85,11 +80,11 @@ class RequestRecord:
         self.complete = False
         self.text: list[str] = []
         self.watchers: tuple[RequestWatcher, ...] = ()
-        self.arms: tuple[tuple[str, str], ...] = ()
+        self.arms: tuple[tuple[str, str], ...] = ()  # (experiment, arm) of experiments that count the request
 
     @property
     def finished(self) -> list[Finished]:
-        """How its samples ended, of those that did."""
+        """The last events of the samples that ended."""
         return [sample.finished for sample in self.samples.values() if sample.finished is not None]
 
     @property
@@ -99,11 +94,11 @@ class RequestRecord:
 
     @property
     def ttft_s(self) -> float | None:
-        """From its beginning to its first token; None where none came."""
+        """Seconds to the first token; None before it."""
         return None if self.first_s is None else self.first_s - self.began_s
 
     def saw(self, event: RequestEvent) -> None:
-        """The engine said something of it."""
+        """Take the engine's next event."""
         for watcher in self.watchers:
             watcher.saw(event)
         if isinstance(event, Delta):
@@ -118,11 +113,11 @@ class RequestRecord:
             self._metrics.sample_finished(sample, event)
 
     def failed(self, error: RequestError) -> None:
-        """It was refused by the engine, or broke off."""
+        """The engine refused the request, or it broke off."""
         self.error = error
 
     def ended(self, complete: bool) -> None:
-        """Nothing more comes; ``complete`` False: its reader left before the end."""
+        """Close the record. ``complete`` False: the reader left before the end."""
         self.complete, self.ended_s = complete, self._clock()
         for watcher in self.watchers:
             watcher.ended(self)
@@ -149,100 +144,90 @@ class RequestRecord:
 
 
 REQUEST_ID_HEADER = "x-request-id"
-"""The header in which callers name a call, and are told its name."""
+"""The header with a call's id, in requests and answers."""
 
 MAX_ID_CHARACTERS = 100
 
 TRACE_HEADERS = ("traceparent", "tracestate")
-"""The headers of W3C's trace context."""
+"""Headers of the W3C trace context."""
 
 ARM_HEADER = "x-specdec-arm"
-"""The header in which callers ask for arms of experiments, and are told which they got."""
+"""The header in which callers request arms of experiments, and that reports the arms they got."""
 
 
 def call_id(given: str) -> str:
-    """What a call is called whose caller named it ``given``: that, as far as it is not too long, or a fresh id."""
+    """The id of a call: ``given`` by its caller, truncated, or a fresh one."""
     return given[:MAX_ID_CHARACTERS] or uuid.uuid4().hex
 
 
 @dataclass(slots=True, eq=False)
 class CallRecord:
-    """A call from its first byte to its end. Times are in seconds: ``began_s`` and ``ended_s`` monotonic, ``at_s`` of
-    the wall clock.
+    """A call from its first byte to its end."""
 
-    ``protocol`` is `http` or `grpc`, ``endpoint`` a path or a method. ``many``: a session that makes requests without
-    end, which are not kept here. ``status`` is HTTP's number or gRPC's name, ``reason`` the machine-readable cause of a
-    refusal or of a broken answer, ``key`` and ``tenant`` whose call it is where that was asked. ``trace_headers`` are
-    the W3C trace context that came with it, ``trace_id`` the trace it belongs to, where traces are made.
-    ``arm_asked`` are the arms of experiments that the caller asks for, ``arm`` those it got, as in the header for them.
-    """
-
-    protocol: str
-    endpoint: str
+    protocol: str  # `http` or `grpc`
+    endpoint: str  # path or method
     request_id: str
-    began_s: float
-    at_s: float
-    many: bool = False
-    trace_headers: dict[str, str] = field(default_factory=dict)
-    trace_id: str = ""
-    ended_s: float = 0.0
-    status: str = ""
-    reason: str = ""
+    began_s: float  # monotonic seconds
+    at_s: float  # Unix time of the beginning
+    many: bool = False  # a session with any number of requests, which `requests` does not hold
+    trace_headers: dict[str, str] = field(default_factory=dict)  # W3C trace context of the caller
+    trace_id: str = ""  # empty without tracing
+    ended_s: float = 0.0  # monotonic seconds
+    status: str = ""  # HTTP's number or gRPC's name
+    reason: str = ""  # machine-readable cause of a refusal or a broken answer
     key: str = ""
     tenant: str = ""
-    arm_asked: str = ""
-    arm: str = ""
+    arm_asked: str = ""  # arms that the caller requests, as in `ARM_HEADER`
+    arm: str = ""  # arms that the call got, as in `ARM_HEADER`
     requests: list[RequestRecord] = field(default_factory=list)
 
     @property
     def duration_s(self) -> float:
-        """How long it took."""
         return self.ended_s - self.began_s
 
 
 class TelemetryListener:
-    """Told once of each; what is not overridden is of no interest. What it does is done in the event loop, so it must
-    be quick and never wait; but for `close`, which is called from a thread."""
+    """Called once per event, in the event loop, so methods must be quick and never block; except `close`, which runs in
+    a thread."""
 
     def call_began(self, call: CallRecord) -> None:
-        """A call comes in."""
+        """A call arrived."""
 
     def request_ended(self, record: RequestRecord) -> None:
-        """The engine is done with a request, or its reader has left."""
+        """A request ended, or its reader left."""
 
     def call_ended(self, call: CallRecord) -> None:
-        """A call was answered, refused, or its client has left."""
+        """A call was answered or refused, or its client left."""
 
     def close(self) -> None:
-        """The server ends: hand over what is held back."""
+        """The server ends: flush."""
 
 
 _CALL: ContextVar[CallRecord | None] = ContextVar("call", default=None)
 
 
 def set_call(call: CallRecord) -> Token[CallRecord | None]:
-    """For the rest of this task, and of those it starts; `leave_call` takes it back."""
+    """Set the call of this task and the tasks it starts; `leave_call` resets it."""
     return _CALL.set(call)
 
 
 def leave_call(token: Token[CallRecord | None]) -> None:
-    """No call from now on, or the one before."""
     _CALL.reset(token)
 
 
 def current_call() -> CallRecord | None:
-    """The call; None outside of any."""
+    """The current call; None outside of one."""
     return _CALL.get()
 
 
 def note_refusal(error: Exception) -> None:
-    """The call that runs now is refused, or breaks off, with ``error``."""
+    """Note that the current call is refused, or breaks off, with ``error``."""
     call = _CALL.get()
     if call is not None:
         call.reason = error.reason if isinstance(error, RequestError) else "INTERNAL"
 
 
 def current_arm() -> str:
-    """The arms of experiments that the call got, as `CallRecord` has them; empty for none."""
+    """The experiment arms of the current call, as in `CallRecord.arm`."""
     call = _CALL.get()
     return "" if call is None else call.arm

@@ -1,4 +1,4 @@
-"""Calls and requests as OpenTelemetry spans. Imported only where traces are asked for: needs the `otel` extra."""
+"""Calls and requests as OpenTelemetry spans. Imported only if tracing is on; needs the `otel` extra."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _FAULTS = ("5", "INTERNAL", "UNKNOWN", "UNAVAILABLE", "DATA_LOSS")
 
 
 class Spans(TelemetryListener):
-    """A span per call, which goes on with the caller's trace; under it one per request, `llm_request` as vLLM has it,
-    and under that `queue`, `prefill` and `decode`. Attributes have vLLM's names where it has one.
+    """A span per call, which continues the caller's trace. Its child `llm_request` per request has children `queue`,
+    `prefill` and `decode`. Attributes have vLLM's names where vLLM has one.
 
-    ``ratio``: part of the traces that begin here that are kept; callers decide about theirs.
+    ratio: share of the traces started here that are kept; callers decide about their own.
     """
 
     def __init__(self, exporter: SpanExporter, ratio: float = 1.0, processor: SpanProcessor | None = None) -> None:
         resource = Resource.create({"service.name": "specdec", "service.version": specdec.__version__})
-        # No global provider: several servers may run in one process, and none of them owns it.
+        # Not the global provider: one process may run several servers.
         self._provider = TracerProvider(sampler=ParentBasedTraceIdRatio(ratio), resource=resource)
         self._provider.add_span_processor(processor or BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("specdec", specdec.__version__)
@@ -37,7 +37,7 @@ class Spans(TelemetryListener):
         self._calls: dict[CallRecord, Span] = {}
 
     def call_began(self, call: CallRecord) -> None:
-        """Open its span, and say which trace it belongs to."""
+        """Open the call's span and note its trace id."""
         span = self._tracer.start_span(
             call.endpoint,
             context=self._propagator.extract(call.trace_headers),
@@ -49,14 +49,18 @@ class Spans(TelemetryListener):
         call.trace_id = f"{span.get_span_context().trace_id:032x}"
 
     def request_ended(self, record: RequestRecord) -> None:
-        """Write its spans down."""
+        """Write the request's spans."""
         parent = None if record.call is None else self._calls.get(record.call)
         context = None if parent is None else set_span_in_context(parent)
         shift_s = time.time() - time.monotonic()
         span = self._tracer.start_span(
-            "llm_request", context, SpanKind.SERVER, _asked(record), start_time=_ns(record.made_s + shift_s)
+            "llm_request",
+            context,
+            SpanKind.SERVER,
+            _request_attributes(record),
+            start_time=_ns(record.made_s + shift_s),
         )
-        span.set_attributes(_happened(record))
+        span.set_attributes(_result_attributes(record))
         if record.error is not None:
             span.set_status(StatusCode.ERROR, getattr(record.error, "reason", "INTERNAL"))
         inside = set_span_in_context(span)
@@ -66,7 +70,7 @@ class Spans(TelemetryListener):
         span.end(_ns(record.ended_s + shift_s))
 
     def call_ended(self, call: CallRecord) -> None:
-        """Close its span."""
+        """Close the call's span."""
         span = self._calls.pop(call)
         span.update_name(f"{call.protocol} {call.endpoint}")
         span.set_attributes({_STATUS[call.protocol]: call.status, "gen_ai.request.id": call.request_id})
@@ -77,11 +81,11 @@ class Spans(TelemetryListener):
         span.end(_ns(call.at_s + call.duration_s))
 
     def close(self) -> None:
-        """Send what was not sent yet."""
+        """Send the remaining spans."""
         self._provider.shutdown()
 
 
-def _asked(record: RequestRecord) -> dict[str, Any]:
+def _request_attributes(record: RequestRecord) -> dict[str, Any]:
     request = record.request
     found: dict[str, Any] = {
         "gen_ai.request.id": request.request_id,
@@ -97,7 +101,7 @@ def _asked(record: RequestRecord) -> dict[str, Any]:
     return found
 
 
-def _happened(record: RequestRecord) -> dict[str, Any]:
+def _result_attributes(record: RequestRecord) -> dict[str, Any]:
     finished = record.finished
     found: dict[str, Any] = {
         "gen_ai.usage.completion_tokens": record.output_tokens,
@@ -126,7 +130,7 @@ def _happened(record: RequestRecord) -> dict[str, Any]:
 
 
 def _phases(record: RequestRecord) -> list[tuple[str, float, float]]:
-    """Name, begin and end, in monotonic seconds, of what the request went through."""
+    """Name, begin and end, in monotonic seconds, of the phases of the request."""
     if record.started is None:
         return [("queue", record.made_s, record.ended_s)]
     scheduled_s = min(record.made_s + record.started.queue_ms / 1e3, record.ended_s)

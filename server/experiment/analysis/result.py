@@ -141,7 +141,7 @@ class Result(StrictModel):
         try:
             return cls.model_validate_json(path.read_bytes())
         except OSError as error:
-            message = f"{path}: can not be read ({error.strerror}); run `specdec ab analyze` first"
+            message = f"{path}: cannot be read ({error.strerror}); run `specdec ab analyze` first"
             raise ExperimentError(message) from None
         except ValidationError as error:
             problem = error.errors()[0]

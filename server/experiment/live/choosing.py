@@ -117,7 +117,7 @@ _RETRY_S = 0.5
 
 class EngineSwitch:
     """Runs from `start` to `stop`, which puts the draft model back that was there before. ``on_error`` is told once,
-    when the engine can not be changed; it is then left as it is.
+    when the engine cannot be changed; it is then left as it is.
 
     Belongs to one event loop. ``now`` is Unix time, as the ``chooser`` has it.
     """
@@ -144,7 +144,7 @@ class EngineSwitch:
         """End, with the draft model that was there before; waits for one that is being loaded.
 
         Raises:
-            RequestError: it can not be had any more.
+            RequestError: it cannot be had any more.
         """
         self._stopping.set()
         if self._task is not None:

@@ -19,7 +19,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class NoResultError(RequestError):
-    """The records say nothing yet, or can not be read."""
+    """The records say nothing yet, or cannot be read."""
 
     reason = "EXPERIMENT_NO_RESULT"
     http_status, grpc_code = 409, "FAILED_PRECONDITION"

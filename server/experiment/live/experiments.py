@@ -119,7 +119,7 @@ class Experiments:
             raise ConfigError(f"server.experiments.start: {error}") from None
 
     async def start_configured(self) -> None:
-        """Go on with what ran when the server ended, then start the configured files; what can not be is logged. An
+        """Go on with what ran when the server ended, then start the configured files; what cannot be is logged. An
         experiment that has ended is not begun again."""
         place = self._config.folder
         if place is None:
@@ -197,7 +197,7 @@ class Experiments:
 
         Raises:
             ExperimentNotFoundError: there is none of the name.
-            NoResultError: what its folder says can not be read.
+            NoResultError: what its folder says cannot be read.
         """
         folder = self._folder(name)
         try:

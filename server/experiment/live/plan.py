@@ -102,7 +102,7 @@ def read_settings(given: Mapping[str, Any]) -> tuple[EngineSettings, list[Proble
     problems: list[Problem] = [
         (
             (name,),
-            f"can not switch in a running engine; {', '.join(_NAMES)} can. For the rest compare two servers: "
+            f"cannot switch in a running engine; {', '.join(_NAMES)} can. For the rest compare two servers: "
             "specdec ab run PLAN --a URL --b URL",
         )
         for name in given
@@ -213,7 +213,7 @@ def _misfits(plan: LivePlan) -> list[Problem]:
     if assignment.mode == "paired_replay":
         found.append((mode[0], "paired_replay plays a trace: use `specdec ab run`. Here: hash, switchback, shadow, aa"))
     if plan.switches_engine and assignment.mode != "switchback":
-        found.append((("arms",), f"`engine` settings are everybody's, and {assignment.mode} can not switch them; use "
+        found.append((("arms",), f"`engine` settings are everybody's, and {assignment.mode} cannot switch them; use "
                       "mode switchback"))  # fmt: skip
     if first.names != second.names:
         odd = ", ".join(sorted(first.names ^ second.names))

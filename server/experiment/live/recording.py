@@ -145,7 +145,7 @@ class RecordSink:
     """``on_error`` is told, in the thread, when a record could not be written; nothing is written after that.
 
     Raises:
-        OSError: the folder can not be written to.
+        OSError: the folder cannot be written to.
     """
 
     def __init__(self, folder: Path, on_error: Callable[[str], None]) -> None:
@@ -172,10 +172,10 @@ class RecordSink:
                 self._writer.write(make())
             except OSError as error:
                 broken = True
-                self._on_error(f"records can not be written: {error}")
+                self._on_error(f"records cannot be written: {error}")
             except Exception:
                 _LOG.exception("a record of an experiment is lost")
         try:
             self._writer.close()
         except OSError as error:
-            self._on_error(f"records can not be written: {error}")
+            self._on_error(f"records cannot be written: {error}")

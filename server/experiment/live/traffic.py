@@ -66,7 +66,7 @@ class RunningExperiment:
     run began. ``on_over`` is told once that the experiment is to end, with state and reason; by any thread.
 
     Raises:
-        OSError: the folder can not be written to.
+        OSError: the folder cannot be written to.
     """
 
     def __init__(

@@ -208,7 +208,7 @@ def below_bounds(times: Floats, p: float, alpha: float, tuned_for: float) -> tup
 
     After Howard & Ramdas 2022 (arXiv 1906.09712, Theorem 1b): Ville's inequality for the likelihood ratio of a
     Bernoulli(theta) against Bernoulli(p), theta drawn from a Beta around p. Ours is drawn on one side of p, with
-    alpha / 2 for each, so that ties in the values can not break it; and as the ratio is convex in the observation, a
+    alpha / 2 for each, so that ties in the values cannot break it; and as the ratio is convex in the observation, a
     mean of indicators may take the place of one indicator. ``tuned_for`` is the time at which the bounds are tightest.
     """
     prior = max(1.0, tuned_for / (2 * math.log(2 / alpha) + math.log(1 + 2 * math.log(2 / alpha))))

@@ -66,9 +66,9 @@ def test_a_bad_file_is_named_with_the_field_and_without_secrets(text: str, messa
 
 
 def test_a_file_that_can_not_be_read_or_made(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="can not be read"):
+    with pytest.raises(ConfigError, match="cannot be read"):
         read_keys(tmp_path / "none.yaml")
-    with pytest.raises(ConfigError, match="can not be changed"):
+    with pytest.raises(ConfigError, match="cannot be changed"):
         add_key(tmp_path / "none" / "keys.yaml", entry())
     flow = tmp_path / "flow.yaml"
     flow.write_text(f"[{{name: a, tenant: t, hash: '{HASH}'}}]\n")

@@ -37,7 +37,7 @@ async def listening(files: TlsFiles) -> AsyncIterator[int]:
 
 
 async def says(port: int, context: ssl.SSLContext, name: str = "localhost") -> str:
-    """What the server says, or why it can not be heard."""
+    """What the server says, or why it cannot be heard."""
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname=name)
         data = await reader.read()
@@ -114,7 +114,7 @@ async def test_files_that_do_not_fit_change_nothing(tmp_path: Path, caplog: pyte
         old.cert.write_bytes(new.cert.read_bytes())  # the key follows a moment later
         assert await says(port, old.client_context()) == "hello"
         assert files.current() == before
-        assert "no certificate with its key" in caplog.text
+        assert "not a certificate and its key" in caplog.text
         old.key.write_bytes(new.key.read_bytes())
         assert await says(port, new.client_context()) == "hello"
     found = files.current()

@@ -82,7 +82,7 @@ def test_weights_of_pairs_files_that_are_not_there_and_other_texts_are_refused(t
     path.write_bytes(b"\xff\xfe\xfa")
     with pytest.raises(ExperimentError, match="not UTF-8"):
         read_config(path)
-    with pytest.raises(ExperimentError, match="can not be read"):
+    with pytest.raises(ExperimentError, match="cannot be read"):
         read_config(tmp_path / "none.yaml")
 
 

@@ -212,7 +212,7 @@ def test_check_counts_differences_where_there_are_none(tmp_path: Path) -> None:
 
 
 def test_what_can_not_be_done_ends_with_one_line(tmp_path: Path) -> None:
-    assert "manifest.json: can not be read" in _ab("analyze", tmp_path).output
+    assert "manifest.json: cannot be read" in _ab("analyze", tmp_path).output
     assert "run `specdec ab analyze` first" in _ab("report", tmp_path).output
     plan = manifest(assignment={"mode": "aa"})
     folder = _folder(tmp_path, plan, paired(plan, 10, 1.0, seed=6))

@@ -63,7 +63,7 @@ async function restart(bar: StatusBar): Promise<void> {
   try {
     await fresh.start();
   } catch (error) {
-    bar.show({ state: "away", message: `${command} can not be started (${error})`, model: "" });
+    bar.show({ state: "away", message: `${command} cannot be started (${error})`, model: "" });
   }
 }
 

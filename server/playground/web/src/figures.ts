@@ -24,7 +24,7 @@ export function niceCeiling(value: number): number {
   return (found ?? 10) * power;
 }
 
-/** A token's text with what can not be seen made visible. */
+/** A token's text with what cannot be seen made visible. */
 export function visible(text: string): string {
   if (text === "") return "∅";
   return text.replace(/ /g, "·").replace(/\n/g, "⏎").replace(/\t/g, "⇥").replace(/\r/g, "␍");

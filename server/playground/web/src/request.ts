@@ -110,7 +110,7 @@ export interface Fault {
   message: string;
 }
 
-/** The first thing in the form that can not be sent. */
+/** The first thing in the form that cannot be sent. */
 export function faultOf(form: Form): Fault | null {
   if (form.kind === "raw" && form.prompt === "") return { field: "prompt", message: "Write a prompt first." };
   if (form.kind === "fill" && form.suffix === "")

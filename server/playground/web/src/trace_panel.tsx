@@ -21,7 +21,7 @@ export function TracePanel() {
           </button>
         )}
       </div>
-      {traceError.value && <p class="empty">The trace can not be read: {traceError.value}</p>}
+      {traceError.value && <p class="empty">The trace cannot be read: {traceError.value}</p>}
       {!steps.length && !traceError.value && <p class="empty">The engine has taken no step yet.</p>}
       {steps.length > 0 && (
         <>

@@ -185,7 +185,7 @@ async def test_a_folder_that_can_not_be_written_is_said(tmp_path: Path) -> None:
     async with live_server(tmp_path) as server:
         answer = await server.http.post(PATH, content=PLAN)
         assert (answer.status_code, answer.json()["error"]["code"]) == (409, "experiment_not_started")
-        assert "can not be written" in answer.json()["error"]["message"]
+        assert "cannot be written" in answer.json()["error"]["message"]
 
 
 async def test_an_experiment_ends_as_its_plan_says(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a running server can not do is refused, with the line and the reason."""
+"""What a running server cannot do is refused, with the line and the reason."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def with_request(options: str, mode: str = "hash") -> str:
         (PLAN.replace("mode: hash", "mode: paired_replay"), 9, "use `specdec ab run`"),
         (PLAN.replace("    request: {}", "    url: http://other"), 4, "specdec ab run PLAN --a URL --b URL"),
         (PLAN.replace("    request: {}", "    engine: {draft: small}"), 2, "use mode switchback"),
-        (PLAN.replace("request: {}", "engine: {max_batch: 4}"), 4, "arms.one.engine.max_batch: can not switch"),
+        (PLAN.replace("request: {}", "engine: {max_batch: 4}"), 4, "arms.one.engine.max_batch: cannot switch"),
         (PLAN.replace("request: {}", "engine: {draft_dtype: int8}"), 4, "no meaning without `draft`"),
         (PLAN.replace("request: {}", "engine: {draft: [a]}"), 4, "must name a model"),
         (PLAN.replace("request: {}", "engine: {flush_cache: 1}"), 4, "must be true or false"),

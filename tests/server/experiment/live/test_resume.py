@@ -153,7 +153,7 @@ async def test_files_are_started_with_the_server(tmp_path: Path, caplog: pytest.
 def test_a_file_that_is_no_plan_is_no_configuration(tmp_path: Path) -> None:
     bad = plan_file(tmp_path, PLAN.replace("hash", "sometimes"))
     make_key(tmp_path / "keys.yaml", "ada")
-    for path, reason in ((bad, "line 5: assignment.mode"), (tmp_path / "none.yaml", "can not be read")):
+    for path, reason in ((bad, "line 5: assignment.mode"), (tmp_path / "none.yaml", "cannot be read")):
         with pytest.raises(ConfigError, match=reason):
             Serving(live_config(tmp_path, start=(path,)), lambda _: FakeTokenizer(), factory=FACTORY)
     with pytest.raises(ValueError, match="start needs folder"):
@@ -188,5 +188,5 @@ def test_a_folder_of_its_own(tmp_path: Path) -> None:
     assert (folder.plan_text(), folder.manifest().config, folder.written()) == (PLAN, config, {})
     assert folder.state().state == "stopped"
     (folder.path / "plan.yaml").unlink()
-    with pytest.raises(ExperimentError, match="can not be read"):
+    with pytest.raises(ExperimentError, match="cannot be read"):
         folder.plan_text()

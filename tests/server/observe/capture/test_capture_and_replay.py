@@ -138,7 +138,7 @@ def test_nothing_came_in_that_time(tmp_path: Path) -> None:
 
 def test_a_folder_that_can_not_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"server.capture_dir: .*file can not be written"):
+    with pytest.raises(ConfigError, match=r"server.capture_dir: .*file cannot be written"):
         Capture(tmp_path / "file", 1 << 20, prompts=False)
 
 
