@@ -1,62 +1,68 @@
-"""What a parameter of a request may be, said once.
+"""The parameters of a request: kinds, bounds and names.
 
-Each field of the dataclasses in `specdec.core.types` that make up a request carries a `Param`: its kind with its
-bounds, its description, and its names where it is sent. Validation, the gRPC messages, the JSON bodies of the HTTP
-dialects, their OpenAPI schemas and the options of experiment arms all follow from it.
+Each field of the request dataclasses in `specdec.core.types` carries a `Param` with its kind, bounds, description and
+names. Validation, the gRPC messages, the JSON bodies of the HTTP dialects, their OpenAPI schemas and the options of
+experiment arms are derived from it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from functools import cache
 from types import MappingProxyType
 from typing import Any
 
-MIN_TEMPERATURE = 1e-6  # below, logits of 1e30 would overflow float32 when divided by it
-MAX_DRAFT_NODES = 63  # of one tree, without its root
-MAX_N = 16
-MAX_LOGPROBS = 20
-MAX_STOPS = 64
-MAX_STOP_TEXT = 1024  # characters of a stop string; every one is looked for at every token
-MAX_RULE_TEXT = 4096  # characters of what follows in the file, far more than a rule looks at
-MAX_INDEXES = 8  # each one is looked through at every step
-MAX_HEALING_PREFIX = 256  # characters; a word has far fewer
+MIN_TEMPERATURE = 1e-6  # below it, logits of 1e30 overflow float32 when they are divided by it
+MAX_DRAFT_NODES = 63  # nodes of one tree, without its root
+MAX_N = 16  # samples of one request
+MAX_LOGPROBS = 20  # tokens per position
+MAX_STOPS = 64  # strings; each is searched for at every token
+MAX_STOP_TEXT = 1024  # characters of a stop string
+MAX_STOP_TOKENS = 1024  # ids; a model has a few end tokens, a caller adds some of its own
+MAX_BIASED_TOKENS = 4096  # entries of logit_bias; to allow few tokens of many, allowed_token_ids is shorter
+MAX_ALLOWED_TOKENS = 1 << 18  # ids, the largest vocabularies of published models
+MAX_PREDICTION_TOKENS = 1 << 17  # ids, the longest usual context; an index of a prediction takes 0.25 kB per token
+MAX_CONTEXT_TOKENS = 1 << 20  # ids of a prompt or a resumed output; the model's own context is the real limit
+MAX_RULE_TEXT = 4096  # characters of the text behind the gap; a rule reads far fewer
+MAX_INDEXES = 8  # indexes; each is searched at every step
+MAX_DRAFTERS = 64  # names; an engine loads fewer than ten
+MAX_HEALING_PREFIX = 256  # characters; a token has far fewer
 MAX_FINGERPRINT = 64  # characters of a numeric fingerprint; they have 32
-MAX_NAME = 1024  # characters of a name that a caller gives: a session, a salt
-MAX_BIAS = 1e4  # far beyond any logit, and far from what a float32 sum could turn into infinity
+MAX_NAME = 1024  # characters of a name that a caller chooses: a session, a salt
+MAX_BIAS = 1e4  # logits; far above any logit, and far below what overflows a float32 sum
 INT31, UINT32, UINT64 = (1 << 31) - 1, (1 << 32) - 1, (1 << 64) - 1
 UTF8 = "must be text that UTF-8 can hold"
-NAME_RULE = f"at most {MAX_NAME} characters of text that UTF-8 can hold, the tenant's name in front included"
+NAME_RULE = f"at most {MAX_NAME} characters of text that UTF-8 can hold"
 OPENAI = "openai"
-"""The dialect whose names JSON bodies have where `Param.names` says nothing else."""
+"""The dialect whose names JSON bodies use unless `Param.names` says otherwise."""
 
 
 class Kind:
-    """What values a parameter may have."""
+    """The values that a parameter accepts."""
 
     __slots__ = ()
 
     def problem(self, value: Any, vocab_size: int = 0) -> str:
-        """What is wrong with ``value``; empty: nothing."""
+        """Return what is wrong with ``value``, or an empty string."""
         return ""
 
     def schema(self) -> dict[str, Any]:
-        """As JSON Schema has it."""
+        """Return the JSON Schema."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
 class Number(Kind):
-    """A finite number from ``low`` to ``high``; ``above``: not ``low`` itself. ``also``: one more that is fine."""
+    """A finite number in [low, high]."""
 
     low: float = -math.inf
     high: float = math.inf
-    rule: str = ""
-    above: bool = False
-    also: float | None = None
+    rule: str = ""  # replaces the text of a refusal
+    above: bool = False  # excludes ``low``
+    also: float | None = None  # a value outside the range that is accepted too
 
     def problem(self, value: Any, vocab_size: int = 0) -> str:
         inside = math.isfinite(value) and self.low <= value <= self.high and not (self.above and value == self.low)
@@ -70,18 +76,18 @@ class Number(Kind):
 
 @dataclass(frozen=True, slots=True)
 class Int(Kind):
-    """A whole number from ``low`` to ``high``. ``off``: what bodies may say beside ``low`` for a limit that is off."""
+    """A whole number in low..high."""
 
     low: int
     high: int
-    rule: str = ""
-    off: int | None = None
+    rule: str = ""  # replaces the text of a refusal
+    off: int | None = None  # JSON bodies may write this for ``low``, which turns a limit off
 
     def problem(self, value: Any, vocab_size: int = 0) -> str:
         return "" if self.low <= value <= self.high else self.rule or f"must lie in {self.low}..{self.high}"
 
     def schema(self) -> dict[str, Any]:
-        # Bounds that only say what fits into a number are left out.
+        # A bound that only says what an integer type holds is left out.
         low, high = self.low if self.off is None else self.off, self.high
         bounds = ({"minimum": low} if abs(low) < INT31 else {}) | ({"maximum": high} if high < INT31 else {})
         return {"type": "integer", **bounds}
@@ -89,7 +95,7 @@ class Int(Kind):
 
 @dataclass(frozen=True, slots=True)
 class Seed(Kind):
-    """64 bits. In bodies also negative, and -1 for a random one."""
+    """An unsigned 64-bit number. JSON bodies may also write it signed; there, -1 asks for a random seed."""
 
     def problem(self, value: Any, vocab_size: int = 0) -> str:
         return "" if 0 <= value <= UINT64 else "must be an unsigned 64-bit number"
@@ -108,11 +114,11 @@ class Flag(Kind):
 
 @dataclass(frozen=True, slots=True)
 class Text(Kind):
-    """Text of at most ``limit`` characters, of those ``among`` only where that is not empty."""
+    """Text that UTF-8 can hold."""
 
-    limit: int | None = None
+    limit: int | None = None  # characters
     rule: str = UTF8
-    among: str = ""
+    among: str = ""  # the characters that are accepted; empty: any
 
     def problem(self, value: Any, vocab_size: int = 0) -> str:
         short = self.limit is None or len(value) <= self.limit
@@ -123,58 +129,11 @@ class Text(Kind):
 
 
 @dataclass(frozen=True, slots=True)
-class Texts(Kind):
-    """Strings that are not empty, at most ``limit``, each of at most ``longest`` characters. ``alone``: a body may have
-    one string instead of a list."""
-
-    limit: int | None = None
-    alone: bool = False
-    longest: int | None = None
-
-    def problem(self, value: Any, vocab_size: int = 0) -> str:
-        if self.limit is None:
-            return ""
-        if self.longest is not None and any(len(text) > self.longest for text in value):
-            return f"at most {self.longest} characters each"
-        return "" if all(value) and len(value) <= self.limit else f"at most {self.limit} non-empty strings"
-
-    def schema(self) -> dict[str, Any]:
-        text = {"type": "string"} | ({} if self.longest is None else {"maxLength": self.longest})
-        listed = {"type": "array", "items": text}
-        return {"oneOf": [text, listed]} if self.alone else listed
-
-
-@dataclass(frozen=True, slots=True)
-class TokenIds(Kind):
-    """Ids of the model's vocabulary."""
-
-    def problem(self, value: Any, vocab_size: int = 0) -> str:
-        whole = all(isinstance(i, int) for i in value)
-        inside = whole and (not value or (min(value) >= 0 and max(value) < vocab_size))
-        return "" if inside else f"ids must lie in [0, {vocab_size})"
-
-    def schema(self) -> dict[str, Any]:
-        return {"type": "array", "items": {"type": "integer", "minimum": 0}}
-
-
-@dataclass(frozen=True, slots=True)
-class LogitBias(Kind):
-    """Pairs of a token id and what is added to its logit."""
-
-    def problem(self, value: Any, vocab_size: int = 0) -> str:
-        good = all(0 <= token < vocab_size and math.isfinite(b) and abs(b) <= MAX_BIAS for token, b in value)
-        return "" if good else f"ids must lie in [0, {vocab_size}) and biases in [-{MAX_BIAS:g}, {MAX_BIAS:g}]"
-
-    def schema(self) -> dict[str, Any]:
-        return {"type": "object", "additionalProperties": {"type": "number"}}
-
-
-@dataclass(frozen=True, slots=True)
 class OneOf(Kind):
     """One of ``values``."""
 
     values: Sequence[str]
-    rule: str = ""
+    rule: str = ""  # replaces the text of a refusal
 
     def problem(self, value: Any, vocab_size: int = 0) -> str:
         return "" if value in self.values else self.rule or f"must be one of {', '.join(self.values)}"
@@ -184,29 +143,97 @@ class OneOf(Kind):
 
 
 @dataclass(frozen=True, slots=True)
-class Param:
-    """One parameter. A value of None is never checked: it leaves the choice to the engine.
+class Repeated(Kind):
+    """A list. Readers refuse one of more than ``limit`` items by `excess` before they copy it."""
 
-    ``path``: the field in the options message, with dots where it lies deeper; empty: as it is called here.
-    ``scale``: so many of the message's units are one of ours. ``label``: its name in refusals; empty: as it is called
-    here. ``names``: its name in the bodies of a dialect, None where there is none.
-    """
+    limit: int
+
+    def excess(self, count: int) -> str:
+        """Return what is wrong with a list of ``count`` items, or an empty string."""
+        return "" if count <= self.limit else f"at most {self.limit} {self._items()}, got {count}"
+
+    def problem(self, value: Sized, vocab_size: int = 0) -> str:
+        return self.excess(len(value)) or self._item_problem(value, vocab_size)
+
+    def _items(self) -> str:
+        return "entries"
+
+    def _item_problem(self, value: Any, vocab_size: int) -> str:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Texts(Repeated):
+    """Non-empty strings."""
+
+    longest: int = MAX_NAME  # characters of each
+    alone: bool = False  # JSON bodies may have one string instead of a list
+
+    def _items(self) -> str:
+        return "non-empty strings"
+
+    def _item_problem(self, value: Iterable[str], vocab_size: int) -> str:
+        if any(len(text) > self.longest for text in value):
+            return f"at most {self.longest} characters each"
+        return "" if all(value) else "must not hold an empty string"
+
+    def schema(self) -> dict[str, Any]:
+        text = {"type": "string", "maxLength": self.longest}
+        listed = {"type": "array", "items": text}
+        return {"oneOf": [text, listed]} if self.alone else listed
+
+
+@dataclass(frozen=True, slots=True)
+class TokenIds(Repeated):
+    """Ids of the model's vocabulary."""
+
+    distinct: bool = False  # a repeated id changes nothing, so the vocabulary bounds the list too
+
+    def _items(self) -> str:
+        return "ids"
+
+    def _item_problem(self, value: Any, vocab_size: int) -> str:
+        if self.distinct and len(value) > vocab_size:
+            return f"at most {vocab_size} ids, got {len(value)}"
+        whole = all(isinstance(i, int) for i in value)
+        inside = whole and (not value or (min(value) >= 0 and max(value) < vocab_size))
+        return "" if inside else f"ids must lie in [0, {vocab_size})"
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "array", "items": {"type": "integer", "minimum": 0}}
+
+
+@dataclass(frozen=True, slots=True)
+class LogitBias(Repeated):
+    """Pairs of a token id and what is added to its logit."""
+
+    def _item_problem(self, value: Any, vocab_size: int) -> str:
+        good = all(0 <= token < vocab_size and math.isfinite(b) and abs(b) <= MAX_BIAS for token, b in value)
+        return "" if good else f"ids must lie in [0, {vocab_size}) and biases in [-{MAX_BIAS:g}, {MAX_BIAS:g}]"
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "object", "additionalProperties": {"type": "number"}}
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """One parameter. A value of None passes every check: it leaves the choice to the engine."""
 
     name: str
     kind: Kind
     default: Any
     doc: str
-    path: str
-    scale: float
-    label: str
-    names: Mapping[str, str | None]
+    path: str  # of its field in the options message, with dots where it lies deeper
+    scale: float  # units of the message per unit of the dataclass
+    label: str  # its name in refusals
+    names: Mapping[str, str | None]  # by dialect, its name in JSON bodies; None: bodies do not have it
 
     def json_name(self, dialect: str = OPENAI) -> str | None:
-        """Its name in bodies of ``dialect``."""
+        """Return its name in bodies of ``dialect``."""
         return self.names.get(dialect, self.names.get(OPENAI, self.name))
 
     def schema(self, default: Any = None) -> dict[str, Any]:
-        """As OpenAPI describes it. ``default``: the dialect's own, where it has one."""
+        """Return its JSON Schema for OpenAPI. ``default``: the dialect's own default, if it has one."""
         known = self.default if default is None else default
         plain = isinstance(known, int | float | StrEnum) and (self.kind != Flag() or known is True)
         schema = self.kind.schema() | ({"default": _plain(known)} if plain else {})
@@ -224,7 +251,11 @@ def param(
     json: str | None = "",
     names: Mapping[str, str | None] = MappingProxyType({}),
 ) -> Any:
-    """A dataclass field with a `Param`. ``json``: its name in bodies; None: they do not have it."""
+    """Return a dataclass field with a `Param`.
+
+    ``path`` and ``label`` default to the field's name. ``json`` is its name in JSON bodies: empty for the field's name,
+    None if bodies do not have it.
+    """
     own = {} if json == "" else {OPENAI: json}
 
     def make(name: str) -> Param:
@@ -234,7 +265,7 @@ def param(
 
 
 def params_of(record: Any) -> tuple[Param, ...]:
-    """Those of a dataclass, in its order."""
+    """Return the parameters of a dataclass in field order."""
     return _params_of(record)
 
 
@@ -244,7 +275,7 @@ def _params_of(record: Any) -> tuple[Param, ...]:
 
 
 def encodable(text: str) -> bool:
-    """Whether UTF-8 can hold ``text``: halves of surrogate pairs it can not."""
+    """Return whether UTF-8 can hold ``text``; it cannot hold half of a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""The vocabulary of specdec: what a request asks for, and what an engine answers. No torch, no I/O."""
+"""Requests and the events that answer them. No torch, no I/O."""
 
 from __future__ import annotations
 
@@ -9,15 +9,21 @@ from typing import Any
 
 from specdec.core.fields import (
     INT31,
+    MAX_ALLOWED_TOKENS,
+    MAX_BIASED_TOKENS,
+    MAX_CONTEXT_TOKENS,
     MAX_DRAFT_NODES,
+    MAX_DRAFTERS,
     MAX_FINGERPRINT,
     MAX_HEALING_PREFIX,
     MAX_INDEXES,
     MAX_LOGPROBS,
     MAX_N,
     MAX_NAME,
+    MAX_PREDICTION_TOKENS,
     MAX_RULE_TEXT,
     MAX_STOP_TEXT,
+    MAX_STOP_TOKENS,
     MAX_STOPS,
     MIN_TEMPERATURE,
     NAME_RULE,
@@ -36,52 +42,54 @@ from specdec.core.fields import (
 
 
 class FinishReason(StrEnum):
-    """Why a sequence ended. ``ABORTED`` covers client cancel; ``DEADLINE`` a passed deadline, which is an error, where
-    ``TIME_LIMIT`` is an end like any other. ``LINES``, ``INDENT``, ``BLANK_LINE``, ``BRACKET`` and ``SUFFIX`` are the
-    text rules of a request."""
+    """Why a sequence ended."""
 
     EOS = "eos"
     STOP_TOKEN = "stop_token"
     STOP_STRING = "stop_string"
     LENGTH = "length"
-    DEADLINE = "deadline"
-    ABORTED = "aborted"
+    DEADLINE = "deadline"  # an error: the call's deadline passed
+    ABORTED = "aborted"  # by Abort, a client that left, or a request that supersedes it
+    # The next five are the text rules of a request (`TextRules`).
     LINES = "lines"
     INDENT = "indent"
     BLANK_LINE = "blank_line"
     BRACKET = "bracket"
     SUFFIX = "suffix"
-    TIME_LIMIT = "time_limit"
+    TIME_LIMIT = "time_limit"  # a regular end: the request's own time limit passed
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is chosen from the logits.
-
-    ``temperature`` 0 is greedy (lowest id wins ties). ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 are off.
-    ``seed`` None: the engine draws one and reports it in :class:`~specdec.core.types.Started`.
-    ``n`` samples share the prompt; sample i uses the seed derived from (seed, i); sample 0 uses ``seed`` itself.
-    ``allowed_token_ids`` empty: all allowed. ``repetition_penalty`` divides positive and multiplies negative
-    logits of tokens seen in prompt or output; presence and frequency penalties count output tokens only.
-    """
+    """How the next token is chosen from the logits."""
 
     temperature: float = param(
         1.0,
         Number(MIN_TEMPERATURE, 100.0, f"must be 0 (greedy) or lie in [{MIN_TEMPERATURE}, 100]", also=0.0),
         "0 is greedy.",
     )
+    """At 0 the lowest id wins ties."""
     top_k: int = param(0, Int(0, INT31, "must be 0 (off) or positive, and below 2^31", off=-1), "0 and -1: off.")
     top_p: float = param(1.0, Number(0.0, 1.0, "must lie in (0, 1]", above=True))
+    """1 is off."""
     min_p: float = param(0.0, Number(0.0, 1.0))
+    """0 is off."""
     repetition_penalty: float = param(
         1.0, Number(1e-3, 1e3), names={"llamacpp": "repeat_penalty", "ollama": "repeat_penalty"}
     )
+    """Divides positive and multiplies negative logits of tokens in the prompt or the output."""
     presence_penalty: float = param(0.0, Number(-100.0, 100.0))
+    """Counts output tokens, as frequency_penalty does."""
     frequency_penalty: float = param(0.0, Number(-100.0, 100.0))
-    logit_bias: tuple[tuple[int, float], ...] = param((), LogitBias(), "By token id.")
-    allowed_token_ids: tuple[int, ...] = param((), TokenIds(), names={"llamacpp": None})
+    logit_bias: tuple[tuple[int, float], ...] = param((), LogitBias(MAX_BIASED_TOKENS), "By token id.")
+    allowed_token_ids: tuple[int, ...] = param(
+        (), TokenIds(MAX_ALLOWED_TOKENS, distinct=True), names={"llamacpp": None}
+    )
+    """Empty: all."""
     seed: int | None = param(None, Seed(), "The same seed gives the same tokens. -1 or none: a fresh one.")
+    """None: the engine draws one and reports it in `Started`."""
     n: int = param(1, Int(1, MAX_N), names={"llamacpp": "n_cmpl", "ollama": None})
+    """Samples of the prompt. Sample 0 uses ``seed`` itself, sample i a seed derived from (seed, i)."""
 
 
 _RULE_TEXT = Text(MAX_RULE_TEXT, f"at most {MAX_RULE_TEXT} characters of text that UTF-8 can hold")
@@ -89,20 +97,14 @@ _RULE_TEXT = Text(MAX_RULE_TEXT, f"at most {MAX_RULE_TEXT} characters of text th
 
 @dataclass(frozen=True, slots=True)
 class TextRules:
-    """Where a text that is put into a file ends, by its layout; what ends it is never part of it.
-
-    ``max_lines``: at the end of so many lines; an empty rest of the line it begins in does not count. ``min_indent``:
-    before a line, not the first, whose first visible character has fewer characters of white space before it; lines
-    without one don't matter. ``blank_line``: before a line without visible characters, not the first.
-    ``closers`` None: brackets don't matter; else before a closing bracket ``)``, ``]`` or ``}`` that the text did not
-    open, but for these, which it may close in this order. ``quote``: the quotation mark that is open where the text
-    begins, if one is. ``suffix``: what follows in the file; the text ends where it begins to repeat that. ``lead``:
-    the line break and the white space in front of the text where nothing else is, for a suffix that repeats those too.
-    """
+    """Where a text that is inserted into a file ends, by its layout. What ends the text is not part of it."""
 
     max_lines: int | None = param(None, Int(1, UINT32, "must be positive; leave it unset for any number"), json=None)
+    """Ends after so many lines. An empty rest of the line in which the text begins does not count."""
     min_indent: int | None = param(None, Int(0, UINT32, "must not be negative"), json=None)
+    """Ends before a line, not the first, that is indented by fewer characters. Blank lines are ignored."""
     blank_line: bool = param(False, Flag(), json=None)
+    """Ends before a blank line that is not the first."""
     closers: str | None = param(
         None,
         Text(MAX_RULE_TEXT, f"at most {MAX_RULE_TEXT} closing brackets, of ) ] and }}", among=")]}"),
@@ -110,6 +112,7 @@ class TextRules:
         label="brackets.closers",
         json=None,
     )
+    """Ends before a closing bracket that the text did not open, except these, in this order. None: ignores brackets."""
     quote: str = param(
         "",
         OneOf(("", "'", '"', "`", "'''", '"""', "#"), "must be empty or one of ' \" ` ''' \"\"\" and #"),
@@ -117,8 +120,11 @@ class TextRules:
         label="brackets.quote",
         json=None,
     )
+    """The quotation mark or comment sign that is open where the text begins."""
     suffix: str = param("", _RULE_TEXT, json=None)
+    """What follows in the file; the text ends where it begins to repeat this."""
     lead: str = param("", _RULE_TEXT, json=None)
+    """The line break and white space before the text, if nothing else precedes it; a repeated suffix includes them."""
 
 
 _SECONDS = Number(0.0, rule="must be a positive number of seconds", above=True)
@@ -126,41 +132,46 @@ _SECONDS = Number(0.0, rule="must be a positive number of seconds", above=True)
 
 @dataclass(frozen=True, slots=True)
 class StoppingParams:
-    """When to stop. ``max_tokens`` None: up to the context limit. Stop tokens and strings are cut from the
-    text unless ``include_stop``. Below ``min_tokens`` EOS and stop token ids are masked out of the logits and
-    stop strings and text rules are not looked for.
+    """When a sequence ends.
 
-    ``time_limit_s`` counts from arrival, ``decode_limit_s`` from the first token; when one has passed, what is there is
-    the answer. With ``finish_line`` a text that has begun goes on to the end of its line first."""
+    Below ``min_tokens`` the end and stop tokens are masked out of the logits, and stop strings and text rules are not
+    checked.
+    """
 
     max_tokens: int | None = param(
         None,
         Int(0, UINT32, "must not be negative, and below 2^32"),
         "0: only compute the prompt into the prefix cache.",
     )
+    """None: up to the context limit."""
     min_tokens: int = param(0, Int(0, UINT32, "must not be negative, and below 2^32"))
     stop: tuple[str, ...] = param(
         (),
         Texts(MAX_STOPS, alone=True, longest=MAX_STOP_TEXT),
-        f"At most {MAX_STOPS} different strings, of up to {MAX_STOP_TEXT} characters each; names of special tokens "
+        f"At most {MAX_STOPS} strings, of up to {MAX_STOP_TEXT} characters each; names of special tokens "
         "stop at those.",
     )
-    stop_token_ids: tuple[int, ...] = param((), TokenIds())
+    stop_token_ids: tuple[int, ...] = param((), TokenIds(MAX_STOP_TOKENS))
     include_stop: bool = param(False, Flag(), json="include_stop_str_in_output")
+    """Keeps in the text the stop token or string that ended it."""
     ignore_eos: bool = param(False, Flag())
     rules: TextRules | None = None
     time_limit_s: float | None = param(None, _SECONDS, path="time_limit_ms", scale=1e3, json=None)
+    """From arrival. When it has passed, the text so far is the answer."""
     decode_limit_s: float | None = param(None, _SECONDS, path="decode_time_limit_ms", scale=1e3, json=None)
+    """The same from the first token."""
     finish_line: bool = param(False, Flag(), json=None)
+    """A text that has begun when its time limit passes continues to the end of its line."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutputParams:
-    """What comes back. ``logprobs`` None: none; k >= 0: the chosen token's and the top k's log-probabilities
-    of the model's unprocessed logits. ``text`` False: token ids only. ``trees``: each Delta with its step's tree."""
+    """What an answer contains."""
 
     logprobs: int | None = param(None, Int(0, MAX_LOGPROBS))
+    """None: none. k: those of the chosen and the k likeliest tokens, from the unprocessed logits."""
     text: bool = param(True, Flag(), json=None)
+    """False: token ids only."""
     skip_special_tokens: bool = param(True, Flag())
     trees: bool = param(
         False, Flag(), "Streamed chunks with the token tree their step verified.", json="return_step_trees"
@@ -168,11 +179,11 @@ class OutputParams:
 
 
 class SpeculationMode(StrEnum):
-    """AUTO lets the controller decide, OFF is plain decode, ON always drafts the caps given."""
+    """How much is drafted."""
 
-    AUTO = "auto"
-    OFF = "off"
-    ON = "on"
+    AUTO = "auto"  # the controller decides
+    OFF = "off"  # plain decoding
+    ON = "on"  # always up to the limits given
 
 
 _MODES = OneOf(tuple(SpeculationMode))
@@ -180,34 +191,32 @@ _MODES = OneOf(tuple(SpeculationMode))
 
 @dataclass(frozen=True, slots=True)
 class SpeculationParams:
-    """Per-request control of speculation; None leaves a choice to the engine's configuration.
-
-    ``max_nodes`` (draft nodes of one tree, without the pending token), ``max_depth`` and ``width`` (children per
-    node) replace the configured ones for this request; ``drafters`` names which drafters may propose, ``indexes`` which
-    of the indexes configured they may draft from.
-    """
+    """Control of speculation by a request. None leaves a choice to the engine's configuration."""
 
     mode: SpeculationMode = param(SpeculationMode.AUTO, _MODES)
-    drafters: tuple[str, ...] | None = param(None, Texts())
+    drafters: tuple[str, ...] | None = param(None, Texts(MAX_DRAFTERS))
+    """Names of the drafters that may propose."""
     max_nodes: int | None = param(None, Int(0, MAX_DRAFT_NODES))
+    """Draft nodes of one tree, without the pending token."""
     max_depth: int | None = param(None, Int(0, MAX_DRAFT_NODES))
     width: int | None = param(None, Int(1, 16))
+    """Children per node."""
     indexes: tuple[str, ...] | None = param(None, Texts(MAX_INDEXES), "Names of the server's indexes to draft from.")
 
 
 class GrammarKind(StrEnum):
-    """What the text of a grammar is written in. ``CHOICE``: a JSON array of strings; ``JSON_OBJECT``: no text."""
+    """The language of a grammar's text."""
 
     JSON_SCHEMA = "json_schema"
-    JSON_OBJECT = "json_object"
+    JSON_OBJECT = "json_object"  # no text: any object
     REGEX = "regex"
     EBNF = "ebnf"
-    CHOICE = "choice"
+    CHOICE = "choice"  # a JSON array of strings
 
 
 @dataclass(frozen=True, slots=True)
 class GrammarParams:
-    """What the output must match, from its first token to its end."""
+    """What the whole output must match."""
 
     kind: GrammarKind
     text: str = ""
@@ -215,37 +224,26 @@ class GrammarParams:
 
 @dataclass(frozen=True, slots=True)
 class ResumeParams:
-    """Where a stream broke off that goes on here, as if nothing had happened: at the token after ``token_ids``.
+    """Where a stream of another engine broke off. The request continues at the token after ``token_ids``."""
 
-    ``token_ids``: all output tokens that the caller has, of one sample. ``text_characters`` (Unicode code points): how
-    much of their text it has; None: all that came with them. ``numeric_fingerprint``: of the engine that said them.
-    """
-
-    token_ids: tuple[int, ...] = param((), TokenIds(), "The output tokens that came.")
+    token_ids: tuple[int, ...] = param(
+        (), TokenIds(MAX_CONTEXT_TOKENS), "The output tokens received, all of one sample."
+    )
     text_characters: int | None = param(
         None,
         Int(0, UINT32, "must not be negative, and below 2^32"),
-        "Characters of their text that came, in code points. None: all that goes with the tokens.",
+        "Characters of their text received, in code points. None: all of it.",
     )
     numeric_fingerprint: str = param(
-        "", Text(MAX_FINGERPRINT, f"at most {MAX_FINGERPRINT} characters"), "Of the server that they came from."
+        "",
+        Text(MAX_FINGERPRINT, f"at most {MAX_FINGERPRINT} characters"),
+        "The fingerprint of the server that generated them.",
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request as the engine takes it. ``deadline_s`` is seconds from arrival at the engine (None: none).
-
-    ``cache_salt`` separates prefix caches and draft texts: requests share them only with an equal salt.
-    ``max_tokens`` 0 in ``stopping`` means prefill only: warm the prefix cache, emit no token.
-    ``prediction_ids`` is what the caller expects the output to look like, ``session`` names an editor or a
-    conversation whose earlier texts may be drafted from; both change how fast tokens come, never which.
-    ``target_tpot_ms`` is the time per output token this request should keep to; while it lags behind, its drafts
-    are verified before others'.
-    ``healing_prefix`` is the end of the prompt's text where that may be one token with what follows, left out of
-    ``prompt_ids``: the output spells it first, in tokens that count as output, and its text begins behind it.
-    ``resume``: the request was begun elsewhere; what comes is what would have come there.
-    """
+    """One request to an engine."""
 
     request_id: str
     prompt_ids: tuple[int, ...]
@@ -255,179 +253,156 @@ class Request:
     speculation: SpeculationParams = field(default_factory=SpeculationParams)
     priority: int = param(0, Int(-INT31 - 1, INT31), "A higher one is scheduled first.", path="scheduling.priority")
     deadline_s: float | None = param(None, _SECONDS, json=None)
+    """From arrival at the engine; None: none."""
     cache_salt: str = param(
         "",
         Text(MAX_NAME, NAME_RULE),
         "Requests share cached prefixes and draft texts only with an equal salt.",
         path="cache.salt",
     )
-    prediction_ids: tuple[int, ...] = param((), TokenIds(), label="prediction", json=None)
+    prediction_ids: tuple[int, ...] = param((), TokenIds(MAX_PREDICTION_TOKENS), label="prediction", json=None)
+    """What the caller expects the output to resemble. Changes how fast tokens come, never which."""
     session: str = param(
         "", Text(MAX_NAME, NAME_RULE), "An editor or a conversation; also the header x-session-id.", path="session.id"
     )
+    """Earlier texts of a session may be drafted from, under an equal salt."""
     target_tpot_ms: float | None = param(
         None,
         Number(0.0, rule="must be a positive number of milliseconds", above=True),
         "Milliseconds per token to keep to.",
         path="scheduling.target_tpot_ms",
     )
+    """While a request is slower than this, its drafts are verified before others'."""
     grammar: GrammarParams | None = None
     healing_prefix: str = param(
         "", Text(MAX_HEALING_PREFIX, f"at most {MAX_HEALING_PREFIX} characters of text that UTF-8 can hold"), json=None
     )
+    """The end of the prompt's text, left out of ``prompt_ids`` because it may be one token together with what follows.
+    The output's first tokens spell it and count as output; its text begins behind it."""
     resume: ResumeParams | None = None
 
     @property
     def tokens_to_read(self) -> int:
-        """Tokens that are there before the first one to be generated."""
+        """Tokens of the prompt and of a resumed output."""
         return len(self.prompt_ids) + (0 if self.resume is None else len(self.resume.token_ids))
 
 
 @dataclass(slots=True)
 class DrafterStats:
-    """One drafter's part: nodes of its that were verified, and those accepted. A node that several drafters
-    proposed counts for each."""
+    """One drafter's nodes. A node that several drafters proposed counts for each."""
 
-    num_draft_tokens: int = 0
+    num_draft_tokens: int = 0  # verified
     num_accepted_draft_tokens: int = 0
 
     @property
     def draft_acceptance_rate(self) -> float:
-        """Accepted of verified; 0 when none was verified."""
+        """Accepted nodes per verified node; 0 if none was verified."""
         return self.num_accepted_draft_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
 
 
 @dataclass(slots=True)
 class SpeculationStats:
-    """What speculation did for one sequence; field names as vLLM's ``metrics.speculative_decoding``.
+    """Speculation of one sequence. The names are those of vLLM's ``metrics.speculative_decoding``."""
 
-    ``num_steps`` counts verify steps, ``num_spec_steps`` those with at least one draft node;
-    ``acceptance_histogram[k]`` counts the latter by accepted draft tokens.
-    """
-
-    num_steps: int = 0
-    num_spec_steps: int = 0
-    num_draft_tokens: int = 0
+    num_steps: int = 0  # verify steps
+    num_spec_steps: int = 0  # steps with at least one draft node
+    num_draft_tokens: int = 0  # verified
     num_accepted_draft_tokens: int = 0
-    acceptance_histogram: list[int] = field(default_factory=list)
+    acceptance_histogram: list[int] = field(default_factory=list)  # by k: steps of `num_spec_steps` that accepted k
     by_drafter: dict[str, DrafterStats] = field(default_factory=dict)
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Tokens per speculative step, the target's own one included; 1 when there was none."""
+        """Tokens per speculative step, the target's own one included; 1 if there was none."""
         return 1.0 + self.num_accepted_draft_tokens / self.num_spec_steps if self.num_spec_steps else 1.0
 
     @property
     def draft_acceptance_rate(self) -> float:
-        """Accepted of verified draft nodes; 0 when none was verified."""
+        """Accepted nodes per verified node; 0 if none was verified."""
         return self.num_accepted_draft_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
 
 
 @dataclass(slots=True)
 class Timings:
-    """Milliseconds spent by one sequence. ``queue_ms``: arrival to first scheduling; ``prefill_ms``: first
-    scheduling to first token; ``decode_ms``: first token to the end; ``draft_ms`` and ``verify_ms``: its steps'
-    time in propose and in verify."""
+    """Milliseconds of one sequence."""
 
-    queue_ms: float = 0.0
-    prefill_ms: float = 0.0
-    decode_ms: float = 0.0
-    draft_ms: float = 0.0
-    verify_ms: float = 0.0
+    queue_ms: float = 0.0  # arrival to first scheduling
+    prefill_ms: float = 0.0  # first scheduling to first token
+    decode_ms: float = 0.0  # first token to the end
+    draft_ms: float = 0.0  # its steps' time in propose
+    verify_ms: float = 0.0  # its steps' time in verify
 
 
 @dataclass(slots=True)
 class Usage:
-    """Token counts of one sequence. ``cached_tokens``: prompt tokens whose KV came from the prefix cache.
-    ``preemptions``: times it gave up its pages because there were too few; ``pauses``: times it gave up its place in
-    the batch to another prompt while its own was read.
-
-    ``resumed_tokens`` of the ``output_tokens`` came with the request, which was begun elsewhere.
-    ``accepted_prediction_tokens``: tokens of the request's prediction that were drafted and came out;
-    ``rejected_prediction_tokens``: the others of it. Both 0 without a prediction.
-    """
+    """Token counts of one sequence."""
 
     prompt_tokens: int = 0
-    cached_tokens: int = 0
+    cached_tokens: int = 0  # prompt tokens found in the prefix cache
     output_tokens: int = 0
-    preemptions: int = 0
-    accepted_prediction_tokens: int = 0
-    rejected_prediction_tokens: int = 0
-    pauses: int = 0
-    resumed_tokens: int = 0
+    preemptions: int = 0  # times it gave up its pages because pages were short
+    accepted_prediction_tokens: int = 0  # tokens of the prediction that were drafted and accepted
+    rejected_prediction_tokens: int = 0  # the other tokens of the prediction
+    pauses: int = 0  # times it left the batch to another prompt during its prefill
+    resumed_tokens: int = 0  # output tokens that came with the request
 
 
 @dataclass(slots=True)
 class StepTree:
-    """What was verified for one sequence in one step, and what came of it.
+    """What one step verified for one sequence. Node 0, the root, is the last committed token."""
 
-    tokens, parents (-1 for the root), chances (estimated chance that the node is reached, 1.0 for the root) and sources
-    (names of the drafters that proposed it, none for the root) are parallel, in topological order; node 0 is the token
-    said last. accepted: the nodes whose tokens this Delta begins with, in order; a token after theirs is the target's
-    own. draft_ms, verify_ms: milliseconds of the step, shared by all sequences in it.
-    """
-
-    tokens: list[int]
-    parents: list[int]
-    chances: list[float]
-    sources: list[list[str]]
-    accepted: list[int]
-    draft_ms: float
-    verify_ms: float
+    tokens: list[int]  # by node, in topological order
+    parents: list[int]  # by node; -1 for the root
+    chances: list[float]  # by node: estimated chance of being reached; 1.0 for the root
+    sources: list[list[str]]  # by node: names of the drafters that proposed it
+    accepted: list[int]  # nodes whose tokens this Delta begins with; a token after them is the target's own
+    draft_ms: float  # of the step, for all its sequences
+    verify_ms: float  # of the step, for all its sequences
 
 
 @dataclass(slots=True)
 class TokenLogprobs:
-    """Log-probabilities at one emitted position: the chosen token's and the best k, by falling probability."""
+    """Log-probabilities at one output position."""
 
     token_id: int
     logprob: float
-    top: list[tuple[int, float]] = field(default_factory=list)
+    top: list[tuple[int, float]] = field(default_factory=list)  # token id and log-probability, likeliest first
 
 
 @dataclass(slots=True)
 class Started:
-    """The request was first scheduled. ``seed`` is the one in force (drawn when the request gave none);
-    ``numeric_fingerprint`` as in `EngineInfo`: an engine that has it can go on where this one ends. ``resumed_tokens``:
-    output tokens that came with the request. ``prompt_digest``, 32 hex digits, is over the prompt's tokens and its
-    cache salt.
-    """
+    """The request was first scheduled."""
 
     request_id: str
-    seed: int
+    seed: int  # the one in force
     prompt_tokens: int
-    cached_tokens: int
+    cached_tokens: int  # prompt tokens found in the prefix cache
     queue_ms: float
-    numeric_fingerprint: str = ""
-    resumed_tokens: int = 0
-    prompt_digest: str = ""
+    numeric_fingerprint: str = ""  # of the engine; engines with the same one can resume the stream
+    resumed_tokens: int = 0  # output tokens that came with the request
+    prompt_digest: str = ""  # 32 hex digits over the prompt's tokens and the cache salt
 
 
 @dataclass(slots=True)
 class Delta:
-    """New tokens of sample ``index``, at most one Delta per sample and engine step.
-
-    ``text`` holds back incomplete UTF-8 and text that may turn out to begin a stop string, so the text of
-    all Deltas joined is the final text. ``logprobs`` is aligned with ``token_ids`` when asked for, else empty.
-    ``tree`` is what the step verified, when asked for.
-    """
+    """New tokens of one sample; at most one Delta per sample and step."""
 
     request_id: str
     index: int
     token_ids: list[int]
-    text: str
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    tree: StepTree | None = None
+    text: str  # complete characters that cannot begin a stop string; all Deltas join to the text
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # aligned with token_ids; empty if not requested
+    tree: StepTree | None = None  # None: not requested
 
 
 @dataclass(slots=True)
 class Finished:
-    """Sample ``index`` ended. ``matched_stop`` is the stop string or token id that ended it, if one did."""
+    """One sample ended."""
 
     request_id: str
     index: int
     reason: FinishReason
-    matched_stop: str | int | None
+    matched_stop: str | int | None  # what ended the sample
     usage: Usage
     stats: SpeculationStats
     timings: Timings
@@ -435,10 +410,10 @@ class Finished:
 
 @dataclass(slots=True)
 class Failed:
-    """The request ended with an error; ``reason`` is a RequestError's machine-readable cause."""
+    """The request ended with an error."""
 
     request_id: str
-    reason: str
+    reason: str  # as `RequestError.reason`
     message: str
 
 
@@ -447,40 +422,31 @@ RequestEvent = Started | Delta | Finished | Failed
 
 @dataclass(slots=True)
 class DrafterTrace:
-    """One drafter's part in a step: sequences it was asked for, nodes it proposed, nodes of its that were verified
-    and accepted, the accepted tokens expected of those verified, and milliseconds it took. ``decision`` says why it
-    was asked or not: `on`, `off`, `probe`, `forced` (mode ON), `free` (costs next to nothing), `read` (a long
-    text first, in pieces)."""
+    """One drafter's part in a step."""
 
     name: str
-    decision: str
-    sequences: int = 0
-    proposed: int = 0
-    verified: int = 0
-    accepted: int = 0
-    predicted: float = 0.0
+    decision: str  # a `DraftDecision` (`specdec.control.inputs`): why it was asked, or not
+    sequences: int = 0  # that it was asked for
+    proposed: int = 0  # nodes
+    verified: int = 0  # nodes
+    accepted: int = 0  # nodes
+    predicted: float = 0.0  # accepted nodes expected of those verified
     ms: float = 0.0
 
 
 @dataclass(slots=True)
 class StepTrace:
-    """One step. ``sequences`` sampled a token at least; ``rows`` were computed in all, ``prefill_rows`` of them for
-    prompts; ``context`` is the mean number of tokens a row looked back on.
-
-    ``candidates`` draft nodes were proposed, the ``budget`` best verified. Tokens count those of the target itself
-    too. ``at_s`` counts from the engine's start. ``control_ms`` is the controller's own time. ``replay`` holds the
-    plain values from which `specdec trace replay` reproduces the decision.
-    """
+    """One step."""
 
     step: int
-    at_s: float
-    sequences: int
-    rows: int
-    prefill_rows: int
-    context: float
-    candidates: int
-    budget: int
-    predicted_tokens: float
+    at_s: float  # since the engine's start
+    sequences: int  # that sampled at least one token
+    rows: int  # computed in all
+    prefill_rows: int  # rows of prompts
+    context: float  # mean number of tokens that a row attends to
+    candidates: int  # draft nodes proposed
+    budget: int  # draft nodes verified
+    predicted_tokens: float  # the target's own ones included, as in realised_tokens
     realised_tokens: int
     predicted_draft_ms: float
     realised_draft_ms: float
@@ -488,13 +454,15 @@ class StepTrace:
     realised_verify_ms: float
     plan_ms: float
     commit_ms: float
-    control_ms: float
+    control_ms: float  # the controller's own time
     drafters: list[DrafterTrace] = field(default_factory=list)
-    replay: dict[str, object] = field(default_factory=dict)
+    replay: dict[str, object] = field(
+        default_factory=dict
+    )  # plain values from which `specdec trace replay` repeats the decision
 
     @property
     def predicted_ms(self) -> float:
-        """Milliseconds expected of drafting and verifying."""
+        """Expected milliseconds of drafting and verifying."""
         return self.predicted_draft_ms + self.predicted_verify_ms
 
     @property
@@ -504,91 +472,72 @@ class StepTrace:
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens of this step over its whole time; 0 when no time was measured."""
+        """Tokens per second of the whole step; 0 if no time was measured."""
         whole_ms = self.plan_ms + self.realised_ms + self.commit_ms
         return self.realised_tokens / whole_ms * 1e3 if whole_ms > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """Facts that do not change while an engine lives.
-
-    ``kernels`` is `native` or `reference`, ``numeric_mode`` `bitwise` (bits that do not depend on the
-    batch) or `numerical`.
-    ``max_context`` and ``kv_tokens`` are in tokens, ``max_batch`` in sequences; ``drafters`` are those loaded,
-    ``indexes`` the names of what the `index` drafter may draft from.
-    ``dtype`` is of the weights, which take ``weight_bytes`` in memory (0: not known), ``kv_dtype`` of the KV cache.
-    ``memory_bytes`` is what it needs of the machine's memory, though it may not have taken it yet.
-    ``numeric_fingerprint``, 32 hex digits, is equal in engines that say the same bits to the same request.
-    ``tp``: processes that the target is cut over; ``threads`` are of all of them.
-    """
+    """Facts that change only with a swap of the draft model."""
 
     target: str
     draft: str | None
-    dtype: str
-    kernels: str
-    numeric_mode: str
-    max_context: int
+    dtype: str  # of the weights
+    kernels: str  # native, reference or triton
+    numeric_mode: str  # bitwise (bits do not depend on the batch) or numerical
+    max_context: int  # tokens
     vocab_size: int
-    kv_tokens: int
-    max_batch: int
-    drafters: tuple[str, ...]
+    kv_tokens: int  # tokens
+    max_batch: int  # sequences
+    drafters: tuple[str, ...]  # loaded
     eos_ids: tuple[int, ...]
-    threads: int
+    threads: int  # of all processes
     version: str
     kv_dtype: str
-    indexes: tuple[str, ...] = ()
-    memory_bytes: int = 0
-    weight_bytes: int = 0
-    numeric_fingerprint: str = ""
-    tp: int = 1
+    indexes: tuple[str, ...] = ()  # names that the `index` drafter may draft from
+    memory_bytes: int = 0  # that the engine needs, allocated or not
+    weight_bytes: int = 0  # 0: unknown
+    numeric_fingerprint: str = ""  # 32 hex digits; engines with the same one answer a request with the same bits
+    tp: int = 1  # processes that share the target
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """How busy an engine is now.
+    """How busy an engine is. Counts and times are totals since the engine's start unless said otherwise."""
 
-    Requests are counted once whatever their number of samples. ``tokens_per_second`` is a decayed average of emitted
-    tokens. ``prefix_hit_tokens`` of ``prompt_tokens`` prompt tokens since the start came from the prefix cache.
-
-    Since the start: ``steps`` were run, with ``step_rows`` rows of ``step_sequences`` sequences in all;
-    ``drafting_steps`` of them verified any draft, ``draft_rows`` draft tokens together. They took ``plan_ms``,
-    ``draft_ms``, ``verify_ms`` and ``commit_ms``. ``steps_by_rows[k]`` had more than 2^(k-1) and at most 2^k rows,
-    ``steps_by_sequences[k]`` so many sequences.
-    """
-
-    running_requests: int = 0
-    waiting_requests: int = 0
-    free_pages: int = 0
+    running_requests: int = 0  # now; a request counts once, whatever its samples
+    waiting_requests: int = 0  # now
+    free_pages: int = 0  # now
     total_pages: int = 0
-    tokens_per_second: float = 0.0
-    prefix_hit_tokens: int = 0
+    tokens_per_second: float = 0.0  # a decaying average
+    prefix_hit_tokens: int = 0  # of prompt_tokens, found in the prefix cache
     prompt_tokens: int = 0
     steps: int = 0
-    drafting_steps: int = 0
+    drafting_steps: int = 0  # steps that verified draft tokens
     step_rows: int = 0
-    draft_rows: int = 0
+    draft_rows: int = 0  # draft tokens verified
     plan_ms: float = 0.0
     draft_ms: float = 0.0
     verify_ms: float = 0.0
     commit_ms: float = 0.0
     step_sequences: int = 0
-    steps_by_sequences: tuple[int, ...] = ()
-    steps_by_rows: tuple[int, ...] = ()
+    steps_by_sequences: tuple[int, ...] = ()  # by k: steps of more than 2^(k-1) and at most 2^k sequences
+    steps_by_rows: tuple[int, ...] = ()  # the same by rows
 
     @property
     def kv_usage(self) -> float:
-        """Part of the KV pages that running requests hold, 0 to 1."""
+        """Share of the KV pages that running requests hold, 0 to 1."""
         return (self.total_pages - self.free_pages) / self.total_pages if self.total_pages else 0.0
 
     @property
     def hit_rate(self) -> float:
-        """Part of all prompt tokens that came from the prefix cache."""
+        """Share of all prompt tokens found in the prefix cache, 0 to 1."""
         return self.prefix_hit_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
 
 def metrics_dict(stats: SpeculationStats) -> dict[str, Any]:
-    """``stats`` as vLLM answers them below ``metrics``, with ``num_steps`` and ``by_drafter`` added."""
+    """Return ``stats`` as vLLM's ``metrics``, with ``num_steps`` and ``by_drafter`` added."""
     return {
         "speculative_decoding": {
             "mean_acceptance_length": stats.mean_acceptance_length,
@@ -611,7 +560,7 @@ def metrics_dict(stats: SpeculationStats) -> dict[str, Any]:
 
 
 def trace_dict(step: StepTrace) -> dict[str, Any]:
-    """``step`` without what replay needs; numbers that JSON can not write, infinite ones and NaN, become None."""
+    """Return ``step`` without its replay values for JSON. Infinities and NaN become None."""
     scalars = {f.name: _writable(getattr(step, f.name)) for f in fields(step) if f.name not in ("drafters", "replay")}
     return {**scalars, "drafters": [_drafter_dict(part) for part in step.drafters]}
 

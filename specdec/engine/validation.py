@@ -76,7 +76,7 @@ def _prompt_violations(request: Request, info: EngineInfo) -> Iterator[FieldViol
         yield FieldViolation("prompt", "must hold at least one token")
     if len(request.prompt_ids) >= info.max_context:
         return  # too long a prompt is refused for its length, without a look at its ids
-    problem = TokenIds().problem(request.prompt_ids, info.vocab_size)
+    problem = TokenIds(info.max_context).problem(request.prompt_ids, info.vocab_size)
     if problem:
         yield FieldViolation("prompt.token_ids", problem)
     if request.tokens_to_read > info.max_context:
