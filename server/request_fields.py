@@ -10,7 +10,6 @@ from server.interfaces import TokenizerLike
 from server.json_body import Body, write_json
 from specdec.core.fields import (
     INT31,
-    MAX_STOPS,
     OPENAI,
     UINT64,
     Flag,
@@ -19,6 +18,7 @@ from specdec.core.fields import (
     Number,
     OneOf,
     Param,
+    Repeated,
     Seed,
     Text,
     Texts,
@@ -115,8 +115,12 @@ def read_seed(body: Body, name: str = "seed", each: Param | None = None) -> int 
 
 def read_count(body: Body, record: Any, parameter: str, name: str = "") -> int | None:
     """One parameter of ``record`` that is a whole number, by another ``name`` or ahead of the others."""
-    (each,) = (each for each in params_of(record) if each.name == parameter)
-    return _read_whole(body, name or parameter, each)
+    return _read_whole(body, name or parameter, _param(record, parameter))
+
+
+def _param(record: Any, name: str) -> Param:
+    (each,) = (each for each in params_of(record) if each.name == name)
+    return each
 
 
 def _read_flag(body: Body, name: str, each: Param) -> bool:
@@ -128,11 +132,22 @@ def _read_text(body: Body, name: str, each: Param) -> str | None:
 
 
 def _read_texts(body: Body, name: str, each: Param) -> tuple[str, ...] | None:
-    return body.texts(name) or None
+    assert isinstance(each.kind, Texts)
+    return None if _is_too_long(body, name, each.kind) else body.texts(name) or None
 
 
 def _read_ids(body: Body, name: str, each: Param) -> tuple[int, ...]:
-    return body.integers(name, 0, INT31)
+    assert isinstance(each.kind, TokenIds)
+    return () if _is_too_long(body, name, each.kind) else body.integers(name, 0, INT31)
+
+
+def _is_too_long(body: Body, name: str, kind: Repeated) -> bool:
+    """Whether the list or the object ``name`` is refused for its length, before it is copied."""
+    given = body.raw(name)
+    problem = kind.excess(len(given)) if isinstance(given, list | dict) else ""
+    if problem:
+        body.refuse(name, problem)
+    return bool(problem)
 
 
 def _read_choice(body: Body, name: str, each: Param) -> str | None:
@@ -151,7 +166,8 @@ def _read_choice(body: Body, name: str, each: Param) -> str | None:
 
 
 def _read_bias(body: Body, name: str, each: Param) -> tuple[tuple[int, float], ...] | None:
-    given = body.object(name)
+    assert isinstance(each.kind, LogitBias)
+    given = None if _is_too_long(body, name, each.kind) else body.object(name)
     if given is None:
         return None
     biases: dict[int, float] = {}
@@ -204,15 +220,9 @@ def read_stopping(
 
     A stop string that is the name of a special token also stops at that token, which text may leave out.
     """
-    stops = tuple(dict.fromkeys(body.texts(name)))
+    stops = tuple(dict.fromkeys(_read_texts(body, name, _param(StoppingParams, "stop")) or ()))
     body.names["stopping.stop"] = body.path(name)
-    if len(stops) > MAX_STOPS:
-        body.refuse(
-            name,
-            f"at most {MAX_STOPS} different strings, got {len(stops)}; leave some out, or give ids in stop_token_ids",
-        )
-        stops = ()
-    ids = body.integers("stop_token_ids", 0, INT31)
+    ids = _read_ids(body, "stop_token_ids", _param(StoppingParams, "stop_token_ids"))
     named = [found for stop in stops if (found := tokenizer.special_id(stop)) is not None]
     return read_params(
         body, StoppingParams, dialect, max_tokens=max_tokens, stop=stops,

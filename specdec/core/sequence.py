@@ -66,6 +66,7 @@ class Sequence(PagedTokens):
         "_healing",
         "_max_context",
         "_owed",
+        "_stop_tokens",
         "_tokenizer",
         "_vocab_size",
         "arrival_s",
@@ -116,6 +117,7 @@ class Sequence(PagedTokens):
         self.n_prompt = len(self.tokens)
         self.sampling = self._new_sampling(grammar)
         self._healing = grammar if isinstance(grammar, TokenHealing) else None
+        self._stop_tokens = frozenset(request.stopping.stop_token_ids)
         self.text = TextStream(tokenizer, request.stopping, request.output, len(request.healing_prefix))
         self._limit_drafts(speculation)
         self.history: SequenceHistory | None = None
@@ -228,7 +230,7 @@ class Sequence(PagedTokens):
         stopping = self.request.stopping
         if self.n_output <= stopping.min_tokens:
             return None
-        if token in stopping.stop_token_ids:
+        if token in self._stop_tokens:
             return Ending(FinishReason.STOP_TOKEN, token)
         if token in self._tokenizer.eos_ids and not stopping.ignore_eos:
             return Ending(FinishReason.EOS, token)

@@ -85,11 +85,11 @@ def bad(each: Param) -> list[Any]:
         case Int(low, high):
             return [low - 2, high + 1]
         case Texts(limit=limit):
-            return [] if limit is None else [("",)]
-        case TokenIds():
-            return [(INFO.vocab_size,)]
-        case LogitBias():
-            return [((3, 1e9),), ((INFO.vocab_size, 0.0),)]
+            return [("",), tuple(f"x{i}" for i in range(limit + 1))]
+        case TokenIds(limit=limit, distinct=distinct):
+            return [(INFO.vocab_size,), (3,) * ((INFO.vocab_size if distinct else limit) + 1)]
+        case LogitBias(limit=limit):
+            return [((3, 1e9),), ((INFO.vocab_size, 0.0),), tuple((i, 0.0) for i in range(limit + 1))]
         case Text(limit=limit):
             return [] if limit is None else ["x" * (limit + 1)]
     return []

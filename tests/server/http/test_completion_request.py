@@ -72,7 +72,7 @@ STOPPING = [
     ({"max_tokens": 5.0, "min_tokens": 2}, {"max_tokens": 5, "min_tokens": 2}),
     ({"stop": "a"}, {"stop": ("a",)}),
     ({"stop": ["a", "b", "a"]}, {"stop": ("a", "b")}),
-    ({"stop": [str(i) for i in range(64)] * 2}, {"stop": tuple(str(i) for i in range(64))}),
+    ({"stop": [str(i) for i in range(32)] * 2}, {"stop": tuple(str(i) for i in range(32))}),
     ({"stop": ["a", "<bos>"]}, {"stop": ("a", "<bos>"), "stop_token_ids": (BOS,)}),
     ({"stop": "<bos>", "stop_token_ids": [7, BOS]}, {"stop": ("<bos>",), "stop_token_ids": (7, BOS)}),
     ({"include_stop_str_in_output": True, "ignore_eos": True}, {"include_stop": True, "ignore_eos": True}),
