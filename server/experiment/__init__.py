@@ -1,1 +1,1 @@
-"""Latency experiments: what each request took, in which arm, and what may be concluded from it."""
+"""Latency experiments: plan, assignment to arms, records, analysis, report."""

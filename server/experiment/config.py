@@ -1,4 +1,4 @@
-"""What an experiment is to be, as its YAML file says: arms, assignment, load, metrics, guardrails, stopping."""
+"""The plan of an experiment, as its YAML file says: arms, assignment, load, metrics, guardrails, stopping."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from server.experiment.records import METRICS, ExperimentError, PlanError
 
 
 class StrictModel(BaseModel):
-    """Immutable; unknown fields are refused."""
+    """Immutable; unknown fields are rejected."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -23,7 +23,7 @@ def _as_share(value: Any) -> Any:
         try:
             return float(value.rstrip()[:-1]) / 100
         except ValueError:
-            raise ValueError(f"{value!r} is no percentage; write 2% or 0.02") from None
+            raise ValueError(f"{value!r} is not a percentage; write 2% or 0.02") from None
     return value
 
 
@@ -34,24 +34,23 @@ def _as_seconds(value: Any) -> Any:
         try:
             return float(number) * units[value[len(number) :] or "s"]
         except (ValueError, KeyError):
-            raise ValueError(f"{value!r} is no duration; write 500ms, 20s, 5m, 2h or a number of seconds") from None
+            raise ValueError(f"{value!r} is not a duration; write 500ms, 20s, 5m, 2h or a number of seconds") from None
     return value
 
 
 Share = Annotated[float, BeforeValidator(_as_share)]
-"""A part of 1; `2%` is read as 0.02."""
+"""A share of 1; `2%` is 0.02."""
 
 Seconds = Annotated[float, BeforeValidator(_as_seconds)]
-"""A duration; `2h`, `5m`, `20s` and `500ms` are read too."""
+"""A duration in seconds, or with a unit: `2h`, `5m`, `20s`, `500ms`."""
 
 
 class Arm(StrictModel):
-    """``request`` holds options of single requests, ``engine`` settings that can switch between blocks; what they may
-    name is checked by whoever runs the experiment."""
+    """One arm. The runner of the experiment checks what ``request`` and ``engine`` may contain."""
 
     weight: float = Field(1.0, gt=0, description="share of the requests, relative to the other arms'")
-    request: dict[str, Any] = Field(default_factory=dict)
-    engine: dict[str, Any] = Field(default_factory=dict)
+    request: dict[str, Any] = Field(default_factory=dict, description="options of single requests")
+    engine: dict[str, Any] = Field(default_factory=dict, description="settings that can switch between blocks")
     url: str | None = Field(None, description="another server, for a comparison of two")
 
 
@@ -61,22 +60,18 @@ Unit = Literal["request", "session", "user", "prompt"]
 
 class Assignment(StrictModel):
     """``paired_replay`` and ``shadow`` serve the same request in both arms; ``switchback`` changes the arm of all
-    requests from time block to time block; ``hash`` gives every key its arm; ``aa`` replays pairs in two equal arms,
-    or, with a ``unit``, gives every key one of two equal arms.
-
-    ``expect_same_tokens``: both arms must give the same tokens (path identity, or greedy decoding); any pair that does
-    not makes the result invalid.
-    """
+    requests from block to block; ``hash`` gives every key its arm; ``aa`` replays pairs in two equal arms, or, with
+    a ``unit``, gives every key one of two equal arms."""
 
     mode: Mode = "paired_replay"
     block_s: Seconds = Field(20.0, gt=0)
     washout_s: Seconds = Field(2.0, ge=0)
     salt: str = Field("", description="empty: the name of the experiment")
-    unit: Unit | None = Field(None, description="whom an arm sticks to in a running server; none: request")
+    unit: Unit | None = Field(None, description="what an arm is assigned to in a running server; null: request")
     share: Share = Field(1.0, gt=0, le=1, description="part of the keys, or of the requests, that take part")
     shadow: Literal["after", "beside"] = Field("after", description="when a shadow is sent")
     allow_override: bool = False
-    expect_same_tokens: bool = True
+    expect_same_tokens: bool = Field(True, description="pairs with different tokens make the result invalid")
 
     @model_validator(mode="after")
     def _washout_fits(self) -> Assignment:
@@ -91,13 +86,10 @@ class Assignment(StrictModel):
 
 
 class Load(StrictModel):
-    """For `specdec ab run`; an experiment on live traffic takes what comes.
+    """For `specdec ab run`; an experiment on live traffic ignores it.
 
-    The prompts are a ``workload``'s, or those of a ``trace`` (a file beside the plan), which has its own arrival
-    times. Else requests arrive at a ``rate``, or ``concurrency`` of them run at any time.
-
-    ``cache``: *cold*, no request shares cached prefixes or draft texts with another; *warm*, those of an arm do with
-    each other, and never with the other arm's.
+    Prompts come from a ``workload``, or from a ``trace`` (a file beside the plan), which has its own arrival times.
+    Without a trace, requests arrive at a ``rate``, or ``concurrency`` of them run at any time.
     """
 
     workload: str | None = None
@@ -107,22 +99,24 @@ class Load(StrictModel):
     arrivals: Literal["constant", "poisson", "gamma"] = "poisson"
     shape: float = Field(0.5, gt=0, description="of gamma arrivals: less than 1 comes in bursts")
     concurrency: int = Field(1, ge=1, description="of a closed loop")
-    per_turn: int | None = Field(None, ge=1, description="requests that an arm is asked before the other's turn")
+    per_turn: int | None = Field(None, ge=1, description="requests to an arm before the other's turn")
     max_tokens: int | None = Field(None, ge=1, description="longest answer; null: the workload's own limit")
     fixed_length: bool = Field(False, description="every answer as long as it may be")
     temperature: float = Field(0.0, ge=0)
     seed: int = Field(0, ge=0, description="of arrivals and of the requests' own seeds")
-    cache: Literal["cold", "warm"] = "cold"
+    cache: Literal["cold", "warm"] = Field(
+        "cold", description="cold: no two requests share cached prefixes or draft texts; warm: those of one arm do"
+    )
     timeout_s: Seconds = Field(120.0, gt=0)
 
     @model_validator(mode="after")
     def _one_source(self) -> Load:
         if self.workload is not None and self.trace is not None:
-            raise ValueError("workload and trace both say what is asked; give one of them")
+            raise ValueError("workload and trace both give the prompts; give one of them")
         if self.rate is not None and self.trace is not None:
-            raise ValueError("rate and trace both say when requests arrive; leave rate out")
+            raise ValueError("rate and trace both give arrival times; leave rate out")
         if self.concurrency > 1 and (self.rate is not None or self.trace is not None):
-            raise ValueError("concurrency is for a closed loop: leave it out where arrival times are given")
+            raise ValueError("concurrency is for a closed loop; leave it out if arrival times are given")
         return self
 
     @property
@@ -132,11 +126,11 @@ class Load(StrictModel):
 
 
 class MetricTarget(StrictModel):
-    """Written `ttft_ms@p95`, `tokens_per_step:mean`, or as a mapping. Without a quantile it is the mean."""
+    """Written `ttft_ms@p95`, `tokens_per_step:mean`, or as a mapping. Without a quantile: the mean."""
 
     metric: str
     quantile: float | None = Field(None, gt=0, lt=1)
-    min_effect: Share = Field(0.02, ge=0, lt=1, description="ratios closer to 1 than this do not matter")
+    min_effect: Share = Field(0.02, ge=0, lt=1, description="smaller relative changes do not matter")
 
     @model_validator(mode="before")
     @classmethod
@@ -147,7 +141,7 @@ class MetricTarget(StrictModel):
         if not at:
             return {"metric": name.removesuffix(":mean")}
         try:
-            # through text: p99.9 is to be 0.999, not 0.9990000000000001
+            # Rounded: p99.9 must be 0.999, not 0.9990000000000001.
             return {"metric": name, "quantile": round(float(quantile) / 100, 9)}
         except ValueError:
             raise ValueError(f"{value!r}: write METRIC@pNN, as in ttft_ms@p95, or METRIC:mean") from None
@@ -160,7 +154,7 @@ class MetricTarget(StrictModel):
 
     @property
     def label(self) -> str:
-        """As it is written in a plan."""
+        """The notation of plans."""
         return f"{self.metric}:mean" if self.quantile is None else f"{self.metric}@p{self.quantile * 100:g}"
 
 
@@ -168,8 +162,8 @@ ERROR_RATE = "error_rate"
 
 
 class Guardrail(StrictModel):
-    """``metric`` is `error_rate` (its limit is an increase of the share itself) or a target such as `queue_ms@p99` (its
-    limit is relative). Equality of tokens is no choice here: see `Assignment.expect_same_tokens`."""
+    """``metric`` is `error_rate` (its limit is an absolute increase) or a target such as `queue_ms@p99` (its limit is
+    relative). Equality of tokens is not a guardrail: see `Assignment.expect_same_tokens`."""
 
     metric: str
     max_increase: Share = Field(ge=0)
@@ -189,25 +183,24 @@ class Guardrail(StrictModel):
 
     @property
     def target(self) -> MetricTarget | None:
-        """The metric that is compared; None for the error rate."""
+        """The metric to compare; None for the error rate."""
         return None if self.metric == ERROR_RATE else MetricTarget.model_validate(self.metric)
 
 
 class Stopping(StrictModel):
-    """``fixed``: conclude once, when the planned number is reached. ``always_valid``: conclude at any time; the
-    intervals are wider."""
+    """``fixed``: conclude once, at the planned number. ``always_valid``: conclude at any time, with wider intervals."""
 
     rule: Literal["fixed", "always_valid"] = "fixed"
     alpha: float = Field(0.05, gt=0, le=0.5)
     max_requests: int | None = Field(None, ge=1)
     max_duration: Seconds | None = Field(None, gt=0)
-    min_units: int = Field(8, ge=8, description="pairs, blocks or keys before anything is concluded")
+    min_units: int = Field(8, ge=8, description="pairs, blocks or keys before a conclusion")
     expected_units: int = Field(1000, ge=1, description="always_valid is tightest about here")
     max_slip_ms: float = Field(5.0, gt=0, description="the load generator's p99 lag above which a run is invalid")
 
 
 class ExperimentConfig(StrictModel):
-    """The first arm is the control, that the other one is compared with."""
+    """The first arm is the control."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
     arms: dict[str, Arm] = Field(min_length=2, max_length=2)
@@ -261,7 +254,7 @@ class ExperimentConfig(StrictModel):
 
 
 Place = tuple[int | str, ...]
-"""Where in a plan something stands: keys, from the outermost in."""
+"""A place in a plan: keys, outermost first."""
 
 Problem = tuple[Place, str]
 
@@ -270,13 +263,17 @@ def read_config(path: Path) -> ExperimentConfig:
     """The experiment that a file describes.
 
     Raises:
-        ExperimentError: the file cannot be read, or its text is refused as by `parse_config`.
+        ExperimentError: the file cannot be read, or `parse_config` rejects it.
     """
     return parse_config(read_text(path), str(path))
 
 
 def read_text(path: Path) -> str:
-    """A file's text. Raises ExperimentError: it cannot be read, or is none."""
+    """A file's text.
+
+    Raises:
+        ExperimentError: it cannot be read, or is not UTF-8.
+    """
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
@@ -286,7 +283,7 @@ def read_text(path: Path) -> str:
 
 
 def parse_config(text: str, source: str) -> ExperimentConfig:
-    """The experiment that a text in YAML (or JSON) describes. source: what the text is called in errors.
+    """The experiment that a YAML or JSON text describes. source: its name in errors.
 
     Raises:
         PlanError: a field is unknown, missing or out of range; names each, with its line.
@@ -295,34 +292,34 @@ def parse_config(text: str, source: str) -> ExperimentConfig:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         data = yaml.safe_load(text)
         repeated = [] if root is None else _repeated(root)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # also dates that are none, and texts without end
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # also impossible dates, and unbounded nesting
         raise PlanError(source, [f"not valid YAML: {error}"]) from None
     if not isinstance(root, yaml.MappingNode):
-        raise PlanError(source, ["must hold a mapping with `name:` and `arms:`"])
+        raise PlanError(source, ["must be a mapping with `name:` and `arms:`"])
     problems = [f"line {line}: `{key}` is given twice" for key, line in repeated]
     try:
         config = ExperimentConfig.model_validate(data)
     except ValidationError as error:
-        problems += [_told(root, e["loc"], e["msg"]) for e in error.errors()]
+        problems += [_with_line(root, e["loc"], e["msg"]) for e in error.errors()]
     if problems:
         raise PlanError(source, problems)
     return config
 
 
 def refuse(text: str, source: str, problems: Iterable[Problem]) -> None:
-    """Refuse a text that `parse_config` took, for problems at places in it, each named with its line.
+    """Reject a text that `parse_config` accepted, for problems at places in it, each reported with its line.
 
     Raises:
         PlanError: there are any.
     """
     root = yaml.compose(text, Loader=yaml.SafeLoader)
-    assert root is not None  # it was a plan
-    told = [_told(root, place, problem) for place, problem in problems]
-    if told:
-        raise PlanError(source, told)
+    assert root is not None  # `parse_config` accepted it
+    found = [_with_line(root, place, problem) for place, problem in problems]
+    if found:
+        raise PlanError(source, found)
 
 
-def _told(root: yaml.Node, place: Place, problem: str) -> str:
+def _with_line(root: yaml.Node, place: Place, problem: str) -> str:
     where = ".".join(map(str, place))
     return f"line {_line(root, place)}: {where + ': ' if where else ''}{problem}"
 
@@ -344,7 +341,7 @@ def _line(node: yaml.Node, place: Place) -> int:
 
 
 def _repeated(node: yaml.Node) -> list[tuple[str, int]]:
-    """Keys that stand twice in one mapping: YAML keeps the last silently."""
+    """Keys that occur twice in one mapping, with their lines; YAML silently keeps the last."""
     found: list[tuple[str, int]] = []
     if isinstance(node, yaml.MappingNode):
         names: set[str] = set()

@@ -1,4 +1,4 @@
-"""The folder of one experiment: its manifest, plan, state and records, whoever runs it."""
+"""The folder of one experiment: manifest, plan, state and records."""
 
 from __future__ import annotations
 
@@ -21,32 +21,36 @@ _MANIFEST, _STATE, _PLAN = "manifest.json", "state.json", "plan.yaml"
 
 
 def _write_whole(path: Path, text: str) -> None:
-    """All of it or nothing, whenever the process dies. Raises OSError, UnicodeEncodeError."""
+    """Replace the file at ``path`` atomically.
+
+    Raises:
+        OSError, UnicodeEncodeError: it cannot be written.
+    """
     draft = path.with_name(path.name + ".new")
     draft.write_text(text, encoding="utf-8")
     os.replace(draft, path)
 
 
 class Manifest(StrictModel):
-    """Written once, when the experiment begins. ``facts`` are shown as they are: hardware, commit, model."""
+    """Written once, when the experiment begins."""
 
     config: ExperimentConfig
     started: str = Field("", description="ISO 8601")
-    facts: dict[str, str] = Field(default_factory=dict)
+    facts: dict[str, str] = Field(default_factory=dict, description="shown in the report: hardware, commit, model")
 
     @property
     def started_s(self) -> float:
-        """When it began, in Unix time."""
+        """Its beginning, Unix time."""
         return datetime.fromisoformat(self.started).timestamp()
 
     def write(self, folder: Path) -> None:
-        """Put it into ``folder``, which is made if it is not there. Raises OSError."""
+        """Write it into ``folder``, which is created if missing. Raises OSError."""
         folder.mkdir(parents=True, exist_ok=True)
         _write_whole(folder / _MANIFEST, self.model_dump_json(indent=2) + "\n")
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
-        """Raises ExperimentError: there is none, or it is not one."""
+        """Raises ExperimentError: the file is missing or invalid."""
         path = folder / _MANIFEST
         try:
             return cls.model_validate_json(path.read_bytes())
@@ -61,24 +65,23 @@ State = Literal["running", "stopped", "finished", "failed"]
 
 
 class StoredState(StrictModel):
-    """`running` also when the server that ran it is gone: the next one goes on. ``at``: ISO 8601, since when.
-    ``records``: by arm, as of then."""
+    """The state of an experiment. `running` survives the end of the server: the next server resumes the experiment."""
 
     state: State
-    at: str
+    at: str  # ISO 8601, since when
     reason: str = ""
-    records: dict[str, int] = Field(default_factory=dict)
+    records: dict[str, int] = Field(default_factory=dict)  # by arm, as of `at`
 
     def write(self, folder: Path) -> None:
-        """Put it into ``folder``, whole or not at all. Raises OSError."""
+        """Write it into ``folder``, atomically. Raises OSError."""
         _write_whole(folder / _STATE, self.model_dump_json() + "\n")
 
     @classmethod
     def read(cls, folder: Path) -> StoredState | None:
-        """None: the folder has none.
+        """The state in ``folder``; None if it has none.
 
         Raises:
-            ExperimentError: it cannot be read.
+            ExperimentError: the file cannot be read.
         """
         path = folder / _STATE
         try:
@@ -91,21 +94,20 @@ class StoredState(StrictModel):
 
 @dataclass(frozen=True)
 class ExperimentFolder:
-    """Every method may wait for the disk, and raises ExperimentError where that does not do."""
+    """Methods may block on the disk, and raise ExperimentError if it fails."""
 
     path: Path
 
     @property
     def exists(self) -> bool:
-        """Whether an experiment was ever begun here."""
+        """Whether an experiment began here."""
         return (self.path / _MANIFEST).exists()
 
     def manifest(self) -> Manifest:
-        """Its plan, and when it began."""
         return Manifest.read(self.path)
 
     def state(self) -> StoredState:
-        """Its state; `stopped` where nothing is said, as of a folder that was copied here."""
+        """Its state; `stopped` if there is none, as in a copied folder."""
         return StoredState.read(self.path) or StoredState(state="stopped", at="", reason="it never ran here")
 
     def plan_text(self) -> str:
@@ -116,7 +118,7 @@ class ExperimentFolder:
             raise ExperimentError(f"{self.path / _PLAN}: cannot be read ({error})") from None
 
     def begin(self, text: str, manifest: Manifest) -> None:
-        """Note what is begun now; ``text``: the plan as it was sent."""
+        """Write the plan ``text`` and the manifest."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             _write_whole(self.path / _PLAN, text)
@@ -125,7 +127,7 @@ class ExperimentFolder:
             raise ExperimentError(f"{self.path}: cannot be written ({error}); look at server.experiments") from None
 
     def note(self, state: StoredState) -> None:
-        """Note its state."""
+        """Write the state."""
         try:
             state.write(self.path)
         except OSError as error:
@@ -133,11 +135,11 @@ class ExperimentFolder:
 
     @property
     def runs(self) -> int:
-        """How often somebody began to write records here."""
+        """The number of runs that wrote records here."""
         return len(RECORD_FILES.paths(self.path))
 
     def log(self) -> RecordLog:
-        """Its records; none where nobody began to write any."""
+        """Its records; empty if no run wrote any."""
         return read_records(self.path) if self.runs else RecordLog()
 
     def written(self) -> dict[str, int]:
@@ -146,7 +148,7 @@ class ExperimentFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Nobody else may lock it meanwhile. The system lets go of the lock when the process ends, in whatever way."""
+        """Hold an exclusive lock. The system releases it when the process ends."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.path, os.O_RDONLY)
@@ -168,5 +170,5 @@ class ExperimentFolder:
 
 
 def now_text() -> str:
-    """The time, ISO 8601."""
+    """The current time, ISO 8601."""
     return datetime.now(UTC).isoformat(timespec="seconds")

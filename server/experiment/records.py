@@ -1,4 +1,4 @@
-"""What one request of an experiment was and took: the record, its metrics, and the files of records."""
+"""The record of one request of an experiment, its metrics, and the files of records."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from specdec.errors import SpecdecError
 
 
 class ExperimentError(SpecdecError):
-    """An experiment's folder, plan or records cannot be used; the message names which and the way out."""
+    """An experiment's folder, plan or records cannot be used; the message names which, and the remedy."""
 
 
 class PlanError(ExperimentError):
-    """A plan is refused; ``problems`` are all that is wrong with it, each with its line where it has one."""
+    """A plan is rejected; ``problems`` lists every fault, with its line if it has one."""
 
     def __init__(self, source: str, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
@@ -33,16 +33,16 @@ NO_BLOCK = -1
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One request in one arm. All times are seconds on one clock of the run, None where that point was not reached.
+    """One request in one arm. Times are seconds on the run's clock, None if that point was not reached.
 
-    A request that failed, was cancelled or ran out of time has a record too: leaving it out would flatter its arm.
+    Requests that failed, were cancelled or timed out are recorded too; omitting them would favour their arm.
     ``request`` is unique in an experiment; a second record of it (a resumed run) is not counted.
     """
 
     request: str
     arm: str
-    arrival: float  # when the request was there to be served
-    scheduled: float | None = None  # when the load generator meant it to arrive; None for live traffic
+    arrival: float
+    scheduled: float | None = None  # when it was due by the load generator's schedule; None for live traffic
     started: float | None = None  # when it left the queue
     first_token: float | None = None
     end: float | None = None
@@ -54,14 +54,14 @@ class Record:
     accepted: tuple[int, ...] = ()  # accepted[k]: verify steps that accepted k draft tokens
     token_hash: bytes = b""  # of the output's token ids; equal hashes are equal outputs
     block: int = NO_BLOCK  # the time block of a switchback
-    pair: str = ""  # what is to be compared with each other: the same prompt, seed and place in the trace
-    key: str = ""  # whom the arm sticks to: session, user or prompt
+    pair: str = ""  # the same in both arms: one prompt, seed and place in the trace
+    key: str = ""  # the assigned unit: session, user or prompt
     status: str = "ok"  # "ok", "cancelled", or an upper-case reason
     error: str = ""
-    warm_up: bool = False  # kept, but not analysed; blocks' wash-out too
+    warm_up: bool = False  # not analysed; also true in a block's wash-out
     workload: str = ""
-    prompt: str | None = None  # only when the experiment asks for it: it may be confidential
-    overridden: bool = False  # its caller chose the arm: kept, but not analysed
+    prompt: str | None = None  # only with `store_prompts`
+    overridden: bool = False  # its caller chose the arm; not analysed
 
     @property
     def ok(self) -> bool:
@@ -69,32 +69,29 @@ class Record:
 
 
 class RunClock:
-    """The axis of an experiment's times: seconds after ``started_s`` (Unix time), for all runs of it. Differences
-    within a process are those of ``clock``, which is monotonic."""
+    """The time axis of an experiment: seconds after ``started_s`` (Unix time), across all its runs. Within a process it
+    follows ``clock``, which is monotonic."""
 
     def __init__(self, started_s: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._offset_s = time.time() - started_s - clock()
 
     def now(self) -> float:
-        """This moment."""
         return self._clock() + self._offset_s
 
     def at(self, clock_s: float) -> float:
-        """A moment that ``clock`` told."""
+        """Convert a time of ``clock``."""
         return clock_s + self._offset_s
 
 
 class Choice(NamedTuple):
-    """The arm of a request. ``key``: whom the arm sticks to, not to be read back from it; empty where it is the
-    request. ``block``: of a switchback. ``warm_up``: not to be analysed, as it came before everything was warm, or too
-    near to the block before. ``shadowed``: another arm gets the request too."""
+    """The arm of a request."""
 
     arm: str
-    key: str = ""
+    key: str = ""  # digest of the assigned unit; empty: the request itself
     block: int = NO_BLOCK
-    warm_up: bool = False
-    shadowed: bool = False
+    warm_up: bool = False  # not analysed: caches are cold, or the previous block is too near
+    shadowed: bool = False  # the other arm gets a copy
 
 
 def make_record(
@@ -109,8 +106,8 @@ def make_record(
     first_token_s: float | None = None,
     **seen: Any,
 ) -> Record:
-    """The record of a request that has ended, whoever watched it. Times are ``clock``'s own, None where that point was
-    not reached; ``seen``: the other fields of `Record`."""
+    """The record of a request that ended. Times are ``clock``'s, None if not reached; ``seen``: the other fields of
+    `Record`."""
 
     def at(clock_s: float | None) -> float | None:
         return None if clock_s is None else clock.at(clock_s)
@@ -123,7 +120,7 @@ def make_record(
 
 
 RECORD_FIELDS = tuple(field.name for field in dataclasses.fields(Record))
-"""The order in which a record's values are written."""
+"""The order of a record's values in a file."""
 
 _values = attrgetter(*RECORD_FIELDS)
 
@@ -135,10 +132,10 @@ def to_row(record: Record) -> tuple[Any, ...]:
 
 
 def from_row(names: tuple[str, ...], row: list[Any]) -> Record:
-    """A record from values and the names they were written under: unknown ones are dropped, missing ones default.
+    """A record from values and their field names; unknown names are dropped, missing ones get defaults.
 
     Raises:
-        ValueError, TypeError: the row does not fit its names, or lacks a field without default.
+        ValueError, TypeError: the row does not match its names, or lacks a field without default.
     """
     values = dict(zip(names, row, strict=True))
     if "accepted" in values:
@@ -147,7 +144,7 @@ def from_row(names: tuple[str, ...], row: list[Any]) -> Record:
 
 
 class Metric(NamedTuple):
-    """``value`` gives NaN where a request has no such number."""
+    """``value`` returns NaN for a request without this number."""
 
     title: str
     unit: str
@@ -160,7 +157,7 @@ def _ms(begin: float | None, end: float | None) -> float:
 
 
 def _meant(record: Record) -> float:
-    """When it should have arrived: a generator that lags must not hide a queue (coordinated omission)."""
+    """When the request was due: a generator that lags must not hide a queue (coordinated omission)."""
     return record.arrival if record.scheduled is None else record.scheduled
 
 
@@ -191,18 +188,18 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
         "batch": Metric("Sequences in a step", "", True, lambda r: r.batch),
     }
 )
-"""All metrics, by the names that plans use. Only requests that ended well are measured: the others are errors."""
+"""All metrics, by the names that plans use. They are measured on requests that ended without error."""
 
 
 RECORD_FILES = FrameFiles("records-", ".sdr", digits=5, magic=b"SDREC\x00\x00\x01")
 
 
 class RecordWriter:
-    """Writes one frame per record, behind one with the fields' names in each file. ``max_bytes``: a file of at least
-    this size is followed by a new one.
+    """Writes one frame per record; each file begins with a frame of the field names. A file that reaches ``max_bytes``
+    is followed by a new one.
 
     Raises:
-        OSError: the folder cannot be made, or its files cannot be written.
+        OSError: the folder cannot be created or written.
     """
 
     def __init__(self, folder: Path, max_bytes: int = 64 << 20) -> None:
@@ -210,13 +207,17 @@ class RecordWriter:
         self._begin_file()
 
     def write(self, record: Record) -> None:
-        """Append a record. Raises OSError when the disk is full: the record is then not in the file, others are."""
+        """Append a record.
+
+        Raises:
+            OSError: the disk is full; the record is not in the file, earlier ones are.
+        """
         if self._writer.size >= self._max_bytes:
             self._begin_file()
         self._writer.append(self._writer.frame(to_row(record)))
 
     def close(self) -> None:
-        """Hand everything to the disk. Closing twice does nothing."""
+        """Sync to disk. Idempotent."""
         self._writer.close()
 
     def _begin_file(self) -> None:
@@ -242,11 +243,11 @@ def read_records(folder: Path) -> RecordLog:
     """Read every record up to each file's first torn or altered frame.
 
     Raises:
-        ExperimentError: the folder holds no record file, or one of another layout.
+        ExperimentError: the folder has no record file, or one of another layout.
     """
     paths = RECORD_FILES.paths(folder)
     if not paths:
-        raise ExperimentError(f"{folder}: holds no records (records-*.sdr); give the folder an experiment wrote to")
+        raise ExperimentError(f"{folder}: contains no records (records-*.sdr); give the folder of an experiment")
     log = RecordLog()
     seen: set[str] = set()
     for path in paths:

@@ -1,1 +1,1 @@
-"""From records to a verdict."""
+"""Analysis: from records to a verdict."""

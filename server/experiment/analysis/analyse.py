@@ -1,4 +1,4 @@
-"""The whole analysis: a plan and records in, checks, guardrails, curves and a verdict out."""
+"""The analysis of an experiment: checks, guardrails, curves and a verdict from a plan and its records."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ from server.experiment.stats.proportions import (
 from server.experiment.stats.quantiles import QuantileComparison, band_half_width, quantile
 from server.experiment.stats.samples import Interval, TwoArmSample
 
-SAMPLE_RATIO_LIMIT = 0.001
+SAMPLE_RATIO_LIMIT = 0.001  # p-value below which the arms' shares invalidate the result
 
 
 class Outputs(NamedTuple):
-    """Pairs whose outputs could be compared, and those of them that differ."""
+    """Pairs whose outputs could be compared, and those that differ."""
 
     compared: int
     mismatched: list[str]
 
 
 def compare_outputs(selection: Selection) -> Outputs:
-    """Compare the token hashes of requests that ended well, pair by pair."""
+    """Compare the token hashes of each pair of successful requests."""
     hashes: dict[str, tuple[set[bytes], set[bytes]]] = defaultdict(lambda: (set(), set()))
     for arm, records in enumerate(selection.records):
         for record in records:
@@ -64,7 +64,7 @@ def compare_outputs(selection: Selection) -> Outputs:
 
 
 class SampleRatio(NamedTuple):
-    """Units per arm, and how likely such shares are when assignment works."""
+    """Units per arm, and the p-value of these counts under the planned weights."""
 
     p_value: float
     counts: tuple[int, int]
@@ -87,21 +87,20 @@ def sample_ratio(selection: Selection, config: ExperimentConfig) -> SampleRatio:
 
 
 def slip_ms(selection: Selection) -> float | None:
-    """The 99th percentile of how late requests arrived against their schedule, milliseconds; None without schedule."""
+    """99th percentile of the requests' delay against their schedule, ms; None without schedule."""
     late = [
         (r.arrival - r.scheduled) * 1e3 for records in selection.records for r in records if r.scheduled is not None
     ]
     return quantile(np.sort(np.array(late)), 0.99) if late else None
 
 
-# Twice next to nothing is no increase that anybody would notice.
-_NEGLIGIBLE_MS = 0.5
+_NEGLIGIBLE_MS = 0.5  # guardrails ignore latencies below this in both arms, whatever their ratio
 
 
 def check_guardrails(
     selection: Selection, config: ExperimentConfig, rng: np.random.Generator
 ) -> tuple[GuardrailResult, ...]:
-    """Each of the plan's guardrails, at the plan's level."""
+    """Check each of the plan's guardrails, at the plan's level."""
     return tuple(_check(guardrail, selection, config, rng) for guardrail in config.guardrails)
 
 
@@ -120,11 +119,11 @@ def _check(
     compared = compare_target(selection, target, config.stopping, config.covariate, rng)
     result = compared.result
     if result.a is None or result.b is None:
-        return _judged(guardrail, None, Interval(-np.inf, np.inf), "no request has this number")
+        return _judged(guardrail, None, Interval(-np.inf, np.inf), "no request has this metric")
     unit = f" {result.unit}" if result.unit else ""
     text = f"{result.a:.4g}{unit} in the control, {result.b:.4g}{unit} in the treatment"
     if result.unit == "ms" and max(result.a, result.b) < _NEGLIGIBLE_MS:
-        return _judged(guardrail, 0.0, Interval(0.0, 0.0), text + ": too little to matter")
+        return _judged(guardrail, 0.0, Interval(0.0, 0.0), text + ": negligible")
     interval = _increase(compared, config.stopping.alpha)
     seen_ratio = None if result.ratio is None else result.ratio - 1
     if seen_ratio is not None and not METRICS[target.metric].lower_is_better:
@@ -133,7 +132,7 @@ def _check(
 
 
 def _increase(compared: Compared, alpha: float) -> Interval:
-    """How much worse it got, as a share of the control's."""
+    """The degradation, as a share of the control's value."""
     low, high = compared.ratio(alpha)
     if compared.result.lower_is_better:
         return Interval(low - 1, high - 1)
@@ -161,14 +160,14 @@ def _failed(selection: Selection, arm: int) -> int:
 
 
 CURVE_CHANCES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99)
-_POINTS = 200
-_STRETCHES = 48
+_POINTS = 200  # of a distribution function, at most
+_STRETCHES = 48  # of the timeline
 
 
 def make_curves(
     selection: Selection, metric: str, sample: TwoArmSample, compared: list[QuantileComparison], alpha: float
 ) -> Curves:
-    """``compared`` are the quantiles at `CURVE_CHANCES`; those that the data do not bound are left out."""
+    """``compared``: the quantiles at `CURVE_CHANCES`; those without bounds are omitted."""
     if not all(sample.sizes):
         return Curves()
     drawn = [(c, bounds(c.difference(alpha))) for c in compared]
@@ -224,10 +223,10 @@ def decide(
     invalid: Sequence[str],
     guardrails: Sequence[GuardrailResult],
 ) -> Verdict:
-    """``ratio`` gives the interval for B / A of the primary metric at a level.
+    """The verdict. ``ratio`` returns the interval for B / A of the primary metric at a level.
 
-    Anything in ``invalid`` overrules all; a broken guardrail overrules the metric. Equivalence comes before a
-    difference: one that is sure but smaller than ``min_effect`` is no reason to choose.
+    Anything in ``invalid`` overrules the rest; a broken guardrail overrules the metric. Equivalence is tested before a
+    difference: a certain difference below ``min_effect`` does not matter.
     """
     if invalid:
         return Verdict(
@@ -244,7 +243,7 @@ def decide(
         headline = f"Worse: the treatment breaks the guardrail {names}."
         return Verdict(kind="worse", headline=headline, reasons=tuple(reasons))
     if primary.units < min_units:
-        headline = f"Undecided: {primary.units} units are too few, {min_units} are the least."
+        headline = f"Undecided: {primary.units} units are too few; at least {min_units} are needed."
         return Verdict(kind="undecided", headline=headline, reasons=tuple(reasons))
     kind = _kind(ratio, interval, primary.lower_is_better, min_effect, alpha)
     return Verdict(kind=kind, headline=_headline(kind, primary, min_effect), reasons=tuple(reasons))
@@ -269,7 +268,7 @@ def _headline(kind: VerdictKind, primary: TargetResult, min_effect: float) -> st
     if kind == "equivalent":
         return f"Equivalent: {name} differs by less than {min_effect:.1%}."
     if kind == "undecided":
-        return f"Undecided: {name} may be equal in both arms, and may differ by {min_effect:.1%} or more."
+        return f"Undecided: {name} may be equal in both arms, or differ by {min_effect:.1%} or more."
     return f"{kind.capitalize()}: the treatment's {name} is {moved}{change}."
 
 
@@ -289,7 +288,7 @@ _SEED = 20250101
 
 
 def analyse(manifest: Manifest, log: RecordLog) -> Result:
-    """Repeatable: the bootstrap's seed is fixed.
+    """The result of an experiment; repeatable, because the bootstrap's seed is fixed.
 
     Raises:
         ExperimentError: an arm has no record to analyse.
@@ -299,7 +298,7 @@ def analyse(manifest: Manifest, log: RecordLog) -> Result:
     selection = select(config, log.records)
     for name, records in zip(config.arms, selection.records, strict=True):
         if not records:
-            raise ExperimentError(f"arm {name!r} has no record to analyse; look at `warmup_requests` and at the run")
+            raise ExperimentError(f"arm {name!r} has no record to analyse; check `warmup_requests` and the run")
     stopping = config.stopping
     primary, ratio = compare_target(selection, config.primary, stopping, config.covariate, rng)
     secondary = [
@@ -373,8 +372,8 @@ def _problems(selection: Selection, config: ExperimentConfig, outputs: Outputs, 
     slip = slip_ms(selection)
     if slip is not None and slip > config.stopping.max_slip_ms:
         found.append(
-            f"the load generator lagged: 1 % of requests left {slip:.1f} ms late or more, "
-            f"{config.stopping.max_slip_ms:g} ms are allowed"
+            f"the load generator lagged: 1 % of requests were sent {slip:.1f} ms late or more, "
+            f"the limit is {config.stopping.max_slip_ms:g} ms"
         )
     return found
 
@@ -382,24 +381,24 @@ def _problems(selection: Selection, config: ExperimentConfig, outputs: Outputs, 
 def _notes(
     selection: Selection, config: ExperimentConfig, log: RecordLog, outputs: Outputs, merged: int
 ) -> tuple[str, ...]:
-    notes = [f"records {what} left out: {count}" for what, count in selection.left_out.items() if count]
+    notes = [f"records excluded, {what}: {count}" for what, count in selection.left_out.items() if count]
     if log.repeated:
-        notes.append(f"records not counted, as their request already had one: {log.repeated}")
+        notes.append(f"repeated records of a request, not counted: {log.repeated}")
     if log.lost_bytes:
         notes.append(f"{log.lost_bytes} bytes behind the last complete record of a file could not be read")
     if config.assignment.pairs:
         lost = selection.n_units - selection.sample("e2e_ms").n_units
         if lost:
-            notes.append(f"pairs left out of the latencies, as they did not end well in both arms: {lost}")
+            notes.append(f"pairs excluded from the latencies because a request failed: {lost}")
         if config.assignment.expect_same_tokens and not outputs.compared:
-            notes.append("equality of tokens could not be checked: no pair has token hashes in both arms")
+            notes.append("equality of tokens was not checked: no pair has token hashes in both arms")
     if config.assignment.mode == "hash":
-        notes.append("both arms shared one engine: what one arm costs the other is part of the difference")
+        notes.append("both arms shared one engine: their effect on each other is part of the difference")
     if merged > 1:
         what = f"{merged} consecutive {selection.unit_name}s"
-        notes.append(f"{what} depend on each other and were taken as one; with few of them, that may not suffice")
+        notes.append(f"{what} are correlated and count as one unit; with few units, that may not suffice")
     if config.stopping.rule == "always_valid":
-        notes.append("the verdict holds whenever you look; the other intervals hold at one look only")
+        notes.append("the verdict is valid at any time; the other intervals are valid for one look")
     return tuple(notes)
 
 

@@ -1,4 +1,4 @@
-"""Which records are analysed, and how the arms compare in one metric."""
+"""Selection of the records to analyse, and the comparison of the arms in one metric."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from server.experiment.stats.samples import Comparison, Interval, TwoArmSample, 
 
 @dataclass(frozen=True)
 class Selection:
-    """Records of both arms without warm-up, in order of arrival, and the unit (from 0, following time) of each."""
+    """Records of both arms without warm-up, in order of arrival, and the unit (from 0, in time order) of each."""
 
     records: tuple[list[Record], list[Record]]
     units: tuple[list[int], list[int]]
@@ -30,7 +30,7 @@ class Selection:
     left_out: dict[str, int]
 
     def sample(self, metric: str) -> TwoArmSample:
-        """The metric's values of requests that ended well; where requests come in pairs, of whole pairs only."""
+        """The metric's values of successful requests; of paired requests, whole pairs only."""
         return self._filled(metric)[0]
 
     def with_covariate(self, metric: str) -> tuple[TwoArmSample, tuple[np.ndarray, np.ndarray]]:
@@ -61,15 +61,15 @@ class Selection:
 
 
 def select(config: ExperimentConfig, records: list[Record]) -> Selection:
-    """Leave out what the plan does not count, and find the units.
+    """Exclude what the plan does not count, and find the units.
 
     Raises:
-        ExperimentError: requests come in pairs, but a record does not say in which.
+        ExperimentError: the mode needs pairs, but a record has none.
     """
     names = (config.control, config.treatment)
     left_out = {
-        "of other arms": sum(r.arm not in names for r in records),
-        "of callers who chose their arm": sum(r.overridden for r in records if r.arm in names),
+        "other arms": sum(r.arm not in names for r in records),
+        "callers who chose their arm": sum(r.overridden for r in records if r.arm in names),
     }
     ordered = sorted((r for r in records if r.arm in names and not r.overridden), key=attrgetter("arrival"))
     if config.assignment.pairs:
@@ -80,11 +80,11 @@ def select(config: ExperimentConfig, records: list[Record]) -> Selection:
     for name in names:
         mine = [r for r in ordered if r.arm == name]
         kept.append([r for i, r in enumerate(mine) if i >= config.warmup_requests and not r.warm_up])
-    left_out["of the warm-up"] = len(ordered) - sum(map(len, kept))
+    left_out["warm-up"] = len(ordered) - sum(map(len, kept))
     if config.assignment.pairs and all(kept):
-        # Of a run that was killed, or of a shadow that was not sent: counting one alone would favour an arm.
+        # A killed run or an unsent shadow leaves half a pair, which would favour one arm.
         whole = {r.pair for r in kept[0]} & {r.pair for r in kept[1]}
-        left_out["of pairs without the other request"] = sum(r.pair not in whole for arm in kept for r in arm)
+        left_out["pairs without the other request"] = sum(r.pair not in whole for arm in kept for r in arm)
         kept = [[r for r in arm if r.pair in whole] for arm in kept]
     label, unit_name = _labels(config, ordered)
     number: dict[str, int] = {}
@@ -95,7 +95,7 @@ def select(config: ExperimentConfig, records: list[Record]) -> Selection:
 
 
 def _labels(config: ExperimentConfig, records: list[Record]) -> tuple[attrgetter[str], str]:
-    """What tells the unit of a record, and what such a unit is called."""
+    """The attribute that identifies a record's unit, and the unit's name."""
     mode = config.assignment.mode
     if config.assignment.pairs or (mode == "switchback" and records and all(r.pair for r in records)):
         return attrgetter("pair"), "pair" if config.assignment.pairs else "pair of blocks"
@@ -106,10 +106,10 @@ def _labels(config: ExperimentConfig, records: list[Record]) -> tuple[attrgetter
     return attrgetter("request"), "request"
 
 
-_WORK = 40_000_000
+_WORK = 40_000_000  # values times draws
 
 Ratio = Callable[[float], Interval]
-"""Gives the interval for B / A at a level alpha."""
+"""Returns the interval for B / A at a level alpha."""
 
 
 class Compared(NamedTuple):
@@ -120,14 +120,14 @@ class Compared(NamedTuple):
 
 
 def draws_for(sample: TwoArmSample) -> int:
-    """How often to resample: 2000 times, less for so many values that it would take minutes."""
+    """The number of bootstrap draws: 2000, fewer for samples so large that it would take minutes."""
     return max(1000, min(2000, _WORK // max(1, sum(sample.sizes))))
 
 
 def compare_target(
     selection: Selection, target: MetricTarget, stopping: Stopping, covariate: str | None, rng: np.random.Generator
 ) -> Compared:
-    """One target. CUPED is applied to means unless requests come in pairs, which removes more."""
+    """Compare the arms in one target. CUPED is applied to means, except of pairs, which reduce variance more."""
     if target.quantile is not None:
         sample, [compared], merged = quantiles_of(selection, target.metric, [target.quantile], rng)
         ratio: Ratio = compared.ratio
@@ -152,7 +152,7 @@ def compare_target(
 def quantiles_of(
     selection: Selection, metric: str, at: list[float], rng: np.random.Generator
 ) -> tuple[TwoArmSample, list[QuantileComparison], int]:
-    """Several quantiles from the same draws; also the sample, and how many of its units were taken as one."""
+    """Several quantiles from the same draws, their sample, and the number of consecutive units merged into one."""
     sample = selection.sample(metric)
     merged = max(sample_block_length(sample, p) for p in {0.5, at[0]})
     return sample, compare_quantiles(sample.merged(merged), at, draws_for(sample), rng), merged
@@ -168,7 +168,7 @@ def quantile_result(
 
 
 def bounds(interval: Interval) -> Bounds:
-    """The interval as JSON has it."""
+    """The interval for JSON."""
     return number(interval.low), number(interval.high)
 
 

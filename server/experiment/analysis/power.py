@@ -1,4 +1,4 @@
-"""How large an experiment has to be, and how often the analysis finds a difference where there is none."""
+"""The size that an experiment needs, and the rate of false alarms of its analysis."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from server.experiment.stats.samples import (
 
 
 class Redraw:
-    """Draws whole units with replacement. Arms are swapped at random (units with both) or dealt anew (units with one),
-    so that nothing but chance lies between them; then B's values are multiplied."""
+    """Draws whole units with replacement. Arms are swapped at random (units with both) or reassigned (units with one),
+    so that they differ by chance only; then B's values are scaled."""
 
     def __init__(self, sample: TwoArmSample) -> None:
         self._arms = [_Rows(*arm, sample.n_units) for arm in zip(sample.values, sample.units, strict=True)]
@@ -35,7 +35,7 @@ class Redraw:
         self._pooled = _Rows(np.concatenate(sample.values), np.concatenate(sample.units), sample.n_units)
 
     def draw(self, n_units: int, factor: float, rng: np.random.Generator) -> TwoArmSample:
-        """An experiment of so many units."""
+        """A simulated experiment of ``n_units`` units, with B's values times ``factor``."""
         chosen = rng.choice(np.concatenate(self._strata), n_units)
         if len(self._strata) == 1:
             swapped = rng.random(n_units) < 0.5
@@ -48,7 +48,7 @@ class Redraw:
         return TwoArmSample((a, b * factor), (units_a, units_b), n_units)
 
     def _both(self, chosen: Indices, second: np.ndarray) -> tuple[Floats, Indices]:
-        """The values of one arm of each unit: the other arm's where ``second``."""
+        """The values of one arm of each unit: the other arm's if ``second``."""
         places = np.arange(len(chosen))
         parts = [
             rows.take(chosen[mask], places[mask]) for rows, mask in zip(self._arms, (~second, second), strict=True)
@@ -75,27 +75,25 @@ class _Rows:
         return self._values[np.repeat(self._starts[chosen], sizes) + within], np.repeat(labels, sizes)
 
 
-_ROUNDS = 5
-_DRAWS = 400
-_LARGEST = 200_000
+_ROUNDS = 5  # of the search for the number of units
+_DRAWS = 400  # of the bootstrap in a simulated experiment
+_MAX_UNITS = 200_000
 _SEED = 20250102
 
 
 class SizePlan(StrictModel):
-    """``units`` (pairs, blocks, keys) find a change of ``effect`` in ``label`` with chance ``power``, as seen in
-    simulated experiments; ``power_bounds`` is its 95 % interval. ``seconds`` is how long the capture took for as many.
-    """
+    """The number of units that detects a change of ``effect`` in ``label`` with chance ``power``."""
 
     label: str
     effect: float
     rule: str
-    units: int
+    units: int  # pairs, blocks or keys
     unit_name: str
-    merged: int
+    merged: int  # consecutive units that count as one
     power: float
-    power_bounds: tuple[float, float]
+    power_bounds: tuple[float, float]  # 95 % interval
     wanted: float
-    seconds: float
+    seconds: float  # duration of as many units in the capture
     captured_units: int
 
 
@@ -108,8 +106,8 @@ def plan_size(
     wanted: float,
     simulations: int = 200,
 ) -> SizePlan:
-    """Find the number of units at which simulated experiments, drawn from a capture in which both arms were the same
-    and with B lower by ``effect``, have the ``wanted`` power. The start is the normal formula; the rest is simulation.
+    """Find the number of units at which simulated experiments have the ``wanted`` power. They are drawn from a capture
+    with equal arms, with B lower by ``effect``. The search starts at the normal formula.
 
     Raises:
         ExperimentError: the capture is too small, or no feasible number is large enough.
@@ -123,7 +121,7 @@ def plan_size(
     if sample.n_units < 2 * MIN_UNITS:
         raise ExperimentError(
             f"the capture has {captured} {selection.unit_name}s with {target.metric}, {merged} of which count as one: "
-            f"too few to plan from; record {2 * MIN_UNITS * merged} or more"
+            f"too few for a plan; record {2 * MIN_UNITS * merged} or more"
         )
     redraw = Redraw(sample)
     units = _first_guess(sample, target, stopping, effect, wanted, rng)
@@ -138,10 +136,10 @@ def plan_size(
         units = max(2 * MIN_UNITS, math.ceil(units * min(4.0, max(0.4, factor))))
         if units in found:
             break
-        if units * merged > _LARGEST:
+        if units * merged > _MAX_UNITS:
             raise ExperimentError(
-                f"more than {_LARGEST} {selection.unit_name}s would be needed to see {effect:.1%} in {target.label}; "
-                "look for a larger effect, a lower quantile, or record a quieter capture"
+                f"more than {_MAX_UNITS} {selection.unit_name}s are needed to detect {effect:.1%} in {target.label}; "
+                "choose a larger effect, a lower quantile, or record a quieter capture"
             )
     enough = [n for n, power in found.items() if power >= wanted]
     units = min(enough) if enough else max(found)
@@ -170,14 +168,14 @@ def _first_guess(
     wanted: float,
     rng: np.random.Generator,
 ) -> int:
-    """n = N (s (z_{1 - alpha / 2} + z_power) / log(1 - effect))^2, s the error that N units gave the log ratio."""
+    """n = N (s (z_{1 - alpha / 2} + z_power) / log(1 - effect))^2, with s the error of the log ratio over N units."""
     low, high = _ratio(sample, target, Stopping(alpha=0.32), rng)
     if low <= 0 or not math.isfinite(high):
         return 2 * sample.n_units
     error = max(math.log(high / low) / (2 * normal_ppf(0.84)), 1e-9)
     needed = (error * (normal_ppf(1 - stopping.alpha / 2) + normal_ppf(wanted)) / math.log1p(-effect)) ** 2
     factor = 3 if stopping.rule == "always_valid" else 1
-    return min(_LARGEST, max(2 * MIN_UNITS, math.ceil(factor * needed * sample.n_units)))
+    return min(_MAX_UNITS, max(2 * MIN_UNITS, math.ceil(factor * needed * sample.n_units)))
 
 
 def _power(
@@ -208,8 +206,7 @@ def _ratio(sample: TwoArmSample, target: MetricTarget, stopping: Stopping, rng: 
 
 
 class FalseAlarms(StrictModel):
-    """``alarms`` of ``experiments`` found a difference; ``bounds``: the rate's 95 % interval;
-    ``most``: more of them have a chance below 2.5 % while alpha is true."""
+    """The differences found between equal arms."""
 
     label: str
     experiments: int
@@ -217,8 +214,8 @@ class FalseAlarms(StrictModel):
     unit_name: str
     alpha: float
     alarms: int
-    bounds: tuple[float, float]
-    most: int
+    bounds: tuple[float, float]  # 95 % interval of the rate
+    most: int  # alarms that chance explains: 97.5th percentile of Binomial(experiments, alpha)
 
     @property
     def held(self) -> bool:
@@ -227,10 +224,10 @@ class FalseAlarms(StrictModel):
 
 
 def count_false_alarms(manifest: Manifest, log: RecordLog, experiments: int) -> FalseAlarms:
-    """Cut the capture into ``experiments`` of consecutive units; analyse each by the plan's primary metric.
+    """Cut the capture into ``experiments`` of consecutive units, and analyse each by the plan's primary metric.
 
     Raises:
-        ExperimentError: the capture is too short for as many.
+        ExperimentError: the capture is too short.
     """
     config, rng = manifest.config, np.random.default_rng(0)
     whole = select(config, log.records)
@@ -255,7 +252,7 @@ def count_false_alarms(manifest: Manifest, log: RecordLog, experiments: int) -> 
 
 
 def _cut(records: list[Record], units: list[int], each: int, pieces: int) -> list[tuple[list[Record], list[int]]]:
-    """One arm's records by experiment, units counted from 0 in each; what is left over belongs to none."""
+    """One arm's records by experiment, units counted from 0 in each; the remainder is dropped."""
     cut: list[tuple[list[Record], list[int]]] = [([], []) for _ in range(pieces)]
     for record, unit in zip(records, units, strict=True):
         piece, within = divmod(unit, each)

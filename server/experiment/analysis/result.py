@@ -1,4 +1,4 @@
-"""What an analysis found: the contents of `result.json`, which the report shows, and the exit code for a verdict."""
+"""The result of an analysis (`result.json`), and the exit code of a verdict."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ VerdictKind = Literal["better", "worse", "equivalent", "undecided", "invalid"]
 
 
 class Verdict(StrictModel):
-    """``headline`` is one sentence; ``reasons`` say what it rests on."""
+    """``headline`` is one sentence; ``reasons`` are the evidence."""
 
     kind: VerdictKind
     headline: str
@@ -31,12 +31,12 @@ _CODES: tuple[tuple[VerdictKind, int], ...] = (
     ("invalid", 12),
 )
 FALSE_ALARMS = 14
-"""`specdec ab check` found more differences between equal arms than chance explains."""
+"""Exit code of `specdec ab check`: more differences between equal arms than chance explains."""
 
 
 def exit_code(kind: VerdictKind, demand: Demand) -> int:
-    """0 when the verdict is what was demanded: `better`, or `not-worse` (better or equivalent). Else 10 for worse, 11
-    undecided, 12 invalid, 13 equivalent where better was demanded. `none` demands only that the run was valid."""
+    """0 if the verdict meets the demand: `better`, or `not-worse` (better or equivalent). Else 10 for worse, 11
+    undecided, 12 invalid, 13 equivalent if better was demanded. `none` demands only a valid run."""
     wanted: dict[Demand, tuple[VerdictKind, ...]] = {
         "better": ("better",),
         "not-worse": ("better", "equivalent"),
@@ -46,11 +46,11 @@ def exit_code(kind: VerdictKind, demand: Demand) -> int:
 
 
 Bounds = tuple[float | None, float | None]
-"""An interval as JSON has it: None where it is not bounded."""
+"""An interval in JSON; None: unbounded."""
 
 
 class TargetResult(StrictModel):
-    """``a`` is the control's. Intervals have the plan's level, one each; None where there were no values."""
+    """One metric in both arms. Intervals have the plan's level, each by itself; None without values."""
 
     label: str
     title: str
@@ -68,8 +68,8 @@ class TargetResult(StrictModel):
     p_value: float
     p_adjusted: float | None = None  # Holm's, among the secondary metrics
     units: int = 0
-    merged: int = 1  # consecutive units that were taken as one, because they depend on each other
-    variance_left: float | None = None  # by CUPED; None: not applied
+    merged: int = 1  # consecutive units that count as one, because they are correlated
+    variance_left: float | None = None  # share left by CUPED; None: not applied
 
 
 class GuardrailResult(StrictModel):
@@ -84,7 +84,7 @@ class GuardrailResult(StrictModel):
 
 
 class ArmResult(StrictModel):
-    """Counts over the requests that were analysed; ``accepted[k]``: verify steps that accepted k draft tokens."""
+    """Counts over the analysed requests of an arm."""
 
     name: str
     settings: dict[str, str]
@@ -93,25 +93,23 @@ class ArmResult(StrictModel):
     reasons: dict[str, int]
     tokens: int
     cached_tokens: int
-    accepted: tuple[int, ...]
+    accepted: tuple[int, ...]  # [k]: verify steps that accepted k draft tokens
 
 
 class Curves(StrictModel):
-    """Of the primary metric. ``ecdf_a`` and ``ecdf_b`` are its quantiles at (i + 0.5) / n; ``bands`` the half heights
-    of their bands. ``differences`` are B - A at the chances ``at``. ``timeline`` holds per stretch of time the seconds
-    since the start and the medians of both arms."""
+    """Curves of the primary metric."""
 
-    ecdf_a: tuple[float, ...] = ()
-    ecdf_b: tuple[float, ...] = ()
-    bands: tuple[float, float] = (1.0, 1.0)
-    at: tuple[float, ...] = ()
-    differences: tuple[float, ...] = ()
+    ecdf_a: tuple[float, ...] = ()  # quantiles of the control at (i + 0.5) / n
+    ecdf_b: tuple[float, ...] = ()  # and of the treatment
+    bands: tuple[float, float] = (1.0, 1.0)  # half heights of the confidence bands of both
+    at: tuple[float, ...] = ()  # chances of `differences`
+    differences: tuple[float, ...] = ()  # treatment - control
     difference_bounds: tuple[Bounds, ...] = ()
-    timeline: tuple[tuple[float, float | None, float | None], ...] = ()
+    timeline: tuple[tuple[float, float | None, float | None], ...] = ()  # seconds since the start, medians of the arms
 
 
 class Result(StrictModel):
-    """Plain values only; the same records give the same result."""
+    """The same records always give the same result."""
 
     name: str
     mode: str
@@ -122,7 +120,7 @@ class Result(StrictModel):
     facts: dict[str, str]
     verdict: Verdict
     primary: TargetResult
-    decided_by: tuple[float | None, float | None]  # the interval of the ratio that the verdict rests on
+    decided_by: tuple[float | None, float | None]  # interval of the ratio that decides the verdict
     secondary: tuple[TargetResult, ...]
     table: tuple[TargetResult, ...]
     guardrails: tuple[GuardrailResult, ...]
@@ -137,7 +135,7 @@ class Result(StrictModel):
 
     @classmethod
     def read(cls, path: Path) -> Result:
-        """Raises ExperimentError: there is none, or it is of another version."""
+        """Raises ExperimentError: the file is missing or of another version."""
         try:
             return cls.model_validate_json(path.read_bytes())
         except OSError as error:

@@ -1,1 +1,1 @@
-"""Experiments in a running server: requests get arms, what they took is written down, and nobody waits for it."""
+"""Experiments on a running server's traffic. Requests never wait for them."""

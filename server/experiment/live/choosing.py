@@ -1,4 +1,4 @@
-"""Which arm a request gets: by its key, by a block of time, or with a shadow; and the engine's switching."""
+"""The arm of a request: by key, by block of time, or with a shadow; and the switching of the engine between blocks."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from specdec.errors import EngineDeadError, RequestError
 
 
 def token_bytes(ids: Iterable[int]) -> bytes:
-    """Little-endian 32-bit numbers. A list's are taken in one go: twice as fast as by `struct`, or from a tuple.
+    """Token ids as little-endian 32-bit integers. `array` is twice as fast as `struct`.
 
     Raises:
-        OverflowError: an id is below 0 or takes more than 32 bits.
+        OverflowError: an id is negative or exceeds 32 bits.
     """
     numbers = array("I", list(ids))
     if sys.byteorder == "big":
@@ -35,9 +35,9 @@ def token_bytes(ids: Iterable[int]) -> bytes:
 
 
 def unit_key(unit: Unit, principal: Principal, request: Request) -> str | None:
-    """The key of a request, no other tenant's; None where it has none: no session, no user.
+    """The key of a request, scoped to its tenant; None if it has none (no session, no user).
 
-    A prompt's key is BLAKE2b (16 bytes, in hex) of its token ids as little-endian 32-bit numbers.
+    A prompt's key is BLAKE2b (16 bytes, in hex) of its token ids as little-endian 32-bit integers.
     """
     if unit == "request":
         return principal.scoped(request.request_id)
@@ -52,17 +52,17 @@ class Chooser(Protocol):
     """One per running experiment."""
 
     def choose(self, principal: Principal, request: Request) -> Choice | None:
-        """The request's arm; None: it takes no part."""
+        """The request's arm; None: it does not participate."""
 
 
 class KeyChooser:
-    """Modes `hash` and `aa`: every key has one arm, always."""
+    """Modes `hash` and `aa`: every key has one fixed arm."""
 
     def __init__(self, salt: str, unit: Unit, weights: Mapping[str, float], share: float) -> None:
         self._salt, self._unit, self._split = salt, unit, Split(weights, share)
 
     def choose(self, principal: Principal, request: Request) -> Choice | None:
-        """By the key's bucket; None also for a request without a key."""
+        """The arm of the key's bucket; None also for a request without key."""
         key = unit_key(self._unit, principal, request)
         if key is None:
             return None
@@ -74,20 +74,20 @@ class KeyChooser:
 
 
 class ShadowChooser:
-    """Mode `shadow`: everybody gets the control; those whose keys fall into the share are sent to both arms."""
+    """Mode `shadow`: every request gets the control; those whose keys are in the share are copied to the treatment."""
 
     def __init__(self, salt: str, unit: Unit, control: str, share: float) -> None:
         self._keys = KeyChooser(salt, unit, {control: 1.0}, share)
 
     def choose(self, principal: Principal, request: Request) -> Choice | None:
-        """The control; None outside of the share."""
+        """The control; None outside the share."""
         choice = self._keys.choose(principal, request)
         return None if choice is None else choice._replace(shadowed=True)
 
 
 class BlockChooser:
-    """Mode `switchback`: the arm of the block that a request comes in. While the engine is being changed for the block
-    (where ``waits_for_engine``), requests are marked as `warm_up` too."""
+    """Mode `switchback`: the arm of the current block. With ``waits_for_engine``, requests are marked `warm_up` until
+    the engine is switched for the block."""
 
     def __init__(self, blocks: TimeBlocks, now: Callable[[], float], *, waits_for_engine: bool = False) -> None:
         self.blocks = blocks
@@ -95,12 +95,12 @@ class BlockChooser:
         self._enter(NO_BLOCK, "")
 
     def settled(self, block: int, now: float) -> None:
-        """The engine is what ``block`` wants, from ``now`` on."""
+        """The engine is ready for ``block`` since ``now``."""
         self._enter(block, self.blocks.arm_of(block))
         self._settled_s = now
 
     def choose(self, principal: Principal, request: Request) -> Choice | None:
-        """The arm of the block that runs."""
+        """The arm of the current block."""
         now = self._now()
         block = self.blocks.at(now)
         if block != self._block:
@@ -116,10 +116,10 @@ _RETRY_S = 0.5
 
 
 class EngineSwitch:
-    """Runs from `start` to `stop`, which puts the draft model back that was there before. ``on_error`` is told once,
-    when the engine cannot be changed; it is then left as it is.
+    """Switches the engine at the begin of each block, from `start` to `stop`, which restores the original draft model.
+    If a switch fails, ``on_error`` is called once and the engine stays as it is.
 
-    Belongs to one event loop. ``now`` is Unix time, as the ``chooser`` has it.
+    Belongs to one event loop. ``now`` is Unix time, as in ``chooser``.
     """
 
     def __init__(
@@ -137,14 +137,14 @@ class EngineSwitch:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin with the block that runs."""
+        """Begin with the current block."""
         self._task = asyncio.create_task(self._run(), name="experiment-switch")
 
     async def stop(self) -> None:
-        """End, with the draft model that was there before; waits for one that is being loaded.
+        """End, and restore the original draft model; waits for a load in progress.
 
         Raises:
-            RequestError: it cannot be had any more.
+            RequestError: it cannot be restored.
         """
         self._stopping.set()
         if self._task is not None:
@@ -152,7 +152,7 @@ class EngineSwitch:
         await self._draft(*self._before)
 
     def abandon(self) -> None:
-        """End at once, whatever the engine is then."""
+        """End at once, without restoring the engine."""
         if self._task is not None:
             self._task.cancel()
 
@@ -163,12 +163,12 @@ class EngineSwitch:
             try:
                 await self._apply(self._settings[blocks.arm_of(block)])
             except EngineDeadError:
-                await self._pause(_RETRY_S)  # it is being restarted
+                await self._pause(_RETRY_S)  # the engine restarts
                 continue
             except RequestError as error:
-                self._on_error(f"the engine could not be switched: {error}")
+                self._on_error(f"the engine cannot be switched: {error}")
                 return
-            if blocks.at(self._now()) == block:  # else it took as long as the block
+            if blocks.at(self._now()) == block:  # false if the switch took longer than the block
                 self._chooser.settled(block, self._now())
                 await self._pause(max(0.0, blocks.begin_of(block + 1) - self._now()))
 

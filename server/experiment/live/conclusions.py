@@ -1,4 +1,5 @@
-"""What an experiment's records say so far, found out by ``python -m server.experiment.live.conclusions FOLDER``."""
+"""Analysis of an experiment's records so far, by a child process: ``python -m server.experiment.live.conclusions
+FOLDER``."""
 
 from __future__ import annotations
 
@@ -19,33 +20,31 @@ _LOG = logging.getLogger(__name__)
 
 
 class NoResultError(RequestError):
-    """The records say nothing yet, or cannot be read."""
+    """The records are too few, or cannot be read."""
 
     reason = "EXPERIMENT_NO_RESULT"
     http_status, grpc_code = 409, "FAILED_PRECONDITION"
 
 
 class Conclusion(BaseModel):
-    """``result``: `Result` as JSON; ``report``: the same as a page."""
-
-    result: str
-    report: str
+    result: str  # `Result` as JSON
+    report: str  # HTML
 
 
-_NOTHING_YET = 3  # exit code of an analysis of too few records
-_NICE = 10
+_TOO_FEW = 3  # exit code of the child if the records are too few
+_NICE = 10  # of the child: requests have priority
 _LIMIT_S = 120.0
 
 
 class Conclusions:
-    """Runs one analysis at a time, and remembers the last of each folder as long as nothing is added to it."""
+    """Runs one analysis at a time, and caches the last of each folder until its records grow."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
         self._known: dict[Path, tuple[int, Conclusion]] = {}
 
     async def get(self, folder: Path) -> Conclusion:
-        """What the records in ``folder`` say.
+        """The analysis of the records in ``folder``.
 
         Raises:
             NoResultError: there is none yet, or it takes too long.
@@ -76,11 +75,11 @@ async def _run(folder: Path) -> Conclusion:
         if process.returncode is None:
             process.kill()
             await process.wait()
-    if process.returncode == _NOTHING_YET:
+    if process.returncode == _TOO_FEW:
         raise NoResultError(error.decode(errors="replace").strip())
     if process.returncode:
         _LOG.error("an analysis failed: %s", error.decode(errors="replace"))
-        raise NoResultError("the analysis failed; the server's log tells more")
+        raise NoResultError("the analysis failed; see the server's log")
     return Conclusion.model_validate_json(out)
 
 
@@ -89,17 +88,17 @@ def _size(folder: Path) -> int:
 
 
 def main(folder: Path) -> int:
-    """Print a `Conclusion` as JSON; returns the exit code. With `_NOTHING_YET`, standard error says why."""
-    # Only this process needs what these import.
+    """Print a `Conclusion` as JSON; returns the exit code. With `_TOO_FEW`, standard error gives the reason."""
+    # Imported here: only the child process needs them.
     from server.experiment.analysis.analyse import analyse
     from server.experiment.report.render import render
 
-    os.nice(_NICE)  # those who are served come first
+    os.nice(_NICE)
     try:
         result = analyse(Manifest.read(folder), read_records(folder))
     except ExperimentError as error:
         print(error, file=sys.stderr)
-        return _NOTHING_YET
+        return _TOO_FEW
     sys.stdout.write(Conclusion(result=result.model_dump_json(), report=render(result)).model_dump_json())
     return 0
 

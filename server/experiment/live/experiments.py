@@ -1,4 +1,4 @@
-"""The experiments of a server: started, stopped, looked at, resumed."""
+"""The experiments of a server: start, stop, status, resumption."""
 
 from __future__ import annotations
 
@@ -28,32 +28,32 @@ from specdec.errors import ConfigError, FieldViolation, InvalidRequestError, Req
 
 _LOG = logging.getLogger(__name__)
 
-_TIME_OVER = "its time is over"
+_TIME_OVER = "its time has passed"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class ExperimentsOffError(RequestError):
-    """This server keeps no experiments."""
+    """This server runs no experiments."""
 
     reason = "EXPERIMENTS_OFF"
     http_status, grpc_code = 501, "UNIMPLEMENTED"
 
     def __init__(self) -> None:
-        super().__init__("experiments need a place for their records; set server.experiments.folder")
+        super().__init__("experiments need a folder for their records; set server.experiments.folder")
 
 
 class ExperimentNotFoundError(RequestError):
-    """There is no experiment of this name."""
+    """No experiment has this name."""
 
     reason = "EXPERIMENT_NOT_FOUND"
     http_status, grpc_code = 404, "NOT_FOUND"
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"there is no experiment {name[:64]!r} here; list them to see which there are")
+        super().__init__(f"there is no experiment {name[:64]!r}; list the experiments for their names")
 
 
 class ExperimentNotStartedError(RequestError):
-    """Another experiment is in the way, or the state of its folder."""
+    """Another experiment, or the state of the folder, prevents the start."""
 
     reason = "EXPERIMENT_NOT_STARTED"
     http_status, grpc_code = 409, "FAILED_PRECONDITION"
@@ -61,18 +61,16 @@ class ExperimentNotStartedError(RequestError):
 
 @dataclass(frozen=True)
 class ExperimentStatus:
-    """``started``: ISO 8601, its very first start. ``records`` by arm, the control first. ``left_out``: requests that
-    took no part, by why, since the server runs it; ``given_up``: shadows that were not sent to their end. ``reason``:
-    why it does not run any more."""
+    """The status of one experiment."""
 
     name: str
     state: State
     mode: str
-    started: str
-    records: Mapping[str, int]
-    reason: str = ""
-    left_out: Mapping[str, int] = field(default_factory=dict)
-    given_up: int = 0
+    started: str  # ISO 8601, of the first run
+    records: Mapping[str, int]  # by arm, the control first
+    reason: str = ""  # why it has ended
+    left_out: Mapping[str, int] = field(default_factory=dict)  # requests of this run that do not participate, by reason
+    given_up: int = 0  # shadows of this run that did not complete
     warnings: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
@@ -81,7 +79,7 @@ class ExperimentStatus:
 
 
 def live_facts(info: EngineInfo) -> dict[str, str]:
-    """What an experiment's manifest says of the server that runs it."""
+    """The server's facts for an experiment's manifest."""
     return {
         "server": f"specdec {info.version}",
         "model": info.target,
@@ -95,12 +93,12 @@ def live_facts(info: EngineInfo) -> dict[str, str]:
 
 
 class Experiments:
-    """Belongs to one event loop. While none runs, `Admission.experiments` is None and requests pay nothing.
+    """Belongs to one event loop. While no experiment runs, `Admission.experiments` is None and requests pay nothing.
 
-    ``decode``: token ids to text, for plans that store prompts.
+    decode: token ids to text, for plans that store prompts.
 
     Raises:
-        ConfigError: a file that is to be started is no plan; names what is wrong with its line.
+        ConfigError: a file of `start` is not a plan; names the fault and its line.
     """
 
     def __init__(self, config: ExperimentsConfig, client: EngineClient, admission: Admission, decode: Decode) -> None:
@@ -119,8 +117,8 @@ class Experiments:
             raise ConfigError(f"server.experiments.start: {error}") from None
 
     async def start_configured(self) -> None:
-        """Go on with what ran when the server ended, then start the configured files; what cannot be is logged. An
-        experiment that has ended is not begun again."""
+        """Resume the experiments that ran when the server ended, then start the configured files; failures are logged.
+        An experiment that has ended is not started again."""
         place = self._config.folder
         if place is None:
             return
@@ -137,23 +135,23 @@ class Experiments:
                 folder = ExperimentFolder(place / name)
                 if name in self._running:
                     if text != await asyncio.to_thread(folder.plan_text):
-                        _LOG.warning("experiment %s goes on as it was begun; %s says otherwise now", name, source)
+                        _LOG.warning("experiment %s keeps its original plan; %s has changed", name, source)
                     continue
                 if folder.exists and (ended := await asyncio.to_thread(folder.state)).state != "running":
-                    _LOG.info("experiment %s has %s and is not begun again: %s", name, ended.state, ended.reason)
+                    _LOG.info("experiment %s has %s and is not started again: %s", name, ended.state, ended.reason)
                     continue
                 await self.start(text, source)
             except (ExperimentError, RequestError) as error:
                 _LOG.error("%s: not started: %s", source, error)
 
     async def start(self, text: str, source: str = "plan") -> ExperimentStatus:
-        """Start the experiment that ``text`` describes, or go on with it where it was stopped or its server was.
+        """Start the experiment that ``text`` describes, or resume it.
 
         Raises:
-            ExperimentsOffError: there is no place for records.
-            InvalidRequestError: the text is no plan for this server; names what is wrong with its line.
-            ExperimentNotStartedError: another one has the name or a setting, it has ended for good, or its folder can
-                not be used.
+            ExperimentsOffError: no folder for records is configured.
+            InvalidRequestError: the text is not a plan for this server; names each fault and its line.
+            ExperimentNotStartedError: another experiment has the name or changes the same setting, this one has
+                finished, or its folder cannot be used.
             EngineDeadError: the engine is not ready.
         """
         if self._config.folder is None:
@@ -172,18 +170,18 @@ class Experiments:
                 raise ExperimentNotStartedError(str(error)) from None
 
     async def stop(self, name: str) -> ExperimentStatus:
-        """End a running experiment; its records stay, and starting it again goes on with them.
+        """Stop a running experiment. Its records stay, and it can be started again.
 
         Raises:
             ExperimentNotFoundError: it does not run.
         """
         if name not in self._running:
             raise ExperimentNotFoundError(name)
-        await self._end(name, "stopped", "somebody stopped it")
+        await self._end(name, "stopped", "it was stopped by a call")
         return await self.get(name)
 
     async def statuses(self) -> list[ExperimentStatus]:
-        """All there are, by name."""
+        """All experiments, by name."""
         found = []
         for folder in await asyncio.to_thread(self._folders):
             try:
@@ -193,11 +191,11 @@ class Experiments:
         return found
 
     async def get(self, name: str) -> ExperimentStatus:
-        """How one stands.
+        """The status of one experiment.
 
         Raises:
-            ExperimentNotFoundError: there is none of the name.
-            NoResultError: what its folder says cannot be read.
+            ExperimentNotFoundError: no experiment has this name.
+            NoResultError: its folder cannot be read.
         """
         folder = self._folder(name)
         try:
@@ -214,11 +212,11 @@ class Experiments:
         )  # fmt: skip
 
     async def conclude(self, name: str) -> Conclusion:
-        """What its records say so far.
+        """The analysis of its records so far.
 
         Raises:
-            ExperimentNotFoundError: there is none of the name.
-            NoResultError: they say nothing yet.
+            ExperimentNotFoundError: no experiment has this name.
+            NoResultError: the records are too few.
         """
         status = await self.get(name)
         empty = [arm for arm, count in status.records.items() if not count]
@@ -227,7 +225,7 @@ class Experiments:
         return await self._conclusions.get(self._folder(name).path)
 
     async def close(self) -> None:
-        """The server ends: write what waits. What runs is noted as running, and goes on with the next server."""
+        """The server ends: flush the records. Running experiments are resumed by the next server."""
         for task in self._endings:
             task.cancel()
         for timer in self._timers.values():
@@ -239,10 +237,10 @@ class Experiments:
         self._running.clear()
 
     def _check_free(self, plan: LivePlan) -> None:
-        """Two experiments that change one setting would measure each other."""
+        """Two experiments that change the same setting would measure each other."""
         name = plan.config.name
         if name in self._running:
-            raise ExperimentNotStartedError(f"experiment {name} runs already; stop it first")
+            raise ExperimentNotStartedError(f"experiment {name} is already running; stop it first")
         for other, running in self._running.items():
             shared = sorted(plan.changes & running.plan.changes)
             if shared:
@@ -251,12 +249,12 @@ class Experiments:
                 )
             if {plan.config.assignment.mode, running.plan.config.assignment.mode} == {"shadow"}:
                 raise ExperimentNotStartedError(
-                    f"experiments {name} and {other} both send shadows, which would treble the load; stop {other} first"
+                    f"experiments {name} and {other} both send shadows, which triples the load; stop {other} first"
                 )
 
     async def _begin(self, plan: LivePlan, text: str) -> ExperimentStatus:
         name, config = plan.config.name, plan.config
-        assert self._config.folder is not None  # `start` saw to it
+        assert self._config.folder is not None  # checked in `start`
         folder = ExperimentFolder(self._config.folder / name)
         written: dict[str, int] = {}
         if folder.exists:
@@ -266,7 +264,7 @@ class Experiments:
             await asyncio.to_thread(folder.begin, text, manifest)
         left_s = _left_s(await asyncio.to_thread(folder.manifest))
         over = _reached(config, written, left_s)
-        if over:  # the server ended before it could note so
+        if over:  # the server ended before the state was written
             _LOG.info("experiment %s is over: %s", name, over)
             state = StoredState(state="finished", at=now_text(), reason=over, records=written)
             await asyncio.to_thread(folder.note, state)
@@ -283,11 +281,11 @@ class Experiments:
             self._timers[name] = asyncio.get_running_loop().call_later(left_s, end, "finished", _TIME_OVER)
         for warning in plan.warnings:
             _LOG.warning("experiment %s: %s", name, warning)
-        _LOG.info("experiment %s runs, with %d records of before", name, sum(written.values()))
+        _LOG.info("experiment %s runs, with %d earlier records", name, sum(written.values()))
         return await self.get(name)
 
     def _when_over(self, name: str) -> Callable[[State, str], None]:
-        """What ends an experiment by itself, from any thread."""
+        """A callback that ends the experiment from any thread."""
         loop = asyncio.get_running_loop()
 
         def end(state: State, reason: str) -> None:
@@ -343,10 +341,10 @@ class Experiments:
 
 
 def _resumed(folder: ExperimentFolder, config: ExperimentConfig) -> dict[str, int]:
-    """Records of earlier runs of the same experiment.
+    """Records of earlier runs of the same experiment, by arm.
 
     Raises:
-        ExperimentNotStartedError: the folder is another's, or the experiment has ended for good.
+        ExperimentNotStartedError: the folder belongs to another plan, or the experiment has finished.
     """
     name, state = config.name, folder.state()
     before = folder.manifest().config
@@ -362,13 +360,13 @@ def _resumed(folder: ExperimentFolder, config: ExperimentConfig) -> dict[str, in
 
 
 def _left_s(manifest: Manifest) -> float | None:
-    """Seconds until an experiment ends; None: it need not."""
+    """Seconds until the experiment ends; None without a limit."""
     limit_s = manifest.config.stopping.max_duration
     return None if limit_s is None else max(0.0, limit_s - (time.time() - manifest.started_s))
 
 
 def _reached(config: ExperimentConfig, written: Mapping[str, int], left_s: float | None) -> str:
-    """The limit that an experiment has reached already, in words; empty: none."""
+    """The limit that the experiment has reached, in words; empty if none."""
     limit = config.stopping.max_requests
     if limit is not None and sum(written.values()) >= limit:
         return limit_reached(limit)

@@ -1,4 +1,4 @@
-"""An experiment's plan, checked against what this server can do: options of requests and settings of the engine."""
+"""A plan checked against this server: options of requests and settings of the engine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from specdec.errors import InvalidRequestError, ViolationCollector
 
 Problem = tuple[Place, str]
 UNTOUCHED = Request(request_id="any", prompt_ids=(0,))
-"""A request that sets nothing."""
+"""A request with default options."""
 
 _SPECULATION = tuple(f.name for f in dataclasses.fields(SpeculationParams))
 _PLAIN = ("priority", "target_tpot_ms", "cache_salt")
@@ -30,15 +30,14 @@ _KNOWN = f"speculation.({', '.join(_SPECULATION)}), {', '.join(_PLAIN)}"
 
 @dataclass(frozen=True)
 class ArmOptions:
-    """What an arm changes: fields of `SpeculationParams`, and of `Request` itself. Nothing that a caller would see in
-    the answer's tokens: who asks gets what they asked for, in any arm."""
+    """The options that an arm changes. None of them can change the tokens of an answer."""
 
     speculation: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     plain: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
     def names(self) -> frozenset[str]:
-        """The options, as `operator.attrgetter` finds them in a request."""
+        """The options, as attribute paths of a request for `operator.attrgetter`."""
         return frozenset((*(f"speculation.{name}" for name in self.speculation), *self.plain))
 
     def put(self, request: Request) -> Request:
@@ -50,8 +49,8 @@ class ArmOptions:
 
 
 def read_options(given: Mapping[str, Any], info: EngineInfo) -> tuple[ArmOptions, list[Problem]]:
-    """An arm's ``request`` mapping as options, and what is wrong with it. `speculation: off` is short for its mode;
-    an option that is null is left alone."""
+    """An arm's ``request`` mapping as options, and its problems. `speculation: off` abbreviates its mode; an option
+    that is null is not changed."""
     spelled = given.get("speculation", {})
     speculation = spelled if isinstance(spelled, Mapping) else {"mode": spelled}
     speculation = {str(k): _mode(v) if k == "mode" else v for k, v in speculation.items() if v is not None}
@@ -59,7 +58,7 @@ def read_options(given: Mapping[str, Any], info: EngineInfo) -> tuple[ArmOptions
 
     unknown: list[Place] = [(name,) for name in given if name not in ("speculation", *_PLAIN)]
     unknown += [("speculation", name) for name in speculation if name not in _SPECULATION]
-    problems: list[Problem] = [(place, f"no option that an arm may change; there are {_KNOWN}") for place in unknown]
+    problems: list[Problem] = [(place, f"an arm cannot change it; options are {_KNOWN}") for place in unknown]
     violations = ViolationCollector()
     known = {name: value for name, value in speculation.items() if name in _SPECULATION}
     body = Body({"speculation": known, **plain}, violations)
@@ -86,23 +85,21 @@ _DTYPES = get_args(WeightDtype)
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """``names``: those that the arm sets; a type goes with its draft. ``draft`` None: no draft model; ``draft_dtype``
-    None: the engine's choice.
-    ``flush_cache``: forget cached prefixes when a block begins, so that it finds none of the one before."""
+    """The settings that an arm changes in the engine."""
 
-    names: frozenset[str] = frozenset()
-    draft: str | None = None
-    draft_dtype: WeightDtype | None = None
-    flush_cache: bool = False
+    names: frozenset[str] = frozenset()  # the settings that the arm names; `draft` stands for its dtype too
+    draft: str | None = None  # None: no draft model
+    draft_dtype: WeightDtype | None = None  # None: the engine's default
+    flush_cache: bool = False  # clear the prefix cache when a block begins
 
 
 def read_settings(given: Mapping[str, Any]) -> tuple[EngineSettings, list[Problem]]:
-    """An arm's ``engine`` mapping as settings, and what is wrong with it."""
+    """An arm's ``engine`` mapping as settings, and its problems."""
     draft, dtype, flush = given.get("draft"), given.get("draft_dtype"), given.get("flush_cache", False)
     problems: list[Problem] = [
         (
             (name,),
-            f"cannot switch in a running engine; {', '.join(_NAMES)} can. For the rest compare two servers: "
+            f"cannot switch in a running engine; {', '.join(_NAMES)} can. To compare others, use two servers: "
             "specdec ab run PLAN --a URL --b URL",
         )
         for name in given
@@ -123,21 +120,21 @@ def read_settings(given: Mapping[str, Any]) -> tuple[EngineSettings, list[Proble
 
 @dataclass(frozen=True)
 class LivePlan:
-    """``options`` and ``settings`` by arm, ``names`` of all that any arm changes in requests."""
+    """A plan that this server can run."""
 
     config: ExperimentConfig
-    options: Mapping[str, ArmOptions]
-    settings: Mapping[str, EngineSettings]
-    names: frozenset[str]
+    options: Mapping[str, ArmOptions]  # by arm
+    settings: Mapping[str, EngineSettings]  # by arm
+    names: frozenset[str]  # all options that an arm changes, as in `ArmOptions.names`
 
     @cached_property
     def drafters(self) -> frozenset[str]:
-        """Those that an arm asks for by name."""
+        """The drafters that an arm names."""
         return frozenset(name for arm in self.options.values() for name in arm.speculation.get("drafters") or ())
 
     @cached_property
     def indexes(self) -> frozenset[str]:
-        """Those that an arm asks for by name."""
+        """The indexes that an arm names."""
         return frozenset(name for arm in self.options.values() for name in arm.speculation.get("indexes") or ())
 
     @cached_property
@@ -146,36 +143,37 @@ class LivePlan:
 
     @property
     def salt(self) -> str:
-        """What assignment is made from, beside the key."""
+        """The salt of assignment."""
         return self.config.assignment.salt or self.config.name
 
     @property
     def changes(self) -> frozenset[str]:
-        """Every setting that the experiment needs for itself."""
+        """Every setting that the experiment controls exclusively."""
         engine = {f"engine.{name}" for arm in self.settings.values() for name in arm.names}
         return self.names | engine
 
     @property
     def switches_engine(self) -> bool:
-        """Whether the engine is another one from block to block."""
+        """Whether the engine changes from block to block."""
         return any(arm.names for arm in self.settings.values())
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What whoever starts it should know."""
+        """Warnings for whoever starts the experiment."""
         assignment, found = self.config.assignment, []
         if assignment.mode == "shadow":
             found.append(
-                f"{assignment.share:.0%} of the requests are generated twice, where the engine has room: up to "
-                f"{1 + assignment.share:g} times the load; shadows run last and are given up first, so judge the "
-                "treatment's tokens and errors by them, and its latency in another mode"
+                f"{assignment.share:.0%} of the requests are generated twice if the engine has room: up to "
+                f"{1 + assignment.share:g} times the load; shadows have the lowest priority, so "
+                "they show the treatment's tokens and errors; measure its latency in another mode"
             )
         if assignment.mode == "switchback" and any(arm.names & {"draft"} for arm in self.settings.values()):
-            found.append("draft models are loaded while requests are served; both must fit in memory for a moment")
+            found.append("draft models are loaded while requests run; both must fit in memory at once")
         return tuple(found)
 
     def leaves_free(self, request: Request) -> bool:
-        """Whether ``request`` sets nothing that an arm changes: else its own word counts, and it takes no part."""
+        """Whether ``request`` sets no option that an arm changes; otherwise its own options apply, and it does not
+        participate."""
         return all(get(request) == unset for get, unset in self._unset)
 
 
@@ -183,7 +181,7 @@ _ARM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def make_plan(config: ExperimentConfig, info: EngineInfo) -> tuple[LivePlan, list[Problem]]:
-    """``config`` as this engine can carry it out, and what is wrong with it."""
+    """``config`` as a plan for this engine, and its problems."""
     options: dict[str, ArmOptions] = {}
     settings: dict[str, EngineSettings] = {}
     problems: list[Problem] = []
@@ -199,28 +197,27 @@ def make_plan(config: ExperimentConfig, info: EngineInfo) -> tuple[LivePlan, lis
         settings[name], wrong = read_settings(arm.engine)
         problems += [(("arms", name, "engine", *place), text) for place, text in wrong]
         if arm.url is not None:
-            problems.append((("arms", name, "url"), "means nothing here; use `specdec ab run PLAN --a URL --b URL`"))
+            problems.append((("arms", name, "url"), "only for `specdec ab run PLAN --a URL --b URL`"))
     plan = LivePlan(config, options, settings, frozenset().union(*(arm.names for arm in options.values())))
     return plan, problems or _misfits(plan)
 
 
 def _misfits(plan: LivePlan) -> list[Problem]:
-    """What is wrong with the whole, where the parts are right."""
+    """Problems of the whole plan, if its parts are valid."""
     found: list[Problem] = []
     assignment, arms = plan.config.assignment, plan.config.arms
     mode: Problem = (("assignment", "mode"), "")
     first, second = (plan.settings[name] for name in arms)
     if assignment.mode == "paired_replay":
-        found.append((mode[0], "paired_replay plays a trace: use `specdec ab run`. Here: hash, switchback, shadow, aa"))
+        found.append((mode[0], "paired_replay is for `specdec ab run`; live modes are hash, switchback, shadow, aa"))
     if plan.switches_engine and assignment.mode != "switchback":
-        found.append((("arms",), f"`engine` settings are everybody's, and {assignment.mode} cannot switch them; use "
-                      "mode switchback"))  # fmt: skip
+        found.append((("arms",), f"{assignment.mode} cannot switch `engine` settings; use switchback"))
     if first.names != second.names:
         odd = ", ".join(sorted(first.names ^ second.names))
-        found.append((("arms",), f"`engine` must name the same settings in both arms; {odd} is in one only"))
+        found.append((("arms",), f"`engine` must name the same settings in both arms; {odd} is in one arm only"))
     if assignment.mode == "switchback" and len({arm.weight for arm in arms.values()}) > 1:
-        found.append((("arms",), "blocks go to both arms alike in switchback; leave weight out"))
+        found.append((("arms",), "switchback gives both arms equal time; leave weight out"))
     same = len({arm.put(UNTOUCHED) for arm in plan.options.values()}) == 1 and first == second
     if same and assignment.mode not in ("aa", "paired_replay"):
-        found.append((("arms",), "both arms are the same; change something in one, or use mode aa"))
+        found.append((("arms",), "both arms are the same; change one, or use mode aa"))
     return found

@@ -1,4 +1,4 @@
-"""How a request takes part in an experiment, the record made of it, and the thread that writes records."""
+"""A request's participation in an experiment, its record, and the thread that writes records."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _LOG = logging.getLogger(__name__)
 
 
 class Participation:
-    """A `RequestWatcher`. ``name`` is unique in the experiment, over restarts too. ``in_flight`` tells how many
-    requests the engine has. ``tokens``: (sample, token ids) of each message, kept where ``keeps_tokens``."""
+    """A `RequestWatcher` of one request in one experiment. name: unique in the experiment, across restarts. in_flight:
+    returns the number of requests in the engine."""
 
     __slots__ = ("_in_flight", "_on_end", "choice", "chunks", "events", "flights", "name", "overridden", "tokens")
 
@@ -38,22 +38,22 @@ class Participation:
         keeps_tokens: bool = False,
     ) -> None:
         self.name, self.choice, self.overridden = name, choice, overridden
-        self.tokens: list[tuple[int, list[int]]] | None = [] if keeps_tokens else None
+        self.tokens: list[tuple[int, list[int]]] | None = [] if keeps_tokens else None  # (sample, ids) per message
         self.chunks = self.events = self.flights = 0
         self._in_flight, self._on_end = in_flight, on_end
 
     @property
     def counts(self) -> bool:
-        """Whether its record will be analysed."""
+        """Whether its record is analysed."""
         return not (self.overridden or self.choice.warm_up)
 
     @property
     def batch(self) -> float:
-        """Mean number of requests in the engine whenever it said something of this one."""
+        """Mean number of requests in the engine over this request's events."""
         return self.flights / self.events if self.events else 0.0
 
     def saw(self, event: RequestEvent) -> None:
-        """The engine said something of it."""
+        """Take the engine's next event."""
         self.events += 1
         self.flights += self._in_flight()
         if isinstance(event, Delta):
@@ -63,7 +63,7 @@ class Participation:
                 self.tokens.append((event.index, event.token_ids))
 
     def ended(self, record: RequestRecord) -> None:
-        """Nothing more comes."""
+        """The request ended."""
         self._on_end(self, record)
 
 
@@ -73,7 +73,7 @@ CANCELLED = "cancelled"
 def record_of(
     part: Participation, seen: RequestRecord, clock: RunClock, decode: Decode | None = None, pair: str = ""
 ) -> Record:
-    """The record of a request that has ended. decode: its prompt is told, as text; None: it is not."""
+    """The record of a request that ended. decode: converts its prompt to text; None: the prompt is not stored."""
     request, started = seen.request, seen.started
     status, error = _status(seen)
     return make_record(
@@ -101,7 +101,7 @@ def record_of(
 
 
 def refused_record(part: Participation, request: Request, error: RequestError, clock: RunClock, at_s: float) -> Record:
-    """The record of a request that was not let in: its arm was too busy for it, or down. at_s: monotonic."""
+    """The record of a request that was refused: its arm was too busy, or down. at_s: monotonic."""
     return make_record(
         part.name, part.choice, clock, arrival_s=at_s, end_s=at_s, prompt_tokens=len(request.prompt_ids),
         status=error.reason, error=str(error), overridden=part.overridden,
@@ -118,7 +118,7 @@ def _status(seen: RequestRecord) -> tuple[str, str]:
 
 
 def _accepted(finished: Sequence[Finished]) -> tuple[int, ...]:
-    """Steps by accepted draft tokens, of all samples; a step without a draft accepted none."""
+    """Steps by number of accepted draft tokens, over all samples; a step without draft accepted none."""
     columns = zip_longest(*(end.stats.acceptance_histogram for end in finished), fillvalue=0)
     counts = [sum(column) for column in columns]
     plain = sum(end.stats.num_steps - end.stats.num_spec_steps for end in finished)
@@ -126,12 +126,12 @@ def _accepted(finished: Sequence[Finished]) -> tuple[int, ...]:
 
 
 def _by_the_clock(request: Request) -> bool:
-    """Whether chance decides how long the answer is."""
+    """Whether a time limit decides the answer's length."""
     return request.stopping.time_limit_s is not None or request.stopping.decode_limit_s is not None
 
 
 def _token_hash(tokens: Sequence[tuple[int, list[int]]]) -> bytes:
-    """Of all samples' token ids, each sample's with its number and length before."""
+    """A hash of all samples' token ids, each preceded by the sample's number and length."""
     samples: dict[int, list[int]] = defaultdict(list)
     for index, ids in tokens:
         samples[index] += ids
@@ -142,10 +142,11 @@ def _token_hash(tokens: Sequence[tuple[int, list[int]]]) -> bytes:
 
 
 class RecordSink:
-    """``on_error`` is told, in the thread, when a record could not be written; nothing is written after that.
+    """Writes records in a thread of its own. If a write fails, ``on_error`` is called in that thread, and later records
+    are dropped.
 
     Raises:
-        OSError: the folder cannot be written to.
+        OSError: the folder cannot be written.
     """
 
     def __init__(self, folder: Path, on_error: Callable[[str], None]) -> None:
@@ -155,11 +156,11 @@ class RecordSink:
         self._thread.start()
 
     def put(self, make: Callable[[], Record]) -> None:
-        """Have the record written that ``make`` gives; returns at once."""
+        """Write the record that ``make`` returns; does not block."""
         self._waiting.put(make)
 
     def close(self) -> None:
-        """Write what waits, hand it to the disk, and end. May wait for the disk."""
+        """Write what is queued, sync, and end the thread. May block on the disk."""
         self._waiting.put(None)
         self._thread.join()
 
@@ -174,7 +175,7 @@ class RecordSink:
                 broken = True
                 self._on_error(f"records cannot be written: {error}")
             except Exception:
-                _LOG.exception("a record of an experiment is lost")
+                _LOG.exception("an experiment's record was not written")
         try:
             self._writer.close()
         except OSError as error:

@@ -1,4 +1,4 @@
-"""Mode `shadow`: requests that are sent once more, with the treatment's options, for nobody to read."""
+"""Mode `shadow`: copies of requests that run with the treatment's options; their answers are discarded."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ Observed = tuple[Participation, RequestRecord]
 
 @dataclass(eq=False, slots=True)
 class _Pair:
-    """``request``: the shadow's. What was seen of either, once it has ended."""
+    """A real request and its shadow."""
 
-    request: Request
-    real: Observed | None = None
-    shadow: Observed | None = None
+    request: Request  # the shadow's
+    real: Observed | None = None  # once it has ended
+    shadow: Observed | None = None  # once it has ended
     stream: RequestStream | None = None
     over: bool = False
 
 
 class Shadows:
-    """A shadow has the lowest priority and is sent only where the engine has a place that nobody wants; it is given up
-    when a real request wants it. It counts for no caller's limits, and shows in no metric, log or trace of calls.
+    """A shadow has the lowest priority, is sent only if the engine has a free slot, and is cancelled when a real
+    request needs that slot. It counts against no caller's limits, and appears in no metric, log or trace of calls.
 
-    ``write`` gets both halves of a pair once both have ended. Where one was cancelled or given up, none is written:
-    half a pair says nothing. Belongs to one event loop.
+    ``write`` gets both halves of a pair when both have ended. If one was cancelled, neither is written. Belongs to one
+    event loop.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Shadows:
         return sum(pair.stream is not None for pair in self._pairs.values())
 
     def begin(self, real: Participation, request: Request) -> None:
-        """``real`` was let in; ``request`` is what its shadow asks."""
+        """``real`` was admitted; ``request``: its copy for the treatment."""
         name = f"{request.request_id}~{real.name}"
         pair = _Pair(dataclasses.replace(request, request_id=name, priority=_LOWEST))
         self._pairs[real.name] = pair
@@ -61,7 +61,7 @@ class Shadows:
             self._send_soon(real, pair)
 
     def real_ended(self, real: Participation, seen: RequestRecord) -> None:
-        """What `Participation` calls at the end of a real request."""
+        """Called by `Participation` at the end of a real request."""
         pair = self._pairs.get(real.name)
         if pair is None:
             return
@@ -74,7 +74,7 @@ class Shadows:
             self._send_soon(real, pair)
 
     def make_room(self) -> None:
-        """A real request comes in: give shadows up until it has a place."""
+        """A real request arrives: cancel shadows until it has a slot."""
         for name in reversed(list(self._pairs)):
             if self._has_room:
                 return
@@ -83,7 +83,7 @@ class Shadows:
                 self._drop(name)
 
     def close(self) -> None:
-        """Give all of them up."""
+        """Cancel all shadows."""
         for name in list(self._pairs):
             self._drop(name)
 
@@ -92,7 +92,7 @@ class Shadows:
         return self._client.in_flight < self._client.info.max_batch
 
     def _send_soon(self, real: Participation, pair: _Pair) -> None:
-        """Once whoever waits for the real one has been served."""
+        """Send after the event loop has served the readers of the real request."""
         asyncio.get_running_loop().call_soon(self._send, real, pair)
 
     def _send(self, real: Participation, pair: _Pair) -> None:
@@ -141,5 +141,5 @@ class Shadows:
 
 
 def _was_cut(seen: RequestRecord) -> bool:
-    """Whether somebody ended it before its time."""
+    """Whether the request was cancelled before its end."""
     return not seen.complete or any(end.reason is FinishReason.ABORTED for end in seen.finished)

@@ -1,4 +1,4 @@
-"""Running experiments and the requests they take part in."""
+"""Running experiments, and the requests that participate."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ _LOG = logging.getLogger(__name__)
 
 
 def read_arms(text: str) -> Mapping[str, str]:
-    """Arms by experiment, of a comma-separated list.
+    """Arms by experiment, from a comma-separated list.
 
     Raises:
-        InvalidRequestError: it is none.
+        InvalidRequestError: the text is not one.
     """
     found: dict[str, str] = {}
     for entry in text.split(","):
         name, equals, arm = (part.strip() for part in entry.partition("="))
         if not (name and equals and arm):
-            raise InvalidRequestError([FieldViolation(ARM_HEADER, "must be EXPERIMENT=ARM, or several with commas")])
+            raise InvalidRequestError([FieldViolation(ARM_HEADER, "must be EXPERIMENT=ARM, or a comma-separated list")])
         found[name] = arm
     return found
 
 
-def told_arms(before: str, arms: Iterable[tuple[str, str]]) -> str:
-    """The list of ``arms`` (experiment, arm) behind what was told ``before``, each once."""
+def append_arms(before: str, arms: Iterable[tuple[str, str]]) -> str:
+    """The list ``before`` with ``arms`` (experiment, arm) appended, without repetitions."""
     entries = [entry for entry in before.split(", ") if entry]
     return ", ".join(dict.fromkeys((*entries, *(f"{name}={arm}" for name, arm in arms))))
 
@@ -60,13 +60,13 @@ OWN_OPTIONS, NO_ARM, NO_DRAFTER, NO_INDEX = (
 
 
 class RunningExperiment:
-    """Gives arms to requests and writes down what became of them. Belongs to one event loop.
+    """Assigns arms to requests and records their outcome. Belongs to one event loop.
 
-    ``written``: records by arm, those of earlier runs too; ``left_out``: requests that took no part, by why, since this
-    run began. ``on_over`` is told once that the experiment is to end, with state and reason; by any thread.
+    written: records of earlier runs, by arm. on_over: called once, from any thread, with state and reason when the
+    experiment must end.
 
     Raises:
-        OSError: the folder cannot be written to.
+        OSError: the folder cannot be written.
     """
 
     def __init__(
@@ -80,8 +80,9 @@ class RunningExperiment:
         decode: Decode,
     ) -> None:
         self.plan = plan
+        # Records by arm, including earlier runs.
         self.written = Counter({name: written.get(name, 0) for name in plan.config.arms})
-        self.left_out: Counter[str] = Counter()
+        self.left_out: Counter[str] = Counter()  # requests of this run that do not participate, by reason
         self._client, self._clock, self._on_over = client, clock, on_over
         self._decode = decode if plan.config.store_prompts else None
         self._run, self._serial = uuid.uuid4().hex[:8], 0
@@ -97,28 +98,28 @@ class RunningExperiment:
 
     @property
     def given_up(self) -> int:
-        """Shadows that were not sent, or not to their end, as real requests needed the place."""
+        """Shadows that were not sent, or cancelled, because real requests needed the slot."""
         return 0 if self._shadows is None else self._shadows.given_up
 
     def start(self) -> None:
-        """Begin to switch the engine, where it is to be switched."""
+        """Begin to switch the engine, if the plan does."""
         if self._switch is not None:
             self._switch.start()
 
     def make_room(self) -> None:
-        """A real request comes in."""
+        """A real request arrives."""
         if self._shadows is not None:
             self._shadows.make_room()
 
     def take(self, principal: Principal, request: Request, asked: str | None = None) -> Participation | None:
-        """The request's part; None: it has none. ``asked``: the arm that its caller wants."""
+        """The request's participation; None: it has none. ``asked``: the arm that its caller requests."""
         if not self.plan.leaves_free(request):
             self.left_out[OWN_OPTIONS] += 1
             return None
         if self.plan.drafters and not self.plan.drafters <= set(self._client.info.drafters):
             self.left_out[NO_DRAFTER] += 1
             return None
-        if principal.denied_indexes(self.plan.indexes):  # in either arm: both must hold the same callers
+        if principal.denied_indexes(self.plan.indexes):  # checked for both arms: they must have the same callers
             self.left_out[NO_INDEX] += 1
             return None
         choice = self._chooser.choose(principal, request)
@@ -139,39 +140,40 @@ class RunningExperiment:
         )
 
     def put(self, part: Participation, request: Request) -> Request:
-        """``request`` with the options of the part's arm."""
+        """``request`` with the options of its arm."""
         return self.plan.options[part.choice.arm].put(request)
 
     def begin_shadow(self, part: Participation, principal: Principal, request: Request) -> None:
-        """A request of whose shadow ``part`` is the real half was let in; ``request``: without any arm's options."""
+        """A request that ``part`` pairs with a shadow was admitted; ``request``: without any arm's options."""
         if self._shadows is not None and part.choice.shadowed:
             options = self.plan.options[self.plan.config.treatment]
             self._shadows.begin(part, principal.scope_request(options.put(request)))
 
     def refused(self, part: Participation, request: Request, error: RequestError) -> None:
-        """The request was not let in, as there was no room, or no engine."""
+        """The request was refused: the queue was full, or the engine down."""
         if not part.choice.shadowed:
             now_s = time.monotonic()
             self._write(part.choice.arm, lambda: refused_record(part, request, error, self._clock, now_s))
 
     async def stop(self) -> str:
-        """End: what runs goes on unrecorded, and the engine gets its own draft model back; returns what went wrong."""
+        """End: running requests continue unrecorded, and the engine gets its original draft model. Returns what failed,
+        empty if nothing."""
         self._close()
         if self._switch is not None:
             try:
                 await self._switch.stop()
             except RequestError as error:
-                return f"the engine's draft model could not be put back: {error}"
+                return f"the engine's draft model cannot be restored: {error}"
         return ""
 
     def abandon(self) -> None:
-        """The server ends: leave everything as it is."""
+        """The server ends: leave the engine as it is."""
         self._close()
         if self._switch is not None:
             self._switch.abandon()
 
     def flush(self) -> None:
-        """Wait until all records are on the disk; after the end, in a thread."""
+        """Wait until all records are on disk; blocks."""
         self._sink.close()
 
     def _close(self) -> None:
@@ -228,30 +230,28 @@ class RunningExperiment:
 
 
 def limit_reached(limit: int) -> str:
-    """Why an experiment ends that has as many records as it is to have."""
+    """The reason of an experiment that ends with its planned number of records."""
     return f"{limit} requests were recorded"
 
 
-# What says more about the caller than about the arm
+# Refusals that depend on the caller, not on the arm
 _CALLERS_OWN = (RateLimitedError, DuplicateRequestError)
 
 
 class LiveTraffic:
-    """The experiments that run. ``allow_override``: whether callers may ask for arms, where an experiment lets them.
-
-    There is one only while at least one experiment runs.
-    """
+    """The running experiments; exists only while there is one. ``allow_override``: whether callers may request arms, if
+    the experiment allows it too."""
 
     def __init__(self, running: Sequence[RunningExperiment], *, allow_override: bool) -> None:
         self._running, self._allow_override = tuple(running), allow_override
 
     def admit(self, principal: Principal, request: Request, supersedes_key: str, submit: Submit) -> Ticket:
-        """Let ``request`` in with the options of its arms; raises as ``submit``.
+        """Submit ``request`` with the options of its arms; raises as ``submit``.
 
         Raises:
-            InvalidRequestError: the caller asks for an arm that is not there, or may not.
+            InvalidRequestError: the caller requests an arm that does not exist or is not allowed.
         """
-        if request.stopping.max_tokens == 0:  # it only warms the cache
+        if request.stopping.max_tokens == 0:  # only warms the cache
             return submit(principal, request, supersedes_key)
         call = current_call()
         asked = self._asked(call)
@@ -296,12 +296,12 @@ class LiveTraffic:
                 for experiment, part in parts:
                     experiment.begin_shadow(part, principal, bare)
         if call is not None and not call.many:
-            told = ((experiment.plan.config.name, part.choice.arm) for experiment, part in parts)
-            call.arm = told_arms(call.arm, told)
+            assigned = ((experiment.plan.config.name, part.choice.arm) for experiment, part in parts)
+            call.arm = append_arms(call.arm, assigned)
         return ticket
 
     def _asked(self, call: CallRecord | None) -> Mapping[str, str]:
-        """The arms that the caller asks for, by experiment; what does not run here is nobody's concern."""
+        """The arms that the caller requests, by experiment; experiments that do not run here are ignored."""
         if call is None or not call.arm_asked:
             return {}
         running = {experiment.plan.config.name: experiment.plan.config for experiment in self._running}
@@ -309,15 +309,15 @@ class LiveTraffic:
         for name, arm in asked.items():
             config = running[name]
             if not (self._allow_override and config.assignment.allow_override):
-                raise _refusal(f"{name} does not let callers choose; leave the header out, or set `allow_override` in "
-                               "server.experiments and in the experiment's assignment")  # fmt: skip
+                raise _refusal(f"{name} does not allow callers to choose; leave the header out, or set "
+                               "`allow_override` in server.experiments and in the experiment's assignment")  # fmt: skip
             if arm not in config.arms:
-                raise _refusal(f"{name} has no arm {arm[:64]!r}; there are {', '.join(config.arms)}")
+                raise _refusal(f"{name} has no arm {arm[:64]!r}; its arms are {', '.join(config.arms)}")
         return asked
 
 
 def _seeded(request: Request) -> Request:
-    """With a seed, where chance decides: its shadow is to draw the same."""
+    """With a seed, if sampling is random: the shadow must draw the same."""
     if request.sampling.temperature == 0 or request.sampling.seed is not None:
         return request
     return dataclasses.replace(request, sampling=dataclasses.replace(request.sampling, seed=random.getrandbits(53)))

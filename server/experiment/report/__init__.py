@@ -1,1 +1,1 @@
-"""A result as one HTML page: no network, no script."""
+"""A result as one HTML page without scripts or external resources."""

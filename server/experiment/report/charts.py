@@ -10,10 +10,10 @@ from server.experiment.analysis.result import Result
 
 
 class Axis:
-    """Maps values of a range to pixels, on a logarithm where the range spans more than a factor of 30."""
+    """Maps values to pixels, logarithmically if allowed and the range spans more than a factor of 30."""
 
     def __init__(self, values: Sequence[float], begin: float, end: float, logarithmic: bool = False) -> None:
-        """``begin`` and ``end`` are the pixels of the least and the greatest value, with a little room around both."""
+        """``begin`` and ``end``: pixels of the smallest and the largest value, with a margin at both ends."""
         low, high = min(values), max(values)
         self.logarithmic = logarithmic and low > 0 and high / low > 30
         if self.logarithmic:
@@ -23,14 +23,14 @@ class Axis:
         self._begin, self._end = begin, end
 
     def at(self, value: float) -> float:
-        """The value's pixel; what lies outside is put at the border."""
+        """The value's pixel, clipped to the axis."""
         if self.logarithmic:
             value = math.log10(value) if value > 0 else self._low
         part = (value - self._low) / (self._high - self._low)
         return self._begin + min(1.0, max(0.0, part)) * (self._end - self._begin)
 
     def ticks(self, about: int = 5) -> list[float]:
-        """Round values in the range, about so many."""
+        """``about`` round values in the range."""
         if self.logarithmic:
             return self._log_ticks(about)
         rough = (self._high - self._low) / about
@@ -50,7 +50,7 @@ class Axis:
 
 
 def short(value: float) -> str:
-    """A number for people: three digits, and `k` for thousands."""
+    """A number with three digits, and `k` for thousands."""
     if value == 0:
         return "0"
     if abs(value) >= 10_000:
@@ -66,7 +66,7 @@ Point = tuple[float, float]
 
 
 class Chart:
-    """Collects shapes over two axes. Colours are the page's: classes `a`, `b`, `band`, `grid`, `zero`."""
+    """Collects shapes over two axes. Colours come from the page's CSS classes `a`, `b`, `band`, `grid`, `zero`."""
 
     def __init__(self, title: str, x: Axis, y: Axis, x_label: str, y_label: str) -> None:
         self._title = title
@@ -75,7 +75,7 @@ class Chart:
         self._grid(x_label, y_label)
 
     def line(self, points: Sequence[Point], kind: str) -> None:
-        """Points joined in order."""
+        """Connect points in order."""
         self._parts.append(f'<polyline class="line {kind}" points="{self._path(points)}"/>')
 
     def steps(self, points: Sequence[Point], kind: str) -> None:
@@ -87,7 +87,7 @@ class Chart:
         self._parts.append(f'<polygon class="band {kind}" points="{self._path([*low, *reversed(high)])}"/>')
 
     def dots(self, points: Sequence[Point], kind: str) -> None:
-        """One mark per point: round for the control, square for the treatment, so that colour is not needed."""
+        """A mark per point: round for the control, square for the treatment, not only by colour."""
         for x, y in points:
             left, top = self._x.at(x), self._y.at(y)
             if kind == "b":
@@ -98,7 +98,7 @@ class Chart:
                 self._parts.append(f'<circle class="dot {kind}" cx="{left:.1f}" cy="{top:.1f}" r="2.4"/>')
 
     def bar(self, x: float, shift: float, width: float, y: float, kind: str) -> None:
-        """A bar from 0 to ``y``, ``shift`` pixels beside ``x``."""
+        """A bar from 0 to ``y``, ``shift`` pixels from ``x``."""
         top, foot = self._y.at(y), self._y.at(0)
         self._parts.append(
             f'<rect class="bar {kind}" x="{self._x.at(x) + shift:.1f}" y="{top:.1f}" width="{width:.1f}" '
@@ -106,12 +106,12 @@ class Chart:
         )
 
     def level(self, y: float) -> None:
-        """A line across at ``y``."""
+        """A horizontal line at ``y``."""
         top = self._y.at(y)
         self._parts.append(f'<line class="zero" x1="{LEFT}" x2="{RIGHT}" y1="{top:.1f}" y2="{top:.1f}"/>')
 
     def svg(self) -> str:
-        """The drawing, to be put into a page as it is."""
+        """The SVG element."""
         return (
             f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(self._title, quote=True)}">'
             + "".join(self._parts)
@@ -146,7 +146,7 @@ def _staircase(points: Sequence[Point]) -> list[Point]:
 
 
 def effect_chart(result: Result) -> str:
-    """The interval that the verdict rests on, against no change and against changes that do not matter."""
+    """The interval that decides the verdict, against no change and negligible changes."""
     low, high = result.decided_by
     ratio = result.primary.ratio
     if low is None or high is None or ratio is None:
@@ -179,7 +179,7 @@ def distribution_chart(result: Result) -> str:
 
 
 def difference_chart(result: Result) -> str:
-    """By how much each quantile moved, with an interval for each."""
+    """The change of each quantile, with its interval."""
     curves = result.curves
     if len(curves.at) < 2:
         return ""
@@ -211,7 +211,7 @@ def timeline_chart(result: Result) -> str:
 
 
 def acceptance_chart(result: Result) -> str:
-    """How many draft tokens verify steps accepted, as shares of an arm's steps."""
+    """Accepted draft tokens per verify step, as shares of an arm's steps."""
     shares = [_shares(arm.accepted) for arm in result.arms]
     longest = max(map(len, shares))
     if longest < 2:

@@ -1,4 +1,4 @@
-"""Makes the page of a result."""
+"""The HTML page of a result."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from server.experiment.report import charts
 
 _ABOUT = {
     "paired_replay": "every request was served in both arms",
-    "switchback": "all requests changed arm from one block of time to the next",
-    "hash": "every key was given one arm",
+    "switchback": "all requests changed arm between blocks of time",
+    "hash": "every key had one arm",
     "shadow": "every request was served in both arms; only the control's answers were used",
-    "aa": "both arms are the same: whatever differs here is noise",
+    "aa": "both arms are the same, so all differences are noise",
 }
 
 
@@ -25,7 +25,7 @@ _NOTHING = "\N{EN DASH}"
 
 
 def render(result: Result) -> str:
-    """One self-contained HTML page; texts from the result are escaped."""
+    """One self-contained HTML page; texts of the result are escaped."""
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -49,14 +49,14 @@ def render(result: Result) -> str:
 
 
 def _settings(result: Result) -> list[tuple[str, str, str, bool]]:
-    """All settings of both arms: name, control, treatment, whether they differ; those first."""
+    """All settings of both arms (name, control, treatment, whether they differ), different ones first."""
     a, b = (arm.settings for arm in result.arms)
     rows = [(key, a.get(key, "default"), b.get(key, "default")) for key in sorted(a.keys() | b.keys())]
     return sorted(((k, x, y, x != y) for k, x, y in rows), key=lambda row: not row[3])
 
 
 def _number(value: float | None, unit: str = "") -> str:
-    """A figure with as many digits as anybody reads."""
+    """A number with up to three significant decimals."""
     if value is None:
         return _NOTHING
     digits = 0 if abs(value) >= 1000 else 1 if abs(value) >= 100 else 2 if abs(value) >= 1 else 3
@@ -75,7 +75,7 @@ def _share(value: float | None) -> str:
 
 
 def _change(target: TargetResult) -> str:
-    """Which way the treatment moved it: `good`, `bad`, or nothing where the interval holds no change."""
+    """`good` or `bad` if the treatment moved the metric; empty if the interval contains no change."""
     low, high = target.ratio_bounds
     if low is None or high is None or low <= 1 <= high:
         return ""

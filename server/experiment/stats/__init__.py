@@ -1,1 +1,1 @@
-"""Statistics for latencies: quantiles, dependent records, looking before the end. Each formula names its source."""
+"""Statistics of latencies: quantiles, bootstrap, always-valid bounds, multiple tests."""

@@ -1,4 +1,4 @@
-"""Means of two arms: bootstrap comparison, variance reduction by a covariate, and always-valid bounds."""
+"""Means of two arms: comparison, variance reduction by a covariate, always-valid bounds."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from server.experiment.stats.samples import ANY_RATIO, EVERYTHING, Floats, Inter
 
 
 def adjust_means(sample: TwoArmSample, covariates: tuple[Floats, Floats]) -> tuple[TwoArmSample, float]:
-    """The sample with values Y - theta (X - mean of X), and the share of variance that is left.
+    """The sample with values Y - theta (X - mean of X), and the remaining share of variance.
 
-    CUPED (Deng, Xu, Kohavi & Walker, WSDM 2013), for means only; theta = cov(X, Y) / var(X) over both arms together.
-    The covariates [n_a], [n_b] must not depend on the arm (prompt length, hour).
+    CUPED (Deng, Xu, Kohavi & Walker, WSDM 2013), for means only; theta = cov(X, Y) / var(X) over both arms. The
+    covariates [n_a], [n_b] must not depend on the arm (prompt length, hour).
     """
     x, y = np.concatenate(covariates), np.concatenate(sample.values)
     if len(x) < 2 or np.ptp(x) == 0 or np.ptp(y) == 0:
@@ -31,9 +31,9 @@ class MeanComparison:
     """Student's t with errors over units, and Fieller's interval for the ratio (Fieller, JRSS B 1954), which is the
     same test at every ratio.
 
-    The studentised bootstrap, which would correct for skewness, covers less here: the skewness of both arms cancels in
-    their difference, and what is left of it in a heavy-tailed sample is noise (simulated: 7 to 11 % misses at 5 % on
-    lognormal and Pareto values, against 3 to 5.5 % of this one).
+    The studentised bootstrap covers less here: the skewness of both arms cancels in their difference, and the rest in a
+    heavy-tailed sample is noise (simulated on lognormal and Pareto values: 7 to 11 % misses at 5 %, against 3 to 5.5 %
+    here).
     """
 
     a: float
@@ -82,7 +82,7 @@ class MeanComparison:
 
 def compare_means(sample: TwoArmSample) -> MeanComparison:
     """The comparison of the means over all values. Units may have any number of values: a mean is a ratio of sums over
-    units, and its error that of its linearisation (Cochran, Sampling Techniques, 3rd ed., 2.11)."""
+    units, and its error that of the linearisation (Cochran, Sampling Techniques, 3rd ed., 2.11)."""
     if not all(sample.sizes):
         return MeanComparison(math.nan, math.nan, (0.0, 0.0), 0.0, 0)
     means, residuals, corrections = [], [], []
@@ -101,7 +101,7 @@ def compare_means(sample: TwoArmSample) -> MeanComparison:
 
 def mean_ratio_bounds(comparison: MeanComparison, alpha: float, tuned_for: float) -> Interval:
     """The interval for B / A: an asymptotic confidence sequence (Waudby-Smith, Arbour, Sinha, Kennedy & Ramdas, arXiv
-    2103.06476, Theorem 2.2) for b - r a at every r. Holds as the units grow many."""
+    2103.06476, Theorem 2.2) for b - r a at every r. Valid for many units."""
     n = comparison.n_units
     if n < MIN_UNITS:
         return ANY_RATIO

@@ -1,4 +1,4 @@
-"""Shares of requests, the sample ratio of the arms, equivalence, and many tests at once."""
+"""Shares of requests, the sample ratio of the arms, equivalence, and adjustment for many tests."""
 
 from __future__ import annotations
 
@@ -6,24 +6,14 @@ import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from scipy import special, stats  # type: ignore[import-untyped]
 
-from server.experiment.stats.samples import (
-    Floats,
-    Indices,
-    Interval,
-    beta_ppf,
-    chi2_sf,
-    log_beta,
-    log_gamma,
-    normal_ppf,
-)
+from server.experiment.stats.samples import Floats, Indices, Interval, log_beta
 
 
 def share_interval(hits: int, n: int, alpha: float) -> Interval:
     """Exact interval for one share (Clopper & Pearson, Biometrika 1934)."""
-    low = beta_ppf(alpha / 2, hits, n - hits + 1) if hits > 0 else 0.0
-    high = beta_ppf(1 - alpha / 2, hits + 1, n - hits) if hits < n else 1.0
-    return Interval(low, high)
+    return Interval(*stats.binomtest(hits, n).proportion_ci(1 - alpha, "exact"))
 
 
 def share_difference(hits: tuple[int, int], n: tuple[int, int], alpha: float) -> Interval:
@@ -31,18 +21,18 @@ def share_difference(hits: tuple[int, int], n: tuple[int, int], alpha: float) ->
     if min(n) == 0:
         return Interval(-1.0, 1.0)
     p, q = hits[0] / n[0], hits[1] / n[1]
-    a, b = (_wilson(h, m, alpha) for h, m in zip(hits, n, strict=True))
+    a, b = (stats.binomtest(h, m).proportion_ci(1 - alpha, "wilson") for h, m in zip(hits, n, strict=True))
     return Interval(q - p - math.hypot(q - b.low, a.high - p), q - p + math.hypot(b.high - q, p - a.low))
 
 
 def share_difference_bounds(hits: tuple[int, int], n: tuple[int, int], alpha: float) -> Interval:
-    """Like `share_difference`, at all times at once: the two shares' sequences, alpha / 2 each."""
+    """Like `share_difference`, valid at all times: the two shares' confidence sequences, alpha / 2 each."""
     a, b = (share_bounds(h, m, alpha / 2) for h, m in zip(hits, n, strict=True))
     return Interval(b.low - a.high, b.high - a.low)
 
 
 def share_bounds(hits: int, n: int, alpha: float) -> Interval:
-    """A confidence sequence for one share: those shares against which a uniform mixture of all others has a likelihood
+    """A confidence sequence for one share: the shares against which a uniform mixture of all others has a likelihood
     ratio below 1 / alpha (Robbins, Ann. Math. Statist. 1970; Ville's inequality)."""
     limit = -math.log(alpha) - float(log_beta(1 + hits, 1 + n - hits))
 
@@ -56,7 +46,7 @@ def share_bounds(hits: int, n: int, alpha: float) -> Interval:
 
 
 def _border(outside: Callable[[float], bool], inner: float, outer: float) -> float:
-    """Where ``outside`` becomes true on the way from ``inner`` to ``outer``; ``outer`` where it does not."""
+    """Where ``outside`` becomes true between ``inner`` and ``outer``; ``outer`` if it does not."""
     if not outside(outer):
         return outer
     for _ in range(60):
@@ -65,31 +55,19 @@ def _border(outside: Callable[[float], bool], inner: float, outer: float) -> flo
     return outer
 
 
-def _wilson(hits: int, n: int, alpha: float) -> Interval:
-    """Wilson's score interval (JASA 1927)."""
-    z = normal_ppf(1 - alpha / 2)
-    share = hits / n
-    middle = (share + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    return Interval(max(0.0, middle - half), min(1.0, middle + half))
-
-
 def chi_square_ratio(counts: Sequence[int], weights: Sequence[float]) -> float:
-    """p-value of Pearson's chi-square test that ``counts`` follow ``weights``; 1 of no counts. For one look."""
+    """p-value of Pearson's chi-square test that ``counts`` follow ``weights``; 1 without counts. Valid for one look."""
     total = sum(counts)
     if total == 0:
         return 1.0
-    expected = np.asarray(weights, float) / sum(weights) * total
-    statistic = float(np.sum((np.asarray(counts) - expected) ** 2 / expected))
-    return chi2_sf(statistic, len(counts) - 1)
+    return float(stats.chisquare(counts, np.asarray(weights, float) / sum(weights) * total).pvalue)
 
 
 def sequential_ratio(arms: Indices, weights: Sequence[float], prior: float = 100.0) -> float:
-    """p-value that holds at any time, from the arms [n] of units in the order in which they came.
+    """p-value, valid at any time, that arms [n], in order of arrival, follow ``weights``.
 
     The sequential multinomial test of Lindon & Malek (arXiv 2011.03567): multinomial chances drawn from a Dirichlet
-    with ``prior`` * weights against the weights; its inverse, at its greatest so far, is a p-value by Ville's
-    inequality.
+    with ``prior`` * weights against the weights; the inverse of its maximum so far is a p-value by Ville's inequality.
     """
     if len(arms) == 0:
         return 1.0
@@ -97,6 +75,7 @@ def sequential_ratio(arms: Indices, weights: Sequence[float], prior: float = 100
     counts = np.cumsum(arms[:, None] == np.arange(len(shares)), axis=0).astype(np.float64)
     n = np.arange(1.0, len(arms) + 1)
     alphas: Floats = prior * shares
+    log_gamma = special.gammaln
     mixed = log_gamma(prior) - log_gamma(prior + n) + np.sum(log_gamma(alphas + counts) - log_gamma(alphas), axis=1)
     evidence = mixed - counts @ np.log(shares)
     return float(min(1.0, np.exp(-np.max(evidence))))
@@ -104,7 +83,7 @@ def sequential_ratio(arms: Indices, weights: Sequence[float], prior: float = 100
 
 def equivalent(ratio: Callable[[float], Interval], margin: float, alpha: float) -> bool:
     """Whether B / A lies between 1 / (1 + margin) and 1 + margin, at level alpha: two one-sided tests (Schuirmann 1987)
-    as one interval of level 1 - 2 alpha. ``ratio`` gives the interval for an alpha; a margin of 0 is never met."""
+    as one interval of level 1 - 2 alpha. ``ratio`` returns the interval for an alpha; a margin of 0 is never met."""
     return ratio(2 * alpha).inside(1 / (1 + margin), 1 + margin)
 
 

@@ -31,8 +31,7 @@ def quantile_ranks(n: int, p: float, alpha: float) -> tuple[int, int]:
     """Ranks (1-based) of the two order statistics that enclose the p-quantile with chance >= 1 - alpha.
 
     The number of values below a quantile is binomial (David & Nagaraja, Order Statistics, 3rd ed., 7.1); each side gets
-    alpha / 2. Rank 0 stands for minus, rank n + 1 for plus infinity: n is too small for a bound on that side. Ties only
-    raise the coverage.
+    alpha / 2. Rank 0 is minus, rank n + 1 plus infinity: n is too small for a bound. Ties only raise the coverage.
     """
     return binomial_ppf(alpha / 2, n, p), binomial_ppf(1 - alpha / 2, n, p) + 1
 
@@ -47,15 +46,15 @@ def quantile_interval(ordered: Floats, p: float, alpha: float) -> Interval:
 
 
 def quantile(ordered: Floats, p: float) -> float:
-    """The smallest value with at least a share p of the values [n] at or below it; NaN of nothing."""
+    """The smallest value with at least a share p of the values [n] at or below it; NaN if empty."""
     if len(ordered) == 0:
         return math.nan
     return float(ordered[min(len(ordered) - 1, max(0, math.ceil(p * len(ordered) - 1e-9) - 1))])
 
 
 def band_half_width(n: int, alpha: float) -> float:
-    """Half the height of the band that holds the whole distribution function of n independent values with chance
-    >= 1 - alpha (Dvoretzky, Kiefer & Wolfowitz; constant of Massart, Ann. Probab. 1990)."""
+    """Half the height of a band that contains the whole distribution function of n independent values with chance >= 1
+    - alpha (Dvoretzky, Kiefer & Wolfowitz; constant of Massart, Ann. Probab. 1990)."""
     return min(1.0, math.sqrt(math.log(2 / alpha) / (2 * n))) if n > 0 else 1.0
 
 
@@ -108,16 +107,16 @@ class HarrellDavis:
 
 
 MIN_UNITS = 8
-"""With fewer units per arm nothing is concluded."""
+"""Fewer units per arm give no conclusion."""
 
 
 @dataclass(frozen=True)
 class QuantileComparison:
-    """Expanded percentile intervals (Hesterberg, arXiv 1411.5279, section 5.2): the bootstrap's tails are taken where a
-    t distribution with units - 1 degrees of freedom would take them.
+    """Expanded percentile intervals (Hesterberg, arXiv 1411.5279, section 5.2): tails of the bootstrap at the levels of
+    a t distribution with units - 1 degrees of freedom.
 
-    Percentile intervals of a quantile need no density and do not change when latencies are transformed; BCa needs the
-    jackknife, which is inconsistent for quantiles. The estimate is Harrell & Davis's, in the sample as in the draws.
+    Percentile intervals of a quantile need no density and are invariant to transformations of latencies; BCa needs the
+    jackknife, which is inconsistent for quantiles. The estimate is Harrell & Davis's, in the sample and in the draws.
     """
 
     a: float
@@ -203,13 +202,13 @@ def _sorted(values: Floats, units: Indices) -> tuple[Floats, Indices]:
 
 
 def below_bounds(times: Floats, p: float, alpha: float, tuned_for: float) -> tuple[Floats, Floats]:
-    """Bounds (low, high), each [times], that the number of values at or below the p-quantile keeps to for all times
+    """Bounds (low, high), each [times], that the number of values at or below the p-quantile satisfies at all times
     together with chance >= 1 - alpha.
 
     After Howard & Ramdas 2022 (arXiv 1906.09712, Theorem 1b): Ville's inequality for the likelihood ratio of a
-    Bernoulli(theta) against Bernoulli(p), theta drawn from a Beta around p. Ours is drawn on one side of p, with
-    alpha / 2 for each, so that ties in the values cannot break it; and as the ratio is convex in the observation, a
-    mean of indicators may take the place of one indicator. ``tuned_for`` is the time at which the bounds are tightest.
+    Bernoulli(theta) against Bernoulli(p), theta drawn from a Beta around p. Here theta is drawn on one side of p, with
+    alpha / 2 for each, so that ties in the values keep the bound; the ratio is convex in the observation, so a mean of
+    indicators may replace an indicator. ``tuned_for``: the time at which the bounds are tightest.
     """
     prior = max(1.0, tuned_for / (2 * math.log(2 / alpha) + math.log(1 + 2 * math.log(2 / alpha))))
     low = _least(times, p, alpha / 2, prior)
@@ -218,7 +217,7 @@ def below_bounds(times: Floats, p: float, alpha: float, tuned_for: float) -> tup
 
 
 def _least(times: Floats, p: float, alpha: float, prior: float) -> Floats:
-    """The smallest sums [times] that are not significantly below p * time; -1 where none is."""
+    """The smallest sums [times] that are not significantly below p * time; -1 if there is none."""
     a, b = prior * p, prior * (1 - p)
     base = log_beta(a, b) + log_beta_cdf(p, a, b)
 
@@ -237,9 +236,9 @@ def _least(times: Floats, p: float, alpha: float, prior: float) -> Floats:
 
 
 def quantile_bounds(values: Floats, units: Indices, p: float, alpha: float, tuned_for: float) -> Interval:
-    """The interval for the p-quantile of values [n] of units: of the distribution in which every unit has equal weight.
+    """The interval for the p-quantile of values [n] of units, for a distribution in which all units have equal weight.
 
-    Units (not values) must be alike and independent of what went before; time is their number.
+    Units (not values) must be identically distributed and independent of the past; time is their number.
     """
     if len(values) == 0:
         return Interval(-math.inf, math.inf)
@@ -249,8 +248,7 @@ def quantile_bounds(values: Floats, units: Indices, p: float, alpha: float, tune
     order = np.argsort(values, kind="stable")
     running = np.cumsum(weights[order])
     (least,), (most,) = below_bounds(np.array([time]), p, alpha, tuned_for)
-    # x is too small when what lies at or below it is less than `least`, too large when what lies below it is more
-    # than `most`.
+    # A bound is too small if fewer than `least` values are at or below it, too large if more than `most` are below.
     first = int(np.searchsorted(running, least - 1e-9))
     last = int(np.searchsorted(running, most + 1e-9, side="right"))
     low = float(values[order[first]]) if least > 0 else -math.inf
@@ -259,7 +257,7 @@ def quantile_bounds(values: Floats, units: Indices, p: float, alpha: float, tune
 
 
 def quantile_ratio_bounds(sample: TwoArmSample, p: float, alpha: float, tuned_for: float) -> Interval:
-    """The interval for the ratio B / A of quantiles of values >= 0, at all times at once: alpha / 2 for either arm."""
+    """The interval for the ratio B / A of quantiles of values >= 0, valid at all times: alpha / 2 for each arm."""
     a, b = (
         quantile_bounds(values, units, p, alpha / 2, tuned_for)
         for values, units in zip(sample.values, sample.units, strict=True)

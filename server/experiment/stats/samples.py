@@ -1,4 +1,4 @@
-"""Samples of two arms, how their units depend on each other, and the distributions the statistics build on."""
+"""Samples of two arms, the dependence of their units, and distribution functions."""
 
 from __future__ import annotations
 
@@ -35,20 +35,8 @@ def binomial_ppf(p: float, n: int, chance: float) -> int:
     return int(stats.binom.ppf(p, n, chance))
 
 
-def beta_ppf(p: float, a: float, b: float) -> float:
-    return float(special.betaincinv(a, b, p))
-
-
-def chi2_sf(x: float, df: int) -> float:
-    return float(special.chdtrc(df, x))
-
-
 def beta_cdf(x: Floats, a: float, b: float) -> Floats:
     return np.asarray(special.betainc(a, b, x))
-
-
-def log_gamma(x: Floats | float) -> Floats:
-    return np.asarray(special.gammaln(x))
 
 
 def log_beta(a: Floats | float, b: Floats | float) -> Floats:
@@ -56,13 +44,13 @@ def log_beta(a: Floats | float, b: Floats | float) -> Floats:
 
 
 def log_beta_cdf(x: float, a: Floats | float, b: Floats | float) -> Floats:
-    """log P(Beta(a, b) <= x); -inf where that is too small for a float."""
+    """log P(Beta(a, b) <= x); -inf on underflow."""
     with np.errstate(divide="ignore"):
         return np.asarray(np.log(special.betainc(a, b, x)))
 
 
 class Interval(NamedTuple):
-    """From ``low`` to ``high``, both included; infinite where the data bound nothing."""
+    """From ``low`` to ``high``, inclusive; infinite if the data give no bound."""
 
     low: float
     high: float
@@ -81,7 +69,7 @@ ANY_RATIO = Interval(0.0, math.inf)
 
 
 class Comparison(Protocol):
-    """One statistic of both arms, and how far apart the arms may be."""
+    """One statistic of both arms, and intervals for their difference."""
 
     @property
     def a(self) -> float:
@@ -106,10 +94,10 @@ Indices = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class TwoArmSample:
-    """Values of arms A and B, and the unit (pair, time block, session) each one is from.
+    """Values of arms A and B, and the unit (pair, time block, session) of each.
 
-    ``values`` are two arrays [n_a] and [n_b], ``units`` two of the same lengths with numbers 0 .. n_units - 1 that
-    follow time. Values of different units are taken as independent, up to `merged`.
+    ``values`` are two arrays [n_a] and [n_b], ``units`` two of the same lengths with numbers 0 .. n_units - 1 in time
+    order. Different units are independent, except as stated to `merged`.
     """
 
     values: tuple[Floats, Floats]
@@ -121,33 +109,32 @@ class TwoArmSample:
         return len(self.values[0]), len(self.values[1])
 
     def present(self) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-        """Per arm, which units [n_units] have values in it."""
+        """Per arm, which units [n_units] have values."""
         a, b = (np.bincount(units, minlength=self.n_units) > 0 for units in self.units)
         return a, b
 
     def strata(self) -> list[Indices]:
-        """The units in groups to be resampled each on its own: by arm where no unit has both, else all together."""
+        """The groups of units to resample separately: by arm if no unit has both arms, else one group."""
         a, b = self.present()
         if np.any(a & b):
             return [np.flatnonzero(a | b)]
         return [np.flatnonzero(a), np.flatnonzero(b)]
 
     def merged(self, length: int) -> TwoArmSample:
-        """The same with ``length`` consecutive units as one: non-overlapping blocks (Carlstein 1986)."""
+        """The sample with ``length`` consecutive units as one: non-overlapping blocks (Carlstein 1986)."""
         if length <= 1:
             return self
         a, b = (units // length for units in self.units)
         return TwoArmSample(self.values, (a, b), -(-self.n_units // length))
 
 
-_MIN_BLOCKS = 10
+_MIN_BLOCKS = 10  # that must remain
 
 
 def block_length(series: Floats) -> int:
     """Length of blocks for a dependent series [n] (Politis & White 2004 with the correction of Patton, Politis & White
-    2009, circular blocks), doubled; at least 1, and such that 10 blocks remain. Their length has the least mean square
-    error, but its variance is too small; one that covers needs longer blocks, and a t quantile for their small number.
-    """
+    2009, circular blocks), doubled; at least 1, with at least 10 blocks. The published length minimises the mean
+    square error, but underestimates the variance; coverage needs longer blocks, and a t quantile for their number."""
     n = len(series)
     limit = n // _MIN_BLOCKS
     if limit <= 1 or np.ptp(series) == 0:
@@ -158,7 +145,7 @@ def block_length(series: Floats) -> int:
     cov = np.array([np.dot(centred[: n - k], centred[k:]) / n for k in range(longest + 1)])
     small = np.abs(cov[1:] / cov[0]) < 2 * math.sqrt(math.log10(n) / n)
     last = next((m for m in range(longest - ahead + 1) if small[m : m + ahead].all()), None)
-    if last == 0:  # nothing is correlated: what the formula would add is noise
+    if last == 0:  # no correlation: the formula would add noise
         return 1
     width = min(2 * (last if last is not None else longest), longest)
     lags = np.arange(1, width + 1)
@@ -172,7 +159,7 @@ def block_length(series: Floats) -> int:
 
 
 def sample_block_length(sample: TwoArmSample, p: float | None) -> int:
-    """`block_length` of what the units [n_units] add to the comparison of the arms' p-quantiles, or means (None)."""
+    """`block_length` of the units' [n_units] contributions to the comparison of p-quantiles, or of means (p None)."""
     series = np.zeros(sample.n_units)
     for values, units, sign in zip(sample.values, sample.units, (-1.0, 1.0), strict=True):
         if len(values) == 0:
@@ -187,12 +174,12 @@ def sample_block_length(sample: TwoArmSample, p: float | None) -> int:
 
 Counts = npt.NDArray[np.int64]
 
-_CHUNK = 1 << 21
+_CHUNK = 1 << 21  # elements
 
 
 def unit_counts(sample: TwoArmSample, draws: int, rng: np.random.Generator) -> Iterator[Counts]:
-    """How often each unit is drawn: ``draws`` rows [n_units], in chunks of a bounded size. The bootstrap of units
-    (Efron 1979), within each stratum of the sample: each row sums to the number of units."""
+    """How often each unit is drawn: ``draws`` rows [n_units], in chunks of bounded size. The bootstrap of units (Efron
+    1979), within each stratum: a row sums to the number of units."""
     widest = max(sample.n_units, *sample.sizes, 1)
     rows = max(1, min(draws, _CHUNK // widest))
     strata = sample.strata()

@@ -203,7 +203,7 @@ class TestTakenUp:
         assert [arm.requests for arm in found.arms] == [20, 20]
         assert (found.primary.units, found.compared_outputs, found.mismatched_outputs) == (20, 20, 0)
         lone = [note for note in found.notes if "without the other request" in note]
-        assert lone == (["records of pairs without the other request left out: 1"] if alone else [])
+        assert lone == (["records excluded, pairs without the other request: 1"] if alone else [])
 
     def test_one_that_is_complete_is_not_asked_again(self, tmp_path: Path) -> None:
         play(tmp_path, plan(warmup_requests=1), FakeArm(), FakeArm())

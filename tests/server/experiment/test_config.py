@@ -48,8 +48,8 @@ def test_a_plan_is_read(tmp_path: Path) -> None:
         ("name: ngram-or-eagle", "name: a b", 1, "should match pattern"),
         ("salt: 7f3a", "sault: 7f3a", 7, "Extra inputs"),
         ("metric: ttft_ms", "metric: speed", 8, "no metric 'speed'; there are e2e_ms"),
-        ("min_effect: 2%", "min_effect: two%", 8, "no percentage; write 2%"),
-        ("block_s: 20s", "block_s: soon", 7, "no duration; write 500ms"),
+        ("min_effect: 2%", "min_effect: two%", 8, "not a percentage; write 2%"),
+        ("block_s: 20s", "block_s: soon", 7, "not a duration; write 500ms"),
         ("washout_s: 500ms", "washout_s: 20", 7, "washout_s leaves nothing"),
         ("tpot_ms@p50", "tpot_ms@pxx", 9, "write METRIC@pNN"),
         ("metric: queue_ms@p99", "metric: token_mismatch_rate", 12, "no metric 'token_mismatch_rate'"),
@@ -77,7 +77,7 @@ def test_weights_of_pairs_files_that_are_not_there_and_other_texts_are_refused(t
     with pytest.raises(ExperimentError, match="leave weight out"):
         read_config(path)
     path.write_text("- a\n")
-    with pytest.raises(ExperimentError, match="must hold a mapping"):
+    with pytest.raises(ExperimentError, match="must be a mapping"):
         read_config(path)
     path.write_bytes(b"\xff\xfe\xfa")
     with pytest.raises(ExperimentError, match="not UTF-8"):

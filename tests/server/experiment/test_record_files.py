@@ -152,7 +152,7 @@ def test_rows_of_older_and_newer_fields_are_read() -> None:
 
 
 def test_folders_without_records_and_foreign_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ExperimentError, match="holds no records"):
+    with pytest.raises(ExperimentError, match="contains no records"):
         read_records(tmp_path)
     (tmp_path / "records-00001.sdr").write_bytes(b"something else")
     with pytest.raises(ExperimentError, match="not a record file"):

@@ -218,6 +218,6 @@ def test_what_can_not_be_done_ends_with_one_line(tmp_path: Path) -> None:
     folder = _folder(tmp_path, plan, paired(plan, 10, 1.0, seed=6))
     refused = _ab("plan", folder, "--effect", "5%")
     assert refused.exit_code == 1
-    assert "too few to plan from" in refused.output
+    assert "too few for a plan" in refused.output
     assert _ab("plan", folder, "--effect", "lots").exit_code == 2
     assert "no metric 'x'" in _ab("plan", folder, "--effect", "5%", "--metric", "x@p50").output

@@ -140,7 +140,9 @@ async def test_bad_plans_are_refused_with_line_and_reason(tmp_path: Path) -> Non
         assert error.code() == CODE.INVALID_ARGUMENT
         (violation,) = found(error, BadRequest).field_violations
         assert violation.field == "plan"
-        assert violation.description.startswith("line 3: arms.narrow.request.speculation.breadth: no option")
+        assert violation.description.startswith(
+            "line 3: arms.narrow.request.speculation.breadth: an arm cannot change it"
+        )
         assert (await server.http.post(PATH, content=b"\xff\xfe")).status_code == 400
         assert not server.folder.exists()
 
@@ -152,7 +154,7 @@ async def test_what_is_in_the_way_is_named(tmp_path: Path) -> None:
         assert (answer.status_code, answer.json()["error"]["code"]) == (409, "experiment_not_started")
         assert "more and widths both change speculation.width" in answer.json()["error"]["message"]
         again = await server.http.post(PATH, content=PLAN)
-        assert "widths runs already" in again.json()["error"]["message"]
+        assert "widths is already running" in again.json()["error"]["message"]
         await server.http.delete(f"{PATH}/widths")
         assert (await server.http.post(PATH, content=OTHER)).status_code == 201
         changed = await server.http.post(PATH, content=PLAN.replace("width: 2", "width: 3"))
@@ -202,7 +204,7 @@ async def test_an_experiment_ends_as_its_plan_says(tmp_path: Path) -> None:
         ended = {one.name: one for one in await server.experiments.statuses()}
         assert (ended["short"].state, sum(ended["short"].records.values())) == ("finished", 5)
         assert len(server.records("short")) == 5
-        assert ended["timed"].reason == "its time is over"
+        assert ended["timed"].reason == "its time has passed"
         again = await server.http.post(PATH, content=short)
         assert "has ended: 5 requests were recorded" in again.json()["error"]["message"]
 
@@ -252,7 +254,7 @@ async def test_at_the_command_line(tmp_path: Path) -> None:
         assert "report: " in shown.output
         assert "<html" in page.read_text()
         ended = await run_cli(server, "stop", "widths")
-        assert ended.output.startswith("widths: stopped (somebody stopped it), hash, records: ")
+        assert ended.output.startswith("widths: stopped (it was stopped by a call), hash, records: ")
         assert (await run_cli(server, "stop", "widths")).exit_code == 1
         plan.write_text(PLAN.replace("hash", "sometimes"))
         bad = await run_cli(server, "start", str(plan))

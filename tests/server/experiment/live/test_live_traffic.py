@@ -197,7 +197,7 @@ async def test_callers_choose_their_arm_where_they_may(tmp_path: Path) -> None:
         assert all(record.overridden for record in records)
         answer = await server.ask("x", arm="widths=broad")
         assert answer.status_code == 400
-        assert "there are narrow, wide" in answer.json()["error"]["message"]
+        assert "its arms are narrow, wide" in answer.json()["error"]["message"]
         assert answer.json()["error"]["param"] == "x-specdec-arm"
         assert (await server.ask("x", arm="widths")).status_code == 400
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -214,7 +214,7 @@ async def test_callers_do_not_choose_where_either_says_no(tmp_path: Path, config
         await started(server, text)
         answer = await server.ask("x", arm="widths=wide")
         assert answer.status_code == 400
-        assert "does not let callers choose" in answer.json()["error"]["message"]
+        assert "does not allow callers to choose" in answer.json()["error"]["message"]
 
 
 async def test_two_experiments_on_two_settings_run_at_once(tmp_path: Path) -> None:
@@ -300,7 +300,7 @@ async def test_an_engine_that_can_not_be_switched_ends_the_experiment(tmp_path: 
             while (status := await server.experiments.get("drafts")).state == "running":
                 assert (await server.ask()).status_code == 200
         assert status.state == "failed"
-        assert "could not be switched" in status.reason
+        assert "cannot be switched" in status.reason
         assert server.serving.client.info.draft == "old"
         assert "x-specdec-arm" not in (await server.ask()).headers
 
