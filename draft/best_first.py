@@ -13,10 +13,15 @@ from specdec.core.tree import TokenTree
 
 Context = TypeVar("Context")
 Child = tuple[float, int, list[Context]]
-"""(prob, token, the contexts behind it)"""
+"""(probability, token, contexts that end in the token)"""
 
-MAX_CONTEXTS = 4  # the longest ones of a node; what more of them add is lost in the noise
-ENOUGH = 0.9  # once so much of the chance is given away, shorter contexts are not asked
+MAX_CONTEXTS = 4  # contexts of a node, the longest ones; further ones change acceptance by less than its noise
+MAX_SHARED_CHANCE = 0.9  # sum of the children's chances above which shorter contexts are not consulted
+
+# The fit to source code that `share_out` describes
+BRANCHING_POWER = 1.5  # of a follower's share: a context that branched before tends to branch anew
+LENGTH_WEIGHT = 0.4  # per token of the context
+COUNT_POWER = 0.7  # of the number of times that the context was seen
 
 
 def expand(
@@ -25,12 +30,11 @@ def expand(
     contexts: Seq[Context],
     children: Callable[[Seq[Context], int], list[Child[Context]]],
 ) -> None:
-    """Fill ``tree`` with the best continuations of ``contexts``, which are those of its root.
+    """Fill ``tree`` with the likeliest continuations of ``contexts``, the contexts of its root.
 
-    children: of a node's contexts, at most so many, likeliest first.
+    children: function (contexts of a node, maximum) -> its children, likeliest first.
     """
-    # (minus score, order, parent, token, prob, rank, contexts): `order` settles equal scores, so that the same
-    # texts give the same tree every time.
+    # (minus score, order, parent, token, prob, rank, contexts): `order` breaks ties, so that trees are reproducible.
     heap: list[tuple[float, int, int, int, float, int, list[Context]]] = []
     order, node, width = 0, 0, task.width
     while True:
@@ -50,16 +54,17 @@ def expand(
 
 
 def share_out(seen: Iterable[tuple[int, list[tuple[int, int, Context]]]], width: int) -> list[Child[Context]]:
-    """The ``width`` likeliest next tokens, by what followed contexts of falling length.
+    """The ``width`` likeliest next tokens, from what followed contexts of falling length.
 
-    seen: per context, its length and (token, how often it followed, the context behind it). The longest context is
-    asked first and gives each token that followed it
+    The longest context gives each token that followed it
 
         share^1.5 (1 - 1 / ((1 + 0.4 length) seen^0.7))
 
-    of the chance; the next longest shares out what is left, as in prediction by partial matching (Cleary and Witten
-    1984). The constants are a fit to source code: how often the most frequent follower came again, by the length of
-    the context and by how often it was seen. A context that has branched before tends to branch anew: hence the 1.5.
+    of the chance. The next longest distributes the rest, as in prediction by partial matching (Cleary and Witten
+    1984). The constants are a fit to source code: how often the most frequent follower recurred, by the length of the
+    context and the number of times that it was seen.
+
+    seen: per context its length and its followers (token, count, context that ends in the token).
     """
     left = 1.0
     probs: dict[int, float] = {}
@@ -68,7 +73,7 @@ def share_out(seen: Iterable[tuple[int, list[tuple[int, int, Context]]]], width:
         total = sum([count for _, count, _ in options])
         trusted = left * trust(length, total)
         for token, count, behind in options:
-            prob = trusted * (count / total) ** 1.5
+            prob = trusted * (count / total) ** BRANCHING_POWER
             left -= prob
             if token in probs:
                 probs[token] += prob
@@ -76,7 +81,7 @@ def share_out(seen: Iterable[tuple[int, list[tuple[int, int, Context]]]], width:
             else:
                 probs[token] = prob
                 after[token] = [behind]
-        if left < 1.0 - ENOUGH:
+        if left < 1.0 - MAX_SHARED_CHANCE:
             break
     if len(probs) == 1:
         return [(prob, token, after[token]) for token, prob in probs.items()]
@@ -85,5 +90,5 @@ def share_out(seen: Iterable[tuple[int, list[tuple[int, int, Context]]]], width:
 
 
 def trust(length: int, seen: int) -> float:
-    """The chance that what always followed a context of ``length`` tokens, ``seen`` so often, follows again."""
-    return 1.0 - 1.0 / ((1.0 + 0.4 * length) * seen**0.7)
+    """Chance that the only follower of a context recurs. length: the context's tokens; seen: its occurrences."""
+    return 1.0 - 1.0 / ((1.0 + LENGTH_WEIGHT * length) * seen**COUNT_POWER)

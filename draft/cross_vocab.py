@@ -1,4 +1,4 @@
-"""Drafts with a small model of another vocabulary: it reads text, and its drafts are retokenised for the target."""
+"""Drafts with a small model of another vocabulary: text is retokenised for the draft, its drafts for the target."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from draft.model import WIDEST_LEVEL, Drafted, Growth, PendingPrefill, feed, going_on, prefill_drafts
+from draft.model import WIDEST_LEVEL, Drafted, Growth, PendingPrefill, feed, prefill_drafts, worth_expanding
 from draft.protocol import DraftTask, ModelBasedDrafter
 from draft.retokenize import RetokenizedText, VocabularyBridge, add_canonical_path, best_tokens
 from specdec.core.kv_cache import KvCacheManager, PagedTokens
@@ -20,44 +20,41 @@ from specdec.models.tokenizer import Tokenizer
 from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
 from verify_kernels.sampling import RowSampling
 
-TOGETHER = 16  # sequences drafted in one go: bounds the table of logits in the target's vocabulary
-SPARE = 3  # tokens looked at beyond the width, in place of those without a twin
-SPELLED_ON = 0.95  # chance that the rest of a word follows once its first token is right
+MAX_TOGETHER = 16  # sequences drafted together; bounds the buffer of logits in the target's vocabulary
+SPARE_TOKENS = 3  # tokens considered beyond the width, to replace those without a twin
+REST_OF_TOKEN_CHANCE = 0.95  # that the target continues a draft token that it splits; a guess, later calibrated
 
 _Offer = tuple[int, float, int, int, float]
-"""(rank, minus the log of the chance to be reached, own parent, token of the target, log-probability)"""
+"""(rank, minus the log of the chance of being reached, own parent, token of the target, log-probability)"""
 
 
 @dataclass(slots=True)
 class _Reader:
-    """The draft's side of a sequence: its text, how many of the target's tokens it has read, and how many tokens of the
-    text the prefix cache knew and how many have their KV.
-
-    ``paged`` is a sequence of the draft's tokens, as the block tables know it; None until it is needed. ``drafted``:
-    what was drafted last.
-    """
+    """The draft's state of a sequence."""
 
     text: RetokenizedText
-    n_read: int
-    cached: int
-    computed: int = 0
-    paged: PagedTokens | None = None
-    drafted: Drafted | None = None
+    n_read: int  # tokens of the target that `text` holds
+    cached: int  # tokens of the text in the prefix cache when the sequence began
+    computed: int = 0  # tokens of the text with KV
+    paged: PagedTokens | None = None  # the draft's tokens and pages; None until the first proposal
+    drafted: Drafted | None = None  # the last proposal
 
 
-PROMPT_TOKENS = 256  # least tokens of a long prompt that the draft computes: further context hardly helps it
+PROMPT_TOKENS = 256  # least tokens of a long prompt that the draft computes; more context hardly helps it
 
 
 class CrossVocabularyDrafter(ModelBasedDrafter):
-    """A level takes the draft's logits over to the tokens both vocabularies have (token-level intersection), where the
-    request's own filters and the target's noise choose the children; a favourite without a twin is proposed in the
-    target's spelling, as a path. In the end the likeliest path is put into the target's own tokenisation, which
-    joins what the draft says in two words.
+    """Drafts with a model of another vocabulary.
 
-    Its KV lies in pages of its own, since the two count tokens differently, with a prefix cache of its own.
+    The draft's logits are mapped to the tokens that both vocabularies share (token-level intersection), from which the
+    request's filters and the target's noise choose the children. A best token without a twin is proposed as the path of
+    the target's tokens for its text. At the end the likeliest path is tokenised again by the target's tokenizer, which
+    may join tokens of the draft.
 
-    target_size: rows of the target's output table. max_batch: sequences drafted together at most. prompt_tokens: of a
-    long prompt at least so many last tokens are computed (`RetokenizedText`); 0: all.
+    The draft has its own pages and prefix cache, since the two models count tokens differently.
+
+    target_size: rows of the target's output table. max_batch: sequences drafted together. prompt_tokens: see
+    `RetokenizedText`.
     """
 
     name = "model"
@@ -75,24 +72,24 @@ class CrossVocabularyDrafter(ModelBasedDrafter):
         self._decoder, self._sampler, self._target, self._draft = decoder, sampler, target, draft
         self._bridge = VocabularyBridge(target, draft, target_size, decoder.config.vocab_size)
         self._kv = KvCacheManager(decoder.pool.pages, prefix_cache=True)
-        self._logits = self._bridge.buffer(WIDEST_LEVEL * min(max_batch, TOGETHER))
+        self._logits = self._bridge.buffer(WIDEST_LEVEL * min(max_batch, MAX_TOGETHER))
         self._prompt_tokens = prompt_tokens
         self._readers: dict[Sequence, _Reader] = {}
 
     def end(self, sequence: Sequence) -> None:
-        """Forget the sequence; its full pages stay to be found."""
+        """Release the sequence's pages; full ones stay in the prefix cache."""
         reader = self._readers.pop(sequence, None)
         if reader is not None and reader.paged is not None:
             self._kv.release(reader.paged)
 
     def pending_prefill(self, sequence: Sequence) -> int:
-        """About how many of its tokens it must read."""
+        """See `ModelBasedDrafter`; an estimate, since tokens that are not retokenised yet count as one each."""
         reader = self._readers.get(sequence) or self._start_reading(sequence)
         known = reader.computed if reader.paged is not None else reader.cached
         return len(sequence.tokens) - reader.n_read + len(reader.text.ids) - known
 
     def warm_up(self, rows: int) -> None:
-        """One level for ``rows`` sequences: rows, logits, and their way into the target's vocabulary."""
+        """See `ModelBasedDrafter`; includes the translation of logits."""
         pages = list(range(-(-rows // PAGE_SIZE)))
         batch = ForwardBatch.build([BatchEntry([0] * rows, list(range(-1, rows - 1)), 0, pages)])
         logits = self._decoder.forward(batch, list(range(rows)))
@@ -100,8 +97,9 @@ class CrossVocabularyDrafter(ModelBasedDrafter):
             self._bridge.translate(logits[row : row + 1], self._logits)
 
     def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
-        """Read what is new, then grow every tree by levels until deeper ones do not pay."""
-        return [tree for at in range(0, len(tasks), TOGETHER) for tree in self._propose(tasks[at : at + TOGETHER])]
+        """See `Drafter`."""
+        groups = (tasks[at : at + MAX_TOGETHER] for at in range(0, len(tasks), MAX_TOGETHER))
+        return [tree for group in groups for tree in self._propose(group)]
 
     def _propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
         trees = [TokenTree(task.sequence.tokens[-1]) for task in tasks]
@@ -129,14 +127,14 @@ class CrossVocabularyDrafter(ModelBasedDrafter):
         return trees
 
     def _start_reading(self, sequence: Sequence) -> _Reader:
-        """Start to follow a sequence; no pages yet, since many are never drafted for."""
+        """The state of a new sequence. It has no pages before its first proposal, which many sequences never get."""
         text = RetokenizedText(self._target, self._draft, self._bridge, sequence.tokens, self._prompt_tokens)
         cached = self._kv.cached_tokens(text.ids[: text.stable], sequence.salt)
         reader = self._readers[sequence] = _Reader(text, len(sequence.tokens), cached)
         return reader
 
     def _read_new(self, reader: _Reader, task: DraftTask) -> bool:
-        """Take in what was committed since; whether a proposal can begin here."""
+        """Read the newly committed tokens; returns whether a proposal can start here."""
         tokens = task.sequence.tokens
         reader.computed = min(reader.computed, reader.text.extend(tokens[reader.n_read :]))
         reader.n_read = len(tokens)
@@ -146,7 +144,7 @@ class CrossVocabularyDrafter(ModelBasedDrafter):
         if not reader.text.whole or not ids:
             return False
         if reader.paged is None:
-            # Pages are found by tokens that never change: only stable ones, or none.
+            # The prefix cache finds pages by tokens, so these must not change any more.
             stable = tuple(ids[: reader.text.stable])
             paged = PagedTokens(stable, task.sequence.salt)
             if stable and self._kv.admit(paged) is None:
@@ -165,7 +163,7 @@ class CrossVocabularyDrafter(ModelBasedDrafter):
         return PendingPrefill(reader.text.ids, reader.computed, reader.paged.pages, reached, end)
 
     def _publish(self, reader: _Reader) -> None:
-        """Let other texts find the full pages of what will not change any more."""
+        """Publish the full pages of stable tokens to the prefix cache."""
         paged, text = reader.paged, reader.text
         assert paged is not None
         if len(paged.tokens) < text.stable:
@@ -173,43 +171,42 @@ class CrossVocabularyDrafter(ModelBasedDrafter):
         paged.n_computed = min(reader.computed, text.stable, len(paged.tokens))
         self._kv.publish(paged)
 
-    def _expand(
-        self, growing: Seq[Growth], logits: Tensor, likelihoods: dict[int, list[float]]
-    ) -> list[Growth]:  # fmt: skip
-        """Give frontier nodes their children; returns the growths that can go on."""
+    def _expand(self, growing: Seq[Growth], logits: Tensor, likelihoods: dict[int, list[float]]) -> list[Growth]:
+        """Add the children of all frontier nodes; returns the growths to expand further."""
         rows = [g.row(g.tree.path_tokens(g.anchors[node])) for g in growing for node in g.frontier]
         width = max(growth.task.width for growth in growing)
-        children, favourites = self._children(logits, rows, width)
+        children, best = self._children(logits, rows, width)
         at = 0
         for growth in growing:
             known, room = likelihoods[id(growth)], growth.level_room
             fresh: list[int] = []
             offered: list[_Offer] = []
             for node in growth.frontier:
-                favourite, chance = favourites[at]
-                if self._bridge.to_target[favourite] < 0:
-                    fresh += self._spell_out(growth, node, favourite, chance, known)
+                token, chance = best[at]
+                if self._bridge.to_target[token] < 0:
+                    fresh += self._add_spelled(growth, node, token, chance, known)
                 offered += _offers(growth, node, children[at])
                 at += 1
             offered.sort()
-            growth.advance(fresh + self._twins(growth, offered[: max(0, room - len(fresh))], known))
-        return going_on(growing)
+            growth.advance(fresh + self._add_twins(growth, offered[: max(0, room - len(fresh))], known))
+        return worth_expanding(growing)
 
     def _children(
         self, logits: Tensor, rows: Seq[RowSampling], width: int
     ) -> tuple[list[list[tuple[int, float]]], list[tuple[int, float]]]:
-        """Per row of the draft's logits the best tokens of the target with their log-probabilities, and the draft's own
-        favourite with its probability."""
+        """Per row of the draft's logits: the target's best tokens (token, log-probability), and the draft's best
+        (token, probability)."""
         if any(row.edits is not None or row.policy.temperature > 0 for row in rows):
             children = self._sampler.children(self._bridge.translate(logits, self._logits), rows, width)
             return children, best_tokens(logits)
-        # Nothing depends on the target's ids: the draft's own ranking will do, and its table is a third as long.
-        own = self._sampler.children(logits, rows, width + SPARE)
+        # Greedy rows do not depend on the target's ids, and the draft's own table is a third as long.
+        own = self._sampler.children(logits, rows, width + SPARE_TOKENS)
         to_target = self._bridge.to_target
         twins = [[(to_target[token], logprob) for token, logprob in row if to_target[token] >= 0] for row in own]
         return [row[:width] for row in twins], [(row[0][0], math.exp(row[0][1])) for row in own]
 
-    def _twins(self, growth: Growth, offered: Seq[_Offer], likelihoods: list[float]) -> list[int]:
+    def _add_twins(self, growth: Growth, offered: Seq[_Offer], likelihoods: list[float]) -> list[int]:
+        """Add tokens that have a twin; returns the new own nodes."""
         fresh = []
         for rank, _, parent, token, logprob in offered:
             anchor = growth.offer(growth.anchors[parent], token, math.exp(logprob), rank)
@@ -218,16 +215,16 @@ class CrossVocabularyDrafter(ModelBasedDrafter):
                 likelihoods.append(logprob)
         return fresh
 
-    def _spell_out(
+    def _add_spelled(
         self, growth: Growth, parent: int, token: int, chance: float, likelihoods: list[float]
     ) -> list[int]:  # fmt: skip
-        """A favourite that the target spells with several tokens."""
+        """Add a draft token as the path of the target's tokens for its text; returns the new own node, if any."""
         anchor = growth.anchors[parent]
         path, parts = growth.tree.path_tokens(anchor), self._bridge.spelled(token)
         if not parts or not all(growth.permits([*path, *parts[:i]], part) for i, part in enumerate(parts)):
             return []
         for i, part in enumerate(parts):
-            anchor = growth.offer(anchor, part, SPELLED_ON if i else chance)
+            anchor = growth.offer(anchor, part, REST_OF_TOKEN_CHANCE if i else chance)
             if anchor < 0:
                 return []
         likelihoods.append(math.log(max(chance, 1e-9)))

@@ -1,4 +1,4 @@
-"""Drafts what a grammar forces: keys, punctuation and choices that leave only one way on."""
+"""Drafts the text that a grammar forces, such as keys and punctuation."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from draft.protocol import Drafter, DraftTask
 from specdec.core.sequence import Sequence
 from specdec.core.tree import TokenTree
 
-CERTAINTY = 0.99  # a long stretch may be split otherwise once a part of it stands, or end by another end token
+CERTAINTY = 0.99  # chance of a forced token: the target may split the text into other tokens
 
 
 class GrammarDrafter(Drafter):
-    """Proposes the tokens of the forced text as one chain; without a grammar, nothing at no cost."""
+    """Proposes the tokens of the forced text as one chain."""
 
     name = "grammar"
 
     def serves(self, sequence: Sequence) -> bool:
-        """Only what has a grammar, or a start that must be spelt anew, is forced to anything."""
+        """Whether its request has a grammar or token healing."""
         return sequence.request.grammar is not None or bool(sequence.request.healing_prefix)
 
     def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
-        """Continue each sequence by what its grammar forces after the pending token."""
+        """See `Drafter`."""
         return [_one(task) for task in tasks]
 
 

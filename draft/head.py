@@ -1,50 +1,52 @@
-"""Drafts with an EAGLE-3 feature head: one layer over the target's own hidden states."""
+"""Drafts with an EAGLE-3 feature head: one decoder layer over the target's hidden states."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from draft.head_checkpoint import HeadModel
+from draft.model import MASKED_LOGIT, sampling_row
 from draft.protocol import DraftTask, ModelBasedDrafter
 from specdec.core.kv_cache import page_key, root_key
 from specdec.core.sampling import Sampler
 from specdec.core.sequence import Sequence
 from specdec.core.tree import TokenTree
-from specdec.models.decoder import KvPool, rope_tables
+from specdec.models.decoder import KvPool, check_batch, rope_tables
 from verify_kernels.backend import AttentionSpec, Backend, LinearSpec, Prologue
 from verify_kernels.forward_batch import PAGE_SIZE, BatchEntry, ForwardBatch
 from verify_kernels.packed_weights import PackedLinear
 from verify_kernels.reference.backend import rms_norm
 from verify_kernels.sampling import RowSampling
 
-MAX_LOGIT_ROWS = 64  # rows that are expanded in one forward: what a whole tree can hold
-_NO_TOKEN_HERE = -1e31  # dead to the sampler, which takes what is not above -1e30 for masked
+MAX_LOGIT_ROWS = 64  # rows expanded in one forward: the nodes of a full tree
 
 
 class HeadNetwork:
-    """The one layer of a head over a `ForwardBatch` (Li et al., arXiv 2503.01840).
+    """The layer of a head over a `ForwardBatch` (Li et al., arXiv 2503.01840).
 
-    Slot i of a sequence holds the pair of token i's hidden state x_i (`fuse` of the target's features, or for a
-    drafted token the z of the slot before) and the embedding of token i + 1; it predicts token i + 2:
+    Slot i of a sequence holds the hidden state x_i of token i (`fuse` of the target's features; for a drafted token the
+    z of the previous slot) and the embedding of token i + 1. It predicts token i + 2:
 
         e = RMS(embed(token i + 1)), g = RMS(x_i), y = x_i + attention([e; g]), z = y + MLP(RMS(y)),
         logits = lm_head(RMS(z))
 
-    KV of a slot is a function of its own pair and position alone. Results are views, valid until the next call.
+    The KV of a slot depends on its own pair and position only. Results are views, valid until the next call.
     """
 
     def __init__(self, head: HeadModel, backend: Backend, pool: KvPool, *, max_rows: int, max_positions: int) -> None:
         c = head.config.model
         self.head, self.pool = head, pool
+        self.config = replace(c, vocab_size=head.embed.shape[0])  # the limits that `check_batch` applies
         self.max_rows, self.max_logit_rows = max_rows, min(max_rows, MAX_LOGIT_ROWS)
-        self._backend, self._max_positions = backend, max_positions
+        self.max_positions = max_positions
+        self._backend = backend
         backend.reserve(max_rows, max(head.fc.k, 2 * c.hidden_size, c.intermediate_size, c.q_size), c.q_size)
         self._features = torch.zeros(max_rows, head.fc.k)
         self._fused, self._x, self._embedded = (torch.zeros(max_rows, c.hidden_size) for _ in range(3))
@@ -57,7 +59,7 @@ class HeadNetwork:
         self._draft_logits = torch.zeros(self.max_logit_rows, head.lm_head.n)
         self._logits = self._draft_logits
         if head.target_ids is not None:
-            self._logits = torch.full((self.max_logit_rows, head.target_vocab), _NO_TOKEN_HERE)
+            self._logits = torch.full((self.max_logit_rows, head.target_vocab), MASKED_LOGIT)
         self._bind()
 
     def _bind(self) -> None:
@@ -77,7 +79,7 @@ class HeadNetwork:
 
     def _attention_spec(self) -> AttentionSpec:
         c = self.head.config.model
-        cos, sin = rope_tables(c.rope, c.head_dim, self._max_positions, local=False)
+        cos, sin = rope_tables(c.rope, c.head_dim, self.max_positions, local=False)
         return AttentionSpec(
             n_heads=c.n_heads, n_kv_heads=c.n_kv_heads, head_dim=c.head_dim, scale=c.attn_scale, eps=c.norm_eps,
             window=0, q_norm=None, k_norm=None, cos=cos, sin=sin, qkv=self._qkv, out=self._attended,
@@ -90,7 +92,7 @@ class HeadNetwork:
         return self.head.fc.k
 
     def fuse(self, features: Tensor) -> Tensor:
-        """x float32 [n, hidden] of the target's features float32 [n, layers * target hidden], n at most ``max_rows``.
+        """x, float32 [n, hidden], of the target's features, float32 [n, layers * target hidden], n <= ``max_rows``.
 
         Raises:
             ValueError: ``features`` has another width, or too many rows.
@@ -103,14 +105,14 @@ class HeadNetwork:
         return self._fused[:rows]
 
     def forward(self, batch: ForwardBatch, hidden: Tensor, chosen: Seq[int]) -> tuple[Tensor, Tensor]:
-        """Write every row's KV; of the rows ``chosen``, logits float32 [n, target vocabulary] and z [n, hidden].
+        """Write every row's KV; returns logits, float32 [n, target vocabulary], and z, [n, hidden], of rows ``chosen``.
 
         batch.tokens: the *next* token of each slot. hidden: float32 [rows, hidden], the x of each slot.
 
         Raises:
             ValueError: more rows or positions than the buffers hold, or an id out of range.
         """
-        self._check(batch, chosen)
+        check_batch(self, batch, chosen)
         rows, h, eps = batch.rows, self._x.shape[1], self.head.config.model.norm_eps
         self._backend.embed(self.head.embed, batch.tokens, 1.0, self._embedded)
         self._pair[:rows, :h].copy_(rms_norm(self._embedded[:rows], self.head.embed_norm, eps))
@@ -129,55 +131,36 @@ class HeadNetwork:
                 self._logits[:n].index_copy_(1, self.head.target_ids, self._draft_logits[:n])
         return self._logits[:n], self._z[:n]
 
-    def _check(self, batch: ForwardBatch, chosen: Seq[int]) -> None:
-        if batch.rows > self.max_rows or len(chosen) > self.max_logit_rows:
-            raise ValueError(
-                f"batch: {batch.rows} rows, {len(chosen)} chosen; the buffers hold {self.max_rows}, "
-                f"{self.max_logit_rows}"
-            )
-        if len(chosen) and not 0 <= min(chosen) <= max(chosen) < batch.rows:
-            raise ValueError(f"chosen: must lie in [0, {batch.rows})")
-        last = int((batch.entry_ctx[batch.entry_of] + batch.depth).max())
-        if int(batch.entry_ctx.min()) < 0 or last >= self._max_positions:
-            raise ValueError(f"batch: position {last}, the limit is {self._max_positions - 1}")
-        if int(batch.tokens.min()) < 0 or int(batch.tokens.max()) >= self.head.embed.shape[0]:
-            raise ValueError(f"tokens: ids must lie in [0, {self.head.embed.shape[0]})")
-        if int(batch.page_table.min()) < 0 or int(batch.page_table.max()) >= self.pool.pages:
-            raise ValueError(f"page_table: ids must lie in [0, {self.pool.pages})")
-
 
 @dataclass(slots=True)
 class HeadContext:
-    """Slots from ``64 * first_page`` to ``filled`` hold head KV; features of the ``n_pending`` positions after them
-    wait in ``pending`` (float32 [n, width] each). ``root``: x of slot ``filled - 1``, when this context computed it.
-    ``keys``: page keys of the sequence's tokens. ``n_told``: pages the book of pages was told of.
-    """
+    """The head's state of a sequence: slots with KV, and features that are not computed yet."""
 
-    first_page: int = 0
-    filled: int = 0
-    pending: list[Tensor] = field(default_factory=list)
-    n_pending: int = 0
-    root: Tensor | None = None
-    keys: list[bytes] = field(default_factory=list)
-    n_told: int = 0
+    first_page: int = 0  # page of the sequence at which the head's KV begins
+    filled: int = 0  # end of the slots with KV
+    pending: list[Tensor] = field(default_factory=list)  # float32 [n, width] each: features of the next positions
+    n_pending: int = 0  # their number
+    root: Tensor | None = None  # float32 [hidden]: x of the last slot with KV, if this context computed it
+    keys: list[bytes] = field(default_factory=list)  # page keys of the sequence's tokens
+    n_recorded: int = 0  # pages that `HeadPages` has
 
     @property
     def known(self) -> int:
-        """The first position whose features were not given yet."""
+        """The first position without features."""
         return self.filled + self.n_pending
 
     def restart(self, first_page: int, filled: int) -> None:
-        """Positions were skipped: begin again, with KV of the slots from ``first_page`` on to ``filled``."""
-        self.first_page, self.filled, self.n_told = first_page, filled, filled // PAGE_SIZE
+        """Drop the context; the slots from ``first_page`` to ``filled`` hold KV."""
+        self.first_page, self.filled, self.n_recorded = first_page, filled, filled // PAGE_SIZE
         self.pending, self.n_pending, self.root = [], 0, None
 
     def append(self, rows: Tensor) -> None:
-        """Features of the next positions; copied."""
+        """Append features of the next positions; copies them."""
         self.pending.append(rows.clone())
         self.n_pending += rows.shape[0]
 
     def take(self, n: int) -> Tensor:
-        """The first ``n`` pending features, removed."""
+        """Remove and return the first ``n`` pending features."""
         rows = self.pending[0] if len(self.pending) == 1 else torch.cat(self.pending)
         self.pending = [rows[n:]] if n < self.n_pending else []
         self.n_pending -= n
@@ -193,28 +176,28 @@ class HeadContext:
 
 
 class HeadPages:
-    """For each page filled with head KV: the key of the tokens up to its end, and the page its context began at.
+    """Which pages are full of head KV: per page the key of the tokens up to its end, and its context's first page.
 
-    The page table is the scheduler's: a page may pass to another sequence unseen. So nothing here is promised for a
-    page, it is only compared: content is what the key says until the head writes to the page again.
+    The scheduler may give a page to another sequence without notice. The record stays correct, since only the head
+    writes to its pool: a page holds what its key says until the head writes to it again.
     """
 
     def __init__(self) -> None:
         self._held: dict[int, tuple[bytes, int]] = {}
 
     def written(self, pages: Seq[int], low: int, high: int) -> None:
-        """Slots [low, high) of a sequence with ``pages`` are about to be written."""
+        """Forget the pages of slots [low, high), which are about to be written. pages: the sequence's."""
         for depth in range(low // PAGE_SIZE, -(-high // PAGE_SIZE)):
             self._held.pop(pages[depth], None)
 
     def filled(self, page: int, key: bytes, first_page: int) -> None:
-        """``page`` holds KV of all its slots, in a context that began at page ``first_page`` of its sequence."""
+        """Record that ``page`` is full, in a context that began at page ``first_page`` of its sequence."""
         self._held[page] = (key, first_page)
 
     def first_page(self, pages: Seq[int], keys: Seq[bytes]) -> int | None:
-        """Where the context begins that the KV in ``pages``, the leading ones of a sequence, can serve as.
+        """First page of the context that ends with ``pages``, a sequence's leading pages with these ``keys``.
 
-        None when the last of them holds no KV of this sequence's tokens, or one between does not.
+        None if the last page, or one between, holds no KV of these tokens.
         """
         if not pages:
             return None
@@ -226,32 +209,24 @@ class HeadPages:
 
 
 class HeadTree:
-    """The tree of one task. ``frontier``: the nodes to expand next, all of one depth. ``hidden``: per node the hidden
-    state that goes into its slot, float32 [hidden]: the root's x, and for a drafted node its parent's z.
-    """
+    """The tree of one task under construction."""
 
     def __init__(self, task: DraftTask) -> None:
         self.task = task
         self.tree = TokenTree(task.sequence.tokens[-1])
-        self.frontier = [0]
-        self.hidden: list[Tensor] = []
-
-    def start(self, root: Tensor) -> None:
-        """The root's x is known."""
-        self.hidden = [root]
+        self.frontier = [0]  # nodes to expand next, all of one depth
+        self.hidden: list[Tensor] = []  # float32 [hidden] per node: the root's x; for a drafted node its parent's z
 
     def rows(self) -> list[RowSampling]:
-        """How the children of each frontier node are sampled."""
-        sequence, sampling, out = self.task.sequence, self.task.sequence.sampling, []
-        for node in self.frontier:
-            path = self.tree.path_tokens(node)
-            out.append(sampling.row(len(sequence.tokens) + len(path), path, sequence.n_output + len(path)))
-        return out
+        """Sampling of each frontier node's children."""
+        return [sampling_row(self.task.sequence, self.tree.path_tokens(node)) for node in self.frontier]
 
     def add(self, children: Seq[Seq[tuple[int, float]]], z: Tensor) -> bool:
-        """Add the best children of the frontier, leaving room for deeper levels; whether it is worth going on.
+        """Add the best children of the frontier; returns whether the tree should grow further.
 
-        children: per frontier node (token, log-probability), best first. z: float32 [frontier, hidden], kept.
+        Without calibrated chances, deeper levels get their share of the budget.
+
+        children: per frontier node (token, log-probability), best first. z: float32 [frontier, hidden]; kept.
         """
         tree, task = self.tree, self.task
         left = task.max_nodes - (len(tree) - 1)
@@ -262,10 +237,10 @@ class HeadTree:
             for at, (node, options) in enumerate(zip(self.frontier, children, strict=True))
             for rank, (token, logprob) in enumerate(options[: task.width])
         ]
-        # The first-ranked child holds the target's choice most often, whatever its probability.
+        # By rank first: the first child holds the target's choice most often, whatever its probability.
         offered.sort()
         parents, self.frontier = self.frontier, []
-        if task.level_floor > -math.inf:  # what pays is decided by chances then, not by a division of the budget
+        if task.level_floor > -math.inf:  # chances are calibrated
             share = left
         fresh = 0
         for rank, _, at, token, logprob in offered:
@@ -280,36 +255,35 @@ class HeadTree:
         return bool(self.frontier) and len(tree) <= task.max_nodes and levels > 1
 
 
-PENDING_ROWS = 64  # features that wait for a propose: more are computed at once, so that they take no memory
+MAX_PENDING_ROWS = 64  # features kept until a proposal; from this number on they are computed, to bound memory
 
 
 @dataclass(slots=True)
 class _Feed:
-    """Rows of committed slots to compute: ``rows`` pending ones, or (0) the root again. ``tree``: to grow after it."""
+    """Committed slots of a sequence to compute."""
 
     sequence: Sequence
     context: HeadContext
-    rows: int
-    tree: HeadTree | None
+    rows: int  # pending ones; 0: the root again
+    tree: HeadTree | None  # to grow from the root's logits
 
 
 class HeadDrafter(ModelBasedDrafter):
-    """Proposes the top-w of log q / T + G under the request's own filters, with the noise the target will use, as
-    `draft.model.ModelDrafter` does; q is the head's distribution.
+    """Proposes the top-w of log q / T + G, as `draft.model.ModelDrafter` does; q is the head's distribution.
 
-    The head's KV lies in its own one-layer pool under the shared page table: slot i holds token i's features beside
-    the embedding of token i + 1, so a sequence of n tokens fills slots 0 to n - 2, and the root of its tree is slot
-    n - 2. A level feeds the tree so far again (a layer is cheap), so nothing is ever moved.
+    The head's KV is in its own one-layer pool under the shared page table. Slot i holds token i's features and the
+    embedding of token i + 1, so a sequence of n tokens fills slots 0 to n - 2, and the root of its tree is slot n - 2.
+    Each level computes the tree so far again, since a layer is cheap, so KV is never moved.
 
-    The engine hands over the target's features with `features`. They wait until a proposal needs them or 64 have
-    gathered; prompts therefore cost the head's first half (features to KV) as they are prefilled.
+    The engine passes the target's features to `features`. They are kept until a proposal needs them or
+    `MAX_PENDING_ROWS` are pending, so prompts cost the head's first half (features to KV) while they are prefilled.
 
-    Prefix hits: the target computes nothing there, so no features come. But a slot's KV depends on nothing except its
-    own features, the next token and its position, so what another sequence left in a shared page serves as it is:
-    `HeadPages` remembers what is where. (The last slot of a page has the other sequence's next token in it, which may
-    differ from ours: one key of a context is then slightly off.) Where a page was never filled, because its sequence
-    ran without the head, the context begins at the first page that is computed, and positions are counted from there;
-    rotary attention sees distances only. Either way a wrong guess costs speed, never output.
+    Prefix hits: the target computes nothing, so there are no features. But a slot's KV depends only on its own
+    features, the next token and its position, so the KV that another sequence left in a shared page is valid;
+    `HeadPages` records it. (The last slot of a page holds the other sequence's next token, which may differ: then one
+    key of the context is slightly wrong.) If a page was never filled, because its sequence ran without the head, the
+    context begins at the first computed page, and positions count from there: rotary attention depends on distances
+    only. Wrong KV costs speed, never output.
     """
 
     name = "head"
@@ -318,18 +292,14 @@ class HeadDrafter(ModelBasedDrafter):
         self._network, self._sampler = network, sampler
         self._contexts: dict[Sequence, HeadContext] = {}
         self._pages = HeadPages()
-        self._pending_rows = min(PENDING_ROWS, network.max_rows)
+        self._pending_rows = min(MAX_PENDING_ROWS, network.max_rows)
 
     def begin(self, sequence: Sequence) -> None:
-        """Start with an empty context."""
+        """See `Drafter`."""
         self._contexts[sequence] = HeadContext()
 
     def features(self, sequence: Sequence, start: int, rows: Tensor) -> None:
-        """The target computed positions ``start`` on: committed tokens and the accepted path, in order.
-
-        rows: float32 [n, layers * target hidden], copied here. Positions skipped since the last call were in the prefix
-        cache; positions told before are ignored. Call it once the tokens are committed, before `observe`.
-        """
+        """See `Drafter`. Skipped positions were in the prefix cache; repeated positions are ignored."""
         context = self._contexts.get(sequence)
         if context is None:
             return
@@ -342,28 +312,28 @@ class HeadDrafter(ModelBasedDrafter):
             self._feed([_Feed(sequence, context, min(ready, self._network.max_rows), None)])
 
     def rewind(self, sequence: Sequence) -> None:
-        """Forget: the target computes it again, or finds it in the prefix cache as any other sequence would."""
+        """See `Drafter`."""
         if sequence in self._contexts:
             self._contexts[sequence] = HeadContext()
 
     def end(self, sequence: Sequence) -> None:
-        """Forget the sequence; what its pages hold stays known."""
+        """Drop the sequence's context; `HeadPages` keeps its pages."""
         self._contexts.pop(sequence, None)
 
     def pending_prefill(self, sequence: Sequence) -> int:
-        """Features that wait; never many, since they are read as they gather."""
+        """See `ModelBasedDrafter`; at most `MAX_PENDING_ROWS`."""
         context = self._contexts.get(sequence)
         return 0 if context is None else context.n_pending
 
     def warm_up(self, rows: int) -> None:
-        """One level for ``rows`` sequences."""
+        """See `ModelBasedDrafter`."""
         rows = min(rows, self._network.max_logit_rows)
         hidden = self._network.fuse(torch.zeros(rows, self._network.features_width))
         entry = BatchEntry([0] * rows, list(range(-1, rows - 1)), 0, list(range(-(-rows // PAGE_SIZE))))
         self._network.forward(ForwardBatch.build([entry]), hidden, list(range(rows)))
 
     def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
-        """Catch up with the committed tokens, then grow every tree by levels until its budget is used."""
+        """See `Drafter`."""
         trees = [HeadTree(task) for task in tasks]
         feeds = []
         for tree in trees:
@@ -387,11 +357,11 @@ class HeadDrafter(ModelBasedDrafter):
 
     @staticmethod
     def _ready_rows(sequence: Sequence, context: HeadContext) -> int:
-        """Pending slots whose next token is known."""
+        """Number of pending slots whose next token is committed."""
         return min(context.n_pending, len(sequence.tokens) - 1 - context.filled)
 
     def _catch_up(self, sequence: Sequence, context: HeadContext, tree: HeadTree) -> list[_Feed]:
-        """What to feed so that the root's logits come out; nothing where its features are not known."""
+        """The slots to compute for the root's logits; none if its features are missing."""
         root = len(sequence.tokens) - 2
         rows = min(self._ready_rows(sequence, context), self._network.max_rows)
         if context.filled + rows != root + 1 or (rows <= 0 and context.root is None):
@@ -399,7 +369,7 @@ class HeadDrafter(ModelBasedDrafter):
         return [_Feed(sequence, context, rows, tree)]
 
     def _feed(self, feeds: Seq[_Feed]) -> list[HeadTree]:
-        """One forward over committed slots; trees whose root it computed get their first level."""
+        """Compute committed slots in one forward, and the first level of the trees whose root is among them."""
         pending = [feed.context.take(feed.rows) for feed in feeds if feed.rows]
         fused = self._network.fuse(torch.cat(pending)) if pending else torch.empty(0)
         entries, hidden, chosen, at, row = [], [], [], 0, 0
@@ -419,26 +389,26 @@ class HeadDrafter(ModelBasedDrafter):
                 chosen.append(row - 1)
         logits, z = self._network.forward(ForwardBatch.build(entries), torch.cat(hidden), chosen)
         grown = []
-        for feed, xs in zip(feeds, hidden, strict=True):  # only now is it true
+        for feed, xs in zip(feeds, hidden, strict=True):  # after the forward, which may fail
             feed.context.root = xs[-1].clone()
             self._advance(feed)
             if feed.tree is not None:
-                feed.tree.start(feed.context.root)
+                feed.tree.hidden = [feed.context.root]
                 grown.append(feed.tree)
         return self._expand(grown, logits, z)
 
     def _advance(self, feed: _Feed) -> None:
-        """Count the KV written, and note the pages it completed."""
+        """Count the slots that were written, and record the pages that they completed."""
         context, sequence = feed.context, feed.sequence
         context.filled += feed.rows
         full = context.filled // PAGE_SIZE
         keys = context.keys_to(sequence, full)
-        for depth in range(max(context.n_told, context.first_page), full):
+        for depth in range(max(context.n_recorded, context.first_page), full):
             self._pages.filled(sequence.pages[depth], keys[depth], context.first_page)
-        context.n_told = full
+        context.n_recorded = full
 
     def _grow(self, growing: Seq[HeadTree]) -> list[HeadTree]:
-        """One level: feed every tree, expand its frontier."""
+        """Grow every tree by a level; returns the trees to grow further."""
         rows, chosen = self._network.max_rows, self._network.max_logit_rows
         fits = [tree for tree in growing if len(tree.tree) <= rows and len(tree.frontier) <= chosen]
         following: list[HeadTree] = []
@@ -463,7 +433,7 @@ class HeadDrafter(ModelBasedDrafter):
         return self._expand(group, *self._network.forward(ForwardBatch.build(entries), hidden, chosen))
 
     def _expand(self, trees: Seq[HeadTree], logits: Tensor, z: Tensor) -> list[HeadTree]:
-        """Give frontier nodes their children; returns the trees that can go on."""
+        """Add the children of all frontier nodes; returns the trees to grow further."""
         if not trees:
             return []
         width = max(item.task.width for item in trees)
@@ -478,13 +448,13 @@ class HeadDrafter(ModelBasedDrafter):
 
 
 def _entry(sequence: Sequence, context: HeadContext, tokens: Seq[int], parents: Seq[int], low: int) -> BatchEntry:
-    """Rows from slot ``low`` on, seen from where the context begins."""
+    """Rows from slot ``low`` on, with positions relative to the context's first page."""
     skipped = context.first_page
     return BatchEntry(tokens, list(parents), low - skipped * PAGE_SIZE, sequence.pages[skipped:])
 
 
 def _spans(rows: Seq[int], chosen: Seq[int], max_rows: int, max_chosen: int) -> Iterator[slice]:
-    """Cuts a list of items into runs that fit one forward, by the rows and the chosen rows of each item."""
+    """Split a list of items into runs that fit one forward, by the rows and the chosen rows of each item."""
     start, row, choice = 0, 0, 0
     for index, (r, c) in enumerate(zip(rows, chosen, strict=True)):
         if index > start and (row + r > max_rows or choice + c > max_chosen):

@@ -1,4 +1,4 @@
-"""Loads an EAGLE-3 checkpoint for a target: configuration, tensors, packed weights."""
+"""Loads an EAGLE-3 head for a target: configuration, tensors, packed weights."""
 
 from __future__ import annotations
 
@@ -10,77 +10,68 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from specdec.config import Dtype
 from specdec.errors import ModelError, UnsupportedModelError
 from specdec.models.checkpoint import fingerprint_files
 from specdec.models.config import ModelConfig
-from specdec.models.hf import parse_hf_config, read_json, weight_files
-from specdec.models.load import MAX_HEAD_DIM
+from specdec.models.hf import open_shards, parse_hf_config, read_json, readable
+from specdec.models.load import check_heads
 from specdec.models.memory import check_memory
 from verify_kernels.packed_weights import PackedLinear, RoundedKind, pack_linear
 
-_TYPES = ("llama", "qwen2", "qwen3", "mistral")  # of the head: all of them write the same one layer
-# Variants that share the tensors' names but not the equations
-_VARIANTS = ("norm_before_fc", "norm_output", "fc_norm", "parallel_drafting")
-_TAP_KEY = "eagle_aux_hidden_state_layer_ids"
+_MODEL_TYPES = ("llama", "qwen2", "qwen3", "mistral")  # of heads; all have the same layer
+_VARIANTS = ("norm_before_fc", "norm_output", "fc_norm", "parallel_drafting")  # flags of heads with other equations
+_AUX_LAYERS_KEY = "eagle_aux_hidden_state_layer_ids"
+_WAY_OUT = "use an EAGLE-3 head of one Llama-style layer"
 
 
 @dataclass(frozen=True, slots=True)
 class HeadConfig:
-    """Shape and numerics of a head.
+    """Shape and numerics of a head."""
 
-    model: the one layer, as a decoder of one layer. aux_layers: the target's layers whose inputs it reads, in order.
-    residual_normed: the residual of the attention is the normed hidden state instead of the plain one.
-    """
-
-    model: ModelConfig
-    aux_layers: tuple[int, ...]
-    residual_normed: bool
+    model: ModelConfig  # the layer, as a decoder of one layer
+    aux_layers: tuple[int, ...]  # the target's layers whose inputs are the head's features, in order
+    residual_normed: bool  # the attention's residual is the normed hidden state instead of the plain one
 
 
 def parse_head_config(raw: dict[str, Any], name: str, target: ModelConfig) -> HeadConfig:
-    """The head's shape from its parsed ``config.json``; both the plain form and the one of vLLM's speculators.
+    """The head's shape from its parsed ``config.json``, in its plain form or in that of vLLM's speculators.
 
     Raises:
         UnsupportedModelError: another kind of head, or more than one layer.
-        ModelError: a field is missing, has no sensible value or does not fit the target.
+        ModelError: a field is missing, out of range or does not fit the target.
     """
     data = raw | raw.get("transformer_layer_config", {})
     kind = data.get("model_type", "llama")
-    if kind not in _TYPES and "transformer_layer_config" not in raw:
-        raise UnsupportedModelError(f"{name}: config.json: model_type '{kind}' is no head specdec runs; {_way_out()}")
+    if kind not in _MODEL_TYPES and "transformer_layer_config" not in raw:
+        raise UnsupportedModelError(f"{name}: config.json: model_type '{kind}' is not supported; {_WAY_OUT}")
     for flag in _VARIANTS:
         if data.get(flag):
-            raise UnsupportedModelError(f"{name}: config.json: '{flag}' is not supported; {_way_out()}")
+            raise UnsupportedModelError(f"{name}: config.json: '{flag}' is not supported; {_WAY_OUT}")
     eagle = data.get("eagle_config") or {}
     if eagle.get("use_aux_hidden_state") is False:
-        raise UnsupportedModelError(f"{name}: config.json: use_aux_hidden_state is false; {_way_out()}")
+        raise UnsupportedModelError(f"{name}: config.json: use_aux_hidden_state is false; {_WAY_OUT}")
     model = parse_hf_config(data | {"model_type": "llama"}, name)
     if model.n_layers != 1:
         raise UnsupportedModelError(
             f"{name}: config.json: num_hidden_layers is {model.n_layers}; only heads of one layer are supported"
         )
-    if model.head_dim % 2 or model.head_dim > MAX_HEAD_DIM or model.n_heads % model.n_kv_heads:
-        raise UnsupportedModelError(
-            f"{name}: config.json: {model.n_heads} heads of {model.head_dim} over {model.n_kv_heads} KV heads are not "
-            f"supported; heads must be even, at most {MAX_HEAD_DIM} wide, and a multiple of the KV heads"
-        )
+    check_heads(f"{name}: config.json", model)
     return HeadConfig(model, _aux_layers(data, eagle, name, target.n_layers), bool(data.get("norm_before_residual")))
 
 
 def _aux_layers(data: dict[str, Any], eagle: dict[str, Any], name: str, layers: int) -> tuple[int, ...]:
-    """Layers whose input is read: EAGLE-3's own three, unless the configuration names others.
+    """Layers whose input is read: EAGLE-3's own three unless the configuration names others.
 
-    vLLM's top-level field counts as we do; inside ``eagle_config``, SGLang and SpecForge count the layers whose
-    *output* is read, one less.
+    vLLM's top-level field numbers them in the same way. Inside ``eagle_config``, SGLang and SpecForge number the layers
+    whose *output* is read, one less.
     """
     usual = (2, layers // 2, layers - 3)
-    given, shift, field = data.get(_TAP_KEY), 0, _TAP_KEY
-    if not given and eagle.get(_TAP_KEY):
-        given, field = eagle[_TAP_KEY], f"eagle_config.{_TAP_KEY}"
+    given, shift, field = data.get(_AUX_LAYERS_KEY), 0, _AUX_LAYERS_KEY
+    if not given and eagle.get(_AUX_LAYERS_KEY):
+        given, field = eagle[_AUX_LAYERS_KEY], f"eagle_config.{_AUX_LAYERS_KEY}"
         shift = 0 if given == list(usual) else 1
     if given is not None and not (isinstance(given, list) and all(type(i) is int for i in given)):
         raise ModelError(f"{name}: config.json: '{field}' must be a list of layer numbers, got {given!r}")
@@ -93,15 +84,11 @@ def _aux_layers(data: dict[str, Any], eagle: dict[str, Any], name: str, layers: 
     return aux_layers
 
 
-def _way_out() -> str:
-    return "use an EAGLE-3 head of one Llama-style layer"
-
-
 _BIN = "pytorch_model.bin"
 
 
 class HeadTensors:
-    """Named tensors of a checkpoint folder, under EAGLE's own names (``midlayer.*``, no ``model.`` in front).
+    """Named tensors of a checkpoint folder, by EAGLE's names (``midlayer.*``, without ``model.``).
 
     paths: the files that hold them.
 
@@ -118,18 +105,14 @@ class HeadTensors:
             self._loaded = _read_bin(folder / _BIN)
             self._stored = _stored_names(self._loaded)
             return
-        self.paths = weight_files(folder)
-        for path in self.paths:
-            try:
-                file = safe_open(path, framework="pt")
-            except (SafetensorError, OSError) as error:
-                raise ModelError(f"{path}: truncated or corrupt ({error}); fetch the head again") from None
-            self._files.update(dict.fromkeys(file.keys(), file))
+        shards = open_shards(folder)
+        self.paths = list(shards)
+        self._files = {name: file for file in shards.values() for name in file.keys()}  # noqa: SIM118
         self._stored = _stored_names(self._files)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every tensor there is."""
+        """Names of all tensors."""
         return tuple(self._stored)
 
     def has(self, name: str) -> bool:
@@ -148,7 +131,7 @@ class HeadTensors:
         return tuple(self._files[stored].get_slice(stored).get_shape())
 
     def floats(self, name: str) -> Tensor:
-        """``name`` as float32; ModelError when it is missing or unreadable, UnsupportedModelError when quantised."""
+        """``name`` as float32; ModelError if it is missing or unreadable, UnsupportedModelError if it is quantised."""
         tensor = self._read(name)
         if tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16):
             raise UnsupportedModelError(
@@ -157,7 +140,7 @@ class HeadTensors:
         return tensor.float().contiguous()
 
     def integers(self, name: str) -> Tensor:
-        """``name`` (integer or bool) as int64; ModelError when it is missing, unreadable or of another type."""
+        """``name`` (integer or bool) as int64; ModelError if it is missing, unreadable or of another type."""
         tensor = self._read(name)
         if tensor.is_floating_point() or tensor.is_complex():
             raise ModelError(
@@ -170,15 +153,13 @@ class HeadTensors:
         stored = self._stored[name]
         if stored in self._loaded:
             return self._loaded[stored]
-        try:
+        with readable(self._folder, name):
             tensor: Tensor = self._files[stored].get_tensor(stored)
-        except (SafetensorError, RuntimeError, OSError) as error:
-            raise ModelError(f"{self._folder}: tensor {name} can not be read ({error}); fetch it again") from None
-        return tensor
+            return tensor
 
 
 def _stored_names(stored: Iterable[str]) -> dict[str, str]:
-    """EAGLE's name of each tensor -> the name it is stored under; vLLM and SpecForge write ``layers.0.``."""
+    """EAGLE's name of each tensor -> its name in the file; vLLM and SpecForge write ``layers.0.``."""
     names = {}
     for name in stored:
         plain = name.removeprefix("model.")
@@ -200,35 +181,28 @@ def _read_bin(path: Path) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class HeadModel:
-    """An EAGLE-3 head (Li et al., arXiv 2503.01840), packed. With h its hidden size:
-
-    embed: [>= target vocabulary, h], float16 or float32. fc: from the auxiliary hidden states of a token to h.
-    embed_norm, hidden_norm, mlp_norm, final_norm: float32 [h]. qkv: rows [q; k; v] over 2h inputs (embedding, hidden);
-    gate_up: rows [gate; up]. lm_head: [draft vocabulary, h]. target_ids: int64 [draft vocabulary], the target's id of
-    each draft id, or None where the two vocabularies are one. digest: equal where the checkpoint's files and the type
-    its weights are held in are, also in another process.
-    """
+    """An EAGLE-3 head (Li et al., arXiv 2503.01840), packed. h is its hidden size; norms are float32 [h]."""
 
     name: str
     config: HeadConfig
     target_vocab: int
-    embed: Tensor
-    fc: PackedLinear
+    embed: Tensor  # [>= target vocabulary, h], float16 or float32
+    fc: PackedLinear  # from a token's auxiliary hidden states to h
     embed_norm: Tensor
     hidden_norm: Tensor
-    qkv: PackedLinear
+    qkv: PackedLinear  # rows [q; k; v] over 2h inputs [embedding; hidden]
     o: PackedLinear
     mlp_norm: Tensor
-    gate_up: PackedLinear
+    gate_up: PackedLinear  # rows [gate; up]
     down: PackedLinear
     final_norm: Tensor
-    lm_head: PackedLinear
-    target_ids: Tensor | None
-    digest: str
+    lm_head: PackedLinear  # [draft vocabulary, h]
+    target_ids: Tensor | None  # int64 [draft vocabulary]: the target's id of each draft id; None: the same id
+    digest: str  # of the checkpoint's files and the type of the packed weights; the same in every process
 
     @property
     def aux_layers(self) -> tuple[int, ...]:
-        """What the target's `Decoder` must be built with."""
+        """The ``aux_layers`` of the target's `Decoder`."""
         return self.config.aux_layers
 
 
@@ -236,17 +210,17 @@ _ATTENTION, _MLP = "midlayer.self_attn.", "midlayer.mlp."
 _NORMS = ("midlayer.input_layernorm", "midlayer.hidden_norm", "midlayer.post_attention_layernorm", "norm")
 _BIASED = ("fc", *(_ATTENTION + f"{part}_proj" for part in "qkvo"))
 _OPTIONAL = {"embed_tokens.weight", "d2t", "t2d", *(name + ".bias" for name in _BIASED)}
-_BYTES = {"int8": 1, "bf16": 2, "fp32": 4}
+_BYTES = {"int8": 1, "bf16": 2, "fp32": 4}  # bytes per packed value
 
 
 def load_head(folder: Path, *, dtype: Dtype, target: ModelConfig, target_embed: Tensor) -> HeadModel:
-    """Read and pack the head in ``folder`` (config.json beside safetensors or pytorch_model.bin).
+    """Read and pack the head in ``folder``: config.json, and safetensors or pytorch_model.bin.
 
-    target_embed: the target's own embedding, used where the checkpoint has none.
+    target_embed: the target's embedding, used if the checkpoint has none.
 
     Raises:
-        ModelError: a tensor or field is missing, damaged or made for another target, or memory is short.
-        UnsupportedModelError: a sound checkpoint of another architecture.
+        ModelError: a tensor or field is missing, damaged or made for another target, or memory is insufficient.
+        UnsupportedModelError: the checkpoint has another architecture.
     """
     config = parse_head_config(read_json(folder / "config.json"), str(folder), target)
     tensors = HeadTensors(folder)
@@ -264,14 +238,11 @@ class _Loader:
         self._target = target
 
     def check(self) -> None:
-        """Every tensor is there, has the shape that config and target call for, and means what we take it to mean."""
+        """Raise unless every expected tensor exists with the right shape, and there is no unknown tensor."""
         expected = self._expected()
         others = [n for n in self._tensors.names if n not in expected and n not in _OPTIONAL and "rotary_emb" not in n]
         if others:
-            raise UnsupportedModelError(
-                f"{self._folder}: tensor {min(others)} has no place in EAGLE-3's one layer; "
-                "use an EAGLE-3 head of one Llama-style layer"
-            )
+            raise UnsupportedModelError(f"{self._folder}: tensor {min(others)} is none of EAGLE-3's layer; {_WAY_OUT}")
         if "midlayer.hidden_norm.weight" not in self._tensors.names:
             raise UnsupportedModelError(
                 f"{self._folder}: tensor midlayer.hidden_norm.weight is missing, so this is no EAGLE-3 head "
@@ -293,7 +264,7 @@ class _Loader:
         check_memory(str(self._folder), size, self._dtype)
 
     def load(self, target_embed: Tensor) -> HeadModel:
-        """All of it packed."""
+        """The packed head."""
         norms = [self._tensors.floats(name + ".weight") for name in _NORMS]
         return HeadModel(
             name=self._folder.resolve().name,
@@ -368,7 +339,7 @@ class _Loader:
         return self._tensors.floats(name).to(torch.float32 if self._dtype == "fp32" else torch.float16)
 
     def _target_ids(self) -> Tensor | None:
-        """From ``d2t`` (offsets), else from ``t2d`` (which target ids there are), else the identity."""
+        """The target's ids from ``d2t`` (offsets) or ``t2d`` (a mask of the target's ids), else the identity."""
         rows, vocab = self._tensors.shape("lm_head.weight")[0], self._target.vocab_size
         own = torch.arange(rows)
         if self._tensors.has("d2t"):

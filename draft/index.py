@@ -1,4 +1,4 @@
-"""Drafts from the server owner's own files: what followed the longest suffix of the sequence in an index of them."""
+"""Drafts from an index of the server owner's files: what followed the longest suffix of the sequence there."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 
 from draft.best_first import MAX_CONTEXTS, Child, expand, share_out, trust
 from draft.protocol import Drafter, DraftTask
-from draft.reading_order import ReadingOrder
-from draft.token_index import LONGEST, Span, TokenIndex, stamp_of
+from draft.token_index import MAX_CONTEXT_TOKENS, Span, TokenIndex, file_version
 from specdec.core.fields import MAX_INDEXES
 from specdec.core.sequence import Sequence
 from specdec.core.tree import TokenTree
 from specdec.errors import ConfigError
+from specdec.models.fim import FimParser, FimParts
 
 _LOG = logging.getLogger(__name__)
 
@@ -39,12 +39,12 @@ def _followers(contexts: Seq[Span]) -> Iterator[tuple[int, list[tuple[int, int, 
 
 
 class IndexShelf:
-    """The indexes that a server's owner named, opened; one whose file was replaced is opened again when next asked for.
+    """The configured indexes, opened. An index whose file was replaced is reopened at its next use.
 
-    fingerprint: of the vocabulary that they must be in.
+    paths: by name. fingerprint: of the vocabulary that the indexes must have.
 
     Raises:
-        ConfigError: one can not be used; names it, its file and the way out.
+        ConfigError: an index is missing, damaged or has another vocabulary; names the index and its file.
     """
 
     def __init__(self, paths: Mapping[str, Path], fingerprint: str) -> None:
@@ -53,23 +53,23 @@ class IndexShelf:
         self._refused: dict[str, tuple[int, int, int]] = {}
 
     def get(self, names: Seq[str] | None) -> list[TokenIndex]:
-        """Those of ``names``, None: all, `MAX_INDEXES` at most; unknown ones are left out."""
+        """The indexes ``names`` (None: all), at most `MAX_INDEXES`; unknown names are skipped."""
         known = [name for name in dict.fromkeys(self._indexes if names is None else names) if name in self._indexes]
         return [self._current(name) for name in known[:MAX_INDEXES]]
 
     def _current(self, name: str) -> TokenIndex:
         index = self._indexes[name]
         try:
-            stamp = stamp_of(index.path.stat())
-        except OSError:  # gone: what is mapped is still there
+            version = file_version(index.path.stat())
+        except OSError:  # deleted; the mapping stays readable
             return index
-        if stamp != index.stamp and stamp != self._refused.get(name):
+        if version != index.version and version != self._refused.get(name):
             try:
-                # Unchecked, since everybody's next step waits for it; it was renamed into its place, so it is whole.
+                # Without the checksum, which would delay the step. The file was renamed into place, so it is complete.
                 index = self._indexes[name] = self._open(name, index.path, check=False)
             except ConfigError as error:
-                _LOG.warning("%s; the former one stays in use", error)
-                self._refused[name] = stamp
+                _LOG.warning("%s; the previous index stays in use", error)
+                self._refused[name] = version
         return index
 
     def _open(self, name: str, path: Path, *, check: bool = True) -> TokenIndex:
@@ -79,56 +79,50 @@ class IndexShelf:
             raise ConfigError(f"engine.indexes.{name}: {error}") from None
         if index.header.fingerprint != self._fingerprint:
             raise ConfigError(
-                f"engine.indexes.{name}: index {path} was built with the tokenizer of another model; build it with "
-                "that of this one: specdec index --out FILE --target MODEL"
+                f"engine.indexes.{name}: index {path} has the vocabulary of another model; build it for this one: "
+                "specdec index --out FILE --target MODEL"
             )
         return index
 
 
 class _Reader:
-    """The end of one sequence's text, as it is read, and the indexes it may draft from."""
+    """The last tokens of a sequence's text, and the indexes that it may draft from."""
 
-    __slots__ = ("_n_read", "indexes", "tail")
+    __slots__ = ("_n_read", "context", "indexes")
 
-    def __init__(self, sequence: Sequence, indexes: list[TokenIndex], order: ReadingOrder | None) -> None:
-        prompt = sequence.tokens
+    def __init__(self, sequence: Sequence, indexes: list[TokenIndex], fim: FimParser | None) -> None:
         self.indexes = indexes
-        if order is None:
-            self.tail = list(prompt[-LONGEST:])
-        else:
-            parts = order.parts(prompt)
-            self.tail = (parts.prefix + parts.middle)[-LONGEST:]
-        self._n_read = len(prompt)
+        parts = fim.parts(sequence.tokens) if fim else FimParts([], sequence.tokens, [], [])
+        self.context = (parts.prefix + parts.middle)[-MAX_CONTEXT_TOKENS:]
+        self._n_read = len(sequence.tokens)
 
     def read(self, tokens: Seq[int]) -> None:
+        """Append the new ones of ``tokens``, all of the sequence's."""
         if len(tokens) > self._n_read:
-            self.tail = [*self.tail, *tokens[self._n_read :]][-LONGEST:]
+            self.context = [*self.context, *tokens[self._n_read :]][-MAX_CONTEXT_TOKENS:]
             self._n_read = len(tokens)
 
 
 class IndexDrafter(Drafter):
-    """Continues the longest suffix of the sequence that an index holds, by counts, best first.
-
-    Looks in the indexes that the request names, or in all. ``order``: as of the `suffix` drafter.
-    """
+    """Proposes what followed the longest suffix of the sequence in the indexes that its request names, or in all."""
 
     name = "index"
 
-    def __init__(self, shelf: IndexShelf, order: ReadingOrder | None = None) -> None:
-        self._shelf, self._order = shelf, order
+    def __init__(self, shelf: IndexShelf, fim: FimParser | None = None) -> None:
+        self._shelf, self._fim = shelf, fim
         self._readers: dict[Sequence, _Reader] = {}
 
     def serves(self, sequence: Sequence) -> bool:
-        """Whether it may draft from any index."""
+        """Whether its request allows an index."""
         return sequence.request.speculation.indexes != ()
 
     def begin(self, sequence: Sequence) -> None:
-        """Take the indexes as they are now."""
+        """The sequence drafts from the present versions of the indexes until it ends."""
         indexes = self._shelf.get(sequence.request.speculation.indexes)
-        self._readers[sequence] = _Reader(sequence, indexes, self._order)
+        self._readers[sequence] = _Reader(sequence, indexes, self._fim)
 
     def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
-        """Continue each sequence."""
+        """See `Drafter`."""
         trees = []
         for task in tasks:
             tokens = task.sequence.tokens
@@ -136,7 +130,7 @@ class IndexDrafter(Drafter):
             if task.max_nodes > 0 and task.max_depth > 0:
                 reader = self._readers[task.sequence]
                 reader.read(tokens)
-                contexts = [span for index in reader.indexes for span in index.match(reader.tail)]
+                contexts = [span for index in reader.indexes for span in index.match(reader.context)]
                 if contexts:
                     contexts.sort(key=_by_length)
                     expand(task, tree, contexts[:MAX_CONTEXTS], children)
@@ -144,7 +138,7 @@ class IndexDrafter(Drafter):
         return trees
 
     def end(self, sequence: Sequence) -> None:
-        """Forget the sequence."""
+        """See `Drafter`."""
         self._readers.pop(sequence, None)
 
 

@@ -1,4 +1,4 @@
-"""Builds index files: which files of a folder belong in, their tokens, and the suffix array over all of them."""
+"""Builds index files: chooses the files of a folder, tokenises them and sorts their suffixes."""
 
 from __future__ import annotations
 
@@ -16,45 +16,43 @@ from specdec.errors import ConfigError
 from specdec.models.progress import Progress
 from specdec.models.tokenizer import Tokenizer
 
-MAX_FILE_BYTES = 1 << 20  # larger ones are data, or were made by a program
-MAX_TOKENS = 500_000_000  # four bytes of each are sorted with 32-bit numbers
+MAX_FILE_BYTES = 1 << 20  # bytes; larger files are data or generated
+MAX_TOKENS = 500_000_000  # tokens; the suffix sort addresses their four bytes each with 32 bits
 SECRETS = (".env", ".env.*", "*.pem", "*.key", "id_rsa", "id_ed25519")
 _NOISE = (".git/", ".hg/", ".svn/", "__pycache__/", "node_modules/", ".venv/", *SECRETS)
 
 
 @dataclass(frozen=True, slots=True)
 class IndexSources:
-    """What an index is made of: the ``roots``, folders or files, of which only what a pattern of ``only`` fits (empty:
-    everything) and none of ``exclude`` does. Patterns are those of .gitignore."""
+    """The files of an index. Patterns are those of .gitignore."""
 
-    roots: tuple[str, ...]
-    only: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
+    roots: tuple[str, ...]  # folders or files
+    only: tuple[str, ...] = ()  # patterns, one of which a file must match; empty: all files do
+    exclude: tuple[str, ...] = ()  # patterns of files to leave out
 
 
 @dataclass(frozen=True, slots=True)
 class BuildReport:
-    """What a build did. ``read``: files that were tokenised; the others were taken over. ``written`` False: the index
-    was up to date."""
+    """The result of a build."""
 
     files: int
-    read: int
+    read: int  # files that were tokenised; the others were copied from the previous index
     tokens: int
-    size: int
-    written: bool
+    size: int  # bytes of the index
+    written: bool  # False: the index was up to date
 
 
 class _Ignored:
-    """The .gitignore files from the top of a repository down to one folder; deeper ones have the last word."""
+    """The .gitignore files from the top of a repository down to one folder; deeper files take precedence."""
 
     def __init__(self, specs: Seq[tuple[str, GitIgnoreSpec]] = ()) -> None:
         self._specs = specs
 
     def below(self, folder: str) -> _Ignored:
-        """With that of ``folder``, where it has one.
+        """The same with the .gitignore file of ``folder``, if it has one.
 
         Raises:
-            ConfigError: it is no such file.
+            ConfigError: the file can not be read.
         """
         file = Path(folder, ".gitignore")
         if not file.is_file():
@@ -66,19 +64,19 @@ class _Ignored:
         return _Ignored([(folder, spec), *self._specs])
 
     def hides(self, path: str, *, folder: bool) -> bool:
-        """Whether the file or ``folder`` at ``path``, whose parents are not hidden, is."""
+        """Whether the file or folder at ``path`` is ignored; its parents are not."""
         for base, spec in self._specs:
-            said = spec.check_file(os.path.relpath(path, base) + "/" * folder).include
-            if said is not None:
-                return said
+            ignored = spec.check_file(os.path.relpath(path, base) + "/" * folder).include
+            if ignored is not None:
+                return ignored
         return False
 
 
 def find_files(sources: IndexSources) -> Iterator[str]:
-    """Paths of the files that belong in, in a settled order. Links are not followed.
+    """Paths of the files of an index, in reproducible order. Links are not followed.
 
     Raises:
-        ConfigError: a root is not there, or can not be listed.
+        ConfigError: a root is missing or can not be listed.
     """
     for root in sources.roots:
         noise = _Ignored([(root, GitIgnoreSpec.from_lines([*_NOISE, *sources.exclude]))])
@@ -95,8 +93,10 @@ def find_files(sources: IndexSources) -> Iterator[str]:
 
 
 def _of_parents(root: str) -> _Ignored:
-    """The .gitignore files above ``root``, as far up as its repository goes; none where they hide ``root`` itself, as
-    that of a project does with its site-packages: who names it wants it."""
+    """The .gitignore files above ``root`` in its repository.
+
+    None of them if they ignore ``root`` itself, as a project's file does with its site-packages: the user named it.
+    """
     up = [Path(root), *Path(root).parents]
     top = next((i for i, folder in enumerate(up) if (folder / ".git").exists()), 0)
     ignored = _Ignored()
@@ -126,11 +126,13 @@ def _walk(folder: str, above: _Ignored, noise: _Ignored) -> Iterator[str]:
 def build_index(
     path: Path, sources: IndexSources, tokenizer: Tokenizer, former: TokenIndex | None, progress: Progress
 ) -> BuildReport:
-    """Write the index of ``sources`` to ``path``. Files that have the size and time they have in ``former`` are taken
-    over from it, if it is of the same tokenizer; where all are, nothing is written.
+    """Write the index of ``sources`` to ``path``.
+
+    former: the previous index. If it has the same vocabulary, files of unchanged size and time are copied from it; if
+    no file changed, nothing is written.
 
     Raises:
-        ConfigError: nothing is there to index, or too much, or a file can not be read or written.
+        ConfigError: there is no text or too much, or a file can not be read or written.
     """
     if former is not None and former.header.fingerprint != tokenizer.fingerprint:
         former = None
@@ -141,7 +143,7 @@ def build_index(
         text.add(each)
     progress("reading files", len(paths), len(paths))
     if not text.files:
-        raise ConfigError(f"{', '.join(sources.roots)}: no text to index there, or .gitignore hides all of it")
+        raise ConfigError(f"{', '.join(sources.roots)}: no text to index, or .gitignore ignores all of it")
     if former is not None and former.path == path and former.files == text.files:
         header = former.header
         if sources == IndexSources(header.roots, header.only, header.exclude):
@@ -159,21 +161,22 @@ def build_index(
 
 
 class _Text:
-    """The text as it grows: ``parts`` are uint32 tokens, of one file each and a separator behind."""
+    """The text of an index under construction."""
 
     def __init__(self, tokenizer: Tokenizer, former: TokenIndex | None) -> None:
         self._tokenizer, self._former = tokenizer, former
         self._known = {file.path: file for file in former.files} if former else {}
         self._separator = np.array([tokenizer.vocab_size], np.uint32)
-        self.parts: list[np.ndarray] = []
+        self.parts: list[np.ndarray] = []  # uint32: the tokens of a file, a separator, and so on
         self.files: list[IndexedFile] = []
-        self.size = self.n_read = 0
+        self.size = 0  # tokens
+        self.n_read = 0  # files that were tokenised
 
     def add(self, path: str) -> None:
-        """One more file, unless it is no text.
+        """Append a file unless it is no text.
 
         Raises:
-            ConfigError: it can not be read, or the text grows too large.
+            ConfigError: the file can not be read, or the text exceeds `MAX_TOKENS`.
         """
         try:
             found = os.stat(path)
@@ -187,16 +190,17 @@ class _Text:
                 tokens = np.array(self._tokenizer.encode(data.decode(), add_special=False), np.uint32)
                 self.n_read += 1
         except (UnicodeDecodeError, FileNotFoundError):
-            return  # another encoding, or no text at all; or deleted since it was listed
+            return  # another encoding or no text, or deleted since it was listed
         except OSError as error:
             raise ConfigError(f"{path} can not be read ({error.strerror})") from None
         self.files.append(IndexedFile(path, found.st_size, found.st_mtime_ns, self.size, len(tokens)))
         self.parts += [tokens, self._separator]
         self.size += len(tokens) + 1
         if self.size > MAX_TOKENS:
-            raise ConfigError(f"more than {MAX_TOKENS} tokens; index fewer files, or make several indexes")
+            raise ConfigError(f"more than {MAX_TOKENS} tokens; index fewer files, or build several indexes")
 
     def _kept(self, path: str, found: os.stat_result) -> np.ndarray | None:
+        """The file's tokens in the previous index; None if it changed since."""
         known = self._known.get(path)
         if self._former is None or known is None or (known.size, known.mtime_ns) != (found.st_size, found.st_mtime_ns):
             return None
@@ -204,7 +208,7 @@ class _Text:
 
 
 def suffix_array(tokens: np.ndarray) -> np.ndarray:
-    """Where the suffixes of ``tokens`` (uint32 [n]) begin, in their order: uint32 [n]."""
+    """Start positions of the sorted suffixes of ``tokens`` (uint32 [n]), uint32 [n]."""
     from pydivsufsort import divsufsort
 
     return divsufsort(tokens).astype(np.uint32)

@@ -1,4 +1,4 @@
-"""Drafts with a small model of the target's vocabulary: level by level, by the target's own noise."""
+"""Drafts with a small model of the target's vocabulary, level by level, with the target's sampling noise."""
 
 from __future__ import annotations
 
@@ -23,22 +23,20 @@ from verify_kernels.sampling import RowSampling
 
 @dataclass(slots=True)
 class PendingPrefill:
-    """ids: all tokens of a text, in the draft's vocabulary. start: the first to be fed, the last one at most. pages:
-    where its KV goes. reached: told how many have theirs for good. end: how far to read for now; None: to the last
-    token, whose logits are wanted."""
+    """A text that the draft model has not computed completely."""
 
-    ids: Seq[int]
-    start: int
-    pages: Seq[int]
-    reached: Callable[[int], None]
-    end: int | None = None
+    ids: Seq[int]  # all tokens, in the draft's vocabulary
+    start: int  # the first token to compute; at most the last one
+    pages: Seq[int]  # of its KV
+    reached: Callable[[int], None]  # receives the number of leading tokens that have KV
+    end: int | None = None  # where to stop in this step; None: after the last token, whose logits are needed
 
 
 def prefill_drafts(decoder: TargetDecoder, pending: Seq[PendingPrefill]) -> Tensor | None:
-    """Feed all of ``pending`` in as many forwards as they take; logits of the last token of each that is read to it,
-    float32 [texts, vocab], or None where there are none.
+    """Compute ``pending`` in as many forwards as needed.
 
-    Short ones go on with the long: their last rows are fed once more.
+    Returns the logits of the last token of each text without an ``end``, float32 [texts, vocab], or None if there is no
+    such text. They come from one forward, so that short texts repeat their last row beside longer ones.
     """
     whole, logits = [text for text in pending if text.end is None], None
     while True:
@@ -57,53 +55,61 @@ def prefill_drafts(decoder: TargetDecoder, pending: Seq[PendingPrefill]) -> Tens
             done.append((text, min(text.start + len(chain), len(text.ids) - 1)))
         found = decoder.forward(ForwardBatch.build(entries), rows)
         logits = found if whole and len(rows) == len(whole) else None
-        for text, upto in done:  # only now is it true
+        for text, upto in done:  # after the forward, which may fail
             text.start = upto
             text.reached(upto)
 
 
-DEAD = -1e31  # below what samplers take for a live logit
-FAR = 14.0  # below the best by so much, over the temperature, a token hardly ever wins by its noise
-SPREAD_ROWS = 16  # of logits that are put under all the vocabulary's ids at a time
-WIDEST_LEVEL = 4  # nodes expanded per level: more of them are too unlikely to be reached
+MASKED_LOGIT = -1e31  # samplers treat logits up to -1e30 as masked
+MAX_LOGIT_GAP = 14.0  # in temperatures; a token this far below the best one wins by its noise once in a million rows
+SPREAD_ROWS = 16  # rows of logits scattered into the whole vocabulary at a time; bounds the buffer
+WIDEST_LEVEL = 4  # nodes expanded per level; further ones are too unlikely to be reached
+
+
+def common_length(one: Seq[int], other: Seq[int]) -> int:
+    """Length of the common prefix."""
+    n = 0
+    for a, b in zip(one, other, strict=False):
+        if a != b:
+            break
+        n += 1
+    return n
 
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
-    """A chain that was drafted: its tokens' KV lies from slot ``base`` on, the root's first."""
+    """A drafted chain in the KV cache."""
 
-    base: int
+    base: int  # slot of its first token, the root
     tokens: Seq[int]
 
     def computed(self, ids: Seq[int], computed: int) -> int:
-        """Leading tokens of ``ids``, the text as it goes on, that have KV, at most all but the last. computed: without
-        the chain; less than ``base`` where what it hangs off is gone."""
+        """Number of leading tokens of ``ids``, the committed text, that have KV; at most all but the last.
+
+        computed: their number without the chain; less than ``base`` if tokens before the chain lost their KV.
+        """
         if computed < self.base:
             return computed
-        most = min(len(self.tokens), len(ids) - 1 - self.base)
-        agreed = next((i for i in range(most) if ids[self.base + i] != self.tokens[i]), most)
+        agreed = common_length(ids[self.base : min(self.base + len(self.tokens), len(ids) - 1)], self.tokens)
         return max(computed, self.base + agreed)
 
 
 @dataclass(slots=True)
 class Growth:
-    """tree: what is proposed. tokens, parents: the drafter's own tree of its own tokens, node 0 the root; anchors: the
-    node of ``tree`` each stands for. base: slot of the root, in ``pages``. chain: own nodes whose KV lies at slots
-    base, base + 1, ...; each the parent of the next. frontier: nodes to be expanded next, best first.
-    """
+    """A proposed tree under construction, and the draft model's tree of its own tokens, whose node 0 is the root."""
 
     task: DraftTask
-    tree: TokenTree
-    base: int
-    pages: Seq[int]
-    tokens: list[int]
-    parents: list[int] = field(default_factory=lambda: [-1])
-    anchors: list[int] = field(default_factory=lambda: [0])
-    chain: list[int] = field(default_factory=lambda: [0])
-    frontier: list[int] = field(default_factory=lambda: [0])
+    tree: TokenTree  # the proposal, in the target's tokens
+    base: int  # KV slot of the root
+    pages: Seq[int]  # of the KV
+    tokens: list[int]  # of the own nodes
+    parents: list[int] = field(default_factory=lambda: [-1])  # of the own nodes
+    anchors: list[int] = field(default_factory=lambda: [0])  # node of `tree` that each own node stands for
+    chain: list[int] = field(default_factory=lambda: [0])  # own nodes whose KV is at slots base, base + 1, ...
+    frontier: list[int] = field(default_factory=lambda: [0])  # own nodes to expand next, best first
 
     def add(self, parent: int, token: int, anchor: int) -> int:
-        """A node of the drafter's own tree."""
+        """Add a node to the own tree."""
         self.tokens.append(token)
         self.parents.append(parent)
         self.anchors.append(anchor)
@@ -111,11 +117,11 @@ class Growth:
 
     @property
     def drafted(self) -> Drafted:
-        """The chain in the cache."""
+        """The chain in the KV cache."""
         return Drafted(self.base, [self.tokens[node] for node in self.chain])
 
     def path(self, node: int) -> list[int]:
-        """Own nodes from the root down to ``node``, both included."""
+        """Own nodes from the root to ``node``, inclusive."""
         nodes = [node]
         while node > 0:
             node = self.parents[node]
@@ -123,18 +129,17 @@ class Growth:
         return nodes[::-1]
 
     def offer(self, parent: int, token: int, prob: float, rank: int = 0) -> int:
-        """As `DraftTask.add`; several of the drafter's nodes may stand for ``parent``, which has ``width`` children."""
+        """As `DraftTask.add`, with at most ``width`` children, since several own nodes may stand for ``parent``."""
         if self.tree.child(parent, token) is None and self.tree.parents.count(parent) >= self.task.width:
             return -1
         return self.task.add(self.tree, parent, token, prob, rank)
 
     def row(self, path: Seq[int]) -> RowSampling:
-        """How the token after ``path``, tokens of ``tree`` from the root's child down, is sampled."""
-        seq = self.task.sequence
-        return self.task.sequence.sampling.row(len(seq.tokens) + len(path), path, seq.n_output + len(path))
+        """Sampling of the token after ``path``: tokens of ``tree`` below the root."""
+        return sampling_row(self.task.sequence, path)
 
     def permits(self, path: Seq[int], token: int) -> bool:
-        """Whether the request lets the target choose ``token`` after ``path``: what is not sampled is not filtered."""
+        """Whether the request's masks and bans let the target choose ``token`` after ``path``."""
         row = self.row(path)
         if row.edits is None:
             return True
@@ -145,7 +150,7 @@ class Growth:
 
     @property
     def level_room(self) -> int:
-        """Nodes to add in this level. Where chances do not tell what pays, the budget is shared with deeper levels."""
+        """Nodes to add in this level. Without calibrated chances, deeper levels get their share of the budget."""
         tree, task = self.tree, self.task
         if task.level_floor > -math.inf:
             return MAX_NODES
@@ -154,7 +159,7 @@ class Growth:
         return max(1, share, len(self.frontier))
 
     def advance(self, fresh: Seq[int]) -> None:
-        """Make the best of the ``fresh`` nodes the frontier, as far as deeper levels pay."""
+        """Make the best of the ``fresh`` nodes that may be expanded the frontier."""
         tree, task = self.tree, self.task
         deep = [n for n in fresh if tree.depths[self.anchors[n]] < task.max_depth]
         worth = [n for n in deep if tree.scores[self.anchors[n]] >= task.level_floor]
@@ -162,18 +167,24 @@ class Growth:
         self.frontier = worth[:WIDEST_LEVEL] if len(tree) - 1 < task.max_nodes else []
 
 
-def going_on(growths: Seq[Growth]) -> list[Growth]:
-    """Those with a frontier for which one more level pays, now that some have stopped sharing its price."""
+def sampling_row(sequence: Sequence, path: Seq[int]) -> RowSampling:
+    """Sampling of the token after ``path``, draft tokens that follow the sequence."""
+    return sequence.sampling.row(len(sequence.tokens) + len(path), path, sequence.n_output + len(path))
+
+
+def worth_expanding(growths: Seq[Growth]) -> list[Growth]:
+    """The growths with a frontier for which one more level pays, given how many share its price."""
     ready = [growth for growth in growths if growth.frontier]
-    asked = [growth for growth in ready if growth.task.expansion is not None]
-    if not asked:
+    priced = [growth for growth in ready if growth.task.expansion is not None]
+    if not priced:
         return ready
-    asked.sort(key=_reached, reverse=True)
-    expansion = asked[0].task.expansion
+    priced.sort(key=_reached, reverse=True)
+    expansion = priced[0].task.expansion
     assert expansion is not None
-    depth = asked[0].tree.depths[asked[0].anchors[asked[0].frontier[0]]]
-    kept = trees_to_expand(expansion, [math.exp(_reached(growth)) for growth in asked], depth, len(ready) - len(asked))
-    stopped = {id(growth) for growth in asked[kept:]}
+    depth = priced[0].tree.depths[priced[0].anchors[priced[0].frontier[0]]]
+    reached = [math.exp(_reached(growth)) for growth in priced]
+    kept = trees_to_expand(expansion, reached, depth, len(ready) - len(priced))
+    stopped = {id(growth) for growth in priced[kept:]}
     return [growth for growth in ready if id(growth) not in stopped]
 
 
@@ -183,13 +194,13 @@ def _reached(growth: Growth) -> float:
 
 
 def feed(decoder: TargetDecoder, growths: Seq[Growth]) -> tuple[list[Growth], Tensor | None]:
-    """One level: compute the frontier of every growth; those that fit, and logits of their frontiers in order.
+    """Compute the frontier of every growth; returns the growths that fit, and logits of their frontiers in order.
 
-    A growth fits when the forward and its own pages have room for its rows: where several of the drafter's nodes
-    stand for one of the tree, there may be more of them than were provided for.
+    A growth fits if the forward and its own pages have room for its rows. Several own nodes may stand for one node of
+    the tree, so there may be more of them than planned.
 
-    What lies in the cache as a chain is not computed again, so a tree that is a chain costs one row per level. Where
-    the frontier branches off higher up, the part below the last common node of the chain is computed anew.
+    The chain in the KV cache is not computed again, so a tree that is a chain costs one row per level. If the frontier
+    branches off higher up, the part below the last common node is computed again.
     """
     entries: list[BatchEntry] = []
     rows: list[int] = []
@@ -212,13 +223,13 @@ def feed(decoder: TargetDecoder, growths: Seq[Growth]) -> tuple[list[Growth], Te
 
 
 def _entry(growth: Growth) -> tuple[BatchEntry, list[int], list[int]]:
-    """Rows to compute, which of them are the frontier, and the chain that is in the cache then."""
+    """(rows to compute, which of them are the frontier, chain in the KV cache afterwards)."""
     chain, paths = growth.chain, [growth.path(node) for node in growth.frontier]
-    shared = min(_common(chain, path) for path in paths)
+    shared = min(common_length(chain, path) for path in paths)
     if len(paths) > 1:
-        shared -= 1  # rows of one entry hang off one root: the last shared node is that, computed once more
+        shared -= 1  # rows of one entry have one root, so the last shared node is computed again
     below = [path[shared:] for path in paths]
-    order = list(dict.fromkeys(node for path in below for node in path))  # the best path first: it extends the chain
+    order = list(dict.fromkeys(node for path in below for node in path))  # the best path first: it becomes the chain
     row = {node: i for i, node in enumerate(order)}
     parents = [row.get(growth.parents[node], -1) for node in order]
     parents[0] = -1
@@ -226,27 +237,16 @@ def _entry(growth: Growth) -> tuple[BatchEntry, list[int], list[int]]:
     return entry, [row[node] for node in growth.frontier], chain[:shared] + below[0]
 
 
-def _common(chain: Seq[int], path: Seq[int]) -> int:
-    n = 0
-    for one, other in zip(chain, path, strict=False):
-        if one != other:
-            break
-        n += 1
-    return n
-
-
 class ModelDrafter(ModelBasedDrafter):
     """Proposes the top-w of log q / T + G under the request's own filters, where G is the noise the target will
     use: a without-replacement sample ordered by the chance of holding the target's choice (Daliri et al.,
     arXiv 2408.07978). With T = 0 these are simply the w likeliest tokens.
 
-    Its KV lies in its own pool under the shared page table: slot s of a sequence is slot s in both. Committed
-    tokens that it has not seen (a prompt, an accepted run) are fed as a chain before the first level, when it is
-    asked for the first time: a request that never needs it never pays for it.
+    Its KV is in its own pool under the shared page table: slot s of a sequence is slot s in both. Committed tokens
+    without KV (a prompt, an accepted run) are computed when it proposes, before the first level.
 
-    target_size: rows of the target's output table; ids beyond it, padding of a larger one, are never proposed.
-    output_ids: int32, rising: the tokens of the draft's own output table where it holds some of the vocabulary only;
-    the others are not proposed either.
+    target_size: rows of the target's output table; higher ids, padding of the draft's table, are never proposed.
+    output_ids: int32, increasing, the tokens of the draft's output table if that was cut; others are never proposed.
     """
 
     name = "model"
@@ -256,34 +256,34 @@ class ModelDrafter(ModelBasedDrafter):
     ) -> None:
         self._decoder, self._sampler, self._target_size = decoder, sampler, target_size
         self._output_ids = None if output_ids is None else output_ids.numpy().astype(np.intp)
-        self._spread = torch.full((SPREAD_ROWS, target_size), DEAD) if output_ids is not None else None
-        self._drafted: dict[Sequence, Drafted] = {}  # until it is known what came of them
+        self._spread = torch.full((SPREAD_ROWS, target_size), MASKED_LOGIT) if output_ids is not None else None
+        self._drafted: dict[Sequence, Drafted] = {}  # until the step's tokens are committed
 
     def observe(self, sequence: Sequence, tokens: Seq[int]) -> None:
-        """What was drafted as it came needs no second forward."""
+        """Keep the KV of drafted tokens that were committed."""
         drafted = self._drafted.pop(sequence, None)
         if drafted is not None:
             sequence.draft_computed = drafted.computed(sequence.tokens, sequence.draft_computed)
 
     def rewind(self, sequence: Sequence) -> None:
-        """Its KV is gone."""
+        """See `Drafter`."""
         self._drafted.pop(sequence, None)
 
     def end(self, sequence: Sequence) -> None:
-        """Forget the sequence."""
+        """See `Drafter`."""
         self._drafted.pop(sequence, None)
 
     def pending_prefill(self, sequence: Sequence) -> int:
-        """Committed tokens whose KV it lacks."""
+        """See `ModelBasedDrafter`."""
         return len(sequence.tokens) - sequence.draft_computed
 
     def warm_up(self, rows: int) -> None:
-        """One level for ``rows`` sequences: their rows and their logits."""
+        """See `ModelBasedDrafter`."""
         entry = BatchEntry([0] * rows, list(range(-1, rows - 1)), 0, list(range(-(-rows // 64))))
         self._decoder.forward(ForwardBatch.build([entry]), list(range(rows)))
 
     def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
-        """Catch up with the committed tokens, then grow every tree by levels until deeper ones do not pay."""
+        """See `Drafter`."""
         trees = [TokenTree(task.sequence.tokens[-1]) for task in tasks]
         growing = [
             Growth(task, tree, len(task.sequence.tokens) - 1, task.sequence.pages, [task.sequence.tokens[-1]])
@@ -292,8 +292,8 @@ class ModelDrafter(ModelBasedDrafter):
         ]
         begun = growing
         pending = [_pending(growth.task.sequence) for growth in growing]
-        reading = [task for task in tasks if task.prefill and self._knows(task.sequence)]
-        pending += [_pending(task.sequence, task.prefill) for task in reading]
+        prefilling = [task for task in tasks if task.prefill and self._knows(task.sequence)]
+        pending += [_pending(task.sequence, task.prefill) for task in prefilling]
         logits = prefill_drafts(self._decoder, pending)
         while growing and logits is not None:
             growing = self._expand(growing, logits)
@@ -302,12 +302,12 @@ class ModelDrafter(ModelBasedDrafter):
         return trees
 
     def _knows(self, sequence: Sequence) -> bool:
-        """Whether it has a row for every token still to be fed: a target's table may be larger, by padding."""
+        """Whether the draft's embedding has every pending token: the target's may be larger, by padding."""
         start = min(sequence.draft_computed, len(sequence.tokens) - 1)
         return max(sequence.tokens[start:]) < self._decoder.config.vocab_size
 
     def _expand(self, growing: Seq[Growth], logits: Tensor) -> list[Growth]:
-        """Give frontier nodes their children, best first; returns the growths that can go on."""
+        """Add the children of all frontier nodes; returns the growths to expand further."""
         rows = [g.row(g.tree.path_tokens(g.anchors[node])) for g in growing for node in g.frontier]
         children = self._children(logits, rows, max(growth.task.width for growth in growing))
         at = 0
@@ -315,14 +315,14 @@ class ModelDrafter(ModelBasedDrafter):
             own = children[at : at + len(growth.frontier)]
             at += len(growth.frontier)
             growth.advance(self._add(growth, own))
-        return going_on(growing)
+        return worth_expanding(growing)
 
     def _children(self, logits: Tensor, rows: Seq[RowSampling], width: int) -> list[list[tuple[int, float]]]:
-        """As `Sampler.children`, of logits of the draft's output table."""
+        """As `Sampler.children`, from logits of the draft's output table."""
         ids, spread = self._output_ids, self._spread
         if ids is None or spread is None:
             return self._sampler.children(logits[:, : self._target_size], rows, width)
-        if all(row.edits is None and row.policy.temperature == 0 for row in rows):  # nothing depends on the ids
+        if all(row.edits is None and row.policy.temperature == 0 for row in rows):  # independent of the target's ids
             found = self._sampler.children(logits, rows, width)
             return [[(int(ids[token]), logprob) for token, logprob in row] for row in found]
         found, into = [], spread.numpy()
@@ -331,13 +331,14 @@ class ModelDrafter(ModelBasedDrafter):
             for i, row in enumerate(some):
                 values = logits[at + i].numpy()
                 if row.edits is None and row.policy.temperature > 0:
-                    values = np.where(values >= values.max() - FAR * row.policy.temperature, values, DEAD)
+                    least = values.max() - MAX_LOGIT_GAP * row.policy.temperature
+                    values = np.where(values >= least, values, MASKED_LOGIT)
                 into[i, ids] = values
             found += self._sampler.children(spread[: len(some)], some, width)
         return found
 
     def _add(self, growth: Growth, children: Seq[Seq[tuple[int, float]]]) -> list[int]:
-        """Add a level's children, the likeliest first, leaving room for deeper levels; returns the new nodes."""
+        """Add a level's children, best first, within `Growth.level_room`; returns the new own nodes."""
         task, tree = growth.task, growth.tree
         offered = [
             (rank, tree.scores[growth.anchors[node]] + logprob, node, token, logprob)
@@ -354,7 +355,7 @@ class ModelDrafter(ModelBasedDrafter):
 
 
 def _pending(sequence: Sequence, prefill: int | None = None) -> PendingPrefill:
-    """All that it has not seen, or the next ``prefill`` tokens but the last."""
+    """All tokens without KV, or with ``prefill`` at most so many and never the last one."""
 
     def reached(upto: int) -> None:
         sequence.draft_computed = upto

@@ -1,4 +1,4 @@
-"""Drafts with a chosen acceptance rate, for tests and benchmarks: it has seen the very same request before."""
+"""Drafts a request's remembered output with a chosen acceptance rate, for tests and benchmarks."""
 
 from __future__ import annotations
 
@@ -13,27 +13,26 @@ from draft.protocol import Drafter, DraftTask
 from specdec.core.sequence import Sequence
 from specdec.core.tree import TokenTree
 
-OUTPUTS = 1024  # remembered, the ones used last
+MAX_OUTPUTS = 1024  # remembered outputs, the most recently used ones
 PREFIX = "oracle:"
-_LEAST = 1e-6
+_MIN_RATE = 1e-6  # lower bound of a proposal's probability, so that its log is finite
 
 
 @dataclass(slots=True)
 class _Running:
-    """A sequence on its way: its key, how much of its output was found to be as remembered (-1: it came out
-    differently), and the tokens errors are made of."""
+    """A sequence that runs."""
 
-    key: bytes
-    agreed: int = 0
-    vocabulary: list[int] = field(default_factory=list)
+    key: bytes  # of its request
+    agreed: int = 0  # output tokens that equal the remembered ones; -1: the output differs
+    vocabulary: list[int] = field(default_factory=list)  # tokens that errors are drawn from
 
 
 class OracleDrafter(Drafter):
-    """Proposes a request's own remembered output as a chain, each token right with probability ``rate``.
+    """Proposes a request's remembered output as a chain in which each token is right with probability ``rate``.
 
-    Which are right depends on (``seed``, request, position) alone, so runs repeat. A wrong token is another one of
-    the same prompt and output; the chain goes on for one node behind it. A request not seen before, or one that
-    comes out differently this time, gets the empty tree.
+    Errors depend on (``seed``, request, position) alone, so runs are reproducible. A wrong token is another one of the
+    same prompt and output; the chain ends one node after it. A request that is new, or whose output differs from the
+    remembered one, gets the empty tree.
 
     Raises:
         ValueError: ``rate`` is not within 0..1.
@@ -49,10 +48,10 @@ class OracleDrafter(Drafter):
 
     @classmethod
     def parse(cls, name: str) -> float | None:
-        """The rate in a drafter's name like ``oracle:0.8``; None for a name that is not an oracle's.
+        """The rate in a drafter's name such as ``oracle:0.8``; None for any other name.
 
         Raises:
-            ValueError: it is an oracle's, but what follows is no number within 0..1.
+            ValueError: the rate is no number within 0..1.
         """
         if not name.startswith(PREFIX):
             return None
@@ -65,14 +64,14 @@ class OracleDrafter(Drafter):
         return rate
 
     def begin(self, sequence: Sequence) -> None:
-        """Look the request up."""
+        """See `Drafter`."""
         key = _key(sequence)
         if key in self._outputs:
             self._outputs.move_to_end(key)
         self._running[sequence] = _Running(key)
 
     def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
-        """The remembered continuation of each sequence, with this oracle's share of errors."""
+        """See `Drafter`."""
         return [self._one(task) for task in tasks]
 
     def _one(self, task: DraftTask) -> TokenTree:
@@ -84,7 +83,7 @@ class OracleDrafter(Drafter):
             return tree
         done = sequence.n_output
         if sequence.tokens[sequence.n_prompt + running.agreed :] != output[running.agreed : done]:
-            running.agreed = -1  # it comes out differently: the oracle knows nothing
+            running.agreed = -1
             return tree
         running.agreed = done
         node, behind_error = 0, False
@@ -92,14 +91,14 @@ class OracleDrafter(Drafter):
             token = output[position] if behind_error else self._guess(running, sequence, output, position)
             if token < 0:
                 break
-            node = task.add(tree, node, token, max(self._rate, _LEAST))
+            node = task.add(tree, node, token, max(self._rate, _MIN_RATE))
             if node < 0 or behind_error:
                 break
             behind_error = token != output[position]
         return tree
 
     def _guess(self, running: _Running, sequence: Sequence, output: Seq[int], position: int) -> int:
-        """The token at ``position``, or with probability 1 - rate another one; -1 if no other is known."""
+        """The token at ``position``, or with probability 1 - rate another one; -1 if there is no other."""
         draw, pick = self._draw(running.key, position)
         if draw < self._rate:
             return output[position]
@@ -112,25 +111,25 @@ class OracleDrafter(Drafter):
         return token if token != output[position] else running.vocabulary[-1]
 
     def _draw(self, key: bytes, position: int) -> tuple[float, int]:
-        """Two independent draws of a counter-based hash: one in [0, 1), one unsigned integer of 64 bits."""
+        """Two independent draws of a counter-based hash: one in [0, 1), one unsigned 64-bit integer."""
         material = key + (self._seed % (1 << 64)).to_bytes(8, "little") + position.to_bytes(8, "little")
         digest = hashlib.blake2b(material, digest_size=16).digest()
         return (int.from_bytes(digest[:8], "little") >> 11) / (1 << 53), int.from_bytes(digest[8:], "little")
 
     def end(self, sequence: Sequence) -> None:
-        """Remember the output, unless a longer one that begins with it is known."""
+        """Remember the output unless a longer one that begins with it is remembered."""
         running = self._running.pop(sequence, None)
         if running is None:
             return
         output = sequence.tokens[sequence.n_prompt :]
         known = self._outputs.pop(running.key, [])
         self._outputs[running.key] = known if known[: len(output)] == output else output
-        while len(self._outputs) > OUTPUTS:
+        while len(self._outputs) > MAX_OUTPUTS:
             self._outputs.popitem(last=False)
 
 
 def _key(sequence: Sequence) -> bytes:
-    """What decides the output: prompt, parameters, and where sampling is random, seed and sample."""
+    """Digest of what the output depends on: prompt, parameters and, if sampling is random, seed and sample."""
     request = sequence.request
     sampling = dataclasses.replace(request.sampling, seed=None, n=1)
     noise = (sequence.seed, sequence.index) if sampling.temperature > 0 else ()

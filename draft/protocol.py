@@ -32,7 +32,7 @@ class DraftTask:
     sequence: Sequence
     """All of its tokens are committed; the last one is the pending token, the root of the tree."""
     max_nodes: int
-    """Maximum draft nodes; 0: propose nothing, but keep up with the sequence."""
+    """Maximum draft nodes; 0: propose nothing, but process the sequence's new tokens."""
     max_depth: int
     width: int
     """Maximum children of a node."""

@@ -1,4 +1,4 @@
-"""Incremental retokenisation: a sequence's text in another model's tokens, and drafts in the target's tokens again."""
+"""Incremental retokenisation of a sequence for a model of another vocabulary, and of its drafts for the target."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draft.model import DEAD, Growth
-from draft.reading_order import ReadingOrder
+from draft.model import MASKED_LOGIT, Growth, common_length
+from specdec.models.fim import FimParser
 from specdec.models.tokenizer import Tokenizer
 
 
 class VocabularyBridge:
-    """Twins are tokens of equal bytes, special ones of equal name. ``to_draft`` and ``to_target`` map ids, -1 where
-    there is no twin.
+    """Maps tokens between two vocabularies. Twins are tokens of equal bytes; special tokens, of equal name.
 
-    target_size, draft_size: rows of the models' output tables; ids beyond a tokenizer's vocabulary have no twin.
+    ``to_draft`` and ``to_target`` map ids; -1: no twin. target_size, draft_size: rows of the models' output tables; ids
+    beyond a tokenizer's vocabulary have no twin.
     """
 
     def __init__(self, target: Tokenizer, draft: Tokenizer, target_size: int, draft_size: int) -> None:
@@ -43,25 +43,30 @@ class VocabularyBridge:
 
     @property
     def shared(self) -> int:
-        """How many tokens have a twin."""
+        """Number of tokens with a twin."""
         return len(self._target_ids)
 
     def translate(self, logits: Tensor, out: Tensor) -> Tensor:
-        """The draft's logits [rows, draft vocabulary] under the target's ids, in the first rows of ``out`` (float32
-        [>= rows, target vocabulary], `DEAD` where there is no twin, as `buffer` makes it)."""
-        # numpy, since torch wakes its own thread pool for this and waits for it longer than the copy takes
+        """The draft's logits [rows, draft vocabulary] by the target's ids, in the first rows of ``out``.
+
+        out: float32 [>= rows, target vocabulary], from `buffer`; ids without a twin keep `MASKED_LOGIT`.
+        """
+        # numpy: torch would wake its thread pool, which takes longer than the copy
         source, into = logits.numpy(), out.numpy()
         for row in range(logits.shape[0]):
             into[row, self._target_ids] = source[row, self._draft_ids]
         return out[: logits.shape[0]]
 
     def buffer(self, rows: int) -> Tensor:
-        """What `translate` writes to."""
-        return torch.full((rows, len(self.to_draft)), DEAD)
+        """A buffer for `translate`, float32 [rows, target vocabulary]."""
+        return torch.full((rows, len(self.to_draft)), MASKED_LOGIT)
 
     def spelled(self, draft_token: int) -> tuple[int, ...]:
-        """The target's tokens for a draft token without a twin; none where its bytes are no text, or
-        the target writes another text for it (a space in front, another normal form)."""
+        """The target's tokens for a draft token without a twin.
+
+        Empty if its bytes are no text, or if the target's tokenizer changes the text (a space before it, another normal
+        form).
+        """
         return self._spell(draft_token)
 
     def _spelled(self, draft_token: int) -> tuple[int, ...]:
@@ -85,36 +90,36 @@ def best_tokens(logits: Tensor) -> list[tuple[int, float]]:
     return list(zip(best.tolist(), chances.tolist(), strict=True))
 
 
-SETTLED = 8  # tokens from the end that text to come may still change
-LONGEST_TAIL = 32
+UNSTABLE_TOKENS = 8  # last tokens of the tail, which further text may change
+MAX_TAIL_TOKENS = 32  # tokens encoded again with each extension; beyond that all but UNSTABLE_TOKENS become stable
 
 
 class RetokenizedText:
-    """``ids`` are the draft's tokens of the whole text so far. Text is encoded anew from a little before its end, so
-    a token cut in two by a boundary of the other vocabulary mends itself; ``stable`` leading ids never change.
+    """``ids`` are the draft's tokens of the whole text so far; the first ``stable`` ones never change.
 
-    Special tokens keep their meaning where the draft knows one of that name, else they are left out. A
-    fill-in-the-middle prompt is put in reading order, suffix first and prefix last: the draft just continues. A
-    character of which only some bytes have come waits; ``whole`` tells whether none does.
+    Each extension encodes the tail again, so that a token that a boundary of the other vocabulary split becomes whole.
+    Special tokens map to the draft's tokens of the same name or are dropped. A fill-in-the-middle prompt becomes plain
+    text, suffix first and prefix last, which the draft continues. An incomplete character waits for its other bytes;
+    ``whole`` is False meanwhile.
 
-    ``reads``: of a longer prompt only the last tokens are taken, at least ``reads`` of them and less than twice as
-    many; the cut moves in steps, so that the next keystroke finds the same beginning. 0: all of it.
+    prompt_tokens: tokens kept of a longer prompt: its last ones, at least so many and less than twice as many. The cut
+    moves in steps, so that the next keystroke has the same beginning. 0: the whole prompt.
     """
 
     def __init__(
-        self, target: Tokenizer, draft: Tokenizer, bridge: VocabularyBridge, prompt: Seq[int], reads: int = 0
+        self, target: Tokenizer, draft: Tokenizer, bridge: VocabularyBridge, prompt: Seq[int], prompt_tokens: int = 0
     ) -> None:
         self._target, self._draft, self._bridge = target, draft, bridge
         self.ids: list[int] = [draft.bos_id] if draft.bos_id is not None and draft.add_bos else []
         self.stable = len(self.ids)
         self._tail = ""
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        parts = ReadingOrder(target).parts(prompt)
+        parts = FimParser(target).parts(prompt)
         ordered = parts.head + parts.suffix + parts.prefix + parts.middle
-        # The target's own begin token would be said twice where both call it by the same name.
+        # The target's begin token would be repeated if the draft's has the same name.
         begin = len(self.ids)
         self.extend(ordered[1:] if self.ids and ordered and bridge.to_draft[ordered[0]] == self.ids[0] else ordered)
-        cut = (self.stable - begin) // reads * reads - reads if reads else 0
+        cut = (self.stable - begin) // prompt_tokens * prompt_tokens - prompt_tokens if prompt_tokens else 0
         if cut > 0:
             del self.ids[begin : begin + cut]
             self.stable -= cut
@@ -125,7 +130,7 @@ class RetokenizedText:
         return not self._utf8.getstate()[0]
 
     def extend(self, tokens: Seq[int]) -> int:
-        """More of the target's tokens; returns how many leading ids stayed as they were."""
+        """Append ``tokens`` of the target; returns the number of leading ids that did not change."""
         kept = len(self.ids)
         pieces: list[bytes] = []
         for token in tokens:
@@ -142,27 +147,22 @@ class RetokenizedText:
         return min(kept, self._append(b"".join(pieces)))
 
     def _append(self, data: bytes, final: bool = False) -> int:
-        """``final``: a character that has only begun will not be completed."""
+        """Append text; returns as `extend`. final: an incomplete character will not be completed."""
         text = self._utf8.decode(data, final)
         if not text:
             return len(self.ids)
         self._tail += text
         before, fresh = self.ids[self.stable :], self._draft.encode(self._tail, add_special=False)
-        same = 0
-        for one, other in zip(before, fresh, strict=False):
-            if one != other:
-                break
-            same += 1
         self.ids[self.stable :] = fresh
-        kept = self.stable + same
-        if len(fresh) > LONGEST_TAIL:
-            self._stabilize(SETTLED)
+        kept = self.stable + common_length(before, fresh)
+        if len(fresh) > MAX_TAIL_TOKENS:
+            self._stabilize(UNSTABLE_TOKENS)
         return kept
 
     def _stabilize(self, keep: int) -> None:
-        """Only the last ``keep`` ids, and the text they stand for, remain open."""
+        """Make all but the last ``keep`` ids stable."""
         stable = max(self.stable, len(self.ids) - keep)
-        # A character spread over several tokens must not be torn: settle a little less then.
+        # The tail must begin with a whole character.
         while stable > self.stable:
             try:
                 self._tail = b"".join(self._draft.token_bytes(t) for t in self.ids[stable:]).decode()
@@ -172,14 +172,15 @@ class RetokenizedText:
         self.stable = stable
 
 
-UNUSUAL = math.log(0.1)  # how seldom a target says in two tokens what it has one for
+NONCANONICAL_LOGPROB = math.log(0.1)  # added where a path splits text otherwise than the target's tokenizer; a guess
 
 
 def add_canonical_path(growth: Growth, likelihoods: Seq[float], target: Tokenizer) -> None:
-    """Add the path as the target's tokenizer would write the text of the deepest likely path, and believe less in the
-    nodes at which the draft's way of spelling it parts from that.
+    """Add the likeliest path again as the target's tokenizer splits its text.
 
-    likelihoods: the draft's own log-probability of each own node of ``growth``.
+    The nodes at which the draft's split differs become less likely.
+
+    likelihoods: the draft's log-probability of each own node of ``growth``.
     """
     tree = growth.tree
     leaf = _leaf(growth)
@@ -196,7 +197,7 @@ def add_canonical_path(growth: Growth, likelihoods: Seq[float], target: Tokenize
     except UnicodeDecodeError:
         return
     spelled = [tree.tokens[node] for node in nodes]
-    same = _common(spelled, canonical)
+    same = common_length(spelled, canonical)
     if same >= min(len(spelled), len(canonical)):
         return
     chances = _by_byte(growth, own, likelihoods, target)
@@ -204,8 +205,8 @@ def add_canonical_path(growth: Growth, likelihoods: Seq[float], target: Tokenize
     if ends[-1] != len(data) or len(chances) < len(data):
         return
     if not all(growth.permits(canonical[:i], canonical[i]) for i in range(same, len(canonical))):
-        return  # the request itself keeps the target from spelling it its own way
-    _doubt(growth, nodes[same])
+        return  # the request's masks or bans exclude the canonical tokens
+    _penalise(growth, nodes[same])
     parent = nodes[same - 1] if same else 0
     for token, begin, end in zip(canonical[same:], [0, *ends][same:], ends[same:], strict=False):
         parent = growth.task.add(tree, parent, token, math.exp(sum(chances[begin:end])))
@@ -214,7 +215,7 @@ def add_canonical_path(growth: Growth, likelihoods: Seq[float], target: Tokenize
 
 
 def _leaf(growth: Growth) -> int:
-    """The own node at the end of the path that goes, from the root, to the likeliest child each time."""
+    """The own node at the end of the path that follows the likeliest child from the root."""
     children: dict[int, list[int]] = {}
     for node in range(1, len(growth.tokens)):
         children.setdefault(growth.parents[node], []).append(node)
@@ -225,7 +226,7 @@ def _leaf(growth: Growth) -> int:
 
 
 def _by_byte(growth: Growth, own: Seq[int], likelihoods: Seq[float], target: Tokenizer) -> list[float]:
-    """The log-probability of each byte of the path: a token's lies on its first byte."""
+    """Log-probability of each byte of the path ``own``: a token's on its first byte, 0 on the others."""
     found: list[float] = []
     above = 0
     for node in own:
@@ -236,21 +237,12 @@ def _by_byte(growth: Growth, own: Seq[int], likelihoods: Seq[float], target: Tok
     return found
 
 
-def _doubt(growth: Growth, first: int) -> None:
-    """Lower ``first`` and all below it; what is proposed against better knowledge teaches calibration nothing."""
+def _penalise(growth: Growth, first: int) -> None:
+    """Lower the scores of ``first`` and its descendants, and exclude them from calibration."""
     tree = growth.tree
     below = {first}
     for node in range(first, len(tree)):
         if node == first or tree.parents[node] in below:
             below.add(node)
-            tree.scores[node] += UNUSUAL
+            tree.scores[node] += NONCANONICAL_LOGPROB
             tree.cells[node] = -1
-
-
-def _common(one: Seq[int], other: Seq[int]) -> int:
-    n = 0
-    for a, b in zip(one, other, strict=False):
-        if a != b:
-            break
-        n += 1
-    return n

@@ -1,4 +1,4 @@
-"""Drafts from text: what followed the longest suffix of the sequence that was seen before."""
+"""Drafts from earlier text: what followed the longest suffix of the sequence there."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Sequence as Seq
 
 from draft.best_first import MAX_CONTEXTS, Child, expand, share_out, trust
 from draft.protocol import Drafter, DraftTask
-from draft.reading_order import Parts, ReadingOrder
 from draft.suffix_automaton import BREAK, SuffixAutomaton, SuffixCursor
 from draft.text_store import TextLibrary, TextLimits, TextStore
 from specdec.core.sequence import Sequence
 from specdec.core.tree import TokenTree
+from specdec.models.fim import FimParser, FimParts
 
 Context = tuple[SuffixAutomaton, int, int]
-"""(text, state, tokens matched): the path to a node, as far back as that text knows it."""
+"""(text, state, tokens matched): the longest suffix of the path to a node that the text holds."""
 
 
 def children(contexts: Seq[Context], width: int) -> list[Child[Context]]:
@@ -32,7 +32,7 @@ def _followers(contexts: Seq[Context]) -> Iterator[tuple[int, list[tuple[int, in
     for automaton, state, length in contexts:
         counts = automaton.counts
         options = [(token, target) for token, target in automaton.followers(state) if token >= 0]
-        while not options and state > 0:  # the end of a text: fall back on what shorter contexts saw elsewhere
+        while not options and state > 0:  # the end of a text: shorter contexts may occur elsewhere too
             state = automaton.links[state]
             length = automaton.lengths[state]
             options = [(token, target) for token, target in automaton.followers(state) if token >= 0]
@@ -42,43 +42,43 @@ def _followers(contexts: Seq[Context]) -> Iterator[tuple[int, list[tuple[int, in
 
 
 class SuffixReader:
-    """Indexes a sequence's prediction, prompt and output, and follows it through the texts of ``stores``."""
+    """Indexes a sequence's prediction, prompt and output, and matches its end in the texts of ``stores``."""
 
     __slots__ = ("_after", "_indexed", "_lead", "_n_read", "_text", "automaton", "cursors", "stores")
 
-    def __init__(self, sequence: Sequence, stores: list[TextStore], order: ReadingOrder | None = None) -> None:
+    def __init__(self, sequence: Sequence, stores: list[TextStore], fim: FimParser | None = None) -> None:
         prompt = sequence.tokens
-        parts = order.parts(prompt) if order else Parts([], list(prompt), [], [])
-        self._text = parts.head + parts.prefix + parts.middle  # up to the cursor, and what is written there
+        parts = fim.parts(prompt) if fim else FimParts([], list(prompt), [], [])
+        self._text = parts.head + parts.prefix + parts.middle  # up to the cursor, with the output
         self._after = parts.suffix
         self._n_read = len(prompt)
         self.automaton = SuffixAutomaton()
-        # Indexed before the text, so that the text's end stays the automaton's.
+        # Indexed before the text, so that the automaton ends where the text does.
         self._lead = [
             token for part in (sequence.request.prediction_ids, self._after) if part for token in (*part, BREAK)
         ]
-        self._indexed = -len(self._lead)  # tokens of the text; below zero, of the lead
+        self._indexed = -len(self._lead)  # tokens of the text; negative: tokens left of the lead
         self.stores = stores
         self.cursors: list[SuffixCursor] = []
 
     @property
-    def behind(self) -> int:
-        """Tokens not indexed yet."""
+    def pending(self) -> int:
+        """Number of tokens that are not indexed yet."""
         return len(self._text) - self._indexed
 
     @property
     def document(self) -> list[int]:
-        """The whole text in the order in which it is read."""
+        """The whole text, in the order of the document."""
         return self._text + self._after
 
     def read(self, tokens: Seq[int]) -> None:
-        """``tokens`` are all of the sequence's."""
+        """Append the new ones of ``tokens``, all of the sequence's."""
         if len(tokens) > self._n_read:
             self._text += tokens[self._n_read :]
             self._n_read = len(tokens)
 
-    def prefill_drafts(self, budget: int) -> int:
-        """Index at most ``budget`` tokens; returns how many it was."""
+    def index(self, budget: int) -> int:
+        """Index at most ``budget`` tokens; returns their number."""
         start = self._indexed
         if start < 0:
             upto = min(start + budget, 0)
@@ -90,9 +90,9 @@ class SuffixReader:
         return upto - start
 
     def contexts(self) -> list[Context]:
-        """The longest contexts of the text's end that something followed, over all texts."""
+        """The longest suffixes of the text that all texts hold, at most `MAX_CONTEXTS`."""
         found: list[Context] = []
-        if not self.behind:
+        if not self.pending:
             state = self.automaton.links[self.automaton.last]
             if state > 0:
                 found.append((self.automaton, state, self.automaton.lengths[state]))
@@ -114,54 +114,51 @@ def _by_length(context: Context) -> int:
     return -context[2]
 
 
-CATCH_UP = 2048  # tokens indexed per step, of all sequences together: a long prompt must not hold up the others
+INDEXED_PER_STEP = 2048  # tokens of all sequences together: a long prompt must not delay the step
 
 
 class SuffixDrafter(Drafter):
-    """Continues the longest suffixes of the sequence that were seen before, by counts, best first.
+    """Proposes what followed the longest suffixes of the sequence in earlier text, likeliest first.
 
-    Looks in the request's own prompt, output and prediction, in its session's earlier texts, and in the finished
-    texts of requests with the same salt. ``order`` takes fill-in-the-middle prompts apart: what is written next follows
-    the text before the cursor, and a finished text is remembered as the document it makes.
+    The texts are the request's own prompt, output and prediction, its session's earlier texts, and the finished texts
+    of requests with the same salt. ``fim`` splits fill-in-the-middle prompts: the next token follows the text before
+    the cursor, and a finished text is stored as the completed document.
     """
 
     name = "suffix"
 
     def __init__(
-        self,
-        limits: TextLimits,
-        order: ReadingOrder | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        self, limits: TextLimits, fim: FimParser | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._order = order
+        self._fim = fim
         self._library = TextLibrary(limits, clock)
         self._readers: dict[Sequence, SuffixReader] = {}
 
     def begin(self, sequence: Sequence) -> None:
-        """Start an index; it is filled while the prompt is prefilled."""
-        self._readers[sequence] = SuffixReader(sequence, self._library.stores(sequence.request), self._order)
+        """Start an index; `propose` fills it while the prompt is prefilled."""
+        self._readers[sequence] = SuffixReader(sequence, self._library.stores(sequence.request), self._fim)
 
     def propose(self, tasks: Seq[DraftTask]) -> list[TokenTree]:
-        """Index what is new and continue each sequence."""
-        budget = CATCH_UP
+        """See `Drafter`; also indexes new tokens and stores finished texts, a bounded number per call."""
+        budget = INDEXED_PER_STEP
         trees = []
         for task in tasks:
             tokens = task.sequence.tokens
             reader = self._readers[task.sequence]
             reader.read(tokens)
-            while budget and reader.behind:
-                budget -= reader.prefill_drafts(budget)
+            while budget and reader.pending:
+                budget -= reader.index(budget)
             tree = TokenTree(tokens[-1])
             if task.max_nodes > 0 and task.max_depth > 0:
                 contexts = reader.contexts()
                 if contexts:
                     expand(task, tree, contexts, children)
             trees.append(tree)
-        self._library.work(max(budget, CATCH_UP // 8))
+        self._library.work(max(budget, INDEXED_PER_STEP // 8))
         return trees
 
     def end(self, sequence: Sequence) -> None:
-        """Forget the sequence, but keep its text for later ones."""
+        """Store the sequence's text for later ones."""
         reader = self._readers.pop(sequence, None)
         if reader is not None:
             reader.read(sequence.tokens)

@@ -1,4 +1,4 @@
-"""A suffix automaton that grows token by token and counts its contexts, and a sequence's place in one."""
+"""A suffix automaton that grows token by token and counts its contexts, and cursors that match sequences in it."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 from itertools import chain, islice
 
-COUNT_WALK = 32  # suffixes of one token whose counts are raised; bounds the cost on repetitive text
-BREAK = -1  # ends one text where another follows: no sequence holds it, so no match crosses it
-MAX_FOLLOWERS = 64  # looked at per context; one with more guesses badly anyway
-_NONE = -2
+COUNTED_SUFFIXES = 32  # suffixes whose counts each token raises; bounds the cost on repetitive text
+BREAK = -1  # token between two texts: no sequence holds it, so no match crosses it
+MAX_FOLLOWERS = 64  # followers read of a context; a context with more predicts badly
+_NONE = -2  # token of a state without followers
 
 
 class SuffixAutomaton:
     """Online suffix automaton (Blumer et al. 1985): O(1) amortised per token.
 
-    State s stands for contexts of up to ``lengths[s]`` tokens, all longer than ``lengths[links[s]]``; ``counts[s]``
-    tells how often they were seen, exact for the ``COUNT_WALK`` longest contexts at each token and a lower bound for
-    shorter ones. State 0 is the empty context. Most states have one follower: it lies in flat arrays, further ones
-    in a dict of the few states that branch, so that a token takes some 150 bytes instead of 500.
+    State s stands for contexts of up to ``lengths[s]`` tokens, all longer than ``lengths[links[s]]``. ``counts[s]`` is
+    their number of occurrences, exact for the `COUNTED_SUFFIXES` longest contexts at each token and a lower bound for
+    shorter ones. State 0 is the empty context. Most states have one follower, which flat arrays hold; a dict holds the
+    further ones of the few states that branch. So a token takes about 150 bytes instead of 500.
     """
 
     __slots__ = ("_branches", "_first_state", "_first_token", "counts", "last", "lengths", "links", "size")
@@ -69,7 +69,7 @@ class SuffixAutomaton:
         self._count(new)
 
     def _split(self, state: int, token: int, target: int) -> int:
-        """Give the contexts of ``target`` that end ``state``'s in ``token`` a state of their own."""
+        """A new state for the contexts of ``target`` that are a context of ``state`` followed by ``token``."""
         clone = self._state(self.lengths[state] + 1, self._first_token[target], self._first_state[target])
         if target in self._branches:
             self._branches[clone] = dict(self._branches[target])
@@ -86,7 +86,7 @@ class SuffixAutomaton:
 
     def _count(self, state: int) -> None:
         counts, links = self.counts, self.links
-        for _ in range(COUNT_WALK):
+        for _ in range(COUNTED_SUFFIXES):
             if state <= 0:
                 return
             counts[state] += 1
@@ -108,7 +108,7 @@ class SuffixAutomaton:
         return -1 if more is None else more.get(token, -1)
 
     def followers(self, state: int) -> Iterator[tuple[int, int]]:
-        """(token, state after it) for what followed ``state``, in order of first sight, at most ``MAX_FOLLOWERS``."""
+        """(token, state after it) of what followed ``state``, in order of first occurrence, at most `MAX_FOLLOWERS`."""
         first = self._first_token[state]
         if first == _NONE:
             return iter(())
@@ -123,17 +123,16 @@ class SuffixAutomaton:
         return self._first_token[state], self._first_state[state]
 
 
-WINDOW = 32  # tokens looked back on when a match is found anew; a longer match predicts no better
+WINDOW = 32  # tokens from which a match is rebuilt; a longer match predicts no better
 
 
 class SuffixCursor:
-    """The longest suffix of a sequence that occurs in an automaton's text: matching statistics (Chang and Lawler
-    1994), O(1) amortised per token.
+    """The longest suffix of a sequence in an automaton's text, O(1) amortised per token.
 
-    ``state`` is the automaton's state of that suffix, ``length`` its tokens. The automaton may grow between calls.
-    Growing splits states, but only ever moves shorter contexts up the chain of links, so climbing it makes the pair
-    right again; new text may also hold a longer match, so after growth the last ``WINDOW`` tokens are matched anew.
-    Hence ``length`` is exact below ``WINDOW``, and a match at least that long is never taken for a shorter one.
+    The method is matching statistics (Chang and Lawler 1994). ``state`` is the automaton's state of that suffix,
+    ``length`` its tokens. The automaton may grow between calls. Growth splits states, but only moves shorter contexts
+    up the chain of links, so `_climb` corrects the state. New text may also hold a longer match, so after growth the
+    last `WINDOW` tokens are matched again. Hence ``length`` is exact below `WINDOW` and at least `WINDOW` otherwise.
     """
 
     __slots__ = ("_position", "_size", "automaton", "length", "state")
@@ -144,16 +143,16 @@ class SuffixCursor:
         self._position = self._size = 0
 
     def follow(self, tokens: Seq[int]) -> None:
-        """Catch up with ``tokens``, all of the sequence's; those given before are at their front still."""
+        """Process the new ones of ``tokens``, all of the sequence's; the earlier ones have not changed."""
         automaton, count = self.automaton, len(tokens)
         if automaton.size != self._size or count - self._position > WINDOW:
-            self._renew(tokens)
+            self._rematch(tokens)
         else:
             for position in range(self._position, count):
                 self.step(tokens[position])
         self._position, self._size = count, automaton.size
 
-    def _renew(self, tokens: Seq[int]) -> None:
+    def _rematch(self, tokens: Seq[int]) -> None:
         if self.length and len(tokens) - self._position <= WINDOW:
             for position in range(self._position, len(tokens)):
                 self.step(tokens[position])
@@ -165,7 +164,7 @@ class SuffixCursor:
             self.step(token)
 
     def step(self, token: int) -> None:
-        """The sequence went on with ``token``."""
+        """Append ``token`` to the sequence."""
         self._climb()
         automaton, state = self.automaton, self.state
         target = automaton.follow(state, token)

@@ -1,4 +1,4 @@
-"""Bounded stores of texts to draft from: one per session, one per salt, written a few tokens at a time."""
+"""Bounded stores of earlier texts: one per session and one per salt, written a few tokens at a time."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from specdec.core.types import Request
 class TextStore:
     """At most ``limit`` tokens of text, none older than ``age_s`` seconds.
 
-    Text is appended to the young generation. When that holds half of the limit, or has grown for half of the age, it
-    becomes the old one, and the former old one is dropped: an automaton can not forget single texts, and this takes
-    constant time. What is used again is written again to the young one (`TextWriter` skips only what that holds), so
-    text in use stays.
+    Text is appended to the young generation. When that holds half of the limit or reaches half of the age, it becomes
+    the old generation, and the previous old one is dropped: an automaton can not drop single texts, and this takes
+    constant time. Text that is used again is written to the young generation again (`TextWriter` skips only what that
+    holds), so text in use stays.
     """
 
     def __init__(self, limit: int, age_s: float = math.inf, clock: Callable[[], float] = time.monotonic) -> None:
@@ -30,27 +30,27 @@ class TextStore:
 
     @property
     def young(self) -> SuffixAutomaton:
-        """The generation that grows now."""
+        """The generation to which text is appended."""
         return self._young
 
     @property
     def generations(self) -> tuple[SuffixAutomaton, SuffixAutomaton]:
-        """The young and the old one, without what is too old."""
+        """The young and the old generation, after `expire`."""
         self.expire()
         return self._young, self._old
 
     def append(self, token: int) -> None:
-        """One more token of text, or `BREAK` where the next one does not follow the last."""
+        """Append a token of text, or `BREAK` if the next token does not follow the last one."""
         self.make_room()
         self._young.append(token)
 
     def make_room(self) -> None:
-        """Begin a new generation if the young one is full."""
+        """Start a new generation if the young one is full."""
         if self._young.size >= self._half:
             self._turn()
 
     def expire(self) -> None:
-        """Let go of what is too old."""
+        """Drop generations that are too old."""
         now = self._clock()
         if now - self._young_since >= self._age_s / 2:
             if self._young.size:
@@ -64,48 +64,49 @@ class TextStore:
         self._young, self._young_since = SuffixAutomaton(), self._clock()
 
 
-KNOWN = 32  # tokens: a run this long that the store holds is not written again
-OVERLAP = 16  # known tokens written on either side of new ones, so that contexts reach across the seam
+KNOWN_TOKENS = 32  # least length of a match whose tokens are not written again
+OVERLAP_TOKENS = 16  # known tokens written on either side of new ones, so that contexts span the boundary
 
 
 class TextWriter:
-    """An editor sends the same file again and again; only what changed in it is new to the store.
+    """Writes a text to a store, except the parts that the store's young generation holds.
 
-    A cursor runs through the text ahead of the writing. A token is known once it lies in a match of at least
-    ``KNOWN`` tokens, and can be decided on once it has left the current match, whose start never moves back. Where
-    one match ends and the next begins lies a seam, which is new even if both sides are known.
+    An editor sends the same file again and again, with small changes. A cursor matches the text ahead of the writing.
+    A token is known if it lies in a match of at least `KNOWN_TOKENS`, which is decided once the current match, whose
+    start never moves back, begins after it. Between two adjacent matches lies a seam, which is new although both sides
+    are known.
     """
 
     def __init__(self, store: TextStore, tokens: Seq[int]) -> None:
         self._store, self._tokens = store, tokens
         self._cursor = SuffixCursor(store.young)
-        self._into = store.young  # what was written to last
-        self._read = 0  # tokens the cursor has seen
-        self._decided = 0  # tokens before here are written or skipped: the start of the current match
-        self._written = -1  # tokens before here and back to the last BREAK are written; -1: none yet
-        self._known = 0  # where the last long match ended
-        self._trailing = 0  # known tokens still to be written after a new one
+        self._into = store.young  # generation of the last write
+        self._read = 0  # tokens that the cursor has matched
+        self._decided = 0  # tokens that are written or skipped: up to the start of the current match
+        self._written = -1  # end of the last written run; -1: none
+        self._known = 0  # end of the last match of at least KNOWN_TOKENS
+        self._trailing = 0  # known tokens left to write after a new one
 
     @property
     def remaining(self) -> int:
-        """Tokens not yet read."""
+        """Number of tokens that are not processed."""
         return len(self._tokens) - self._read
 
     def work(self, budget: int) -> int:
-        """Go on for at most ``budget`` tokens; returns how many that was."""
+        """Process at most ``budget`` tokens; returns their number."""
         self._store.expire()
         done = min(self.remaining, budget)
         for _ in range(done):
             young = self._store.young
             if young is not self._cursor.automaton:
-                self._cursor = SuffixCursor(young)  # a generation ended; the new one knows nothing
+                self._cursor = SuffixCursor(young)  # a new generation, which is empty
             self._cursor.step(self._tokens[self._read])
             length = self._cursor.length
             self._read += 1
-            if length >= KNOWN:
+            if length >= KNOWN_TOKENS:
                 self._known = self._read
-            # A match that reaches back less than OVERLAP leaves runs across its start that no match holds.
-            self._decide(self._read - length, seam=length <= OVERLAP)
+            # No match holds the runs across the start of a match of at most OVERLAP_TOKENS.
+            self._decide(self._read - length, seam=length <= OVERLAP_TOKENS)
         if not self.remaining:
             self._decide(len(self._tokens), seam=False)
         return done
@@ -115,7 +116,7 @@ class TextWriter:
             index = self._decided
             if index >= self._known or (seam and index == upto - 1):
                 self._write(index)
-                self._trailing = OVERLAP
+                self._trailing = OVERLAP_TOKENS
             elif self._trailing:
                 self._write(index)
                 self._trailing -= 1
@@ -128,7 +129,7 @@ class TextWriter:
             self._into = store.young
             if self._into.size:
                 store.append(BREAK)
-            for i in range(max(0, index - OVERLAP), index):
+            for i in range(max(0, index - OVERLAP_TOKENS), index):
                 store.append(self._tokens[i])
         store.append(self._tokens[index])
         self._written = index + 1
@@ -136,7 +137,7 @@ class TextWriter:
 
 Key = TypeVar("Key", bound=Hashable)
 
-MAX_WAITING = 262_144  # tokens that wait to be written; beyond that the oldest texts are dropped
+MAX_QUEUED_TOKENS = 262_144  # of finished texts; beyond that the oldest ones are dropped
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +157,7 @@ class TextLimits:
 
     @property
     def tokens(self) -> int:
-        """Tokens that all stores hold at most."""
+        """Maximum tokens of all stores."""
         return self.sessions * self.session_tokens + self.salts * self.shared_tokens
 
 
@@ -193,7 +194,7 @@ class TextLibrary:
         for store in self.stores(request):
             self._waiting.append((store, text))
             self._waiting_tokens += len(text)
-        while self._waiting_tokens > MAX_WAITING:
+        while self._waiting_tokens > MAX_QUEUED_TOKENS:
             self._waiting_tokens -= len(self._waiting.popleft()[1])
 
     def work(self, budget: int) -> None:

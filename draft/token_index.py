@@ -1,4 +1,4 @@
-"""A text of tokens and its suffix array in one memory-mapped file: what followed a context, anywhere in the text."""
+"""Index files: a text of tokens and its suffix array, memory-mapped, to find what followed a context in the text."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sys
 import tempfile
 import zlib
 from bisect import bisect_left, bisect_right
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,61 +21,59 @@ import numpy as np
 from specdec.errors import ConfigError
 
 MAGIC = b"specdec index 1\n"
-_LENGTH = struct.Struct("<II")  # the header's bytes, and their CRC-32
-_ALIGN = 16
-LONGEST = 32  # tokens of a context that are looked for; a longer match predicts no better
-SHORTEST = 2  # a single token is followed by nearly anything
-SAMPLES = 16  # places looked at of a context that occurs more often
+_LENGTH = struct.Struct("<II")  # bytes of the header, and their CRC-32
+_ALIGN = 16  # bytes
+MAX_CONTEXT_TOKENS = 32  # tokens of a context that are looked up; a longer match predicts no better
+MIN_CONTEXT_TOKENS = 2  # tokens; nearly anything follows a single token
+SAMPLES = 16  # occurrences that are inspected of a more frequent context
 
 Span = tuple["TokenIndex", int, int, int, int]
-"""(index, low, high, length, token): entries low to high of the suffix array, which begin with the same ``length``
-tokens; with a ``token`` >= 0 only those of them count whose last of these tokens it is."""
+"""(index, low, high, length, token): entries [low, high) of the suffix array, which share their first ``length``
+tokens. If ``token`` >= 0, only the entries count in which it is the last of these tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class IndexedFile:
-    """One file of the text: ``count`` tokens from ``start`` on, read when it had this size and modification time."""
+    """A file of the text."""
 
     path: str
-    size: int
-    mtime_ns: int
-    start: int
-    count: int
+    size: int  # bytes, when it was read
+    mtime_ns: int  # when it was read
+    start: int  # its first token's position in the text
+    count: int  # tokens
 
 
 @dataclass(frozen=True, slots=True)
 class IndexHeader:
-    """What an index was made of. ``fingerprint``: of the tokenizer's vocabulary. ``separator``: the id, none of the
-    vocabulary's, that stands behind every file. ``roots``, ``only``, ``exclude``: what was asked for."""
+    """Contents and sources of an index."""
 
-    fingerprint: str
-    separator: int
+    fingerprint: str  # of the tokenizer's vocabulary
+    separator: int  # id after every file; none of the vocabulary
     tokens: int
-    files_bytes: int
-    checksum: int
-    roots: tuple[str, ...]
+    files_bytes: int  # of the list of files
+    checksum: int  # CRC-32 of everything after the header
+    roots: tuple[str, ...]  # `IndexSources`
     only: tuple[str, ...]
     exclude: tuple[str, ...]
 
 
 class TokenIndex:
-    """An index file, mapped; it stays readable when another takes its place.
+    """A mapped index file. It stays readable when the file is replaced.
 
-    ``stamp`` tells the file from one that replaced it. check: whether its text is held against its checksum, which
-    takes a third of a second for 250 MB.
+    version: changes when the file is replaced. check: verify the checksum, a third of a second for 250 MB.
 
     Raises:
-        ConfigError: it can not be read, is none, or is damaged; names the file and the way out.
+        ConfigError: the file can not be read, is no index, or is damaged.
     """
 
     def __init__(self, path: Path, *, check: bool = True) -> None:
         self.path = path
         try:
             with path.open("rb") as file:
-                self.stamp = stamp_of(os.fstat(file.fileno()))
+                self.version = file_version(os.fstat(file.fileno()))
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except FileNotFoundError:
-            raise ConfigError(f"index {path} is not there; build it: specdec index PATH... --out FILE") from None
+            raise ConfigError(f"index {path} does not exist; build it: specdec index PATH... --out FILE") from None
         except (OSError, ValueError) as error:  # ValueError: the file is empty
             reason = error.strerror if isinstance(error, OSError) else "it is empty"
             raise ConfigError(f"index {path} can not be read ({reason}); {_WAY_OUT}") from None
@@ -88,19 +87,19 @@ class TokenIndex:
         view = memoryview(self._map)
         if check and zlib.crc32(view[self._text :]) != header.checksum:
             raise ConfigError(f"index {path} is damaged (its checksum is wrong); {_WAY_OUT}")
-        self._swapped = view[self._text : sorted_at].cast("I")  # tokens, bytes reversed: quicker to read, and as good
+        self._swapped = view[self._text : sorted_at].cast("I")  # tokens with reversed bytes: faster to read
         self.suffixes = view[sorted_at:starts_at].cast("I")
         self._starts = view[starts_at : self._files_at].cast("I")
 
     def _read_header(self) -> tuple[IndexHeader, int]:
-        """The header, and where the text begins."""
+        """The header, and the byte at which the text begins."""
         data, start = self._map, len(MAGIC) + _LENGTH.size
         if data[: len(MAGIC)] != MAGIC or len(data) < start:
-            raise ConfigError(f"{self.path} is no index, or one of another version of specdec; {_WAY_OUT}")
+            raise ConfigError(f"{self.path} is no index of this version of specdec; {_WAY_OUT}")
         size, checksum = _LENGTH.unpack_from(data, len(MAGIC))
         text = data[start : start + size]
         if zlib.crc32(text) != checksum:
-            raise ConfigError(f"index {self.path} is damaged (its header is); {_WAY_OUT}")
+            raise ConfigError(f"index {self.path} is damaged (its header's checksum is wrong); {_WAY_OUT}")
         values: dict[str, Any] = json.loads(text)
         for name in ("roots", "only", "exclude"):
             values[name] = tuple(values[name])
@@ -108,7 +107,7 @@ class TokenIndex:
 
     @property
     def files(self) -> list[IndexedFile]:
-        """The files of the text, in its order."""
+        """The files of the text, in order."""
         return [IndexedFile(*row) for row in json.loads(self._map[self._files_at :])]
 
     @property
@@ -117,29 +116,31 @@ class TokenIndex:
         return np.frombuffer(self._map, ">u4", self.header.tokens, self._text)
 
     def match(self, context: Seq[int]) -> list[Span]:
-        """The longest suffix of ``context`` that something in the text begins with, and one or two of a half and a
-        quarter of its length where these occur more often; longest first, none below `SHORTEST` tokens."""
-        context = context[-LONGEST:]
+        """The longest suffix of ``context`` in the text, and suffixes of half and a quarter of its length that occur
+        more often. Longest first; none below `MIN_CONTEXT_TOKENS`."""
+        context = context[-MAX_CONTEXT_TOKENS:]
         if not context or max(context) >= self.header.separator or min(context) < 0:
             return []
         window = struct.pack(f">{len(context)}I", *context)
         low, high, length = self._longest(context, window)
         found: list[Span] = []
-        while length >= SHORTEST:
+        while length >= MIN_CONTEXT_TOKENS:
             if not found or high - low > found[-1][2] - found[-1][1]:
                 found.append((self, low, high, length, -1))
             length //= 2
-            if length >= SHORTEST:
+            if length >= MIN_CONTEXT_TOKENS:
                 low = self._lower(context[-length], window[-4 * length :])
                 high = self._upper(context[-length], window[-4 * length :], low)
         return found
 
     def _longest(self, context: Seq[int], window: bytes) -> tuple[int, int, int]:
-        """Where in the suffix array the longest suffix of ``context`` that occurs stands, and its length; length 0 if
-        it has less than `SHORTEST` tokens. ``window``: the context's bytes."""
+        """(low, high, length): entries of the suffix array that begin with the longest suffix of ``context``.
+
+        Length 0: no suffix of at least `MIN_CONTEXT_TOKENS` occurs. window: the bytes of ``context``.
+        """
         data, text, suffixes = self._map, self._text, self.suffixes
         best = length = 0
-        above, middle = len(context) + 1, SHORTEST  # `above` does not occur
+        above, middle = len(context) + 1, MIN_CONTEXT_TOKENS  # no suffix of length `above` occurs
         while middle < above:
             pattern = window[-4 * middle :]
             low = self._lower(context[-middle], pattern)
@@ -148,7 +149,7 @@ class TokenIndex:
                 best, length = low, middle
             else:
                 above = middle
-            if above - max(length, SHORTEST - 1) <= 1:
+            if above - max(length, MIN_CONTEXT_TOKENS - 1) <= 1:
                 break
             middle = min(2 * middle, (length + above) // 2)  # most matches are short
         if not length:
@@ -156,25 +157,23 @@ class TokenIndex:
         return best, self._upper(context[-length], window[-4 * length :], best), length
 
     def _lower(self, first: int, pattern: bytes) -> int:
-        """The first entry of the suffix array that is not before ``pattern``, which begins with token ``first``."""
-        data, text, size = self._map, self._text, len(pattern)
-        return bisect_left(
-            self.suffixes, pattern, self._starts[first], self._starts[first + 1],
-            key=lambda p: data[text + 4 * p : text + 4 * p + size],
-        )  # fmt: skip
+        """The first entry that is not less than ``pattern``, which begins with token ``first``."""
+        low, high = self._starts[first], self._starts[first + 1]
+        return bisect_left(self.suffixes, pattern, low, high, key=self._slice(0, len(pattern)))
 
     def _upper(self, first: int, pattern: bytes, low: int) -> int:
         """The end of the entries from ``low`` on that begin with ``pattern``."""
-        data, text, size = self._map, self._text, len(pattern)
-        return bisect_right(
-            self.suffixes, pattern, low, self._starts[first + 1],
-            key=lambda p: data[text + 4 * p : text + 4 * p + size],
-        )  # fmt: skip
+        return bisect_right(self.suffixes, pattern, low, self._starts[first + 1], key=self._slice(0, len(pattern)))
+
+    def _slice(self, offset: int, size: int) -> Callable[[int], bytes]:
+        """Function position -> ``size`` bytes of the text from ``offset`` tokens after it."""
+        data, text = self._map, self._text + 4 * offset
+        return lambda p: data[text + 4 * p : text + 4 * p + size]
 
     def followers(self, low: int, high: int, length: int, token: int) -> list[tuple[int, int, Span]]:
-        """(token, how often, the context with it) of what followed the span ``(self, low, high, length, token)``.
+        """(token, count, context that ends in it) of what follows the span ``(self, low, high, length, token)``.
 
-        Of a context that occurs often, evenly spaced places are looked at, and the numbers are estimates.
+        For a frequent context, counts are estimated from `SAMPLES` evenly spaced occurrences.
         """
         if token >= 0:
             low, high = self._narrow(low, high, length - 1, token)
@@ -194,7 +193,7 @@ class TokenIndex:
             token = _swap(swapped)
             if token != self.header.separator:
                 count = max(1, (end - i) * (high - low) // n)
-                # The first and the last of them lie somewhere between this place and the ones beside it.
+                # The token's first and last entries lie between these samples and their neighbours.
                 least, most = places[i - 1] if i else low, places[end] if end < n else high
                 found.append((token, count, (self, least, most, length + 1, token)))
             i = end
@@ -206,13 +205,10 @@ class TokenIndex:
         return range(low, high) if size <= SAMPLES else [low + i * size // SAMPLES for i in range(SAMPLES)]
 
     def _narrow(self, low: int, high: int, offset: int, token: int) -> tuple[int, int]:
-        data, text, suffixes, pattern = self._map, self._text + 4 * offset, self.suffixes, struct.pack(">I", token)
-
-        def at_offset(p: int) -> bytes:
-            return data[text + 4 * p : text + 4 * p + 4]
-
-        low = bisect_left(suffixes, pattern, low, high, key=at_offset)
-        return low, bisect_right(suffixes, pattern, low, high, key=at_offset)
+        """The entries in [low, high) with ``token`` after ``offset`` tokens."""
+        pattern, key = struct.pack(">I", token), self._slice(offset, 4)
+        low = bisect_left(self.suffixes, pattern, low, high, key=key)
+        return low, bisect_right(self.suffixes, pattern, low, high, key=key)
 
 
 def _swap(value: int) -> int:
@@ -222,22 +218,22 @@ def _swap(value: int) -> int:
 _WAY_OUT = "delete it and build it again: specdec index PATH... --out FILE"
 
 
-def stamp_of(found: os.stat_result) -> tuple[int, int, int]:
-    """What tells one version of a file from the next."""
+def file_version(found: os.stat_result) -> tuple[int, int, int]:
+    """Inode, size in bytes and modification time in ns: equal until the file is replaced."""
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def write_index(
     path: Path, header: dict[str, Any], tokens: np.ndarray, suffixes: np.ndarray, files: Seq[IndexedFile]
 ) -> int:
-    """Put an index in the place of ``path`` at once, readable by its owner only; returns its bytes.
+    """Write an index to ``path`` atomically, readable by its owner only, and return its size in bytes.
 
-    header: fields of `IndexHeader` that do not follow from the rest. tokens, suffixes: [tokens].
+    header: the fields of `IndexHeader` that do not follow from the other parameters. tokens, suffixes: [tokens].
 
     Raises:
-        ConfigError: it can not be written.
+        ConfigError: the file can not be written.
     """
-    assert sys.byteorder == "little"  # as every machine that specdec runs on
+    assert sys.byteorder == "little"  # the format of the suffix array and of the machines that specdec runs on
     rows = [[f.path, f.size, f.mtime_ns, f.start, f.count] for f in files]
     starts = np.cumsum([0, *np.bincount(tokens, minlength=header["separator"])[: header["separator"]]])
     arrays = tokens.astype(">u4"), suffixes.astype("<u4"), starts.astype("<u4")

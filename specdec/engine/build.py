@@ -21,7 +21,6 @@ from draft.model import ModelDrafter
 from draft.oracle import OracleDrafter
 from draft.prediction import PredictionDrafter
 from draft.protocol import Drafter, ModelBasedDrafter
-from draft.reading_order import ReadingOrder
 from draft.suffix import SuffixDrafter
 from specdec.config import EngineConfig, WeightDtype
 from specdec.core.kv_cache import KvCacheManager
@@ -44,6 +43,7 @@ from specdec.engine.warm_up import warm_up
 from specdec.errors import ConfigError
 from specdec.models.catalogue import with_named_draft
 from specdec.models.decoder import KvPool
+from specdec.models.fim import FimParser
 from specdec.models.progress import Progress
 from specdec.models.vocabulary_cut import most_frequent
 from verify_kernels.backend_selection import Kernels, load_kernels
@@ -103,9 +103,7 @@ class DrafterBuilder:
         makers: dict[str, Callable[[], Drafter]] = {
             "grammar": GrammarDrafter,
             "prediction": PredictionDrafter,
-            "suffix": lambda: SuffixDrafter(
-                text_limits(self._config.speculation), ReadingOrder(self._target.tokenizer)
-            ),
+            "suffix": lambda: SuffixDrafter(text_limits(self._config.speculation), FimParser(self._target.tokenizer)),
             "index": self._index,
             "model": self._configured_model,
             "head": lambda: self._head(head),
@@ -121,11 +119,11 @@ class DrafterBuilder:
         return drafters
 
     def _suffix(self) -> Drafter:
-        return SuffixDrafter(text_limits(self._config.speculation), ReadingOrder(self._target.tokenizer))
+        return SuffixDrafter(text_limits(self._config.speculation), FimParser(self._target.tokenizer))
 
     def _index(self) -> Drafter:
         tokenizer = self._target.tokenizer
-        return IndexDrafter(IndexShelf(self._config.indexes, tokenizer.fingerprint), ReadingOrder(tokenizer))
+        return IndexDrafter(IndexShelf(self._config.indexes, tokenizer.fingerprint), FimParser(tokenizer))
 
     def _configured_model(self) -> Drafter:
         config = self._config

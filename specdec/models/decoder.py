@@ -54,18 +54,23 @@ class PagedPool(Protocol):
     pages: int
 
 
-class TargetDecoder(Protocol):
-    """`Decoder` on a CPU, `ParallelDecoder` in several processes on it, `DeviceDecoder` on a GPU."""
+class BatchLimits(Protocol):
+    """The limits of a model's buffers, which `check_batch` applies."""
 
     config: ModelConfig
     max_rows: int  # of a forward
     max_logit_rows: int  # of a forward
     max_positions: int  # of a sequence
-    settling: int  # forwards of a shape whose time is not yet representative
 
     @property
     def pool(self) -> PagedPool:
         """The KV pool."""
+
+
+class TargetDecoder(BatchLimits, Protocol):
+    """`Decoder` on a CPU, `ParallelDecoder` in several processes on it, `DeviceDecoder` on a GPU."""
+
+    settling: int  # forwards of a shape whose time is not yet representative
 
     def forward(self, batch: ForwardBatch, logit_rows: Sequence[int]) -> Tensor:
         """Compute every row, write its KV, and return logits float32 [len(logit_rows), vocab] of ``logit_rows``."""
@@ -108,7 +113,7 @@ def check_limits(config: ModelConfig, max_rows: int, max_logit_rows: int, aux_la
         raise ValueError(f"aux_layers: {tuple(aux_layers)} names a layer outside [0, {config.n_layers})")
 
 
-def check_batch(decoder: TargetDecoder, batch: ForwardBatch, logit_rows: Sequence[int]) -> None:
+def check_batch(decoder: BatchLimits, batch: ForwardBatch, logit_rows: Sequence[int]) -> None:
     """Check a batch against a decoder's limits.
 
     Raises:

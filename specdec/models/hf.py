@@ -360,7 +360,7 @@ class HFSource:
         self.name = folder.name or str(folder)
         raw = read_json(folder / "config.json")
         config = parse_hf_config(raw, str(folder))
-        self._files = _open_shards(folder)
+        self._files = open_shards(folder)
         self._where = {tensor: file for file in self._files for tensor in self._files[file].keys()}  # noqa: SIM118
         self._prefix = self._find_prefix()
         head = next((n for n in self._where if n.endswith(_HEADS)), None)
@@ -387,13 +387,13 @@ class HFSource:
     def rows(self, role: str, low: int, high: int) -> Tensor:
         """Rows [low, high) of matrix ``role``, float32."""
         name = self._tensor_name(role)
-        with self._reading(name):
+        with readable(self._folder, name):
             return self._slice(name)[low:high].float().contiguous()
 
     def vector(self, role: str) -> Tensor:
         """Vector ``role``, float32; Gemma's norms, stored as w - 1, get their one back."""
         name = self._tensor_name(role)
-        with self._reading(name):
+        with readable(self._folder, name):
             values = self._slice(name)[:].float()
         return values + 1.0 if self.config.family == "gemma3" and role.endswith("_norm") else values
 
@@ -411,7 +411,7 @@ class HFSource:
 
     def raw(self, tensor: str, rows: slice = slice(None), columns: slice | None = None) -> Tensor:
         """``rows`` and ``columns`` of the tensor named ``tensor`` in the file, of any type."""
-        with self._reading(tensor):
+        with readable(self._folder, tensor):
             view = self._view(tensor)
             values: Tensor = view[rows] if columns is None else view[rows, columns]
             return values
@@ -445,12 +445,14 @@ class HFSource:
             raise ModelError(f"{self._folder}: no token embedding among the weights; the model folder is incomplete")
         return found[0].removesuffix(suffix)
 
-    @contextmanager
-    def _reading(self, tensor: str) -> Iterator[None]:
-        try:
-            yield
-        except (SafetensorError, RuntimeError) as error:
-            raise ModelError(f"{self._folder}: tensor {tensor} can not be read ({error}); fetch it again") from None
+
+@contextmanager
+def readable(folder: Path, tensor: str) -> Iterator[None]:
+    """ModelError for the errors of reading a tensor of a safetensors file in ``folder``."""
+    try:
+        yield
+    except (SafetensorError, RuntimeError, OSError) as error:
+        raise ModelError(f"{folder}: tensor {tensor} can not be read ({error}); fetch it again") from None
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -487,7 +489,8 @@ def weight_files(folder: Path) -> list[Path]:
     return files
 
 
-def _open_shards(folder: Path) -> dict[Path, Any]:
+def open_shards(folder: Path) -> dict[Path, Any]:
+    """The safetensors files of a model folder, open; ModelError if one is missing, truncated or corrupt."""
     shards = {}
     for path in weight_files(folder):
         try:

@@ -70,7 +70,7 @@ def load_model(
     found = _cached(cache, checkpoint.name, dtype, progress) if checkpoint.keeps_packed else None
     config, buffer, bits = found or _packed(cache, checkpoint, dtype, progress, packing)
     config, tokenizer = with_tokenizer(checkpoint, config, cache_dir, like)
-    _check_heads(checkpoint.name, config)
+    check_heads(checkpoint.name, config)
     return LoadedModel(checkpoint.name, config, dtype, buffer.weights(config), tokenizer, cache.key, bits)
 
 
@@ -131,7 +131,7 @@ class PackedModel:
             if file is None:
                 file = self._in_memory(config, buffer)
         self.file = file
-        _check_heads(self.checkpoint.name, file.config)
+        check_heads(self.checkpoint.name, file.config)
 
     def _in_memory(self, config: ModelConfig, buffer: WeightsBuffer) -> PackedFile:
         check_memory(self.checkpoint.name, buffer.nbytes, "auto")
@@ -174,7 +174,7 @@ def with_tokenizer(
     )
 
 
-def _check_heads(name: str, config: ModelConfig) -> None:
+def check_heads(name: str, config: ModelConfig) -> None:
     """UnsupportedModelError unless the CPU attention kernel supports the heads."""
     if config.head_dim % 2 or config.head_dim > MAX_HEAD_DIM or config.n_heads % config.n_kv_heads:
         raise UnsupportedModelError(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from draft.model import Growth
 from draft.protocol import DraftTask
-from draft.retokenize import UNUSUAL, add_canonical_path
+from draft.retokenize import NONCANONICAL_LOGPROB, add_canonical_path
 from specdec.core.sampling import SequenceSampling
 from specdec.core.tree import TokenTree
 from specdec.core.types import SamplingParams, StoppingParams
@@ -74,8 +74,8 @@ def test_two_words_become_one() -> None:
     assert len(tree) == 4
     assert tree.scores[joined] == pytest.approx(2 * math.log(0.5))
     assert tree.cells[joined] == CELL
-    assert tree.scores[first] == pytest.approx(math.log(0.5) + UNUSUAL)
-    assert tree.scores[second] == pytest.approx(2 * math.log(0.5) + UNUSUAL)
+    assert tree.scores[first] == pytest.approx(math.log(0.5) + NONCANONICAL_LOGPROB)
+    assert tree.scores[second] == pytest.approx(2 * math.log(0.5) + NONCANONICAL_LOGPROB)
     assert tree.cells[first] == tree.cells[second] == -1
 
 

@@ -133,7 +133,7 @@ def test_bad_batches_are_refused(tmp_path: Path) -> None:
         run([1], 256, [0, 1, 2, 3, 4], [])
     with pytest.raises(ValueError, match="rows"):
         run([1] * 65, 0, [0, 1], [])
-    with pytest.raises(ValueError, match="chosen"):
+    with pytest.raises(ValueError, match="logit_rows"):
         run([1], 0, [0], [1])
     with pytest.raises(ValueError, match="features"):
         network.fuse(torch.zeros(1, 5))

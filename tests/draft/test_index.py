@@ -82,5 +82,5 @@ def test_takes_a_renewed_index_with_the_next_request(tmp_path: Path, caplog: pyt
 
 def test_an_index_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "a", [[1, 2]])
-    with pytest.raises(ConfigError, match=r"engine\.indexes\.mine: .*tokenizer of another model.*--target MODEL"):
+    with pytest.raises(ConfigError, match=r"engine\.indexes\.mine: .*vocabulary of another model.*--target MODEL"):
         IndexShelf({"mine": path}, "other")

@@ -134,7 +134,7 @@ def test_one_known_token_leaves_no_way_to_be_wrong() -> None:
 
 
 def test_limits_are_obeyed_and_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(oracle, "OUTPUTS", 3)
+    monkeypatch.setattr(oracle, "MAX_OUTPUTS", 3)
     drafter = OracleDrafter(1.0)
     for first in range(3):
         ran(drafter, prompt=[first, 2])

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from draft import prediction
 from draft.prediction import (
-    AFTER,
-    BEFORE,
-    LONGEST,
+    MAX_MATCH_TOKENS,
     MAX_PLACES,
-    SEED,
+    PLACES_AFTER,
+    PLACES_BEFORE,
+    SEED_TOKENS,
     PredictionCursor,
     PredictionDrafter,
     PredictionIndex,
@@ -166,23 +166,25 @@ def test_find_is_the_longest_match_the_nearest_first(text: list[int], recent: li
     index.grow(1000)
 
     def length(place: int) -> int:
-        sizes = range(1, min(place, len(recent), LONGEST) + 1)
+        sizes = range(1, min(place, len(recent), MAX_MATCH_TOKENS) + 1)
         return max((size for size in sizes if text[place - size : place] == recent[-size:]), default=0)
 
-    far = {place: length(place) for place in range(1, len(text) + 1) if length(place) >= SEED}
+    far = {place: length(place) for place in range(1, len(text) + 1) if length(place) >= SEED_TOKENS}
     ahead = {place: length(place) for place in range(near + 1, len(text) + 1) if length(place)}
     place, size = index.find(recent, near)
-    after = sorted(place for place in far if place >= near)[:AFTER]
-    before = sorted((place for place in far if place < near), reverse=True)[:BEFORE]
+    after = sorted(place for place in far if place >= near)[:PLACES_AFTER]
+    before = sorted((place for place in far if place < near), reverse=True)[:PLACES_BEFORE]
     if far:
         looked = [*after, *before]
         assert (place, size) == max(
             ((p, far[p]) for p in looked), key=lambda found: (found[1], -looked.index(found[0]))
         )
     elif size:
-        assert ahead[place] == size == max(ahead[p] for p in sorted(ahead)[:AFTER] if p <= near + LONGEST)
+        assert (
+            ahead[place] == size == max(ahead[p] for p in sorted(ahead)[:PLACES_AFTER] if p <= near + MAX_MATCH_TOKENS)
+        )
     else:
-        assert all(p > near + LONGEST for p in ahead)
+        assert all(p > near + MAX_MATCH_TOKENS for p in ahead)
 
 
 class CountingIndex(PredictionIndex):
@@ -206,14 +208,14 @@ def test_repetition_costs_a_bounded_look_per_token(expected: list[int]) -> None:
     for token in output:
         before = cursor.index.compared
         cursor.advance(token)
-        assert cursor.index.compared - before <= (AFTER + BEFORE) * (LONGEST + 1)
+        assert cursor.index.compared - before <= (PLACES_AFTER + PLACES_BEFORE) * (MAX_MATCH_TOKENS + 1)
         assert len(cursor.places) <= MAX_PLACES
         positions = [place.position for place in cursor.places]
         assert len(positions) == len(set(positions))
 
 
 def test_a_long_prediction_is_indexed_in_bounded_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prediction, "CATCH_UP", 10)
+    monkeypatch.setattr(prediction, "INDEXED_PER_STEP", 10)
     drafter, text = PredictionDrafter(), list(range(100, 140))
     sequence = make_sequence(PROMPT, prediction_ids=tuple(text))
     drafter.begin(sequence)

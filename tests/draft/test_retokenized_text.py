@@ -80,10 +80,10 @@ def test_an_open_character_waits(text: str, seed: int) -> None:
     for at, token in enumerate(ids):
         retokenized.extend([token])
         heard = said(pair[0], ids[: at + 1])
-        told = said(pair[1], retokenized.ids)
-        assert heard.startswith(told)
-        assert retokenized.whole == (told == heard)
-        assert len(heard) - len(told) < 4
+        read = said(pair[1], retokenized.ids)
+        assert heard.startswith(read)
+        assert retokenized.whole == (read == heard)
+        assert len(heard) - len(read) < 4
 
 
 @settings(max_examples=60)
@@ -95,14 +95,14 @@ def test_bytes_that_are_no_text_are_replaced(data: bytes, text: str, seed: int) 
     ids = [by_bytes[bytes([byte])] for byte in data] + cut(target, text, rng)
     retokenized = tell(pair, ids, rng, rng.randint(0, len(ids)))
     whole = said(target, ids).decode(errors="replace")
-    told = said(draft, retokenized.ids).decode()
-    assert told == whole if retokenized.whole else whole.startswith(told)
+    read = said(draft, retokenized.ids).decode()
+    assert read == whole if retokenized.whole else whole.startswith(read)
 
 
 @settings(max_examples=60)
 @given(pieces=st.lists(texts, min_size=1, max_size=5), seed=st.integers(0, 2**32))
 def test_special_tokens_keep_their_meaning(pieces: list[str], seed: int) -> None:
-    """Those the draft knows by name are told, others left out; the text between them is untouched."""
+    """Those the draft knows by name are read, others left out; the text between them is untouched."""
     rng, pair = random.Random(seed), tiny_pair()
     target, draft, bridge = pair
     specials = sorted(target.special_ids)
@@ -178,7 +178,7 @@ def test_the_draft_begins_its_own_way_once(ours: str, theirs: str) -> None:
 @pytest.mark.parametrize("template", [template for template in TEMPLATES if template.middle], ids=lambda t: t.name)
 @pytest.mark.parametrize("order", ["psm", "spm", "spm, as code llama", "broken"])
 @pytest.mark.parametrize("output", ["", "MIDDLE"])
-def test_fill_in_the_middle_is_told_in_reading_order(template: FimTemplate, order: str, output: str) -> None:
+def test_fill_in_the_middle_is_read_as_a_document(template: FimTemplate, order: str, output: str) -> None:
     prefix, suffix, middle = template.prefix[-1], template.suffix[-1], template.middle[-1]
     target = wordy_tokenizer(("the", "def"), (prefix, suffix, middle, "<|repo|>"))
     draft = wordy_tokenizer(("he", "ef"), ("<|repo|>",))
@@ -189,12 +189,12 @@ def test_fill_in_the_middle_is_told_in_reading_order(template: FimTemplate, orde
         "broken": f"<|repo|>f.py {middle}def a{prefix}{output}",
     }
     ids = target.encode(prompts[order], add_special=False, parse_special=True)
-    told = draft.decode(RetokenizedText(*paired(target, draft), ids).ids, skip_special=False)
-    assert told == f"<|repo|>f.py {'' if order == 'broken' else ' the end '}def a{output}"
+    read = draft.decode(RetokenizedText(*paired(target, draft), ids).ids, skip_special=False)
+    assert read == f"<|repo|>f.py {'' if order == 'broken' else ' the end '}def a{output}"
 
 
 @pytest.mark.parametrize("output", ["", "MIDDLE"])
-def test_a_template_without_a_middle_token_is_told_in_reading_order(output: str) -> None:
+def test_a_template_without_a_middle_token_is_read_as_a_document(output: str) -> None:
     (template,) = (template for template in TEMPLATES if not template.middle)
     (prefix,), (suffix,) = template.prefix, template.suffix
     target, draft = wordy_tokenizer(("the", "def"), (prefix, suffix)), wordy_tokenizer(("he", "ef"), ())

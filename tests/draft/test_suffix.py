@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draft import suffix
-from draft.suffix import CATCH_UP, SuffixDrafter
+from draft.suffix import INDEXED_PER_STEP, SuffixDrafter
 from draft.text_store import TextLimits
 from specdec.core.sequence import Sequence
 from specdec.core.tree import TokenTree
@@ -35,7 +35,7 @@ def finish(of: SuffixDrafter, tokens: list[int], **fields: object) -> None:
     """A request with this text comes and goes, and its text is written."""
     of.end(begun(of, tokens, **fields))
     other = begun(of, [0], cache_salt="nobody's")
-    for _ in range(2 + len(tokens) // CATCH_UP):
+    for _ in range(2 + len(tokens) // INDEXED_PER_STEP):
         of.propose([make_task(other, nodes=0)])
 
 
@@ -197,7 +197,7 @@ def test_a_change_in_a_known_text_costs_no_more_than_itself() -> None:
 
 
 def test_a_long_prompt_is_indexed_in_bounded_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suffix, "CATCH_UP", 10)
+    monkeypatch.setattr(suffix, "INDEXED_PER_STEP", 10)
     suffixes = drafter(ALONE)
     long = begun(suffixes, [*range(100, 135), 100, 101], prediction_ids=tuple(range(200, 205)))
     short = begun(suffixes, [1, 2, 3, 1, 2])
@@ -221,7 +221,7 @@ def test_prompts_are_indexed_while_nothing_may_be_proposed() -> None:
 
 
 def test_finished_texts_are_written_in_bounded_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suffix, "CATCH_UP", 16)
+    monkeypatch.setattr(suffix, "INDEXED_PER_STEP", 16)
     suffixes, text = drafter(), list(range(100, 140))
     suffixes.end(begun(suffixes, text))
     sequence = begun(suffixes, [1])

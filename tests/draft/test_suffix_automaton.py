@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draft import suffix_automaton
-from draft.suffix_automaton import BREAK, COUNT_WALK, MAX_FOLLOWERS, SuffixAutomaton, SuffixCursor
+from draft.suffix_automaton import BREAK, COUNTED_SUFFIXES, MAX_FOLLOWERS, SuffixAutomaton, SuffixCursor
 
 texts = st.lists(st.integers(0, 3), min_size=1, max_size=60)
 
@@ -68,7 +68,7 @@ def check_parts(automaton: SuffixAutomaton, text: list[int]) -> None:
         assert automaton.lengths[state] >= len(part)
         if part:
             assert len(part) > automaton.lengths[automaton.links[state]], part
-            assert automaton.counts[state] == len(ends(text, part)) or len(text) > COUNT_WALK
+            assert automaton.counts[state] == len(ends(text, part)) or len(text) > COUNTED_SUFFIXES
         sole = automaton.sole_follower(state)
         assert sole == next(iter(automaton.followers(state))) if len(followers) == 1 else sole[0] < 0
     assert all(state_of(automaton, [*part, 9]) < 0 for part in parts)

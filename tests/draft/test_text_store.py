@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from draft import text_store
 from draft.suffix_automaton import SuffixAutomaton
-from draft.text_store import KNOWN, OVERLAP, TextLibrary, TextLimits, TextStore, TextWriter
+from draft.text_store import KNOWN_TOKENS, OVERLAP_TOKENS, TextLibrary, TextLimits, TextStore, TextWriter
 from specdec.core.types import Request
 
 ROOMY = 1_000_000
@@ -58,8 +58,8 @@ def check_windows(texts: list[list[int]], budget: int, overlap: int) -> None:
 
 
 def shrink(patch: pytest.MonkeyPatch, known: int, overlap: int) -> None:
-    patch.setattr(text_store, "KNOWN", known)
-    patch.setattr(text_store, "OVERLAP", overlap)
+    patch.setattr(text_store, "KNOWN_TOKENS", known)
+    patch.setattr(text_store, "OVERLAP_TOKENS", overlap)
 
 
 def test_every_short_run_of_every_text_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,14 +99,14 @@ def test_of_an_edited_text_only_the_edit_is_written() -> None:
     size = store.young.size
     edited = [*text[:200], *novel(5, 5), *text[210:], *novel(7, 6)]
     write(store, edited)
-    assert store.young.size <= size + 5 + 7 + 4 * OVERLAP + 2
-    seam = edited[200 - OVERLAP : 205 + OVERLAP]
+    assert store.young.size <= size + 5 + 7 + 4 * OVERLAP_TOKENS + 2
+    seam = edited[200 - OVERLAP_TOKENS : 205 + OVERLAP_TOKENS]
     assert holds(store, seam)
-    assert holds(store, edited[-7 - OVERLAP :])
+    assert holds(store, edited[-7 - OVERLAP_TOKENS :])
 
 
 def test_a_short_match_is_not_taken_for_known_text() -> None:
-    store, text = TextStore(ROOMY), novel(KNOWN - 1, 7)
+    store, text = TextStore(ROOMY), novel(KNOWN_TOKENS - 1, 7)
     write(store, text)
     write(store, text)
     assert store.young.size == 2 * len(text) + 1
@@ -126,7 +126,7 @@ def test_the_newest_half_is_always_there_and_the_oldest_goes() -> None:
     for at, text in enumerate(texts):
         write(store, text)
         for recent in texts[max(0, at - 2) : at + 1]:
-            assert all(holds(store, recent[i : i + OVERLAP + 1]) for i in range(len(recent)))
+            assert all(holds(store, recent[i : i + OVERLAP_TOKENS + 1]) for i in range(len(recent)))
     assert not any(holds(store, text[:5]) for text in texts[:10])
 
 
@@ -236,8 +236,8 @@ def test_work_is_bounded_and_goes_on_where_it_stopped() -> None:
     assert seen(texts, request(), text)
 
 
-def test_a_backlog_is_cut_at_its_old_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_store, "MAX_WAITING", 100)
+def test_a_queue_is_cut_at_its_old_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_store, "MAX_QUEUED_TOKENS", 100)
     texts = library(session_tokens=0)
     for start in (0, 40, 80):
         texts.add(request(), list(range(start, start + 40)))

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draft.index_build import suffix_array
-from draft.token_index import LONGEST, MAGIC, SAMPLES, IndexedFile, Span, TokenIndex, write_index
+from draft.token_index import MAGIC, MAX_CONTEXT_TOKENS, SAMPLES, IndexedFile, Span, TokenIndex, write_index
 from specdec.errors import ConfigError
 
 SEPARATOR = 10
@@ -54,7 +54,7 @@ def counts(index: TokenIndex, span: Span) -> dict[int, int]:
 @given(texts, st.lists(st.integers(0, 3), max_size=40))
 def test_finds_what_followed_the_longest_suffix(folder: Path, files: list[list[int]], context: list[int]) -> None:
     index = TokenIndex(write(folder / "index", files))
-    lengths = range(2, min(len(context), LONGEST) + 1)
+    lengths = range(2, min(len(context), MAX_CONTEXT_TOKENS) + 1)
     longest = max((n for n in lengths if occurrences(files, context[-n:])), default=0)
     found = index.match(context)
     assert [span[3] for span in found[:1]] == ([longest] if longest else [])
@@ -123,8 +123,8 @@ def test_a_damaged_file_is_told(tmp_path: Path, kind: str) -> None:
     assert str(path) in str(told.value)
 
 
-def test_a_missing_file_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is not there; build it"):
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="does not exist; build it"):
         TokenIndex(tmp_path / "none")
 
 

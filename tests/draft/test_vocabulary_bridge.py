@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draft.retokenize import DEAD, VocabularyBridge, best_tokens
+from draft.retokenize import MASKED_LOGIT, VocabularyBridge, best_tokens
 from specdec.models.tokenizer import Tokenizer
 from tests.draft.tiny_drafts import make_tiny, wordy_tokenizer
 
@@ -94,7 +94,7 @@ def test_translate_equals_a_loop(seed: int, rows: int) -> None:
     found = both.translate(logits, out)
     assert found.shape == (rows, len(both.to_draft))
     for row in range(rows):
-        expected = [logits[row, twin].item() if twin >= 0 else DEAD for twin in both.to_draft]
+        expected = [logits[row, twin].item() if twin >= 0 else MASKED_LOGIT for twin in both.to_draft]
         assert torch.equal(found[row], torch.tensor(expected))
 
 
