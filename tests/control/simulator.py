@@ -142,8 +142,8 @@ class Growth:
         return max(self.tree.scores[node] for node in self.frontier)
 
 
-def going_on(growing: list[Growth]) -> list[Growth]:
-    """As `draft.model.going_on`, for the growths of this module."""
+def worth_expanding(growing: list[Growth]) -> list[Growth]:
+    """As `draft.model.worth_expanding`, for the growths of this module."""
     asked = sorted(growing, key=Growth.reached, reverse=True)
     expansion = asked[0].task.expansion if asked else None
     if expansion is None:
@@ -290,7 +290,7 @@ class Simulation:
             ms += 0.0 if drafter.level_ms is None else drafter.level_ms(len(growing))
             for growth in growing:
                 growth.advance(self.world, drafter)
-            growing = going_on([growth for growth in growing if growth.frontier])
+            growing = worth_expanding([growth for growth in growing if growth.frontier])
         levels = max(1, *(max(tree.depths) for tree in trees if tree is not None), 1) if grown else 0
         return DraftWork(trees, levels, self.world.timed(ms * drafting) if ms else 0.0, request.decisions, reads)
 
